@@ -1,0 +1,38 @@
+# `make` alone says what there is to do. Every target makes its own .venv when there is none.
+.DEFAULT_GOAL := help
+PYTHON  ?= python3
+PROFILE ?= quick
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+
+.PHONY: help reproduce test bench lab lint clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "kit needs Python 3.11 or later: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $(STAMP)
+
+reproduce: $(STAMP) ## every notebook, PROFILE=quick (or smoke, full): a report under results/
+	$(BIN)/kit reproduce --profile $(PROFILE) $(ARGS)
+
+test: $(STAMP) ## all tests; ARGS=tests/test_trace.py for some
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(STAMP) ## the benchmarks: ratios beside their bounds and peers
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lab: $(STAMP) ## JupyterLab on loopback, with its token
+	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=. $(ARGS)
+
+lint: $(STAMP) ## ruff, with fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## the environment and generated models; results stay
+	rm -rf $(VENV) data/models

@@ -1,0 +1,43 @@
+"""kit: where does the time between a GGUF file and a token go, and what is the least it could be?
+
+The names below are what a notebook needs. Each is imported at first use, so ``import kit`` costs nothing.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOME = {  # public name -> module that defines it
+    "open": "kit.gguf.reader",
+    "Trace": "kit.trace",
+    "dequantize": "kit.quants",
+    "Weights": "kit.weights",
+    "Transformer": "kit.transformer",
+    "generate": "kit.generate",
+    "replay": "kit.cache.replay",
+    "NoCache": "kit.cache.policy",
+    "HashMap": "kit.cache.policy",
+    "LRU": "kit.cache.policy",
+    "Pinned": "kit.cache.policy",
+    "Session": "kit.session",
+    "KitError": "kit.errors",
+}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    else:
+        try:
+            value = importlib.import_module(f"kit.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"kit.{name}":
+                raise
+            raise AttributeError(f"module 'kit' has no attribute {name!r}") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted(__all__)

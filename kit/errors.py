@@ -1,0 +1,40 @@
+"""Every error that a user can cause, by the floor that raises it.
+
+A message names the file, the tensor (or the option) and the remedy; the command line prints it as one line and exits with 2.
+"""
+
+
+class KitError(Exception):
+    """Base of every error that the kit raises on purpose."""
+
+
+class GGUFError(KitError):
+    """A file that is not a valid GGUF: names the file, the offset and what was expected there."""
+
+
+class QuantError(KitError):
+    """A block format, dtype or backend that cannot be had, or data that is no whole number of blocks."""
+
+
+class CacheError(KitError):
+    """A cache that cannot be built, or a request that it cannot serve."""
+
+
+class TraceError(KitError):
+    """A trace that is not one."""
+
+
+class ModelError(KitError):
+    """A model that cannot be run: architecture, missing or misshapen tensor, bad prompt, NaN weights."""
+
+
+class TokenizerError(KitError):
+    """A tokenizer that the file does not have, or one of an unknown kind."""
+
+
+class CodecError(KitError):
+    """Compressed tiles that cannot be made or decoded: names the tensor and the tile."""
+
+
+class ReportError(KitError):
+    """A run that cannot start: unknown notebook, parameter or profile, an output folder without rights."""

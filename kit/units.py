@@ -1,0 +1,61 @@
+"""Bytes, seconds and counts, between what people write and what programs hold."""
+
+import re
+
+_BYTES = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
+}
+
+
+def parse_bytes(size: int | float | str) -> int:
+    """Bytes from an int or from text such as ``"4 GiB"``, ``"512MB"`` (MB = 10^6, MiB = 2^20).
+
+    Raises ValueError for anything else, with an example of what would do.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+        raise ValueError(f"{size!r} is not a size: give bytes as an int or text such as '4 GiB'")
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        factor = _BYTES.get(match[2].upper()) if match else None
+        if factor is None:
+            raise ValueError(f"{size!r} is not a size: give bytes as an int or text such as '4 GiB', '512 MB'")
+        size = float(match[1]) * factor
+    if not 0 <= size < 2**63:
+        raise ValueError(f"{size!r} is not a size: it must lie between 0 and 2^63 bytes")
+    return int(size)
+
+
+def format_bytes(nbytes: float) -> str:
+    """``"30.44 GiB"``: the largest binary unit that leaves at least 1, three or four significant digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.{2 if abs(nbytes) < 100 else 1}f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """``"194 s"``, ``"75.0 ms"``, ``"26.2 us"``, ``"3 h 05 min"``: three significant digits."""
+    if abs(seconds) >= 7200:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+    if abs(seconds) >= 300:
+        return f"{seconds / 60:.1f} min"
+    for unit, scale in (("s", 1), ("ms", 1e3), ("us", 1e6)):
+        if abs(seconds) * scale >= 1:
+            return f"{_three(seconds * scale)} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def _three(value: float) -> str:
+    return f"{value:.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
+
+
+def format_count(number: float) -> str:
+    """``"8.171 G"``: decimal prefixes, for parameters and FLOPs."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(number) < 1000:
+            return f"{number:.4g} {prefix}".rstrip()
+        number /= 1000
+    return f"{number:.4g} P"
