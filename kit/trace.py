@@ -33,7 +33,8 @@ class Trace:
 
     def add(self, what, start, end, tensor="", layer=-1, token=None, nbytes=0, outcome=""):
         """Append one finished span (nanoseconds)."""
-        self.spans.append(Span(what, tensor, layer, self.token if token is None else token, nbytes, start, end, outcome))
+        token = self.token if token is None else token
+        self.spans.append(Span(what, tensor, layer, token, nbytes, start, end, outcome))
 
     @contextmanager
     def span(self, what, tensor="", layer=-1, nbytes=0) -> Iterator[None]:

@@ -1,1 +1,1 @@
-"""One module a command; each defines `command`. Heavy imports belong inside the function, so that --help stays quick."""
+"""One module a command; each defines `command`. Heavy imports belong inside it, so that --help stays quick."""
