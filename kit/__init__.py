@@ -18,7 +18,8 @@ _HOME = {  # public name -> module that defines it
     "NoCache": "kit.cache.policy",
     "HashMap": "kit.cache.policy",
     "LRU": "kit.cache.policy",
-    "Pinned": "kit.cache.policy",
+    "Pinned": "kit.cache.pinned",
+    "WeightCache": "kit.cache.store",
     "Session": "kit.session",
     "KitError": "kit.errors",
 }

@@ -1,0 +1,49 @@
+"""What a cache did, counted the same way for a live store and for a replay."""
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of one run. Every get is exactly one of: a hit, a miss, shared, prefetched or an error.
+
+    ``misses`` counts loads, those of objects that were not kept (``bypassed``) among them; ``shared`` counts gets that
+    waited for the load of another thread, ``prefetched`` gets whose load had been started ahead. A replay has one
+    thread and no prefetch, so there these two and ``errors`` are 0.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    bypassed: int = 0
+    shared: int = 0
+    prefetched: int = 0
+    errors: int = 0
+    evictions: int = 0
+    entries: int = 0
+    resident_bytes: int = 0
+    peak_bytes: int = 0  # most bytes resident at once
+    bytes_requested: int = 0
+    bytes_hit: int = 0
+    bytes_loaded: int = 0
+    seconds_loading: float = 0.0
+    seconds_saved: float = 0.0  # for every hit, what the last load of that object took
+
+    @property
+    def gets(self) -> int:
+        """All requests."""
+        return self.hits + self.misses + self.shared + self.prefetched + self.errors
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over gets, 0 when nothing was asked."""
+        return self.hits / self.gets if self.gets else 0.0
+
+    @property
+    def byte_hit_rate(self) -> float:
+        """Bytes served from the cache over bytes asked for, 0 when nothing was asked."""
+        return self.bytes_hit / self.bytes_requested if self.bytes_requested else 0.0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The fields that a replay must reproduce exactly: all but the two that are seconds."""
+        return {name: value for name, value in asdict(self).items() if not name.startswith("seconds")}
