@@ -1,0 +1,51 @@
+"""What smoke, quick and full mean: the generated model that stands for each of the reports', and how much is measured."""
+
+from dataclasses import dataclass
+
+from kit.errors import ReportError
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One size of a run.
+
+    ``models`` maps a model of the reports to (geometry, layers; None for all); ``samples`` a timing; ``tokens`` decoded.
+    """
+
+    name: str
+    models: dict[str, tuple[str, int | None]]
+    samples: int
+    tokens: int
+    cost: str
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            "smoke",
+            {"granite-3.3-8b": ("tiny-granite", None), "tinyllama-1.1b": ("tiny-llama", None)},
+            samples=3, tokens=3, cost="tiny geometry: all notebooks in about two minutes, under 2 GB",
+        ),
+        Profile(
+            "quick",
+            {"granite-3.3-8b": ("granite-3.3-8b", 4), "tinyllama-1.1b": ("tinyllama-1.1b", 4)},
+            samples=5, tokens=5,
+            cost="real tensor shapes, four layers: within ten minutes, 8 GB of memory, 2 GB of disk",
+        ),
+        Profile(
+            "full",
+            {"granite-3.3-8b": ("granite-3.3-8b", None), "tinyllama-1.1b": ("tinyllama-1.1b", None)},
+            samples=5, tokens=5, cost="true geometry: an hour or more, 24 GB of memory and up, 10 GB of disk",
+        ),
+    )
+}  # fmt: skip
+
+
+def get(name: str) -> Profile:
+    """The profile of that name; ReportError lists the known ones with what they cost."""
+    try:
+        return PROFILES[name]
+    except KeyError:
+        known = "; ".join(f"{profile.name} ({profile.cost})" for profile in PROFILES.values())
+        raise ReportError(f"no profile {name!r}; there are: {known}") from None

@@ -1,0 +1,81 @@
+"""Session: what every notebook starts with. It finds the model, knows the machine and writes the records."""
+
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+import kit
+from kit import claims, machine, profiles, records
+from kit.errors import ReportError
+from kit.paths import models_folder, results_folder
+
+
+class Session:
+    """One run of one notebook.
+
+    ``out`` is the folder of the run (empty: results/interactive); the records go to ``<out>/<notebook>.jsonl``, which a
+    new session starts afresh. ``model`` is a path or ``hf://owner/repo/file.gguf``; empty means the profile's own.
+    Further keyword arguments are parameters that every record repeats.
+    """
+
+    def __init__(self, notebook: str, profile="quick", model="", out="", seed=0, **parameters):
+        self.notebook = notebook
+        self.profile = profiles.get(profile)
+        self.model = model
+        self.seed = seed
+        self.out = Path(out) if out else results_folder() / "interactive"
+        self.parameters = {"profile": profile, "model": model, "seed": seed, **parameters}
+        self._records: list[records.Record] = []
+        self._log = self.out / f"{notebook}.jsonl"
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            self._log.write_text("", encoding="utf-8")
+        except OSError as error:
+            message = f"cannot write results to {self.out}: {error.strerror}; name another folder by out="
+            raise ReportError(message) from None
+
+    @cached_property
+    def machine(self) -> machine.Machine:
+        """This machine, measured once a run."""
+        return machine.of_run(self.out)
+
+    def path(self, stands_for="granite-3.3-8b", mix="Q4_K_M") -> Path | str:
+        """Where the model lies that stands for one of the reports' models; generated on first use, in data/models."""
+        if self.model:
+            return self.model
+        from kit.gguf.synthetic import cached_model
+
+        geometry, layers = self.profile.models[stands_for]
+        return cached_model(geometry, mix=mix, layers=layers, seed=self.seed, folder=models_folder())
+
+    def file(self, stands_for="granite-3.3-8b", mix="Q4_K_M"):
+        """The opened model (kit.GGUFFile) that stands for one of the reports' models."""
+        return kit.open(self.path(stands_for, mix))
+
+    def record(self, claim="", **measured) -> records.Record:
+        """Write one record: quantity, unit, samples, bounds, tolerance, verdict, reason (see records.Record)."""
+        if claim:
+            claims.get(claim)
+        record = records.Record(
+            run_id=self.out.name, notebook=self.notebook, claim=claim, parameters=self.parameters,
+            machine_id=self.machine.id, commit=machine.git_commit(), kit_version=kit.__version__, **measured,
+        )  # fmt: skip
+        self._records.append(record)
+        records.append(self._log, record)
+        return record
+
+    def skip(self, claim: str, quantity: str, reason: str) -> records.Record:
+        """Record that a claim could not be measured here, and what is missing."""
+        verdict = "not measurable here"
+        return self.record(claim, quantity=quantity, unit="", status="skipped", verdict=verdict, reason=reason)
+
+    def verdicts(self) -> pd.DataFrame:
+        """The claims judged so far: claim, as reported, measured, bounds, verdict, reason."""
+        rows = [
+            (r.claim, claims.get(r.claim).reported, r.quantity, r.median, r.lower, r.upper, r.unit, r.verdict, r.reason)
+            for r in self._records
+            if r.verdict
+        ]
+        names = "claim,as reported,quantity,measured,lower bound,upper bound,unit,verdict,reason"
+        return pd.DataFrame(rows, columns=names.split(",")).set_index("claim")
