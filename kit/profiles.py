@@ -1,4 +1,4 @@
-"""What smoke, quick and full mean: the generated model that stands for each of the reports', and how much is measured."""
+"""What smoke, quick and full mean: which generated model stands for a model of the reports, and how much is measured."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from kit.errors import ReportError
 class Profile:
     """One size of a run.
 
-    ``models`` maps a model of the reports to (geometry, layers; None for all); ``samples`` a timing; ``tokens`` decoded.
+    ``models`` maps a model of the reports to (geometry, layers; None: all); ``samples`` a timing; ``tokens`` decoded.
     """
 
     name: str

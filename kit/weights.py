@@ -1,0 +1,90 @@
+"""Weights: a file, a dequantiser and a cache as one mapping; ``weights["blk.0.attn_q.weight"]`` is an array."""
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from kit.cache.policy import NoCache, Policy
+from kit.cache.store import WeightCache
+from kit.errors import ModelError
+from kit.gguf.reader import GGUFFile, layer_of
+from kit.quants import dequantize
+from kit.trace import Trace
+
+_PAGE = 4096
+
+
+class Weights(Mapping):
+    """The dequantised tensors of a GGUF file, shape (out, in), by name.
+
+    ``cache`` is a policy (None: every access dequantises anew); ``backend`` and ``dtype`` as in kit.dequantize.
+    Each access adds the spans "access", and on a load "read" (pages brought in) and "dequantize", to ``trace``.
+    """
+
+    def __init__(self, file: GGUFFile, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None):
+        self.file = file
+        self.backend = backend
+        self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        self.trace = Trace() if trace is None else trace
+        self.store = WeightCache(NoCache() if cache is None else cache, self.trace)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor, from the cache or the file; ModelError when the file has no such tensor."""
+        return self.store.get(name, self.nbytes(name), lambda: self._load(name))
+
+    def __iter__(self):
+        return iter(self.file.tensors)
+
+    def __len__(self) -> int:
+        return len(self.file.tensors)
+
+    def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
+        """(len(index), in): some rows of a matrix, dequantised alone without asking the cache (an embedding look-up)."""
+        blocks = self.file.blocks(name)[index.numpy()]
+        with self.trace.span("dequantize", name, layer_of(name), blocks.nbytes):
+            return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)
+
+    def info(self, name: str):
+        """The TensorInfo of ``name``; ModelError names the file when there is none."""
+        try:
+            return self.file.tensors[name]
+        except KeyError:
+            raise ModelError(f"{self.file.path}: no tensor {name!r}; `kit inspect --tensors` lists those it has") from None
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of the dequantised tensor: what it costs to keep."""
+        return self.info(name).elements * self.dtype.itemsize
+
+    @property
+    def working_set(self) -> int:
+        """Bytes of all tensors dequantised."""
+        return sum(map(self.nbytes, self))
+
+    def preload(self, names: Iterable[str] | None = None, workers: int = 1, read_ahead: bool = False) -> None:
+        """Load ``names`` (all by default) into the cache: one after another, or by ``workers`` threads.
+
+        With ``read_ahead`` one more thread brings the file's pages into memory ahead of the dequantiser, so that
+        reading and dequantising overlap.
+        """
+        names = list(self if names is None else names)
+        with ThreadPoolExecutor(workers + read_ahead) as pool:
+            reading = pool.submit(lambda: [self._read(name) for name in names]) if read_ahead else None
+            for _ in pool.map(self.__getitem__, names):
+                pass
+            if reading:
+                reading.result()
+
+    def _load(self, name: str) -> torch.Tensor:
+        info = self.info(name)
+        blocks = self._read(name)
+        with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
+            return dequantize(blocks, info.qtype, dtype=self.dtype, backend=self.backend)
+
+    def _read(self, name: str) -> np.ndarray:
+        """The blocks, every page of them touched: a fault or a disk read is counted here and not as dequantising."""
+        blocks = self.file.blocks(name)
+        with self.trace.span("read", name, layer_of(name), blocks.nbytes):
+            np.bitwise_or.reduce(blocks.reshape(-1)[::_PAGE])
+        return blocks
