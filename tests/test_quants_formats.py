@@ -1,0 +1,28 @@
+"""The table of ggml formats against gguf-py's."""
+
+import gguf
+import numpy as np
+import pytest
+
+from kit.quants.formats import BY_ID, FORMATS
+
+
+def test_the_table_is_gguf_pys():
+    ours = {format.name: (format.id, format.block_elements, format.block_bytes) for format in FORMATS.values()}
+    theirs = {qtype.name: (int(qtype), *gguf.GGML_QUANT_SIZES[qtype]) for qtype in gguf.GGMLQuantizationType}
+    assert ours == theirs
+    assert {id: format.name for id, format in BY_ID.items()} == {int(t): t.name for t in gguf.GGMLQuantizationType}
+
+
+@pytest.mark.parametrize("name, elements, nbytes, bits", [("Q4_K", 4096, 2304, 4.5), ("Q8_0", 64, 68, 8.5)])
+def test_sizes(name, elements, nbytes, bits):
+    assert FORMATS[name].nbytes(elements) == nbytes
+    assert FORMATS[name].bits_per_weight == bits
+
+
+def test_byteswap_turns_a_big_endian_block_into_a_native_one():
+    """Q4_K from a big-endian file: only its two f16 scales change order."""
+    native = np.arange(144, dtype=np.uint8)
+    big = native.copy()
+    big[:4] = [1, 0, 3, 2]
+    assert np.array_equal(big.view(FORMATS["Q4_K"].layout).byteswap().view(np.uint8), native)
