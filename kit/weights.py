@@ -41,7 +41,7 @@ class Weights(Mapping):
         return len(self.file.tensors)
 
     def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
-        """(len(index), in): some rows of a matrix, dequantised alone without asking the cache (an embedding look-up)."""
+        """(len(index), in): some rows of a matrix, dequantised alone without asking the cache (an embedding)."""
         blocks = self.file.blocks(name)[index.numpy()]
         with self.trace.span("dequantize", name, layer_of(name), blocks.nbytes):
             return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)
@@ -51,7 +51,7 @@ class Weights(Mapping):
         try:
             return self.file.tensors[name]
         except KeyError:
-            raise ModelError(f"{self.file.path}: no tensor {name!r}; `kit inspect --tensors` lists those it has") from None
+            raise ModelError(f"{self.file.path}: no tensor {name!r}; `kit inspect --tensors` lists all") from None
 
     def nbytes(self, name: str) -> int:
         """Bytes of the dequantised tensor: what it costs to keep."""

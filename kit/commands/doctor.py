@@ -1,0 +1,33 @@
+"""kit doctor: what this machine can do, what is missing, what to do."""
+
+import click
+
+_MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
+
+
+@click.command("doctor")
+@click.option("--measure", is_flag=True, help="Also measure memory bandwidth and FLOP/s (about two seconds).")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+def command(measure, as_json):
+    """Check Python, libraries, cores, memory, GPU, Triton and disk.
+
+    Exit code 1 when something that the kit cannot do without is missing.
+
+    \b
+    kit doctor
+    kit doctor --measure
+    """
+    from kit.doctor import checks
+
+    rows = checks(measure)
+    if as_json:
+        import json
+
+        click.echo(json.dumps([row._asdict() for row in rows], indent=1))
+    else:
+        for row in rows:
+            mark, colour = _MARKS[row.state]
+            click.echo(f"{click.style(mark, fg=colour)}  {row.subject:<17} {row.finding}")
+            if row.remedy:
+                click.echo(f"{'':<24}-> {row.remedy}")
+    raise SystemExit(any(row.state == "bad" for row in rows))

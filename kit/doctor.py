@@ -1,0 +1,114 @@
+"""What works here, what does not, and what to do about it: the rows of `kit doctor`."""
+
+import os
+import shutil
+import sys
+from typing import NamedTuple
+
+from kit import machine
+from kit.errors import KitError
+from kit.paths import models_folder, results_folder
+from kit.units import format_bytes
+
+_QUICK_MEMORY = 8 * 2**30
+_QUICK_DISK = 3 * 10**9
+
+
+class Check(NamedTuple):
+    """One row: ``state`` is "ok", "note" (something optional is missing) or "bad" (the kit cannot work so)."""
+
+    subject: str
+    state: str
+    finding: str
+    remedy: str = ""
+
+
+def checks(measure: bool = False) -> list[Check]:
+    """All rows; with ``measure`` also the machine's bandwidths and FLOP/s (about two seconds)."""
+    rows = [_python(), *_libraries(), _cores(), _features(), _memory(), _gpu(), _triton(), _peer()]
+    rows += [_folder("generated models", models_folder(), _QUICK_DISK), _folder("results", results_folder(), 10**8)]
+    return rows + ([_speed()] if measure else [])
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 11):
+        return Check("Python", "bad", version, "install Python 3.11 or later, then `make test`")
+    return Check("Python", "ok", version)
+
+
+def _libraries() -> list[Check]:
+    rows = []
+    for name in ("numpy", "torch", "numba", "gguf", "papermill", "jupyterlab"):
+        version = machine.library_version(name)
+        remedy = "" if version else "pip install --editable . in the checkout"
+        rows.append(Check(name, "ok" if version else "bad", version or "not installed", remedy))
+    return rows
+
+
+def _cores() -> Check:
+    import torch
+
+    cores, threads = machine.usable_cores(), torch.get_num_threads()
+    state = "ok" if threads == cores else "note"
+    remedy = "" if threads == cores else f"unset OMP_NUM_THREADS, or set it to {cores}, to use every core"
+    return Check("cores", state, f"{cores} usable ({machine.cpu_name()}); torch uses {threads} threads", remedy)
+
+
+def _features() -> Check:
+    from kit import simd
+
+    return Check("vector tier", *simd.describe())
+
+
+def _memory() -> Check:
+    limit, free = machine.memory_limit(), machine.memory_available()
+    text = f"{format_bytes(free)} free of {format_bytes(limit)}"
+    if free < _QUICK_MEMORY:
+        return Check("memory", "note", text, "the quick profile wants 8 GB free: close something, or --profile smoke")
+    return Check("memory", "ok", text)
+
+
+def _gpu() -> Check:
+    device = machine.gpu()
+    if device is None:
+        return Check("GPU", "note", "none that torch can use", "everything runs on the CPU; GPU kernels need CUDA")
+    return Check("GPU", "ok", f"{device['name']}, {format_bytes(device['memory_bytes'])}")
+
+
+def _triton() -> Check:
+    version = machine.library_version("triton")
+    if version is None:
+        return Check("Triton", "note", "not installed", "pip install --editable '.[gpu]' (Linux) for the GPU kernels")
+    if machine.gpu() is None:
+        return Check("Triton", "note", f"{version}, without a GPU", "TRITON_INTERPRET=1 runs its kernels on the CPU")
+    return Check("Triton", "ok", version)
+
+
+def _peer() -> Check:
+    version = machine.library_version("xllamacpp")
+    if version is None:
+        return Check("llama.cpp", "note", "not installed", "pip install --editable '.[test]' to measure beside it")
+    return Check("llama.cpp", "ok", f"xllamacpp {version} (a peer for tests and benchmarks)")
+
+
+def _folder(subject, folder, needed) -> Check:
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    text = f"{folder}: {format_bytes(free)} free"
+    if not os.access(existing, os.W_OK):
+        return Check(subject, "bad", f"{existing} is not writable", f"give yourself rights on {existing}, or move it")
+    if free < needed:
+        return Check(subject, "note", text, f"the quick profile wants {format_bytes(needed)}: free some space")
+    return Check(subject, "ok", text)
+
+
+def _speed() -> Check:
+    try:
+        found = machine.probe()
+    except (KitError, MemoryError) as error:
+        return Check("speed", "bad", str(error), "free some memory and try again")
+    text = f"read {found.read_gbps:.1f}, write {found.write_gbps:.1f}, copy {found.copy_gbps:.1f} GB/s"
+    return Check("speed", "ok", f"{text}; {found.f32_gflops:.0f} GFLOP/s f32")
+
+

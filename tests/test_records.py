@@ -1,0 +1,93 @@
+"""Claims, records and the session that writes them."""
+
+import json
+import re
+
+import pytest
+
+from kit import claims, machine, records
+from kit.errors import ReportError
+from kit.records import Record
+from kit.session import Session
+
+KNOWN = """first-token-preload cold-inference warm-inference dual-level-cache cache-4gb-feasible attention-blas-speedup
+parallel-dequant variance-45-1100 blas-500 preload-memory preload-hit-rate miss-counter strong-count hypothesis-eviction
+hypothesis-instances hypothesis-stats hypothesis-thread-local cache-lookup-speedup lru-512mb prefetch-ahead
+frequency-priority fix-verify fix-pinned fix-hashmap tile-295-5 generic-decoder double-cache hit-rate-85 token-time
+five-tokens cold-token layer-50s""".split()
+
+
+def test_every_claim_of_the_findings_has_its_row():
+    assert list(claims.load()) == KNOWN
+    assert all(re.fullmatch(r"0[1-7]_\w+", claim.notebook) for claim in claims.load().values())
+
+
+def test_an_unknown_claim_is_an_error_that_lists_the_known():
+    with pytest.raises(ReportError, match=r"no claim 'x'.*first-token-preload"):
+        claims.get("x")
+
+
+def make(**changes):
+    return Record(**(dict(run_id="r", notebook="n", quantity="q", unit="s", samples=[3.0, 1.0, 2.0]) | changes))
+
+
+def test_a_record_survives_its_file(tmp_path):
+    path = tmp_path / "a.jsonl"
+    record = make(upper=4.0, parameters={"profile": "smoke"})
+    records.append(path, record)
+    records.append(path, make(samples=[], status="failed", reason="no memory"))
+    back = records.read([path])
+    assert back[0] == record and record.median == 2.0
+    assert list(records.frame(back)["status"]) == ["ok", "failed"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"verdict": "perhaps", "reason": "r"},
+        {"samples": []},
+        {"status": "fine"},
+        {"verdict": "reproduced"},
+        {"status": "skipped"},
+    ],
+)
+def test_a_record_that_says_too_little_is_refused(wrong):
+    with pytest.raises(ReportError):
+        make(**wrong)
+
+
+def test_infinite_numbers_are_null_in_json():
+    assert json.loads(make(lower=float("-inf"), samples=[1.0, float("nan")]).to_json())["lower"] is None
+
+
+def test_a_broken_records_file_is_named_with_its_line(tmp_path):
+    path = tmp_path / "broken.jsonl"
+    path.write_text(make().to_json() + "\n{half\n")
+    with pytest.raises(ReportError, match=r"broken\.jsonl, line 2"):
+        records.read([path])
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    stand_in = machine.Machine("m", "cpu", 1, 1, 1, 1.0, 1.0, 1.0, 1.0)
+    monkeypatch.setattr(machine, "of_run", lambda folder: stand_in)
+    return Session("01_first_token", profile="smoke", out=str(tmp_path / "run"))
+
+
+def test_a_session_writes_what_it_records(session):
+    session.record("layer-50s", quantity="q", unit="s", samples=[1.0], verdict="reproduced", reason="because")
+    session.skip("tile-295-5", "decode on a GPU", "no GPU here")
+    back = records.read([session.out / "01_first_token.jsonl"])
+    assert [(r.claim, r.status) for r in back] == [("layer-50s", "ok"), ("tile-295-5", "skipped")]
+    assert {r.machine_id for r in back} == {"m"}
+    assert list(session.verdicts()["verdict"]) == ["reproduced", "not measurable here"]
+
+
+def test_a_session_refuses_an_unknown_claim_profile_and_folder(session, tmp_path):
+    with pytest.raises(ReportError, match="no claim"):
+        session.record("x", quantity="q", unit="s", samples=[1.0])
+    with pytest.raises(ReportError, match="no profile 'fast'; there are: smoke"):
+        Session("n", profile="fast")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match="cannot write results"):
+        Session("n", out=str(tmp_path / "file" / "run"))

@@ -1,0 +1,39 @@
+"""Trace: spans in, one frame out."""
+
+import threading
+
+import pytest
+
+from kit.trace import Trace
+
+
+def test_frame_is_in_seconds_from_the_first_start():
+    trace = Trace()
+    trace.token = 3
+    trace.add("read", 2_000_000_000, 2_500_000_000, "blk.1.attn_q.weight", 1, None, 64)
+    trace.add("dequantize", 1_000_000_000, 4_000_000_000, token=7, outcome="miss")
+    frame = trace.frame()
+    assert list(frame["start"]) == [1.0, 0.0]
+    assert list(frame["seconds"]) == [0.5, 3.0]
+    assert list(frame["token"]) == [3, 7]
+
+
+def test_span_records_an_error_and_lets_it_pass():
+    trace = Trace()
+    with pytest.raises(KeyError), trace.span("load", "x"):
+        raise KeyError("x")
+    assert [span.outcome for span in trace.spans] == ["error"]
+
+
+def test_an_empty_trace_has_an_empty_frame():
+    assert Trace().frame().empty
+
+
+def test_threads_lose_no_span():
+    trace = Trace()
+    threads = [threading.Thread(target=lambda: [trace.add("a", 0, 1) for _ in range(5000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(trace) == 20_000

@@ -1,0 +1,39 @@
+"""Sizes, times and counts as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kit.units import format_bytes, format_count, format_seconds, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("4 GiB", 2**32), ("512MB", 512_000_000), ("1.5 KiB", 1536), (" 2 tb ", 2 * 10**12), ("3k", 3000), (9, 9)],
+)
+def test_parse_bytes(text, nbytes):
+    assert parse_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["4 gigs", "", "-1", -1, "1e9", None, True, "GiB", float("nan"), 1e30, "9" * 30])
+def test_parse_bytes_says_what_would_do(text):
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_bytes(text)
+
+
+@given(st.integers(0, 2**50))
+def test_formatted_bytes_parse_back_within_their_digits(nbytes):
+    assert abs(parse_bytes(format_bytes(nbytes)) - nbytes) <= max(nbytes * 0.006, 0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(194, "194 s"), (0.075, "75.0 ms"), (2.62e-5, "26.2 us"), (4e-9, "4 ns"), (28800, "8 h 00 min"), (5760, "96.0 min")],
+)
+def test_format_seconds(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+def test_format_count():
+    assert format_count(8_170_864_640) == "8.171 G"
+    assert format_count(81) == "81"
