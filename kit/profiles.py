@@ -1,4 +1,4 @@
-"""What smoke, quick and full mean: which generated model stands for a model of the reports, and how much is measured."""
+"""What smoke, quick and full mean: which model stands for those of the reports, and how much is measured."""
 
 from dataclasses import dataclass
 

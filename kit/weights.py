@@ -19,8 +19,9 @@ _PAGE = 4096
 class Weights(Mapping):
     """The dequantised tensors of a GGUF file, shape (out, in), by name.
 
-    ``cache`` is a policy (None: every access dequantises anew); ``backend`` and ``dtype`` as in kit.dequantize.
-    Each access adds the spans "access", and on a load "read" (pages brought in) and "dequantize", to ``trace``.
+    ``cache`` is a policy (None: every access dequantises anew); ``backend`` and ``dtype`` as in kit.dequantize. Each
+    access adds a span "access" to ``trace``, and on a load "read" (pages brought in) and "dequantize". A stack of
+    experts is read one at a time, as ``name[expert]``: to the cache each is an object of its own.
     """
 
     def __init__(self, file: GGUFFile, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None):
@@ -47,15 +48,17 @@ class Weights(Mapping):
             return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)
 
     def info(self, name: str):
-        """The TensorInfo of ``name``; ModelError names the file when there is none."""
+        """The TensorInfo of ``name`` (of the whole stack for ``name[expert]``); ModelError names the file."""
         try:
-            return self.file.tensors[name]
+            return self.file.tensors[name.partition("[")[0]]
         except KeyError:
-            raise ModelError(f"{self.file.path}: no tensor {name!r}; `kit inspect --tensors` lists all") from None
+            raise ModelError(f"{self.file.path}: no tensor {name!r}; `kit inspect --tensors` lists them") from None
 
     def nbytes(self, name: str) -> int:
         """Bytes of the dequantised tensor: what it costs to keep."""
-        return self.info(name).elements * self.dtype.itemsize
+        info = self.info(name)
+        elements = info.elements // info.shape[0] if name.endswith("]") else info.elements
+        return elements * self.dtype.itemsize
 
     @property
     def working_set(self) -> int:
@@ -70,21 +73,24 @@ class Weights(Mapping):
         """
         names = list(self if names is None else names)
         with ThreadPoolExecutor(workers + read_ahead) as pool:
-            reading = pool.submit(lambda: [self._read(name) for name in names]) if read_ahead else None
+            reading = pool.submit(lambda: [self.read(name) for name in names]) if read_ahead else None
             for _ in pool.map(self.__getitem__, names):
                 pass
             if reading:
                 reading.result()
 
-    def _load(self, name: str) -> torch.Tensor:
-        info = self.info(name)
-        blocks = self._read(name)
-        with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
-            return dequantize(blocks, info.qtype, dtype=self.dtype, backend=self.backend)
-
-    def _read(self, name: str) -> np.ndarray:
-        """The blocks, every page of them touched: a fault or a disk read is counted here and not as dequantising."""
-        blocks = self.file.blocks(name)
+    def read(self, name: str) -> np.ndarray:
+        """The tensor's blocks, each page touched: a fault or a disk read is counted here, not as dequantising."""
+        stack, _, expert = name.partition("[")
+        self.info(name)
+        blocks = self.file.blocks(stack)
+        if expert:
+            blocks = blocks[int(expert[:-1])]
         with self.trace.span("read", name, layer_of(name), blocks.nbytes):
             np.bitwise_or.reduce(blocks.reshape(-1)[::_PAGE])
         return blocks
+
+    def _load(self, name: str) -> torch.Tensor:
+        blocks = self.read(name)
+        with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
+            return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)
