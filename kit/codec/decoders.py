@@ -1,0 +1,93 @@
+"""The decoders by name, and what they share: checks, predictor, checksum, threads.
+
+A decoder turns streams into residuals; everything after that is the same for all. It is a function
+``(streams: Streams, first, last, residuals, status)``: for each tile of [first, last) write its residuals to
+``residuals[tile - first]`` (uint8, room for a whole tile) and OK or what went wrong to ``status[tile - first]``.
+It reads nothing before ``begin`` and nothing from ``end + READ_AHEAD`` on, whatever the bytes say, and it always ends.
+"""
+
+import importlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numba import njit
+
+from kit.codec import predictors
+from kit.codec.streams import LONG, SHORT, STATE, streams_of
+from kit.codec.tiles import Tiles, checksum
+from kit.errors import CodecError
+
+# name -> (module, function, tiles at a time): imported at first use, so that naming a decoder costs nothing.
+DECODERS = {
+    "python": ("kit.codec.scalar", "python", 1),
+    "scalar-linear": ("kit.codec.scalar", "linear", 8),
+    "scalar-binary": ("kit.codec.scalar", "binary", 8),
+    "scalar-table": ("kit.codec.scalar", "table", 8),
+    "numpy": ("kit.codec.abreast", "abreast", 256),
+    "interleaved": ("kit.codec.interleaved", "interleaved", 8),
+}
+
+_REASONS = {
+    SHORT: "the stream ends before the tile does",
+    LONG: "the stream goes on after the tile has ended",
+    STATE: "a state ends where no encoder starts",
+}
+
+
+def decode(tiles: Tiles, decoder: str = "interleaved", out=None, threads: int = 1) -> np.ndarray:
+    """The int8 matrix (rows, columns) of `tiles`, written to `out` if given.
+
+    CodecError for a decoder that is not known or cannot run here, and for a tile that does not decode: it names tensor, tile and reason.
+    """
+    run, at_a_time = find(decoder)
+    if out is None:
+        out = np.empty(tiles.shape, np.int8)
+    elif out.shape != tiles.shape or out.dtype != np.int8:
+        raise CodecError(f"{tiles.name}: out is {out.dtype} {out.shape}, and the matrix int8 {tiles.shape}")
+    streams = streams_of(tiles)
+    room = tiles.layout.tile_rows * tiles.layout.tile_columns
+
+    def work(first):
+        last = min(first + at_a_time, len(tiles))
+        residuals, status = np.empty((last - first, room), np.uint8), np.empty(last - first, np.uint8)
+        run(streams, first, last, residuals, status)
+        for i in np.flatnonzero(status):
+            raise tiles.error(first + int(i), f"{_REASONS[int(status[i])]} (decoder {decoder})")
+        wrong = _finish(residuals, tiles.layout, tiles.checksums, first, last, out)
+        if wrong >= 0:
+            raise tiles.error(wrong, f"the checksum of its values differs (decoder {decoder})")
+
+    tasks = range(0, len(tiles), at_a_time)
+    if threads == 1:
+        for first in tasks:
+            work(first)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(work, tasks):
+                pass
+    return out
+
+
+def find(decoder: str):
+    """The function and the batch of the decoder of that name."""
+    if decoder not in DECODERS:
+        raise CodecError(f"decoder {decoder!r} is not known: take one of {', '.join(DECODERS)}")
+    module, function, at_a_time = DECODERS[decoder]
+    return getattr(importlib.import_module(module), function), at_a_time
+
+
+@njit(cache=True, nogil=True)
+def _finish(residuals, layout, checksums, first, last, out):
+    """Undo the predictor, compare the checksum, put each tile in its place; the first tile that is wrong, or -1."""
+    across = -(-layout.columns // layout.tile_columns)
+    for tile in range(first, last):
+        row, column = tile // across * layout.tile_rows, tile % across * layout.tile_columns
+        height = min(layout.tile_rows, layout.rows - row)
+        width = min(layout.tile_columns, layout.columns - column)
+        values = residuals[tile - first, : height * width]
+        predictors.undo(values, layout.predictor, height, width)
+        if checksum(values) != checksums[tile]:
+            return tile
+        for i in range(height):
+            out[row + i, column : column + width] = values[i * width : (i + 1) * width].view(np.int8)
+    return -1

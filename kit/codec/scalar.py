@@ -1,0 +1,100 @@
+"""One value after the other: report 004's algorithm in plain Python, compiled, and with a better search."""
+
+import numpy as np
+from numba import njit
+
+from kit.codec import rans
+from kit.codec.rans import SLOT_BITS, SLOTS
+from kit.codec.streams import OK, SHORT, check_states, read_states
+
+LINEAR, BINARY, TABLE = range(3)  # how the symbol that owns a slot is found
+
+
+def linear(streams, first, last, residuals, status):
+    """Search the 256 symbols from the first on: some 128 comparisons a value."""
+    _scalar(streams, first, last, LINEAR, residuals, status)
+
+
+def binary(streams, first, last, residuals, status):
+    """Halve the 256 symbols eight times: eight comparisons that no branch predictor can guess."""
+    _scalar(streams, first, last, BINARY, residuals, status)
+
+
+def table(streams, first, last, residuals, status):
+    """Look the slot up in a table of 4096: one load."""
+    _scalar(streams, first, last, TABLE, residuals, status)
+
+
+@njit(cache=True, nogil=True)
+def _scalar(streams, first, last, search, residuals, status):
+    states = np.empty(streams.lanes, np.uint32)
+    for tile in range(first, last):
+        frequencies = streams.frequencies[tile % len(streams.frequencies)]
+        status[tile - first] = _decode_tile(streams, tile, frequencies, search, states, residuals[tile - first])
+
+
+@njit(cache=True, nogil=True)
+def _decode_tile(streams, tile, frequencies, search, states, residuals):
+    starts = rans.first_slots(frequencies)
+    slots = rans.slot_table(frequencies) if search == TABLE else np.empty(0, np.uint32)
+    bits = np.uint32(8 * streams.units.itemsize)
+    position, end = read_states(streams, tile, states), streams.end[tile]
+    lane = 0
+    for i in range(streams.coded[tile]):
+        x = states[lane]
+        slot = np.uint32(x & np.uint32(SLOTS - 1))
+        if search == TABLE:
+            entry = slots[slot]
+            symbol = entry & np.uint32(0xFF)
+            frequency, offset = (entry >> np.uint32(8)) & np.uint32(SLOTS - 1), entry >> np.uint32(20)
+        else:
+            symbol = 0
+            if search == LINEAR:
+                while starts[symbol + 1] <= slot:
+                    symbol += 1
+            else:
+                for half in (128, 64, 32, 16, 8, 4, 2, 1):
+                    if starts[symbol + half] <= slot:
+                        symbol += half
+            frequency, offset = np.uint32(frequencies[symbol]), np.uint32(slot - np.uint32(starts[symbol]))
+        residuals[i] = symbol
+        x = np.uint32(np.uint32(frequency * np.uint32(x >> np.uint32(SLOT_BITS))) + offset)
+        while x < streams.lower:
+            if position >= end:
+                return SHORT
+            x = np.uint32(np.uint32(x << bits) | np.uint32(streams.units[position]))
+            position += 1
+        states[lane] = x
+        lane += 1
+        if lane == states.size:
+            lane = 0
+    return check_states(streams, tile, states, position, residuals)
+
+
+def python(streams, first, last, residuals, status):
+    """What the reports' decoder does, a value at a time, interpreted: the definition that the others are tested against."""
+    lanes, lower, bits = streams.lanes, streams.lower, 8 * streams.units.itemsize
+    for tile in range(first, last):
+        frequencies = streams.frequencies[tile % len(streams.frequencies)].tolist()
+        head, end = np.empty(lanes, np.uint32), int(streams.end[tile])
+        position = int(read_states(streams, tile, head))
+        states, out, outcome = head.tolist(), residuals[tile - first], OK
+        for i in range(int(streams.coded[tile])):
+            x = states[i % lanes]
+            slot = x % SLOTS
+            symbol = start = 0
+            while start + frequencies[symbol] <= slot:
+                start += frequencies[symbol]
+                symbol += 1
+            out[i] = symbol
+            x = frequencies[symbol] * (x >> SLOT_BITS) + slot - start
+            while x < lower and position < end:
+                x = x << bits | int(streams.units[position])
+                position += 1
+            if x < lower:
+                outcome = SHORT
+                break
+            states[i % lanes] = x
+        if outcome == OK:
+            outcome = check_states(streams, tile, np.array(states, np.uint32), position, out)
+        status[tile - first] = outcome

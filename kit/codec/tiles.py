@@ -1,0 +1,197 @@
+"""Tiles: an int8 matrix as independently coded rectangles, and its serial form.
+
+One serialised matrix (little endian; all offsets from its first byte):
+
+    header       HEADER, 40 bytes: what every field below needs
+    tables       `tables` x 256 uint16: frequencies, each row sums to 4096; one row for all tiles, or one a tile
+    checksums    a tile: uint32, `checksum` of its decoded bytes
+    lengths      a tile: uint32, bytes of its stream
+    streams      from the next multiple of 16: a tile's stream starts at a multiple of 16; READ_AHEAD zero bytes at the end
+
+Tiles go row by row over the matrix; those at the right and lower edge are smaller. A stream is `lanes` states (uint32,
+lane 0 first), then units of `unit_bits`, in the order in which the lanes take them: value i of a tile belongs to lane
+i mod lanes, so 32 lanes of a warp, 16 of an AVX-512 register or 8 of an AVX2 register advance together, and each takes the
+next unit in lane order. With 16-bit units the last 2 x lanes values are not coded: the low 16 bits of the final states
+carry them (lane l: values 2 l and 2 l + 1), which pays back most of what the states cost; their high halves must be 1.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from kit.codec.predictors import PREDICTORS
+from kit.codec.rans import LOWER, MOST, SLOT_BITS, SLOTS
+from kit.errors import CodecError
+
+TILE_VALUES = 1 << 16  # a tile is at most 64 KiB, so that what a length promises is bounded
+ALIGNMENT = 16
+READ_AHEAD = 512  # bytes: two registers' worth of words for 128 lanes may be read past the end of a stream
+HEADER = np.dtype(
+    [
+        ("magic", "S4"),
+        ("version", "<u2"),
+        ("unit_bits", "u1"),
+        ("slot_bits", "u1"),
+        ("lanes", "<u2"),
+        ("predictor", "u1"),
+        ("reserved", "u1"),
+        ("rows", "<u4"),
+        ("columns", "<u4"),
+        ("tile_rows", "<u4"),
+        ("tile_columns", "<u4"),
+        ("tables", "<u4"),
+        ("stream_bytes", "<u8"),
+    ]
+)
+MAGIC, VERSION = b"KTIL", 1
+
+
+class Layout(NamedTuple):
+    """How a matrix is cut and coded; see the module's docstring."""
+
+    rows: int
+    columns: int
+    tile_rows: int
+    tile_columns: int
+    lanes: int
+    unit_bits: int
+    predictor: int  # index into PREDICTORS
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles down, tiles across."""
+        return -(-self.rows // self.tile_rows), -(-self.columns // self.tile_columns)
+
+    @property
+    def tail(self) -> int:
+        """Values at the end of a tile that the final states carry."""
+        return 2 * self.lanes if self.unit_bits == 16 else 0
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A compressed int8 matrix. ``name`` appears in errors; arrays may be read-only views of a file."""
+
+    layout: Layout
+    frequencies: np.ndarray  # (1 or tiles, 256) uint16
+    checksums: np.ndarray  # (tiles,) uint32
+    lengths: np.ndarray  # (tiles,) uint32, bytes
+    streams: np.ndarray  # (bytes,) uint8, READ_AHEAD included
+    name: str = field(default="matrix")
+
+    def __len__(self) -> int:
+        return self.lengths.size
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.layout.rows, self.layout.columns
+
+    @property
+    def predictor(self) -> str:
+        return PREDICTORS[self.layout.predictor]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the serial form: header, tables, index, streams and padding, all told."""
+        return _streams_at(len(self.frequencies), len(self)) + self.streams.size
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """First byte of each tile's stream in ``streams``, (tiles,) int64."""
+        return starts_of(self.lengths)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Rows and columns of each tile, (tiles, 2) int64."""
+        down, across = self.layout.grid
+        rows = np.minimum(self.layout.tile_rows, self.layout.rows - np.arange(down) * self.layout.tile_rows)
+        columns = np.minimum(self.layout.tile_columns, self.layout.columns - np.arange(across) * self.layout.tile_columns)
+        return np.stack([np.repeat(rows, across), np.tile(columns, down)], axis=1)
+
+    def error(self, tile: int, reason: str) -> CodecError:
+        """The error for one tile: names tensor, tile and reason."""
+        across = self.layout.grid[1]
+        where = f"tile {tile} of {len(self)} (row {tile // across}, column {tile % across} of the grid)"
+        return CodecError(f"{self.name}: {where}: {reason}")
+
+    def to_bytes(self) -> bytes:
+        """The serial form of the module's docstring."""
+        header = np.zeros((), HEADER)
+        for key in Layout._fields:
+            header[key] = getattr(self.layout, key)
+        header["magic"], header["version"], header["slot_bits"] = MAGIC, VERSION, SLOT_BITS
+        header["tables"], header["stream_bytes"] = len(self.frequencies), self.streams.size
+        index = b"".join(part.tobytes() for part in (header, self.frequencies, self.checksums, self.lengths))
+        return index.ljust(_streams_at(len(self.frequencies), len(self)), b"\0") + self.streams.tobytes()
+
+    @classmethod
+    def from_bytes(cls, data, name: str = "matrix") -> "Tiles":
+        """Views of the serial form (any buffer). Everything that a decoder relies on is checked; CodecError otherwise."""
+        data = np.frombuffer(data, np.uint8)
+
+        def require(condition, reason):
+            if not condition:
+                raise CodecError(f"{name}: {reason}: these are not tiles of this kit, or they are damaged")
+
+        require(data.size >= HEADER.itemsize, f"{data.size} bytes are too few for a header")
+        header = data[: HEADER.itemsize].view(HEADER)[0]
+        require(bytes(header["magic"]) == MAGIC, f"starts with {bytes(data[:4])!r} where {MAGIC!r} should be")
+        require(header["version"] == VERSION, f"version {header['version']}, and this kit reads {VERSION}")
+        require(header["slot_bits"] == SLOT_BITS, f"2^{header['slot_bits']} slots where 2^{SLOT_BITS} are known")
+        require(header["reserved"] == 0, "a reserved byte is not zero")
+        layout = Layout(*(int(header[key]) for key in Layout._fields))
+        require(layout.unit_bits in LOWER, f"units of {layout.unit_bits} bits")
+        require(layout.lanes in LANES, f"{layout.lanes} lanes")
+        require(layout.predictor < len(PREDICTORS), f"predictor number {layout.predictor}")
+        require(layout.rows and layout.columns, f"a shape of {layout.rows} x {layout.columns}")
+        require(0 < layout.tile_rows * layout.tile_columns <= TILE_VALUES, "a tile size that is none")
+        tiles, tables = layout.grid[0] * layout.grid[1], int(header["tables"])
+        require(tables in (1, tiles), f"{tables} tables for {tiles} tiles")
+        streams_at = _streams_at(tables, tiles)
+        require(data.size == streams_at + int(header["stream_bytes"]), f"{data.size} bytes do not fit the header's counts")
+        frequencies = data[HEADER.itemsize :][: 512 * tables].view("<u2").reshape(tables, 256)
+        index = data[HEADER.itemsize + 512 * tables :][: 8 * tiles].view("<u4").reshape(2, tiles)
+        require((frequencies.sum(axis=1, dtype=np.int64) == SLOTS).all(), f"a table does not sum to {SLOTS}")
+        require((frequencies <= MOST).all(), f"a frequency above {MOST}")
+        checksums, lengths, streams = index[0], index[1], data[streams_at:]
+        require((lengths >= 4 * layout.lanes).all(), "a stream shorter than its states")
+        require((lengths % (layout.unit_bits // 8) == 0).all(), "a stream of half a unit")
+        require(end_of(lengths) + READ_AHEAD == streams.size, "lengths that do not add up to the streams' bytes")
+        return cls(layout, frequencies, checksums, lengths, streams, name)
+
+
+LANES = (1, 16, 32, 64, 128)
+
+
+def starts_of(lengths) -> np.ndarray:
+    """First byte of each stream, each rounded up to ALIGNMENT, (tiles,) int64."""
+    padded = (lengths.astype(np.int64) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return np.cumsum(padded) - padded
+
+
+def end_of(lengths) -> int:
+    """Bytes of all streams with their alignment, without READ_AHEAD."""
+    return int(((lengths.astype(np.int64) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT).sum())
+
+
+def _streams_at(tables: int, tiles: int) -> int:
+    return (HEADER.itemsize + 512 * tables + 8 * tiles + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+@njit(cache=True, nogil=True)
+def checksum(values):
+    """Sum of v[i] * (2 i + 1) modulo 2^32 over 32-bit words (the last one filled with zeros) of values (n,) uint8.
+
+    Every factor is odd, so no change within one word goes unseen, and the sum can be had by any number of lanes.
+    """
+    words = values[: values.size // 4 * 4].view(np.uint32)
+    total = np.uint32(0)
+    for i in range(words.size):
+        total = np.uint32(total + np.uint32(words[i] * np.uint32(2 * i + 1)))
+    rest = np.uint32(0)
+    for j in range(words.size * 4, values.size):
+        rest |= np.uint32(values[j]) << np.uint32(8 * (j % 4))
+    return np.uint32(total + np.uint32(rest * np.uint32(2 * words.size + 1)))
