@@ -24,8 +24,9 @@ class Session:
         self.profile = profiles.get(profile)
         self.model = model
         self.seed = seed
-        self.out = Path(out) if out else results_folder() / "interactive"
+        self.out = Path(out).resolve() if out else results_folder() / "interactive"
         self.parameters = {"profile": profile, "model": model, "seed": seed, **parameters}
+        pd.set_option("display.max_colwidth", None)  # a reason is read to its end
         self._records: list[records.Record] = []
         self._log = self.out / f"{notebook}.jsonl"
         try:

@@ -1,0 +1,111 @@
+"""`kit reproduce`: every notebook, as one report that works offline."""
+
+import signal
+import sys
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+
+
+@click.command("reproduce")
+@click.option("--profile", type=click.Choice(["smoke", "quick", "full"]), help="How much to run.  [default: quick]")
+@click.option("--only", multiple=True, metavar="NAME", help="Notebooks whose names start with NAME; repeatable.")
+@click.option("--model", default="", metavar="PATH|hf://...", help="Your own GGUF file instead of a generated model.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Folder of the run.  [default: results/<UTC time>-<profile>]")
+@click.option("--resume", is_flag=True, help="Run what is missing, failed or changed in DIR (or in the newest run).")
+@click.option("-p", "texts", multiple=True, metavar="NAME=VALUE", help="Set a notebook parameter; repeatable.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+              help="Stop a notebook that runs longer.")
+@click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
+@click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters, and stop.")
+@click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
+def command(profile, only, model, out, resume, texts, timeout, notebooks, listing, progress):
+    """Run the notebooks one after another, each in its own process, and write a report that works offline.
+
+    The report is DIR/index.html; beside it lie, for each notebook, the executed .ipynb, an .html page and its records
+    (.jsonl). A notebook that fails is a row with its reason, and the rest goes on.
+
+    \b
+    kit reproduce --profile smoke                a check in about two minutes
+    kit reproduce --only 01 --model my.gguf      one notebook on your own file
+    kit reproduce --resume                       go on after Ctrl-C or a failure
+    kit reproduce -p samples=9                   with a parameter of the notebooks
+
+    Exit code: 0 all ran, 1 a notebook failed, 2 it could not start, 130 interrupted.
+    """  # fmt: skip
+    from kit import paths
+    from kit.report import parameters
+    from kit.report import run as runs
+
+    notebooks = notebooks or paths.ROOT / "notebooks"
+    if listing:
+        for name in parameters.notebook_names(notebooks, only):
+            known = parameters.read(runs.read_notebook(notebooks / f"{name}.ipynb").cells, name)
+            click.echo("\n  ".join([name, *map(str, known.values())]))
+        return
+    model = model if not model or model.startswith("hf://") else str(Path(model).resolve())
+    if resume:
+        folder = out or runs.latest(paths.results_folder())
+        run = runs.resume(folder, profile=profile, model=model, only=only, texts=texts)
+        request = run.request
+    else:
+        request = runs.Request(profile or "quick", model, only, texts)
+        folder = out or paths.results_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{request.profile}"
+    jobs = runs.plan(request, notebooks)
+    runs.check_model(request.model)
+    if not resume:
+        run = runs.start(folder, request)
+    try:
+        with _terminate_as_interrupt():
+            _perform(run, runs.pending(run, jobs), timeout, sys.stderr.isatty() if progress is None else progress)
+    except KeyboardInterrupt:
+        click.echo(f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    click.echo(folder / "index.html")
+    sys.exit(EXIT_FAILED if run.failed else 0)
+
+
+def _perform(run, jobs, timeout, progress):
+    from tqdm import tqdm
+
+    from kit.report import html, index
+    from kit.report import run as runs
+    from kit.units import format_seconds
+
+    width = max((len(job.name) for job in jobs), default=0)
+    total = sum(job.cells for job in jobs)
+    with tqdm(total=total, unit="cell", file=sys.stderr, disable=not progress) as bar:
+
+        def on_cell(job, cell):
+            bar.set_description(f"{jobs.index(job) + 1}/{len(jobs)} {job.name}")
+            bar.n = sum(other.cells for other in jobs[: jobs.index(job)]) + cell
+            bar.refresh()
+
+        def on_end(job, outcome):
+            reason = f"  cell {outcome.cell}: {outcome.reason}" if outcome.reason else ""
+            line = f"{job.name:{width}}  {outcome.status:6}  {format_seconds(outcome.seconds):>8}{reason}"
+            bar.write(line, file=sys.stderr)
+            html.write(run, job.name)
+            index.write(run)
+
+        runs.perform(run, jobs, timeout, on_cell, on_end)
+    index.write(run)
+
+
+@contextmanager
+def _terminate_as_interrupt():
+    """A batch system's SIGTERM ends a run as cleanly as Ctrl-C does."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

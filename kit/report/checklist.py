@@ -1,0 +1,72 @@
+"""The artifact checklist of a page: what a reader needs to repeat and to trust a run, filled from the run itself."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kit.records import Record
+from kit.report.run import Run
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line: ``met`` is True, False, or None where it is neither (a fact)."""
+
+    title: str
+    met: bool | None
+    text: str
+
+
+def checklist(run: Run, rows: Iterable[Record], names: Iterable[str]) -> list[Item]:
+    """The items for the notebooks ``names`` of a run and their records."""
+    rows, names = list(rows), list(names)
+    measured = [row for row in rows if row.status == "ok"]
+    judged = [row for row in measured if row.verdict]
+    clean = bool(run.commit) and not run.commit.endswith("+")
+    missing = [name for name in names if name not in run.notebooks]
+    failed = [name for name in names if name in run.failed]
+    skipped = [row for row in rows if row.status == "skipped"]
+    not_run = [f"{name}: not run yet" for name in missing] + [f"{name}: failed" for name in failed]
+    not_run += [f"{row.claim or row.quantity}: {row.reason}" for row in skipped]
+    seeds = sorted({str(row.parameters["seed"]) for row in rows if "seed" in row.parameters})
+    counts = sorted({len(row.samples) for row in measured})
+    return [
+        Item("Command", None, command_line(run)),
+        Item("Commit", clean, _commit(run)),
+        Item("Version pins", True, "pyproject.toml; the versions that ran are under Environment"),
+        Item("Machine", None, run.machine_id),
+        Item("Seeds", bool(seeds) if rows else None, ", ".join(seeds) or "no record states one"),
+        Item("Samples", None, _samples(counts, len(measured))),
+        Item("Tolerances", _all(row.tolerance for row in judged),
+             f"stated by {sum(bool(row.tolerance) for row in judged)} of {len(judged)} verdicts"),
+        Item("Bounds", _all(row.lower_source or row.upper_source for row in judged),
+             f"stated with their source by {sum(bool(row.lower_source or row.upper_source) for row in judged)}"
+             f" of {len(judged)} verdicts"),
+        Item("Not run", not not_run, "; ".join(not_run) or "nothing: everything planned was measured"),
+    ]  # fmt: skip
+
+
+def command_line(run: Run) -> str:
+    """The command that repeats a run."""
+    request = run.request
+    words = ["kit reproduce --profile", request.profile]
+    words += [f"--only {name}" for name in request.only] + [f"--model {request.model}"] * bool(request.model)
+    return " ".join(words + [f"-p {text}" for text in request.texts])
+
+
+def _commit(run: Run) -> str:
+    if not run.commit:
+        return "unknown: not run from a git checkout"
+    text = f"{run.commit.removesuffix('+')}, kit {run.kit_version}"
+    return f"{text}, with uncommitted changes" if run.commit.endswith("+") else text
+
+
+def _samples(counts: list[int], measured: int) -> str:
+    if not counts:
+        return "no measurement yet"
+    span = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    return f"{span} a measurement, {measured} measurements; the raw ones are in the records"
+
+
+def _all(stated: Iterable) -> bool | None:
+    stated = list(stated)
+    return all(map(bool, stated)) if stated else None

@@ -1,0 +1,48 @@
+"""One notebook in its own process. The parent is `kit.report.runner`: it sends a job and listens to events.
+
+Standard input carries the job, one line of JSON, and then stays open: when it ends, the parent is gone and so is this
+process, and the kernel follows it. The events go, a line of JSON each, to the file descriptor in the argument:
+``{"cell": n}`` when cell n (from 1, in the executed notebook) starts, ``{"failed": reason}`` at the end if it failed.
+"""
+
+import json
+import os
+import sys
+import threading
+
+from nbclient.exceptions import DeadKernelError
+from papermill import PapermillExecutionError, execute_notebook
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
+        try:
+            execute_notebook(
+                _literal(job["source"]), _literal(job["output"]), job["parameters"], cwd=job["cwd"],
+                kernel_name="python3", language="python", progress_bar=False,
+                on_cell_start=lambda cell, cell_index: print(json.dumps({"cell": cell_index + 1}), file=events),
+            )  # fmt: skip
+        except PapermillExecutionError as error:
+            last_line = (error.evalue.strip().splitlines() or [""])[-1]
+            print(json.dumps({"failed": f"{error.ename}: {last_line}".rstrip(": ")}), file=events)
+        except DeadKernelError:
+            reason = "the kernel died: killed from outside, out of memory, or a crash in native code"
+            print(json.dumps({"failed": reason}), file=events)
+        except Exception as error:  # whatever stops papermill itself is this notebook's failure, not the run's
+            print(json.dumps({"failed": f"{type(error).__name__}: {error}".splitlines()[0]}), file=events)
+
+
+def _literal(path: str) -> str:
+    """papermill formats paths with the parameters: braces in a folder's name must survive that."""
+    return path.replace("{", "{{").replace("}", "}}")
+
+
+def _die_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What cells hold, as HTML that is safe to embed: nothing in it runs, nothing in it loads from elsewhere."""
+
+import base64
+import html
+import re
+
+import bleach
+from nbconvert.filters import Highlight2HTML, ansi2html
+from nbconvert.filters.markdown_mistune import markdown2html_mistune
+
+TAGS = frozenset(
+    "a abbr b blockquote br caption code col colgroup dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img li ol p pre "
+    "s small span strong sub summary sup table tbody td tfoot th thead tr ul".split()
+)
+PLAIN_ATTRIBUTES = frozenset("class colspan rowspan title alt open".split())
+_INERT = re.compile(r"<(style|script)\b.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
+_HEADING = re.compile(r"<h([1-3])\b[^>]*>(.*?)</h\1>", re.DOTALL)
+_ANCHOR = re.compile(r'<a class="anchor-link".*?</a>', re.DOTALL)
+_highlight = Highlight2HTML()
+
+
+def clean(markup: str) -> str:
+    """Markup with known tags only: no scripts, styles, handlers or ids; images only where they are part of the page."""
+    return bleach.clean(_INERT.sub("", markup), tags=TAGS, attributes=_attribute, protocols={"http", "https", "data"})
+
+
+def _attribute(tag: str, name: str, value: str) -> bool:
+    if name == "src":
+        return tag == "img" and value.startswith("data:image/")
+    if name == "href":
+        return tag == "a" and not value.startswith("data:")
+    return name in PLAIN_ATTRIBUTES
+
+
+def markdown(source: str, prefix: str) -> tuple[str, list[tuple[int, str, str]]]:
+    """Markdown as clean HTML, and its headings of level 1 to 3 as (level, id, text); ids start with ``prefix``.
+
+    Links to other notebooks lead to their pages.
+    """
+    markup = clean(_ANCHOR.sub("", markdown2html_mistune(source)))
+    markup = re.sub(r'href="([^":]+)\.ipynb(#[^"]*)?"', r'href="\1.html\2"', markup)
+    headings = []
+
+    def mark(match: re.Match) -> str:
+        level, inner = int(match[1]), match[2]
+        text = html.unescape(re.sub(r"<[^>]*>", "", inner)).strip()
+        headings.append((level, f"{prefix}-{len(headings) + 1}", text))
+        return f'<h{level} id="{headings[-1][1]}">{inner}</h{level}>'
+
+    return _HEADING.sub(mark, markup), headings
+
+
+def code(source: str) -> str:
+    """Python source with highlighting."""
+    return _highlight(source)
+
+
+def output(item: dict) -> dict:
+    """One output of a cell (nbformat) as {"kind": "image" | "html" | "text" | "error", "body": ...}.
+
+    An image's body is a data URI. Of several forms the first one wins that a page can show without a kernel: a live
+    control becomes its text.
+    """
+    match item["output_type"]:
+        case "stream":
+            return {"kind": "text", "body": ansi2html(item["text"])}
+        case "error":
+            return {"kind": "error", "body": ansi2html("\n".join(item["traceback"]))}
+    for mime, show in _SHOW.items():
+        if mime in item["data"]:
+            kind, body = show(item["data"][mime])
+            return {"kind": kind, "body": body}
+    return {"kind": "text", "body": html.escape(f"(not shown: {', '.join(item['data'])})")}
+
+
+def _svg(source: str) -> tuple[str, str]:
+    return "image", "data:image/svg+xml;base64," + base64.b64encode(source.encode()).decode()
+
+
+_SHOW = {
+    "image/png": lambda data: ("image", "data:image/png;base64," + "".join(data.split())),
+    "image/jpeg": lambda data: ("image", "data:image/jpeg;base64," + "".join(data.split())),
+    "image/svg+xml": _svg,
+    "text/html": lambda data: ("html", clean(data)),
+    "text/markdown": lambda data: ("html", markdown(data, "output")[0]),
+    "text/plain": lambda data: ("text", ansi2html(data)),
+}

@@ -1,0 +1,90 @@
+"""The page of one notebook: text, figures and tables in front, code folded away, records and environment at the end."""
+
+import json
+import re
+from html import unescape
+from itertools import pairwise
+from pathlib import Path
+
+from kit import claims, records
+from kit.report import content, theme
+from kit.report.checklist import checklist
+from kit.report.run import Run, read_notebook, write_atomically
+
+_MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a failure
+
+
+def write(run: Run, name: str) -> Path:
+    """Render ``<run>/<name>.ipynb`` (which a failed run may lack) with its records to ``<run>/<name>.html``."""
+    path = run.folder / f"{name}.ipynb"
+    cells = cells_of(path) if path.exists() else []
+    log = path.with_suffix(".jsonl")
+    rows = records.read([log]) if log.exists() else []
+    headings = [heading for cell in cells for heading in cell["headings"]]
+    neighbours = dict(pairwise([None, *run.planned, None]))
+    before = {after: this for this, after in neighbours.items()}
+    page = theme.render(
+        "notebook.html.j2",
+        name=name,
+        title=headings[0][2] if headings else name,
+        cells=cells,
+        headings=headings[1:],
+        state=run.notebooks.get(name),
+        run=run,
+        before=before.get(name),
+        after=neighbours.get(name),
+        verdicts=[(row, claims.load().get(row.claim)) for row in rows if row.verdict],
+        measurements=[row for row in rows if not row.verdict],
+        records_uri=theme.data_uri(log.read_bytes(), "application/x-ndjson") if log.exists() else None,
+        environment=environment(run.folder),
+        checklist=checklist(run, rows, [name]),
+    )
+    target = path.with_suffix(".html")
+    write_atomically(target, page)
+    return target
+
+
+def environment(folder: Path) -> dict | None:
+    """The machine of a run, as in its environment.json; None before it has been measured."""
+    path = folder / "environment.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def cells_of(path: Path) -> list[dict]:
+    """The cells of an executed notebook for the template, numbered from 1 as in the run's messages."""
+    source = [cell for cell in read_notebook(path).cells if not _MARKERS & set(cell.metadata.get("tags", []))]
+    cells, section = [], ""
+    for number, cell in enumerate(source, start=1):
+        shown = {"number": number, "kind": cell.cell_type, "headings": [], "outputs": [], "section": section}
+        if cell.cell_type == "markdown":
+            shown["body"], shown["headings"] = content.markdown(cell.source, f"cell-{number}")
+            section = shown["headings"][-1][2] if shown["headings"] else section
+        elif cell.cell_type == "code":
+            shown["lines"] = len(cell.source.splitlines())
+            shown["body"] = content.code(cell.source)
+            shown["tags"] = cell.metadata.get("tags", [])
+            shown["seconds"] = cell.metadata.get("papermill", {}).get("duration")
+            shown["outputs"] = [content.output(item) for item in merged(cell.outputs)]
+        else:
+            continue
+        cells.append(shown)
+    return cells
+
+
+def summary(cells: list[dict]) -> str:
+    """The text of the first paragraph of a notebook."""
+    for cell in cells:
+        if cell["kind"] == "markdown" and (match := re.search(r"<p>(.*?)</p>", cell["body"], re.DOTALL)):
+            return unescape(re.sub(r"<[^>]*>", "", match[1])).strip()
+    return ""
+
+
+def merged(outputs: list) -> list:
+    """The outputs with neighbouring pieces of one stream joined."""
+    joined: list = []
+    for item in outputs:
+        if joined and item.output_type == "stream" and joined[-1].get("name") == item.name:
+            joined[-1] = joined[-1] | {"text": joined[-1]["text"] + item.text}
+        else:
+            joined.append(dict(item))
+    return joined

@@ -1,0 +1,222 @@
+"""A run: one folder, its notebooks one after another, and a state that survives Ctrl-C, a crash and a full disk.
+
+``<folder>/run.json`` says what was asked and how each notebook ended; it is replaced in one step after every notebook.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import nbformat
+
+import kit
+from kit import machine, records
+from kit.errors import ReportError
+from kit.report import parameters
+from kit.report.runner import Outcome, execute
+
+STATE = "run.json"
+RESERVED = ("profile", "model", "out")  # options of `kit reproduce`, so not to be set by -p
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for: two runs of the same request on one machine are the same experiment."""
+
+    profile: str = "quick"
+    model: str = ""
+    only: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()  # the -p name=value, as written
+
+
+@dataclass
+class Row:
+    """How one notebook ended. ``digest`` is that of its source: a notebook that changed since is run again."""
+
+    status: str
+    reason: str
+    cell: int
+    seconds: float
+    finished: str
+    digest: str
+
+
+@dataclass
+class Run:
+    """The state of a results folder, as in its run.json."""
+
+    folder: Path
+    request: Request
+    machine_id: str
+    kit_version: str
+    commit: str
+    started: str
+    notebooks: dict[str, Row] = field(default_factory=dict)
+    planned: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> dict[str, Row]:
+        """The notebooks that ended with a failure."""
+        return {name: row for name, row in self.notebooks.items() if row.status != "ok"}
+
+    def save(self) -> None:
+        """Replace run.json; ReportError when the folder cannot be written (no rights, full disk)."""
+        state = {key: value for key, value in asdict(self).items() if key != "folder"}
+        write_atomically(self.folder / STATE, json.dumps({"schema_version": 1, **state}, indent=1) + "\n")
+
+
+def load(folder: Path) -> Run:
+    """The run in ``folder``; ReportError when there is none or its state cannot be read."""
+    path = Path(folder) / STATE
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        del state["schema_version"]
+        request = state.pop("request")
+        state["request"] = Request(request["profile"], request["model"], tuple(request["only"]), tuple(request["texts"]))
+        state["notebooks"] = {name: Row(**row) for name, row in state["notebooks"].items()}
+        return Run(folder=Path(folder), **state)
+    except FileNotFoundError:
+        raise ReportError(f"{folder} holds no run: {STATE} is missing") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ReportError(f"{path} is not the state of a run ({error}): start a new one in another folder") from None
+
+
+def latest(results: Path) -> Path:
+    """The newest run under ``results``; ReportError when there is none."""
+    states = sorted(Path(results).glob(f"*/{STATE}"), key=lambda path: path.stat().st_mtime)
+    if not states:
+        raise ReportError(f"nothing to resume: {results} holds no run")
+    return states[-1].parent
+
+
+def start(folder: Path, request: Request) -> Run:
+    """A new run in ``folder``, which is made; ReportError when it cannot be written or already holds a run."""
+    if (folder / STATE).exists():
+        raise ReportError(f"{folder} already holds a run: add --resume to go on with it, or name another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot make the output folder {folder}: {error.strerror}; name another by --out") from None
+    run = Run(folder, request, machine.machine_id(), kit.__version__, machine.git_commit(), now())
+    run.save()
+    return run
+
+
+def resume(folder: Path, **asked) -> Run:
+    """The run in ``folder`` to go on with. What was ``asked`` (fields of Request) must agree with it, as must the machine.
+
+    ``only`` may differ: it selects among the notebooks of the same experiment.
+    """
+    run = load(folder)
+    for name in ("profile", "model", "texts"):
+        before, wanted = getattr(run.request, name), asked.get(name)
+        if wanted and wanted != before:
+            option = {"texts": "-p"}.get(name, f"--{name}")
+            raise ReportError(f"{folder} was run with {option} {before!r}, not {wanted!r}: leave it out or start a new run")
+    if run.machine_id != machine.machine_id():
+        raise ReportError(f"{folder} was made on {run.machine_id}, this is {machine.machine_id()}: start a new run here")
+    run.request = replace(run.request, only=asked.get("only") or run.request.only)
+    return run
+
+
+@dataclass(frozen=True)
+class Job:
+    """A notebook that is to run: its source, what it is given, and its number of cells."""
+
+    name: str
+    source: Path
+    parameters: dict
+    cells: int
+    digest: str
+
+
+def plan(request: Request, notebooks: Path) -> list[Job]:
+    """The jobs of a request, in the order of their names, with every parameter checked."""
+    for text in request.texts:
+        if (option := text.partition("=")[0]) in RESERVED:
+            raise ReportError(f"-p {text}: use --{option}")
+    sources = {name: notebooks / f"{name}.ipynb" for name in parameters.notebook_names(notebooks, request.only)}
+    cells = {name: read_notebook(path).cells for name, path in sources.items()}
+    known = {name: parameters.read(cells[name], path.name) for name, path in sources.items()}
+    values = parameters.assign(known, request.texts)
+    given = {"profile": request.profile, "model": request.model, "out": "."}
+    jobs = []
+    for name, path in sources.items():
+        injected = {key: value for key, value in given.items() if key in known[name]} | values[name]
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        total = len(cells[name]) + bool(injected)  # papermill puts them into a cell of their own
+        jobs.append(Job(name, path.resolve(), injected, total, digest))
+    return jobs
+
+
+def pending(run: Run, jobs: list[Job]) -> list[Job]:
+    """Those of the jobs that have not ended well, or whose notebook changed since."""
+    ended = {name: row.digest for name, row in run.notebooks.items() if row.status == "ok"}
+    return [job for job in jobs if ended.get(job.name) != job.digest]
+
+
+def check_model(model: str) -> None:
+    """Open and close the model, so that a broken or missing one is found before any notebook starts."""
+    if model:
+        kit.open(model).close()
+
+
+def perform(
+    run: Run,
+    jobs: list[Job],
+    timeout: float | None = None,
+    on_cell: Callable[[Job, int], None] = lambda job, cell: None,
+    on_end: Callable[[Job, Outcome], None] = lambda job, outcome: None,
+) -> None:
+    """Run the jobs one after another. A notebook that fails becomes a failed row and a failed record; the rest goes on."""
+    run.planned = list(dict.fromkeys([*run.planned, *(job.name for job in jobs)]))
+    run.save()
+    machine.of_run(run.folder)
+    for job in jobs:
+        log = run.folder / f"{job.name}.jsonl"
+        for stale in (log, log.with_suffix(".ipynb"), log.with_suffix(".html")):
+            stale.unlink(missing_ok=True)
+        run.notebooks.pop(job.name, None)
+        run.save()
+        outcome = execute(job.source, log.with_suffix(".ipynb"), job.parameters, timeout, lambda n, job=job: on_cell(job, n))
+        run.notebooks[job.name] = Row(
+            outcome.status, outcome.reason, outcome.cell, round(outcome.seconds, 3), now(), job.digest
+        )
+        if outcome.status != "ok":
+            failure = records.Record(
+                run_id=run.folder.name, notebook=job.name, quantity="notebook", unit="", status="failed",
+                reason=f"cell {outcome.cell}: {outcome.reason}", parameters=job.parameters,
+                machine_id=run.machine_id, commit=run.commit, kit_version=run.kit_version,
+            )  # fmt: skip
+            records.append(log, failure)
+        run.save()
+        on_end(job, outcome)
+
+
+def read_notebook(path: Path):
+    """The notebook at ``path`` (nbformat 4); ReportError when it is none."""
+    try:
+        return nbformat.read(path, as_version=4)
+    except (ValueError, nbformat.ValidationError, AttributeError) as error:
+        raise ReportError(f"{path}: not a notebook ({str(error).splitlines()[0]})") from None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` in one step, or leave it as it was; ReportError says why (no rights, full disk) and what to do."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ReportError(f"cannot write {path}: {error.strerror}; free some space or name another folder") from None
+
+
+def now() -> str:
+    """UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+

@@ -1,0 +1,136 @@
+"""Runs one notebook in its own process, reads its progress, and leaves nothing running behind it."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import psutil
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a notebook ended: ``status`` is "ok" or "failed"; ``cell`` the last one that started, from 1 (0: none did)."""
+
+    status: str
+    reason: str
+    cell: int
+    seconds: float
+
+
+def execute(
+    source: Path,
+    output: Path,
+    parameters: dict,
+    timeout: float | None = None,
+    on_cell: Callable[[int], None] = lambda cell: None,
+) -> Outcome:
+    """Run ``source`` with papermill in the folder of ``output``, which appears only when the run is over.
+
+    Whatever happens to the notebook is an Outcome; its process log stays beside the output when it failed. The
+    processes that it started are killed when it ends, after ``timeout`` seconds, and on any exception here (Ctrl-C).
+    """
+    partial, log = output.with_name(f".{output.stem}.partial.ipynb"), output.with_suffix(".log")
+    job = {"source": str(source), "output": str(partial), "parameters": parameters, "cwd": str(output.parent)}
+    started, cell, reason = time.monotonic(), 0, ""
+    with tempfile.TemporaryDirectory() as ipython_folder, open(log, "wb") as log_file:
+        with _Child(job, ipython_folder, log_file) as child:
+            for event in child.events(None if timeout is None else started + timeout):
+                cell = event.get("cell", cell)
+                reason = event.get("failed", reason)
+                on_cell(cell)
+        reason = reason or _unexplained(child, timeout)
+    if _is_notebook(partial):
+        partial.replace(output)
+    partial.unlink(missing_ok=True)
+    if not reason:
+        log.unlink()
+    return Outcome("failed" if reason else "ok", reason, cell, time.monotonic() - started)
+
+
+class _Child:
+    """The process of kit.report.child and everything that it starts. The end of the ``with`` is the end of them all."""
+
+    def __init__(self, job: dict, ipython_folder: str, log_file):
+        self._pipe, child_end = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kit.report.child", str(child_end)],
+            stdin=subprocess.PIPE, stdout=log_file, stderr=subprocess.STDOUT, pass_fds=[child_end],
+            start_new_session=True,  # Ctrl-C on the terminal is for the parent alone
+            env=os.environ | {
+                "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+                "IPYTHONDIR": ipython_folder,  # the user's start-up files must not change a measurement
+            },
+        )  # fmt: skip
+        os.close(child_end)
+        self._seen = {psutil.Process(self.process.pid)}
+        self.timed_out = False
+        self.process.stdin.write(json.dumps(job).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def events(self, deadline: float | None) -> Iterator[dict]:
+        """The child's events until it closes its end or ``time.monotonic()`` reaches the deadline."""
+        pending = b""
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._pipe], [], [], left)[0]:
+                self.timed_out = True
+                return
+            data = os.read(self._pipe, 65536)
+            if not data:
+                return
+            *lines, pending = (pending + data).split(b"\n")
+            self._look()  # at every cell, not on a clock: a notebook that measures is not disturbed
+            yield from map(json.loads, lines)
+
+    def _look(self) -> None:
+        for process in list(self._seen):
+            try:
+                self._seen.update(process.children(recursive=True))
+            except psutil.NoSuchProcess:
+                continue
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error_type, *_):
+        try:
+            if error_type is None and not self.timed_out:
+                self.process.wait()
+        finally:
+            self._look()
+            for process in self._seen:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            self.process.wait()
+            self.process.stdin.close()
+            os.close(self._pipe)
+
+
+def _unexplained(child: _Child, timeout: float | None) -> str:
+    """Why a child that reported no failure failed all the same; empty when it did not."""
+    if child.timed_out:
+        return f"stopped: it ran longer than {timeout:g} s (--timeout)"
+    code = child.process.returncode
+    if code < 0:
+        return f"its process was killed by {signal.Signals(-code).name} (out of memory?)"
+    return f"its process ended with exit code {code}" if code else ""
+
+
+def _is_notebook(path: Path) -> bool:
+    """False for a file that papermill was killed in the middle of, or never began."""
+    try:
+        nbformat.read(path, as_version=4)
+    except (OSError, ValueError, nbformat.ValidationError):
+        return False
+    return True

@@ -1,0 +1,90 @@
+"use strict";
+// Theme: the reader's choice when there is one, else the system's.
+const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
+const remembered = () => { try { return localStorage.getItem("kit-theme"); } catch { return null; } };
+const applyTheme = () => { root.dataset.theme = remembered() ?? (system.matches ? "dark" : "light"); };
+applyTheme();
+system.addEventListener("change", applyTheme);
+
+// A cell's value for sorting: its number in base units when it starts with one, else its text.
+const UNITS = {
+  ns: 1e-9, us: 1e-6, "µs": 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600,
+  B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, k: 1e3, M: 1e6, G: 1e9, T: 1e12, KB: 1e3, MB: 1e6, GB: 1e9,
+};
+const NUMBER = /^([-+−]?[\d,]*\.?\d+(?:e[-+]?\d+)?)\s*(\S*)/i;
+const valueOf = (cell) => {
+  const text = (cell?.dataset.value ?? cell?.textContent ?? "").trim(), match = text.match(NUMBER);
+  return match ? Number(match[1].replaceAll(",", "").replace("−", "-")) * (UNITS[match[2]] ?? 1) : text.toLowerCase();
+};
+const compare = (a, b) => {
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
+  return a.localeCompare(b);
+};
+
+function sortBy(table, header, column) {
+  const down = header.getAttribute("aria-sort") === "ascending", body = table.tBodies[0];
+  for (const other of table.tHead.querySelectorAll("th")) other.removeAttribute("aria-sort");
+  header.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const rows = [...body.rows].map((row) => [valueOf(row.cells[column]), row]);
+  rows.sort((a, b) => compare(a[0], b[0]) * (down ? -1 : 1));
+  body.append(...rows.map((pair) => pair[1]));
+}
+
+function makeSortable(table) {
+  const head = table.tHead?.rows;
+  const spans = (cell) => cell.rowSpan > 1 || cell.colSpan > 1;
+  if (!head || head.length !== 1 || [...table.querySelectorAll("th, td")].some(spans) || table.tBodies[0]?.rows.length < 2) return;
+  [...head[0].cells].forEach((header, column) => {
+    if (!header.textContent.trim()) return;
+    const button = document.createElement("button");
+    button.append(...header.childNodes);
+    button.addEventListener("click", () => sortBy(table, header, column));
+    header.append(button);
+  });
+}
+
+function alignNumbers(table) {
+  for (const cell of table.querySelectorAll("tbody td")) {
+    if (/^[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?\s?\S{0,6}$/i.test(cell.textContent.trim())) cell.classList.add("number");
+  }
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  document.querySelector("[data-do=theme]")?.addEventListener("click", () => {
+    const theme = root.dataset.theme === "dark" ? "light" : "dark";
+    try { localStorage.setItem("kit-theme", theme); } catch { /* a private window: for this page only */ }
+    root.dataset.theme = theme;
+  });
+  document.querySelector("[data-do=code]")?.addEventListener("click", () => {
+    const all = [...document.querySelectorAll("details.code")], open = all.some((details) => !details.open);
+    for (const details of all) details.open = open;
+  });
+  for (const table of document.querySelectorAll("table")) {
+    if (!table.parentElement.classList.contains("scroll")) {
+      const box = document.createElement("div");
+      box.className = "scroll";
+      table.replaceWith(box);
+      box.append(table);
+    }
+    makeSortable(table);
+    alignNumbers(table);
+  }
+  const dialog = document.querySelector("dialog");
+  dialog?.addEventListener("click", () => dialog.close());
+  for (const button of document.querySelectorAll("figure button")) {
+    button.addEventListener("click", () => {
+      dialog.replaceChildren(button.querySelector("img").cloneNode());
+      dialog.showModal();
+    });
+  }
+  const links = new Map([...document.querySelectorAll(".toc a")].map((link) => [link.hash.slice(1), link]));
+  const contents = document.querySelector(".toc details");
+  if (contents && matchMedia("(min-width: 1100px)").matches) contents.open = true;
+  const seen = new IntersectionObserver((entries) => {
+    const entry = entries.find((one) => one.isIntersecting);
+    if (!entry) return;
+    for (const link of links.values()) link.classList.toggle("here", link === links.get(entry.target.id));
+  }, { rootMargin: "0px 0px -70% 0px" });
+  for (const id of links.keys()) seen.observe(document.getElementById(id));
+});
