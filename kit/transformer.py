@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from kit.errors import ModelError
 from kit.kvcache import KVCache
 from kit.linear import linear_named
 from kit.rope import Rope
+from kit.tokenizer import Tokenizer, tokenizer_of
 
 
 class Transformer:
@@ -39,6 +41,11 @@ class Transformer:
         """An empty key/value cache for up to ``context`` positions (None: ``max_context``)."""
         c = self.config
         return KVCache(c.layers, c.kv_heads, c.head_dim, context or self.max_context, self.kv_dtype)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer, built when first asked for; TokenizerError when the file has none that the kit knows."""
+        return tokenizer_of(self.file)
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits after each of ``tokens``, (tokens, vocabulary) float32, from an empty cache that is thrown away."""

@@ -1,0 +1,90 @@
+"""generate: prefill the prompt, then decode token by token; text as it comes, and what each part took."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kit.errors import ModelError
+from kit.kvcache import KVCache
+from kit.sampling import Sampler
+from kit.transformer import Transformer
+
+
+@dataclass
+class Generation:
+    """What came out and how long each forward pass took.
+
+    ``seconds[0]`` is the time to first token (the prompt's pass and its sample), the others one a decoded token;
+    ``stopped`` says why it ended: "end of text", "max_tokens" or "context".
+    """
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    seconds: list[float] = field(default_factory=list)
+    stopped: str = "max_tokens"
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from the first pass's start to the first token."""
+        return self.seconds[0]
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens a second."""
+        return len(self.prompt) / self.seconds[0]
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens a second after the first; None when there is only one."""
+        decoded = self.seconds[1:]
+        return len(decoded) / sum(decoded) if decoded else None
+
+
+def generate(
+    model: Transformer,
+    prompt: str | Sequence[int],
+    max_tokens: int = 16,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    on_text: Callable[[str], None] | None = None,
+    stop_at_end: bool = True,
+    cache: KVCache | None = None,
+) -> Generation:
+    """Continue ``prompt`` (text, or token ids as they are) by up to ``max_tokens`` tokens.
+
+    Sampling as in kit.sampling.Sampler. ``on_text`` gets the text piece by piece, whole characters only.
+    ``stop_at_end=False`` goes on after the model's end-of-text token. ``cache``: a KV cache to go on from (None: a new
+    one). Raises ModelError for a prompt that is empty or does not fit, TokenizerError when text is asked of a file
+    without a tokenizer.
+    """
+    if max_tokens < 1:
+        raise ModelError(f"max_tokens is {max_tokens}, expected at least 1")
+    sample = Sampler(temperature, top_k, top_p, seed)
+    has_tokenizer = "tokenizer.ggml.tokens" in model.file.metadata
+    tokenizer = model.tokenizer if has_tokenizer or isinstance(prompt, str) or on_text else None
+    answer = Generation(tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt])
+    cache = model.new_cache() if cache is None else cache
+    detokenize = tokenizer.stream() if tokenizer else lambda token: ""
+    batch = answer.prompt
+    while True:
+        start = time.perf_counter()
+        token = sample(model.step(batch, cache))
+        answer.seconds.append(time.perf_counter() - start)
+        answer.tokens.append(token)
+        piece = detokenize(token)
+        answer.text += piece
+        if on_text and piece:
+            on_text(piece)
+        if stop_at_end and tokenizer and token in tokenizer.end_tokens:
+            answer.stopped = "end of text"
+            break
+        if len(answer.tokens) == max_tokens:
+            break
+        if cache.length == cache.context:
+            answer.stopped = "context"
+            break
+        batch = [token]
+    return answer
