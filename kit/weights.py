@@ -33,7 +33,7 @@ class Weights(Mapping):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The tensor, from the cache or the file; ModelError when the file has no such tensor."""
-        return self.store.get(name, self.nbytes(name), lambda: self._load(name))
+        return self.store.get(name, self.nbytes(name), lambda: self.load(name))
 
     def __iter__(self):
         return iter(self.file.tensors)
@@ -90,7 +90,8 @@ class Weights(Mapping):
             np.bitwise_or.reduce(blocks.reshape(-1)[::_PAGE])
         return blocks
 
-    def _load(self, name: str) -> torch.Tensor:
+    def load(self, name: str) -> torch.Tensor:
+        """Read and dequantise the tensor anew, past the cache: what the cache calls, and what a prefetch calls ahead."""
         blocks = self.read(name)
         with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
             return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)

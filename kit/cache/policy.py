@@ -4,8 +4,10 @@ The protocol: ``request`` once for every access; after a miss, ``insert`` once t
 capacity share one unit: bytes, or 1 for each object to count objects.
 """
 
+import heapq
 import math
-from collections import OrderedDict
+import random
+from collections import OrderedDict, deque
 
 from kit.errors import CacheError
 from kit.units import parse_bytes
@@ -147,3 +149,113 @@ class LRU(Policy):
 
     def _victim(self):
         return next(iter(self._order))
+
+
+class MRU(LRU):
+    """Evicts what was used last: on a cyclic scan (C-1)/(N-1) hits, what MIN reaches when it must keep every object."""
+
+    def _victim(self):
+        return next(reversed(self._order))
+
+
+class LIP(LRU):
+    """LRU that inserts at the cold end: an object must be hit once to climb (Qureshi et al., ISCA 2007)."""
+
+    def _added(self, key):
+        self._order[key] = None
+        self._order.move_to_end(key, last=False)
+
+
+class LFU(Policy):
+    """Evicts the least often used, among equals the least recently used.
+
+    ``window`` is the reports' ``frequency_window``: only uses of the last ``window`` count, in requests, or in the unit
+    of ``clock()`` when one is given. None counts every use since the start, those of objects not held among them.
+    """
+
+    def __init__(self, capacity: int | str, window: float | None = None, clock=None):
+        super().__init__(capacity)
+        if window is not None and not window > 0:
+            raise CacheError(f"LFU window: {window!r} remembers nothing; give a positive number, or None for all")
+        self._window, self._clock = window, clock
+        self._requests = 0
+        self._uses = deque()  # (time, key) inside the window
+        self._count: dict[str, int] = {}
+        self._last: dict[str, int] = {}  # number of the request that used the key last
+        self._heap: list[tuple[int, int, str]] = []  # (count, last, key); what no longer agrees is stale
+
+    def request(self, key, size):
+        self._requests += 1
+        self._count[key] = self._count.get(key, 0) + 1
+        self._last[key] = self._requests
+        self._rank(key)
+        if self._window is not None:
+            now = self._clock() if self._clock else self._requests
+            self._uses.append((now, key))
+            while self._uses[0][0] <= now - self._window:
+                old = self._uses.popleft()[1]
+                self._count[old] -= 1
+                self._rank(old)
+        return super().request(key, size)
+
+    def _rank(self, key):
+        if key in self._sizes:
+            heapq.heappush(self._heap, (self._count[key], self._last[key], key))
+
+    def _added(self, key):
+        self._count.setdefault(key, 0)
+        self._last.setdefault(key, self._requests)
+        self._rank(key)
+
+    def _victim(self):
+        while True:
+            count, last, key = self._heap[0]
+            if key in self._sizes and (count, last) == (self._count[key], self._last[key]):
+                return key
+            heapq.heappop(self._heap)
+
+
+class Random(Policy):
+    """Evicts any object; on a cyclic scan the hit rate solves h = exp(-(1-h) N/C)."""
+
+    def __init__(self, capacity: int | str, seed: int = 0):
+        super().__init__(capacity)
+        self._draw = random.Random(seed)
+        self._slots: list[str] = []
+        self._slot_of: dict[str, int] = {}
+
+    def _added(self, key):
+        self._slot_of[key] = len(self._slots)
+        self._slots.append(key)
+
+    def _removed(self, key):
+        slot, last = self._slot_of.pop(key), self._slots.pop()
+        if last != key:
+            self._slots[slot], self._slot_of[last] = last, slot
+
+    def _victim(self):
+        return self._slots[int(self._draw.random() * len(self._slots))]
+
+
+class TwoRandom(Random):
+    """Draws two objects and evicts the one used longer ago; cyclic: h = 1 - y^2 with y = tanh(y N/C)."""
+
+    def __init__(self, capacity: int | str, seed: int = 0):
+        super().__init__(capacity, seed)
+        self._uses = 0
+        self._last: dict[str, int] = {}
+
+    def _touch(self, key):
+        self._uses += 1
+        self._last[key] = self._uses
+
+    def _added(self, key):
+        super()._added(key)
+        self._touch(key)
+
+    def _removed(self, key):
+        super()._removed(key)
+        del self._last[key]
+
+    def _victim(self):
+        return min(super()._victim(), super()._victim(), key=self._last.__getitem__)

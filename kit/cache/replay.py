@@ -1,5 +1,6 @@
 """Runs a policy over a recorded trace, sizes only: what would this cache have done?"""
 
+from kit.cache.offline import MIN
 from kit.cache.policy import Policy
 from kit.cache.stats import Stats
 from kit.cache.traces import Requests, requests
@@ -13,6 +14,8 @@ def replay(trace, cache: Policy, tokens: int = 1, dtype: str = "float32") -> Sta
     """
     accesses = trace if isinstance(trace, Requests) else requests(trace, tokens=tokens, dtype=dtype)
     policy = cache.fresh()
+    if isinstance(policy, MIN):
+        policy.foresee(accesses)
     request, insert = policy.request, policy.insert
     hits = bypassed = evictions = peak = bytes_hit = bytes_loaded = 0
     for key, size in zip(accesses.keys, accesses.sizes, strict=True):

@@ -1,8 +1,9 @@
-"""Sequences of weight accesses: recorded live, or built from a file."""
+"""Sequences of weight accesses: recorded live, read from a file, or built from a model or a distribution."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from kit.errors import TraceError
@@ -13,7 +14,7 @@ BYTES_PER_ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Requests:
-    """Accesses in order: what was asked for, how large it is (bytes), and in which token."""
+    """Accesses in order: what was asked for, how large it is (bytes, at least 0) and in which token."""
 
     keys: list[str]
     sizes: list[int]
@@ -22,11 +23,32 @@ class Requests:
     def __len__(self):
         return len(self.keys)
 
+    def __getitem__(self, part: slice) -> "Requests":
+        return Requests(self.keys[part], self.sizes[part], self.tokens[part])
+
+    @property
+    def objects(self) -> dict[str, int]:
+        """Each key with its size, in order of first access."""
+        found: dict[str, int] = {}
+        for key, size in zip(self.keys, self.sizes, strict=True):
+            found.setdefault(key, size)
+        return found
+
+    @property
+    def working_set(self) -> int:
+        """Bytes of all different objects."""
+        return sum(self.objects.values())
+
+    def counted(self) -> "Requests":
+        """The same accesses with every size 1: a capacity then counts objects."""
+        return Requests(self.keys, [1] * len(self), self.tokens)
+
 
 def requests(source, tokens: int = 1, dtype: str = "float32") -> Requests:
     """Accesses of a Trace, of its DataFrame, of ``[(name, bytes), ...]``, or of ``tokens`` passes over a GGUF file.
 
-    Of a trace only the spans "access" that did not fail count. TraceError when the source is none of these.
+    Of a trace only the spans "access" that did not fail count. A file stands for a decode that asks for each tensor
+    once a token, in file order, at the size of ``dtype``. TraceError when the source is none of these.
     """
     if isinstance(source, Requests):
         return source
@@ -45,8 +67,20 @@ def requests(source, tokens: int = 1, dtype: str = "float32") -> Requests:
     raise TraceError(f"{type(source).__name__} is no trace: give a Trace, its DataFrame, a GGUF file or (name, bytes)")
 
 
+def _of_frame(frame: pd.DataFrame) -> Requests:
+    missing = {"tensor", "nbytes"} - set(frame.columns)
+    if missing:
+        raise TraceError(f"the frame is no trace: it lacks the column {', '.join(sorted(missing))}")
+    if "what" in frame:
+        frame = frame[frame["what"] == "access"]
+    if "outcome" in frame:
+        frame = frame[frame["outcome"] != "error"]
+    tokens = frame["token"].tolist() if "token" in frame else [0] * len(frame)
+    return Requests(frame["tensor"].tolist(), frame["nbytes"].tolist(), tokens)
+
+
 def repeated(pairs, tokens: int) -> Requests:
-    """``tokens`` passes over ``[(name, bytes), ...]`` in that order: a cyclic scan."""
+    """``tokens`` passes over ``[(name, bytes), ...]`` in that order: the cyclic scan of a dense model."""
     try:
         pairs = [(name, int(size)) for name, size in pairs]
     except (TypeError, ValueError):
@@ -58,13 +92,57 @@ def repeated(pairs, tokens: int) -> Requests:
     return Requests([name for name, _ in pairs] * tokens, [size for _, size in pairs] * tokens, numbered)
 
 
-def _of_frame(frame: pd.DataFrame) -> Requests:
-    missing = {"tensor", "nbytes"} - set(frame.columns)
-    if missing:
-        raise TraceError(f"the frame is no trace: it lacks the column {', '.join(sorted(missing))}")
-    if "what" in frame:
-        frame = frame[frame["what"] == "access"]
-    if "outcome" in frame:
-        frame = frame[frame["outcome"] != "error"]
-    tokens = frame["token"].tolist() if "token" in frame else [0] * len(frame)
-    return Requests(frame["tensor"].tolist(), frame["nbytes"].tolist(), tokens)
+def decode_order(geometry, mix: str = "Q4_K_M", dtype: str = "float32", layers: int | None = None):
+    """``[(name, bytes), ...]`` of a model (kit.gguf.geometry) in the order in which a decode step asks for them."""
+    specs = geometry.tensors(mix, layers=layers)
+    sized = {s.name: int(np.prod(s.shape)) * BYTES_PER_ELEMENT[dtype] for s in specs}
+    last = [name for name in ("output_norm.weight", "output.weight") if name in sized]
+    if "output.weight" not in sized:
+        last.append("token_embd.weight")
+    first = [name for name in sized if name.startswith("blk.")]
+    return [(name, sized[name]) for name in first + last]
+
+
+def zipf(objects: int, length: int, alpha: float = 1.0, size: int = 1, seed: int = 0) -> Requests:
+    """Independent draws, the k-th most popular object with probability proportional to k^-alpha; 0 is uniform."""
+    weight = np.arange(1, objects + 1, dtype=float) ** -alpha
+    drawn = np.random.default_rng(seed).choice(objects, length, p=weight / weight.sum())
+    return _numbered(drawn, size)
+
+
+def shifting(objects: int, length: int, working: int, every: int, size: int = 1, seed: int = 0) -> Requests:
+    """Uniform draws from a window of ``working`` objects that moves on by half of itself after ``every`` accesses."""
+    start = np.arange(length) // every * (working // 2)
+    drawn = (start + np.random.default_rng(seed).integers(0, working, length)) % objects
+    return _numbered(drawn, size)
+
+
+def _numbered(drawn, size) -> Requests:
+    return Requests([f"object.{i}" for i in drawn.tolist()], [size] * len(drawn), list(range(len(drawn))))
+
+
+def mixture_of_experts(
+    layers: int = 24, experts: int = 32, used: int = 4, tokens: int = 200, skew: float = 1.0, locality: float = 0.3,
+    expert_bytes: int = 16 << 20, dense_bytes: int = 32 << 20, seed: int = 0,
+) -> Requests:  # fmt: skip
+    """A decode through a router: each layer asks for its dense weights, then for ``used`` of its ``experts``.
+
+    The popularity of a layer's experts falls as k^-``skew`` (each layer its own order; 0 is uniform), and with
+    probability ``locality`` a token keeps the experts that the token before it used in that layer.
+    """
+    draw = np.random.default_rng(seed)
+    share = np.arange(1, experts + 1, dtype=float) ** -skew
+    share /= share.sum()
+    orders = [draw.permutation(experts) for _ in range(layers)]
+    chosen = [order[draw.choice(experts, used, replace=False, p=share)] for order in orders]
+    keys, sizes, numbers = [], [], []
+    for token in range(tokens):
+        for layer, order in enumerate(orders):
+            if draw.random() >= locality:
+                chosen[layer] = order[draw.choice(experts, used, replace=False, p=share)]
+            keys.append(f"blk.{layer}.attn.weight")
+            sizes.append(dense_bytes)
+            keys.extend(f"blk.{layer}.ffn_exps.weight[{expert}]" for expert in sorted(chosen[layer].tolist()))
+            sizes.extend([expert_bytes] * used)
+        numbers.extend([token] * (len(keys) - len(numbers)))
+    return Requests(keys, sizes, numbers)

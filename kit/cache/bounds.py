@@ -1,0 +1,164 @@
+"""What is possible: closed forms for a cyclic scan, bounds for any trace, and which objects a static cache should hold."""
+
+import math
+
+import numpy as np
+
+from kit.cache.traces import Requests
+from kit.errors import CacheError
+
+
+def random_hit_rate(objects: int, capacity: int) -> float:
+    """Random replacement on a cyclic scan: the root of h = exp(-(1-h) N/C) below 1.
+
+    An object survives a whole cycle of (1-h) N evictions, each of which spares it with probability 1 - 1/C.
+    """
+    return _root(lambda h: math.exp(-(1 - h) * objects / capacity))
+
+
+def two_random_hit_rate(objects: int, capacity: int) -> float:
+    """The older of two random objects goes: h = 1 - y^2 where y = tanh(y N/C).
+
+    With G(u) the residents used within the last u requests, an object of age u goes at the rate 2 (1-h) G(u) / C^2, so
+    G'' = -2 (1-h) G G' / C^2, G(0) = 0, G'(0) = 1, G(N) = C; then G = C tanh(y u/C) / y and h = G'(N).
+    """
+    return _root(lambda h: 1 - math.tanh(math.sqrt(1 - h) * objects / capacity) ** 2)
+
+
+def _root(step) -> float:
+    """Smallest fixed point of an increasing ``step`` on [0, 1), by iteration from 0."""
+    rate = 0.0
+    for _ in range(100_000):
+        following = step(rate)
+        if abs(following - rate) < 1e-12:
+            break
+        rate = following
+    return rate
+
+
+CYCLIC = {  # policy -> steady-state hit rate on a scan of N equal objects with room for C of them, 2 <= C < N
+    "NoCache": lambda n, c: 0.0,
+    "LRU": lambda n, c: 0.0,
+    "FIFO": lambda n, c: 0.0,
+    "CLOCK": lambda n, c: 0.0,
+    "SIEVE": lambda n, c: 0.0,
+    "ARC": lambda n, c: 0.0,
+    "LFU": lambda n, c: 0.0,
+    "Random": random_hit_rate,
+    "TwoRandom": two_random_hit_rate,
+    "LIP": lambda n, c: (c - 1) / n,
+    "MRU": lambda n, c: (c - 1) / (n - 1),
+    "MIN without bypass": lambda n, c: (c - 1) / (n - 1),
+    "TinyLFU": lambda n, c: c / n,
+    "Pinned": lambda n, c: c / n,
+    "CyclicAware": lambda n, c: c / n,
+    "MIN": lambda n, c: c / n,
+}
+
+
+def cyclic_hit_rate(policy: str, objects: int, capacity: int) -> float:
+    """Steady-state hit rate of a policy on a cyclic scan of ``objects`` equal objects, ``capacity`` of which fit.
+
+    1 when all of them fit. CacheError for a policy without a closed form.
+    """
+    if policy not in CYCLIC:
+        raise CacheError(f"{policy}: no closed form for a cyclic scan; known are {', '.join(CYCLIC)}")
+    return 1.0 if capacity >= objects and policy != "NoCache" else CYCLIC[policy](objects, capacity)
+
+
+def interval_bound(trace: Requests, capacity: int, by: str = "bytes") -> float:
+    """No policy without prefetch hits a larger share of this trace, whatever the sizes.
+
+    To hit, an object must have been held since its last access: size x time of room. All intervals together get
+    capacity x (length of the trace); the bound takes the cheapest a hit ("objects") or a byte ("bytes"), the last one
+    in part (Berger, Beckmann, Harchol-Balter, SIGMETRICS 2018, PFOO-U). On a cyclic scan that is C/N.
+    """
+    last: dict[str, int] = {}
+    spans, sizes = [], []
+    for index, (key, size) in enumerate(zip(trace.keys, trace.sizes, strict=True)):
+        if key in last and size <= capacity:
+            spans.append(index - last[key])
+            sizes.append(size)
+        last[key] = index
+    spans, sizes = np.array(spans, float), np.array(sizes, float)
+    worth = sizes if by == "bytes" else np.ones_like(sizes)
+    order = np.argsort(spans * sizes / worth, kind="stable")
+    room = capacity * len(trace)
+    area = np.cumsum((spans * sizes)[order])
+    fits = int(np.searchsorted(area, room, side="right"))
+    total = worth[order][:fits].sum()
+    if fits < len(order):
+        spare = room - (area[fits - 1] if fits else 0.0)
+        total += worth[order[fits]] * spare / (spans * sizes)[order[fits]]
+    return float(total / (sum(trace.sizes) if by == "bytes" else len(trace)))
+
+
+def knapsack(costs: dict[str, float], sizes: dict[str, int], capacity: int, cells: int = 20_000) -> list[str]:
+    """Names whose total cost is the largest that fits in ``capacity`` bytes: what a static cache should pin.
+
+    Dynamic programming over ``cells`` steps of size; sizes are rounded up, so the set always fits and is optimal when
+    capacity / cells divides all sizes. Objects of equal size and cost are interchangeable.
+    """
+    grain = max(1, math.gcd(*sizes.values()) if sizes else 1, -(-capacity // cells))
+    room = capacity // grain
+    best = np.zeros(room + 1)
+    taken = np.zeros((len(costs), room + 1), bool)
+    names = list(costs)
+    for row, name in enumerate(names):
+        need = -(-sizes[name] // grain)
+        if need > room or costs[name] <= 0:
+            continue
+        if need == 0:
+            taken[row] = True
+            best += costs[name]
+            continue
+        offer = best[:-need] + costs[name]
+        taken[row, need:] = offer > best[need:]
+        best[need:] = np.maximum(best[need:], offer)
+    chosen, left = [], room
+    for row in range(len(names) - 1, -1, -1):
+        if taken[row, left]:
+            chosen.append(names[row])
+            left -= -(-sizes[names[row]] // grain)
+    return chosen[::-1]
+
+
+def lru_hit_curve(trace: Requests) -> tuple[np.ndarray, np.ndarray]:
+    """All LRU caches in one pass (Mattson et al. 1970): capacities (bytes, rising) and the hits that each reaches.
+
+    A cache of at least ``capacities[i]`` bytes, and less than the next, has ``hits[i]`` hits; exact from the largest
+    object up (a smaller cache must bypass it, which changes what the others see).
+    """
+    distances = np.sort([d for d in stack_distances(trace) if d is not None])
+    capacities, counts = np.unique(distances, return_counts=True)
+    return capacities, np.cumsum(counts)
+
+
+def stack_distances(trace: Requests) -> list[int | None]:
+    """For each access, the bytes of all objects used since the same key was (itself included); None the first time.
+
+    A Fenwick tree over time holds each object's size at its last use: n log n.
+    """
+    length = len(trace)
+    tree, last, total, distances = [0] * (length + 1), {}, 0, []
+    for now, (key, size) in enumerate(zip(trace.keys, trace.sizes, strict=True), start=1):
+        before = last.get(key)
+        if before is None:
+            distances.append(None)
+            total += size
+        else:
+            older, index = 0, before - 1
+            while index:
+                older += tree[index]
+                index &= index - 1
+            distances.append(total - older)
+            _tree_add(tree, before, -size)
+        _tree_add(tree, now, size)
+        last[key] = now
+    return distances
+
+
+def _tree_add(tree, index, amount):
+    while index < len(tree):
+        tree[index] += amount
+        index += index & -index

@@ -1,0 +1,67 @@
+"""oracleGeneral traces: 24-byte records that libCacheSim and its peers read, with a JSON sidecar that names tensors."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from kit.cache.traces import Requests
+from kit.errors import TraceError
+
+RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])  # packed, 24 bytes
+LARGEST = 2**32 - 1
+
+
+def write(trace: Requests, path: str | Path) -> Path:
+    """Write ``path`` and ``path``.json; TraceError when an object has 4 GiB or more, which a record cannot say.
+
+    Ids are the places (from 1) of the names in the sidecar; ``time`` is the token; ``next`` the index of the next access, -1 for none.
+    """
+    path = Path(path)
+    large = next((key for key, size in zip(trace.keys, trace.sizes, strict=True) if size > LARGEST), None)
+    if large is not None:
+        raise TraceError(f"{path}: {large} has 4 GiB or more; an oracleGeneral record holds at most {LARGEST} bytes")
+    names = list(dict.fromkeys(trace.keys))
+    ids = {name: number for number, name in enumerate(names, start=1)}
+    records = np.zeros(len(trace), RECORD)
+    records["time"] = np.maximum(trace.tokens, 0)
+    records["id"] = [ids[key] for key in trace.keys]
+    records["size"] = trace.sizes
+    following = {}
+    for index in range(len(trace) - 1, -1, -1):
+        records["next"][index] = following.get(trace.keys[index], -1)
+        following[trace.keys[index]] = index
+    records.tofile(path)
+    sidecar(path).write_text(json.dumps({"format": "oracleGeneral", "names": names}, indent=0), encoding="utf-8")
+    return path
+
+
+def read(path: str | Path) -> Requests:
+    """The accesses of an oracleGeneral file; names from its sidecar, else ``object.<id>``. TraceError when it is none."""
+    path = Path(path)
+    nbytes = path.stat().st_size if path.is_file() else None
+    if not nbytes or nbytes % RECORD.itemsize:
+        what = "no such file" if nbytes is None else f"{nbytes} bytes are no whole number of 24-byte records"
+        raise TraceError(f"{path}: no oracleGeneral trace ({what})")
+    records = np.fromfile(path, RECORD)
+    named = _names(path)
+    ids = records["id"].tolist()
+    if named is not None and not 1 <= min(ids) <= max(ids) <= len(named):
+        raise TraceError(f"{sidecar(path)}: names {len(named)} objects, but the trace has ids {min(ids)} to {max(ids)}")
+    keys = [named[i - 1] if named is not None else f"object.{i}" for i in ids]
+    return Requests(keys, records["size"].tolist(), records["time"].tolist())
+
+
+def sidecar(path: Path) -> Path:
+    """Where the names of a trace lie."""
+    return path.with_name(path.name + ".json")
+
+
+def _names(path) -> list[str] | None:
+    if not sidecar(path).exists():
+        return None
+    try:
+        names = json.loads(sidecar(path).read_text(encoding="utf-8"))["names"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{sidecar(path)}: not the sidecar of a trace ({error!r})") from None
+    return [str(name) for name in names]
