@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.gguf.synthetic import cached_model
 
 from kit import devices, machine
 from kit.findings import first_token, first_token_verdicts
-from kit.gguf.synthetic import cached_model
 from kit.records import read
 from kit.session import Session
 
