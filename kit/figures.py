@@ -46,7 +46,7 @@ def bound(axes: Axes, value: float, label: str, vertical: bool = False) -> None:
 
 
 def stacked_bars(axes: Axes, table, colours=PALETTE, unit: str = "s") -> None:
-    """Horizontal stacked bars: one bar a row of ``table`` (a DataFrame of non-negative parts), totals written at the ends."""
+    """Horizontal stacked bars: one a row of ``table`` (a DataFrame of non-negative parts), totals at the ends."""
     left = table.iloc[:, 0] * 0
     for (part, values), colour in zip(table.items(), colours, strict=False):
         axes.barh(table.index, values, left=left, label=part, color=colour)
