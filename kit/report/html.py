@@ -12,6 +12,7 @@ from kit.report.checklist import checklist
 from kit.report.run import Run, read_notebook, write_atomically
 
 _MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a failure
+_HIDDEN = {"remove-cell"}  # of use in JupyterLab only, as Jupyter Book names it
 
 
 def write(run: Run, name: str) -> Path:
@@ -55,6 +56,8 @@ def cells_of(path: Path) -> list[dict]:
     source = [cell for cell in read_notebook(path).cells if not _MARKERS & set(cell.metadata.get("tags", []))]
     cells, section = [], ""
     for number, cell in enumerate(source, start=1):
+        if _HIDDEN & set(cell.metadata.get("tags", [])):
+            continue
         shown = {"number": number, "kind": cell.cell_type, "headings": [], "outputs": [], "section": section}
         if cell.cell_type == "markdown":
             shown["body"], shown["headings"] = content.markdown(cell.source, f"cell-{number}")

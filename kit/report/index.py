@@ -58,7 +58,7 @@ def missing(run: Run, claim: claims.Claim) -> str:
     """Why a claim has no verdict in this run."""
     state = run.notebooks.get(claim.notebook)
     if state is None:
-        return f"{claim.notebook} was not run: kit reproduce --only {claim.notebook}"
+        return f"{claim.notebook} was not run"
     if state.status != "ok":
         return f"{claim.notebook} failed before it came to this claim"
     return f"{claim.notebook} ran and wrote no verdict for it"

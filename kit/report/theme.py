@@ -8,6 +8,7 @@ from importlib import resources
 import jinja2
 
 from kit import units
+from kit.report.scale import positions
 
 
 @cache
@@ -23,6 +24,7 @@ def _environment() -> jinja2.Environment:
     )  # fmt: skip
     environment.filters |= {"quantity": quantity, "seconds": units.format_seconds, "bytes": units.format_bytes}
     environment.globals |= {"policy": _policy(), "style": _asset("page.css"), "script": _asset("page.js")}
+    environment.globals["positions"] = positions
     return environment
 
 

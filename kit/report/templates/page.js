@@ -44,10 +44,28 @@ function makeSortable(table) {
   });
 }
 
-function alignNumbers(table) {
-  for (const cell of table.querySelectorAll("tbody td")) {
-    if (/^[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?\s?\S{0,6}$/i.test(cell.textContent.trim())) cell.classList.add("number");
+// A column of numbers is one whose cells all start with one and hold little else; long texts get room.
+function alignColumns(table) {
+  const rows = [...table.querySelectorAll("tr")];
+  for (let column = 0; column < Math.max(...rows.map((row) => row.cells.length)); column++) {
+    const cells = rows.map((row) => row.cells[column]).filter(Boolean);
+    const texts = cells.filter((cell) => cell.tagName === "TD").map((cell) => cell.textContent.trim());
+    for (const cell of cells) cell.classList.toggle("long", cell.textContent.trim().length > 40);
+    const numeric = texts.filter((text) => /^[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?\s?\S{0,7}$/i.test(text));
+    if (numeric.length && texts.every((text) => numeric.includes(text) || /^([–-]|nan|none|)$/i.test(text))) {
+      for (const cell of cells) cell.classList.add("number");
+    }
   }
+}
+
+// pandas writes the name of the index in a second row of headings: one row says the same.
+function joinHeadings(table) {
+  const [first, second] = table.tHead?.rows ?? [];
+  if (!second || table.tHead.rows.length !== 2 || first.cells.length !== second.cells.length) return;
+  const pairs = [...first.cells].map((cell, column) => [cell, second.cells[column]]);
+  if (pairs.some(([cell, other]) => cell.textContent.trim() && other.textContent.trim())) return;
+  for (const [cell, other] of pairs) if (other.textContent.trim()) cell.textContent = other.textContent;
+  second.remove();
 }
 
 document.addEventListener("DOMContentLoaded", () => {
@@ -67,8 +85,9 @@ document.addEventListener("DOMContentLoaded", () => {
       table.replaceWith(box);
       box.append(table);
     }
+    joinHeadings(table);
+    alignColumns(table);
     makeSortable(table);
-    alignNumbers(table);
   }
   const dialog = document.querySelector("dialog");
   dialog?.addEventListener("click", () => dialog.close());
