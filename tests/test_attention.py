@@ -1,0 +1,102 @@
+"""Every attention variant against its definition in float64; a mask that looks ahead must not pass."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kit import attention
+from kit.attention import ATTENTION
+from kit.errors import ModelError
+
+
+def defined(q, k, v, scale, window):
+    """Attention from its definition, one query at a time, float64 numpy."""
+    heads, tokens, dim = q.shape
+    positions = k.shape[1]
+    out = np.empty((heads, tokens, dim))
+    for head in range(heads):
+        shared = head // (heads // k.shape[0])
+        for token in range(tokens):
+            own = positions - tokens + token
+            seen = [s for s in range(positions) if s <= own and (not window or s > own - window)]
+            score = np.array([scale * np.dot(q[head, token], k[shared, s]) for s in seen])
+            weight = np.exp(score - score.max())
+            out[head, token] = weight / weight.sum() @ v[shared, seen]
+    return out
+
+
+def random_case(tokens, past, kv_heads, group, dim, seed):
+    rng = np.random.default_rng(seed)
+    shapes = (kv_heads * group, tokens), (kv_heads, past + tokens), (kv_heads, past + tokens)
+    return [rng.standard_normal((*shape, dim)).astype(np.float32) for shape in shapes]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(sorted(ATTENTION)),
+    tokens=st.integers(1, 9),
+    past=st.integers(0, 9),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    dim=st.sampled_from([2, 8, 32]),
+    window=st.integers(0, 12),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_equals_the_definition(name, tokens, past, kv_heads, group, dim, window, seed):
+    q, k, v = random_case(tokens, past, kv_heads, group, dim, seed)
+    expected = defined(*(x.astype(np.float64) for x in (q, k, v)), dim**-0.5, window)
+    got = ATTENTION[name](*map(torch.from_numpy, (q, k, v)), dim**-0.5, window)
+    assert got.dtype == torch.float32 and got.shape == q.shape
+    assert np.abs(got.numpy() - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("window", [0, 300])
+@pytest.mark.parametrize("tokens,past", [(1, 1100), (300, 0), (270, 530)])
+def test_blocks_of_queries_and_keys_join(tokens, past, window):
+    """Longer than the blocks of blas and chunked, from a cache that is a strided view of a larger buffer."""
+    q, k, v = random_case(tokens, past, 2, 2, 16, seed=1)
+    buffers = [np.full((2, 2000, 16), np.nan, np.float32) for _ in "kv"]
+    for buffer, x in zip(buffers, (k, v), strict=True):
+        buffer[:, : past + tokens] = x
+    k_view, v_view = (torch.from_numpy(buffer)[:, : past + tokens] for buffer in buffers)
+    by_token = torch.from_numpy(np.ascontiguousarray(q.transpose(1, 0, 2))).transpose(0, 1)
+    expected = defined(*(x.astype(np.float64) for x in (q, k, v)), 0.25, window)
+    for name in ("loop", "strided", "blas", "sdpa", "chunked"):
+        got = ATTENTION[name](by_token, k_view, v_view, 0.25, window).numpy()
+        assert np.abs(got - expected).max() < 1e-6, name
+
+
+def test_a_reversed_mask_fails(monkeypatch):
+    """The definition tells a mask that hides the past from one that hides the future."""
+    q, k, v = random_case(5, 2, 1, 2, 8, seed=0)
+    expected = defined(*(x.astype(np.float64) for x in (q, k, v)), 0.3, 0)
+    hidden = attention.hidden
+    monkeypatch.setattr(attention, "hidden", lambda *args: hidden(*args).flip(0))
+    for name in ("blas", "chunked", "sdpa"):
+        got = ATTENTION[name](*map(torch.from_numpy, (q, k, v)), 0.3).numpy()
+        assert not np.allclose(got, expected, atol=1e-3), name
+
+
+@pytest.mark.parametrize("name", ["loop", "strided", "blas", "sdpa", "chunked"])
+def test_the_future_is_not_seen(name):
+    """Changing the last position's key and value changes no query but the last."""
+    q, k, v = map(torch.from_numpy, random_case(6, 3, 2, 2, 8, seed=3))
+    before = ATTENTION[name](q, k, v, 0.3)
+    k, v = k.clone(), v.clone()
+    k[:, -1], v[:, -1] = 50.0, -50.0
+    after = ATTENTION[name](q, k, v, 0.3)
+    assert torch.equal(before[:, :-1], after[:, :-1])
+    assert not torch.allclose(before[:, -1], after[:, -1])
+
+
+def test_large_scores_do_not_overflow():
+    q, k, v = (100 * torch.from_numpy(x) for x in random_case(4, 4, 1, 1, 8, seed=5))
+    for name, variant in ATTENTION.items():
+        assert variant(q, k, v, 1.0).isfinite().all(), name
+
+
+def test_an_unknown_variant_lists_the_known():
+    with pytest.raises(ModelError, match=r"'flash'.*loop.*blas"):
+        attention.attention_named("flash")
