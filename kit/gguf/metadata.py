@@ -1,0 +1,215 @@
+"""The header of a GGUF file: a cursor that never leaves the file, and key-value pairs whose arrays stay in the map.
+
+Layout: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from kit.errors import GGUFError
+
+STRING, ARRAY, BOOL = 8, 9, 7
+SCALARS = {  # type id -> (name, numpy type without byte order)
+    0: ("uint8", "u1"),
+    1: ("int8", "i1"),
+    2: ("uint16", "u2"),
+    3: ("int16", "i2"),
+    4: ("uint32", "u4"),
+    5: ("int32", "i4"),
+    6: ("float32", "f4"),
+    BOOL: ("bool", "u1"),
+    10: ("uint64", "u8"),
+    11: ("int64", "i8"),
+    12: ("float64", "f8"),
+}
+MAX_NAME = 65_535  # bytes of a key, by the specification; the same for the name of a tensor
+MAX_STRINGS = 1 << 23  # strings of one array: eight times the largest vocabulary, yet walked within a second
+_BATCH = 4096
+
+
+class Cursor:
+    """Reads a mapped file from front to back; whatever does not fit is a GGUFError with the byte offset.
+
+    ``data`` is the whole file as uint8, ``order`` is "<" or ">".
+    """
+
+    def __init__(self, path, data: np.ndarray, order: str = "<", position: int = 0):
+        self.path, self.data, self.order, self.position = path, data, order, position
+
+    def fail(self, offset: int, problem: str) -> NoReturn:
+        """Raise the GGUFError that names the file and the offset."""
+        raise GGUFError(f"{self.path}: byte {offset:,}: {problem}")
+
+    def take(self, nbytes: int, what: str) -> np.ndarray:
+        """The next ``nbytes`` as a view, or the error that the file ends too early."""
+        start, left = self.position, len(self.data) - self.position
+        if nbytes > left:
+            self.fail(start, f"expected {nbytes:,} bytes of {what}, but the file ends after {left:,} more")
+        self.position = start + nbytes
+        return self.data[start : self.position]
+
+    def number(self, dtype: str, what: str) -> int | float:
+        """One number of a numpy type such as ``"u8"``."""
+        return np.frombuffer(self.take(int(dtype[1]), what), self.order + dtype)[0].item()
+
+    def count(self, what: str, each: int, dtype: str = "u8") -> int:
+        """A count of things that take at least ``each`` bytes: no more than the rest of the file can hold."""
+        start, count = self.position, self.number(dtype, what)
+        left = len(self.data) - self.position
+        if count * each > left:
+            self.fail(start, f"{count:,} {what}, expected at most {left // each:,} in the {left:,} bytes that are left")
+        return count
+
+    def string(self, what: str, longest: int | None = None) -> str:
+        """A length (uint64) and that many bytes of UTF-8."""
+        start = self.position
+        length = self.count(f"bytes of {what}", 1)
+        if longest is not None and length > longest:
+            self.fail(start, f"{what} of {length:,} bytes, expected at most {longest:,}")
+        try:
+            return self.take(length, what).tobytes().decode()
+        except UnicodeDecodeError as error:
+            self.fail(start + 8 + error.start, f"expected UTF-8 in {what}, found {error.reason}")
+
+    def walk_strings(self, count: int, what: str) -> np.ndarray:
+        """Step over ``count`` strings; returns the offset of each (its length field), int64.
+
+        Nearly every token is shorter than 256 bytes, so a batch is walked by the low byte of each length alone and
+        the whole lengths are checked afterwards at once; a batch with a longer string in it is walked again, exactly.
+        """
+        exact = struct.Struct(self.order + "Q").unpack_from
+        low = 0 if self.order == "<" else 7
+        batches = [np.empty(0, np.int64)]
+        for done in range(0, count, _BATCH):
+            start, steps = self.position, range(min(_BATCH, count - done))
+            # A short string takes at most 263 bytes; the copy makes indexing fast and keeps the walk inside the file.
+            window = self.data[start : start + 263 * len(steps)].tobytes()
+            offsets, position = [], 0
+            try:
+                for _ in steps:
+                    offsets.append(position)
+                    position += window[position + low] + 8
+                offsets = np.array(offsets) + start
+                lengths = self.data[offsets[:, None] + np.arange(8)].view(self.order + "u8")
+                guessed = int(lengths.max()) < 256 and start + position <= len(self.data)
+            except IndexError:
+                guessed = False
+            if not guessed:
+                offsets, position = [], 0
+                for _ in steps:
+                    offsets.append(start + position)
+                    if start + position + 8 > len(self.data):
+                        self.fail(start + position, f"expected the length of a string of {what}, but the file ends")
+                    (length,) = exact(self.data, start + position)
+                    position += 8 + length
+                    if start + position > len(self.data):
+                        self.fail(offsets[-1], f"a string of {length:,} bytes in {what}, longer than the file")
+            self.position = start + position
+            batches.append(np.asarray(offsets, np.int64))
+        return np.concatenate(batches)
+
+
+class MetadataArray(Sequence):
+    """An array of the metadata, left in the file until it is asked for; behaves as a read-only sequence.
+
+    ``kind`` is the GGUF element type: "string", "float32", "bool", ... A slice gives a list.
+    """
+
+    def __init__(self, cursor: Cursor, key: str, kind: str, offsets: np.ndarray | None, items: np.ndarray | None):
+        self._file, self._key, self.kind = cursor, key, kind
+        self._offsets, self._items = offsets, items  # of strings; of everything else
+
+    def __len__(self) -> int:
+        return len(self._offsets if self._items is None else self._items)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return list(self._values(index))
+        return next(self._values([range(len(self))[index]]))
+
+    def __iter__(self) -> Iterator:
+        return self._values(slice(None))
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(lambda a, b: a == b, self, other))
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} x {self.kind}>"
+
+    def numpy(self) -> np.ndarray:
+        """A copy in native byte order. Raises GGUFError for strings."""
+        if self._items is None:
+            self._file.fail(int(self._offsets[0]) if len(self) else 0, f"{self._key!r} holds strings, not numbers")
+        return self._native(self._items)
+
+    def tolist(self) -> list:
+        """All elements as Python values."""
+        return list(self)
+
+    def _native(self, items: np.ndarray) -> np.ndarray:
+        if self.kind == "bool":
+            if len(items) and items.max() > 1:
+                self._file.fail(
+                    items.__array_interface__["data"][0] - self._file.data.__array_interface__["data"][0],
+                    f"expected booleans (0 or 1) in {self._key!r}",
+                )
+            return items.astype(bool)
+        return items.astype(items.dtype.newbyteorder("="))
+
+    def _values(self, index) -> Iterator:
+        if self._items is not None:
+            yield from self._native(self._items[index]).tolist()
+            return
+        for offset in self._offsets[index].tolist():
+            cursor = Cursor(self._file.path, self._file.data, self._file.order, offset)
+            yield cursor.string(f"a string of {self._key!r}")
+
+
+def read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
+    """``count`` key-value pairs: plain Python values, and MetadataArray for arrays. Raises GGUFError."""
+    metadata = {}
+    for _ in range(count):
+        start = cursor.position
+        key = cursor.string("a metadata key", MAX_NAME)
+        if key in metadata:
+            cursor.fail(start, f"metadata key {key!r} a second time, expected every key once")
+        metadata[key] = _read_value(cursor, key, cursor.number("u4", f"the type of {key!r}"))
+    return metadata
+
+
+def _read_value(cursor: Cursor, key: str, kind: int) -> Any:
+    start = cursor.position
+    if kind == STRING:
+        return cursor.string(f"the value of {key!r}")
+    if kind == ARRAY:
+        return _read_array(cursor, key)
+    if kind not in SCALARS:
+        cursor.fail(start - 4, f"type {kind} of {key!r}, expected a GGUF value type from 0 to 12")
+    value = cursor.number(SCALARS[kind][1], f"the value of {key!r}")
+    if kind != BOOL:
+        return value
+    if value > 1:
+        cursor.fail(start, f"expected a boolean (0 or 1) as the value of {key!r}, found {value}")
+    return bool(value)
+
+
+def _read_array(cursor: Cursor, key: str) -> MetadataArray:
+    start = cursor.position
+    kind = cursor.number("u4", f"the element type of {key!r}")
+    if kind == STRING:
+        count = cursor.count(f"strings in {key!r}", 8)
+        if count > MAX_STRINGS:
+            cursor.fail(start + 4, f"{count:,} strings in {key!r}, expected at most {MAX_STRINGS:,}")
+        return MetadataArray(cursor, key, "string", cursor.walk_strings(count, repr(key)), None)
+    if kind not in SCALARS:
+        what = "an array of arrays" if kind == ARRAY else f"an array of type {kind}"
+        cursor.fail(start, f"{key!r} is {what}, expected strings, numbers or booleans")
+    name, dtype = SCALARS[kind]
+    count = cursor.count(f"elements of {key!r}", int(dtype[1]))
+    items = cursor.take(count * int(dtype[1]), repr(key)).view(cursor.order + dtype)
+    return MetadataArray(cursor, key, name, None, items)

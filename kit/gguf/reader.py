@@ -1,0 +1,267 @@
+"""Open a GGUF file by memory map: header, metadata and the tensor table are read, tensor data is not touched."""
+
+import math
+import mmap
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kit.errors import GGUFError
+from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
+from kit.gguf.sources import part_paths, resolve
+from kit.quants.formats import BY_ID, FORMATS
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
+MAX_ELEMENTS = 2**63 - 1  # ggml counts elements in int64
+
+
+class TensorInfo(NamedTuple):
+    """One row of the tensor table.
+
+    ``qtype`` is the ggml name ("Q4_K"; "UNKNOWN_99" for an id that this version does not know), ``shape`` has rows
+    first (ggml's dimensions reversed), ``offset`` is absolute in the file ``paths[part]``. ``nbytes`` of an unknown
+    type is the space up to the next tensor.
+    """
+
+    name: str
+    qtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+    part: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Number of weights."""
+        return math.prod(self.shape)
+
+    @property
+    def layer(self) -> int:
+        """N of a name that starts with "blk.N.", else -1."""
+        return layer_of(self.name)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the kit knows the block format, so that the bytes can be read."""
+        return self.qtype in FORMATS
+
+
+def layer_of(name: str) -> int:
+    """N of a tensor name that starts with "blk.N.", else -1."""
+    match = re.match(r"blk\.(\d{1,9})\.", name, re.ASCII)
+    return int(match[1]) if match else -1
+
+
+class _Part(NamedTuple):
+    """One file of a split model (or the only one)."""
+
+    version: int
+    order: str
+    alignment: int
+    metadata: dict[str, Any]
+    tensors: list[TensorInfo]
+    data: np.ndarray
+
+
+class GGUFFile:
+    """An open GGUF file, or all parts of a split one; made by :func:`open`.
+
+    ``metadata`` maps keys to Python values (arrays stay lazy, see MetadataArray), ``tensors`` names to TensorInfo in
+    file order. The views that ``raw`` gives stay valid after ``close``: the map lives as long as any of them.
+    """
+
+    def __init__(self, paths: list[Path], parts: list[_Part]):
+        first = parts[0]
+        self.path, self.paths = paths[0], paths
+        self.version, self.alignment, self.metadata = first.version, first.alignment, first.metadata
+        self.byteorder = "little" if first.order == "<" else "big"
+        self.tensors: dict[str, TensorInfo] = {info.name: info for part in parts for info in part.tensors}
+        self._orders = [part.order for part in parts]
+        self._maps: list[np.ndarray] | None = [part.data for part in parts]
+
+    @property
+    def architecture(self) -> str:
+        """``general.architecture``: "llama", "granite", ...; "unknown" when the file does not say."""
+        return self.metadata.get("general.architecture", "unknown")
+
+    def raw(self, name: str) -> np.ndarray:
+        """The bytes of a tensor: a read-only uint8 view of the map, shape (nbytes,). Raises GGUFError."""
+        info = self._info(name)
+        if not info.is_known:
+            type_id = info.qtype.removeprefix("UNKNOWN_")
+            raise GGUFError(
+                f"{self.paths[info.part]}: tensor {name!r} has ggml type {type_id}, which the kit does not know; "
+                f"known are {', '.join(FORMATS)}"
+            )
+        return self._maps[info.part][info.offset : info.offset + info.nbytes]
+
+    def blocks(self, name: str) -> np.ndarray:
+        """The blocks of a tensor in little-endian order, uint8 (*leading dimensions, bytes of a row).
+
+        A view of the map for a little-endian file, a swapped copy for a big-endian one. Raises GGUFError.
+        """
+        data, info = self.raw(name), self._info(name)
+        if self._orders[info.part] == ">":
+            data = data.view(FORMATS[info.qtype].layout).byteswap().view(np.uint8)
+        return data.reshape(*info.shape[:-1], FORMATS[info.qtype].nbytes(info.shape[-1] if info.shape else 1))
+
+    def close(self) -> None:
+        """Let go of the map; reading a tensor afterwards is a GGUFError."""
+        self._maps = None
+
+    def _info(self, name: str) -> TensorInfo:
+        if self._maps is None:
+            raise GGUFError(f"{self.path}: the file is closed")
+        if name not in self.tensors:
+            raise GGUFError(f"{self.path}: no tensor {name!r}; `kit inspect --tensors` lists all {len(self.tensors)}")
+        return self.tensors[name]
+
+    def __enter__(self) -> "GGUFFile":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<GGUFFile {self.path} ({self.architecture}, {len(self.tensors)} tensors)>"
+
+
+def open(path: str | os.PathLike) -> GGUFFile:
+    """Open a GGUF file (version 2 or 3, either byte order), all parts of a split one, or ``hf://owner/repo/file.gguf``.
+
+    Any part of a split file may be named. Raises GGUFError: the message names the file, the byte offset and what was
+    expected there.
+    """
+    paths = part_paths(resolve(path))
+    parts = [_read_part(part_path, number) for number, part_path in enumerate(paths)]
+    _check_split(paths, parts)
+    return GGUFFile(paths, parts)
+
+
+def _map(path: Path) -> np.ndarray:
+    """The whole file as a read-only uint8 view of a memory map."""
+    try:
+        with path.open("rb", buffering=0) as handle:
+            status = os.fstat(handle.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise GGUFError(f"{path}: expected a regular file")
+            if status.st_size == 0:
+                raise GGUFError(f"{path}: byte 0: expected the magic 'GGUF', but the file is empty")
+            return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except OSError as error:
+        raise GGUFError(f"{path}: cannot be opened: {error.strerror or error}") from None
+
+
+def _read_part(path: Path, number: int) -> _Part:
+    cursor = Cursor(path, _map(path))
+    magic = cursor.take(4, "the magic 'GGUF'").tobytes()
+    if magic != MAGIC:
+        cursor.fail(0, f"magic {magic!r}, expected {MAGIC!r}: this is not a GGUF file")
+    version = cursor.number("u4", "the version")
+    if version not in VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        if swapped not in VERSIONS:
+            cursor.fail(4, f"GGUF version {version}, expected 2 or 3 in either byte order")
+        version, cursor.order = swapped, ">"
+    tensors = cursor.count("tensors", 24)
+    metadata = read_metadata(cursor, cursor.count("metadata pairs", 13))
+    if not isinstance(metadata.get("general.architecture", ""), str):
+        raise GGUFError(f"{path}: 'general.architecture' is {metadata['general.architecture']!r}, expected a string")
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise GGUFError(f"{path}: 'general.alignment' is {alignment!r}, expected a power of two")
+    table = _read_table(cursor, tensors, alignment, number)
+    return _Part(version, cursor.order, alignment, metadata, table, cursor.data)
+
+
+def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[TensorInfo]:
+    rows: list[tuple[TensorInfo, int]] = []  # and where the row's offset field lies
+    names = set()
+    for _ in range(count):
+        start = cursor.position
+        name = cursor.string("a tensor name", MAX_NAME)
+        if name in names:
+            cursor.fail(start, f"tensor {name!r} a second time, expected every name once")
+        names.add(name)
+        shape = _read_shape(cursor, name)
+        start = cursor.position
+        type_id = cursor.number("u4", f"the type of {name!r}")
+        kind = BY_ID.get(type_id)
+        if kind and shape and shape[-1] % kind.block_elements:
+            cursor.fail(
+                start,
+                f"{name!r} has rows of {shape[-1]:,} elements, expected a multiple of "
+                f"{kind.block_elements} for {kind.name}",
+            )
+        nbytes = kind.nbytes(math.prod(shape)) if kind else 0
+        where, offset = cursor.position, cursor.number("u8", f"the offset of {name!r}")
+        rows.append((TensorInfo(name, kind.name if kind else f"UNKNOWN_{type_id}", shape, offset, nbytes, part), where))
+    base = -(-cursor.position // alignment) * alignment
+    return _placed(cursor, rows, base, alignment)
+
+
+def _read_shape(cursor: Cursor, name: str) -> tuple[int, ...]:
+    start = cursor.position
+    dimensions = cursor.number("u4", f"the number of dimensions of {name!r}")
+    if dimensions > MAX_DIMENSIONS:
+        cursor.fail(start, f"{name!r} has {dimensions:,} dimensions, expected at most {MAX_DIMENSIONS}")
+    shape = tuple(cursor.number("u8", f"a dimension of {name!r}") for _ in range(dimensions))[::-1]
+    # The product without the zeros: 2^60 x 0 overflows as soon as anyone multiplies in another order.
+    if math.prod(size or 1 for size in shape) > MAX_ELEMENTS:
+        cursor.fail(start, f"{name!r} has shape {shape}, expected at most 2^63 - 1 elements")
+    return shape
+
+
+def _placed(cursor: Cursor, rows: list[tuple[TensorInfo, int]], base: int, alignment: int) -> list[TensorInfo]:
+    """Offsets made absolute; every tensor checked to be aligned, inside the file, and clear of the others."""
+    size = len(cursor.data)
+    infos = []
+    for info, where in rows:
+        if info.offset % alignment:
+            cursor.fail(where, f"{info.name!r} lies at offset {info.offset:,}, expected a multiple of {alignment}")
+        info = info._replace(offset=base + info.offset)
+        if info.offset + info.nbytes > size and (info.nbytes or info.offset > -(-size // alignment) * alignment):
+            cursor.fail(
+                where,
+                f"{info.name!r} ends at byte {info.offset + info.nbytes:,}, expected it inside the "
+                f"{size:,} bytes of the file: it is truncated or its table is wrong",
+            )
+        infos.append(info)
+    order = sorted(range(len(infos)), key=lambda row: (infos[row].offset, infos[row].nbytes))
+    for row, after in zip(order, [*order[1:], None], strict=True):
+        end = size if after is None else infos[after].offset
+        if not infos[row].is_known:
+            infos[row] = infos[row]._replace(nbytes=max(0, end - infos[row].offset))
+        elif after is not None and infos[row].offset + infos[row].nbytes > end:
+            cursor.fail(
+                rows[after][1],
+                f"{infos[after].name!r} overlaps {infos[row].name!r}, which ends at byte "
+                f"{infos[row].offset + infos[row].nbytes:,}",
+            )
+    return infos
+
+
+def _check_split(paths: list[Path], parts: list[_Part]) -> None:
+    """The parts of a split file agree with their names, with each other and with the tensor count of the first."""
+    names: set[str] = set()
+    for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
+        for key, expected in (("split.count", len(paths)), ("split.no", number)):
+            found = part.metadata.get(key, expected)
+            if found != expected and not (key == "split.count" and found == 0):
+                raise GGUFError(
+                    f"{path}: {key!r} is {found!r}, expected {expected} from the file's name; "
+                    "the parts must be named NAME-00001-of-0000N.gguf"
+                )
+        for info in part.tensors:
+            if info.name in names:
+                raise GGUFError(f"{path}: tensor {info.name!r} is in an earlier part too, expected every name once")
+            names.add(info.name)
+    claimed = parts[0].metadata.get("split.tensors.count", len(names))
+    if claimed != len(names):
+        raise GGUFError(f"{paths[0]}: 'split.tensors.count' is {claimed!r}, but the parts hold {len(names)}")

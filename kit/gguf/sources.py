@@ -1,0 +1,58 @@
+"""From what a user names (a path, one part of a split model, ``hf://...``) to files on this disk."""
+
+import os
+import re
+from pathlib import Path
+
+from kit.errors import GGUFError
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.ASCII)
+_HUB = re.compile(r"hf://(?P<owner>[\w.-]+)/(?P<repo>[\w.-]+)(?:@(?P<revision>[^/]+))?/(?P<file>.+)", re.ASCII)
+
+
+def part_names(name: str) -> list[str]:
+    """File names of all parts when ``name`` is one part of a split model (-00001-of-0000N.gguf), else itself."""
+    match = _PART.fullmatch(name)
+    if not match:
+        return [name]
+    number, count = int(match["number"]), int(match["count"])
+    if not 1 <= number <= count:
+        raise GGUFError(f"{name}: part {number} of {count}, expected a part from 1 to {count}")
+    return [f"{match['stem']}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
+
+
+def part_paths(path: Path) -> list[Path]:
+    """All parts beside ``path``, in order. Raises GGUFError naming the parts that are missing."""
+    paths = [path.with_name(name) for name in part_names(path.name)] if path.name else [path]
+    missing = [part.name for part in paths if not part.exists()]
+    if missing and len(paths) > 1:
+        raise GGUFError(
+            f"{path}: {len(missing)} of the {len(paths)} parts are missing in {path.parent}: {missing[0]}"
+            + (", ..." if missing[1:] else "")
+        )
+    return paths
+
+
+def resolve(path: str | os.PathLike) -> Path:
+    """The local file for a path or ``hf://owner/repo[@revision]/file.gguf``; the latter is downloaded when not cached.
+
+    huggingface_hub does the work: its cache folder, its token (HF_TOKEN), its offline mode (HF_HUB_OFFLINE=1).
+    """
+    if not str(path).startswith("hf://"):
+        return Path(path).expanduser()
+    match = _HUB.fullmatch(str(path))
+    if not match:
+        raise GGUFError(f"{path}: expected hf://owner/repo/file.gguf or hf://owner/repo@revision/file.gguf")
+    folder, _, name = match["file"].rpartition("/")
+    names = [f"{folder}/{part}".lstrip("/") for part in part_names(name)]
+    parts = [_download(str(path), f"{match['owner']}/{match['repo']}", part, match["revision"]) for part in names]
+    return parts[0]
+
+
+def _download(source: str, repo: str, name: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repo, name, revision=revision))
+    except Exception as error:
+        raise GGUFError(f"{source}: {error}") from error
