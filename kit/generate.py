@@ -12,9 +12,9 @@ from kit.transformer import Transformer
 
 @dataclass
 class Generation:
-    """What came out and how long each forward pass took.
+    """What came out, and for each forward pass the seconds it took and the bytes of weights and KV cache it read.
 
-    ``seconds[0]`` is the time to first token (the prompt's pass and its sample), the others one a decoded token;
+    The first pass takes the prompt: ``seconds[0]`` is the time to first token; each other one decodes a token.
     ``stopped`` says why it ended: "end of text", "max_tokens" or "context".
     """
 
@@ -22,23 +22,27 @@ class Generation:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     seconds: list[float] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
     stopped: str = "max_tokens"
 
     @property
     def ttft(self) -> float:
-        """Seconds from the first pass's start to the first token."""
+        """Seconds from the start of the first pass to the first token."""
         return self.seconds[0]
 
-    @property
-    def prefill_rate(self) -> float:
-        """Prompt tokens a second."""
-        return len(self.prompt) / self.seconds[0]
-
-    @property
-    def decode_rate(self) -> float | None:
-        """Tokens a second after the first; None when there is only one."""
-        decoded = self.seconds[1:]
-        return len(decoded) / sum(decoded) if decoded else None
+    def speed(self) -> dict[str, float | int | str | None]:
+        """Prefill and decode apart, in tokens a second and GB/s read; None for a decode that did not happen."""
+        decoding = sum(self.seconds[1:])
+        return {
+            "time_to_first_token_seconds": self.ttft,
+            "prefill_tokens": len(self.prompt),
+            "prefill_tokens_per_second": len(self.prompt) / self.ttft,
+            "prefill_gb_per_second": self.nbytes[0] / self.ttft / 1e9,
+            "decode_tokens": len(self.tokens) - 1,
+            "decode_tokens_per_second": (len(self.tokens) - 1) / decoding if decoding else None,
+            "decode_gb_per_second": sum(self.nbytes[1:]) / decoding / 1e9 if decoding else None,
+            "stopped": self.stopped,
+        }
 
 
 def generate(
@@ -70,9 +74,11 @@ def generate(
     detokenize = tokenizer.stream() if tokenizer else lambda token: ""
     batch = answer.prompt
     while True:
-        start = time.perf_counter()
+        start, spans = time.perf_counter(), len(model.trace)
         token = sample(model.step(batch, cache))
         answer.seconds.append(time.perf_counter() - start)
+        reads = (span.nbytes for span in model.trace.spans[spans:] if span.what in ("linear", "attention"))
+        answer.nbytes.append(sum(reads))
         answer.tokens.append(token)
         piece = detokenize(token)
         answer.text += piece

@@ -1,0 +1,104 @@
+"""kit generate: text from a GGUF file as it comes, and what it cost."""
+
+import click
+
+
+@click.command("generate")
+@click.argument("file")
+@click.option("-p", "--prompt", help="Text to go on from.")
+@click.option("--tokens", metavar="IDS", help="Token ids to go on from, such as 1,450,7483, instead of a text.")
+@click.option("-n", "--max-tokens", default=64, show_default=True, help="How many tokens to generate.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 takes the most likely token; more draws.")
+@click.option("--top-k", default=0, show_default=True, help="Draw from this many of the most likely tokens (0: all).")
+@click.option("--top-p", default=1.0, show_default=True, help="Draw from the fewest that hold this probability.")
+@click.option("--seed", default=0, show_default=True, help="The same seed draws the same tokens.")
+@click.option("--attention", default="blas", show_default=True, help="A variant of kit.attention.")
+@click.option("--linear", default="matmul", show_default=True, help="A variant of kit.linear.")
+@click.option("--cache", default="auto", show_default=True, help="Which decoded weights to keep; see above.")
+@click.option("--backend", default="cpu", show_default=True, help="The dequantiser.")
+@click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
+@click.option("--context", type=int, help="Most positions to hold.  [default: what the model was trained for]")
+@click.option("--ignore-end", is_flag=True, help="Go on after the model's end-of-text token.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON when done, and no text on the way.")
+def command(file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backend, attention, linear, kv, context,
+            **sampling):
+    """Generate text from FILE, a GGUF file or hf://owner/repo/file.gguf.
+
+    The text goes to standard output, the speeds to standard error: time to first token; prefill and decode in tokens
+    a second, with the GB/s of weights and KV cache that they read; peak memory.
+
+    \b
+    --cache none          dequantise at every use
+            all           keep every decoded weight
+            lru:4GiB      keep the most recently used
+            pinned:4GiB   keep the first that fit, and never let go
+            auto          all when they fit in 70 % of the free memory, else pinned with that much
+    \b
+    kit generate model.gguf -p "The capital of France is" -n 5
+    kit generate model.gguf --tokens 1,450,7483 --cache lru:4GiB --json
+    """  # fmt: skip
+    import json
+
+    import kit
+    from kit.machine import peak_memory
+
+    if (prompt is None) == (tokens is None):
+        raise click.UsageError("give a text by -p or token ids by --tokens, one of the two")
+    opened = kit.open(file)
+    weights = kit.Weights(opened, _policy(cache, kit.Weights(opened).working_set), backend)
+    model = kit.Transformer(weights, attention, linear, context, kv)
+    shows_ids = prompt is None and "tokenizer.ggml.tokens" not in opened.metadata
+    answer = kit.generate(
+        model,
+        _ids(tokens) if prompt is None else prompt,
+        max_tokens,
+        on_text=None if as_json or shows_ids else lambda text: click.echo(text, nl=False),
+        stop_at_end=not ignore_end,
+        **sampling,
+    )
+    speed = answer.speed() | {"peak_memory_bytes": peak_memory(), "cache": repr(weights.store.policy)}
+    if as_json:
+        click.echo(json.dumps({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed, indent=1))
+    else:
+        click.echo(" ".join(map(str, answer.tokens)) if shows_ids else "")
+        click.echo("\n".join(_lines(answer, speed)), err=True)
+
+
+def _ids(text):
+    try:
+        return [int(token) for token in text.replace(",", " ").split()]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list of token ids such as 1,450,7483", param_hint="--tokens") from None
+
+
+def _policy(text, working_set):
+    import kit
+    from kit.machine import memory_available
+
+    name, _, capacity = text.partition(":")
+    room = int(0.7 * memory_available())
+    if name == "auto":
+        return kit.HashMap() if working_set <= room else kit.Pinned(room)
+    plain, limited = {"none": kit.NoCache, "all": kit.HashMap}, {"lru": kit.LRU, "pinned": kit.Pinned}
+    if name in plain and not capacity:
+        return plain[name]()
+    if name in limited and capacity:
+        return limited[name](capacity)
+    message = f"{text!r} is none of none, all, auto, lru:SIZE, pinned:SIZE (a size such as 4GiB)"
+    raise click.BadParameter(message, param_hint="--cache")
+
+
+def _lines(answer, speed):
+    from kit.units import format_bytes, format_seconds
+
+    def rate(name):
+        return f"{speed[f'{name}_tokens_per_second']:10.2f} tok/s {speed[f'{name}_gb_per_second']:8.1f} GB/s read"
+
+    yield ""
+    yield f"first token  {format_seconds(answer.ttft):>10}"
+    yield f"prefill    {rate('prefill')}   {len(answer.prompt)} tokens"
+    if len(answer.tokens) > 1:
+        yield f"decode     {rate('decode')}   {len(answer.tokens) - 1} tokens"
+    yield f"peak memory  {format_bytes(speed['peak_memory_bytes']):>10}"
+    yield f"cache        {speed['cache']}"
+    yield f"stopped      {answer.stopped}"
