@@ -33,6 +33,7 @@ function sortBy(table, header, column) {
 
 function makeSortable(table) {
   const head = table.tHead?.rows;
+  if (table.classList.contains("plain")) return;
   const spans = (cell) => cell.rowSpan > 1 || cell.colSpan > 1;
   if (!head || head.length !== 1 || [...table.querySelectorAll("th, td")].some(spans) || table.tBodies[0]?.rows.length < 2) return;
   [...head[0].cells].forEach((header, column) => {
@@ -50,7 +51,7 @@ function alignColumns(table) {
   for (let column = 0; column < Math.max(...rows.map((row) => row.cells.length)); column++) {
     const cells = rows.map((row) => row.cells[column]).filter(Boolean);
     const texts = cells.filter((cell) => cell.tagName === "TD").map((cell) => cell.textContent.trim());
-    for (const cell of cells) cell.classList.toggle("long", cell.textContent.trim().length > 40);
+    for (const cell of cells) cell.classList.toggle("long", (cell.innerText ?? "").length > 40);
     const numeric = texts.filter((text) => /^[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?\s?\S{0,7}$/i.test(text));
     if (numeric.length && texts.every((text) => numeric.includes(text) || /^([–-]|nan|none|)$/i.test(text))) {
       for (const cell of cells) cell.classList.add("number");

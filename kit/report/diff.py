@@ -1,0 +1,113 @@
+"""What changed between two runs beyond the noise: paired records, medians, a bootstrap interval on the raw samples."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from kit.records import Record
+
+STATES = {  # in the order of a report
+    "changed": "the interval of the difference of medians excludes 0",
+    "too few samples": "the medians differ, and so few samples could differ by chance",
+    "only in A": "B has no such record",
+    "only in B": "A has no such record",
+    "same": "equal, or the interval of the difference includes 0",
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One quantity in two runs. ``low`` and ``high`` bound B's median minus A's, in ``unit``; None without samples."""
+
+    notebook: str
+    claim: str
+    quantity: str
+    unit: str
+    state: str
+    a: float | None
+    b: float | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    verdict_a: str
+    verdict_b: str
+
+    @property
+    def matters(self) -> bool:
+        """Changed beyond the noise, or judged otherwise."""
+        both = not self.state.startswith("only")
+        return self.state == "changed" or (both and self.verdict_a != self.verdict_b)
+
+    def to_dict(self) -> dict:
+        """All fields, for JSON."""
+        return asdict(self)
+
+
+def compare(a: Iterable[Record], b: Iterable[Record], confidence=0.99, resamples=4000, seed=0) -> list[Change]:
+    """Every quantity of two runs, those that changed first.
+
+    Records pair by notebook, claim, quantity, unit and parameters (of a model file only its name counts); the first with the
+    first where several agree in all of these.
+    """
+    left, right = _keyed(a), _keyed(b)
+    generator = np.random.default_rng(seed)
+    pairs = ((left.get(key), right.get(key)) for key in dict.fromkeys([*left, *right]))
+    changes = [_change(one, other, confidence, resamples, generator) for one, other in pairs]
+    order = list(STATES)
+    return sorted(changes, key=lambda change: (not change.matters, order.index(change.state)))
+
+
+def _keyed(rows: Iterable[Record]) -> dict[tuple, Record]:
+    keyed: dict[tuple, Record] = {}
+    seen: Counter = Counter()
+    for row in rows:
+        given = row.parameters | {"model": str(row.parameters.get("model", "")).rsplit("/", 1)[-1]}
+        key = (row.notebook, row.claim, row.quantity, row.unit, json.dumps(given, sort_keys=True, default=str))
+        keyed[*key, seen[key]] = row
+        seen[key] += 1
+    return keyed
+
+
+def _change(a: Record | None, b: Record | None, confidence: float, resamples: int, generator) -> Change:
+    row = a or b
+    interval = None
+    if a is None or b is None:
+        state = "only in B" if a is None else "only in A"
+    else:
+        interval = median_difference(a.samples, b.samples, confidence, resamples, generator)
+        state = _state(a, b, interval, confidence)
+    low, high = interval or (None, None)
+    ratio = b.median / a.median if a and b and a.median and b.median else None
+    return Change(
+        row.notebook, row.claim, row.quantity, row.unit, state, a and a.median, b and b.median, ratio, low, high,
+        a.verdict if a else "", b.verdict if b else "",
+    )  # fmt: skip
+
+
+def _state(a: Record, b: Record, interval: tuple[float, float] | None, confidence: float) -> str:
+    if interval is None or a.median == b.median:
+        return "same" if bool(a.samples) == bool(b.samples) else "changed"
+    if not tellable(len(a.samples), len(b.samples), confidence):
+        return "too few samples"
+    return "same" if interval[0] <= 0 <= interval[1] else "changed"
+
+
+def tellable(count_a: int, count_b: int, confidence: float) -> bool:
+    """Whether samples so few can show a difference at all: by chance alone they separate in 2 of (a + b over a) orders."""
+    return 2 / math.comb(count_a + count_b, count_a) <= 1 - confidence + 1e-12
+
+
+def median_difference(a, b, confidence: float, resamples: int, generator) -> tuple[float, float] | None:
+    """Percentile bootstrap interval of median(b) - median(a); None when either has no samples (Efron 1979)."""
+    if not len(a) or not len(b):
+        return None
+    medians = [
+        np.median(generator.choice(np.asarray(side, float), (resamples, len(side))), axis=1) for side in (a, b)
+    ]
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(medians[1] - medians[0], (tail, 100 - tail))
+    return float(low), float(high)

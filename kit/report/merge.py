@@ -1,0 +1,92 @@
+"""Several runs as one: their folders side by side under one front page, and one run as one file to send."""
+
+import shutil
+import zipfile
+from pathlib import Path
+
+from kit import claims, records
+from kit.errors import ReportError
+from kit.report import html, index, theme
+from kit.report.run import STATE, Run, load, write_atomically
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """``folder`` when it is a run, else the runs right under it (a merged folder); ReportError when there is none."""
+    folder = Path(folder)
+    found = [folder] if (folder / STATE).exists() else sorted(path.parent for path in folder.glob(f"*/{STATE}"))
+    if not found:
+        raise ReportError(f"{folder} holds no run: neither it nor a folder right under it has a {STATE}")
+    return found
+
+
+def merge(folders: list[Path], target: Path) -> Path:
+    """Copy the runs in ``folders`` under ``target`` and write its index; the path of the index.
+
+    ReportError when ``target`` exists and holds anything, or two runs have one name and are not one run.
+    """
+    sources = list(dict.fromkeys(run.resolve() for folder in folders for run in runs_in(folder)))
+    if target.exists() and any(target.iterdir()):
+        raise ReportError(f"{target} is not empty: name a new folder for the merged report by --out")
+    names = [source.name for source in sources]
+    labels = [name if names.count(name) == 1 else f"{name}-{load(source).machine_id}"
+              for name, source in zip(names, sources, strict=True)]  # fmt: skip
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise ReportError(f"two runs are named {twice}: rename the folder of one")
+    for source, label in zip(sources, labels, strict=True):
+        shutil.copytree(source, target / label, ignore=shutil.ignore_patterns(".*"))
+    return write_index(target)
+
+
+def write_index(folder: Path) -> Path:
+    """Render the front page of a merged folder: machines, claims and measurements, a column a run."""
+    runs = [load(path) for path in runs_in(folder)]
+    rows = {run.folder.name: records.read(sorted(run.folder.glob("*.jsonl"))) for run in runs}
+    page = theme.render(
+        "merged.html.j2",
+        folder=folder.resolve().name,
+        runs=[(run, html.environment(run.folder)) for run in runs],
+        claims=[(claim, [[row for row in rows[run.folder.name] if row.claim == claim.id and row.verdict] for run in runs])
+                for claim in claims.load().values()],
+        measurements=side_by_side([rows[run.folder.name] for run in runs]),
+        failed=[(run, name, row) for run in runs for name, row in run.failed.items()],
+    )  # fmt: skip
+    target = folder / "index.html"
+    write_atomically(target, page)
+    return target
+
+
+def side_by_side(columns: list[list[records.Record]]) -> list[tuple[records.Record, list[float | None]]]:
+    """Measurements (of one notebook, quantity, unit) that at least two runs have: a record for the names, then the medians."""
+    table: dict[tuple, tuple[records.Record, list[float | None]]] = {}
+    for number, rows in enumerate(columns):
+        for row in rows:
+            entry = table.setdefault((row.notebook, row.quantity, row.unit), (row, [None] * len(columns)))
+            entry[1][number] = row.median if entry[1][number] is None else entry[1][number]
+    return [entry for entry in table.values() if sum(median is not None for median in entry[1]) > 1]
+
+
+def render(folder: Path) -> Path:
+    """Render all pages of a run, or of a merged folder with its runs, again; the path of the index."""
+    for path in runs_in(folder):
+        run: Run = load(path)
+        for name in run.notebooks:
+            html.write(run, name)
+        front = index.write(run)
+    return front if (folder / STATE).exists() else write_index(folder)
+
+
+def pack(folder: Path, target: Path) -> Path:
+    """One zip of a run or a merged folder, unpacking to a folder of the same name; ReportError when it cannot be written."""
+    runs_in(folder)
+    name, partial = folder.resolve().name, target.with_name(f".{target.name}.partial")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in files:
+                archive.write(path, Path(name) / path.relative_to(folder))
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ReportError(f"cannot write {target}: {error.strerror}; name another file by --out") from None
+    return target
