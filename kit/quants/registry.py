@@ -1,0 +1,79 @@
+"""dequantize: the one way from blocks to numbers, whatever the format, the backend and the dtype."""
+
+import importlib
+
+import numpy as np
+import torch
+
+from kit.errors import QuantError
+from kit.quants.formats import FORMATS, Format
+
+# A backend is a module with FORMATS (names it can decode), DEVICE (where its results live) and
+# run(blocks, format, out): blocks are C-contiguous bytes (numpy array, or tensor on DEVICE), out a contiguous tensor.
+BACKENDS = {"reference": "kit.quants.reference", "cpu": "kit.quants.cpu"}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def dequantize(data, qtype: str, dtype="float32", backend: str = "cpu", out: torch.Tensor | None = None) -> torch.Tensor:
+    """The numbers in ``data``: (*leading, bytes of a row) uint8 -> tensor of shape (*leading, weights of a row).
+
+    data: numpy array or tensor of whole ggml blocks; it may be a read-only view of a mapped file.
+    qtype: a name in FORMATS ("Q4_K"). dtype: "float32", "float16", "bfloat16" or the torch dtype; the latter two are
+    the float32 result rounded to nearest even. backend: a name in BACKENDS ("reference" is gguf-py, which defines right).
+    out: a contiguous tensor of the result's shape and dtype to write to. Anything else raises QuantError.
+    """
+    format = _look_up("format", qtype, FORMATS)
+    dtype = dtype if dtype in DTYPES.values() else _look_up("dtype", dtype, DTYPES)
+    module = importlib.import_module(_look_up("backend", backend, BACKENDS))
+    if format.name not in module.FORMATS:
+        raise QuantError(f"backend {backend!r} cannot dequantise {qtype}; it knows {', '.join(sorted(module.FORMATS))}")
+    blocks, shape = _blocks(data, format, module.DEVICE)
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=module.DEVICE)
+    else:
+        _check_out(out, shape, dtype, module.DEVICE)
+    if out.numel():
+        module.run(blocks, format, out)
+    return out
+
+
+def _look_up(what: str, name, table: dict):
+    try:
+        return table[name]
+    except (KeyError, TypeError):
+        raise QuantError(f"unknown {what} {name!r}; known are {', '.join(table)}") from None
+
+
+def _blocks(data, format: Format, device: str):
+    """``data`` as C-contiguous bytes (a numpy array, or a tensor already on the device), and the shape of its weights."""
+    if not isinstance(data, (np.ndarray, torch.Tensor)) or data.dtype not in (np.uint8, torch.uint8) or not data.ndim:
+        raise QuantError(f"{format.name}: blocks must be a uint8 array or tensor of at least one axis, not {_told(data)}")
+    *leading, row_bytes = data.shape
+    if row_bytes % format.block_bytes:
+        raise QuantError(
+            f"{format.name}: a row of {row_bytes} bytes is no whole number of blocks of {format.block_bytes} bytes"
+        )
+    if isinstance(data, np.ndarray):
+        data = np.ascontiguousarray(data)
+    elif data.device.type == "cpu":
+        data = data.contiguous().numpy()
+    elif data.device.type == device:
+        data = data.contiguous()
+    else:
+        raise QuantError(f"{format.name}: blocks on {data.device.type}, but the backend works on {device}: move them first")
+    return data, (*leading, row_bytes // format.block_bytes * format.block_elements)
+
+
+def _check_out(out, shape, dtype, device) -> None:
+    wanted = f"a contiguous {dtype} tensor of shape {tuple(shape)} on {device}"
+    if not isinstance(out, torch.Tensor):
+        raise QuantError(f"out must be {wanted}, not {_told(out)}")
+    if out.shape != shape or out.dtype != dtype or out.device.type != device or not out.is_contiguous():
+        layout = "" if out.is_contiguous() else ", not contiguous"
+        raise QuantError(f"out must be {wanted}, not {_told(out)} on {out.device.type}{layout}")
+
+
+def _told(value) -> str:
+    """How an error message names a value: its type, and dtype and shape where it has them."""
+    told = type(value).__name__
+    return f"{told} of {value.dtype}, shape {tuple(value.shape)}" if hasattr(value, "dtype") else told
