@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 from kit.errors import TokenizerError
+from kit.gguf.vocabulary import byte_symbols
 from kit.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
@@ -233,14 +234,7 @@ class BytePair(Tokenizer):
         return bytes(_BYTES[c] for c in text) if _BYTES.keys() >= set(text) else text.encode()
 
 
-def _visible_bytes() -> dict[int, str]:
-    """GPT-2's table: printable Latin-1 bytes are themselves, the others follow from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
-
-
-_VISIBLE = _visible_bytes()
+_VISIBLE = dict(enumerate(byte_symbols()))  # GPT-2's: no byte looks like a space or a control character
 _BYTES = {character: byte for byte, character in _VISIBLE.items()}
 
 

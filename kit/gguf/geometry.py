@@ -52,8 +52,9 @@ class Scaling(NamedTuple):
 class Geometry:
     """One model: everything its GGUF file says apart from the weights.
 
-    ``multipliers`` are metadata keys below the architecture ("embedding_scale", ...). ``parts`` names what a layer
-    has beyond the llama family: "qkv_bias" (qwen2), "qk_norm" (qwen3).
+    ``multipliers`` are further metadata keys below the architecture ("embedding_scale", "expert_count", ...).
+    ``parts`` names what a layer has beyond the llama family: "qkv_bias" (qwen2), "qk_norm" (qwen3), "experts" (then
+    ``feed_forward`` is the width of one).
     """
 
     name: str
@@ -100,6 +101,8 @@ class Geometry:
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         biases = {"attn_q.bias": (query,), "attn_k.bias": (key,), "attn_v.bias": (key,)}
         norms = {"attn_q_norm.weight": (self.head_dim,), "attn_k_norm.weight": (self.head_dim,)}
+        stack = (self.multipliers["expert_count"],) if "experts" in self.parts else ()
+        kind = "_exps" if stack else ""
         return {
             "attn_norm.weight": (self.embedding,),
             "attn_q.weight": (query, self.embedding),
@@ -109,9 +112,10 @@ class Geometry:
             **(norms if "qk_norm" in self.parts else {}),
             "attn_output.weight": (self.embedding, query),
             "ffn_norm.weight": (self.embedding,),
-            "ffn_gate.weight": (self.feed_forward, self.embedding),
-            "ffn_up.weight": (self.feed_forward, self.embedding),
-            "ffn_down.weight": (self.embedding, self.feed_forward),
+            **({"ffn_gate_inp.weight": (*stack, self.embedding)} if stack else {}),
+            f"ffn_gate{kind}.weight": (*stack, self.feed_forward, self.embedding),
+            f"ffn_up{kind}.weight": (*stack, self.feed_forward, self.embedding),
+            f"ffn_down{kind}.weight": (*stack, self.embedding, self.feed_forward),
         }
 
     def metadata(self, mix: str = "Q4_K_M", layers: int | None = None) -> dict:
@@ -160,6 +164,7 @@ MIXES = {
     "Q4_0": Mix(2, "Q4_0", "Q6_K", "Q4_0"),
     "Q4_K_M": Mix(15, "Q4_K", "Q6_K", "Q6_K"),
 }
+_SENSITIVE = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
 _FALLBACK = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}  # for rows that are not whole super-blocks
 
 
@@ -169,10 +174,10 @@ def use_more_bits(layer: int, layers: int) -> bool:
 
 
 def _qtype(mix: Mix, name: str, shape: tuple[int, ...], is_head: bool, layers: int) -> str:
-    if len(shape) == 1:
+    if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):
         return "F32"
     qtype = mix.head if is_head else mix.matrix
-    if name.endswith(("attn_v.weight", "ffn_down.weight")) and use_more_bits(int(name.split(".")[1]), layers):
+    if name.endswith(_SENSITIVE) and use_more_bits(int(name.split(".")[1]), layers):
         qtype = mix.more_bits
     while shape[-1] % FORMATS[qtype].block_elements:
         qtype = _FALLBACK.get(qtype, "F16")
@@ -223,11 +228,17 @@ def _tiny(name: str, of: str) -> Geometry:
     return replace(model, name=name, vocabulary=vocabulary, **sizes)
 
 
+_TINY_LLAMA, _TINY_QWEN3 = _tiny("tiny-llama", of="tinyllama-1.1b"), _tiny("tiny-qwen3", of="qwen3-0.6b")
+_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 256}
+
 _TINY = (
-    _tiny("tiny-llama", of="tinyllama-1.1b"),
+    _TINY_LLAMA,
     _tiny("tiny-granite", of="granite-3.3-2b"),
     _tiny("tiny-qwen2", of="qwen2.5-0.5b"),
-    _tiny("tiny-qwen3", of="qwen3-0.6b"),
+    _TINY_QWEN3,
+    replace(_TINY_LLAMA, name="tiny-mistral", multipliers={"attention.sliding_window": 16}),
+    replace(_TINY_QWEN3, name="tiny-qwen3moe", architecture="qwen3moe", feed_forward=256, multipliers=_EXPERTS,
+            parts=("qk_norm", "experts")),
 )
 
 GEOMETRIES: dict[str, Geometry] = {row.name: row for row in (*_PUBLISHED, *_TINY)}
