@@ -25,6 +25,7 @@ DECODERS = {
     "scalar-table": ("kit.codec.scalar", "table", 8),
     "numpy": ("kit.codec.abreast", "abreast", 256),
     "interleaved": ("kit.codec.interleaved", "interleaved", 8),
+    "simd": ("kit.codec.simd", "decode_simd", 8),
 }
 
 _REASONS = {
@@ -37,7 +38,8 @@ _REASONS = {
 def decode(tiles: Tiles, decoder: str = "interleaved", out=None, threads: int = 1) -> np.ndarray:
     """The int8 matrix (rows, columns) of `tiles`, written to `out` if given.
 
-    CodecError for a decoder that is not known or cannot run here, and for a tile that does not decode: it names tensor, tile and reason.
+    CodecError for a decoder that is not known or cannot run here, and for a tile that does not decode: it names the
+    tensor, the tile and the reason.
     """
     run, at_a_time = find(decoder)
     if out is None:
@@ -89,5 +91,7 @@ def _finish(residuals, layout, checksums, first, last, out):
         if checksum(values) != checksums[tile]:
             return tile
         for i in range(height):
-            out[row + i, column : column + width] = values[i * width : (i + 1) * width].view(np.int8)
+            line = out[row + i]
+            for j in range(width):
+                line[np.uint64(column + j)] = values[np.uint64(i * width + j)]  # unsigned: no test for negatives
     return -1

@@ -53,7 +53,7 @@ def first_slots(frequencies):
 
 @njit(cache=True, nogil=True)
 def slot_table(frequencies):
-    """What a decoder needs about each slot in one 32-bit word, (4096,) uint32: symbol | frequency << 8 | (slot - start) << 20."""
+    """All that a decoder asks about a slot in 32 bits, (4096,) uint32: symbol | frequency << 8 | (slot - start) << 20."""
     table = np.empty(SLOTS, np.uint32)
     slot = 0
     for symbol in range(256):

@@ -37,7 +37,8 @@ def _scalar(streams, first, last, search, residuals, status):
 def _decode_tile(streams, tile, frequencies, search, states, residuals):
     starts = rans.first_slots(frequencies)
     slots = rans.slot_table(frequencies) if search == TABLE else np.empty(0, np.uint32)
-    bits = np.uint32(8 * streams.units.itemsize)
+    lower, bits = np.uint32(streams.lower), np.uint32(8 * streams.units.itemsize)
+    most = 2 // streams.units.itemsize  # two bytes or one word, at most, refill a state
     position, end = read_states(streams, tile, states), streams.end[tile]
     lane = 0
     for i in range(streams.coded[tile]):
@@ -59,11 +60,13 @@ def _decode_tile(streams, tile, frequencies, search, states, residuals):
             frequency, offset = np.uint32(frequencies[symbol]), np.uint32(slot - np.uint32(starts[symbol]))
         residuals[i] = symbol
         x = np.uint32(np.uint32(frequency * np.uint32(x >> np.uint32(SLOT_BITS))) + offset)
-        while x < streams.lower:
-            if position >= end:
-                return SHORT
-            x = np.uint32(np.uint32(x << bits) | np.uint32(streams.units[position]))
-            position += 1
+        for _ in range(most):  # no branch: whether a state needs a unit cannot be guessed; one past the end may be read
+            low = x < lower
+            refilled = np.uint32(np.uint32(x << bits) | np.uint32(streams.units[position]))
+            x = refilled if low else x
+            position += np.int64(low)
+        if position > end:
+            return SHORT
         states[lane] = x
         lane += 1
         if lane == states.size:

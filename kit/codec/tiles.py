@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit
 
 from kit.codec.predictors import PREDICTORS
-from kit.codec.rans import LOWER, MOST, SLOT_BITS, SLOTS
+from kit.codec.rans import MOST, SLOT_BITS, SLOTS
 from kit.errors import CodecError
 
 TILE_VALUES = 1 << 16  # a tile is at most 64 KiB, so that what a length promises is bounded
@@ -47,6 +47,7 @@ HEADER = np.dtype(
     ]
 )
 MAGIC, VERSION = b"KTIL", 1
+LANES = {8: (1,), 16: (16, 32, 64, 128)}  # bits a unit -> how many states may share a stream
 
 
 class Layout(NamedTuple):
@@ -143,8 +144,8 @@ class Tiles:
         require(header["slot_bits"] == SLOT_BITS, f"2^{header['slot_bits']} slots where 2^{SLOT_BITS} are known")
         require(header["reserved"] == 0, "a reserved byte is not zero")
         layout = Layout(*(int(header[key]) for key in Layout._fields))
-        require(layout.unit_bits in LOWER, f"units of {layout.unit_bits} bits")
-        require(layout.lanes in LANES, f"{layout.lanes} lanes")
+        require(layout.unit_bits in LANES, f"units of {layout.unit_bits} bits")
+        require(layout.lanes in LANES[layout.unit_bits], f"{layout.lanes} lanes with units of {layout.unit_bits} bits")
         require(layout.predictor < len(PREDICTORS), f"predictor number {layout.predictor}")
         require(layout.rows and layout.columns, f"a shape of {layout.rows} x {layout.columns}")
         require(0 < layout.tile_rows * layout.tile_columns <= TILE_VALUES, "a tile size that is none")
@@ -161,9 +162,6 @@ class Tiles:
         require((lengths % (layout.unit_bits // 8) == 0).all(), "a stream of half a unit")
         require(end_of(lengths) + READ_AHEAD == streams.size, "lengths that do not add up to the streams' bytes")
         return cls(layout, frequencies, checksums, lengths, streams, name)
-
-
-LANES = (1, 16, 32, 64, 128)
 
 
 def starts_of(lengths) -> np.ndarray:

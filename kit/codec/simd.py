@@ -1,0 +1,127 @@
+"""The interleaved decoder in vector instructions: 16 lanes look up, multiply and refill at once.
+
+A gather looks 16 slots up; the lanes that need a word then get the next ones: by an expansion where the CPU has one
+(tier avx512), else by a byte shuffle with a table of the 256 ways in which 8 lanes can ask. The tier is `kit.simd`'s.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from kit.codec import rans
+from kit.codec.rans import LOWER, SLOT_BITS, SLOTS
+from kit.codec.streams import SHORT, check_states, read_states
+from kit.errors import CodecError
+from kit.simd.special import expand_load, gather, lookup
+from kit.simd.tiers import tier
+from kit.simd.vectors import (
+    bitcast,
+    convert,
+    i32x16,
+    jit,
+    join,
+    load,
+    select,
+    splat,
+    store,
+    u8x16,
+    u16x8,
+    u16x16,
+    u32x16,
+)
+
+_WORD = LOWER[16]
+
+
+def _ways() -> np.ndarray:
+    """For each set of 8 lanes the bytes that bring word k of eight to the k-th lane of the set, (256, 16) uint8."""
+    lanes = np.arange(256)[:, None] >> np.arange(8) & 1
+    word = np.maximum(np.cumsum(lanes, axis=1) - 1, 0).astype(np.uint8)
+    return np.stack([2 * word, 2 * word + 1], axis=2).reshape(256, 16)
+
+
+_WAYS = _ways()
+
+
+def decode_simd(streams, first, last, residuals, status):
+    """Decode tile after tile, `lanes` values a step, on the tier that `kit doctor` names."""
+    if streams.lower != _WORD:
+        raise CodecError("decoder simd needs interleaved states: this stream has one; take scalar-table")
+    _decode_tiles(tier(), streams, first, last, residuals, status, _WAYS.ctypes.data)
+
+
+@intrinsic
+def _count(_, number):
+    """How many bits of an integer are set."""
+
+    def emit(context, builder, signature, args):
+        kind = args[0].type
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), f"llvm.ctpop.i{kind.width}")
+        return builder.zext(builder.call(function, args), ir.IntType(64))
+
+    return types.int64(number), emit
+
+
+def _next_words(tier, address, needy, ways):
+    """The next words of the stream as u32x16, each in a lane that is needy; the other lanes hold anything."""
+
+
+@overload(_next_words)
+def _(tier, address, needy, ways):
+    if tier.value == "avx512":
+        return lambda tier, address, needy, ways: convert(u32x16, expand_load(needy, address, splat(u16x16, 0)))
+
+    def shuffled(tier, address, needy, ways):
+        bits = bitcast(types.uint16, needy)
+        first = lookup(tier, load(u8x16, address), load(u8x16, ways + 16 * np.int64(bits & 0xFF)))
+        address += 2 * _count(np.uint8(bits & 0xFF))
+        second = lookup(tier, load(u8x16, address), load(u8x16, ways + 16 * np.int64(bits >> 8)))
+        return convert(u32x16, join(bitcast(u16x8, first), bitcast(u16x8, second)))
+
+    return shuffled
+
+
+@jit
+def _decode_tiles(tier, streams, first, last, residuals, status, ways):
+    states = np.empty(streams.lanes, np.uint32)
+    slots = rans.slot_table(streams.frequencies[0])
+    for tile in range(first, last):
+        if len(streams.frequencies) > 1:
+            slots = rans.slot_table(streams.frequencies[tile])
+        status[tile - first] = _decode_tile(tier, streams, tile, slots, states, residuals[tile - first], ways)
+
+
+@jit
+def _decode_tile(tier, streams, tile, slots, states, residuals, ways):
+    units, table, to = streams.units.ctypes.data, slots.ctypes.data, residuals.ctypes.data
+    position, coded = read_states(streams, tile, states), streams.coded[tile]
+    at, end = units + 2 * position, units + 2 * streams.end[tile]
+    whole = coded // states.size * states.size
+    for done in range(0, whole, states.size):
+        for lane in range(0, states.size, 16):
+            x = load(u32x16, states.ctypes.data + 4 * lane)
+            entry = gather(u32x16, table, convert(i32x16, x & (SLOTS - 1)))
+            store(to + done + lane, convert(u8x16, entry))
+            x = (entry >> 8 & (SLOTS - 1)) * (x >> SLOT_BITS) + (entry >> 20)
+            needy = x < _WORD
+            x = select(needy, x << 16 | _next_words(tier, at, needy, ways), x)
+            store(states.ctypes.data + 4 * lane, x)
+            at += 2 * _count(bitcast(types.uint16, needy))
+        if at > end:
+            return SHORT
+    position = (at - units) // 2
+    for lane in range(coded - whole):  # a last step that is not full
+        x = states[lane]
+        entry = slots[x & np.uint32(SLOTS - 1)]
+        residuals[whole + lane] = entry & np.uint32(0xFF)
+        frequency = (entry >> np.uint32(8)) & np.uint32(SLOTS - 1)
+        x = np.uint32(frequency * np.uint32(x >> np.uint32(SLOT_BITS))) + (entry >> np.uint32(20))
+        if x < _WORD:
+            x = np.uint32(np.uint32(x << np.uint32(16)) | np.uint32(streams.units[position]))
+            position += 1
+        states[lane] = x
+    if position > streams.end[tile]:
+        return SHORT
+    return check_states(streams, tile, states, position, residuals)
