@@ -1,0 +1,90 @@
+"""Small notebooks, and one finished run of them that the tests of pages share."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+from click.testing import CliRunner
+from nbformat import v4
+
+from kit import machine
+from kit.cli import main
+
+PARAMETERS = """\
+profile: str = "quick"  # smoke, quick or full
+model: str = ""  # a GGUF file; empty: a generated one
+out: str = ""  # folder of the records
+seed: int = 0  # of the weights
+rate: float = 1  # any number
+deep: bool = False  # yes or no
+"""
+SESSION = "import kit\nlab = kit.Session('{name}', profile=profile, model=model, out=out, seed=seed)"
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+class Folder:
+    """A folder of notebooks: ``add`` takes cells, those that start with ``#md`` being markdown."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        path.mkdir()
+
+    def add(self, name: str, *cells: str, parameters: str = PARAMETERS) -> Path:
+        made = [v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})]
+        for cell in cells:
+            made.append(v4.new_markdown_cell(cell[4:]) if cell.startswith("#md ") else v4.new_code_cell(cell))
+        path = self.path / f"{name}.ipynb"
+        nbformat.write(v4.new_notebook(cells=made), path)
+        return path
+
+
+@pytest.fixture
+def notebooks(tmp_path) -> Folder:
+    return Folder(tmp_path / "notebooks")
+
+
+def known_machine(out: Path) -> Path:
+    """``out`` with an environment.json of invented speeds, so that no test waits for a measurement."""
+    out.mkdir(parents=True)
+    invented = machine.Machine(
+        id=machine.machine_id(), cpu=f"Invented {HOSTILE}", cores=2, memory_bytes=2**34, memory_limit_bytes=2**34,
+        read_gbps=20.0, write_gbps=10.0, copy_gbps=25.0, f32_gflops=100.0,
+        system={"os": "here", "python": "3", "libraries": {"kit": "0"}, "torch_threads": 2, "cpu_features": ["avx2"]},
+    )  # fmt: skip
+    (out / "environment.json").write_text(json.dumps(dataclasses.asdict(invented)))
+    return out
+
+
+def reproduce(folder: Path, out: Path, *options):
+    """`kit reproduce` on a folder of notebooks, in this process."""
+    return CliRunner().invoke(main, ["reproduce", "--notebooks", str(folder), "--out", str(out), *options])
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Path:
+    """A run of four notebooks: one that measures, with hostile names; one that fails; one killed; one after them."""
+    base = tmp_path_factory.mktemp("finished")
+    folder, out = Folder(base / "notebooks"), known_machine(base / "run")
+    folder.add(
+        "01_first_token",
+        f"#md # The first token\n\nHow long? {HOSTILE}\n\n## Predict\n\nSee [the failure](02_fails.ipynb).",
+        SESSION.format(name="01_first_token"),
+        f"import pandas as pd\nhostile = {HOSTILE!r}\n"
+        "pd.DataFrame({'tensor': [hostile, 'blk.1', 'blk.2'], 'time': ['4.2 ms', '900 us', '1.3 s']}).set_index('tensor')",
+        "#md ## Measure",
+        "from IPython.display import HTML, Markdown, display\nimport matplotlib.pyplot as plt\n"
+        "plt.plot([1, 2]); plt.title('one'); plt.show()\nprint(hostile)\n"
+        "display(HTML(f'<b>{hostile}</b>'), Markdown('![x](http://example.invalid/a.png) ' + hostile))",
+        "lab.record(claim='first-token-preload', quantity=hostile, unit='s', samples=[3.0, 1.0, 2.0], lower=0.5,\n"
+        "    lower_source='bytes / bandwidth', tolerance='10 %', verdict='not reproduced', reason=hostile)\n"
+        "lab.record(quantity='open', unit='s', samples=[0.001, 0.002])\n"
+        "lab.skip('cache-4gb-feasible', 'resident bytes', 'needs 32 GiB of memory');",
+    )
+    folder.add("02_fails", "#md # It fails", "1 / 0", "print('never')")
+    folder.add("03_killed", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    folder.add("04_after", "#md # After them", "print(profile, seed, rate, deep)")
+    result = reproduce(folder.path, out, "--profile", "smoke", "-p", "seed=7")
+    assert result.exit_code == 1, result.output
+    return out

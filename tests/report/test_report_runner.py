@@ -1,0 +1,103 @@
+"""One notebook in its own process: however it ends, the rest goes on and nothing is left running."""
+
+import subprocess
+import sys
+import time
+
+import nbformat
+import psutil
+import pytest
+
+from kit.report.runner import execute
+
+PIDS = "import os, subprocess\nhelper = subprocess.Popen(['sleep', '300'])\nopen('pids', 'w').write(f'{os.getpid()} {helper.pid}')"
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_gone(pids, seconds=15):
+    end = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not [pid for pid in pids if alive(pid)]
+
+
+@pytest.fixture
+def output(tmp_path):
+    (tmp_path / "run {a}").mkdir()  # papermill would take the braces for a parameter
+    return tmp_path / "run {a}" / "01.ipynb"
+
+
+def test_a_good_notebook_leaves_its_output_and_nothing_else(notebooks, output, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "Agg")  # the user's: figures must appear all the same
+    source = notebooks.add("01", "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()", "print(rate, deep, model)")
+    cells = []
+    outcome = execute(source, output, {"rate": 2.5, "deep": True, "model": "007"}, on_cell=cells.append)
+    assert (outcome.status, outcome.reason, outcome.cell) == ("ok", "", 4)
+    assert cells == [1, 2, 3, 4]
+    assert [path.name for path in output.parent.iterdir()] == ["01.ipynb"]
+    figure, text = nbformat.read(output, as_version=4).cells[-2:]
+    assert any("image/png" in item.get("data", {}) for item in figure.outputs)
+    assert text.outputs[0].text == "2.5 True 007\n"
+
+
+def test_a_failing_notebook_is_kept_with_its_reason(notebooks, output):
+    source = notebooks.add("01", "pass", "raise ValueError('first\\nno tensor blk.0')", "open('never', 'w')")
+    outcome = execute(source, output, {})
+    assert (outcome.status, outcome.reason, outcome.cell) == ("failed", "ValueError: no tensor blk.0", 3)
+    assert "no tensor blk.0" in output.read_text()
+    assert not (output.parent / "never").exists()
+    assert output.with_suffix(".log").exists()
+
+
+def test_a_killed_kernel_is_a_failure_with_its_cell(notebooks, output):
+    source = notebooks.add("01", "pass", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    outcome = execute(source, output, {})
+    assert outcome.status == "failed"
+    assert outcome.cell == 3
+    assert "kernel died" in outcome.reason
+
+
+def test_a_killed_process_takes_its_kernel_along(notebooks, output):
+    source = notebooks.add("01", PIDS, "import signal\nos.kill(os.getppid(), signal.SIGKILL)\nwhile True: pass")
+    outcome = execute(source, output, {})
+    assert outcome.status == "failed"
+    assert "SIGKILL" in outcome.reason
+    wait_until_gone(map(int, (output.parent / "pids").read_text().split()), 3)
+
+
+def test_a_notebook_that_takes_too_long_is_stopped_with_all_it_started(notebooks, output):
+    source = notebooks.add("01", PIDS, "import time\ntime.sleep(300)")
+    outcome = execute(source, output, {}, timeout=6)
+    assert outcome.status == "failed"
+    assert "longer than 6 s" in outcome.reason
+    assert outcome.seconds < 12
+    wait_until_gone(map(int, (output.parent / "pids").read_text().split()), 3)
+
+
+def test_nothing_outlives_a_killed_parent(notebooks, output):
+    source = notebooks.add("01", "import os\nopen('pids', 'w').write(f'{os.getpid()} {os.getppid()}')\nimport time\ntime.sleep(300)")
+    code = f"from pathlib import Path; from kit.report.runner import execute; execute(Path({str(source)!r}), Path({str(output)!r}), {{}})"
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    pids = output.parent / "pids"
+    while not pids.exists() or not pids.read_text():
+        assert parent.poll() is None
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    wait_until_gone(map(int, pids.read_text().split()))
+
+
+def test_a_notebook_that_cannot_start_is_a_failure(tmp_path, output):
+    source = tmp_path / "01.ipynb"
+    source.write_text("{}")
+    outcome = execute(source, output, {})
+    assert outcome.status == "failed"
+    assert outcome.reason
+    assert outcome.cell == 0
+    assert not output.exists()
