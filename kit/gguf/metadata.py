@@ -41,6 +41,8 @@ class Cursor:
 
     def fail(self, offset: int, problem: str) -> NoReturn:
         """Raise the GGUFError that names the file and the offset."""
+        if len(problem) > 500:  # a name of the file may be 65,535 bytes long
+            problem = f"{problem[:250]} ... {problem[-250:]}"
         raise GGUFError(f"{self.path}: byte {offset:,}: {problem}")
 
     def take(self, nbytes: int, what: str) -> np.ndarray:

@@ -147,6 +147,8 @@ def _padded(nbytes: int) -> int:
 def _replacing(path: Path, size: int) -> Iterator[BinaryIO]:
     """A file beside ``path`` that takes its place when the body succeeds, and vanishes when it does not."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    if not path.parent.is_dir():
+        raise GGUFError(f"{path}: cannot be written: there is no folder {path.parent}")
     try:
         free = shutil.disk_usage(path.parent).free
         if free < size:

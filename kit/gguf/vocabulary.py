@@ -79,13 +79,14 @@ def _pieces(kind: str) -> tuple[list[str], list[tuple[str, str]]]:
     merged = list(dict.fromkeys(left + right for left, right in merges))
     if kind == "gpt2":
         return byte_symbols() + merged, merges
-    letters = sorted(set("".join(WORDS)) | {_SPACE[kind]})
+    letters = [chr(code) for code in range(0x21, 0x7F)] + [_SPACE[kind]]
     return [f"<0x{byte:02X}>" for byte in range(256)] + letters + merged, merges
 
 
 def _learn_merges(space: str) -> list[tuple[str, str]]:
     """Byte-pair encoding on WORDS, weighted by Zipf's law (Sennrich et al., 2016), until every word is one token."""
-    words = {tuple(space + word): len(WORDS) // rank for rank, word in enumerate(WORDS, start=1)}
+    words = {tuple(space + word): len(WORDS) / rank for rank, word in enumerate(WORDS, start=1)}
+    words |= {tuple(word.capitalize()): 1 / rank for rank, word in enumerate(WORDS, start=1)}  # at the start of a text
     merges = []
     while True:
         pairs = Counter()

@@ -1,0 +1,67 @@
+"""What a GGUF file holds, as plain data for `kit inspect`: types, sizes, working sets, what fits in memory."""
+
+from typing import Any
+
+from kit.gguf.metadata import MetadataArray
+from kit.gguf.reader import GGUFFile
+from kit.quants.formats import FORMATS
+
+PRECISIONS = {"float32": 4, "float16": 2}  # bytes a weight once decoded
+
+
+def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[str, Any]:
+    """Everything that `kit inspect --json` prints; sizes in bytes.
+
+    ``working_sets`` holds one row a way of keeping the weights: the blocks as they are, and all of them decoded.
+    """
+    infos = list(file.tensors.values())
+    parameters = sum(info.elements for info in infos)
+    sizes = {"blocks": sum(info.nbytes for info in infos)}
+    sizes |= {precision: parameters * width for precision, width in PRECISIONS.items()}
+    prefix = file.architecture + "."
+    return {
+        "path": str(file.path),
+        "parts": [{"path": str(path), "bytes": path.stat().st_size} for path in file.paths],
+        "version": file.version,
+        "byteorder": file.byteorder,
+        "alignment": file.alignment,
+        "architecture": file.architecture,
+        "hyperparameters": {
+            key.removeprefix(prefix): _plain(value) for key, value in file.metadata.items() if key.startswith(prefix)
+        },
+        "tensors": len(infos),
+        "layers": len({info.layer for info in infos} - {-1}),
+        "parameters": parameters,
+        "types": _types(infos),
+        "working_sets": {
+            name: {
+                "bytes": nbytes,
+                "fits_in_free_memory": nbytes <= memory_available,
+                "fits_in_memory": nbytes <= memory_total,
+            }
+            for name, nbytes in sizes.items()
+        },
+        "memory": {"total": memory_total, "available": memory_available},
+        "metadata": {key: _plain(value) for key, value in file.metadata.items()},
+        "tensor_table": [info._asdict() | {"elements": info.elements} for info in infos],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A short array as a list, a long one as its length and kind: no vocabulary is decoded for a summary."""
+    if isinstance(value, MetadataArray):
+        return value.tolist() if len(value) <= 8 else repr(value)
+    return value
+
+
+def _types(infos) -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for info in infos:
+        row = rows.setdefault(info.qtype, {"qtype": info.qtype, "tensors": 0, "parameters": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["parameters"] += info.elements
+        row["bytes"] += info.nbytes
+    for row in rows.values():
+        known = FORMATS.get(row["qtype"])
+        row["bits_per_weight"] = known.bits_per_weight if known else None
+    return sorted(rows.values(), key=lambda row: -row["bytes"])
