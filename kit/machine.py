@@ -32,6 +32,7 @@ class Machine:
     write_gbps: float
     copy_gbps: float
     f32_gflops: float
+    fresh_gbps: float  # writing memory that the process has just been given: the kernel clears (a VM's host finds) its pages
     samples: dict[str, list[float]] = field(repr=False, default_factory=dict)
     methods: dict[str, str] = field(repr=False, default_factory=dict)
     gpu: dict | None = None
@@ -67,8 +68,7 @@ def of_run(folder: Path | None) -> Machine:
 def probe() -> Machine:
     """Measure this machine (about two seconds; up to 1 GiB, less where memory is short)."""
     samples, methods = _measure_memory()
-    flops = _measure_flops()
-    samples["f32_gflops"], methods["f32_gflops"] = flops, "torch.matmul of two 2048 x 2048 f32 matrices"
+    samples["f32_gflops"], methods["f32_gflops"] = _measure_flops(), "torch.matmul of two 2048 x 2048 f32 matrices"
     best = {name: max(values) for name, values in samples.items()}
     return Machine(
         id=machine_id(), cpu=cpu_name(), cores=usable_cores(), memory_bytes=psutil.virtual_memory().total,
@@ -83,8 +83,9 @@ def _measure_memory() -> tuple[dict[str, list[float]], dict[str, str]]:
     from kit import measure
 
     count = min(512 << 20, memory_available() // 8) // 4
-    source, target = torch.ones(count), torch.ones(count)
     nbytes = 4 * count
+    fresh = [nbytes / measure.time(torch.empty(count).zero_, samples=1).first / 1e9 for _ in range(2)]
+    source, target = torch.ones(count), torch.ones(count)
     methods = {
         "read_gbps": ("torch.sum over f32", source.sum, nbytes),
         "write_gbps": ("torch.Tensor.zero_ over f32", target.zero_, nbytes),
@@ -94,7 +95,8 @@ def _measure_memory() -> tuple[dict[str, list[float]], dict[str, str]]:
         name: [size / seconds / 1e9 for seconds in measure.time(function, samples=9, min_sample=0).samples]
         for name, (_, function, size) in methods.items()
     }
-    return samples, {name: text for name, (text, _, _) in methods.items()}
+    sources = {name: text for name, (text, _, _) in methods.items()}
+    return samples | {"fresh_gbps": fresh}, sources | {"fresh_gbps": "torch.Tensor.zero_ over a new torch.empty, f32"}
 
 
 def _measure_flops(size: int = 2048) -> list[float]:

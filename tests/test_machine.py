@@ -9,7 +9,7 @@ from kit import machine, measure
 
 def test_the_probe_reaches_and_is_read_back(tmp_path):
     found = machine.of_run(tmp_path)
-    for name in ("read_gbps", "write_gbps", "copy_gbps", "f32_gflops"):
+    for name in ("read_gbps", "write_gbps", "copy_gbps", "f32_gflops", "fresh_gbps"):
         assert getattr(found, name) == max(found.samples[name]) > 0
         assert found.methods[name]
     assert machine.of_run(tmp_path) == found  # not measured again

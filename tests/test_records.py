@@ -69,7 +69,7 @@ def test_a_broken_records_file_is_named_with_its_line(tmp_path):
 
 @pytest.fixture
 def session(tmp_path, monkeypatch):
-    stand_in = machine.Machine("m", "cpu", 1, 1, 1, 1.0, 1.0, 1.0, 1.0)
+    stand_in = machine.Machine("m", "cpu", 1, 1, 1, 1.0, 1.0, 1.0, 1.0, 1.0)
     monkeypatch.setattr(machine, "of_run", lambda folder: stand_in)
     return Session("01_first_token", profile="smoke", out=str(tmp_path / "run"))
 
