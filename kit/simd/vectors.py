@@ -4,6 +4,7 @@ import operator
 
 from llvmlite import ir
 from numba import njit, types
+from numba.core.imputils import lower_constant
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
 
 
@@ -34,6 +35,7 @@ class StaticType(types.Type):
 register_model(StaticType)(models.OpaqueModel)
 typeof_impl.register(Static)(lambda static, _: StaticType(static.value))
 unbox(StaticType)(lambda _type, _object, c: NativeValue(c.context.get_dummy_value()))
+lower_constant(StaticType)(lambda context, *_: context.get_dummy_value())
 
 
 class Vector(types.Type):
