@@ -82,7 +82,7 @@ def interval_bound(trace: Requests, capacity: int, by: str = "bytes") -> float:
         last[key] = index
     spans, sizes = np.array(spans, float), np.array(sizes, float)
     worth = sizes if by == "bytes" else np.ones_like(sizes)
-    order = np.argsort(spans * sizes / worth, kind="stable")
+    order = np.argsort(spans if by == "bytes" else spans * sizes, kind="stable")  # room for each unit of worth
     room = capacity * len(trace)
     area = np.cumsum((spans * sizes)[order])
     fits = int(np.searchsorted(area, room, side="right"))
@@ -90,7 +90,7 @@ def interval_bound(trace: Requests, capacity: int, by: str = "bytes") -> float:
     if fits < len(order):
         spare = room - (area[fits - 1] if fits else 0.0)
         total += worth[order[fits]] * spare / (spans * sizes)[order[fits]]
-    return float(total / (sum(trace.sizes) if by == "bytes" else len(trace)))
+    return float(total / max(1, sum(trace.sizes) if by == "bytes" else len(trace)))
 
 
 def knapsack(costs: dict[str, float], sizes: dict[str, int], capacity: int, cells: int = 20_000) -> list[str]:

@@ -15,7 +15,8 @@ LARGEST = 2**32 - 1
 def write(trace: Requests, path: str | Path) -> Path:
     """Write ``path`` and ``path``.json; TraceError when an object has 4 GiB or more, which a record cannot say.
 
-    Ids are the places (from 1) of the names in the sidecar; ``time`` is the token; ``next`` the index of the next access, -1 for none.
+    Ids are the places (from 1) of the names in the sidecar; ``time`` is the token; ``next`` is the index of the next
+    access to the same object, -1 for none.
     """
     path = Path(path)
     large = next((key for key, size in zip(trace.keys, trace.sizes, strict=True) if size > LARGEST), None)

@@ -80,9 +80,9 @@ class Policy:
         self.resident_bytes -= self._sizes.pop(key)
         self._removed(key)
 
-    def resize(self, capacity: int | str) -> list[str]:
-        """Change the limit; the keys evicted to meet it."""
-        self.capacity = parse_capacity(capacity)
+    def resize(self, capacity: float) -> list[str]:
+        """Change the limit (bytes; 0 keeps nothing); the keys evicted to meet it."""
+        self.capacity = capacity
         return self._make_room(0)
 
     def _make_room(self, size: int) -> list[str]:

@@ -5,26 +5,50 @@ import time
 from collections import defaultdict
 from concurrent.futures import Future
 
-from kit.cache.policy import Policy
+import pandas as pd
+
+from kit.cache.policy import Policy, parse_capacity
 from kit.cache.stats import Stats
+from kit.errors import CacheError
 from kit.gguf.reader import layer_of
+from kit.units import format_bytes
+
+
+class _Flight(Future):
+    """One load under way. ``ahead``: a prefetch started it; ``wanted``: a get waits for it."""
+
+    def __init__(self, ahead: bool):
+        super().__init__()
+        self.ahead, self.wanted = ahead, False
 
 
 class WeightCache:
     """Holds what its policy keeps. Safe under threads: the lock is held for bookkeeping only, never during a load.
 
     A hit returns the very array that was loaded (no copy): do not write to it. Each get adds one span "access" to the
-    trace, with the outcome hit, miss, bypass (loaded, not kept), shared (waited for another thread) or error.
+    trace, with the outcome hit, miss, bypass (loaded, not kept), shared (waited for the load of another thread),
+    prefetch (its load had been started ahead) or error.
+
+    Memory is the limit of the policy, plus ``ahead_bytes`` for prefetched values that nobody has asked for yet, plus
+    the loads in flight. Prefetched values wait outside the policy, which decides about them when they are asked for:
+    so its decisions, and a replay, are the same with and without prefetch.
     """
 
-    def __init__(self, policy: Policy, trace=None):
+    def __init__(self, policy: Policy, trace=None, ahead_bytes: int = 0):
         self.policy = policy
         self.trace = trace
+        self.ahead_bytes = ahead_bytes
+        self.prefetcher = None  # told of every get when there is one (kit.cache.prefetch)
         self._lock = threading.Lock()
-        self._values = {}
-        self._flights: dict[str, Future] = {}
+        self._values: dict[str, object] = {}
+        self._flights: dict[str, _Flight] = {}
+        self._staged: dict[str, tuple[object, int]] = {}  # prefetched, not yet asked for
+        self._ahead_used = 0  # bytes staged or in flight ahead
+        self._pinned: dict[str, int] = {}
         self._totals = defaultdict(int)
-        self._load_ns = {}  # key -> what its last load took
+        self._by_key: dict[str, defaultdict] = {}
+
+    # --- get ---------------------------------------------------------------------------------------------------------
 
     def get(self, key: str, size: int, load):
         """The value of ``key``: resident, or from ``load()``, which runs once however many threads ask.
@@ -33,70 +57,179 @@ class WeightCache:
         nothing behind.
         """
         start = time.perf_counter_ns()
-        leads = False
+        if self.prefetcher is not None:
+            self.prefetcher.saw(key)
+        flight = leads = None
         with self._lock:
-            self._totals["bytes_requested"] += size
-            if self.policy.request(key, size):
-                value = self._values[key]
-                self._totals["hits"] += 1
-                self._totals["bytes_hit"] += size
-                self._totals["ns_saved"] += self._load_ns[key]
-                outcome = "hit"
+            if key in self._pinned or self.policy.request(key, size):
+                value, outcome = self._values[key], "hit"
+                self._note(key, hits=1, bytes_hit=size, ns_saved=self._by_key[key]["ns_last_load"])
+            elif key in self._staged:
+                value, outcome = self._staged.pop(key)[0], "prefetch"
+                self._ahead_used -= size
+                self._keep(key, size, value)
+                self._note(key, prefetched=1)
             else:
                 flight = self._flights.get(key)
                 if leads := flight is None:
-                    flight = self._flights[key] = Future()
-                outcome = "shared"
-        if outcome != "hit":
+                    flight = self._flights[key] = _Flight(ahead=False)
+                outcome = "prefetch" if flight.ahead and not flight.wanted else "shared"
+                flight.wanted = True
+            self._note(key, bytes_requested=size)
+        if flight:
             try:
                 if leads:
                     outcome = self._fly(key, size, load, flight)
                 value = flight.result()
-                if not leads:
-                    self._count("shared")
             except BaseException:
-                self._count("errors")
-                self._span(start, key, size, "error")
+                self._finish(start, key, size, "error", errors=1)
                 raise
-        self._span(start, key, size, outcome)
+            if not leads:
+                self._finish(start, key, size, outcome, **{"prefetched" if outcome == "prefetch" else "shared": 1})
+                return value
+        self._finish(start, key, size, outcome)
         return value
 
     def _fly(self, key, size, load, flight) -> str:
+        """Load for ``flight``, keep or stage the value, wake who waits; the outcome of the access."""
         start = time.perf_counter_ns()
         try:
             value = load()
         except BaseException as error:
             with self._lock:
                 del self._flights[key]
+                self._ahead_used -= size * flight.ahead
             flight.set_exception(error)
             raise
         took = time.perf_counter_ns() - start
         with self._lock:
             del self._flights[key]
-            evicted = self.policy.insert(key, size)
-            totals = self._totals
-            totals["misses"] += 1
-            totals["bytes_loaded"] += size
-            totals["ns_loading"] += took
-            self._load_ns[key] = took
-            if evicted is None:
-                totals["bypassed"] += 1
+            self._note(key, bytes_loaded=size, ns_loading=took)
+            self._by_key[key]["ns_last_load"] = took
+            if not flight.ahead:
+                self._note(key, misses=1)
+            kept = True
+            if flight.wanted:
+                self._ahead_used -= size * flight.ahead
+                kept = self._keep(key, size, value)
             else:
-                self._values[key] = value
-                for name in evicted:
-                    del self._values[name]
-                totals["evictions"] += len(evicted)
-                totals["peak_bytes"] = max(totals["peak_bytes"], self.policy.resident_bytes)
+                self._staged[key] = value, size
         flight.set_result(value)
-        return "bypass" if evicted is None else "miss"
+        return "miss" if kept else "bypass"
 
-    def _count(self, name):
-        with self._lock:
-            self._totals[name] += 1
+    def _keep(self, key, size, value) -> bool:
+        """Offer a loaded value to the policy (lock held)."""
+        evicted = self.policy.insert(key, size)
+        if evicted is None:
+            self._note(key, bypassed=1)
+            return False
+        self._values[key] = value
+        for name in evicted:
+            del self._values[name]
+            self._note(name, evictions=1)
+        self._totals["peak_bytes"] = max(self._totals["peak_bytes"], self._resident_bytes())
+        return True
 
-    def _span(self, start, key, size, outcome):
+    def _note(self, key, **amounts):
+        counts = self._by_key.get(key)
+        if counts is None:
+            counts = self._by_key[key] = defaultdict(int)
+        for name, amount in amounts.items():
+            self._totals[name] += amount
+            counts[name] += amount
+
+    def _finish(self, start, key, size, outcome, **amounts):
+        if amounts:
+            with self._lock:
+                self._note(key, **amounts)
         if self.trace is not None:
             self.trace.add("access", start, time.perf_counter_ns(), key, layer_of(key), None, size, outcome)
+
+    # --- ahead of the gets -------------------------------------------------------------------------------------------
+
+    def prefetch(self, key: str, size: int, load) -> bool:
+        """Load ``key`` in this thread before anybody asks; False when there is no need, or no room in ``ahead_bytes``.
+
+        An error of ``load`` reaches the get that waits for it, if there is one; the next get tries again.
+        """
+        with self._lock:
+            held = key in self.policy or key in self._pinned or key in self._staged or key in self._flights
+            if held or self._ahead_used + size > self.ahead_bytes:
+                return False
+            self._ahead_used += size
+            flight = self._flights[key] = _Flight(ahead=True)
+        start, outcome = time.perf_counter_ns(), ""
+        try:
+            self._fly(key, size, load, flight)
+        except Exception:
+            outcome = "error"
+        if self.trace is not None:
+            self.trace.add("prefetch", start, time.perf_counter_ns(), key, layer_of(key), None, size, outcome)
+        return not outcome
+
+    # --- pins and limits ---------------------------------------------------------------------------------------------
+
+    def pin(self, key: str, size: int, load) -> None:
+        """Load ``key`` if need be and never evict it. CacheError when all pins together would not fit the limit."""
+        if key in self._pinned:
+            return
+        if sum(self._pinned.values()) + size > self.limit:
+            raise CacheError(
+                f"pin {key!r}: its {format_bytes(size)} do not fit beside the pins there are "
+                f"({format_bytes(sum(self._pinned.values()))} of {format_bytes(self.limit)}); unpin, or resize the cache"
+            )
+        value = self.get(key, size, load)
+        with self._lock:
+            if key in self.policy:
+                self.policy.remove(key)
+            self._pinned[key] = size
+            self._values[key] = value
+            self._evict(self.policy.resize(self.policy.capacity - size))
+            self._totals["peak_bytes"] = max(self._totals["peak_bytes"], self._resident_bytes())
+
+    def unpin(self, key: str) -> None:
+        """Hand a pinned key back to the policy; CacheError when it is not pinned."""
+        with self._lock:
+            if key not in self._pinned:
+                raise CacheError(f"unpin {key!r}: it is not pinned; pinned are {', '.join(self._pinned) or 'none'}")
+            size = self._pinned.pop(key)
+            self.policy.resize(self.policy.capacity + size)
+            value = self._values.pop(key)
+            self._keep(key, size, value)
+
+    def resize(self, limit: int | str) -> None:
+        """Change the limit in bytes, evicting what no longer fits; CacheError when the pins do not fit."""
+        limit = parse_capacity(limit)
+        with self._lock:
+            pinned = sum(self._pinned.values())
+            if pinned > limit:
+                raise CacheError(f"resize to {format_bytes(limit)}: {format_bytes(pinned)} are pinned; unpin first")
+            self._evict(self.policy.resize(limit - pinned))
+
+    def clear(self) -> None:
+        """Let everything go, pins and prefetched values too; the counts stay."""
+        with self._lock:
+            self.policy.resize(self.policy.capacity + sum(self._pinned.values()))
+            for key in list(self.policy):
+                self.policy.remove(key)
+            self._ahead_used -= sum(size for _, size in self._staged.values())
+            for held in (self._values, self._staged, self._pinned):
+                held.clear()
+
+    def _evict(self, keys):
+        for name in keys:
+            del self._values[name]
+            self._note(name, evictions=1)
+
+    @property
+    def limit(self) -> int:
+        """Bytes that may be resident: the policy's and the pins'."""
+        return self.policy.capacity + sum(self._pinned.values())
+
+    def _resident_bytes(self):
+        return self.policy.resident_bytes + sum(self._pinned.values())
+
+    # --- what happened -----------------------------------------------------------------------------------------------
 
     @property
     def stats(self) -> Stats:
@@ -104,4 +237,17 @@ class WeightCache:
         with self._lock:
             totals = dict(self._totals)
             seconds = {f"seconds_{name}": totals.pop(f"ns_{name}", 0) / 1e9 for name in ("loading", "saved")}
-            return Stats(entries=len(self.policy), resident_bytes=self.policy.resident_bytes, **seconds, **totals)
+            entries = len(self.policy) + len(self._pinned)
+            return Stats(entries=entries, resident_bytes=self._resident_bytes(), **seconds, **totals)
+
+    def table(self, by: str = "tensor") -> pd.DataFrame:
+        """Counts by "tensor" or by "layer", one row each: the fields of Stats that can be told apart."""
+        columns = ["hits", "misses", "bypassed", "shared", "prefetched", "errors", "evictions", "bytes_requested"]
+        columns += ["bytes_hit", "bytes_loaded", "ns_loading", "ns_saved"]
+        with self._lock:
+            rows = [{"tensor": key, "layer": layer_of(key), **counts} for key, counts in self._by_key.items()]
+        frame = pd.DataFrame(rows, columns=["tensor", "layer", *columns]).fillna(0)
+        frame = frame.groupby(by, sort=False)[columns].sum()
+        for name in ("loading", "saved"):
+            frame[f"seconds_{name}"] = frame.pop(f"ns_{name}") / 1e9
+        return frame

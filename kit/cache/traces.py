@@ -95,7 +95,7 @@ def repeated(pairs, tokens: int) -> Requests:
 def decode_order(geometry, mix: str = "Q4_K_M", dtype: str = "float32", layers: int | None = None):
     """``[(name, bytes), ...]`` of a model (kit.gguf.geometry) in the order in which a decode step asks for them."""
     specs = geometry.tensors(mix, layers=layers)
-    sized = {s.name: int(np.prod(s.shape)) * BYTES_PER_ELEMENT[dtype] for s in specs}
+    sized = {spec.name: spec.elements * BYTES_PER_ELEMENT[dtype] for spec in specs}
     last = [name for name in ("output_norm.weight", "output.weight") if name in sized]
     if "output.weight" not in sized:
         last.append("token_embd.weight")

@@ -1,0 +1,49 @@
+"""The configuration of report 002, field by field; notebook 03 measures what each one does."""
+
+import time
+from dataclasses import dataclass
+
+from kit.cache.policy import LFU, LRU, Policy, parse_capacity
+from kit.cache.prefetch import Prefetcher
+from kit.cache.store import WeightCache
+from kit.errors import CacheError
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The fields of ``DequantizationCacheConfig``, with its defaults where the report gives one.
+
+    ``max_memory_bytes``: limit of what is kept. ``prefetch_ahead``: layers loaded ahead (0: none).
+    ``use_frequency_priority``: evict the least often used of the last ``frequency_window`` seconds, not the least
+    recently used. ``enable_async_prefetch``: prefetch in a thread of its own, else in the asking thread.
+    """
+
+    max_memory_bytes: int | str = "512 MiB"
+    prefetch_ahead: int = 0
+    use_frequency_priority: bool = False
+    frequency_window: float = 60.0
+    enable_async_prefetch: bool = False
+
+    def __post_init__(self):
+        parse_capacity(self.max_memory_bytes)
+        if self.prefetch_ahead < 0:
+            raise CacheError(f"prefetch_ahead: {self.prefetch_ahead} layers; give 0 (none) or more")
+        if not self.frequency_window > 0:
+            raise CacheError(f"frequency_window: {self.frequency_window!r} s remembers nothing; give a positive number")
+
+    def policy(self) -> Policy:
+        """LRU, or LFU within the window when ``use_frequency_priority``."""
+        if self.use_frequency_priority:
+            return LFU(self.max_memory_bytes, window=self.frequency_window, clock=time.monotonic)
+        return LRU(self.max_memory_bytes)
+
+    def prefetcher(self, store: WeightCache, plan) -> Prefetcher | None:
+        """The Prefetcher that the fields ask for over ``plan`` (``[(key, size, load), ...]``), None for none.
+
+        The store gets room for the ``prefetch_ahead + 1`` largest layers beside its limit.
+        """
+        if not self.prefetch_ahead:
+            return None
+        prefetcher = Prefetcher(store, plan, ahead=self.prefetch_ahead, asynchronous=self.enable_async_prefetch)
+        store.ahead_bytes = prefetcher.layer_bytes * (self.prefetch_ahead + 1)
+        return prefetcher

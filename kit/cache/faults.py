@@ -1,0 +1,194 @@
+"""The reports' broken caches, on purpose: each is a few lines over the real store and shows one symptom.
+
+All have ``get(key, size, load)`` and ``stats``, as WeightCache has, so each can take its place in a Weights object.
+"""
+
+import queue
+import threading
+import time
+from contextlib import contextmanager
+
+from kit.cache.policy import Policy
+from kit.cache.stats import Stats
+from kit.cache.store import WeightCache
+from kit.errors import CacheError
+
+
+class TwoLevels:
+    """Every tensor object keeps what it once got (LazyTensor.cached_data, reports 000 and 004): it never forgets.
+
+    Symptom: the outer cache sees each tensor once, all misses, and nothing after; memory is that of the whole model
+    whatever the outer limit says.
+    """
+
+    def __init__(self, policy: Policy, trace=None):
+        self.outer = WeightCache(policy, trace)
+        self.inner: dict[str, tuple[object, int]] = {}
+
+    def get(self, key, size, load):
+        """From the inner level if it was ever loaded, else through the outer one."""
+        if key not in self.inner:
+            self.inner[key] = self.outer.get(key, size, load), size
+        return self.inner[key][0]
+
+    @property
+    def stats(self) -> Stats:
+        """What the outer cache says about itself."""
+        return self.outer.stats
+
+    @property
+    def held_bytes(self) -> int:
+        """What is in memory really."""
+        return sum(size for _, size in self.inner.values())
+
+
+class SplitInstances:
+    """Two caches where one was meant: ``switch()`` stands between preload and inference (report 001, hypothesis 2).
+
+    Symptom: the second one starts empty, and its count of misses too.
+    """
+
+    def __init__(self, policy: Policy, trace=None):
+        self._caches = [WeightCache(policy.fresh(), trace), WeightCache(policy.fresh(), trace)]
+        self.get = self._caches[0].get
+
+    def switch(self) -> None:
+        """From here on the other instance answers."""
+        self._caches.reverse()
+        self.get = self._caches[0].get
+
+    @property
+    def stats(self) -> Stats:
+        """Counts of the instance that answers now."""
+        return self._caches[0].stats
+
+
+class ResettingStats(WeightCache):
+    """Reading the statistics sets them back (report 001, hypothesis 3).
+
+    Symptom: a second reading shows only what happened since the first: counters fall, the objects are still there.
+    """
+
+    @property
+    def stats(self) -> Stats:
+        """Counts since they were last read."""
+        snapshot = super().stats
+        with self._lock:
+            self._totals.clear()
+        return snapshot
+
+
+class ThreadLocal:
+    """A cache for each thread (report 001, hypothesis 4).
+
+    Symptom: what the loading thread put in, a serving thread misses; memory grows with the threads.
+    """
+
+    def __init__(self, policy: Policy, trace=None):
+        self._policy, self._trace = policy, trace
+        self._local = threading.local()
+
+    def _mine(self) -> WeightCache:
+        if not hasattr(self._local, "cache"):
+            self._local.cache = WeightCache(self._policy.fresh(), self._trace)
+        return self._local.cache
+
+    def get(self, key, size, load):
+        """From the cache of the calling thread."""
+        return self._mine().get(key, size, load)
+
+    @property
+    def stats(self) -> Stats:
+        """Counts of the calling thread's cache."""
+        return self._mine().stats
+
+
+class CopyOnHit(WeightCache):
+    """Hands out a copy each time, as ``Vec<f32>.clone()`` does in reports 002 and 003.
+
+    Symptom: a hit reads and writes the whole tensor again, so it costs as much memory traffic as it saves.
+    """
+
+    def get(self, key, size, load):
+        """A private copy of the value."""
+        return super().get(key, size, load).clone()
+
+
+class DeadQueue(WeightCache):
+    """Prefetch requests go into a queue that no thread reads (report 002).
+
+    Symptom: the queue grows, nothing is ever served by a prefetch, every count is that of a cache without one.
+    """
+
+    def __init__(self, policy: Policy, trace=None, ahead_bytes: int = 0):
+        super().__init__(policy, trace, ahead_bytes)
+        self.queue = queue.SimpleQueue()
+
+    def prefetch(self, key, size, load):
+        """Note the wish; False: nothing was loaded."""
+        self.queue.put((key, size, load))
+        return False
+
+
+class UpgradingLock(WeightCache):
+    """A hit takes the read lock, then asks for the write lock to move the entry up, still holding the first.
+
+    Symptom: the writer waits for all readers and is one of them: the first hit never returns. Here it gives up after
+    ``timeout`` seconds with a CacheError.
+    """
+
+    def __init__(self, policy: Policy, trace=None, timeout: float = 0.2):
+        super().__init__(policy, trace)
+        self._rw = _ReadWriteLock(timeout)
+
+    def get(self, key, size, load):
+        """As in the store, with the lock order of the fault."""
+        with self._rw.read():
+            resident = key in self.policy
+            if resident:
+                with self._rw.write():
+                    return super().get(key, size, load)
+        with self._rw.write():
+            return super().get(key, size, load)
+
+
+class _ReadWriteLock:
+    """Many readers or one writer; waiting longer than ``timeout`` seconds is a CacheError."""
+
+    def __init__(self, timeout: float):
+        self._timeout = timeout
+        self._changed = threading.Condition()
+        self._readers, self._writing = 0, False
+
+    @contextmanager
+    def read(self):
+        self._enter(lambda: not self._writing)
+        self._readers += 1
+        self._changed.release()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def write(self):
+        self._enter(lambda: not self._writing and not self._readers)
+        self._writing = True
+        self._changed.release()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+
+    def _enter(self, free):
+        """Acquire ``_changed`` once ``free()`` holds."""
+        deadline = time.monotonic() + self._timeout
+        self._changed.acquire()
+        if not self._changed.wait_for(free, deadline - time.monotonic()):
+            readers = self._readers
+            self._changed.release()
+            raise CacheError(f"deadlock: waited {self._timeout} s for a lock that {readers} reader(s) hold")

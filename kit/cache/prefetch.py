@@ -1,0 +1,69 @@
+"""Prefetch: loads of the next layers, started before anybody asks, by worker threads or in the asking thread."""
+
+from collections import defaultdict
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from kit.errors import CacheError
+from kit.gguf.reader import layer_of
+
+
+class Prefetcher:
+    """Watches a WeightCache and, when a get enters a new layer, loads the ``ahead`` layers that come next.
+
+    ``plan``: ``[(key, size, load), ...]`` in the order of use; what belongs to no layer (output norm and projection)
+    counts as one more layer at the end, and after the end comes the start: the next token. What is held already is not
+    loaded, and what finds no room in the store's ``ahead_bytes`` is left to the get. ``workers`` threads, or none with
+    ``asynchronous=False``: then the asking thread loads ahead itself. Close it (or use ``with``) to end the threads.
+    """
+
+    def __init__(self, store, plan, ahead: int = 1, workers: int = 1, asynchronous: bool = True):
+        if ahead < 1 or workers < 1:
+            raise CacheError(f"prefetch: ahead={ahead} and workers={workers} must each be at least 1")
+        self.store, self.ahead = store, ahead
+        layers = defaultdict(list)
+        for key, size, load in plan:
+            layers[layer_of(key)].append((key, size, load))
+        self._layers = dict(layers)
+        self._order = list(layers)
+        self._pool = ThreadPoolExecutor(workers, "prefetch") if asynchronous else None
+        self._current: int | None = None
+        store.prefetcher = self
+
+    def saw(self, key: str) -> None:
+        """A get of ``key`` begins: on entering a layer, prefetch those that follow."""
+        layer = layer_of(key)
+        if layer == self._current or layer not in self._layers:
+            return
+        self._current = layer
+        place = self._order.index(layer)
+        for step in range(1, min(self.ahead, len(self._order) - 1) + 1):
+            self.prefetch(self._order[(place + step) % len(self._order)])
+
+    def prefetch(self, layer: int) -> list[Future]:
+        """Load what is not held of ``layer``: the futures of the loads, none when they have been done already."""
+        if layer not in self._layers:
+            raise CacheError(f"prefetch: no layer {layer} in the plan; there are {self._order[0]} to {self._order[-1]}")
+        jobs = [partial(self.store.prefetch, *item) for item in self._layers[layer]]
+        if self._pool:
+            return [self._pool.submit(job) for job in jobs]
+        for job in jobs:
+            job()
+        return []
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of the largest layer."""
+        return max(sum(size for _, size, _ in items) for items in self._layers.values())
+
+    def close(self) -> None:
+        """Stop watching, drop what has not begun, and wait for the loads that have."""
+        self.store.prefetcher = None
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()

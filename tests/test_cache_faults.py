@@ -1,0 +1,82 @@
+"""Each fault on purpose shows the symptom that its docstring names, and the real store does not."""
+
+import threading
+
+import pytest
+import torch
+
+from kit.cache import faults
+from kit.cache.policy import LRU, HashMap
+from kit.cache.prefetch import Prefetcher
+from kit.cache.store import WeightCache
+from kit.errors import CacheError
+
+SCAN = [(f"blk.{i}.w", 10) for i in range(8)]
+
+
+def run(cache, passes):
+    loads = []
+    for _ in range(passes):
+        for key, size in SCAN:
+            cache.get(key, size, lambda key=key: loads.append(key) or torch.zeros(2))
+    return loads
+
+
+def test_two_levels_the_outer_sees_each_tensor_once_and_the_limit_means_nothing():
+    cache = faults.TwoLevels(LRU(30))
+    assert len(run(cache, 3)) == 8
+    assert (cache.stats.hits, cache.stats.misses, cache.held_bytes) == (0, 8, 80)
+    inner_removed = cache.outer
+    assert len(run(inner_removed, 3)) == 24 and inner_removed.stats.hits == 0  # and without the inner level: all misses
+
+
+def test_split_instances_start_again_empty():
+    cache = faults.SplitInstances(HashMap())
+    run(cache, 1)
+    cache.switch()
+    assert cache.stats.gets == 0 and len(run(cache, 1)) == 8
+    assert (cache.stats.hits, cache.stats.misses) == (0, 8)
+
+
+def test_resetting_statistics_forget_and_the_objects_are_there():
+    cache = faults.ResettingStats(HashMap())
+    run(cache, 1)
+    assert cache.stats.misses == 8
+    assert cache.stats.misses == 0 and cache.stats.entries == 8
+    assert run(cache, 1) == [] and cache.stats.hits == 8
+
+
+def test_thread_local_caches_do_not_see_each_other():
+    cache, loads = faults.ThreadLocal(HashMap()), []
+    run(cache, 1)
+    thread = threading.Thread(target=lambda: loads.extend(run(cache, 1)))
+    thread.start()
+    thread.join()
+    assert len(loads) == 8 and cache.stats.misses == 8 and run(cache, 1) == []
+
+
+def test_copy_on_hit_never_hands_out_the_same_memory():
+    cache = faults.CopyOnHit(HashMap())
+    a, b = (cache.get("a", 8, lambda: torch.ones(2)) for _ in range(2))
+    assert torch.equal(a, b) and a.data_ptr() != b.data_ptr() and cache.stats.hits == 1
+
+
+def test_a_dead_queue_grows_and_nothing_comes_of_it():
+    cache = faults.DeadQueue(LRU(30), ahead_bytes=100)
+    plan = [(key, size, lambda: 0) for key, size in SCAN]
+    with Prefetcher(cache, plan, asynchronous=False):
+        run(cache, 2)
+    assert cache.queue.qsize() == 16 and cache.stats.prefetched == 0 and cache.stats.misses == 16
+    real = WeightCache(LRU(30), ahead_bytes=100)
+    with Prefetcher(real, plan, asynchronous=False):
+        run(real, 2)
+    assert real.stats.prefetched == 15
+
+
+@pytest.mark.timeout(20)
+def test_an_upgraded_lock_times_out_on_the_first_hit():
+    cache = faults.UpgradingLock(HashMap(), timeout=0.05)
+    assert len(run(cache, 1)) == 8
+    with pytest.raises(CacheError, match="deadlock"):
+        run(cache, 1)
+    assert cache.get("new", 1, lambda: 5) == 5  # the locks were let go

@@ -1,0 +1,264 @@
+"""Policies against their definitions: invariants for all, closed forms on a scan, MIN against brute force."""
+
+import functools
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kit
+from kit.cache import bounds
+from kit.cache.adaptive import ARC, LIRS, TinyLFU
+from kit.cache.cyclic import CyclicAware, Rhythm
+from kit.cache.offline import MIN
+from kit.cache.pinned import Pinned
+from kit.cache.policy import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random, TwoRandom
+from kit.cache.queues import CLOCK, S3FIFO, SIEVE
+from kit.cache.traces import Requests, mixture_of_experts, repeated, requests, shifting, zipf
+from kit.errors import CacheError
+
+LIMITED = [
+    FIFO, LRU, MRU, LIP, LFU, functools.partial(LFU, window=5), Random, TwoRandom, CLOCK, SIEVE, S3FIFO, ARC, LIRS,
+    TinyLFU, Pinned, Rhythm, CyclicAware,
+]  # fmt: skip
+
+
+def name_of(make):
+    return make.func.__name__ + "-window" if isinstance(make, functools.partial) else make.__name__
+
+
+def scan(objects, passes):
+    return repeated([(f"k{i}", 1) for i in range(objects)], passes)
+
+
+accesses = st.lists(st.integers(0, 12), min_size=1, max_size=120)
+size_table = st.lists(st.integers(0, 9), min_size=13, max_size=13)
+
+
+@pytest.mark.parametrize("make", LIMITED, ids=name_of)
+@settings(max_examples=60, deadline=None)
+@given(keys=accesses, sizes=size_table, capacity=st.integers(1, 30), shrink=st.integers(0, 30))
+def test_contents_and_bytes_agree_with_a_plain_set(make, keys, sizes, capacity, shrink):
+    policy, held = make(capacity), {}
+    for step, number in enumerate(keys):
+        key, size = f"k{number}", sizes[number]
+        assert policy.request(key, size) == (key in held)
+        if key not in held:
+            evicted = policy.insert(key, size)
+            if size > capacity:
+                assert evicted is None
+            if evicted is not None:
+                assert len(set(evicted)) == len(evicted)
+                for name in evicted:
+                    del held[name]
+                held[key] = size
+        elif step % 7 == 0:
+            policy.remove(key)
+            del held[key]
+        assert set(policy) == set(held) and len(policy) == len(held)
+        assert policy.resident_bytes == sum(held.values()) <= capacity
+    limit = min(shrink, capacity)
+    for name in policy.resize(limit):
+        del held[name]
+    assert set(policy) == set(held) and policy.resident_bytes <= limit
+    assert len(policy.fresh()) == 0 and policy.fresh().capacity == capacity
+
+
+@pytest.mark.parametrize("make", [m for m in LIMITED if m is not Pinned], ids=name_of)
+def test_everything_stays_when_everything_fits(make):
+    stats = kit.replay(scan(50, 4), make(50))
+    assert (stats.hits, stats.misses, stats.evictions, stats.entries) == (150, 50, 0, 50)
+
+
+@pytest.mark.parametrize("name", bounds.CYCLIC)
+@pytest.mark.parametrize("objects, capacity", [(155, 20), (155, 132), (362, 47), (362, 340)])
+def test_closed_forms_of_a_scan(name, objects, capacity):
+    base = name.removesuffix(" without bypass")
+    policy = (
+        NoCache() if name == "NoCache" else globals()[base](capacity, **({"bypass": False} if base != name else {}))
+    )
+    warm, passes = 40, 200
+    hits = kit.replay(scan(objects, passes), policy).hits - kit.replay(scan(objects, warm), policy).hits
+    rate = hits / (objects * (passes - warm))
+    assert rate == pytest.approx(bounds.cyclic_hit_rate(name, objects, capacity), abs=0.005)
+
+
+def test_a_closed_form_is_one_when_all_fits_and_unknown_for_other_policies():
+    assert bounds.cyclic_hit_rate("LRU", 10, 10) == 1 and bounds.cyclic_hit_rate("NoCache", 10, 10) == 0
+    with pytest.raises(CacheError, match="no closed form"):
+        bounds.cyclic_hit_rate("SLRU", 10, 5)
+
+
+@functools.cache
+def best_hits(keys, capacity, may_bypass, held=frozenset()):
+    """Most hits that any eviction choice can reach: the definition of MIN, by trying everything."""
+    if not keys:
+        return 0
+    first, rest = keys[0], keys[1:]
+    if first in held:
+        return 1 + best_hits(rest, capacity, may_bypass, held)
+    choices = [held] if may_bypass else []
+    if len(held) < capacity:
+        choices.append(held | {first})
+    choices += [held - {old} | {first} for old in held]
+    return max(best_hits(rest, capacity, may_bypass, choice) for choice in choices)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    keys=st.lists(st.sampled_from("abcde"), min_size=1, max_size=11), capacity=st.integers(1, 4), bypass=st.booleans()
+)
+def test_min_is_optimal(keys, capacity, bypass):
+    trace = requests([(key, 1) for key in keys])
+    assert kit.replay(trace, MIN(capacity, bypass=bypass)).hits == best_hits(tuple(keys), capacity, bypass)
+
+
+@settings(max_examples=60, deadline=None)
+@given(keys=accesses, sizes=size_table, capacity=st.integers(1, 40))
+def test_nobody_beats_the_interval_bound(keys, sizes, capacity):
+    trace = requests([(f"k{number}", sizes[number]) for number in keys])
+    for make in [*LIMITED, MIN]:
+        stats = kit.replay(trace, make(capacity))
+        assert stats.hit_rate <= bounds.interval_bound(trace, capacity, "objects") + 1e-9
+        assert stats.byte_hit_rate <= bounds.interval_bound(trace, capacity, "bytes") + 1e-9
+
+
+def test_interval_bound_of_a_scan_is_capacity_over_total():
+    trace = scan(100, 50)
+    for by in ("objects", "bytes"):
+        assert bounds.interval_bound(trace, 30, by) == pytest.approx(0.3, abs=1e-9)
+
+
+@settings(max_examples=80, deadline=None)
+@given(keys=accesses, sizes=size_table)
+def test_mattson_gives_every_lru_in_one_pass(keys, sizes):
+    trace = requests([(f"k{number}", sizes[number]) for number in keys])
+    capacities, hits = bounds.lru_hit_curve(trace)
+    for capacity in range(max(1, *trace.sizes), sum(sizes) + 2):
+        expected = int(hits[capacities <= capacity][-1]) if (capacities <= capacity).any() else 0
+        assert kit.replay(trace, LRU(capacity)).hits == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    items=st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.integers(0, 20), st.integers(0, 50)), min_size=1),
+    capacity=st.integers(0, 60),
+)
+def test_knapsack_is_the_best_subset(items, capacity):
+    sizes, costs = ({name: pair[i] for name, pair in items.items()} for i in (0, 1))
+    chosen = bounds.knapsack(costs, sizes, capacity)
+    subsets = itertools.chain.from_iterable(itertools.combinations(items, n) for n in range(len(items) + 1))
+    best = max(sum(costs[n] for n in s) for s in subsets if sum(sizes[n] for n in s) <= capacity)
+    assert sum(sizes[n] for n in chosen) <= capacity
+    assert sum(costs[n] for n in chosen) == best
+
+
+def test_cyclic_aware_on_unequal_sizes_reaches_the_byte_bound_from_the_second_pass_on():
+    layer = [("q", 64), ("k", 16), ("v", 16), ("o", 64), ("gate", 200), ("up", 200), ("down", 200), ("norm", 0)]
+    pairs = [(f"blk.{i}.{name}", size) for i in range(40) for name, size in layer] + [("token_embd", 768)]
+    total, capacity, passes = sum(size for _, size in pairs), 4096, 100
+    stats = kit.replay(repeated(pairs, passes), CyclicAware(capacity))
+    assert stats.byte_hit_rate >= 0.99 * capacity / total * (passes - 1) / passes
+
+
+@pytest.mark.parametrize("objects, capacity", [(155, 20), (362, 47), (362, 300)])
+def test_cyclic_aware_loses_nothing_but_the_first_pass(objects, capacity):
+    stats = kit.replay(scan(objects, 100), CyclicAware(capacity))
+    assert stats.hits == 99 * capacity
+
+
+@pytest.mark.parametrize(
+    "trace, capacity",
+    [
+        (zipf(300, 20_000, 0.0), 60), (zipf(300, 20_000, 0.8), 60), (zipf(1000, 20_000, 1.2), 60),
+        (shifting(3000, 20_000, 80, 600), 60), (shifting(3000, 20_000, 40, 2000), 60),
+        (mixture_of_experts(tokens=100), "4 GiB"), (mixture_of_experts(tokens=100, skew=2.0, locality=0), "2 GiB"),
+        (mixture_of_experts(tokens=100, skew=0.0, locality=0.6), "8 GiB"),
+    ],
+    ids=["uniform", "zipf", "steep zipf", "shifting", "slowly shifting", "experts", "skewed experts", "uniform experts"],
+)  # fmt: skip
+def test_cyclic_aware_is_never_two_points_worse_than_lru(trace, capacity):
+    ours, lru = (kit.replay(trace, make(capacity)) for make in (CyclicAware, LRU))
+    assert ours.hit_rate >= lru.hit_rate - 0.02
+    assert ours.byte_hit_rate >= lru.byte_hit_rate - 0.02
+
+
+def test_orders_of_eviction():
+    def left(policy, text):
+        for key in text:
+            if not policy.request(key, 1):
+                policy.insert(key, 1)
+        return "".join(sorted(policy))
+
+    assert left(LRU(3), "abcad") == "acd"
+    assert left(FIFO(3), "abcad") == "bcd"
+    assert left(MRU(3), "abcad") == "bcd"
+    assert left(LIP(3), "abcad") == "abd"
+    assert left(LFU(3), "aabbcd") == "abd"
+    assert left(LFU(3, window=3), "aabbbcd") == "bcd"
+    assert left(CLOCK(3), "abcad") == "acd"
+    assert left(SIEVE(3), "abcad") == "acd"
+    assert left(TinyLFU(3), "aabbccd") == "abc"
+    assert left(TinyLFU(3), "abcadd") == "acd"
+    assert left(Pinned(3), "abcd") == "abc"
+    assert left(Pinned(3, names="bd"), "abcd") == "bd"
+    assert left(HashMap(), "abcd") == "abcd"
+    assert left(NoCache(), "abcd") == ""
+
+
+def test_lfu_window_in_the_unit_of_a_clock():
+    now = 0.0
+    policy = LFU(2, window=10, clock=lambda: now)
+    for key in "aaab":
+        now += 1.0
+        if not policy.request(key, 1):
+            policy.insert(key, 1)
+    now = 30.0  # the uses of a are forgotten, then b is used once
+    assert policy.request("b", 1)
+    policy.request("c", 1)
+    assert policy.insert("c", 1) == ["a"]
+
+
+def test_arc_prefers_what_was_used_twice():
+    policy = ARC(4)
+    for key in "abab" + "cdefghij":
+        if not policy.request(key, 1):
+            policy.insert(key, 1)
+    assert "a" in policy and "b" in policy
+
+
+@pytest.mark.parametrize("capacity", [0, "0", -1, "4 gigs", None, True, 0.2])
+def test_a_capacity_that_is_none(capacity):
+    with pytest.raises(CacheError, match="capacity"):
+        LRU(capacity)
+
+
+def test_min_without_its_future():
+    with pytest.raises(CacheError, match="future"):
+        MIN(3).request("a", 1)
+    policy = MIN(3, future=[("a", 1), ("b", 1)])
+    policy.request("a", 1)
+    with pytest.raises(CacheError, match="access 1 is 'c'"):
+        policy.request("c", 1)
+
+
+def test_lfu_window_must_remember_something():
+    with pytest.raises(CacheError, match="window"):
+        LFU(3, window=0)
+
+
+def test_replay_is_deterministic_and_leaves_the_policy_alone():
+    policy, trace = Random(10, seed=3), zipf(50, 2000)
+    first = kit.replay(trace, policy)
+    assert kit.replay(trace, policy) == first and len(policy) == 0
+    assert kit.replay(trace, Random(10, seed=4)) != first
+
+
+def test_repr_tells_how_it_was_made():
+    assert repr(LRU("4 GiB")) == "LRU('4 GiB')" and repr(MIN(3, bypass=False)) == "MIN(3, bypass=False)"
+
+
+def test_requests_of_one_size_count_objects():
+    trace = Requests(["a", "b", "a"], [5, 7, 5], [0, 0, 1])
+    assert trace.working_set == 12 and trace.counted().working_set == 2 and trace[1:].keys == ["b", "a"]

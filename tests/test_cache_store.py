@@ -1,0 +1,330 @@
+"""The live store: single flight, errors, threads, pins, prefetch; and its agreement with the replay, count for count."""
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kit
+from kit.cache.adaptive import ARC, LIRS, TinyLFU
+from kit.cache.config import CacheConfig
+from kit.cache.cyclic import CyclicAware
+from kit.cache.offline import MIN
+from kit.cache.pinned import Pinned, RowPlan
+from kit.cache.policy import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random, TwoRandom
+from kit.cache.prefetch import Prefetcher
+from kit.cache.queues import CLOCK, S3FIFO, SIEVE
+from kit.cache.store import WeightCache
+from kit.cache.traces import repeated, requests
+from kit.errors import CacheError
+
+ALL = [
+    NoCache, HashMap, FIFO, LRU, MRU, LIP, LFU, Random, TwoRandom, CLOCK, SIEVE, S3FIFO, ARC, LIRS, TinyLFU, Pinned,
+    CyclicAware, MIN,
+]  # fmt: skip
+
+
+def make(policy, capacity, future):
+    if policy in (NoCache, HashMap):
+        return policy()
+    return policy(capacity, future=future) if policy is MIN else policy(capacity)
+
+
+@pytest.mark.parametrize("policy", ALL)
+@settings(max_examples=25, deadline=None)
+@given(
+    keys=st.lists(st.integers(0, 9), min_size=1, max_size=60),
+    sizes=st.lists(st.integers(0, 9), min_size=10, max_size=10),
+    capacity=st.integers(1, 25),
+)
+def test_a_live_run_and_its_replay_agree_count_for_count(policy, keys, sizes, capacity):
+    pairs = [(f"blk.{number}.w", sizes[number]) for number in keys]
+    trace = kit.Trace()
+    store = WeightCache(make(policy, capacity, pairs), trace)
+    for key, size in pairs:
+        assert store.get(key, size, lambda key=key: key) == key
+    replayed = kit.replay(trace, make(policy, capacity, pairs))
+    assert store.stats.counts == replayed.counts
+    assert kit.replay(trace.frame(), make(policy, capacity, pairs)).counts == replayed.counts
+    outcomes = trace.frame()["outcome"].value_counts()
+    assert outcomes.get("hit", 0) == replayed.hits and outcomes.get("bypass", 0) == replayed.bypassed
+
+
+def test_a_hit_is_the_very_array():
+    store = WeightCache(LRU(1000))
+    value = store.get("a", 400, lambda: torch.zeros(100))
+    assert store.get("a", 400, lambda: pytest.fail("loaded twice")) is value
+    assert store.stats.seconds_saved == pytest.approx(store.stats.seconds_loading)
+
+
+def test_too_large_is_served_and_not_kept():
+    trace = kit.Trace()
+    store = WeightCache(LRU(10), trace)
+    store.get("small", 4, lambda: "s")
+    assert store.get("large", 11, lambda: "L") == "L"
+    assert [span.outcome for span in trace.spans] == ["miss", "bypass"]
+    assert store.stats.entries == 1 and store.stats.bypassed == 1
+
+
+def test_single_flight_and_no_lock_during_a_load():
+    trace, loads, gate = kit.Trace(), [], threading.Event()
+    store = WeightCache(LRU(100), trace)
+    store.get("resident", 1, lambda: "r")
+
+    def slow():
+        loads.append(1)
+        assert gate.wait(10)
+        return "value"
+
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(store.get, "slow", 10, slow) for _ in range(5)]
+        while len(loads) == 0:
+            time.sleep(0.001)
+        assert pool.submit(store.get, "resident", 1, slow).result(timeout=5) == "r"  # hits do not wait for a load
+        while store.stats.bytes_requested < 1 + 1 + 50:
+            time.sleep(0.001)
+        gate.set()
+        assert [future.result() for future in waiting] == ["value"] * 5
+    stats = store.stats
+    assert (len(loads), stats.misses, stats.shared, stats.hits, stats.gets) == (1, 2, 4, 1, 7)
+    assert sorted(span.outcome for span in trace.spans) == ["hit", "miss", "miss"] + ["shared"] * 4
+
+
+def test_a_failing_load_reaches_every_waiter_and_leaves_nothing():
+    store, gate, started = WeightCache(LRU(100)), threading.Event(), threading.Event()
+
+    def fail():
+        started.set()
+        assert gate.wait(10)
+        raise OSError("disk")
+
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(store.get, "a", 10, fail) for _ in range(4)]
+        assert started.wait(10)
+        while store.stats.bytes_requested < 40:
+            time.sleep(0.001)
+        gate.set()
+        for future in waiting:
+            with pytest.raises(OSError, match="disk"):
+                future.result()
+    assert (store.stats.errors, store.stats.entries, store.stats.resident_bytes) == (4, 0, 0)
+    assert store.get("a", 10, lambda: 5) == 5
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.slow
+def test_stress_of_eight_threads():
+    """8 x 100,000 gets over a small cache with failing loaders: no deadlock, no double load, no byte too many."""
+    objects, threads, gets, limit, size = 40, 8, 100_000, 200, 10
+    store = WeightCache(LRU(limit))
+    guard, loading, alive = threading.Lock(), set(), [0, 0]  # values under way now, most at once
+    failed = []
+
+    def load(key, fails):
+        with guard:
+            assert key not in loading, "two loads of one key at once"
+            loading.add(key)
+            alive[0] += 1
+            alive[1] = max(alive[1], alive[0])
+        try:
+            if fails:
+                raise RuntimeError(key)
+            return key
+        finally:
+            with guard:
+                loading.discard(key)
+                alive[0] -= 1
+
+    def work(seed):
+        draw, errors = random.Random(seed), 0
+        for _ in range(gets):
+            key = f"blk.{int(objects * draw.random() ** 2)}.w"
+            try:
+                assert store.get(key, size, lambda key=key: load(key, draw.random() < 0.01)) == key
+            except RuntimeError as error:
+                assert error.args == (key,)
+                errors += 1
+            if draw.random() < 0.001:
+                assert store.stats.resident_bytes <= limit
+        failed.append(errors)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    stats = store.stats
+    assert stats.gets == threads * gets and stats.errors == sum(failed) > 0
+    assert stats.bytes_requested == stats.gets * size and stats.bytes_loaded == stats.misses * size
+    assert stats.entries == stats.misses - stats.evictions == limit // size
+    assert stats.peak_bytes <= limit and alive[1] <= threads
+    table = store.table()
+    assert table["hits"].sum() == stats.hits and table["evictions"].sum() == stats.evictions
+
+
+def test_pin_unpin_resize_clear():
+    store = WeightCache(LRU(30))
+    for key in "abc":
+        store.get(key, 10, lambda key=key: key)
+    store.pin("a", 10, lambda: pytest.fail("it is resident"))
+    for key in "defg":
+        store.get(key, 10, lambda key=key: key)
+    assert store.get("a", 10, lambda: pytest.fail("it is pinned")) == "a"
+    assert store.stats.entries == 3 and store.stats.resident_bytes == 30 == store.limit
+    store.resize(20)
+    assert store.stats.entries == 2 and store.get("a", 10, None) == "a"
+    with pytest.raises(CacheError, match="do not fit"):
+        store.pin("x", 11, lambda: "x")
+    with pytest.raises(CacheError, match="pinned; unpin first"):
+        store.resize(5)
+    store.unpin("a")
+    with pytest.raises(CacheError, match="not pinned"):
+        store.unpin("a")
+    assert store.get("a", 10, None) == "a" and store.limit == 20
+    store.pin("a", 10, None)
+    store.clear()
+    assert (store.stats.entries, store.stats.resident_bytes, store.limit) == (0, 0, 20)
+    assert store.get("a", 10, lambda: "again") == "again"
+    with pytest.raises(CacheError, match="capacity"):
+        store.resize("4 gigs")
+    with pytest.raises(CacheError, match="do not fit"):
+        WeightCache(NoCache()).pin("a", 10, lambda: "a")
+
+
+def plan_of(layers, loads, gate=None, size=10):
+    def load(key):
+        assert gate is None or gate.wait(10)
+        loads.append(key)
+        return key
+
+    keys = [f"blk.{layer}.{name}" for layer in range(layers) for name in "ab"] + ["output"]
+    return [(key, size, lambda key=key: load(key)) for key in keys]
+
+
+def test_synchronous_prefetch_loads_the_next_layer_and_decides_nothing():
+    loads, trace = [], kit.Trace()
+    plan = plan_of(4, loads)
+    store = WeightCache(Pinned(40), trace, ahead_bytes=20)
+    with Prefetcher(store, plan, ahead=1, asynchronous=False):
+        for _ in range(3):
+            for item in plan:
+                assert store.get(*item) == item[0]
+    stats = store.stats
+    assert stats.prefetched > 0 and stats.misses + stats.prefetched == kit.replay(trace, Pinned(40)).misses
+    assert loads[:3] == ["blk.1.a", "blk.1.b", "blk.0.a"]
+    assert stats.misses + stats.prefetched + stats.hits == stats.gets == 27
+    replayed = kit.replay(trace, Pinned(40))
+    assert (stats.hits, stats.entries, stats.resident_bytes) == (replayed.hits, replayed.entries, 40)
+
+
+def test_asynchronous_prefetch_runs_beside_the_gets():
+    loads, gate = [], threading.Event()
+    plan = plan_of(3, loads, gate)
+    store = WeightCache(NoCache(), ahead_bytes=40)
+    with Prefetcher(store, plan, ahead=2, workers=2) as prefetcher:
+        futures = prefetcher.prefetch(1)
+        assert len(futures) == 2 and not any(future.done() for future in futures)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(store.get, *plan[2])
+            time.sleep(0.02)
+            assert not waiting.done()  # it waits for the worker's load and starts none of its own
+            gate.set()
+            assert waiting.result(10) == "blk.1.a"
+        assert all(future.result(10) for future in futures)
+        assert store.get(*plan[3]) == "blk.1.b"
+    stats = store.stats
+    assert loads.count("blk.1.a") == loads.count("blk.1.b") == 1
+    assert (stats.prefetched, stats.misses) == (2, 0)
+    assert store.prefetcher is None
+
+
+def test_prefetch_keeps_to_its_budget_and_survives_errors():
+    store = WeightCache(LRU(100), ahead_bytes=25)
+    assert store.prefetch("a", 10, lambda: 1) and store.prefetch("b", 10, lambda: 2)
+    assert not store.prefetch("c", 10, lambda: pytest.fail("no room"))
+    assert not store.prefetch("a", 10, lambda: pytest.fail("staged already"))
+    assert store.stats.resident_bytes == 0  # the policy has not been asked
+    assert store.get("a", 10, None) == 1 and store.stats.resident_bytes == 10
+
+    def fail():
+        raise OSError("disk")
+
+    assert not store.prefetch("d", 10, fail)
+    assert store.prefetch("d", 10, lambda: 4) and store.get("d", 10, None) == 4
+    with pytest.raises(CacheError, match="at least 1"):
+        Prefetcher(store, plan_of(2, []), ahead=0)
+    with (
+        Prefetcher(store, plan_of(2, []), asynchronous=False) as prefetcher,
+        pytest.raises(CacheError, match="no layer 7"),
+    ):
+        prefetcher.prefetch(7)
+
+
+def test_the_five_fields_of_the_configuration():
+    default = CacheConfig()
+    assert isinstance(default.policy(), LRU) and default.policy().capacity == 512 << 20
+    assert CacheConfig(max_memory_bytes=30).policy().capacity == 30
+    policy = CacheConfig(max_memory_bytes=20, use_frequency_priority=True, frequency_window=0.05).policy()
+    for key in "aab":
+        if not policy.request(key, 10):
+            policy.insert(key, 10)
+    policy.request("c", 10)
+    assert policy.insert("c", 10) == ["b"]  # a was used more often in the window
+    time.sleep(0.06)
+    policy.request("c", 10)
+    policy.request("d", 10)
+    assert policy.insert("d", 10) == ["a"]  # and its uses have left it
+    store = WeightCache(default.policy())
+    assert default.prefetcher(store, plan_of(3, [])) is None
+    loads = []
+    ahead = CacheConfig(prefetch_ahead=2)
+    with ahead.prefetcher(store, plan_of(4, loads)):
+        store.get("blk.0.a", 10, lambda: "mine")
+        assert loads == ["blk.1.a", "blk.1.b", "blk.2.a", "blk.2.b"] and store.ahead_bytes == 60
+    with CacheConfig(prefetch_ahead=1, enable_async_prefetch=True).prefetcher(store, plan_of(3, loads)) as prefetcher:
+        assert all(isinstance(future.result(10), bool) for future in prefetcher.prefetch(2))
+    for wrong in ({"max_memory_bytes": 0}, {"prefetch_ahead": -1}, {"frequency_window": 0}):
+        with pytest.raises(CacheError, match=next(iter(wrong)).split("_")[0] + "|capacity"):
+            CacheConfig(**wrong)
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_rows_fill_the_capacity_and_the_parts_make_the_tensor(spread):
+    tensors = {"a": torch.arange(12.0).view(6, 2), "b": torch.arange(20.0).view(10, 2), "c": torch.ones(4, 2)}
+    plan = RowPlan(96, {name: (len(t), 8) for name, t in tensors.items()}, spread)
+    trace = kit.Trace()
+    store = WeightCache(plan.policy(), trace)
+    loaded = 0
+
+    def load(name, start, stop):
+        nonlocal loaded
+        loaded += stop - start
+        return tensors[name][start:stop].clone()
+
+    x = torch.tensor([1.0, 2.0])
+    for _ in range(3):
+        for name, tensor in tensors.items():
+            parts = plan.get(store, name, lambda start, stop, name=name: load(name, start, stop))
+            assert torch.equal(torch.cat([value @ x for _, value in parts]), tensor @ x)
+    held = 12 if not spread else 3 + 6 + 2  # 60 % of each
+    assert store.stats.resident_bytes == held * 8
+    assert loaded == held + 3 * (20 - held)
+    scan = repeated([(name, t.numel() * 4) for name, t in tensors.items()], 3)
+    replayed = kit.replay(plan.requests(scan), plan.policy())
+    assert replayed.counts == store.stats.counts
+    assert len(plan.requests(requests([("other", 5)]))) == 1
+    with pytest.raises(CacheError, match="row plan"):
+        plan.get(store, "other", None)
+    with pytest.raises(CacheError, match="no tensors"):
+        RowPlan(10, {})
+
+
+def test_tables_by_tensor_and_layer():
+    store = WeightCache(LRU(100))
+    for key in ("blk.0.a", "blk.0.b", "blk.1.a", "blk.0.a", "token_embd.weight"):
+        store.get(key, 10, lambda: 0)
+    assert store.table("tensor").loc["blk.0.a", ["hits", "misses"]].tolist() == [1, 1]
+    assert store.table("layer")["misses"].to_dict() == {0: 2, 1: 1, -1: 1}
+    assert store.table("layer")["seconds_loading"].sum() == pytest.approx(store.stats.seconds_loading)

@@ -1,0 +1,117 @@
+"""Traces: what counts as one, the distributions, and oracleGeneral files."""
+
+import json
+import struct
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kit
+from kit.cache import oracle
+from kit.cache.policy import LRU, HashMap
+from kit.cache.traces import Requests, decode_order, mixture_of_experts, repeated, requests, shifting, zipf
+from kit.errors import TraceError
+from kit.gguf.geometry import GEOMETRIES
+from kit.gguf.synthetic import synthesize
+
+
+def test_only_accesses_that_did_not_fail_count():
+    trace = kit.Trace()
+    trace.add("access", 0, 1, "blk.0.a", 0, 3, 10, "miss")
+    trace.add("dequantize", 0, 1, "blk.0.a", 0, 3, 10)
+    trace.add("access", 0, 1, "blk.0.b", 0, 4, 20, "error")
+    expected = Requests(["blk.0.a"], [10], [3])
+    assert requests(trace) == requests(trace.frame()) == expected
+    assert requests(pd.DataFrame({"tensor": ["x"], "nbytes": [5]})) == Requests(["x"], [5], [0])
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (5, "int is no trace"), ("file", "str is no trace"), ([1, 2], r"\(name, bytes\)"), ([("a", -1)], "negative"),
+        ([("a", "b")], r"\(name, bytes\)"), (pd.DataFrame({"x": [1]}), "lacks the column nbytes, tensor"),
+    ],
+)  # fmt: skip
+def test_what_is_no_trace(wrong, message):
+    with pytest.raises(TraceError, match=message):
+        kit.replay(wrong, LRU(10))
+
+
+def test_a_file_stands_for_a_decode(tmp_path):
+    path = synthesize(tmp_path / "m.gguf", GEOMETRIES["tiny-llama"])
+    with kit.open(path) as file:
+        total = sum(info.elements for info in file.tensors.values())
+        for dtype, nbytes in (("float32", 4), ("bfloat16", 2)):
+            stats = kit.replay(file, HashMap(), tokens=3, dtype=dtype)
+            assert stats.misses == len(file.tensors) and stats.hits == 2 * stats.misses
+            assert stats.resident_bytes == nbytes * total
+        with pytest.raises(TraceError, match="float99"):
+            kit.replay(file, HashMap(), dtype="float99")
+
+
+def test_decode_order_of_the_reports_model():
+    pairs = decode_order(GEOMETRIES["granite-3.3-8b"])
+    assert len(pairs) == 362 and sum(size for _, size in pairs) == pytest.approx(30.44 * 2**30, rel=1e-3)
+    assert pairs[0][0].startswith("blk.0.") and pairs[-1][0] == "token_embd.weight"
+    untied = dict(decode_order(GEOMETRIES["tinyllama-1.1b"], layers=2))
+    assert list(untied)[-1] == "output.weight" and "token_embd.weight" not in untied
+
+
+def test_zipf_and_shifting_draw_what_they_say():
+    trace = zipf(100, 40_000, alpha=1.0)
+    counts = pd.Series(trace.keys).value_counts()
+    assert counts["object.0"] / counts["object.9"] == pytest.approx(10, rel=0.15)
+    moving = [int(key.split(".")[1]) for key in shifting(1000, 3000, working=20, every=100).keys]
+    assert max(moving[:100]) < 20 and 10 <= min(moving[100:200]) and max(moving[100:200]) < 30
+
+
+@pytest.mark.parametrize("locality", [0.0, 0.7])
+def test_the_router_has_the_stated_skew_and_locality(locality):
+    trace = mixture_of_experts(layers=8, experts=16, used=2, tokens=400, skew=1.0, locality=locality)
+    per_token = 8 * 3
+    assert len(trace) == 400 * per_token and trace.tokens[per_token] == 1
+    chosen = [frozenset(trace.keys[i + 1 : i + 3]) for i in range(0, len(trace), 3)]
+    same = np.mean([chosen[i] == chosen[i - 8] for i in range(8, len(chosen))])
+    fresh = np.mean([chosen[i] == chosen[(i * 7919) % len(chosen) // 8 * 8 + i % 8] for i in range(8, len(chosen))])
+    assert same == pytest.approx(locality + (1 - locality) * fresh, abs=0.04)
+    uses = pd.Series([key for key in trace.keys if key.startswith("blk.3.ffn")]).value_counts()
+    assert uses.iloc[0] > 4 * uses.iloc[-1]
+
+
+records = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 2**32 - 1)), min_size=1, max_size=50)
+
+
+@given(records)
+def test_oracle_general_round_trip(tmp_path_factory, pairs):
+    path = tmp_path_factory.mktemp("trace") / "t.oracleGeneral"
+    trace = Requests([k for k, _ in pairs], [s for _, s in pairs], list(range(len(pairs))))
+    oracle.write(trace, path)
+    assert oracle.read(path) == trace
+    raw = path.read_bytes()
+    for index, (key, size) in enumerate(pairs):  # the format, field by field
+        clock, number, nbytes, following = struct.unpack_from("<IQIq", raw, 24 * index)
+        later = [j for j in range(index + 1, len(pairs)) if pairs[j][0] == key]
+        assert (clock, nbytes, following) == (index, size, later[0] if later else -1)
+        assert json.loads(oracle.sidecar(path).read_text())["names"][number - 1] == key
+
+
+def test_oracle_general_without_names_and_broken(tmp_path):
+    path = oracle.write(repeated([("a", 1), ("b", 2)], 2), tmp_path / "t")
+    oracle.sidecar(path).unlink()
+    assert oracle.read(path).keys == ["object.1", "object.2"] * 2
+    oracle.sidecar(path).write_text('{"names": ["a"]}')
+    with pytest.raises(TraceError, match="names 1 objects"):
+        oracle.read(path)
+    oracle.sidecar(path).write_text("nonsense")
+    with pytest.raises(TraceError, match="not the sidecar"):
+        oracle.read(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(TraceError, match="95 bytes are no whole number of 24-byte records"):
+        oracle.read(path)
+    with pytest.raises(TraceError, match="no such file"):
+        oracle.read(tmp_path / "missing")
+    with pytest.raises(TraceError, match="4 GiB or more"):
+        oracle.write(repeated([("huge", 2**32)], 1), path)
