@@ -137,8 +137,10 @@ class _Keys:
             raise ModelError(f"{self.file.path}: the metadata key {key!r} is missing; the forward pass needs it")
         if not isinstance(value, (str, int, float)) and len(set(value)) == 1:
             value = value[0]  # one value a layer, all alike
-        if not isinstance(value, kind) or (kind is int and value < 0):
+        if not isinstance(value, kind):
             raise ModelError(f"{self.file.path}: the metadata key {key!r} should be {wanted}, it is {value!r:.60}")
+        if kind is int and value < (default is _REQUIRED):
+            raise ModelError(f"{self.file.path}: the metadata key {key!r} should be at least 1, it is {value}")
         return value
 
 
@@ -153,7 +155,7 @@ def read_config(file) -> Config:
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"{file.path}: architecture {file.architecture!r} is not supported; the kit runs {known}")
     keys = _Keys(file)
-    width, heads = keys.count("embedding_length"), max(1, keys.count("attention.head_count"))
+    width, heads = keys.count("embedding_length"), keys.count("attention.head_count")
     head_dim = keys.count("attention.key_length", width // heads)
     experts = keys.count("expert_count", 0)
     expert_width = keys.count("expert_feed_forward_length", 0) if experts else 0
@@ -186,9 +188,7 @@ def read_config(file) -> Config:
         logit_scale=multiplier("logit_scale", 1.0),
         tied="output.weight" not in file.tensors,
     )
-    if keys.count("attention.value_length", head_dim) != head_dim:
-        raise ModelError(f"{file.path}: values and keys of different length are not supported")
-    _check(file, config)
+    _check(file, config, keys.count("attention.value_length", head_dim))
     return config
 
 
@@ -209,8 +209,9 @@ def _rope(file, keys, dims) -> RopeConfig:
     )
 
 
-def _check(file, config):
+def _check(file, config, value_dim):
     for sound, problem in (
+        (value_dim == config.head_dim, f"values of {value_dim} elements and keys of {config.head_dim}"),
         (config.kv_heads and config.heads % config.kv_heads == 0, f"{config.heads} heads, {config.kv_heads} KV heads"),
         (config.rope.dims % 2 == 0 and config.rope.dims <= config.head_dim, f"RoPE over {config.rope.dims} elements"),
         (config.experts_used <= config.experts, f"{config.experts_used} of {config.experts} experts a token"),

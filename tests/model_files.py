@@ -1,0 +1,67 @@
+"""Small F32 model files for tests: one a family and one a feature, written by the kit or, where it cannot, by gguf-py."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+import kit
+from kit.gguf.geometry import GEOMETRIES, Scaling
+from kit.gguf.synthetic import synthesize
+
+_LLAMA, _QWEN2, _GRANITE = (GEOMETRIES[name] for name in ("tiny-llama", "tiny-qwen2", "tiny-granite"))
+
+
+def _scaled(geometry, name, **keys):
+    extra = {key.replace("__", "."): value for key, value in keys.items()}
+    return replace(geometry, name=name, multipliers=geometry.multipliers | extra)
+
+
+_YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 64}
+MODELS = {
+    name: GEOMETRIES[name]
+    for name in ("tiny-llama", "tiny-granite", "tiny-qwen2", "tiny-qwen3", "tiny-mistral", "tiny-qwen3moe")
+} | {
+    "linear": _scaled(_LLAMA, "linear", rope__scaling__type="linear", rope__scaling__factor=4.0),
+    "llama3": replace(_LLAMA, name="llama3", rope_scaling=Scaling(8.0, 1.0, 4.0, 64)),
+    "yarn": _scaled(_LLAMA, "yarn", **_YARN),
+    "yarn-neox": _scaled(_QWEN2, "yarn-neox", **_YARN),
+    "partial": _scaled(_LLAMA, "partial", rope__dimension_count=32),
+    "granitemoe": replace(
+        _scaled(_GRANITE, "granitemoe", expert_count=4, expert_used_count=2), architecture="granitemoe", parts=("experts",)
+    ),
+}  # fmt: skip
+
+
+def write(folder: Path, name: str, mix: str = "F32") -> Path:
+    """The file of ``MODELS[name]`` in ``folder``, written once."""
+    path = folder / f"{name}-{mix}.gguf"
+    return path if path.exists() else synthesize(path, MODELS[name], mix)
+
+
+def rewrite(source: Path, target: Path, change) -> Path:
+    """Copy a model file by gguf-py; ``change(metadata, tensors)`` edits dicts of its plain values and F32 arrays."""
+    file = kit.open(source)
+    metadata = {key: value if isinstance(value, (str, int, float)) else value.tolist() for key, value in file.metadata.items()}
+    weights = kit.Weights(file)
+    tensors = {key: weights[key].numpy() for key in file.tensors}
+    change(metadata, tensors)
+    writer = gguf.GGUFWriter(target, metadata.pop("general.architecture"))
+    for key, value in metadata.items():
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds.get(type(value), writer.add_array)(key, value)
+    for key, array in tensors.items():
+        writer.add_tensor(key, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def plain(path: Path) -> tuple[dict, dict]:
+    """(metadata, tensors as float64) of a file, for the reference."""
+    file = kit.open(path)
+    weights = kit.Weights(file)
+    return dict(file.metadata.items()), {name: weights[name].numpy().astype(np.float64) for name in file.tensors}

@@ -1,0 +1,213 @@
+"""Logits against an independent float64 forward pass and against llama.cpp; what a pass reads; the KV cache."""
+
+import gguf
+import llama_cpp
+import model_files
+import numpy as np
+import pytest
+import torch
+from reference_model import forward
+
+import kit
+from kit.kvcache import KV_TYPES, KVCache
+from kit.linear import LINEAR
+
+PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 40)]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def reference(folder):
+    """Name of a model -> its float64 logits after each token of PROMPT, computed once."""
+    known = {}
+
+    def of(name):
+        if name not in known:
+            known[name] = forward(PROMPT, *model_files.plain(model_files.write(folder, name)))
+        return known[name]
+
+    return of
+
+
+def model_of(folder, name, **options):
+    return kit.Transformer(kit.Weights(kit.open(model_files.write(folder, name)), kit.HashMap()), **options)
+
+
+def error(got, expected):
+    """RMS of the difference over the standard deviation of what is right."""
+    return np.sqrt(np.mean((np.asarray(got) - expected) ** 2)) / expected.std()
+
+
+def decode(model, prompt, prefill):
+    """Logits after each token from the ``prefill``-th on: a prefill, then one token at a time."""
+    cache = model.new_cache()
+    first = model.step(prompt[:prefill], cache)
+    return torch.stack([first, *(model.step([token], cache) for token in prompt[prefill:])])
+
+
+@pytest.mark.parametrize("name", model_files.MODELS)
+def test_prefill_and_decode_equal_float64(folder, reference, name):
+    model, expected = model_of(folder, name), reference(name)
+    assert error(model.logits(PROMPT), expected) < 1e-5
+    assert error(decode(model, PROMPT, 30), expected[29:]) < 1e-5
+    assert error(decode(model, PROMPT, 1), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", [name for name in model_files.MODELS if name != "partial"])  # llama.cpp refuses it
+def test_equals_llama_cpp(folder, name):
+    """On weights stored as F32; llama.cpp takes no notice of a llama file's window, so the prompt stays within it."""
+    prompt = PROMPT[:16] if name == "tiny-mistral" else PROMPT
+    theirs = llama_cpp.logits(model_files.write(folder, name), prompt, 512)
+    assert error(model_of(folder, name).logits(prompt), theirs) < 1e-5
+
+
+@pytest.mark.parametrize("attention", ["python", "loop", "strided", "sdpa", "chunked"])
+@pytest.mark.parametrize("name", ["tiny-granite", "tiny-mistral"])
+def test_every_attention_gives_the_same_logits(folder, reference, name, attention):
+    tokens = 6 if attention == "python" else 24
+    model = model_of(folder, name, attention=attention)
+    assert error(model.logits(PROMPT[:tokens]), reference(name)[:tokens]) < 1e-5
+
+
+@pytest.mark.parametrize("linear", LINEAR)
+def test_every_linear_gives_the_same_logits(folder, reference, linear):
+    model = model_of(folder, "tiny-qwen2", linear=linear)
+    assert error(decode(model, PROMPT[:8], 5), reference("tiny-qwen2")[4:8]) < 1e-5
+
+
+def test_optional_tensors_are_used(folder, reference):
+    """A bias on the output projection and an expert that every token passes change the logits as float64 says."""
+
+    def change(metadata, tensors):
+        random = np.random.default_rng(1)
+        metadata["granitemoe.expert_shared_feed_forward_length"] = 64
+        for layer in range(2):
+            for part, shape in (("gate", (64, 256)), ("up", (64, 256)), ("down", (256, 64))):
+                weights = random.normal(0, 0.05, shape).astype(np.float32)
+                tensors[f"blk.{layer}.ffn_{part}_shexp.weight"] = weights
+            tensors[f"blk.{layer}.attn_output.bias"] = random.normal(0, 0.5, 256).astype(np.float32)
+
+    path = folder / "shared.gguf"
+    model_files.rewrite(model_files.write(folder, "granitemoe"), path, change)
+    expected = forward(PROMPT[:12], *model_files.plain(path))
+    model = kit.Transformer(kit.Weights(kit.open(path)))
+    assert error(model.logits(PROMPT[:12]), expected) < 1e-5
+    assert error(reference("granitemoe")[:12], expected) > 0.01
+
+
+def test_half_precision_weights_stay_close(folder, reference):
+    """float16 and bfloat16 weights: the error of their rounding, 11 and 8 bits."""
+    file = kit.open(model_files.write(folder, "tiny-llama"))
+    for dtype, low, high in (("float16", 1e-5, 2e-3), ("bfloat16", 2e-3, 3e-2)):
+        model = kit.Transformer(kit.Weights(file, kit.HashMap(), dtype=dtype))
+        assert low < error(model.logits(PROMPT), reference("tiny-llama")) < high
+
+
+@pytest.mark.parametrize("name,tied", [("tiny-granite", True), ("tiny-llama", False)])
+def test_a_pass_reads_each_tensor_once_in_order(folder, name, tied):
+    """The cyclic scan of the cache investigations: all tensors, each once, the embedding only where it is the output."""
+    model = model_of(folder, name)
+    cache = model.new_cache()
+    model.step(PROMPT[:5], cache)
+    model.step([7], cache)
+    frame = model.trace.frame()
+    needed = [tensor for tensor in model.config.tensors() if tensor != "token_embd.weight"]
+    expected = [*needed, "token_embd.weight"] if tied else needed
+    for token in (0, 1):
+        assert list(frame[(frame.what == "access") & (frame.token == token)].tensor) == expected
+    linear = frame[(frame.what == "linear") & (frame.token == 1)]
+    assert linear.nbytes.sum() == sum(model.weights.nbytes(tensor) for tensor in linear.tensor)
+
+
+def test_an_embedding_row_is_all_that_is_decoded(folder):
+    model = model_of(folder, "tiny-llama")
+    model.logits([3, 4, 5])
+    frame = model.trace.frame()
+    rows = frame[(frame.what == "dequantize") & (frame.tensor == "token_embd.weight")]
+    assert list(rows.nbytes) == [3 * 256 * 4]
+
+
+def test_spans_nest_within_their_token(folder):
+    model = model_of(folder, "tiny-granite")
+    cache = model.new_cache()
+    for batch in (PROMPT[:4], [5], [6]):
+        model.step(batch, cache)
+    frame = model.trace.frame()
+    for token, group in frame.groupby("token"):
+        whole = group[group.what == "token"].iloc[0]
+        parts = group[group.what.isin(["embed", "norm", "linear", "rope", "attention"])]
+        assert (parts.start >= whole.start).all() and (parts.end <= whole.end).all()
+        assert parts.seconds.sum() <= whole.seconds, token
+    assert list(frame[frame.what == "token"].token) == [0, 1, 2]
+
+
+def test_the_router_reads_only_the_experts_that_it_chose(folder):
+    """The weight trace of a mixture of experts is not cyclic: it depends on the text."""
+    model = model_of(folder, "tiny-qwen3moe")
+    cache = model.new_cache()
+    for token in PROMPT[:12]:
+        model.step([token], cache)
+    frame = model.trace.frame()
+    up = frame[(frame.what == "access") & frame.tensor.str.contains(r"ffn_up_exps\.weight\[")]
+    per_token = up[up.layer == 0].groupby("token").tensor.apply(tuple)
+    assert all(len(set(experts)) == model.config.experts_used for experts in per_token)
+    assert len(set(per_token)) > 3
+    assert model.weights.nbytes(up.tensor.iloc[0]) == 256 * 256 * 4
+    stats = kit.replay(model.trace, kit.LRU("8 MiB"))
+    assert 0 < stats.hits < stats.hits + stats.misses == (frame.what == "access").sum()
+
+
+# --- the KV cache
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3"])
+def test_each_kv_type_brings_its_error(folder, reference, name):
+    errors = {
+        kind: error(decode(model_of(folder, name, kv_dtype=kind), PROMPT, 20), reference(name)[19:]) for kind in KV_TYPES
+    }
+    assert errors["float32"] < 1e-5 < errors["float16"] < 1e-3 < errors["q8_0"] < 2e-2
+
+
+def test_q8_0_is_ggml_s():
+    """What q8_0 gives back is what gguf-py's quantiser and dequantiser make of the same rows."""
+    k = torch.randn(7, 2, 64, generator=torch.Generator().manual_seed(0))
+    k[3, 1, :32] = 0
+    held, _ = KVCache(1, 2, 64, 16, "q8_0").append(0, k, k)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    expected = gguf.quants.dequantize(gguf.quants.quantize(k.numpy(), kind), kind)
+    assert np.array_equal(held.transpose(0, 1).numpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", KV_TYPES)
+def test_it_grows_in_place_and_takes_memory_only_for_what_it_holds(dtype):
+    import psutil
+
+    before = psutil.Process().memory_info().rss
+    cache = KVCache(4, 8, 128, 1_000_000, dtype)  # 8 GiB in q8_0 to 32 GiB in float32, reserved
+    rows = torch.randn(3, 8, 128)
+    addresses = set()
+    for step in range(40):
+        for layer in range(4):
+            keys, values = cache.append(layer, rows + step, rows)
+            if dtype == "float32":
+                addresses.add((layer, keys.data_ptr(), values.data_ptr()))
+        cache.advance(3)
+    assert keys.shape == values.shape == (8, 120, 128)
+    assert torch.allclose(keys[:, 3 * 11 : 3 * 12].transpose(0, 1), rows + 11, atol=0.4, rtol=0)
+    assert dtype != "float32" or len(addresses) == 4
+    assert cache.nbytes == 120 * cache.bytes_per_position == int(120 * 4 * 2 * 8 * 128 * KV_TYPES[dtype])
+    assert psutil.Process().memory_info().rss - before < 100e6
+
+
+def test_going_back_gives_the_same_logits(folder):
+    model = model_of(folder, "tiny-llama")
+    cache = model.new_cache()
+    model.step(PROMPT[:10], cache)
+    expected = model.step([42], cache)
+    model.step([43], cache)
+    cache.truncate(10)
+    assert torch.allclose(model.step([42], cache), expected, atol=1e-6)

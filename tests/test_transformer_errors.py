@@ -1,0 +1,148 @@
+"""Each bad input gives one clear error that names what is wrong and what would do."""
+
+import model_files
+import numpy as np
+import pytest
+
+import kit
+from kit.errors import ModelError, TokenizerError
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return model_files.write(tmp_path_factory.mktemp("models"), "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def model(source):
+    return kit.Transformer(kit.Weights(kit.open(source), kit.HashMap()), max_context=16)
+
+
+def changed(source, tmp_path, change):
+    """A model over the copy of ``source`` that ``change(metadata, tensors)`` has edited."""
+    path = model_files.rewrite(source, tmp_path / "changed.gguf", change)
+    return kit.Transformer(kit.Weights(kit.open(path), kit.HashMap()))
+
+
+def test_an_empty_prompt(model):
+    for call in (lambda: model.logits([]), lambda: model.step([], model.new_cache()), lambda: kit.generate(model, [])):
+        with pytest.raises(ModelError, match="the prompt is empty"):
+            call()
+
+
+def test_a_prompt_longer_than_the_context(model):
+    with pytest.raises(ModelError, match=r"17 tokens do not fit the context of 16.*the model has 2048"):
+        model.logits([5] * 17)
+    cache = model.new_cache()
+    model.step([5] * 16, cache)
+    with pytest.raises(ModelError, match="17 tokens do not fit the context of 16"):
+        model.step([5], cache)
+    assert cache.length == 16
+
+
+@pytest.mark.parametrize("token", [-1, 512, 2**40])
+def test_a_token_outside_the_vocabulary(model, token):
+    with pytest.raises(ModelError, match=rf"token {token} is outside the vocabulary of 512"):
+        model.logits([1, token])
+
+
+@pytest.mark.parametrize("context", [0, 2049])
+def test_a_context_that_the_model_does_not_have(source, context):
+    with pytest.raises(ModelError, match=rf"a context of {context} was asked for; the model has 1 to 2048"):
+        kit.Transformer(kit.Weights(kit.open(source)), max_context=context)
+
+
+@pytest.mark.parametrize(
+    "option,known", [("attention", "blas"), ("linear", "matmul"), ("kv_dtype", "float16")], ids=lambda value: str(value)
+)
+def test_an_unknown_choice_lists_the_known(source, option, known):
+    with pytest.raises(ModelError, match=rf"'magic' is not known; choose one of .*{known}"):
+        kit.Transformer(kit.Weights(kit.open(source)), **{option: "magic"})
+
+
+def test_an_unsupported_architecture_lists_the_supported(source, tmp_path):
+    def change(metadata, tensors):
+        metadata["general.architecture"] = "mamba2"
+
+    with pytest.raises(ModelError, match=r"architecture 'mamba2' is not supported.*llama.*granite.*qwen3moe"):
+        changed(source, tmp_path, change)
+
+
+@pytest.mark.parametrize("key", ["block_count", "attention.layer_norm_rms_epsilon", "context_length"])
+def test_a_missing_key(source, tmp_path, key):
+    with pytest.raises(ModelError, match=rf"'llama.{key}' is missing"):
+        changed(source, tmp_path, lambda metadata, tensors: metadata.pop(f"llama.{key}"))
+
+
+@pytest.mark.parametrize(
+    "key,value,message",
+    [
+        ("attention.head_count_kv", 3, "4 heads, 3 KV heads"),
+        ("attention.head_count", 0, "at least 1"),
+        ("block_count", "two", "should be a count"),
+        ("rope.dimension_count", 66, "RoPE over 66 elements"),
+        ("rope.scaling.type", "longrope", "RoPE scaling 'longrope' is not supported"),
+        ("attention.value_length", 32, "values of 32 elements and keys of 64"),
+        ("attention.head_count_kv", [2, 4], "should be a count"),
+    ],
+)
+def test_a_senseless_key(source, tmp_path, key, value, message):
+    with pytest.raises(ModelError, match=message):
+        changed(source, tmp_path, lambda metadata, tensors: metadata.update({f"llama.{key}": value}))
+
+
+def test_a_value_per_layer_counts_when_all_are_alike(source, tmp_path):
+    key = "llama.attention.head_count_kv"
+    model = changed(source, tmp_path, lambda metadata, tensors: metadata.update({key: [2, 2]}))
+    assert model.config.kv_heads == 2
+
+
+@pytest.mark.parametrize("name", ["blk.1.ffn_down.weight", "output_norm.weight", "token_embd.weight"])
+def test_a_missing_tensor(source, tmp_path, name):
+    with pytest.raises(ModelError, match=rf"the tensor '{name}' is missing; expected shape \("):
+        changed(source, tmp_path, lambda metadata, tensors: tensors.pop(name))
+
+
+@pytest.mark.parametrize("name,shape", [("blk.0.attn_k.weight", (64, 256)), ("blk.1.attn_norm.weight", (255,))])
+def test_a_tensor_of_the_wrong_shape(source, tmp_path, name, shape):
+    def change(metadata, tensors):
+        tensors[name] = np.zeros(shape, np.float32)
+
+    with pytest.raises(ModelError, match=rf"'{name}' has shape \({shape[0]},.*; expected \("):
+        changed(source, tmp_path, change)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["blk.1.ffn_up.weight", "blk.0.attn_norm.weight", "output.weight"])
+def test_a_nan_in_the_weights_is_named_at_first_use(source, tmp_path, name, value):
+    def change(metadata, tensors):
+        tensors[name] = tensors[name].copy()
+        tensors[name].reshape(-1)[7] = value
+
+    model = changed(source, tmp_path, change)
+    cache = model.new_cache()
+    with pytest.raises(ModelError, match=rf"the tensor '{name}' holds NaN or infinite weights, the first at \("):
+        model.step([5, 6], cache)
+    assert cache.length == 0
+
+
+def test_a_nan_in_an_embedding_row_matters_when_its_token_is_used(source, tmp_path):
+    def change(metadata, tensors):
+        tensors["token_embd.weight"] = tensors["token_embd.weight"].copy()
+        tensors["token_embd.weight"][9, 3] = np.nan
+
+    model = changed(source, tmp_path, change)
+    assert model.logits([5, 6]).isfinite().all()
+    with pytest.raises(ModelError, match=r"'token_embd.weight' holds NaN or infinite weights, the first at \(9, 3\)"):
+        model.logits([5, 9])
+
+
+def test_a_file_without_a_tokenizer(source, tmp_path):
+    def change(metadata, tensors):
+        for key in [key for key in metadata if key.startswith("tokenizer.")]:
+            del metadata[key]
+
+    model = changed(source, tmp_path, change)
+    with pytest.raises(TokenizerError, match="the file has no tokenizer; give the prompt as token ids"):
+        kit.generate(model, "text")
+    assert len(kit.generate(model, [5, 6], max_tokens=3).tokens) == 3
