@@ -29,10 +29,10 @@ class ARC(Policy):
         self._from_again_ghost = key in self._again_ghost
         once, again = self._once_ghost.bytes, self._again_ghost.bytes
         if key in self._once_ghost:
-            self._target = min(self.capacity, self._target + size * max(1, again / once))
+            self._target = min(self.capacity, self._target + size * max(1, again / max(1, once)))
             remembered = self._once_ghost.pop(key)
         elif self._from_again_ghost:
-            self._target = max(0, self._target - size * max(1, once / again))
+            self._target = max(0, self._target - size * max(1, once / max(1, again)))
             remembered = self._again_ghost.pop(key)
         evicted = super().insert(key, size)
         if evicted is not None:
