@@ -48,9 +48,29 @@ def _decoded(weights, name):
     return weights.nbytes(name)
 
 
+def _blocks(weights, name):
+    """The file's blocks of a matrix, or of one expert of a stack: (rows, bytes of a row)."""
+    stack, _, expert = name.partition("[")
+    weights.info(name)
+    blocks = weights.file.blocks(stack)
+    return blocks[int(expert[:-1])] if expert else blocks
+
+
+def _fused(weights, name, x):
+    """Straight from the file's blocks; the cache is not asked."""
+    from kit.fused import linear  # brings in the kernels, which no other way needs
+
+    return linear(_blocks(weights, name), weights.info(name).qtype, x)
+
+
+def _stored(weights, name):
+    return _blocks(weights, name).nbytes
+
+
 LINEAR = {
     "matmul": Linear(_matmul, _decoded),
     "strided": Linear(_strided, _decoded),
+    "fused": Linear(_fused, _stored),
 }
 
 

@@ -1,0 +1,207 @@
+"""Rows of blocks times float32 activations: sixteen weights at a time are decoded to registers and used there."""
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from kit.quants.formats import FORMATS
+from kit.quants.kernels import KERNELS, RAW
+from kit.quants.scales import MINIMA
+from kit.simd.vectors import Static, convert, f32x16, load, splat, store
+from kit.threads import piecework
+
+f32, i64 = types.float32, types.int64
+TILE = 4  # tokens that share one decoding of a row
+
+
+@intrinsic
+def multiply_add(_, a, b, c):
+    """multiply_add(a, b, c): a * b + c, rounded once where the CPU can do that in one step."""
+
+    def emit(context, builder, signature, args):
+        kind = ir.FunctionType(args[0].type, [args[0].type] * 3)
+        name = f"llvm.fmuladd.v{a.lanes}f32"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+    return a(a, b, c), emit
+
+
+@intrinsic
+def total(_, vector):
+    """total(v): the sum of the lanes, by halves."""
+
+    def emit(context, builder, signature, args):
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), args[0].type])
+        name = f"llvm.vector.reduce.fadd.v{vector.lanes}f32"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        return builder.call(function, [ir.Constant(ir.FloatType(), -0.0), args[0]], fastmath=("reassoc",))
+
+    return vector.element(vector), emit
+
+
+@intrinsic(prefer_literal=True)
+def stack(_, nbytes):
+    """stack(n): the address of n bytes (a constant) that live until the function returns, aligned to 64."""
+    count = nbytes.literal_value
+
+    def emit(context, builder, signature, args):
+        memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), count))
+        memory.align = 64
+        return builder.ptrtoint(memory, ir.IntType(64))
+
+    return types.int64(nbytes), emit
+
+
+@njit
+def copy(source, nbytes, target):
+    """Copy a few bytes."""
+    for i in range(nbytes):
+        store(target + i, load(types.uint8, source + i))
+
+
+# ---- one row: dot(format, tier, row, columns, x, y) for one token, dot4 for TILE tokens at x, x + stride, ...
+
+
+def dot(format, tier, row, columns, x, scratch):
+    """The dot product of the row of blocks at an address with ``columns`` floats at x. format and tier are Static."""
+
+
+def dots(format, tier, row, columns, x, stride, y, step, scratch):
+    """TILE dot products: of the row with the floats at x, x + stride ..., to y, y + step ..., in bytes."""
+
+
+@overload(dot)
+def _(format, tier, row, columns, x, scratch):
+    return _raw_dot(*RAW[format.value]) if format.value in RAW else _block_dot(format.value)
+
+
+@overload(dots)
+def _(format, tier, row, columns, x, stride, y, step, scratch):
+    return _raw_dots(*RAW[format.value]) if format.value in RAW else _block_dots(format.value)
+
+
+def _reader(format: str):
+    """weights(tier, block, j, scratch): weights 16 j to 16 j + 15 of a block whose scales are in the scratch."""
+    read_codes, _, group, minimum = KERNELS[format]
+    shift = group.bit_length() - 5
+
+    @njit(forceinline=True)
+    def weights(tier, block, j, scratch):
+        at = scratch + 4 * (j >> shift)
+        codes, scale = convert(f32x16, read_codes(tier, block, j)), load(f32, at)
+        if minimum < 0:
+            return multiply_add(codes, splat(f32x16, scale), splat(f32x16, -load(f32, at + MINIMA)))
+        if minimum > 0:
+            return multiply_add(codes, splat(f32x16, scale), splat(f32x16, load(f32, at + MINIMA)))
+        return codes * scale
+
+    return weights
+
+
+def _block_dot(format: str):
+    block_elements, block_bytes = FORMATS[format].block_elements, FORMATS[format].block_bytes
+    read_scales, weights = KERNELS[format].scales, _reader(format)
+    sixteens = block_elements // 16
+
+    def dot(format, tier, row, columns, x, scratch):
+        a = b = c = d = splat(f32x16, 0)  # independent sums, so that no addition waits for the one before
+        for _ in range(columns // block_elements):
+            read_scales(tier, row, scratch)
+            if sixteens % 4 == 0:
+                for j in range(0, sixteens, 4):
+                    a = multiply_add(weights(tier, row, j, scratch), load(f32x16, x + 64 * j), a)
+                    b = multiply_add(weights(tier, row, j + 1, scratch), load(f32x16, x + 64 * j + 64), b)
+                    c = multiply_add(weights(tier, row, j + 2, scratch), load(f32x16, x + 64 * j + 128), c)
+                    d = multiply_add(weights(tier, row, j + 3, scratch), load(f32x16, x + 64 * j + 192), d)
+            else:
+                a = multiply_add(weights(tier, row, 0, scratch), load(f32x16, x), a)
+                b = multiply_add(weights(tier, row, 1, scratch), load(f32x16, x + 64), b)
+            row += block_bytes
+            x += 4 * block_elements
+        return total((a + b) + (c + d))
+
+    return dot
+
+
+def _block_dots(format: str):
+    block_elements, block_bytes = FORMATS[format].block_elements, FORMATS[format].block_bytes
+    read_scales, weights = KERNELS[format].scales, _reader(format)
+
+    def dots(format, tier, row, columns, x, stride, y, step, scratch):
+        a = b = c = d = splat(f32x16, 0)
+        for _ in range(columns // block_elements):
+            read_scales(tier, row, scratch)
+            for j in range(block_elements // 16):
+                w, at = weights(tier, row, j, scratch), x + 64 * j
+                a = multiply_add(w, load(f32x16, at), a)
+                b = multiply_add(w, load(f32x16, at + stride), b)
+                c = multiply_add(w, load(f32x16, at + 2 * stride), c)
+                d = multiply_add(w, load(f32x16, at + 3 * stride), d)
+            row += block_bytes
+            x += 4 * block_elements
+        store(y, total(a))
+        store(y + step, total(b))
+        store(y + 2 * step, total(c))
+        store(y + 3 * step, total(d))
+
+    return dots
+
+
+def _raw_dot(numbers, width: int):
+    def dot(format, tier, row, columns, x, scratch):
+        a = b = c = d = splat(f32x16, 0)
+        for _ in range(columns // 64):
+            a = multiply_add(numbers(tier, row), load(f32x16, x), a)
+            b = multiply_add(numbers(tier, row + 16 * width), load(f32x16, x + 64), b)
+            c = multiply_add(numbers(tier, row + 32 * width), load(f32x16, x + 128), c)
+            d = multiply_add(numbers(tier, row + 48 * width), load(f32x16, x + 192), d)
+            row += 64 * width
+            x += 256
+        for _ in range(columns % 64 // 16):
+            a = multiply_add(numbers(tier, row), load(f32x16, x), a)
+            row += 16 * width
+            x += 64
+        if columns % 16:  # neither weights nor activations are read past the end
+            store(scratch, splat(f32x16, 0))
+            store(scratch + 64, splat(f32x16, 0))
+            copy(row, width * (columns % 16), scratch)
+            copy(x, 4 * (columns % 16), scratch + 64)
+            b = multiply_add(numbers(tier, scratch), load(f32x16, scratch + 64), b)
+        return total((a + b) + (c + d))
+
+    return dot
+
+
+def _raw_dots(numbers, width: int):
+    def dots(format, tier, row, columns, x, stride, y, step, scratch):
+        for token in range(TILE):  # the row is in the first-level cache after the first
+            store(y + token * step, dot(format, tier, row, columns, x + token * stride, scratch))
+
+    return dots
+
+
+def kernel(format: Static, tier: Static) -> int:
+    """The address of a function for kit.threads.run: a piece is some rows, times every token's activations.
+
+    Its arguments: the blocks' address, bytes of a row, rows, columns; address of x and of y, bytes of a token's x and y;
+    tokens; rows a piece.
+    """
+
+    def floating(arguments, piece):
+        row_bytes, rows, columns = load(i64, arguments + 8), load(i64, arguments + 16), load(i64, arguments + 24)
+        x, y = load(i64, arguments + 32), load(i64, arguments + 40)
+        stride, step = load(i64, arguments + 48), load(i64, arguments + 56)
+        tokens, share = load(i64, arguments + 64), load(i64, arguments + 72)
+        scratch = stack(256)
+        for row in range(piece * share, min(rows, (piece + 1) * share)):
+            blocks = load(i64, arguments) + row * row_bytes
+            token = 0
+            while token + TILE <= tokens:
+                dots(format, tier, blocks, columns, x + token * stride, stride, y + token * step + 4 * row, step, scratch)
+                token += TILE
+            while token < tokens:
+                store(y + token * step + 4 * row, dot(format, tier, blocks, columns, x + token * stride, scratch))
+                token += 1
+
+    return piecework(floating)

@@ -1,0 +1,204 @@
+"""Threads that stay: a compiled kernel over numbered pieces of work, handed out by a counter, without the interpreter.
+
+An ordinary pool wakes a thread in tens of microseconds, as long as a small matrix takes. Here the threads wait for work
+inside compiled code: for a fraction of a millisecond on a counter, and only then in the operating system.
+"""
+
+import functools
+import os
+import platform
+import threading
+from queue import SimpleQueue
+
+import numpy as np
+from llvmlite import ir
+from numba import cfunc, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kit.machine import usable_cores
+from kit.simd.vectors import jit
+
+_NEXT, _LIMIT, _DONE, _FUNCTION, _ARGUMENTS, _FIRST, _AWAKE = range(0, 7 * 8, 8)  # byte offsets of the board
+_PATIENCE = 2**14  # looks at the board before a thread goes to sleep: about 0.3 ms
+_I64 = ir.IntType(64)
+
+
+def piecework(function):
+    """Compile ``function(arguments, piece)``, two integers, to an address that ``run`` takes; it must not raise."""
+    compiled = cfunc(types.void(types.int64, types.int64), error_model="numpy", cache=True)(function)
+    return compiled.address
+
+
+def run(function: int, arguments: np.ndarray, pieces: int) -> None:
+    """Call ``function(address of arguments, piece)`` once for each piece, on all threads; return when all are done.
+
+    function: an address from ``piecework``; arguments: an int64 array, which only this call uses. While another thread
+    is inside ``run``, the work is done on the caller's thread alone.
+    """
+    _crew().run(function, arguments.ctypes.data, pieces)
+
+
+@functools.cache
+def _crew() -> "_Crew":
+    return _Crew(int(os.environ.get("KIT_THREADS", 0)) or usable_cores())
+
+
+os.register_at_fork(after_in_child=_crew.cache_clear)
+
+
+class _Crew:
+    """The threads besides the caller's, and the board on which they find their work."""
+
+    def __init__(self, threads: int):
+        self._board = np.zeros(64, np.int64)
+        self._address = self._board.ctypes.data
+        self._helpers = threads - 1
+        self._bell, self._busy = SimpleQueue(), threading.Lock()
+        _serve(self._address, 0)  # compiled here, once, and not by all threads at a time
+        for number in range(self._helpers):
+            threading.Thread(target=self._work, name=f"kit-{number}", daemon=True).start()
+
+    def _work(self):
+        while True:
+            _serve(self._address, _PATIENCE)
+            self._bell.get()
+
+    def run(self, function, arguments, pieces):
+        if not self._busy.acquire(blocking=False):
+            _alone(function, arguments, pieces)
+            return
+        try:
+            if pieces > 1:
+                for _ in range(self._helpers - int(self._board[_AWAKE // 8])):
+                    self._bell.put(None)
+            _lead(self._address, function, arguments, pieces)
+        finally:
+            self._busy.release()
+
+
+# ---- the board. Pieces have tickets that count up for ever: a piece is taken by moving NEXT on, which succeeds only below
+# LIMIT; LIMIT moves last when work is put up, and the work's arguments change only after DONE has reached it.
+
+
+@jit
+def _lead(board, function, arguments, pieces):
+    """Put work up, take part in it, and wait for the last piece."""
+    limit = read(board + _LIMIT)
+    write(board + _FIRST, limit)
+    write(board + _FUNCTION, function)
+    write(board + _ARGUMENTS, arguments)
+    limit += pieces
+    write(board + _LIMIT, limit)
+    while _take(board):
+        pass
+    while read(board + _DONE) < limit:
+        pause()
+
+
+@jit
+def _serve(board, patience):
+    """Work for as long as there is any, and until ``patience`` looks in a row have found none."""
+    add(board + _AWAKE, 1)
+    looks = 0
+    while looks < patience:
+        if _take(board):
+            looks = 0
+        else:
+            looks += 1
+            pause()
+    add(board + _AWAKE, -1)
+
+
+@jit
+def _take(board):
+    """Take one piece and do it; False when there is none."""
+    ticket = read(board + _NEXT)
+    while ticket < read(board + _LIMIT):
+        seen = exchange(board + _NEXT, ticket, ticket + 1)
+        if seen == ticket:
+            call(read(board + _FUNCTION), read(board + _ARGUMENTS), ticket - read(board + _FIRST))
+            add(board + _DONE, 1)
+            return True
+        ticket = seen
+    return False
+
+
+@jit
+def _alone(function, arguments, pieces):
+    for piece in range(pieces):
+        call(function, arguments, piece)
+
+
+# ---- what threads need of a CPU
+
+
+def _word(builder, address):
+    return builder.inttoptr(address, _I64.as_pointer())
+
+
+@intrinsic
+def read(_, address):
+    """read(address): an int64 that other threads write; what they wrote before it is visible after."""
+
+    def emit(context, builder, signature, args):
+        return builder.load_atomic(_word(builder, args[0]), "acquire", 8)
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
+def write(_, address, value):
+    """write(address, v): v becomes visible to other threads, and with it all that was written before."""
+
+    def emit(context, builder, signature, args):
+        builder.store_atomic(args[1], _word(builder, args[0]), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit
+
+
+@intrinsic
+def add(_, address, value):
+    """add(address, v): add v to an int64 in one step; its value before."""
+
+    def emit(context, builder, signature, args):
+        return builder.atomic_rmw("add", _word(builder, args[0]), args[1], "acq_rel")
+
+    return types.int64(types.int64, types.int64), emit
+
+
+@intrinsic
+def exchange(_, address, expected, value):
+    """exchange(address, e, v): set an int64 to v if it is e, in one step; its value before."""
+
+    def emit(context, builder, signature, args):
+        pair = builder.cmpxchg(_word(builder, args[0]), args[1], args[2], "acq_rel", "acquire")
+        return builder.extract_value(pair, 0)
+
+    return types.int64(types.int64, types.int64, types.int64), emit
+
+
+@intrinsic
+def pause(_):
+    """pause(): tell the CPU that this thread waits for another."""
+
+    def emit(context, builder, signature, args):
+        if platform.machine().lower() in ("x86_64", "amd64"):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+@intrinsic
+def call(_, function, arguments, piece):
+    """call(function, arguments, piece): the function of ``piecework`` at an address."""
+
+    def emit(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [_I64, _I64])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), emit
