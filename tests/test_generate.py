@@ -1,0 +1,176 @@
+"""Generation: greedy against float64, sampling against its definition, streamed text, the command."""
+
+import json
+
+import model_files
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from reference_model import forward
+
+import kit
+from kit.cli import main
+from kit.errors import ModelError
+from kit.sampling import Sampler
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return model_files.write(tmp_path_factory.mktemp("models"), "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def model(path):
+    return kit.Transformer(kit.Weights(kit.open(path), kit.HashMap()))
+
+
+def test_greedy_is_the_most_likely_of_float64(path, model):
+    metadata, tensors = model_files.plain(path)
+    sequence = [1, 300, 17]
+    for _ in range(5):
+        sequence.append(int(forward(sequence, metadata, tensors)[-1].argmax()))
+    answer = kit.generate(model, sequence[:3], max_tokens=5, stop_at_end=False)
+    assert answer.tokens == sequence[3:]
+    assert answer.stopped == "max_tokens" and len(answer.seconds) == len(answer.nbytes) == 5
+
+
+def test_text_in_text_out(model):
+    pieces = []
+    answer = kit.generate(model, "The capital of France is", max_tokens=20, on_text=pieces.append, stop_at_end=False)
+    assert answer.prompt == model.tokenizer.encode("The capital of France is")
+    assert "".join(pieces) == answer.text
+    assert answer.text.rstrip("\ufffd") == model.tokenizer.decode([0, *answer.tokens])[: len(answer.text)].rstrip("\ufffd")
+
+
+def test_it_stops_at_the_end_of_text(model, monkeypatch):
+    tokens = kit.generate(model, [5, 6], max_tokens=4, stop_at_end=False).tokens
+    monkeypatch.setattr(model.tokenizer, "end_tokens", {tokens[2]})
+    answer = kit.generate(model, [5, 6], max_tokens=4)
+    assert answer.tokens == tokens[: tokens.index(tokens[2]) + 1] and answer.stopped == "end of text"
+
+
+def test_it_stops_at_the_context(path):
+    model = kit.Transformer(kit.Weights(kit.open(path), kit.HashMap()), max_context=6)
+    answer = kit.generate(model, [5, 6, 7], max_tokens=50, stop_at_end=False)
+    assert len(answer.tokens) == 4 and answer.stopped == "context"  # the last one is not fed back
+
+
+def test_a_conversation_goes_on_in_its_cache(model):
+    cache = model.new_cache()
+    first = kit.generate(model, [5, 6, 7], max_tokens=3, stop_at_end=False, cache=cache)
+    second = kit.generate(model, [first.tokens[-1], 8, 9], max_tokens=3, stop_at_end=False, cache=cache)
+    whole = kit.generate(model, [5, 6, 7, *first.tokens, 8, 9], max_tokens=3, stop_at_end=False)
+    assert second.tokens == whole.tokens
+
+
+def test_bytes_read_are_weights_and_cache(model):
+    answer = kit.generate(model, [5, 6, 7], max_tokens=3, stop_at_end=False)
+    matrices = [name for name in model.config.tensors() if "norm" not in name and name != "token_embd.weight"]
+    weights = sum(model.weights.nbytes(name) for name in matrices)
+    position = model.new_cache().bytes_per_position
+    assert answer.nbytes == [weights + position * held for held in (3, 4, 5)]
+    speed = answer.speed()
+    assert speed["prefill_tokens"] == 3 and speed["decode_tokens"] == 2
+    assert speed["decode_gb_per_second"] == pytest.approx(sum(answer.nbytes[1:]) / sum(answer.seconds[1:]) / 1e9)
+
+
+# --- sampling
+
+
+def frequencies(sampler, logits, draws=4000):
+    return np.bincount([sampler(logits) for _ in range(draws)], minlength=len(logits)) / draws
+
+
+LOGITS = torch.tensor([2.0, 0.5, 3.0, -1.0, 2.5, 0.0])
+
+
+@pytest.mark.parametrize(
+    "options,kept",
+    [
+        ({"temperature": 1.0}, [0, 1, 2, 3, 4, 5]),
+        ({"temperature": 0.5}, [0, 1, 2, 3, 4, 5]),
+        ({"temperature": 1.0, "top_k": 3}, [2, 4, 0]),
+        ({"temperature": 2.0, "top_p": 0.7}, [2, 4]),  # 0.45 + 0.27 hold 0.7 of the probability before the temperature
+        ({"temperature": 1.0, "top_k": 3, "top_p": 0.99}, [2, 4, 0]),
+        ({"temperature": 1.0, "top_p": 1e-9}, [2]),
+    ],
+)
+def test_draws_follow_their_distribution(options, kept):
+    chances = np.zeros(6)
+    chances[kept] = np.exp(LOGITS.numpy()[kept] / options["temperature"])
+    chances /= chances.sum()
+    assert np.abs(frequencies(Sampler(**options, seed=1), LOGITS) - chances).max() < 0.03
+
+
+def test_greedy_takes_the_first_of_equals():
+    assert Sampler()(torch.tensor([1.0, 3.0, 3.0])) == 1
+
+
+def test_a_seed_repeats_itself(model):
+    texts = [
+        kit.generate(model, [5, 6], max_tokens=12, temperature=1.5, seed=seed, stop_at_end=False).tokens for seed in (3, 3, 4)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+    ],
+)
+def test_settings_out_of_range(model, options, message):
+    with pytest.raises(ModelError, match=message):
+        kit.generate(model, [5], **options)
+
+
+# --- the command
+
+
+def run(*args):
+    return CliRunner().invoke(main, ["generate", *map(str, args)])
+
+
+def test_the_command_streams_text_and_reports_speed(path, model):
+    result = run(path, "-p", "The capital of France is", "-n", 8, "--ignore-end")
+    assert result.exit_code == 0, result.output
+    answer = kit.generate(model, "The capital of France is", max_tokens=8, stop_at_end=False)
+    assert result.stdout == answer.text + "\n"
+    for word in ("first token", "prefill", "decode", "tok/s", "GB/s read", "peak memory", "HashMap()"):
+        assert word in result.stderr
+
+
+@pytest.mark.parametrize("cache,shown", [("none", "NoCache"), ("lru:1MiB", "LRU('1MiB')"), ("pinned:2MB", "Pinned('2MB')")])
+def test_the_command_as_json(path, model, cache, shown):
+    options = ("--attention", "chunked", "--kv", "float16", "--linear", "matmul", "--cache", cache)
+    result = run(path, "--tokens", "5,6 7", "-n", 4, "--json", "--ignore-end", *options)
+    values = json.loads(result.stdout)
+    assert values["tokens"] == kit.generate(model, [5, 6, 7], max_tokens=4, stop_at_end=False).tokens
+    assert values["prompt"] == [5, 6, 7] and shown in values["cache"] and values["peak_memory_bytes"] > 2**20
+    assert values["decode_tokens"] == 3 and values["prefill_gb_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    "args,message",
+    [
+        (("-p", "a", "--tokens", "1"), "one of the two"),
+        ((), "one of the two"),
+        (("--tokens", "1,x"), "is no list of token ids"),
+        (("-p", "a", "--cache", "most"), "none of none, all, auto, lru:SIZE"),
+        (("-p", "a", "--cache", "lru"), "none of none, all, auto, lru:SIZE"),
+        (("-p", "a", "--attention", "magic"), "'magic' is not known; choose one of"),
+        (("-p", "a", "--backend", "magic"), "magic"),
+        (("--tokens", "999"), "token 999 is outside the vocabulary of 512"),
+        (("-p", "", "--context", "9999"), "a context of 9999 was asked for"),
+    ],
+)
+def test_the_command_fails_in_one_line(path, args, message):
+    result = run(path, *args)
+    assert result.exit_code == 2 and message in result.stderr.replace("\n", " ")
+    assert "Traceback" not in result.stderr
