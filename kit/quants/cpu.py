@@ -8,37 +8,32 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numba import njit
 
 from kit.quants.formats import Format
-from kit.quants.kernels import FORMATS, copy, decode  # noqa: F401
-from kit.simd.special import float_to_bfloat, float_to_half
+from kit.quants.kernels import FORMATS, SINKS, decode  # noqa: F401
 from kit.simd.tiers import tier
-from kit.simd.vectors import Static, f32x16, fence, jit, load, store, stream
+from kit.simd.vectors import Static, fence, jit
 
 DEVICE = "cpu"
 _CHUNK = 2**19  # weights that a thread takes at a time; smaller tensors are not worth waking another thread
-_STRIP = 2**12  # weights decoded to the level-1 cache before they are converted, or streamed past the caches
-_SCRATCH = 64  # floats before the strip, for the scales of a block
-_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_DTYPES = {getattr(torch, name): Static(name) for name in SINKS}
 
 
 def run(blocks: np.ndarray, format: Format, out: torch.Tensor) -> None:
     """Dequantise C-contiguous ``blocks`` into ``out``; several Python threads may do so at once."""
     count, step = out.numel() // format.block_elements, max(1, _CHUNK // format.block_elements)
-    source, target, width = blocks.ctypes.data, out.data_ptr(), out.dtype.itemsize
+    source, target = blocks.ctypes.data, out.data_ptr()
     streams = out.nbytes > _cache_bytes() and target % 64 == 0
     starts = iter(range(0, count, step))
-    kernel, best = Static(format.name), tier()
+    kernel = Static(format.name), _DTYPES[out.dtype], tier()
 
     def work():
-        scratch = np.empty(_SCRATCH + _STRIP + 16, np.float32)
-        aligned = -(-scratch.ctypes.data // 64) * 64
+        scratch = np.empty(64, np.float32)
         for start in starts:  # next() of a range is atomic: threads share it
-            _decode_to(
-                kernel, best, _KINDS[out.dtype], streams, format.block_bytes, format.block_elements,
-                source + start * format.block_bytes, min(step, count - start),
-                target + start * format.block_elements * width, aligned,
+            first = start * format.block_elements
+            _decode(
+                *kernel, streams, source + start * format.block_bytes, min(step, count - start),
+                target + first * out.dtype.itemsize, scratch.ctypes.data,
             )  # fmt: skip
 
     helpers = min(torch.get_num_threads(), -(-count // step)) - 1
@@ -63,44 +58,6 @@ def _cache_bytes() -> int:
 
 
 @jit
-def _decode_to(format, tier, kind, streams, block_bytes, block_elements, blocks, count, out, scratch):
-    """Decode ``count`` blocks to ``out``: float32 (kind 0), half (1), bfloat16 (2), by way of a strip in the level-1 cache."""
-    if kind == 0 and not streams:
-        decode(format, tier, blocks, count, out, scratch)
-        return
-    strip, width = scratch + 4 * _SCRATCH, 4 if kind == 0 else 2
-    while count > 0:
-        some = min(count, _STRIP // block_elements)
-        decode(format, tier, blocks, some, strip, scratch)
-        _flush(tier, kind, streams, strip, some * block_elements, out, scratch)
-        blocks += some * block_bytes
-        out += some * block_elements * width
-        count -= some
-    if streams:
-        fence()
-
-
-@njit
-def _flush(tier, kind, streams, strip, weights, out, scratch):
-    """The strip's float32 to ``out``."""
-    whole = weights & -16
-    if kind == 0:
-        for i in range(0, whole, 16):
-            stream(out + 4 * i, load(f32x16, strip + 4 * i))
-        copy(strip + 4 * whole, 4 * (weights - whole), out + 4 * whole)
-        return
-    for i in range(0, whole, 16):
-        value = _narrow(tier, kind, strip + 4 * i)
-        if streams:
-            stream(out + 2 * i, value)
-        else:
-            store(out + 2 * i, value)
-    if whole < weights:
-        store(scratch, _narrow(tier, kind, strip + 4 * whole))
-        copy(scratch, 2 * (weights - whole), out + 2 * whole)
-
-
-@njit
-def _narrow(tier, kind, address):
-    value = load(f32x16, address)
-    return float_to_half(tier, value) if kind == 1 else float_to_bfloat(value)
+def _decode(format, dtype, tier, streams, blocks, count, out, scratch):
+    decode(format, dtype, tier, streams, blocks, count, out, scratch)
+    fence()

@@ -13,8 +13,8 @@ from numba.extending import overload
 
 from kit.quants import codes, scales
 from kit.quants.formats import FORMATS as TABLE
-from kit.simd.special import bfloat_to_float, half_to_float
-from kit.simd.vectors import convert, f32x16, load, store, u16x16
+from kit.simd.special import bfloat_to_float, float_to_bfloat, float_to_half, half_to_float
+from kit.simd.vectors import convert, f32x16, load, store, stream, u16x16
 
 u8, f32 = types.uint8, types.float32
 
@@ -66,32 +66,36 @@ RAW = {
 }
 FORMATS = frozenset(KERNELS) | frozenset(RAW)
 
+# Sixteen float32 as what is stored, and the bytes of one number.
+SINKS = {
+    "float32": (njit(lambda tier, x: x), 4),
+    "float16": (njit(lambda tier, x: float_to_half(tier, x)), 2),
+    "bfloat16": (njit(lambda tier, x: float_to_bfloat(x)), 2),
+}
+
 
 # ---- the loops
 
 
-def decode(format, tier, blocks, count, out, scratch):
-    """Decode ``count`` blocks at the address ``blocks`` to float32 at ``out``; format and tier are Static."""
+def decode(format, dtype, tier, streams, blocks, count, out, scratch):
+    """Decode ``count`` blocks at the address ``blocks`` to ``out``, past the caches if ``streams``.
 
-
-@njit
-def copy(source, nbytes, target):
-    """Copy a few bytes."""
-    for i in range(nbytes):
-        store(target + i, load(u8, source + i))
+    format, dtype and tier are Static; ``scratch`` is the address of 256 bytes; to stream, ``out`` is a multiple of 64.
+    """
 
 
 @overload(decode)
-def _(format, tier, blocks, count, out, scratch):
-    return _raw(*RAW[format.value]) if format.value in RAW else _blocked(format.value)
+def _(format, dtype, tier, streams, blocks, count, out, scratch):
+    make = _raw if format.value in RAW else _blocked
+    return make(format.value, *SINKS[dtype.value])
 
 
-def _blocked(format: str):
+def _blocked(format: str, narrow, width: int):
     layout = TABLE[format]
     read_codes, read_scales, group, minimum = KERNELS[format]
     weights, block_bytes, shift, minima = layout.block_elements, layout.block_bytes, group.bit_length() - 5, scales.MINIMA
 
-    def loop(format, tier, blocks, count, out, scratch):
+    def loop(format, dtype, tier, streams, blocks, count, out, scratch):
         for _ in range(count):
             read_scales(tier, blocks, scratch)
             for j in range(weights // 16):
@@ -101,21 +105,36 @@ def _blocked(format: str):
                     x = x - load(f32, at + minima)
                 elif minimum > 0:
                     x = x + load(f32, at + minima)
-                store(out + 64 * j, x)
+                if streams:
+                    stream(out + 16 * width * j, narrow(tier, x))
+                else:
+                    store(out + 16 * width * j, narrow(tier, x))
             blocks += block_bytes
-            out += 4 * weights
+            out += width * weights
 
     return loop
 
 
-def _raw(numbers, width: int):
-    def loop(format, tier, blocks, count, out, scratch):
+def _raw(format: str, narrow, width: int):
+    numbers, source_width = RAW[format]
+
+    def loop(format, dtype, tier, streams, blocks, count, out, scratch):
         whole = count & -16
         for i in range(0, whole, 16):
-            store(out + 4 * i, numbers(tier, blocks + width * i))
+            x = narrow(tier, numbers(tier, blocks + source_width * i))
+            if streams:
+                stream(out + width * i, x)
+            else:
+                store(out + width * i, x)
         if whole < count:  # neither a byte read nor one written past the end
-            copy(blocks + width * whole, width * (count - whole), scratch)
-            store(scratch + 64, numbers(tier, scratch))
-            copy(scratch + 64, 4 * (count - whole), out + 4 * whole)
+            _copy(blocks + source_width * whole, source_width * (count - whole), scratch)
+            store(scratch + 64, narrow(tier, numbers(tier, scratch)))
+            _copy(scratch + 64, width * (count - whole), out + width * whole)
 
     return loop
+
+
+@njit
+def _copy(source, nbytes, target):
+    for i in range(nbytes):
+        store(target + i, load(u8, source + i))

@@ -1,11 +1,11 @@
 """Vectors for Numba kernels: what Numba does not emit by itself, as primitives that build LLVM vector instructions.
 
     @jit
-    def scale(tier, halves, codes, out, n):                   # addresses are integers: array.ctypes.data
+    def scale(tier, halves, codes, out, n):                  # addresses are integers: array.ctypes.data
         for i in range(0, n, 16):
-            d = half_to_float(tier, load(types.uint16, halves + i // 8))
-            x = convert(f32x16, load(i8x16, codes + i))       # sixteen bytes -> sixteen floats
-            stream(out + 4 * i, x * d)                        # operators take vectors and numbers; the store skips the caches
+            d = half_to_float(tier, load(uint16, halves + i // 8))
+            x = convert(f32x16, load(i8x16, codes + i))      # sixteen bytes -> sixteen floats
+            stream(out + 4 * i, x * d)                       # a non-temporal store; operators take vectors and numbers
 
     scale(simd.tier(), halves.ctypes.data, codes.ctypes.data, out.ctypes.data, n)
 
@@ -14,3 +14,40 @@ The primitives of ``special`` use an instruction that LLVM does not find by itse
 "avx512", "avx2", or "plain", which names no CPU's instructions. Nothing is reassociated or contracted anywhere: results
 are those of the scalar arithmetic, bit for bit.
 """
+
+from kit.simd.special import (
+    bfloat_to_float,
+    dot4,
+    expand_load,
+    float_to_bfloat,
+    float_to_half,
+    gather,
+    half_to_float,
+    lookup,
+)
+from kit.simd.tiers import TIERS, available, describe, features, self_test, tier
+from kit.simd.vectors import (
+    Static,
+    Vector,
+    bitcast,
+    convert,
+    extract,
+    fence,
+    high,
+    interleave,
+    jit,
+    join,
+    load,
+    low,
+    prefetch,
+    select,
+    splat,
+    store,
+    stream,
+)
+
+__all__ = [
+    "TIERS", "Static", "Vector", "available", "bfloat_to_float", "bitcast", "convert", "describe", "dot4", "expand_load",
+    "extract", "features", "fence", "float_to_bfloat", "float_to_half", "gather", "half_to_float", "high", "interleave",
+    "jit", "join", "load", "lookup", "low", "prefetch", "select", "self_test", "splat", "store", "stream", "tier",
+]  # fmt: skip

@@ -36,7 +36,15 @@ def half_to_float(_, tier, bits):
     def emit(context, builder, signature, args):
         half = args[1]
         wide, narrow = _with_lanes(half.type, _F32), _with_lanes(half.type, _F16)
-        if tier.value != "plain":
+        if tier.value != "plain" and isinstance(bits, Vector):
+            return builder.fpext(builder.bitcast(half, narrow), wide)
+        if tier.value == "avx512":
+            # fpext of one lane would be inserted into a register that waits for an older result; this clears it first
+            clear, word = ir.Constant(ir.VectorType(_I16, 16), [0] * 16), ir.VectorType(_F32, 16)
+            every, current, first = ir.Constant(_I16, -1), ir.Constant(_I32, 4), ir.Constant(_I32, 0)
+            args = [builder.insert_element(clear, half, first), ir.Constant(word, [0.0] * 16), every, current]
+            return builder.extract_element(_call(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", word, args), first)
+        if tier.value == "avx2":
             return builder.fpext(builder.bitcast(half, narrow), wide)
         # exponent and fraction moved to float32's places are the number times 2^-112, subnormal halves included
         word, constant = _with_lanes(half.type, _I32), _like(half.type, _I32)

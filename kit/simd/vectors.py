@@ -1,20 +1,40 @@
 """Vectors in Numba kernels: types, memory, arithmetic. All of it is plain LLVM, which runs on any CPU."""
 
+import functools
+import hashlib
 import operator
+from pathlib import Path
 
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.core.imputils import lower_constant
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
 
 
 def jit(function):
-    """numba.njit for kernels: no GIL, C arithmetic, compiled once a machine (a cache on disk, where one can be had)."""
+    """numba.njit for kernels: no GIL, C arithmetic, compiled once a machine (a cache on disk, where one can be had).
+
+    A change of any file in kit/simd, kit/quants or the function's own folder makes the cached code stale; Numba itself
+    looks at the function's file alone, though the code of every primitive that it calls is compiled into it.
+    """
     options = dict(nogil=True, error_model="numpy")
     try:
-        return njit(function, cache=True, **options)
+        dispatcher = njit(function, cache=True, **options)
     except RuntimeError:  # neither the package's folder nor the user's cache can be written to: compile in each process
         return njit(function, **options)
+    dispatcher._cache._cache_file._source_stamp = _stamp(Path(function.__code__.co_filename).parent)
+    return dispatcher
+
+
+@functools.cache
+def _stamp(folder: Path) -> str:
+    """A digest of the sources from which a kernel in ``folder`` is compiled."""
+    kit = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for source in sorted({path for place in (kit / "simd", kit / "quants", folder) for path in place.glob("*.py")}):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
 
 
 class Static:
@@ -117,6 +137,20 @@ def stream(_, address, vector):
         return context.get_dummy_value()
 
     return types.void(types.int64, vector), emit
+
+
+@intrinsic
+def prefetch(_, address):
+    """prefetch(address): ask for the cache line at an address, which may be any; nothing waits for it."""
+
+    def emit(context, builder, signature, args):
+        pointer, number = ir.PointerType(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [builder.inttoptr(args[0], pointer), *(ir.Constant(number, n) for n in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
 
 
 @intrinsic
