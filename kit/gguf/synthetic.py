@@ -46,7 +46,7 @@ def synthesize(
     specs = model.tensors(mix, layers)
     head = header(model.metadata(mix, layers), specs)
     size = len(head) + sum(_padded(spec.nbytes) for spec in specs)
-    with _replacing(path, size) as handle, _bar(path.name, size, progress) as bar:
+    with replacing(path, size) as handle, _bar(path.name, size, progress) as bar:
         for chunk in _stream(head, specs, model, seed):
             handle.write(chunk)
             bar.update(len(chunk))
@@ -144,7 +144,7 @@ def _padded(nbytes: int) -> int:
 
 
 @contextmanager
-def _replacing(path: Path, size: int) -> Iterator[BinaryIO]:
+def replacing(path: Path, size: int) -> Iterator[BinaryIO]:
     """A file beside ``path`` that takes its place when the body succeeds, and vanishes when it does not."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     if not path.parent.is_dir():

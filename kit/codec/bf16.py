@@ -1,0 +1,47 @@
+"""bfloat16 without loss: exponents coded in tiles, sign and mantissa as they are.
+
+The exponents of trained weights carry some 2.6 bits of their 8, signs and mantissas all of theirs, so about 11 of 16
+bits are left: the idea of DFloat11 (Zhang et al. 2025), with rANS in the place of Huffman codes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kit.codec.decoders import decode
+from kit.codec.encoder import encode
+from kit.codec.tiles import Tiles
+from kit.errors import CodecError
+
+
+@dataclass(frozen=True)
+class BF16:
+    """A compressed bfloat16 matrix: the tiles of its exponents, and a byte of sign and mantissa a value."""
+
+    exponents: Tiles
+    rest: np.ndarray  # (rows, columns) uint8: sign << 7 | mantissa
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.exponents.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both parts."""
+        return self.exponents.nbytes + self.rest.nbytes
+
+
+def encode_bf16(bits, name: str = "matrix", threads: int = 1) -> BF16:
+    """Compress the bits (uint16, (rows, columns)) of a bfloat16 matrix; any bits, NaN and infinity included."""
+    bits = np.asarray(bits)
+    if bits.dtype != np.uint16 or bits.ndim != 2:
+        raise CodecError(f"{name}: bfloat16 is coded from its bits, 2-D uint16, not {bits.ndim}-D {bits.dtype}")
+    exponents = encode((bits >> 7).astype(np.uint8).view(np.int8), "kit", name, threads)
+    return BF16(exponents, ((bits >> 8 & 0x80) | (bits & 0x7F)).astype(np.uint8))
+
+
+def decode_bf16(matrix: BF16, decoder: str = "interleaved", threads: int = 1) -> np.ndarray:
+    """The bits, (rows, columns) uint16. CodecError as kit.codec.decode."""
+    exponents = decode(matrix.exponents, decoder, threads=threads).view(np.uint8)
+    rest = matrix.rest.astype(np.uint16)
+    return (rest & 0x80) << 8 | exponents.astype(np.uint16) << 7 | (rest & 0x7F)

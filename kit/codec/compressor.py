@@ -1,0 +1,182 @@
+"""Write a compressed model: from a GGUF or safetensors file to the container of kit.codec.container."""
+
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from kit.codec.bf16 import encode_bf16
+from kit.codec.container import CODINGS, VERSION
+from kit.codec.encoder import encode
+from kit.codec.int8 import quantise
+from kit.codec.safetensors import SafetensorsFile
+from kit.errors import CodecError, GGUFError
+from kit.gguf import reader
+from kit.gguf.metadata import Cursor, read_metadata
+from kit.gguf.reader import TensorInfo
+from kit.gguf.synthetic import replacing
+from kit.quants import dequantize
+from kit.quants.formats import FORMATS
+
+_STRIP = 1 << 24  # weights that are dequantised at a time: 64 MiB of float32
+
+
+def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool = False) -> Path:
+    """Write the compressed form of a GGUF or safetensors file to `out`, whole or not at all.
+
+    CodecError for a coding that is not known, a tensor that it cannot take, a NaN or an infinity in the weights, a
+    folder or disk that cannot be written.
+    """
+    if coding not in CODINGS:
+        raise CodecError(f"coding {coding!r} is not known: take one of {', '.join(CODINGS)}")
+    source, out = open_source(path), Path(out)
+    pairs = [] if isinstance(source, SafetensorsFile) else _pairs(source)
+    infos = [part for info in source.tensors.values() for part in _parts(source, info, coding)]
+    if not any(info.name.endswith(".tiles") for info in infos):
+        raise CodecError(f"{path}: holds no matrix of a linear layer: there is nothing to compress")
+    alignment = (pairs and source.alignment) or 32
+    crcs = np.zeros(len(infos), np.uint32)
+    head = _header(pairs, coding, infos, crcs, alignment)
+    try:
+        with (
+            replacing(out, len(head)) as handle,
+            tqdm(total=len(infos), desc=out.name, unit="tensor", file=sys.stderr, disable=not progress) as bar,
+        ):
+            handle.write(head)
+            for i, data in enumerate(_data(source, coding, threads)):
+                tiles = infos[i].name.endswith(".tiles")
+                infos[i] = infos[i]._replace(offset=handle.tell() - len(head), shape=data.shape if tiles else infos[i].shape)
+                crcs[i] = zlib.crc32(data)
+                handle.write(data)
+                handle.write(bytes(-data.nbytes % alignment))
+                bar.update()
+            handle.seek(0)
+            handle.write(_header(pairs, coding, infos, crcs, alignment))
+    except GGUFError as error:
+        raise CodecError(str(error)) from None
+    return out
+
+
+def open_source(path):
+    """The file to compress: a SafetensorsFile by its ending, else a GGUFFile."""
+    return SafetensorsFile(path) if Path(path).suffix == ".safetensors" else reader.open(path)
+
+
+def _pairs(source) -> list[bytes]:
+    """The source's metadata pairs as they stand in the file."""
+    if source.byteorder != "little":
+        raise CodecError(f"{source.path}: big-endian files cannot be compressed: convert to little-endian first")
+    data = np.memmap(source.path, np.uint8, "r")
+    cursor = Cursor(source.path, data, position=16)
+    pairs = []
+    for _ in range(cursor.number("u8", "the number of metadata pairs")):
+        start = cursor.position
+        (key,) = read_metadata(cursor, 1)
+        if key.startswith("kit.codec."):
+            raise CodecError(f"{source.path}: is compressed already")
+        if not key.startswith("split."):
+            pairs.append(data[start : cursor.position].tobytes())
+    return pairs
+
+
+def _is_linear(source, info) -> bool:
+    """Whether the tensor is what linear layers multiply by: an embedding is one only where nothing else is the output."""
+    if len(info.shape) not in (2, 3) or not info.name.endswith("weight") or info.qtype not in FORMATS:
+        return False
+    if info.name == "token_embd.weight":
+        return "output.weight" not in source.tensors
+    return "embed_tokens" not in info.name and not info.name.endswith("norm.weight")
+
+
+def matrices_of(source) -> Iterator[tuple[str, tuple[np.ndarray, str]]]:
+    """(name, (blocks (rows, bytes), qtype)) of every linear layer's matrix: NAME, or NAME[0] ... for a stack of experts."""
+    for info in source.tensors.values():
+        if _is_linear(source, info):
+            for name, blocks in _matrices(source, info):
+                yield name, (blocks, info.qtype)
+
+
+def _matrices(source, info):
+    blocks = source.blocks(info.name)
+    if blocks.ndim == 2:
+        return [(info.name, blocks)]
+    return [(f"{info.name}[{expert}]", blocks[expert]) for expert in range(len(blocks))]
+
+
+def _parts(source, info, coding) -> list[TensorInfo]:
+    """The tensors of the container that hold this one, their sizes and offsets still open."""
+    if not _is_linear(source, info):
+        if info.qtype not in FORMATS:
+            raise CodecError(f"{source.path}: tensor {info.name!r} is {info.qtype}, which the kit does not know")
+        return [info]
+    if not info.elements:
+        raise CodecError(f"{source.path}: tensor {info.name!r} is empty: nothing to encode")
+    if coding == "bf16" and info.qtype != "BF16":
+        raise CodecError(f"{source.path}: tensor {info.name!r} is {info.qtype}, and bf16 codes only BF16: take int8")
+    rows, columns = info.shape[-2:]
+    second = ("scales", "F32", (rows,)) if coding == "int8" else ("rest", "I8", (rows, columns))
+    return [
+        TensorInfo(f"{name}.{part}", qtype, shape, 0, 0)
+        for name, _ in _matrices(source, info)
+        for part, qtype, shape in (("tiles", "I8", (0,)), second)
+    ]
+
+
+def _data(source, coding, threads) -> Iterator[np.ndarray]:
+    """The bytes of every tensor of the container, in order; the tiles of one matrix are all that is ever held."""
+    for info in source.tensors.values():
+        if not _is_linear(source, info):
+            yield np.ascontiguousarray(source.blocks(info.name)).reshape(-1)
+            continue
+        for name, blocks in _matrices(source, info):
+            if coding == "bf16":
+                bits = np.ascontiguousarray(blocks).view("<u2")
+                if (bits & 0x7F80 == 0x7F80).any():
+                    raise CodecError(f"{source.path}: {name}: holds a NaN or an infinity: mend the source first")
+                matrix = encode_bf16(bits, name, threads)
+                yield np.frombuffer(matrix.exponents.to_bytes(), np.uint8)
+                yield matrix.rest.reshape(-1)
+            else:
+                values, scales = quantised(blocks, info.qtype, f"{source.path}: {name}")
+                yield np.frombuffer(encode(values, "kit", name, threads).to_bytes(), np.uint8)
+                yield scales.view(np.uint8)
+
+
+def quantised(blocks: np.ndarray, qtype: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """int8 matrix and scales of ggml blocks (rows, bytes), a strip of rows at a time: never the whole in float32."""
+    columns = blocks.shape[1] // FORMATS[qtype].block_bytes * FORMATS[qtype].block_elements
+    values, scales = np.empty((len(blocks), columns), np.int8), np.empty(len(blocks), np.float32)
+    strip = max(1, _STRIP // columns)
+    for row in range(0, len(blocks), strip):
+        part = slice(row, row + strip)
+        values[part], scales[part] = quantise(dequantize(blocks[part], qtype), name)
+    return values, scales
+
+
+def _header(pairs, coding, infos, crcs, alignment) -> bytes:
+    """All before the tensor data. Its length does not depend on sizes, offsets and checksums: it is written twice."""
+
+    def string(text):
+        return struct.pack("<Q", len(text.encode())) + text.encode()
+
+    ours = [
+        string("kit.codec.version") + struct.pack("<II", 4, VERSION),
+        string("kit.codec.coding") + struct.pack("<I", 8) + string(coding),
+        string("kit.codec.crc32") + struct.pack("<IIQ", 9, 5, len(crcs)) + crcs.tobytes(),
+    ]
+    if not pairs:
+        ours.insert(0, string("general.architecture") + struct.pack("<I", 8) + string("unknown"))
+    table = [
+        string(info.name)
+        + struct.pack(f"<I{len(info.shape)}Q", len(info.shape), *info.shape[::-1])
+        + struct.pack("<IQ", FORMATS[info.qtype].id, info.offset)
+        for info in infos
+    ]
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(pairs) + len(ours)) + b"".join([*pairs, *ours, *table])
+    return head.ljust(-(-len(head) // alignment) * alignment, b"\0")
+
+

@@ -1,0 +1,147 @@
+"""A compressed model in one file: a GGUF (version 3, little endian) that holds streams in the place of weights.
+
+Metadata: that of the source, byte by byte (less ``split.*``), and
+
+    kit.codec.version    uint32         1
+    kit.codec.coding     string         "int8" (quantised) or "bf16" (lossless)
+    kit.codec.crc32      int32 array    CRC-32 of every tensor's bytes, in file order
+
+Tensors: a linear layer's matrix NAME becomes two, a stack of experts one pair each as NAME[0], NAME[1], ...
+
+    int8    NAME.tiles      I8 (bytes)           kit.codec.tiles in serial form: the quantised matrix
+            NAME.scales     F32 (rows)           weight = scale of the row * value
+    bf16    NAME.tiles      I8 (bytes)           the exponents
+            NAME.rest       I8 (rows, columns)   sign << 7 | mantissa
+
+Everything else (norms, biases, an embedding that is no linear layer) is as it was in the source. So any GGUF reader can
+list the file, and the model's tokenizer and hyperparameters are found where they always are.
+"""
+
+import sys
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from kit.codec.bf16 import BF16, decode_bf16
+from kit.codec.decoders import decode
+from kit.codec.tiles import Tiles
+from kit.errors import CodecError
+from kit.gguf import reader
+from kit.gguf.reader import TensorInfo
+
+VERSION = 1
+CODINGS = ("int8", "bf16")
+
+
+@dataclass(frozen=True)
+class Int8:
+    """A compressed INT8 matrix and its scales, float32 (rows,)."""
+
+    tiles: Tiles
+    scales: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tiles.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tiles and scales."""
+        return self.tiles.nbytes + self.scales.nbytes
+
+
+class CompressedFile:
+    """An open compressed model: what a GGUFFile offers, with ``matrices`` for the coded layers.
+
+    ``tensors`` lists the model's own names and shapes (qtype "I8" or "BF16" for what is coded), ``matrices`` maps the name of each
+    coded matrix (NAME, or NAME[expert]) to an Int8 or a BF16. Opening reads headers and indices, no stream.
+    """
+
+    def __init__(self, path):
+        self.gguf = reader.open(path)
+        self.path, self.metadata, self.architecture = self.gguf.path, self.gguf.metadata, self.gguf.architecture
+        version, self.coding = self.metadata.get("kit.codec.version"), self.metadata.get("kit.codec.coding")
+        if version is None:
+            raise CodecError(f"{path}: is not compressed by this kit: `kit compress {path} -o OUT` writes what is")
+        if version != VERSION or self.coding not in CODINGS:
+            raise CodecError(f"{path}: version {version}, coding {self.coding!r}; this kit reads version {VERSION}")
+        self.matrices: dict[str, Int8 | BF16] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        for info in self.gguf.tensors.values():
+            name, _, part = info.name.rpartition(".")
+            if part == "tiles":
+                self._add_matrix(name, info)
+            elif part not in ("scales", "rest"):
+                self.tensors[info.name] = info
+
+    def _add_matrix(self, name, info):
+        tiles = Tiles.from_bytes(self.gguf.raw(info.name), f"{self.path}: {name}")
+        rows, columns = tiles.shape
+        beside, wanted = (".scales", ("F32", (rows,))) if self.coding == "int8" else (".rest", ("I8", (rows, columns)))
+        other = self.gguf.tensors.get(name + beside)
+        if other is None or (other.qtype, other.shape) != wanted:
+            raise CodecError(f"{self.path}: {name + beside} is missing or not {wanted[0]} {wanted[1]}: write the file again")
+        data = self.gguf.raw(other.name)
+        self.matrices[name] = (
+            Int8(tiles, data.view("<f4")) if self.coding == "int8" else BF16(tiles, data.reshape(rows, columns))
+        )
+        stack, bracket, _ = name.partition("[")
+        shape = (1 + (self.tensors[stack].shape[0] if stack in self.tensors else 0), rows, columns) if bracket else tiles.shape
+        qtype = "I8" if self.coding == "int8" else "BF16"
+        self.tensors[stack] = TensorInfo(stack, qtype, shape, info.offset, info.nbytes)
+
+    def blocks(self, name: str) -> np.ndarray:
+        """The ggml blocks of a tensor that is not coded, as GGUFFile.blocks."""
+        return self.gguf.blocks(name)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.gguf.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+
+def decode_matrix(matrix: Int8 | BF16, decoder="interleaved", threads=1) -> torch.Tensor:
+    """The int8 values or the bfloat16 weights, (rows, columns)."""
+    if isinstance(matrix, Int8):
+        return torch.from_numpy(decode(matrix.tiles, decoder, threads=threads))
+    return torch.from_numpy(decode_bf16(matrix, decoder, threads)).view(torch.bfloat16)
+
+
+def verify(path, decoder="interleaved", source=None, threads=1, progress=False) -> tuple[int, int]:
+    """Decode everything and compare: every tile with its checksum, every tensor with its CRC-32 and, with a `source`,
+    every matrix with what the weights of that file quantise to. (tensors, matrices) compared; CodecError at the first
+    difference.
+    """
+    from kit.codec.compressor import matrices_of, open_source, quantised
+
+    with CompressedFile(path) as file:
+        crcs = file.metadata["kit.codec.crc32"].numpy().astype(np.uint32).tolist()
+        if len(crcs) != len(file.gguf.tensors):
+            raise CodecError(f"{path}: {len(crcs)} checksums for {len(file.gguf.tensors)} tensors: the file is damaged")
+        for name, right in zip(file.gguf.tensors, crcs, strict=True):
+            if zlib.crc32(file.gguf.raw(name)) != right:
+                raise CodecError(f"{path}: {name}: the CRC-32 of its bytes differs: the file is damaged")
+        originals = dict(matrices_of(open_source(source))) if source else {}
+        for name, matrix in tqdm(file.matrices.items(), unit="matrix", file=sys.stderr, disable=not progress):
+            decoded = decode_matrix(matrix, decoder, threads)
+            if not source:
+                continue
+            if name not in originals:
+                raise CodecError(f"{path}: {name} is not in {source}")
+            blocks, qtype = originals[name]
+            if file.coding == "int8":
+                values, scales = quantised(blocks, qtype, f"{source}: {name}")
+                same = np.array_equal(values, decoded.numpy()) and np.array_equal(scales, matrix.scales)
+            else:
+                same = np.array_equal(blocks, decoded.view(torch.uint8).numpy())
+            if not same:
+                raise CodecError(f"{path}: {name}: decodes to other values than {source} holds")
+        return len(crcs), len(file.matrices)

@@ -1,0 +1,47 @@
+"""Tensors of a safetensors file, as the compressor needs them: names, types, shapes and bytes.
+
+The format is an 8-byte length, that many bytes of JSON (name -> dtype, shape, data_offsets), and the data
+(https://github.com/huggingface/safetensors). Reading it takes less code than a dependency would.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from kit.errors import CodecError
+from kit.gguf.reader import TensorInfo
+from kit.quants.formats import FORMATS
+
+
+class SafetensorsFile:
+    """What of a GGUFFile the compressor uses: ``path``, ``tensors``, ``blocks``. There is no metadata to run a model by."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        try:
+            self._data = np.memmap(self.path, np.uint8, "r")
+        except (OSError, ValueError) as error:
+            raise CodecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        size = int(self._data[:8].view("<u8")[0]) if self._data.size >= 8 else 0
+        try:
+            index = json.loads(bytes(self._data[8 : 8 + size])) if 0 < size <= self._data.size - 8 else None
+            index.pop("__metadata__", None)
+            self.tensors = {name: self._info(name, entry, 8 + size) for name, entry in index.items()}
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise CodecError(f"{path}: not a safetensors file, or a damaged one ({error})") from None
+
+    def _info(self, name, entry, base) -> TensorInfo:
+        first, last = entry["data_offsets"]
+        shape, dtype = tuple(entry["shape"]), entry["dtype"]
+        if dtype in FORMATS and last - first != FORMATS[dtype].nbytes(math.prod(shape)):
+            raise ValueError(f"{name} is {shape} {dtype}, and {last - first} bytes long")
+        if not 0 <= first <= last <= self._data.size - base:
+            raise ValueError(f"{name} lies outside the file")
+        return TensorInfo(name, dtype, shape, base + first, last - first)
+
+    def blocks(self, name: str) -> np.ndarray:
+        """The bytes of a tensor, uint8 (*leading dimensions, bytes of a row), a view of the file."""
+        info = self.tensors[name]
+        return self._data[info.offset : info.offset + info.nbytes].reshape(*info.shape[:-1], -1)
