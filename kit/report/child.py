@@ -2,13 +2,15 @@
 
 Standard input carries the job, one line of JSON, and then stays open: when it ends, the parent is gone and so is this
 process, and the kernel follows it. The events go, a line of JSON each, to the file descriptor in the argument:
-``{"cell": n}`` when cell n (from 1, in the executed notebook) starts, ``{"failed": reason}`` at the end if it failed.
+``{"cell": n, "records": k}`` when cell n (from 1, in the executed notebook) starts and k records have been written,
+``{"failed": reason}`` at the end if it failed.
 """
 
 import json
 import os
 import sys
 import threading
+from pathlib import Path
 
 from nbclient.exceptions import DeadKernelError
 from papermill import PapermillExecutionError, execute_notebook
@@ -18,11 +20,16 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_die_with_parent, daemon=True).start()
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
+
+        def on_cell_start(cell, cell_index):
+            count = len(records.read_bytes().splitlines()) if records.exists() else 0
+            print(json.dumps({"cell": cell_index + 1, "records": count}), file=events)
+
+        records = Path(job["records"])
         try:
             execute_notebook(
                 _literal(job["source"]), _literal(job["output"]), job["parameters"], cwd=job["cwd"],
-                kernel_name="python3", language="python", progress_bar=False,
-                on_cell_start=lambda cell, cell_index: print(json.dumps({"cell": cell_index + 1}), file=events),
+                kernel_name="python3", language="python", progress_bar=False, on_cell_start=on_cell_start,
             )  # fmt: skip
         except PapermillExecutionError as error:
             last_line = (error.evalue.strip().splitlines() or [""])[-1]

@@ -6,7 +6,7 @@ from html import unescape
 from itertools import pairwise
 from pathlib import Path
 
-from kit import claims, records
+from kit import claims
 from kit.report import content, theme
 from kit.report.checklist import checklist
 from kit.report.run import Run, read_notebook, write_atomically
@@ -20,7 +20,7 @@ def write(run: Run, name: str) -> Path:
     path = run.folder / f"{name}.ipynb"
     cells = cells_of(path) if path.exists() else []
     log = path.with_suffix(".jsonl")
-    rows = records.read([log]) if log.exists() else []
+    rows = run.records_of(name)
     headings = [heading for cell in cells for heading in cell["headings"]]
     neighbours = dict(pairwise([None, *run.planned, None]))
     before = {after: this for this, after in neighbours.items()}
@@ -34,11 +34,11 @@ def write(run: Run, name: str) -> Path:
         run=run,
         before=before.get(name),
         after=neighbours.get(name),
-        verdicts=[(row, claims.load().get(row.claim)) for row in rows if row.verdict],
-        measurements=[row for row in rows if not row.verdict],
+        verdicts=[(row, anchor, claims.load().get(row.claim)) for row, anchor in rows if row.verdict],
+        measurements=[row for row, _ in rows if not row.verdict],
         records_uri=theme.data_uri(log.read_bytes(), "application/x-ndjson") if log.exists() else None,
         environment=environment(run.folder),
-        checklist=checklist(run, rows, [name]),
+        checklist=checklist(run, [row for row, _ in rows], [name]),
     )
     target = path.with_suffix(".html")
     write_atomically(target, page)

@@ -5,7 +5,8 @@ import io
 from collections import Counter
 from pathlib import Path
 
-from kit import claims, records
+from kit import claims
+from kit.records import Record
 from kit.report import html, theme
 from kit.report.checklist import checklist
 from kit.report.run import Run, write_atomically
@@ -17,10 +18,10 @@ THUMBNAIL = (640, 360)  # pixels: twice what a card shows
 def write(run: Run) -> Path:
     """Render ``<run>/index.html`` from the run's state, records, pages and environment."""
     logs = [path for name in run.planned if (path := run.folder / f"{name}.jsonl").exists()]
-    rows = records.read(logs)
+    rows = [pair for name in run.planned for pair in run.records_of(name)]
     cells = {name: html.cells_of(path) for name in run.planned if (path := run.folder / f"{name}.ipynb").exists()}
-    book = ledger(run, rows, cells)
-    words = Counter(row.verdict for entry in book for row in entry["rows"])
+    book = ledger(run, rows)
+    words = Counter(row.verdict for entry in book for row, _ in entry["rows"])
     words[NO_RECORD] = sum(not entry["rows"] for entry in book)
     page = theme.render(
         "index.html.j2",
@@ -32,23 +33,22 @@ def write(run: Run) -> Path:
         unfinished=[name for name in run.planned if name not in run.notebooks],
         ledger=book,
         tally=[(word, words[word]) for word in [*claims.VERDICTS, NO_RECORD] if words[word]],
-        measurements=_by_notebook(row for row in rows if not row.verdict),
+        measurements=_by_notebook(row for row, _ in rows if not row.verdict),
         records_uri=theme.data_uri(b"".join(log.read_bytes() for log in logs), "application/x-ndjson") if logs else None,
-        checklist=checklist(run, rows, run.planned),
+        checklist=checklist(run, [row for row, _ in rows], run.planned),
     )
     target = run.folder / "index.html"
     write_atomically(target, page)
     return target
 
 
-def ledger(run: Run, rows: list[records.Record], cells: dict[str, list[dict]]) -> list[dict]:
-    """Every claim of data/claims.yaml with its records that carry a verdict, or what is missing for one."""
+def ledger(run: Run, rows: list[tuple[Record, str]]) -> list[dict]:
+    """Every claim of data/claims.yaml with its records (and their anchors) that carry a verdict, or what is missing for one."""
     return [
         {
             "claim": claim,
-            "rows": [row for row in rows if row.claim == claim.id and row.verdict],
+            "rows": [(row, anchor) for row, anchor in rows if row.claim == claim.id and row.verdict],
             "missing": missing(run, claim),
-            "anchor": anchor(claim.id, cells.get(claim.notebook, [])),
         }
         for claim in claims.load().values()
     ]
@@ -64,15 +64,7 @@ def missing(run: Run, claim: claims.Claim) -> str:
     return f"{claim.notebook} ran and wrote no verdict for it"
 
 
-def anchor(claim: str, cells: list[dict]) -> str:
-    """``#cell-7``: where a notebook measures a claim, as far as its code names it; else empty."""
-    for cell in cells:
-        if cell["kind"] == "code" and f"&quot;{claim}&quot;" in cell["body"]:
-            return f"#cell-{cell['number']}"
-    return ""
-
-
-def card(run: Run, name: str, cells: list[dict], rows: list[records.Record]) -> dict:
+def card(run: Run, name: str, cells: list[dict], rows: list[tuple[Record, str]]) -> dict:
     """What the front page shows of one notebook."""
     state = run.notebooks.get(name)
     headings = [text for cell in cells for _, _, text in cell["headings"]]
@@ -84,7 +76,7 @@ def card(run: Run, name: str, cells: list[dict], rows: list[records.Record]) -> 
         "status": state.status if state else "not run",
         "seconds": state.seconds if state else None,
         "figures": len(figures),
-        "records": sum(row.notebook == name for row in rows),
+        "records": sum(row.notebook == name for row, _ in rows),
         "thumbnail": thumbnail(figures[0]) if figures else None,
     }
 
@@ -102,8 +94,8 @@ def thumbnail(uri: str) -> str:
     return theme.data_uri(buffer.getvalue(), "image/png")
 
 
-def _by_notebook(rows) -> dict[str, list[records.Record]]:
-    groups: dict[str, list[records.Record]] = {}
+def _by_notebook(rows) -> dict[str, list[Record]]:
+    groups: dict[str, list[Record]] = {}
     for row in rows:
         groups.setdefault(row.notebook, []).append(row)
     return groups

@@ -3,6 +3,7 @@
 ``<folder>/run.json`` says what was asked and how each notebook ended; it is replaced in one step after every notebook.
 """
 
+import bisect
 import hashlib
 import json
 import os
@@ -35,7 +36,7 @@ class Request:
 
 @dataclass
 class Row:
-    """How one notebook ended. ``digest`` is that of its source: a notebook that changed since is run again."""
+    """How one notebook ended (see Outcome). ``digest`` is that of its source: a notebook that changed since is run again."""
 
     status: str
     reason: str
@@ -43,6 +44,11 @@ class Row:
     seconds: float
     finished: str
     digest: str
+    records_before: list[int] = field(default_factory=list)
+
+    def cell_of(self, number: int) -> int:
+        """The cell, from 1, that wrote record ``number``, from 0."""
+        return bisect.bisect_right(self.records_before, number)
 
 
 @dataclass
@@ -62,6 +68,14 @@ class Run:
     def failed(self) -> dict[str, Row]:
         """The notebooks that ended with a failure."""
         return {name: row for name, row in self.notebooks.items() if row.status != "ok"}
+
+    def records_of(self, name: str) -> list[tuple[records.Record, str]]:
+        """The records of a notebook, each with the anchor on its page of the cell that wrote it (``#cell-7``)."""
+        path = self.folder / f"{name}.jsonl"
+        if not path.exists():
+            return []
+        row = self.notebooks.get(name)
+        return [(record, f"#cell-{row.cell_of(number)}" if row else "") for number, record in enumerate(records.read([path]))]
 
     def save(self) -> None:
         """Replace run.json; ReportError when the folder cannot be written (no rights, full disk)."""
@@ -184,8 +198,9 @@ def perform(
         run.save()
         outcome = execute(job.source, log.with_suffix(".ipynb"), job.parameters, timeout, lambda n, job=job: on_cell(job, n))
         run.notebooks[job.name] = Row(
-            outcome.status, outcome.reason, outcome.cell, round(outcome.seconds, 3), now(), job.digest
-        )
+            outcome.status, outcome.reason, outcome.cell, round(outcome.seconds, 3), now(), job.digest,
+            list(outcome.records_before),
+        )  # fmt: skip
         if outcome.status != "ok":
             failure = records.Record(
                 run_id=run.folder.name, notebook=job.name, quantity="notebook", unit="", status="failed",

@@ -18,12 +18,16 @@ import psutil
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a notebook ended: ``status`` is "ok" or "failed"; ``cell`` the last one that started, from 1 (0: none did)."""
+    """How a notebook ended: ``status`` is "ok" or "failed"; ``cell`` the last one that started, from 1 (0: none did).
+
+    ``records_before[n]`` is the number of records that had been written when cell n + 1 started.
+    """
 
     status: str
     reason: str
     cell: int
     seconds: float
+    records_before: tuple[int, ...] = ()
 
 
 def execute(
@@ -39,21 +43,30 @@ def execute(
     processes that it started are killed when it ends, after ``timeout`` seconds, and on any exception here (Ctrl-C).
     """
     partial, log = output.with_name(f".{output.stem}.partial.ipynb"), output.with_suffix(".log")
-    job = {"source": str(source), "output": str(partial), "parameters": parameters, "cwd": str(output.parent)}
-    started, cell, reason = time.monotonic(), 0, ""
-    with tempfile.TemporaryDirectory() as ipython_folder, open(log, "wb") as log_file:
-        with _Child(job, ipython_folder, log_file) as child:
+    job = {
+        "source": str(source), "output": str(partial), "records": str(output.with_suffix(".jsonl")),
+        "parameters": parameters, "cwd": str(output.parent),
+    }  # fmt: skip
+    started, reason, records_before = time.monotonic(), "", []
+    try:
+        with (
+            tempfile.TemporaryDirectory() as ipython_folder,
+            open(log, "wb") as log_file,
+            _Child(job, ipython_folder, log_file) as child,
+        ):
             for event in child.events(None if timeout is None else started + timeout):
-                cell = event.get("cell", cell)
+                if "cell" in event:
+                    records_before.append(event["records"])
+                    on_cell(event["cell"])
                 reason = event.get("failed", reason)
-                on_cell(cell)
         reason = reason or _unexplained(child, timeout)
-    if _is_notebook(partial):
-        partial.replace(output)
-    partial.unlink(missing_ok=True)
-    if not reason:
-        log.unlink()
-    return Outcome("failed" if reason else "ok", reason, cell, time.monotonic() - started)
+        _keep(partial, output, source.name)
+    finally:
+        partial.unlink(missing_ok=True)
+        if not reason:
+            log.unlink(missing_ok=True)
+    seconds = time.monotonic() - started
+    return Outcome("failed" if reason else "ok", reason, len(records_before), seconds, tuple(records_before))
 
 
 class _Child:
@@ -127,10 +140,12 @@ def _unexplained(child: _Child, timeout: float | None) -> str:
     return f"its process ended with exit code {code}" if code else ""
 
 
-def _is_notebook(path: Path) -> bool:
-    """False for a file that papermill was killed in the middle of, or never began."""
+def _keep(partial: Path, output: Path, source: str) -> None:
+    """Put what papermill wrote in its place, without this machine's paths; a file cut off in the middle goes."""
     try:
-        nbformat.read(path, as_version=4)
+        notebook = nbformat.read(partial, as_version=4)
     except (OSError, ValueError, nbformat.ValidationError):
-        return False
-    return True
+        return
+    notebook.metadata.get("papermill", {}).update(input_path=source, output_path=output.name)
+    nbformat.write(notebook, partial)
+    partial.replace(output)

@@ -65,7 +65,7 @@ def test_the_annotation_decides_what_a_text_means():
     ("kind", "text"), [(int, "1.5"), (int, ""), (int, "x"), (float, "12e4567"), (float, "nan"), (bool, "maybe"), (bool, "")]
 )
 def test_a_text_of_the_wrong_type_is_refused(kind, text):
-    with pytest.raises(ReportError, match="parameter depth: .* is not a"):
+    with pytest.raises(ReportError, match=r"parameter depth: .* is not a"):
         Parameter("depth", kind, kind(), "how deep").parse(text)
 
 
@@ -98,7 +98,7 @@ def test_notebooks_are_chosen_by_prefix(tmp_path):
     assert notebook_names(tmp_path) == ["01_first", "02_second"]
     assert notebook_names(tmp_path, ["02"]) == ["02_second"]
     assert notebook_names(tmp_path, ["02_second.ipynb", "01"]) == ["01_first", "02_second"]
-    with pytest.raises(ReportError, match="--only 03: .*01_first, 02_second"):
+    with pytest.raises(ReportError, match=r"--only 03: .*01_first, 02_second"):
         notebook_names(tmp_path, ["03"])
     with pytest.raises(ReportError, match="no notebooks"):
         notebook_names(tmp_path / "nowhere")

@@ -5,26 +5,17 @@ import sys
 import time
 
 import nbformat
-import psutil
 import pytest
 
 from kit.report.runner import execute
 
-PIDS = "import os, subprocess\nhelper = subprocess.Popen(['sleep', '300'])\nopen('pids', 'w').write(f'{os.getpid()} {helper.pid}')"
+from conftest import wait_until_gone  # isort: skip
 
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_until_gone(pids, seconds=15):
-    end = time.monotonic() + seconds
-    while any(map(alive, pids)) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not [pid for pid in pids if alive(pid)]
+PIDS = """\
+import os, subprocess
+helper = subprocess.Popen(["sleep", "300"])
+open("pids", "w").write(f"{os.getpid()} {helper.pid}")
+"""
 
 
 @pytest.fixture
@@ -81,9 +72,10 @@ def test_a_notebook_that_takes_too_long_is_stopped_with_all_it_started(notebooks
 
 
 def test_nothing_outlives_a_killed_parent(notebooks, output):
-    source = notebooks.add("01", "import os\nopen('pids', 'w').write(f'{os.getpid()} {os.getppid()}')\nimport time\ntime.sleep(300)")
-    code = f"from pathlib import Path; from kit.report.runner import execute; execute(Path({str(source)!r}), Path({str(output)!r}), {{}})"
-    parent = subprocess.Popen([sys.executable, "-c", code])
+    pids_of_kernel_and_child = "import os\nopen('pids', 'w').write(f'{os.getpid()} {os.getppid()}')"
+    source = notebooks.add("01", pids_of_kernel_and_child, "import time\ntime.sleep(300)")
+    code = "import sys; from pathlib import Path; from kit.report.runner import execute; execute(*map(Path, sys.argv[1:]), {})"
+    parent = subprocess.Popen([sys.executable, "-c", code, source, output])
     pids = output.parent / "pids"
     while not pids.exists() or not pids.read_text():
         assert parent.poll() is None

@@ -1,0 +1,140 @@
+"""The pages: whole, self-contained, and deaf to whatever a model file calls its tensors."""
+
+import base64
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from kit import claims
+from kit.claims import Claim
+from kit.records import Record
+from kit.report import content, scale, theme
+
+ALLOWED_TO_LOAD = ("data:",)
+
+
+class Page(HTMLParser):
+    """Everything on a page that could run or load."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.loads, self.handlers, self.scripts, self.ids, self.links = [], [], 0, set(), []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.scripts += tag == "script"
+        self.handlers += [name for name in given if name.startswith("on")]
+        self.loads += [given[name] for name in ("src", "srcset", "data", "poster") if name in given]
+        self.loads += [given["href"]] if tag == "link" else []
+        self.loads += [tag] if tag in ("iframe", "object", "embed", "base", "form") else []
+        self.ids |= {given["id"]} if "id" in given else set()
+        self.links += [given["href"]] if tag == "a" and "href" in given else []
+
+
+@pytest.mark.parametrize("name", ["index", "01_first_token", "02_fails", "03_killed", "04_after"])
+def test_a_page_runs_its_own_script_and_loads_nothing(finished, name):
+    text = (finished / f"{name}.html").read_text()
+    page = Page(text)
+    assert page.scripts == 1
+    assert page.handlers == []
+    assert [load for load in page.loads if not load.startswith(ALLOWED_TO_LOAD)] == []
+    assert "@import" not in text
+    assert not re.search(r"url\((?!data:)", text)
+    assert len(text) < 5e6
+
+
+@pytest.mark.parametrize("name", ["index", "01_first_token", "02_fails"])
+def test_every_link_of_a_page_leads_somewhere(finished, name):
+    page = Page((finished / f"{name}.html").read_text())
+    assert page.links
+    for link in page.links:
+        path, _, anchor = link.partition("#")
+        if not path.startswith(("data:", "http")):
+            target = Page((finished / (path or f"{name}.html")).read_text())
+            assert not anchor or anchor in target.ids, link
+
+
+def test_hostile_names_stay_text(finished):
+    for name in ("index", "01_first_token"):
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in (finished / f"{name}.html").read_text()
+
+
+def test_the_index_accounts_for_every_claim(finished):
+    text = (finished / "index.html").read_text()
+    for claim in claims.load():
+        assert claim in text
+    assert text.count(">no record<") == len(claims.load()) - 2
+    assert "04_attention was not run" in text
+    assert "needs 32 GiB of memory" in text
+    assert "ZeroDivisionError: division by zero" in text
+    assert 'href="01_first_token.html#cell-8"' in text, "a verdict links to the cell that measured it"
+
+
+def test_the_embedded_records_are_the_records(finished):
+    text = (finished / "01_first_token.html").read_text()
+    embedded = re.search(r'href="data:application/x-ndjson;base64,([^"]*)"', text)[1]
+    assert base64.b64decode(embedded) == (finished / "01_first_token.jsonl").read_bytes()
+
+
+def test_the_checklist_is_filled_from_the_run(finished):
+    text = (finished / "01_first_token.html").read_text()
+    assert "kit reproduce --profile smoke -p seed=7" in text
+    assert "2 to 5 a measurement, 2 measurements" in text
+    assert "stated by 1 of 1 verdicts" in text
+    assert "cache-4gb-feasible: needs 32 GiB of memory" in text
+
+
+@pytest.mark.parametrize(
+    "markup",
+    [
+        "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<a href='javascript:alert(1)'>x</a>",
+        "<style>body{display:none}</style>", "<svg onload=alert(1)>", "<iframe src='http://x'></iframe>",
+        "<b onclick=alert(1)>x</b>", "<img src='http://x/a.png'>", "<table background='http://x'>", "<form action='http://x'>",
+        "<a href='data:text/html,<script>1</script>'>x</a>", "<scr<script></script>ipt>alert(1)</script>", "<!--<img src=x>-->",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("through", [content.clean, lambda text: content.markdown(text, "x")[0]])
+def test_markup_is_disarmed(markup, through):
+    page = Page(through(f"before {markup} after"))
+    assert (page.scripts, page.handlers, page.loads) == (0, [], [])
+    assert not [link for link in page.links if not link.startswith(("http", "#"))]
+
+
+def test_markdown_gives_headings_and_leads_to_pages():
+    source = "# A & B\n\n## `code` <b>x</b>\n\n[next](02_x.ipynb#cell-3) [web](https://a.org)"
+    html, headings = content.markdown(source, "cell-1")
+    assert headings == [(1, "cell-1-1", "A & B"), (2, "cell-1-2", "code x")]
+    assert '<h2 id="cell-1-2">' in html
+    assert 'href="02_x.html#cell-3"' in html
+    assert 'href="https://a.org"' in html
+
+
+def test_a_live_control_becomes_its_text():
+    data = {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "Slider"}
+    shown = content.output({"output_type": "display_data", "data": data})
+    assert shown == {"kind": "text", "body": "Slider"}
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(0.075, "s", "75.0 ms"), (2**30, "B", "1.00 GiB"), (1100.0, "tok/s", "1,100 tok/s"), (None, "s", "–"), (0.5, "", "0.5")],
+)
+def test_quantities_read_as_people_write_them(value, unit, text):
+    assert theme.quantity(value, unit) == text
+
+
+def record(**fields):
+    return Record(run_id="r", notebook="n", quantity="q", unit="s", **fields)
+
+
+def test_the_scale_orders_what_is_possible_measured_and_reported():
+    claim = Claim("c", "000", "", "", "n", before=194, after=0.075, unit="s")
+    at = scale.positions(record(samples=[10.0], lower=1.0, upper=100.0), claim)
+    low, high = at["possible"]
+    assert 0 < at["reported"][0] < low < at["measured"] < high < 1
+    assert at["measured"] == pytest.approx((low + high) / 2), "10 is half way from 1 to 100 on a log axis"
+    assert scale.positions(record(samples=[10.0], lower=1.0), None)["possible"][1] == 1
+    assert scale.positions(record(samples=[10.0]), None) is None
+    assert scale.positions(record(samples=[-1.0], lower=0.0), None) is None

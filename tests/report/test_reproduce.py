@@ -1,0 +1,152 @@
+"""`kit reproduce` as its user meets it: what runs, what is refused, what a resume repeats, what Ctrl-C leaves."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kit import records
+from kit.errors import ReportError
+from kit.report import run as runs
+
+from conftest import known_machine, reproduce, wait_until_gone  # isort: skip
+
+
+def state(out):
+    return json.loads((out / "run.json").read_text())
+
+
+def test_a_failed_notebook_is_a_row_and_the_rest_goes_on(finished):
+    rows = state(finished)["notebooks"]
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "01_first_token": "ok", "02_fails": "failed", "03_killed": "failed", "04_after": "ok",
+    }  # fmt: skip
+    assert rows["02_fails"]["reason"] == "ZeroDivisionError: division by zero"
+    assert rows["02_fails"]["cell"] == 4
+    failure = records.read([finished / "02_fails.jsonl"])[-1]
+    assert (failure.status, failure.reason) == ("failed", "cell 4: ZeroDivisionError: division by zero")
+    assert "kernel died" in records.read([finished / "03_killed.jsonl"])[-1].reason
+
+
+def test_parameters_reach_the_notebook_and_its_records(finished):
+    assert "smoke 7 1 False" in (finished / "04_after.html").read_text()
+    for record in records.read([finished / "01_first_token.jsonl"]):
+        assert record.parameters["seed"] == 7
+        assert record.run_id == finished.name
+
+
+def test_no_path_of_this_machine_is_in_a_notebook_that_ran(finished):
+    assert str(finished) not in (finished / "01_first_token.ipynb").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-p", "sedd=1"], r"unknown parameter 'sedd'.*seed: int = 0  # of the weights"),
+        (["-p", "seed=many"], "parameter seed: 'many' is not an int"),
+        (["-p", "profile=full"], "use --profile"),
+        (["--only", "07"], "--only 07: no such notebook.*01_a"),
+        (["--model", "nowhere.gguf"], "nowhere.gguf"),
+    ],
+)
+def test_what_cannot_start_is_one_line_and_leaves_no_folder(notebooks, tmp_path, options, message):
+    notebooks.add("01_a")
+    result = reproduce(notebooks.path, tmp_path / "out", *options)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("kit: error: ")
+    assert re.search(message, result.stderr, re.DOTALL)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_folder_that_cannot_be_made_is_one_error(notebooks, tmp_path):
+    notebooks.add("01_a")
+    (tmp_path / "file").touch()
+    result = reproduce(notebooks.path, tmp_path / "file" / "out")
+    assert result.exit_code == 2
+    assert "kit: error: cannot make the output folder" in result.stderr
+
+
+def test_a_full_disk_is_one_error_and_the_old_state_survives(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    runs.write_atomically(path, "old")
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(ReportError, match=r"run\.json: No space left on device; free some space"):
+        runs.write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_list_shows_notebooks_and_parameters(notebooks, tmp_path):
+    notebooks.add("01_a")
+    result = reproduce(notebooks.path, tmp_path / "out", "--list")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0] == "01_a"
+    assert "  seed: int = 0  # of the weights" in result.stdout.splitlines()
+
+
+FLAKY = """\
+from pathlib import Path
+count = Path("{name}.count")
+count.write_text(count.read_text() + "x" if count.exists() else "x")
+"""
+
+
+def test_a_resume_repeats_only_what_failed_or_changed(notebooks, tmp_path):
+    out = known_machine(tmp_path / "out")
+    notebooks.add("01_good", FLAKY.format(name="good"))
+    notebooks.add("02_flaky", FLAKY.format(name="flaky") + "assert len(count.read_text()) > 1, 'not yet'")
+    assert reproduce(notebooks.path, out, "--profile", "smoke").exit_code == 1
+    assert state(out)["notebooks"]["02_flaky"]["reason"] == "AssertionError: not yet"
+
+    assert reproduce(notebooks.path, out).exit_code == 2, "a second run must not overwrite the first"
+    for options in (["--profile", "full"], ["-p", "seed=1"]):
+        refused = reproduce(notebooks.path, out, "--resume", *options)
+        assert refused.exit_code == 2
+        assert "start a new run" in refused.stderr
+
+    assert reproduce(notebooks.path, out, "--resume").exit_code == 0
+    assert [(out / f"{name}.count").read_text() for name in ("good", "flaky")] == ["x", "xx"]
+    assert not (out / "02_flaky.log").exists()
+
+    notebooks.add("01_good", FLAKY.format(name="good"), "pass")
+    assert reproduce(notebooks.path, out, "--resume").exit_code == 0
+    assert [(out / f"{name}.count").read_text() for name in ("good", "flaky")] == ["xx", "xx"]
+
+
+def test_a_resume_needs_a_run_of_this_machine(tmp_path, notebooks):
+    notebooks.add("01_a")
+    out = known_machine(tmp_path / "out")
+    assert "holds no run" in reproduce(notebooks.path, out, "--resume").stderr
+    (out / "run.json").write_text("{")
+    assert "is not the state of a run" in reproduce(notebooks.path, out, "--resume").stderr
+    run = runs.Run(out, runs.Request(), "another-machine", "0", "", runs.now())
+    run.save()
+    assert runs.load(out) == run
+    assert "made on another-machine" in reproduce(notebooks.path, out, "--resume").stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_the_child_and_keeps_what_is_finished(notebooks, tmp_path, number):
+    out = known_machine(tmp_path / "out")
+    notebooks.add("01_good")
+    notebooks.add("02_slow", "import os\nopen('pid', 'w').write(str(os.getpid()))\nimport time\ntime.sleep(300)")
+    kit = [sys.executable, "-c", "from kit.cli import main; main()"]
+    command = [*kit, "reproduce", "--notebooks", notebooks.path, "--out", out]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (out / "pid").exists() or not (out / "pid").read_text():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert f"kit reproduce --resume --out {out}" in stderr
+    assert "Traceback" not in stderr
+    assert list(state(out)["notebooks"]) == ["01_good"]
+    assert "Not run yet" in (out / "index.html").read_text()
+    wait_until_gone([int((out / "pid").read_text())], 3)
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
