@@ -8,11 +8,14 @@ from numba.extending import intrinsic, overload
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS, RAW
 from kit.quants.scales import MINIMA
-from kit.simd.vectors import Static, convert, f32x16, load, splat, store
+from kit.simd.vectors import Static, convert, f32x16, i8x16, load, splat, store
 from kit.threads import piecework
 
 f32, i64 = types.float32, types.int64
 TILE = 4  # tokens that share one decoding of a row
+
+# Numbers without blocks; I8 is what kit.codec decodes to, with a scale a row that is applied to the product.
+NUMBERS = RAW | {"I8": (njit(lambda tier, address: convert(f32x16, load(i8x16, address))), 1)}
 
 
 @intrinsic
@@ -73,12 +76,12 @@ def dots(format, tier, row, columns, x, stride, y, step, scratch):
 
 @overload(dot)
 def _(format, tier, row, columns, x, scratch):
-    return _raw_dot(*RAW[format.value]) if format.value in RAW else _block_dot(format.value)
+    return _raw_dot(*NUMBERS[format.value]) if format.value in NUMBERS else _block_dot(format.value)
 
 
 @overload(dots)
 def _(format, tier, row, columns, x, stride, y, step, scratch):
-    return _raw_dots(*RAW[format.value]) if format.value in RAW else _block_dots(format.value)
+    return _raw_dots(*NUMBERS[format.value]) if format.value in NUMBERS else _block_dots(format.value)
 
 
 def _reader(format: str):
