@@ -10,7 +10,7 @@ from kit.quants.formats import FORMATS, Format
 
 # A backend is a module with FORMATS (names it can decode), DEVICE (where its results live) and
 # run(blocks, format, out): blocks are C-contiguous bytes (numpy array, or tensor on DEVICE), out a contiguous tensor.
-BACKENDS = {"reference": "kit.quants.reference", "cpu": "kit.quants.cpu"}
+BACKENDS = {"reference": "kit.quants.reference", "cpu": "kit.quants.cpu", "triton": "kit.quants.triton"}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 

@@ -25,14 +25,19 @@ def _short(address):
 
 
 @triton.jit
-def _word(address, ALIGN: tl.constexpr):
-    """Four bytes in one load of 32 bits, or in two or four narrower ones where blocks are aligned to less."""
+def _word(address, at, ALIGN: tl.constexpr):
+    """Word ``at``: one load of 32 bits, or two or four narrower ones where blocks are aligned to less.
+
+    Counted in words and not in bytes, so that the compiler sees neighbours and loads up to 16 bytes at once.
+    """
     if ALIGN == 4:
-        return tl.load(address.to(tl.pointer_type(tl.uint32)))
+        return tl.load(address.to(tl.pointer_type(tl.uint32)) + at)
     elif ALIGN == 2:
-        return _short(address) | (_short(address + 2) << 16)
+        shorts = address.to(tl.pointer_type(tl.uint16)) + 2 * at
+        return tl.load(shorts).to(tl.uint32) | (tl.load(shorts + 1).to(tl.uint32) << 16)
     else:
-        return _byte(address) | (_byte(address + 1) << 8) | (_byte(address + 2) << 16) | (_byte(address + 3) << 24)
+        low, high = address + 4 * at, address + 4 * at + 2
+        return _byte(low) | (_byte(low + 1) << 8) | (_byte(high) << 16) | (_byte(high + 1) << 24)
 
 
 @triton.jit
@@ -51,7 +56,7 @@ def _plane(address, g, RUN: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexp
     """Word g of a plane: RUN bytes hold the lowest BITS of RUN weights, the bits above those of the RUN weights after."""
     words: tl.constexpr = RUN // 4
     fields: tl.constexpr = 8 // BITS
-    word = _word(address + 4 * (g // (words * fields) * words + g % words), ALIGN)
+    word = _word(address, g // (words * fields) * words + g % words, ALIGN)
     return (word >> (BITS * (g // words % fields)).to(tl.uint32)) & (((1 << BITS) - 1) * 0x01010101)
 
 
@@ -96,19 +101,19 @@ def q4_1(block, s, j, table):
 
 @triton.jit
 def q5_0(block, s, j, table):
-    fifth = _spread(_word(block + 2, 2) >> (4 * j).to(tl.uint32))
+    fifth = _spread(_word(block + 2, 0, 2) >> (4 * j).to(tl.uint32))
     return _plane(block + 6, j, 16, 4, 2) | (fifth << 4), _half(block), 0.0
 
 
 @triton.jit
 def q5_1(block, s, j, table):
-    fifth = _spread(_word(block + 4, 4) >> (4 * j).to(tl.uint32))
+    fifth = _spread(_word(block + 4, 0, 4) >> (4 * j).to(tl.uint32))
     return _plane(block + 8, j, 16, 4, 4) | (fifth << 4), _half(block), -_half(block + 2)
 
 
 @triton.jit
 def q8_0(block, s, j, table):
-    return _word(block + 2 + 4 * j, 2) ^ 0x80808080, _half(block), 0.0
+    return _word(block + 2, j, 2) ^ 0x80808080, _half(block), 0.0
 
 
 # ---- K: 256 weights, sub-blocks of 16 or 32
@@ -136,11 +141,11 @@ def q3_k(block, s, j, table):
 @triton.jit
 def _six_bits(block, s):
     """The scale and the minimum of sub-block s: 6 bits each, the upper two of the last four packed above others."""
-    at = (8 * (s % 4)).to(tl.uint32)
-    d, m, both = _word(block + 4, 4) >> at, _word(block + 8, 4) >> at, _word(block + 12, 4) >> at
+    byte = block + 4 + s % 4
+    d, m, both = _byte(byte), _byte(byte + 4), _byte(byte + 8)
     first = s < 4
     scale = tl.where(first, d & 63, (both & 15) | ((d >> 2) & 48))
-    minimum = tl.where(first, m & 63, ((both >> 4) & 15) | ((m >> 2) & 48))
+    minimum = tl.where(first, m & 63, (both >> 4) | ((m >> 2) & 48))
     return _half(block) * _number(scale), _half(block + 2) * _number(minimum)
 
 
@@ -172,7 +177,7 @@ def tq1_0(block, s, j, table):
     """Five digits of base 3 a byte: multiplied by 3^k modulo 256, the k-th is what thrice the byte carries over."""
     long, short = j < 40, j < 60
     digit = tl.where(long, j // 8, tl.where(short, (j - 40) // 4, j - 60))
-    word = _word(block + 4 * tl.where(long, j % 8, tl.where(short, 8 + (j - 40) % 4, 12)), 2)
+    word = _word(block, tl.where(long, j % 8, tl.where(short, 8 + (j - 40) % 4, 12)), 2)
     power = tl.where(digit == 0, 1, tl.where(digit == 1, 3, tl.where(digit == 2, 9, tl.where(digit == 3, 27, 81))))
     power = power.to(tl.uint32)
     even = (((word & 0x00FF00FF) * power & 0x00FF00FF) * 3 >> 8) & 0x00030003
@@ -227,7 +232,7 @@ def nvfp4(block, s, j, table):
 
 @triton.jit
 def iq2_xxs(block, s, j, table):
-    word = _word(block + 6 + 8 * s, 2)
+    word = _word(block + 6, 2 * s, 2)
     signs = _even((word >> (7 * (j // 2)).to(tl.uint32)) & 127)
     grid = tl.load(table + 2 * _byte(block + 2 + 8 * s + j // 2) + (j % 2).to(tl.uint32))
     scale = _half(block) * (0.5 + _number(word >> 28)) * 0.25
@@ -253,7 +258,7 @@ def iq2_s(block, s, j, table):
 
 @triton.jit
 def iq3_xxs(block, s, j, table):
-    word = _word(block + 66 + 4 * s, 2)
+    word = _word(block + 66, s, 2)
     signs = _even((word >> (7 * (j // 2)).to(tl.uint32)) & 127)
     scale = _half(block) * (0.5 + _number(word >> 28)) * 0.5
     grid = tl.load(table + _byte(block + 2 + 8 * s + j))

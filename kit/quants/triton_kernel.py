@@ -11,7 +11,7 @@ import triton.language as tl
 from kit.quants.formats import Format
 from kit.quants.triton_codes import CODES
 
-WEIGHTS_A_PROGRAM = 8192
+WEIGHTS_A_PROGRAM = 4096
 
 
 @triton.jit
