@@ -14,6 +14,7 @@ TAGS = frozenset(
 )
 PLAIN_ATTRIBUTES = frozenset("class colspan rowspan title alt open".split())
 _INERT = re.compile(r"<(style|script)\b.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
+_EMPTY_IMAGE = re.compile(r"<img\b(?![^>]*\ssrc=)[^>]*>")
 _HEADING = re.compile(r"<h([1-3])\b[^>]*>(.*?)</h\1>", re.DOTALL)
 _ANCHOR = re.compile(r'<a class="anchor-link".*?</a>', re.DOTALL)
 _highlight = Highlight2HTML()
@@ -21,7 +22,8 @@ _highlight = Highlight2HTML()
 
 def clean(markup: str) -> str:
     """Markup with known tags only: no scripts, styles, handlers or ids; images only where they are part of the page."""
-    return bleach.clean(_INERT.sub("", markup), tags=TAGS, attributes=_attribute, protocols={"http", "https", "data"})
+    cleaned = bleach.clean(_INERT.sub("", markup), tags=TAGS, attributes=_attribute, protocols={"http", "https", "data"})
+    return _EMPTY_IMAGE.sub("", cleaned)
 
 
 def _attribute(tag: str, name: str, value: str) -> bool:

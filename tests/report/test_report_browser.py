@@ -1,0 +1,144 @@
+"""The pages in a real browser: no request leaves, nothing complains, and what can be clicked does what it says."""
+
+import shutil
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM, reason="no Chromium on the PATH: install the package chromium"),
+]
+PAGES = ("index", "01_first_token", "02_fails", "03_killed", "04_after")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'kit[test]'")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, finished):
+    """Opens a page by name; at the end, no request may have left and nothing may have been said on the console."""
+    opened, complaints = [], []
+
+    def visit(name, folder=finished, **options):
+        context = browser.new_context(**options)
+        opened.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or complaints.append(request.url))
+        page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+        page.goto((folder / f"{name}.html").as_uri())
+        return page
+
+    yield visit
+    for context in opened:
+        context.close()
+    assert complaints == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_fits_its_window_and_its_images_load(visit, name, width):
+    page = visit(name, viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("[...document.images].filter((image) => !image.complete || !image.naturalWidth).length") == 0
+    assert page.locator("h1").count() == 1 or name == "03_killed"
+
+
+def test_images_are_there(visit):
+    assert visit("01_first_token").locator("figure img").count() == 1
+    assert visit("index").locator(".card img").count() == 1
+
+
+def test_links_lead_to_pages_and_cells(visit):
+    page = visit("index")
+    page.get_by_role("link", name="The first token").click()
+    assert page.url.endswith("/01_first_token.html")
+    page.get_by_role("link", name="the failure").click()
+    assert page.url.endswith("/02_fails.html")
+    page.locator(".alert a").click()
+    assert page.url.endswith("#cell-4")
+    assert page.locator("#cell-4 .error").is_visible()
+    page.get_by_role("link", name="All results").click()
+    assert page.url.endswith("/index.html")
+
+
+def test_a_table_sorts_by_value_both_ways(visit):
+    page = visit("01_first_token")
+    table = page.locator(".output table").first
+    times = lambda: table.locator("tbody td:nth-of-type(1)").all_inner_texts()  # noqa: E731
+    header = table.get_by_role("button", name="time")
+    header.click()
+    assert times() == ["900 us", "4.2 ms", "1.3 s"]
+    assert table.locator("th[aria-sort=ascending]").count() == 1
+    header.click()
+    assert times() == ["1.3 s", "4.2 ms", "900 us"]
+
+
+def test_a_figure_enlarges_and_closes(visit):
+    page = visit("01_first_token")
+    assert not page.locator("dialog").is_visible()
+    page.locator("figure button").click()
+    assert page.locator("dialog img").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("dialog").is_visible()
+
+
+def test_code_is_folded_but_there(visit):
+    page = visit("01_first_token")
+    code = page.locator("details.code .highlight").nth(2)
+    assert not code.is_visible()
+    page.get_by_role("button", name="Show all code").click()
+    assert code.is_visible()
+    assert "kit.Session" in code.inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_theme_follows_the_system_until_chosen(visit, scheme):
+    page = visit("index", color_scheme=scheme)
+    theme = lambda: page.evaluate("document.documentElement.dataset.theme")  # noqa: E731
+    lightness = lambda: page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] > 128")  # noqa: E731
+    assert theme() == scheme
+    assert lightness() == (scheme == "light")
+    page.get_by_role("button", name="Theme").click()
+    assert theme() != scheme
+    page.reload()
+    assert theme() != scheme, "the choice is remembered"
+
+
+def test_hostile_names_are_seen_as_text(visit):
+    page = visit("01_first_token")
+    assert "<script>alert(1)</script>" in page.locator(".output table").first.inner_text()
+    assert "<script>alert(1)</script>" in visit("index").locator(".facts").first.inner_text()
+
+
+def test_the_contents_list_leads_to_headings(visit):
+    page = visit("01_first_token", viewport={"width": 1280, "height": 800})
+    page.locator(".toc").get_by_role("link", name="Measure", exact=True).click()
+    assert page.evaluate("document.querySelector(location.hash).innerText") == "Measure"
+
+
+def test_a_page_prints_without_its_controls(visit):
+    page = visit("01_first_token")
+    page.emulate_media(media="print")
+    assert not page.locator(".bar").is_visible()
+    assert not page.locator("details.code").first.is_visible()
+    assert page.locator("figure img").is_visible()
+
+
+def test_the_policy_of_a_page_stops_what_escaping_might_miss(browser, finished, tmp_path):
+    text = (finished / "index.html").read_text()
+    attack = "<img src=x onerror='window.hit = 1'><script>window.hit = 1</script>"
+    (tmp_path / "broken.html").write_text(text.replace("<main>", f"<main>{attack}"))
+    page = browser.new_page()
+    page.goto((tmp_path / "broken.html").as_uri())
+    assert page.evaluate("window.hit") is None
+    page.close()
