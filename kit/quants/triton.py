@@ -7,7 +7,7 @@ import triton
 
 from kit.errors import QuantError
 from kit.quants.formats import Format
-from kit.quants.triton_codes import CODES
+from kit.quants.triton_formats import CODES
 from kit.quants.triton_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel, shape_of
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)

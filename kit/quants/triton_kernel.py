@@ -9,14 +9,22 @@ import triton
 import triton.language as tl
 
 from kit.quants.formats import Format
-from kit.quants.triton_codes import CODES
+from kit.quants.triton_formats import CODES
 
 WEIGHTS_A_PROGRAM = 4096
 
 
 @triton.jit
-def decode(blocks, index, table, CODES: tl.constexpr, BYTES: tl.constexpr, SUBS: tl.constexpr, WORDS: tl.constexpr,
-           BIAS: tl.constexpr):  # fmt: skip
+def decode(
+    blocks,
+    index,
+    table,
+    CODES: tl.constexpr,
+    BYTES: tl.constexpr,
+    SUBS: tl.constexpr,
+    WORDS: tl.constexpr,
+    BIAS: tl.constexpr,
+):
     """The weights of the blocks ``index`` (n,): float32 (n, 4 * SUBS * WORDS)."""
     s, j = tl.arange(0, SUBS)[None, :, None], tl.arange(0, WORDS)[None, None, :]
     codes, scale, low = CODES(blocks + index[:, None, None] * BYTES, s, j, table)
@@ -35,8 +43,19 @@ def _bfloat16_bits(value):
 
 
 @triton.jit
-def dequantize_kernel(blocks, table, out, count, CODES: tl.constexpr, BYTES: tl.constexpr, SUBS: tl.constexpr, WORDS: tl.constexpr,
-            BIAS: tl.constexpr, BLOCKS: tl.constexpr, BITS: tl.constexpr):  # fmt: skip
+def dequantize_kernel(
+    blocks,
+    table,
+    out,
+    count,
+    CODES: tl.constexpr,
+    BYTES: tl.constexpr,
+    SUBS: tl.constexpr,
+    WORDS: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BITS: tl.constexpr,
+):
     """A last program that is not full decodes the last block again and again: every load and store stays inside."""
     first = tl.program_id(0).to(tl.int64) * BLOCKS  # of 64 bits once a program; what each thread adds has 32
     index = tl.minimum(tl.arange(0, BLOCKS), (count - 1 - first).to(tl.int32))
@@ -52,4 +71,10 @@ def shape_of(format: Format) -> dict[str, object]:
     """What ``decode`` must know of a format when it is compiled."""
     codes = CODES[format.name]
     words = format.block_elements // codes.subs // 4
-    return {"CODES": codes.function, "BYTES": format.block_bytes, "SUBS": codes.subs, "WORDS": words, "BIAS": codes.bias}
+    return {
+        "CODES": codes.function,
+        "BYTES": format.block_bytes,
+        "SUBS": codes.subs,
+        "WORDS": words,
+        "BIAS": codes.bias,
+    }
