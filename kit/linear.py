@@ -23,25 +23,33 @@ def _matmul(weights, name, x):
     return (x.to(weight.dtype) @ weight.T).float()
 
 
-@numba.njit(cache=True, nogil=True)
+def _in_loops(kernel):
+    """``apply`` around a kernel that fills numpy arrays, on one thread."""
+    kernel = numba.njit(cache=True, nogil=True)(kernel)
+
+    def apply(weights, name, x):
+        weight = weights[name].float()
+        out = torch.zeros(x.shape[0], weight.shape[0])
+        kernel(weight.numpy(), x.numpy(), out.numpy())
+        return out
+
+    return apply
+
+
+def _rows(weight, x, out):
+    """Row by row: the inner loop walks along memory, one multiplication at a time."""
+    for token in range(x.shape[0]):
+        for row in range(weight.shape[0]):
+            for column in range(weight.shape[1]):
+                out[token, row] += weight[row, column] * x[token, column]
+
+
 def _columns(weight, x, out):
     """Column by column, so the inner loop strides by the length of a row: what the reports' projections did."""
-    rows, columns = weight.shape
     for token in range(x.shape[0]):
-        for row in range(rows):
-            out[token, row] = 0.0
-        for column in range(columns):
-            factor = x[token, column]
-            for row in range(rows):
-                out[token, row] += weight[row, column] * factor
-
-
-def _strided(weights, name, x):
-    """Loops over the decoded weight's columns, one thread."""
-    weight = weights[name].float()
-    out = torch.empty(x.shape[0], weight.shape[0])
-    _columns(weight.numpy(), x.numpy(), out.numpy())
-    return out
+        for column in range(weight.shape[1]):
+            for row in range(weight.shape[0]):
+                out[token, row] += weight[row, column] * x[token, column]
 
 
 def _decoded(weights, name):
@@ -69,13 +77,16 @@ def _stored(weights, name):
 
 LINEAR = {
     "matmul": Linear(_matmul, _decoded),
-    "strided": Linear(_strided, _decoded),
+    "loop": Linear(_in_loops(_rows), _decoded),
+    "strided": Linear(_in_loops(_columns), _decoded),
     "fused": Linear(_fused, _stored),
 }
 
 
-def linear_named(name: str) -> Linear:
-    """The implementation of that name; ModelError with the known names for any other."""
+def linear_named(name: str | Linear) -> Linear:
+    """The implementation of that name (a Linear is taken as it is); ModelError with the known names for any other."""
+    if isinstance(name, Linear):
+        return name
     if name not in LINEAR:
         raise ModelError(f"linear {name!r} is not known; choose one of {', '.join(LINEAR)}")
     return LINEAR[name]
