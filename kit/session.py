@@ -72,11 +72,11 @@ class Session:
         return self.record(claim, quantity=quantity, unit="", status="skipped", verdict=verdict, reason=reason)
 
     def verdicts(self) -> pd.DataFrame:
-        """The claims judged so far: claim, as reported, measured, bounds, verdict, reason."""
+        """The claims judged so far: as reported, what was measured, the verdict and its reason."""
         rows = [
-            (r.claim, claims.get(r.claim).reported, r.quantity, r.median, r.lower, r.upper, r.unit, r.verdict, r.reason)
+            (r.claim, claims.get(r.claim).reported, r.quantity, r.median, r.unit, r.verdict, r.reason)
             for r in self._records
             if r.verdict
         ]
-        names = "claim,as reported,quantity,measured,lower bound,upper bound,unit,verdict,reason"
-        return pd.DataFrame(rows, columns=names.split(",")).set_index("claim")
+        names = ["claim", "as reported", "quantity", "measured", "unit", "verdict", "reason"]
+        return pd.DataFrame(rows, columns=names).set_index("claim")

@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.gguf.synthetic import cached_model
 
 from kit import devices, machine
-from kit.findings import first_token, first_token_verdicts
+from kit.findings import first_token
+from kit.gguf.synthetic import cached_model
 from kit.records import read
 from kit.session import Session
 
@@ -57,7 +57,10 @@ def test_lazy_ways_miss_every_tensor_once_and_warm_ones_hit(runs):
 
     tensors = len(kit.open(path).tensors)
     for run in measured:
-        expected = (0, tensors) if first_token.WAYS[run.way].preload is None else (tensors, 0)
+        if run.way == "fused":  # only the norms are dequantised and kept
+            expected = (0, 5)
+        else:
+            expected = (tensors, 0) if first_token.WAYS[run.way].keeps_all else (0, tensors)
         assert (run.hits, run.misses) == expected, run.way
         assert run.seconds > 0 and run.held_bytes > 0
 
@@ -77,7 +80,29 @@ def test_all_tables_and_figures_and_verdicts_come_out(runs, tmp_path, monkeypatc
         first_token.bars(measured), first_token.gantt(measured), first_token.needed_figure(limits, 0.075)
     ):  # fmt: skip
         figure.canvas.draw()
-    first_token_verdicts.judge(lab, file, measured, predicted, limits)
+    first_token.judge(lab, file, measured, predicted, limits, {})
     judged = {record.claim for record in read([lab.out / "01_first_token.jsonl"]) if record.verdict}
     assert judged == {"first-token-preload", "cold-inference", "parallel-dequant", "cache-4gb-feasible"}
     assert lab.verdicts().loc["cache-4gb-feasible", "verdict"] == "impossible"
+
+
+def test_what_does_not_fit_in_memory_is_left_out_with_its_reason(runs, tmp_path, monkeypatch):
+    import kit
+    from kit.findings.first_token import ways
+
+    path, measured = runs
+    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr(ways, "memory_available", lambda: 1000)
+    file = kit.open(path)
+    left_out = {way: reason for way, reason in first_token.ways_that_fit(file).items() if reason}
+    assert set(left_out) == {"preload", "parallel", "overlapped", "warm"}
+    assert all("need" in reason and "1000 B are free" in reason for reason in left_out.values())
+    lazy = first_token.measure(path, "lazy", [1, 7, 3])
+    assert lazy.held_bytes == 0 and lazy.misses == len(file.tensors)
+    rest = [run for run in measured if run.way not in left_out]
+    lab = Session("01_first_token", profile="smoke", out=str(tmp_path))
+    predicted = first_token.predict(file, MACHINE, 3, 1.0)
+    limits = first_token.needed(first_token.elements_of("granite-3.3-8b"), 0.075, devices.load())
+    first_token.judge(lab, file, rest, predicted, limits, left_out)
+    first_token.gantt(rest), first_token.steps(rest), first_token.table(rest, predicted)
+    assert (lab.verdicts().loc["parallel-dequant", "verdict"] == "not measurable here").all()
