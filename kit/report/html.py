@@ -59,6 +59,7 @@ def cells_of(path: Path) -> list[dict]:
         if _HIDDEN & set(cell.metadata.get("tags", [])):
             continue
         shown = {"number": number, "kind": cell.cell_type, "headings": [], "outputs": [], "section": section}
+        shown["verdicts"] = cell.cell_type == "code" and "lab.verdicts()" in cell.source  # the page has a fuller table of them
         if cell.cell_type == "markdown":
             shown["body"], shown["headings"] = content.markdown(cell.source, f"cell-{number}")
             section = shown["headings"][-1][2] if shown["headings"] else section

@@ -119,7 +119,7 @@ def test_a_live_control_becomes_its_text():
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(0.075, "s", "75.0 ms"), (2**30, "B", "1.00 GiB"), (1100.0, "tok/s", "1,100 tok/s"), (None, "s", "–"), (0.5, "", "0.5")],
+    [(0.075, "s", "75.0 ms"), (2**30, "B", "1.00 GiB"), (1100.0, "tok/s", "1,100 tok/s"), (2.5, "x", "2.5x"), (None, "s", "–")],
 )
 def test_quantities_read_as_people_write_them(value, unit, text):
     assert theme.quantity(value, unit) == text
