@@ -120,8 +120,8 @@ class MetadataArray(Sequence):
     ``kind`` is the GGUF element type: "string", "float32", "bool", ... A slice gives a list.
     """
 
-    def __init__(self, cursor: Cursor, key: str, kind: str, offsets: np.ndarray | None, items: np.ndarray | None):
-        self._file, self._key, self.kind = cursor, key, kind
+    def __init__(self, cursor: Cursor, start: int, key: str, kind: str, *, offsets=None, items=None):
+        self._file, self._start, self._key, self.kind = cursor, start, key, kind
         self._offsets, self._items = offsets, items  # of strings; of everything else
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class MetadataArray(Sequence):
     def numpy(self) -> np.ndarray:
         """A copy in native byte order. Raises GGUFError for strings."""
         if self._items is None:
-            self._file.fail(int(self._offsets[0]) if len(self) else 0, f"{self._key!r} holds strings, not numbers")
+            self._file.fail(self._start, f"{self._key!r} holds strings, expected numbers")
         return self._native(self._items)
 
     def tolist(self) -> list:
@@ -154,22 +154,23 @@ class MetadataArray(Sequence):
         return list(self)
 
     def _native(self, items: np.ndarray) -> np.ndarray:
-        if self.kind == "bool":
-            if len(items) and items.max() > 1:
-                self._file.fail(
-                    items.__array_interface__["data"][0] - self._file.data.__array_interface__["data"][0],
-                    f"expected booleans (0 or 1) in {self._key!r}",
-                )
-            return items.astype(bool)
-        return items.astype(items.dtype.newbyteorder("="))
+        if self.kind != "bool":
+            return items.astype(items.dtype.newbyteorder("="))
+        if len(items) and items.max() > 1:
+            self._file.fail(self._start, f"expected booleans (0 or 1) in {self._key!r}")
+        return items.astype(bool)
 
     def _values(self, index) -> Iterator:
         if self._items is not None:
             yield from self._native(self._items[index]).tolist()
             return
+        data, length_at = memoryview(self._file.data), struct.Struct(self._file.order + "Q").unpack_from
         for offset in self._offsets[index].tolist():
-            cursor = Cursor(self._file.path, self._file.data, self._file.order, offset)
-            yield cursor.string(f"a string of {self._key!r}")
+            try:
+                yield str(data[offset + 8 : offset + 8 + length_at(data, offset)[0]], "utf-8")
+            except UnicodeDecodeError as error:
+                problem = f"expected UTF-8 in a string of {self._key!r}, found {error.reason}"
+                self._file.fail(offset + 8 + error.start, problem)
 
 
 def read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
@@ -207,11 +208,11 @@ def _read_array(cursor: Cursor, key: str) -> MetadataArray:
         count = cursor.count(f"strings in {key!r}", 8)
         if count > MAX_STRINGS:
             cursor.fail(start + 4, f"{count:,} strings in {key!r}, expected at most {MAX_STRINGS:,}")
-        return MetadataArray(cursor, key, "string", cursor.walk_strings(count, repr(key)), None)
+        return MetadataArray(cursor, start, key, "string", offsets=cursor.walk_strings(count, repr(key)))
     if kind not in SCALARS:
         what = "an array of arrays" if kind == ARRAY else f"an array of type {kind}"
         cursor.fail(start, f"{key!r} is {what}, expected strings, numbers or booleans")
     name, dtype = SCALARS[kind]
     count = cursor.count(f"elements of {key!r}", int(dtype[1]))
     items = cursor.take(count * int(dtype[1]), repr(key)).view(cursor.order + dtype)
-    return MetadataArray(cursor, key, name, None, items)
+    return MetadataArray(cursor, start, key, name, items=items)

@@ -5,6 +5,7 @@ import mmap
 import os
 import re
 import stat
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,15 +148,15 @@ def open(path: str | os.PathLike) -> GGUFFile:
 def _map(path: Path) -> np.ndarray:
     """The whole file as a read-only uint8 view of a memory map."""
     try:
-        with path.open("rb", buffering=0) as handle:
-            status = os.fstat(handle.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise GGUFError(f"{path}: expected a regular file")
-            if status.st_size == 0:
-                raise GGUFError(f"{path}: byte 0: expected the magic 'GGUF', but the file is empty")
+        status = path.stat()  # before open, which would wait for the other end of a pipe
+        if not stat.S_ISREG(status.st_mode):
+            raise GGUFError(f"{path}: expected a regular file")
+        if status.st_size == 0:
+            raise GGUFError(f"{path}: byte 0: expected the magic 'GGUF', but the file is empty")
+        with path.open("rb") as handle:
             return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    except OSError as error:
-        raise GGUFError(f"{path}: cannot be opened: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise GGUFError(f"{path}: cannot be opened: {getattr(error, 'strerror', error)}") from None
 
 
 def _read_part(path: Path, number: int) -> _Part:
@@ -193,11 +194,11 @@ def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[T
         start = cursor.position
         type_id = cursor.number("u4", f"the type of {name!r}")
         kind = BY_ID.get(type_id)
-        if kind and shape and shape[-1] % kind.block_elements:
+        row = shape[-1] if shape else 1
+        if kind and row % kind.block_elements:
             cursor.fail(
                 start,
-                f"{name!r} has rows of {shape[-1]:,} elements, expected a multiple of "
-                f"{kind.block_elements} for {kind.name}",
+                f"{name!r} has rows of {row:,} elements, expected a multiple of {kind.block_elements} for {kind.name}",
             )
         nbytes = kind.nbytes(math.prod(shape)) if kind else 0
         where, offset = cursor.position, cursor.number("u8", f"the offset of {name!r}")
@@ -234,7 +235,7 @@ def _placed(cursor: Cursor, rows: list[tuple[TensorInfo, int]], base: int, align
             )
         infos.append(info)
     order = sorted(range(len(infos)), key=lambda row: (infos[row].offset, infos[row].nbytes))
-    for row, after in zip(order, [*order[1:], None], strict=True):
+    for row, after in pairwise([*order, None]):
         end = size if after is None else infos[after].offset
         if not infos[row].is_known:
             infos[row] = infos[row]._replace(nbytes=max(0, end - infos[row].offset))

@@ -50,9 +50,18 @@ def resolve(path: str | os.PathLike) -> Path:
 
 
 def _download(source: str, repo: str, name: str, revision: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, errors, hf_hub_download
 
+    offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
+    problems = {  # the first class that fits; a gated repository is a kind of RepositoryNotFoundError
+        errors.GatedRepoError: f"{repo} is gated: accept its licence on huggingface.co and set HF_TOKEN",
+        errors.RepositoryNotFoundError: f"there is no repository {repo}, or it is private: set HF_TOKEN",
+        errors.RevisionNotFoundError: f"{repo} has no revision {revision!r}",
+        errors.LocalEntryNotFoundError: f"not in the cache {constants.HF_HUB_CACHE}, and {offline}",
+        errors.EntryNotFoundError: f"{repo} has no file {name!r}",
+    }
     try:
         return Path(hf_hub_download(repo, name, revision=revision))
-    except Exception as error:
-        raise GGUFError(f"{source}: {error}") from error
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:  # ValueError: an invalid repository or file name
+        known = next((text for kind, text in problems.items() if isinstance(error, kind)), None)
+        raise GGUFError(f"{source}: {known or ' '.join(str(error).split())}") from error
