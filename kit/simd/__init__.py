@@ -7,7 +7,7 @@
             x = convert(f32x16, load(i8x16, codes + i))      # sixteen bytes -> sixteen floats
             stream(out + 4 * i, x * d)                       # a non-temporal store; operators take vectors and numbers
 
-    scale(simd.tier(), halves.ctypes.data, codes.ctypes.data, out.ctypes.data, n)
+    scale(kit.simd.tier(), halves.ctypes.data, codes.ctypes.data, out.ctypes.data, n)
 
 A vector is a value in registers, of any length: LLVM splits what the CPU has no register for. ``vectors`` is plain LLVM.
 The primitives of ``special`` use an instruction that LLVM does not find by itself, by their first argument, the tier:
@@ -15,39 +15,6 @@ The primitives of ``special`` use an instruction that LLVM does not find by itse
 are those of the scalar arithmetic, bit for bit.
 """
 
-from kit.simd.special import (
-    bfloat_to_float,
-    dot4,
-    expand_load,
-    float_to_bfloat,
-    float_to_half,
-    gather,
-    half_to_float,
-    lookup,
-)
-from kit.simd.tiers import TIERS, available, describe, features, self_test, tier
-from kit.simd.vectors import (
-    Static,
-    Vector,
-    bitcast,
-    convert,
-    extract,
-    fence,
-    high,
-    interleave,
-    jit,
-    join,
-    load,
-    low,
-    prefetch,
-    select,
-    splat,
-    store,
-    stream,
-)
+from kit.simd.tiers import TIERS, available, describe, features, self_test, tier, using
 
-__all__ = [
-    "TIERS", "Static", "Vector", "available", "bfloat_to_float", "bitcast", "convert", "describe", "dot4", "expand_load",
-    "extract", "features", "fence", "float_to_bfloat", "float_to_half", "gather", "half_to_float", "high", "interleave",
-    "jit", "join", "load", "lookup", "low", "prefetch", "select", "self_test", "splat", "store", "stream", "tier",
-]  # fmt: skip
+__all__ = ["TIERS", "available", "describe", "features", "self_test", "tier", "using"]

@@ -1,5 +1,7 @@
 """Which tier of primitives this process runs: what the CPU has, what passed its self-test, or what was asked for."""
 
+import contextlib
+import contextvars
 import functools
 import os
 import warnings
@@ -33,24 +35,40 @@ def available() -> list[str]:
     return [name for name, needs in TIERS.items() if needs <= features()]
 
 
-@functools.cache
 def tier(name: str | None = None) -> Static:
-    """The tier called ``name``, or by default that of the variable KIT_SIMD, or else the best that passes its self-test.
+    """The tier called ``name``; by default that of ``using``, or of the variable KIT_SIMD, or the best one that works.
 
-    A tier that was asked for and cannot run raises KitError; one that this CPU has but that fails its self-test is left
-    out with a warning.
+    A tier that was asked for and cannot run, or fails its self-test, raises KitError. Of those that this CPU has, one
+    that fails is left out with a warning.
     """
-    asked = name or os.environ.get("KIT_SIMD")
+    return _choose(name or _asked.get() or os.environ.get("KIT_SIMD"))
+
+
+@contextlib.contextmanager
+def using(name: str | None):
+    """In the body of a ``with``, in this thread, ``tier()`` is the tier called ``name``; None changes nothing."""
+    token = _asked.set(name or _asked.get())
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+_asked: contextvars.ContextVar[str | None] = contextvars.ContextVar("tier", default=None)
+
+
+@functools.cache
+def _choose(asked: str | None) -> Static:
     if asked and asked not in available():
-        raise KitError(f"SIMD tier {asked!r} is not one that this CPU can run: {', '.join(available())}")
+        raise KitError(f"SIMD tier {asked!r} is not one that this CPU can run; it can run {', '.join(available())}")
     for candidate in [asked] if asked else available():
-        wrong = self_test(candidate)
+        wrong = ", ".join(self_test(candidate))
         if not wrong:
             return Static(candidate)
         if asked:
-            raise KitError(f"SIMD tier {candidate!r} computes wrong results here: {', '.join(wrong)}")
-        warnings.warn(f"SIMD tier {candidate!r} fails its self-test ({', '.join(wrong)}); trying the next", stacklevel=2)
-    raise KitError("no SIMD tier passes its self-test: set KIT_SIMD, or use the reference backend")
+            raise KitError(f"SIMD tier {candidate!r} computes wrong results on this CPU: {wrong}")
+        warnings.warn(f"SIMD tier {candidate!r} fails its self-test ({wrong}); trying the next", stacklevel=4)
+    raise KitError("no SIMD tier passes its self-test on this CPU: use backend='reference'")
 
 
 @functools.cache
@@ -86,7 +104,10 @@ def _probe(tier, n_halves, n_floats, halves, widened, floats, narrowed, table, i
     store(total, dot4(tier, load(i32x16, total), load(u8x64, a), load(i8x64, b)))
 
 
-def describe() -> dict:
-    """For `kit doctor`: the tier that runs, those that this CPU has, and the failures of each self-test."""
-    failures = {name: self_test(name) for name in available()}
-    return {"tier": tier().value, "available": available(), "failures": {k: v for k, v in failures.items() if v}}
+def describe() -> tuple[str, str, str]:
+    """For `kit doctor`: state ("ok", "note"), what runs and what this CPU has, and the remedy for what fails."""
+    failing = [name for name in available() if self_test(name)]
+    finding = f"{tier().value} runs; this CPU has {', '.join(available())}"
+    if failing:
+        return "note", f"{finding}; wrong results from {', '.join(failing)}", "update numba and llvmlite, or report this CPU"
+    return "ok", finding, ""

@@ -1,0 +1,70 @@
+"""exactness: for every format, backend, tier and dtype, whether the numbers are those of gguf-py, and how far off if not."""
+
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import torch
+
+from kit import simd
+from kit.quants import reference
+from kit.quants.formats import FORMATS
+from kit.quants.registry import DTYPES, dequantize
+
+_INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+_BLOCKS = 64
+
+
+def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,), blocks=None) -> pd.DataFrame:
+    """One row for each format, backend, tier and dtype: whether it equals the reference, and the largest error.
+
+    qtypes: names, by default all that gguf-py can dequantise. tiers: of the cpu backend (kit.simd.available()); None is the
+    one that runs. blocks: {name: uint8 array of whole blocks} to test on, by default random ones with finite scales.
+    The reference is gguf-py's float32, rounded to nearest even by torch. Columns: qtype, backend, tier, dtype, weights,
+    equal (every bit, or both NaN), ulp (representable numbers between the two, at most), relative (to the largest weight).
+    """
+    rows = []
+    for qtype in sorted(reference.FORMATS) if qtypes is None else qtypes:
+        data = random_blocks(qtype, _BLOCKS) if blocks is None else blocks[qtype]
+        truth = dequantize(data, qtype, backend="reference")
+        for backend, tier, dtype in itertools.product(backends, tiers, dtypes):
+            with simd.using(tier):
+                result, ran = dequantize(data, qtype, dtype, backend).cpu(), simd.tier().value
+            row = {"qtype": qtype, "backend": backend, "tier": ran if backend == "cpu" else "", "dtype": dtype}
+            rows.append(row | {"weights": result.numel()} | _errors(result, truth.to(DTYPES[dtype])))
+    return pd.DataFrame(rows)
+
+
+def random_blocks(qtype: str, count: int, seed: int = 0) -> np.ndarray:
+    """(count, bytes of a block) uint8: random bits, but every scale, and every number of F16, BF16 and F32, is finite."""
+    format = FORMATS[qtype]
+    blocks = np.random.default_rng(seed).integers(0, 256, (count, format.block_bytes), dtype=np.uint8)
+    fields = blocks.view(format.layout)[:, 0]
+    for name in format.layout.names:
+        kind = format.layout[name]
+        if kind.kind == "f" or qtype == "BF16":
+            bits = 8 * kind.itemsize
+            fields[name].view(f"u{kind.itemsize}")[:] &= ~np.array(2 ** (bits - 2), f"u{kind.itemsize}")  # of the exponent
+    if qtype == "IQ1_M":  # the same bit of a half-precision scale in four pieces
+        fields["scales"][:, 3] &= 0xBFFF
+    return blocks
+
+
+def _errors(result: torch.Tensor, truth: torch.Tensor) -> dict:
+    same = (result == truth) & (result.signbit() == truth.signbit()) | result.isnan() & truth.isnan()
+    if same.all():
+        return {"equal": True, "ulp": 0, "relative": 0.0}
+    steps = [_ordered(values[~same]) for values in (result, truth)]
+    off = (result[~same].double() - truth[~same].double()).abs().max()
+    return {
+        "equal": False,
+        "ulp": int((steps[0] - steps[1]).abs().max()),
+        "relative": float(off / truth[truth.isfinite()].double().abs().max()),
+    }
+
+
+def _ordered(values: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of the floats, one apart for neighbours."""
+    bits = values.view(_INTEGERS[values.dtype]).long()
+    return torch.where(bits < 0, torch.iinfo(_INTEGERS[values.dtype]).min - bits, bits)

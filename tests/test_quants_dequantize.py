@@ -1,0 +1,257 @@
+"""dequantize: every format, backend, tier and dtype against gguf-py and torch's own rounding; layouts, memory, errors."""
+
+import mmap
+import os
+import subprocess
+import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kit
+from kit import simd
+from kit.errors import QuantError
+from kit.quants import BACKENDS, cpu, exactness, reference
+from kit.quants.exactness import random_blocks
+from kit.quants.formats import FORMATS
+from kit.quants.registry import DTYPES
+
+NAMES = sorted(reference.FORMATS)
+BLOCKED = [name for name in NAMES if FORMATS[name].block_elements > 1]
+HALVES = [0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00]  # +-0, subnormal, largest, inf, NaN
+
+
+def truth(blocks, name):
+    """float32 numbers of (count, bytes of a block) by gguf-py, without any of the kit's code."""
+    with np.errstate(all="ignore"):
+        rows = gguf.quants.dequantize(blocks.reshape(1, -1), gguf.GGMLQuantizationType[name])
+    return torch.from_numpy(rows.reshape(len(blocks), -1).astype(np.float32))
+
+
+def same(a, b):
+    """Equal in every bit, signs of zeros included, but any NaN equals any."""
+    return bool(((a == b) & (a.signbit() == b.signbit()) | a.isnan() & b.isnan()).all())
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of a block or two, so that small tensors too are shared among threads."""
+    monkeypatch.setattr(cpu, "_CHUNK", 512)
+
+
+# ---- numbers
+
+
+def test_every_format_of_gguf_py_is_there():
+    assert set(NAMES) == cpu.FORMATS
+    assert len(BLOCKED) == 23 and "BF16" in NAMES  # the 24 that gguf-py names, besides F32 and F16
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_cpu_equals_gguf_py_on_random_blocks(name, dtype, small_chunks):
+    blocks = random_blocks(name, 4099 if name not in BLOCKED else 67)
+    assert same(kit.dequantize(blocks, name, dtype), truth(blocks, name).to(DTYPES[dtype]))
+
+
+@pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier != simd.tier().value])
+def test_the_other_tiers_too(tier):
+    with simd.using(tier):
+        for name in NAMES:
+            blocks = random_blocks(name, 67, seed=1)
+            assert same(kit.dequantize(blocks, name), truth(blocks, name)), name
+
+
+@pytest.mark.parametrize("name", BLOCKED)
+def test_cpu_equals_gguf_py_at_the_extremes(name):
+    """Every special half-precision number as a scale, and every byte value in all other fields."""
+    blocks = np.repeat(np.array([0, 1, 0x5A, 0x7F, 0x80, 0xFE, 0xFF], np.uint8), FORMATS[name].block_bytes)
+    blocks = np.tile(blocks.reshape(7, -1), (len(HALVES), 1))
+    fields = blocks.view(FORMATS[name].layout)[:, 0]
+    scales = [field for field in ("d", "dmin", "m") if field in fields.dtype.names and fields[field].dtype == "<f2"]
+    for turn, field in enumerate(scales):
+        fields[field] = np.roll(np.repeat(np.array(HALVES, np.uint16), 7), 7 * turn).view(np.float16)
+    assert same(kit.dequantize(blocks, name), truth(blocks, name))
+    assert same(kit.dequantize(blocks, name, "float16"), truth(blocks, name).half())
+
+
+@pytest.mark.parametrize("tier", simd.available())
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounding_is_torchs(dtype, tier):
+    """Ties, overflow to infinity, subnormals, NaN: the middle and both sides of every 16th half and bfloat16."""
+    halves = np.arange(0, 2**16, 16, dtype=np.uint16)
+    with np.errstate(all="ignore"):
+        near = halves.view(np.float16).astype(np.float32)
+        steps = (halves + np.uint16(1)).view(np.float16).astype(np.float32)
+        ties = (near + steps) / 2
+        values = np.concatenate([near, ties, np.nextafter(ties, steps), np.nextafter(ties, near)])
+    wide = (halves.astype(np.uint32) << 16)[:, None] | np.array([0x7FFF, 0x8000, 0x8001, 0x18000], np.uint32)
+    values = np.concatenate([values, wide.view(np.float32).ravel()])
+    with simd.using(tier):
+        assert same(kit.dequantize(values.view(np.uint8), "F32", dtype), torch.from_numpy(values).to(DTYPES[dtype]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["Q4_K", "Q8_0", "IQ3_S", "F16"]), st.lists(st.integers(0, 3), max_size=3), st.data())
+def test_any_bytes_in_any_shape(name, leading, data):
+    format = FORMATS[name]
+    shape = (*leading, data.draw(st.integers(0, 3)) * format.block_bytes)
+    size = int(np.prod(shape))
+    blocks = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint8).reshape(shape)
+    result = kit.dequantize(blocks, name)
+    assert result.shape == (*leading, shape[-1] // format.block_bytes * format.block_elements)
+    if size:
+        assert same(result.reshape(-1), truth(blocks.reshape(-1, format.block_bytes), name).reshape(-1))
+
+
+def test_the_table_of_exactness_tells_right_from_wrong(monkeypatch):
+    table = exactness(["Q4_0"], dtypes=["float32", "float16"])
+    assert list(table.columns) == ["qtype", "backend", "tier", "dtype", "weights", "equal", "ulp", "relative"]
+    assert table.equal.all() and (table.weights == 64 * 32).all() and set(table.tier) == {simd.tier().value}
+    run = cpu.run
+
+    def one_step_off(blocks, format, out):
+        run(blocks, format, out)
+        out[0, 0] = torch.nextafter(out[0, 0], torch.tensor(torch.inf, dtype=out.dtype))
+
+    monkeypatch.setattr(cpu, "run", one_step_off)
+    wrong = exactness(["Q4_0"], dtypes=["float32"]).iloc[0]
+    assert not wrong.equal and wrong.ulp == 1 and 0 < wrong.relative < 1e-6
+
+
+# ---- layouts and memory
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_plain_floats_of_any_length_touch_nothing_else(dtype, streams, monkeypatch):
+    monkeypatch.setattr(cpu, "_cache_bytes", lambda: -1 if streams else 2**40)
+    values = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    for count in range(50):
+        out = torch.full((64,), 7, dtype=DTYPES[dtype])
+        kit.dequantize(values[:count].view(np.uint8), "F32", dtype, out=out[:count])
+        assert same(out[:count], torch.from_numpy(values[:count]).to(out.dtype)) and (out[count:] == 7).all()
+
+
+@pytest.mark.parametrize("shift", [0, 1, 16, 31])
+def test_streaming_into_aligned_and_odd_addresses(shift, monkeypatch, small_chunks):
+    monkeypatch.setattr(cpu, "_cache_bytes", lambda: 0)
+    blocks = random_blocks("Q4_K", 33)
+    out = torch.full((33 * 256 + 64,), 7.0)
+    kit.dequantize(blocks.reshape(-1), "Q4_K", out=out[shift : shift + 33 * 256])
+    assert same(out[shift : shift + 33 * 256], truth(blocks, "Q4_K").reshape(-1))
+    assert (out[:shift] == 7).all() and (out[shift + 33 * 256 :] == 7).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_inputs_of_every_layout(backend, tmp_path):
+    blocks = random_blocks("Q6_K", 24).reshape(4, 6 * 210)
+    wanted = truth(blocks.reshape(-1, 210), "Q6_K").reshape(4, 6 * 256)
+    path = tmp_path / "blocks"
+    path.write_bytes(b"?" + blocks.tobytes())  # one byte off every alignment
+    with path.open("rb") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)[1:].reshape(4, -1)
+    layouts = {
+        "read-only map": mapped,
+        "tensor": torch.from_numpy(blocks),
+        "every other row": np.repeat(blocks, 2, axis=0)[::2],
+        "column-major": np.asfortranarray(blocks),
+    }
+    for layout, data in layouts.items():
+        assert same(kit.dequantize(data, "Q6_K", backend=backend), wanted), layout
+    assert kit.dequantize(blocks.reshape(2, 1, 2, -1), "Q6_K", backend=backend).shape == (2, 1, 2, 6 * 256)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("shape, expected", [((0,), (0,)), ((3, 0), (3, 0)), ((0, 144), (0, 256)), ((144,), (256,))])
+def test_empty_and_single(shape, expected, backend):
+    assert kit.dequantize(np.zeros(shape, np.uint8), "Q4_K", backend=backend).shape == expected
+
+
+def test_out_is_what_comes_back():
+    blocks = random_blocks("Q8_0", 8)
+    out = torch.empty(8, 32, dtype=torch.bfloat16)
+    assert kit.dequantize(blocks, "Q8_0", torch.bfloat16, out=out) is out
+    assert same(out, truth(blocks, "Q8_0").bfloat16())
+
+
+@pytest.mark.parametrize("backend, transient", [("cpu", 2**18), ("reference", 2**26)])
+def test_little_memory_besides_the_result(backend, transient):
+    blocks = random_blocks("Q8_0", 2**20)  # 128 MiB of float32
+    out = torch.empty(2**20, 32)
+    kit.dequantize(blocks[:32], "Q8_0", backend=backend, out=out[:32])
+    tracemalloc.start()
+    kit.dequantize(blocks, "Q8_0", backend=backend, out=out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < transient
+
+
+def test_many_python_threads_at_once(small_chunks):
+    blocks = [random_blocks(name, 64, seed) for seed, name in enumerate(["Q4_K", "Q6_K"] * 8)]
+    names = ["Q4_K", "Q6_K"] * 8
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(kit.dequantize, blocks, names))
+    assert all(same(result, truth(data, name)) for result, data, name in zip(results, blocks, names, strict=True))
+
+
+_OLDER = """
+import numpy as np, torch, kit
+from kit import simd
+from kit.quants.exactness import exactness
+assert simd.available()[0] == {tier!r}, simd.available()
+assert exactness(["Q4_K", "Q8_0", "IQ4_NL", "IQ2_S", "F16"], dtypes=["float32", "float16"]).equal.all()
+"""
+
+
+@pytest.mark.skipif(not simd.features() >= simd.TIERS["avx2"], reason="needs a CPU with AVX2 to play an older one")
+@pytest.mark.parametrize(
+    "cpu_name, features, tier",
+    [("x86-64-v3", "+avx,+avx2,+f16c,+ssse3,+sse4.1,+fma,+bmi", "avx2"), ("x86-64", "+sse2", "plain")],
+)
+def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
+    """In a process of its own, Numba compiles for a CPU without the newer instructions."""
+    environment = os.environ | {"NUMBA_CPU_NAME": cpu_name, "NUMBA_CPU_FEATURES": features}
+    done = subprocess.run([sys.executable, "-c", _OLDER.format(tier=tier)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ({"qtype": "Q9_K"}, "unknown format 'Q9_K'; known are F32"),
+        ({"qtype": "Q8_1"}, "cannot dequantise Q8_1; it knows BF16"),
+        ({"qtype": "I8"}, "cannot dequantise I8"),
+        ({"dtype": "float64"}, "unknown dtype 'float64'; known are float32, float16, bfloat16"),
+        ({"dtype": torch.int8}, "unknown dtype torch.int8"),
+        ({"backend": "gpu"}, "unknown backend 'gpu'; known are reference, cpu"),
+        ({"backend": ["cpu"]}, "unknown backend"),
+        ({"data": np.zeros(145, np.uint8)}, "a row of 145 bytes is no whole number of blocks of 144 bytes"),
+        ({"data": np.zeros(144, np.int8)}, "uint8 array or tensor of at least one axis, not ndarray of int8, shape (144,)"),
+        ({"data": b"\0" * 144}, "not bytes"),
+        ({"data": np.uint8(3)}, "at least one axis"),
+        ({"out": torch.empty(255)}, "shape (256,) on cpu, not Tensor of torch.float32, shape (255,)"),
+        ({"out": torch.empty(256, dtype=torch.half)}, "not Tensor of torch.float16"),
+        ({"out": torch.empty(512)[::2]}, "not contiguous"),
+        ({"out": np.empty(256, np.float32)}, "not ndarray"),
+        ({"out": torch.empty(256, device="meta")}, "on meta"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_errors_say_what_was_wrong(arguments, says, backend):
+    with pytest.raises(QuantError) as error:
+        kit.dequantize(**{"data": np.zeros(144, np.uint8), "qtype": "Q4_K", "backend": backend} | arguments)
+    assert says in str(error.value)
+
+
+def test_every_backend_in_the_registry_can_be_imported():
+    assert {"cpu", "reference"} <= set(BACKENDS)
