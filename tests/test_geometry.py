@@ -110,5 +110,6 @@ def test_unknown_names_list_the_known():
         geometry("gpt-5")
     with pytest.raises(ModelError, match=r"'Q4_K_X'.*Q4_K_M"):
         geometry("tiny-llama").tensors("Q4_K_X")
-    with pytest.raises(ModelError, match="0 layers"):
-        geometry("tiny-llama").tensors(layers=0)
+    for layers in (0, -1, 10**12):
+        with pytest.raises(ModelError, match=f"{layers} layers asked for tiny-llama, expected 1 to 9999"):
+            geometry("tiny-llama").tensors(layers=layers)

@@ -41,6 +41,7 @@ def command(name, mix, layers, seed, output, force):
     kit synth tiny-llama
     kit synth granite-3.3-8b --layers 4 -o granite-4.gguf
     """
+    import sys
     from pathlib import Path
 
     from kit.errors import GGUFError
@@ -50,5 +51,5 @@ def command(name, mix, layers, seed, output, force):
     path = Path(output or f"{name.replace('/', '_')}-{mix.replace('/', '_')}.gguf")
     if path.exists() and not force:
         raise GGUFError(f"{path}: exists already; --force replaces it")
-    synthesize(path, name, mix=mix, layers=layers, seed=seed, progress=click.get_text_stream("stderr").isatty())
+    synthesize(path, name, mix=mix, layers=layers, seed=seed, progress=sys.stderr.isatty())
     click.echo(f"{path}: {format_bytes(path.stat().st_size)}")

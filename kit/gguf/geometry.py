@@ -13,6 +13,8 @@ from kit.errors import ModelError
 from kit.gguf.vocabulary import Vocabulary
 from kit.quants.formats import FORMATS
 
+MAX_LAYERS = 9999  # nobody's model; a larger number is a slip of the keyboard
+
 
 class TensorSpec(NamedTuple):
     """A tensor to be written: ggml type name, shape with rows first."""
@@ -83,8 +85,8 @@ class Geometry:
         if rule is None:
             raise ModelError(f"unknown mix {mix!r}; known are {', '.join(MIXES)}")
         layers = self.layers if layers is None else layers
-        if layers < 1:
-            raise ModelError(f"{layers} layers asked for {self.name}, expected at least 1")
+        if not 1 <= layers <= MAX_LAYERS:
+            raise ModelError(f"{layers} layers asked for {self.name}, expected 1 to {MAX_LAYERS}")
         shapes = [("token_embd.weight", (self.vocabulary.size, self.embedding))]
         if self.rope_scaling:
             shapes.append(("rope_freqs.weight", (self.head_dim // 2,)))

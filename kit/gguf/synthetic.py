@@ -8,12 +8,14 @@ import hashlib
 import os
 import shutil
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from tqdm import tqdm
 
 from kit.errors import GGUFError
 from kit.gguf.encode import encode
@@ -146,9 +148,11 @@ def _padded(nbytes: int) -> int:
 @contextmanager
 def replacing(path: Path, size: int) -> Iterator[BinaryIO]:
     """A file beside ``path`` that takes its place when the body succeeds, and vanishes when it does not."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    if path.is_dir():
+        raise GGUFError(f"{path}: cannot be written: it is a folder, expected the name of a file")
     if not path.parent.is_dir():
         raise GGUFError(f"{path}: cannot be written: there is no folder {path.parent}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         free = shutil.disk_usage(path.parent).free
         if free < size:
@@ -166,8 +170,4 @@ def replacing(path: Path, size: int) -> Iterator[BinaryIO]:
 
 
 def _bar(name: str, size: int, shown: bool):
-    import sys
-
-    from tqdm import tqdm
-
     return tqdm(total=size, desc=name, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, disable=not shown)

@@ -1,0 +1,132 @@
+"""kit inspect and kit synth as a user meets them."""
+
+import json
+import struct
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from test_gguf_reader import assemble, split_model, table_row, text
+
+import kit
+from kit.cli import main
+from kit.gguf.geometry import GEOMETRIES, MIXES
+from kit.gguf.synthetic import synthesize
+
+
+def run(*arguments):
+    """(exit code, standard output, standard error) of `kit ...`."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return synthesize(tmp_path_factory.mktemp("model") / "tiny.gguf", "tiny-granite")
+
+
+def test_inspect_says_what_the_file_holds(model):
+    code, out, err = run("inspect", model, "--tensors", "--metadata")
+    assert code == 0 and not err
+    lines = out.splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    specs = GEOMETRIES["tiny-granite"].tensors()
+    assert f"({sum(spec.elements for spec in specs):,})" in out and "20 in 2 layers" in out
+    assert any(line.split()[:2] == ["embedding_scale", "12"] for line in lines)
+    assert any(line.split()[:2] == ["residual_scale", "0.22"] for line in lines)
+    assert any(line.split()[:2] == ["Q4_K", str(sum(spec.qtype == "Q4_K" for spec in specs))] for line in lines)
+    assert any("float32" in line and "fits" in line for line in lines)
+    assert "<512 x string>" in out
+    for spec in specs:
+        (line,) = [line for line in lines if line.startswith(spec.name + " ")]
+        assert line.split()[1:-2] == [spec.qtype, *" x ".join(map(str, spec.shape)).split()]
+        assert line.split()[-2] == str(spec.nbytes)
+
+
+def test_inspect_as_json(model):
+    code, out, _ = run("inspect", model, "--json")
+    facts = json.loads(out)
+    specs = GEOMETRIES["tiny-granite"].tensors()
+    elements = sum(spec.elements for spec in specs)
+    assert code == 0 and facts["parameters"] == elements
+    assert facts["working_sets"]["float32"]["bytes"] == 4 * elements
+    assert facts["working_sets"]["float16"]["bytes"] == 2 * elements
+    assert facts["working_sets"]["blocks"]["bytes"] == sum(spec.nbytes for spec in specs)
+    assert facts["hyperparameters"]["logit_scale"] == 8
+    assert [row["name"] for row in facts["tensor_table"]] == [spec.name for spec in specs]
+
+
+def test_inspect_says_what_does_not_fit(model, monkeypatch):
+    elements = sum(spec.elements for spec in GEOMETRIES["tiny-granite"].tensors())
+    monkeypatch.setattr("kit.machine.memory_limit", lambda: 3 * elements)
+    monkeypatch.setattr("kit.machine.memory_available", lambda: elements)
+    rows = {line.split()[0]: line for line in run("inspect", model)[1].splitlines() if line.strip()}
+    assert rows["blocks"].endswith("  fits") and rows["float16"].endswith("fits once memory is freed")
+    assert rows["float32"].endswith("does not fit: memory holds 75% of it")
+
+
+def test_inspect_is_harmless_on_a_terminal(tmp_path):
+    evil = b"\x1b[31m\r\n\x07\xe2\x80\xae" + b"n" * 200
+    pair = text(b"general.architecture") + struct.pack("<I", 8) + text(b"a\x1b[2J")
+    key = text(b"a\x1b[2J." + evil) + struct.pack("<I", 8) + text(evil)
+    floats = text(b"nan") + struct.pack("<IIQf", 9, 6, 1, float("nan"))
+    (tmp_path / "x.gguf").write_bytes(assemble([pair, key, floats], [table_row(evil, (1,), 99, 0)], bytes(32)))
+    code, out, _ = run("inspect", tmp_path / "x.gguf", "--tensors", "--metadata")
+    assert code == 0 and r"\x1b[31m\r\n\x07\u202e" in out and "UNKNOWN_99" in out
+    assert all(char == "\n" or char.isprintable() for char in out) and all(len(line) <= 100 for line in out.splitlines())
+    assert json.loads(run("inspect", tmp_path / "x.gguf", "--json")[1])["metadata"]["nan"] == ["nan"]
+
+
+def test_inspect_of_a_split_file_and_of_an_empty_one(tmp_path):
+    _, out, _ = run("inspect", split_model(tmp_path, [["a"], ["b"]]))
+    assert "2 parts: " in out and "2 in 0 layers" in out
+    (tmp_path / "none.gguf").write_bytes(assemble())
+    code, out, _ = run("inspect", tmp_path / "none.gguf", "--tensors")
+    assert code == 0 and "0 in 0 layers" in out
+
+
+def test_inspect_of_what_is_no_model_is_one_line(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"PK\3\4 not a model")
+    code, out, err = run("inspect", tmp_path / "x.gguf")
+    assert code == 2 and not out and err.count("\n") == 1 and err.startswith(f"kit: error: {tmp_path}/x.gguf: byte 0")
+
+
+def test_synth_writes_refuses_and_replaces(tmp_path):
+    path = tmp_path / "m.gguf"
+    code, out, _ = run("synth", "tiny-qwen3", "--mix", "Q8_0", "--layers", "1", "--seed", "7", "-o", path)
+    assert code == 0 and str(path) in out
+    assert path.read_bytes() == synthesize(tmp_path / "n.gguf", "tiny-qwen3", "Q8_0", 1, 7).read_bytes()
+    code, _, err = run("synth", "tiny-qwen3", "-o", path)
+    assert code == 2 and "exists already; --force replaces it" in err
+    assert run("synth", "tiny-qwen3", "-o", path, "--force")[0] == 0
+    with kit.open(path) as file:
+        assert file.tensors["blk.1.ffn_down.weight"].qtype == "Q6_K"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["gpt-5"], "unknown geometry 'gpt-5'; known are granite-3.3-8b"),
+        (["tiny-llama", "--mix", "Q9"], "unknown mix 'Q9'; known are F32"),
+        (["tiny-llama", "--layers", "0"], "0 layers asked for"),
+        (["tiny-llama", "-o", "nowhere/m.gguf"], "there is no folder nowhere"),
+        (["tiny-llama", "-o", ".", "--force"], "cannot be written"),
+    ],
+)
+def test_synth_errors_are_one_line_and_leave_nothing(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run("synth", *arguments)
+    assert code == 2 and message in err and err.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_synth_help_lists_the_table():
+    _, out, _ = run("synth", "--help")
+    assert all(name in out for name in (*GEOMETRIES, *MIXES)) and "8.171 G weights, 4.60 GiB" in out
+    assert all(len(line) <= 100 for line in out.splitlines())
+
+
+def test_help_of_the_commands_imports_nothing_heavy():
+    code = "import sys, kit.commands.inspect, kit.commands.synth; sys.exit('numpy' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,88 @@
+"""hf:// sources on a cache folder laid out by hand as huggingface_hub does, offline."""
+
+import httpx
+import pytest
+from huggingface_hub import constants, errors
+
+import kit
+from kit.errors import GGUFError
+from kit.gguf.sources import part_names, resolve
+from kit.gguf.synthetic import synthesize
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A cache with the repository owner/model at one commit; the folder of its files is returned."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--owner--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    (repository / "snapshots" / COMMIT / "sub").mkdir(parents=True)
+    return repository / "snapshots" / COMMIT
+
+
+@pytest.mark.parametrize("where", ["model/m.gguf", "model@main/m.gguf", f"model@{COMMIT}/m.gguf", "model/sub/m.gguf"])
+def test_a_cached_file_opens_offline(hub, where):
+    local = synthesize(hub / where.partition("/")[2], "tiny-llama")
+    with kit.open(f"hf://owner/{where}") as file:
+        assert file.architecture == "llama" and file.path == local
+
+
+def test_all_parts_of_a_split_file_are_fetched(hub):
+    for number in (1, 2):
+        (hub / "sub" / f"m-{number:05d}-of-00002.gguf").write_bytes(b"x")
+    assert resolve("hf://owner/model/sub/m-00002-of-00002.gguf").name == "m-00001-of-00002.gguf"
+    (hub / "sub" / "m-00002-of-00002.gguf").unlink()
+    with pytest.raises(GGUFError, match="not in the cache"):
+        resolve("hf://owner/model/sub/m-00001-of-00002.gguf")
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("hf://owner/model/none.gguf", "not in the cache .*, and HF_HUB_OFFLINE is set"),
+        ("hf://owner/other/m.gguf", "not in the cache"),
+        ("hf://owner/model", "expected hf://owner/repo/file.gguf"),
+        ("hf://owner/model/", "expected hf://owner/repo/file.gguf"),
+        ("hf://ow ner/model/m.gguf", "expected hf://owner/repo/file.gguf"),
+        ("hf://../model/m.gguf", "Repo id must use"),
+        ("hf://owner/model/../../m.gguf", r"'\.\.' path segment"),
+    ],
+)
+def test_what_cannot_be_resolved(hub, source, message):
+    with pytest.raises(GGUFError, match=message) as caught:
+        kit.open(source)
+    assert str(caught.value).startswith(source) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [
+        (errors.GatedRepoError, "owner/model is gated: accept its licence"),
+        (errors.RepositoryNotFoundError, "no repository owner/model, or it is private: set HF_TOKEN"),
+        (errors.RevisionNotFoundError, "owner/model has no revision 'v9'"),
+        (errors.RemoteEntryNotFoundError, "owner/model has no file 'm.gguf'"),
+        (errors.HfHubHTTPError, "503 from the Hub"),
+    ],
+)
+def test_what_the_hub_answers(monkeypatch, kind, message):
+    response = httpx.Response(503, request=httpx.Request("GET", "https://example.org"))
+
+    def answer(*args, **kwargs):
+        raise kind("503 from\n the Hub", response=response)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", answer)
+    with pytest.raises(GGUFError, match=message):
+        kit.open("hf://owner/model@v9/m.gguf")
+
+
+def test_part_names():
+    names = ["a-00001-of-00003.gguf", "a-00002-of-00003.gguf", "a-00003-of-00003.gguf"]
+    assert all(part_names(name) == names for name in names)
+    for single in ("a.gguf", "a-1-of-3.gguf", "a-00001-of-00003.bin", "-00001-of-00003.gguf"):
+        assert part_names(single) == [single]
+    with pytest.raises(GGUFError, match="part 0 of 3"):
+        part_names("a-00000-of-00003.gguf")
