@@ -56,23 +56,15 @@ def _decoded(weights, name):
     return weights.nbytes(name)
 
 
-def _blocks(weights, name):
-    """The file's blocks of a matrix, or of one expert of a stack: (rows, bytes of a row)."""
-    stack, _, expert = name.partition("[")
-    weights.info(name)
-    blocks = weights.file.blocks(stack)
-    return blocks[int(expert[:-1])] if expert else blocks
-
-
 def _fused(weights, name, x):
     """Straight from the file's blocks; the cache is not asked."""
     from kit.fused import linear  # brings in the kernels, which no other way needs
 
-    return linear(_blocks(weights, name), weights.info(name).qtype, x)
+    return linear(weights.blocks(name), weights.info(name).qtype, x)
 
 
 def _stored(weights, name):
-    return _blocks(weights, name).nbytes
+    return weights.blocks(name).nbytes
 
 
 LINEAR = {

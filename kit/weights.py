@@ -9,8 +9,8 @@ import torch
 from kit.cache.policy import NoCache, Policy
 from kit.cache.store import WeightCache
 from kit.errors import ModelError
-from kit.gguf.reader import GGUFFile, layer_of
-from kit.quants import dequantize
+from kit.gguf.reader import GGUFFile, TensorInfo, layer_of
+from kit.quants.registry import dequantize, dtype_named
 from kit.trace import Trace
 
 _PAGE = 4096
@@ -27,7 +27,7 @@ class Weights(Mapping):
     def __init__(self, file: GGUFFile, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None):
         self.file = file
         self.backend = backend
-        self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        self.dtype = dtype_named(dtype)
         self.trace = Trace() if trace is None else trace
         self.store = WeightCache(NoCache() if cache is None else cache, self.trace)
 
@@ -43,22 +43,26 @@ class Weights(Mapping):
 
     def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
         """(len(index), in): some rows of a matrix, dequantised alone without asking the cache (an embedding)."""
-        blocks = self.file.blocks(name)[index.numpy()]
+        blocks = self.blocks(name)[index.numpy()]
         with self.trace.span("dequantize", name, layer_of(name), blocks.nbytes):
             return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)
 
-    def info(self, name: str):
+    def info(self, name: str) -> TensorInfo:
         """The TensorInfo of ``name`` (of the whole stack for ``name[expert]``); ModelError names the file."""
-        try:
-            return self.file.tensors[name.partition("[")[0]]
-        except KeyError:
-            raise ModelError(f"{self.file.path}: no tensor {name!r}; `kit inspect --tensors` lists them") from None
+        return self.file.tensors[self._find(name)[0]]
 
     def nbytes(self, name: str) -> int:
         """Bytes of the dequantised tensor: what it costs to keep."""
-        info = self.info(name)
-        elements = info.elements // info.shape[0] if name.endswith("]") else info.elements
+        stack, expert = self._find(name)
+        info = self.file.tensors[stack]
+        elements = info.elements if expert is None else info.elements // info.shape[0]
         return elements * self.dtype.itemsize
+
+    def blocks(self, name: str) -> np.ndarray:
+        """The tensor's blocks as they lie in the file, (out, bytes of a row), uint8."""
+        stack, expert = self._find(name)
+        blocks = self.file.blocks(stack)
+        return blocks if expert is None else blocks[expert]
 
     @property
     def working_set(self) -> int:
@@ -81,11 +85,7 @@ class Weights(Mapping):
 
     def read(self, name: str) -> np.ndarray:
         """The tensor's blocks, each page touched: a fault or a disk read is counted here, not as dequantising."""
-        stack, _, expert = name.partition("[")
-        self.info(name)
-        blocks = self.file.blocks(stack)
-        if expert:
-            blocks = blocks[int(expert[:-1])]
+        blocks = self.blocks(name)
         with self.trace.span("read", name, layer_of(name), blocks.nbytes):
             np.bitwise_or.reduce(blocks.reshape(-1)[::_PAGE])
         return blocks
@@ -95,3 +95,13 @@ class Weights(Mapping):
         blocks = self.read(name)
         with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
             return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)
+
+    def _find(self, name: str) -> tuple[str, int | None]:
+        """``"stack[3]"`` -> ("stack", 3), a plain name -> (name, None), if the file has it; ModelError otherwise."""
+        tensors = self.file.tensors
+        if name in tensors:
+            return name, None
+        stack, _, expert = name.removesuffix("]").rpartition("[")
+        if stack in tensors and expert.isdecimal() and int(expert) < tensors[stack].shape[0]:
+            return stack, int(expert)
+        raise ModelError(f"{self.file.path}: no tensor {name!r}; `kit inspect --tensors` lists them")

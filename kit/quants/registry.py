@@ -23,7 +23,7 @@ def dequantize(data, qtype: str, dtype="float32", backend: str = "cpu", out: tor
     out: a contiguous tensor of the result's shape and dtype to write to. Anything else raises QuantError.
     """
     format = _look_up("format", qtype, FORMATS)
-    dtype = dtype if dtype in DTYPES.values() else _look_up("dtype", dtype, DTYPES)
+    dtype = dtype_named(dtype)
     module = importlib.import_module(_look_up("backend", backend, BACKENDS))
     if format.name not in module.FORMATS:
         raise QuantError(f"backend {backend!r} cannot dequantise {qtype}; it knows {', '.join(sorted(module.FORMATS))}")
@@ -35,6 +35,11 @@ def dequantize(data, qtype: str, dtype="float32", backend: str = "cpu", out: tor
     if out.numel():
         module.run(blocks, format, out)
     return out
+
+
+def dtype_named(dtype) -> torch.dtype:
+    """The torch dtype of a name in DTYPES (or of itself); QuantError lists the known ones."""
+    return dtype if dtype in DTYPES.values() else _look_up("dtype", dtype, DTYPES)
 
 
 def _look_up(what: str, name, table: dict):
