@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit.codec
-from kit.codec import DECODERS, Profile, Tiles
+from kit.codec import Profile, Tiles
 from kit.codec.tiles import HEADER
 from kit.errors import CodecError
 
@@ -19,8 +19,11 @@ PROFILES = {
 SERIAL = {name: kit.codec.encode(MATRIX, profile, name="blk.3.ffn_up.weight").to_bytes() for name, profile in PROFILES.items()}
 
 
+CPU = ("python", "scalar-linear", "scalar-binary", "scalar-table", "numpy", "interleaved", "simd")
+
+
 def decoders(profile):
-    return [name for name in DECODERS if name != "simd" or profile != "reported"]
+    return CPU[:-1] if profile == "reported" else CPU  # simd needs interleaved states
 
 
 def outcome(data, decoder):
@@ -121,6 +124,6 @@ def test_a_stream_that_is_fine_but_of_another_tile_fails_its_checksum():
     tiles = Tiles.from_bytes(SERIAL["kit"])
     checksums = tiles.checksums.copy()
     checksums[2] ^= 1
-    for decoder in DECODERS:
-        with pytest.raises(CodecError, match="tile 2 of 9 .* checksum"):
+    for decoder in CPU:
+        with pytest.raises(CodecError, match=r"tile 2 of 9 .* checksum"):
             kit.codec.decode(Tiles(tiles.layout, tiles.frequencies, checksums, tiles.lengths, tiles.streams), decoder)

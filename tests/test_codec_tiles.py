@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit.codec
-from kit.codec import DECODERS, PROFILES, Profile, Tiles, predictors, rans
+from kit.codec import PROFILES, Profile, Tiles, predictors, rans
 from kit.codec.tiles import checksum
 from kit.errors import CodecError
 from kit.simd.tiers import available, tier
 
 REPORTED = Profile(("left2",), 1, 8, True, tile_rows=16, tile_columns=32)
-ONE_STATE = [name for name in DECODERS if name != "simd"]
+CPU = ("python", "scalar-linear", "scalar-binary", "scalar-table", "numpy", "interleaved", "simd")
+ONE_STATE = CPU[:-1]  # simd needs interleaved states
 
 
 def gaussian(rows, columns, sigma=25.0, seed=0):
@@ -41,7 +42,7 @@ def matrices(draw):
 def test_every_decoder_gives_back_every_matrix(matrix, predictor, lanes):
     for profile in (Profile((predictor,), lanes, 16, False, 16, 32), REPORTED):
         tiles = kit.codec.encode(matrix, profile)
-        for decoder in ONE_STATE if profile is REPORTED else DECODERS:
+        for decoder in ONE_STATE if profile is REPORTED else CPU:
             assert np.array_equal(kit.codec.decode(tiles, decoder), matrix), decoder
 
 

@@ -56,8 +56,8 @@ class Int8:
 class CompressedFile:
     """An open compressed model: what a GGUFFile offers, with ``matrices`` for the coded layers.
 
-    ``tensors`` lists the model's own names and shapes (qtype "I8" or "BF16" for what is coded), ``matrices`` maps the name of each
-    coded matrix (NAME, or NAME[expert]) to an Int8 or a BF16. Opening reads headers and indices, no stream.
+    ``tensors`` lists the model's own names and shapes (qtype "I8" or "BF16" for what is coded), ``matrices`` maps the name
+    of each coded matrix (NAME, or NAME[expert]) to an Int8 or a BF16. Opening reads headers and indices, no stream.
     """
 
     def __init__(self, path):
@@ -108,10 +108,10 @@ class CompressedFile:
         self.close()
 
 
-def decode_matrix(matrix: Int8 | BF16, decoder="interleaved", threads=1) -> torch.Tensor:
-    """The int8 values or the bfloat16 weights, (rows, columns)."""
+def decode_matrix(matrix: Int8 | BF16, decoder="interleaved", threads=1, out=None) -> torch.Tensor:
+    """The int8 values (in `out`, if given) or the bfloat16 weights, (rows, columns)."""
     if isinstance(matrix, Int8):
-        return torch.from_numpy(decode(matrix.tiles, decoder, threads=threads))
+        return torch.from_numpy(decode(matrix.tiles, decoder, out, threads))
     return torch.from_numpy(decode_bf16(matrix, decoder, threads)).view(torch.bfloat16)
 
 

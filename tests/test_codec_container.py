@@ -1,0 +1,249 @@
+"""Compressed models: written from GGUF and safetensors, whole or not at all; verified; bfloat16 without loss."""
+
+import resource
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kit
+from kit.cli import main
+from kit.codec.bf16 import decode_bf16, encode_bf16
+from kit.codec.compressor import compress
+from kit.codec.container import CompressedFile, decode_matrix, verify
+from kit.codec.int8 import quantise
+from kit.errors import CodecError
+from kit.gguf.synthetic import synthesize
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return synthesize(tmp_path_factory.mktemp("codec") / "tiny.gguf", "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def packed(source):
+    return compress(source, source.with_name("tiny.tiles.gguf"))
+
+
+def bf16_file(path, weight):
+    safetensors.torch.save_file({"model.layers.0.mlp.up_proj.weight": weight, "model.norm.weight": torch.ones(8)}, path)
+    return path
+
+
+# ---- INT8
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["row", "tensor"]))
+@settings(max_examples=20, deadline=None)
+def test_quantise_is_round_to_nearest_of_absmax(seed, per):
+    weights = np.random.default_rng(seed).normal(0, 1, (7, 33)).astype(np.float32)
+    values, scales = quantise(torch.from_numpy(weights), per=per)
+    most = np.abs(weights).max(axis=1 if per == "row" else None, keepdims=True)
+    assert np.allclose(scales, np.broadcast_to(most, (7, 1))[:, 0] / 127, rtol=1e-6)
+    assert np.abs(weights - values * scales[:, None]).max() <= 0.5001 * scales.max()
+    assert (np.abs(values).max(axis=1) == 127).all() if per == "row" else np.abs(values).max() == 127
+
+
+def test_quantise_zeros_and_what_no_float_can_scale():
+    values, scales = quantise(torch.tensor([[0.0, 0.0], [1e-44, -1e-44]]))
+    assert not values.any() and np.array_equal(scales, [1, 1])
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_a_weight_that_is_no_number_is_named(wrong):
+    weights = torch.zeros(4, 5)
+    weights[2, 3] = wrong
+    with pytest.raises(CodecError, match=r"attn_q.*row 2, column 3 is"):
+        quantise(weights, "blk.0.attn_q.weight")
+
+
+# ---- bfloat16
+
+
+@given(st.integers(0, 2**32 - 1), st.tuples(st.integers(1, 40), st.integers(1, 300)), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_bf16_keeps_every_bit(seed, shape, any_bits):
+    random = np.random.default_rng(seed)
+    bits = random.integers(0, 2**16, shape, np.uint16)  # NaN, infinities, subnormals and all
+    if not any_bits:
+        bits = torch.from_numpy(random.normal(0, 0.02, shape)).bfloat16().view(torch.uint16).numpy()
+    assert np.array_equal(decode_bf16(encode_bf16(bits)), bits)
+
+
+def test_bf16_takes_about_70_percent():
+    bits = torch.randn(512, 1024).mul_(0.02).bfloat16().view(torch.uint16).numpy()
+    assert 0.6 < encode_bf16(bits).nbytes / bits.nbytes < 0.7
+
+
+def test_bf16_wants_bits():
+    with pytest.raises(CodecError, match="uint16"):
+        encode_bf16(np.zeros((2, 2), np.float16))
+
+
+# ---- the container
+
+
+def test_a_compressed_gguf_holds_the_quantised_weights(source, packed):
+    with kit.open(source) as original, CompressedFile(packed) as file:
+        assert file.tensors.keys() == original.tensors.keys()
+        assert {k: v.shape for k, v in file.tensors.items()} == {k: v.shape for k, v in original.tensors.items()}
+        for key, value in original.metadata.items():
+            assert file.metadata[key] == value, key
+        assert len(file.matrices) == 15  # 7 a layer and the output
+        for name, matrix in file.matrices.items():
+            values, scales = quantise(kit.dequantize(original.blocks(name), original.tensors[name].qtype))
+            assert np.array_equal(decode_matrix(matrix).numpy(), values) and np.array_equal(matrix.scales, scales)
+        for name in file.tensors.keys() - file.matrices.keys():
+            assert np.array_equal(file.blocks(name), original.blocks(name))
+        assert sum(matrix.nbytes for matrix in file.matrices.values()) < sum(
+            original.tensors[name].elements for name in file.matrices
+        )
+
+
+def test_the_container_is_a_gguf(packed):
+    with kit.open(packed) as file:
+        assert file.metadata["kit.codec.version"] == 1
+        assert file.tensors["blk.1.ffn_up.weight.scales"].qtype == "F32"
+
+
+def test_threads_write_the_same_file(source, packed, tmp_path):
+    assert compress(source, tmp_path / "two.gguf", threads=2).read_bytes() == packed.read_bytes()
+
+
+def test_tied_output_and_experts_are_linear_layers(tmp_path):
+    path = synthesize(tmp_path / "moe.gguf", "tiny-qwen3moe")
+    packed = compress(path, tmp_path / "moe.tiles.gguf")
+    with CompressedFile(packed) as file, kit.open(path) as original:
+        assert ("token_embd.weight" in file.matrices) == ("output.weight" not in original.tensors)
+        stack = next(name for name in original.tensors if "_exps" in name)
+        assert f"{stack}[1]" in file.matrices
+        assert file.tensors[stack].shape == original.tensors[stack].shape
+    verify(packed, source=path)
+
+
+def test_a_compressed_safetensors_file(tmp_path):
+    weight = torch.randn(40, 24)
+    path = bf16_file(tmp_path / "model.safetensors", weight.half())
+    packed = compress(path, tmp_path / "out.gguf")
+    assert verify(packed, source=path) == (3, 1)
+    with CompressedFile(packed) as file:
+        matrix = file.matrices["model.layers.0.mlp.up_proj.weight"]
+        assert np.array_equal(decode_matrix(matrix).numpy(), quantise(weight.half())[0])
+
+
+def test_bf16_coding_is_lossless(tmp_path):
+    weight = torch.randn(40, 24).bfloat16()
+    path = bf16_file(tmp_path / "model.safetensors", weight)
+    packed = compress(path, tmp_path / "out.gguf", coding="bf16")
+    assert verify(packed, source=path) == (3, 1)
+    with CompressedFile(packed) as file:
+        assert torch.equal(decode_matrix(file.matrices["model.layers.0.mlp.up_proj.weight"]), weight)
+
+
+@pytest.mark.parametrize("coding", ["int8", "bf16"])
+def test_nan_in_a_file(tmp_path, coding):
+    weight = torch.randn(40, 24).bfloat16()
+    weight[3, 4] = float("nan")
+    path = bf16_file(tmp_path / "model.safetensors", weight)
+    with pytest.raises(CodecError, match=r"up_proj\.weight"):
+        compress(path, tmp_path / "out.gguf", coding)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "tensors, coding, message",
+    [
+        ({"up.weight": torch.zeros(0, 4)}, "int8", "empty"),
+        ({"up.weight": torch.zeros(4, 4)}, "bf16", "take int8"),
+        ({"up.weight": torch.zeros(4, 4)}, "zip", "int8, bf16"),
+        ({"norm.weight": torch.zeros(4)}, "int8", "nothing to compress"),
+        ({"bias": torch.zeros(4, dtype=torch.bool)}, "int8", "BOOL"),
+    ],
+)
+def test_files_that_cannot_be_compressed(tmp_path, tensors, coding, message):
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CodecError, match=message):
+        compress(tmp_path / "model.safetensors", tmp_path / "out.gguf", coding)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@given(st.binary(max_size=100))
+@settings(max_examples=30, deadline=None)
+def test_any_bytes_are_no_safetensors(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("bytes") / "model.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(CodecError, match=r"model\.safetensors"):
+        compress(path, path.with_suffix(".gguf"))
+
+
+def test_files_that_are_not_ours(source, packed, tmp_path):
+    with pytest.raises(CodecError, match="is not compressed by this kit"):
+        CompressedFile(source)
+    with pytest.raises(CodecError, match="compressed already"):
+        compress(packed, tmp_path / "again.gguf")
+    with pytest.raises(CodecError, match="no folder"):
+        compress(source, tmp_path / "nowhere" / "out.gguf")
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_damaged_container_is_a_kit_error(packed, tmp_path_factory, data):
+    """A byte anywhere changed: verify says so, or the byte did not matter (padding)."""
+    content = bytearray(packed.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    path = tmp_path_factory.mktemp("damaged") / "tiny.gguf"
+    path.write_bytes(content)
+    try:
+        verify(path)
+    except kit.KitError:
+        return
+    with CompressedFile(path) as file, CompressedFile(packed) as right:
+        for name, matrix in right.matrices.items():
+            if name in file.matrices:  # a name may have changed
+                assert torch.equal(decode_matrix(file.matrices[name]), decode_matrix(matrix))
+
+
+@contextmanager
+def full_disk(nbytes):
+    """Files may grow to so many bytes: what a full disk does, without one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_leaves_what_was_there(source, tmp_path):
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"before")
+    with full_disk(300_000), pytest.raises(CodecError, match=r"out\.gguf: cannot be written"):
+        compress(source, out)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.gguf"] and out.read_bytes() == b"before"
+
+
+# ---- the commands
+
+
+def test_compress_and_verify_by_command(source, tmp_path):
+    out = str(tmp_path / "out.gguf")
+    result = CliRunner().invoke(main, ["compress", str(source), "-o", out])
+    assert result.exit_code == 0 and "15 matrices, 22 tiles" in result.output, result.output
+    assert CliRunner().invoke(main, ["compress", str(source), "-o", out]).exit_code == 2  # it exists
+    result = CliRunner().invoke(main, ["codec", "verify", out, "--source", str(source), "--decoder", "scalar-table"])
+    assert result.exit_code == 0 and "15 matrices" in result.output
+    result = CliRunner().invoke(main, ["codec", "verify", out, "--decoder", "fast"])
+    assert result.exit_code == 2 and "scalar-table" in result.output
+
+
+def test_verify_against_another_source(packed, tmp_path):
+    other = synthesize(tmp_path / "other.gguf", "tiny-llama", seed=1)
+    with pytest.raises(CodecError, match="decodes to other values"):
+        verify(packed, source=other)
