@@ -1,5 +1,6 @@
 """Linear layers: y = W x, where W comes out of a Weights object. One table; what the transformer calls by name."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ def _decoded(weights, name):
     return weights.nbytes(name)
 
 
-def _fused(weights, name, x):
+def _fused(weights, name, x, activations="float32"):
     """Straight from the file's blocks; the cache is not asked."""
     from kit.fused import linear  # brings in the kernels, which no other way needs
 
@@ -72,6 +73,7 @@ LINEAR = {
     "loop": Linear(_in_loops(_rows), _decoded),
     "strided": Linear(_in_loops(_columns), _decoded),
     "fused": Linear(_fused, _stored),
+    "fused-int8": Linear(functools.partial(_fused, activations="int8"), _stored),
 }
 
 

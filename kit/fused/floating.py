@@ -43,17 +43,20 @@ def total(_, vector):
     return vector.element(vector), emit
 
 
-@intrinsic(prefer_literal=True)
-def stack(_, nbytes):
-    """stack(n): the address of n bytes (a constant) that live until the function returns, aligned to 64."""
-    count = nbytes.literal_value
+def stack(nbytes: int):
+    """A primitive: the address of ``nbytes`` that live until the calling function returns, a multiple of 64."""
 
-    def emit(context, builder, signature, args):
-        memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), count))
-        memory.align = 64
-        return builder.ptrtoint(memory, ir.IntType(64))
+    @intrinsic
+    def address(_):
+        def emit(context, builder, signature, args):
+            with builder.goto_entry_block():  # a loop around the call must not take more at every turn
+                memory = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
+            memory.align = 64
+            return builder.ptrtoint(memory, ir.IntType(64))
 
-    return types.int64(nbytes), emit
+        return types.int64(), emit
+
+    return address
 
 
 @njit
@@ -61,6 +64,9 @@ def copy(source, nbytes, target):
     """Copy a few bytes."""
     for i in range(nbytes):
         store(target + i, load(types.uint8, source + i))
+
+
+_scratch = stack(128)
 
 
 # ---- one row: dot(format, tier, row, columns, x, y) for one token, dot4 for TILE tokens at x, x + stride, ...
@@ -196,7 +202,7 @@ def kernel(format: Static, tier: Static) -> int:
         x, y = load(i64, arguments + 32), load(i64, arguments + 40)
         stride, step = load(i64, arguments + 48), load(i64, arguments + 56)
         tokens, share = load(i64, arguments + 64), load(i64, arguments + 72)
-        scratch = stack(256)
+        scratch = _scratch()
         for row in range(piece * share, min(rows, (piece + 1) * share)):
             blocks = load(i64, arguments) + row * row_bytes
             token = 0
