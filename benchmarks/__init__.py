@@ -1,0 +1,1 @@
+"""Benchmarks: the kit beside its peers and the machine, in one run. `python -m benchmarks` says how."""

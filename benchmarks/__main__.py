@@ -1,0 +1,48 @@
+"""Run benchmarks, each a module of this package with ``run() -> DataFrame``: python -m benchmarks [--save] [NAME...]."""
+
+import importlib
+import json
+import pkgutil
+import time
+
+import click
+import pandas as pd
+
+import benchmarks
+from kit import __version__, machine
+from kit.paths import ROOT
+
+NAMES = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_"))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
+@click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
+def main(names, save):
+    """Run the benchmarks called NAME, by default all, and print their tables.
+
+    The machine should be idle: peers are measured in turn with the kit, so ratios suffer less than absolute numbers.
+    """
+    click.echo(f"{machine.machine_id()}: {machine.cpu_name()}, {machine.usable_cores()} cores; kit {__version__}")
+    folder = ROOT / "results" / "reference" / machine.machine_id() / "benchmarks"
+    for name in names or NAMES:
+        module, started = importlib.import_module(f"benchmarks.{name}"), time.time()
+        table = module.run()
+        title = module.__doc__.splitlines()[0]
+        with pd.option_context("display.width", 250, "display.max_columns", None, "display.float_format", "{:.3g}".format):
+            click.echo(f"\n{name}. {title}\n\n{table.to_string()}")
+        if save:
+            _append(folder / f"{name}.jsonl", {"benchmark": name, "title": title, "started": started}, table)
+
+
+def _append(path, head: dict, table: pd.DataFrame) -> None:
+    """One run as one line of JSON: what, when, where, and the rows."""
+    rows = json.loads(table.reset_index().to_json(orient="records"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        run = head | {"machine_id": machine.machine_id(), "kit_version": __version__, "system": machine.describe()}
+        file.write(json.dumps(run | {"rows": rows}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

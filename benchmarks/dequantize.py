@@ -1,0 +1,126 @@
+"""Dequantise 200 MB: the kit beside ggml's own code, gguf-py and the machine's non-temporal fill, on as many threads."""
+
+import ctypes
+import importlib.util
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit import measure
+from kit.quants import cpu
+from kit.quants.exactness import random_blocks
+from kit.quants.formats import FORMATS
+from kit.quants.registry import DTYPES
+from kit.simd.vectors import f32x16, fence, jit, splat, stream
+
+ROWS, COLUMNS = 12288, 4096  # 201 MB of float32
+COMMON = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
+# At least, and hoped for: times ggml, times gguf-py, share of the fill. F16 and F32 need no arithmetic that a peer lacks.
+GOALS = {name: {"ggml": (1.6, 2.2), "gguf_py": (25, 25), "fill": (0.8, 0.95)} for name in COMMON}
+OTHER = {"gguf_py": (40, 40), "fill": (0, 0.6)}
+
+
+def run(names=None, samples: int = 7) -> pd.DataFrame:
+    """One row a format and dtype: GB/s of output (median and quartiles), and ratios of samples taken in turn.
+
+    of_fill is the share of the fill's speed; of_traffic counts the bytes of the blocks too, which memory must also move.
+    goal says which of the least goals for the format are missed.
+    """
+    out = torch.ones(ROWS, COLUMNS)
+    rows = []
+    for name in names or [*COMMON, *sorted(cpu.FORMATS - set(COMMON))]:
+        blocks = _blocks(name)
+        rows.append(_row(name, "float32", blocks, out, samples))
+        if name in COMMON:
+            halves = out.view(torch.float16)[: ROWS // 2].view(ROWS, COLUMNS)
+            rows += [_row(name, dtype, blocks, halves.view(DTYPES[dtype]), samples) for dtype in ("float16", "bfloat16")]
+    return pd.DataFrame(rows).set_index(["format", "dtype"])
+
+
+def _row(name, dtype, blocks, out, samples) -> dict:
+    def ours():
+        kit.dequantize(blocks, name, dtype, out=out)
+
+    filled = measure.compare(ours, lambda: _fill(out), samples, min_sample=0)
+    low, high = filled.a.spread
+    row = {"format": name, "dtype": dtype, "gbps": out.nbytes / filled.a.median / 1e9}
+    row |= {"low": out.nbytes / high / 1e9, "high": out.nbytes / low / 1e9, "fill_gbps": out.nbytes / filled.b.median / 1e9}
+    row |= {"of_fill": filled.ratio, "of_traffic": filled.ratio * (1 + blocks.nbytes / out.nbytes)}
+    if dtype == "float32":
+        peers = {"ggml": _ggml(name, blocks, out), "gguf_py": _gguf_py(name, blocks)}
+        for peer, theirs in peers.items():
+            if theirs:
+                paired = measure.compare(ours, theirs, samples if peer == "ggml" else 3, min_sample=0)
+                row |= {f"{peer}_gbps": out.nbytes / paired.b.median / 1e9, f"times_{peer}": paired.ratio}
+        row["missed"] = ", ".join(_missed(GOALS.get(name, OTHER), row))
+    return row
+
+
+def _missed(goals: dict, row: dict):
+    for against, (least, _) in goals.items():
+        reached = row.get("of_fill" if against == "fill" else f"times_{against}", np.inf)
+        if reached < least:
+            yield f"{against} {reached:.2f} < {least}"
+
+
+def _blocks(name: str) -> np.ndarray:
+    """(ROWS, bytes of a row): random blocks, some of them many times over."""
+    count = ROWS * COLUMNS // FORMATS[name].block_elements
+    some = random_blocks(name, min(count, 2**20))
+    return np.resize(some, (count, some.shape[1])).reshape(ROWS, -1)
+
+
+# ---- the machine and the peers
+
+
+def _shared(function, count: int) -> None:
+    """function(start, stop) over 0 ... count, on as many threads as torch uses."""
+    threads = torch.get_num_threads()
+    edges = [count * n // threads for n in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(function, edges[:-1], edges[1:]))
+
+
+@jit
+def _fill_part(address, nbytes, value):
+    x = splat(f32x16, value)
+    for i in range(0, nbytes, 64):
+        stream(address + i, x)
+    fence()
+
+
+def _fill(out: torch.Tensor) -> None:
+    """Non-temporal stores and nothing else; not of zeros, which some CPUs write at twice the speed of memory."""
+    lines = out.nbytes // 64
+    _shared(lambda start, stop: _fill_part(out.data_ptr() + 64 * start, 64 * (stop - start), np.float32(1.5)), lines)
+
+
+def _ggml(name: str, blocks: np.ndarray, out: torch.Tensor):
+    """ggml's dequantize_row of a format, rows shared among threads; None where xllamacpp is not installed."""
+    package = importlib.util.find_spec("xllamacpp")
+    if package is None:
+        return None
+    library = ctypes.CDLL(str(next(Path(package.origin).parent.glob("*.so"))))  # a call lets go of the interpreter lock
+    lower = name.lower()
+    row = getattr(library, f"dequantize_row_{lower[:-1]}K" if name.endswith("_K") else f"dequantize_row_{lower}", None)
+    if row is None:  # the plain floats
+        return None
+    row.argtypes, row.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
+    source, target, stride = blocks.ctypes.data, out.data_ptr(), blocks.strides[0]
+
+    def part(start, stop):
+        row(source + start * stride, target + 4 * COLUMNS * start, (stop - start) * COLUMNS)
+
+    return lambda: _shared(part, ROWS)
+
+
+def _gguf_py(name: str, blocks: np.ndarray):
+    if name == "F32":  # a view: no work to compare with
+        return None
+    qtype = gguf.GGMLQuantizationType[name]
+    return lambda: gguf.quants.dequantize(blocks, qtype)
