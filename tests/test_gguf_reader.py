@@ -1,6 +1,7 @@
 """The reader against files that gguf-py wrote and files put together by hand: what is valid opens, as it was written."""
 
 import struct
+import tracemalloc
 
 import gguf
 import numpy as np
@@ -197,6 +198,22 @@ def test_an_array_stays_in_the_file_until_it_is_asked_for(tmp_path):
     with pytest.raises(GGUFError, match="holds strings"):
         array.numpy()
     assert repr(array) == "<2 x string>"
+
+
+def test_a_large_vocabulary_opens_without_being_decoded(tmp_path):
+    """262,144 tokens and 514,906 merges: offsets are kept, strings are not made."""
+    tokens = [b"t%d" % i for i in range(262_144)]
+    merges = [b"a%d b%d" % (i, i) for i in range(514_906)]
+    pairs = [text(key) + struct.pack("<IIQ", 9, 8, len(strings)) + b"".join(map(text, strings))
+             for key, strings in ((b"tokens", tokens), (b"merges", merges))]  # fmt: skip
+    path = tmp_path / "x.gguf"
+    path.write_bytes(assemble(pairs))
+    tracemalloc.start()
+    metadata = kit.open(path).metadata
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000_000  # 8 bytes a string, twice while the batches are joined
+    assert metadata["tokens"][262_143] == "t262143" and metadata["merges"][-1] == "a514905 b514905"
 
 
 def split_model(tmp_path, parts, **overrides):

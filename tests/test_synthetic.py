@@ -61,6 +61,7 @@ def test_the_seed_decides_every_byte(tmp_path):
     assert first.read_bytes() == again.read_bytes()
     first, other = kit.open(first), kit.open(other)
     assert not any(np.array_equal(first.raw(name), other.raw(name)) for name in first.tensors)
+    assert len({first.raw(name).tobytes() for name in first.tensors}) == len(first.tensors)
 
 
 def test_no_two_rows_of_the_embedding_are_equal(tmp_path):
