@@ -61,7 +61,7 @@ def _fused(weights, name, x, activations="float32"):
     """Straight from the file's blocks; the cache is not asked."""
     from kit.fused import linear  # brings in the kernels, which no other way needs
 
-    return linear(weights.blocks(name), weights.info(name).qtype, x)
+    return linear(weights.blocks(name), weights.info(name).qtype, x, activations)
 
 
 def _stored(weights, name):

@@ -73,6 +73,8 @@ class _Crew:
                 for _ in range(self._helpers - int(self._board[_AWAKE // 8])):
                     self._bell.put(None)
             _lead(self._address, function, arguments, pieces)
+            while not _all_done(self._address, _PATIENCE):
+                os.sched_yield()  # a helper in the middle of a piece has lost its core to another process
         finally:
             self._busy.release()
 
@@ -83,7 +85,7 @@ class _Crew:
 
 @jit
 def _lead(board, function, arguments, pieces):
-    """Put work up, take part in it, and wait for the last piece."""
+    """Put work up and take part in it until all pieces are taken."""
     limit = read(board + _LIMIT)
     write(board + _FIRST, limit)
     write(board + _FUNCTION, function)
@@ -92,8 +94,16 @@ def _lead(board, function, arguments, pieces):
     write(board + _LIMIT, limit)
     while _take(board):
         pass
-    while read(board + _DONE) < limit:
+
+
+@jit
+def _all_done(board, patience):
+    """Wait for the pieces that others took; False after ``patience`` looks."""
+    for _ in range(patience):
+        if read(board + _DONE) == read(board + _LIMIT):
+            return True
         pause()
+    return False
 
 
 @jit
