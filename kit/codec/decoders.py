@@ -6,7 +6,9 @@ A decoder turns streams into residuals; everything after that is the same for al
 It reads nothing before ``begin`` and nothing from ``end + READ_AHEAD`` on, whatever the bytes say, and it always ends.
 """
 
+import functools
 import importlib
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -26,9 +28,10 @@ DECODERS = {
     "numpy": ("kit.codec.abreast", "abreast", 256),
     "interleaved": ("kit.codec.interleaved", "interleaved", 8),
     "simd": ("kit.codec.simd", "decode_simd", 8),
+    "triton": ("kit.codec.triton", "decode_tiles", 4096),
 }
 
-_REASONS = {
+REASONS = {
     SHORT: "the stream ends before the tile does",
     LONG: "the stream goes on after the tile has ended",
     STATE: "a state ends where no encoder starts",
@@ -54,7 +57,7 @@ def decode(tiles: Tiles, decoder: str = "interleaved", out=None, threads: int = 
         residuals, status = np.empty((last - first, room), np.uint8), np.empty(last - first, np.uint8)
         run(streams, first, last, residuals, status)
         for i in np.flatnonzero(status):
-            raise tiles.error(first + int(i), f"{_REASONS[int(status[i])]} (decoder {decoder})")
+            raise tiles.error(first + int(i), f"{REASONS[int(status[i])]} (decoder {decoder})")
         wrong = _finish(residuals, tiles.layout, tiles.checksums, first, last, out)
         if wrong >= 0:
             raise tiles.error(wrong, f"the checksum of its values differs (decoder {decoder})")
@@ -64,10 +67,18 @@ def decode(tiles: Tiles, decoder: str = "interleaved", out=None, threads: int = 
         for first in tasks:
             work(first)
     else:
-        with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(work, tasks):
-                pass
+        for _ in _pool(threads).map(work, tasks):
+            pass
     return out
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that stay: starting them takes as long as some ten tiles."""
+    return ThreadPoolExecutor(threads, "decode")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def find(decoder: str):
