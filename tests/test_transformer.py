@@ -76,7 +76,8 @@ def test_every_attention_gives_the_same_logits(folder, reference, name, attentio
 @pytest.mark.parametrize("linear", LINEAR)
 def test_every_linear_gives_the_same_logits(folder, reference, linear):
     model = model_of(folder, "tiny-qwen2", linear=linear)
-    assert error(decode(model, PROMPT[:8], 5), reference("tiny-qwen2")[4:8]) < 1e-5
+    tolerance = 0.05 if linear.endswith("int8") else 1e-5  # that one rounds the activations, as llama.cpp does
+    assert error(decode(model, PROMPT[:8], 5), reference("tiny-qwen2")[4:8]) < tolerance
 
 
 def test_optional_tensors_are_used(folder, reference):
