@@ -39,7 +39,7 @@ def command(profile, only, model, out, resume, texts, timeout, notebooks, listin
     Exit code: 0 all ran, 1 a notebook failed, 2 it could not start, 130 interrupted.
     """  # fmt: skip
     from kit import paths
-    from kit.report import parameters
+    from kit.report import index, parameters
     from kit.report import run as runs
 
     notebooks = notebooks or paths.ROOT / "notebooks"
@@ -64,6 +64,7 @@ def command(profile, only, model, out, resume, texts, timeout, notebooks, listin
         with _terminate_as_interrupt():
             _perform(run, runs.pending(run, jobs), timeout, sys.stderr.isatty() if progress is None else progress)
     except KeyboardInterrupt:
+        index.write(run)
         click.echo(f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True)
         sys.exit(EXIT_INTERRUPTED)
     click.echo(folder / "index.html")
@@ -79,12 +80,13 @@ def _perform(run, jobs, timeout, progress):
 
     width = max((len(job.name) for job in jobs), default=0)
     total = sum(job.cells for job in jobs)
-    with tqdm(total=total, unit="cell", file=sys.stderr, disable=not progress) as bar:
+    form = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} cells, {elapsed}"
+    with tqdm(total=total, desc="measuring this machine", bar_format=form, file=sys.stderr, disable=not progress) as bar:
 
         def on_cell(job, cell):
-            bar.set_description(f"{jobs.index(job) + 1}/{len(jobs)} {job.name}")
-            bar.n = sum(other.cells for other in jobs[: jobs.index(job)]) + cell
-            bar.refresh()
+            number = jobs.index(job)
+            bar.n = sum(other.cells for other in jobs[:number]) + cell
+            bar.set_description(f"{number + 1}/{len(jobs)} {job.name}")
 
         def on_end(job, outcome):
             reason = f"  cell {outcome.cell}: {outcome.reason}" if outcome.reason else ""
@@ -94,6 +96,9 @@ def _perform(run, jobs, timeout, progress):
             index.write(run)
 
         runs.perform(run, jobs, timeout, on_cell, on_end)
+    for name in run.notebooks:
+        if not (run.folder / f"{name}.html").exists():  # the disk was full when it ended
+            html.write(run, name)
     index.write(run)
 
 
