@@ -1,0 +1,189 @@
+"""The tile decoder's kernels: one program a tile; imported without a GPU, too, so that they can be compiled for one.
+
+A warp holds all lanes, some neighbours in a thread. Which of them take a unit of the stream is one bit a lane; the bits
+of 32 threads are one sum (the hardware's warp reduction), and a lane's place among those that take follows from a
+population count of the bits below its thread's: no scan across the warp stands in the chain from state to state.
+"""
+
+import triton
+import triton.language as tl
+
+from kit.codec import predictors, rans, streams
+
+_SLOT_BITS, _SLOT_MASK = tl.constexpr(rans.SLOT_BITS), tl.constexpr(rans.SLOTS - 1)
+_OK, _SHORT, _LONG, _STATE = (
+    tl.constexpr(status) for status in (streams.OK, streams.SHORT, streams.LONG, streams.STATE)
+)
+_LEFT, _LEFT2, _UP = (tl.constexpr(number) for number in (predictors.LEFT, predictors.LEFT2, predictors.UP))
+
+
+@triton.jit
+def _population(bits):
+    """How many bits are set, in the steps that LLVM makes one instruction of."""
+    bits = bits - ((bits >> 1) & 0x55555555)
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    return ((((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def _step(
+    units,
+    stop,
+    slots,
+    residuals,
+    state,
+    position,
+    active,
+    thread,
+    lane,
+    UNIT_BITS: tl.constexpr,
+    LOWER: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """One value of each active lane; then those whose state fell too low take a unit each, in the order of the lanes."""
+    below = ((1 << thread.to(tl.uint64)) - 1).to(tl.uint32)
+    entry = tl.load(slots + (state & _SLOT_MASK).to(tl.int32))
+    moved = ((entry >> 8) & _SLOT_MASK) * (state >> _SLOT_BITS) + (entry >> 20)
+    if FULL:
+        tl.store(residuals + lane, (entry & 255).to(tl.uint8))
+        state = moved
+    else:
+        tl.store(residuals + lane, (entry & 255).to(tl.uint8), active)
+        state = tl.where(active, moved, state)
+    for _ in tl.static_range(16 // UNIT_BITS):
+        low = state < LOWER
+        if not FULL:
+            low = low & active
+        taking = tl.sum(low.to(tl.uint32) << thread.to(tl.uint32), axis=0)[None, :]
+        within = tl.cumsum(low.to(tl.int32), axis=1) - low.to(tl.int32)
+        at = position + tl.sum(_population(taking & below), axis=1)[:, None] + within
+        unit = tl.load(units + at, low & (at < stop), 0).to(tl.uint32)
+        state = tl.where(low, (state << UNIT_BITS) | unit, state)
+        position += tl.sum(tl.sum(_population(taking), axis=1), axis=0)
+    return state, position
+
+
+@triton.jit
+def rans_kernel(
+    units,
+    begin,
+    end,
+    coded,
+    values,
+    slots,
+    residuals,
+    status,
+    room,
+    slots_a_tile,
+    THREADS: tl.constexpr,
+    EACH: tl.constexpr,
+    UNIT_BITS: tl.constexpr,
+    LOWER: tl.constexpr,
+):
+    """Decode one tile a program: THREADS (at most 32) x EACH lanes. Units from ``end`` on are never read."""
+    tile = tl.program_id(0)
+    start = tl.load(begin + tile)
+    units += start
+    position, stop = 0, (tl.load(end + tile) - start).to(tl.int32)  # a tile's stream is short: 32 bits from here on
+    todo, held = tl.load(coded + tile).to(tl.int32), tl.load(values + tile).to(tl.int32)
+    residuals += tile.to(tl.int64) * room
+    slots += tile.to(tl.int64) * slots_a_tile
+
+    thread = tl.arange(0, THREADS)[:, None]
+    lane = thread * EACH + tl.arange(0, EACH)[None, :]
+    unit_count: tl.constexpr = 32 // UNIT_BITS  # of a state
+    state = tl.zeros((THREADS, EACH), tl.uint32)
+    for i in tl.static_range(unit_count):
+        at = position + unit_count * lane + i
+        state |= tl.load(units + at, at < stop, 0).to(tl.uint32) << (UNIT_BITS * i)
+    position += unit_count * THREADS * EACH
+
+    done = 0
+    while (done + THREADS * EACH <= todo) & (position <= stop):  # all lanes: no masks, one store of EACH bytes a thread
+        state, position = _step(
+            units,
+            stop,
+            slots,
+            residuals + done,
+            state,
+            position,
+            lane < THREADS * EACH,
+            thread,
+            lane,
+            UNIT_BITS,
+            LOWER,
+            True,
+        )
+        done += THREADS * EACH
+    if (done < todo) & (position <= stop):
+        state, position = _step(
+            units,
+            stop,
+            slots,
+            residuals + done,
+            state,
+            position,
+            done + lane < todo,
+            thread,
+            lane,
+            UNIT_BITS,
+            LOWER,
+            False,
+        )
+
+    # It ended well if the stream did, too, and every state is one from which an encoder starts.
+    if UNIT_BITS == 16:
+        at = todo + 2 * lane
+        low, high = state & 255, (state >> 8) & 255
+        tl.store(residuals + at, low.to(tl.uint8), at < held)
+        tl.store(residuals + at + 1, high.to(tl.uint8), at + 1 < held)
+        wrong = ((state >> 16) != 1) | ((at >= held) & (low != 0)) | ((at + 1 >= held) & (high != 0))
+    else:
+        wrong = state != LOWER
+    found = tl.where(tl.sum(tl.sum(wrong.to(tl.int32), axis=1), axis=0) > 0, _STATE, _OK)
+    found = tl.where(position < stop, _LONG, tl.where(position > stop, _SHORT, found))
+    tl.store(status + tile, found.to(tl.uint8))
+
+
+@triton.jit
+def finish_kernel(
+    residuals,
+    sums,
+    out,
+    room,
+    rows,
+    columns,
+    tile_rows,
+    tile_columns,
+    PREDICTOR: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Undo the predictor of one tile a program, HEIGHT rows at a time; write its place in ``out`` and its checksum."""
+    tile = tl.program_id(0)
+    across = tl.cdiv(columns, tile_columns)
+    row, column = tile // across * tile_rows, tile % across * tile_columns
+    height, width = tl.minimum(tile_rows, rows - row), tl.minimum(tile_columns, columns - column)
+    residuals += tile.to(tl.int64) * room
+    out += row.to(tl.int64) * columns + column
+    j = tl.arange(0, WIDTH)[None, :]
+    above = tl.zeros((1, WIDTH), tl.int32)
+    total = tl.zeros((HEIGHT, WIDTH), tl.uint32)
+    for start in range(0, height, HEIGHT):
+        i = start + tl.arange(0, HEIGHT)[:, None]
+        inside = (i < height) & (j < width)
+        place = i * width + j
+        value = tl.load(residuals + place, inside, 0).to(tl.int32)
+        if (PREDICTOR == _LEFT) | (PREDICTOR == _LEFT2):
+            value = tl.cumsum(value, axis=1)
+        if PREDICTOR == _LEFT2:
+            value = tl.cumsum(value, axis=1)
+        if PREDICTOR == _UP:
+            running = tl.cumsum(value, axis=0)
+            value, above = running + above, above + tl.sum(value, axis=0)[None, :]
+        value &= 255
+        tl.store(out + i.to(tl.int64) * columns + j, value.to(tl.uint8).to(tl.int8, bitcast=True), inside)
+        word = (place >> 2).to(tl.uint32)
+        shifted = value.to(tl.uint32) << (8 * (place & 3)).to(tl.uint32)
+        total += tl.where(inside, shifted * (2 * word + 1), 0).to(tl.uint32)
+    tl.store(sums + tile, tl.sum(tl.sum(total, axis=1), axis=0))
