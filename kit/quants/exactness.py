@@ -1,13 +1,15 @@
 """exactness: for every format, backend, tier and dtype, whether the numbers are those of gguf-py, and how far off if not."""
 
-
 import itertools
+import sys
 
 import numpy as np
 import pandas as pd
 import torch
+from tqdm import tqdm
 
 from kit import simd
+from kit.errors import QuantError
 from kit.quants import reference
 from kit.quants.formats import FORMATS
 from kit.quants.registry import DTYPES, dequantize
@@ -16,16 +18,20 @@ _INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloa
 _BLOCKS = 64
 
 
-def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,), blocks=None) -> pd.DataFrame:
+def exactness(
+    qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,), blocks=None, progress=False
+) -> pd.DataFrame:
     """One row for each format, backend, tier and dtype: whether it equals the reference, and the largest error.
 
-    qtypes: names, by default all that gguf-py can dequantise. tiers: of the cpu backend (kit.simd.available()); None is the
-    one that runs. blocks: {name: uint8 array of whole blocks} to test on, by default random ones with finite scales.
+    qtypes: names, by default all of ``blocks``, or all that gguf-py can dequantise. tiers: of the cpu backend
+    (kit.simd.available()); None is the one that runs. blocks: {name: uint8 array of whole blocks} to test on, by default
+    random ones with finite scales.
     The reference is gguf-py's float32, rounded to nearest even by torch. Columns: qtype, backend, tier, dtype, weights,
     equal (every bit, or both NaN), ulp (representable numbers between the two, at most), relative (to the largest weight).
     """
     rows = []
-    for qtype in sorted(reference.FORMATS) if qtypes is None else qtypes:
+    qtypes = sorted(reference.FORMATS if blocks is None else blocks) if qtypes is None else qtypes
+    for qtype in tqdm(qtypes, "compare", file=sys.stderr, disable=not (progress and sys.stderr.isatty())):
         data = random_blocks(qtype, _BLOCKS) if blocks is None else blocks[qtype]
         truth = dequantize(data, qtype, backend="reference")
         for backend, tier, dtype in itertools.product(backends, tiers, dtypes):
@@ -34,6 +40,24 @@ def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,
             row = {"qtype": qtype, "backend": backend, "tier": ran if backend == "cpu" else "", "dtype": dtype}
             rows.append(row | {"weights": result.numel()} | _errors(result, truth.to(DTYPES[dtype])))
     return pd.DataFrame(rows)
+
+
+def sample(file, rows: int) -> dict[str, np.ndarray]:
+    """{format: (blocks, bytes of a block)} of the first ``rows`` rows of every tensor of an open GGUF file.
+
+    Tensors of a format that gguf-py cannot dequantise are left out; QuantError when that leaves none.
+    """
+    found = {}
+    for name, info in file.tensors.items():
+        if info.qtype in reference.FORMATS and info.elements:
+            block_bytes = FORMATS[info.qtype].block_bytes
+            row_bytes = FORMATS[info.qtype].nbytes(info.shape[-1] if info.shape else 1)
+            found.setdefault(info.qtype, []).append(
+                file.blocks(name).reshape(-1, row_bytes)[:rows].reshape(-1, block_bytes)
+            )
+    if not found:
+        raise QuantError(f"{file.path}: no tensor of a format that can be dequantised")
+    return {qtype: np.concatenate(blocks) for qtype, blocks in sorted(found.items())}
 
 
 def random_blocks(qtype: str, count: int, seed: int = 0) -> np.ndarray:
@@ -48,6 +72,8 @@ def random_blocks(qtype: str, count: int, seed: int = 0) -> np.ndarray:
             fields[name].view(f"u{kind.itemsize}")[:] &= ~np.array(2 ** (bits - 2), f"u{kind.itemsize}")  # of the exponent
     if qtype == "IQ1_M":  # the same bit of a half-precision scale in four pieces
         fields["scales"][:, 3] &= 0xBFFF
+    if qtype == "MXFP4":  # of a scale that is nothing but an exponent
+        fields["e"] &= 0xBF
     return blocks
 
 
@@ -56,11 +82,12 @@ def _errors(result: torch.Tensor, truth: torch.Tensor) -> dict:
     if same.all():
         return {"equal": True, "ulp": 0, "relative": 0.0}
     steps = [_ordered(values[~same]) for values in (result, truth)]
-    off = (result[~same].double() - truth[~same].double()).abs().max()
+    off = (result[~same].double() - truth[~same].double()).abs().nan_to_num(torch.inf).max()
+    largest = truth[truth.isfinite()].double().abs().max()
     return {
         "equal": False,
         "ulp": int((steps[0] - steps[1]).abs().max()),
-        "relative": float(off / truth[truth.isfinite()].double().abs().max()),
+        "relative": float(off / largest) if largest else float(off),
     }
 
 

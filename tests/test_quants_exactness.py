@@ -1,0 +1,97 @@
+"""The table of exactness and its command: right is told from wrong, on random blocks and on a file's own."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+import kit
+from kit import simd
+from kit.cli import main
+from kit.gguf.geometry import GEOMETRIES
+from kit.gguf.synthetic import synthesize
+from kit.quants import cpu, exactness
+from kit.quants.exactness import random_blocks, sample
+from kit.quants.formats import FORMATS
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return synthesize(tmp_path_factory.mktemp("model") / "tiny.gguf", GEOMETRIES["tiny-llama"], layers=1)
+
+
+@pytest.fixture
+def one_step_off(monkeypatch):
+    """A cpu backend whose first number is the next one up."""
+    run = cpu.run
+
+    def wrong(blocks, format, out):
+        run(blocks, format, out)
+        flat = out.view(-1)
+        flat[0] = torch.nextafter(flat[0], torch.tensor(torch.inf, dtype=out.dtype))
+
+    monkeypatch.setattr(cpu, "run", wrong)
+
+
+def test_equal_in_every_tier_that_runs():
+    table = exactness(["Q4_0", "F16"], dtypes=["float32", "float16"], tiers=simd.available())
+    assert list(table.columns) == ["qtype", "backend", "tier", "dtype", "weights", "equal", "ulp", "relative"]
+    assert table.equal.all() and (table.ulp == 0).all() and (table.relative == 0).all()
+    assert set(table.tier) == set(simd.available()) and len(table) == 4 * len(simd.available())
+    assert table.set_index("qtype").weights.loc["Q4_0"].iloc[0] == 64 * 32
+
+
+@pytest.mark.parametrize("dtype, relative", [("float32", 2**-23), ("float16", 2**-10), ("bfloat16", 2**-7)])
+def test_one_step_off_is_one_ulp(one_step_off, dtype, relative):
+    wrong = exactness(["Q4_K"], dtypes=[dtype]).iloc[0]
+    assert not wrong.equal and wrong.ulp == 1 and 0 < wrong.relative <= relative
+
+
+def test_the_sign_of_zero_and_nan_count(monkeypatch):
+    blocks = {"F32": np.zeros((1, 4), np.uint8)}
+    for value, ulp, relative in ((-0.0, 0, 0), (float("nan"), 0x7FC00000, float("inf")), (2.0, 2**30, 2)):
+        monkeypatch.setattr(cpu, "run", lambda blocks, format, out, value=value: out.fill_(value))
+        row = exactness(blocks=blocks, dtypes=["float32"]).iloc[0]
+        assert not row.equal and row.ulp == ulp and row.relative == relative
+
+
+@pytest.mark.parametrize("name", sorted(cpu.FORMATS))
+def test_random_blocks_hold_no_nan_and_no_infinity(name):
+    blocks = random_blocks(name, 500)
+    assert blocks.shape == (500, FORMATS[name].block_bytes)
+    assert kit.dequantize(blocks, name, backend="reference").isfinite().all()
+    assert len(np.unique(blocks)) > 200  # all the rest is random
+
+
+def test_sample_takes_rows_of_every_tensor(model):
+    with kit.open(model) as file:
+        blocks = sample(file, rows=2)
+        wanted = {}
+        for info in file.tensors.values():
+            rows = min(2, info.shape[0]) if len(info.shape) > 1 else 1
+            wanted[info.qtype] = wanted.get(info.qtype, 0) + rows * info.shape[-1]
+        counts = {name: len(found) * FORMATS[name].block_elements for name, found in blocks.items()}
+    assert counts == wanted and len(counts) > 1
+
+
+def test_command_on_a_file(model):
+    done = CliRunner().invoke(main, ["exactness", str(model), "--json"])
+    rows = json.loads(done.stdout)
+    assert done.exit_code == 0 and {row["dtype"] for row in rows} == {"float32", "float16", "bfloat16"}
+    assert {row["qtype"] for row in rows} >= {"Q4_K", "F32"} and all(row["equal"] for row in rows)
+
+
+def test_command_fails_when_something_differs(one_step_off, model):
+    done = CliRunner().invoke(main, ["exactness", str(model)])
+    assert done.exit_code == 1 and "1 ulp" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [(["--tier", "avx9"], "'avx9' is not one"), (["--backend", "gpu"], "unknown backend 'gpu'"), (["none.gguf"], "none.gguf")],
+)
+def test_command_errors(arguments, says):
+    done = CliRunner().invoke(main, ["exactness", *arguments])
+    assert done.exit_code == 2 and says in done.output and "Traceback" not in done.output
