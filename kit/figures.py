@@ -2,6 +2,7 @@
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 
 # Okabe and Ito's palette: told apart with every common kind of colour blindness, and in grey.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
@@ -43,6 +44,15 @@ def bound(axes: Axes, value: float, label: str, vertical: bool = False) -> None:
     """Draw a bound as a dashed black line with its label in the legend."""
     line = axes.axvline if vertical else axes.axhline
     line(value, color=BLACK, linestyle="--", linewidth=1.2, label=label)
+
+
+def log(axes: Axes, *names: str) -> None:
+    """Log scale on the axes named ("x", "y"), labelled with plain numbers: mathtext is off in this style."""
+    for name in names:
+        getattr(axes, f"set_{name}scale")("log")
+        axis = getattr(axes, f"{name}axis")
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())
 
 
 def stacked_bars(axes: Axes, table, colours=PALETTE, unit: str = "s") -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -162,10 +161,13 @@ def _in_turn(variant, q, pairs, config):
 # --- the projections
 
 
-def projections(weights, names, machine: Machine, samples: int = 3) -> pd.DataFrame:
-    """Seconds of one token through each matrix by PROJECTIONS, with GB/s of the weights as each reads them."""
+def projections(weights, config: Config, machine: Machine, samples: int = 3) -> pd.DataFrame:
+    """Seconds of one token through a matrix of each shape by PROJECTIONS, with GB/s of the weights as each reads them.
+
+    Timed over the layers in turn, so that the weights come from memory and not from a cache.
+    """
     rows = []
-    for name in names:
+    for name in one_of_each_shape(config):
         x = torch.randn(1, weights.info(name).shape[-1], generator=torch.Generator().manual_seed(0))
         exact = None
         for variant in PROJECTIONS:
@@ -173,13 +175,19 @@ def projections(weights, names, machine: Machine, samples: int = 3) -> pd.DataFr
             y = linear.apply(weights, name, x).double()
             exact = y if exact is None else exact
             error = float((y - exact).pow(2).mean().sqrt() / exact.std())
-            timed = measure.time(partial(linear.apply, weights, name, x), samples, min_sample=0.005)
+            stack = [name.replace("blk.0.", f"blk.{layer}.") for layer in range(config.layers)]
+            timed = measure.time(_over_layers(linear, weights, stack, x), samples, min_sample=0.005)
             nbytes = linear.nbytes(weights, name)
             bound = machine.seconds_to_read(nbytes)
             flops = 2 * weights.info(name).elements
             rows.append((name, variant, timed.median, nbytes / timed.median / 1e9, timed.median / bound, error, flops, nbytes))
     columns = ["tensor", "variant", "seconds", "GB/s", "time / bound", "rms / std", "flops", "bytes"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _over_layers(linear, weights, names, x):
+    turn = itertools.cycle(names)
+    return lambda: linear.apply(weights, next(turn), x)
 
 
 def one_of_each_shape(config: Config) -> list[str]:

@@ -25,7 +25,8 @@ def times(timed: pd.DataFrame):
         axes.plot(rows["context"], rows["seconds"], marker="o", markersize=4, color=COLOURS[variant], label=variant)
     bound = timed.drop_duplicates("context")
     axes.plot(bound["context"], bound["bound"], "--", color=figures.BLACK, linewidth=1.2, label="least on this machine")
-    axes.set(xscale="log", yscale="log", xlabel="context (positions)", ylabel="seconds a layer and token")
+    figures.log(axes, "x", "y")
+    axes.set(xlabel="context (positions)", ylabel="seconds a layer and token")
     axes.set_title("Attention of one token: what its arithmetic takes by each variant")
     axes.legend(ncols=2)
     return figure
@@ -37,13 +38,17 @@ def shares(table: pd.DataFrame, claimed=(10, 20)):
     for (label, share), marker in zip(table.items(), "so^", strict=True):
         left.plot(share.index, 100 * share, marker=marker, markersize=4, label=label)
         right.plot(share.index, amdahl(share), marker=marker, markersize=4, label=label)
-    left.set(xscale="log", yscale="log", xlabel="context (positions)", ylabel="attention's share of a token (%)")
+    left.set_ylabel("attention's share of a token (%)")
     left.set_title("How much of a token is attention")
     right.axhspan(*claimed, color=figures.YELLOW, alpha=0.5, label=f"claimed: {claimed[0]:g} to {claimed[1]:g} times")
-    right.set(xscale="log", yscale="log", xlabel="context (positions)", ylabel="times faster with no attention at all")
+    right.set_ylabel("times faster with no attention at all")
     right.set_title("The most that replacing it can give")
+    for axes in (left, right):
+        figures.log(axes, "x", "y")
+        axes.set_xlabel("context (positions)")
     right.set_ylim(0.9, max(40, amdahl(table.to_numpy().max()) * 1.5))
-    right.legend(loc="upper left", fontsize=8.5)
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
     return figure
 
 
@@ -60,12 +65,13 @@ def projections(table: pd.DataFrame, read_gbps: float):
             axes.annotate(f" {value:.2g}", (value, place), va="center", fontsize=8.5)
     figures.bound(axes, read_gbps, f"read bandwidth, {read_gbps:.0f} GB/s", vertical=True)
     axes.set_yticks(range(len(speeds)), [name.removesuffix(".weight") for name in speeds.index])
-    axes.set(xscale="log", xlabel="GB/s of weights, as each variant reads them (fused reads blocks, the others f32)")
+    figures.log(axes, "x")
+    axes.set_xlabel("GB/s of weights, as each variant reads them (fused reads blocks, the others f32)")
     axes.set_xlim(right=speeds.max().max() * 2.5)
     axes.set_title("One token through a projection: strides, not attention, were the cost")
     axes.grid(axis="y", visible=False)
     axes.invert_yaxis()
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, -0.32), ncols=5)
+    figure.legend(loc="outside lower center", ncols=5)
     return figure
 
 
@@ -103,7 +109,8 @@ def roofline(table: pd.DataFrame, machine):
         kind, variant = point.split()[0], point.split()[1].rstrip(",")
         marker = "o" if kind == "attention" else "s"
         axes.plot(row["intensity"], row["gflops"], marker, color=COLOURS[variant], markersize=8, label=point)
-    axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte read", ylabel="GFLOP/s")
+    figures.log(axes, "x", "y")
+    axes.set(xlabel="FLOPs a byte read", ylabel="GFLOP/s")
     axes.set_title("Roofline: what each variant makes of the machine")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     return figure
@@ -118,9 +125,9 @@ def token_bars(tokens: pd.DataFrame, least: float):
         figures.stacked_bars(axes, medians.clip(lower=0))
         figures.bound(axes, least, f"all f32 weights read once: {format_seconds(least)}", vertical=True)
         axes.set_xlabel("seconds a token")
-    log.set_xscale("log")
+    figures.log(log, "x")
     log.set_xlim(medians.sum(axis=1).min() / 30, medians.sum(axis=1).max() * 4)
     linear.set_title("One token: where its time goes")
     log.set_title("The same on a log scale")
-    linear.legend(loc="lower right", fontsize=8.5)
+    figure.legend(*linear.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
