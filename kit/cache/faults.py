@@ -32,6 +32,11 @@ class TwoLevels:
         return self.inner[key][0]
 
     @property
+    def instance(self) -> WeightCache:
+        """The real store behind."""
+        return self.outer
+
+    @property
     def stats(self) -> Stats:
         """What the outer cache says about itself."""
         return self.outer.stats
@@ -58,9 +63,14 @@ class SplitInstances:
         self.get = self._caches[0].get
 
     @property
+    def instance(self) -> WeightCache:
+        """The one that answers now."""
+        return self._caches[0]
+
+    @property
     def stats(self) -> Stats:
         """Counts of the instance that answers now."""
-        return self._caches[0].stats
+        return self.instance.stats
 
 
 class ResettingStats(WeightCache):
@@ -88,19 +98,21 @@ class ThreadLocal:
         self._policy, self._trace = policy, trace
         self._local = threading.local()
 
-    def _mine(self) -> WeightCache:
+    @property
+    def instance(self) -> WeightCache:
+        """The one of the calling thread."""
         if not hasattr(self._local, "cache"):
             self._local.cache = WeightCache(self._policy.fresh(), self._trace)
         return self._local.cache
 
     def get(self, key, size, load):
         """From the cache of the calling thread."""
-        return self._mine().get(key, size, load)
+        return self.instance.get(key, size, load)
 
     @property
     def stats(self) -> Stats:
         """Counts of the calling thread's cache."""
-        return self._mine().stats
+        return self.instance.stats
 
 
 class CopyOnHit(WeightCache):
