@@ -1,0 +1,1 @@
+"""From notebooks to a report: strict parameters, a process a notebook, pages that work offline, runs side by side."""

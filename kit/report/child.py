@@ -19,13 +19,13 @@ from papermill import PapermillExecutionError, execute_notebook
 def main() -> None:
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    records = Path(job["records"])
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
 
         def on_cell_start(cell, cell_index):
             count = len(records.read_bytes().splitlines()) if records.exists() else 0
             print(json.dumps({"cell": cell_index + 1, "records": count}), file=events)
 
-        records = Path(job["records"])
         try:
             execute_notebook(
                 _literal(job["source"]), _literal(job["output"]), job["parameters"], cwd=job["cwd"],

@@ -13,6 +13,8 @@ TAGS = frozenset(
     "s small span strong sub summary sup table tbody td tfoot th thead tr ul".split()
 )
 PLAIN_ATTRIBUTES = frozenset("class colspan rowspan title alt open".split())
+LONGEST = 100_000  # characters of one output that a page shows
+_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
 _INERT = re.compile(r"<(style|script)\b.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
 _EMPTY_IMAGE = re.compile(r"<img\b(?![^>]*\ssrc=)[^>]*>")
 _HEADING = re.compile(r"<h([1-3])\b[^>]*>(.*?)</h\1>", re.DOTALL)
@@ -65,7 +67,7 @@ def output(item: dict) -> dict:
     """
     match item["output_type"]:
         case "stream":
-            return {"kind": "text", "body": ansi2html(item["text"])}
+            return {"kind": "text", "body": ansi2html(terminal(item["text"]))}
         case "error":
             return {"kind": "error", "body": ansi2html("\n".join(item["traceback"]))}
     for mime, show in _SHOW.items():
@@ -73,6 +75,15 @@ def output(item: dict) -> dict:
             kind, body = show(item["data"][mime])
             return {"kind": kind, "body": body}
     return {"kind": "text", "body": html.escape(f"(not shown: {', '.join(item['data'])})")}
+
+
+def terminal(text: str) -> str:
+    """What a terminal would show at the end: of a line that was overwritten, its last state; of very much, both ends."""
+    text = _OVERWRITTEN.sub("", text)
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]}\n[... {len(text) - LONGEST:,} characters are in the notebook only ...]\n{text[-half:]}"
 
 
 def _svg(source: str) -> tuple[str, str]:
@@ -85,5 +96,5 @@ _SHOW = {
     "image/svg+xml": _svg,
     "text/html": lambda data: ("html", clean(data)),
     "text/markdown": lambda data: ("html", markdown(data, "output")[0]),
-    "text/plain": lambda data: ("text", ansi2html(data)),
+    "text/plain": lambda data: ("text", ansi2html(terminal(data))),
 }

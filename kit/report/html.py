@@ -29,7 +29,7 @@ def write(run: Run, name: str) -> Path:
         name=name,
         title=headings[0][2] if headings else name,
         cells=cells,
-        headings=headings[1:],
+        headings=headings,
         state=run.notebooks.get(name),
         run=run,
         before=before.get(name),

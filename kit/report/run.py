@@ -188,7 +188,7 @@ def perform(
     on_end: Callable[[Job, Outcome], None] = lambda job, outcome: None,
 ) -> None:
     """Run the jobs one after another. A notebook that fails becomes a failed row and a failed record; the rest goes on."""
-    run.planned = list(dict.fromkeys([*run.planned, *(job.name for job in jobs)]))
+    run.planned = sorted({*run.planned, *(job.name for job in jobs)})
     run.save()
     machine.of_run(run.folder)
     for job in jobs:

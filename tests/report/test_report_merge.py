@@ -102,7 +102,7 @@ def test_merge_puts_machines_side_by_side(finished, slower, tmp_path):
         assert (out / name / "01_first_token.html").exists()
     assert "2.00 s" in text
     assert "33.0 s" in text
-    assert "onerror=alert" not in text.replace("&gt;", "").replace("&lt;img src=x onerror=alert", "")
+    assert "<img" not in text
     assert invoke("merge", finished, "--out", out).exit_code == 2, "a folder that holds something is left alone"
     again = tmp_path / "again"
     assert invoke("merge", out, "--out", again).exit_code == 0, "a merged folder is a folder of runs"

@@ -111,6 +111,14 @@ def test_markdown_gives_headings_and_leads_to_pages():
     assert 'href="https://a.org"' in html
 
 
+def test_text_is_what_a_terminal_would_show():
+    assert content.terminal("10%\r20%\r30%\ndone\r\nend") == "30%\ndone\r\nend"
+    shown = content.terminal("a" * content.LONGEST + "b" * 1000)
+    assert len(shown) < content.LONGEST + 100
+    assert shown.endswith("b")
+    assert "[... 1,000 characters" in shown
+
+
 def test_a_live_control_becomes_its_text():
     data = {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "Slider"}
     shown = content.output({"output_type": "display_data", "data": data})
