@@ -8,6 +8,7 @@ import functools
 import os
 import platform
 import threading
+from collections.abc import Sequence
 from queue import SimpleQueue
 
 import numpy as np
@@ -30,13 +31,13 @@ def piecework(function):
     return compiled.address
 
 
-def run(function: int, arguments: np.ndarray, pieces: int) -> None:
-    """Call ``function(address of arguments, piece)`` once for each piece, on all threads; return when all are done.
+def run(function: int, arguments: Sequence[int], pieces: int) -> None:
+    """Call ``function(address of the arguments, piece)`` once for each piece, on all threads; return when all are done.
 
-    function: an address from ``piecework``; arguments: an int64 array, which only this call uses. While another thread
-    is inside ``run``, the work is done on the caller's thread alone.
+    function: an address from ``piecework``; arguments: up to 16 integers, which it finds as int64 in a row. While another
+    thread is inside ``run``, the work is done on the caller's thread alone.
     """
-    _crew().run(function, arguments.ctypes.data, pieces)
+    _crew().run(function, arguments, pieces)
 
 
 @functools.cache
@@ -53,6 +54,8 @@ class _Crew:
     def __init__(self, threads: int):
         self._board = np.zeros(64, np.int64)
         self._address = self._board.ctypes.data
+        self._arguments = np.zeros(16, np.int64)
+        self._arguments_address = self._arguments.ctypes.data
         self._helpers = threads - 1
         self._bell, self._busy = SimpleQueue(), threading.Lock()
         _serve(self._address, 0)  # compiled here, once, and not by all threads at a time
@@ -66,13 +69,15 @@ class _Crew:
 
     def run(self, function, arguments, pieces):
         if not self._busy.acquire(blocking=False):
-            _alone(function, arguments, pieces)
+            own = np.array(arguments, np.int64)
+            _alone(function, own.ctypes.data, pieces)
             return
         try:
+            self._arguments[: len(arguments)] = arguments
             if pieces > 1:
                 for _ in range(self._helpers - int(self._board[_AWAKE // 8])):
                     self._bell.put(None)
-            _lead(self._address, function, arguments, pieces)
+            _lead(self._address, function, self._arguments_address, pieces)
             while not _all_done(self._address, _PATIENCE):
                 os.sched_yield()  # a helper in the middle of a piece has lost its core to another process
         finally:

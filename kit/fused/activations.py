@@ -21,23 +21,23 @@ SUMS, SCALE, RECORD = UNIT, UNIT + 64, UNIT + 128
 _SMALLEST = np.float32(1e-36)  # below it, activations are zeros: 127 / x would overflow
 
 
-def quantize(x: torch.Tensor, format: str) -> np.ndarray:
+def quantize(x: torch.Tensor, format: str) -> torch.Tensor:
     """The records of x (tokens, columns) float32: (units, tokens, RECORD) uint8, 64-byte aligned.
 
     code = round(x / scale) to nearest even, scale = largest |x| / 127. Columns are filled up to units with zeros.
     """
     tokens, columns = x.shape
     units = -(-columns // UNIT)
-    memory = np.empty(units * tokens * RECORD + 64, np.uint8)
-    records = memory[-memory.ctypes.data % 64 :][: units * tokens * RECORD].reshape(units, tokens, RECORD)
-    arguments = np.array([x.data_ptr(), columns, tokens, records.ctypes.data, _order(format).ctypes.data])
-    threads.run(_kernel(), arguments, tokens)
+    records = torch.empty(units, tokens, RECORD, dtype=torch.uint8)  # torch aligns to 64 bytes
+    threads.run(_kernel(), (x.data_ptr(), columns, tokens, records.data_ptr(), _orders()[format]), tokens)
     return records
 
 
 @functools.cache
-def _order(format: str) -> np.ndarray:
-    return np.array(CODES[format].order)
+def _orders() -> dict[str, int]:
+    """Addresses of the formats' orders, int64."""
+    _orders.kept = np.array([codes.order for codes in CODES.values()], np.int64)
+    return {format: _orders.kept[row].ctypes.data for row, format in enumerate(CODES)}
 
 
 @functools.cache

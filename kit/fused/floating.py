@@ -191,11 +191,7 @@ def _raw_dots(numbers, width: int):
 
 
 def kernel(format: Static, tier: Static) -> int:
-    """The address of a function for kit.threads.run: a piece is some rows, times every token's activations.
-
-    Its arguments: the blocks' address, bytes of a row, rows, columns; address of x and of y, bytes of a token's x and y;
-    tokens; rows a piece.
-    """
+    """The kernel that kit.fused.linear describes."""
 
     def floating(arguments, piece):
         row_bytes, rows, columns = load(i64, arguments + 8), load(i64, arguments + 16), load(i64, arguments + 24)

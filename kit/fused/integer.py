@@ -5,7 +5,7 @@ from numba.extending import overload
 
 from kit.fused.activations import RECORD, SCALE, SUMS
 from kit.fused.floating import copy, multiply_add, stack, total
-from kit.fused.units import CODES, UNIT, codes, spread, steps, unit_bytes
+from kit.fused.units import CODES, codes, spread, steps, unit_bytes
 from kit.simd.special import dot4
 from kit.simd.vectors import Static, convert, f32x16, i8x64, i32x16, load, splat, store
 from kit.threads import piecework
@@ -87,21 +87,17 @@ def _tile(format, tier, blocks, row_bytes, rows, units, records, tokens, count, 
 
 
 def kernel(format: Static, tier: Static) -> int:
-    """The address of a function for kit.threads.run: a piece is some rows, times every token's activations.
-
-    Its arguments: the blocks' address, bytes of a row, rows, columns; address of the activations' records and of y, bytes
-    of a token's y; tokens; rows a piece.
-    """
+    """The kernel that kit.fused.linear describes; x is the address of the activations' records."""
 
     def integer(arguments, piece):
         blocks, row_bytes = load(i64, arguments), load(i64, arguments + 8)
         rows, units = load(i64, arguments + 16), (load(i64, arguments + 24) + 255) // 256
-        records, y, step = load(i64, arguments + 32), load(i64, arguments + 40), load(i64, arguments + 48)
-        tokens, share = load(i64, arguments + 56), load(i64, arguments + 64)
+        records, y, step = load(i64, arguments + 32), load(i64, arguments + 40), load(i64, arguments + 56)
+        tokens, share = load(i64, arguments + 64), load(i64, arguments + 72)
         scratch, sums = _scratch(), _sums()
         row, last = piece * share, min(rows, (piece + 1) * share)
         if tokens == 1:
-            for row in range(row, last):
+            for row in range(piece * share, last):
                 store(y + 4 * row, _one_token(format, tier, blocks + row * row_bytes, row_bytes, units, records, scratch))
             return
         while row < last:

@@ -1,4 +1,8 @@
-"""linear: y = W x from blocks, rows shared out among the threads of kit.threads."""
+"""linear: y = W x from blocks, the rows shared out among the threads of kit.threads.
+
+A kernel computes some rows of y, for all tokens. Its arguments, all int64: address of the blocks, bytes of a row, rows,
+columns; address of x, address of y; bytes of one token's x and y; tokens; rows a piece.
+"""
 
 import functools
 
@@ -7,45 +11,55 @@ import torch
 
 from kit import threads
 from kit.errors import QuantError
-from kit.fused import activations as eight_bit
 from kit.fused import floating, integer
+from kit.fused.activations import quantize
 from kit.quants.formats import FORMATS
-from kit.quants.kernels import KERNELS
+from kit.quants.kernels import KERNELS, RAW
 from kit.simd.tiers import tier
 from kit.simd.vectors import Static
 
+ACTIVATIONS = ("float32", "int8")
 _PIECE = 2**16  # bytes of blocks that a thread takes at a time
 
 
 def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "float32") -> torch.Tensor:
-    """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes of a row): (tokens, rows) float32."""
-    format = FORMATS[qtype]
-    rows, row_bytes = blocks.shape
-    tokens, columns = x.shape
-    if columns != row_bytes // format.block_bytes * format.block_elements:
-        raise QuantError(f"{qtype}: rows of {row_bytes} bytes do not take {columns} activations")
-    blocks, x = np.ascontiguousarray(blocks), x.contiguous()
-    y = torch.empty(tokens, rows)
+    """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes of a row) uint8: (tokens, rows) float32.
+
+    qtype: any format that the cpu backend of kit.dequantize knows. activations: "float32", or "int8": x is rounded to
+    eight bits with one scale for 256 columns, except where the weights are F32, F16 or BF16. Raises QuantError.
+    """
+    eight_bit = _check(blocks, qtype, x, activations) and qtype in KERNELS
+    (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
+    x, y = x.contiguous(), torch.empty(tokens, rows)
+    kernel = _kernel(qtype, eight_bit)
+    if eight_bit:
+        x = quantize(x, qtype)
     share = max(1, _PIECE // row_bytes)
-    if activations == "int8" and qtype in KERNELS:
-        records = eight_bit.quantize(x, qtype)
-        arguments = np.array(
-            [blocks.ctypes.data, row_bytes, rows, columns, records.ctypes.data, y.data_ptr(), 4 * rows, tokens, share]
-        )
-        threads.run(_kernel8(qtype, tier()), arguments, -(-rows // share))
-        return y
-    arguments = np.array(
-        [blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), 4 * columns, 4 * rows, tokens, share]
+    threads.run(
+        kernel,
+        (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), 4 * columns, 4 * rows, tokens, share),
+        -(-rows // share),
     )
-    threads.run(_kernel(qtype, tier()), arguments, -(-rows // share))
     return y
 
 
-@functools.cache
-def _kernel(qtype, tier):
-    return floating.kernel(Static(qtype), tier)
+def _check(blocks, qtype, x, activations) -> bool:
+    """Whether int8 was asked for; QuantError for anything that the kernels cannot take."""
+    if qtype not in KERNELS and qtype not in RAW:
+        raise QuantError(f"fused does not know {qtype!r}; it knows {', '.join((*KERNELS, *RAW))}")
+    if activations not in ACTIVATIONS:
+        raise QuantError(f"activations {activations!r} is not one of {', '.join(ACTIVATIONS)}")
+    if blocks.ndim != 2 or blocks.dtype != np.uint8 or not blocks.flags.c_contiguous:
+        raise QuantError(f"{qtype}: blocks must be C-contiguous uint8 (rows, bytes), not {blocks.dtype} {blocks.shape}")
+    if x.ndim != 2 or x.dtype != torch.float32 or x.device.type != "cpu":
+        raise QuantError(f"{qtype}: x must be float32 (tokens, columns) on the CPU, not {x.dtype} {tuple(x.shape)}")
+    format = FORMATS[qtype]
+    if blocks.shape[1] != format.nbytes(x.shape[1]) or x.shape[1] % format.block_elements:
+        raise QuantError(f"{qtype}: rows of {blocks.shape[1]} bytes do not take {x.shape[1]} activations")
+    return activations == "int8"
 
 
 @functools.cache
-def _kernel8(qtype, tier):
-    return integer.kernel(Static(qtype), tier)
+def _kernel(qtype: str, eight_bit: bool) -> int:
+    """Compiled at the first use of a format, or had from the cache on disk."""
+    return (integer if eight_bit else floating).kernel(Static(qtype), tier())

@@ -18,12 +18,10 @@ from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS
 from kit.quants.scales import MINIMA
 from kit.simd.special import half_to_float
-from kit.simd.vectors import (
-    Vector, convert, f32x8, f32x16, i32x16, interleave, join, load, splat, u8x16, u8x32, u8x64, u16x8,
-)  # fmt: skip
+from kit.simd.vectors import Vector, bitcast, convert, f32x8, f32x16, interleave, join, load, splat, u8x16, u8x32, u8x64
 
 UNIT = 256
-u16, f32 = types.uint16, types.float32
+u16, u64, f32, u16x4 = types.uint16, types.uint64, types.float32, Vector(types.uint16, 4)
 
 
 class Codes(NamedTuple):
@@ -172,6 +170,36 @@ def _(format, tier, unit):
     return lambda format, tier, unit: read(tier, unit)
 
 
+@overload(steps, jit_options={"forceinline": True})
+def _(format, tier, unit, scratch):
+    (sign, bias), halves = (KERNELS[format.value].minimum, CODES[format.value].bias), _in_halves(format.value)
+    read, read_low = (halves("d"), halves("m")) if halves else _in_scratch(format.value)
+
+    def read_steps(format, tier, unit, scratch):
+        step = read(tier, unit, scratch)
+        if sign == 0:
+            return step, step * bias
+        low = read_low(tier, unit, scratch) * -sign
+        return step, (step * bias + low if bias else low)
+
+    return read_steps
+
+
+def _in_scratch(format: str):
+    """Readers of the steps and then the lows, by way of the dequantiser's reader and the scratch."""
+    read, group = KERNELS[format].scales, KERNELS[format].group
+    elements, size = FORMATS[format].block_elements, FORMATS[format].block_bytes
+    blocks, groups, sixteen = UNIT // elements, elements // group, {1: _one, 8: _eight, 16: _sixteen}[UNIT // group]
+
+    @njit(forceinline=True)
+    def steps(tier, unit, scratch):
+        for block in range(blocks):  # the scales of all blocks one after another
+            read(tier, unit + block * size, scratch + 4 * groups * block)
+        return sixteen(scratch)
+
+    return steps, njit(lambda tier, unit, scratch: sixteen(scratch + MINIMA), forceinline=True)
+
+
 @njit(forceinline=True)
 def _one(address):
     return splat(f32x16, load(f32, address))
@@ -188,22 +216,32 @@ def _sixteen(address):
     return load(f32x16, address)
 
 
-@overload(steps, jit_options={"forceinline": True})
-def _(format, tier, unit, scratch):
-    (read, group, sign), bias = KERNELS[format.value][1:], CODES[format.value].bias
-    elements, size = FORMATS[format.value].block_elements, FORMATS[format.value].block_bytes
-    blocks, groups, every = UNIT // elements, elements // group, {1: _one, 8: _eight, 16: _sixteen}[UNIT // group]
+def _in_halves(format: str):
+    """For blocks of 32 with a scale (and minimum) in half precision: a maker of readers of that field, else None.
 
-    def read_steps(format, tier, unit, scratch):
-        for block in range(blocks):  # the scales of all blocks one after another
-            read(tier, unit + block * size, scratch + 4 * groups * block)
-        step = every(scratch)
-        if sign == 0:
-            return step, step * bias
-        low = every(scratch + MINIMA) * -sign
-        return step, (step * bias + low if bias else low)
+    Eight numbers written to the scratch one at a time and read as a vector would wait for each other.
+    """
+    fields, size = FORMATS[format].layout.names, FORMATS[format].block_bytes
+    if FORMATS[format].block_elements != 32 or "d" not in fields:
+        return None
 
-    return read_steps
+    def reader(field: str):
+        at = offset(format, field) if field in fields else 0
+
+        @njit(forceinline=True)
+        def four(block):
+            a, b = load(u16, block), load(u16, block + size)
+            c, d = load(u16, block + 2 * size), load(u16, block + 3 * size)
+            return bitcast(u16x4, u64(a) | (u64(b) << u64(16)) | (u64(c) << u64(32)) | (u64(d) << u64(48)))
+
+        @njit(forceinline=True)
+        def eight(tier, unit, scratch):
+            vector = half_to_float(tier, join(four(unit + at), four(unit + at + 4 * size)))
+            return interleave(vector, vector)
+
+        return eight
+
+    return reader
 
 
 @intrinsic(prefer_literal=True)
