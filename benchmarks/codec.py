@@ -10,7 +10,7 @@ from kit import measure
 from kit.codec import rans
 from kit.codec.int8 import quantise
 
-TILES = 32
+TILES = 128
 TILE = 1 << 16
 CODERS = {
     "reported": ("python", "scalar-linear", "scalar-binary", "scalar-table"),

@@ -9,6 +9,7 @@ It reads nothing before ``begin`` and nothing from ``end + READ_AHEAD`` on, what
 import functools
 import importlib
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -26,8 +27,8 @@ DECODERS = {
     "scalar-binary": ("kit.codec.scalar", "binary", 8),
     "scalar-table": ("kit.codec.scalar", "table", 8),
     "numpy": ("kit.codec.abreast", "abreast", 256),
-    "interleaved": ("kit.codec.interleaved", "interleaved", 8),
-    "simd": ("kit.codec.simd", "decode_simd", 8),
+    "interleaved": ("kit.codec.interleaved", "interleaved", 16),
+    "simd": ("kit.codec.simd", "decode_simd", 16),
     "triton": ("kit.codec.triton", "decode_tiles", 4096),
 }
 
@@ -54,7 +55,7 @@ def decode(tiles: Tiles, decoder: str = "interleaved", out=None, threads: int = 
 
     def work(first):
         last = min(first + at_a_time, len(tiles))
-        residuals, status = np.empty((last - first, room), np.uint8), np.empty(last - first, np.uint8)
+        residuals, status = _room(last - first, room), np.empty(last - first, np.uint8)
         run(streams, first, last, residuals, status)
         for i in np.flatnonzero(status):
             raise tiles.error(first + int(i), f"{REASONS[int(status[i])]} (decoder {decoder})")
@@ -70,6 +71,16 @@ def decode(tiles: Tiles, decoder: str = "interleaved", out=None, threads: int = 
         for _ in _pool(threads).map(work, tasks):
             pass
     return out
+
+
+_own = threading.local()
+
+
+def _room(tiles: int, values: int) -> np.ndarray:
+    """(tiles, values) uint8 of this thread's own, the same memory at every call: fresh pages cost more than decoding."""
+    if getattr(_own, "room", np.empty(0)).size < tiles * values:
+        _own.room = np.empty(tiles * values, np.uint8)
+    return _own.room[: tiles * values].reshape(tiles, values)
 
 
 @functools.cache
