@@ -42,9 +42,10 @@ def execute(
     Whatever happens to the notebook is an Outcome; its process log stays beside the output when it failed. The
     processes that it started are killed when it ends, after ``timeout`` seconds, and on any exception here (Ctrl-C).
     """
+    output = output.absolute()  # the child works in that folder
     partial, log = output.with_name(f".{output.stem}.partial.ipynb"), output.with_suffix(".log")
     job = {
-        "source": str(source), "output": str(partial), "records": str(output.with_suffix(".jsonl")),
+        "source": str(source.absolute()), "output": str(partial), "records": str(output.with_suffix(".jsonl")),
         "parameters": parameters, "cwd": str(output.parent),
     }  # fmt: skip
     started, reason, records_before = time.monotonic(), "", []

@@ -27,8 +27,10 @@ def output(tmp_path):
 def test_a_good_notebook_leaves_its_output_and_nothing_else(notebooks, output, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")  # the user's: figures must appear all the same
     source = notebooks.add("01", "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()", "print(rate, deep, model)")
+    monkeypatch.chdir(output.parent.parent)
     cells = []
-    outcome = execute(source, output, {"rate": 2.5, "deep": True, "model": "007"}, on_cell=cells.append)
+    given = {"rate": 2.5, "deep": True, "model": "007"}
+    outcome = execute(source, output.relative_to(output.parent.parent), given, on_cell=cells.append)
     assert (outcome.status, outcome.reason, outcome.cell) == ("ok", "", 4)
     assert cells == [1, 2, 3, 4]
     assert [path.name for path in output.parent.iterdir()] == ["01.ipynb"]
