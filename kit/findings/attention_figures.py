@@ -3,7 +3,8 @@
 import pandas as pd
 
 from kit import figures
-from kit.findings.attention import PARTS, WAYS, amdahl
+from kit.findings.attention import amdahl
+from kit.findings.one_token import PARTS, WAYS
 from kit.units import format_seconds
 
 COLOURS = {
@@ -123,11 +124,12 @@ def token_bars(tokens: pd.DataFrame, least: float):
     figure, (linear, log) = figures.new(2, height=6.8)
     for axes in (linear, log):
         figures.stacked_bars(axes, medians.clip(lower=0))
-        figures.bound(axes, least, f"all f32 weights read once: {format_seconds(least)}", vertical=True)
         axes.set_xlabel("seconds a token")
+    linear.set_xlim(right=medians.sum(axis=1).max() * 1.1)
+    figures.bound(log, least, f"all f32 weights read once: {format_seconds(least)}", vertical=True)
     figures.log(log, "x")
     log.set_xlim(medians.sum(axis=1).min() / 30, medians.sum(axis=1).max() * 4)
     linear.set_title("One token: where its time goes")
     log.set_title("The same on a log scale")
-    figure.legend(*linear.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*log.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -1,0 +1,179 @@
+"""Attention finding: the arithmetic of shares and parts, the first layers of a file, a run of all ways on a tiny one."""
+
+import json
+
+import pandas as pd
+import pytest
+
+import kit
+from kit import machine
+from kit.architectures import read_config
+from kit.findings import attention, attention_figures, attention_verdicts, one_token
+from kit.gguf.geometry import GEOMETRIES
+from kit.gguf.synthetic import synthesize
+from kit.session import Session
+
+MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 50.0)
+GRANITE = GEOMETRIES["granite-3.3-8b"]
+
+
+class Named:
+    """As much of a GGUFFile as its configuration needs."""
+
+    path, architecture = "granite.gguf", "granite"
+    metadata = GRANITE.metadata()
+    tensors = {spec.name: spec for spec in GRANITE.tensors()}
+
+
+@pytest.fixture(scope="module")
+def granite():
+    return read_config(Named)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return kit.open(synthesize(tmp_path_factory.mktemp("models") / "tiny.gguf", "tiny-granite", "Q4_K_M"))
+
+
+@pytest.mark.parametrize("context,percent", [(1, 0.004), (50, 0.2), (512, 2), (2048, 7.6)])
+def test_share_of_attention_by_flops_is_the_findings(granite, context, percent):
+    """0.004 % at one position, 0.2 % at 50, 2 % at 512 and 7.6 % at 2048 for granite-3.3-8b."""
+    table = attention.predict(granite, MACHINE, [context], 40)
+    assert 100 * table.loc[context, "attention's share"] == pytest.approx(percent, rel=0.03)
+    assert table.loc[context, "most it can give"] < 1.1
+
+
+def test_a_token_reads_every_matrix_once(granite):
+    """All weights but the row that the embedding takes, which with tied embeddings are all there are."""
+    norms = 4096
+    assert attention.elements_read(granite, 40) == sum(spec.elements for spec in GRANITE.tensors()) - norms
+    assert attention.elements_read(granite, 80) > 1.9 * attention.elements_read(granite, 40)
+
+
+def test_only_the_experts_used_are_read(tmp_path):
+    config = read_config(kit.open(synthesize(tmp_path / "moe.gguf", "tiny-qwen3moe", "F32")))
+    dense = 256 * (256 + 128 + 128 + 256 + 8) + 2 * 256 + 2 * 64
+    assert attention.elements_read(config, 1) == dense + 3 * 2 * 256 * 256 + 512 * 256
+
+
+def test_amdahl():
+    assert attention.amdahl(0.0) == 1 and attention.amdahl(0.9) == pytest.approx(10)
+
+
+def test_parts_add_up_to_the_token_and_scale_by_layer():
+    """A token of 10 s: 2 s of a projection of which 0.5 s decoding, 1 s attention, 3 s output head, 0.25 s norm."""
+    spans = [
+        ("token", "", -1, 0, 10),
+        ("embed", "token_embd.weight", -1, 0, 0.2),
+        ("dequantize", "token_embd.weight", -1, 0, 0.1),
+        ("linear", "blk.0.attn_q.weight", 0, 1, 3),
+        ("dequantize", "blk.0.attn_q.weight", 0, 1, 1.5),
+        ("attention", "", 0, 3, 4),
+        ("norm", "output_norm.weight", -1, 4, 4.25),
+        ("read", "output_norm.weight", -1, 4, 4.05),
+        ("linear", "token_embd.weight", -1, 5, 8),
+        ("dequantize", "token_embd.weight", -1, 5, 6),
+    ]
+    frame = pd.DataFrame(spans, columns=["what", "tensor", "layer", "start", "end"])
+    frame["seconds"] = frame["end"] - frame["start"]
+    told = {"dequantise": 0.1 + 0.5 + 0.05 + 1, "projections": 1.5 + 2, "attention": 1, "norms": 0.2}
+    assert one_token.parts(frame) == pytest.approx(told | {"rest": 10 - sum(told.values())})
+    scaled = {"dequantise": 0.1 + 5 + 0.05 + 1, "projections": 15 + 2, "attention": 10, "norms": 0.2}
+    assert one_token.parts(frame, 10) == pytest.approx(scaled | {"rest": 10 * (10 - sum(told.values()))})
+
+
+def test_shares_follow_from_times():
+    """Attention of 1 ms a layer and 4 layers beside 12 ms and 4 ms of all else: 25 % and 50 %."""
+
+    class Config:
+        heads, head_dim, window, vocabulary, width = 2, 4, 0, 10, 8
+
+        @staticmethod
+        def tensors():
+            return {"blk.0.attn_q.weight": (8, 8)}
+
+    timed = pd.DataFrame({"variant": ["loop", "blas"], "context": [16, 16], "seconds": [1e-3, 1e-6]})
+    rows = {("again", 0): (0.012, 9.0), ("loop-attention", 0): (0.004, 9.0)}
+    tokens = pd.DataFrame(rows, index=["projections", "attention"]).T.rename_axis(["way", "sample"])
+    shares = attention.shares(Config, timed, tokens, 4)
+    assert shares.loc[16, "reports' loops, measured"] == pytest.approx(0.25)
+    assert shares.loc[16, "BLAS projections, measured"] == pytest.approx(0.5)
+    flops = 4 * 4 * 2 * 4 * 16
+    assert shares.loc[16, "FLOPs"] == pytest.approx(flops / (flops + 2 * (4 * 64 + 80)))
+
+
+def test_the_first_layers_of_a_file_are_a_model(tiny):
+    file = one_token.FirstLayers(tiny, 1)
+    model = kit.Transformer(kit.Weights(file))
+    assert model.config.layers == 1 and not any(name.startswith("blk.1.") for name in file.tensors)
+    assert model.logits([3, 4]).isfinite().all()
+
+
+@pytest.mark.parametrize("room,most,layers", [(1e12, None, 2), (1e12, 1, 1), (6e6, None, 2), (4e6, None, 1), (1, None, 1)])
+def test_as_many_layers_as_fit(tiny, monkeypatch, room, most, layers):
+    monkeypatch.setattr(one_token, "memory_available", lambda: room)
+    assert len(tiny.tensors) == 20
+    assert read_config(one_token.what_fits(tiny, share=1.0, most=most)).layers == layers
+
+
+def test_equality_finds_a_variant_that_is_wrong(monkeypatch, granite):
+    good = attention.equality(granite, contexts=(1, 5, 48))
+    assert (good.fillna(0) < attention.TOLERANCE).all().all() and good.loc["python", "1 x 48"] is not None
+    blas = attention.ATTENTION["blas"]
+    monkeypatch.setitem(attention.ATTENTION, "blas", lambda q, k, v, scale, window: blas(q, k, v, 1.01 * scale, window))
+    bad = attention.equality(granite, contexts=(48,))
+    assert bad.loc["blas"].max() > 1e-4
+
+
+def test_a_whole_run_draws_and_judges(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    lab = Session("04_attention", profile="smoke", out=str(tmp_path))
+    file = one_token.what_fits(tiny)
+    config = read_config(file)
+    timed = attention.times(config, MACHINE, [1, 16, 64], samples=1)
+    weights, tokens = one_token.by_way(file, 8, 1.0, samples=1)
+    shares = attention.shares(config, timed, tokens, 2)
+    matrices = attention.projections(weights, config, MACHINE, samples=1)
+    assert (matrices["rms / std"] < 1e-5).all()
+    speeds = one_token.kv_speeds(weights, MACHINE, 8, 1.0, samples=1)
+    table = one_token.token_table(tokens, MACHINE, attention.elements_read(config, 2))
+    assert list(table["total"]) == pytest.approx(list(table[list(one_token.PARTS)].sum(axis=1)))
+    points = attention.roofline(config, timed, matrices, weights)
+    assert (points["gflops"] > 0).all() and points.loc["projection fused", "intensity"] > 3
+    for figure in (
+        attention_figures.times(timed), attention_figures.shares(shares), attention_figures.kv_speeds(speeds),
+        attention_figures.projections(matrices, 20.0), attention_figures.roofline(points, MACHINE),
+        attention_figures.token_bars(tokens, 0.01),
+    ):  # fmt: skip
+        figure.canvas.draw()
+    attention_verdicts.judge(lab, tokens, shares, 8, attention.elements_read(config, 2), 4)
+    claims = [json.loads(line)["claim"] for line in (tmp_path / "04_attention.jsonl").read_text().splitlines()]
+    assert set(claims) == {"attention-blas-speedup", "warm-inference", "blas-500"}
+    assert "attention at a context of 8" in attention_verdicts.summary(tokens, shares, 8)
+
+
+def tokens_with(**totals):
+    rows = {(way, 0): {"dequantise": 0.0, "projections": 0.9 * total, "attention": 0.1 * total} for way, total in totals.items()}
+    return pd.DataFrame(rows).T.rename_axis(["way", "sample"])
+
+
+def verdicts_of(tmp_path, monkeypatch, tokens, share, elements=8_170_860_544):
+    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    lab = Session("04_attention", profile="smoke", out=str(tmp_path))
+    shares = pd.DataFrame({"FLOPs": [0.01], "measured": [share]}, index=[512])
+    attention_verdicts.judge(lab, tokens, shares, 512, elements, 4)
+    lines = [json.loads(line) for line in (tmp_path / "04_attention.jsonl").read_text().splitlines()]
+    return [line["verdict"] for line in lines]
+
+
+def test_verdicts_follow_the_measurement(tmp_path, monkeypatch):
+    slow = {"first": 49.0, "again": 45.0, "loop-attention": 1.3, "loop-projections": 40.0, "cached": 1.2, "fused": 0.2}
+    got = verdicts_of(tmp_path, monkeypatch, tokens_with(**slow), share=0.1)
+    scaled = "reproduced in ratio"
+    assert got == ["impossible", scaled, scaled, scaled, "impossible", "impossible"]
+    fast = {"first": 4.5, "again": 0.5, "loop-attention": 0.02, "loop-projections": 0.02, "cached": 0.001, "fused": 0.001}
+    got = verdicts_of(tmp_path, monkeypatch, tokens_with(**fast), share=0.96)
+    assert got == [scaled, scaled, "not reproduced", "not reproduced", "impossible", "impossible"]
+    even = {**slow, "loop-attention": 1.2, "loop-projections": 1.2}
+    got = verdicts_of(tmp_path, monkeypatch, tokens_with(**even), share=0.96)
+    assert got[:2] == ["not reproduced", "not reproduced"]
