@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from kit.quants.formats import Format
-from kit.quants.kernels import FORMATS, SINKS, decode  # noqa: F401
+from kit.quants.kernels import FORMATS, SINKS, decode
 from kit.simd.tiers import tier
 from kit.simd.vectors import Static, fence, jit
+
+__all__ = ["DEVICE", "FORMATS", "run"]
 
 DEVICE = "cpu"
 _CHUNK = 2**19  # weights that a thread takes at a time; smaller tensors are not worth waking another thread
@@ -40,12 +42,17 @@ def run(blocks: np.ndarray, format: Format, out: torch.Tensor) -> None:
     waiting = [_threads().submit(work) for _ in range(helpers)]
     work()
     for helper in waiting:
-        helper.result()
+        if not helper.cancel():  # one that has not started has nothing left to do
+            helper.result()
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="dequantize")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads stay behind in the parent
 
 
 @functools.cache

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.core.imputils import lower_constant
-from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
+from numba.extending import NativeValue, intrinsic, models, overload, register_model, unbox
 
 
 def jit(function):
@@ -42,6 +41,7 @@ class Static:
 
     def __init__(self, value: str):
         self.value = value
+        self._numba_type_ = StaticType(value)
 
 
 class StaticType(types.Type):
@@ -53,7 +53,6 @@ class StaticType(types.Type):
 
 
 register_model(StaticType)(models.OpaqueModel)
-typeof_impl.register(Static)(lambda static, _: StaticType(static.value))
 unbox(StaticType)(lambda _type, _object, c: NativeValue(c.context.get_dummy_value()))
 lower_constant(StaticType)(lambda context, *_: context.get_dummy_value())
 
@@ -137,20 +136,6 @@ def stream(_, address, vector):
         return context.get_dummy_value()
 
     return types.void(types.int64, vector), emit
-
-
-@intrinsic
-def prefetch(_, address):
-    """prefetch(address): ask for the cache line at an address, which may be any; nothing waits for it."""
-
-    def emit(context, builder, signature, args):
-        pointer, number = ir.PointerType(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [builder.inttoptr(args[0], pointer), *(ir.Constant(number, n) for n in (0, 3, 1))])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), emit
 
 
 @intrinsic
