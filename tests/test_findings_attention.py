@@ -1,6 +1,7 @@
 """Attention finding: the arithmetic of shares and parts, the first layers of a file, a run of all ways on a tiny one."""
 
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -17,17 +18,12 @@ MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 
 GRANITE = GEOMETRIES["granite-3.3-8b"]
 
 
-class Named:
-    """As much of a GGUFFile as its configuration needs."""
-
-    path, architecture = "granite.gguf", "granite"
-    metadata = GRANITE.metadata()
-    tensors = {spec.name: spec for spec in GRANITE.tensors()}
-
-
 @pytest.fixture(scope="module")
 def granite():
-    return read_config(Named)
+    """The configuration of granite-3.3-8b, from as much of a GGUFFile as it needs."""
+    tensors = {spec.name: spec for spec in GRANITE.tensors()}
+    named = {"path": "granite.gguf", "architecture": "granite", "metadata": GRANITE.metadata(), "tensors": tensors}
+    return read_config(SimpleNamespace(**named))
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +149,8 @@ def test_a_whole_run_draws_and_judges(tiny, tmp_path, monkeypatch):
 
 
 def tokens_with(**totals):
-    rows = {(way, 0): {"dequantise": 0.0, "projections": 0.9 * total, "attention": 0.1 * total} for way, total in totals.items()}
-    return pd.DataFrame(rows).T.rename_axis(["way", "sample"])
+    shares = pd.Series({"dequantise": 0.0, "projections": 0.9, "attention": 0.1})
+    return pd.DataFrame({(way, 0): shares * total for way, total in totals.items()}).T.rename_axis(["way", "sample"])
 
 
 def verdicts_of(tmp_path, monkeypatch, tokens, share, elements=8_170_860_544):
