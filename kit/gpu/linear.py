@@ -1,0 +1,84 @@
+"""Linear layers on the device: fused with the dequantiser for a few tokens, by a matrix product for many."""
+
+import torch
+import triton
+
+from kit.errors import QuantError
+from kit.gpu.linear_kernels import PLANES, blocks_kernel, floats_kernel, norm_kernel, spread_kernel
+from kit.quants import dequantize
+from kit.quants.formats import FORMATS
+from kit.quants.triton import STORED_FLOATS, table_of
+from kit.quants.triton_formats import CODES
+from kit.quants.triton_kernel import shape_of
+
+FUSED_TOKENS = 8  # beyond, dequantising once costs less than reading x again for every few rows
+STEP_WEIGHTS = 2048  # of one row a step: 128 threads with 16 consecutive weights each
+ROWS = 4  # of a program, for one token: what a step loads of x serves all of them
+_WORDS_A_PROGRAM = 512
+
+
+def linear(blocks: torch.Tensor, qtype: str, x: torch.Tensor) -> torch.Tensor:
+    """x (tokens, in) float32 -> (tokens, out) float32 for the matrix in ``blocks`` (out, bytes of a row), uint8.
+
+    Up to FUSED_TOKENS tokens read the blocks once and no dequantised weight is ever stored; more go through a float32
+    matrix and one product. Everything lies on one device. |x| must lie below 2^32. Raises QuantError for a format
+    without a kernel and for an x that does not fit the rows.
+    """
+    if len(x) > FUSED_TOKENS:
+        _format(blocks, qtype, x.shape[1])
+        return x @ dequantize(blocks, qtype, backend="triton").T
+    return apply(blocks, qtype, spread(x))
+
+
+def spread(x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+    """x (tokens, in) float32 as planes (tokens, 5, in / 4), what the fused kernels read; with a gate x * silu(gate)."""
+    planes = _planes(x)
+    words = x.shape[1] // 4
+    grid = (triton.cdiv(words, _WORDS_A_PROGRAM), len(x))
+    gate = x if gate is None else gate
+    spread_kernel[grid](x, gate, planes, words, SWIGLU=gate is not x, BLOCK=_WORDS_A_PROGRAM, num_warps=4)
+    return planes
+
+
+def spread_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The planes of RMSNorm(x) * weight, x (tokens, in) and weight (in,) float32."""
+    planes, words = _planes(x), x.shape[1] // 4
+    norm_kernel[(len(x),)](x, weight, planes, words, eps, BLOCK=triton.next_power_of_2(words), num_warps=8)
+    return planes
+
+
+def _planes(x):
+    return torch.empty(len(x), PLANES, x.shape[1] // 4, dtype=torch.float32, device=x.device)
+
+
+def apply(blocks: torch.Tensor, qtype: str, planes: torch.Tensor, add_to=None, factor: float = 1.0) -> torch.Tensor:
+    """W x from the planes of x, (tokens, out) float32; or ``add_to + factor * W x``, written to ``add_to``."""
+    format = _format(blocks, qtype, 4 * planes.shape[2])
+    tokens, rows = len(planes), len(blocks)
+    padded = triton.next_power_of_2(tokens)
+    if padded > tokens:  # tiles have a power of two of tokens
+        y = apply(blocks, qtype, torch.cat([planes, planes.new_zeros(padded - tokens, *planes.shape[1:])]))[:tokens]
+        return y if add_to is None else add_to.add_(y, alpha=factor)
+    out = torch.empty(tokens, rows, dtype=torch.float32, device=planes.device) if add_to is None else add_to
+    at_once = max(1, ROWS // tokens)
+    shared = dict(TOKENS=tokens, ROWS=at_once, ADD=add_to is not None, num_warps=4)
+    grid = (triton.cdiv(rows, at_once),)
+    if qtype in STORED_FLOATS:
+        weight = blocks.view(STORED_FLOATS[qtype])
+        floats_kernel[grid](weight, planes, out, rows, planes.shape[2], factor, CHUNK=STEP_WEIGHTS // 4, **shared)
+        return out
+    blocks_a_row, chunk = blocks.shape[1] // format.block_bytes, STEP_WEIGHTS // format.block_elements
+    blocks_kernel[grid](
+        blocks, table_of(qtype, planes.device), planes, out, rows, blocks_a_row, factor,
+        CHUNK=chunk, EVEN=blocks_a_row % chunk == 0, **shape_of(format), **shared,
+    )  # fmt: skip
+    return out
+
+
+def _format(blocks, qtype, columns):
+    if qtype not in CODES and qtype not in STORED_FLOATS:
+        raise QuantError(f"no linear layer from {qtype}: the kit has {', '.join([*STORED_FLOATS, *CODES])}")
+    format = FORMATS[qtype]
+    if columns % format.block_elements or format.nbytes(columns) != blocks.shape[1] or columns % 4:
+        raise QuantError(f"x of {columns} columns does not fit rows of {blocks.shape[1]} bytes of {qtype}")
+    return format

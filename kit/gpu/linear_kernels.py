@@ -1,0 +1,139 @@
+"""y = W x straight from ggml blocks, for one token or a few; imported without a GPU, too, to be compiled for one.
+
+An integer of up to 16 bits that is read as a float32 bit pattern is a subnormal number, code * 2^-149: no conversion is
+needed when x is scaled up by a power of two to make up for it, and products stay exact inside the FMA. So x comes as
+*planes* (tokens, 5, in / 4): the elements 0, 1, 2 and 3 of every four, scaled, and the sums of every four, which meet
+the bias and the minimum. Where codes are words of four, planes have their layout: neither moves between threads.
+"""
+
+import triton
+import triton.language as tl
+
+PLANES = 5
+_LOW_BYTE = tl.constexpr(2.0**96)  # times code * 2^-149: code * 2^-53. x itself must lie below 2^32
+_HIGH_BYTE = tl.constexpr(2.0**88)  # times (256 code) * 2^-149: the same
+_BACK = tl.constexpr(2.0**53)  # scales must lie below 2^74; a float16 times a few bits does
+
+
+@triton.jit
+def _store_planes(planes, value, word, words, inside):
+    """value (n, 4) float32, the words ``word`` (n,) of one token, to its planes."""
+    part = tl.arange(0, 4)[None, :]
+    scaled = value * tl.where(part % 2 == 0, _LOW_BYTE, _HIGH_BYTE)
+    tl.store(planes + part * words + word[:, None], scaled, inside[:, None])
+    tl.store(planes + 4 * words + word, tl.sum(value, axis=1), inside)
+
+
+@triton.jit
+def spread_kernel(x, gate, planes, words, SWIGLU: tl.constexpr, BLOCK: tl.constexpr):
+    """x (tokens, 4 * words) to planes; with SWIGLU x * silu(gate). A program takes BLOCK words of a token."""
+    word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token, inside = tl.program_id(1), word < words
+    place = token * words * 4 + word[:, None] * 4 + tl.arange(0, 4)[None, :]
+    value = tl.load(x + place, inside[:, None], 0.0)
+    if SWIGLU:
+        opening = tl.load(gate + place, inside[:, None], 0.0)
+        value *= opening / (1.0 + tl.exp(-opening))
+    _store_planes(planes + token * words * 5, value, word, words, inside)
+
+
+@triton.jit
+def norm_kernel(x, weight, planes, words, eps, BLOCK: tl.constexpr):
+    """RMSNorm of x (tokens, 4 * words) times weight, to planes. A program takes a token; BLOCK >= words."""
+    word = tl.arange(0, BLOCK)
+    token, inside = tl.program_id(0), word < words
+    place = word[:, None] * 4 + tl.arange(0, 4)[None, :]
+    value = tl.load(x + token * words * 4 + place, inside[:, None], 0.0)
+    mean = tl.sum(tl.sum(value * value, axis=1), axis=0) / (4 * words)
+    value = value / tl.sqrt(mean + eps) * tl.load(weight + place, inside[:, None], 0.0)
+    _store_planes(planes + token * words * 5, value, word, words, inside)
+
+
+@triton.jit
+def blocks_kernel(
+    blocks,
+    table,
+    planes,
+    y,
+    rows,
+    blocks_a_row,
+    factor,
+    CODES: tl.constexpr,
+    BYTES: tl.constexpr,
+    SUBS: tl.constexpr,
+    WORDS: tl.constexpr,
+    BIAS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    EVEN: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    """ROWS rows of y (TOKENS, rows) a program, CHUNK blocks of each a step. Axes: token, row, block, sub-block, word.
+
+    Rows beyond the last repeat it and are not stored; unless EVEN, blocks beyond a row's last repeat that and meet an x
+    of zero. With ADD y grows by factor * W x.
+    """
+    words = blocks_a_row * SUBS * WORDS
+    token = tl.arange(0, TOKENS)[:, None, None, None, None]
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = tl.minimum(row, rows - 1)[None, :, None, None, None]
+    b = tl.arange(0, CHUNK)[None, None, :, None, None]
+    s = tl.arange(0, SUBS)[None, None, None, :, None]
+    j = tl.arange(0, WORDS)[None, None, None, None, :]
+    first = blocks + inside.to(tl.int64) * blocks_a_row * BYTES
+    planes += token * words * 5 + s * WORDS + j
+    total = tl.zeros((TOKENS, ROWS, CHUNK, SUBS, WORDS), tl.float32)
+    for at in range(0, blocks_a_row, CHUNK):
+        block = at + b
+        held = tl.full(b.shape, True, tl.int1)
+        if not EVEN:
+            held = block < blocks_a_row
+            block = tl.minimum(block, blocks_a_row - 1)
+        here = planes + block * SUBS * WORDS
+        codes, scale, low = CODES(first + block * BYTES, s, j, table)
+        upper = codes >> 16
+        product = (codes & 255).to(tl.float32, bitcast=True) * tl.load(here, held, 0.0)
+        product += (codes & 0xFF00).to(tl.float32, bitcast=True) * tl.load(here + words, held, 0.0)
+        product += (upper & 255).to(tl.float32, bitcast=True) * tl.load(here + 2 * words, held, 0.0)
+        product += (upper & 0xFF00).to(tl.float32, bitcast=True) * tl.load(here + 3 * words, held, 0.0)
+        total += product * (scale * _BACK)
+        total -= tl.load(here + 4 * words, held, 0.0) * (scale * BIAS + low)
+    sums = tl.sum(total.reshape(TOKENS, ROWS, CHUNK * SUBS * WORDS), axis=2)
+    _store_rows(y, sums, row, rows, factor, TOKENS, ADD)
+
+
+@triton.jit
+def _store_rows(y, sums, row, rows, factor, TOKENS: tl.constexpr, ADD: tl.constexpr):
+    place, inside = y + tl.arange(0, TOKENS)[:, None] * rows + row[None, :], (row < rows)[None, :]
+    if ADD:
+        sums = tl.load(place, inside, 0.0) + factor * sums
+    tl.store(place, sums, inside)
+
+
+@triton.jit
+def floats_kernel(
+    weight,
+    planes,
+    y,
+    rows,
+    words,
+    factor,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    """The same for weights that are float16, bfloat16 or float32: CHUNK words of four columns a step."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = tl.minimum(row, rows - 1)[None, :, None, None].to(tl.int64)
+    token, part = tl.arange(0, TOKENS)[:, None, None, None], tl.arange(0, 4)[None, None, None, :]
+    back = tl.where(part % 2 == 0, 1 / _LOW_BYTE, 1 / _HIGH_BYTE)
+    total = tl.zeros((TOKENS, ROWS, CHUNK, 4), tl.float32)
+    for start in range(0, words, CHUNK):
+        word = start + tl.arange(0, CHUNK)[None, None, :, None]
+        there = word < words
+        w = tl.load(weight + (inside * words + word) * 4 + part, there, 0.0).to(tl.float32)
+        total += w * (tl.load(planes + token * words * 5 + part * words + word, there, 0.0) * back)
+    sums = tl.sum(total.reshape(TOKENS, ROWS, CHUNK * 4), axis=2)
+    _store_rows(y, sums, row, rows, factor, TOKENS, ADD)
