@@ -72,7 +72,9 @@ def _one_token(format, tier, row, row_bytes, units, record, scratch):
 
 @njit
 def _tile(format, tier, blocks, row_bytes, rows, units, records, tokens, count, sums, scratch):
-    """Add the products of ``rows`` rows and ``count`` of the tokens to ``sums``: (rows, count) vectors of 16 lanes."""
+    """The products of ``rows`` rows and ``count`` of the tokens to ``sums``: (rows, count) vectors, lanes to be added."""
+    for i in range(rows * count):
+        store(sums + 64 * i, splat(f32x16, 0))
     for unit in range(units):
         for row in range(rows):
             at = _locate(format, blocks + row * row_bytes, unit, row_bytes, scratch)
@@ -95,23 +97,22 @@ def kernel(format: Static, tier: Static) -> int:
         records, y, step = load(i64, arguments + 32), load(i64, arguments + 40), load(i64, arguments + 56)
         tokens, share = load(i64, arguments + 64), load(i64, arguments + 72)
         scratch, sums = _scratch(), _sums()
-        row, last = piece * share, min(rows, (piece + 1) * share)
+        last = min(rows, (piece + 1) * share)
         if tokens == 1:
             for row in range(piece * share, last):
                 store(y + 4 * row, _one_token(format, tier, blocks + row * row_bytes, row_bytes, units, records, scratch))
             return
-        while row < last:
+        for row in range(piece * share, last, ROWS):
             height = min(ROWS, last - row)
             for token in range(0, tokens, TOKENS):
                 count = min(TOKENS, tokens - token)
-                for i in range(height * count):
-                    store(sums + 64 * i, splat(f32x16, 0))
                 _tile(
                     format, tier, blocks + row * row_bytes, row_bytes, height, units,
                     records + token * RECORD, tokens, count, sums, scratch,
                 )  # fmt: skip
-                for i in range(height * count):
-                    store(y + (token + i % count) * step + 4 * (row + i // count), total(load(f32x16, sums + 64 * i)))
-            row += height
+                for t in range(count):
+                    for r in range(height):
+                        at = sums + 64 * (r * count + t)
+                        store(y + (token + t) * step + 4 * (row + r), total(load(f32x16, at)))
 
     return piecework(integer)
