@@ -13,7 +13,7 @@ import torch
 import kit
 from kit import measure
 from kit.quants import cpu
-from kit.quants.exactness import random_blocks
+from kit.quants.compare import random_blocks
 from kit.quants.formats import FORMATS
 from kit.quants.registry import DTYPES
 from kit.simd.vectors import f32x16, fence, jit, splat, stream

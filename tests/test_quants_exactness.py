@@ -13,7 +13,7 @@ from kit.cli import main
 from kit.gguf.geometry import GEOMETRIES
 from kit.gguf.synthetic import synthesize
 from kit.quants import cpu, exactness
-from kit.quants.exactness import random_blocks, sample
+from kit.quants.compare import random_blocks, sample
 from kit.quants.formats import FORMATS
 
 

@@ -22,7 +22,7 @@ def command(file, backends, tiers, rows, as_json):
     """
     import kit
     from kit import simd
-    from kit.quants.exactness import exactness, sample
+    from kit.quants.compare import exactness, sample
 
     blocks = None
     if file:
