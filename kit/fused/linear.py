@@ -14,7 +14,7 @@ from kit.errors import QuantError
 from kit.fused import floating, integer
 from kit.fused.activations import quantize
 from kit.quants.formats import FORMATS
-from kit.quants.kernels import KERNELS, RAW
+from kit.quants.kernels import KERNELS
 from kit.simd.tiers import tier
 from kit.simd.vectors import Static
 
@@ -25,7 +25,7 @@ _PIECE = 2**16  # bytes of blocks that a thread takes at a time
 def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "float32") -> torch.Tensor:
     """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes of a row) uint8: (tokens, rows) float32.
 
-    qtype: any format that the cpu backend of kit.dequantize knows. activations: "float32", or "int8": x is rounded to
+    qtype: any format that the cpu backend of kit.dequantize knows, or I8. activations: "float32", or "int8": x is rounded to
     eight bits with one scale for 256 columns, except where the weights are F32, F16 or BF16. Raises QuantError.
     """
     eight_bit = _check(blocks, qtype, x, activations) and qtype in KERNELS
@@ -45,8 +45,8 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
 
 def _check(blocks, qtype, x, activations) -> bool:
     """Whether int8 was asked for; QuantError for anything that the kernels cannot take."""
-    if qtype not in KERNELS and qtype not in RAW:
-        raise QuantError(f"fused does not know {qtype!r}; it knows {', '.join((*KERNELS, *RAW))}")
+    if qtype not in KERNELS and qtype not in floating.NUMBERS:
+        raise QuantError(f"fused does not know {qtype!r}; it knows {', '.join((*KERNELS, *floating.NUMBERS))}")
     if activations not in ACTIVATIONS:
         raise QuantError(f"activations {activations!r} is not one of {', '.join(ACTIVATIONS)}")
     if blocks.ndim != 2 or blocks.dtype != np.uint8 or not blocks.flags.c_contiguous:
