@@ -8,10 +8,11 @@ import functools
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from kit import threads
 from kit.errors import QuantError
-from kit.fused import floating, integer
+from kit.fused import floating, integer, strips
 from kit.fused.activations import quantize
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS
@@ -31,13 +32,16 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     eight_bit = _check(blocks, qtype, x, activations) and qtype in KERNELS
     (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
     x, y = x.contiguous(), torch.empty(tokens, rows)
-    kernel = _kernel(qtype, eight_bit)
     if eight_bit:
-        x = quantize(x, qtype)
-    share = max(1, _PIECE // row_bytes)
+        x, module = quantize(x, qtype), integer
+    elif tokens < strips.FEWEST:
+        module = floating
+    else:
+        x, module = F.pad(x, (0, -columns % 16)) if columns % 16 else x, strips
+    stride, share = x.stride(0) * x.itemsize, max(1, _PIECE // row_bytes)
     threads.run(
-        kernel,
-        (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), 4 * columns, 4 * rows, tokens, share),
+        _kernel(module, qtype),
+        (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share),
         -(-rows // share),
     )
     return y
@@ -60,6 +64,6 @@ def _check(blocks, qtype, x, activations) -> bool:
 
 
 @functools.cache
-def _kernel(qtype: str, eight_bit: bool) -> int:
+def _kernel(module, qtype: str) -> int:
     """Compiled at the first use of a format, or had from the cache on disk."""
-    return (integer if eight_bit else floating).kernel(Static(qtype), tier())
+    return module.kernel(Static(qtype), tier())
