@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 from IPython.display import HTML
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from kit import claims, figures, records
 from kit.claims import Claim
@@ -19,7 +21,7 @@ RULE = (
     "measurable here decides only when there is no other."
 )
 STRICTEST_FIRST = ("impossible", "not reproduced", "reproduced in ratio", "reproduced", "not measurable here")
-NO_RECORD = "no record"
+NO_RECORD, NOTHING = "no record", "–"
 COLOURS = {
     "impossible": figures.VERMILION,
     "not reproduced": figures.ORANGE,
@@ -28,6 +30,9 @@ COLOURS = {
     "not measurable here": figures.PURPLE,
     NO_RECORD: "#999999",
 }
+_CLAIMED = {"marker": "D", "color": figures.BLACK, "markersize": 4, "linewidth": 1, "markerfacecolor": "white"}
+_MEASURED = {"marker": "o", "color": "#555555", "markersize": 6.5, "linewidth": 0}
+_POSSIBLE = "#cccccc"
 
 
 @dataclass(frozen=True)
@@ -123,13 +128,13 @@ def _row(entry: Entry, part: Part | None, verdict: str) -> dict[str, str]:
     claim, record = entry.claim, part.record if part else None
     words = {"claim": claim.id, "report": claim.report, "claimed": claim.reported, "verdict": verdict}
     if record is None:
-        blank = dict.fromkeys(("measured", "lower bound", "upper bound", "tolerance"), "–")
+        blank = dict.fromkeys(("measured", "lower bound", "upper bound", "tolerance"), NOTHING)
         return words | blank | {"reason": f"missing: {entry.missing}", "where": claim.notebook, "link": ""}
     return words | {
         "measured": f"{record.quantity}: {quantity(record.median, record.unit)}",
         "lower bound": _bound(record.lower, record.lower_source, record.unit),
         "upper bound": _bound(record.upper, record.upper_source, record.unit),
-        "tolerance": record.tolerance or "–",
+        "tolerance": record.tolerance or NOTHING,
         "reason": record.reason,
         "where": record.notebook,
         "link": part.link,
@@ -137,17 +142,31 @@ def _row(entry: Entry, part: Part | None, verdict: str) -> dict[str, str]:
 
 
 def _bound(value: float | None, source: str, unit: str) -> str:
-    return "–" if value is None else f"{quantity(value, unit)} ({source})" if source else quantity(value, unit)
+    return NOTHING if value is None else f"{quantity(value, unit)} ({source})" if source else quantity(value, unit)
 
 
 def shown(frame: pd.DataFrame) -> HTML:
-    """A table of this module as HTML: all text escaped, the verdict as a badge, a link to the cell that measured it."""
-    frame = frame.map(html.escape)
-    frame["verdict"] = [f'<span class="badge tone-{word.replace(" ", "-")}">{word}</span>' for word in frame["verdict"]]
-    frame["where"] = [f'<a href="{link}">{name}</a>' if link else name
-                      for name, link in zip(frame["where"], frame["link"], strict=True)]  # fmt: skip
-    with pd.option_context("display.max_colwidth", None):
-        return HTML(frame.drop(columns="link").to_html(escape=False, index=False, border=0, classes="claims"))
+    """A table of this module as HTML, all text escaped: verdicts as badges, a link to the cell that measured each."""
+    rows = "".join(map(_html_row, frame.map(html.escape).to_dict("records")))
+    head = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "measured and possible", "reason"))
+    return HTML(f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
+
+
+def _html_row(row: dict[str, str]) -> str:
+    where = f'<a href="{row["link"]}">{row["where"]}</a>' if row["link"] else row["where"]
+    details = [
+        f"{label} {row[name]}"
+        for name, label in (("lower bound", "at least"), ("upper bound", "at most"), ("tolerance", "tolerance:"))
+        if row[name] != NOTHING
+    ]
+    under = '<span class="under">{}</span>'
+    cells = (
+        f'{row["claim"]}{under.format(row["claimed"])}{under.format("report " + row["report"])}',
+        f'<span class="badge tone-{row["verdict"].replace(" ", "-")}">{row["verdict"]}</span>',
+        row["measured"] + "".join(map(under.format, details)),
+        row["reason"] + under.format(where),
+    )
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------
@@ -166,14 +185,15 @@ def picture(entries: list[Entry]):
         colour, span = COLOURS[entry.verdict], spans.get(entry.claim.id)
         axes.annotate(entry.verdict, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=colour)
         if span is None:
-            axes.annotate(_without_figure(entry), (left, row), va="center", fontsize=7.5, color="#666666")
+            place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(_without_figure(entry), (left, row), fontsize=7.5, color="#666666", **place)
             continue
         if span["lower"] or span["upper"]:
             start, end = span["lower"] or left, span["upper"] or right
-            axes.barh(row, max(end / start, 1.02) * start - start, left=start, height=0.55, color="#cccccc")
-        axes.plot([1, span["most"]], [row, row], "D-", color=figures.BLACK, markersize=4, linewidth=1, markerfacecolor="white")
+            axes.barh(row, max(end / start, 1.02) * start - start, left=start, height=0.55, color=_POSSIBLE)
+        axes.plot([1, span["most"]], [row, row], **_CLAIMED)
         if span["measured"]:
-            axes.plot(span["measured"], row, "o", color=colour, markersize=6.5, zorder=4)
+            axes.plot(span["measured"], row, zorder=4, **_MEASURED | {"color": colour})
     _legend(axes)
     figures.log(axes, "x")
     axes.set_xlim(left, right)
@@ -207,10 +227,12 @@ def _without_figure(entry: Entry) -> str:
 
 
 def _legend(axes) -> None:
-    axes.barh([], [], color="#cccccc", label="possible, by the bounds")
-    axes.plot([], [], "D-", color=figures.BLACK, markersize=4, linewidth=1, markerfacecolor="white", label="claimed")
-    axes.plot([], [], "o", color="#555555", markersize=6.5, label="measured (colour: verdict)")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3, fontsize=9)
+    handles = [
+        Line2D([], [], label="claimed", **_CLAIMED),
+        Line2D([], [], label="measured (colour: verdict)", **_MEASURED),
+        Patch(color=_POSSIBLE, label="possible, by the bounds"),
+    ]
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3, fontsize=9)
 
 
 # --- records -----------------------------------------------------------------------------------------------------------
