@@ -76,10 +76,10 @@ def cells_of(path: Path) -> list[dict]:
 
 
 def summary(cells: list[dict]) -> str:
-    """The text of the first paragraph of a notebook."""
+    """The text of the first paragraph of a notebook: its question."""
     for cell in cells:
         if cell["kind"] == "markdown" and (match := re.search(r"<p>(.*?)</p>", cell["body"], re.DOTALL)):
-            return unescape(re.sub(r"<[^>]*>", "", match[1])).strip()
+            return unescape(re.sub(r"<[^>]*>", "", match[1])).strip().removeprefix("Question. ")
     return ""
 
 

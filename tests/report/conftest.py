@@ -90,7 +90,8 @@ def finished(tmp_path_factory) -> Path:
         f"#md # The first token\n\nHow long? {HOSTILE}\n\n## Predict\n\nSee [the failure](02_fails.ipynb).",
         SESSION.format(name="01_first_token"),
         f"import pandas as pd\nhostile = {HOSTILE!r}\n"
-        "pd.DataFrame({'tensor': [hostile, 'blk.1', 'blk.2'], 'time': ['4.2 ms', '10 s', '2 s']}).set_index('tensor')",
+        "table = pd.DataFrame({'tensor': [hostile, 'blk.1', 'blk.2'], 'time': ['4.2 ms', '10 s', '2 s']})\n"
+        "table.set_index('tensor').rename_axis(columns='part')",
         "#md ## Measure",
         "from IPython.display import HTML, Markdown, display\nimport matplotlib.pyplot as plt\n"
         "plt.plot([1, 2]); plt.title('one'); plt.show()\nprint(hostile)\n"

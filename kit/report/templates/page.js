@@ -59,13 +59,13 @@ function alignColumns(table) {
   }
 }
 
-// pandas writes the name of the index in a second row of headings: one row says the same.
+// pandas writes the name of the index in a second row of headings: one row says the same, as "rows \ columns".
 function joinHeadings(table) {
   const [first, second] = table.tHead?.rows ?? [];
   if (!second || table.tHead.rows.length !== 2 || first.cells.length !== second.cells.length) return;
-  const pairs = [...first.cells].map((cell, column) => [cell, second.cells[column]]);
-  if (pairs.some(([cell, other]) => cell.textContent.trim() && other.textContent.trim())) return;
-  for (const [cell, other] of pairs) if (other.textContent.trim()) cell.textContent = other.textContent;
+  const names = [...first.cells].map((cell, column) => [second.cells[column], cell].map((one) => one.textContent.trim()).filter(Boolean));
+  if (names.filter((pair) => pair.length > 1).length > 1) return;
+  names.forEach((pair, column) => { first.cells[column].textContent = pair.join(" \\ "); });
   second.remove();
 }
 
