@@ -8,7 +8,6 @@ import functools
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from kit import threads
 from kit.errors import QuantError
@@ -37,7 +36,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     elif tokens < strips.FEWEST:
         module = floating
     else:
-        x, module = F.pad(x, (0, -columns % 16)) if columns % 16 else x, strips
+        x, module = strips.padded(x), strips
     stride, share = x.stride(0) * x.itemsize, max(1, _PIECE // row_bytes)
     threads.run(
         _kernel(module, qtype),

@@ -3,6 +3,8 @@
 The innermost tile is 4 rows by 6 tokens: 24 sums in registers, which take 10 loads for 24 multiplications.
 """
 
+import numpy as np
+import torch
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -18,7 +20,7 @@ i64 = types.int64
 FEWEST = 9  # tokens for which a strip pays; a tile's six must be there in any case
 _HEIGHT, _WIDTH = 4, 6  # rows and tokens of a tile
 _ROWS, _TOKENS, _COLUMNS = 16, 132, 512  # a piece's sums stay in the second-level cache, a strip in the first
-_STRIDE = 4 * _COLUMNS  # bytes of a row of the strip
+_STRIDE = 4 * _COLUMNS + 64  # bytes of a row of the strip: no power of two, so that rows share no cache set
 _SUMS = 64 * _HEIGHT * _WIDTH  # bytes of a tile's sums
 _scratch, _strip = stack(256), stack(_HEIGHT * _STRIDE)
 _sums = stack(_ROWS // _HEIGHT * (_TOKENS // _WIDTH) * _SUMS)
@@ -91,8 +93,19 @@ def _(format):
     return lambda format: shape
 
 
+def padded(x: torch.Tensor) -> torch.Tensor:
+    """x with zeros up to a multiple of 16 columns, and 16 more, so that the tokens do not share cache sets.
+
+    By numpy, on this thread: torch would share this out among threads that go on spinning, on cores that are needed.
+    """
+    tokens, columns = x.shape
+    wide = np.zeros((tokens, columns + -columns % 16 + 16), np.float32)
+    wide[:, :columns] = x.numpy()
+    return torch.from_numpy(wide)
+
+
 def kernel(format: Static, tier: Static) -> int:
-    """The kernel that kit.fused.linear describes, for tokens >= FEWEST; x has columns up to a multiple of 16, zeros."""
+    """The kernel that kit.fused.linear describes, for tokens >= FEWEST; x comes from ``padded``."""
     float32 = Static("float32")
 
     def strips(arguments, piece):
