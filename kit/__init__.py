@@ -23,6 +23,8 @@ _HOME = {  # public name -> module that defines it
     "HashMap": "kit.cache.policy",
     "LRU": "kit.cache.policy",
     "Pinned": "kit.cache.pinned",
+    "CyclicAware": "kit.cache.cyclic",
+    "MIN": "kit.cache.offline",
     "WeightCache": "kit.cache.store",
     "Session": "kit.session",
     "KitError": "kit.errors",

@@ -1,5 +1,7 @@
 """Runs a policy over a recorded trace, sizes only: what would this cache have done?"""
 
+import numpy as np
+
 from kit.cache.offline import MIN
 from kit.cache.policy import Policy
 from kit.cache.stats import Stats
@@ -12,15 +14,20 @@ def replay(trace, cache: Policy, tokens: int = 1, dtype: str = "float32") -> Sta
     ``trace``: a Trace, its DataFrame, Requests, ``[(name, bytes), ...]``, or an open GGUF file, which stands for
     ``tokens`` passes over its tensors in file order at the size of ``dtype``.
     """
-    accesses = trace if isinstance(trace, Requests) else requests(trace, tokens=tokens, dtype=dtype)
+    return replay_hits(requests(trace, tokens=tokens, dtype=dtype), cache)[0]
+
+
+def replay_hits(accesses: Requests, cache: Policy) -> tuple[Stats, np.ndarray]:
+    """The stats of ``replay``, and for each access whether it hit: (accesses,) bool."""
     policy = cache.fresh()
     if isinstance(policy, MIN):
         policy.foresee(accesses)
     request, insert = policy.request, policy.insert
-    hits = bypassed = evictions = peak = bytes_hit = bytes_loaded = 0
-    for key, size in zip(accesses.keys, accesses.sizes, strict=True):
+    hit = bytearray(len(accesses))
+    bypassed = evictions = peak = bytes_hit = bytes_loaded = 0
+    for index, (key, size) in enumerate(zip(accesses.keys, accesses.sizes, strict=True)):
         if request(key, size):
-            hits += 1
+            hit[index] = 1
             bytes_hit += size
             continue
         bytes_loaded += size
@@ -31,9 +38,10 @@ def replay(trace, cache: Policy, tokens: int = 1, dtype: str = "float32") -> Sta
             evictions += len(evicted)
             if policy.resident_bytes > peak:
                 peak = policy.resident_bytes
-    return Stats(
+    hits = sum(hit)
+    stats = Stats(
         hits=hits,
-        misses=len(accesses.keys) - hits,
+        misses=len(accesses) - hits,
         bypassed=bypassed,
         evictions=evictions,
         entries=len(policy),
@@ -43,3 +51,4 @@ def replay(trace, cache: Policy, tokens: int = 1, dtype: str = "float32") -> Sta
         bytes_hit=bytes_hit,
         bytes_loaded=bytes_loaded,
     )
+    return stats, np.frombuffer(hit, dtype=bool)

@@ -1,0 +1,243 @@
+"""Ways to hold weights, live on one file: every policy, the three fixes of report 003, look-ups, prefetch, the five fields."""
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit import figures, measure
+from kit.cache import LIMITED
+from kit.cache.config import CacheConfig
+from kit.cache.faults import CopyOnHit
+from kit.cache.prefetch import Prefetcher
+from kit.cache.store import WeightCache
+from kit.cache.traces import Requests, repeated
+from kit.findings.cache_live import Live, decode, fastest, plan
+
+
+def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Live]:
+    """One live decode with each policy at this capacity, and with none and all; MIN gets the future that it needs."""
+    capacity = max(1, round(fraction * order.working_set))
+    future = repeated(list(zip(order.keys, order.sizes, strict=True)), passes)
+    policies = {
+        name: make(capacity, future=future) if name == "MIN" else make(capacity) for name, make in LIMITED.items()
+    }
+    policies |= {"NoCache": kit.NoCache(), "HashMap": kit.HashMap()}
+    return [decode(file, policy, name, passes) for name, policy in policies.items()]
+
+
+def replay_agrees(runs: list[Live], order: Requests, fraction: float) -> pd.DataFrame:
+    """Live counts beside those of a replay of the very accesses: they must be the same numbers."""
+    capacity = max(1, round(fraction * order.working_set))
+    made = {name: make(capacity) for name, make in LIMITED.items()} | {
+        "NoCache": kit.NoCache(),
+        "HashMap": kit.HashMap(),
+    }
+    rows = []
+    for run in runs:
+        replayed = kit.replay(run.accesses, made[run.label])
+        rows.append((run.label, run.stats.hits, replayed.hits, run.stats.evictions, replayed.evictions,
+                     run.stats.counts == replayed.counts))  # fmt: skip
+    names = ["policy", "hits", "replayed", "evictions", "evictions replayed", "all counts agree"]
+    return pd.DataFrame(rows, columns=names).set_index("policy")
+
+
+def points(runs: list[Live], fraction: float) -> pd.DataFrame:
+    """Live runs as points for the figure of curves."""
+    rows = [(run.label, fraction, run.warm_hit_rate, run.warm_byte_hit_rate) for run in runs if run.label in LIMITED]
+    return pd.DataFrame(rows, columns=["policy", "capacity / working set", "hit rate", "byte hit rate"])
+
+
+# --- the three fixes of report 003 ----------------------------------------------------------------------------------
+
+
+def fixes(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
+    """Preload, then decode, through the cache of report 001 and each fix, at ``share`` of the model as its limit.
+
+    "verified": how many of two tensors option 1 finds after the preload. Misses are a token, after the preload.
+    """
+    limit = max(1, round(share * order.working_set))
+    first, last = order.keys[0], order.keys[-1]
+    ways = {
+        "as reported: LRU": kit.LRU(limit),
+        "1 verify: LRU, and look": kit.LRU(limit),
+        "2 pinned": kit.Pinned(limit),
+        "3 HashMap": kit.HashMap(),
+    }
+    rows = []
+    for name, policy in ways.items():
+        found = []
+
+        def preload(weights, found=found):
+            weights.preload(order.objects)
+            found.append(sum(key in weights.store.policy for key in (first, last)))
+
+        run = decode(file, policy, name, passes, prepare=preload)
+        misses = (run.accesses["outcome"] != "hit").sum() / passes
+        rows.append((name, found[0], misses, run.stats.resident_bytes / limit, run.stats.resident_bytes / 2**20,
+                     1 / float(np.median(run.seconds)), max(run.seconds) / min(run.seconds)))  # fmt: skip
+    names = [
+        "way",
+        "verified, of 2",
+        "misses a token",
+        "memory / limit",
+        "resident MiB",
+        "tok/s",
+        "slowest / fastest token",
+    ]
+    return pd.DataFrame(rows, columns=names).set_index("way")
+
+
+# --- what a hit costs -----------------------------------------------------------------------------------------------
+
+
+def lookups(file, order: Requests, samples: int) -> pd.DataFrame:
+    """Seconds to have one large weight ready and read it once (a product with a vector), five ways, and against a hit."""
+    name = max(order.objects, key=order.objects.get)
+    size = order.objects[name]
+    weights = {backend: kit.Weights(file, backend=backend) for backend in ("cpu", "reference")}
+    value = weights["cpu"].load(name)
+    x = torch.ones(value.shape[-1])
+    stores = {"view": WeightCache(kit.HashMap()), "copy": CopyOnHit(kit.HashMap())}
+    for store in stores.values():
+        store.get(name, size, lambda: value)
+    ways = {
+        "look-up alone (nothing is read)": lambda: stores["view"].get(name, size, None),
+        "hit, a view": lambda: stores["view"].get(name, size, None) @ x,
+        "hit, copied each time (reports 002, 003)": lambda: stores["copy"].get(name, size, None) @ x,
+        "miss, the kit's dequantiser": lambda: weights["cpu"].load(name) @ x,
+        "miss, gguf-py's dequantiser": lambda: weights["reference"].load(name) @ x,
+    }
+    rows, hit = [], ways["hit, a view"]
+    for label, way in ways.items():
+        pair = measure.compare(hit, way, samples=samples)
+        gbps = size / pair.b.median / 1e9 if way is not ways["look-up alone (nothing is read)"] else np.nan
+        rows.append((label, pair.b.median, gbps, pair.ratio, list(pair.ratios)))
+    names = ["way", "seconds", "GB/s of f32", "times a hit", "samples"]
+    return pd.DataFrame(rows, columns=names).set_index("way")
+
+
+# --- prefetch -------------------------------------------------------------------------------------------------------
+
+AHEAD = {  # label -> arguments of Prefetcher; None: no prefetch
+    "none": None,
+    "1 layer ahead, same thread": {"ahead": 1, "asynchronous": False},
+    "1 layer ahead, a thread": {"ahead": 1},
+    "2 layers ahead, a thread": {"ahead": 2},
+}
+
+
+def prefetch(file, order: Requests, fraction: float, passes: int, rounds: int, backend: str = "cpu") -> pd.DataFrame:
+    """Decode with a pinned set of this capacity and each kind of prefetch, in turn: one row a run.
+
+    ``first``: seconds of the first pass, from an empty cache; ``warm``: median of the later ones.
+    """
+    capacity = max(1, round(fraction * order.working_set))
+    rows = []
+    for number in range(rounds):
+        for label, arguments in AHEAD.items():
+
+            def begin(weights, arguments=arguments):
+                if arguments is None:
+                    return None
+                prefetcher = Prefetcher(weights.store, plan(weights, order), **arguments)
+                weights.store.ahead_bytes = prefetcher.layer_bytes * (prefetcher.ahead + 1)
+                return prefetcher
+
+            run = decode(file, kit.Pinned(capacity), label, passes, backend, prepare=begin)
+            rows.append((label, number, run.seconds[0], float(np.median(run.seconds[1:])), run.stats.prefetched,
+                         run.stats.gets))  # fmt: skip
+    return pd.DataFrame(rows, columns=["prefetch", "round", "first", "warm", "prefetched", "gets"])
+
+
+def prefetch_table(runs: pd.DataFrame, machine, working_set: int, fraction: float) -> pd.DataFrame:
+    """Medians a kind of prefetch, beside the two bounds of a warm pass: the parts in a row, or the larger part alone."""
+    table = runs.groupby("prefetch", sort=False)[["first", "warm"]].median()
+    table["prefetched, %"] = runs.groupby("prefetch", sort=False)[["prefetched", "gets"]].sum().pipe(
+        lambda counts: 100 * counts["prefetched"] / counts["gets"]
+    )  # fmt: skip
+    load = (1 - fraction) * machine.seconds_to_write(working_set)
+    compute = machine.seconds_to_read(working_set)
+    table["bound"] = [load + compute if label == "none" else max(load, compute) for label in table.index]
+    table["warm / bound"] = table["warm"] / table["bound"]
+    return table
+
+
+def paired(runs: pd.DataFrame, label: str, column: str) -> np.ndarray:
+    """(rounds,) seconds without prefetch over seconds with this one, of the same round."""
+    wide = runs.pivot(index="round", columns="prefetch", values=column)
+    return (wide["none"] / wide[label]).to_numpy()
+
+
+def prefetch_figure(table: pd.DataFrame):
+    """First and warm passes by kind of prefetch, with the bound of each kind as a dashed mark."""
+    figure, axes = figures.new(height=3.4)
+    places = np.arange(len(table))
+    axes.barh(places - 0.2, table["first"], height=0.36, color=figures.ORANGE, label="first pass")
+    axes.barh(places + 0.2, table["warm"], height=0.36, color=figures.BLUE, label="warm pass")
+    for place, bound in zip(places, table["bound"], strict=True):
+        axes.plot([bound, bound], [place - 0.42, place + 0.42], "--", color=figures.BLACK, lw=1.4)
+    axes.plot([], [], "--", color=figures.BLACK, lw=1.4, label="bound of a warm pass")
+    axes.set_yticks(places, table.index)
+    axes.set(xlabel="seconds", title="Prefetch hides at most the smaller part")
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.18), ncols=3)
+    return figure
+
+
+# --- the five fields of report 002 ----------------------------------------------------------------------------------
+
+
+def fields(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
+    """The configuration of report 002 at ``share`` of the model, then with one field changed at a time, live."""
+    limit = max(1, round(share * order.working_set))
+    base = {"max_memory_bytes": limit}
+    changes = {
+        "as reported": {},
+        "max_memory_bytes x 2": {"max_memory_bytes": 2 * limit},
+        "max_memory_bytes = the model": {"max_memory_bytes": order.working_set},
+        "prefetch_ahead = 1": {"prefetch_ahead": 1},
+        "prefetch_ahead = 1, enable_async_prefetch": {"prefetch_ahead": 1, "enable_async_prefetch": True},
+        "use_frequency_priority": {"use_frequency_priority": True},
+        "use_frequency_priority, frequency_window = 0.1 s": {"use_frequency_priority": True, "frequency_window": 0.1},
+    }
+    rows = []
+    for label, change in changes.items():
+        config = CacheConfig(**base | change)
+        run = decode(
+            file, config.policy(), label, passes,
+            prepare=lambda weights, config=config: config.prefetcher(weights.store, plan(weights, order)),
+        )  # fmt: skip
+        rows.append((label, run.warm_byte_hit_rate, run.stats.prefetched, run.stats.misses, run.tokens_per_second,
+                     run.stats.peak_bytes / 2**20))  # fmt: skip
+    table = pd.DataFrame(rows, columns=["field", "byte hit rate", "prefetched", "misses", "tok/s", "peak MiB"])
+    table = table.set_index("field")
+    first = table.iloc[0]
+    changed = (
+        table[["byte hit rate", "prefetched", "misses"]] != first[["byte hit rate", "prefetched", "misses"]]
+    ).any(axis=1)
+    table["effect on what is loaded"] = np.where(changed, "yes", "none")
+    table.iloc[0, -1] = "-"
+    return table
+
+
+def speed_figure(runs: list[Live], machine, working_set: int):
+    """Tokens a second against resident memory, one point a policy, with the machine's bound for that much held."""
+    figure, axes = figures.new(height=4.4)
+    grid = np.linspace(0, 1, 100)
+    axes.plot(grid * working_set / 2**20, fastest(machine, working_set, grid), "--", color=figures.BLACK, lw=1.2,
+              label="bound of this machine")  # fmt: skip
+    hits = np.array([run.warm_byte_hit_rate for run in runs])
+    memory = [run.stats.resident_bytes / 2**20 for run in runs]
+    dots = axes.scatter(memory, [run.tokens_per_second for run in runs], c=100 * hits, cmap="viridis", vmin=0, vmax=100,
+                        s=45, zorder=3, edgecolor="white")  # fmt: skip
+    for label in ("NoCache", "HashMap"):
+        run = next(run for run in runs if run.label == label)
+        axes.annotate(label, (run.stats.resident_bytes / 2**20, run.tokens_per_second), xytext=(-8, 8),
+                      textcoords="offset points", ha="center" if label == "NoCache" else "right", fontsize=9)  # fmt: skip
+    figure.colorbar(dots, label="warm byte hit rate, %")
+    axes.set(xlabel="MiB held", ylabel="tokens a second", title="What memory buys depends on the policy")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper left")
+    return figure
