@@ -22,7 +22,7 @@ _HEIGHT, _WIDTH = 4, 6  # rows and tokens of a tile
 _ROWS, _TOKENS, _COLUMNS = 16, 132, 512  # a piece's sums stay in the second-level cache, a strip in the first
 _STRIDE = 4 * _COLUMNS + 64  # bytes of a row of the strip: no power of two, so that rows share no cache set
 _SUMS = 64 * _HEIGHT * _WIDTH  # bytes of a tile's sums
-_scratch, _strip = stack(256), stack(_HEIGHT * _STRIDE)
+_scratch, _strip = stack(256), stack(_ROWS * _STRIDE)
 _sums = stack(_ROWS // _HEIGHT * (_TOKENS // _WIDTH) * _SUMS)
 
 
@@ -127,15 +127,14 @@ def kernel(format: Static, tier: Static) -> int:
                     some = min(_COLUMNS, columns - column)
                     for r in range(height):
                         at = blocks + (row + r) * row_bytes + column // weights * size
-                        to = strip + r % _HEIGHT * _STRIDE
                         if some % 16:
-                            store(to + some // 16 * 64, splat(f32x16, 0))
-                        decode(format, float32, tier, False, at, some // weights, to, scratch)
-                        if r % _HEIGHT == _HEIGHT - 1 or r == height - 1:
-                            at = sums + r // _HEIGHT * tiles * _SUMS
-                            for t in range(tiles):
-                                first = x + min(token + _WIDTH * t, tokens - _WIDTH) * stride + 4 * column
-                                _tile(strip, first, stride, (some + 15) // 16 * 16, at + t * _SUMS)
+                            store(strip + r * _STRIDE + some // 16 * 64, splat(f32x16, 0))
+                        decode(format, float32, tier, False, at, some // weights, strip + r * _STRIDE, scratch)
+                    for t in range(tiles):
+                        first = x + min(token + _WIDTH * t, tokens - _WIDTH) * stride + 4 * column
+                        for r in range(0, height, _HEIGHT):
+                            at = sums + (r // _HEIGHT * tiles + t) * _SUMS
+                            _tile(strip + r * _STRIDE, first, stride, (some + 15) // 16 * 16, at)
                 for r in range(height):
                     at = sums + r // _HEIGHT * tiles * _SUMS + r % _HEIGHT * _WIDTH * 64
                     for t in range(tiles * _WIDTH):
