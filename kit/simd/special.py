@@ -146,7 +146,7 @@ def dot4(_, tier, total, a, b):
         lanes = total.lanes
         if tier.value == "avx512":
             return _call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", args[1].type, args[1:])
-        # the even and the odd bytes' products, 16 bits wide without saturating, summed in pairs
+        # in 32 bits, where nothing saturates (AVX2's multiply-add of bytes does)
         word = ir.VectorType(_I32, 4 * lanes)
         product = builder.mul(builder.zext(args[2], word), builder.sext(args[3], word))
         result = args[1]
