@@ -9,16 +9,18 @@ import os
 import platform
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, types
+from numba import types
 from numba.core import cgutils
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
 from kit.machine import usable_cores
-from kit.simd.vectors import jit
+from kit.simd.vectors import jit, source_stamp
 
 _NEXT, _LIMIT, _DONE, _FUNCTION, _ARGUMENTS, _FIRST, _AWAKE = range(0, 7 * 8, 8)  # byte offsets of the board
 _PATIENCE = 2**14  # looks at the board before a thread goes to sleep: about 0.3 ms
@@ -27,8 +29,19 @@ _I64 = ir.IntType(64)
 
 def piecework(function):
     """Compile ``function(arguments, piece)``, two integers, to an address that ``run`` takes; it must not raise."""
-    compiled = cfunc(types.void(types.int64, types.int64), error_model="numpy", cache=True)(function)
+    compiled = CFunc(function, (_PIECEWORK.args, _PIECEWORK.return_type), {}, {"error_model": "numpy"})
+    try:
+        compiled.enable_caching()
+        compiled._cache._cache_file._source_stamp = source_stamp(Path(function.__code__.co_filename).parent)
+    except RuntimeError:  # nowhere to write to: compile in each process
+        pass
+    compiled.compile()
+    _kept.append(compiled)
     return compiled.address
+
+
+_PIECEWORK = types.void(types.int64, types.int64)
+_kept = []  # machine code lives as long as what compiled it
 
 
 def run(function: int, arguments: Sequence[int], pieces: int) -> None:

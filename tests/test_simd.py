@@ -252,13 +252,13 @@ def test_a_tier_is_chosen_by_argument_then_with_then_variable(monkeypatch):
 
 def test_a_changed_primitive_makes_cached_kernels_stale(tmp_path):
     (tmp_path / "kernel.py").write_text("1")
-    vectors._stamp.cache_clear()
-    before = vectors._stamp(tmp_path)
-    assert vectors._stamp(tmp_path) == before
+    vectors.source_stamp.cache_clear()
+    before = vectors.source_stamp(tmp_path)
+    assert vectors.source_stamp(tmp_path) == before
     (tmp_path / "kernel.py").write_text("2")
-    vectors._stamp.cache_clear()
-    assert vectors._stamp(tmp_path) != before
-    assert tiers._probe._cache._cache_file._source_stamp == vectors._stamp(tmp_path.joinpath(vectors.__file__).parent)
+    vectors.source_stamp.cache_clear()
+    assert vectors.source_stamp(tmp_path) != before
+    assert tiers._probe._cache._cache_file._source_stamp == vectors.source_stamp(tmp_path.joinpath(vectors.__file__).parent)
 
 
 def test_kernels_compile_where_no_cache_can_be_written(monkeypatch):

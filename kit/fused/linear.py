@@ -39,7 +39,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         x, module = strips.padded(x), strips
     stride, share = x.stride(0) * x.itemsize, max(1, _PIECE // row_bytes)
     threads.run(
-        _kernel(module, qtype),
+        _kernel(module, qtype, tier()),
         (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share),
         -(-rows // share),
     )
@@ -63,6 +63,6 @@ def _check(blocks, qtype, x, activations) -> bool:
 
 
 @functools.cache
-def _kernel(module, qtype: str) -> int:
+def _kernel(module, qtype: str, tier: Static) -> int:
     """Compiled at the first use of a format, or had from the cache on disk."""
-    return module.kernel(Static(qtype), tier())
+    return module.kernel(Static(qtype), tier)

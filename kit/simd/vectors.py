@@ -22,12 +22,12 @@ def jit(function):
         dispatcher = njit(function, cache=True, **options)
     except RuntimeError:  # neither the package's folder nor the user's cache can be written to: compile in each process
         return njit(function, **options)
-    dispatcher._cache._cache_file._source_stamp = _stamp(Path(function.__code__.co_filename).parent)
+    dispatcher._cache._cache_file._source_stamp = source_stamp(Path(function.__code__.co_filename).parent)
     return dispatcher
 
 
 @functools.cache
-def _stamp(folder: Path) -> str:
+def source_stamp(folder: Path) -> str:
     """A digest of the sources from which a kernel in ``folder`` is compiled."""
     kit = Path(__file__).parents[1]
     digest = hashlib.sha256()
