@@ -192,7 +192,7 @@ def kinds_figure(table: pd.DataFrame, fraction: float):
     for axes, kind, colour in zip(panels, table.columns, (figures.BLUE, figures.ORANGE, figures.GREEN), strict=False):
         axes.barh(order.index, 100 * order[kind], color=colour)
         figures.bound(axes, 100 * table.loc["bound", kind], "bound", vertical=True)
-        axes.set(title=kind, xlabel="byte hit rate, %", xlim=(0, 100))
+        axes.set(title=kind, xlabel="byte hit rate, %", xlim=(0, 100), xticks=range(0, 100, 25))
         axes.grid(axis="y", visible=False)
     panels[0].legend(loc="center right")
     panels[0].invert_yaxis()

@@ -13,6 +13,7 @@ from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
 from kit.cache.traces import Requests, repeated
 from kit.findings.cache_live import Live, decode, fastest, plan
+from kit.gguf import pagecache
 
 
 def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Live]:
@@ -127,10 +128,11 @@ AHEAD = {  # label -> arguments of Prefetcher; None: no prefetch
 }
 
 
-def prefetch(file, order: Requests, fraction: float, passes: int, rounds: int, backend: str = "cpu") -> pd.DataFrame:
+def prefetch(path, order: Requests, fraction: float, passes: int, rounds: int) -> pd.DataFrame:
     """Decode with a pinned set of this capacity and each kind of prefetch, in turn: one row a run.
 
-    ``first``: seconds of the first pass, from an empty cache; ``warm``: median of the later ones.
+    ``first``: seconds of the first pass, with nothing cached and (``cold``) the file's pages out of the page cache where
+    the system can do that, so close the file before; ``warm``: median of the later passes.
     """
     capacity = max(1, round(fraction * order.working_set))
     rows = []
@@ -144,10 +146,12 @@ def prefetch(file, order: Requests, fraction: float, passes: int, rounds: int, b
                 weights.store.ahead_bytes = prefetcher.layer_bytes * (prefetcher.ahead + 1)
                 return prefetcher
 
-            run = decode(file, kit.Pinned(capacity), label, passes, backend, prepare=begin)
-            rows.append((label, number, run.seconds[0], float(np.median(run.seconds[1:])), run.stats.prefetched,
+            cold = pagecache.drop(path)
+            with kit.open(path) as file:
+                run = decode(file, kit.Pinned(capacity), label, passes, prepare=begin)
+            rows.append((label, number, cold, run.seconds[0], float(np.median(run.seconds[1:])), run.stats.prefetched,
                          run.stats.gets))  # fmt: skip
-    return pd.DataFrame(rows, columns=["prefetch", "round", "first", "warm", "prefetched", "gets"])
+    return pd.DataFrame(rows, columns=["prefetch", "round", "cold", "first", "warm", "prefetched", "gets"])
 
 
 def prefetch_table(runs: pd.DataFrame, machine, working_set: int, fraction: float) -> pd.DataFrame:
@@ -223,21 +227,21 @@ def fields(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
 
 
 def speed_figure(runs: list[Live], machine, working_set: int):
-    """Tokens a second against resident memory, one point a policy, with the machine's bound for that much held."""
-    figure, axes = figures.new(height=4.4)
-    grid = np.linspace(0, 1, 100)
-    axes.plot(grid * working_set / 2**20, fastest(machine, working_set, grid), "--", color=figures.BLACK, lw=1.2,
-              label="bound of this machine")  # fmt: skip
-    hits = np.array([run.warm_byte_hit_rate for run in runs])
-    memory = [run.stats.resident_bytes / 2**20 for run in runs]
-    dots = axes.scatter(memory, [run.tokens_per_second for run in runs], c=100 * hits, cmap="viridis", vmin=0, vmax=100,
-                        s=45, zorder=3, edgecolor="white")  # fmt: skip
-    for label in ("NoCache", "HashMap"):
-        run = next(run for run in runs if run.label == label)
-        axes.annotate(label, (run.stats.resident_bytes / 2**20, run.tokens_per_second), xytext=(-8, 8),
-                      textcoords="offset points", ha="center" if label == "NoCache" else "right", fontsize=9)  # fmt: skip
-    figure.colorbar(dots, label="warm byte hit rate, %")
-    axes.set(xlabel="MiB held", ylabel="tokens a second", title="What memory buys depends on the policy")
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left")
+    """Bars: tokens a second by policy, fastest last, with the memory held; the machine's bound for its hit rate dashed."""
+    runs = sorted(runs, key=lambda run: run.warm_byte_hit_rate)
+    figure, axes = figures.new(height=5.2)
+    places = np.arange(len(runs))
+    bounds = fastest(machine, working_set, [run.warm_byte_hit_rate for run in runs])
+    axes.barh(places, [run.tokens_per_second for run in runs], color=figures.BLUE, label="measured")
+    axes.vlines(
+        bounds, places - 0.45, places + 0.45, color=figures.BLACK, linestyle="--", lw=1.2, label="bound of this machine"
+    )
+    for place, run, bound in zip(places, runs, bounds, strict=True):
+        text = f" {run.stats.resident_bytes / 2**20:,.0f} MiB, {100 * run.warm_byte_hit_rate:.0f} % hit"
+        axes.annotate(text, (bound, place), va="center", fontsize=8.5)
+    axes.set_yticks(places, [run.label for run in runs])
+    axes.set(xlabel="tokens a second", title="What memory buys depends on the policy")
+    axes.set_xlim(right=1.35 * bounds.max())
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="lower right")
     return figure
