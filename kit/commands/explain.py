@@ -1,0 +1,97 @@
+"""kit explain: where the time of a token goes for any GGUF file, and what to change."""
+
+import click
+
+
+@click.command("explain")
+@click.argument("file")
+@click.option("--memory", metavar="SIZE", help="What decoded weights may take, such as 4GiB.  [default: 70 % of what is free]")
+@click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
+@click.option("--trace", "trace", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
+              help="Weight accesses recorded elsewhere: oracleGeneral, or CSV with the columns tensor, nbytes.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
+def command(file, memory, tokens, trace, as_json, report):
+    """Explain FILE, a GGUF file or hf://owner/repo/file.gguf, on this machine.
+
+    What it is; where the time of a token goes; the roofline; hits by policy for the memory given, from a replay of its
+    own access order; the exactness of each backend on its own tensors; what to change, predicted, and the best two
+    measured. A file whose architecture the kit cannot run is explained from its tensors alone.
+
+    \b
+    kit explain model.gguf
+    kit explain model.gguf --memory 4GiB --report results/mine
+    kit explain model.gguf --json | jq .advice
+
+    Exit code: 0 explained, 2 it could not be.
+    """  # fmt: skip
+    import json
+    import sys
+
+    import kit
+    from kit import machine
+    from kit.cache.policy import parse_capacity
+    from kit.explain.study import Study, read_trace
+
+    memory = parse_capacity(memory) if memory else int(0.7 * machine.memory_available())
+    accesses = read_trace(trace) if trace else None
+    if report:
+        click.echo(_report(file, memory, tokens, trace, report))
+        return
+    with kit.open(file) as opened:
+        study = Study(opened, machine.probe(), memory, tokens, accesses, progress=True)
+        study.measure_best()
+        if as_json:
+            click.echo(json.dumps(_finite(study.to_dict()), indent=1, allow_nan=False))
+        else:
+            click.echo("\n\n".join(_sections(study)))
+    sys.exit(0)
+
+
+def _sections(study):
+    from kit.explain.tables import shown
+    from kit.explain.text import paragraph, table
+    from kit.units import format_bytes
+
+    yield paragraph(study.what()) + "\n" + paragraph(study.how())
+    for title, frame in (
+        ("WHERE A TOKEN'S TIME GOES (seconds a token, float32)", study.families()),
+        (f"ROOFLINE (this machine reads {study.machine.read_gbps:.1f} GB/s)", study.bounds()),
+        (f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)", study.policies()),
+        ("EXACTNESS (against gguf-py, on rows of this file)", study.exactness()),
+        ("WHAT TO CHANGE (seconds a token; the first row is what the reports did)", study.advice()),
+    ):
+        yield f"{title}\n{table(shown(frame))}"
+    yield paragraph(study.advise())
+
+
+def _finite(value):
+    """NaN and infinity are no JSON: null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+
+
+def _report(file, memory, tokens, trace, folder):
+    """Notebook 09 on this file, as `kit reproduce` runs it; the path of its page."""
+    from pathlib import Path
+
+    from kit import paths
+    from kit.errors import ReportError
+    from kit.report import html, index
+    from kit.report import run as runs
+
+    model = file if file.startswith("hf://") else str(Path(file).resolve())
+    texts = [f"memory={memory}", f"tokens={tokens}"] + [f"trace={Path(trace).resolve()}"] * bool(trace)
+    request = runs.Request("quick", model, ("09",), tuple(texts))
+    runs.check_model(model)
+    jobs = runs.plan(request, paths.ROOT / "notebooks")
+    run = runs.start(Path(folder), request)
+    runs.perform(run, jobs)
+    page = html.write(run, jobs[0].name)
+    index.write(run)
+    for name, row in run.failed.items():
+        raise ReportError(f"{name} failed in cell {row.cell}: {row.reason}; {page} shows how far it came")
+    return page

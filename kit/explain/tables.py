@@ -1,0 +1,124 @@
+"""What kit explain says of a file, as tables of plain numbers; ``shown`` writes them for people."""
+
+import re
+
+import numpy as np
+import pandas as pd
+
+import kit
+from kit.cache import LIMITED
+from kit.cache.bounds import interval_bound
+from kit.cache.traces import Requests
+from kit.explain.costs import kind_of
+from kit.explain.order import Order
+from kit.explain.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, predict
+from kit.quants.compare import exactness, sample
+from kit.units import format_bytes, format_count, format_seconds
+
+_SECONDS = ("dequantise", "multiply", "from blocks", "predicted", "measured", "least", "least seconds a token")
+_BYTES = ("in the file", "decoded", "held", "file pages", "together", "peak", "bytes")
+_SHARES = ("share", "hit rate", "bytes hit", "upper bound")
+_FORMATS = (
+    dict.fromkeys(_SECONDS, format_seconds)
+    | dict.fromkeys(_BYTES, format_bytes)
+    | dict.fromkeys(_SHARES, lambda share: f"{share:.1%}")
+    | {"faster": lambda ratio: f"{ratio:.2f}x", "error": lambda share: f"{share:+.0%}", "weights": format_count}
+)
+
+
+def shown(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with its numbers as text: units by the column's name, an en dash for what there is not."""
+    columns = {}
+    for name, values in frame.items():
+        write = _FORMATS.get(name, lambda value: f"{value:.3g}" if isinstance(value, float) else f"{value}")
+        columns[name] = ["–" if value is None or value != value else write(value) for value in values]
+    return pd.DataFrame(columns, index=frame.index)
+
+
+def families(file, order: Order, costs, dtype: str = "float32") -> pd.DataFrame:
+    """Where a token's time goes: one row a family of tensors (blk.N.ffn_up.weight -> ffn_up), the costliest first.
+
+    Seconds a token: to dequantise all of it to ``dtype``, to multiply by it decoded, to use it straight from its blocks.
+    """
+    weights = kit.Weights(file, dtype=dtype)
+    rows = []
+    for name in (name for token in order.tokens for name in token):
+        cost = costs[kind_of(weights, name)]
+        family = re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name)
+        sizes = weights.blocks(name).nbytes, weights.nbytes(name)
+        rows.append((family, 1, *sizes, cost.load[dtype], cost.multiply[dtype], cost.fused["fused"]))
+    names = ["family", "uses", "in the file", "decoded", "dequantise", "multiply", "from blocks"]
+    table = pd.DataFrame(rows, columns=names).groupby("family").sum() / len(order.tokens)
+    table.insert(0, "share", (table["dequantise"] + table["multiply"]) / (table["dequantise"] + table["multiply"]).sum())
+    table = table.sort_values("share", ascending=False)
+    if not order.reason:
+        table.loc["attention and the rest", ["multiply", "from blocks"]] = order.rest
+    return table
+
+
+def policies(accesses: Requests, memory: int) -> pd.DataFrame:
+    """Every policy of kit.cache with ``memory`` bytes over a trace, from its second token on: the most bytes hit first.
+
+    "upper bound": no policy without prefetch hits a larger share of these bytes.
+    """
+    first = sum(token == accesses.tokens[0] for token in accesses.tokens) if len(set(accesses.tokens)) > 1 else 0
+    rows = []
+    for name, policy in LIMITED.items():
+        whole, cold = (kit.replay(part, policy(memory)) for part in (accesses, accesses[:first]))
+        gets, requested = whole.gets - cold.gets, whole.bytes_requested - cold.bytes_requested
+        hit, nbytes = whole.hits - cold.hits, whole.bytes_hit - cold.bytes_hit
+        rows.append((name, hit / max(1, gets), nbytes / max(1, requested), whole.evictions, whole.peak_bytes))
+    table = pd.DataFrame(rows, columns=["policy", "hit rate", "bytes hit", "evictions", "peak"])
+    table["upper bound"] = _upper_bound(accesses, first, memory)
+    return table.sort_values("bytes hit", ascending=False, kind="stable").set_index("policy")
+
+
+def _upper_bound(accesses: Requests, first: int, memory: int) -> float:
+    """Of the bytes asked for after the ``first`` accesses, the share that any policy without prefetch can hit.
+
+    Where every token asks for the same objects once that is memory over working set.
+    """
+    if accesses.keys == accesses.keys[:first] * (len(accesses) // max(1, first)):
+        return min(1.0, memory / max(1, accesses.working_set))
+    return min(1.0, interval_bound(accesses, memory) * sum(accesses.sizes) / max(1, sum(accesses.sizes[first:])))
+
+
+def exactness_of(file, rows: int = 2) -> pd.DataFrame:
+    """Each backend that runs here on the first rows of this file's own tensors, against gguf-py: format by backend."""
+    from kit.machine import gpu
+
+    table = exactness(blocks=sample(file, rows), backends=("cpu", "triton") if gpu() else ("cpu",))
+    told = ["equal" if row.equal else f"{row.ulp} ulp, {row.relative:.1e}" for row in table.itertuples()]
+    wide = table.assign(told=told, how=table["backend"] + " " + table["dtype"])
+    wide = wide.pivot(index=["qtype", "weights"], columns="how", values="told").reset_index("weights")
+    return wide.rename_axis(index="format", columns=None)
+
+
+def candidates(working_set, memory: int) -> list[Way]:
+    """The ways open to a cache of ``memory`` bytes, the reports' own first; ``working_set(dtype)`` in bytes."""
+    ways = [Way("LRU", memory), LAZY]
+    for dtype in ("float32", "float16", "bfloat16"):
+        fits = working_set(dtype) <= memory
+        ways += [Way("HashMap", dtype=dtype)] if fits else [Way("Pinned", memory, dtype), Way("CyclicAware", memory, dtype)]
+    return [*ways, BLOCKS, BLOCKS_INT8]
+
+
+def advice(file, order: Order, costs, machine, memory: int) -> list[Prediction]:
+    """Predictions for all candidates: first what a cache of the reports does now, then the others, fastest first."""
+    ways = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory)
+    now, *others = (predict(way, file, order, costs, machine) for way in ways)
+    return [now, *sorted(others, key=lambda prediction: prediction.seconds)]
+
+
+def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | None = None) -> pd.DataFrame:
+    """One row a way: seconds a token predicted (and measured), the least possible, times faster than the first row."""
+    now, rows = predictions[0], []
+    for found in predictions:
+        row = {"way": found.way.label, "predicted": found.seconds, "faster": now.seconds / found.seconds}
+        if measured is not None:
+            real = measured.get(found.way)
+            row["measured"] = real.seconds if real else np.nan
+            row["error"] = found.seconds / real.seconds - 1 if real else np.nan
+        row |= {"least": found.bound, "hit rate": found.hit_rate, "held": found.held, "file pages": found.pages}
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("way")
