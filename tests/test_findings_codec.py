@@ -108,7 +108,7 @@ def test_every_strategy_gives_the_same_tokens(outcomes):
 
 
 def test_decodes_of_every_strategy(outcomes):
-    file, runs = outcomes
+    _, runs = outcomes
     decodes = {outcome.strategy: outcome.decodes for outcome in runs}
     assert decodes["reported"] == decodes["all"] == (15, 0, 0)
     for name in ("fixed", "table", "interleaved", "simd"):
