@@ -1,11 +1,13 @@
 """Weights: a file, a dequantiser and a cache as one mapping; ``weights["blk.0.attn_q.weight"]`` is an array."""
 
+import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 
+from kit.buffers import Buffers
 from kit.cache.policy import NoCache, Policy
 from kit.cache.store import WeightCache
 from kit.errors import ModelError
@@ -29,6 +31,7 @@ class Weights(Mapping):
         self.backend = backend
         self.dtype = dtype_named(dtype)
         self.trace = Trace() if trace is None else trace
+        self._buffers = Buffers()
         self.store = WeightCache(NoCache() if cache is None else cache, self.trace)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -53,10 +56,13 @@ class Weights(Mapping):
 
     def nbytes(self, name: str) -> int:
         """Bytes of the dequantised tensor: what it costs to keep."""
+        return math.prod(self.shape(name)) * self.dtype.itemsize
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """(out, in) of a matrix, (n,) of a vector."""
         stack, expert = self._find(name)
-        info = self.file.tensors[stack]
-        elements = info.elements if expert is None else info.elements // info.shape[0]
-        return elements * self.dtype.itemsize
+        shape = self.file.tensors[stack].shape
+        return shape if expert is None else shape[1:]
 
     def blocks(self, name: str) -> np.ndarray:
         """The tensor's blocks as they lie in the file, (out, bytes of a row), uint8."""
@@ -93,8 +99,10 @@ class Weights(Mapping):
     def load(self, name: str) -> torch.Tensor:
         """Read and dequantise the tensor anew, past the cache: what the cache calls, and what a prefetch calls ahead."""
         blocks = self.read(name)
+        qtype, shape = self.info(name).qtype, self.shape(name)
         with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
-            return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)
+            out = self._buffers.empty(shape, self.dtype)
+            return dequantize(blocks, qtype, dtype=self.dtype, backend=self.backend, out=out)
 
     def _find(self, name: str) -> tuple[str, int | None]:
         """``"stack[3]"`` -> ("stack", 3), a plain name -> (name, None), if the file has it; ModelError otherwise."""

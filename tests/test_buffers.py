@@ -1,0 +1,64 @@
+"""Buffers: memory is used again, but never while anybody can see it."""
+
+import threading
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kit.buffers import Buffers
+
+
+def test_memory_is_used_again_only_when_every_view_is_gone():
+    buffers = Buffers()
+    tensor = buffers.empty((4, 8), torch.float32)
+    address, view = tensor.data_ptr(), tensor[1].t()
+    del tensor
+    assert buffers.free_bytes == 0
+    other = buffers.empty((32,), torch.float32)
+    assert other.data_ptr() != address
+    del view
+    assert buffers.free_bytes == 128
+    assert buffers.empty((2, 32), torch.float16).data_ptr() == address
+
+
+def test_no_more_than_the_limit_is_kept():
+    buffers = Buffers(limit=1000)
+    tensors = [buffers.empty((n,), torch.uint8) for n in (400, 500, 300)]
+    assert buffers.empty((1001,), torch.uint8).numel() == 1001
+    for _ in range(3):
+        tensors.pop(0)
+    assert buffers.free_bytes == 800  # the longest unused one, 400, went
+
+
+def test_a_tensor_outlives_its_pool():
+    tensor = Buffers().empty((3,), torch.float32).fill_(7)
+    assert tensor.tolist() == [7, 7, 7]
+
+
+@given(st.lists(st.tuples(st.sampled_from([16, 32, 48]), st.booleans()), max_size=40))
+def test_no_two_living_tensors_share_memory(steps):
+    buffers, living = Buffers(limit=100), []
+    for number, (size, drop) in enumerate(steps):
+        living.append((number, buffers.empty((size,), torch.uint8).fill_(number)))
+        if drop:
+            living.pop(len(living) // 2)
+        assert all((tensor == value).all() for value, tensor in living)
+        assert buffers.free_bytes <= 100
+
+
+def test_threads_never_get_the_same_memory():
+    buffers, wrong = Buffers(), []
+
+    def work(value):
+        for _ in range(300):
+            tensor = buffers.empty((256,), torch.uint8).fill_(value)
+            if not (tensor == value).all():
+                wrong.append(value)
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
