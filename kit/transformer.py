@@ -34,7 +34,7 @@ class Transformer:
         self.attention, self.linear, self.kv_dtype = attention, linear, kv_dtype
         self._attend, self._linear = attention_named(attention), linear_named(linear)
         self.new_cache(1)  # an unknown kv_dtype is an error here and not at the first token
-        divisors = weights["rope_freqs.weight"] if "rope_freqs.weight" in self.file.tensors else None
+        divisors = weights["rope_freqs.weight"].cpu() if "rope_freqs.weight" in self.file.tensors else None
         self._rope = Rope(self.config.rope, self.config.family.rope, divisors)
 
     def new_cache(self, context: int | None = None) -> KVCache:
@@ -138,7 +138,7 @@ class Transformer:
         """Each token passes its ``experts_used`` best experts; an expert is read only when some token wants it."""
         scores = self._apply(f"{block}gate_inp.weight", x, layer).softmax(-1)
         share, chosen = scores.topk(self.config.experts_used)
-        share /= share.sum(-1, keepdim=True)
+        share *= self.config.experts_scale / share.sum(-1, keepdim=True)
         out = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
             token, place = (chosen == expert).nonzero(as_tuple=True)

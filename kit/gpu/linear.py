@@ -24,24 +24,25 @@ def linear(blocks: torch.Tensor, qtype: str, x: torch.Tensor) -> torch.Tensor:
     matrix and one product. Everything lies on one device. |x| must lie below 2^32. Raises QuantError for a format
     without a kernel and for an x that does not fit the rows.
     """
-    if len(x) > FUSED_TOKENS:
-        _format(blocks, qtype, x.shape[1])
-        return x @ dequantize(blocks, qtype, backend="triton").T
     return apply(blocks, qtype, spread(x))
 
 
 def spread(x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-    """x (tokens, in) float32 as planes (tokens, 5, in / 4), what the fused kernels read; with a gate x * silu(gate)."""
-    planes = _planes(x)
-    words = x.shape[1] // 4
+    """What ``apply`` reads of x (tokens, in) float32, or of x * silu(gate): planes (tokens, 5, in / 4) for few tokens,
+    for many the product itself (tokens, in)."""
+    if len(x) > FUSED_TOKENS:
+        return x if gate is None else x * torch.nn.functional.silu(gate)
+    planes, words = _planes(x), x.shape[1] // 4
     grid = (triton.cdiv(words, _WORDS_A_PROGRAM), len(x))
-    gate = x if gate is None else gate
-    spread_kernel[grid](x, gate, planes, words, SWIGLU=gate is not x, BLOCK=_WORDS_A_PROGRAM, num_warps=4)
+    other = x if gate is None else gate
+    spread_kernel[grid](x, other, planes, words, SWIGLU=gate is not None, BLOCK=_WORDS_A_PROGRAM, num_warps=4)
     return planes
 
 
 def spread_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The planes of RMSNorm(x) * weight, x (tokens, in) and weight (in,) float32."""
+    """The same of RMSNorm(x) * weight; x (tokens, in) and weight (in,) float32."""
+    if len(x) > FUSED_TOKENS:
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
     planes, words = _planes(x), x.shape[1] // 4
     norm_kernel[(len(x),)](x, weight, planes, words, eps, BLOCK=triton.next_power_of_2(words), num_warps=8)
     return planes
@@ -51,25 +52,30 @@ def _planes(x):
     return torch.empty(len(x), PLANES, x.shape[1] // 4, dtype=torch.float32, device=x.device)
 
 
-def apply(blocks: torch.Tensor, qtype: str, planes: torch.Tensor, add_to=None, factor: float = 1.0) -> torch.Tensor:
-    """W x from the planes of x, (tokens, out) float32; or ``add_to + factor * W x``, written to ``add_to``."""
-    format = _format(blocks, qtype, 4 * planes.shape[2])
-    tokens, rows = len(planes), len(blocks)
+def apply(blocks: torch.Tensor, qtype: str, spread_x: torch.Tensor, add_to=None, factor: float = 1.0) -> torch.Tensor:
+    """W x from ``spread(x)``, (tokens, out) float32; or ``add_to + factor * W x``, written to ``add_to``."""
+    if spread_x.ndim == 2:
+        _format(blocks, qtype, spread_x.shape[1])
+        y = spread_x @ dequantize(blocks, qtype, backend="triton").T
+        return y if add_to is None else add_to.add_(y, alpha=factor)
+    format = _format(blocks, qtype, 4 * spread_x.shape[2])
+    tokens, rows = len(spread_x), len(blocks)
     padded = triton.next_power_of_2(tokens)
     if padded > tokens:  # tiles have a power of two of tokens
-        y = apply(blocks, qtype, torch.cat([planes, planes.new_zeros(padded - tokens, *planes.shape[1:])]))[:tokens]
+        zeros = spread_x.new_zeros(padded - tokens, *spread_x.shape[1:])
+        y = apply(blocks, qtype, torch.cat([spread_x, zeros]))[:tokens]
         return y if add_to is None else add_to.add_(y, alpha=factor)
-    out = torch.empty(tokens, rows, dtype=torch.float32, device=planes.device) if add_to is None else add_to
+    out = torch.empty(tokens, rows, dtype=torch.float32, device=blocks.device) if add_to is None else add_to
     at_once = max(1, ROWS // tokens)
     shared = dict(TOKENS=tokens, ROWS=at_once, ADD=add_to is not None, num_warps=4)
     grid = (triton.cdiv(rows, at_once),)
     if qtype in STORED_FLOATS:
         weight = blocks.view(STORED_FLOATS[qtype])
-        floats_kernel[grid](weight, planes, out, rows, planes.shape[2], factor, CHUNK=STEP_WEIGHTS // 4, **shared)
+        floats_kernel[grid](weight, spread_x, out, rows, spread_x.shape[2], factor, CHUNK=STEP_WEIGHTS // 4, **shared)
         return out
     blocks_a_row, chunk = blocks.shape[1] // format.block_bytes, STEP_WEIGHTS // format.block_elements
     blocks_kernel[grid](
-        blocks, table_of(qtype, planes.device), planes, out, rows, blocks_a_row, factor,
+        blocks, table_of(qtype, blocks.device), spread_x, out, rows, blocks_a_row, factor,
         CHUNK=chunk, EVEN=blocks_a_row % chunk == 0, **shape_of(format), **shared,
     )  # fmt: skip
     return out
