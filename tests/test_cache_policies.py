@@ -140,6 +140,14 @@ def test_mattson_gives_every_lru_in_one_pass(keys, sizes):
         assert kit.replay(trace, LRU(capacity)).hits == expected
 
 
+@settings(max_examples=80, deadline=None)
+@given(keys=accesses)
+def test_mattson_gives_every_min_in_one_pass(keys):
+    trace = requests([(f"k{number}", 1) for number in keys])
+    for capacity, hits in enumerate(bounds.min_hit_curve(trace), start=1):
+        assert kit.replay(trace, MIN(capacity, bypass=False)).hits == hits
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     items=st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.integers(0, 20), st.integers(0, 50)), min_size=1),

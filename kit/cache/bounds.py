@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from kit.cache.offline import next_uses
 from kit.cache.traces import Requests
 from kit.errors import CacheError
 
@@ -132,6 +133,29 @@ def lru_hit_curve(trace: Requests) -> tuple[np.ndarray, np.ndarray]:
     distances = np.sort([d for d in stack_distances(trace) if d is not None])
     capacities, counts = np.unique(distances, return_counts=True)
     return capacities, np.cumsum(counts)
+
+
+def min_hit_curve(trace: Requests) -> np.ndarray:
+    """All MIN caches (without bypass) in one pass: (distinct objects,) hits with room for 1, 2, ... equal objects.
+
+    Mattson's stack with the next use as priority: an object asked for moves to the top, and on the way down to where it
+    was each level keeps the object that is needed sooner. Sizes do not count. At most accesses x objects steps.
+    """
+    following = next_uses(trace.keys)
+    stack: list[tuple[float, str]] = []  # (next use, key), top first
+    depths = np.zeros(len(trace.objects), dtype=np.int64)
+    for now, key in enumerate(trace.keys):
+        carried = (following[now], key)
+        for depth, held in enumerate(stack):
+            if held[1] == key:
+                depths[depth] += 1
+                stack[depth] = carried
+                break
+            if depth == 0 or held[0] > carried[0]:
+                stack[depth], carried = carried, held
+        else:
+            stack.append(carried)
+    return np.cumsum(depths)
 
 
 def stack_distances(trace: Requests) -> list[int | None]:

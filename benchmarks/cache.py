@@ -1,0 +1,80 @@
+"""Caches: a whole granite-3.3-8b decode of 100 tokens replayed (beside libCacheSim, which is C), and a live hit."""
+
+import importlib.util
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+
+import kit
+from kit import measure
+from kit.cache import LIMITED, oracle
+from kit.cache.bounds import interval_bound, lru_hit_curve
+from kit.cache.store import WeightCache
+from kit.cache.traces import decode_order, repeated
+from kit.gguf.geometry import GEOMETRIES
+
+GOALS = {"LRU": 1.0}  # seconds a replay, at most; every other policy has SLOWEST
+SLOWEST = 5.0
+PEERS = {
+    "LRU": "LRU",
+    "FIFO": "FIFO",
+    "CLOCK": "Clock",
+    "SIEVE": "Sieve",
+    "S3FIFO": "S3FIFO",
+    "ARC": "ARC",
+    "MIN": "Belady",
+}
+
+
+def run(samples: int = 3, capacity: int = 4 << 30) -> pd.DataFrame:
+    """One row a policy: seconds of the replay, its goal, libCacheSim's seconds on the same trace, and the byte hit rate
+    beside the bound; then Mattson's one pass over all capacities, and seconds of a live hit against a dict's."""
+    trace = repeated(decode_order(GEOMETRIES["granite-3.3-8b"]), 100)
+    bound = interval_bound(trace, capacity)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = oracle.write(trace, Path(folder) / "decode.oracleGeneral")
+        for name, make in LIMITED.items():
+            stats = kit.replay(trace, make(capacity))
+            seconds = measure.time(lambda make=make: kit.replay(trace, make(capacity)), samples, min_sample=0).median
+            rows.append(
+                {"what": name, "seconds": seconds, "goal": GOALS.get(name, SLOWEST),
+                 "peer_seconds": _peer(name, path, capacity, samples), "byte_hit_rate": stats.byte_hit_rate,
+                 "of_bound": stats.byte_hit_rate / bound}
+            )  # fmt: skip
+    rows.append(
+        {
+            "what": "Mattson: all LRU capacities",
+            "seconds": measure.time(lambda: lru_hit_curve(trace), samples, 0).median,
+        }
+    )
+    rows += _hits(samples)
+    return pd.DataFrame(rows).set_index("what")
+
+
+def _peer(name, path, capacity, samples) -> float | None:
+    if name not in PEERS or importlib.util.find_spec("libcachesim") is None:
+        return None
+    import libcachesim
+
+    def theirs():
+        reader = libcachesim.TraceReader(str(path), trace_type=libcachesim.TraceType.ORACLE_GENERAL_TRACE)
+        getattr(libcachesim, PEERS[name])(capacity).process_trace(reader)
+
+    return measure.time(theirs, samples, min_sample=0).median
+
+
+def _hits(samples) -> list[dict]:
+    """A get that hits, without and with a trace, beside a plain dict look-up."""
+    value, plain = object(), {"a": 1}
+    bare, traced = WeightCache(kit.LRU(100)), WeightCache(kit.LRU(100), trace := kit.Trace())
+    for store in (bare, traced):
+        store.get("a", 10, lambda: value)
+    ways = {"live hit": lambda: bare.get("a", 10, None), "live hit, traced": lambda: traced.get("a", 10, None)}
+    rows = []
+    for what, way in ways.items():
+        pair = measure.compare(way, lambda: plain["a"], samples)
+        rows.append({"what": what, "seconds": pair.a.median, "peer_seconds": pair.b.median})
+        trace.clear()
+    return rows
