@@ -114,14 +114,14 @@ def _q4_0():
     return read
 
 
-def _any(format: str):
+def _any(format: str, bias: int):
     """By the reader of the dequantiser, sixteen at a time: as general as it is slow."""
     read_codes, size = KERNELS[format].codes, FORMATS[format].block_bytes
     sixteens = FORMATS[format].block_elements // 16
 
     @njit(forceinline=True)
     def sixteen(tier, unit, n):
-        return convert(u8x16, read_codes(tier, unit + n // sixteens * size, n % sixteens) + 128)
+        return convert(u8x16, read_codes(tier, unit + n // sixteens * size, n % sixteens) + bias)
 
     @njit(forceinline=True)
     def vector(tier, unit, n):
@@ -139,7 +139,9 @@ def _any(format: str):
 
 _PAIRS = (0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)  # low nibbles of 64 bytes, then their high ones
 _EVEN_ODD = (0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)
-CODES = {format: Codes(_any(format), 128) for format in KERNELS} | {
+# The least code of the formats that have no reader of their own is minus this; 128 does for any.
+_BIASES = {"Q4_1": 0, "Q5_1": 0, "Q2_K": 0, "Q5_0": 16, "Q3_K": 4, "TQ1_0": 1, "TQ2_0": 1, "MXFP4": 12, "NVFP4": 12}
+CODES = {format: Codes(_any(format, _BIASES.get(format, 128)), _BIASES.get(format, 128)) for format in KERNELS} | {
     "Q4_K": Codes(_q4_k(), 0, _PAIRS),
     "Q5_K": Codes(_q5_k(), 0, _PAIRS),
     "Q6_K": Codes(_q6_k(), 32),

@@ -1,0 +1,207 @@
+"""fused: y = W x from blocks against float64 arithmetic, both accuracies, all tiers; the models that run on it."""
+
+import ctypes
+import mmap
+import os
+
+import gguf
+import model_files
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_model import forward
+
+import kit
+from kit import simd
+from kit.errors import QuantError
+from kit.fused import linear
+from kit.quants.compare import random_blocks
+from kit.quants.formats import FORMATS
+from kit.quants.kernels import KERNELS
+
+COMMON = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32"]
+OTHERS = ["Q4_1", "Q2_K", "Q3_K", "TQ1_0", "IQ4_XS", "MXFP4", "NVFP4", "IQ2_XXS"]  # one of each kind of scales
+ACCURACIES = ["float32", "int8"]
+PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 20)]
+
+
+def matrix(qtype, rows, columns, seed=0):
+    """Random blocks of a matrix, (rows, bytes of a row), and its numbers by gguf-py in float64."""
+    blocks = random_blocks(qtype, rows * columns // FORMATS[qtype].block_elements, seed).reshape(rows, -1)
+    numbers = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[qtype]) if qtype != "F32" else blocks.view("<f4")
+    return blocks, numbers.reshape(rows, columns).astype(np.float64)
+
+
+def shape(qtype, units):
+    """Columns of a few units of 256, for small blocks with some left over."""
+    return 256 * units + {256: 0, 1: 37, 64: 64}.get(FORMATS[qtype].block_elements, 96)
+
+
+def activations(tokens, columns, seed=0):
+    return torch.randn(tokens, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def rounded(x):
+    """x (tokens, columns) as int8 activations stand for it, and the scale of each, by numpy: one for 256 columns."""
+    tokens, columns = x.shape
+    units = np.zeros((tokens, -(-columns // 256) * 256), np.float32)
+    units[:, :columns] = x
+    units = units.reshape(tokens, -1, 256)
+    largest = np.abs(units).max(-1, keepdims=True)
+    codes = np.rint(units * (np.float32(127) / np.where(largest > 0, largest, np.float32(1))))
+    scale = np.broadcast_to(largest / np.float32(127), units.shape)
+    assert np.abs(codes).max() <= 127
+    flat = lambda array: array.reshape(tokens, -1)[:, :columns].astype(np.float64)  # noqa: E731
+    return flat(codes) * flat(scale), flat(scale)
+
+
+def check(qtype, rows, columns, tokens, accuracy, seed=0):
+    """The claims of both accuracies: of arithmetic, to float32; of int8, that each x is off by half a step at most."""
+    blocks, w = matrix(qtype, rows, columns, seed)
+    x = activations(tokens, columns, seed)
+    y = linear(blocks, qtype, x, accuracy)
+    assert y.shape == (tokens, rows) and y.dtype == torch.float32
+    y, x = y.double().numpy(), x.numpy()
+    if accuracy == "float32" or qtype not in KERNELS:
+        assert relative_rms(y, x.astype(np.float64) @ w.T, w, x) < 1e-6
+        return
+    seen, scale = rounded(x)
+    assert relative_rms(y, seen @ w.T, w, x) < 3e-6
+    assert (np.abs(y - x @ w.T) <= scale / 2 @ np.abs(w).T * (1 + 1e-4)).all()
+
+
+def relative_rms(y, right, w, x):
+    """RMS of the error over the RMS of what the products of random signs would sum to."""
+    return np.sqrt(((y - right) ** 2).mean() / ((x.astype(np.float64) ** 2) @ (w**2).T).mean())
+
+
+# ---- one matrix
+
+
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("qtype", COMMON)
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=st.sampled_from([1, 2, 7, 16, 19, 67]),
+    units=st.integers(1, 3),
+    tokens=st.integers(1, 17),
+    seed=st.integers(0, 9),
+)
+def test_products_equal_float64(qtype, accuracy, rows, units, tokens, seed):
+    check(qtype, rows, shape(qtype, units), tokens, accuracy, seed)
+
+
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("qtype", OTHERS)
+def test_the_other_formats_too(qtype, accuracy):
+    for tokens in (1, 3):
+        check(qtype, 5, shape(qtype, 2), tokens, accuracy)
+
+
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier != simd.tier().value])
+def test_the_other_tiers_too(tier, accuracy):
+    with simd.using(tier):
+        for qtype in ("Q4_K", "Q6_K", "Q4_0"):
+            for tokens in (1, 6):
+                check(qtype, 5, shape(qtype, 2), tokens, accuracy)
+
+
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("tokens", [33, 140])  # more than a tile of int8; than the sums of a strip
+def test_long_prompts_and_many_rows(accuracy, tokens):
+    check("Q4_K", 301, 1280, tokens, accuracy)
+
+
+def test_small_blocks_in_rows_shorter_than_a_unit():
+    check("Q8_0", 3, 32, 2, "int8")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs mprotect")
+@pytest.mark.parametrize("qtype", COMMON)
+def test_nothing_behind_the_last_row_is_read(qtype):
+    """The blocks end where a page begins that cannot be read: one byte further and the process is gone."""
+    blocks, _ = matrix(qtype, 3, shape(qtype, 1))
+    size = -(-blocks.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = np.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), np.uint8)
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(pages.ctypes.data + size), mmap.PAGESIZE, 0) == 0
+    guarded = pages[size - blocks.nbytes : size].reshape(blocks.shape)
+    guarded[:] = blocks
+    for tokens in (1, 2, 4, 9):
+        x = activations(tokens, shape(qtype, 1))
+        for accuracy in ACCURACIES:
+            assert torch.equal(linear(guarded, qtype, x, accuracy), linear(blocks, qtype, x, accuracy))
+
+
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+def test_zeros_tiny_numbers_and_nan(accuracy):
+    blocks, _ = matrix("Q4_K", 3, 256)
+    assert (linear(blocks, "Q4_K", torch.zeros(2, 256), accuracy) == 0).all()
+    assert linear(blocks, "Q4_K", torch.full((1, 256), 1e-40), accuracy).abs().max() < 1e-36
+    for bad in (torch.nan, torch.inf):
+        x = torch.ones(2, 256)
+        x[1, 200] = bad
+        y = linear(blocks, "Q4_K", x, accuracy)
+        assert y[0].isfinite().all() and not y[1].isfinite().any()
+
+
+def test_transposed_activations():
+    blocks, _ = matrix("Q6_K", 4, 512)
+    x = activations(512, 3).T
+    assert torch.equal(linear(blocks, "Q6_K", x), linear(blocks, "Q6_K", x.contiguous()))
+
+
+def test_no_tokens():
+    assert linear(matrix("Q4_K", 4, 256)[0], "Q4_K", torch.empty(0, 256)).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(qtype="Q9_X"), "does not know 'Q9_X'"),
+        (dict(activations="int4"), "float32, int8"),
+        (dict(x=torch.zeros(1, 512)), "144 bytes do not take 512"),
+        (dict(x=torch.zeros(256)), r"\(tokens, columns\)"),
+        (dict(x=torch.zeros(1, 256, dtype=torch.float64)), "float64"),
+        (dict(blocks=np.zeros((2, 145), np.uint8)), "145 bytes do not take 256"),
+        (dict(blocks=np.zeros((4, 144), np.uint8)[::2]), "C-contiguous"),
+    ],
+)
+def test_errors_say_what_is_wrong(change, message):
+    good = dict(blocks=np.zeros((2, 144), np.uint8), qtype="Q4_K", x=torch.zeros(1, 256), activations="float32")
+    with pytest.raises(QuantError, match=message):
+        linear(**good | change)
+
+
+# ---- models
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("mix", ["F32", "Q4_K_M", "Q8_0"])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-granite", "tiny-qwen3moe"])
+def test_logits_equal_float64(folder, name, mix):
+    path = model_files.write(folder, name, mix)
+    expected = forward(PROMPT, *model_files.plain(path))
+    model = kit.Transformer(kit.Weights(kit.open(path)), linear="fused")
+    cache = model.new_cache()
+    decoded = [model.step(PROMPT[:12], cache), *(model.step([token], cache) for token in PROMPT[12:])]
+    for got, right in ((model.logits(PROMPT), expected), (torch.stack(decoded), expected[11:])):
+        assert np.sqrt(((got.numpy() - right) ** 2).mean()) < 1e-5 * right.std()
+
+
+def test_int8_logits_are_near_and_no_matrix_is_decoded(folder):
+    path = model_files.write(folder, "tiny-llama", "Q4_K_M")
+    expected = forward(PROMPT, *model_files.plain(path))
+    weights = kit.Weights(kit.open(path))
+    got = kit.Transformer(weights, linear="fused-int8").logits(PROMPT).numpy()
+    assert 1e-4 * expected.std() < np.sqrt(((got - expected) ** 2).mean()) < 5e-2 * expected.std()
+    decoded = {span.tensor for span in weights.trace.spans if span.what in ("dequantize", "access")}
+    assert {name for name in decoded if "norm" not in name} == {"token_embd.weight"}  # the rows of the prompt alone
+    read = {span.tensor: span.nbytes for span in weights.trace.spans if span.what == "linear"}
+    assert read["blk.0.ffn_up.weight"] == weights.info("blk.0.ffn_up.weight").nbytes
