@@ -56,31 +56,37 @@ def families(file, order: Order, costs, dtype: str = "float32") -> pd.DataFrame:
     return table
 
 
-def policies(accesses: Requests, memory: int) -> pd.DataFrame:
-    """Every policy of kit.cache with ``memory`` bytes over a trace, from its second token on: the most bytes hit first.
+def policies(accesses: Requests, memory: int, names=tuple(LIMITED)) -> pd.DataFrame:
+    """Policies of kit.cache with ``memory`` bytes over a trace, from its second token on; most bytes hit first.
 
     "upper bound": no policy without prefetch hits a larger share of these bytes.
     """
-    first = sum(token == accesses.tokens[0] for token in accesses.tokens) if len(set(accesses.tokens)) > 1 else 0
-    rows = []
-    for name, policy in LIMITED.items():
-        whole, cold = (kit.replay(part, policy(memory)) for part in (accesses, accesses[:first]))
+    first, rows = _first_token(accesses), []
+    for name in names:
+        whole, cold = (kit.replay(part, LIMITED[name](memory)) for part in (accesses, accesses[:first]))
         gets, requested = whole.gets - cold.gets, whole.bytes_requested - cold.bytes_requested
         hit, nbytes = whole.hits - cold.hits, whole.bytes_hit - cold.bytes_hit
         rows.append((name, hit / max(1, gets), nbytes / max(1, requested), whole.evictions, whole.peak_bytes))
     table = pd.DataFrame(rows, columns=["policy", "hit rate", "bytes hit", "evictions", "peak"])
-    table["upper bound"] = _upper_bound(accesses, first, memory)
+    table["upper bound"] = upper_bound(accesses, memory)
     return table.sort_values("bytes hit", ascending=False, kind="stable").set_index("policy")
 
 
-def _upper_bound(accesses: Requests, first: int, memory: int) -> float:
-    """Of the bytes asked for after the ``first`` accesses, the share that any policy without prefetch can hit.
+def upper_bound(accesses: Requests, memory: int) -> float:
+    """Of the bytes asked for after the first token, the share that any policy without prefetch can hit.
 
     Where every token asks for the same objects once that is memory over working set.
     """
-    if accesses.keys == accesses.keys[:first] * (len(accesses) // max(1, first)):
+    first = _first_token(accesses)
+    if first and accesses.keys == accesses.keys[:first] * (len(accesses) // first):
         return min(1.0, memory / max(1, accesses.working_set))
     return min(1.0, interval_bound(accesses, memory) * sum(accesses.sizes) / max(1, sum(accesses.sizes[first:])))
+
+
+def _first_token(accesses: Requests) -> int:
+    """How many accesses belong to the first token; 0 when the trace tells no tokens apart."""
+    tokens = accesses.tokens
+    return next((place for place, token in enumerate(tokens) if token != tokens[0]), 0)
 
 
 def exactness_of(file, rows: int = 2) -> pd.DataFrame:

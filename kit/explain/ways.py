@@ -11,7 +11,6 @@ from kit.explain.costs import FUSED, kind_of
 from kit.explain.order import Decode, Order, Walk, is_matrix
 from kit.units import format_bytes
 
-
 SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
