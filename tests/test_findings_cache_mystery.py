@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import kit
 from kit import machine
 from kit.cache import faults
-from kit.findings import cache_live, cache_mystery, cache_mystery_verdicts, cache_pressure, harness
+from kit.findings import cache_faults, cache_live, cache_mystery, cache_mystery_verdicts, cache_pressure, harness
 from kit.gguf.synthetic import cached_model
 from kit.records import read
 
@@ -75,6 +75,14 @@ def test_caching_everything_fails_at_the_end_of_memory_and_a_limit_does_not():
     assert (table["exit"] == 0).all()
     assert table.loc["HashMap", "failed"] > 0 == table.loc["LRU", "failed"] == table.loc["Pinned", "failed"]
     assert table.loc["HashMap", "failed"] + table.loc["HashMap", "served"] == 48
+
+
+@pytest.mark.timeout(30)
+def test_the_gallery_shows_each_fault_and_the_healthy_store_does_not():
+    table = cache_faults.gallery()
+    assert len(table) == 8 and (table["with the fault"] != table["without"]).all()
+    assert "held: 8 of 8 with room for 4" in table.loc["two levels, the inner one never forgets", "with the fault"]
+    assert "deadlock" in table.loc["a read lock upgraded on a hit", "with the fault"]
 
 
 def test_the_bound_on_speed():

@@ -68,6 +68,17 @@ def test_rows_use_all_of_the_capacity():
     assert table.loc["knapsack", "of the bound"] > 0.99
 
 
+def test_a_matrix_held_in_part_gives_the_same_product(live):
+    file, order, _ = live
+    table = cache_variants_live.held_in_part(file, order, 0.4)
+    assert (table["largest relative difference"] < 1e-5).all()
+    assert (table["held"] <= 0.4).all() and (table["byte hit rate, warm"] == table["held"]).all()
+    assert table.loc["in order", "held"] > 0.395
+    scan = repeated(list(zip(order.keys, order.sizes, strict=True)), 3)
+    sets = cache_variants.pinned_sets(scan, 0.4, cache_live.miss_costs(file))
+    assert (sets["capacity used"] <= 1).all() and set(cache_live.miss_costs(file)) == set(order.keys)
+
+
 def test_the_order_turns_round():
     kinds = cache_variants.kinds(6, seed=0)
     table = cache_variants.compare_kinds(kinds, 0.3)
@@ -78,6 +89,7 @@ def test_the_order_turns_round():
     said = cache_variants.advice(table, 0.3)["advice"]
     assert said["dense"] == "pin" and said["experts, local"].startswith("measure")
     cache_variants.kinds_figure(table, 0.3).canvas.draw()
+    cache_variants.one_pass_figure(kinds).canvas.draw()
     windows = cache_variants.windows(kinds, 0.3)
     assert (windows["dense"] == 0).all() and windows.shape == (5, 3)
 

@@ -97,6 +97,10 @@ def preload_table(preloads: Preloads) -> pd.DataFrame:
         "hits of the preload": (0, np.zeros(1)),
         "misses of the preload": (362, np.full(1, count)),
         "misses after the first access of inference": (363, count + ~preloads.watched[WATCHED[0]]),
+        "references to the one cache": (
+            364,
+            np.full(1, strong_count(dict(zip(preloads.names, preloads.sizes, strict=True)))),
+        ),
         "evictions": (np.nan, preloads.evictions),
         "tensors left in the cache": (np.nan, preloads.survivors),
     }

@@ -5,7 +5,7 @@ import pandas as pd
 
 from kit import figures
 from kit.cache import LIMITED, Pinned
-from kit.cache.bounds import CYCLIC, cyclic_hit_rate, interval_bound, knapsack
+from kit.cache.bounds import CYCLIC, cyclic_hit_rate, interval_bound, knapsack, lru_hit_curve, min_hit_curve
 from kit.cache.pinned import RowPlan
 from kit.cache.policy import LFU, LRU, Policy
 from kit.cache.replay import replay, replay_hits
@@ -210,6 +210,28 @@ def kinds(tokens: int, seed: int) -> dict[str, Requests]:
         "experts, local": mixture_of_experts(tokens=8 * tokens, seed=seed, locality=0.6, skew=0.5),
         "experts, skewed": mixture_of_experts(tokens=8 * tokens, seed=seed, locality=0.0, skew=2.0),
     }
+
+
+def one_pass_figure(kinds: dict[str, Requests]):
+    """LRU and MIN at every capacity, each from one pass over the trace (Mattson): hit rate by objects of one size."""
+    figure, panels = figures.new(1, len(kinds), height=3.4, sharey=True)
+    for axes, (kind, trace) in zip(panels, kinds.items(), strict=True):
+        equal = trace.counted()
+        room, lru = lru_hit_curve(equal)
+        best = min_hit_curve(equal)
+        share = 100 / equal.working_set
+        axes.plot([0, 100], [0, 100], "--", color=figures.BLACK, lw=1.2, label="capacity / total")
+        axes.plot(
+            share * np.arange(1, len(best) + 1), 100 * best / len(equal), color=figures.GREEN, label="MIN, keeps all"
+        )
+        axes.step(
+            share * np.r_[0, room, equal.working_set], 100 * np.r_[0, lru, lru[-1]] / len(equal), where="post",
+            color=figures.VERMILION, label="LRU",
+        )  # fmt: skip
+        axes.set(title=kind, xlabel="capacity, % of the objects", xticks=range(0, 100, 25))
+    panels[0].set_ylabel("hit rate, %")
+    panels[0].legend(loc="upper left", fontsize=9)
+    return figure
 
 
 def windows(kinds: dict[str, Requests], fraction: float) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from kit import figures, measure
 from kit.cache import LIMITED
 from kit.cache.config import CacheConfig
 from kit.cache.faults import CopyOnHit
+from kit.cache.pinned import RowPlan
 from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
 from kit.cache.traces import Requests, repeated
@@ -47,6 +48,38 @@ def points(runs: list[Live], fraction: float) -> pd.DataFrame:
     """Live runs as points for the figure of curves."""
     rows = [(run.label, fraction, run.warm_hit_rate, run.warm_byte_hit_rate) for run in runs if run.label in LIMITED]
     return pd.DataFrame(rows, columns=["policy", "capacity / working set", "hit rate", "byte hit rate"])
+
+
+def held_in_part(file, order: Requests, fraction: float, passes: int = 2) -> pd.DataFrame:
+    """Every matrix through a cache that holds some of its rows: is W x, made of parts, the same, and how much is hit?
+
+    Each part is a cache entry of its own; the products of the parts are stacked, nothing else is copied.
+    """
+    matrices = {key: file.tensors[key] for key in order.objects if len(file.tensors[key].shape) == 2}
+    rows = []
+    for spread in (False, True):
+        shapes = {name: (info.shape[0], 4 * info.shape[1]) for name, info in matrices.items()}
+        total = sum(count * nbytes for count, nbytes in shapes.values())
+        rowwise = RowPlan(max(1, round(fraction * total)), shapes, spread)
+        store, largest = WeightCache(rowwise.policy()), 0.0
+        for _ in range(passes):
+            for name, info in matrices.items():
+
+                def load(start, stop, name=name, qtype=info.qtype):
+                    return kit.dequantize(file.blocks(name)[start:stop], qtype)
+
+                parts = rowwise.get(store, name, load)
+                x = torch.ones(info.shape[1])
+                whole = kit.dequantize(file.blocks(name), info.qtype) @ x
+                largest = max(
+                    largest, float((torch.cat([part @ x for _, part in parts]) - whole).abs().max() / whole.abs().max())
+                )
+        hits = store.stats.bytes_hit / (passes - 1) / total
+        rows.append(
+            ("the same share of each" if spread else "in order", store.stats.resident_bytes / total, hits, largest)
+        )
+    names = ["rows", "held", "byte hit rate, warm", "largest relative difference"]
+    return pd.DataFrame(rows, columns=names).set_index("rows")
 
 
 # --- the three fixes of report 003 ----------------------------------------------------------------------------------

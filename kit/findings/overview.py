@@ -40,13 +40,9 @@ def roofline(file, machine, tokens=(1, 8, 64, 512)):
     intensity = np.logspace(-1, 4, 200)
     figure, axes = figures.new()
     roof = np.minimum(machine.f32_gflops, machine.read_gbps * intensity)
-    axes.loglog(
-        intensity,
-        roof,
-        "--",
-        color=figures.BLACK,
-        label=f"roof: {machine.read_gbps:.0f} GB/s, {machine.f32_gflops:.0f} GFLOP/s",
-    )
+    label = f"roof: {machine.read_gbps:.0f} GB/s, {machine.f32_gflops:.0f} GFLOP/s"
+    axes.plot(intensity, roof, "--", color=figures.BLACK, label=label)
+    figures.log(axes, "x", "y")
     for nbytes, name, colour, marker in (
         (4 * elements, "f32 weights", figures.BLUE, "o"),
         (blocks, "blocks", figures.ORANGE, "s"),

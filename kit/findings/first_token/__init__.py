@@ -13,7 +13,7 @@ from kit.findings.first_token.tables import (
     table,
 )
 from kit.findings.first_token.verdicts import judge
-from kit.findings.first_token.ways import PHASES, WAYS, Run, measure, phases, ways_that_fit, working_set
+from kit.findings.first_token.ways import PHASES, WAYS, Run, measure, phases, warm_up, ways_that_fit, working_set
 
 __all__ = [
     "PHASES",
@@ -34,6 +34,6 @@ __all__ = [
     "steps",
     "summary",
     "table",
-    "ways_that_fit",
+    "warm_up", "ways_that_fit",
     "working_set",
 ]  # fmt: skip

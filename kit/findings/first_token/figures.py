@@ -15,7 +15,7 @@ def bars(runs: list[Run]):
     for axes in (linear, log):
         figures.stacked_bars(axes, parts)
         axes.set_xlabel("seconds from the closed file to the token (warm: from the request)", fontsize=9.5)
-    log.set_xscale("log")
+    figures.log(log, "x")
     log.set_xlim(parts.sum(axis=1).min() / 20, parts.sum(axis=1).max() * 4)
     linear.set_title("Preloading moves the cost; it does not remove it")
     log.set_title("The same on a log scale")
@@ -54,7 +54,7 @@ def needed_figure(limits: pd.DataFrame, target: float):
     figures.bound(axes, target, f"reported: {format_seconds(target)}", vertical=True)
     for row, seconds in limits["least seconds a token"].items():
         axes.annotate(f" {format_seconds(seconds)}", (seconds, row), va="center", fontsize=9)
-    axes.set_xscale("log")
+    figures.log(axes, "x")
     axes.set_xlim(right=limits["least seconds a token"].max() * 4)
     axes.set_xlabel("least seconds a token: 30.44 GiB of f32 weights over read bandwidth")
     axes.set_title("0.075 s is out of reach of the machine that reported it")

@@ -75,9 +75,9 @@ def table(runs: list[Run], predicted: pd.DataFrame) -> pd.DataFrame:
         rows.append(
             {
                 "way": WAYS[way].label, **typical.phases, "total": typical.seconds, "bound": least,
-                "total / bound": typical.seconds / least, "held": format_bytes(typical.held_bytes),
-                "dequantised GB/s": wrote / typical.phases["dequantize"] / 1e9 if wrote else np.nan,
-                "file": "cold" if typical.cold else "in page cache",
+                "× bound": typical.seconds / least, "held": format_bytes(typical.held_bytes),
+                "GB/s": wrote / typical.phases["dequantize"] / 1e9 if wrote else np.nan,
+                "cold": "yes" if typical.cold else "no",
             }
         )  # fmt: skip
     return pd.DataFrame(rows).set_index("way")

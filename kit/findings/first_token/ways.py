@@ -106,6 +106,12 @@ def measure(path, way: str, prompt: list[int], dtype: str = "float32") -> Run:
     return Run(way, frame, phases(frame), logits, after.resident_bytes, hits, misses, cold)
 
 
+def warm_up(path, prompt: list[int]) -> None:
+    """Go every way once on the tiny model at ``path``: kernels compile here, and no way pays for it (benchmarks do tell)."""
+    for way in WAYS:
+        measure(path, way, prompt)
+
+
 def _warm_memory(path, dtype: str) -> bool:
     """Touch and release as much memory as the way will hold, so that the first way does not pay for all (fresh_gbps).
 

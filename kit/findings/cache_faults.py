@@ -1,0 +1,105 @@
+"""A gallery of the reports' broken caches (kit.cache.faults), each run live beside the healthy store on the same accesses."""
+
+import threading
+
+import pandas as pd
+import torch
+
+import kit
+from kit.cache import faults
+from kit.cache.prefetch import Prefetcher
+from kit.cache.store import WeightCache
+from kit.errors import CacheError
+
+SCAN = [(f"blk.{number}.weight", 4000) for number in range(8)]  # 8 objects, asked for in order, pass after pass
+SMALL = 4 * 4000  # room for half of them
+
+
+def _walk(cache, passes: int = 1) -> int:
+    """Loads that ``passes`` over the scan cause."""
+    loads = []
+    for _ in range(passes):
+        for key, size in SCAN:
+            cache.get(key, size, lambda key=key: loads.append(key) or torch.zeros(1000))
+    return len(loads)
+
+
+def _elsewhere(function):
+    """The result of ``function()`` in a thread of its own."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def _two_levels(cache):
+    first, later = _walk(cache), _walk(cache, 2)
+    held = getattr(cache, "held_bytes", cache.stats.resident_bytes)
+    return (
+        f"loads: {first}, then {later}; held: {held // 4000} of 8 with room for 4; outer cache: {cache.stats.hits} hits"
+    )
+
+
+def _split(cache):
+    _walk(cache)
+    if hasattr(cache, "switch"):
+        cache.switch()
+    return f"after the preload: {cache.stats.misses} misses counted; the first pass then loads {_walk(cache)}"
+
+
+def _resetting(cache):
+    _walk(cache)
+    return f"misses read: {cache.stats.misses}, read again: {cache.stats.misses}; held: {cache.stats.entries}"
+
+
+def _thread_local(cache):
+    _walk(cache)
+    return f"another thread loads {_elsewhere(lambda: _walk(cache))}"
+
+
+def _copying(cache):
+    first, second = (cache.get("w", 4000, lambda: torch.zeros(1000)) for _ in range(2))
+    return "a hit is the same memory" if first.data_ptr() == second.data_ptr() else "each hit is a new array"
+
+
+def _queue(cache):
+    with Prefetcher(cache, [(key, size, lambda: torch.zeros(1000)) for key, size in SCAN], asynchronous=False):
+        _walk(cache, 2)
+    waiting = cache.queue.qsize() if hasattr(cache, "queue") else 0
+    return f"served by a prefetch: {cache.stats.prefetched} of {cache.stats.gets}; wishes nobody read: {waiting}"
+
+
+def _upgrading(cache):
+    _walk(cache)
+    try:
+        return f"a second pass loads {_walk(cache)}"
+    except CacheError as error:
+        return f"the first hit: {error}"
+
+
+GALLERY = {  # fault -> (broken, healthy, what to do with either)
+    "two levels, the inner one never forgets": (
+        lambda: faults.TwoLevels(kit.LRU(SMALL)), lambda: WeightCache(kit.Pinned(SMALL)), _two_levels,
+    ),
+    "the inner level removed, LRU left": (
+        lambda: faults.TwoLevels(kit.LRU(SMALL)).outer, lambda: WeightCache(kit.Pinned(SMALL)), _two_levels,
+    ),
+    "split instances": (lambda: faults.SplitInstances(kit.HashMap()), lambda: WeightCache(kit.HashMap()), _split),
+    "statistics that reset": (lambda: faults.ResettingStats(kit.HashMap()), lambda: WeightCache(kit.HashMap()), _resetting),
+    "thread-local maps": (lambda: faults.ThreadLocal(kit.HashMap()), lambda: WeightCache(kit.HashMap()), _thread_local),
+    "copy on hit": (lambda: faults.CopyOnHit(kit.HashMap()), lambda: WeightCache(kit.HashMap()), _copying),
+    "a prefetch queue that nobody reads": (
+        lambda: faults.DeadQueue(kit.Pinned(SMALL), ahead_bytes=8000), lambda: WeightCache(kit.Pinned(SMALL), ahead_bytes=8000),
+        _queue,
+    ),
+    "a read lock upgraded on a hit": (
+        lambda: faults.UpgradingLock(kit.HashMap()), lambda: WeightCache(kit.HashMap()), _upgrading,
+    ),
+}  # fmt: skip
+
+
+def gallery() -> pd.DataFrame:
+    """Fault by fault: what the broken cache shows, and what the healthy store shows instead."""
+    rows = [(name, show(broken()), show(healthy())) for name, (broken, healthy, show) in GALLERY.items()]
+    return pd.DataFrame(rows, columns=["fault", "with the fault", "without"]).set_index("fault")
