@@ -50,6 +50,13 @@ class Session:
         geometry, layers = self.profile.models[stands_for]
         return cached_model(geometry, mix=mix, layers=layers, seed=self.seed, folder=models_folder())
 
+    def tiny(self, stands_for="granite-3.3-8b", mix="Q4_K_M") -> Path:
+        """A tiny generated model of the same family, whatever the profile: for warming up and for equality on small shapes."""
+        from kit.gguf.synthetic import cached_model
+
+        geometry, layers = profiles.get("smoke").models[stands_for]
+        return cached_model(geometry, mix=mix, layers=layers, folder=models_folder())
+
     def file(self, stands_for="granite-3.3-8b", mix="Q4_K_M"):
         """The opened model (kit.GGUFFile) that stands for one of the reports' models."""
         return kit.open(self.path(stands_for, mix))
