@@ -13,12 +13,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numba import njit
 
 from kit.codec import predictors
 from kit.codec.streams import LONG, SHORT, STATE, streams_of
 from kit.codec.tiles import Tiles, checksum
 from kit.errors import CodecError
+from kit.simd.vectors import jit
 
 # name -> (module, function, tiles at a time): imported at first use, so that naming a decoder costs nothing.
 DECODERS = {
@@ -100,7 +100,7 @@ def find(decoder: str):
     return getattr(importlib.import_module(module), function), at_a_time
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _finish(residuals, layout, checksums, first, last, out):
     """Undo the predictor, compare the checksum, put each tile in its place; the first tile that is wrong, or -1."""
     across = -(-layout.columns // layout.tile_columns)

@@ -4,13 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from kit.codec import predictors, rans
 from kit.codec.predictors import PREDICTORS
 from kit.codec.rans import LOWER
 from kit.codec.tiles import ALIGNMENT, READ_AHEAD, Layout, Tiles, checksum
 from kit.errors import CodecError
+from kit.simd.vectors import jit
 
 _AT_A_TIME = 64  # tiles of one task
 
@@ -77,7 +77,7 @@ def encode(matrix, profile: str | Profile = "kit", name: str = "matrix", threads
     return Tiles(layout, tables, checksums, lengths, np.concatenate([*streams, np.zeros(READ_AHEAD, np.uint8)]), name)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _cut(matrix, layout, tile):
     """The tile as a view of the matrix."""
     across = -(-layout.columns // layout.tile_columns)
@@ -85,7 +85,7 @@ def _cut(matrix, layout, tile):
     return matrix[row : row + layout.tile_rows, column : column + layout.tile_columns]
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _histogram(symbols, counts):
     four = np.zeros((4, 256), np.int64)  # neighbours are often equal: four counters do not wait for each other
     for i in range(symbols.size):
@@ -93,7 +93,7 @@ def _histogram(symbols, counts):
     counts += four.sum(axis=0)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _count(matrix, layout, first, last):
     """How often each residual occurs in tiles first to last, (256,) int64."""
     counts = np.zeros(256, np.int64)
@@ -105,7 +105,7 @@ def _count(matrix, layout, first, last):
     return counts
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _encode_tiles(matrix, layout, lower, units, tables, checksums, lengths, first, last):
     """Code tiles first to last: fills their checksums and lengths, and their tables if there is one a tile.
 

@@ -1,14 +1,14 @@
 """Many states abreast in plain Numba, in three short loops a step: look up, multiply, refill from the shared stream."""
 
 import numpy as np
-from numba import njit
 
 from kit.codec import rans
 from kit.codec.rans import SLOT_BITS, SLOTS
 from kit.codec.streams import SHORT, check_states, read_states
+from kit.simd.vectors import jit
 
 
-@njit(cache=True, nogil=True)
+@jit
 def interleaved(streams, first, last, residuals, status):
     """Decode tile after tile, `lanes` values a step. Units past a stream's end may be read, but are never believed."""
     states = np.empty(streams.lanes, np.uint32)
@@ -19,7 +19,7 @@ def interleaved(streams, first, last, residuals, status):
         status[tile - first] = _decode_tile(streams, tile, slots, states, residuals[tile - first])
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _decode_tile(streams, tile, slots, states, residuals):
     units, lower = streams.units, np.uint32(streams.lower)
     bits, most = np.uint32(8 * units.itemsize), 2 // units.itemsize  # two bytes or one word, at most, refill a state

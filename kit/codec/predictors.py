@@ -5,13 +5,16 @@ because report 004 used one, and because the encoder measures before it believes
 """
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from kit.simd.vectors import extract, jit, load, store, u8x64
 
 PREDICTORS = ("none", "left", "left2", "up")  # a position in this tuple is the predictor's number in a stream
 NONE, LEFT, LEFT2, UP = range(len(PREDICTORS))
 
 
-@njit(cache=True, nogil=True)
+@jit
 def apply(tile, predictor, residuals):
     """Write the residuals of tile (h, w) int8, row after row, to residuals (h * w,) uint8.
 
@@ -34,25 +37,50 @@ def apply(tile, predictor, residuals):
                     before = value
 
 
-@njit(cache=True, nogil=True)
+@jit
 def undo(residuals, predictor, height, width):
     """Turn residuals (h * w,) uint8 back into the tile's values, in place."""
-    if predictor == LEFT or predictor == LEFT2:
-        for i in range(height):
-            row = residuals[i * width : (i + 1) * width]
-            slope, value = np.uint8(0), np.uint8(0)
-            if predictor == LEFT:
-                for j in range(width):
-                    value = np.uint8(value + row[j])
-                    row[j] = value
-            else:
-                for j in range(width):
-                    slope = np.uint8(slope + row[j])
-                    value = np.uint8(value + slope)
-                    row[j] = value
-    elif predictor == UP:
-        for i in range(1, height):
+    if predictor == NONE:
+        return
+    for i in range(height):
+        row = residuals[i * width : (i + 1) * width]
+        if predictor == LEFT or predictor == LEFT2:
+            for _ in range(predictor):
+                _add_up(row)
+        elif predictor == UP and i:
             above = residuals[(i - 1) * width : i * width]
-            row = residuals[i * width : (i + 1) * width]
             for j in range(width):
                 row[j] = np.uint8(row[j] + above[j])
+
+
+@jit
+def _add_up(row):
+    """Running sums modulo 256 in place, 64 at a time: six shifted additions in a register, then what came before."""
+    address, whole = row.ctypes.data, row.size // 64 * 64
+    total = np.uint8(0)
+    for j in range(0, whole, 64):
+        sums = load(u8x64, address + j)
+        sums = sums + _moved(sums, 1)
+        sums = sums + _moved(sums, 2)
+        sums = sums + _moved(sums, 4)
+        sums = sums + _moved(sums, 8)
+        sums = sums + _moved(sums, 16)
+        sums = sums + _moved(sums, 32)
+        sums = sums + total
+        store(address + j, sums)
+        total = extract(sums, 63)
+    for j in range(whole, row.size):
+        total = np.uint8(total + row[j])
+        row[j] = total
+
+
+@intrinsic(prefer_literal=True)
+def _moved(_, vector, count):
+    """_moved(v, n): each lane holds what lay n lanes (a constant) below it, the first n zero."""
+    lanes, shift = vector.lanes, count.literal_value
+
+    def emit(context, builder, signature, args):
+        below = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [lanes + lane - shift for lane in range(lanes)])
+        return builder.shuffle_vector(ir.Constant(args[0].type, None), args[0], below)
+
+    return vector(vector, count), emit

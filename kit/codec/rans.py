@@ -7,7 +7,8 @@ Duda, "Asymmetric numeral systems" (2013); Giesen, "Interleaved entropy coders" 
 """
 
 import numpy as np
-from numba import njit
+
+from kit.simd.vectors import jit
 
 SLOT_BITS = 12
 SLOTS = 1 << SLOT_BITS
@@ -15,7 +16,7 @@ MOST = SLOTS - 1  # slots of one symbol at most, so that a frequency fits 12 bit
 LOWER = {8: 1 << 23, 16: 1 << 16}  # bits a unit -> lower bound of a state
 
 
-@njit(cache=True, nogil=True)
+@jit
 def normalise(counts):
     """Frequencies (256,) uint16 that sum to 4096, at least 1 for every symbol that occurs, from counts (256,) int64.
 
@@ -43,7 +44,7 @@ def normalise(counts):
     return frequencies.astype(np.uint16)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def first_slots(frequencies):
     """The first slot of each symbol, (257,) int64: [s], [s + 1] bound the slots of symbol s."""
     starts = np.zeros(257, np.int64)
@@ -51,7 +52,7 @@ def first_slots(frequencies):
     return starts
 
 
-@njit(cache=True, nogil=True)
+@jit
 def slot_table(frequencies):
     """All that a decoder asks about a slot in 32 bits, (4096,) uint32: symbol | frequency << 8 | (slot - start) << 20."""
     table = np.empty(SLOTS, np.uint32)
@@ -70,7 +71,7 @@ def entropy(counts) -> float:
     return float(-(p * np.log2(p)).sum())
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@jit
 def encode_symbols(symbols, frequencies, starts, bits, lower, states, units):
     """Code symbols (n,) uint8 into the END of `units`, last symbol first; returns the index of the first unit.
 

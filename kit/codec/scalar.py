@@ -1,11 +1,11 @@
 """One value after the other: report 004's algorithm in plain Python, compiled, and with a better search."""
 
 import numpy as np
-from numba import njit
 
 from kit.codec import rans
 from kit.codec.rans import SLOT_BITS, SLOTS
 from kit.codec.streams import OK, SHORT, check_states, read_states
+from kit.simd.vectors import jit
 
 LINEAR, BINARY, TABLE = range(3)  # how the symbol that owns a slot is found
 
@@ -25,7 +25,7 @@ def table(streams, first, last, residuals, status):
     _scalar(streams, first, last, TABLE, residuals, status)
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _scalar(streams, first, last, search, residuals, status):
     states = np.empty(streams.lanes, np.uint32)
     for tile in range(first, last):
@@ -33,7 +33,7 @@ def _scalar(streams, first, last, search, residuals, status):
         status[tile - first] = _decode_tile(streams, tile, frequencies, search, states, residuals[tile - first])
 
 
-@njit(cache=True, nogil=True)
+@jit
 def _decode_tile(streams, tile, frequencies, search, states, residuals):
     starts = rans.first_slots(frequencies)
     slots = rans.slot_table(frequencies) if search == TABLE else np.empty(0, np.uint32)

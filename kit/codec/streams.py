@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from kit.codec.rans import LOWER
 from kit.codec.tiles import Tiles
+from kit.simd.vectors import jit
 
 OK, SHORT, LONG, STATE = range(4)  # what became of a tile
 
@@ -41,7 +41,7 @@ def frozen(array: np.ndarray) -> np.ndarray:
     return view
 
 
-@njit(cache=True, nogil=True)
+@jit
 def read_states(streams, tile, states):
     """Fill states (lanes,) uint32 from the head of the tile's stream; returns the position behind them."""
     position = streams.begin[tile]
@@ -55,7 +55,7 @@ def read_states(streams, tile, states):
     return position
 
 
-@njit(cache=True, nogil=True)
+@jit
 def check_states(streams, tile, states, position, residuals):
     """Whether the tile ended as an encoder begins; writes the values that the final states carry."""
     if position != streams.end[tile]:

@@ -20,11 +20,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from kit.codec.predictors import PREDICTORS
 from kit.codec.rans import MOST, SLOT_BITS, SLOTS
 from kit.errors import CodecError
+from kit.simd.vectors import jit
 
 TILE_VALUES = 1 << 16  # a tile is at most 64 KiB, so that what a length promises is bounded
 ALIGNMENT = 16
@@ -179,7 +179,7 @@ def _streams_at(tables: int, tiles: int) -> int:
     return (HEADER.itemsize + 512 * tables + 8 * tiles + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
-@njit(cache=True, nogil=True)
+@jit
 def checksum(values):
     """Sum of v[i] * (2 i + 1) modulo 2^32 over 32-bit words (the last one filled with zeros) of values (n,) uint8.
 
