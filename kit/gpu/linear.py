@@ -4,7 +4,15 @@ import torch
 import triton
 
 from kit.errors import QuantError
-from kit.gpu.linear_kernels import PLANES, blocks_kernel, floats_kernel, norm_kernel, spread_kernel
+from kit.gpu.linear_kernels import (
+    PLANES,
+    ROWS,
+    STEP_WEIGHTS,
+    blocks_kernel,
+    floats_kernel,
+    norm_kernel,
+    spread_kernel,
+)
 from kit.quants import dequantize
 from kit.quants.formats import FORMATS
 from kit.quants.triton import STORED_FLOATS, table_of
@@ -12,8 +20,6 @@ from kit.quants.triton_formats import CODES
 from kit.quants.triton_kernel import shape_of
 
 FUSED_TOKENS = 8  # beyond, dequantising once costs less than reading x again for every few rows
-STEP_WEIGHTS = 2048  # of one row a step: 128 threads with 16 consecutive weights each
-ROWS = 4  # of a program, for one token: what a step loads of x serves all of them
 _WORDS_A_PROGRAM = 512
 
 

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 
 PLANES = 5
+STEP_WEIGHTS = 2048  # of one row a step: 128 threads with 16 consecutive weights each
+ROWS = 4  # of a program, for one token: what a step loads of x serves all of them
 _LOW_BYTE = tl.constexpr(2.0**96)  # times code * 2^-149: code * 2^-53. x itself must lie below 2^32
 _HIGH_BYTE = tl.constexpr(2.0**88)  # times (256 code) * 2^-149: the same
 _BACK = tl.constexpr(2.0**53)  # scales must lie below 2^74; a float16 times a few bits does

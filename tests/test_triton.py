@@ -1,0 +1,205 @@
+"""The Triton kernels by the interpreter, on tiny shapes, against independent definitions; and as code for a Hopper GPU."""
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import triton_worker as worker
+from gguf.quants import _type_traits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kit
+from kit.codec import Profile
+from kit.gguf.synthetic import synthesize
+from kit.quants.formats import FORMATS
+
+QTYPES = ["F32", "F16", *(qtype.name for qtype in _type_traits)]
+FUSED = [
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "Q8_0",
+    "Q4_0",
+    "F16",
+    "BF16",
+    "F32",
+    "Q2_K",
+    "Q3_K",
+    "Q4_1",
+    "IQ4_XS",
+    "IQ2_XXS",
+    "IQ1_S",
+]
+HALVES = np.array([0x0000, 0x8000, 0x0001, 0x83FF, 0x3C00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00], np.uint16)
+
+
+@pytest.fixture(scope="module")
+def call():
+    """``call(function, *args)`` runs a function of triton_worker in the interpreting process."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=worker.interpret) as pool:
+        yield lambda function, *args: pool.submit(function, *args).result()
+
+
+def random_blocks(qtype, count, rng, scale=None):
+    """(count, block bytes): random codes; scales random halves with every special value, or normal times ``scale``."""
+    format = FORMATS[qtype]
+    blocks = rng.integers(0, 256, (count, format.block_bytes), dtype=np.uint8)
+    fields = blocks.reshape(-1).view(format.layout)
+    for name in {"d", "dmin", "m"} & set(format.layout.names):
+        if fields[name].dtype == np.float16:
+            special = HALVES[rng.integers(0, len(HALVES), count)].view(np.float16)
+            fields[name] = np.where(rng.random(count) < 0.5, special, fields[name])
+            if scale:
+                fields[name] = rng.normal(0, scale, count)
+    return blocks
+
+
+def same_bits(a, b):
+    """Equal, signs of zeros too; a NaN is a NaN."""
+    nan = np.isnan(a) & np.isnan(b)
+    return np.array_equal(np.where(nan, 0, a).view(np.uint32), np.where(nan, 0, b).view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("qtype", QTYPES)
+def test_every_format_is_bit_exact(call, qtype, dtype):
+    """One program and a bit, so that the last is not full; NaN, infinite, subnormal and negative zero scales."""
+    rng = np.random.default_rng(7)
+    blocks = random_blocks(qtype, 4096 // FORMATS[qtype].block_elements + 1, rng)
+    right = kit.dequantize(blocks.reshape(-1), qtype, dtype, backend="reference").float().numpy()
+    assert same_bits(call(worker.dequantize, blocks, qtype, dtype), right)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(QTYPES), st.integers(1, 5), st.integers(0, 2**32 - 1), st.integers(0, 15))
+def test_any_count_and_address(call, qtype, count, seed, offset):
+    blocks = random_blocks(qtype, count, np.random.default_rng(seed))
+    right = kit.dequantize(blocks.reshape(-1), qtype, backend="reference").numpy()
+    assert same_bits(call(worker.dequantize, blocks, qtype, "float32", offset), right)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_to_do():
+    with pytest.raises(kit.KitError, match=r"needs a CUDA device.*TRITON_INTERPRET=1"):
+        kit.dequantize(np.zeros(144, np.uint8), "Q4_K", backend="triton")
+
+
+@pytest.mark.parametrize("qtype", FUSED)
+@pytest.mark.parametrize("rows, columns, tokens", [(5, 512, 1), (3, 2304, 2), (2, 256, 3), (2, 256, 9)])
+def test_linear_layers_from_blocks(call, qtype, rows, columns, tokens):
+    """Rows that are no multiple of a program's, columns that are none of a step's, padded and unfused token counts."""
+    rng = np.random.default_rng(rows)
+    if qtype in ("F16", "BF16", "F32"):
+        weight = torch.from_numpy(rng.normal(size=(rows, columns)).astype(np.float32))
+        blocks = (
+            weight.to({"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}[qtype])
+            .view(torch.uint8)
+            .numpy()
+        )
+    else:
+        blocks = random_blocks(qtype, rows * columns // FORMATS[qtype].block_elements, rng, 0.01).reshape(rows, -1)
+    x = rng.normal(size=(tokens, columns)).astype(np.float32)
+    weight = kit.dequantize(blocks, qtype, backend="reference").double().numpy()
+    right = x.astype(np.float64) @ weight.T
+    sizes = (
+        np.abs(x).astype(np.float64) @ np.abs(weight).T
+    )  # what rounding is measured against: the sums without cancelling
+    assert (np.abs(call(worker.linear, blocks, qtype, x) - right) <= 3e-6 * sizes).all()
+
+
+def test_activation_norm_and_residual_are_fused(call):
+    rng = np.random.default_rng(3)
+    blocks = random_blocks("Q8_0", 6 * 8, rng, 0.01).reshape(6, -1)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((2, 256), (2, 256), (256,), (2, 6))]
+    x, gate, weight, residual = map(torch.from_numpy, arrays)
+    matrix = kit.dequantize(blocks, "Q8_0", backend="reference")
+    right = (
+        (x * F.silu(gate)) @ matrix.T,
+        F.rms_norm(x, (256,), weight, 1e-5) @ matrix.T,
+        residual + 0.5 * (x @ matrix.T),
+    )
+    for ours, theirs in zip(call(worker.fused, blocks, *arrays, 0.5), right, strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=0, atol=2e-5 * float(theirs.abs().max()))
+
+
+PROFILES = [
+    pytest.param("kit", (13, 70), id="kit"),
+    pytest.param("reported", (3, 10), id="reported"),  # 8-bit units, one state: a step a value
+    pytest.param(Profile(("left",), 32, 16, True, 16, 48), (20, 70), id="left, a table a tile"),
+    pytest.param(Profile(("up",), 128, 16, False, 16, 64), (40, 65), id="up, edges"),
+    pytest.param(Profile(("left2",), 64, 16, False, 16, 20), (17, 33), id="left2"),
+]
+
+
+def small_matrix(shape):
+    return np.clip(np.random.default_rng(1).normal(0, 20, shape), -127, 127).astype(np.int8)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("profile, shape", PROFILES)
+def test_tiles(call, profile, shape, on_device):
+    matrix = small_matrix(shape)
+    serial = kit.codec.encode(matrix, profile).to_bytes()
+    assert np.array_equal(call(worker.tiles, serial, on_device), matrix)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_damaged_tiles_are_an_error_or_right(call, data):
+    """Any byte of tables, index or streams may be anything: the matrix, or one error that names the tile."""
+    matrix = small_matrix((5, 40))
+    serial = bytearray(kit.codec.encode(matrix, Profile(("left",), 16, 16, False, 8, 40)).to_bytes())
+    for at in data.draw(st.lists(st.integers(40, len(serial) - 1), min_size=1, max_size=4)):
+        serial[at] = data.draw(st.integers(0, 255))
+    try:
+        kit.codec.Tiles.from_bytes(bytes(serial))
+    except kit.KitError:
+        return
+    for on_device in (False, True):
+        answer = call(worker.tiles, bytes(serial), on_device)
+        assert "tile 0 of 1" in answer if isinstance(answer, str) else np.array_equal(answer, matrix)
+
+
+def test_the_models_logits_and_tokens(call, tmp_path):
+    """A device cache that is too small for the model: the blocks stream through it, and every number stays."""
+    path = synthesize(tmp_path / "tiny.gguf", "tiny-qwen3")
+    model = kit.Transformer(kit.Weights(kit.open(path)))
+    prompt = list(range(12))
+    logits, tokens, stats, host, spans = call(worker.generate, path, prompt, 2, "300 KiB")
+    np.testing.assert_allclose(logits, model.logits(prompt).numpy(), rtol=0, atol=2e-5 * float(logits.std()))
+    assert tokens == kit.generate(model, prompt, max_tokens=2, stop_at_end=False).tokens
+    assert stats.evictions and stats.prefetched and stats.peak_bytes <= 300 * 1024 and spans
+    assert host.misses == len([tensor for tensor in kit.open(path).tensors.values()])
+
+
+interpreting = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels do not compile"
+)
+
+
+@interpreting
+@pytest.mark.parametrize("qtype", ["Q4_K", "Q4_1", "Q2_K", "Q6_K", "IQ2_XXS"])
+def test_no_fused_multiply_add_in_the_machine_code(qtype):
+    """Bit-exactness on real hardware: Hopper code of the dequantiser rounds every product."""
+    from kit.gpu.kernels import dequantizer
+
+    compiled = dequantizer(qtype, "float32").compile()
+    assert not [code for code in compiled.opcodes if code.startswith(("FFMA", "HFMA2", "LDL", "STL"))]
+    assert "fma." not in compiled.ptx and ".ftz" not in compiled.ptx
+    assert "STG.E.128" in compiled.opcodes
+
+
+@interpreting
+def test_wide_loads_of_aligned_blocks():
+    from kit.gpu.kernels import dequantizer, gemv
+
+    assert "LDG.E.128" in dequantizer("Q4_K", "bfloat16").compile().opcodes
+    compiled = gemv("Q4_K", 4096, 12800).compile()
+    assert compiled.loop.count("LDG.E.128") >= 8 and not [code for code in compiled.opcodes if code.startswith("LDL")]
+    assert ".ftz" not in compiled.ptx, "subnormal codes would be flushed to zero"

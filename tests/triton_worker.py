@@ -1,0 +1,77 @@
+"""What the Triton tests run in a process of their own, where TRITON_INTERPRET=1 is set before triton is imported."""
+
+import os
+
+import numpy as np
+
+
+def interpret():
+    """The process's first call."""
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def dequantize(blocks, qtype, dtype, offset=0):
+    """As bits, from a poisoned tensor with a guard behind; ``offset`` moves the blocks off their alignment."""
+    import torch
+
+    import kit
+    from kit.quants.formats import FORMATS
+
+    moved = torch.zeros(blocks.size + offset, dtype=torch.uint8)[offset:].view(blocks.shape)
+    moved.copy_(torch.from_numpy(blocks))
+    weights = blocks.size // FORMATS[qtype].block_bytes * FORMATS[qtype].block_elements
+    memory = torch.full((weights + 64,), -12345.0, dtype=getattr(torch, dtype))
+    kit.dequantize(moved.view(-1), qtype, dtype, backend="triton", out=memory[:weights])
+    assert (memory[weights:] == torch.tensor(-12345.0).to(memory.dtype)).all(), "written behind the end"
+    return memory[:weights].float().numpy()
+
+
+def linear(blocks, qtype, x):
+    """(tokens, out) float32."""
+    import torch
+
+    from kit.gpu import linear
+
+    return linear.linear(torch.from_numpy(blocks), qtype, torch.from_numpy(x)).numpy()
+
+
+def fused(blocks, x, gate, weight, residual, factor):
+    """Q8_0 blocks: of x * silu(gate), of RMSNorm(x) * weight, and residual + factor * W x."""
+    import torch
+
+    from kit.gpu.linear import apply, spread, spread_norm
+
+    blocks, x, gate, weight, residual = map(torch.from_numpy, (blocks, x, gate, weight, residual))
+    gated = apply(blocks, "Q8_0", spread(x, gate))
+    normed = apply(blocks, "Q8_0", spread_norm(x, weight, 1e-5))
+    return [y.numpy() for y in (gated, normed, apply(blocks, "Q8_0", spread(x), residual.clone(), factor))]
+
+
+def tiles(serial, on_device):
+    """The matrix, or the text of the CodecError."""
+    from kit import codec
+    from kit.codec.triton import decode_as_they_arrive
+    from kit.errors import CodecError
+
+    loaded = codec.Tiles.from_bytes(serial, "w")
+    try:
+        if on_device:
+            return next(iter(decode_as_they_arrive([loaded]))).numpy()
+        return codec.decode(loaded, "triton", out=np.full(loaded.shape, 77, np.int8))
+    except CodecError as error:
+        return str(error)
+
+
+def generate(path, prompt, tokens, capacity):
+    """Logits (tokens, vocabulary) of the prompt, generated tokens, statistics of a device cache of ``capacity``."""
+    import kit
+    from kit.gpu import linear
+    from kit.gpu.transformer import DeviceTransformer
+    from kit.gpu.weights import DeviceWeights
+
+    linear.ROWS = 1024  # the interpreter's time goes by programs, not by numbers
+    weights = DeviceWeights(kit.open(path), kit.LRU(capacity), kit.HashMap(), ahead="1 MiB")
+    model = DeviceTransformer(weights, max_context=64)
+    logits = model.logits(prompt).numpy()
+    answer = kit.generate(model, prompt, max_tokens=tokens, stop_at_end=False)
+    return logits, answer.tokens, weights.store.stats, weights.host_store.stats, len(weights.trace)
