@@ -5,12 +5,23 @@ import click
 
 @click.command("explain")
 @click.argument("file")
-@click.option("--memory", metavar="SIZE", help="What decoded weights may take, such as 4GiB.  [default: 70 % of what is free]")
-@click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
-@click.option("--trace", "trace", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
-              help="Weight accesses recorded elsewhere: oracleGeneral, or CSV with the columns tensor, nbytes.")
+@click.option(
+    "--memory", metavar="SIZE", help="What decoded weights may take, such as 4GiB.  [default: 70 % of what is free]"
+)
+@click.option(
+    "--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay."
+)
+@click.option(
+    "--trace",
+    "trace",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Weight accesses recorded elsewhere: oracleGeneral, or CSV with the columns tensor, nbytes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
+@click.option(
+    "--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR."
+)
 def command(file, memory, tokens, trace, as_json, report):
     """Explain FILE, a GGUF file or hf://owner/repo/file.gguf, on this machine.
 
@@ -59,7 +70,7 @@ def _sections(study):
         (f"ROOFLINE (this machine reads {study.machine.read_gbps:.1f} GB/s)", study.bounds()),
         (f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)", study.policies()),
         ("EXACTNESS (against gguf-py, on rows of this file)", study.exactness()),
-        ("WHAT TO CHANGE (seconds a token; the first row is what the reports did)", study.advice()),
+        ("WHAT TO CHANGE (seconds a token; the first row is what the reports did)", study.advice().drop(columns="hit rate")),
     ):
         yield f"{title}\n{table(shown(frame))}"
     yield paragraph(study.advise())

@@ -6,8 +6,8 @@ import pandas as pd
 import kit
 from kit import figures
 from kit.cache.traces import Requests
-from kit.explain.tables import policies, upper_bound
-from kit.explain.ways import BLOCKS, Way, predict
+from kit.explain.tables import REST, policies, upper_bound
+from kit.explain.ways import BLOCKS, Way, parts_of, predict
 from kit.units import format_bytes
 
 SHOWN = ("LRU", "Random", "CyclicAware", "Pinned", "MIN")  # one of those at 0, one between, and the best
@@ -16,9 +16,10 @@ SHOWN = ("LRU", "Random", "CyclicAware", "Pinned", "MIN")  # one of those at 0, 
 def families(table: pd.DataFrame, biggest: int = 6):
     """Seconds of a token by family of tensors, three ways: decoded each time, decoded once, straight from the blocks."""
     costs = table.fillna(0.0)[["dequantise", "multiply", "from blocks"]]
-    shown = costs.iloc[:biggest]
-    if len(costs) > biggest:
-        shown = pd.concat([shown, costs.iloc[biggest:].sum().to_frame("all others").T])
+    rest = costs[costs.index == REST]
+    costs = costs.drop(rest.index)
+    others = costs.iloc[biggest:].sum().to_frame("all others").T if len(costs) > biggest else costs.iloc[:0]
+    shown = pd.concat([costs.iloc[:biggest], others, rest])
     ways = {
         "decoded each time": shown["dequantise"] + shown["multiply"],
         "decoded once, kept": shown["multiply"],
@@ -56,7 +57,9 @@ def advice(table: pd.DataFrame):
     colours = [figures.VERMILION, *[figures.SKY] * (len(table) - 1)]
     axes.barh(table.index, table["predicted"], color=colours, label="predicted")
     rows = np.arange(len(table))
-    axes.vlines(table["least"], rows - 0.4, rows + 0.4, color=figures.BLACK, linestyle="--", linewidth=1.4, label="least")
+    axes.vlines(
+        table["least"], rows - 0.4, rows + 0.4, color=figures.BLACK, linestyle="--", linewidth=1.4, label="least"
+    )
     if "measured" in table:
         axes.plot(table["measured"], rows, "D", color=figures.ORANGE, markeredgecolor="black", label="measured")
     figures.log(axes, "x")
@@ -75,7 +78,8 @@ def at(study, memory: int, dtype: str):
     figures.bound(left, 100 * upper_bound(accesses, memory), "bound", vertical=True)
     left.set(xlabel="bytes hit, %", title=f"{format_bytes(memory)}, {dtype}", xlim=(0, 105))
     ways = [*(Way(name, memory, dtype) for name in SHOWN if name != "MIN"), BLOCKS]
-    seconds = [predict(way, study.file, study.order, study.costs, study.machine).seconds for way in ways]
+    parts = parts_of(study.file, study.order)
+    seconds = [predict(way, parts, study.order, study.costs, study.machine).seconds for way in ways]
     right.barh([*(way.policy for way in ways[:-1]), "blocks"], seconds, color=figures.ORANGE)
     right.set(xlabel="seconds a token, predicted")
     for axes in (left, right):
@@ -83,4 +87,3 @@ def at(study, memory: int, dtype: str):
         axes.grid(axis="y", visible=False)
     left.legend(fontsize=8.5)
     return figure
-

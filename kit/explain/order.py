@@ -104,8 +104,8 @@ class Walk:
         widths = {weights.info(name).shape[-1] for name in order}
         self._inputs = {width: torch.randn(1, width, generator=random) for width in widths}
 
-    def step(self) -> list[torch.Tensor]:
-        """The products, in order; a vector is only asked for."""
+    def step(self) -> torch.Tensor:
+        """The products one after another, 1-D; a vector is only asked for."""
         trace, results = self.weights.trace, []
         with trace.span("token"):
             for name in self.order:
@@ -113,7 +113,7 @@ class Walk:
                     results.append(self._apply(self.weights, name, self._inputs[self.weights.info(name).shape[-1]]))
                 else:
                     self.weights[name]
-        return results
+        return torch.cat([result.flatten() for result in results])
 
 
 def is_matrix(info) -> bool:

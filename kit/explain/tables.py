@@ -11,10 +11,11 @@ from kit.cache.bounds import interval_bound
 from kit.cache.traces import Requests
 from kit.explain.costs import kind_of
 from kit.explain.order import Order
-from kit.explain.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, predict
+from kit.explain.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, parts_of, predict
 from kit.quants.compare import exactness, sample
 from kit.units import format_bytes, format_count, format_seconds
 
+REST = "attention and the rest"
 _SECONDS = ("dequantise", "multiply", "from blocks", "predicted", "measured", "least", "least seconds a token")
 _BYTES = ("in the file", "decoded", "held", "file pages", "together", "peak", "bytes")
 _SHARES = ("share", "hit rate", "bytes hit", "upper bound")
@@ -30,9 +31,15 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
     """The table with its numbers as text: units by the column's name, an en dash for what there is not."""
     columns = {}
     for name, values in frame.items():
-        write = _FORMATS.get(name, lambda value: f"{value:.3g}" if isinstance(value, float) else f"{value}")
+        write = _FORMATS.get(name, _plain)
         columns[name] = ["–" if value is None or value != value else write(value) for value in values]
     return pd.DataFrame(columns, index=frame.index)
+
+
+def _plain(value) -> str:
+    if not isinstance(value, float):
+        return f"{value}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def families(file, order: Order, costs, dtype: str = "float32") -> pd.DataFrame:
@@ -49,10 +56,12 @@ def families(file, order: Order, costs, dtype: str = "float32") -> pd.DataFrame:
         rows.append((family, 1, *sizes, cost.load[dtype], cost.multiply[dtype], cost.fused["fused"]))
     names = ["family", "uses", "in the file", "decoded", "dequantise", "multiply", "from blocks"]
     table = pd.DataFrame(rows, columns=names).groupby("family").sum() / len(order.tokens)
-    table.insert(0, "share", (table["dequantise"] + table["multiply"]) / (table["dequantise"] + table["multiply"]).sum())
+    table.insert(
+        0, "share", (table["dequantise"] + table["multiply"]) / (table["dequantise"] + table["multiply"]).sum()
+    )
     table = table.sort_values("share", ascending=False)
     if not order.reason:
-        table.loc["attention and the rest", ["multiply", "from blocks"]] = order.rest
+        table.loc[REST, ["multiply", "from blocks"]] = order.rest
     return table
 
 
@@ -105,14 +114,17 @@ def candidates(working_set, memory: int) -> list[Way]:
     ways = [Way("LRU", memory), LAZY]
     for dtype in ("float32", "float16", "bfloat16"):
         fits = working_set(dtype) <= memory
-        ways += [Way("HashMap", dtype=dtype)] if fits else [Way("Pinned", memory, dtype), Way("CyclicAware", memory, dtype)]
+        ways += (
+            [Way("HashMap", dtype=dtype)] if fits else [Way("Pinned", memory, dtype), Way("CyclicAware", memory, dtype)]
+        )
     return [*ways, BLOCKS, BLOCKS_INT8]
 
 
 def advice(file, order: Order, costs, machine, memory: int) -> list[Prediction]:
     """Predictions for all candidates: first what a cache of the reports does now, then the others, fastest first."""
     ways = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory)
-    now, *others = (predict(way, file, order, costs, machine) for way in ways)
+    parts = parts_of(file, order)
+    now, *others = (predict(way, parts, order, costs, machine) for way in ways)
     return [now, *sorted(others, key=lambda prediction: prediction.seconds)]
 
 

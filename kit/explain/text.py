@@ -24,7 +24,9 @@ def table(frame: pd.DataFrame, width: int = WIDTH) -> str:
 
 def _line(row, widths) -> str:
     first = row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 3] + "..."
-    return "  ".join([first.ljust(widths[0]), *(cell.rjust(room) for cell, room in zip(row[1:], widths[1:], strict=True))])
+    return "  ".join(
+        [first.ljust(widths[0]), *(cell.rjust(room) for cell, room in zip(row[1:], widths[1:], strict=True))]
+    )
 
 
 def paragraph(text: str, width: int = WIDTH) -> str:

@@ -1,14 +1,17 @@
 """Ways of holding weights: what a token takes and what is held, predicted from costs and a replay, then measured."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 import kit
 from kit.cache import LIMITED, UNLIMITED
 from kit.cache.policy import Policy
-from kit.explain.costs import FUSED, kind_of
-from kit.explain.order import Decode, Order, Walk, is_matrix
+from kit.explain.costs import FUSED, Cost, Kind, kind_of
+from kit.explain.order import Decode, Order, Walk
+from kit.quants.registry import DTYPES
 from kit.units import format_bytes
 
 SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -63,28 +66,43 @@ class Prediction:
         return self.held + self.pages
 
 
-def predict(way: Way, file, order: Order, costs, machine) -> Prediction:
+class Part(NamedTuple):
+    """What counts of one tensor (or expert): its kind, the bytes of its blocks, its weights."""
+
+    kind: Kind
+    blocks: int
+    elements: int
+
+
+def parts_of(file, order: Order) -> dict[str, Part]:
+    """The tensors that a decode of an open file uses."""
+    weights = kit.Weights(file)
+    width = weights.dtype.itemsize
+    return {
+        name: Part(kind_of(weights, name), weights.blocks(name).nbytes, weights.nbytes(name) // width)
+        for name in order.names
+    }
+
+
+def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Cost], machine) -> Prediction:
     """Costs of all uses, plus the load of each miss that a replay of ``order`` through the way's policy shows."""
-    weights = kit.Weights(file, dtype=way.dtype)
-    cost = {name: costs[kind_of(weights, name)] for name in order.names}
-    blocks = {name: weights.blocks(name).nbytes for name in order.names}
-    decoded = {name: weights.nbytes(name) for name in order.names}
     tokens = max(1, len(order.tokens) - 1)
     uses = [name for token in order.tokens[-tokens:] for name in token]
     if way.linear in FUSED:
-        seconds = order.rest + sum(cost[name].fused[way.linear] for name in uses) / tokens
-        pages = sum(blocks[name] for name in set(uses))
-        read = sum(blocks[name] for name in uses) / tokens
-        vectors = sum(size for name, size in decoded.items() if not is_matrix(weights.info(name)))
-        return Prediction(way, seconds, machine.seconds_to_read(read), None, vectors, pages)
-    hits, held = replayed(way.cache(), order.requests(weights.nbytes))
+        seconds = order.rest + sum(costs[parts[name].kind].fused[way.linear] for name in uses) / tokens
+        pages = sum(parts[name].blocks for name in set(uses))
+        bound = machine.seconds_to_read(sum(parts[name].blocks for name in uses) / tokens)
+        vectors = sum(4 * part.elements for part in parts.values() if len(part.kind.shape) == 1)
+        return Prediction(way, seconds, bound, None, vectors, pages)
+    decoded = {name: part.elements * DTYPES[way.dtype].itemsize for name, part in parts.items()}
+    hits, held = replayed(way.cache(), order.requests(decoded.__getitem__))
     missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
-    seconds = order.rest + sum(cost[name].multiply[way.dtype] for name in uses) / tokens
-    seconds += sum(cost[name].load[way.dtype] for name in missed) / tokens
+    seconds = order.rest + sum(costs[parts[name].kind].multiply[way.dtype] for name in uses) / tokens
+    seconds += sum(costs[parts[name].kind].load[way.dtype] for name in missed) / tokens
     bound = machine.seconds_to_read(sum(decoded[name] for name in uses) / tokens)
     bound += machine.seconds_to_write(sum(decoded[name] for name in missed) / tokens)
     in_use = max((decoded[name] for name in missed), default=0)
-    pages = sum(blocks[name] for name in set(missed))
+    pages = sum(parts[name].blocks for name in set(missed))
     return Prediction(way, seconds, bound, 1 - len(missed) / len(uses), held + in_use, pages)
 
 
@@ -101,12 +119,16 @@ def replayed(policy: Policy, accesses) -> tuple[list[bool], int]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A way as it was measured: seconds of each token after the first, hit rate of those tokens, bytes resident."""
+    """A way as it was measured: seconds of each token after the first, hit rate of those tokens, bytes resident.
+
+    ``result``: the logits of the last token, or the products of a walk one after another: ways compare by it.
+    """
 
     way: Way
     samples: tuple[float, ...]
     hit_rate: float | None
     resident: int
+    result: torch.Tensor = field(repr=False, compare=False)
 
     @property
     def seconds(self) -> float:
@@ -118,11 +140,17 @@ def measure(way: Way, file, order: Order, tokens: int) -> Measured:
     """Decode ``tokens`` tokens (walk the tensors, where the forward pass is not known) after one that is not counted."""
     weights = kit.Weights(file, way.cache(), dtype=way.dtype)
     steps = Walk(weights, way.linear, order.tokens[0]) if order.reason else Decode(weights, way.linear, tokens + 1)
+    return run(way, weights, steps, tokens)
+
+
+def run(way: Way, weights, steps, tokens: int) -> Measured:
+    """``tokens`` steps after one that is not counted, through whatever ``weights`` are."""
     steps.step()
     weights.trace.clear()
     for _ in range(tokens):
-        steps.step()
+        result = steps.step()
     spans = weights.trace.frame()
     asked = spans.loc[spans["what"] == "access", "outcome"]
     hit_rate = None if way.linear in FUSED else float((asked == "hit").mean())
-    return Measured(way, tuple(spans.loc[spans["what"] == "token", "seconds"]), hit_rate, weights.store.stats.resident_bytes)
+    seconds = tuple(spans.loc[spans["what"] == "token", "seconds"])
+    return Measured(way, seconds, hit_rate, weights.store.stats.resident_bytes, result)

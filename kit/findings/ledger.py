@@ -161,7 +161,7 @@ def _html_row(row: dict[str, str]) -> str:
     ]
     under = '<span class="under">{}</span>'
     cells = (
-        f'{row["claim"]}{under.format(row["claimed"])}{under.format("report " + row["report"])}',
+        f"{row['claim']}{under.format(row['claimed'])}{under.format('report ' + row['report'])}",
         f'<span class="badge tone-{row["verdict"].replace(" ", "-")}">{row["verdict"]}</span>',
         row["measured"] + "".join(map(under.format, details)),
         row["reason"] + under.format(where),
@@ -183,7 +183,9 @@ def picture(entries: list[Entry]):
     left, right = min([*marks, 0.1]) / 2, max([*marks, 10.0]) * 2
     for row, entry in enumerate(entries):
         colour, span = COLOURS[entry.verdict], spans.get(entry.claim.id)
-        axes.annotate(entry.verdict, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=colour)
+        axes.annotate(
+            entry.verdict, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=colour
+        )
         if span is None:
             place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
             axes.annotate(_without_figure(entry), (left, row), fontsize=7.5, color="#666666", **place)
