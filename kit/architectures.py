@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kit.errors import ModelError
+from kit.gguf.reader import layer_of
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Config:
         biases = {
             name.removesuffix("weight") + "bias": shape[:1]
             for name, shape in self.tensors().items()
-            if ".attn_" in name and len(shape) == 2
+            if name.startswith("blk.") and len(shape) == 2 and "gate_inp" not in name
         }
         return biases | {"rope_freqs.weight": (self.rope.dims // 2,)}
 
@@ -188,12 +189,12 @@ def read_config(file) -> Config:
         logit_scale=multiplier("logit_scale", 1.0),
         tied="output.weight" not in file.tensors,
     )
-    _check(file, config, keys.count("attention.value_length", head_dim))
+    _check(file, config, keys.count("attention.value_length", head_dim), keys.count("expert_gating_func", 0))
     return config
 
 
 def _rope(file, keys, dims) -> RopeConfig:
-    scaling = keys.text("rope.scaling.type", "none")
+    scaling = keys.text("rope.scaling.type", "linear")  # with a factor of 1 unless the file has one
     if scaling not in ("none", "linear", "yarn"):
         raise ModelError(f"{file.path}: RoPE scaling {scaling!r} is not supported; the kit knows none, linear, yarn")
     factor = keys.number("rope.scaling.factor", 0) or keys.number("rope.scale_linear", 0) or 1.0  # the old key
@@ -209,8 +210,9 @@ def _rope(file, keys, dims) -> RopeConfig:
     )
 
 
-def _check(file, config, value_dim):
+def _check(file, config, value_dim, gating):
     for sound, problem in (
+        (gating in (0, 1), f"experts chosen by function {gating} where softmax (1) was expected"),
         (value_dim == config.head_dim, f"values of {value_dim} elements and keys of {config.head_dim}"),
         (config.kv_heads and config.heads % config.kv_heads == 0, f"{config.heads} heads, {config.kv_heads} KV heads"),
         (config.rope.dims % 2 == 0 and config.rope.dims <= config.head_dim, f"RoPE over {config.rope.dims} elements"),
@@ -219,7 +221,12 @@ def _check(file, config, value_dim):
         if not sound:
             raise ModelError(f"{file.path}: {problem}: the kit cannot run such a {config.architecture} model")
     needed = config.tensors()
-    for name, shape in (needed | config.optional_tensors()).items():
+    known = needed | config.optional_tensors()
+    for name in file.tensors:
+        if name not in known and 0 <= layer_of(name) < config.layers:
+            message = f"the tensor {name!r} has no place in a {config.architecture} model that the kit can run"
+            raise ModelError(f"{file.path}: {message}; ignoring it would give wrong logits")
+    for name, shape in known.items():
         tensor = file.tensors.get(name)
         if tensor is None and name in needed:
             raise ModelError(f"{file.path}: the tensor {name!r} is missing; expected shape {shape}")

@@ -138,7 +138,7 @@ class Transformer:
         """Each token passes its ``experts_used`` best experts; an expert is read only when some token wants it."""
         scores = self._apply(f"{block}gate_inp.weight", x, layer).softmax(-1)
         share, chosen = scores.topk(self.config.experts_used)
-        share *= self.config.experts_scale / share.sum(-1, keepdim=True)
+        share /= share.sum(-1, keepdim=True)
         out = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
             token, place = (chosen == expert).nonzero(as_tuple=True)

@@ -24,6 +24,7 @@ MODELS = {
     for name in ("tiny-llama", "tiny-granite", "tiny-qwen2", "tiny-qwen3", "tiny-mistral", "tiny-qwen3moe")
 } | {
     "linear": _scaled(_LLAMA, "linear", rope__scaling__type="linear", rope__scaling__factor=4.0),
+    "linear-old-key": _scaled(_LLAMA, "linear-old-key", rope__scale_linear=2.0),
     "llama3": replace(_LLAMA, name="llama3", rope_scaling=Scaling(8.0, 1.0, 4.0, 64)),
     "yarn": _scaled(_LLAMA, "yarn", **_YARN),
     "yarn-neox": _scaled(_QWEN2, "yarn-neox", **_YARN),

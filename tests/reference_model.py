@@ -37,23 +37,28 @@ def forward(tokens, metadata, tensors):
         return y + tensors[f"{name}.bias"] if f"{name}.bias" in tensors else y
 
     def swiglu(x, gate, up, down):
-        g = gate @ x
-        return down @ (g / (1 + np.exp(-g)) * (up @ x))
+        g = gate(x)
+        return down(g / (1 + np.exp(-g)) * up(x))
 
     def feed_forward(x, block):
-        part = lambda kind, suffix: tensors[f"{block}.ffn_{kind}{suffix}.weight"]  # noqa: E731
+        def parts(suffix):
+            return [lambda x, kind=kind: project(x, f"{block}.ffn_{kind}{suffix}") for kind in ("gate", "up", "down")]
+
+        def expert(e):
+            stacks = [tensors[f"{block}.ffn_{kind}_exps.weight"] for kind in ("gate", "up", "down")]
+            return [lambda x, matrix=stack[e]: matrix @ x for stack in stacks]
+
         if f"{block}.ffn_gate_inp.weight" not in tensors:
-            return swiglu(x, part("gate", ""), part("up", ""), part("down", ""))
+            return swiglu(x, *parts(""))
         score = tensors[f"{block}.ffn_gate_inp.weight"] @ x
         score = np.exp(score - score.max())
         score /= score.sum()
         best = np.argsort(-score)[: get("expert_used_count")]
         y = sum(
-            score[e] / score[best].sum() * swiglu(x, *(part(kind, "_exps")[e] for kind in ("gate", "up", "down")))
-            for e in best
+            score[e] / score[best].sum() * swiglu(x, *expert(e)) for e in best
         )
         if f"{block}.ffn_up_shexp.weight" in tensors:
-            y = y + swiglu(x, part("gate", "_shexp"), part("up", "_shexp"), part("down", "_shexp"))
+            y = y + swiglu(x, *parts("_shexp"))
         return y
 
     x = tensors["token_embd.weight"][np.asarray(tokens)] * ((granite and get("embedding_scale")) or 1.0)
@@ -89,7 +94,7 @@ def _frequency(i, turning, get, divisors):
     """Radians a position of pair i, and the factor on the vector's length: plain, linear, llama 3 or yarn."""
     base = get("rope.freq_base", 10000.0)
     frequency = base ** (-2.0 * i / turning) / (1.0 if divisors is None else divisors[i])
-    kind, factor = get("rope.scaling.type", "none"), get("rope.scaling.factor", 1.0)
+    kind, factor = get("rope.scaling.type", "linear"), get("rope.scaling.factor", get("rope.scale_linear", 1.0))
     if kind == "linear":
         return frequency / factor, 1.0
     if kind != "yarn":

@@ -90,6 +90,7 @@ def test_optional_tensors_are_used(folder, reference):
             for part, shape in (("gate", (64, 256)), ("up", (64, 256)), ("down", (256, 64))):
                 weights = random.normal(0, 0.05, shape).astype(np.float32)
                 tensors[f"blk.{layer}.ffn_{part}_shexp.weight"] = weights
+            tensors[f"blk.{layer}.ffn_down_shexp.bias"] = random.normal(0, 0.5, 256).astype(np.float32)
             tensors[f"blk.{layer}.attn_output.bias"] = random.normal(0, 0.5, 256).astype(np.float32)
 
     path = folder / "shared.gguf"

@@ -84,6 +84,7 @@ def test_a_missing_key(source, tmp_path, key):
         ("rope.scaling.type", "longrope", "RoPE scaling 'longrope' is not supported"),
         ("attention.value_length", 32, "values of 32 elements and keys of 64"),
         ("attention.head_count_kv", [2, 4], "should be a count"),
+        ("expert_gating_func", 2, "experts chosen by function 2 where softmax"),
     ],
 )
 def test_a_senseless_key(source, tmp_path, key, value, message):
@@ -101,6 +102,14 @@ def test_a_value_per_layer_counts_when_all_are_alike(source, tmp_path):
 def test_a_missing_tensor(source, tmp_path, name):
     with pytest.raises(ModelError, match=rf"the tensor '{name}' is missing; expected shape \("):
         changed(source, tmp_path, lambda metadata, tensors: tensors.pop(name))
+
+
+def test_a_tensor_that_would_be_ignored(source, tmp_path):
+    def change(metadata, tensors):
+        tensors["blk.1.attn_q_norm.weight"] = np.ones(64, np.float32)
+
+    with pytest.raises(ModelError, match=r"'blk.1.attn_q_norm.weight' has no place in a llama model.*wrong logits"):
+        changed(source, tmp_path, change)
 
 
 @pytest.mark.parametrize("name,shape", [("blk.0.attn_k.weight", (64, 256)), ("blk.1.attn_norm.weight", (255,))])
