@@ -68,10 +68,16 @@ def _memory() -> Check:
 
 
 def _gpu() -> Check:
+    import torch
+
     device = machine.gpu()
-    if device is None:
-        return Check("GPU", "note", "none that torch can use", "everything runs on the CPU; GPU kernels need CUDA")
-    return Check("GPU", "ok", f"{device['name']}, {format_bytes(device['memory_bytes'])}")
+    if device is not None:
+        return Check("GPU", "ok", f"{device['name']}, {format_bytes(device['memory_bytes'])}")
+    if torch.version.cuda is None:
+        remedy = "everything runs on the CPU; for a GPU install torch's CUDA build of the same version"
+        return Check("GPU", "note", f"torch {torch.__version__} was built without CUDA", remedy)
+    remedy = "everything runs on the CPU; for a GPU see that `nvidia-smi` lists one and CUDA_VISIBLE_DEVICES hides none"
+    return Check("GPU", "note", f"torch has CUDA {torch.version.cuda} but finds no device or driver", remedy)
 
 
 def _triton() -> Check:
@@ -107,6 +113,8 @@ def _speed() -> Check:
     except (KitError, MemoryError) as error:
         return Check("speed", "bad", str(error), "free some memory and try again")
     text = f"read {found.read_gbps:.1f}, write {found.write_gbps:.1f}, copy {found.copy_gbps:.1f} GB/s"
-    return Check("speed", "ok", f"{text}; {found.f32_gflops:.0f} GFLOP/s f32")
-
-
+    text += f"; {found.f32_gflops:.0f} GFLOP/s f32"
+    if found.gpu:
+        text += "; GPU: read {read_gbps:.0f}, write {write_gbps:.0f}, copy {copy_gbps:.0f} GB/s".format(**found.gpu)
+        text += ", from the host {host_to_device_gbps:.0f} GB/s, {launch_us:.1f} us a launch".format(**found.gpu)
+    return Check("speed", "ok", text)

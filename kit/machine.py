@@ -72,7 +72,7 @@ def probe() -> Machine:
     best = {name: max(values) for name, values in samples.items()}
     return Machine(
         id=machine_id(), cpu=cpu_name(), cores=usable_cores(), memory_bytes=psutil.virtual_memory().total,
-        memory_limit_bytes=memory_limit(), **best, samples=samples, methods=methods, gpu=gpu(), system=describe(),
+        memory_limit_bytes=memory_limit(), **best, samples=samples, methods=methods, gpu=_measured_gpu(), system=describe(),
     )  # fmt: skip
 
 
@@ -186,6 +186,15 @@ def gpu() -> dict | None:
         "capability": f"{properties.major}.{properties.minor}",
         "count": torch.cuda.device_count(),
     }
+
+
+def _measured_gpu() -> dict | None:
+    device = gpu()
+    if device is None:
+        return None
+    from kit.gpu.machine import probe_device
+
+    return device | probe_device()
 
 
 def library_version(name: str) -> str | None:

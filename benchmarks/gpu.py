@@ -1,0 +1,137 @@
+"""Triton kernels: bytes moved, operations, and the least time on an H200; times by events, L2 flushed, where there is a GPU."""
+
+import click
+import numpy as np
+import pandas as pd
+import torch
+
+from kit import devices
+from kit.gguf.geometry import GEOMETRIES
+from kit.gpu.kernels import dequantizer, gemv, tile_decoder
+from kit.quants.formats import FORMATS
+from kit.quants.triton_formats import CODES
+
+_GEMV = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
+_TILES = 4096
+_NOT_MEASURED = "not measured"
+_TOKENS = 64
+
+
+def run() -> pd.DataFrame:
+    """One row a kernel and a model; "measured" is a time only on a CUDA device, and the bounds are then that device's."""
+    device = devices.load().set_index("id").loc["h200"].to_dict()
+    here = torch.cuda.is_available()
+    if not here:
+        click.echo(
+            "No GPU here: nothing below is measured. Times are lower bounds, computed for an H200 (data/devices.yaml)."
+        )
+    cases = [(dequantizer(qtype, "bfloat16"), _dequantise) for qtype in CODES]
+    cases += [(gemv(qtype, 4096, 12800), _multiply) for qtype in _GEMV] + [(gemv("Q4_K", 4096, 12800, 8), _multiply)]
+    cases += [(case, None) for case in tile_decoder(_TILES)]
+    rows = [_row(case, device, measure if here else None) for case, measure in cases]
+    if here:
+        rows.append(_measured_tiles())
+    rows += [_decode(name, device, here) for name in ("tinyllama-1.1b", "granite-3.3-8b")]
+    return pd.DataFrame(rows).set_index("kernel")
+
+
+def _row(case, device, measure) -> dict:
+    """Instructions are those that all warps issue, times 32 threads, over what is counted."""
+    compiled = case.compile()
+    bounds = case.bounds(device, compiled)
+    least = max(bounds.values())
+    row = {
+        "kernel": case.name, "read_MB": case.read / 1e6, "written_MB": case.written / 1e6, "MFLOP": case.flops / 1e6,
+        "instructions": 32 * case.instructions(compiled) / case.count, "per": case.unit[:-1],
+        "memory_us": bounds["memory"] * 1e6, "issue_us": bounds["issue"] * 1e6,
+        "share_of_bandwidth_at_most": bounds["memory"] / least, "measured_us": _NOT_MEASURED,
+    }  # fmt: skip
+    if measure:
+        row["measured_us"] = float(np.median(measure(case))) * 1e6
+        row["share_of_bandwidth"] = row["memory_us"] / row["measured_us"]
+    return row
+
+
+def _blocks(qtype, rows, columns):
+    """Random codes under small scales, on the device."""
+    format = FORMATS[qtype]
+    blocks = np.random.default_rng(0).integers(0, 256, (rows, format.nbytes(columns)), dtype=np.uint8)
+    fields = blocks.reshape(-1).view(format.layout)
+    for name in {"d", "dmin", "m"} & set(format.layout.names):
+        if fields[name].dtype == np.float16:
+            fields[name] = 0.01
+    return torch.from_numpy(blocks).cuda()
+
+
+def _dequantise(case):
+    from kit.gpu.machine import time_on_device
+    from kit.quants import dequantize
+
+    qtype = case.name.split()[1]
+    blocks = _blocks(qtype, 4096, case.count // 4096)
+    out = torch.empty(4096, case.count // 4096, dtype=torch.bfloat16, device="cuda")
+    return time_on_device(lambda: dequantize(blocks, qtype, "bfloat16", "triton", out))
+
+
+def _multiply(case):
+    from kit.gpu.linear import apply, spread
+    from kit.gpu.machine import time_on_device
+
+    qtype, rows, _, columns, tokens, _ = case.name.replace(",", "").split()
+    blocks = _blocks(qtype, int(rows), int(columns))
+    planes = spread(torch.randn(int(tokens), int(columns), device="cuda"))
+    return time_on_device(lambda: apply(blocks, qtype, planes))
+
+
+def _measured_tiles() -> dict:
+    from kit import codec
+    from kit.codec.triton import decode_on_device, upload
+    from kit.gpu.machine import time_on_device
+
+    matrix = np.clip(np.random.default_rng(0).normal(0, 30, (_TILES * 16, 4096)), -127, 127).astype(np.int8)
+    tiles = codec.encode(matrix, threads=8)
+    loaded, out = upload(tiles), torch.empty(matrix.shape, dtype=torch.int8, device="cuda")
+    seconds = float(np.median(time_on_device(lambda: decode_on_device(loaded, out))))
+    return {
+        "kernel": f"decode {len(tiles)} tiles, both kernels and the check on the host", "read_MB": tiles.nbytes / 1e6,
+        "written_MB": matrix.nbytes / 1e6, "per": "tile", "measured_us": seconds * 1e6,
+    }  # fmt: skip
+
+
+def _decode(name, device, here) -> dict:
+    """One token at batch 1: every weight but the embedding's other rows is read once."""
+    tensors = GEOMETRIES[name].tensors("Q4_K_M")
+    tied = not any(tensor.name == "output.weight" for tensor in tensors)
+    read = sum(
+        FORMATS[tensor.qtype].nbytes(int(np.prod(tensor.shape)))
+        for tensor in tensors
+        if tied or tensor.name != "token_embd.weight"
+    )
+    seconds = read / device["read_gbps"] / 1e9
+    row = {
+        "kernel": f"decode {name}, {1 / seconds:.0f} tok/s at most", "read_MB": read / 1e6, "per": "token",
+        "memory_us": seconds * 1e6, "measured_us": _NOT_MEASURED,
+    }  # fmt: skip
+    if here:
+        row["measured_us"] = _measured_decode(name) * 1e6
+    return row
+
+
+def _measured_decode(name) -> float:
+    """Median seconds a token, from generate: CUDA graphs, sampling and the way to the host included."""
+    import kit
+    from kit.gguf.synthetic import synthesize
+    from kit.gpu.transformer import DeviceTransformer
+    from kit.gpu.weights import DeviceWeights
+    from kit.paths import models_folder
+
+    path = models_folder() / f"{name}-Q4_K_M.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        synthesize(path, name, progress=True)
+    model = DeviceTransformer(DeviceWeights(kit.open(path)), max_context=512)
+    kit.generate(model, [1, 5, 9], max_tokens=4, stop_at_end=False)  # compiles and captures
+    answer = kit.generate(model, [1, 5, 9], max_tokens=_TOKENS, stop_at_end=False)
+    return float(
+        np.median(answer.seconds[2:])
+    )  # the first token is the prompt's, the second captures this cache's graph
