@@ -8,20 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit
+from kit import cache
 from kit.cache import bounds
-from kit.cache.adaptive import ARC, LIRS, TinyLFU
+from kit.cache.adaptive import ARC, TinyLFU
 from kit.cache.cyclic import CyclicAware, Rhythm
 from kit.cache.offline import MIN
 from kit.cache.pinned import Pinned
-from kit.cache.policy import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random, TwoRandom
-from kit.cache.queues import CLOCK, S3FIFO, SIEVE
+from kit.cache.policy import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random
+from kit.cache.queues import CLOCK, SIEVE
 from kit.cache.traces import Requests, mixture_of_experts, repeated, requests, shifting, zipf
 from kit.errors import CacheError
 
-LIMITED = [
-    FIFO, LRU, MRU, LIP, LFU, functools.partial(LFU, window=5), Random, TwoRandom, CLOCK, SIEVE, S3FIFO, ARC, LIRS,
-    TinyLFU, Pinned, Rhythm, CyclicAware,
-]  # fmt: skip
+LIMITED = [*(make for make in cache.LIMITED.values() if make is not MIN), functools.partial(LFU, window=5), Rhythm]
 
 
 def name_of(make):
@@ -76,7 +74,7 @@ def test_everything_stays_when_everything_fits(make):
 def test_closed_forms_of_a_scan(name, objects, capacity):
     base = name.removesuffix(" without bypass")
     policy = (
-        NoCache() if name == "NoCache" else globals()[base](capacity, **({"bypass": False} if base != name else {}))
+        NoCache() if name == "NoCache" else cache.LIMITED[base](capacity, **({"bypass": False} if base != name else {}))
     )
     warm, passes = 40, 200
     hits = kit.replay(scan(objects, passes), policy).hits - kit.replay(scan(objects, warm), policy).hits

@@ -7,7 +7,7 @@ the loop is; from then on nothing is thrown out for an object that will be neede
 from kit.cache.policy import LRU, Policy
 
 
-class Rhythm(Policy):
+class Rhythm(Policy, limited=False):
     """Predicts each next use from past gaps between uses, evicts the farthest, refuses what is farther still.
 
     An object seen once is expected after the gap that is typical for the trace (in a loop all gaps are alike); before

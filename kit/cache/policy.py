@@ -24,11 +24,19 @@ def parse_capacity(capacity: int | str) -> int:
     return limit
 
 
+LIMITED: dict[str, type["Policy"]] = {}  # every policy that a capacity alone makes, by name: what comparisons run over
+
+
 class Policy:
     """Base of all policies: byte accounting and the eviction loop. A subclass keeps an order and picks victims.
 
     Hooks of a subclass: ``_touch`` (a hit), ``_added``, ``_removed`` and ``_victim``; ``_admits`` may refuse an object.
+    A subclass enters LIMITED as it is defined, unless it is made with ``limited=False``.
     """
+
+    def __init_subclass__(cls, limited: bool = True):
+        if limited:
+            LIMITED[cls.__name__] = cls
 
     def __new__(cls, *args, **kwargs):
         policy = super().__new__(cls)
@@ -108,7 +116,7 @@ class Policy:
         return next(iter(self._sizes))
 
 
-class NoCache(Policy):
+class NoCache(Policy, limited=False):
     """Keeps nothing: every access is a load."""
 
     def __init__(self):
@@ -119,7 +127,7 @@ class NoCache(Policy):
         return False
 
 
-class HashMap(Policy):
+class HashMap(Policy, limited=False):
     """Keeps everything, without a limit (option 3 of report 003)."""
 
     def __init__(self):

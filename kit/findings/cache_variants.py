@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 
 from kit import figures
-from kit.cache import LIMITED, Pinned
+from kit.cache import LIMITED
 from kit.cache.bounds import CYCLIC, cyclic_hit_rate, interval_bound, knapsack, lru_hit_curve, min_hit_curve
-from kit.cache.pinned import RowPlan
+from kit.cache.pinned import Pinned, RowPlan
 from kit.cache.policy import LFU, LRU, Policy
 from kit.cache.replay import replay, replay_hits
 from kit.cache.traces import Requests, decode_order, mixture_of_experts, repeated
