@@ -14,12 +14,20 @@ from kit.explain.order import Decode, Order, Walk
 from kit.quants.registry import DTYPES
 from kit.units import format_bytes
 
-SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "int8"}
+NAMES = {
+    "fused": "blocks as they lie",
+    "fused-int8": "blocks, int8 activations",
+    "pressed": "blocks, page cache too small",
+}
 
 
 @dataclass(frozen=True)
 class Way:
-    """A policy of kit.cache by name with its capacity (bytes; None: without limit) and dtype, or blocks as they lie."""
+    """A policy of kit.cache by name with its capacity (bytes; None: without limit), and how weights are used.
+
+    ``linear``: "matmul" with weights decoded to ``dtype``, one of FUSED, or what a finding adds (tiles, "pressed").
+    """
 
     policy: str
     capacity: int | None = None
@@ -29,10 +37,11 @@ class Way:
     @property
     def label(self) -> str:
         """In a few words, for tables."""
-        if self.linear in FUSED:
-            return "blocks as they lie" if self.linear == "fused" else "blocks, int8 activations"
+        if self.linear in NAMES:
+            return NAMES[self.linear]
         named = {"NoCache": "lazy", "HashMap": "all kept"}.get(self.policy, self.policy)
-        return f"{named}{f' {format_bytes(self.capacity)}' if self.capacity else ''} {SHORT[self.dtype]}"
+        kept = f" {format_bytes(self.capacity)}" if self.capacity else ""
+        return f"{named}{kept} {SHORT[self.dtype]}{f' {self.linear}' if self.linear != 'matmul' else ''}"
 
     def cache(self) -> Policy:
         """A new policy object."""
