@@ -36,6 +36,10 @@ def main():
     kit doctor                          what this machine can do, and what is missing
     kit reproduce                       every notebook, as one report that works offline
     kit inspect model.gguf              what a file holds and what fits in memory
+    kit explain model.gguf              where a token's time goes, and what to change
+    \b
+    Exit code: 0 done; 1 done, and the answer is bad news (the help of each command says which);
+    2 not done, for a reason that one line names; 130 interrupted.
     """
 
 

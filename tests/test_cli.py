@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -16,11 +17,25 @@ def test_help_imports_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_every_command_has_help_with_an_example():
-    for name, command in cli.main.commands.items():
-        text = CliRunner().invoke(cli.main, [name, "--help"]).output
-        assert re.search(rf"^\s+kit {name}\b", text, re.MULTILINE), f"no example in the help of {name}"
-        assert command.get_short_help_str(), name
+def every_command(group=cli.main, path=()):
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        yield from every_command(command, (*path, name)) if isinstance(command, click.Group) else ()
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), [pytest.param(*found, id=" ".join(found[0])) for found in every_command()]
+)
+def test_every_command_has_help_with_an_example_and_its_exit_codes(path, command):
+    text = CliRunner().invoke(cli.main, [*path, "--help"]).output
+    assert re.search(rf"^\s+kit {' '.join(path)}\b", text, re.MULTILINE), "no example"
+    assert isinstance(command, click.Group) or re.search(r"Exit code: 0 .+, \d", text.replace("\n", " ")), (
+        "no exit codes"
+    )
+    short = command.get_short_help_str(limit=55)
+    assert short.endswith(".") and not short.endswith("..."), f"a list of commands would cut it: {short}"
+    for option in command.params:
+        assert isinstance(option, click.Argument) or option.help, f"{option.opts[0]} has no help"
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,29 @@ import click
 
 @click.group("codec")
 def command():
-    """Look after compressed models; `kit compress` writes them."""
+    """Check compressed models; `kit compress` writes them.
+
+    \b
+    kit codec verify model.tiles.gguf --source model.gguf
+    """
 
 
 @command.command("verify")
 @click.argument("file")
 @click.option("--source", metavar="FILE", help="The file that it was made from: compare every value with it.")
-@click.option("--decoder", default="interleaved", show_default=True, help="A decoder of kit.codec.")
+@click.option("--decoder", default="interleaved", show_default=True, help="Which decoder of kit.codec decodes.")
 @click.option("--threads", type=click.IntRange(1), help="How many threads decode.  [default: all cores]")
 def verify(file, source, decoder, threads):
-    """Decode all of FILE and compare with its checksums, and with the weights of --source."""
+    """Decode all of a compressed model and check it.
+
+    Compares FILE with its own checksums, and every value with the weights of --source when that is given.
+
+    \b
+    kit codec verify model.tiles.gguf
+    kit codec verify model.tiles.gguf --source model.gguf
+
+    Exit code: 0 all agree, 2 something does not, or FILE cannot be read.
+    """
     import sys
 
     from kit.codec.container import verify

@@ -10,14 +10,17 @@ import click
 @click.option("--threads", type=click.IntRange(1), help="How many threads encode.  [default: all cores]")
 @click.option("--force", is_flag=True, help="Replace a file that is there already.")
 def command(file, output, coding, threads, force):
-    """Compress the linear layers of FILE, a GGUF or safetensors file, into tiles that decode in microseconds.
+    """Compress a model's linear layers into tiles.
 
-    OUT is a GGUF file with the metadata of FILE; norms and embeddings stay as they are. The weights become INT8 with a
-    scale a row, and the INT8 values are kept exactly; --coding bf16 keeps BF16 weights exactly.
+    FILE is a GGUF or safetensors file. OUT is a GGUF file with the metadata of FILE; norms and embeddings stay as
+    they are. The weights become INT8 with a scale a row, and the INT8 values are kept exactly; --coding bf16 keeps
+    BF16 weights exactly.
 
     \b
     kit compress model.gguf -o model.tiles.gguf
     kit codec verify model.tiles.gguf --source model.gguf
+
+    Exit code: 0 written, 2 not.
     """
     import sys
     from pathlib import Path

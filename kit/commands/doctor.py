@@ -9,13 +9,15 @@ _MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "
 @click.option("--measure", is_flag=True, help="Also measure memory bandwidth and FLOP/s (about two seconds).")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def command(measure, as_json):
-    """Check Python, libraries, cores, memory, GPU, Triton and disk.
+    """Check what this machine can do and what is missing.
 
-    Exit code 1 when something that the kit cannot do without is missing.
+    Python, libraries, cores, memory, GPU, Triton and disk, each with what to do about it.
 
     \b
     kit doctor
     kit doctor --measure
+
+    Exit code: 0 the kit can run, 1 something that it cannot do without is missing.
     """
     from kit.doctor import checks
 

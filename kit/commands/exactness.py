@@ -5,20 +5,27 @@ import click
 
 @click.command("exactness")
 @click.argument("file", required=False)
-@click.option("--backend", "backends", multiple=True, default=["cpu"], show_default=True, help="May be given again.")
-@click.option("--tier", "tiers", multiple=True, help="SIMD tier of the cpu backend; may be given again, or 'all'.")
-@click.option("--rows", default=4, show_default=True, type=click.IntRange(1), help="Rows to take of each tensor of FILE.")
+@click.option(
+    "--backend", "backends", multiple=True, default=["cpu"], show_default=True, help="Which dequantiser; repeatable."
+)
+@click.option("--tier", "tiers", multiple=True, help="SIMD tier of the cpu backend, or 'all'; repeatable.")
+@click.option(
+    "--rows", default=4, show_default=True, type=click.IntRange(1), help="Rows to take of each tensor of FILE."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 def command(file, backends, tiers, rows, as_json):
-    """Compare dequantisers with gguf-py, bit for bit: on random blocks of every format, or on rows of FILE's tensors.
+    """Compare dequantisers with gguf-py, bit for bit.
 
-    A cell says "equal", or by how many representable numbers (ulp) and what share of the largest weight the worst is off.
-    The first run compiles each format. Exit code 1 when anything differs.
+    On random blocks of every format, or with a FILE on rows of its tensors. A cell says "equal", or by how many
+    representable numbers (ulp) and what share of the largest weight the worst is off. The first run compiles each
+    format.
 
     \b
     kit exactness
     kit exactness model.gguf
     kit exactness --tier all --json
+
+    Exit code: 0 all equal, 1 something differs, 2 nothing could be compared.
     """
     import kit
     from kit import simd

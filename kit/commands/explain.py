@@ -23,11 +23,12 @@ import click
     "--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR."
 )
 def command(file, memory, tokens, trace, as_json, report):
-    """Explain FILE, a GGUF file or hf://owner/repo/file.gguf, on this machine.
+    """Explain what a model costs here and what to change.
 
-    What it is; where the time of a token goes; the roofline; hits by policy for the memory given, from a replay of its
-    own access order; the exactness of each backend on its own tensors; what to change, predicted, and the best two
-    measured. A file whose architecture the kit cannot run is explained from its tensors alone.
+    FILE is a GGUF file or hf://owner/repo/file.gguf. What it is; where the time of a token goes; the roofline; hits
+    by policy for the memory given, from a replay of its own access order; the exactness of each backend on its own
+    tensors; what to change, predicted, and the best two measured. A file whose architecture the kit cannot run is
+    explained from its tensors alone.
 
     \b
     kit explain model.gguf

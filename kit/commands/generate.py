@@ -22,10 +22,11 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON when done, and no text on the way.")
 def command(file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backend, attention, linear, kv, context,
             **sampling):
-    """Generate text from FILE, a GGUF file or hf://owner/repo/file.gguf.
+    """Generate text from a model, and say what it cost.
 
-    The text goes to standard output, the speeds to standard error: time to first token; prefill and decode in tokens
-    a second, with the GB/s of weights and KV cache that they read; peak memory.
+    FILE is a GGUF file or hf://owner/repo/file.gguf. The text goes to standard output, the speeds to standard error:
+    time to first token; prefill and decode in tokens a second, with the GB/s of weights and KV cache that they read;
+    peak memory.
 
     \b
     --cache none          dequantise at every use
@@ -36,6 +37,8 @@ def command(file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backen
     \b
     kit generate model.gguf -p "The capital of France is" -n 5
     kit generate model.gguf --tokens 1,450,7483 --cache lru:4GiB --json
+
+    Exit code: 0 generated, 2 not.
     """  # fmt: skip
     import json
 

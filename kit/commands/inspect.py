@@ -11,14 +11,17 @@ _WIDTH = 100
 @click.option("--metadata", is_flag=True, help="List all metadata, not only the first rows.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(file, tensors, metadata, as_json):
-    """Show architecture, types, sizes and working sets of FILE, a GGUF file or hf://owner/repo/file.gguf.
+    """Show what a model file holds and what fits in memory.
 
-    Reads the header only: the size of the model does not matter. Any part of a split file stands for all of them.
+    FILE is a GGUF file or hf://owner/repo/file.gguf. Reads the header only: the size of the model does not matter.
+    Any part of a split file stands for all of them.
 
     \b
     kit inspect model.gguf
     kit inspect model.gguf --tensors
     kit inspect model.gguf --json | jq .types
+
+    Exit code: 0 shown, 2 the file cannot be read.
     """
     import json
 

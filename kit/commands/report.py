@@ -12,7 +12,7 @@ FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 @click.group("report")
 def command():
-    """Join, compare, send and re-render the results of `kit reproduce`.
+    """Join, compare, send and re-render the results of runs.
 
     \b
     kit report merge results/laptop results/h200 --out results/both
@@ -25,7 +25,7 @@ def command():
 @click.argument("folders", nargs=-1, required=True, type=FOLDER, metavar="DIR...")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="A new folder.")
 def merge_command(folders, out):
-    """Join the runs in DIR... into one report with the machines side by side.
+    """Join runs into one report, machines side by side.
 
     \b
     kit report merge results/laptop results/h200 --out results/both
@@ -45,7 +45,9 @@ def merge_command(folders, out):
 @click.option("--all", "everything", is_flag=True, help="List what did not change, too.")
 @click.option("--json", "as_json", is_flag=True, help="All records as JSON.")
 def diff_command(a, b, confidence, everything, as_json):
-    """Show what changed from run A to run B beyond the noise of their raw samples.
+    """Show what changed from run A to run B beyond noise.
+
+    Noise is what their raw samples say: a change counts when the interval of the difference of medians leaves out 0.
 
     \b
     kit report diff results/before results/after
@@ -101,7 +103,9 @@ def pack_command(folder, out):
 @command.command("html")
 @click.argument("folder", type=FOLDER, metavar="RUN")
 def html_command(folder):
-    """Render the pages of a run again, from its notebooks and records.
+    """Render the pages of a run again.
+
+    From its notebooks and records; nothing is measured.
 
     \b
     kit report html results/20261121T020000Z-quick

@@ -32,14 +32,17 @@ class _Synth(click.Command):
 @click.option("-o", "--output", metavar="FILE", help="Where to write.  [default: NAME-MIX.gguf]")
 @click.option("--force", is_flag=True, help="Replace a file that is there already.")
 def command(name, mix, layers, seed, output, force):
-    """Write a GGUF file with the true tensor shapes of the model NAME and random weights.
+    """Write a model of true shapes with random weights.
 
-    The weights are about N(0, 0.02), in the block formats that llama.cpp's quantiser would choose; llama.cpp loads
-    the file. It says nothing sensible, but costs exactly what the real model costs.
+    A GGUF file with the tensor shapes of the model NAME (see below). The weights are about N(0, 0.02), in the block
+    formats that llama.cpp's quantiser would choose; llama.cpp loads the file. It says nothing sensible, but costs
+    exactly what the real model costs.
 
     \b
     kit synth tiny-llama
     kit synth granite-3.3-8b --layers 4 -o granite-4.gguf
+
+    Exit code: 0 written, 2 not.
     """
     import sys
     from pathlib import Path
