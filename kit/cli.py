@@ -37,6 +37,7 @@ def main():
     kit reproduce                       every notebook, as one report that works offline
     kit inspect model.gguf              what a file holds and what fits in memory
     kit explain model.gguf              where a token's time goes, and what to change
+
     \b
     Exit code: 0 done; 1 done, and the answer is bad news (the help of each command says which);
     2 not done, for a reason that one line names; 130 interrupted.

@@ -34,6 +34,7 @@ def command(file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backen
             lru:4GiB      keep the most recently used
             pinned:4GiB   keep the first that fit, and never let go
             auto          all when they fit in 70 % of the free memory, else pinned with that much
+
     \b
     kit generate model.gguf -p "The capital of France is" -n 5
     kit generate model.gguf --tokens 1,450,7483 --cache lru:4GiB --json
@@ -50,12 +51,11 @@ def command(file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backen
     opened = kit.open(file)
     weights = kit.Weights(opened, _policy(cache, kit.Weights(opened).working_set), backend)
     model = kit.Transformer(weights, attention, linear, context, kv)
-    shows_ids = prompt is None and "tokenizer.ggml.tokens" not in opened.metadata
     answer = kit.generate(
         model,
         _ids(tokens) if prompt is None else prompt,
         max_tokens,
-        on_text=None if as_json or shows_ids else lambda text: click.echo(text, nl=False),
+        on_text=None if as_json or prompt is None else lambda text: click.echo(text, nl=False),
         stop_at_end=not ignore_end,
         **sampling,
     )
@@ -63,7 +63,7 @@ def command(file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backen
     if as_json:
         click.echo(json.dumps({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed, indent=1))
     else:
-        click.echo(" ".join(map(str, answer.tokens)) if shows_ids else "")
+        click.echo("" if prompt is not None else answer.text or " ".join(map(str, answer.tokens)))
         click.echo("\n".join(_lines(answer, speed)), err=True)
 
 

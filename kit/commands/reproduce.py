@@ -25,10 +25,11 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 @click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters, and stop.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
 def command(profile, only, model, out, resume, texts, timeout, notebooks, listing, progress):
-    """Run the notebooks one after another, each in its own process, and write a report that works offline.
+    """Run the notebooks and write one offline report.
 
-    The report is DIR/index.html; beside it lie, for each notebook, the executed .ipynb, an .html page and its records
-    (.jsonl). A notebook that fails is a row with its reason, and the rest goes on.
+    One notebook after another, each in its own process. The report is DIR/index.html; beside it lie, for each
+    notebook, the executed .ipynb, an .html page and its records (.jsonl). A notebook that fails is a row with its
+    reason, and the rest goes on.
 
     \b
     kit reproduce --profile smoke                a check in about two minutes
@@ -61,7 +62,7 @@ def command(profile, only, model, out, resume, texts, timeout, notebooks, listin
     if not resume:
         run = runs.start(folder, request)
     try:
-        with _terminate_as_interrupt():
+        with terminate_as_interrupt():
             _perform(run, runs.pending(run, jobs), timeout, sys.stderr.isatty() if progress is None else progress)
     except KeyboardInterrupt:
         index.write(run)
@@ -103,7 +104,7 @@ def _perform(run, jobs, timeout, progress):
 
 
 @contextmanager
-def _terminate_as_interrupt():
+def terminate_as_interrupt():
     """A batch system's SIGTERM ends a run as cleanly as Ctrl-C does."""
 
     def interrupt(*_):
