@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kit.errors import ModelError
+from kit.errors import ModelError, TokenizerError
 from kit.kvcache import KVCache
 from kit.sampling import Sampler
 from kit.transformer import Transformer
@@ -62,13 +62,12 @@ def generate(
     Sampling as in kit.sampling.Sampler. ``on_text`` gets the text piece by piece, whole characters only.
     ``stop_at_end=False`` goes on after the model's end-of-text token. ``cache``: a KV cache to go on from (None: a new
     one). Raises ModelError for a prompt that is empty or does not fit, TokenizerError when text is asked of a file
-    without a tokenizer.
+    without a tokenizer that the kit knows; ids need none, and then the answer has no text and no end.
     """
     if max_tokens < 1:
         raise ModelError(f"max_tokens is {max_tokens}, expected at least 1")
     sample = Sampler(temperature, top_k, top_p, seed)
-    has_tokenizer = "tokenizer.ggml.tokens" in model.file.metadata
-    tokenizer = model.tokenizer if has_tokenizer or isinstance(prompt, str) or on_text else None
+    tokenizer = _tokenizer(model, needed=isinstance(prompt, str) or on_text is not None)
     answer = Generation(tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt])
     cache = model.new_cache() if cache is None else cache
     detokenize = tokenizer.stream() if tokenizer else lambda token: ""
@@ -94,3 +93,12 @@ def generate(
             break
         batch = [token]
     return answer
+
+
+def _tokenizer(model, needed):
+    try:
+        return model.tokenizer
+    except TokenizerError:
+        if needed:
+            raise
+        return None

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from kit.errors import ModelError
+from kit.units import format_bytes
 
 KV_TYPES = {"float32": 4.0, "float16": 2.0, "q8_0": 34 / 32}  # bytes an element
 _QK8_0 = 32
@@ -56,7 +57,11 @@ def _reserve(shape, dtype) -> torch.Tensor:
     dtype = np.dtype(dtype)
     nbytes = int(np.prod(shape)) * dtype.itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    memory = mmap.mmap(-1, max(nbytes, 1), flags=flags)
+    try:
+        memory = mmap.mmap(-1, max(nbytes, 1), flags=flags)
+    except OSError as error:
+        wanted = format_bytes(nbytes)
+        raise ModelError(f"cannot reserve {wanted} for a KV cache: {error.strerror}; ask for less context") from None
     return torch.from_numpy(np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape))
 
 

@@ -117,7 +117,8 @@ class Transformer:
         mixed = self._attend(q.transpose(0, 1), keys, values, c.attention_scale, c.window)
         mixed = mixed.transpose(0, 1).flatten(1)
         self.trace.add("rope", start, rotated, "", layer)
-        self.trace.add("attention", rotated, time.perf_counter_ns(), "", layer, nbytes=keys.nbytes + values.nbytes)
+        nbytes = keys.shape[1] * cache.bytes_per_position // c.layers
+        self.trace.add("attention", rotated, time.perf_counter_ns(), "", layer, nbytes=nbytes)
         return self._apply(f"{block}attn_output.weight", mixed, layer)
 
     def _ffn(self, x, layer):
@@ -173,4 +174,7 @@ class Transformer:
                     f"{self.file.path}: the tensor {name!r} holds NaN or infinite weights, the first at {where}; "
                     "fetch or convert the file again"
                 )
-        raise ModelError(f"{self.file.path}: the logits are NaN or infinite though every weight is finite")
+        raise ModelError(
+            f"{self.file.path}: the logits are NaN or infinite though every weight is finite: something overflows; "
+            "use float32 for the weights and the KV cache"
+        )

@@ -21,7 +21,8 @@ TRICKY = [
     *("", "a", " ", " a", "  a", "a ", "a  ", "   ", "\n", "\n\n", " \n ", "\t\tx", "\r\n\r\nfoo", "Hello, world!"),
     *("it's I'M we'Ve you'LL 'tis ''s", "123 4567 89012345", "1.5e-10", "１２３ ٣٤٥ Ⅻ ½", "😀", "👩‍👩‍👧‍👦 🏳️‍🌈", "🇩🇪"),
     *("漢字かな交じり文、テスト。", "한국어 텍스트", "e\u0301cole é caf\u00e9", "नमस्ते दुनिया", "ไทย ไม่", "العربية"),
-    *("a\u0300\u0301b", "\u00a0nbsp\u2003em\u3000ideo", "zero\u200bwidth", "\u2028line", "\x85nel\x0bvt", "\ufeffbom", "camelCaseWORDSÉcoleÀB"),
+    *("a\u0300\u0301b", "\u00a0nbsp\u2003em\u3000ideo", "zero\u200bwidth", "\u2028line", "\x85nel\x0bvt"),
+    *("\ufeffbom", "camelCaseWORDSÉcoleÀB"),
     *("<s>hi</s>", "<|eot|><|eot|> x<|eot|>", "<s", "<tool>call</tool><tool>", "$100,000.00 + <=> ^~|`x`", "/a/b//c\n/x"),
     *("x" * 300, "....!!!???", "if (a<b) { return c; }\n    else:\n\tpass\n", "ſ 'ſ K", "𝔘𝔫𝔦 𠀀", "ǅungla ʰ ªº", TEXT),
 ]

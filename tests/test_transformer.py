@@ -174,6 +174,15 @@ def test_each_kv_type_brings_its_error(folder, reference, name):
     assert errors["float32"] < 1e-5 < errors["float16"] < 1e-3 < errors["q8_0"] < 2e-2
 
 
+@pytest.mark.parametrize("kind", KV_TYPES)
+def test_attention_spans_count_the_bytes_held(folder, kind):
+    model = model_of(folder, "tiny-llama", kv_dtype=kind)
+    cache = model.new_cache()
+    model.step(PROMPT[:9], cache)
+    frame = model.trace.frame()
+    assert frame[frame["what"] == "attention"]["nbytes"].sum() == cache.nbytes == 9 * 2 * 2 * 2 * 64 * KV_TYPES[kind]
+
+
 def test_q8_0_is_ggml_s():
     """What q8_0 gives back is what gguf-py's quantiser and dequantiser make of the same rows."""
     k = torch.randn(7, 2, 64, generator=torch.Generator().manual_seed(0))

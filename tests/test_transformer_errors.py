@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import kit
+from kit import kvcache
 from kit.errors import ModelError, TokenizerError
 
 
@@ -154,4 +155,33 @@ def test_a_file_without_a_tokenizer(source, tmp_path):
     model = changed(source, tmp_path, change)
     with pytest.raises(TokenizerError, match="the file has no tokenizer; give the prompt as token ids"):
         kit.generate(model, "text")
-    assert len(kit.generate(model, [5, 6], max_tokens=3).tokens) == 3
+    answer = kit.generate(model, [5, 6], max_tokens=3)
+    assert len(answer.tokens) == 3 and answer.text == ""
+
+
+def test_ids_need_no_tokenizer_that_the_kit_knows(source, tmp_path):
+    model = changed(source, tmp_path, lambda metadata, tensors: metadata.update({"tokenizer.ggml.model": "rwkv"}))
+    assert len(kit.generate(model, [5, 6], max_tokens=2).tokens) == 2
+    with pytest.raises(TokenizerError, match="tokenizer 'rwkv' is not supported"):
+        kit.generate(model, [5, 6], max_tokens=2, on_text=print)
+
+
+def test_memory_that_cannot_be_reserved(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(kvcache.mmap, "mmap", refuse)
+    with pytest.raises(ModelError, match=r"cannot reserve 32.00 MiB for a KV cache: Cannot allocate.*less context"):
+        kvcache.KVCache(1, 8, 128, 8192)
+
+
+def test_an_overflow_is_told_from_bad_weights(source, tmp_path):
+    """Keys beyond float16 in a float16 KV cache."""
+
+    def change(metadata, tensors):
+        tensors["blk.0.attn_v.weight"] = tensors["blk.0.attn_v.weight"] * 1e7
+
+    path = model_files.rewrite(source, tmp_path / "large.gguf", change)
+    model = kit.Transformer(kit.Weights(kit.open(path)), kv_dtype="float16")
+    with pytest.raises(ModelError, match="every weight is finite: something overflows; use float32"):
+        model.logits([5, 6])
