@@ -1,7 +1,7 @@
 """y = W x straight from ggml blocks, for one token or a few; imported without a GPU, too, to be compiled for one.
 
-An integer of up to 16 bits that is read as a float32 bit pattern is a subnormal number, code * 2^-149: no conversion is
-needed when x is scaled up by a power of two to make up for it, and products stay exact inside the FMA. So x comes as
+An integer below 2^24 that is read as a float32 bit pattern is that integer times 2^-149, subnormal or nearly: codes need
+no conversion when x is scaled up by a power of two to make up for it, and products stay exact inside the FMA. x comes as
 *planes* (tokens, 5, in / 4): the elements 0, 1, 2 and 3 of every four, scaled, and the sums of every four, which meet
 the bias and the minimum. Where codes are words of four, planes have their layout: neither moves between threads.
 """
@@ -12,16 +12,21 @@ import triton.language as tl
 PLANES = 5
 STEP_WEIGHTS = 2048  # of one row a step: 128 threads with 16 consecutive weights each
 ROWS = 4  # of a program, for one token: what a step loads of x serves all of them
-_LOW_BYTE = tl.constexpr(2.0**96)  # times code * 2^-149: code * 2^-53. x itself must lie below 2^32
-_HIGH_BYTE = tl.constexpr(2.0**88)  # times (256 code) * 2^-149: the same
+_SCALE = tl.constexpr(2.0**96)  # times code * 2^-149: code * 2^-53. x itself must lie below 2^32
 _BACK = tl.constexpr(2.0**53)  # scales must lie below 2^74; a float16 times a few bits does
+
+
+@triton.jit
+def _place_of(part):
+    """2^-8, 2^-16: how much higher the second and third code of a word lie than the first and (shifted down) the last."""
+    return tl.where(part == 1, 1 / 256, tl.where(part == 2, 1 / 65536, 1.0))
 
 
 @triton.jit
 def _store_planes(planes, value, word, words, inside):
     """value (n, 4) float32, the words ``word`` (n,) of one token, to its planes."""
     part = tl.arange(0, 4)[None, :]
-    scaled = value * tl.where(part % 2 == 0, _LOW_BYTE, _HIGH_BYTE)
+    scaled = value * (_SCALE * _place_of(part))
     tl.store(planes + part * words + word[:, None], scaled, inside[:, None])
     tl.store(planes + 4 * words + word, tl.sum(value, axis=1), inside)
 
@@ -94,11 +99,10 @@ def blocks_kernel(
             block = tl.minimum(block, blocks_a_row - 1)
         here = planes + block * SUBS * WORDS
         codes, scale, low = CODES(first + block * BYTES, s, j, table)
-        upper = codes >> 16
-        product = (codes & 255).to(tl.float32, bitcast=True) * tl.load(here, held, 0.0)
+        product = (codes & 0xFF).to(tl.float32, bitcast=True) * tl.load(here, held, 0.0)
         product += (codes & 0xFF00).to(tl.float32, bitcast=True) * tl.load(here + words, held, 0.0)
-        product += (upper & 255).to(tl.float32, bitcast=True) * tl.load(here + 2 * words, held, 0.0)
-        product += (upper & 0xFF00).to(tl.float32, bitcast=True) * tl.load(here + 3 * words, held, 0.0)
+        product += (codes & 0xFF0000).to(tl.float32, bitcast=True) * tl.load(here + 2 * words, held, 0.0)
+        product += (codes >> 24).to(tl.float32, bitcast=True) * tl.load(here + 3 * words, held, 0.0)
         total += product * (scale * _BACK)
         total -= tl.load(here + 4 * words, held, 0.0) * (scale * BIAS + low)
     sums = tl.sum(total.reshape(TOKENS, ROWS, CHUNK * SUBS * WORDS), axis=2)
@@ -130,7 +134,7 @@ def floats_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = tl.minimum(row, rows - 1)[None, :, None, None].to(tl.int64)
     token, part = tl.arange(0, TOKENS)[:, None, None, None], tl.arange(0, 4)[None, None, None, :]
-    back = tl.where(part % 2 == 0, 1 / _LOW_BYTE, 1 / _HIGH_BYTE)
+    back = 1.0 / (_SCALE * _place_of(part))
     total = tl.zeros((TOKENS, ROWS, CHUNK, 4), tl.float32)
     for start in range(0, words, CHUNK):
         word = start + tl.arange(0, CHUNK)[None, None, :, None]

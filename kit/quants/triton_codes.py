@@ -193,7 +193,8 @@ def tq2_0(block, s, j, table):
 def _pairs(nibbles, table):
     """Nibbles in bytes to the bytes of the table, which holds 256 pairs."""
     both = nibbles | (nibbles >> 4)
-    return tl.load(table + (both & 255)) | (tl.load(table + ((both >> 16) & 255)) << 16)
+    low, high = tl.load(table + (both & 255)), tl.load(table + ((both >> 16) & 255))
+    return (low | (high << 16)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
