@@ -1,5 +1,7 @@
 """Damaged and hostile tiles: every decoder either raises CodecError or gives back the matrix that was encoded."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -89,7 +91,7 @@ def test_any_bytes_are_no_tiles(data):
         ("reserved", 1, "reserved"),
         ("rows", 0, "shape"),
         ("rows", 2**32 - 1, "do not fit|tables"),
-        ("tile_rows", 2**31, "tile size"),
+        ("tile_rows", 2**31, "tiles of"),
         ("tables", 2**31, "tables"),
         ("stream_bytes", 2**62, "do not fit"),
     ],
@@ -106,6 +108,25 @@ def test_a_table_that_does_not_sum():
     serial[HEADER.itemsize + 2 * 5] += 1
     with pytest.raises(CodecError, match="sum to 4096"):
         Tiles.from_bytes(serial)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"frequencies": np.full((1, 256), 17, np.uint16)}, "sum to 4096"),
+        ({"frequencies": np.eye(1, 256, dtype=np.uint16) * 4096}, "frequency above 4095"),
+        ({"frequencies": np.full((2, 256), 16, np.uint16)}, "2 tables for 9 tiles"),
+        ({"lengths": np.full(9, 2**31, np.uint32)}, "do not add up"),
+        ({"lengths": np.full(9, 60, np.uint32)}, "shorter than its states"),
+        ({"lengths": np.full(9, 131, np.uint32)}, "half a unit"),
+        ({"lengths": np.full(8, 132, np.uint32)}, "8 streams for 9 tiles"),
+        ({"streams": np.zeros(0, np.uint8)}, "do not add up"),
+    ],
+)
+def test_tiles_that_lie_cannot_be_made(change, message):
+    """Not from a file either way: no decoder ever sees them."""
+    with pytest.raises(CodecError, match=message):
+        replace(Tiles.from_bytes(SERIAL["kit"]), **change)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

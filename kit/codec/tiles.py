@@ -71,10 +71,25 @@ class Layout(NamedTuple):
         """Values at the end of a tile that the final states carry."""
         return 2 * self.lanes if self.unit_bits == 16 else 0
 
+    def check(self, name: str) -> None:
+        """CodecError for a layout that no encoder writes."""
+        for sound, reason in (
+            (self.unit_bits in LANES, f"units of {self.unit_bits} bits"),
+            (self.lanes in LANES.get(self.unit_bits, ()), f"{self.lanes} lanes with units of {self.unit_bits} bits"),
+            (0 <= self.predictor < len(PREDICTORS), f"predictor number {self.predictor}"),
+            (self.rows > 0 and self.columns > 0, f"a shape of {self.rows} x {self.columns}"),
+            (0 < self.tile_rows * self.tile_columns <= TILE_VALUES, f"tiles of {self.tile_rows} x {self.tile_columns}"),
+        ):
+            if not sound:
+                raise CodecError(f"{name}: {reason}: these are not tiles of this kit, or they are damaged")
+
 
 @dataclass(frozen=True)
 class Tiles:
-    """A compressed int8 matrix. ``name`` appears in errors; arrays may be read-only views of a file."""
+    """A compressed int8 matrix. ``name`` appears in errors; arrays may be read-only views of a file.
+
+    Whatever a decoder relies on is checked here, so that no compiled loop meets a table or a length that lies: CodecError.
+    """
 
     layout: Layout
     frequencies: np.ndarray  # (1 or tiles, 256) uint16
@@ -82,6 +97,22 @@ class Tiles:
     lengths: np.ndarray  # (tiles,) uint32, bytes
     streams: np.ndarray  # (bytes,) uint8, READ_AHEAD included
     name: str = field(default="matrix")
+
+    def __post_init__(self):
+        self.layout.check(self.name)
+        tiles, unit = self.layout.grid[0] * self.layout.grid[1], self.layout.unit_bits // 8
+        sums = self.frequencies.sum(axis=1, dtype=np.int64)
+        for sound, reason in (
+            (len(self.frequencies) in (1, tiles), f"{len(self.frequencies)} tables for {tiles} tiles"),
+            ((sums == SLOTS).all(), f"a table does not sum to {SLOTS}"),
+            ((self.frequencies <= MOST).all(), f"a frequency above {MOST}"),
+            (self.checksums.size == self.lengths.size == tiles, f"{self.lengths.size} streams for {tiles} tiles"),
+            ((self.lengths >= 4 * self.layout.lanes).all(), "a stream shorter than its states"),
+            ((self.lengths % unit == 0).all(), "a stream of half a unit"),
+            (end_of(self.lengths) + READ_AHEAD == self.streams.size, "lengths that do not add up to the streams' bytes"),
+        ):
+            if not sound:
+                raise CodecError(f"{self.name}: {reason}: these are not tiles of this kit, or they are damaged")
 
     def __len__(self) -> int:
         return self.lengths.size
@@ -130,7 +161,7 @@ class Tiles:
 
     @classmethod
     def from_bytes(cls, data, name: str = "matrix") -> "Tiles":
-        """Views of the serial form (any buffer). Everything that a decoder relies on is checked; CodecError otherwise."""
+        """Views of the serial form (any buffer). CodecError when they are none."""
         data = np.frombuffer(data, np.uint8)
 
         def require(condition, reason):
@@ -144,24 +175,14 @@ class Tiles:
         require(header["slot_bits"] == SLOT_BITS, f"2^{header['slot_bits']} slots where 2^{SLOT_BITS} are known")
         require(header["reserved"] == 0, "a reserved byte is not zero")
         layout = Layout(*(int(header[key]) for key in Layout._fields))
-        require(layout.unit_bits in LANES, f"units of {layout.unit_bits} bits")
-        require(layout.lanes in LANES[layout.unit_bits], f"{layout.lanes} lanes with units of {layout.unit_bits} bits")
-        require(layout.predictor < len(PREDICTORS), f"predictor number {layout.predictor}")
-        require(layout.rows and layout.columns, f"a shape of {layout.rows} x {layout.columns}")
-        require(0 < layout.tile_rows * layout.tile_columns <= TILE_VALUES, "a tile size that is none")
+        layout.check(name)
         tiles, tables = layout.grid[0] * layout.grid[1], int(header["tables"])
         require(tables in (1, tiles), f"{tables} tables for {tiles} tiles")
         streams_at = _streams_at(tables, tiles)
         require(data.size == streams_at + int(header["stream_bytes"]), f"{data.size} bytes do not fit the header's counts")
         frequencies = data[HEADER.itemsize :][: 512 * tables].view("<u2").reshape(tables, 256)
         index = data[HEADER.itemsize + 512 * tables :][: 8 * tiles].view("<u4").reshape(2, tiles)
-        require((frequencies.sum(axis=1, dtype=np.int64) == SLOTS).all(), f"a table does not sum to {SLOTS}")
-        require((frequencies <= MOST).all(), f"a frequency above {MOST}")
-        checksums, lengths, streams = index[0], index[1], data[streams_at:]
-        require((lengths >= 4 * layout.lanes).all(), "a stream shorter than its states")
-        require((lengths % (layout.unit_bits // 8) == 0).all(), "a stream of half a unit")
-        require(end_of(lengths) + READ_AHEAD == streams.size, "lengths that do not add up to the streams' bytes")
-        return cls(layout, frequencies, checksums, lengths, streams, name)
+        return cls(layout, frequencies, index[0], index[1], data[streams_at:], name)
 
 
 def starts_of(lengths) -> np.ndarray:
