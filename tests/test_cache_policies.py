@@ -15,7 +15,7 @@ from kit.cache.cyclic import CyclicAware, Rhythm
 from kit.cache.offline import MIN
 from kit.cache.pinned import Pinned
 from kit.cache.policy import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random
-from kit.cache.queues import CLOCK, SIEVE
+from kit.cache.queues import CLOCK, S3FIFO, SIEVE
 from kit.cache.traces import Requests, mixture_of_experts, repeated, requests, shifting, zipf
 from kit.errors import CacheError
 
@@ -205,6 +205,9 @@ def test_orders_of_eviction():
     assert left(LFU(3, window=3), "aabbbcd") == "bcd"
     assert left(CLOCK(3), "abcad") == "acd"
     assert left(SIEVE(3), "abcad") == "acd"
+    assert left(S3FIFO(3), "aabcd") == "bcd"  # one more use is not enough to leave the small queue
+    assert left(S3FIFO(3), "aaabcd") == "acd"  # two are
+    assert left(S3FIFO(4), "abcdeafgh") == "afgh"  # a was in the ghost, so it came back into the main queue
     assert left(TinyLFU(3), "aabbccd") == "abc"
     assert left(TinyLFU(3), "abcadd") == "acd"
     assert left(Pinned(3), "abcd") == "abc"
