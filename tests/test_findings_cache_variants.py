@@ -44,7 +44,7 @@ def test_curves_have_the_bound_above_and_the_ends_right():
     half = table[table["capacity / working set"] == 0.5].set_index("policy")["hit rate"]
     assert half["LRU"] == half["SIEVE"] == 0 and half["Pinned"] == half["MIN"] == half["CyclicAware"] == 0.5
     lines = dict(cache_variants.families(table, "hit rate"))
-    assert "FIFO, LRU, LFU, ARC, CLOCK, SIEVE" in lines
+    assert any({"FIFO", "LRU", "CLOCK", "SIEVE", "ARC", "LFU"} <= set(names.split(", ")) for names in lines)
     by_bytes = cache_variants.curves(trace, fractions=(0.1, 1.0))
     cache_variants.curves_figure(table, by_bytes).canvas.draw()
 
