@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -129,10 +130,11 @@ def test_activation_norm_and_residual_are_fused(call):
 
 
 PROFILES = [
-    pytest.param("kit", (13, 70), id="kit"),
+    pytest.param("kit", (7, 40), id="kit"),
     pytest.param("reported", (3, 10), id="reported"),  # 8-bit units, one state: a step a value
     pytest.param(Profile(("left",), 32, 16, True, 16, 48), (20, 70), id="left, a table a tile"),
-    pytest.param(Profile(("up",), 128, 16, False, 16, 64), (40, 65), id="up, edges"),
+    pytest.param(Profile(("up",), 128, 16, False, 80, 64), (70, 10), id="up, more rows than registers"),
+    pytest.param(Profile(("none",), 128, 16, False, 16, 24), (20, 25), id="edges"),
     pytest.param(Profile(("left2",), 64, 16, False, 16, 20), (17, 33), id="left2"),
 ]
 
@@ -164,6 +166,25 @@ def test_damaged_tiles_are_an_error_or_right(call, data):
     for on_device in (False, True):
         answer = call(worker.tiles, bytes(serial), on_device)
         assert "tile 0 of 1" in answer if isinstance(answer, str) else np.array_equal(answer, matrix)
+
+
+@pytest.mark.parametrize(
+    "bytes_more, reason", [(2, "goes on after the tile has ended"), (-2, "ends before the tile does")]
+)
+def test_wrong_lengths_are_told_apart(call, bytes_more, reason):
+    tiles = kit.codec.encode(small_matrix((5, 41)), Profile(("none",), 16, 16, False, 8, 41))
+    assert 0 < tiles.lengths[0] % 16 <= 14, "the padding has room for two more bytes"
+    serial = replace(tiles, lengths=tiles.lengths + np.array([bytes_more]).astype(np.uint32)).to_bytes()
+    for on_device in (False, True):
+        assert reason in call(worker.tiles, serial, on_device)
+
+
+def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
+    dense = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
+    experts = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
+    assert "does not keep" in call(worker.refusal, dense, {"graphs": True})
+    assert "experts are not supported" in call(worker.refusal, experts, {})
+    assert "choose one of float32, float16, bfloat16" in call(worker.refusal, dense, {"kv_dtype": "q8_0"})
 
 
 def test_the_models_logits_and_tokens(call, tmp_path):

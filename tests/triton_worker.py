@@ -75,3 +75,15 @@ def generate(path, prompt, tokens, capacity):
     logits = model.logits(prompt).numpy()
     answer = kit.generate(model, prompt, max_tokens=tokens, stop_at_end=False)
     return logits, answer.tokens, weights.store.stats, weights.host_store.stats, len(weights.trace)
+
+
+def refusal(path, options):
+    """The text of the error of a model on a device with room for 100 KiB of blocks."""
+    import kit
+    from kit.gpu.transformer import DeviceTransformer
+    from kit.gpu.weights import DeviceWeights
+
+    try:
+        DeviceTransformer(DeviceWeights(kit.open(path), kit.LRU("100 KiB")), **options)
+    except kit.KitError as error:
+        return str(error)
