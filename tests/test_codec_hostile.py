@@ -1,5 +1,7 @@
 """Damaged and hostile tiles: every decoder either raises CodecError or gives back the matrix that was encoded."""
 
+import ctypes
+import mmap
 from dataclasses import replace
 
 import numpy as np
@@ -148,3 +150,21 @@ def test_a_stream_that_is_fine_but_of_another_tile_fails_its_checksum():
     for decoder in CPU:
         with pytest.raises(CodecError, match=r"tile 2 of 9 .* checksum"):
             kit.codec.decode(Tiles(tiles.layout, tiles.frequencies, checksums, tiles.lengths, tiles.streams), decoder)
+
+
+@pytest.mark.parametrize("decoder", [name for name in CPU if name != "python"])
+def test_nothing_is_read_behind_the_padding(decoder):
+    """Streams of zeros, which take a word for every value, end where the next page may not be read: a read there kills."""
+    tiles = kit.codec.encode(np.zeros((256, 256), np.int8))
+    page = mmap.PAGESIZE
+    room = -(-tiles.streams.size // page) * page
+    memory = mmap.mmap(-1, room + page)
+    whole = np.frombuffer(memory, np.uint8)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    assert protect(ctypes.c_void_p(whole.ctypes.data + room), ctypes.c_size_t(page), 0) == 0
+    hostile = replace(tiles, streams=whole[room - tiles.streams.size : room])
+    try:
+        with pytest.raises(CodecError, match="tile 0 of 1"):
+            kit.codec.decode(hostile, decoder)
+    finally:
+        protect(ctypes.c_void_p(whole.ctypes.data + room), ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)
