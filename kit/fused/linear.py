@@ -19,7 +19,8 @@ from kit.simd.tiers import tier
 from kit.simd.vectors import Static
 
 ACTIVATIONS = ("float32", "int8")
-_PIECE = 2**16  # bytes of blocks that a thread takes at a time
+_LEAST, _MOST = 2**14, 256  # a piece is at least so many bytes of blocks, and there are at most so many pieces
+_TILE = 16  # rows: what every kernel's tiles divide
 
 
 def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "float32") -> torch.Tensor:
@@ -37,7 +38,9 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         module = floating
     else:
         x, module = strips.padded(x), strips
-    stride, share = x.stride(0) * x.itemsize, max(1, _PIECE // row_bytes)
+    stride, share = x.stride(0) * x.itemsize, max(_LEAST, blocks.nbytes // _MOST) // max(1, row_bytes) + 1
+    if tokens > 1:
+        share += -share % _TILE
     threads.run(
         _kernel(module, qtype, tier()),
         (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share),
