@@ -7,12 +7,12 @@ to its own (0: all of them); query head h reads key/value head ``h // (heads / k
 
 import math
 
-import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from kit.errors import ModelError
+from kit.simd.vectors import jit
 
 QUERY_BLOCK, KEY_BLOCK = 128, 512  # scores of one block stay within a few MB a head
 
@@ -152,8 +152,8 @@ def chunked(q, k, v, scale, window=0):
 
 ATTENTION = {
     "python": _over_arrays(_loop),
-    "loop": _over_arrays(numba.njit(cache=True, nogil=True)(_loop)),
-    "strided": _over_arrays(numba.njit(cache=True, nogil=True)(_strided)),
+    "loop": _over_arrays(jit(_loop)),
+    "strided": _over_arrays(jit(_strided)),
     "blas": blas,
     "sdpa": sdpa,
     "chunked": chunked,

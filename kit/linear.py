@@ -4,10 +4,10 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numba
 import torch
 
 from kit.errors import ModelError
+from kit.simd.vectors import jit
 
 
 class Linear(NamedTuple):
@@ -26,7 +26,7 @@ def _matmul(weights, name, x):
 
 def _in_loops(kernel):
     """``apply`` around a kernel that fills numpy arrays, on one thread."""
-    kernel = numba.njit(cache=True, nogil=True)(kernel)
+    kernel = jit(kernel)
 
     def apply(weights, name, x):
         weight = weights[name].float()
