@@ -19,14 +19,6 @@ from kit.gguf.summary import summarize
 from kit.machine import memory_available, memory_limit
 from kit.units import format_bytes, format_count, format_seconds
 
-EXACT = {
-    "float32": "exact to float32",
-    "float16": "weights rounded to 11 bits",
-    "bfloat16": "weights rounded to 8 bits",
-    "fused": "exact to float32",
-    "fused-int8": "activations rounded to 8 bits",
-}
-
 
 @dataclass
 class Study:
@@ -123,9 +115,8 @@ class Study:
         now, *others = self.predictions
         text = [f"Now, with an LRU of {format_bytes(self.memory)} in float32: {self._speed(now)}."]
         for found in others[:2]:
-            note = EXACT[found.way.linear if found.way.linear in EXACT else found.way.dtype]
             text.append(
-                f"{found.way.label[0].upper()}{found.way.label[1:]}: {self._speed(found)}; {note}; "
+                f"{found.way.label[0].upper()}{found.way.label[1:]}: {self._speed(found)}; {found.way.precision}; "
                 f"{format_bytes(found.held)} held and {format_bytes(found.pages)} of the file in the page cache."
             )
         return " ".join(text)

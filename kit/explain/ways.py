@@ -20,6 +20,13 @@ NAMES = {
     "fused-int8": "blocks, int8 activations",
     "pressed": "blocks, page cache too small",
 }
+PRECISION = {
+    "float32": "exact to float32",
+    "float16": "weights rounded to 11 bits",
+    "bfloat16": "weights rounded to 8 bits",
+    "int8": "weights rounded to 8 bits, a scale a row",
+    "fused-int8": "activations rounded to 8 bits",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,11 @@ class Way:
         named = {"NoCache": "lazy", "HashMap": "all kept"}.get(self.policy, self.policy)
         kept = f" {format_bytes(self.capacity)}" if self.capacity else ""
         return f"{named}{kept} {SHORT[self.dtype]}{f' {self.linear}' if self.linear != 'matmul' else ''}"
+
+    @property
+    def precision(self) -> str:
+        """What is rounded on the way, in words."""
+        return PRECISION.get(self.linear) or PRECISION[self.dtype]
 
     def cache(self) -> Policy:
         """A new policy object."""

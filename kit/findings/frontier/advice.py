@@ -36,7 +36,7 @@ def answer(name: str, predictions: list[Prediction], memory: int) -> str:
         f"takes {format_seconds(reported.seconds)} a token.",
         f"With the file in the page cache beside it ({format_bytes(beside.pages)}), the fastest is {beside.way.label}: "
         f"{format_seconds(beside.seconds)}, {reported.seconds / beside.seconds:.1f} times faster, "
-        f"{format_bytes(beside.held)} held.",
+        f"{beside.way.precision}, {format_bytes(beside.held)} held.",
         f"With not a byte more than {format_bytes(memory)}, file included, it is {inside.way.label}: "
         f"{format_seconds(inside.seconds)}.",
         f"To keep everything decoded ({whole.way.label}) needs {format_bytes(whole.held)} and takes "

@@ -55,8 +55,13 @@ def plane(subject, predictions: list[Prediction], costs, rings=(), memory: int |
             nbytes / unit, seconds, label=None if place else "measured", **_RING | {"markeredgecolor": COLOURS[dtype]}
         )
     blocks = sum(part.blocks for part in subject.parts.values())
-    for text, nbytes in (("f32 read once", subject.working_set("float32")), ("blocks read once", blocks)):
-        figures.bound(axes, costs.machine.seconds_to_read(nbytes), f"least: {text}")
+    for text, nbytes in (("f32 weights read once", subject.working_set("float32")), ("blocks read once", blocks)):
+        seconds = costs.machine.seconds_to_read(nbytes)
+        figures.bound(axes, seconds, None)
+        axes.annotate(f"least: {text}", (1, seconds), xycoords=("axes fraction", "data"), xytext=(-2, 3),
+                      textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
+    pressed = next(found for found in predictions if found.way == sweep.PRESSED)
+    axes.hlines(pressed.seconds, 0, blocks / unit, color=figures.VERMILION, linestyle=":", linewidth=1.4)
     if memory:
         axes.axvline(memory / unit, color="#777777", linewidth=1.4, label=f"{memory / unit:.3g} {name}")
     figures.log(axes, "y")

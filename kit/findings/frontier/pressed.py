@@ -7,6 +7,7 @@ of an LRU of any smaller size none is left when its turn comes. Here every page 
 RLIMIT_DATA limits the memory of the process itself, in which no decoded copy of the model then fits.
 """
 
+import gc
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from kit.explain.ways import BLOCKS, Measured
 
 def measure(path: Path, tokens: int, memory: int) -> tuple[Measured | None, str]:
     """``tokens`` tokens in a process that may take ``memory`` more bytes; None and the reason where that cannot be had."""
+    gc.collect()  # models that are done with refer to themselves, and mapped pages cannot be dropped
     arguments = [sys.executable, "-m", __name__, str(path), str(tokens), str(memory)]
     child = subprocess.run(arguments, capture_output=True, text=True, timeout=600)
     if child.returncode:
@@ -52,6 +54,7 @@ def _child(path: str, tokens: int, memory: int) -> dict:
     resource.setrlimit(resource.RLIMIT_DATA, (psutil.Process().memory_info().data + memory, hard))
     seconds, dropped = [], True
     for _ in range(tokens):
+        gc.collect()
         dropped &= pagecache.drop(path)
         took, logits = token()
         seconds.append(took)
