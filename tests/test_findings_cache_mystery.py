@@ -126,12 +126,10 @@ def test_verdicts(file, tmp_path, monkeypatch):
     table = cache_mystery.hypotheses_table(tensors, seeds=[0])
     cache_mystery_verdicts.judge_preload(lab, preloads, checked, cache_mystery.strong_count(tensors))
     cache_mystery_verdicts.judge_hypotheses(lab, table)
-    made = []
-    run = cache_live.decode(
-        file, kit.LRU(100_000), passes=3, fault=lambda *args: made.append(faults.TwoLevels(*args)) or made[-1]
-    )
+    run = cache_live.decode(file, kit.LRU(100_000), passes=3, fault=faults.TwoLevels)
     order = cache_live.one_pass(file)
-    cache_mystery_verdicts.judge_two_levels(lab, run, made[0].stats, made[0].held_bytes, len(order.objects))
+    assert run.held_bytes == order.working_set and run.stats.gets == len(order)
+    cache_mystery_verdicts.judge_two_levels(lab, run, len(order.objects))
     rungs = pd.DataFrame(
         {"asked": [5, 5, 10], "latency, s": [0.11, 0.01, 0.009], 'printed "tok/s"': [45.0, 490.0, 1090.0]}
     )

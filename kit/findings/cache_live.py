@@ -19,13 +19,17 @@ from kit.cache.traces import Requests, requests
 
 @dataclass(frozen=True)
 class Live:
-    """One decode: seconds of each pass (the first is the prompt's), counts, every access, the last logits."""
+    """One decode: seconds of each pass (the first is the prompt's), counts, every access, the last logits.
+
+    ``held_bytes`` is what the store really holds, which only a broken one tells apart from its statistics.
+    """
 
     label: str
     seconds: tuple[float, ...]
     stats: Stats
     accesses: pd.DataFrame
     logits: torch.Tensor
+    held_bytes: int
 
     @property
     def tokens_per_second(self) -> float:
@@ -71,7 +75,9 @@ def decode(
             logits = model.step([1 + number % 3], context)
     frame = trace.frame()
     seconds = tuple(frame.loc[frame["what"] == "token", "seconds"])
-    return Live(label or repr(cache), seconds, weights.store.stats, frame[frame["what"] == "access"], logits)
+    stats = weights.store.stats
+    held = getattr(weights.store, "held_bytes", stats.resident_bytes)
+    return Live(label or repr(cache), seconds, stats, frame[frame["what"] == "access"], logits, held)
 
 
 def miss_costs(file) -> dict[str, float]:
