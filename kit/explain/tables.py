@@ -9,10 +9,11 @@ import kit
 from kit.cache import LIMITED
 from kit.cache.bounds import interval_bound
 from kit.cache.traces import Requests
-from kit.explain.costs import kind_of
+from kit.explain.costs import DTYPES, kind_of
 from kit.explain.order import Order
 from kit.explain.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, parts_of, predict
 from kit.quants.compare import exactness, sample
+from kit.quants.kernels import KERNELS
 from kit.units import format_bytes, format_count, format_seconds
 
 REST = "attention and the rest"
@@ -112,18 +113,22 @@ def exactness_of(file, rows: int = 2) -> pd.DataFrame:
 def candidates(working_set, memory: int) -> list[Way]:
     """The ways open to a cache of ``memory`` bytes, the reports' own first; ``working_set(dtype)`` in bytes."""
     ways = [Way("LRU", memory), LAZY]
-    for dtype in ("float32", "float16", "bfloat16"):
-        fits = working_set(dtype) <= memory
-        ways += (
-            [Way("HashMap", dtype=dtype)] if fits else [Way("Pinned", memory, dtype), Way("CyclicAware", memory, dtype)]
-        )
+    for dtype in DTYPES:
+        if working_set(dtype) <= memory:
+            ways.append(Way("HashMap", dtype=dtype))
+        else:
+            ways += [Way("Pinned", memory, dtype), Way("CyclicAware", memory, dtype)]
     return [*ways, BLOCKS, BLOCKS_INT8]
 
 
 def advice(file, order: Order, costs, machine, memory: int) -> list[Prediction]:
-    """Predictions for all candidates: first what a cache of the reports does now, then the others, fastest first."""
-    ways = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory)
-    parts = parts_of(file, order)
+    """Predictions for all candidates: first what a cache of the reports does now, then the others, fastest first.
+
+    Where no weight is quantised, activations are not rounded either, and that way is none of its own.
+    """
+    ways, parts = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory), parts_of(file, order)
+    if not any(part.kind.qtype in KERNELS for part in parts.values()):
+        ways.remove(BLOCKS_INT8)
     now, *others = (predict(way, parts, order, costs, machine) for way in ways)
     return [now, *sorted(others, key=lambda prediction: prediction.seconds)]
 

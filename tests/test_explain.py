@@ -1,0 +1,286 @@
+"""Explain: access orders, costs and predictions of a file that runs and one that does not; the command in all its forms."""
+
+import json
+
+import model_files
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kit
+from kit import cli, machine
+from kit.cache import oracle
+from kit.cache.traces import Requests, repeated
+from kit.errors import TraceError
+from kit.explain import controls, figures, tables, text
+from kit.explain.costs import DTYPES, FUSED, Cost, Kind
+from kit.explain.order import Order, order_of
+from kit.explain.study import Study, read_trace
+from kit.explain.ways import BLOCKS, BLOCKS_INT8, LAZY, Part, Way, measure, parts_of, predict, replayed
+
+MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 5.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def path(folder):
+    return model_files.write(folder, "tiny-llama", "Q4_K_M")
+
+
+@pytest.fixture(scope="module")
+def odd(folder):
+    """An architecture that the kit does not know, with a name that a terminal must not obey."""
+
+    def change(metadata, tensors):
+        metadata["general.architecture"] = "mamba"
+        tensors["\x1b[31mevil\n.weight"] = tensors.pop("blk.0.ffn_up.weight")
+
+    return model_files.rewrite(model_files.write(folder, "tiny-llama"), folder / "odd.gguf", change)
+
+
+@pytest.fixture(scope="module")
+def study(path):
+    return Study(kit.open(path), MACHINE, memory=2 << 20, tokens=3)
+
+
+def test_the_order_is_that_of_a_decode(path):
+    with kit.open(path) as file:
+        order = order_of(file, 2)
+        live = kit.Weights(file)
+        kit.Transformer(live).logits([1])
+        accessed = [span.tensor for span in live.trace.spans if span.what == "access"]
+    assert not order.reason
+    assert order.tokens == [accessed, accessed]
+    assert len(order.seconds) == 2 and 0 <= order.rest <= max(order.seconds)
+
+
+def test_only_the_experts_that_were_used_are_in_the_order(folder):
+    with kit.open(model_files.write(folder, "tiny-qwen3moe", "Q4_K_M")) as file:
+        order = order_of(file, 3)
+    gates = [sum("ffn_gate_exps" in name for name in token) for token in order.tokens]
+    assert gates == [2 * 2] * 3  # two of eight experts in each of two layers
+
+
+def test_a_file_that_cannot_be_run_is_walked(odd):
+    with kit.open(odd) as file:
+        order = order_of(file, 2)
+        assert "mamba" in order.reason
+        assert sorted(order.names) == sorted(set(file.tensors) - {"token_embd.weight"})  # it has an output matrix
+        found = measure(Way("HashMap"), file, order, 2)
+        again = measure(BLOCKS, file, order, 2)
+    assert found.hit_rate == 1.0 and len(found.samples) == 2
+    assert np.allclose(found.result, again.result, atol=1e-4)
+
+
+# --- predictions: costs that are known, so that seconds can be added up by hand --------------------------------------
+
+SIZES = st.lists(st.integers(1, 40), min_size=2, max_size=8)
+
+
+def invented(sizes, tokens=4):
+    names = [f"blk.{i}.weight" for i in range(len(sizes))]
+    kinds = {name: Kind("Q4_K", (size, 1)) for name, size in zip(names, sizes, strict=True)}
+    parts = {name: Part(kinds[name], size, size) for name, size in zip(names, sizes, strict=True)}
+    costs = {kind: Cost({"float32": kind.shape[0]}, {"float32": 0.25}, {"fused": 0.125}) for kind in kinds.values()}
+    return parts, Order([names] * tokens, rest=3.0), costs
+
+
+@given(SIZES, st.floats(0.05, 0.95))
+def test_predicted_seconds_are_those_of_each_use_and_each_miss(sizes, share):
+    parts, order, costs = invented(sizes)
+    capacity = max(1, int(share * 4 * sum(sizes)))
+    work, load = 3.0 + 0.25 * len(sizes), sum(sizes)
+    assert predict(LAZY, parts, order, costs, MACHINE).seconds == pytest.approx(work + load)
+    assert predict(Way("HashMap"), parts, order, costs, MACHINE).seconds == pytest.approx(work)
+    assert predict(BLOCKS, parts, order, costs, MACHINE).seconds == pytest.approx(3.0 + 0.125 * len(sizes))
+    kept, missed, room = [], [0], capacity
+    for size in sizes:  # the first that fit stay
+        fits = 4 * size <= room
+        (kept if fits else missed).append(size)
+        room -= 4 * size * fits
+    pinned = predict(Way("Pinned", capacity), parts, order, costs, MACHINE)
+    assert pinned.seconds == pytest.approx(work + sum(missed))
+    assert (pinned.held, pinned.pages) == (4 * (sum(kept) + max(missed)), sum(missed))
+
+
+@given(SIZES, st.floats(0.05, 1.1))
+def test_a_replay_counts_what_kit_replay_counts(sizes, share):
+    accesses = invented(sizes)[1].requests(lambda name: sizes[int(name.split(".")[1])])
+    for policy in (kit.LRU, kit.Pinned):
+        limit = max(1, int(share * sum(sizes)))
+        hits, peak = replayed(policy(limit), accesses)
+        stats = kit.replay(accesses, policy(limit))
+        assert (sum(hits), peak) == (stats.hits, stats.peak_bytes)
+
+
+@pytest.mark.parametrize("way", [LAZY, Way("LRU", 2 << 20), Way("Pinned", 2 << 20, "float16"), Way("CyclicAware", 3 << 20)])
+def test_a_live_decode_hits_what_was_predicted(study, way):
+    parts = parts_of(study.file, study.order)
+    found = predict(way, parts, study.order, study.costs, MACHINE)
+    real = measure(way, study.file, study.order, len(study.order.tokens) - 1)
+    assert real.hit_rate == pytest.approx(found.hit_rate)
+    assert real.resident <= found.held
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+@given(SIZES, st.floats(0.05, 1.2))
+def test_no_policy_beats_the_bound(sizes, share):
+    accesses = repeated([(str(i), size) for i, size in enumerate(sizes)], 4)
+    memory = max(1, int(share * sum(sizes)))
+    table = tables.policies(accesses, memory)
+    assert table["upper bound"].iloc[0] == pytest.approx(min(1, memory / sum(sizes)))
+    assert (table["bytes hit"] <= table["upper bound"] + 1e-9).all()
+    assert (table["peak"] <= memory).all()
+
+
+def test_a_trace_without_tokens_counts_from_its_start():
+    accesses = Requests(["a", "b", "a"], [1, 1, 1], [0, 0, 0])
+    assert tables.policies(accesses, 2, ("LRU",)).loc["LRU", "hit rate"] == pytest.approx(1 / 3)
+
+
+def test_families_add_up_to_the_whole(study):
+    table = study.families().drop(tables.REST)
+    used = {name: study.file.tensors[name] for name in study.order.names}
+    assert table["in the file"].sum() == sum(info.nbytes for info in used.values())
+    assert table["decoded"].sum() == 4 * sum(info.elements for info in used.values())
+    assert table["share"].sum() == pytest.approx(1)
+    assert table.loc["ffn_up", "uses"] == 2
+
+
+def test_advice_starts_with_the_reports_cache_and_sorts_the_rest(study):
+    now, *others = study.predictions
+    assert now.way == Way("LRU", study.memory)
+    assert [p.seconds for p in others] == sorted(p.seconds for p in others)
+    assert BLOCKS in [p.way for p in others] and Way("HashMap") not in [p.way for p in others]  # 5 MiB do not fit 2
+
+
+def test_int8_activations_are_no_choice_where_no_weight_is_quantised(odd):
+    with kit.open(odd) as file:
+        order = order_of(file, 2)
+        ones = dict.fromkeys(DTYPES, 1.0)
+        cost = Cost(ones, ones, dict.fromkeys(FUSED, 1.0))
+        costs = {part.kind: cost for part in parts_of(file, order).values()}
+        ways = [found.way for found in tables.advice(file, order, costs, MACHINE, 1 << 20)]
+    assert BLOCKS in ways and BLOCKS_INT8 not in ways
+
+
+def test_a_memory_that_holds_all_needs_no_choice():
+    ways = tables.candidates(lambda dtype: 100, 100)
+    assert {way.policy for way in ways[1:]} == {"HashMap", "NoCache"}
+
+
+@given(st.lists(st.tuples(st.text(max_size=200), st.text(max_size=9)), min_size=1, max_size=5))
+def test_text_fits_the_terminal_and_cannot_move_its_cursor(rows):
+    frame = pd.DataFrame({"a number": [value for _, value in rows]}, index=pd.Index([name for name, _ in rows], name="name"))
+    lines = text.table(frame).split("\n")
+    assert len(lines) == len(rows) + 1
+    for line in lines:
+        assert len(line) <= text.WIDTH and line.isprintable()
+
+
+# --- traces from elsewhere -------------------------------------------------------------------------------------------
+
+
+def test_traces_from_csv_and_oracle_general(tmp_path):
+    wanted = repeated([("a", 3), ("b", 5)], 2)
+    frame = pd.DataFrame({"tensor": wanted.keys, "nbytes": wanted.sizes, "token": wanted.tokens})
+    frame.to_csv(tmp_path / "trace.csv", index=False)
+    oracle.write(wanted, tmp_path / "trace.oracleGeneral")
+    assert read_trace(tmp_path / "trace.csv") == wanted == read_trace(tmp_path / "trace.oracleGeneral")
+
+
+@pytest.mark.parametrize("content", ["", "tensor\nblk.0", "tensor,nbytes\n", "a,b\n1,2\n", "\x00\x01"])
+def test_what_is_no_trace_is_one_error(tmp_path, content):
+    (tmp_path / "trace.csv").write_text(content)
+    with pytest.raises(TraceError):
+        read_trace(tmp_path / "trace.csv")
+
+
+# --- controls --------------------------------------------------------------------------------------------------------
+
+
+def test_controls_when_somebody_is_there_and_a_figure_when_not(study, monkeypatch):
+    drawn, displayed = [], []
+    monkeypatch.setattr(figures, "at", lambda study, memory, dtype: drawn.append((memory, dtype)))
+    monkeypatch.setattr(controls, "display", lambda *shown: displayed.extend(shown))
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    controls.explore(study)
+    assert drawn == [(study.memory, "float32")] and not displayed
+    monkeypatch.setenv("JPY_SESSION_NAME", "notebook")
+    controls.explore(study)
+    memory, dtype = displayed[0].children
+    dtype.value = "float16"
+    memory.value = memory.options[-1][1]
+    assert drawn[-1] == (study.accesses.working_set, "float16")
+
+
+def test_every_figure_draws(study):
+    study.measure_best()
+    for figure in (
+        figures.families(study.families()), figures.hits(study.accesses, study.memory, points=3),
+        figures.advice(study.advice()), figures.at(study, study.memory, "bfloat16"),
+    ):  # fmt: skip
+        figure.canvas.draw()
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr(machine, "probe", lambda: MACHINE)
+    return lambda *arguments: CliRunner().invoke(cli.main, ["explain", *map(str, arguments)])
+
+
+def test_the_command_prints_tables_that_fit(run, odd):
+    result = run(odd, "--memory", "1MiB", "--tokens", "3")
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.output and "was not run" in result.output
+    assert max(map(len, result.output.splitlines())) <= 100
+    for title in ("WHERE A TOKEN'S TIME GOES", "ROOFLINE", "HITS BY POLICY", "EXACTNESS", "WHAT TO CHANGE"):
+        assert title in result.output
+
+
+def test_the_command_as_json(run, path, tmp_path):
+    trace = tmp_path / "trace.csv"
+    pd.DataFrame({"tensor": ["a", "b"] * 3, "nbytes": [1 << 20] * 6, "token": [0, 0, 1, 1, 2, 2]}).to_csv(trace)
+    result = run(path, "--memory", "1MiB", "--tokens", "2", "--trace", trace, "--json")
+    told = json.loads(result.stdout)
+    assert told["runs"] and told["memory_bytes"] == 1 << 20
+    assert {row["policy"]: row["hit rate"] for row in told["policies"]}["Pinned"] == 0.5
+    assert len(told["measured"]) == 3 and all(found["seconds"] for found in told["measured"])
+    assert {row["cpu float32"] for row in told["exactness"]} == {"equal"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("--memory", "much"), "is not a size"), (("--memory", "0"), "holds nothing")],
+)
+def test_what_cannot_be_done_is_one_line(run, path, arguments, message):
+    result = run(path, *arguments)
+    assert result.exit_code == 2 and message in result.output and len(result.output.splitlines()) == 1
+
+
+def test_a_file_without_one_known_format(run, tmp_path, folder, monkeypatch):
+    monkeypatch.setattr("kit.explain.order.DECODABLE", frozenset())
+    monkeypatch.setattr("kit.explain.order._recorded", lambda *_: (_ for _ in ()).throw(kit.KitError("no")))
+    result = run(model_files.write(folder, "tiny-llama"))
+    assert result.exit_code == 2 and "no tensor of a format" in result.output
+
+
+@pytest.mark.slow
+def test_the_report_is_notebook_09(run, path, tmp_path):
+    result = run(path, "--memory", "1MiB", "--tokens", "2", "--report", tmp_path / "report")
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "report" / "09_your_model.html").read_text(encoding="utf-8")
+    assert path.name in page and "What to change" in page
+    assert (tmp_path / "report" / "index.html").exists()
