@@ -15,26 +15,6 @@ WEIGHTS_A_PROGRAM = 4096
 
 
 @triton.jit
-def decode(
-    blocks,
-    index,
-    table,
-    CODES: tl.constexpr,
-    BYTES: tl.constexpr,
-    SUBS: tl.constexpr,
-    WORDS: tl.constexpr,
-    BIAS: tl.constexpr,
-):
-    """The weights of the blocks ``index`` (n,): float32 (n, 4 * SUBS * WORDS)."""
-    s, j = tl.arange(0, SUBS)[None, :, None], tl.arange(0, WORDS)[None, None, :]
-    codes, scale, low = CODES(blocks + index[:, None, None] * BYTES, s, j, table)
-    byte = (8 * tl.arange(0, 4)).to(tl.uint32)[None, None, None, :]
-    number = (((codes[:, :, :, None] >> byte) & 255) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + BIAS)
-    scaled = (number.reshape(index.shape[0], SUBS, 4 * WORDS) * scale) - low
-    return scaled.reshape(index.shape[0], 4 * SUBS * WORDS)
-
-
-@triton.jit
 def _bfloat16_bits(value):
     """Nearest even in integers, NaN kept: the interpreter's own conversion truncates."""
     bits = value.to(tl.uint32, bitcast=True)
@@ -56,10 +36,16 @@ def dequantize_kernel(
     BLOCKS: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """A last program that is not full decodes the last block again and again: every load and store stays inside."""
+    """BLOCKS blocks a program. A last one that is not full decodes the last block again and again: every load and store
+    stays inside.
+    """
     first = tl.program_id(0).to(tl.int64) * BLOCKS  # of 64 bits once a program; what each thread adds has 32
     index = tl.minimum(tl.arange(0, BLOCKS), (count - 1 - first).to(tl.int32))
-    value = decode(blocks + first * BYTES, index, table, CODES, BYTES, SUBS, WORDS, BIAS)
+    s, j = tl.arange(0, SUBS)[None, :, None], tl.arange(0, WORDS)[None, None, :]
+    codes, scale, low = CODES(blocks + first * BYTES + index[:, None, None] * BYTES, s, j, table)
+    byte = (8 * tl.arange(0, 4)).to(tl.uint32)[None, None, None, :]
+    number = (((codes[:, :, :, None] >> byte) & 255) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + BIAS)
+    value = (number.reshape(BLOCKS, SUBS, 4 * WORDS) * scale - low).reshape(BLOCKS, 4 * SUBS * WORDS)
     weights: tl.constexpr = 4 * SUBS * WORDS
     if BITS:
         value = _bfloat16_bits(value)
@@ -68,7 +54,7 @@ def dequantize_kernel(
 
 
 def shape_of(format: Format) -> dict[str, object]:
-    """What ``decode`` must know of a format when it is compiled."""
+    """What the kernels must know of a format when they are compiled."""
     codes = CODES[format.name]
     words = format.block_elements // codes.subs // 4
     return {
