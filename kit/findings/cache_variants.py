@@ -159,7 +159,10 @@ def pinned_sets(trace: Requests, fraction: float, costs: dict[str, float] | None
     }
     ways = {
         "first come": (trace, Pinned(capacity)),
-        "knapsack": (trace, Pinned(capacity, names=knapsack(costs or sizes, sizes, capacity))),
+        "knapsack": (
+            trace,
+            Pinned(capacity, names=knapsack({name: (costs or sizes).get(name, 0) for name in sizes}, sizes, capacity)),
+        ),
         **{name: (plan.requests(trace), plan.policy()) for name, plan in plans.items()},
     }
     bound = capacity / trace.working_set

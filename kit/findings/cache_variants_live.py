@@ -12,20 +12,22 @@ from kit.cache.faults import CopyOnHit
 from kit.cache.pinned import RowPlan
 from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
-from kit.cache.traces import Requests, repeated
+from kit.cache.traces import Requests, requests
 from kit.findings.cache_live import Live, decode, fastest, plan
 from kit.gguf import pagecache
 
 
 def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Live]:
-    """One live decode with each policy at this capacity, and with none and all; MIN gets the future that it needs."""
+    """One live decode with each policy at this capacity, and with none and all.
+
+    The run without a cache comes first: its accesses are the future that MIN needs.
+    """
     capacity = max(1, round(fraction * order.working_set))
-    future = repeated(list(zip(order.keys, order.sizes, strict=True)), passes)
-    policies = {
-        name: make(capacity, future=future) if name == "MIN" else make(capacity) for name, make in LIMITED.items()
-    }
-    policies |= {"NoCache": kit.NoCache(), "HashMap": kit.HashMap()}
-    return [decode(file, policy, name, passes) for name, policy in policies.items()]
+    runs = [decode(file, kit.NoCache(), "NoCache", passes)]
+    future = requests(runs[0].accesses)
+    for name, make in LIMITED.items():
+        runs.append(decode(file, make(capacity, future=future) if name == "MIN" else make(capacity), name, passes))
+    return [*runs, decode(file, kit.HashMap(), "HashMap", passes)]
 
 
 def replay_agrees(runs: list[Live], order: Requests, fraction: float) -> pd.DataFrame:
@@ -55,7 +57,8 @@ def held_in_part(file, order: Requests, fraction: float, passes: int = 2) -> pd.
 
     Each part is a cache entry of its own; the products of the parts are stacked, nothing else is copied.
     """
-    matrices = {key: file.tensors[key] for key in order.objects if len(file.tensors[key].shape) == 2}
+    infos = {key: file.tensors[key] for key in order.objects if key in file.tensors}  # not the experts of a stack
+    matrices = {key: info for key, info in infos.items() if len(info.shape) == 2}
     rows = []
     for spread in (False, True):
         shapes = {name: (info.shape[0], 4 * info.shape[1]) for name, info in matrices.items()}
