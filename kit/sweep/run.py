@@ -51,7 +51,7 @@ def _cluster(scheduler: str, workers: int) -> Iterator[str]:
     with (
         tempfile.TemporaryDirectory(prefix="kit-dask-") as folder,
         LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address=None,
+            n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0",
             local_directory=folder, silence_logs=50,
         ) as cluster,
     ):  # fmt: skip

@@ -95,27 +95,33 @@ class Grid:
 
 
 def read(path: Path, notebooks: Path = ROOT / "notebooks") -> Grid:
-    """The grid of a spec file. ReportError names the key, the value and what is known instead."""
-    spec = _load(path)
+    """The grid of a spec file. ReportError names the file, the key, the value and what is known instead."""
+    try:
+        return _grid(_load(path), path.parent, notebooks)
+    except ReportError as error:
+        raise ReportError(f"{path}: {error}") from None
+
+
+def _grid(spec: dict, folder: Path, notebooks: Path) -> Grid:
     profile = profiles.get(spec.get("profile", "quick"))
-    sources = _sources(path, spec, notebooks)
-    axes = {AXES.get(name, name): values for name, values in _axes(path, spec).items()}
+    sources = _sources(spec, notebooks)
+    axes = {AXES.get(name, name): values for name, values in _axes(spec).items()}
     known = {name: parameters.read(nbformat.reads(text, as_version=4).cells, name) for name, text in sources.items()}
     for name in axes:
         if name in RESERVED:
-            raise ReportError(f"{path}: parameters: {name} is a key of its own: profile, models")
+            raise ReportError(f"parameters: {name} is a key of its own: profile, models")
         if not any(name in owned for owned in known.values()):
             every = sorted({parameter for owned in known.values() for parameter in owned})
-            raise ReportError(f"{path}: none of its notebooks has a parameter {name!r}; they have: {', '.join(every)}")
+            raise ReportError(f"none of its notebooks has a parameter {name!r}; they have: {', '.join(every)}")
     digests: dict[Model, str] = {}
     cells = []
     for notebook, text in sources.items():
         mine = {name: values for name, values in axes.items() if name in known[notebook]}
-        choices = [[_text(path, known[notebook][name], value) for value in values] for name, values in mine.items()]
+        choices = [[_text(known[notebook][name], value) for value in values] for name, values in mine.items()]
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         for values in itertools.product(*choices):
             settings = dict(zip(mine, values, strict=True))
-            for model in _models(path, spec, profile, int(settings.get("seed", 0))):
+            for model in _models(spec, folder, profile, int(settings.get("seed", 0))):
                 if model not in digests:
                     digests[model] = model.digest()
                 cells.append(Cell(notebook, digest, profile.name, model, digests[model], settings))
@@ -126,37 +132,37 @@ def _load(path: Path) -> dict:
     try:
         spec = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ReportError(f"{path}: {error.strerror}") from None
+        raise ReportError(error.strerror) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        raise ReportError(f"not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(spec, dict):
-        raise ReportError(f"{path}: a spec is a mapping with the keys {', '.join(KEYS)}")
+        raise ReportError(f"a spec is a mapping with the keys {', '.join(KEYS)}")
     if unknown := sorted(str(key) for key in spec if key not in KEYS):
-        raise ReportError(f"{path}: unknown: {', '.join(unknown)}; known are: {', '.join(KEYS)}")
+        raise ReportError(f"unknown: {', '.join(unknown)}; known are: {', '.join(KEYS)}")
     for key in KEYS[1:-1]:
         values = spec.get(key, [""])
         if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
-            raise ReportError(f"{path}: {key}: {values!r} is not a list of texts; a number needs quotes")
+            raise ReportError(f"{key}: {values!r} is not a list of texts; a number needs quotes")
     if not isinstance(spec.get("parameters", {}), dict):
-        raise ReportError(f"{path}: parameters: a mapping of a parameter's name to its values")
+        raise ReportError("parameters: a mapping of a parameter's name to its values")
     return spec
 
 
-def _axes(path: Path, spec: dict) -> dict[str, list]:
+def _axes(spec: dict) -> dict[str, list]:
     axes = {key: spec[key] for key in AXES if key in spec}
     for name, values in spec.get("parameters", {}).items():
         if name in AXES.values() and name in {AXES[key] for key in axes}:
-            raise ReportError(f"{path}: parameters: {name} is given twice")
+            raise ReportError(f"parameters: {name} is given twice")
         axes[name] = values if isinstance(values, list) else [values]
         if not axes[name]:
-            raise ReportError(f"{path}: parameters: {name} has no value")
+            raise ReportError(f"parameters: {name} has no value")
     return axes
 
 
-def _sources(path: Path, spec: dict, folder: Path) -> dict[str, str]:
+def _sources(spec: dict, folder: Path) -> dict[str, str]:
     wanted = spec.get("notebooks")
     if not wanted:
-        raise ReportError(f"{path}: notebooks: name at least one, such as decode or 02")
+        raise ReportError("notebooks: name at least one, such as decode or 02")
     others = [name for name in wanted if name not in OWN]
     paths = {name: OWN[name] for name in wanted if name in OWN}
     if others:
@@ -164,21 +170,21 @@ def _sources(path: Path, spec: dict, folder: Path) -> dict[str, str]:
     return {name: source.read_text(encoding="utf-8") for name, source in paths.items()}
 
 
-def _text(path: Path, parameter: parameters.Parameter, value) -> str:
+def _text(parameter: parameters.Parameter, value) -> str:
     """The value as `-p name=value` takes it; of the parameter's type already here, since YAML has types, too."""
     kinds = (int, float) if parameter.type is float else (parameter.type,)
     if type(value) not in kinds:
-        raise ReportError(f"{path}: {parameter.name}: {value!r} is a {type(value).__name__}, not what it takes: {parameter}")
+        raise ReportError(f"{parameter.name}: {value!r} is a {type(value).__name__}, not what it takes: {parameter}")
     parameter.parse(str(value))
     return str(value)
 
 
-def _models(path: Path, spec: dict, profile: profiles.Profile, seed: int) -> list[Model]:
+def _models(spec: dict, folder: Path, profile: profiles.Profile, seed: int) -> list[Model]:
     """Every model in every quantisation; a file has its own."""
     mixes = spec.get("quantisations")
     for mix in mixes or ():
         if mix not in MIXES:
-            raise ReportError(f"{path}: quantisations: no {mix!r}; there are: {', '.join(MIXES)}")
+            raise ReportError(f"quantisations: no {mix!r}; there are: {', '.join(MIXES)}")
     if not mixes and "models" not in spec:
         return [Model()]
     models: dict[Model, None] = {}
@@ -187,15 +193,15 @@ def _models(path: Path, spec: dict, profile: profiles.Profile, seed: int) -> lis
             geometry, layers = profile.models.get(name, (name, None))
             models |= {Model("", geometry, mix, layers, seed): None for mix in mixes or ["Q4_K_M"]}
         else:
-            models[Model(_file(path, name))] = None
+            models[Model(_file(folder, name))] = None
     return list(models)
 
 
-def _file(path: Path, name: str) -> str:
-    """The source of a model that is no geometry; a relative path starts at the spec's folder."""
+def _file(folder: Path, name: str) -> str:
+    """The source of a model that is no geometry; a relative path starts at ``folder``, the spec's."""
     if name.startswith("hf://"):
         return name
-    source = (path.parent / Path(name).expanduser()).resolve()
+    source = (folder / Path(name).expanduser()).resolve()
     if not source.is_file():
-        raise ReportError(f"{path}: models: {name}: neither a file nor one of: {', '.join(GEOMETRIES)}")
+        raise ReportError(f"models: {name}: neither a file nor one of: {', '.join(GEOMETRIES)}")
     return str(source)
