@@ -17,7 +17,7 @@ import kit
 from kit import simd
 from kit.errors import QuantError
 from kit.fused import linear
-from kit.quants.compare import random_blocks
+from kit.quants.compare import exactness, random_blocks
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS
 
@@ -173,6 +173,11 @@ def test_errors_say_what_is_wrong(change, message):
     good = dict(blocks=np.zeros((2, 144), np.uint8), qtype="Q4_K", x=torch.zeros(1, 256), activations="float32")
     with pytest.raises(QuantError, match=message):
         linear(**good | change)
+
+
+def test_the_exactness_table_has_both_accuracies():
+    table = exactness(["Q4_K", "Q6_K"], backends=("fused",)).set_index(["qtype", "dtype"]).relative
+    assert (table[:, "float32"] < 1e-6).all() and table[:, "int8"].between(1e-4, 3e-2).all()
 
 
 # ---- models

@@ -10,12 +10,14 @@ from tqdm import tqdm
 
 from kit import simd
 from kit.errors import QuantError
+from kit.fused.linear import ACTIVATIONS, linear
 from kit.quants import reference
 from kit.quants.formats import FORMATS
 from kit.quants.registry import DTYPES, dequantize
 
 _INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 _BLOCKS = 64
+_PROMPT = 5  # tokens that fused multiplies the weights with
 
 
 def exactness(
@@ -26,19 +28,26 @@ def exactness(
     qtypes: names, by default all of ``blocks``, or all that gguf-py can dequantise. tiers: of the cpu backend
     (kit.simd.available()); None is the one that runs. blocks: {name: uint8 array of whole blocks} to test on, by default
     random ones with finite scales.
-    The reference is gguf-py's float32, rounded to nearest even by torch. Columns: qtype, backend, tier, dtype, weights,
-    equal (every bit, or both NaN), ulp (representable numbers between the two, at most), relative (to the largest weight).
+    The reference is gguf-py's float32, rounded to nearest even by torch. Of the backend "fused", which has no dtypes but
+    two accuracies, the products with random activations are compared with those in float64.
+    Columns: qtype, backend, tier, dtype, weights, equal (every bit, or both NaN), ulp (representable numbers between the
+    two, at most), relative (to the largest weight, or product).
     """
     rows = []
     qtypes = sorted(reference.FORMATS if blocks is None else blocks) if qtypes is None else qtypes
     for qtype in tqdm(qtypes, "compare", file=sys.stderr, disable=not (progress and sys.stderr.isatty())):
         data = random_blocks(qtype, _BLOCKS) if blocks is None else blocks[qtype]
         truth = dequantize(data, qtype, backend="reference")
-        for backend, tier, dtype in itertools.product(backends, tiers, dtypes):
-            with simd.using(tier):
-                result, ran = dequantize(data, qtype, dtype, backend).cpu(), simd.tier().value
-            row = {"qtype": qtype, "backend": backend, "tier": ran if backend == "cpu" else "", "dtype": dtype}
-            rows.append(row | {"weights": result.numel()} | _errors(result, truth.to(DTYPES[dtype])))
+        x = torch.randn(_PROMPT, truth.shape[-1], generator=torch.Generator().manual_seed(0))
+        for backend, tier in itertools.product(backends, tiers):
+            fused = backend == "fused"
+            for dtype in ACTIVATIONS if fused else dtypes:
+                with simd.using(tier):
+                    result = linear(data, qtype, x, dtype) if fused else dequantize(data, qtype, dtype, backend).cpu()
+                    ran = simd.tier().value if backend in ("cpu", "fused") else ""
+                right = (x.double() @ truth.double().T).float() if fused else truth.to(DTYPES[dtype])
+                row = {"qtype": qtype, "backend": backend, "tier": ran, "dtype": dtype, "weights": truth.numel()}
+                rows.append(row | _errors(result, right))
     return pd.DataFrame(rows)
 
 
