@@ -54,7 +54,7 @@ def test_prefill_and_decode_equal_float64(folder, reference, name):
     model, expected = model_of(folder, name), reference(name)
     assert error(model.logits(PROMPT), expected) < 1e-5
     assert error(decode(model, PROMPT, 30), expected[29:]) < 1e-5
-    assert error(decode(model, PROMPT, 1), expected) < 1e-5
+    assert error(decode(model, PROMPT[:20], 1), expected[:20]) < 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in model_files.MODELS if name != "partial"])  # llama.cpp refuses it
