@@ -96,7 +96,9 @@ def _report(file, memory, tokens, trace, folder):
     from kit.report import run as runs
 
     model = file if file.startswith("hf://") else str(Path(file).resolve())
-    texts = [f"memory={memory}", f"tokens={tokens}"] + [f"trace={Path(trace).resolve()}"] * bool(trace)
+    texts = [f"memory={memory}", f"tokens={tokens}"]
+    if trace:
+        texts.append(f"trace={Path(trace).resolve()}")
     request = runs.Request("quick", model, ("09",), tuple(texts))
     runs.check_model(model)
     jobs = runs.plan(request, paths.ROOT / "notebooks")

@@ -1,0 +1,178 @@
+"""The memory frontier: the Pareto front, the whole model, tiles, a page cache too small, and a run on a tiny file."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kit
+from kit import machine, records
+from kit.explain import ways
+from kit.explain.costs import DTYPES, FUSED, Cost, Kind
+from kit.explain.order import Order
+from kit.explain.ways import LAZY, Part, Prediction, Way
+from kit.findings import frontier
+from kit.findings.first_token import elements_of
+from kit.findings.frontier import advice, pressed, sweep, tiles
+from kit.gguf.geometry import GEOMETRIES
+from kit.gguf.synthetic import synthesize
+from kit.session import Session
+
+MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 5.0)
+POINTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=15)
+
+
+@given(POINTS)
+def test_the_front_is_what_nothing_beats(points):
+    """By definition, pair by pair: on the front exactly those that no other equals or beats in both."""
+    found = [Prediction(LAZY, float(seconds), 0.0, None, held, 0) for held, seconds in points]
+    front = {(p.total, p.seconds) for p in frontier.pareto(found)}
+    expected = {
+        a for a in {(float(h), float(s)) for h, s in points}
+        if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in {(float(h), float(s)) for h, s in points})
+    }  # fmt: skip
+    assert front == expected
+    assert [p.total for p in frontier.pareto(found)] == sorted(p.total for p in frontier.pareto(found))
+
+
+def invented():
+    """A file of two kinds of tensors of granite-3.3-8b, with costs for all kinds of the model."""
+    specs = {(s.qtype, s.shape): s for s in GEOMETRIES["granite-3.3-8b"].tensors("Q4_K_M")}
+    ones = dict.fromkeys(DTYPES, 1.0)
+    plain = {Kind(*key): Cost(ones, ones, dict.fromkeys(FUSED, 1.0)) for key in specs}
+    packed = {Kind("I8", shape): Cost({"int8": 2.0}, {"int8": 1.0}, {}) for _, shape in specs if len(shape) == 2}
+    shape = (4096, 4096)
+    parts = {"blk.0.attn_q.weight": Part(Kind("Q4_K", shape), 9 << 20, 1 << 24)}
+    tile_parts = {"blk.0.attn_q.weight": Part(Kind("I8", shape), 3 << 22, 1 << 24)}
+    order = Order([list(parts)] * 3, rest=0.5)
+    file = sweep.Subject("file", parts, order, tile_parts, order)
+    return file, sweep.Costs(plain, packed, 2.0, MACHINE)
+
+
+def test_the_whole_model_has_the_weights_of_its_geometry():
+    file, costs = invented()
+    model, memory = frontier.asked(file, costs, 4 << 30, layers=4)
+    assert (model.name, memory) == ("granite-3.3-8b", 4 << 30)
+    assert model.working_set("float32") == 4 * elements_of("granite-3.3-8b")
+    assert model.order.rest == pytest.approx(0.5 * 40 / 4)
+    packed = sum(part.blocks for part in model.tile_parts.values()) / model.working_set("int8")
+    assert packed == pytest.approx(0.75, rel=1e-3)
+
+
+def test_a_model_with_other_tensors_is_asked_about_itself():
+    file, costs = invented()
+    costs.plain.pop(Kind("Q6_K", (49159, 4096)))
+    subject, memory = frontier.asked(file, costs, 4 << 30, layers=4)
+    share = (4 << 30) / (4 * elements_of("granite-3.3-8b"))
+    assert subject is file and memory == pytest.approx(share * file.working_set("float32"), rel=1e-6)
+
+
+def test_four_gib_of_lru_hit_nothing_and_the_page_cache_costs_the_disk():
+    file, costs = invented()
+    model, memory = frontier.asked(file, costs, 4 << 30, layers=4)
+    found = {p.way: p for p in (frontier.predict(way, model, costs) for way in frontier.all_ways(model, memory))}
+    assert found[Way("LRU", memory)].hit_rate == 0
+    assert found[Way("LRU", memory)].seconds == found[LAZY].seconds
+    blocks = sum(part.blocks for part in model.parts.values())
+    slower = found[sweep.PRESSED].seconds - found[ways.BLOCKS].seconds
+    assert slower == pytest.approx(blocks / 2e9)
+    assert blocks == pytest.approx(4.94e9, rel=0.01)  # FINDINGS: 4.94 GB
+    inside, beside = frontier.best(list(found.values()), memory)
+    assert inside.way == sweep.PRESSED and inside.total <= memory and beside.held <= memory
+    told = frontier.answer(model.name, list(found.values()), memory)
+    assert "hits 0%" in told and "page cache too small" in told
+
+
+def test_tiles_decode_once_for_each_miss():
+    shape, names = (256, 256), ["token_embd.weight", "blk.0.ffn_up.weight"]
+    parts = {name: Part(Kind("I8", shape), 50_000, 65_536) for name in names}
+    costs = {Kind("I8", shape): Cost({"int8": 10.0}, {"int8": 1.0}, {})}
+    plain = Order([["blk.0.attn_norm.weight", names[1], names[0]]] * 3, rest=0.5)
+    order = tiles.order_of(plain, parts, tied=True)
+    assert order.tokens[0] == [names[0], names[1], names[0]]  # rows of the embedding, then the output
+    lazy, pinned, kept = (
+        tiles.predict(way, parts, order, costs, MACHINE)
+        for way in (Way("NoCache", None, "int8", tiles.PLAIN), Way("Pinned", 65_536, "int8", tiles.PLAIN),
+                    Way("HashMap", None, "int8", tiles.PLAIN))
+    )  # fmt: skip
+    assert (lazy.seconds, pinned.seconds, kept.seconds) == (33.5, 13.5, 3.5)
+    assert (lazy.pages, pinned.pages, kept.pages) == (100_000, 50_000, 0)
+    assert (lazy.held, pinned.held, kept.held) == (65_536, 131_072, 131_072)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Everything once on a tiny file of its own (nothing else may have its pages mapped)."""
+    folder = tmp_path_factory.mktemp("frontier")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KIT_MODELS", str(folder / "models"))
+        path = synthesize(folder / "tiny.gguf", "tiny-granite")
+        subject, costs = frontier.prepare(path, MACHINE, 3)
+        predictions = [frontier.predict(way, subject, costs) for way in frontier.chosen(subject)]
+        measured, left_out = frontier.measure_all(path, subject, predictions, 2)
+        yield path, subject, costs, predictions, measured, left_out
+
+
+def test_every_chosen_way_is_measured_and_gives_the_same_logits(run):
+    path, _, _, predictions, measured, left_out = run
+    assert {found.way for found in measured} | set(left_out) == {p.way for p in predictions}
+    assert set(left_out) <= {sweep.PRESSED}  # where pages cannot be dropped
+    same = frontier.equality(path, measured)
+    assert same["equal"].all(), same
+    assert 0 < same.loc["lazy int8 tiles", "rms / std"]  # INT8 is not exact: the comparison can tell
+
+
+def test_live_hit_rates_are_the_predicted_ones(run):
+    predicted = {p.way: p.hit_rate for p in run[3]}
+    for found in run[4]:
+        if found.way.linear in ("matmul", tiles.PLAIN):
+            assert found.hit_rate == pytest.approx(predicted[found.way]), found.way.label
+
+
+def test_the_error_is_that_of_the_medians(run):
+    _, _, _, predictions, measured, _ = run
+    ratios = advice.ratios(predictions, measured)
+    seconds = {p.way: p.seconds for p in predictions}
+    assert ratios == pytest.approx([seconds[found.way] / found.seconds for found in measured])
+    exact = [ways.Measured(p.way, (p.seconds * f,), None, 0, None) for p, f in zip(predictions, (1, 2), strict=False)]
+    assert "off by 25% in the median of 2 ways, 50% at worst" in frontier.error(predictions, exact)
+
+
+def test_figures_and_records(run, tmp_path):
+    path, subject, costs, predictions, measured, _ = run
+    everything = [frontier.predict(way, subject, costs) for way in frontier.all_ways(subject, 1 << 20, shares=(0.5,))]
+    figure, axes = frontier.plane(subject, everything, costs, frontier.rings(predictions, measured, 2.0), 1 << 20)
+    figure.canvas.draw()
+    assert axes.get_yscale() == "log" and "memory" in axes.get_xlabel()
+    frontier.errors(predictions, measured).canvas.draw()
+    assert len(frontier.table(predictions, measured)) == len(predictions)
+    lab = Session("07_memory_frontier", profile="smoke", out=tmp_path)
+    lab.machine = MACHINE
+    frontier.record(lab, predictions, measured, {LAZY: "needs 30.44 GiB"})
+    rows = records.read([tmp_path / "07_memory_frontier.jsonl"])
+    assert [row.status for row in rows] == ["ok"] * (len(measured) + 1) + ["skipped"]
+    assert all(row.lower is not None for row in rows[:-1])
+    assert frontier.layers_of(path) == 2
+
+
+def test_what_does_not_fit_is_left_out(run, monkeypatch):
+    path, subject, _, predictions, _, _ = run
+    monkeypatch.setattr(sweep, "memory_available", lambda: 2 << 20)
+    small = [p for p in predictions if p.way in (LAZY, Way("HashMap"))]
+    measured, left_out = frontier.measure_all(path, subject, small, 1)
+    assert [found.way for found in measured] == [LAZY]
+    assert list(left_out) == [Way("HashMap")] and "5.00 MiB" in left_out[Way("HashMap")]
+
+
+def test_a_child_that_fails_is_a_reason(tmp_path):
+    found, reason = pressed.measure(tmp_path / "missing.gguf", 1, 1 << 30)
+    assert found is None and "missing.gguf" in reason
+
+
+def test_rings_scale_memory_and_seconds():
+    prediction = Prediction(LAZY, 1.0, 0.5, 0.0, 100, 20)
+    real = ways.Measured(LAZY, (2.0, 4.0, 3.0), 0.0, 0, None)
+    assert frontier.rings([prediction], [real], 10) == [(1200, 30.0, "float32")]
+    assert math.isclose(real.seconds, 3.0)
+    assert kit.cache.UNLIMITED[LAZY.policy]().capacity == 0
