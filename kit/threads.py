@@ -48,7 +48,8 @@ def run(function: int, arguments: Sequence[int], pieces: int) -> None:
     """Call ``function(address of the arguments, piece)`` once for each piece, on all threads; return when all are done.
 
     function: an address from ``piecework``; arguments: up to 16 integers, which it finds as int64 in a row. While another
-    thread is inside ``run``, the work is done on the caller's thread alone.
+    thread is inside ``run``, the work is done on the caller's thread alone. There are as many threads as the process has
+    cores, or KIT_THREADS.
     """
     _crew().run(function, arguments, pieces)
 
