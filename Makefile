@@ -28,7 +28,7 @@ bench: $(STAMP) ## the benchmarks: ratios beside their bounds and peers
 	$(BIN)/python -m benchmarks $(ARGS)
 
 lab: $(STAMP) ## JupyterLab on loopback, with its token
-	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=. $(ARGS)
+	$(BIN)/jupyter lab --ip=127.0.0.1 $(ARGS)
 
 lint: $(STAMP) ## ruff, with fixes
 	$(BIN)/ruff check --fix .
