@@ -160,7 +160,7 @@ def running(process):
 def dask_worker(address):
     """A `dask worker` as a process of its own, without a nanny that would start it again."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-nanny", "--nthreads", "1", "--no-dashboard"],
+        [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-nanny", "--nthreads", "2", "--no-dashboard"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
