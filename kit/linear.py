@@ -24,6 +24,20 @@ def _matmul(weights, name, x):
     return (x.to(weight.dtype) @ weight.T).float()
 
 
+_FEW = 16  # tokens up to which reading a weight costs more than its arithmetic; torch's product reads it several times
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def _decoded(weights, name, x):
+    """The decoded weight: row by row by the kit's kernel for a few tokens, in float32, a matrix product for many."""
+    if len(x) > _FEW:
+        return _matmul(weights, name, x)
+    from kit.fused import linear
+
+    weight = weights[name]
+    return linear(weight.view(torch.uint8).numpy(), _NAMES[weight.dtype], x)
+
+
 def _in_loops(kernel):
     """``apply`` around a kernel that fills numpy arrays, on one thread."""
     kernel = jit(kernel)
@@ -53,7 +67,7 @@ def _columns(weight, x, out):
                 out[token, row] += weight[row, column] * x[token, column]
 
 
-def _decoded(weights, name):
+def _held(weights, name):
     return weights.nbytes(name)
 
 
@@ -69,9 +83,10 @@ def _stored(weights, name):
 
 
 LINEAR = {
-    "matmul": Linear(_matmul, _decoded),
-    "loop": Linear(_in_loops(_rows), _decoded),
-    "strided": Linear(_in_loops(_columns), _decoded),
+    "decoded": Linear(_decoded, _held),
+    "matmul": Linear(_matmul, _held),
+    "loop": Linear(_in_loops(_rows), _held),
+    "strided": Linear(_in_loops(_columns), _held),
     "fused": Linear(_fused, _stored),
     "fused-int8": Linear(functools.partial(_fused, activations="int8"), _stored),
 }

@@ -24,7 +24,7 @@ class Transformer:
     file that it cannot run, before any tensor data is read.
     """
 
-    def __init__(self, weights, attention="blas", linear="matmul", max_context=None, kv_dtype="float32"):
+    def __init__(self, weights, attention="blas", linear="decoded", max_context=None, kv_dtype="float32"):
         self.weights, self.trace, self.file = weights, weights.trace, weights.file
         self.config = read_config(self.file)
         self.max_context = self.config.context if max_context is None else max_context

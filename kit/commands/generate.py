@@ -13,7 +13,7 @@ import click
 @click.option("--top-p", default=1.0, show_default=True, help="Draw from the fewest that hold this probability.")
 @click.option("--seed", default=0, show_default=True, help="The same seed draws the same tokens.")
 @click.option("--attention", default="blas", show_default=True, help="A variant of kit.attention.")
-@click.option("--linear", default="matmul", show_default=True, help="A variant of kit.linear.")
+@click.option("--linear", default="decoded", show_default=True, help="A variant of kit.linear.")
 @click.option("--cache", default="auto", show_default=True, help="Which decoded weights to keep; see above.")
 @click.option("--backend", default="cpu", show_default=True, help="The dequantiser.")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")

@@ -54,7 +54,7 @@ def _rate(accesses, weight=1.0):
 
 
 def decode(
-    file, cache: Policy, label: str = "", passes: int = 4, backend: str = "cpu", linear: str = "matmul",
+    file, cache: Policy, label: str = "", passes: int = 4, backend: str = "cpu", linear: str = "decoded",
     attention: str = "blas", fault: Callable | None = None, prepare: Callable | None = None,
 ) -> Live:  # fmt: skip
     """Decode ``passes`` tokens one by one from an empty context, with fixed inputs, through ``cache``.

@@ -20,7 +20,7 @@ class Way:
     what: str
     backend: str = "cpu"
     preload: dict | None = None
-    linear: str = "matmul"
+    linear: str = "decoded"
     attention: str = "blas"
     warm: bool = False  # measure the second request, not the first
 
