@@ -16,6 +16,7 @@ from kit.explain.ways import BLOCKS, BLOCKS_INT8, Measured, Part, Prediction, Wa
 from kit.findings.compressed import compressed_model
 from kit.findings.first_token import disk_gbps
 from kit.findings.frontier import pressed, tiles
+from kit.gguf import pagecache
 from kit.gguf.geometry import GEOMETRIES
 from kit.machine import Machine, memory_available
 from kit.units import format_bytes
@@ -44,23 +45,27 @@ class Subject:
 
 @dataclass(frozen=True)
 class Costs:
-    """What this machine needs for one use of each kind of tensor, and for a byte of the file from the disk."""
+    """What this machine needs for one use of each kind of tensor, and for a byte of the file from the disk.
+
+    ``cold``: whether the file's pages could be dropped; else ``disk_gbps`` is the speed of the page cache.
+    """
 
     plain: dict[Kind, Cost]
     tiles: dict[Kind, Cost]
     disk_gbps: float
     machine: Machine
+    cold: bool = True
 
 
 def prepare(path: Path, machine: Machine, tokens: int) -> tuple[Subject, Costs]:
     """The file at ``path`` as a subject, its costs measured; compresses it on the first call (kept with the models)."""
-    disk = disk_gbps(path)
+    cold, disk = pagecache.drop(path), disk_gbps(path)
     with kit.open(path) as file, compressed_model(path) as packed:
         order = order_of(file, tokens)
         tile_parts, tile_costs = tiles.parts_and_costs(packed)
         tile_order = tiles.order_of(order, tile_parts, tied="output.weight" not in file.tensors)
         subject = Subject(Path(file.path).name, parts_of(file, order), order, tile_parts, tile_order)
-        return subject, Costs(measure_costs(file, order.names), tile_costs, disk, machine)
+        return subject, Costs(measure_costs(file, order.names), tile_costs, disk, machine, cold)
 
 
 def whole_model(subject: Subject, costs: Costs, layers: int, geometry="granite-3.3-8b", mix="Q4_K_M") -> Subject | None:
@@ -142,22 +147,23 @@ def measure_all(
     path: Path, subject: Subject, predictions: list[Prediction], tokens: int
 ) -> tuple[list[Measured], dict]:
     """The chosen ways, each for ``tokens`` tokens; and the way -> reason of those that cannot be gone here."""
-    found, left_out = [], {}
-    with kit.open(path) as file, compressed_model(path) as packed:
-        for way in (prediction.way for prediction in predictions):
-            need = next(prediction.total for prediction in predictions if prediction.way == way)
-            if need > 0.9 * memory_available():
-                left_out[way] = f"needs {format_bytes(need)}, {format_bytes(memory_available())} are free"
-            elif way.linear in tiles.LINEARS:
-                found.append(tiles.measure_tiles(way, packed, tokens))
-            elif way != PRESSED:
-                found.append(ways.measure(way, file, subject.order, tokens))
-    if PRESSED in (prediction.way for prediction in predictions):
+    found, left_out, wanted = [], {}, [prediction.way for prediction in predictions]
+    if PRESSED in wanted:  # first: pages cannot be dropped while this process maps them
         real, reason = pressed.measure(path, tokens, subject.working_set("float32") // 8 + (64 << 20))
         if real is None:
             left_out[PRESSED] = reason
         else:
             found.append(replace(real, way=PRESSED))
+    with kit.open(path) as file, compressed_model(path) as packed:
+        for prediction in predictions:
+            way = prediction.way
+            if prediction.total > 0.9 * memory_available():
+                needs, free = format_bytes(prediction.total), format_bytes(memory_available())
+                left_out[way] = f"needs {needs}, {free} are free"
+            elif way.linear in tiles.LINEARS:
+                found.append(tiles.measure_tiles(way, packed, tokens))
+            elif way != PRESSED:
+                found.append(ways.measure(way, file, subject.order, tokens))
     return found, left_out
 
 
