@@ -11,15 +11,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 from reference_model import forward
 
 import kit
 from kit import simd
 from kit.errors import QuantError
-from kit.fused import linear
+from kit.fused import linear, units
 from kit.quants.compare import exactness, random_blocks
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS
+from kit.simd.vectors import store
 
 COMMON = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32"]
 OTHERS = ["Q4_1", "Q2_K", "Q3_K", "TQ1_0", "IQ4_XS", "MXFP4", "NVFP4", "IQ2_XXS"]  # one of each kind of scales
@@ -210,3 +212,10 @@ def test_int8_logits_are_near_and_no_matrix_is_decoded(folder):
     assert {name for name in decoded if "norm" not in name} == {"token_embd.weight"}  # the rows of the prompt alone
     read = {span.tensor: span.nbytes for span in weights.trace.spans if span.what == "linear"}
     assert read["blk.0.ffn_up.weight"] == weights.info("blk.0.ffn_up.weight").nbytes
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
+def test_scales_shared_by_neighbours_come_out_as_sixteen(count):
+    read, numbers, out = units._widened(count), np.arange(count, dtype=np.float32), np.empty(16, np.float32)
+    njit(lambda source, target: store(target, read(source)))(numbers.ctypes.data, out.ctypes.data)
+    assert np.array_equal(out, np.repeat(numbers, 16 // count))

@@ -18,7 +18,7 @@ from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS
 from kit.quants.scales import MINIMA
 from kit.simd.special import half_to_float
-from kit.simd.vectors import Vector, bitcast, convert, f32x8, f32x16, interleave, join, load, splat, u8x16, u8x32, u8x64
+from kit.simd.vectors import Vector, bitcast, convert, interleave, join, load, u8x16, u8x32, u8x64
 
 UNIT = 256
 u16, u64, f32, u16x4 = types.uint16, types.uint64, types.float32, Vector(types.uint16, 4)
@@ -191,7 +191,7 @@ def _in_scratch(format: str):
     """Readers of the steps and then the lows, by way of the dequantiser's reader and the scratch."""
     read, group = KERNELS[format].scales, KERNELS[format].group
     elements, size = FORMATS[format].block_elements, FORMATS[format].block_bytes
-    blocks, groups, sixteen = UNIT // elements, elements // group, {1: _one, 8: _eight, 16: _sixteen}[UNIT // group]
+    blocks, groups, sixteen = UNIT // elements, elements // group, _widened(UNIT // group)
 
     @njit(forceinline=True)
     def steps(tier, unit, scratch):
@@ -202,20 +202,22 @@ def _in_scratch(format: str):
     return steps, njit(lambda tier, unit, scratch: sixteen(scratch + MINIMA), forceinline=True)
 
 
-@njit(forceinline=True)
-def _one(address):
-    return splat(f32x16, load(f32, address))
+def _widened(count: int):
+    """A reader of ``count`` numbers (1, 2, 4, 8 or 16) at an address as sixteen, neighbours sharing one."""
+    numbers = Vector(f32, count)
+    read = njit(lambda address: load(numbers, address), forceinline=True)
+    while count < 16:
+        read, count = _doubled(read), 2 * count
+    return read
 
 
-@njit(forceinline=True)
-def _eight(address):
-    vector = load(f32x8, address)
-    return interleave(vector, vector)
+def _doubled(read):
+    @njit(forceinline=True)
+    def twice(address):
+        vector = read(address)
+        return interleave(vector, vector)
 
-
-@njit(forceinline=True)
-def _sixteen(address):
-    return load(f32x16, address)
+    return twice
 
 
 def _in_halves(format: str):
