@@ -205,7 +205,7 @@ def test_the_cells_of_a_killed_worker_run_again(grid_of, tmp_path):
     assert {record.machine_id for record in measured} == {machine.machine_id()}
     assert (tmp_path / "out" / "index.html").read_text().count("/index.html") >= 3
     table = (tmp_path / "out" / "table.csv").read_text()
-    assert table.startswith("notebook,kind,model,seed") and table.count("\nslow,") == 3
+    assert table.startswith("notebook,model,seed,machine,claim") and table.count("\nslow,") == 3
 
 
 def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest(grid_of, tmp_path):
@@ -243,9 +243,9 @@ def test_no_scheduler_is_an_error(grid_of, tmp_path, monkeypatch):
 def test_without_dask_the_error_names_the_extra(grid_of, tmp_path, monkeypatch):
     grid_of("notebooks: [fast]")
     monkeypatch.setitem(sys.modules, "distributed", None)
-    monkeypatch.delitem(sys.modules, "kit.sweep.run")
-    monkeypatch.delitem(sys.modules, "kit.sweep.worker")
-    monkeypatch.delattr("kit.sweep.run")
+    for name in ("page", "run", "worker"):
+        monkeypatch.delitem(sys.modules, f"kit.sweep.{name}", raising=False)
+        monkeypatch.delattr(f"kit.sweep.{name}", raising=False)
     result = sweep(tmp_path)
     assert result.exit_code == 2 and "pip install --editable '.[sweep]'" in result.stderr
 
@@ -253,7 +253,7 @@ def test_without_dask_the_error_names_the_extra(grid_of, tmp_path, monkeypatch):
 def test_list_names_the_cells_and_starts_nothing(grid_of, tmp_path):
     grid_of("notebooks: [fast]\nparameters: {seed: [1, 2]}")
     result = sweep(tmp_path, "--list")
-    assert result.exit_code == 0 and result.stdout.splitlines() == ["fast-1", "fast-2"]
+    assert result.exit_code == 0 and result.stdout.splitlines() == ["fast 1", "fast 2"]
     assert not (tmp_path / "out").exists()
 
 

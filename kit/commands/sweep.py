@@ -48,7 +48,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
     from kit.errors import ReportError
 
     try:
-        from kit.sweep import run
+        from kit.sweep import page, run
         from kit.sweep import spec as specs
     except ModuleNotFoundError as error:
         if error.name not in ("dask", "distributed"):
@@ -57,7 +57,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
 
     grid = specs.read(spec, notebooks or paths.ROOT / "notebooks")
     if listing:
-        click.echo("\n".join(cell.name.rpartition("-")[0] for cell in grid.cells))
+        click.echo("\n".join(cell.label for cell in grid.cells))
         return
     out = out or paths.results_folder() / f"sweep-{spec.stem}"
     cells, interrupted = [], False
@@ -67,9 +67,9 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
             _perform(run, client, grid, cells, out, timeout, sys.stderr.isatty() if progress is None else progress)
     except KeyboardInterrupt:
         interrupted = True
-    front = run.report(out, cells)
+    front = page.write(out, cells)
     if cells:
-        _print(run.table(out, cells), as_json)
+        _print(page.table(out, cells), as_json)
     if front:
         click.echo(front, err=as_json)
     if interrupted:

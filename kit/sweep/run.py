@@ -10,14 +10,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import dask
-import pandas as pd
 from distributed import Client, KilledWorker, LocalCluster, as_completed
 
 import kit
-from kit import records
 from kit.errors import ReportError
-from kit.report import html, index, merge
-from kit.report import run as runs
 from kit.sweep.spec import Cell, Grid
 from kit.sweep.worker import Answer, Prepare, identity, resource, run_cell
 
@@ -152,41 +148,3 @@ def keep(out: Path, cell: Cell, answer: Answer) -> None:
         partial.replace(target)
     except OSError as error:
         raise ReportError(f"cannot write {target}: {error.strerror}; free some space or name another --out") from None
-
-
-def report(out: Path, cells: list[Cell]) -> Path | None:
-    """Pages of the cells that ran, table.csv and the index over them all; its path, None when none ran."""
-    for cell in cells:
-        folder = out / cell.name
-        if (folder / runs.STATE).exists() and not (folder / "index.html").exists():
-            run = runs.load(folder)
-            html.write(run, cell.notebook)
-            index.write(run)
-    if not any((out / cell.name / runs.STATE).exists() for cell in cells):
-        return None
-    measurements(out, cells).to_csv(out / "table.csv", index=False)
-    return merge.write_index(out)
-
-
-def measurements(out: Path, cells: list[Cell]) -> pd.DataFrame:
-    """One row a record of the cells that ran: what the cell was, then quantity, unit, median, lower, upper and verdict."""
-    rows = []
-    for cell in cells:
-        facts = {"notebook": cell.notebook, "kind": cell.kind, "model": cell.model.label, **cell.settings}
-        for record in records.read(sorted((out / cell.name).glob("*.jsonl"))):
-            measured = {name: getattr(record, name) for name in ("quantity", "unit", "median", "lower", "upper", "verdict")}
-            rows.append(facts | {"claim": record.claim} | measured)
-    return pd.DataFrame(rows)
-
-
-def table(out: Path, cells: list[Cell]) -> pd.DataFrame:
-    """One row a cell: what it was, how it ended, its seconds, and the medians of its plain measurements."""
-    rows = []
-    for cell in cells:
-        state = state_of(out, cell) or {"status": "not run", "seconds": None, "reason": ""}
-        row = {"notebook": cell.notebook, "machine": cell.kind, "profile": cell.profile, "model": cell.model.label}
-        row |= cell.settings | {"status": state["status"], "seconds": state["seconds"]}
-        logs = sorted((out / cell.name).glob("*.jsonl"))
-        row |= {r.quantity: r.median for r in records.read(logs) if not r.verdict and r.status == "ok"}
-        rows.append(row | {"reason": state["reason"]})
-    return pd.DataFrame(rows)

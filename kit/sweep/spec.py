@@ -81,9 +81,16 @@ class Cell:
     @property
     def name(self) -> str:
         """Of its folder: what it is, for people, and the start of its key."""
-        words = [self.notebook, self.model.label, *self.settings.values()]
-        text = "".join(c if c.isalnum() or c in "._" else "-" for c in "-".join(filter(None, words)))
+        text = "".join(c if c.isalnum() or c in "._" else "-" for c in self.label)
         return f"{text[:80]}-{self.key[:8]}"
+
+    @property
+    def label(self) -> str:
+        """In words: the notebook, the model and the settings."""
+        return " ".join(filter(None, [self.notebook, self.model.label, *self.settings.values()]))
+
+    def __hash__(self):
+        return hash(self.key)
 
 
 @dataclass(frozen=True)
