@@ -107,7 +107,7 @@ class Study:
             return f"The order of weight accesses was recorded from a decode of {len(self.order.tokens)} tokens."
         text = f"The file was not run ({self.order.reason}): every tensor counts as used once a token, in file order."
         if self.order.left_out:
-            text += f" {len(self.order.left_out)} tensors of unknown formats are left out."
+            text += f" Left out, for their format is not known: {len(self.order.left_out)} of {self.facts['tensors']} tensors."
         return text
 
     def advise(self) -> str:

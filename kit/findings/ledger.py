@@ -88,7 +88,7 @@ def _missing(claim: Claim, folder: Path, run) -> str:
         return f"{claim.notebook} failed in cell {state.cell} before it judged this: {state.reason}"
     if state or (folder / f"{claim.notebook}.jsonl").exists():
         return f"{claim.notebook} ran and wrote no verdict for it"
-    return f"{claim.notebook} has not run here: kit reproduce --only {claim.notebook[:2]} --out (this folder)"
+    return f"{claim.notebook} has not run in this folder; kit reproduce --resume --only {claim.notebook[:2]} adds it"
 
 
 def reported_in(claim: Claim, unit: str) -> tuple[float, float] | None:
