@@ -215,7 +215,10 @@ def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest(grid_of, tmp_path):
     command += ["--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
 
     def start():
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+        )  # fmt: skip
 
     process = start()
     waiting(lambda: list((tmp_path / "out").glob("slow-*")) and list(tmp_path.glob("started-1-*")))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dask
-from distributed import WorkerPlugin
+from distributed import WorkerPlugin, get_worker
 
 import kit
 from kit import machine
@@ -68,12 +68,25 @@ def run_cell(cell: Cell, source: str, timeout: float | None = None) -> Answer:
         if _environment:
             (folder / "environment.json").write_bytes(_environment["json"])
         started = time.monotonic()
-        runs.perform(run, jobs, timeout)
+        runs.perform(run, jobs, timeout, on_cell=_cancellation())
         _environment["json"] = (folder / "environment.json").read_bytes()
         row = run.notebooks[cell.notebook]
         reason = f"cell {row.cell}: {row.reason}" if row.reason else ""
         files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     return Answer(row.status, reason, time.monotonic() - started, run.machine_id, socket.gethostname(), files)
+
+
+def _cancellation():
+    """Called at every cell of the notebook: raises, which ends the notebook, once its sweep was interrupted."""
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def check(job, cell):
+        task = worker.state.tasks.get(key)
+        if task is None or task.state == "cancelled":
+            raise InterruptedError(f"{job.name}: the sweep was interrupted")
+
+    return check
 
 
 def _local(model: Model) -> str:
