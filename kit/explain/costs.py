@@ -63,7 +63,7 @@ def _cost(file, names, dtypes, samples) -> Cost:
         load[dtype] = _median(kit.Weights(file, dtype=dtype).load, names, samples)
         held = kit.Weights(file, kit.HashMap(), dtype=dtype)
         held.preload(some)
-        multiply[dtype] = _median(_apply(held, "matmul", x), some, samples) if matrix else 0.0
+        multiply[dtype] = _median(_apply(held, "decoded", x), some, samples) if matrix else 0.0
     fused = {how: _median(_apply(plain, how, x), names, samples) if matrix else load[dtypes[0]] for how in FUSED}
     return Cost(load, multiply, fused)
 

@@ -33,13 +33,13 @@ PRECISION = {
 class Way:
     """A policy of kit.cache by name with its capacity (bytes; None: without limit), and how weights are used.
 
-    ``linear``: "matmul" with weights decoded to ``dtype``, one of FUSED, or what a finding adds (tiles, "pressed").
+    ``linear``: "decoded" with weights decoded to ``dtype``, one of FUSED, or what a finding adds (tiles, "pressed").
     """
 
     policy: str
     capacity: int | None = None
     dtype: str = "float32"
-    linear: str = "matmul"
+    linear: str = "decoded"
 
     @property
     def label(self) -> str:

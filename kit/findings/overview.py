@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from kit import claims, figures
+from kit.quants import compare, reference
 from kit.units import format_bytes, format_seconds
 
 WEIGHT_BYTES = {"f32": 4.0, "f16, bf16": 2.0, "int8": 1.0}
@@ -85,3 +86,15 @@ def plausibility(
         rows.append((name, claim.reported, format_seconds(seconds), gbps, gbps / machine.read_gbps))
     names = ["claim", "as reported", "a token", "GB/s needed", "times this machine's"]
     return pd.DataFrame(rows, columns=names).set_index("claim")
+
+
+def exactness(file, every: bool = True) -> pd.DataFrame:
+    """One row a format, one column a way to use it: "equal" bit for bit with gguf-py, or the largest error.
+
+    ``every``: dequantise all formats that gguf-py knows, otherwise those of the file. The fused products, whose kernels
+    take longer to compile, are compared (in float64) for the formats of the file.
+    """
+    own = sorted({tensor.qtype for tensor in file.tensors.values()} & reference.FORMATS)
+    found = pd.concat([compare.exactness(None if every else own), compare.exactness(own, backends=("fused",))])
+    found["error"] = np.where(found["equal"], "equal", found["relative"].map("{:.0e} of the largest".format))
+    return found.pivot(index="qtype", columns=["backend", "dtype"], values="error").fillna("–")

@@ -29,7 +29,7 @@ def plane(subject, predictions: list[Prediction], costs, rings=(), memory: int |
     figure, axes = figures.new(height=5.6)
     unit, name = next((size, name) for size, name in UNITS if max(p.total for p in predictions) >= size)
     for dtype in (*DTYPES, "int8"):
-        for linear in ("matmul", *tiles.LINEARS):
+        for linear in ("decoded", *tiles.LINEARS):
             for policy, style in LINES.items():
                 line = _line(predictions, dtype, linear, policy)
                 if len(line) > 2:
