@@ -91,8 +91,14 @@ def q4_0(block, s, j, table):
 
 
 @triton.jit
+def _negative(x):
+    """-x for zeros, too: some versions of Triton write a minus as 0 - x, which turns 0.0 into 0.0 and not into -0.0."""
+    return x * -1.0
+
+
+@triton.jit
 def q4_1(block, s, j, table):
-    return _plane(block + 4, j, 16, 4, 4), _half(block), -_half(block + 2)
+    return _plane(block + 4, j, 16, 4, 4), _half(block), _negative(_half(block + 2))
 
 
 @triton.jit
@@ -104,7 +110,7 @@ def q5_0(block, s, j, table):
 @triton.jit
 def q5_1(block, s, j, table):
     fifth = _spread(_word(block + 4, 0, 4) >> (4 * j).to(tl.uint32))
-    return _plane(block + 8, j, 16, 4, 4) | (fifth << 4), _half(block), -_half(block + 2)
+    return _plane(block + 8, j, 16, 4, 4) | (fifth << 4), _half(block), _negative(_half(block + 2))
 
 
 @triton.jit
