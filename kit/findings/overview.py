@@ -54,9 +54,8 @@ def roofline(file, machine, tokens=(1, 8, 64, 512)):
         for count, px, py in zip(tokens, x, y, strict=True):
             below = nbytes == blocks
             text = f"{count} token{'s' if count > 1 else ''}"
-            axes.annotate(
-                text, (px, py), xytext=(6, -14 if below else 7), textcoords="offset points", fontsize=8.5, color=colour
-            )
+            place = {"xytext": (6, -14), "ha": "left"} if below else {"xytext": (-2, 7), "ha": "right"}
+            axes.annotate(text, (px, py), textcoords="offset points", fontsize=8.5, color=colour, **place)
     axes.set_xlabel("FLOPs a byte of weights read")
     axes.set_ylabel("attainable GFLOP/s")
     axes.set_title("A single token is bound by memory; a long prompt by arithmetic")

@@ -25,7 +25,7 @@ def bars(runs: list[Run]):
 
 def gantt(runs: list[Run], wanted=("lazy", "preload", "parallel", "overlapped")):
     """When each tensor was read, dequantised and used: one line a tensor, one panel a way (of those measured)."""
-    colours = {"read": figures.SKY, "dequantize": figures.ORANGE, "linear": figures.GREEN}
+    colours = {"linear": figures.GREEN, "read": figures.SKY, "dequantize": figures.ORANGE}  # a linear waits for its weight
     typical = typical_runs(runs)
     ways = [way for way in wanted if way in typical]
     figure, panels = figures.new(len(ways), height=2.3 * len(ways), sharex=True, squeeze=False)
@@ -42,7 +42,7 @@ def gantt(runs: list[Run], wanted=("lazy", "preload", "parallel", "overlapped"))
         axes.set_title(WAYS[way].label)
         axes.set_ylabel("tensor")
         axes.invert_yaxis()
-    panels[0].legend(loc="upper right", ncols=len(colours))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(colours))
     panels[-1].set_xlabel("seconds since the file was opened")
     return figure
 

@@ -43,7 +43,7 @@ WAYS = {
         "preloaded while reading", f"{_PRELOAD}, a thread reads ahead", preload={"workers": 1, "read_ahead": True}
     ),
     "warm": Way("warm", "the second request after a preload", preload={"workers": 1}, warm=True),
-    "fused": Way("fused", "weights used straight from the file's blocks; nothing to preload", linear="fused"),
+    "fused": Way("fused", "weights used from the file's blocks, read as it goes; nothing to preload", linear="fused"),
 }
 PHASES = ("open", "read", "dequantize", "compute")
 
