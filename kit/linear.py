@@ -12,10 +12,12 @@ from kit.simd.vectors import jit
 
 class Linear(NamedTuple):
     """One way to apply a weight. ``apply(weights, name, x)``: x (tokens, in) float32 -> (tokens, out) float32, never x
-    itself. ``nbytes(weights, name)``: the weight bytes that one application must read, for the GB/s beside a speed."""
+    itself. ``nbytes(weights, name)``: the weight bytes that one application must read, for the GB/s beside a speed.
+    ``own_threads``: for a FEW tokens it runs on the kit's threads and not on torch's, which must then keep off the cores."""
 
     apply: Callable
     nbytes: Callable
+    own_threads: bool = False
 
 
 def _matmul(weights, name, x):
@@ -24,13 +26,13 @@ def _matmul(weights, name, x):
     return (x.to(weight.dtype) @ weight.T).float()
 
 
-_FEW = 16  # tokens up to which reading a weight costs more than its arithmetic; torch's product reads it several times
+FEW = 16  # tokens up to which reading a weight costs more than its arithmetic; torch's product reads it several times
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def _decoded(weights, name, x):
     """The decoded weight: row by row by the kit's kernel for a few tokens, in float32, a matrix product for many."""
-    if len(x) > _FEW:
+    if len(x) > FEW:
         return _matmul(weights, name, x)
     from kit.fused import linear
 
@@ -83,12 +85,12 @@ def _stored(weights, name):
 
 
 LINEAR = {
-    "decoded": Linear(_decoded, _held),
+    "decoded": Linear(_decoded, _held, own_threads=True),
     "matmul": Linear(_matmul, _held),
     "loop": Linear(_in_loops(_rows), _held),
     "strided": Linear(_in_loops(_columns), _held),
-    "fused": Linear(_fused, _stored),
-    "fused-int8": Linear(functools.partial(_fused, activations="int8"), _stored),
+    "fused": Linear(_fused, _stored, own_threads=True),
+    "fused-int8": Linear(functools.partial(_fused, activations="int8"), _stored, own_threads=True),
 }
 
 

@@ -8,11 +8,13 @@ import functools
 import os
 import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -55,8 +57,25 @@ def run(function: int, arguments: Sequence[int], pieces: int) -> None:
 
 
 @functools.cache
+def count() -> int:
+    """Threads of the kit's kernels: ``KIT_THREADS``, else one a core."""
+    return int(os.environ.get("KIT_THREADS", 0)) or usable_cores()
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    """The body with torch on the caller's thread only: its other threads wait by spinning, on the cores that ours want."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@functools.cache
 def _crew() -> "_Crew":
-    return _Crew(int(os.environ.get("KIT_THREADS", 0)) or usable_cores())
+    return _Crew(count())
 
 
 os.register_at_fork(after_in_child=_crew.cache_clear)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property
 
 import torch
@@ -11,8 +12,9 @@ from kit.architectures import read_config
 from kit.attention import attention_named
 from kit.errors import ModelError
 from kit.kvcache import KVCache
-from kit.linear import linear_named
+from kit.linear import FEW, linear_named
 from kit.rope import Rope
+from kit.threads import torch_alone
 from kit.tokenizer import Tokenizer, tokenizer_of
 
 
@@ -77,8 +79,17 @@ class Transformer:
     def _forward(self, tokens, cache, wanted):
         """(wanted tokens, vocabulary): embed, the blocks, the output projection of the rows ``wanted``."""
         start = time.perf_counter_ns()
-        config = self.config
         self.trace.token = cache.passes
+        with torch_alone() if self._linear.own_threads and len(tokens) <= FEW else nullcontext():
+            logits = self._logits(tokens, cache, wanted)
+        if not logits.isfinite().all():
+            self._blame()
+        cache.advance(len(tokens))
+        self.trace.add("token", start, time.perf_counter_ns(), nbytes=cache.nbytes)
+        return logits
+
+    def _logits(self, tokens, cache, wanted):
+        config = self.config
         x = self._embed(tokens)
         turn = self._rope.angles(cache.length, len(tokens))
         for layer in range(config.layers):
@@ -86,12 +97,7 @@ class Transformer:
             x.add_(self._ffn(x, layer), alpha=config.residual_scale)
         x = self._norm(x[wanted], "output_norm.weight", -1)
         logits = self._apply("token_embd.weight" if config.tied else "output.weight", x, -1)
-        logits /= config.logit_scale
-        if not logits.isfinite().all():
-            self._blame()
-        cache.advance(len(tokens))
-        self.trace.add("token", start, time.perf_counter_ns(), nbytes=cache.nbytes)
-        return logits
+        return logits.div_(config.logit_scale)
 
     def _embed(self, tokens):
         """(tokens, width): only the rows asked for are dequantised, even where the output projection needs them all."""

@@ -1,4 +1,4 @@
-"""The cpu backend: the kernels, a chunk of blocks at a time, on as many threads as torch uses, straight into the result."""
+"""The cpu backend: the kernels, a chunk of blocks at a time, on all threads of the kit, straight into the result."""
 
 import functools
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kit import threads
 from kit.quants.formats import Format
 from kit.quants.kernels import FORMATS, SINKS, decode
 from kit.simd.tiers import tier
@@ -38,7 +39,7 @@ def run(blocks: np.ndarray, format: Format, out: torch.Tensor) -> None:
                 target + first * out.dtype.itemsize, scratch.ctypes.data,
             )  # fmt: skip
 
-    helpers = min(torch.get_num_threads(), -(-count // step)) - 1
+    helpers = min(threads.count(), -(-count // step)) - 1
     waiting = [_threads().submit(work) for _ in range(helpers)]
     work()
     for helper in waiting:
