@@ -75,6 +75,11 @@ def test_all_tables_and_figures_and_verdicts_come_out(runs, tmp_path, monkeypatc
     predicted = first_token.predict(file, MACHINE, 3, first_token.disk_gbps(path))
     limits = first_token.needed(first_token.elements_of("granite-3.3-8b"), 0.075, devices.with_this_machine(MACHINE))
     assert list(first_token.table(measured, predicted).index) == [way.label for way in first_token.WAYS.values()]
+    bounds = first_token.table(measured, predicted)["bound"]
+    least = predicted["seconds"]
+    assert bounds["warm"] == least["compute"]
+    assert bounds["lazy, fast"] == bounds["preloaded"] == pytest.approx(least["read"] + least["dequantize"] + least["compute"])
+    assert bounds["preloaded while reading"] < bounds["preloaded"] and bounds["fused"] < bounds["preloaded"]
     assert np.isfinite(first_token.steps(measured)["times faster"]).all()
     for figure in (
         first_token.bars(measured), first_token.gantt(measured), first_token.needed_figure(limits, 0.075)

@@ -33,26 +33,30 @@ def predict(file, machine, prompt_tokens: int, disk_gbps: float, dtype: str = "f
     return pd.DataFrame(rows, index=["bytes", "bound", "seconds"]).T.rename_axis("phase")
 
 
-def _least_seconds(way: str, typical: Run, predicted: pd.DataFrame) -> float:
+def _least_seconds(way: str, predicted: pd.DataFrame) -> float:
     """The bound of a way: its phases in a row, or the longer of two that it overlaps."""
-    least = {phase: predicted.loc[phase, "seconds"] if typical.phases[phase] > 0 else 0.0 for phase in PHASES[1:]}
-    if WAYS[way].linear == "fused":
-        least |= {"dequantize": 0.0, "compute": predicted.loc[FUSED, "seconds"]}
-    if (WAYS[way].preload or {}).get("read_ahead"):
+    how, least = WAYS[way], predicted["seconds"]
+    if how.warm:
+        return least["compute"]
+    if how.linear == "fused":
+        return max(least["read"], least[FUSED])  # the blocks are read as they are used
+    if (how.preload or {}).get("read_ahead"):
         return max(least["read"], least["dequantize"]) + least["compute"]
-    return sum(least.values())
+    return least["read"] + least["dequantize"] + least["compute"]
 
 
-def disk_gbps(path) -> float:
-    """GB/s of reading the whole file once with its pages dropped before (with them cached, where they cannot be)."""
+def disk_gbps(path, samples: int = 3) -> float:
+    """GB/s of reading the whole file, its pages dropped before (cached, where they cannot be): the best of some samples."""
+    return max(_read_gbps(path) for _ in range(samples))
+
+
+def _read_gbps(path) -> float:
     pagecache.drop(path)
-    file = kit.open(path)
-    trace = kit.Trace()
-    weights = kit.Weights(file, trace=trace)
-    for name in weights:
-        weights.read(name)
-    frame = trace.frame()
-    file.close()
+    with kit.open(path) as file:
+        weights = kit.Weights(file)
+        for name in weights:
+            weights.read(name)
+        frame = weights.trace.frame()
     return float(frame["nbytes"].sum() / frame["seconds"].sum() / 1e9)
 
 
@@ -71,7 +75,7 @@ def table(runs: list[Run], predicted: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for way, typical in typical_runs(runs).items():
         wrote = typical.frame.query("what == 'dequantize'")["nbytes"].sum()
-        least = _least_seconds(way, typical, predicted)
+        least = _least_seconds(way, predicted)
         rows.append(
             {
                 "way": WAYS[way].label, **typical.phases, "total": typical.seconds, "bound": least,
