@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 import kit
-from kit.findings.first_token.ways import PHASES, WAYS, Run, working_set
+from kit.findings.first_token.ways import WAYS, Run, working_set
 from kit.gguf import pagecache
 from kit.gguf.geometry import GEOMETRIES
 from kit.measure import bootstrap_median
