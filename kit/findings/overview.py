@@ -23,7 +23,7 @@ def token_bounds(file, machine) -> pd.DataFrame:
     """The least time and the most tokens a second when every weight is read once a token, by how weights are held."""
     elements = sum(tensor.elements for tensor in file.tensors.values())
     blocks = sum(tensor.nbytes for tensor in file.tensors.values())
-    held = {name: elements * size for name, size in WEIGHT_BYTES.items()} | {"the file's blocks": blocks}
+    held = {name: int(elements * size) for name, size in WEIGHT_BYTES.items()} | {"the file's blocks": blocks}
     rows = [
         (name, nbytes, format_bytes(nbytes), 8 * nbytes / elements, machine.seconds_to_read(nbytes))
         for name, nbytes in sorted(held.items(), key=lambda item: -item[1])
