@@ -26,7 +26,7 @@ class Check(NamedTuple):
 
 def checks(measure: bool = False) -> list[Check]:
     """All rows; with ``measure`` also the machine's bandwidths and FLOP/s (about two seconds)."""
-    rows = [_python(), *_libraries(), _cores(), _features(), _memory(), _gpu(), _triton(), _peer()]
+    rows = [_python(), *_libraries(), _cores(), _features(), _memory(), gpu(), triton(), _peer()]
     rows += [_folder("generated models", models_folder(), _QUICK_DISK), _folder("results", results_folder(), 10**8)]
     return rows + ([_speed()] if measure else [])
 
@@ -67,7 +67,8 @@ def _memory() -> Check:
     return Check("memory", "ok", text)
 
 
-def _gpu() -> Check:
+def gpu() -> Check:
+    """The CUDA device that torch sees, or why it sees none."""
     import torch
 
     device = machine.gpu()
@@ -80,12 +81,18 @@ def _gpu() -> Check:
     return Check("GPU", "note", f"torch has CUDA {torch.version.cuda} but finds no device or driver", remedy)
 
 
-def _triton() -> Check:
+def triton() -> Check:
+    """The compiler of the GPU kernels, or what keeps it from them."""
     version = machine.library_version("triton")
     if version is None:
         return Check("Triton", "note", "not installed", "pip install --editable '.[gpu]' (Linux) for the GPU kernels")
     if machine.gpu() is None:
         return Check("Triton", "note", f"{version}, without a GPU", "TRITON_INTERPRET=1 runs its kernels on the CPU")
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        remedy = "unset TRITON_INTERPRET, and start Python anew, to use the GPU"
+        return Check("Triton", "note", f"{version}, told by TRITON_INTERPRET to run its kernels on the CPU", remedy)
     return Check("Triton", "ok", version)
 
 

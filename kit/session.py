@@ -8,6 +8,8 @@ import pandas as pd
 import kit
 from kit import claims, machine, profiles, records
 from kit.errors import ReportError
+from kit.gpu.device import check_device
+from kit.gpu.machine import Limits
 from kit.paths import models_folder, results_folder
 
 
@@ -16,10 +18,12 @@ class Session:
 
     ``out`` is the folder of the run (empty: results/interactive); the records go to ``<out>/<notebook>.jsonl``, which a
     new session starts afresh. ``model`` is a path or ``hf://owner/repo/file.gguf``; empty means the profile's own.
+    ``device``: "cpu", or "cuda" for what a notebook adds on a GPU; ReportError, here and once, when that cannot be used.
     Further keyword arguments are parameters that every record repeats.
     """
 
-    def __init__(self, notebook: str, profile="quick", model="", out="", seed=0, **parameters):
+    def __init__(self, notebook: str, profile="quick", model="", out="", seed=0, device="cpu", **parameters):
+        self.device = check_device(device)
         self.notebook = notebook
         self.profile = profiles.get(profile)
         self.model = model
@@ -41,6 +45,17 @@ class Session:
         """This machine, measured once a run."""
         return machine.of_run(self.out)
 
+    @cached_property
+    def gpu(self) -> Limits:
+        """What this machine's GPU can do, measured once a run. Only on the device "cuda"."""
+        return Limits.of(self.machine.gpu)
+
+    def on_device(self, adds: str) -> bool:
+        """Whether this run is on a GPU. If not, one line says so and what a run on one adds."""
+        if self.device == "cpu":
+            print(f"device = cpu: not measured; `kit reproduce --device cuda` adds {adds}")
+        return self.device != "cpu"
+
     def path(self, stands_for="granite-3.3-8b", mix="Q4_K_M") -> Path | str:
         """Where the model lies that stands for one of the reports' models; generated on first use, in data/models."""
         if self.model:
@@ -61,12 +76,16 @@ class Session:
         """The opened model (kit.GGUFFile) that stands for one of the reports' models."""
         return kit.open(self.path(stands_for, mix))
 
-    def record(self, claim="", **measured) -> records.Record:
-        """Write one record: quantity, unit, samples, bounds, tolerance, verdict, reason (see records.Record)."""
+    def record(self, claim="", device="cpu", **measured) -> records.Record:
+        """Write one record: quantity, unit, samples, bounds, tolerance, verdict, reason (see records.Record).
+
+        ``device`` is where it was measured; its parameters say so, and for "cuda" which GPU it was.
+        """
         if claim:
             claims.get(claim)
+        where = {"device": device} | ({"gpu": self.gpu.name} if device == "cuda" else {})
         record = records.Record(
-            run_id=self.out.name, notebook=self.notebook, claim=claim, parameters=self.parameters,
+            run_id=self.out.name, notebook=self.notebook, claim=claim, parameters=self.parameters | where,
             machine_id=self.machine.id, commit=machine.git_commit(), kit_version=kit.__version__, **measured,
         )  # fmt: skip
         self._records.append(record)

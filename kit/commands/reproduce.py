@@ -15,8 +15,9 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 @click.option("--profile", type=click.Choice(["smoke", "quick", "full"]), help="How much to run.  [default: quick]")
 @click.option("--only", multiple=True, metavar="NAME", help="Notebooks whose names start with NAME; repeatable.")
 @click.option("--model", default="", metavar="PATH|hf://...", help="Your own GGUF file instead of a generated model.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda: also measure on the GPU.  [default: cpu]")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Folder of the run.  [default: results/<UTC time>-<profile>]")
+              help="Folder of the run.  [default: results/<UTC time>-<profile>[-cuda]]")
 @click.option("--resume", is_flag=True, help="Run what is missing, failed or changed in DIR (or in the newest run).")
 @click.option("-p", "texts", multiple=True, metavar="NAME=VALUE", help="Set a notebook parameter; repeatable.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
@@ -24,7 +25,7 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
 @click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters, and stop.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
-def command(profile, only, model, out, resume, texts, timeout, notebooks, listing, progress):
+def command(profile, only, model, device, out, resume, texts, timeout, notebooks, listing, progress):
     """Run the notebooks and write one offline report.
 
     One notebook after another, each in its own process. The report is DIR/index.html; beside it lie, for each
@@ -36,10 +37,12 @@ def command(profile, only, model, out, resume, texts, timeout, notebooks, listin
     kit reproduce --only 01 --model my.gguf      one notebook on your own file
     kit reproduce --resume                       go on after Ctrl-C or a failure
     kit reproduce -p samples=9                   with a parameter of the notebooks
+    kit reproduce --profile full --device cuda   what a GPU adds, granite-3.3-8b at true size
 
     Exit code: 0 all ran, 1 a notebook failed, 2 it could not start, 130 interrupted.
     """  # fmt: skip
     from kit import paths
+    from kit.gpu.device import check_device
     from kit.report import index, parameters
     from kit.report import run as runs
 
@@ -52,11 +55,13 @@ def command(profile, only, model, out, resume, texts, timeout, notebooks, listin
     model = model if not model or model.startswith("hf://") else str(Path(model).resolve())
     if resume:
         folder = out or runs.latest(paths.results_folder())
-        run = runs.resume(folder, profile=profile, model=model, only=only, texts=texts)
+        run = runs.resume(folder, profile=profile, model=model, only=only, texts=texts, device=device)
         request = run.request
     else:
-        request = runs.Request(profile or "quick", model, only, texts)
-        folder = out or paths.results_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{request.profile}"
+        request = runs.Request(profile or "quick", model, only, texts, device or "cpu")
+        kind = request.profile + ("" if request.device == "cpu" else f"-{request.device}")
+        folder = out or paths.results_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}"
+    check_device(request.device)
     jobs = runs.plan(request, notebooks)
     runs.check_model(request.model)
     if not resume:

@@ -65,7 +65,7 @@ def _keyed(rows: Iterable[Record]) -> dict[tuple, Record]:
     keyed: dict[tuple, Record] = {}
     seen: Counter = Counter()
     for row in rows:
-        given = row.parameters | {"model": str(row.parameters.get("model", "")).rsplit("/", 1)[-1]}
+        given = {"device": "cpu"} | row.parameters | {"model": str(row.parameters.get("model", "")).rsplit("/", 1)[-1]}
         key = (row.notebook, row.claim, row.quantity, row.unit, json.dumps(given, sort_keys=True, default=str))
         keyed[*key, seen[key]] = row
         seen[key] += 1

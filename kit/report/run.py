@@ -21,7 +21,7 @@ from kit.report import parameters
 from kit.report.runner import Outcome, execute
 
 STATE = "run.json"
-RESERVED = ("profile", "model", "out")  # options of `kit reproduce`, so not to be set by -p
+RESERVED = ("profile", "model", "out", "device")  # options of `kit reproduce`, so not to be set by -p
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Request:
     model: str = ""
     only: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()  # the -p name=value, as written
+    device: str = "cpu"
 
 
 @dataclass
@@ -90,7 +91,8 @@ def load(folder: Path) -> Run:
         state = json.loads(path.read_text(encoding="utf-8"))
         del state["schema_version"]
         request = state.pop("request")
-        state["request"] = Request(request["profile"], request["model"], tuple(request["only"]), tuple(request["texts"]))
+        lists = {name: tuple(request[name]) for name in ("only", "texts")}
+        state["request"] = Request(**request | lists)  # a run from before there was a device has none
         state["notebooks"] = {name: Row(**row) for name, row in state["notebooks"].items()}
         return Run(folder=Path(folder), **state)
     except FileNotFoundError:
@@ -127,7 +129,7 @@ def resume(folder: Path, **asked) -> Run:
     ``only`` may differ: it selects among the notebooks of the same experiment.
     """
     run = load(folder)
-    for name in ("profile", "model", "texts"):
+    for name in ("profile", "model", "texts", "device"):
         before, wanted = getattr(run.request, name), asked.get(name)
         if wanted and wanted != before:
             option = {"texts": "-p"}.get(name, f"--{name}")
@@ -158,7 +160,7 @@ def plan(request: Request, notebooks: Path) -> list[Job]:
     cells = {name: read_notebook(path).cells for name, path in sources.items()}
     known = {name: parameters.read(cells[name], path.name) for name, path in sources.items()}
     values = parameters.assign(known, request.texts)
-    given = {"profile": request.profile, "model": request.model, "out": "."}
+    given = {"profile": request.profile, "model": request.model, "out": ".", "device": request.device}
     jobs = []
     for name, path in sources.items():
         injected = {key: value for key, value in given.items() if key in known[name]} | values[name]

@@ -115,7 +115,7 @@ def _grid(spec: dict, folder: Path, notebooks: Path) -> Grid:
     axes = {AXES.get(name, name): values for name, values in _axes(spec).items()}
     known = {name: parameters.read(nbformat.reads(text, as_version=4).cells, name) for name, text in sources.items()}
     for name in axes:
-        if name in RESERVED:
+        if name in RESERVED and name != "device":
             raise ReportError(f"parameters: {name} is a key of its own: profile, models")
         if not any(name in owned for owned in known.values()):
             every = sorted({parameter for owned in known.values() for parameter in owned})

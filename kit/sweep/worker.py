@@ -61,8 +61,10 @@ def run_cell(cell: Cell, source: str, timeout: float | None = None) -> Answer:
         notebooks, folder = Path(base) / "notebooks", Path(base) / cell.name
         notebooks.mkdir()
         (notebooks / f"{cell.notebook}.ipynb").write_text(source, encoding="utf-8")
-        texts = tuple(f"{name}={value}" for name, value in cell.settings.items())
-        request = runs.Request(cell.profile, _local(cell.model), (cell.notebook,), texts)
+        settings = {"device": "cpu"} | cell.settings
+        device = settings.pop("device")
+        texts = tuple(f"{name}={value}" for name, value in settings.items())
+        request = runs.Request(cell.profile, _local(cell.model), (cell.notebook,), texts, device)
         jobs = runs.plan(request, notebooks)
         run = runs.start(folder, request)
         if _environment:
