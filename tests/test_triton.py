@@ -179,6 +179,50 @@ def test_wrong_lengths_are_told_apart(call, bytes_more, reason):
         assert reason in call(worker.tiles, serial, on_device)
 
 
+def serial_and_plain(shapes, profile="kit"):
+    """Matrices of those shapes, by name, and their tiles in serial form."""
+    rng = np.random.default_rng(5)
+    plain = {f"w{i}": rng.integers(-127, 128, shape).astype(np.int8) for i, shape in enumerate(shapes)}
+    return {name: kit.codec.encode(matrix, profile).to_bytes() for name, matrix in plain.items()}, plain
+
+
+def same_matrices(seen, plain, passes=1):
+    names = [name for name, _ in seen]
+    return names == list(plain) * passes and all(np.array_equal(matrix, plain[name]) for name, matrix in seen)
+
+
+def test_streams_keep_bytes_and_order(call):
+    """Growing and shrinking matrices through two buffers, twice; compressed, plain, and both kinds in turn."""
+    serial, plain = serial_and_plain([(5, 40), (17, 33), (1, 1), (20, 48), (3, 7)])
+    mixed = {name: (serial, plain)[i % 2][name] for i, name in enumerate(plain)}
+    for matrices in (serial, plain, mixed):
+        seen, nbytes, error = call(worker.streamed, matrices, 2)
+        assert not error and same_matrices(seen, plain, 2)
+    assert nbytes == sum(
+        plain[name].nbytes if i % 2 else kit.codec.Tiles.from_bytes(serial[name]).streams.size
+        for i, name in enumerate(plain)
+    )
+    assert call(worker.streamed, {}) == ([], 0, "")
+
+
+@pytest.mark.parametrize("flipped", ["w0", "w2"])
+def test_a_streams_damaged_tile_is_named_at_the_end_of_the_pass(call, flipped):
+    """The others of the pass are right, and the error comes before a second pass begins."""
+    serial, plain = serial_and_plain([(9, 40), (9, 24), (9, 40)], Profile(("none",), 16, 16, False, 8, 40))
+    tiles = kit.codec.Tiles.from_bytes(serial[flipped])
+    wrong = tiles.checksums.copy()
+    wrong[1] ^= 4
+    serial[flipped] = replace(tiles, checksums=wrong).to_bytes()
+    seen, _, error = call(worker.streamed, serial, 2)
+    assert f"{flipped}: tile 1 of 2" in error and "the checksum of its values differs" in error
+    assert same_matrices(seen, plain)
+
+
+def test_a_stream_takes_int8_matrices_only(call):
+    assert "v: 1-D int8" in call(worker.streamed, {"v": np.zeros(4, np.int8)})[2]
+    assert "f: 2-D float32" in call(worker.streamed, {"f": np.zeros((4, 4), np.float32)})[2]
+
+
 def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
     dense = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
     experts = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")

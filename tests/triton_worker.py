@@ -50,16 +50,48 @@ def fused(blocks, x, gate, weight, residual, factor):
 def tiles(serial, on_device):
     """The matrix, or the text of the CodecError."""
     from kit import codec
-    from kit.codec.triton import decode_as_they_arrive
+    from kit.codec.triton import decode_on_device, upload
     from kit.errors import CodecError
 
     loaded = codec.Tiles.from_bytes(serial, "w")
     try:
         if on_device:
-            return next(iter(decode_as_they_arrive([loaded]))).numpy()
+            return decode_on_device(upload(loaded)).numpy()
         return codec.decode(loaded, "triton", out=np.full(loaded.shape, 77, np.int8))
     except CodecError as error:
         return str(error)
+
+
+def streamed(matrices, passes=1):
+    """What each of ``passes`` gives while it lasts (name, values), the bytes of a pass; and the text of the CodecError.
+
+    Tiles come in serial form. Fresh memory is poisoned, and so is each matrix once it has been used.
+    """
+    import torch
+
+    from kit import codec
+    from kit.errors import CodecError
+    from kit.gpu.streaming import Streamed
+
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives
+    seen, error, nbytes = [], "", 0
+    try:
+        stream = Streamed(
+            {
+                name: codec.Tiles.from_bytes(matrix, name) if isinstance(matrix, bytes) else matrix
+                for name, matrix in matrices.items()
+            }
+        )
+        nbytes = stream.nbytes
+        for _ in range(passes):
+            for name, matrix in stream:
+                seen.append((name, matrix.numpy().copy()))
+                matrix.fill_(77)
+    except CodecError as caught:
+        error = str(caught)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return seen, nbytes, error
 
 
 def generate(path, prompt, tokens, capacity):

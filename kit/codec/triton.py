@@ -1,10 +1,9 @@
-"""The decoder `triton`: tiles on the GPU, or with TRITON_INTERPRET=1 on the CPU; alone, by thousands, or as they arrive.
+"""The decoder `triton`: tiles on the GPU, or with TRITON_INTERPRET=1 on the CPU; alone or by thousands.
 
-Streams, states and tables are read on the device; the predictor is undone and the checksum summed there, too. Four bytes
-a tile come back to be compared.
+Streams, states and tables are read on the device; the predictor is undone and the checksum summed there, too. Eight bytes
+a tile come back to be compared: at once (``decode_on_device``), or whenever the caller likes (``start``, ``verify``).
 """
 
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from kit.codec.streams import streams_of
 from kit.codec.tiles import Tiles
 from kit.codec.triton_kernels import finish_kernel, rans_kernel
 from kit.errors import CodecError
+from kit.gpu.memory import pinned
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _AT_ONCE = 4096  # values of a tile that the finishing kernel holds in registers
@@ -52,18 +52,20 @@ def device() -> torch.device:
 
 def upload(tiles: Tiles) -> DeviceTiles:
     """Copy ``tiles`` to the device, through pinned host memory, on the current stream and without waiting for it."""
+    return DeviceTiles(tiles, _to_device(streams_of(tiles).units), *index_on_device(tiles))
+
+
+def index_on_device(tiles: Tiles) -> tuple[torch.Tensor, ...]:
+    """All of DeviceTiles but the units: a few bytes a tile and a table, which may stay when the streams come and go."""
     streams = streams_of(tiles)
     if len(tiles) and not (streams.begin[0] >= 0 and streams.end[-1] <= streams.units.size):
         raise CodecError(f"{tiles.name}: the lengths of its tiles go beyond its streams")
     slots = np.stack([rans.slot_table(frequencies) for frequencies in streams.frequencies])
-    arrays = streams.units, streams.begin, streams.end, streams.coded, streams.values, slots
-    return DeviceTiles(tiles, *map(_to_device, arrays))
+    return tuple(map(_to_device, (streams.begin, streams.end, streams.coded, streams.values, slots)))
 
 
 def _to_device(array: np.ndarray) -> torch.Tensor:
-    host = torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), pin_memory=not INTERPRETED)
-    host.numpy()[...] = array
-    return host.to(device(), non_blocking=True)
+    return pinned(array).to(device(), non_blocking=True)
 
 
 def decode_tiles(streams, first, last, residuals, status):
@@ -83,6 +85,16 @@ def decode_tiles(streams, first, last, residuals, status):
 
 def decode_on_device(loaded: DeviceTiles, out: torch.Tensor | None = None) -> torch.Tensor:
     """The int8 matrix (rows, columns) on the device. CodecError names the first tile that does not decode, and why."""
+    out, found = start(loaded, out)
+    verify(loaded.tiles, found.cpu().numpy())
+    return out
+
+
+def start(loaded: DeviceTiles, out: torch.Tensor | None = None, found=None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the decoding and return at once, without waiting for the device: the matrix, and what ``verify`` must see.
+
+    That is (2, tiles) uint32 on the device, written to ``found`` if given: what became of each tile, and its checksum.
+    """
     tiles, layout = loaded.tiles, loaded.tiles.layout
     if out is None:
         out = torch.empty(tiles.shape, dtype=torch.int8, device=device())
@@ -90,16 +102,23 @@ def decode_on_device(loaded: DeviceTiles, out: torch.Tensor | None = None) -> to
         raise CodecError(f"{tiles.name}: out is {out.dtype} {tuple(out.shape)}, and the matrix int8 {tiles.shape}")
     room = layout.tile_rows * layout.tile_columns
     residuals = torch.empty((len(tiles), room), dtype=torch.uint8, device=out.device)
-    status = torch.empty(len(tiles), dtype=torch.uint8, device=out.device)
-    sums = torch.empty(len(tiles), dtype=torch.uint32, device=out.device)
-    _launch(*loaded[1:], residuals, status, layout.lanes, rans.LOWER[layout.unit_bits])
+    found = torch.empty((2, len(tiles)), dtype=torch.uint32, device=out.device) if found is None else found
+    _launch(*loaded[1:], residuals, found[0], layout.lanes, rans.LOWER[layout.unit_bits])
     width = triton.next_power_of_2(layout.tile_columns)
     finish_kernel[(len(tiles),)](
-        residuals, sums, out, room, layout.rows, layout.columns, layout.tile_rows, layout.tile_columns,
+        residuals, found[1], out, room, layout.rows, layout.columns, layout.tile_rows, layout.tile_columns,
         PREDICTOR=layout.predictor, HEIGHT=max(1, _AT_ONCE // width), WIDTH=width, num_warps=4,
     )  # fmt: skip
-    _check(tiles, status.cpu().numpy(), sums.cpu().numpy())
-    return out
+    return out, found
+
+
+def verify(tiles: Tiles, found: np.ndarray) -> None:
+    """Compare what ``start`` found, brought to the host. CodecError names the first tile that did not decode, and why."""
+    status, sums = found
+    for tile in np.flatnonzero(status)[:1]:
+        raise tiles.error(int(tile), f"{REASONS[int(status[tile])]} (decoder triton)")
+    for tile in np.flatnonzero(sums != tiles.checksums)[:1]:
+        raise tiles.error(int(tile), "the checksum of its values differs (decoder triton)")
 
 
 def _launch(units, begin, end, coded, values, slots, residuals, status, lanes, lower):
@@ -111,38 +130,3 @@ def _launch(units, begin, end, coded, values, slots, residuals, status, lanes, l
         slots.shape[1] if len(slots) > 1 else 0, THREADS=threads, EACH=lanes // threads,
         UNIT_BITS=8 * units.itemsize, LOWER=lower, num_warps=1,
     )  # fmt: skip
-
-
-def _check(tiles, status, sums):
-    for tile in np.flatnonzero(status)[:1]:
-        raise tiles.error(int(tile), f"{REASONS[int(status[tile])]} (decoder triton)")
-    for tile in np.flatnonzero(sums != tiles.checksums)[:1]:
-        raise tiles.error(int(tile), "the checksum of its values differs (decoder triton)")
-
-
-def decode_as_they_arrive(matrices: Iterable[Tiles]) -> Iterator[torch.Tensor]:
-    """Decode one matrix after another while the next one's streams cross from pinned host memory on a second stream."""
-    if INTERPRETED:
-        yield from (decode_on_device(upload(tiles)) for tiles in matrices)
-        return
-    copying, computing = torch.cuda.Stream(), torch.cuda.current_stream()
-
-    def start(tiles):
-        with torch.cuda.stream(copying):
-            return upload(tiles), copying.record_event()
-
-    waiting = None
-    for tiles in matrices:
-        arriving = start(tiles)
-        if waiting:
-            yield _decode_after(*waiting, computing)
-        waiting = arriving
-    if waiting:
-        yield _decode_after(*waiting, computing)
-
-
-def _decode_after(loaded: DeviceTiles, copied, stream) -> torch.Tensor:
-    stream.wait_event(copied)
-    for part in loaded[1:]:
-        part.record_stream(stream)  # it was allocated on the copying stream and must outlive this one's use
-    return decode_on_device(loaded)

@@ -142,7 +142,7 @@ def rans_kernel(
         wrong = state != LOWER
     found = tl.where(tl.sum(tl.sum(wrong.to(tl.int32), axis=1), axis=0) > 0, _STATE, _OK)
     found = tl.where(position < stop, _LONG, tl.where(position > stop, _SHORT, found))
-    tl.store(status + tile, found.to(tl.uint8))
+    tl.store(status + tile, found.to(status.dtype.element_ty))
 
 
 @triton.jit

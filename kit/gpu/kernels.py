@@ -90,7 +90,7 @@ def tile_decoder(tiles: int, bits: float = 7.2, lanes: int = 128) -> list[Case]:
         "units": "*u16",
         "slots": "*u32",
         "residuals": "*u8",
-        "status": "*u8",
+        "status": "*u32",
         "room": "i32",
         "slots_a_tile": "i32",
     }

@@ -9,6 +9,7 @@ from kit.cache.policy import HashMap, NoCache, Policy
 from kit.cache.store import WeightCache
 from kit.errors import ModelError
 from kit.gguf.reader import GGUFFile, TensorInfo
+from kit.gpu.memory import pinned
 from kit.quants import dequantize
 from kit.quants.triton import DEVICE
 from kit.trace import Trace
@@ -87,7 +88,4 @@ class DeviceWeights:
 
     def _pinned(self, name: str) -> torch.Tensor:
         """A copy of the mapped file's blocks in memory from which the device can read by itself."""
-        blocks = self.file.blocks(name)
-        host = torch.empty(blocks.shape, dtype=torch.uint8, pin_memory=self._copying is not None)
-        host.numpy()[...] = blocks
-        return host
+        return pinned(self.file.blocks(name))
