@@ -10,8 +10,7 @@ import torch
 from kit.buffers import Buffers
 from kit.cache.policy import NoCache, Policy
 from kit.cache.store import WeightCache
-from kit.errors import ModelError
-from kit.gguf.reader import GGUFFile, TensorInfo, layer_of
+from kit.gguf.reader import GGUFFile, TensorInfo, find_tensor, layer_of
 from kit.quants.registry import dequantize, dtype_named
 from kit.trace import Trace
 
@@ -52,7 +51,7 @@ class Weights(Mapping):
 
     def info(self, name: str) -> TensorInfo:
         """The TensorInfo of ``name`` (of the whole stack for ``name[expert]``); ModelError names the file."""
-        return self.file.tensors[self._find(name)[0]]
+        return self.file.tensors[find_tensor(self.file, name)[0]]
 
     def nbytes(self, name: str) -> int:
         """Bytes of the dequantised tensor: what it costs to keep."""
@@ -60,13 +59,13 @@ class Weights(Mapping):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """(out, in) of a matrix, (n,) of a vector."""
-        stack, expert = self._find(name)
+        stack, expert = find_tensor(self.file, name)
         shape = self.file.tensors[stack].shape
         return shape if expert is None else shape[1:]
 
     def blocks(self, name: str) -> np.ndarray:
         """The tensor's blocks as they lie in the file, (out, bytes of a row), uint8."""
-        stack, expert = self._find(name)
+        stack, expert = find_tensor(self.file, name)
         blocks = self.file.blocks(stack)
         return blocks if expert is None else blocks[expert]
 
@@ -103,13 +102,3 @@ class Weights(Mapping):
         with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
             out = self._buffers.empty(shape, self.dtype)
             return dequantize(blocks, qtype, dtype=self.dtype, backend=self.backend, out=out)
-
-    def _find(self, name: str) -> tuple[str, int | None]:
-        """``"stack[3]"`` -> ("stack", 3), a plain name -> (name, None), if the file has it; ModelError otherwise."""
-        tensors = self.file.tensors
-        if name in tensors:
-            return name, None
-        stack, _, expert = name.removesuffix("]").rpartition("[")
-        if stack in tensors and expert.isdecimal() and int(expert) < tensors[stack].shape[0]:
-            return stack, int(expert)
-        raise ModelError(f"{self.file.path}: no tensor {name!r}; `kit inspect --tensors` lists them")

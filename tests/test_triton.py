@@ -227,7 +227,7 @@ def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
     dense = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
     experts = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
     assert "does not keep" in call(worker.refusal, dense, {"graphs": True})
-    assert "experts are not supported" in call(worker.refusal, experts, {})
+    assert "a graph cannot choose experts" in call(worker.refusal, experts, {"graphs": True})
     assert "choose one of float32, float16, bfloat16" in call(worker.refusal, dense, {"kv_dtype": "q8_0"})
 
 
@@ -241,6 +241,29 @@ def test_the_models_logits_and_tokens(call, tmp_path):
     assert tokens == kit.generate(model, prompt, max_tokens=2, stop_at_end=False).tokens
     assert stats.evictions and stats.prefetched and stats.peak_bytes <= 300 * 1024 and spans
     assert host.misses == len([tensor for tensor in kit.open(path).tensors.values()])
+
+
+def test_experts_through_a_small_device_cache(call, tmp_path):
+    """Prefill by few tokens and by many (where an expert gets few of them), then decoding: only used experts are read."""
+    path = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
+    model = kit.Transformer(kit.Weights(kit.open(path)))
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    logits, tokens, stats, _, _ = call(worker.generate, path, prompt, 3, "200 KiB")
+    np.testing.assert_allclose(logits, model.logits(prompt).numpy(), rtol=0, atol=2e-5 * float(logits.std()))
+    assert tokens == kit.generate(model, prompt, max_tokens=3, stop_at_end=False).tokens
+    assert stats.evictions and stats.peak_bytes <= 200 * 1024
+
+
+def test_one_expert_of_a_stack(call, tmp_path):
+    path = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
+    name = "blk.0.ffn_down_exps.weight"
+    with kit.open(path) as file:
+        stack, count = file.blocks(name), file.tensors[name].shape[0]
+        for expert in (0, count - 1):
+            blocks, nbytes = call(worker.blocks, path, f"{name}[{expert}]")
+            assert np.array_equal(blocks, stack[expert]) and nbytes == blocks.nbytes
+    for wrong in (f"{name}[{count}]", f"{name}[-1]", "nothing"):
+        assert "no tensor" in call(worker.blocks, path, wrong)
 
 
 interpreting = pytest.mark.skipif(

@@ -101,12 +101,24 @@ def generate(path, prompt, tokens, capacity):
     from kit.gpu.transformer import DeviceTransformer
     from kit.gpu.weights import DeviceWeights
 
-    linear.ROWS = 1024  # the interpreter's time goes by programs, not by numbers
+    linear.ROWS = 512  # the interpreter's time goes by programs, not by numbers
     weights = DeviceWeights(kit.open(path), kit.LRU(capacity), kit.HashMap(), ahead="1 MiB")
     model = DeviceTransformer(weights, max_context=64)
     logits = model.logits(prompt).numpy()
     answer = kit.generate(model, prompt, max_tokens=tokens, stop_at_end=False)
     return logits, answer.tokens, weights.store.stats, weights.host_store.stats, len(weights.trace)
+
+
+def blocks(path, name):
+    """The blocks of one tensor or expert on the device and the bytes that they count as, or the text of the error."""
+    import kit
+    from kit.gpu.weights import DeviceWeights
+
+    weights = DeviceWeights(kit.open(path))
+    try:
+        return weights.blocks(name).numpy(), weights.nbytes(name)
+    except kit.KitError as error:
+        return str(error)
 
 
 def refusal(path, options):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kit.errors import GGUFError
+from kit.errors import GGUFError, ModelError
 from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
 from kit.gguf.sources import part_paths, resolve
 from kit.quants.formats import BY_ID, FORMATS
@@ -57,6 +57,19 @@ def layer_of(name: str) -> int:
     """N of a tensor name that starts with "blk.N.", else -1."""
     match = re.match(r"blk\.(\d{1,9})\.", name, re.ASCII)
     return int(match[1]) if match else -1
+
+
+def find_tensor(file, name: str) -> tuple[str, int | None]:
+    """Where a matrix lies: a plain name -> (name, None), one expert ``"stack[3]"`` -> ("stack", 3).
+
+    ``file`` is anything with ``path`` and ``tensors``. ModelError when it has no such tensor or expert.
+    """
+    if name in file.tensors:
+        return name, None
+    stack, _, expert = name.removesuffix("]").rpartition("[")
+    if stack in file.tensors and expert.isdecimal() and int(expert) < file.tensors[stack].shape[0]:
+        return stack, int(expert)
+    raise ModelError(f"{file.path}: no tensor {name!r}; `kit inspect --tensors` lists them")
 
 
 class _Part(NamedTuple):

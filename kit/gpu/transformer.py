@@ -21,18 +21,18 @@ class DeviceTransformer(Transformer):
 
     Linear layers read the blocks where they lie; attention is torch's SDPA over a cache of ``kv_dtype`` on the device.
     ``graphs`` (None: on CUDA): one token is a replayed CUDA graph, which needs every block to stay on the device; its
-    parts leave no spans in the trace, only "token". Without, the tensor after the one in use is prefetched. ModelError
-    for models with experts, whose tensors a graph cannot choose.
+    parts leave no spans in the trace, only "token". Without, the tensor after the one in use is prefetched. A model with
+    experts runs without (None) or not at all (ModelError): which of them a token wants is known only when it is there.
     """
 
     def __init__(self, weights: DeviceWeights, max_context=None, kv_dtype="float32", graphs: bool | None = None):
         super().__init__(weights, attention="sdpa", max_context=max_context, kv_dtype=kv_dtype)
-        if self.config.experts:
-            raise ModelError(f"{self.file.path}: experts are not supported on the device; run the model on the CPU")
-        self.graphs = weights.device.type == "cuda" if graphs is None else graphs
+        if self.config.experts and graphs:
+            raise ModelError(f"{self.file.path}: a graph cannot choose experts; leave graphs out, or give graphs=False")
+        self.graphs = weights.device.type == "cuda" and not self.config.experts if graphs is None else graphs
         names = [name for name in self.config.tensors() | self.config.optional_tensors() if name in self.file.tensors]
         matrices = [name for name in names if len(self.file.tensors[name].shape) == 2]
-        self._vectors = {name: weights[name] for name in names if name not in matrices}
+        self._vectors = {name: weights[name] for name in names if len(self.file.tensors[name].shape) == 1}
         self._held = weights.resident(matrices) if self.graphs else {}
         order = matrices[1:] + matrices[:1]  # the embedding comes last again where it is the output projection
         self._next = dict(zip(matrices, order, strict=True))
@@ -108,15 +108,31 @@ class DeviceTransformer(Transformer):
             mixed = _grouped_attention(q, keys, values, visible, c.attention_scale)
             self._multiply(f"{block}attn_output.weight", spread(mixed), x)
             inner = spread_norm(x, self._vectors[f"{block}ffn_norm.weight"], c.norm_eps)
-            gate, up = (self._multiply(f"{block}ffn_{part}.weight", inner) for part in ("gate", "up"))
-            self._multiply(f"{block}ffn_down.weight", spread(up, gate), x)
+            if c.experts:
+                self._experts(f"{block}ffn_", inner, x)
+            if c.shared_width or not c.experts:
+                self._swiglu(f"{block}ffn_", "_shexp.weight" if c.experts else ".weight", inner, x)
         last = spread_norm(x[wanted].contiguous(), self._vectors["output_norm.weight"], c.norm_eps)
         return self._multiply("token_embd.weight" if c.tied else "output.weight", last) / c.logit_scale
+
+    def _swiglu(self, block, suffix, inner, add_to=None):
+        gate, up = (self._multiply(f"{block}{part}{suffix}", inner) for part in ("gate", "up"))
+        return self._multiply(f"{block}down{suffix}", spread(up, gate), add_to)
+
+    def _experts(self, block, inner, x):
+        """Add to x (tokens, width) what each token's best experts make of it; the host must wait to learn which."""
+        share, chosen = self._multiply(f"{block}gate_inp.weight", inner).softmax(-1).topk(self.config.experts_used)
+        share /= share.sum(-1, keepdim=True)
+        for expert in chosen.unique().tolist():
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            rows = inner[token]  # planes, or x itself where there are many: spread again, for they may be few now
+            y = self._swiglu(block, f"_exps.weight[{expert}]", spread(rows) if rows.ndim == 2 else rows)
+            x.index_add_(0, token, y.mul_(share[token, place, None]), alpha=self.config.residual_scale)
 
     def _multiply(self, name, spread_x, add_to=None):
         """W x + bias, (tokens, out); with ``add_to`` that much of the residual stream, times its scale, is added to it."""
         factor = 1.0 if add_to is None else self.config.residual_scale
-        y = apply(self._blocks(name), self.file.tensors[name].qtype, spread_x, add_to, factor)
+        y = apply(self._blocks(name), self.weights.info(name).qtype, spread_x, add_to, factor)
         bias = self._vectors.get(name.removesuffix("weight") + "bias")
         return y if bias is None else y.add_(bias, alpha=factor)
 
@@ -124,7 +140,8 @@ class DeviceTransformer(Transformer):
         if self.graphs:
             return self._held[name]
         blocks = self.weights.blocks(name)
-        self.weights.prefetch(self._next[name])
+        if name in self._next:  # what comes after an expert is another, which no table knows
+            self.weights.prefetch(self._next[name])
         return blocks
 
 

@@ -8,7 +8,7 @@ import torch
 from kit.cache.policy import HashMap, NoCache, Policy
 from kit.cache.store import WeightCache
 from kit.errors import ModelError
-from kit.gguf.reader import GGUFFile, TensorInfo
+from kit.gguf.reader import GGUFFile, TensorInfo, find_tensor
 from kit.gpu.memory import pinned
 from kit.quants import dequantize
 from kit.quants.triton import DEVICE
@@ -24,7 +24,7 @@ class _Copy(NamedTuple):
 
 
 class DeviceWeights:
-    """``blocks(name)`` is a tensor's blocks (out, bytes of a row), uint8, on the device.
+    """``blocks(name)`` is a tensor's blocks (out, bytes of a row), uint8, on the device; ``stack[3]`` those of one expert.
 
     ``cache`` decides which stay there: its capacity counts bytes of device memory (None: all of them); ``store`` has the
     statistics and each access adds a span "access" to ``trace``, as for kit.Weights. ``host`` decides which are also
@@ -43,15 +43,17 @@ class DeviceWeights:
         self._copying = torch.cuda.Stream() if DEVICE == "cuda" else None
 
     def info(self, name: str) -> TensorInfo:
-        """The TensorInfo of ``name``; ModelError when the file has no such tensor."""
-        try:
-            return self.file.tensors[name]
-        except KeyError:
-            raise ModelError(f"{self.file.path}: no tensor {name!r}; `kit inspect --tensors` lists them") from None
+        """The TensorInfo of ``name`` (of the whole stack for ``name[expert]``); ModelError names the file."""
+        return self.file.tensors[find_tensor(self.file, name)[0]]
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of the blocks of ``name``."""
+        info = self.info(name)
+        return info.nbytes if name == info.name else info.nbytes // info.shape[0]
 
     def blocks(self, name: str) -> torch.Tensor:
         """The blocks of ``name``, usable on the current stream."""
-        copy = self.store.get(name, self.info(name).nbytes, lambda: self._copy(name))
+        copy = self.store.get(name, self.nbytes(name), lambda: self._copy(name))
         if copy.done is not None:
             stream = torch.cuda.current_stream()
             stream.wait_event(copy.done)
@@ -60,12 +62,13 @@ class DeviceWeights:
 
     def prefetch(self, name: str) -> bool:
         """Start the copy of ``name`` on the second stream and return at once; False when it is there or has no room."""
-        return self.store.prefetch(name, self.info(name).nbytes, lambda: self._copy(name))
+        return self.store.prefetch(name, self.nbytes(name), lambda: self._copy(name))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The tensor dequantised anew, float32 on the device: for vectors, and where a whole matrix is wanted."""
         info = self.info(name)
-        return dequantize(self.blocks(name), info.qtype, backend="triton").view(info.shape)
+        shape = info.shape if name == info.name else info.shape[1:]
+        return dequantize(self.blocks(name), info.qtype, backend="triton").view(shape)
 
     def resident(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """The blocks of all ``names``, at addresses that stay (CUDA graphs); ModelError when the policy lets one go."""
@@ -80,7 +83,7 @@ class DeviceWeights:
         return held
 
     def _copy(self, name: str) -> _Copy:
-        host = self.host_store.get(name, self.info(name).nbytes, lambda: self._pinned(name))
+        host = self.host_store.get(name, self.nbytes(name), lambda: self._pinned(name))
         if self._copying is None:
             return _Copy(host, None)
         with torch.cuda.stream(self._copying):
@@ -88,4 +91,6 @@ class DeviceWeights:
 
     def _pinned(self, name: str) -> torch.Tensor:
         """A copy of the mapped file's blocks in memory from which the device can read by itself."""
-        return pinned(self.file.blocks(name))
+        stack, expert = find_tensor(self.file, name)
+        blocks = self.file.blocks(stack)
+        return pinned(blocks if expert is None else blocks[expert])
