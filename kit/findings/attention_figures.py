@@ -100,21 +100,39 @@ def kv_speeds(table: pd.DataFrame):
 
 def roofline(table: pd.DataFrame, machine):
     """GFLOP/s over FLOPs a byte: read bandwidth and peak arithmetic are the roof."""
+    figure, axes = _under_a_roof(table, machine)
+    for point, row in table.iterrows():
+        kind, variant = point.split()[0], point.split()[1].rstrip(",")
+        marker = "o" if kind == "attention" else "s"
+        axes.plot(row["intensity"], row["gflops"], marker, color=COLOURS[variant], markersize=8, label=point)
+    axes.set_title("Roofline: what each variant makes of the machine")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+    return figure
+
+
+def tokens_roofline(table: pd.DataFrame, device):
+    """The same for decoded tokens (index: KV cache type, context) on ``device``: a colour a type, a marker a context."""
+    figure, axes = _under_a_roof(table, device)
+    kinds, contexts = (list(dict.fromkeys(table.index.get_level_values(level))) for level in (0, 1))
+    for (kind, context), row in table.iterrows():
+        colour, marker = figures.PALETTE[kinds.index(kind)], "osv^D"[contexts.index(context) % 5]
+        label = f"{kind} keys and values, context {context:,}"
+        axes.plot(row["intensity"], row["gflops"], marker, color=colour, markersize=8, label=label)
+    axes.set_title(f"Roofline of {device.name}: a decoded token")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+    return figure
+
+
+def _under_a_roof(table, machine):
     figure, axes = figures.new(height=4.8)
     low, high = table["intensity"].min() / 2, table["intensity"].max() * 2
     ridge = machine.f32_gflops / machine.read_gbps
     roof = [value for value in (low, ridge, high) if low <= value <= high]
     axes.plot(roof, [min(machine.f32_gflops, machine.read_gbps * value) for value in roof], "--", color=figures.BLACK,
               linewidth=1.2, label=f"{machine.read_gbps:.0f} GB/s, then {machine.f32_gflops:.0f} GFLOP/s")  # fmt: skip
-    for point, row in table.iterrows():
-        kind, variant = point.split()[0], point.split()[1].rstrip(",")
-        marker = "o" if kind == "attention" else "s"
-        axes.plot(row["intensity"], row["gflops"], marker, color=COLOURS[variant], markersize=8, label=point)
     figures.log(axes, "x", "y")
     axes.set(xlabel="FLOPs a byte read", ylabel="GFLOP/s")
-    axes.set_title("Roofline: what each variant makes of the machine")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
-    return figure
+    return figure, axes
 
 
 def token_bars(tokens: pd.DataFrame, least: float):

@@ -46,6 +46,13 @@ WAYS = {
     "fused": Way("fused", "weights used from the file's blocks, read as it goes; nothing to preload", linear="fused"),
 }
 PHASES = ("open", "read", "dequantize", "compute")
+_SPANS = {  # phase -> its spans; who comes first has an instant that several claim
+    "dequantize": "dequantize",
+    "read": "read",
+    "upload": "upload",
+    "open": "open",
+    "compute": "answer",
+}
 
 
 @dataclass(frozen=True)
@@ -125,14 +132,14 @@ def _warm_memory(path, dtype: str) -> bool:
     return True
 
 
-def phases(frame: pd.DataFrame) -> dict[str, float]:
+def phases(frame: pd.DataFrame, names: tuple[str, ...] = PHASES) -> dict[str, float]:
     """Wall seconds by phase, each instant counted once: dequantising before reading before all else of the answer."""
     claimed, parts = np.empty((0, 2)), {}
-    for phase, spans in (("dequantize", "dequantize"), ("read", "read"), ("open", "open"), ("compute", "answer")):
+    for phase, spans in _SPANS.items():
         merged = _union(np.vstack([claimed, frame.loc[frame["what"] == spans, ["start", "end"]].to_numpy()]))
         parts[phase] = _length(merged) - _length(claimed)
         claimed = merged
-    return {phase: parts[phase] for phase in PHASES}
+    return {phase: parts[phase] for phase in names}
 
 
 def _union(intervals: np.ndarray) -> np.ndarray:

@@ -1,0 +1,154 @@
+"""Decoding on a device: tokens a second by context and KV cache type, beside what its memory bandwidth allows."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit import claims
+from kit.architectures import Config, read_config
+from kit.findings.attention_figures import tokens_roofline
+from kit.findings.first_token import elements_of
+from kit.gguf.geometry import GEOMETRIES
+from kit.gpu.kvcache import KV_DTYPES
+from kit.gpu.machine import Limits
+from kit.gpu.transformer import DeviceTransformer
+from kit.gpu.weights import DeviceWeights
+from kit.machine import memory_available
+from kit.units import format_bytes
+
+CONTEXTS = (1, 512, 4096, 32768, 131071)
+_REPORTED = "granite-3.3-8b"
+_SHARE = 0.8  # of the free memory that a KV cache may take; masks and activations need some, too
+
+
+@dataclass(frozen=True)
+class Point:
+    """One context and KV cache type: seconds of each token, what it reads and computes; ``missing``: why there are none."""
+
+    context: int
+    kv: str
+    samples: tuple[float, ...]
+    nbytes: int
+    flops: int
+    missing: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds a token, its logits on the host."""
+        return float(np.median(self.samples))
+
+
+def blocks_read(tensors: Mapping) -> int:
+    """Bytes of blocks that one token reads, of a name -> TensorInfo: an embedding counts where it is the output, too."""
+    untied = "output.weight" in tensors
+    return sum(t.nbytes for name, t in tensors.items() if not (untied and name == "token_embd.weight"))
+
+
+def kv_bytes(config: Config, context: int, kv: str) -> int:
+    """Bytes of the keys and values of ``context`` positions."""
+    return 2 * config.layers * config.kv_heads * config.head_dim * context * KV_DTYPES[kv].itemsize
+
+
+def free_bytes() -> int:
+    """Free memory of the device; of this machine where the kernels are interpreted."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else memory_available()
+
+
+def equality(file, prompt: list[int]) -> float:
+    """RMS difference of the device's logits after ``prompt`` from those of the CPU's fused products, over their spread."""
+    right = kit.Transformer(kit.Weights(file), linear="fused").logits(prompt)[-1].double()
+    model = DeviceTransformer(DeviceWeights(file), max_context=len(prompt))
+    ours = model.step(prompt, model.new_cache()).double()
+    return float((ours - right).pow(2).mean().sqrt() / right.std())
+
+
+def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> list[Point]:
+    """Decode after a random context of each length that the model knows; a KV cache that does not fit is left out.
+
+    With a GPU each token is a replayed CUDA graph, captured before the first that counts.
+    """
+    config, weights = read_config(file), DeviceWeights(file)
+    weights.resident(file.tensors)
+    elements = sum(t.elements for name, t in file.tensors.items() if config.tied or name != "token_embd.weight")
+    points = []
+    for context in (n for n in contexts if n < config.context):
+        for kv in kinds:
+            held = kv_bytes(config, context, kv)
+            flops = 2 * elements + 4 * config.layers * config.heads * config.head_dim * context
+            need, have = kv_bytes(config, context + 1, kv), _SHARE * free_bytes()
+            missing = f"{format_bytes(need)} of keys and values, {format_bytes(have)} to have" if need > have else ""
+            taken = () if missing else _tokens(weights, context, kv, samples)
+            points.append(Point(context, kv, taken, blocks_read(file.tensors) + held, flops, missing))
+    return points
+
+
+def _tokens(weights: DeviceWeights, context: int, kv: str, samples: int) -> tuple[float, ...]:
+    model = DeviceTransformer(weights, max_context=context + 1, kv_dtype=kv)
+    cache, taken = model.new_cache(), []
+    for stored in (cache.keys, cache.values):
+        stored.normal_(generator=torch.Generator(stored.device).manual_seed(0))
+    cache.advance(context)
+    for _ in range(samples + 2):  # the first compiles and captures, the second warms up
+        cache.truncate(context)
+        start = time.perf_counter()
+        model.step([0], cache)  # ends with the logits on the host: the device has finished
+        taken.append(time.perf_counter() - start)
+    return tuple(taken[2:])
+
+
+def table(points: list[Point], gpu: Limits) -> pd.DataFrame:
+    """One row a context and KV type: tokens a second, what read bandwidth allows, the share of it, GB/s; or why not."""
+    rows = []
+    for point in points:
+        row = {"context": point.context, "KV cache": point.kv}
+        if point.samples:
+            least = gpu.seconds_to_read(point.nbytes)
+            row |= {"tok/s": 1 / point.seconds, "bound tok/s": 1 / least, "of the bound": least / point.seconds,
+                    "GB/s": point.nbytes / point.seconds / 1e9}  # fmt: skip
+        rows.append(row | {"left out": point.missing})
+    return pd.DataFrame(rows).set_index(["context", "KV cache"])
+
+
+def roofline(points: list[Point], gpu: Limits):
+    """GFLOP/s over FLOPs a byte of every token; the device's measured bandwidth and f32 peak are the roof."""
+    measured = [point for point in points if point.samples]
+    places = [(point.flops / point.nbytes, point.flops / point.seconds / 1e9) for point in measured]
+    index = pd.MultiIndex.from_tuples([(point.kv, point.context) for point in measured])
+    return tokens_roofline(pd.DataFrame(places, index, ["intensity", "gflops"]), gpu)
+
+
+def judge(lab, file, points: list[Point], stands_for: str) -> None:
+    """Records of every point, and what the shortest context says of blas-500 and variance-45-1100.
+
+    A file of fewer layers than ``stands_for`` is scaled by the bytes of its blocks.
+    """
+    for point in points:
+        what = f"decode of {stands_for} on the device, context {point.context}, {point.kv} KV cache"
+        if not point.samples:
+            lab.record(quantity=what, unit="tok/s", status="skipped", reason=point.missing, device=lab.device)
+            continue
+        lab.record(
+            quantity=what, unit="tok/s", samples=[1 / seconds for seconds in point.samples], device=lab.device,
+            upper=1 / lab.gpu.seconds_to_read(point.nbytes), upper_source="blocks, keys and values at read bandwidth",
+        )  # fmt: skip
+    shortest = next(point for point in points if point.samples)
+    whole = blocks_read({tensor.name: tensor for tensor in GEOMETRIES[stands_for].tensors("Q4_K_M")})
+    here = [blocks_read(file.tensors) / whole / seconds for seconds in shortest.samples]
+    typical, upper = float(np.median(here)), 1 / lab.gpu.seconds_to_read(whole)
+    share = elements_of(stands_for) / elements_of(_REPORTED)
+    for name in ("blas-500", "variance-45-1100") if stands_for == _REPORTED else ("variance-45-1100",):
+        claim = claims.get(name)
+        reached = "reproduced in ratio" if typical >= claim.after else "not reproduced"
+        lab.record(
+            claim.id, quantity=f"tokens a second for the weights of {stands_for}, from blocks on the device",
+            unit="tok/s", samples=here, device=lab.device, upper=upper,
+            upper_source=f"{format_bytes(whole)} of blocks at {lab.gpu.read_gbps:,.0f} GB/s of {lab.gpu.name}",
+            tolerance=f"at least the reported {claim.after:g}", verdict="impossible" if upper < claim.after else reached,
+            reason=f"{typical:,.0f} tok/s, batch 1, a CUDA graph a token; its bandwidth allows {upper:,.0f} of a model with "
+            f"{share:.0%} of the reports' weights",
+        )  # fmt: skip
