@@ -5,6 +5,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
+import model_files
 import numpy as np
 import pytest
 import torch
@@ -252,6 +253,24 @@ def test_experts_through_a_small_device_cache(call, tmp_path):
     np.testing.assert_allclose(logits, model.logits(prompt).numpy(), rtol=0, atol=2e-5 * float(logits.std()))
     assert tokens == kit.generate(model, prompt, max_tokens=3, stop_at_end=False).tokens
     assert stats.evictions and stats.peak_bytes <= 200 * 1024
+
+
+def test_an_expert_that_every_token_passes(call, tmp_path):
+    """With granite's multipliers and biases, one of them on the shared expert."""
+
+    def change(metadata, tensors):
+        random = np.random.default_rng(1)
+        metadata["granitemoe.expert_shared_feed_forward_length"] = 64
+        for layer in range(2):
+            for part, shape in (("gate", (64, 256)), ("up", (64, 256)), ("down", (256, 64))):
+                tensors[f"blk.{layer}.ffn_{part}_shexp.weight"] = random.normal(0, 0.05, shape).astype(np.float32)
+            for name in ("ffn_down_shexp", "attn_output"):
+                tensors[f"blk.{layer}.{name}.bias"] = random.normal(0, 0.5, 256).astype(np.float32)
+
+    path = model_files.rewrite(model_files.write(tmp_path, "granitemoe"), tmp_path / "shared.gguf", change)
+    right = kit.Transformer(kit.Weights(kit.open(path))).logits([7, 1, 7]).numpy()
+    logits = call(worker.generate, path, [7, 1, 7], 1, "1 GiB")[0]
+    np.testing.assert_allclose(logits, right, rtol=0, atol=2e-5 * float(right.std()))
 
 
 def test_one_expert_of_a_stack(call, tmp_path):
