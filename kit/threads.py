@@ -1,7 +1,8 @@
-"""Threads that stay: a compiled kernel over numbered pieces of work, handed out by a counter, without the interpreter.
+"""Threads that stay: a compiled kernel over numbered pieces of work, handed out by counters, without the interpreter.
 
 An ordinary pool wakes a thread in tens of microseconds, as long as a small matrix takes. Here the threads wait for work
-inside compiled code: for a fraction of a millisecond on a counter, and only then in the operating system.
+inside compiled code: for a fraction of a millisecond on a counter, and only then in the operating system. Each thread
+works through a run of pieces of its own, so that it reads memory in one direction, and then helps with the others' runs.
 """
 
 import functools
@@ -24,7 +25,10 @@ from numba.extending import intrinsic
 from kit.machine import usable_cores
 from kit.simd.vectors import jit, source_stamp
 
-_NEXT, _LIMIT, _DONE, _FUNCTION, _ARGUMENTS, _FIRST, _AWAKE = range(0, 7 * 8, 8)  # byte offsets of the board
+# The board, in bytes: a line of 64 for all, one for the pieces done, and then one for each thread's run of pieces.
+_RUNS, _FUNCTION, _ARGUMENTS, _PUT_UP, _AWAKE, _DONE = 0, 8, 16, 24, 32, 64
+_RUN, _LINE = 128, 64
+_NEXT, _LIMIT, _BASE = 0, 8, 16  # in a run's line
 _PATIENCE = 2**14  # looks at the board before a thread goes to sleep: about 0.3 ms
 _I64 = ir.IntType(64)
 
@@ -85,19 +89,22 @@ class _Crew:
     """The threads besides the caller's, and the board on which they find their work."""
 
     def __init__(self, threads: int):
-        self._board = np.zeros(64, np.int64)
+        words = _LINE // 8
+        room = np.zeros(words * (2 + threads + 1), np.int64)
+        self._board = room[-(room.ctypes.data // 8) % words :]  # from the start of a line on
+        self._board[_RUNS // 8] = threads
         self._address = self._board.ctypes.data
         self._arguments = np.zeros(16, np.int64)
         self._arguments_address = self._arguments.ctypes.data
         self._helpers = threads - 1
         self._bell, self._busy = SimpleQueue(), threading.Lock()
-        _serve(self._address, 0)  # compiled here, once, and not by all threads at a time
-        for number in range(self._helpers):
-            threading.Thread(target=self._work, name=f"kit-{number}", daemon=True).start()
+        _serve(self._address, 0, 0)  # compiled here, once, and not by all threads at a time
+        for number in range(1, threads):
+            threading.Thread(target=self._work, args=(number,), name=f"kit-{number}", daemon=True).start()
 
-    def _work(self):
+    def _work(self, number):
         while True:
-            _serve(self._address, _PATIENCE)
+            _serve(self._address, number, _PATIENCE)
             self._bell.get()
 
     def run(self, function, arguments, pieces):
@@ -117,40 +124,43 @@ class _Crew:
             self._busy.release()
 
 
-# ---- the board. Pieces have tickets that count up for ever: a piece is taken by moving NEXT on, which succeeds only below
-# LIMIT; LIMIT moves last when work is put up, and the work's arguments change only after DONE has reached it.
+# ---- the board. A run's pieces have tickets that count up for ever: a piece is taken by moving NEXT on, which succeeds
+# only below LIMIT; LIMIT moves last when work is put up, and the work's arguments change only after DONE has reached PUT_UP.
 
 
 @jit
 def _lead(board, function, arguments, pieces):
     """Put work up and take part in it until all pieces are taken."""
-    limit = read(board + _LIMIT)
-    write(board + _FIRST, limit)
     write(board + _FUNCTION, function)
     write(board + _ARGUMENTS, arguments)
-    limit += pieces
-    write(board + _LIMIT, limit)
-    while _take(board):
-        pass
+    write(board + _PUT_UP, read(board + _PUT_UP) + pieces)
+    runs = read(board + _RUNS)
+    for number in range(runs):
+        run = board + _RUN + _LINE * number
+        first, last = pieces * number // runs, pieces * (number + 1) // runs
+        limit = read(run + _LIMIT)
+        write(run + _BASE, limit - first)
+        write(run + _LIMIT, limit + last - first)
+    _take_all(board, 0)
 
 
 @jit
 def _all_done(board, patience):
     """Wait for the pieces that others took; False after ``patience`` looks."""
     for _ in range(patience):
-        if read(board + _DONE) == read(board + _LIMIT):
+        if read(board + _DONE) == read(board + _PUT_UP):
             return True
         pause()
     return False
 
 
 @jit
-def _serve(board, patience):
+def _serve(board, number, patience):
     """Work for as long as there is any, and until ``patience`` looks in a row have found none."""
     add(board + _AWAKE, 1)
     looks = 0
     while looks < patience:
-        if _take(board):
+        if _take_all(board, number):
             looks = 0
         else:
             looks += 1
@@ -159,14 +169,27 @@ def _serve(board, patience):
 
 
 @jit
-def _take(board):
+def _take_all(board, number):
+    """Do all of the thread's own pieces and those that the others have not taken yet; how many that were."""
+    done, runs = 0, read(board + _RUNS)
+    for turn in range(number, number + runs):
+        run, pieces = board + _RUN + _LINE * (turn % runs), 0
+        while _take(board, run):
+            pieces += 1
+        if pieces:
+            add(board + _DONE, pieces)
+            done += pieces
+    return done
+
+
+@jit
+def _take(board, run):
     """Take one piece and do it; False when there is none."""
-    ticket = read(board + _NEXT)
-    while ticket < read(board + _LIMIT):
-        seen = exchange(board + _NEXT, ticket, ticket + 1)
+    ticket = read(run + _NEXT)
+    while ticket < read(run + _LIMIT):
+        seen = exchange(run + _NEXT, ticket, ticket + 1)
         if seen == ticket:
-            call(read(board + _FUNCTION), read(board + _ARGUMENTS), ticket - read(board + _FIRST))
-            add(board + _DONE, 1)
+            call(read(board + _FUNCTION), read(board + _ARGUMENTS), ticket - read(run + _BASE))
             return True
         ticket = seen
     return False
