@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import kit
 from kit.codec import Profile
 from kit.gguf.synthetic import synthesize
+from kit.gpu.kvcache import DeviceKVCache
 from kit.quants.formats import FORMATS
 
 QTYPES = ["F32", "F16", *(qtype.name for qtype in _type_traits)]
@@ -242,6 +243,55 @@ def test_the_models_logits_and_tokens(call, tmp_path):
     assert tokens == kit.generate(model, prompt, max_tokens=2, stop_at_end=False).tokens
     assert stats.evictions and stats.prefetched and stats.peak_bytes <= 300 * 1024 and spans
     assert host.misses == len([tensor for tensor in kit.open(path).tensors.values()])
+
+
+def test_the_cache_grows_and_keeps_what_it_holds():
+    """By powers of two up to the context; graphs of old addresses go, those of addresses that stay do not."""
+    cache = DeviceKVCache(2, 1, 4, 600, "float32", torch.device("cpu"))
+    rows, graphs = torch.randn(600, 1, 4), []
+    capacities = []
+    for length in range(0, 600, 50):
+        cache.reserve(length + 50)
+        capacities.append(cache.capacity)
+        graphs.append(cache.graphs.setdefault(cache.rounded(cache.length + 50), object()))
+        for layer in range(2):
+            some = rows[length : length + 50]
+            keys, values = cache.append(
+                layer, torch.arange(length, length + 50), some + layer, some - layer, length + 50
+            )
+            assert torch.equal(keys[0], rows[: length + 50, 0] + layer) and torch.equal(
+                values[0], rows[: length + 50, 0] - layer
+            )
+        cache.advance(50)
+    assert capacities == [256] * 5 + [512] * 5 + [600] * 2 and len(set(map(id, graphs))) == 3 and len(cache.graphs) == 1
+    assert cache.nbytes == 600 * cache.bytes_per_position == 600 * 2 * 2 * 4 * 4
+    cache.truncate(10)
+    held = cache.keys.data_ptr()
+    cache.reserve(600)
+    assert cache.keys.data_ptr() == held and cache.rounded(11) == 256
+
+
+def test_a_full_device_is_one_clear_error(monkeypatch):
+    cache = DeviceKVCache(40, 8, 128, 131072, "bfloat16", torch.device("cpu"))
+    assert cache.capacity == 0, "an empty cache of granite's whole context takes nothing"
+    cache.reserve(1)
+    before = cache.keys
+
+    def refuse(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", refuse)
+    with pytest.raises(kit.KitError, match=r"of 512 positions in bfloat16, 80\.00 MiB beside the 40\.00 MiB held"):
+        cache.reserve(257)
+    assert cache.keys is before and cache.capacity == 256
+
+
+def test_decoding_goes_on_where_the_cache_grows(call, tmp_path):
+    path = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
+    prompt = [int(token) for token in np.random.default_rng(2).integers(0, 500, 255)]
+    tokens = call(worker.generate, path, prompt, 4, "1 GiB", 300)[1]
+    right = kit.generate(kit.Transformer(kit.Weights(kit.open(path))), prompt, max_tokens=4, stop_at_end=False)
+    assert tokens == right.tokens
 
 
 def test_experts_through_a_small_device_cache(call, tmp_path):

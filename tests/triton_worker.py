@@ -94,7 +94,7 @@ def streamed(matrices, passes=1):
     return seen, nbytes, error
 
 
-def generate(path, prompt, tokens, capacity):
+def generate(path, prompt, tokens, capacity, max_context=64):
     """Logits (tokens, vocabulary) of the prompt, generated tokens, statistics of a device cache of ``capacity``."""
     import kit
     from kit.gpu import linear
@@ -103,7 +103,7 @@ def generate(path, prompt, tokens, capacity):
 
     linear.ROWS = 512  # the interpreter's time goes by programs, not by numbers
     weights = DeviceWeights(kit.open(path), kit.LRU(capacity), kit.HashMap(), ahead="1 MiB")
-    model = DeviceTransformer(weights, max_context=64)
+    model = DeviceTransformer(weights, max_context=max_context)
     logits = model.logits(prompt).numpy()
     answer = kit.generate(model, prompt, max_tokens=tokens, stop_at_end=False)
     return logits, answer.tokens, weights.store.stats, weights.host_store.stats, len(weights.trace)

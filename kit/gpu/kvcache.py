@@ -1,15 +1,19 @@
-"""Keys and values on the device, at addresses that stay; with them what a CUDA graph of one decoding step needs."""
+"""Keys and values on the device, in memory that grows with them; with them what a CUDA graph of one decoding step needs."""
 
 import torch
 
 from kit.errors import ModelError
+from kit.units import format_bytes
 
 KV_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_SMALLEST = 256  # positions
 
 
 class DeviceKVCache:
-    """Keys and values of up to ``context`` positions, all layers: (layers, kv_heads, context, head_dim) each.
+    """Keys and values of up to ``context`` positions, all layers: (layers, kv_heads, capacity, head_dim) each.
 
+    Memory is taken for a power of two of positions (256 at least, ``context`` at most) and doubled when they are full.
+    Graphs look at the same powers of two, so a new size needs a new graph anyway; those of the old addresses are dropped.
     ``length`` positions are filled; ``passes`` counts forward passes. ``token`` and ``position`` are what a graph reads;
     ``graphs`` maps the number of positions that a graph looks at to the graph and its logits.
     """
@@ -17,10 +21,9 @@ class DeviceKVCache:
     def __init__(self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: str, device: torch.device):
         if dtype not in KV_DTYPES:
             raise ModelError(f"KV cache type {dtype!r} is not known on a device; choose one of {', '.join(KV_DTYPES)}")
-        shape = (layers, kv_heads, context, head_dim)
-        self.keys = torch.zeros(shape, dtype=KV_DTYPES[dtype], device=device)
-        self.values = torch.zeros_like(self.keys)
+        self.keys, self.values = torch.empty(2, layers, kv_heads, 0, head_dim, dtype=KV_DTYPES[dtype], device=device)
         self.dtype, self.context, self.length, self.passes = dtype, context, 0, 0
+        self.bytes_per_position = 2 * layers * kv_heads * head_dim * KV_DTYPES[dtype].itemsize
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.graphs: dict[int, tuple] = {}
@@ -28,7 +31,38 @@ class DeviceKVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the positions held."""
-        return 2 * self.keys[:, :, : self.length].nbytes
+        return self.length * self.bytes_per_position
+
+    @property
+    def capacity(self) -> int:
+        """Positions that there is memory for."""
+        return self.keys.shape[2]
+
+    def rounded(self, positions: int) -> int:
+        """The power of two for which memory is taken, and at which a graph looks, when that many positions are held."""
+        return min(self.context, max(_SMALLEST, 1 << (positions - 1).bit_length()))
+
+    def reserve(self, positions: int) -> None:
+        """Make room for that many positions; ModelError when the device has none, and then nothing has changed."""
+        if positions <= self.capacity:
+            return
+        capacity = self.rounded(positions)
+        wanted, held = (format_bytes(count * self.bytes_per_position) for count in (capacity, self.capacity))
+        try:
+            grown = [self._grown(old, capacity) for old in (self.keys, self.values)]
+        except torch.OutOfMemoryError:
+            raise ModelError(
+                f"the device has no room for keys and values of {capacity} positions in {self.dtype}, "
+                f"{wanted} beside the {held} held: end before them, take a kv_dtype of 16 bits, or let fewer weights stay"
+            ) from None
+        self.graphs.clear()
+        self.keys, self.values = grown
+
+    def _grown(self, old, capacity):
+        layers, kv_heads, _, head_dim = old.shape
+        new = old.new_zeros(layers, kv_heads, capacity, head_dim)  # what is masked still meets a zero: it must be no NaN
+        new[:, :, : self.length] = old[:, :, : self.length]
+        return new
 
     def append(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: int):
         """Write k and v (tokens, kv_heads, head_dim) at ``positions``; the first ``seen`` positions of the layer."""

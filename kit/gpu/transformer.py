@@ -4,7 +4,6 @@ import time
 
 import torch
 import torch.nn.functional as F
-import triton
 
 from kit.errors import ModelError
 from kit.gpu.kvcache import DeviceKVCache
@@ -12,8 +11,6 @@ from kit.gpu.linear import apply, spread, spread_norm
 from kit.gpu.weights import DeviceWeights
 from kit.quants import dequantize
 from kit.transformer import Transformer
-
-_SMALLEST_GRAPH = 256  # positions; each graph looks at a power of two of them
 
 
 class DeviceTransformer(Transformer):
@@ -39,7 +36,7 @@ class DeviceTransformer(Transformer):
         self._turns = self._rope.angles(0, self.max_context).to(weights.device)
 
     def new_cache(self, context: int | None = None) -> DeviceKVCache:
-        """An empty key/value cache on the device for up to ``context`` positions (None: ``max_context``)."""
+        """An empty key/value cache for up to ``context`` positions (None: ``max_context``); it takes memory as it fills."""
         c = self.config
         shape = c.layers, c.kv_heads, c.head_dim, context or self.max_context
         return DeviceKVCache(*shape, self.kv_dtype, self.weights.device)
@@ -48,6 +45,7 @@ class DeviceTransformer(Transformer):
         """(wanted tokens, vocabulary) float32 on the host."""
         start = time.perf_counter_ns()
         self.trace.token = cache.passes
+        cache.reserve(cache.length + len(tokens))
         if self.graphs and len(tokens) == 1:
             logits = self._replay(int(tokens[0]), cache)
         else:
@@ -65,7 +63,7 @@ class DeviceTransformer(Transformer):
         """Logits of one token by the graph for as many positions as it can see; captured when first wanted."""
         cache.token.fill_(token)
         cache.position.fill_(cache.length)
-        seen = min(cache.context, max(_SMALLEST_GRAPH, triton.next_power_of_2(cache.length + 1)))
+        seen = cache.rounded(cache.length + 1)
         if seen not in cache.graphs:
             cache.graphs[seen] = self._capture(cache, seen)
         graph, logits = cache.graphs[seen]
