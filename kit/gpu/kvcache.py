@@ -60,7 +60,8 @@ class DeviceKVCache:
 
     def _grown(self, old, capacity):
         layers, kv_heads, _, head_dim = old.shape
-        new = old.new_zeros(layers, kv_heads, capacity, head_dim)  # what is masked still meets a zero: it must be no NaN
+        # zeros, for what is masked is multiplied by zero, and would stay a NaN if it were one
+        new = old.new_zeros(layers, kv_heads, capacity, head_dim)
         new[:, :, : self.length] = old[:, :, : self.length]
         return new
 
