@@ -1,10 +1,20 @@
-"""Triton kernels: bytes moved, operations, and the least time on an H200; times by events, L2 flushed, where there is a GPU."""
+"""Triton kernels: bytes moved, operations, and the least time on an H200; times by events, L2 flushed, where there is a GPU.
+
+A first session on a machine with a GPU, in this order: each step is worth something only after the one before.
+
+    pip install -e '.[test,peers]'                   # torch's CUDA build of the version that pyproject.toml pins
+    kit doctor --measure                             # what is missing; else what the device can do
+    python -m pytest tests/test_triton_gpu.py        # right at real sizes; without a GPU they are skipped
+    python -m benchmarks gpu --save                  # this table, with times; nvCOMP beside the tile decoder
+    kit reproduce --profile full --device cuda       # the notebooks, granite-3.3-8b at its true size
+"""
 
 import click
 import numpy as np
 import pandas as pd
 import torch
 
+from benchmarks._gpu_codec import NOT_MEASURED, nvcomp_row, streaming_rows, tile_rows
 from kit import devices
 from kit.gguf.geometry import GEOMETRIES
 from kit.gpu.kernels import dequantizer, gemv, tile_decoder
@@ -13,15 +23,16 @@ from kit.quants.triton_formats import CODES
 
 _GEMV = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
 _TILES = 4096
-_NOT_MEASURED = "not measured"
 _TOKENS = 64
 
 
 def run() -> pd.DataFrame:
-    """One row a kernel and a model; "measured" is a time only on a CUDA device, and the bounds are then that device's."""
+    """One row a kernel, a stream, a model; "measured" is a time only on a CUDA device, whose own bounds then stand beside it."""
     device = devices.load().set_index("id").loc["h200"].to_dict()
     here = torch.cuda.is_available()
-    if not here:
+    if here:
+        device |= _measured_device()
+    else:
         click.echo(
             "No GPU here: nothing below is measured. Times are lower bounds, computed for an H200 (data/devices.yaml)."
         )
@@ -29,10 +40,21 @@ def run() -> pd.DataFrame:
     cases += [(gemv(qtype, 4096, 12800), _multiply) for qtype in _GEMV] + [(gemv("Q4_K", 4096, 12800, 8), _multiply)]
     cases += [(case, None) for case in tile_decoder(_TILES)]
     rows = [_row(case, device, measure if here else None) for case, measure in cases]
-    if here:
-        rows.append(_measured_tiles())
+    rows += (tiles := tile_rows(here)) + streaming_rows(device, here)
     rows += [_decode(name, device, here) for name in ("tinyllama-1.1b", "granite-3.3-8b")]
+    rows.append(nvcomp_row(tiles, here))
     return pd.DataFrame(rows).set_index("kernel")
+
+
+def _measured_device() -> dict:
+    """The columns of data/devices.yaml of the device that is here; its clock is the nominal one."""
+    from kit.gpu.machine import probe_device
+
+    properties = torch.cuda.get_device_properties(0)
+    return probe_device() | {
+        "multiprocessors": properties.multi_processor_count,
+        "clock_ghz": properties.clock_rate / 1e6,
+    }
 
 
 def _row(case, device, measure) -> dict:
@@ -44,7 +66,7 @@ def _row(case, device, measure) -> dict:
         "kernel": case.name, "read_MB": case.read / 1e6, "written_MB": case.written / 1e6, "MFLOP": case.flops / 1e6,
         "instructions": 32 * case.instructions(compiled) / case.count, "per": case.unit[:-1],
         "memory_us": bounds["memory"] * 1e6, "issue_us": bounds["issue"] * 1e6,
-        "share_of_bandwidth_at_most": bounds["memory"] / least, "measured_us": _NOT_MEASURED,
+        "share_of_bandwidth_at_most": bounds["memory"] / least, "measured_us": NOT_MEASURED,
     }  # fmt: skip
     if measure:
         row["measured_us"] = float(np.median(measure(case))) * 1e6
@@ -83,21 +105,6 @@ def _multiply(case):
     return time_on_device(lambda: apply(blocks, qtype, planes))
 
 
-def _measured_tiles() -> dict:
-    from kit import codec
-    from kit.codec.triton import decode_on_device, upload
-    from kit.gpu.machine import time_on_device
-
-    matrix = np.clip(np.random.default_rng(0).normal(0, 30, (_TILES * 16, 4096)), -127, 127).astype(np.int8)
-    tiles = codec.encode(matrix, threads=8)
-    loaded, out = upload(tiles), torch.empty(matrix.shape, dtype=torch.int8, device="cuda")
-    seconds = float(np.median(time_on_device(lambda: decode_on_device(loaded, out))))
-    return {
-        "kernel": f"decode {len(tiles)} tiles, both kernels and the check on the host", "read_MB": tiles.nbytes / 1e6,
-        "written_MB": matrix.nbytes / 1e6, "per": "tile", "measured_us": seconds * 1e6,
-    }  # fmt: skip
-
-
 def _decode(name, device, here) -> dict:
     """One token at batch 1: every weight but the embedding's other rows is read once."""
     tensors = GEOMETRIES[name].tensors("Q4_K_M")
@@ -110,7 +117,7 @@ def _decode(name, device, here) -> dict:
     seconds = read / device["read_gbps"] / 1e9
     row = {
         "kernel": f"decode {name}, {1 / seconds:.0f} tok/s at most", "read_MB": read / 1e6, "per": "token",
-        "memory_us": seconds * 1e6, "measured_us": _NOT_MEASURED,
+        "memory_us": seconds * 1e6, "measured_us": NOT_MEASURED,
     }  # fmt: skip
     if here:
         row["measured_us"] = _measured_decode(name) * 1e6
