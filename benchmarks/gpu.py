@@ -27,7 +27,7 @@ _TOKENS = 64
 
 
 def run() -> pd.DataFrame:
-    """One row a kernel, a stream, a model; "measured" is a time only on a CUDA device, whose own bounds then stand beside it."""
+    """One row a kernel, a stream, a model; "measured" is a time only on a CUDA device, and beside that device's bounds."""
     device = devices.load().set_index("id").loc["h200"].to_dict()
     here = torch.cuda.is_available()
     if here:
