@@ -22,7 +22,9 @@ _KINDS = {  # kind -> the beginnings of its instructions' names in SASS
 
 @dataclass(frozen=True)
 class Compiled:
-    """PTX and SASS of one kernel. ``opcodes`` are the SASS instructions in order, with their modifiers."""
+    """PTX and SASS of one kernel. ``opcodes`` are the SASS instructions in order, with their modifiers, up to the last EXIT:
+    behind it lies what a warp runs in place of a shuffle when its threads have come apart, which no kernel here lets happen.
+    """
 
     ptx: str
     opcodes: tuple[str, ...]
@@ -56,7 +58,9 @@ def compile_for(
     options = {"num_warps": num_warps, "enable_fp_fusion": fusion}
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     opcodes, addresses, jumps = [], [], []
-    for address, opcode, rest in _INSTRUCTION.findall(_disassemble(binary.asm["cubin"])):
+    instructions = _INSTRUCTION.findall(_disassemble(binary.asm["cubin"]))
+    end = max(place for place, (_, opcode, _) in enumerate(instructions) if opcode == "EXIT")
+    for address, opcode, rest in instructions[: end + 1]:
         addresses.append(int(address, 16))
         opcodes.append(opcode)
         target = re.search(r"0x([0-9a-f]+)", rest) if opcode == "BRA" else None
