@@ -21,6 +21,7 @@ from kit.quants.triton_kernel import shape_of
 
 FUSED_TOKENS = 8  # beyond, dequantising once costs less than reading x again for every few rows
 _WORDS_A_PROGRAM = 512
+_STORED = STORED_FLOATS | {"I8": torch.int8}  # numbers as they lie; what an INT8 is worth is the caller's to say
 
 
 def linear(blocks: torch.Tensor, qtype: str, x: torch.Tensor) -> torch.Tensor:
@@ -62,7 +63,8 @@ def apply(blocks: torch.Tensor, qtype: str, spread_x: torch.Tensor, add_to=None,
     """W x from ``spread(x)``, (tokens, out) float32; or ``add_to + factor * W x``, written to ``add_to``."""
     if spread_x.ndim == 2:
         _format(blocks, qtype, spread_x.shape[1])
-        y = spread_x @ dequantize(blocks, qtype, backend="triton").T
+        weight = blocks.view(torch.int8).float() if qtype == "I8" else dequantize(blocks, qtype, backend="triton")
+        y = spread_x @ weight.T
         return y if add_to is None else add_to.add_(y, alpha=factor)
     format = _format(blocks, qtype, 4 * spread_x.shape[2])
     tokens, rows = len(spread_x), len(blocks)
@@ -75,8 +77,8 @@ def apply(blocks: torch.Tensor, qtype: str, spread_x: torch.Tensor, add_to=None,
     at_once = max(1, ROWS // tokens)
     shared = dict(TOKENS=tokens, ROWS=at_once, ADD=add_to is not None, num_warps=4)
     grid = (triton.cdiv(rows, at_once),)
-    if qtype in STORED_FLOATS:
-        weight = blocks.view(STORED_FLOATS[qtype])
+    if qtype in _STORED:
+        weight = blocks.view(_STORED[qtype])
         floats_kernel[grid](weight, spread_x, out, rows, spread_x.shape[2], factor, CHUNK=STEP_WEIGHTS // 4, **shared)
         return out
     blocks_a_row, chunk = blocks.shape[1] // format.block_bytes, STEP_WEIGHTS // format.block_elements
@@ -88,8 +90,8 @@ def apply(blocks: torch.Tensor, qtype: str, spread_x: torch.Tensor, add_to=None,
 
 
 def _format(blocks, qtype, columns):
-    if qtype not in CODES and qtype not in STORED_FLOATS:
-        raise QuantError(f"no linear layer from {qtype}: the kit has {', '.join([*STORED_FLOATS, *CODES])}")
+    if qtype not in CODES and qtype not in _STORED:
+        raise QuantError(f"no linear layer from {qtype}: the kit has {', '.join([*_STORED, *CODES])}")
     format = FORMATS[qtype]
     if columns % format.block_elements or format.nbytes(columns) != blocks.shape[1] or columns % 4:
         raise QuantError(f"x of {columns} columns does not fit rows of {blocks.shape[1]} bytes of {qtype}")

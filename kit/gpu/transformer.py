@@ -88,9 +88,7 @@ class DeviceTransformer(Transformer):
         key, query = torch.arange(seen, device=tokens.device), positions[:, None]
         visible = (key <= query) & (key > query - c.window) if c.window else key <= query
         turn = self._turns.index_select(0, positions)
-        name = "token_embd.weight"
-        rows = self._blocks(name).index_select(0, tokens)
-        x = dequantize(rows, self.file.tensors[name].qtype, backend="triton") * c.embedding_scale
+        x = self._embed(tokens)
         for layer in range(c.layers):
             block = f"blk.{layer}."
             inner = spread_norm(x, self._vectors[f"{block}attn_norm.weight"], c.norm_eps)
@@ -113,6 +111,11 @@ class DeviceTransformer(Transformer):
         last = spread_norm(x[wanted].contiguous(), self._vectors["output_norm.weight"], c.norm_eps)
         return self._multiply("token_embd.weight" if c.tied else "output.weight", last) / c.logit_scale
 
+    def _embed(self, tokens):
+        rows = self._blocks("token_embd.weight").index_select(0, tokens)
+        qtype = self.file.tensors["token_embd.weight"].qtype
+        return dequantize(rows, qtype, backend="triton") * self.config.embedding_scale
+
     def _swiglu(self, block, suffix, inner, add_to=None):
         gate, up = (self._multiply(f"{block}{part}{suffix}", inner) for part in ("gate", "up"))
         return self._multiply(f"{block}down{suffix}", spread(up, gate), add_to)
@@ -130,9 +133,12 @@ class DeviceTransformer(Transformer):
     def _multiply(self, name, spread_x, add_to=None):
         """W x + bias, (tokens, out); with ``add_to`` that much of the residual stream, times its scale, is added to it."""
         factor = 1.0 if add_to is None else self.config.residual_scale
-        y = apply(self._blocks(name), self.weights.info(name).qtype, spread_x, add_to, factor)
+        y = self._product(name, spread_x, add_to, factor)
         bias = self._vectors.get(name.removesuffix("weight") + "bias")
         return y if bias is None else y.add_(bias, alpha=factor)
+
+    def _product(self, name, spread_x, add_to, factor):
+        return apply(self._blocks(name), self.weights.info(name).qtype, spread_x, add_to, factor)
 
     def _blocks(self, name):
         if self.graphs:

@@ -90,6 +90,7 @@ def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> lis
 def _tokens(weights: DeviceWeights, context: int, kv: str, samples: int) -> tuple[float, ...]:
     model = DeviceTransformer(weights, max_context=context + 1, kv_dtype=kv)
     cache, taken = model.new_cache(), []
+    cache.reserve(context + 1)
     for stored in (cache.keys, cache.values):
         stored.normal_(generator=torch.Generator(stored.device).manual_seed(0))
     cache.advance(context)
