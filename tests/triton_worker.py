@@ -6,8 +6,11 @@ import numpy as np
 
 
 def interpret():
-    """The process's first call."""
+    """The process's first call. Fresh tensors are poisoned from here on: NaN, or the greatest integer."""
     os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+
+    torch.use_deterministic_algorithms(True)
 
 
 def dequantize(blocks, qtype, dtype, offset=0):
@@ -65,16 +68,13 @@ def tiles(serial, on_device):
 def streamed(matrices, passes=1):
     """What each of ``passes`` gives while it lasts (name, values), the bytes of a pass; and the text of the CodecError.
 
-    Tiles come in serial form. Fresh memory is poisoned, and so is each matrix once it has been used.
+    Tiles come in serial form. Each matrix is poisoned once it has been used.
     """
-    import torch
-
     from kit import codec
     from kit.errors import CodecError
     from kit.gpu.streaming import Streamed
 
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives
-    seen, error, nbytes = [], "", 0
+    seen, nbytes = [], 0
     try:
         stream = Streamed(
             {
@@ -87,11 +87,9 @@ def streamed(matrices, passes=1):
             for name, matrix in stream:
                 seen.append((name, matrix.numpy().copy()))
                 matrix.fill_(77)
-    except CodecError as caught:
-        error = str(caught)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    return seen, nbytes, error
+    except CodecError as error:
+        return seen, nbytes, str(error)
+    return seen, nbytes, ""
 
 
 def generate(path, prompt, tokens, capacity, max_context=64):
@@ -101,7 +99,7 @@ def generate(path, prompt, tokens, capacity, max_context=64):
     from kit.gpu.transformer import DeviceTransformer
     from kit.gpu.weights import DeviceWeights
 
-    linear.ROWS = 512  # the interpreter's time goes by programs, not by numbers
+    linear.rows_of_a_program = lambda format, rows, tokens: 512 // tokens  # the interpreter's time goes by programs
     weights = DeviceWeights(kit.open(path), kit.LRU(capacity), kit.HashMap(), ahead="1 MiB")
     model = DeviceTransformer(weights, max_context=max_context)
     logits = model.logits(prompt).numpy()

@@ -7,7 +7,7 @@ import triton
 from kit.codec.rans import LOWER
 from kit.codec.triton_kernels import finish_kernel, rans_kernel
 from kit.gpu.compile import Compiled, compile_for
-from kit.gpu.linear_kernels import ROWS, STEP_WEIGHTS, blocks_kernel
+from kit.gpu.linear_kernels import STEP_WEIGHTS, blocks_kernel, rows_of_a_program
 from kit.quants.formats import FORMATS
 from kit.quants.triton_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel, shape_of
 
@@ -69,9 +69,9 @@ def gemv(qtype: str, rows: int, columns: int, tokens: int = 1) -> Case:
     """W x from the blocks of a (rows, columns) matrix, for one token or a few."""
     format = FORMATS[qtype]
     blocks_a_row, chunk = columns // format.block_elements, STEP_WEIGHTS // format.block_elements
-    at_once = max(1, ROWS // tokens)
+    at_once = rows_of_a_program(format, rows, tokens)
     constants = shape_of(format) | {
-        "TOKENS": tokens, "ROWS": at_once, "CHUNK": chunk, "EVEN": blocks_a_row % chunk == 0, "ADD": False,
+        "TOKENS": tokens, "ROWS": at_once, "CHUNK": chunk, "ADD": False,
     }  # fmt: skip
     types = {"blocks": "*u8", "table": "*i32", "planes": "*fp32", "y": "*fp32"}
     types |= {"rows": "i32", "blocks_a_row": "i32", "factor": "fp32"}

@@ -6,11 +6,12 @@ import triton
 from kit.errors import QuantError
 from kit.gpu.linear_kernels import (
     PLANES,
-    ROWS,
     STEP_WEIGHTS,
+    STEP_WORDS,
     blocks_kernel,
     floats_kernel,
     norm_kernel,
+    rows_of_a_program,
     spread_kernel,
 )
 from kit.quants import dequantize
@@ -20,7 +21,6 @@ from kit.quants.triton_formats import CODES
 from kit.quants.triton_kernel import shape_of
 
 FUSED_TOKENS = 8  # beyond, dequantising once costs less than reading x again for every few rows
-_WORDS_A_PROGRAM = 512
 _STORED = STORED_FLOATS | {"I8": torch.int8}  # numbers as they lie; what an INT8 is worth is the caller's to say
 
 
@@ -31,18 +31,19 @@ def linear(blocks: torch.Tensor, qtype: str, x: torch.Tensor) -> torch.Tensor:
     matrix and one product. Everything lies on one device. |x| must lie below 2^32. Raises QuantError for a format
     without a kernel and for an x that does not fit the rows.
     """
+    _check(blocks, qtype, x.shape[1])
     return apply(blocks, qtype, spread(x))
 
 
 def spread(x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-    """What ``apply`` reads of x (tokens, in) float32, or of x * silu(gate): planes (tokens, 5, in / 4) for few tokens,
-    for many the product itself (tokens, in)."""
+    """What ``apply`` reads of x (tokens, in) float32, or of x * silu(gate): planes (tokens, 5, words) for few tokens, for
+    many the product itself (tokens, in)."""
     if len(x) > FUSED_TOKENS:
         return x if gate is None else x * torch.nn.functional.silu(gate)
     planes, words = _planes(x), x.shape[1] // 4
-    grid = (triton.cdiv(words, _WORDS_A_PROGRAM), len(x))
-    other = x if gate is None else gate
-    spread_kernel[grid](x, other, planes, words, SWIGLU=gate is not None, BLOCK=_WORDS_A_PROGRAM, num_warps=4)
+    padded = planes.shape[2]
+    grid, other = (padded // STEP_WORDS, len(x)), x if gate is None else gate
+    spread_kernel[grid](x, other, planes, words, padded, SWIGLU=gate is not None, BLOCK=STEP_WORDS, num_warps=4)
     return planes
 
 
@@ -51,48 +52,55 @@ def spread_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tens
     if len(x) > FUSED_TOKENS:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
     planes, words = _planes(x), x.shape[1] // 4
-    norm_kernel[(len(x),)](x, weight, planes, words, eps, BLOCK=triton.next_power_of_2(words), num_warps=8)
+    padded = planes.shape[2]
+    norm_kernel[(len(x),)](x, weight, planes, words, padded, eps, BLOCK=triton.next_power_of_2(padded), num_warps=8)
     return planes
 
 
 def _planes(x):
-    return torch.empty(len(x), PLANES, x.shape[1] // 4, dtype=torch.float32, device=x.device)
+    return torch.empty(len(x), PLANES, _padded(x.shape[1]), dtype=torch.float32, device=x.device)
+
+
+def _padded(columns):
+    return triton.cdiv(columns // 4, STEP_WORDS) * STEP_WORDS
 
 
 def apply(blocks: torch.Tensor, qtype: str, spread_x: torch.Tensor, add_to=None, factor: float = 1.0) -> torch.Tensor:
     """W x from ``spread(x)``, (tokens, out) float32; or ``add_to + factor * W x``, written to ``add_to``."""
     if spread_x.ndim == 2:
-        _format(blocks, qtype, spread_x.shape[1])
+        _check(blocks, qtype, spread_x.shape[1])
         weight = blocks.view(torch.int8).float() if qtype == "I8" else dequantize(blocks, qtype, backend="triton")
         y = spread_x @ weight.T
         return y if add_to is None else add_to.add_(y, alpha=factor)
-    format = _format(blocks, qtype, 4 * spread_x.shape[2])
+    format = FORMATS[qtype]
+    blocks_a_row, words = blocks.shape[1] // format.block_bytes, spread_x.shape[2]
+    columns = blocks_a_row * format.block_elements
+    if _padded(columns) != words:
+        raise QuantError(f"x of {4 * words} columns with its zeros does not fit rows of {columns} weights of {qtype}")
     tokens, rows = len(spread_x), len(blocks)
-    padded = triton.next_power_of_2(tokens)
-    if padded > tokens:  # tiles have a power of two of tokens
-        zeros = spread_x.new_zeros(padded - tokens, *spread_x.shape[1:])
+    full = triton.next_power_of_2(tokens)
+    if full > tokens:  # tiles have a power of two of tokens
+        zeros = spread_x.new_zeros(full - tokens, *spread_x.shape[1:])
         y = apply(blocks, qtype, torch.cat([spread_x, zeros]))[:tokens]
         return y if add_to is None else add_to.add_(y, alpha=factor)
     out = torch.empty(tokens, rows, dtype=torch.float32, device=blocks.device) if add_to is None else add_to
-    at_once = max(1, ROWS // tokens)
+    at_once = rows_of_a_program(format, rows, tokens)
     shared = dict(TOKENS=tokens, ROWS=at_once, ADD=add_to is not None, num_warps=4)
     grid = (triton.cdiv(rows, at_once),)
     if qtype in _STORED:
         weight = blocks.view(_STORED[qtype])
-        floats_kernel[grid](weight, spread_x, out, rows, spread_x.shape[2], factor, CHUNK=STEP_WEIGHTS // 4, **shared)
+        floats_kernel[grid](weight, spread_x, out, rows, columns // 4, factor, CHUNK=STEP_WORDS, **shared)
         return out
-    blocks_a_row, chunk = blocks.shape[1] // format.block_bytes, STEP_WEIGHTS // format.block_elements
     blocks_kernel[grid](
         blocks, table_of(qtype, blocks.device), spread_x, out, rows, blocks_a_row, factor,
-        CHUNK=chunk, EVEN=blocks_a_row % chunk == 0, **shape_of(format), **shared,
+        CHUNK=STEP_WEIGHTS // format.block_elements, **shape_of(format), **shared,
     )  # fmt: skip
     return out
 
 
-def _format(blocks, qtype, columns):
+def _check(blocks, qtype, columns):
     if qtype not in CODES and qtype not in _STORED:
         raise QuantError(f"no linear layer from {qtype}: the kit has {', '.join([*_STORED, *CODES])}")
     format = FORMATS[qtype]
     if columns % format.block_elements or format.nbytes(columns) != blocks.shape[1] or columns % 4:
         raise QuantError(f"x of {columns} columns does not fit rows of {blocks.shape[1]} bytes of {qtype}")
-    return format

@@ -2,18 +2,27 @@
 
 An integer below 2^24 that is read as a float32 bit pattern is that integer times 2^-149, subnormal or nearly: codes need
 no conversion when x is scaled up by a power of two to make up for it, and products stay exact inside the FMA. x comes as
-*planes* (tokens, 5, in / 4): the elements 0, 1, 2 and 3 of every four, scaled, and the sums of every four, which meet
-the bias and the minimum. Where codes are words of four, planes have their layout: neither moves between threads.
+*planes* (tokens, 5, words): the elements 0, 1, 2 and 3 of every four, scaled, and the sums of every four, which meet the
+bias and the minimum. Where codes are words of four, planes have their layout: neither moves between threads. Zeros fill
+the planes up to a whole number of steps: no load of x needs a mask.
 """
 
 import triton
 import triton.language as tl
 
+from kit.quants.formats import Format
+
 PLANES = 5
 STEP_WEIGHTS = 2048  # of one row a step: 128 threads with 16 consecutive weights each
-ROWS = 4  # of a program, for one token: what a step loads of x serves all of them
+STEP_WORDS = STEP_WEIGHTS // 4
 _SCALE = tl.constexpr(2.0**96)  # times code * 2^-149: code * 2^-53. x itself must lie below 2^32
 _BACK = tl.constexpr(2.0**53)  # scales must lie below 2^74; a float16 times a few bits does
+
+
+def rows_of_a_program(format: Format, rows: int, tokens: int) -> int:
+    """How many rows share what a step loads of x: more where codes come by wide loads into few registers, and where rows
+    abound, so that all multiprocessors still have programs enough to wait for memory with."""
+    return max(1, (8 if format.block_bytes % 16 == 0 and rows >= 4096 else 4) // tokens)
 
 
 @triton.jit
@@ -23,16 +32,16 @@ def _place_of(part):
 
 
 @triton.jit
-def _store_planes(planes, value, word, words, inside):
-    """value (n, 4) float32, the words ``word`` (n,) of one token, to its planes."""
-    part = tl.arange(0, 4)[None, :]
+def _store_planes(planes, value, word, padded):
+    """value (n, 4) float32, the words ``word`` (n,) of one token, to its planes of ``padded`` words."""
+    part, inside = tl.arange(0, 4)[None, :], word < padded
     scaled = value * (_SCALE * _place_of(part))
-    tl.store(planes + part * words + word[:, None], scaled, inside[:, None])
-    tl.store(planes + 4 * words + word, tl.sum(value, axis=1), inside)
+    tl.store(planes + part * padded + word[:, None], scaled, inside[:, None])
+    tl.store(planes + 4 * padded + word, tl.sum(value, axis=1), inside)
 
 
 @triton.jit
-def spread_kernel(x, gate, planes, words, SWIGLU: tl.constexpr, BLOCK: tl.constexpr):
+def spread_kernel(x, gate, planes, words, padded, SWIGLU: tl.constexpr, BLOCK: tl.constexpr):
     """x (tokens, 4 * words) to planes; with SWIGLU x * silu(gate). A program takes BLOCK words of a token."""
     word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token, inside = tl.program_id(1), word < words
@@ -41,19 +50,19 @@ def spread_kernel(x, gate, planes, words, SWIGLU: tl.constexpr, BLOCK: tl.conste
     if SWIGLU:
         opening = tl.load(gate + place, inside[:, None], 0.0)
         value *= opening / (1.0 + tl.exp(-opening))
-    _store_planes(planes + token * words * 5, value, word, words, inside)
+    _store_planes(planes + token * padded * 5, value, word, padded)
 
 
 @triton.jit
-def norm_kernel(x, weight, planes, words, eps, BLOCK: tl.constexpr):
-    """RMSNorm of x (tokens, 4 * words) times weight, to planes. A program takes a token; BLOCK >= words."""
+def norm_kernel(x, weight, planes, words, padded, eps, BLOCK: tl.constexpr):
+    """RMSNorm of x (tokens, 4 * words) times weight, to planes. A program takes a token; BLOCK >= padded."""
     word = tl.arange(0, BLOCK)
     token, inside = tl.program_id(0), word < words
     place = word[:, None] * 4 + tl.arange(0, 4)[None, :]
     value = tl.load(x + token * words * 4 + place, inside[:, None], 0.0)
     mean = tl.sum(tl.sum(value * value, axis=1), axis=0) / (4 * words)
     value = value / tl.sqrt(mean + eps) * tl.load(weight + place, inside[:, None], 0.0)
-    _store_planes(planes + token * words * 5, value, word, words, inside)
+    _store_planes(planes + token * padded * 5, value, word, padded)
 
 
 @triton.jit
@@ -73,15 +82,13 @@ def blocks_kernel(
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
-    EVEN: tl.constexpr,
     ADD: tl.constexpr,
 ):
     """ROWS rows of y (TOKENS, rows) a program, CHUNK blocks of each a step. Axes: token, row, block, sub-block, word.
 
-    Rows beyond the last repeat it and are not stored; unless EVEN, blocks beyond a row's last repeat that and meet an x
-    of zero. With ADD y grows by factor * W x.
+    Rows beyond the last repeat it and are not stored; blocks beyond a row's last repeat that and meet an x of zero. With
+    ADD y grows by factor * W x.
     """
-    words = blocks_a_row * SUBS * WORDS
     token = tl.arange(0, TOKENS)[:, None, None, None, None]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = tl.minimum(row, rows - 1)[None, :, None, None, None]
@@ -89,23 +96,23 @@ def blocks_kernel(
     s = tl.arange(0, SUBS)[None, None, None, :, None]
     j = tl.arange(0, WORDS)[None, None, None, None, :]
     first = blocks + inside.to(tl.int64) * blocks_a_row * BYTES
-    planes += token * words * 5 + s * WORDS + j
-    total = tl.zeros((TOKENS, ROWS, CHUNK, SUBS, WORDS), tl.float32)
+    padded = tl.cdiv(blocks_a_row, CHUNK) * (CHUNK * SUBS * WORDS)
+    planes += token * padded * 5 + s * WORDS + j
+    total = tl.zeros((TOKENS, ROWS, CHUNK, SUBS, WORDS // 4), tl.float32)
     for at in range(0, blocks_a_row, CHUNK):
         block = at + b
-        held = tl.full(b.shape, True, tl.int1)
-        if not EVEN:
-            held = block < blocks_a_row
-            block = tl.minimum(block, blocks_a_row - 1)
         here = planes + block * SUBS * WORDS
-        codes, scale, low = CODES(first + block * BYTES, s, j, table)
-        product = (codes & 0xFF).to(tl.float32, bitcast=True) * tl.load(here, held, 0.0)
-        product += (codes & 0xFF00).to(tl.float32, bitcast=True) * tl.load(here + words, held, 0.0)
-        product += (codes & 0xFF0000).to(tl.float32, bitcast=True) * tl.load(here + 2 * words, held, 0.0)
-        product += (codes >> 24).to(tl.float32, bitcast=True) * tl.load(here + 3 * words, held, 0.0)
+        codes, scale, low = CODES(first + tl.minimum(block, blocks_a_row - 1) * BYTES, s, j, table)
+        product = (codes & 0xFF).to(tl.float32, bitcast=True) * tl.load(here)
+        product += (codes & 0xFF00).to(tl.float32, bitcast=True) * tl.load(here + padded)
+        product += (codes & 0xFF0000).to(tl.float32, bitcast=True) * tl.load(here + 2 * padded)
+        product += (codes >> 24).to(tl.float32, bitcast=True) * tl.load(here + 3 * padded)
+        # Four words lie in one thread: they are added before they meet the scale that they share.
+        product = tl.sum(product.reshape(TOKENS, ROWS, CHUNK, SUBS, WORDS // 4, 4), axis=5)
+        sums = tl.sum(tl.load(here + 4 * padded).reshape(TOKENS, 1, CHUNK, SUBS, WORDS // 4, 4), axis=5)
         total += product * (scale * _BACK)
-        total -= tl.load(here + 4 * words, held, 0.0) * (scale * BIAS + low)
-    sums = tl.sum(total.reshape(TOKENS, ROWS, CHUNK * SUBS * WORDS), axis=2)
+        total -= sums * (scale * BIAS + low)
+    sums = tl.sum(total.reshape(TOKENS, ROWS, CHUNK * SUBS * WORDS // 4), axis=2)
     _store_rows(y, sums, row, rows, factor, TOKENS, ADD)
 
 
@@ -134,12 +141,13 @@ def floats_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = tl.minimum(row, rows - 1)[None, :, None, None].to(tl.int64)
     token, part = tl.arange(0, TOKENS)[:, None, None, None], tl.arange(0, 4)[None, None, None, :]
+    padded = tl.cdiv(words, CHUNK) * CHUNK
     back = 1.0 / (_SCALE * _place_of(part))
     total = tl.zeros((TOKENS, ROWS, CHUNK, 4), tl.float32)
     for start in range(0, words, CHUNK):
         word = start + tl.arange(0, CHUNK)[None, None, :, None]
         there = word < words
         w = tl.load(weight + (inside * words + word) * 4 + part, there, 0.0).to(tl.float32)
-        total += w * (tl.load(planes + token * words * 5 + part * words + word, there, 0.0) * back)
+        total += w * (tl.load(planes + token * padded * 5 + part * padded + word) * back)
     sums = tl.sum(total.reshape(TOKENS, ROWS, CHUNK * 4), axis=2)
     _store_rows(y, sums, row, rows, factor, TOKENS, ADD)
