@@ -224,6 +224,22 @@ def test_streams_keep_bytes_and_order(call):
     assert call(worker.streamed, {}) == ([], 0, "")
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_streams_buffers_are_written_only_when_nobody_uses_them(call, count):
+    """By what streams and events promise: each copy comes after the uses of its buffer and after the pass before; each use
+    after the copy that it needs, and waits for no later one, though that has been sent."""
+    log, all_known = call(worker.order_of_a_stream, count, 1)
+    for place, (kind, address, _, known) in enumerate(log):
+        passes_before = place // (2 * count)
+        copied, used = (
+            max((step for what, where, step, _ in log[:place] if (what, where) == (wanted, address)), default=0)
+            for wanted in ("copy", "use")
+        )
+        assert known == copied if kind == "use" else known >= max(used, count * passes_before)
+    a_pass = ["copy", "copy"] + ["use", "copy"] * (count - 2) + ["use", "use"] if count > 1 else ["copy", "use"]
+    assert [kind for kind, *_ in log] == 2 * a_pass + a_pass[: a_pass.index("use") + 1] and all_known
+
+
 @pytest.mark.parametrize("flipped", ["w0", "w2"])
 def test_a_streams_damaged_tile_is_named_at_the_end_of_the_pass(call, flipped):
     """The others of the pass are right, and the error comes before a second pass begins."""

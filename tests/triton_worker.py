@@ -1,6 +1,9 @@
 """What the Triton tests run in a process of their own, where TRITON_INTERPRET=1 is set before triton is imported."""
 
 import os
+from collections import Counter
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 
@@ -90,6 +93,70 @@ def streamed(matrices, passes=1):
     except CodecError as error:
         return seen, nbytes, str(error)
     return seen, nbytes, ""
+
+
+class _Stream:
+    """A CUDA stream as far as order goes. ``seen`` maps each stream to how many of its steps are certain to be over."""
+
+    def __init__(self):
+        self.seen = Counter()
+
+    def step(self):
+        self.seen[self] += 1
+        return Counter(self.seen)
+
+    def wait_event(self, event):
+        self.seen |= event.seen
+
+    def wait_stream(self, stream):
+        self.seen |= stream.seen
+
+
+def order_of_a_stream(count, broken_off):
+    """Three passes over ``count`` matrices on pretended streams, the last one ended after ``broken_off`` of them.
+
+    (kind, address, step, known steps of the other stream) for each copy and each use in the order of the calls; and whether
+    the computing stream knows of every copy in the end.
+    """
+    import torch
+
+    from kit.gpu.streaming import Streamed
+
+    copying, computing = _Stream(), _Stream()
+    current, log, copy = [computing], [], torch.Tensor.copy_
+
+    class Event:
+        def __init__(self):
+            self.seen = Counter()
+
+        def record(self, stream=None):
+            self.seen = Counter((stream or current[-1]).seen)
+
+    @contextmanager
+    def stream_of(stream):
+        current.append(stream)
+        yield
+        current.pop()
+
+    def note(kind, tensor):
+        stream = current[-1]
+        step, other = stream.step(), computing if stream is copying else copying
+        log.append((kind, tensor.data_ptr(), step[stream], step[other]))
+
+    def noted_copy(target, source, non_blocking=False):
+        note("copy", target)
+        return copy(target, source)
+
+    streamed = Streamed({f"{i}": np.full((2, 3), i, np.int8) for i in range(count)})
+    streamed._copying = copying
+    pretended = patch.multiple(torch.cuda, Event=Event, stream=stream_of, current_stream=lambda: current[-1])
+    with pretended, patch.object(torch.Tensor, "copy_", noted_copy):
+        for last in (count, count, broken_off):
+            for number, (_, matrix) in enumerate(streamed):
+                note("use", matrix)
+                if number + 1 == last:
+                    break
+    return log, computing.seen[copying] == copying.seen[copying]
 
 
 def generate(path, prompt, tokens, capacity, max_context=64):
