@@ -98,7 +98,7 @@ def table(runs: list[Live], file, gpu: Limits) -> pd.DataFrame:
     rows = []
     for run in runs:
         over = missed(run)
-        ahead, alone = bounds(gpu, blocks_read(file.tensors), over)
+        ahead, alone = bounds(gpu, blocks_read(file), over)
         bound = 1 / (ahead if run.stats.prefetched else alone)
         rows.append((run.label, run.tokens_per_second, bound, run.tokens_per_second / bound, run.warm_byte_hit_rate,
                      run.tokens_per_second * over / 1e9, run.stats.prefetched / run.stats.gets,
@@ -119,7 +119,7 @@ def table(runs: list[Live], file, gpu: Limits) -> pd.DataFrame:
 def record(lab, runs: list[Live], file, fraction: float) -> None:
     """A record of every run."""
     for run in runs:
-        ahead, alone = bounds(lab.gpu, blocks_read(file.tensors), missed(run))
+        ahead, alone = bounds(lab.gpu, blocks_read(file), missed(run))
         lab.record(
             quantity=f"decode on the device, {run.label}, {fraction:.0%} of the blocks in its memory", unit="tok/s",
             samples=[1 / seconds for seconds in run.seconds[1:]], device=lab.device,

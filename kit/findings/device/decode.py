@@ -43,10 +43,32 @@ class Point:
         return float(np.median(self.samples))
 
 
-def blocks_read(tensors: Mapping) -> int:
-    """Bytes of blocks that one token reads, of a name -> TensorInfo: an embedding counts where it is the output, too."""
+def read_by_a_token(tensors: Mapping, experts: float = 1.0) -> tuple[int, int]:
+    """(bytes of blocks, weights) that one token reads of name -> TensorInfo.
+
+    An embedding counts where it is the output projection, too; of stacks of experts the share ``experts``.
+    """
     untied = "output.weight" in tensors
-    return sum(t.nbytes for name, t in tensors.items() if not (untied and name == "token_embd.weight"))
+    read = [
+        (t.nbytes * share, t.elements * share)
+        for name, t in tensors.items()
+        if not (untied and name == "token_embd.weight") and (share := experts if len(t.shape) == 3 else 1.0)
+    ]
+    return tuple(int(sum(column)) for column in zip(*read, strict=True))
+
+
+def blocks_read(file) -> int:
+    """Bytes of blocks that one token of an open file reads."""
+    return read_by_a_token(file.tensors, _experts_share(read_config(file)))[0]
+
+
+def whole_blocks(geometry: str) -> int:
+    """The same of a model by its name, Q4_K_M."""
+    return read_by_a_token({tensor.name: tensor for tensor in GEOMETRIES[geometry].tensors("Q4_K_M")})[0]
+
+
+def _experts_share(config: Config) -> float:
+    return config.experts_used / config.experts if config.experts else 1.0
 
 
 def kv_bytes(config: Config, context: int, kv: str) -> int:
@@ -73,8 +95,7 @@ def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> lis
     With a GPU each token is a replayed CUDA graph, captured before the first that counts.
     """
     config, weights = read_config(file), DeviceWeights(file)
-    weights.resident(file.tensors)
-    elements = sum(t.elements for name, t in file.tensors.items() if config.tied or name != "token_embd.weight")
+    blocks, elements = read_by_a_token(file.tensors, _experts_share(config))
     points = []
     for context in (n for n in contexts if n < config.context):
         for kv in kinds:
@@ -83,7 +104,7 @@ def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> lis
             need, have = kv_bytes(config, context + 1, kv), _SHARE * free_bytes()
             missing = f"{format_bytes(need)} of keys and values, {format_bytes(have)} to have" if need > have else ""
             taken = () if missing else _tokens(weights, context, kv, samples)
-            points.append(Point(context, kv, taken, blocks_read(file.tensors) + held, flops, missing))
+            points.append(Point(context, kv, taken, blocks + held, flops, missing))
     return points
 
 
@@ -138,8 +159,8 @@ def judge(lab, file, points: list[Point], stands_for: str) -> None:
             upper=1 / lab.gpu.seconds_to_read(point.nbytes), upper_source="blocks, keys and values at read bandwidth",
         )  # fmt: skip
     shortest = next(point for point in points if point.samples)
-    whole = blocks_read({tensor.name: tensor for tensor in GEOMETRIES[stands_for].tensors("Q4_K_M")})
-    here = [blocks_read(file.tensors) / whole / seconds for seconds in shortest.samples]
+    whole = whole_blocks(stands_for)
+    here = [blocks_read(file) / whole / seconds for seconds in shortest.samples]
     typical, upper = float(np.median(here)), 1 / lab.gpu.seconds_to_read(whole)
     share = elements_of(stands_for) / elements_of(_REPORTED)
     for name in ("blas-500", "variance-45-1100") if stands_for == _REPORTED else ("variance-45-1100",):

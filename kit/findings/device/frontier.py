@@ -9,8 +9,8 @@ import kit
 from kit import figures
 from kit.findings.cache_live import Live
 from kit.findings.device.caches import bounds, decode, matrices
-from kit.findings.device.decode import blocks_read
-from kit.gguf.geometry import GEOMETRIES
+from kit.findings.device.decode import blocks_read, whole_blocks
+from kit.findings.first_token import elements_of
 from kit.gpu.machine import Limits
 from kit.units import format_bytes, format_seconds
 
@@ -48,7 +48,7 @@ def measure(file, gpu: Limits, tokens: int, shares=SHARES) -> list[Point]:
     for share in shares:
         policy = kit.Pinned(round(share * total)) if 0 < share < 1 else kit.HashMap() if share else kit.NoCache()
         live = decode(file, policy, f"{share:.0%} of the blocks", tokens + 1)
-        read = blocks_read(file.tensors)
+        read = blocks_read(file)
         missing = live.accesses[(live.accesses["token"] == tokens) & (live.accesses["outcome"] != "hit")][
             "nbytes"
         ].sum()
@@ -67,7 +67,7 @@ def table(points: list[Point]) -> pd.DataFrame:
 def plane(file, points: list[Point], gpu: Limits):
     """Seconds a token against bytes held: the prediction as a line, what was measured as rings."""
     figure, axes = figures.new()
-    total = blocks_read(file.tensors)
+    total = blocks_read(file)
     axes.plot(CURVE * total / 2**20, [predict(total, share * total, gpu) for share in CURVE], color=figures.BLUE,
               label="predicted: the longer of device memory and bus")  # fmt: skip
     axes.plot([point.held / 2**20 for point in points], [point.seconds for point in points], "o", markersize=8,
@@ -81,8 +81,7 @@ def plane(file, points: list[Point], gpu: Limits):
 
 def answer(memory: int, gpu: Limits, geometry: str = "granite-3.3-8b") -> str:
     """What to do with ``memory`` bytes of device memory, for the model of the reports, in two sentences."""
-    tensors = {tensor.name: tensor for tensor in GEOMETRIES[geometry].tensors("Q4_K_M")}
-    total, decoded = blocks_read(tensors), 4 * sum(tensor.elements for tensor in tensors.values())
+    total, decoded = whole_blocks(geometry), 4 * elements_of(geometry)
     held = min(memory, total)
     inside, streamed, everything = (predict(total, share, gpu) for share in (held, 0, total))
     return (

@@ -8,7 +8,7 @@ import kit.codec
 from kit import claims
 from kit.codec.int8 import quantise
 from kit.codec.triton import decode_on_device, upload
-from kit.findings.tile_decode import SIDE, TILE
+from kit.findings.tile_decode import SIDE, TILE, ladder_figure
 from kit.gpu.machine import Limits, time_on_device
 from kit.machine import usable_cores
 from kit.units import format_seconds
@@ -50,6 +50,11 @@ def rungs(weights: torch.Tensor, ladder: pd.DataFrame, gpu: Limits, samples: int
     table["GB/s"] = TILE / table["seconds"] / 1e9
     table["times the bound"] = table["seconds"] / table["bound"]
     return table, raw
+
+
+def figure(ladder: pd.DataFrame, table: pd.DataFrame):
+    """The whole ladder, the device's rungs below those of the CPU, with the bound of the device."""
+    return ladder_figure(pd.concat([ladder, table], ignore_index=True), table["bound"].min())
 
 
 def judge(lab, table: pd.DataFrame, raw: list[list[float]], slow: list[float]) -> None:
