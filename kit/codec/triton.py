@@ -20,6 +20,7 @@ from kit.gpu.memory import pinned
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _AT_ONCE = 4096  # values of a tile that the finishing kernel holds in registers
+TOUCHED_TILES = 256  # up to two a multiprocessor of an H200: their streams are fetched before they are decoded
 
 if not INTERPRETED and not torch.cuda.is_available():
     raise CodecError(
@@ -128,5 +129,5 @@ def _launch(units, begin, end, coded, values, slots, residuals, status, lanes, l
     rans_kernel[(len(begin),)](
         units, begin, end, coded, values, slots, residuals, status, residuals.shape[1],
         slots.shape[1] if len(slots) > 1 else 0, THREADS=threads, EACH=lanes // threads,
-        UNIT_BITS=8 * units.itemsize, LOWER=lower, num_warps=1,
+        UNIT_BITS=8 * units.itemsize, LOWER=lower, TOUCH=len(begin) <= TOUCHED_TILES, num_warps=1,
     )  # fmt: skip

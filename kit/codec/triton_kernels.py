@@ -1,8 +1,8 @@
 """The tile decoder's kernels: one program a tile; imported without a GPU, too, so that they can be compiled for one.
 
-A warp holds all lanes, some neighbours in a thread. Which of them take a unit of the stream is one bit a lane; the bits
-of 32 threads are one sum (the hardware's warp reduction), and a lane's place among those that take follows from a
-population count of the bits below its thread's: no scan across the warp stands in the chain from state to state.
+A warp holds all lanes, those that are THREADS apart in one thread. Which of them take a unit of the stream is one bit a
+lane; the bits of 32 threads are one sum (the hardware's warp reduction), and a lane's place among those that take follows
+from a population count of the bits below its thread's: no scan across the warp stands in the chain from state to state.
 """
 
 import triton
@@ -41,7 +41,7 @@ def _step(
     FULL: tl.constexpr,
 ):
     """One value of each active lane; then those whose state fell too low take a unit each, in the order of the lanes."""
-    below = ((1 << thread.to(tl.uint64)) - 1).to(tl.uint32)
+    bit = (1 << thread.to(tl.uint64)).to(tl.uint32)
     entry = tl.load(slots + (state & _SLOT_MASK).to(tl.int32))
     moved = ((entry >> 8) & _SLOT_MASK) * (state >> _SLOT_BITS) + (entry >> 20)
     if FULL:
@@ -54,13 +54,25 @@ def _step(
         low = state < LOWER
         if not FULL:
             low = low & active
-        taking = tl.sum(low.to(tl.uint32) << thread.to(tl.uint32), axis=0)[None, :]
-        within = tl.cumsum(low.to(tl.int32), axis=1) - low.to(tl.int32)
-        at = position + tl.sum(_population(taking & below), axis=1)[:, None] + within
+        taking = tl.sum(tl.where(low, bit, 0), axis=1)[:, None]
+        count = _population(taking)
+        at = position + tl.cumsum(count, axis=0) - count + _population(taking & (bit - 1))
         unit = tl.load(units + at, low & (at < stop), 0).to(tl.uint32)
         state = tl.where(low, (state << UNIT_BITS) | unit, state)
-        position += tl.sum(tl.sum(_population(taking), axis=1), axis=0)
+        position += tl.sum(tl.sum(count, axis=1), axis=0)
     return state, position
+
+
+@triton.jit
+def _touch(units, stop, slots, UNIT_BITS: tl.constexpr):
+    """Bring the first 64 KiB of a stream and its table into the L1 cache, every sector of 32 bytes at once.
+
+    0, which is known only when they are there: otherwise the compiler would leave the loads out.
+    """
+    at = tl.arange(0, 2048) * (256 // UNIT_BITS)
+    seen = tl.sum((tl.load(units + at, at < stop, 0) & 1).to(tl.int32))
+    seen += tl.sum((tl.load(slots + tl.arange(0, 512) * 8) & 1).to(tl.int32))
+    return (seen < 0).to(tl.int32)
 
 
 @triton.jit
@@ -79,8 +91,13 @@ def rans_kernel(
     EACH: tl.constexpr,
     UNIT_BITS: tl.constexpr,
     LOWER: tl.constexpr,
+    TOUCH: tl.constexpr,
 ):
-    """Decode one tile a program: THREADS (at most 32) x EACH lanes. Units from ``end`` on are never read."""
+    """Decode one tile a program: THREADS (at most 32) x EACH lanes. Units from ``end`` on are never read.
+
+    With TOUCH a tile's stream is fetched before it is decoded, not as it is: where few tiles share a multiprocessor, none
+    of them has others to work on while it waits for memory, and their streams fit its cache.
+    """
     tile = tl.program_id(0)
     start = tl.load(begin + tile)
     units += start
@@ -88,11 +105,13 @@ def rans_kernel(
     todo, held = tl.load(coded + tile).to(tl.int32), tl.load(values + tile).to(tl.int32)
     residuals += tile.to(tl.int64) * room
     slots += tile.to(tl.int64) * slots_a_tile
+    if TOUCH:
+        position += _touch(units, stop, slots, UNIT_BITS)
 
-    thread = tl.arange(0, THREADS)[:, None]
-    lane = thread * EACH + tl.arange(0, EACH)[None, :]
+    thread = tl.arange(0, THREADS)[None, :]
+    lane = tl.arange(0, EACH)[:, None] * THREADS + thread
     unit_count: tl.constexpr = 32 // UNIT_BITS  # of a state
-    state = tl.zeros((THREADS, EACH), tl.uint32)
+    state = tl.zeros((EACH, THREADS), tl.uint32)
     for i in tl.static_range(unit_count):
         at = position + unit_count * lane + i
         state |= tl.load(units + at, at < stop, 0).to(tl.uint32) << (UNIT_BITS * i)

@@ -96,7 +96,7 @@ def tile_decoder(tiles: int, bits: float = 7.2, lanes: int = 128) -> list[Case]:
     }
     finish_types = {"residuals": "*u8", "sums": "*u32", "out": "*i8"}
     finish_types |= dict.fromkeys(("room", "rows", "columns", "tile_rows", "tile_columns"), "i32")
-    shape = {"THREADS": 32, "EACH": lanes // 32, "UNIT_BITS": 16, "LOWER": LOWER[16]}
+    shape = {"THREADS": 32, "EACH": lanes // 32, "UNIT_BITS": 16, "LOWER": LOWER[16], "TOUCH": False}
     return [
         Case(
             f"rANS, {tiles} tiles", "tiles", tiles, int(tiles * values * bits / 8), tiles * values, 0, tiles,
