@@ -162,7 +162,8 @@ def order_of_a_stream(count, broken_off):
 
 
 def generate(path, prompt, tokens, capacity, max_context=64):
-    """Logits (tokens, vocabulary) of the prompt, generated tokens, statistics of a device cache of ``capacity``."""
+    """Logits (tokens, vocabulary) of the prompt, generated tokens, statistics of a device cache of ``capacity`` and of the
+    host's, and the accesses that a prefetch had served."""
     import kit
     from kit.gpu import linear
     from kit.gpu.transformer import DeviceTransformer
@@ -173,7 +174,8 @@ def generate(path, prompt, tokens, capacity, max_context=64):
     model = DeviceTransformer(weights, max_context=max_context)
     logits = model.logits(prompt).numpy()
     answer = kit.generate(model, prompt, max_tokens=tokens, stop_at_end=False)
-    return logits, answer.tokens, weights.store.stats, weights.host_store.stats, len(weights.trace)
+    prefetched = {span.tensor for span in weights.trace.spans if span.what == "access" and span.outcome == "prefetch"}
+    return logits, answer.tokens, weights.store.stats, weights.host_store.stats, prefetched
 
 
 def blocks(path, name):

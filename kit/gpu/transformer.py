@@ -1,6 +1,7 @@
 """The forward pass on the device, from blocks: prefill in one pass, decoding as CUDA graphs with static buffers."""
 
 import time
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -124,7 +125,10 @@ class DeviceTransformer(Transformer):
         """Add to x (tokens, width) what each token's best experts make of it; the host must wait to learn which."""
         share, chosen = self._multiply(f"{block}gate_inp.weight", inner).softmax(-1).topk(self.config.experts_used)
         share /= share.sum(-1, keepdim=True)
-        for expert in chosen.unique().tolist():
+        experts = chosen.unique().tolist()
+        parts = [f"{block}{part}_exps.weight[{expert}]" for expert in experts for part in ("gate", "up", "down")]
+        self._next |= dict(pairwise(parts))
+        for expert in experts:
             token, place = (chosen == expert).nonzero(as_tuple=True)
             rows = inner[token]  # planes, or x itself where there are many: spread again, for they may be few now
             y = self._swiglu(block, f"_exps.weight[{expert}]", spread(rows) if rows.ndim == 2 else rows)
@@ -144,7 +148,7 @@ class DeviceTransformer(Transformer):
         if self.graphs:
             return self._held[name]
         blocks = self.weights.blocks(name)
-        if name in self._next:  # what comes after an expert is another, which no table knows
+        if name in self._next:  # nothing is known to follow a layer's last expert
             self.weights.prefetch(self._next[name])
         return blocks
 
