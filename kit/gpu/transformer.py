@@ -1,7 +1,6 @@
 """The forward pass on the device, from blocks: prefill in one pass, decoding as CUDA graphs with static buffers."""
 
 import time
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -127,7 +126,7 @@ class DeviceTransformer(Transformer):
         share /= share.sum(-1, keepdim=True)
         experts = chosen.unique().tolist()
         parts = [f"{block}{part}_exps.weight[{expert}]" for expert in experts for part in ("gate", "up", "down")]
-        self._next |= dict(pairwise(parts))
+        self._next |= dict(zip(parts, [*parts[1:], self._next[f"{block}gate_inp.weight"]], strict=True))
         for expert in experts:
             token, place = (chosen == expert).nonzero(as_tuple=True)
             rows = inner[token]  # planes, or x itself where there are many: spread again, for they may be few now
@@ -148,8 +147,7 @@ class DeviceTransformer(Transformer):
         if self.graphs:
             return self._held[name]
         blocks = self.weights.blocks(name)
-        if name in self._next:  # nothing is known to follow a layer's last expert
-            self.weights.prefetch(self._next[name])
+        self.weights.prefetch(self._next[name])
         return blocks
 
 
