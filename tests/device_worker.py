@@ -1,0 +1,147 @@
+"""What tests/test_device.py runs in a process where Triton's kernels are interpreted: the findings of kit.findings.device."""
+
+import timeit
+from dataclasses import replace
+
+from triton_worker import interpret
+
+PROMPT = [1, 5, 9]
+LIMITS = {
+    "name": "a GPU that nobody has", "memory_bytes": 2**30, "read_gbps": 20.0, "write_gbps": 20.0, "copy_gbps": 20.0,
+    "host_to_device_gbps": 5.0, "launch_us": 1.0, "f32_gflops": 100.0,
+}  # fmt: skip
+
+
+def start():
+    """The process's first call."""
+    interpret()
+    from kit.gpu import linear
+
+    linear.rows_of_a_program = lambda format, rows, tokens: 512 // tokens  # the interpreter's time goes by programs
+
+
+def session(folder, notebook):
+    """A session that says "cuda" of the interpreter, with invented limits."""
+    import kit
+    from kit import machine
+    from kit.gpu.machine import Limits
+
+    invented = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 20.0, 20.0, 100.0, 5.0)
+    machine.of_run = lambda out: invented
+    lab = kit.Session(notebook, profile="smoke", out=str(folder))
+    lab.device, lab.gpu = "cuda", Limits(**LIMITS)
+    return lab
+
+
+def recorded(lab):
+    """Its records, as plain dicts."""
+    from kit import records
+
+    return [vars(record) for record in records.read([lab.out / f"{lab.notebook}.jsonl"])]
+
+
+def first_token(path, folder):
+    """(logits against the CPU's, table, records)."""
+    import kit
+    from kit.findings import first_token as finding
+    from kit.findings.device import first_token as on_device
+
+    lab = session(folder, "01_first_token")
+    on_cpu = finding.measure(path, "lazy", PROMPT)
+    runs = [on_device.measure(path, way, PROMPT) for way in on_device.WAYS]
+    with kit.open(path) as file:
+        predicted = on_device.predict(file, lab.gpu, 1.0)
+        on_device.judge(lab, file, [replace(on_cpu, way="reported")], runs, predicted)
+    return finding.equality([on_cpu, *runs]), on_device.table(runs, predicted), recorded(lab)
+
+
+def caches(path, folder):
+    """(differences from the CPU, live beside replayed, table, records)."""
+    import kit
+    from kit.findings.device import caches
+
+    lab = session(folder, "03_cache_variants")
+    with kit.open(path) as file:
+        runs = caches.every_policy(file, 0.4, 2, ("LRU", "MRU", "Pinned"))
+        caches.record(lab, runs, file, 0.4)
+        tables = (caches.same_as_the_cpu(runs, file, 2), caches.replay_agrees(runs, file, 0.4))
+        return *tables, caches.table(runs, file, lab.gpu), recorded(lab)
+
+
+def decode(path, folder):
+    """(difference from the CPU, (bytes, what is missing) of each point, table, records); the second context does not fit."""
+    import kit
+    from kit.findings.device import decode
+
+    lab = session(folder, "04_attention")
+    with kit.open(path) as file:
+        off = decode.equality(file, PROMPT)
+        decode.free_bytes = lambda: 2 * decode.kv_bytes(decode.read_config(file), 100, "float32")
+        points = decode.speeds(file, 1, contexts=(1, 1000), kinds=("float32", "bfloat16"))
+        for name in ("granite-3.3-8b", "tinyllama-1.1b"):
+            decode.judge(lab, file, points, name)
+        decode.roofline(points, lab.gpu)
+        return off, [(point.nbytes, point.missing) for point in points], decode.table(points, lab.gpu), recorded(lab)
+
+
+def tiles(folder):
+    """(table, records): equality is asserted within."""
+    import pandas as pd
+    import torch
+
+    from kit.findings.device import tiles
+
+    lab = session(folder, "05_tile_decode")
+    tiles.SIDE = 96  # smaller tiles: the interpreter takes a step for every 128 values
+    ladder = pd.DataFrame({"decoder": ["simd"], "new": ["x"], "seconds": [1e-3]})
+    table, raw = tiles.rungs(torch.randn(96, 96), ladder, lab.gpu, 1, batches=(1,))
+    tiles.figure(ladder, table)
+    tiles.judge(lab, table, raw, [0.3])
+    return table, recorded(lab)
+
+
+def compressed(path, prompt):
+    """Logits of a prompt and of a further token from tiles on the device."""
+    from kit.codec.container import CompressedFile
+    from kit.gpu.compressed import CompressedTransformer, TileWeights
+
+    model = CompressedTransformer(TileWeights(CompressedFile(path)), max_context=len(prompt) + 1)
+    cache = model.new_cache()
+    return [model.step(tokens, cache).numpy() for tokens in (prompt, [2])]
+
+
+def compressed_refusal(path):
+    """The text of the error of a compressed file that no device decodes, or whose tiles are damaged."""
+    import kit
+
+    try:
+        compressed(path, PROMPT)
+    except kit.KitError as error:
+        return str(error)
+
+
+def compressed_finding(path, folder):
+    """(tokens, table, passes, records)."""
+    from kit.codec.container import CompressedFile
+    from kit.findings.device import compressed
+
+    lab = session(folder, "06_compressed_inference")
+    file = CompressedFile(path)
+    compressed.time_on_device = lambda work, samples: timeit.repeat(work, number=1, repeat=samples)
+    tokens, seconds, held = compressed.run(file, PROMPT, 2)
+    passes = compressed.streamed(file, lab.gpu, 1)
+    compressed.judge(lab, file, seconds, passes, [0.3])
+    return tokens, compressed.table(file, seconds, held, lab.gpu), passes, recorded(lab)
+
+
+def frontier(path, folder):
+    """(table, answer, records)."""
+    import kit
+    from kit.findings.device import frontier
+
+    lab = session(folder, "07_memory_frontier")
+    with kit.open(path) as file:
+        points = frontier.measure(file, lab.gpu, 1, (0.0, 0.5, 1.0))
+        frontier.plane(file, points, lab.gpu)
+    frontier.record(lab, points)
+    return frontier.table(points), frontier.answer(2**32, lab.gpu), recorded(lab)

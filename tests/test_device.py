@@ -1,0 +1,265 @@
+"""The device of a run: how it reaches notebooks and records, one error without it; its findings, by the interpreter."""
+
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+
+import device_worker as worker
+import nbformat
+import numpy as np
+import papermill
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+
+import kit
+from kit import doctor, machine, records
+from kit.cli import main
+from kit.codec.compressor import compress
+from kit.codec.container import CompressedFile
+from kit.codec.linear import CompressedWeights
+from kit.gguf.geometry import GEOMETRIES
+from kit.gguf.synthetic import synthesize
+from kit.gpu.device import check_device
+from kit.paths import ROOT
+from kit.report import diff
+from kit.report import run as runs
+from kit.sweep import spec as specs
+
+NOTEBOOKS = ROOT / "notebooks"
+TAKE_DEVICE = {"01_first_token", "03_cache_variants", "04_attention", "05_tile_decode", "06_compressed_inference",
+               "07_memory_frontier"}  # fmt: skip
+MISSING = r"device 'cuda' cannot be used: (GPU|Triton): .+; .+"
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+# --- one error -------------------------------------------------------------------------------------------------------
+
+
+@without_gpu
+def test_a_session_says_what_is_missing(tmp_path):
+    with pytest.raises(kit.KitError, match=MISSING):
+        kit.Session("05_tile_decode", profile="smoke", out=str(tmp_path / "run"), device="cuda")
+    assert not (tmp_path / "run").exists()
+
+
+@without_gpu
+def test_reproduce_says_it_before_anything_runs(tmp_path):
+    out = tmp_path / "run"
+    answer = CliRunner().invoke(main, ["reproduce", "--profile", "smoke", "--device", "cuda", "--out", str(out)])
+    assert answer.exit_code == 2 and len(answer.stderr.strip().splitlines()) == 1
+    assert "device 'cuda' cannot be used" in answer.stderr and not out.exists()
+
+
+@without_gpu
+def test_a_notebook_by_plain_papermill_says_it(tmp_path):
+    given = {"profile": "smoke", "device": "cuda", "out": str(tmp_path)}
+    source = str(NOTEBOOKS / "05_tile_decode.ipynb")
+    with pytest.raises(papermill.PapermillExecutionError, match=MISSING):
+        papermill.execute_notebook(
+            source, str(tmp_path / "out.ipynb"), given, kernel_name="python3", progress_bar=False
+        )
+
+
+def test_what_is_missing_is_what_the_doctor_finds(monkeypatch):
+    with pytest.raises(kit.KitError, match="no device 'tpu'; there are: cpu, cuda"):
+        check_device("tpu")
+    monkeypatch.setattr(machine, "gpu", lambda: {"name": "one", "memory_bytes": 2**30})
+    monkeypatch.setattr(machine, "library_version", lambda name: None)
+    with pytest.raises(kit.KitError, match=r"Triton: not installed; pip install .*gpu"):
+        check_device("cuda")
+    monkeypatch.setattr(doctor, "triton", lambda: doctor.Check("Triton", "ok", "3"))
+    assert check_device("cuda") == "cuda"
+
+
+def test_interpreted_kernels_are_no_device(monkeypatch):
+    import triton
+
+    monkeypatch.setattr(machine, "gpu", lambda: {"name": "one", "memory_bytes": 2**30})
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    with pytest.raises(kit.KitError, match="TRITON_INTERPRET"):
+        check_device("cuda")
+
+
+# --- the parameter ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_device_reaches_the_notebooks_that_take_it(device):
+    jobs = runs.plan(runs.Request("smoke", device=device), NOTEBOOKS)
+    assert {job.name for job in jobs if job.parameters.get("device") == device} == TAKE_DEVICE
+    assert {job.name for job in jobs if "device" in job.parameters} == TAKE_DEVICE
+    with pytest.raises(kit.KitError, match="use --device"):
+        runs.plan(runs.Request("smoke", texts=("device=cuda",)), NOTEBOOKS)
+
+
+def test_a_sweep_takes_it_as_a_parameter(tmp_path):
+    path = tmp_path / "grid.yaml"
+    path.write_text(
+        yaml.safe_dump({"profile": "smoke", "notebooks": ["05"], "parameters": {"device": ["cpu", "cuda"]}})
+    )
+    assert [cell.settings["device"] for cell in specs.read(path, NOTEBOOKS).cells] == ["cpu", "cuda"]
+
+
+def test_a_resumed_run_keeps_its_device(tmp_path):
+    runs.start(tmp_path / "run", runs.Request("smoke", device="cuda"))
+    assert runs.resume(tmp_path / "run", device=None).request.device == "cuda"
+    with pytest.raises(kit.KitError, match="was run with --device 'cuda', not 'cpu'"):
+        runs.resume(tmp_path / "run", device="cpu")
+    state = tmp_path / "run" / "run.json"
+    before = json.loads(state.read_text())
+    del before["request"]["device"]
+    state.write_text(json.dumps(before))
+    assert runs.load(tmp_path / "run").request.device == "cpu", "a run from before there was a device"
+
+
+def cell(name, id):
+    return next(c for c in nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells if c.id == id)
+
+
+@pytest.mark.parametrize("name", sorted(TAKE_DEVICE))
+def test_on_the_cpu_a_notebook_adds_one_line(name, tmp_path, capsys):
+    lab = kit.Session(name, profile="smoke", out=str(tmp_path))
+    exec(cell(name, "gpu-code").source, {"lab": lab})
+    assert capsys.readouterr().out.startswith("device = cpu: not measured; `kit reproduce --device cuda` adds ")
+    assert not (tmp_path / f"{name}.jsonl").read_text()
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def test_records_say_where_they_were_measured(tmp_path):
+    lab = worker.session(tmp_path, "05_tile_decode")
+    for device, sample in (("cpu", 2.0), ("cuda", 1.0)):
+        lab.record(quantity="q", unit="s", samples=[sample], device=device)
+    on_cpu, on_device = records.read([lab.out / "05_tile_decode.jsonl"])
+    assert on_cpu.parameters["device"] == "cpu" and "gpu" not in on_cpu.parameters
+    assert (on_device.parameters["device"], on_device.parameters["gpu"]) == ("cuda", worker.LIMITS["name"])
+    older = replace(on_cpu, parameters={key: on_cpu.parameters[key] for key in on_cpu.parameters if key != "device"})
+    states = [change.state for change in diff.compare([older], [on_device])]
+    assert sorted(states) == ["only in A", "only in B"], "a GPU's figure is no change of the CPU's"
+    assert [change.state for change in diff.compare([older], [on_cpu])] == ["same"]
+
+
+# --- findings, interpreted -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def call():
+    """``call(function, *args)`` runs a function of device_worker in the interpreting process."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=worker.start) as pool:
+        yield lambda function, *args: pool.submit(function, *args).result()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A GGUF file of tiny-llama with one layer of 256 columns: K-quants, few programs."""
+    geometry = replace(GEOMETRIES["tiny-llama"], layers=1, feed_forward=256, heads=4, kv_heads=2)
+    return synthesize(tmp_path_factory.mktemp("models") / "small.gguf", geometry)
+
+
+def check(rows, count):
+    """So many records, all of the device, with bounds that what they bound can meet: none is faster than possible."""
+    assert len(rows) == count
+    for row in rows:
+        assert row["parameters"]["device"] == "cuda" and row["parameters"]["gpu"] == worker.LIMITS["name"]
+        if row["unit"] == "s" and row["samples"]:
+            assert row["lower"] and row["lower"] < min(row["samples"])
+
+
+def test_first_token(call, small, tmp_path):
+    same, table, rows = call(worker.first_token, small, tmp_path)
+    assert same["token"].nunique() == 1 and (same["rms / std"] < 1e-5).all()
+    parts = table[["open", "read", "upload", "compute"]]
+    np.testing.assert_allclose(parts.sum(axis=1), table["total"])
+    assert (parts.iloc[0] > 0).all() and (parts.iloc[1:, :3] == 0).all(axis=None)
+    check(rows, 5)
+    assert [row["claim"] for row in rows if row["verdict"]] == ["first-token-preload"] * 2
+
+
+def test_caches(call, small, tmp_path):
+    differences, agreement, table, rows = call(worker.caches, small, tmp_path)
+    assert (differences["rms / std"] < 1e-5).all()
+    assert agreement["all counts agree"].all() and agreement.loc["LRU", "evictions"] and agreement.loc["Pinned", "hits"]
+    assert table.loc["no cache, no prefetch", "prefetched"] == 0 < table.loc["no cache", "prefetched"]
+    assert table.loc["all kept", "byte hit rate"] == 1 and table.loc["LRU", "byte hit rate"] < 0.4
+    check(rows, 6)
+
+
+def test_decode(call, small, tmp_path):
+    off, points, table, rows = call(worker.decode, small, tmp_path)
+    assert off < 1e-5
+    assert [bool(missing) for _, missing in points] == [False, False, True, True]
+    config = kit.Transformer(kit.Weights(kit.open(small))).config
+    read = sum(t.nbytes for name, t in kit.open(small).tensors.items() if name != "token_embd.weight")
+    assert points[0][0] == read + 2 * config.layers * config.kv_heads * config.head_dim * 4
+    assert table["left out"].str.contains("of keys and values").tolist() == [False, False, True, True]
+    check(rows, 4 + 2 + 4 + 1)
+    verdicts = {(row["claim"], row["verdict"]) for row in rows if row["verdict"]}
+    assert verdicts == {("blas-500", "impossible"), ("variance-45-1100", "impossible")}, "at 20 GB/s"
+
+
+def test_tiles(call, tmp_path):
+    table, rows = call(worker.tiles, tmp_path)
+    assert table["times the bound"].iloc[0] > 1 and table["factor"].iloc[0] < 1
+    check(rows, 3)
+
+
+def test_frontier(call, small, tmp_path):
+    table, answer, rows = call(worker.frontier, small, tmp_path)
+    assert table["MiB held"].is_monotonic_increasing and table["predicted, s"].is_monotonic_decreasing
+    assert (table["predicted, s"] < table["measured, s"]).all()
+    assert "87% of its 4.60 GiB" in answer
+    check(rows, 4)
+
+
+def tiny_compressed(folder, **changes):
+    """A compressed model whose largest matrix is 512 x 32: the interpreter takes a step for every 128 values."""
+    shape = {"layers": 1, "embedding": 32, "feed_forward": 32, "heads": 4, "kv_heads": 2, "head_dim": 8} | changes
+    source = synthesize(folder / "small.gguf", replace(GEOMETRIES["tiny-llama"], **shape))
+    return compress(source, folder / "small.tiles.gguf")
+
+
+def test_tiles_on_the_device_give_the_cpus_logits(call, tmp_path):
+    """A tied embedding: its rows come from tiles, too."""
+    path = tiny_compressed(tmp_path, tied=True)
+    weights = CompressedWeights(CompressedFile(path))
+    model = kit.Transformer(weights, linear=weights.linear)
+    cache = model.new_cache(8)
+    right = [model.step(tokens, cache).numpy() for tokens in (worker.PROMPT, [2])]
+    for ours, theirs in zip(call(worker.compressed, path, worker.PROMPT), right, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * theirs.std())
+
+
+def test_compressed_inference(call, tmp_path):
+    path = tiny_compressed(tmp_path)
+    weights = CompressedWeights(CompressedFile(path))
+    right = kit.generate(kit.Transformer(weights, linear=weights.linear), worker.PROMPT, 2, stop_at_end=False).tokens
+    tokens, table, passes, rows = call(worker.compressed_finding, path, tmp_path)
+    assert list(tokens) == right
+    assert (table["least, s"] < table["token, s"]).all() and table["held MiB"].iloc[0] > 0
+    assert list(passes.index) == ["plain INT8", "tiles"] and (passes["times the least"] > 1).all()
+    check(rows, 4)
+
+
+def test_what_no_device_decodes_is_an_error(call, tmp_path):
+    data = bytearray(tiny_compressed(tmp_path).read_bytes())
+    info = kit.open(tmp_path / "small.tiles.gguf").tensors["blk.0.attn_q.weight.tiles"]
+    data[info.offset + info.nbytes // 2] ^= 0x55
+    (tmp_path / "damaged.gguf").write_bytes(data)
+    assert "blk.0.attn_q.weight: tile 0 of 1" in call(worker.compressed_refusal, tmp_path / "damaged.gguf")
+    compress(synthesize(tmp_path / "plain.gguf", "tiny-llama", mix="BF16"), tmp_path / "bf16.gguf", coding="bf16")
+    assert "only dense INT8 matrices decode on a device" in call(worker.compressed_refusal, tmp_path / "bf16.gguf")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_notebooks_run_on_a_gpu(tmp_path):
+    out, only = tmp_path / "run", [option for name in sorted(TAKE_DEVICE) for option in ("--only", name)]
+    answer = CliRunner().invoke(main, ["reproduce", "--profile", "smoke", "--device", "cuda", "--out", str(out), *only])
+    assert answer.exit_code == 0, answer.output
+    for name in TAKE_DEVICE:
+        assert "cuda" in {record.parameters["device"] for record in records.read([out / f"{name}.jsonl"])}
