@@ -23,6 +23,7 @@ from kit.codec.linear import CompressedWeights
 from kit.gguf.geometry import GEOMETRIES
 from kit.gguf.synthetic import synthesize
 from kit.gpu.device import check_device
+from kit.gpu.machine import Limits
 from kit.paths import ROOT
 from kit.report import diff
 from kit.report import run as runs
@@ -128,6 +129,13 @@ def test_on_the_cpu_a_notebook_adds_one_line(name, tmp_path, capsys):
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
+
+
+def test_limits_are_the_best_samples():
+    names = [name for name in worker.LIMITS if name not in ("name", "memory_bytes")]
+    limits = Limits.of(worker.LIMITS | {"samples": {name: [3.0, 5.0, 4.0] for name in names}})
+    assert {name: getattr(limits, name) for name in names} == dict.fromkeys(names, 5.0) | {"launch_us": 3.0}
+    assert limits.seconds_from_host(1e10) == limits.seconds_to_read(1e10) == limits.seconds_to_write(1e10) == 2
 
 
 def test_records_say_where_they_were_measured(tmp_path):

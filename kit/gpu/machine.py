@@ -29,8 +29,9 @@ class Limits:
 
     @classmethod
     def of(cls, measured: dict) -> "Limits":
-        """From kit.machine.Machine.gpu."""
-        return cls(**{entry.name: measured[entry.name] for entry in fields(cls)})
+        """From kit.machine.Machine.gpu: of each limit the best sample, as for the CPU, so that no bound is too near."""
+        best = {name: (min if name == "launch_us" else max)(values) for name, values in measured["samples"].items()}
+        return cls(**{entry.name: (measured | best)[entry.name] for entry in fields(cls)})
 
     def seconds_to_read(self, nbytes: float) -> float:
         """The least time to read ``nbytes`` of device memory once."""
