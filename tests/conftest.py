@@ -1,6 +1,8 @@
 """What every test shares."""
 
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -11,3 +13,12 @@ def close_figures():
     yield
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close("all")
+
+
+@pytest.fixture(scope="module")
+def call():
+    """``call(function, *args)`` runs a function of triton_worker in a process that interprets Triton's kernels."""
+    from triton_worker import interpret
+
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=interpret) as pool:
+        yield lambda function, *args: pool.submit(function, *args).result()

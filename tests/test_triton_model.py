@@ -1,0 +1,125 @@
+"""The transformer on the device by the Triton interpreter: blocks through caches, experts, a key/value cache that grows."""
+
+import model_files
+import numpy as np
+import pytest
+import torch
+import triton_worker as worker
+
+import kit
+from kit.gguf.synthetic import synthesize
+from kit.gpu.kvcache import DeviceKVCache
+
+
+def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
+    dense = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
+    experts = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
+    assert "does not keep" in call(worker.refusal, dense, {"graphs": True})
+    assert "a graph cannot choose experts" in call(worker.refusal, experts, {"graphs": True})
+    assert "choose one of float32, float16, bfloat16" in call(worker.refusal, dense, {"kv_dtype": "q8_0"})
+
+
+def test_the_models_logits_and_tokens(call, tmp_path):
+    """A device cache that is too small for the model: the blocks stream through it, and every number stays."""
+    path = synthesize(tmp_path / "tiny.gguf", "tiny-qwen3")
+    model = kit.Transformer(kit.Weights(kit.open(path)))
+    prompt = list(range(12))
+    logits, tokens, stats, host, prefetched = call(worker.generate, path, prompt, 2, "300 KiB")
+    np.testing.assert_allclose(logits, model.logits(prompt).numpy(), rtol=0, atol=2e-5 * float(logits.std()))
+    assert tokens == kit.generate(model, prompt, max_tokens=2, stop_at_end=False).tokens
+    assert stats.evictions and stats.prefetched and stats.peak_bytes <= 300 * 1024
+    assert "blk.0.attn_k.weight" in prefetched
+    assert host.misses == len([tensor for tensor in kit.open(path).tensors.values()])
+
+
+def test_the_cache_grows_and_keeps_what_it_holds():
+    """By powers of two up to the context; graphs of old addresses go, those of addresses that stay do not."""
+    cache = DeviceKVCache(2, 1, 4, 600, "float32", torch.device("cpu"))
+    rows, graphs = torch.randn(600, 1, 4), []
+    capacities = []
+    for length in range(0, 600, 50):
+        cache.reserve(length + 50)
+        capacities.append(cache.capacity)
+        graphs.append(cache.graphs.setdefault(cache.rounded(cache.length + 50), object()))
+        for layer in range(2):
+            some = rows[length : length + 50]
+            keys, values = cache.append(
+                layer, torch.arange(length, length + 50), some + layer, some - layer, length + 50
+            )
+            assert torch.equal(keys[0], rows[: length + 50, 0] + layer) and torch.equal(
+                values[0], rows[: length + 50, 0] - layer
+            )
+        cache.advance(50)
+    assert capacities == [256] * 5 + [512] * 5 + [600] * 2 and len(set(map(id, graphs))) == 3 and len(cache.graphs) == 1
+    assert cache.nbytes == 600 * cache.bytes_per_position == 600 * 2 * 2 * 4 * 4
+    cache.truncate(10)
+    held = cache.keys.data_ptr()
+    cache.reserve(600)
+    assert cache.keys.data_ptr() == held and cache.rounded(11) == 256
+
+
+def test_a_full_device_is_one_clear_error(monkeypatch):
+    cache = DeviceKVCache(40, 8, 128, 131072, "bfloat16", torch.device("cpu"))
+    assert cache.capacity == 0, "an empty cache of granite's whole context takes nothing"
+    cache.reserve(1)
+    before = cache.keys
+
+    def refuse(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", refuse)
+    with pytest.raises(kit.KitError, match=r"of 512 positions in bfloat16, 80\.00 MiB beside the 40\.00 MiB held"):
+        cache.reserve(257)
+    assert cache.keys is before and cache.capacity == 256
+
+
+def test_decoding_goes_on_where_the_cache_grows(call, tmp_path):
+    path = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
+    prompt = [int(token) for token in np.random.default_rng(2).integers(0, 500, 255)]
+    tokens = call(worker.generate, path, prompt, 4, "1 GiB", 300)[1]
+    right = kit.generate(kit.Transformer(kit.Weights(kit.open(path))), prompt, max_tokens=4, stop_at_end=False)
+    assert tokens == right.tokens
+
+
+def test_experts_through_a_small_device_cache(call, tmp_path):
+    """Prefill by few tokens and by many (where an expert gets few of them), then decoding: only used experts are read."""
+    path = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
+    model = kit.Transformer(kit.Weights(kit.open(path)))
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    logits, tokens, stats, _, prefetched = call(worker.generate, path, prompt, 3, "200 KiB")
+    np.testing.assert_allclose(logits, model.logits(prompt).numpy(), rtol=0, atol=2e-5 * float(logits.std()))
+    assert tokens == kit.generate(model, prompt, max_tokens=3, stop_at_end=False).tokens
+    assert stats.evictions and stats.peak_bytes <= 200 * 1024
+    assert {name.rpartition("[")[0] for name in prefetched} >= {
+        f"blk.1.ffn_{part}_exps.weight" for part in ("gate", "up", "down")
+    }
+
+
+def test_an_expert_that_every_token_passes(call, tmp_path):
+    """With granite's multipliers and biases, one of them on the shared expert."""
+
+    def change(metadata, tensors):
+        random = np.random.default_rng(1)
+        metadata["granitemoe.expert_shared_feed_forward_length"] = 64
+        for layer in range(2):
+            for part, shape in (("gate", (64, 256)), ("up", (64, 256)), ("down", (256, 64))):
+                tensors[f"blk.{layer}.ffn_{part}_shexp.weight"] = random.normal(0, 0.05, shape).astype(np.float32)
+            for name in ("ffn_down_shexp", "attn_output"):
+                tensors[f"blk.{layer}.{name}.bias"] = random.normal(0, 0.5, 256).astype(np.float32)
+
+    path = model_files.rewrite(model_files.write(tmp_path, "granitemoe"), tmp_path / "shared.gguf", change)
+    right = kit.Transformer(kit.Weights(kit.open(path))).logits([7, 1, 7]).numpy()
+    logits = call(worker.generate, path, [7, 1, 7], 1, "1 GiB")[0]
+    np.testing.assert_allclose(logits, right, rtol=0, atol=2e-5 * float(right.std()))
+
+
+def test_one_expert_of_a_stack(call, tmp_path):
+    path = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
+    name = "blk.0.ffn_down_exps.weight"
+    with kit.open(path) as file:
+        stack, count = file.blocks(name), file.tensors[name].shape[0]
+        for expert in (0, count - 1):
+            blocks, nbytes = call(worker.blocks, path, f"{name}[{expert}]")
+            assert np.array_equal(blocks, stack[expert]) and nbytes == blocks.nbytes
+    for wrong in (f"{name}[{count}]", f"{name}[-1]", "nothing"):
+        assert "no tensor" in call(worker.blocks, path, wrong)
