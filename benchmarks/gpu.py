@@ -4,7 +4,7 @@ A first session on a machine with a GPU, in this order: each step is worth somet
 
     pip install -e '.[test,peers]'                   # torch's CUDA build of the version that pyproject.toml pins
     kit doctor --measure                             # what is missing; else what the device can do
-    python -m pytest tests/test_triton_gpu.py        # right at real sizes; without a GPU they are skipped
+    python -m pytest -m gpu                          # right at real sizes; without a GPU they are skipped
     python -m benchmarks gpu --save                  # this table, with times; nvCOMP beside the tile decoder
     kit reproduce --profile full --device cuda       # the notebooks, granite-3.3-8b at its true size
 """
