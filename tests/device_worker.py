@@ -69,19 +69,32 @@ def caches(path, folder):
 
 
 def decode(path, folder):
-    """(difference from the CPU, (bytes, what is missing) of each point, table, records); the second context does not fit."""
+    """(difference from the CPU, error without room for the blocks, (bytes, what is missing) of each point, table, records)."""
     import kit
     from kit.findings.device import decode
 
     lab = session(folder, "04_attention")
     with kit.open(path) as file:
         off = decode.equality(file, PROMPT)
+        room = decode.free_bytes
+        decode.free_bytes = lambda: 100_000
+        try:
+            decode.check_room(file)
+        except kit.KitError as error:
+            refused = str(error)
         decode.free_bytes = lambda: 2 * decode.kv_bytes(decode.read_config(file), 100, "float32")
         points = decode.speeds(file, 1, contexts=(1, 1000), kinds=("float32", "bfloat16"))
         for name in ("granite-3.3-8b", "tinyllama-1.1b"):
             decode.judge(lab, file, points, name)
         decode.roofline(points, lab.gpu)
-        return off, [(point.nbytes, point.missing) for point in points], decode.table(points, lab.gpu), recorded(lab)
+        decode.free_bytes = room
+        return (
+            off,
+            refused,
+            [(point.nbytes, point.missing) for point in points],
+            decode.table(points, lab.gpu),
+            recorded(lab),
+        )
 
 
 def tiles(folder):

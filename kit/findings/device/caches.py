@@ -8,7 +8,7 @@ from kit.cache import LIMITED
 from kit.cache.policy import Policy
 from kit.cache.traces import requests
 from kit.findings.cache_live import Live
-from kit.findings.device.decode import blocks_read
+from kit.findings.device.decode import blocks_read, check_room
 from kit.gpu.machine import Limits
 from kit.gpu.transformer import DeviceTransformer
 from kit.gpu.weights import DeviceWeights
@@ -43,6 +43,7 @@ def matrices(file) -> dict[str, int]:
 def every_policy(file, fraction: float, passes: int, names=POLICIES) -> list[Live]:
     """A decode through each policy at ``fraction`` of the matrices' bytes, with prefetch; first without a cache, and with
     neither; last with everything kept."""
+    check_room(file)
     capacity = max(1, round(fraction * sum(matrices(file).values())))
     runs = [decode(file, kit.NoCache(), "no cache, no prefetch", passes, ahead=False)]
     runs.append(decode(file, kit.NoCache(), "no cache", passes))

@@ -1,5 +1,6 @@
 """Decoding on a device: tokens a second by context and KV cache type, beside what its memory bandwidth allows."""
 
+import gc
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 import kit
 from kit import claims
 from kit.architectures import Config, read_config
+from kit.errors import ModelError
 from kit.findings.attention_figures import tokens_roofline
 from kit.findings.first_token import elements_of
 from kit.gguf.geometry import GEOMETRIES
@@ -77,12 +79,25 @@ def kv_bytes(config: Config, context: int, kv: str) -> int:
 
 
 def free_bytes() -> int:
-    """Free memory of the device; of this machine where the kernels are interpreted."""
+    """Free memory of the device, what earlier models left behind given back; of this machine where kernels are interpreted."""
+    gc.collect()
+    torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else memory_available()
+
+
+def check_room(file) -> None:
+    """ModelError when not all blocks of ``file`` fit into the device's free memory."""
+    need, have = sum(tensor.nbytes for tensor in file.tensors.values()), _SHARE * free_bytes()
+    if need > have:
+        raise ModelError(
+            f"{file.path}: its blocks take {format_bytes(need)} and the device has {format_bytes(have)} for them: "
+            "take a smaller profile or model, or the device cpu"
+        )
 
 
 def equality(file, prompt: list[int]) -> float:
     """RMS difference of the device's logits after ``prompt`` from those of the CPU's fused products, over their spread."""
+    check_room(file)
     right = kit.Transformer(kit.Weights(file), linear="fused").logits(prompt)[-1].double()
     model = DeviceTransformer(DeviceWeights(file), max_context=len(prompt))
     ours = model.step(prompt, model.new_cache()).double()

@@ -5,7 +5,7 @@ import pandas as pd
 
 import kit
 from kit import claims
-from kit.findings.device.decode import blocks_read
+from kit.findings.device.decode import blocks_read, check_room
 from kit.findings.first_token import Run, elements_of, phases
 from kit.findings.first_token.tables import ratios, samples, typical_runs
 from kit.gguf import pagecache
@@ -59,6 +59,8 @@ def measure(path, way: str, prompt: list[int]) -> Run:
 
 def measure_all(path, prompt: list[int], repeats: int) -> list[Run]:
     """Every way ``repeats`` times, in turn, after one round that is not counted: kernels compile in it."""
+    with kit.open(path) as file:
+        check_room(file)
     for way in WAYS:
         measure(path, way, prompt)
     return [measure(path, way, prompt) for _ in range(repeats) for way in WAYS]

@@ -9,7 +9,7 @@ import kit
 from kit import figures
 from kit.findings.cache_live import Live
 from kit.findings.device.caches import bounds, decode, matrices
-from kit.findings.device.decode import blocks_read, whole_blocks
+from kit.findings.device.decode import blocks_read, check_room, whole_blocks
 from kit.findings.first_token import elements_of
 from kit.gpu.machine import Limits
 from kit.units import format_bytes, format_seconds
@@ -44,6 +44,7 @@ def predict(total: int, held: float, gpu: Limits) -> float:
 
 def measure(file, gpu: Limits, tokens: int, shares=SHARES) -> list[Point]:
     """A decode through a pinned set of each share, the next tensor prefetched; predicted by what that set really held."""
+    check_room(file)
     total, points = sum(matrices(file).values()), []
     for share in shares:
         policy = kit.Pinned(round(share * total)) if 0 < share < 1 else kit.HashMap() if share else kit.NoCache()
