@@ -1,22 +1,25 @@
 """Dequantise 200 MB: the kit beside ggml's own code, gguf-py and the machine's non-temporal fill, on as many threads."""
 
 import ctypes
+import functools
 import importlib.util
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pandas as pd
 import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 import kit
-from kit import measure
+from kit import measure, threads
 from kit.quants import cpu
 from kit.quants.compare import random_blocks
 from kit.quants.formats import FORMATS
 from kit.quants.registry import DTYPES
-from kit.simd.vectors import f32x16, fence, jit, splat, stream
+from kit.simd.vectors import f32x16, fence, load, splat, stream
 
 ROWS, COLUMNS = 12288, 4096  # 201 MB of float32
 COMMON = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
@@ -80,45 +83,63 @@ def _blocks(name: str) -> np.ndarray:
 # ---- the machine and the peers
 
 
-def _shared(function, count: int) -> None:
-    """function(start, stop) over 0 ... count, on as many threads as torch uses."""
-    threads = torch.get_num_threads()
-    edges = [count * n // threads for n in range(threads + 1)]
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(function, edges[:-1], edges[1:]))
+_PART = 2**20  # bytes of the result that a thread of kit.threads takes at a time, here and for ggml: the kit's own way
+i64 = types.int64
 
 
-@jit
-def _fill_part(address, nbytes, value):
-    x = splat(f32x16, value)
-    for i in range(0, nbytes, 64):
-        stream(address + i, x)
+def _fill_part(arguments, piece):
+    end, first = load(i64, arguments) + load(i64, arguments + 8), load(i64, arguments) + piece * _PART
+    x = splat(f32x16, 1.5)
+    for at in range(first, min(end, first + _PART), 64):
+        stream(at, x)
     fence()
+
+
+@functools.cache
+def _filler() -> int:
+    return threads.piecework(_fill_part)
 
 
 def _fill(out: torch.Tensor) -> None:
     """Non-temporal stores and nothing else; not of zeros, which some CPUs write at twice the speed of memory."""
-    lines = out.nbytes // 64
-    _shared(lambda start, stop: _fill_part(out.data_ptr() + 64 * start, 64 * (stop - start), np.float32(1.5)), lines)
+    threads.run(_filler(), (out.data_ptr(), out.nbytes), -(-out.nbytes // _PART))
+
+
+@intrinsic
+def _call_row(_, function, source, target, count):
+    """A C function at an address: void (const void *, float *, int64_t)."""
+
+    def emit(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 3)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[i64] * 4), emit
+
+
+def _rows_part(arguments, piece):
+    rows = _PART // (4 * COLUMNS)
+    source = load(i64, arguments + 8) + piece * rows * load(i64, arguments + 24)
+    _call_row(load(i64, arguments), source, load(i64, arguments + 16) + piece * _PART, rows * COLUMNS)
+
+
+@functools.cache
+def _caller() -> int:
+    return threads.piecework(_rows_part)
 
 
 def _ggml(name: str, blocks: np.ndarray, out: torch.Tensor):
-    """ggml's dequantize_row of a format, rows shared among threads; None where xllamacpp is not installed."""
+    """ggml's dequantize_row of a format on the kit's threads; None where xllamacpp is not installed."""
     package = importlib.util.find_spec("xllamacpp")
     if package is None:
         return None
-    library = ctypes.CDLL(str(next(Path(package.origin).parent.glob("*.so"))))  # a call lets go of the interpreter lock
+    library = ctypes.CDLL(str(next(Path(package.origin).parent.glob("*.so"))))
     lower = name.lower()
     row = getattr(library, f"dequantize_row_{lower[:-1]}K" if name.endswith("_K") else f"dequantize_row_{lower}", None)
     if row is None:  # the plain floats
         return None
-    row.argtypes, row.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
-    source, target, stride = blocks.ctypes.data, out.data_ptr(), blocks.strides[0]
-
-    def part(start, stop):
-        row(source + start * stride, target + 4 * COLUMNS * start, (stop - start) * COLUMNS)
-
-    return lambda: _shared(part, ROWS)
+    arguments = ctypes.cast(row, ctypes.c_void_p).value, blocks.ctypes.data, out.data_ptr(), blocks.strides[0]
+    return lambda: threads.run(_caller(), arguments, out.nbytes // _PART)
 
 
 def _gguf_py(name: str, blocks: np.ndarray):

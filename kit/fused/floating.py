@@ -8,7 +8,7 @@ from numba.extending import intrinsic, overload
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS, RAW
 from kit.quants.scales import MINIMA
-from kit.simd.vectors import Static, convert, f32x16, i8x16, load, splat, store
+from kit.simd.vectors import Static, convert, copy, f32x16, i8x16, load, splat, stack, store
 from kit.threads import piecework
 
 f32, i64 = types.float32, types.int64
@@ -41,29 +41,6 @@ def total(_, vector):
         return builder.call(function, [ir.Constant(ir.FloatType(), -0.0), args[0]], fastmath=("reassoc",))
 
     return vector.element(vector), emit
-
-
-def stack(nbytes: int):
-    """A primitive: the address of ``nbytes`` that live until the calling function returns, a multiple of 64."""
-
-    @intrinsic
-    def address(_):
-        def emit(context, builder, signature, args):
-            with builder.goto_entry_block():  # a loop around the call must not take more at every turn
-                memory = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
-            memory.align = 64
-            return builder.ptrtoint(memory, ir.IntType(64))
-
-        return types.int64(), emit
-
-    return address
-
-
-@njit
-def copy(source, nbytes, target):
-    """Copy a few bytes."""
-    for i in range(nbytes):
-        store(target + i, load(types.uint8, source + i))
 
 
 _scratch = stack(128)

@@ -4,10 +4,10 @@ from numba import njit, types
 from numba.extending import overload
 
 from kit.fused.activations import RECORD, SCALE, SUMS
-from kit.fused.floating import copy, multiply_add, stack, total
+from kit.fused.floating import multiply_add, total
 from kit.fused.units import CODES, codes, spread, steps, unit_bytes
 from kit.simd.special import dot4
-from kit.simd.vectors import Static, convert, f32x16, i8x64, i32x16, load, splat, store
+from kit.simd.vectors import Static, convert, copy, f32x16, i8x64, i32x16, load, splat, stack, store
 from kit.threads import piecework
 
 i64 = types.int64

@@ -1,59 +1,36 @@
 """The cpu backend: the kernels, a chunk of blocks at a time, on all threads of the kit, straight into the result."""
 
 import functools
-import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
+from numba import types
 
 from kit import threads
 from kit.quants.formats import Format
 from kit.quants.kernels import FORMATS, SINKS, decode
 from kit.simd.tiers import tier
-from kit.simd.vectors import Static, fence, jit
+from kit.simd.vectors import Static, fence, load, stack
 
 __all__ = ["DEVICE", "FORMATS", "run"]
 
 DEVICE = "cpu"
-_CHUNK = 2**19  # weights that a thread takes at a time; smaller tensors are not worth waking another thread
-_DTYPES = {getattr(torch, name): Static(name) for name in SINKS}
+_CHUNK = 2**17  # weights that a thread takes at a time
+_DTYPES = {getattr(torch, name): name for name in SINKS}
+_scratch = stack(256)
+i64 = types.int64
 
 
 def run(blocks: np.ndarray, format: Format, out: torch.Tensor) -> None:
     """Dequantise C-contiguous ``blocks`` into ``out``; several Python threads may do so at once."""
     count, step = out.numel() // format.block_elements, max(1, _CHUNK // format.block_elements)
     source, target = blocks.ctypes.data, out.data_ptr()
+    strides = step * format.block_bytes, step * format.block_elements * out.itemsize
     streams = out.nbytes > _cache_bytes() and target % 64 == 0
-    starts = iter(range(0, count, step))
-    kernel = Static(format.name), _DTYPES[out.dtype], tier()
-
-    def work():
-        scratch = np.empty(64, np.float32)
-        for start in starts:  # next() of a range is atomic: threads share it
-            first = start * format.block_elements
-            _decode(
-                *kernel, streams, source + start * format.block_bytes, min(step, count - start),
-                target + first * out.dtype.itemsize, scratch.ctypes.data,
-            )  # fmt: skip
-
-    helpers = min(threads.count(), -(-count // step)) - 1
-    waiting = [_threads().submit(work) for _ in range(helpers)]
-    work()
-    for helper in waiting:
-        if not helper.cancel():  # one that has not started has nothing left to do
-            helper.result()
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="dequantize")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads stay behind in the parent
+    kernel = _kernel(format.name, _DTYPES[out.dtype], tier())
+    threads.run(kernel, (source, target, *strides, count, step, streams), -(-count // step))
 
 
 @functools.cache
@@ -65,7 +42,21 @@ def _cache_bytes() -> int:
     return max((int(match[1]) * units[match[2]] for match in found if match), default=2**25)
 
 
-@jit
-def _decode(format, dtype, tier, streams, blocks, count, out, scratch):
-    decode(format, dtype, tier, streams, blocks, count, out, scratch)
-    fence()
+@functools.cache
+def _kernel(format: str, dtype: str, tier: Static) -> int:
+    """Compiled at the first use of a format, or had from the cache on disk."""
+    return _decode(Static(format), Static(dtype), tier)
+
+
+def _decode(format: Static, dtype: Static, tier: Static) -> int:
+    """Arguments, all int64: addresses of the blocks and of the result; bytes of a piece of each; blocks; blocks a piece;
+    whether to store past the caches."""
+
+    def chunk(arguments, piece):
+        source = load(i64, arguments) + piece * load(i64, arguments + 16)
+        target = load(i64, arguments + 8) + piece * load(i64, arguments + 24)
+        count, step, streams = load(i64, arguments + 32), load(i64, arguments + 40), load(i64, arguments + 48)
+        decode(format, dtype, tier, streams != 0, source, min(step, count - piece * step), target, _scratch())
+        fence()
+
+    return threads.piecework(chunk)

@@ -14,9 +14,9 @@ from numba.extending import overload
 from kit.quants import codes, scales
 from kit.quants.formats import FORMATS as TABLE
 from kit.simd.special import bfloat_to_float, float_to_bfloat, float_to_half, half_to_float
-from kit.simd.vectors import convert, f32x16, load, store, stream, u16x16
+from kit.simd.vectors import convert, copy, f32x16, load, store, stream, u16x16
 
-u8, f32 = types.uint8, types.float32
+f32 = types.float32
 
 
 class Kernel(NamedTuple):
@@ -127,14 +127,9 @@ def _raw(format: str, narrow, width: int):
             else:
                 store(out + width * i, x)
         if whole < count:  # neither a byte read nor one written past the end
-            _copy(blocks + source_width * whole, source_width * (count - whole), scratch)
+            copy(blocks + source_width * whole, source_width * (count - whole), scratch)
             store(scratch + 64, narrow(tier, numbers(tier, scratch)))
-            _copy(scratch + 64, width * (count - whole), out + width * whole)
+            copy(scratch + 64, width * (count - whole), out + width * whole)
 
     return loop
 
-
-@njit
-def _copy(source, nbytes, target):
-    for i in range(nbytes):
-        store(target + i, load(u8, source + i))

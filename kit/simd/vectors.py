@@ -149,6 +149,29 @@ def fence(_):
     return types.void(), emit
 
 
+def stack(nbytes: int):
+    """A primitive: the address of ``nbytes`` that live until the calling function returns, a multiple of 64."""
+
+    @intrinsic
+    def address(_):
+        def emit(context, builder, signature, args):
+            with builder.goto_entry_block():  # a loop around the call must not take more at every turn
+                memory = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
+            memory.align = 64
+            return builder.ptrtoint(memory, ir.IntType(64))
+
+        return types.int64(), emit
+
+    return address
+
+
+@njit
+def copy(source, nbytes, target):
+    """Copy a few bytes."""
+    for i in range(nbytes):
+        store(target + i, load(types.uint8, source + i))
+
+
 # ---- lanes
 
 
