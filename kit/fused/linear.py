@@ -11,8 +11,9 @@ import torch
 
 from kit import threads
 from kit.errors import QuantError
-from kit.fused import floating, integer, strips
+from kit.fused import floating, integer, single, strips
 from kit.fused.activations import quantize
+from kit.fused.units import UNIT
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS
 from kit.simd.tiers import tier
@@ -31,19 +32,22 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     """
     eight_bit = _check(blocks, qtype, x, activations) and qtype in KERNELS
     (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
-    x, y = x.contiguous(), torch.empty(tokens, rows)
+    x, y, more = x.contiguous(), torch.empty(tokens, rows), ()
     if eight_bit:
         x, module = quantize(x, qtype), integer
-    elif tokens < strips.FEWEST:
-        module = floating
-    else:
+    elif tokens >= strips.FEWEST:
         x, module = strips.padded(x), strips
+    elif tokens == 1 and qtype in single.FORMATS and columns % UNIT == 0:
+        module, (x, sums) = single, single.prepare(x, qtype)
+        more = (sums.data_ptr(),)
+    else:
+        module = floating
     stride, share = x.stride(0) * x.itemsize, max(_LEAST, blocks.nbytes // _MOST) // max(1, row_bytes) + 1
     if tokens > 1:
         share += -share % _TILE
     threads.run(
         _kernel(module, qtype, tier()),
-        (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share),
+        (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share, *more),
         -(-rows // share),
     )
     return y

@@ -36,12 +36,34 @@ class Codes(NamedTuple):
 # ---- the codes of a unit
 
 
-def _q4_k():
+def _packed_q4_k():
     qs = offset("Q4_K", "qs")
+    return njit(lambda unit: (load(u8x64, unit + qs), load(u8x64, unit + qs + 64)), forceinline=True)
+
+
+def _packed_q4_0():
+    qs, size = offset("Q4_0", "qs"), FORMATS["Q4_0"].block_bytes
+
+    @njit(forceinline=True)
+    def four(block):
+        return join(
+            join(load(u8x16, block + qs), load(u8x16, block + size + qs)),
+            join(load(u8x16, block + 2 * size + qs), load(u8x16, block + 3 * size + qs)),
+        )
+
+    return njit(lambda unit: (four(unit), four(unit + 4 * size)), forceinline=True)
+
+
+# Two codes a byte, unit -> two u8x64: the low four bits of the first are the first vector of codes, the high ones the second.
+PACKED = {"Q4_K": _packed_q4_k(), "Q4_0": _packed_q4_0()}
+
+
+def _nibbles(format: str):
+    read_packed = PACKED[format]
 
     @njit(forceinline=True)
     def read(tier, unit):
-        a, b = load(u8x64, unit + qs), load(u8x64, unit + qs + 64)
+        a, b = read_packed(unit)
         return a & 15, a >> 4, b & 15, b >> 4
 
     return read
@@ -96,24 +118,6 @@ def _q8_0():
     return read
 
 
-def _q4_0():
-    qs, size = offset("Q4_0", "qs"), FORMATS["Q4_0"].block_bytes
-
-    @njit(forceinline=True)
-    def four(block):
-        return join(
-            join(load(u8x16, block + qs), load(u8x16, block + size + qs)),
-            join(load(u8x16, block + 2 * size + qs), load(u8x16, block + 3 * size + qs)),
-        )
-
-    @njit(forceinline=True)
-    def read(tier, unit):
-        a, b = four(unit), four(unit + 4 * size)
-        return a & 15, a >> 4, b & 15, b >> 4
-
-    return read
-
-
 def _any(format: str, bias: int):
     """By the reader of the dequantiser, sixteen at a time: as general as it is slow."""
     read_codes, size = KERNELS[format].codes, FORMATS[format].block_bytes
@@ -142,11 +146,11 @@ _EVEN_ODD = (0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)
 # The least code of the formats that have no reader of their own is minus this; 128 does for any.
 _BIASES = {"Q4_1": 0, "Q5_1": 0, "Q2_K": 0, "Q5_0": 16, "Q3_K": 4, "TQ1_0": 1, "TQ2_0": 1, "MXFP4": 12, "NVFP4": 12}
 CODES = {format: Codes(_any(format, _BIASES.get(format, 128)), _BIASES.get(format, 128)) for format in KERNELS} | {
-    "Q4_K": Codes(_q4_k(), 0, _PAIRS),
+    "Q4_K": Codes(_nibbles("Q4_K"), 0, _PAIRS),
     "Q5_K": Codes(_q5_k(), 0, _PAIRS),
     "Q6_K": Codes(_q6_k(), 32),
     "Q8_0": Codes(_q8_0(), 128),
-    "Q4_0": Codes(_q4_0(), 8, _EVEN_ODD),
+    "Q4_0": Codes(_nibbles("Q4_0"), 8, _EVEN_ODD),
 }
 
 
