@@ -13,12 +13,13 @@ from kit.fused.floating import multiply_add, total
 from kit.fused.units import CODES, PACKED, UNIT, codes, spread, steps, unit_bytes
 from kit.quants.kernels import KERNELS
 from kit.simd.special import _call
-from kit.simd.vectors import Static, bitcast, f32x16, jit, load, splat, stack, store, u32x16
+from kit.simd.vectors import Static, bitcast, f32x16, jit, load, prefetch, splat, stack, store, u32x16
 from kit.threads import piecework
 
 f32, i64 = types.float32, types.int64
 FORMATS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
-_scratch = stack(192)  # 128 bytes for the reader of the steps, then the steps
+_AHEAD = 4096  # bytes; the CPU itself sees two rows as two streams that end soon
+_scratch = stack(256)  # 128 bytes for the reader of the steps, then those of two rows
 
 
 # ---- the activations
@@ -50,48 +51,71 @@ def _prepare(x, columns, plane, ordered, sums):
                 store(ordered + 4 * (to + 16), load(f32, x + 4 * (low + plane)))
 
 
-# ---- a row: row(format, tier, row, units, x, sums, scratch)
+# ---- rows, two at a time: between them they read the activations once, which with 32 KB of them is what a row waits for
 
 
-def row_product(format, tier, row, units, x, sums, scratch):
-    """The product of a row of ``units`` units with the activations of ``prepare``."""
+def two_rows(format, tier, row, other, units, x, sums, scratch):
+    """The products of two rows of ``units`` units with the activations of ``prepare``."""
 
 
-@overload(row_product)
-def _(format, tier, row, units, x, sums, scratch):
+@overload(two_rows)
+def _(format, tier, row, other, units, x, sums, scratch):
     size, minimum = unit_bytes(format.value), KERNELS[format.value].minimum
     read_packed = PACKED.get(format.value)
 
-    def of_bytes(format, tier, row, units, x, sums, scratch):
-        a = b = c = d = lows = splat(f32x16, 0)
+    def of_bytes(format, tier, row, other, units, x, sums, scratch):
+        a = b = c = d = low_a = low_b = splat(f32x16, 0)
+        pair = 2 * (other - row)
+        ahead = pair * (_AHEAD // max(1, pair) + 1)  # where the lines of a later pair lie as these do
         for _ in range(units):
+            for line in range(0, size, 64):
+                prefetch(row + ahead + line)
+                prefetch(other + ahead + line)
             step, low = steps(format, tier, row, scratch)
+            other_step, other_low = steps(format, tier, other, scratch)
             store(scratch + 128, step)
-            first, second, third, fourth = codes(format, tier, row)
-            a = add_bytes(format, tier, 0, first, x, scratch + 128, a)
-            b = add_bytes(format, tier, 1, second, x, scratch + 128, b)
-            c = add_bytes(format, tier, 2, third, x, scratch + 128, c)
-            d = add_bytes(format, tier, 3, fourth, x, scratch + 128, d)
+            store(scratch + 192, other_step)
+            v, w = codes(format, tier, row), codes(format, tier, other)
+            a, b = add_bytes(format, tier, 0, v[0], w[0], x, scratch + 128, a, b)
+            c, d = add_bytes(format, tier, 1, v[1], w[1], x, scratch + 128, c, d)
+            a, b = add_bytes(format, tier, 2, v[2], w[2], x, scratch + 128, a, b)
+            c, d = add_bytes(format, tier, 3, v[3], w[3], x, scratch + 128, c, d)
             if minimum:
-                lows = multiply_add(low, load(f32x16, sums), lows)
+                low_a = multiply_add(low, load(f32x16, sums), low_a)
+                low_b = multiply_add(other_low, load(f32x16, sums), low_b)
             sums += 64
             row += size
+            other += size
             x += 4 * UNIT
-        return total((a + b) + (c + d)) - total(lows)
+        return total(a + c) - total(low_a), total(b + d) - total(low_b)
 
-    def of_words(format, tier, row, units, x, sums, scratch):
-        a = b = lows = splat(f32x16, 0)
+    def of_words(format, tier, row, other, units, x, sums, scratch):
+        a = b = low_a = low_b = splat(f32x16, 0)
+        pair = 2 * (other - row)
+        ahead = pair * (_AHEAD // max(1, pair) + 1)  # where the lines of a later pair lie as these do
         for _ in range(units):
+            for line in range(0, size, 64):
+                prefetch(row + ahead + line)
+                prefetch(other + ahead + line)
             step, low = steps(format, tier, row, scratch)
-            first, second = read_packed(row)
-            a = add_words(format, tier, first, x, spread(format, 0, step), spread(format, 1, step), a)
-            b = add_words(format, tier, second, x + 2 * UNIT, spread(format, 2, step), spread(format, 3, step), b)
+            other_step, other_low = steps(format, tier, other, scratch)
+            v, w = read_packed(row), read_packed(other)
+            c, d = dots_of_words(format, tier, v[0], w[0], x)
+            e, f = dots_of_words(format, tier, v[0] >> 4, w[0] >> 4, x + 64)
+            a = multiply_add(c, spread(format, 0, step), multiply_add(e, spread(format, 1, step), a))
+            b = multiply_add(d, spread(format, 0, other_step), multiply_add(f, spread(format, 1, other_step), b))
+            c, d = dots_of_words(format, tier, v[1], w[1], x + 2 * UNIT)
+            e, f = dots_of_words(format, tier, v[1] >> 4, w[1] >> 4, x + 2 * UNIT + 64)
+            a = multiply_add(c, spread(format, 2, step), multiply_add(e, spread(format, 3, step), a))
+            b = multiply_add(d, spread(format, 2, other_step), multiply_add(f, spread(format, 3, other_step), b))
             if minimum:
-                lows = multiply_add(low, load(f32x16, sums), lows)
+                low_a = multiply_add(low, load(f32x16, sums), low_a)
+                low_b = multiply_add(other_low, load(f32x16, sums), low_b)
             sums += 64
             row += size
+            other += size
             x += 4 * UNIT
-        return total(a + b) - total(lows)
+        return total(a) - total(low_a), total(b) - total(low_b)
 
     return of_words if read_packed else of_bytes
 
@@ -100,18 +124,17 @@ def _(format, tier, row, units, x, sums, scratch):
 
 
 @njit(forceinline=True)
-def add_words(format, tier, packed, x, low_steps, high_steps, total):
-    """total + the products of the 128 codes in 64 bytes, their steps and the activations at x."""
-    words = bitcast(u32x16, packed)
-    low = nibble(format, tier, words) * load(f32x16, x)
-    high = nibble(format, tier, words >> 4) * load(f32x16, x + 64)
-    low = multiply_add(nibble(format, tier, words >> 8), load(f32x16, x + 128), low)
-    high = multiply_add(nibble(format, tier, words >> 12), load(f32x16, x + 192), high)
-    low = multiply_add(nibble(format, tier, words >> 16), load(f32x16, x + 256), low)
-    high = multiply_add(nibble(format, tier, words >> 20), load(f32x16, x + 320), high)
-    low = multiply_add(nibble(format, tier, words >> 24), load(f32x16, x + 384), low)
-    high = multiply_add(nibble(format, tier, words >> 28), load(f32x16, x + 448), high)
-    return multiply_add(low, low_steps, multiply_add(high, high_steps, total))
+def dots_of_words(format, tier, packed, other, x):
+    """The products of the low halves of 64 bytes, of two rows, and the activations at x, in sixteen lanes."""
+    v, w = bitcast(u32x16, packed), bitcast(u32x16, other)
+    y = load(f32x16, x)
+    a, b = nibble(format, tier, v) * y, nibble(format, tier, w) * y
+    y = load(f32x16, x + 128)
+    a, b = multiply_add(nibble(format, tier, v >> 8), y, a), multiply_add(nibble(format, tier, w >> 8), y, b)
+    y = load(f32x16, x + 256)
+    a, b = multiply_add(nibble(format, tier, v >> 16), y, a), multiply_add(nibble(format, tier, w >> 16), y, b)
+    y = load(f32x16, x + 384)
+    return multiply_add(nibble(format, tier, v >> 24), y, a), multiply_add(nibble(format, tier, w >> 24), y, b)
 
 
 @intrinsic
@@ -135,32 +158,43 @@ def nibble(_, format, tier, words):
 # ---- codes in bytes
 
 
-def add_bytes(format, tier, part, vector, x, steps, total):
-    """total + the products of the first (second ...) 64 codes of a unit, their steps and the activations at x."""
+def add_bytes(format, tier, part, vector, other, x, steps, total, other_total):
+    """The totals of two rows + the products of the first (second ...) 64 codes of a unit of each, their steps (64 bytes of
+    the one, then of the other) and the activations at x."""
 
 
 @overload(add_bytes, jit_options={"forceinline": True}, prefer_literal=True)
-def _(format, tier, part, vector, x, steps, total):
+def _(format, tier, part, vector, other, x, steps, total, other_total):
     a, b, c, d = CODES[format.value].order[4 * part.literal_value :][:4]
     shared = KERNELS[format.value].group >= 32 and (a ^ 1, c ^ 1) == (b, d)  # neighbours, which have one step
 
-    def pairs(format, tier, part, vector, x, steps, total):
-        first = sixteen(format, vector, 0) * load(f32x16, x + 64 * a)
-        first = multiply_add(sixteen(format, vector, 1), load(f32x16, x + 64 * b), first)
-        other = sixteen(format, vector, 2) * load(f32x16, x + 64 * c)
-        other = multiply_add(sixteen(format, vector, 3), load(f32x16, x + 64 * d), other)
-        total = multiply_add(first, splat(f32x16, load(f32, steps + 4 * a)), total)
-        return multiply_add(other, splat(f32x16, load(f32, steps + 4 * c)), total)
+    @njit(forceinline=True)
+    def scaled(product, steps, n, total):
+        return multiply_add(product, splat(f32x16, load(f32, steps + 4 * n)), total)
 
-    def singles(format, tier, part, vector, x, steps, total):
-        first = sixteen(format, vector, 0) * load(f32x16, x + 64 * a)
-        second = sixteen(format, vector, 1) * load(f32x16, x + 64 * b)
-        third = sixteen(format, vector, 2) * load(f32x16, x + 64 * c)
-        fourth = sixteen(format, vector, 3) * load(f32x16, x + 64 * d)
-        total = multiply_add(first, splat(f32x16, load(f32, steps + 4 * a)), total)
-        total = multiply_add(second, splat(f32x16, load(f32, steps + 4 * b)), total)
-        total = multiply_add(third, splat(f32x16, load(f32, steps + 4 * c)), total)
-        return multiply_add(fourth, splat(f32x16, load(f32, steps + 4 * d)), total)
+    def pairs(format, tier, part, vector, other, x, steps, total, other_total):
+        y, z = load(f32x16, x + 64 * a), load(f32x16, x + 64 * b)
+        p = multiply_add(sixteen(format, vector, 1), z, sixteen(format, vector, 0) * y)
+        q = multiply_add(sixteen(format, other, 1), z, sixteen(format, other, 0) * y)
+        total, other_total = scaled(p, steps, a, total), scaled(q, steps + 64, a, other_total)
+        y, z = load(f32x16, x + 64 * c), load(f32x16, x + 64 * d)
+        p = multiply_add(sixteen(format, vector, 3), z, sixteen(format, vector, 2) * y)
+        q = multiply_add(sixteen(format, other, 3), z, sixteen(format, other, 2) * y)
+        return scaled(p, steps, c, total), scaled(q, steps + 64, c, other_total)
+
+    def singles(format, tier, part, vector, other, x, steps, total, other_total):
+        y = load(f32x16, x + 64 * a)
+        total = scaled(sixteen(format, vector, 0) * y, steps, a, total)
+        other_total = scaled(sixteen(format, other, 0) * y, steps + 64, a, other_total)
+        y = load(f32x16, x + 64 * b)
+        total = scaled(sixteen(format, vector, 1) * y, steps, b, total)
+        other_total = scaled(sixteen(format, other, 1) * y, steps + 64, b, other_total)
+        y = load(f32x16, x + 64 * c)
+        total = scaled(sixteen(format, vector, 2) * y, steps, c, total)
+        other_total = scaled(sixteen(format, other, 2) * y, steps + 64, c, other_total)
+        y = load(f32x16, x + 64 * d)
+        total = scaled(sixteen(format, vector, 3) * y, steps, d, total)
+        return total, scaled(sixteen(format, other, 3) * y, steps + 64, d, other_total)
 
     return pairs if shared else singles
 
@@ -186,7 +220,12 @@ def kernel(format: Static, tier: Static) -> int:
         blocks, row_bytes, rows = load(i64, arguments), load(i64, arguments + 8), load(i64, arguments + 16)
         units, x, y = load(i64, arguments + 24) // UNIT, load(i64, arguments + 32), load(i64, arguments + 40)
         share, sums, scratch = load(i64, arguments + 72), load(i64, arguments + 80), _scratch()
-        for row in range(piece * share, min(rows, (piece + 1) * share)):
-            store(y + 4 * row, row_product(format, tier, blocks + row * row_bytes, units, x, sums, scratch))
+        last = min(rows, (piece + 1) * share) - 1
+        for row in range(piece * share, last + 1, 2):
+            other = min(row + 1, last)  # the last of an odd number of rows is its own neighbour
+            at = blocks + row * row_bytes
+            a, b = two_rows(format, tier, at, at + (other - row) * row_bytes, units, x, sums, scratch)
+            store(y + 4 * row, a)
+            store(y + 4 * other, b)
 
     return piecework(single)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.core.imputils import lower_constant
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, unbox
 
@@ -136,6 +137,21 @@ def stream(_, address, vector):
         return context.get_dummy_value()
 
     return types.void(types.int64, vector), emit
+
+
+@intrinsic
+def prefetch(_, address):
+    """prefetch(address): start to bring the line at an address, which may be any, near the CPU."""
+
+    def emit(context, builder, signature, args):
+        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        to_read, near, data = (ir.Constant(word, number) for number in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(args[0], pointer), to_read, near, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
 
 
 @intrinsic
