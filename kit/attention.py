@@ -150,6 +150,13 @@ def chunked(q, k, v, scale, window=0):
     return out.view(heads, tokens, dim)
 
 
+def fused(q, k, v, scale, window=0):
+    """One query by the kit's kernel (kit.fused.attention), on its threads; several, or what it does not take, by ``blas``."""
+    from kit.fused import attention  # brings in the kernels, which no other variant needs
+
+    return (attention.attend if attention.takes(q, k, v) else blas)(q, k, v, scale, window)
+
+
 ATTENTION = {
     "python": _over_arrays(_loop),
     "loop": _over_arrays(jit(_loop)),
@@ -157,6 +164,7 @@ ATTENTION = {
     "blas": blas,
     "sdpa": sdpa,
     "chunked": chunked,
+    "fused": fused,
 }
 
 

@@ -13,6 +13,7 @@ from kit.attention import attention_named
 from kit.errors import ModelError
 from kit.kvcache import KVCache
 from kit.linear import FEW, linear_named
+from kit.norm import rms_norm
 from kit.rope import Rope
 from kit.threads import torch_alone
 from kit.tokenizer import Tokenizer, tokenizer_of
@@ -26,7 +27,7 @@ class Transformer:
     file that it cannot run, before any tensor data is read.
     """
 
-    def __init__(self, weights, attention="blas", linear="decoded", max_context=None, kv_dtype="float32"):
+    def __init__(self, weights, attention="fused", linear="decoded", max_context=None, kv_dtype="float32"):
         self.weights, self.trace, self.file = weights, weights.trace, weights.file
         self.config = read_config(self.file)
         self.max_context = self.config.context if max_context is None else max_context
@@ -166,7 +167,7 @@ class Transformer:
     def _norm(self, x, name, layer):
         start = time.perf_counter_ns()
         weight = self.weights[name]
-        y = F.rms_norm(x, weight.shape, weight.float(), self.config.norm_eps)
+        y = rms_norm(x, weight, self.config.norm_eps)
         self.trace.add("norm", start, time.perf_counter_ns(), name, layer)
         return y
 

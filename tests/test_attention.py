@@ -37,10 +37,10 @@ def random_case(tokens, past, kv_heads, group, dim, seed):
 @given(
     name=st.sampled_from(sorted(ATTENTION)),
     tokens=st.integers(1, 9),
-    past=st.integers(0, 9),
+    past=st.integers(0, 40),
     kv_heads=st.integers(1, 3),
     group=st.integers(1, 3),
-    dim=st.sampled_from([2, 8, 32]),
+    dim=st.sampled_from([2, 8, 16, 64, 80]),
     window=st.integers(0, 12),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -63,7 +63,7 @@ def test_blocks_of_queries_and_keys_join(tokens, past, window):
     k_view, v_view = (torch.from_numpy(buffer)[:, : past + tokens] for buffer in buffers)
     by_token = torch.from_numpy(np.ascontiguousarray(q.transpose(1, 0, 2))).transpose(0, 1)
     expected = defined(*(x.astype(np.float64) for x in (q, k, v)), 0.25, window)
-    for name in ("loop", "strided", "blas", "sdpa", "chunked"):
+    for name in ("loop", "strided", "blas", "sdpa", "chunked", "fused"):
         got = ATTENTION[name](by_token, k_view, v_view, 0.25, window).numpy()
         assert np.abs(got - expected).max() < 1e-6, name
 

@@ -12,7 +12,7 @@ import click
 @click.option("--top-k", default=0, show_default=True, help="Draw from this many of the most likely tokens (0: all).")
 @click.option("--top-p", default=1.0, show_default=True, help="Draw from the fewest that hold this probability.")
 @click.option("--seed", default=0, show_default=True, help="The same seed draws the same tokens.")
-@click.option("--attention", default="blas", show_default=True, help="A variant of kit.attention.")
+@click.option("--attention", default="fused", show_default=True, help="A variant of kit.attention.")
 @click.option("--linear", default="decoded", show_default=True, help="A variant of kit.linear.")
 @click.option("--cache", default="auto", show_default=True, help="Which decoded weights to keep; see above.")
 @click.option("--backend", default="cpu", show_default=True, help="The dequantiser.")

@@ -28,7 +28,7 @@ WAYS = {  # in the order in which they run on one set of weights: the first find
     "loop-attention": Way("cached f32: BLAS projections, looped attention", attention="loop"),
     "loop-projections": Way("cached f32: looped projections, BLAS attention", linear="strided"),
     "cached": Way("cached f32: BLAS for both"),
-    "fused": Way("best: straight from the blocks, BLAS attention", linear="fused"),
+    "fused": Way("best: straight from the blocks, fused attention", "fused", "fused"),
 }
 PARTS = ("dequantise", "projections", "attention", "norms", "rest")
 

@@ -1,14 +1,12 @@
 """Rows of blocks times float32 activations: sixteen weights at a time are decoded to registers and used there."""
 
-from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS, RAW
 from kit.quants.scales import MINIMA
-from kit.simd.vectors import Static, convert, copy, f32x16, i8x16, load, splat, stack, store
+from kit.simd.vectors import Static, convert, copy, f32x16, i8x16, load, multiply_add, splat, stack, store, total
 from kit.threads import piecework
 
 f32, i64 = types.float32, types.int64
@@ -16,31 +14,6 @@ TILE = 4  # tokens that share one decoding of a row
 
 # Numbers without blocks; I8 is what kit.codec decodes to, with a scale a row that is applied to the product.
 NUMBERS = RAW | {"I8": (njit(lambda tier, address: convert(f32x16, load(i8x16, address))), 1)}
-
-
-@intrinsic
-def multiply_add(_, a, b, c):
-    """multiply_add(a, b, c): a * b + c, rounded once where the CPU can do that in one step."""
-
-    def emit(context, builder, signature, args):
-        kind = ir.FunctionType(args[0].type, [args[0].type] * 3)
-        name = f"llvm.fmuladd.v{a.lanes}f32"
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
-
-    return a(a, b, c), emit
-
-
-@intrinsic
-def total(_, vector):
-    """total(v): the sum of the lanes, by halves."""
-
-    def emit(context, builder, signature, args):
-        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), args[0].type])
-        name = f"llvm.vector.reduce.fadd.v{vector.lanes}f32"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        return builder.call(function, [ir.Constant(ir.FloatType(), -0.0), args[0]], fastmath=("reassoc",))
-
-    return vector.element(vector), emit
 
 
 _scratch = stack(128)

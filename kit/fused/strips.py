@@ -10,10 +10,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from kit.fused.floating import total
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import decode
-from kit.simd.vectors import Static, f32x16, load, splat, stack, store
+from kit.simd.vectors import Static, f32x16, load, splat, stack, store, total
 from kit.threads import piecework
 
 i64 = types.int64

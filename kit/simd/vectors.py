@@ -363,3 +363,28 @@ def _define(function, instruction):
 
 for _function, _name in _OPERATORS.items():
     _define(_function, _name)
+
+
+@intrinsic
+def multiply_add(_, a, b, c):
+    """multiply_add(a, b, c): a * b + c, rounded once where the CPU can do that in one step."""
+
+    def emit(context, builder, signature, args):
+        kind = ir.FunctionType(args[0].type, [args[0].type] * 3)
+        name = f"llvm.fmuladd.v{a.lanes}f32"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+    return a(a, b, c), emit
+
+
+@intrinsic
+def total(_, vector):
+    """total(v): the sum of the lanes, by halves."""
+
+    def emit(context, builder, signature, args):
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), args[0].type])
+        name = f"llvm.vector.reduce.fadd.v{vector.lanes}f32"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        return builder.call(function, [ir.Constant(ir.FloatType(), -0.0), args[0]], fastmath=("reassoc",))
+
+    return vector.element(vector), emit
