@@ -98,6 +98,7 @@ class GGUFFile:
         self.tensors: dict[str, TensorInfo] = {info.name: info for part in parts for info in part.tensors}
         self._orders = [part.order for part in parts]
         self._maps: list[np.ndarray] | None = [part.data for part in parts]
+        self._views: dict[str, np.ndarray] = {}  # what ``blocks`` gave: asked for at every use of a weight
 
     @property
     def architecture(self) -> str:
@@ -120,14 +121,18 @@ class GGUFFile:
 
         A view of the map for a little-endian file, a swapped copy for a big-endian one. Raises GGUFError.
         """
+        if name in self._views:
+            return self._views[name]
         data, info = self.raw(name), self._info(name)
+        shape = *info.shape[:-1], FORMATS[info.qtype].nbytes(info.shape[-1] if info.shape else 1)
         if self._orders[info.part] == ">":
-            data = data.view(FORMATS[info.qtype].layout).byteswap().view(np.uint8)
-        return data.reshape(*info.shape[:-1], FORMATS[info.qtype].nbytes(info.shape[-1] if info.shape else 1))
+            return data.view(FORMATS[info.qtype].layout).byteswap().view(np.uint8).reshape(shape)
+        return self._views.setdefault(name, data.reshape(shape))
 
     def close(self) -> None:
         """Let go of the map; reading a tensor afterwards is a GGUFError."""
         self._maps = None
+        self._views.clear()
 
     def _info(self, name: str) -> TensorInfo:
         if self._maps is None:
