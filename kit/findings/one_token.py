@@ -134,7 +134,7 @@ def kv_speeds(weights, machine: Machine, context: int, scale: float, samples: in
     """Decoded tokens a second by attention and KV type at a context, and what read bandwidth allows each KV type."""
     rows = []
     for kv in KV_TYPES:
-        for attention in ("loop", "blas", "sdpa", "chunked"):
+        for attention in ("loop", "blas", "sdpa", "chunked", "fused"):
             model = kit.Transformer(weights, attention=attention, kv_dtype=kv)
             seconds = one_token(model, context, scale, samples).sum(axis=1).median()
             cache = model.new_cache(1).bytes_per_position * context * scale

@@ -1,10 +1,9 @@
 """Rows of blocks times int8 activations: dot products of bytes, four codes an int32 lane, a unit of 256 weights at a time."""
 
 from numba import njit, types
-from numba.extending import overload
 
 from kit.fused.activations import RECORD, SCALE, SUMS
-from kit.fused.units import CODES, codes, spread, steps, unit_bytes
+from kit.fused.units import CODES, codes, spread, steps, unit_bytes, unit_size
 from kit.simd.special import dot4
 from kit.simd.vectors import (
     Static,
@@ -50,7 +49,7 @@ def _unpack(format, tier, unit, scratch):
 @njit(forceinline=True)
 def _locate(format, row, unit, row_bytes, scratch):
     """The address of a unit's blocks; those of a unit that the row's end cuts off are copied and filled up with zeros."""
-    size = _unit_bytes(format)
+    size = unit_size(format)
     at = unit * size
     if at + size <= row_bytes:
         return row + at
@@ -58,16 +57,6 @@ def _locate(format, row, unit, row_bytes, scratch):
         store(scratch + 128 + i, splat(f32x16, 0))
     copy(row + at, row_bytes - at, scratch + 128)
     return scratch + 128
-
-
-def _unit_bytes(format):
-    """unit_bytes, for a Static."""
-
-
-@overload(_unit_bytes)
-def _(format):
-    size = unit_bytes(format.value)
-    return lambda format: size
 
 
 @njit

@@ -1,7 +1,7 @@
 """linear: y = W x from blocks, the rows shared out among the threads of kit.threads.
 
 A kernel computes some rows of y, for all tokens. Its arguments, all int64: address of the blocks, bytes of a row, rows,
-columns; address of x, address of y; bytes of one token's x and y; tokens; rows a piece.
+columns; address of x, address of y; bytes of one token's x and y; tokens; rows a piece; and for kit.fused.single one more.
 """
 
 import functools
@@ -21,7 +21,7 @@ from kit.simd.vectors import Static
 
 ACTIVATIONS = ("float32", "int8")
 _LEAST, _MOST = 2**14, 256  # a piece is at least so many bytes of blocks, and there are at most so many pieces
-_TILE = 16  # rows: what every kernel's tiles divide
+_TILE = 16  # rows: what every kernel's tiles divide; for one token those are of two rows
 
 
 def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "float32") -> torch.Tensor:
@@ -43,8 +43,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     else:
         module = floating
     stride, share = x.stride(0) * x.itemsize, max(_LEAST, blocks.nbytes // _MOST) // max(1, row_bytes) + 1
-    if tokens > 1:
-        share += -share % _TILE
+    share += -share % (2 if tokens == 1 else _TILE)
     threads.run(
         _kernel(module, qtype, tier()),
         (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share, *more),

@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from kit.fused.units import CODES, PACKED, UNIT, codes, spread, steps, unit_bytes
+from kit.fused.units import CODES, PACKED, UNIT, codes, spread, steps, unit_size
 from kit.quants.kernels import KERNELS
 from kit.simd.special import _call
 from kit.simd.vectors import (
@@ -66,68 +66,69 @@ def _prepare(x, columns, plane, ordered, sums):
 # ---- rows, two at a time: between them they read the activations once, which with 32 KB of them is what a row waits for
 
 
+@njit
 def two_rows(format, tier, row, other, units, x, sums, scratch):
     """The products of two rows of ``units`` units with the activations of ``prepare``."""
+    size, lows = unit_size(format), has_lows(format)
+    pair = 2 * (other - row)
+    ahead = pair * (_AHEAD // max(1, pair) + 1)  # where the lines of a later pair lie as these do
+    a = b = c = d = low_a = low_b = splat(f32x16, 0)
+    for _ in range(units):
+        for line in range(0, size, 64):
+            prefetch(row + ahead + line)
+            prefetch(other + ahead + line)
+        step, low = steps(format, tier, row, scratch)
+        other_step, other_low = steps(format, tier, other, scratch)
+        a, b, c, d = add_unit(format, tier, row, other, step, other_step, x, scratch + 128, a, b, c, d)
+        if lows:
+            low_a = multiply_add(low, load(f32x16, sums), low_a)
+            low_b = multiply_add(other_low, load(f32x16, sums), low_b)
+        sums += 64
+        row += size
+        other += size
+        x += 4 * UNIT
+    return total(a + c) - total(low_a), total(b + d) - total(low_b)
 
 
-@overload(two_rows)
-def _(format, tier, row, other, units, x, sums, scratch):
-    size, minimum = unit_bytes(format.value), KERNELS[format.value].minimum
+def has_lows(format):
+    """Whether the format has minima, which the steps' lows then are; the lows of signed codes only undo a bias."""
+
+
+def add_unit(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
+    """The sums of one row (a and c) and the other (b and d) + the products of a unit; scratch: 128 bytes."""
+
+
+@overload(has_lows)
+def _(format):
+    lows = KERNELS[format.value].minimum != 0
+    return lambda format: lows
+
+
+@overload(add_unit, jit_options={"forceinline": True})
+def _(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
     read_packed = PACKED.get(format.value)
 
-    def of_bytes(format, tier, row, other, units, x, sums, scratch):
-        a = b = c = d = low_a = low_b = splat(f32x16, 0)
-        pair = 2 * (other - row)
-        ahead = pair * (_AHEAD // max(1, pair) + 1)  # where the lines of a later pair lie as these do
-        for _ in range(units):
-            for line in range(0, size, 64):
-                prefetch(row + ahead + line)
-                prefetch(other + ahead + line)
-            step, low = steps(format, tier, row, scratch)
-            other_step, other_low = steps(format, tier, other, scratch)
-            store(scratch + 128, step)
-            store(scratch + 192, other_step)
-            v, w = codes(format, tier, row), codes(format, tier, other)
-            a, b = add_bytes(format, tier, 0, v[0], w[0], x, scratch + 128, a, b)
-            c, d = add_bytes(format, tier, 1, v[1], w[1], x, scratch + 128, c, d)
-            a, b = add_bytes(format, tier, 2, v[2], w[2], x, scratch + 128, a, b)
-            c, d = add_bytes(format, tier, 3, v[3], w[3], x, scratch + 128, c, d)
-            if minimum:
-                low_a = multiply_add(low, load(f32x16, sums), low_a)
-                low_b = multiply_add(other_low, load(f32x16, sums), low_b)
-            sums += 64
-            row += size
-            other += size
-            x += 4 * UNIT
-        return total(a + c) - total(low_a), total(b + d) - total(low_b)
+    def of_bytes(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
+        store(scratch, step)
+        store(scratch + 64, other_step)
+        v, w = codes(format, tier, row), codes(format, tier, other)
+        a, b = add_bytes(format, tier, 0, v[0], w[0], x, scratch, a, b)
+        c, d = add_bytes(format, tier, 1, v[1], w[1], x, scratch, c, d)
+        a, b = add_bytes(format, tier, 2, v[2], w[2], x, scratch, a, b)
+        c, d = add_bytes(format, tier, 3, v[3], w[3], x, scratch, c, d)
+        return a, b, c, d
 
-    def of_words(format, tier, row, other, units, x, sums, scratch):
-        a = b = low_a = low_b = splat(f32x16, 0)
-        pair = 2 * (other - row)
-        ahead = pair * (_AHEAD // max(1, pair) + 1)  # where the lines of a later pair lie as these do
-        for _ in range(units):
-            for line in range(0, size, 64):
-                prefetch(row + ahead + line)
-                prefetch(other + ahead + line)
-            step, low = steps(format, tier, row, scratch)
-            other_step, other_low = steps(format, tier, other, scratch)
-            v, w = read_packed(row), read_packed(other)
-            c, d = dots_of_words(format, tier, v[0], w[0], x)
-            e, f = dots_of_words(format, tier, v[0] >> 4, w[0] >> 4, x + 64)
-            a = multiply_add(c, spread(format, 0, step), multiply_add(e, spread(format, 1, step), a))
-            b = multiply_add(d, spread(format, 0, other_step), multiply_add(f, spread(format, 1, other_step), b))
-            c, d = dots_of_words(format, tier, v[1], w[1], x + 2 * UNIT)
-            e, f = dots_of_words(format, tier, v[1] >> 4, w[1] >> 4, x + 2 * UNIT + 64)
-            a = multiply_add(c, spread(format, 2, step), multiply_add(e, spread(format, 3, step), a))
-            b = multiply_add(d, spread(format, 2, other_step), multiply_add(f, spread(format, 3, other_step), b))
-            if minimum:
-                low_a = multiply_add(low, load(f32x16, sums), low_a)
-                low_b = multiply_add(other_low, load(f32x16, sums), low_b)
-            sums += 64
-            row += size
-            other += size
-            x += 4 * UNIT
-        return total(a) - total(low_a), total(b) - total(low_b)
+    def of_words(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
+        v, w = read_packed(row), read_packed(other)
+        p, q = dots_of_words(format, tier, v[0], w[0], x)
+        a, b = multiply_add(p, spread(format, 0, step), a), multiply_add(q, spread(format, 0, other_step), b)
+        p, q = dots_of_words(format, tier, v[0] >> 4, w[0] >> 4, x + 64)
+        c, d = multiply_add(p, spread(format, 1, step), c), multiply_add(q, spread(format, 1, other_step), d)
+        p, q = dots_of_words(format, tier, v[1], w[1], x + 2 * UNIT)
+        a, b = multiply_add(p, spread(format, 2, step), a), multiply_add(q, spread(format, 2, other_step), b)
+        p, q = dots_of_words(format, tier, v[1] >> 4, w[1] >> 4, x + 2 * UNIT + 64)
+        c, d = multiply_add(p, spread(format, 3, step), c), multiply_add(q, spread(format, 3, other_step), d)
+        return a, b, c, d
 
     return of_words if read_packed else of_bytes
 

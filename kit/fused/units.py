@@ -162,12 +162,22 @@ def unit_bytes(format: str) -> int:
 # ---- what kernels call; format and tier are Static
 
 
+def unit_size(format):
+    """unit_bytes, for a Static."""
+
+
 def codes(format, tier, unit):
     """The codes of the unit at an address: four vectors u8x64."""
 
 
 def steps(format, tier, unit, scratch):
     """The steps and the lows of a unit's weights, two vectors f32x16; scratch: the address of 128 bytes."""
+
+
+@overload(unit_size)
+def _(format):
+    size = unit_bytes(format.value)
+    return lambda format: size
 
 
 @overload(codes, jit_options={"forceinline": True})
