@@ -8,7 +8,19 @@ import torch
 from numba import njit, types
 
 from kit import threads
-from kit.simd.vectors import bitcast, extract, f32x16, i32x16, load, multiply_add, select, splat, store, total
+from kit.simd.vectors import (
+    bitcast,
+    extract,
+    f32x16,
+    four_totals,
+    i32x16,
+    load,
+    multiply_add,
+    select,
+    splat,
+    store,
+    total,
+)
 
 f32, i64 = types.float32, types.int64
 LANES = 16
@@ -48,13 +60,14 @@ def _heads_of_a_group(arguments, head):
     v = load(i64, arguments + 16) + head * load(i64, arguments + 56) + first * v_step
     q, out = load(i64, arguments) + 64 * vectors * group * head, load(i64, arguments + 24) + 64 * vectors * group * head
     weights = load(i64, arguments + 32) + 4 * width * group * head
-    for n in range(group):
-        _scores(q + 64 * vectors * n, k, k_step, vectors, stop - first, weights + 4 * width * n)
-        _softmax(weights + 4 * width * n, stop - first, width)
     for n in range(0, group, 2):
         other = min(n + 1, group - 1)  # the last of an odd number of heads is its own neighbour
         mine, theirs = weights + 4 * width * n, weights + 4 * width * other
         to, other_to = out + 64 * vectors * n, out + 64 * vectors * other
+        _scores(q + 64 * vectors * n, q + 64 * vectors * other, k, k_step, vectors, stop - first, mine, theirs)
+        _softmax(mine, stop - first, width)
+        if other > n:
+            _softmax(theirs, stop - first, width)
         fours = vectors & -4
         for at in range(0, 64 * fours, 256):
             _four_values(mine, theirs, v + at, v_step, stop - first, to + at, other_to + at)
@@ -63,27 +76,30 @@ def _heads_of_a_group(arguments, head):
 
 
 @njit
-def _scores(q, k, step, vectors, positions, scores):
-    """q . k of each position, four at a time."""
+def _scores(q, other, k, step, vectors, positions, scores, other_scores):
+    """q . k of each position for two heads, four positions at a time."""
     whole = positions & -4
     for position in range(0, whole, 4):
-        a = b = c = d = splat(f32x16, 0)
+        a = b = c = d = e = f = g = h = splat(f32x16, 0)
         key = k + position * step
         for at in range(0, 64 * vectors, 64):
-            x = load(f32x16, q + at)
-            a = multiply_add(x, load(f32x16, key + at), a)
-            b = multiply_add(x, load(f32x16, key + step + at), b)
-            c = multiply_add(x, load(f32x16, key + 2 * step + at), c)
-            d = multiply_add(x, load(f32x16, key + 3 * step + at), d)
-        store(scores + 4 * position, total(a))
-        store(scores + 4 * position + 4, total(b))
-        store(scores + 4 * position + 8, total(c))
-        store(scores + 4 * position + 12, total(d))
+            x, y, z = load(f32x16, q + at), load(f32x16, other + at), load(f32x16, key + at)
+            a, b = multiply_add(x, z, a), multiply_add(y, z, b)
+            z = load(f32x16, key + step + at)
+            c, d = multiply_add(x, z, c), multiply_add(y, z, d)
+            z = load(f32x16, key + 2 * step + at)
+            e, f = multiply_add(x, z, e), multiply_add(y, z, f)
+            z = load(f32x16, key + 3 * step + at)
+            g, h = multiply_add(x, z, g), multiply_add(y, z, h)
+        store(scores + 4 * position, four_totals(a, c, e, g))
+        store(other_scores + 4 * position, four_totals(b, d, f, h))
     for position in range(whole, positions):
-        a = splat(f32x16, 0)
+        a = b = splat(f32x16, 0)
         for at in range(0, 64 * vectors, 64):
-            a = multiply_add(load(f32x16, q + at), load(f32x16, k + position * step + at), a)
+            z = load(f32x16, k + position * step + at)
+            a, b = multiply_add(load(f32x16, q + at), z, a), multiply_add(load(f32x16, other + at), z, b)
         store(scores + 4 * position, total(a))
+        store(other_scores + 4 * position, total(b))
 
 
 @njit
