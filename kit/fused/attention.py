@@ -8,19 +8,8 @@ import torch
 from numba import njit, types
 
 from kit import threads
-from kit.simd.vectors import (
-    bitcast,
-    extract,
-    f32x16,
-    four_totals,
-    i32x16,
-    load,
-    multiply_add,
-    select,
-    splat,
-    store,
-    total,
-)
+from kit.simd.sums import four_totals, multiply_add, total
+from kit.simd.vectors import bitcast, extract, f32x16, i32x16, load, select, splat, store
 
 f32, i64 = types.float32, types.int64
 LANES = 16

@@ -6,7 +6,8 @@ from numba.extending import overload
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS, RAW
 from kit.quants.scales import MINIMA
-from kit.simd.vectors import Static, convert, copy, f32x16, i8x16, load, multiply_add, splat, stack, store, total
+from kit.simd.sums import multiply_add, total
+from kit.simd.vectors import Static, convert, copy, f32x16, i8x16, load, splat, stack, store
 from kit.threads import piecework
 
 f32, i64 = types.float32, types.int64

@@ -5,20 +5,8 @@ from numba import njit, types
 from kit.fused.activations import RECORD, SCALE, SUMS
 from kit.fused.units import CODES, codes, spread, steps, unit_bytes, unit_size
 from kit.simd.special import dot4
-from kit.simd.vectors import (
-    Static,
-    convert,
-    copy,
-    f32x16,
-    i8x64,
-    i32x16,
-    load,
-    multiply_add,
-    splat,
-    stack,
-    store,
-    total,
-)
+from kit.simd.sums import multiply_add, total
+from kit.simd.vectors import Static, convert, copy, f32x16, i8x64, i32x16, load, splat, stack, store
 from kit.threads import piecework
 
 i64 = types.int64

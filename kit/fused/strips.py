@@ -12,7 +12,8 @@ from numba.extending import intrinsic, overload
 
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import decode
-from kit.simd.vectors import Static, f32x16, load, splat, stack, store, total
+from kit.simd.sums import total
+from kit.simd.vectors import Static, f32x16, load, splat, stack, store
 from kit.threads import piecework
 
 i64 = types.int64
