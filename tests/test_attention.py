@@ -49,7 +49,7 @@ def test_equals_the_definition(name, tokens, past, kv_heads, group, dim, window,
     expected = defined(*(x.astype(np.float64) for x in (q, k, v)), dim**-0.5, window)
     got = ATTENTION[name](*map(torch.from_numpy, (q, k, v)), dim**-0.5, window)
     assert got.dtype == torch.float32 and got.shape == q.shape
-    assert np.abs(got.numpy() - expected).max() < 1e-6
+    assert np.abs(got.numpy() - expected).max() < 1e-5  # float32's rounding of scores, for heads of 80 elements
 
 
 @pytest.mark.parametrize("window", [0, 300])
