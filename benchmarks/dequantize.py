@@ -19,7 +19,8 @@ from kit.quants import cpu
 from kit.quants.compare import random_blocks
 from kit.quants.formats import FORMATS
 from kit.quants.registry import DTYPES
-from kit.simd.vectors import f32x16, fence, load, splat, stream
+from kit.simd.memory import fence, load, stream
+from kit.simd.vectors import f32x16, splat
 
 ROWS, COLUMNS = 12288, 4096  # 201 MB of float32
 COMMON = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")

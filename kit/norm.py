@@ -6,8 +6,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kit.simd.memory import load, store
 from kit.simd.sums import total
-from kit.simd.vectors import f32x16, jit, load, splat, store
+from kit.simd.vectors import f32x16, jit, splat
 
 FEW = 2**15  # numbers up to which torch's call, made for any tensor, takes longer than its arithmetic
 _LANES = 16

@@ -125,7 +125,8 @@ class _Crew:
 
 
 # ---- the board. A run's pieces have tickets that count up for ever: a piece is taken by moving NEXT on, which succeeds
-# only below LIMIT; LIMIT moves last when work is put up, and the work's arguments change only after DONE has reached PUT_UP.
+# only below LIMIT; LIMIT moves after all else that the work needs, PUT_UP after every LIMIT, and the work's arguments change
+# only after DONE has reached PUT_UP.
 
 
 @jit
@@ -133,7 +134,6 @@ def _lead(board, function, arguments, pieces):
     """Put work up and take part in it until all pieces are taken."""
     write(board + _FUNCTION, function)
     write(board + _ARGUMENTS, arguments)
-    write(board + _PUT_UP, read(board + _PUT_UP) + pieces)
     runs = read(board + _RUNS)
     for number in range(runs):
         run = board + _RUN + _LINE * number
@@ -141,6 +141,7 @@ def _lead(board, function, arguments, pieces):
         limit = read(run + _LIMIT)
         write(run + _BASE, limit - first)
         write(run + _LIMIT, limit + last - first)
+    write(board + _PUT_UP, read(board + _PUT_UP) + pieces)
     _take_all(board, 0)
 
 
@@ -158,9 +159,12 @@ def _all_done(board, patience):
 def _serve(board, number, patience):
     """Work for as long as there is any, and until ``patience`` looks in a row have found none."""
     add(board + _AWAKE, 1)
-    looks = 0
+    looks, seen = 0, -1
     while looks < patience:
-        if _take_all(board, number):
+        put_up = read(board + _PUT_UP)
+        if put_up != seen:  # one word, however many threads and runs there are
+            seen = put_up
+            _take_all(board, number)
             looks = 0
         else:
             looks += 1
@@ -170,16 +174,14 @@ def _serve(board, number, patience):
 
 @jit
 def _take_all(board, number):
-    """Do all of the thread's own pieces and those that the others have not taken yet; how many that were."""
-    done, runs = 0, read(board + _RUNS)
+    """Do all of the thread's own pieces and those that the others have not taken yet."""
+    runs = read(board + _RUNS)
     for turn in range(number, number + runs):
         run, pieces = board + _RUN + _LINE * (turn % runs), 0
         while _take(board, run):
             pieces += 1
         if pieces:
             add(board + _DONE, pieces)
-            done += pieces
-    return done
 
 
 @jit

@@ -21,7 +21,7 @@ from kit.fused import linear, units
 from kit.quants.compare import exactness, random_blocks
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS
-from kit.simd.vectors import store
+from kit.simd.memory import store
 
 COMMON = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32"]
 OTHERS = ["Q4_1", "Q2_K", "Q3_K", "TQ1_0", "IQ4_XS", "MXFP4", "NVFP4", "IQ2_XXS"]  # one of each kind of scales

@@ -11,6 +11,7 @@ from numba import types
 from kit import simd
 from kit.errors import KitError
 from kit.simd import tiers, vectors
+from kit.simd.memory import load, store, stream
 from kit.simd.special import bfloat_to_float, dot4, expand_load, float_to_bfloat, gather, half_to_float, lookup
 from kit.simd.vectors import (
     Static,
@@ -28,13 +29,10 @@ from kit.simd.vectors import (
     interleave,
     jit,
     join,
-    load,
     low,
     mask16,
     select,
     splat,
-    store,
-    stream,
     u8x16,
     u8x32,
     u8x64,

@@ -9,7 +9,7 @@ import pytest
 from numba import types
 
 from kit import threads
-from kit.simd.vectors import load, store
+from kit.simd.memory import load, store
 
 i64 = types.int64
 

@@ -14,21 +14,10 @@ from kit.codec import rans
 from kit.codec.rans import LOWER, SLOT_BITS, SLOTS
 from kit.codec.streams import SHORT, check_states, read_states
 from kit.errors import CodecError
+from kit.simd.memory import load, store
 from kit.simd.special import lookup
 from kit.simd.tiers import tier
-from kit.simd.vectors import (
-    bitcast,
-    convert,
-    jit,
-    join,
-    load,
-    select,
-    store,
-    u8x16,
-    u16x8,
-    u16x16,
-    u32x16,
-)
+from kit.simd.vectors import bitcast, convert, jit, join, select, u8x16, u16x8, u16x16, u32x16
 
 _WORD = LOWER[16]
 

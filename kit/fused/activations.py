@@ -11,7 +11,8 @@ from numba.extending import intrinsic
 
 from kit import threads
 from kit.fused.units import CODES, UNIT
-from kit.simd.vectors import bitcast, convert, f32x16, i8x16, i32x16, jit, load, select, splat, store, u32x16
+from kit.simd.memory import load, store
+from kit.simd.vectors import bitcast, convert, f32x16, i8x16, i32x16, jit, select, splat, u32x16
 
 f32, i64 = types.float32, types.int64
 
@@ -68,8 +69,8 @@ def _quantize_unit(x, sixteens, record, order):
     for place in range(16):
         n = load(i64, order + 8 * place)
         if n < sixteens:
-            rounded = load(f32x16, x + 64 * n) * inverse + _ROUNDER
-            codes = bitcast(i32x16, rounded) - _ROUNDER_BITS
+            rounded = load(f32x16, x + 64 * n) * inverse + ROUNDER
+            codes = bitcast(i32x16, rounded) - ROUNDER_BITS
             store(record + 16 * place, convert(i8x16, codes))
             store(record + SUMS + 4 * n, f32(-add_up(codes)) * scale)
         else:
@@ -78,7 +79,7 @@ def _quantize_unit(x, sixteens, record, order):
 
 
 # Added to a number below 2^22, 1.5 * 2^23 leaves its nearest integer in the low bits.
-_ROUNDER, _ROUNDER_BITS = np.float32(12582912), 0x4B400000
+ROUNDER, ROUNDER_BITS = np.float32(12582912), 0x4B400000
 
 
 def _reduction(name: str, doc: str):

@@ -8,8 +8,10 @@ import torch
 from numba import njit, types
 
 from kit import threads
+from kit.fused.activations import ROUNDER, ROUNDER_BITS
+from kit.simd.memory import load, store
 from kit.simd.sums import four_totals, multiply_add, total
-from kit.simd.vectors import bitcast, extract, f32x16, i32x16, load, select, splat, store
+from kit.simd.vectors import bitcast, extract, f32x16, i32x16, select, splat
 
 f32, i64 = types.float32, types.int64
 LANES = 16
@@ -155,7 +157,6 @@ def greatest_of(vector):
 
 
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
-_ROUNDER, _ROUNDER_BITS = np.float32(12582912), 0x4B400000  # 1.5 * 2^23 leaves the nearest integer in the low bits
 # exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2, from the highest power down (Moshier's Cephes, expf)
 _POLYNOMIAL = tuple(map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16666665459, 0.5)))
 
@@ -164,11 +165,11 @@ _POLYNOMIAL = tuple(map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519
 def exp_of_negative(x):
     """exp of lanes (f32x16) of 0 and less to 2e-7 of it; less than -87 counts as -87, and NaN stays NaN."""
     x = select(x < splat(f32x16, -87), splat(f32x16, -87), x)
-    shifted = x * _LOG2_E + _ROUNDER
-    n = shifted - _ROUNDER
+    shifted = x * _LOG2_E + ROUNDER
+    n = shifted - ROUNDER
     r = x - n * _LN2_HIGH - n * _LN2_LOW
     p = splat(f32x16, _POLYNOMIAL[0])
     for coefficient in _POLYNOMIAL[1:]:
         p = multiply_add(p, r, splat(f32x16, coefficient))
-    power = bitcast(f32x16, (bitcast(i32x16, shifted) - _ROUNDER_BITS + 127) << 23)
+    power = bitcast(f32x16, (bitcast(i32x16, shifted) - ROUNDER_BITS + 127) << 23)
     return (multiply_add(p, r * r, r) + np.float32(1)) * power

@@ -6,8 +6,9 @@ from numba.extending import overload
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS, RAW
 from kit.quants.scales import MINIMA
+from kit.simd.memory import copy, load, stack, store
 from kit.simd.sums import multiply_add, total
-from kit.simd.vectors import Static, convert, copy, f32x16, i8x16, load, splat, stack, store
+from kit.simd.vectors import Static, convert, f32x16, i8x16, splat
 from kit.threads import piecework
 
 f32, i64 = types.float32, types.int64

@@ -4,9 +4,10 @@ from numba import njit, types
 
 from kit.fused.activations import RECORD, SCALE, SUMS
 from kit.fused.units import CODES, codes, spread, steps, unit_bytes, unit_size
+from kit.simd.memory import copy, load, stack, store
 from kit.simd.special import dot4
 from kit.simd.sums import multiply_add, total
-from kit.simd.vectors import Static, convert, copy, f32x16, i8x64, i32x16, load, splat, stack, store
+from kit.simd.vectors import Static, convert, f32x16, i8x64, i32x16, splat
 from kit.threads import piecework
 
 i64 = types.int64

@@ -11,9 +11,10 @@ from numba.extending import intrinsic, overload
 
 from kit.fused.units import CODES, PACKED, UNIT, codes, spread, steps, unit_size
 from kit.quants.kernels import KERNELS
+from kit.simd.memory import load, prefetch, stack, store
 from kit.simd.special import _call
 from kit.simd.sums import multiply_add, total
-from kit.simd.vectors import Static, bitcast, f32x16, jit, load, prefetch, splat, stack, store, u32x16
+from kit.simd.vectors import Static, bitcast, f32x16, jit, splat, u32x16
 from kit.threads import piecework
 
 f32, i64 = types.float32, types.int64

@@ -12,8 +12,9 @@ from numba.extending import intrinsic, overload
 
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import decode
+from kit.simd.memory import load, stack, store
 from kit.simd.sums import total
-from kit.simd.vectors import Static, f32x16, load, splat, stack, store
+from kit.simd.vectors import Static, f32x16, splat
 from kit.threads import piecework
 
 i64 = types.int64

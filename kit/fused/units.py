@@ -17,8 +17,9 @@ from kit.quants.codes import offset
 from kit.quants.formats import FORMATS
 from kit.quants.kernels import KERNELS
 from kit.quants.scales import MINIMA
+from kit.simd.memory import load
 from kit.simd.special import half_to_float
-from kit.simd.vectors import Vector, bitcast, convert, interleave, join, load, u8x16, u8x32, u8x64
+from kit.simd.vectors import Vector, bitcast, convert, interleave, join, u8x16, u8x32, u8x64
 
 UNIT = 256
 u16, u64, f32, u16x4 = types.uint16, types.uint64, types.float32, Vector(types.uint16, 4)

@@ -8,8 +8,9 @@ import numpy as np
 from numba import njit, types
 
 from kit.quants.formats import FORMATS
+from kit.simd.memory import load
 from kit.simd.special import lookup
-from kit.simd.vectors import bitcast, convert, i8x16, i32x16, join, load, mask16, select, splat, u8x8, u8x16, u16x16
+from kit.simd.vectors import bitcast, convert, i8x16, i32x16, join, mask16, select, splat, u8x8, u8x16, u16x16
 
 u8, u16, u32, u64 = types.uint8, types.uint16, types.uint32, types.uint64
 

@@ -11,8 +11,9 @@ from numba import types
 from kit import threads
 from kit.quants.formats import Format
 from kit.quants.kernels import FORMATS, SINKS, decode
+from kit.simd.memory import fence, load, stack
 from kit.simd.tiers import tier
-from kit.simd.vectors import Static, fence, load, stack
+from kit.simd.vectors import Static
 
 __all__ = ["DEVICE", "FORMATS", "run"]
 

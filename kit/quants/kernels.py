@@ -13,8 +13,9 @@ from numba.extending import overload
 
 from kit.quants import codes, scales
 from kit.quants.formats import FORMATS as TABLE
+from kit.simd.memory import copy, load, store, stream
 from kit.simd.special import bfloat_to_float, float_to_bfloat, float_to_half, half_to_float
-from kit.simd.vectors import convert, copy, f32x16, load, store, stream, u16x16
+from kit.simd.vectors import convert, f32x16, u16x16
 
 f32 = types.float32
 
@@ -132,4 +133,3 @@ def _raw(format: str, narrow, width: int):
             copy(scratch + 64, width * (count - whole), out + width * whole)
 
     return loop
-

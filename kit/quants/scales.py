@@ -9,8 +9,9 @@ import numpy as np
 from numba import njit, types
 
 from kit.quants.codes import offset
+from kit.simd.memory import load, store
 from kit.simd.special import half_to_float
-from kit.simd.vectors import bitcast, convert, f32x8, f32x16, i8x16, interleave, join, load, store, u8x8, u8x16
+from kit.simd.vectors import bitcast, convert, f32x8, f32x16, i8x16, interleave, join, u8x8, u8x16
 
 u8, u16, u32, u64, f32 = types.uint8, types.uint16, types.uint32, types.uint64, types.float32
 MINIMA = 64  # sixteen scales come first

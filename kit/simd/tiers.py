@@ -11,8 +11,9 @@ import numpy as np
 from numba.core import config
 
 from kit.errors import KitError
+from kit.simd.memory import load, store
 from kit.simd.special import dot4, float_to_half, half_to_float, lookup
-from kit.simd.vectors import Static, f32x16, i8x64, i32x16, jit, load, store, u8x16, u8x64, u16x16
+from kit.simd.vectors import Static, f32x16, i8x64, i32x16, jit, u8x16, u8x64, u16x16
 
 # What a tier's instructions need, as LLVM spells it; best first.
 TIERS = {
