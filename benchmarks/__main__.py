@@ -9,15 +9,18 @@ import click
 import pandas as pd
 
 import benchmarks
-from kit import __version__, machine
-from kit.paths import ROOT
+from kit import __version__
+from kit.lab import machine
+from kit.lab.paths import ROOT
 
 NAMES = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_"))
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
-@click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
+@click.option(
+    "--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl."
+)
 def main(names, save):
     """Run the benchmarks called NAME, by default all, and print their tables.
 
@@ -29,7 +32,9 @@ def main(names, save):
         module, started = importlib.import_module(f"benchmarks.{name}"), time.time()
         table = module.run()
         title = module.__doc__.splitlines()[0]
-        with pd.option_context("display.width", 250, "display.max_columns", None, "display.float_format", "{:.3g}".format):
+        with pd.option_context(
+            "display.width", 250, "display.max_columns", None, "display.float_format", "{:.3g}".format
+        ):
             click.echo(f"\n{name}. {title}\n\n{table.to_string()}")
         if save:
             _append(folder / f"{name}.jsonl", {"benchmark": name, "title": title, "started": started}, table)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from kit import codec
-from kit.codec.int8 import quantise
+from kit.codec.int8 import quantize
 from kit.codec.tiles import TILE_VALUES
 
 NOT_MEASURED = "not measured"
@@ -20,7 +20,7 @@ def tile_rows(here: bool) -> list[dict]:
     if not here:
         return []
     from kit.codec.triton import decode_on_device, start, upload
-    from kit.gpu.machine import time_on_device
+    from kit.lab.device import time_on_device
 
     rows = []
     for count in _TILES:
@@ -61,7 +61,7 @@ def _nvcomp(values: torch.Tensor) -> tuple[float, int]:
     """Median seconds of a decode without waits (both configurations are made before), and the packed bytes."""
     from nvidia import nvcomp
 
-    from kit.gpu.machine import time_on_device
+    from kit.lab.device import time_on_device
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -98,8 +98,8 @@ def streaming_rows(device: dict, here: bool) -> list[dict]:
 
 
 def _pass(matrices) -> float:
-    from kit.gpu.machine import time_on_device
-    from kit.gpu.streaming import Streamed
+    from kit.codec.streaming import Streamed
+    from kit.lab.device import time_on_device
 
     stream = Streamed(matrices)
 
@@ -114,7 +114,7 @@ def _weights(seed: int, scales: str, greatest: float) -> np.ndarray:
     weights = torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(seed))
     if greatest:
         weights[0, 0] = greatest
-    return quantise(weights, per=scales)[0]
+    return quantize(weights, per=scales)[0]
 
 
 def _matrix(tiles: int) -> np.ndarray:

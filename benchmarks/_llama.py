@@ -4,7 +4,7 @@ import ctypes
 import importlib.util
 from pathlib import Path
 
-from kit import machine
+from kit.lab import machine
 
 
 class _Parameters(ctypes.Structure):
@@ -30,7 +30,9 @@ class Llama:
 
     def __init__(self, path):
         self._lib = lib = _library()
-        self._model = ctypes.c_void_p(lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params()))
+        self._model = ctypes.c_void_p(
+            lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+        )
         self._context = ctypes.c_void_p(lib.llama_init_from_model(self._model, lib.llama_context_default_params()))
         lib.llama_set_n_threads(self._context, machine.usable_cores(), machine.usable_cores())
         self._memory = ctypes.c_void_p(lib.llama_get_memory(self._context))

@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas as pd
 
 import kit
-from kit import measure
-from kit.cache import LIMITED, oracle
+from kit.cache import POLICIES, oracle
 from kit.cache.bounds import interval_bound, lru_hit_curve
 from kit.cache.store import WeightCache
 from kit.cache.traces import decode_order, repeated
-from kit.gguf.geometry import GEOMETRIES
+from kit.lab import measure
+from kit.synthetic.geometry import GEOMETRIES
 
 GOALS = {"LRU": 1.0}  # seconds a replay, at most; every other policy has SLOWEST
 SLOWEST = 5.0
@@ -35,7 +35,7 @@ def run(samples: int = 3, capacity: int = 4 << 30) -> pd.DataFrame:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = oracle.write(trace, Path(folder) / "decode.oracleGeneral")
-        for name, make in LIMITED.items():
+        for name, make in POLICIES.items():
             stats = kit.replay(trace, make(capacity))
             seconds = measure.time(lambda make=make: kit.replay(trace, make(capacity)), samples, min_sample=0).median
             rows.append(

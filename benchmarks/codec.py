@@ -6,9 +6,9 @@ import torch
 import zstandard
 
 import kit.codec
-from kit import measure
 from kit.codec import rans
-from kit.codec.int8 import quantise
+from kit.codec.int8 import quantize
+from kit.lab import measure
 
 TILES = 128
 TILE = 1 << 16
@@ -27,7 +27,7 @@ def run(samples: int = 7) -> pd.DataFrame:
     two_threads are ratios of samples taken in turn: speed over zstd's, and two threads' over one's.
     """
     weights = torch.randn(TILES * TILE // 2048, 2048, generator=torch.Generator().manual_seed(0))
-    matrix, _ = quantise(weights)
+    matrix, _ = quantize(weights)
     pieces = [tile.tobytes() for tile in matrix.reshape(-1, 256, 8, 256).swapaxes(1, 2).reshape(TILES, TILE)]
     packer, unpacker = zstandard.ZstdCompressor(level=1), zstandard.ZstdDecompressor()
     packed = [packer.compress(piece) for piece in pieces]
@@ -41,7 +41,9 @@ def run(samples: int = 7) -> pd.DataFrame:
         tiles = kit.codec.encode(matrix, profile)
         for coder in (*decoders, "encode"):
             rows.append({"profile": profile, "coder": coder, "bits": 8 * tiles.nbytes / matrix.size})
-            rows[-1] |= _coder(matrix, tiles, profile, coder, zstd["encode" if coder == "encode" else "decode"], samples)
+            rows[-1] |= _coder(
+                matrix, tiles, profile, coder, zstd["encode" if coder == "encode" else "decode"], samples
+            )
     for coder, function in zstd.items():
         rows.append({"profile": "zstd -1", "coder": coder, "bits": 8 * sum(map(len, packed)) / matrix.size})
         rows[-1] |= _times(measure.time(function, samples), TILES)

@@ -1,4 +1,4 @@
-"""Dequantise 200 MB: the kit beside ggml's own code, gguf-py and the machine's non-temporal fill, on as many threads."""
+"""Dequantize 200 MB: the kit beside ggml's own code, gguf-py and the machine's non-temporal fill, on as many threads."""
 
 import ctypes
 import functools
@@ -14,13 +14,14 @@ from numba import types
 from numba.extending import intrinsic
 
 import kit
-from kit import measure, threads
-from kit.quants import cpu
-from kit.quants.compare import random_blocks
-from kit.quants.formats import FORMATS
+from kit.cpu import dequantize as cpu
+from kit.cpu import threads
+from kit.cpu.simd.memory import fence, load, stream
+from kit.cpu.simd.vectors import broadcast, f32x16
+from kit.gguf.formats import FORMATS
+from kit.lab import measure
+from kit.quants.exactness import random_blocks
 from kit.quants.registry import DTYPES
-from kit.simd.memory import fence, load, stream
-from kit.simd.vectors import f32x16, splat
 
 ROWS, COLUMNS = 12288, 4096  # 201 MB of float32
 COMMON = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
@@ -42,7 +43,9 @@ def run(names=None, samples: int = 7) -> pd.DataFrame:
         rows.append(_row(name, "float32", blocks, out, samples))
         if name in COMMON:
             halves = out.view(torch.float16)[: ROWS // 2].view(ROWS, COLUMNS)
-            rows += [_row(name, dtype, blocks, halves.view(DTYPES[dtype]), samples) for dtype in ("float16", "bfloat16")]
+            rows += [
+                _row(name, dtype, blocks, halves.view(DTYPES[dtype]), samples) for dtype in ("float16", "bfloat16")
+            ]
     return pd.DataFrame(rows).set_index(["format", "dtype"])
 
 
@@ -53,7 +56,11 @@ def _row(name, dtype, blocks, out, samples) -> dict:
     filled = measure.compare(ours, lambda: _fill(out), samples, min_sample=0)
     low, high = filled.a.spread
     row = {"format": name, "dtype": dtype, "gbps": out.nbytes / filled.a.median / 1e9}
-    row |= {"low": out.nbytes / high / 1e9, "high": out.nbytes / low / 1e9, "fill_gbps": out.nbytes / filled.b.median / 1e9}
+    row |= {
+        "low": out.nbytes / high / 1e9,
+        "high": out.nbytes / low / 1e9,
+        "fill_gbps": out.nbytes / filled.b.median / 1e9,
+    }
     row |= {"of_fill": filled.ratio, "of_traffic": filled.ratio * (1 + blocks.nbytes / out.nbytes)}
     if dtype == "float32":
         peers = {"ggml": _ggml(name, blocks, out), "gguf_py": _gguf_py(name, blocks)}
@@ -84,13 +91,15 @@ def _blocks(name: str) -> np.ndarray:
 # ---- the machine and the peers
 
 
-_PART = 2**20  # bytes of the result that a thread of kit.threads takes at a time, here and for ggml: the kit's own way
+_PART = (
+    2**20
+)  # bytes of the result that a thread of kit.cpu.threads takes at a time, here and for ggml: the kit's own way
 i64 = types.int64
 
 
 def _fill_part(arguments, piece):
     end, first = load(i64, arguments) + load(i64, arguments + 8), load(i64, arguments) + piece * _PART
-    x = splat(f32x16, 1.5)
+    x = broadcast(f32x16, 1.5)
     for at in range(first, min(end, first + _PART), 64):
         stream(at, x)
     fence()

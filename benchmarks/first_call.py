@@ -14,9 +14,9 @@ _CHILD = """
 import json, sys, time
 started = time.perf_counter()
 import kit, numpy
-from kit.quants.formats import FORMATS
+from kit.gguf.formats import FORMATS
 kit.dequantize
-import kit.quants.cpu
+import kit.cpu.dequantize
 times = {"import": time.perf_counter() - started}
 for name in sys.argv[1:]:
     blocks = numpy.zeros(FORMATS[name].block_bytes * 256, numpy.uint8)

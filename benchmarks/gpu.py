@@ -15,11 +15,11 @@ import pandas as pd
 import torch
 
 from benchmarks._gpu_codec import NOT_MEASURED, nvcomp_row, streaming_rows, tile_rows
-from kit import devices
-from kit.gguf.geometry import GEOMETRIES
-from kit.gpu.kernels import dequantizer, gemv, tile_decoder
-from kit.quants.formats import FORMATS
-from kit.quants.triton_formats import CODES
+from benchmarks._gpu_kernels import dequantizer, gemv, tile_decoder
+from kit.cuda.formats import CODES
+from kit.gguf.formats import FORMATS
+from kit.lab import peaks as devices
+from kit.synthetic.geometry import GEOMETRIES
 
 _GEMV = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
 _TILES = 4096
@@ -36,7 +36,7 @@ def run() -> pd.DataFrame:
         click.echo(
             "No GPU here: nothing below is measured. Times are lower bounds, computed for an H200 (data/devices.yaml)."
         )
-    cases = [(dequantizer(qtype, "bfloat16"), _dequantise) for qtype in CODES]
+    cases = [(dequantizer(qtype, "bfloat16"), _dequantize) for qtype in CODES]
     cases += [(gemv(qtype, 4096, 12800), _multiply) for qtype in _GEMV] + [(gemv("Q4_K", 4096, 12800, 8), _multiply)]
     cases += [(case, None) for case in tile_decoder(_TILES)]
     rows = [_row(case, device, measure if here else None) for case, measure in cases]
@@ -48,7 +48,7 @@ def run() -> pd.DataFrame:
 
 def _measured_device() -> dict:
     """The columns of data/devices.yaml of the device that is here; its clock is the nominal one."""
-    from kit.gpu.machine import probe_device
+    from kit.lab.device import probe_device
 
     properties = torch.cuda.get_device_properties(0)
     return probe_device() | {
@@ -85,8 +85,8 @@ def _blocks(qtype, rows, columns):
     return torch.from_numpy(blocks).cuda()
 
 
-def _dequantise(case):
-    from kit.gpu.machine import time_on_device
+def _dequantize(case):
+    from kit.lab.device import time_on_device
     from kit.quants import dequantize
 
     qtype = case.name.split()[1]
@@ -96,8 +96,8 @@ def _dequantise(case):
 
 
 def _multiply(case):
-    from kit.gpu.linear import apply, spread
-    from kit.gpu.machine import time_on_device
+    from kit.cuda.linear import apply, spread
+    from kit.lab.device import time_on_device
 
     qtype, rows, _, columns, tokens, _ = case.name.replace(",", "").split()
     blocks = _blocks(qtype, int(rows), int(columns))
@@ -127,10 +127,10 @@ def _decode(name, device, here) -> dict:
 def _measured_decode(name) -> float:
     """Median seconds a token, from generate: CUDA graphs, sampling and the way to the host included."""
     import kit
-    from kit.gguf.synthetic import synthesize
-    from kit.gpu.transformer import DeviceTransformer
-    from kit.gpu.weights import DeviceWeights
-    from kit.paths import models_folder
+    from kit.lab.paths import models_folder
+    from kit.model.device import DeviceTransformer
+    from kit.model.device_weights import DeviceWeights
+    from kit.synthetic.write import synthesize
 
     path = models_folder() / f"{name}-Q4_K_M.gguf"
     if not path.exists():

@@ -9,13 +9,13 @@ import pandas as pd
 import torch
 
 import kit
-from kit import measure
-from kit.attention import ATTENTION
-from kit.gguf.geometry import GEOMETRIES
-from kit.gguf.synthetic import cached_model, synthesize
-from kit.linear import LINEAR
-from kit.paths import models_folder
-from kit.trace import Trace
+from kit.lab import measure
+from kit.lab.paths import models_folder
+from kit.lab.trace import Trace
+from kit.model.attention import ATTENTION
+from kit.model.linear import LINEAR
+from kit.synthetic.geometry import GEOMETRIES
+from kit.synthetic.write import cached_model, synthesize
 
 MODEL, PREFILL = "tinyllama-1.1b", 128
 

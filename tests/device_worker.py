@@ -15,7 +15,7 @@ LIMITS = {
 def start():
     """The process's first call."""
     interpret()
-    from kit.gpu import linear
+    from kit.cuda import linear
 
     linear.rows_of_a_program = lambda format, rows, tokens: 512 // tokens  # the interpreter's time goes by programs
 
@@ -23,8 +23,8 @@ def start():
 def session(folder, notebook):
     """A session that says "cuda" of the interpreter, with invented limits."""
     import kit
-    from kit import machine
-    from kit.gpu.machine import Limits
+    from kit.lab import machine
+    from kit.lab.device import Limits
 
     invented = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 20.0, 20.0, 100.0, 5.0)
     machine.of_run = lambda out: invented
@@ -35,7 +35,7 @@ def session(folder, notebook):
 
 def recorded(lab):
     """Its records, as plain dicts."""
-    from kit import records
+    from kit.claims import records
 
     return [vars(record) for record in records.read([lab.out / f"{lab.notebook}.jsonl"])]
 
@@ -43,8 +43,8 @@ def recorded(lab):
 def first_token(path, folder):
     """(logits against the CPU's, table, records)."""
     import kit
-    from kit.findings import first_token as finding
-    from kit.findings.device import first_token as on_device
+    from kit.findings import n01_first_token as finding
+    from kit.findings.n01_first_token import device as on_device
 
     lab = session(folder, "01_first_token")
     on_cpu = finding.measure(path, "lazy", PROMPT)
@@ -58,7 +58,7 @@ def first_token(path, folder):
 def caches(path, folder):
     """(differences from the CPU, live beside replayed, table, records)."""
     import kit
-    from kit.findings.device import caches
+    from kit.findings.n03_cache_variants import device as caches
 
     lab = session(folder, "03_cache_variants")
     with kit.open(path) as file:
@@ -71,7 +71,7 @@ def caches(path, folder):
 def decode(path, folder):
     """(difference from the CPU, error without room for the blocks, (bytes, what is missing) of each point, table, records)."""
     import kit
-    from kit.findings.device import decode
+    from kit.findings.n04_attention import device as decode
 
     lab = session(folder, "04_attention")
     with kit.open(path) as file:
@@ -102,7 +102,7 @@ def tiles(folder):
     import pandas as pd
     import torch
 
-    from kit.findings.device import tiles
+    from kit.findings.n05_tile_decode import device as tiles
 
     lab = session(folder, "05_tile_decode")
     tiles.SIDE = 96  # smaller tiles: the interpreter takes a step for every 128 values
@@ -116,7 +116,7 @@ def tiles(folder):
 def compressed(path, prompt):
     """Logits of a prompt and of a further token from tiles on the device."""
     from kit.codec.container import CompressedFile
-    from kit.gpu.compressed import CompressedTransformer, TileWeights
+    from kit.codec.device import CompressedTransformer, TileWeights
 
     model = CompressedTransformer(TileWeights(CompressedFile(path)), max_context=len(prompt) + 1)
     cache = model.new_cache()
@@ -136,7 +136,7 @@ def compressed_refusal(path):
 def compressed_finding(path, folder):
     """(tokens, table, passes, records)."""
     from kit.codec.container import CompressedFile
-    from kit.findings.device import compressed
+    from kit.findings.n06_compressed_inference import device as compressed
 
     lab = session(folder, "06_compressed_inference")
     file = CompressedFile(path)
@@ -150,7 +150,7 @@ def compressed_finding(path, folder):
 def frontier(path, folder):
     """(table, answer, records)."""
     import kit
-    from kit.findings.device import frontier
+    from kit.findings.n07_memory_frontier import device as frontier
 
     lab = session(folder, "07_memory_frontier")
     with kit.open(path) as file:

@@ -38,7 +38,10 @@ def library():
     """The shared library, or a skip that says why."""
     package = pytest.importorskip("xllamacpp", reason="llama.cpp (the wheel xllamacpp) is not installed")
     lib = ctypes.CDLL(next(str(path) for path in Path(package.__file__).parent.glob("*.so")))
-    for name, layout in (("llama_model_default_params", _MODEL_LAYOUT), ("llama_context_default_params", _CONTEXT_LAYOUT)):
+    for name, layout in (
+        ("llama_model_default_params", _MODEL_LAYOUT),
+        ("llama_context_default_params", _CONTEXT_LAYOUT),
+    ):
         function = getattr(lib, name)
         function.restype = _Parameters
         defaults = function()

@@ -7,8 +7,8 @@ import gguf
 import numpy as np
 
 import kit
-from kit.gguf.geometry import GEOMETRIES, Scaling
-from kit.gguf.synthetic import synthesize
+from kit.synthetic.geometry import GEOMETRIES, Scaling
+from kit.synthetic.write import synthesize
 
 _LLAMA, _QWEN2, _GRANITE = (GEOMETRIES[name] for name in ("tiny-llama", "tiny-qwen2", "tiny-granite"))
 
@@ -44,7 +44,9 @@ def write(folder: Path, name: str, mix: str = "F32") -> Path:
 def rewrite(source: Path, target: Path, change) -> Path:
     """Copy a model file by gguf-py; ``change(metadata, tensors)`` edits dicts of its plain values and F32 arrays."""
     file = kit.open(source)
-    metadata = {key: value if isinstance(value, (str, int, float)) else value.tolist() for key, value in file.metadata.items()}
+    metadata = {
+        key: value if isinstance(value, (str, int, float)) else value.tolist() for key, value in file.metadata.items()
+    }
     weights = kit.Weights(file)
     tensors = {key: weights[key].numpy() for key in file.tensors}
     change(metadata, tensors)

@@ -54,9 +54,7 @@ def forward(tokens, metadata, tensors):
         score = np.exp(score - score.max())
         score /= score.sum()
         best = np.argsort(-score)[: get("expert_used_count")]
-        y = sum(
-            score[e] / score[best].sum() * swiglu(x, *expert(e)) for e in best
-        )
+        y = sum(score[e] / score[best].sum() * swiglu(x, *expert(e)) for e in best)
         if f"{block}.ffn_up_shexp.weight" in tensors:
             y = y + swiglu(x, *parts("_shexp"))
         return y

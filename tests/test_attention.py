@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit import attention
-from kit.attention import ATTENTION
 from kit.errors import ModelError
+from kit.model import attention
+from kit.model.attention import ATTENTION
 
 
 def defined(q, k, v, scale, window):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.buffers import Buffers
+from kit.cpu.buffers import Buffers
 
 
 def test_memory_is_used_again_only_when_every_view_is_gone():

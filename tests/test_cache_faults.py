@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kit.cache import faults
-from kit.cache.policy import LRU, HashMap
+from kit.cache.policies.base import LRU, HashMap
 from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
 from kit.errors import CacheError

@@ -6,10 +6,10 @@ import pytest
 
 import kit
 from kit.cache import oracle
-from kit.cache.adaptive import ARC, LIRS
-from kit.cache.offline import MIN
-from kit.cache.policy import FIFO, LRU
-from kit.cache.queues import CLOCK, S3FIFO, SIEVE
+from kit.cache.policies.adaptive import ARC, LIRS
+from kit.cache.policies.base import FIFO, LRU
+from kit.cache.policies.offline import MIN
+from kit.cache.policies.queues import CLOCK, S3FIFO, SIEVE
 from kit.cache.traces import Requests, repeated, zipf
 
 peer = pytest.importorskip("libcachesim")

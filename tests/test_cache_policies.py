@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 import kit
 from kit import cache
 from kit.cache import bounds
-from kit.cache.adaptive import ARC, TinyLFU
-from kit.cache.cyclic import CyclicAware, Rhythm
-from kit.cache.offline import MIN
-from kit.cache.pinned import Pinned
-from kit.cache.policy import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random
-from kit.cache.queues import CLOCK, S3FIFO, SIEVE
+from kit.cache.policies.adaptive import ARC, TinyLFU
+from kit.cache.policies.base import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random
+from kit.cache.policies.cyclic import CyclicAware, NextUse
+from kit.cache.policies.offline import MIN
+from kit.cache.policies.pinned import Pinned
+from kit.cache.policies.queues import CLOCK, S3FIFO, SIEVE
 from kit.cache.traces import Requests, mixture_of_experts, repeated, requests, shifting, zipf
 from kit.errors import CacheError
 
-LIMITED = [*(make for make in cache.LIMITED.values() if make is not MIN), functools.partial(LFU, window=5), Rhythm]
+POLICIES = [*(make for make in cache.POLICIES.values() if make is not MIN), functools.partial(LFU, window=5), NextUse]
 
 
 def name_of(make):
@@ -34,7 +34,7 @@ accesses = st.lists(st.integers(0, 12), min_size=1, max_size=120)
 size_table = st.lists(st.integers(0, 9), min_size=13, max_size=13)
 
 
-@pytest.mark.parametrize("make", LIMITED, ids=name_of)
+@pytest.mark.parametrize("make", POLICIES, ids=name_of)
 @settings(max_examples=60, deadline=None)
 @given(keys=accesses, sizes=size_table, capacity=st.integers(1, 30), shrink=st.integers(0, 30))
 def test_contents_and_bytes_agree_with_a_plain_set(make, keys, sizes, capacity, shrink):
@@ -63,7 +63,7 @@ def test_contents_and_bytes_agree_with_a_plain_set(make, keys, sizes, capacity, 
     assert len(policy.fresh()) == 0 and policy.fresh().capacity == capacity
 
 
-@pytest.mark.parametrize("make", [m for m in LIMITED if m is not Pinned], ids=name_of)
+@pytest.mark.parametrize("make", [m for m in POLICIES if m is not Pinned], ids=name_of)
 def test_everything_stays_when_everything_fits(make):
     stats = kit.replay(scan(50, 4), make(50))
     assert (stats.hits, stats.misses, stats.evictions, stats.entries) == (150, 50, 0, 50)
@@ -74,7 +74,9 @@ def test_everything_stays_when_everything_fits(make):
 def test_closed_forms_of_a_scan(name, objects, capacity):
     base = name.removesuffix(" without bypass")
     policy = (
-        NoCache() if name == "NoCache" else cache.LIMITED[base](capacity, **({"bypass": False} if base != name else {}))
+        NoCache()
+        if name == "NoCache"
+        else cache.POLICIES[base](capacity, **({"bypass": False} if base != name else {}))
     )
     warm, passes = 40, 200
     hits = kit.replay(scan(objects, passes), policy).hits - kit.replay(scan(objects, warm), policy).hits
@@ -116,7 +118,7 @@ def test_min_is_optimal(keys, capacity, bypass):
 @given(keys=accesses, sizes=size_table, capacity=st.integers(1, 40))
 def test_nobody_beats_the_interval_bound(keys, sizes, capacity):
     trace = requests([(f"k{number}", sizes[number]) for number in keys])
-    for make in [*LIMITED, MIN]:
+    for make in [*POLICIES, MIN]:
         stats = kit.replay(trace, make(capacity))
         assert stats.hit_rate <= bounds.interval_bound(trace, capacity, "objects") + 1e-9
         assert stats.byte_hit_rate <= bounds.interval_bound(trace, capacity, "bytes") + 1e-9

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit
-from kit.cache.adaptive import ARC, LIRS, TinyLFU
 from kit.cache.config import CacheConfig
-from kit.cache.cyclic import CyclicAware
-from kit.cache.offline import MIN
-from kit.cache.pinned import Pinned, RowPlan
-from kit.cache.policy import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random, TwoRandom
+from kit.cache.policies.adaptive import ARC, LIRS, TinyLFU
+from kit.cache.policies.base import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random, TwoRandom
+from kit.cache.policies.cyclic import CyclicAware
+from kit.cache.policies.offline import MIN
+from kit.cache.policies.pinned import Pinned, RowPlan
+from kit.cache.policies.queues import CLOCK, S3FIFO, SIEVE
 from kit.cache.prefetch import Prefetcher
-from kit.cache.queues import CLOCK, S3FIFO, SIEVE
 from kit.cache.store import WeightCache
 from kit.cache.traces import repeated, requests
 from kit.errors import CacheError

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import kit
 from kit.cache import oracle
-from kit.cache.policy import LRU, HashMap
+from kit.cache.policies.base import LRU, HashMap
 from kit.cache.traces import Requests, decode_order, mixture_of_experts, repeated, requests, shifting, zipf
 from kit.errors import TraceError
-from kit.gguf.geometry import GEOMETRIES
-from kit.gguf.synthetic import synthesize
+from kit.synthetic.geometry import GEOMETRIES
+from kit.synthetic.write import synthesize
 
 
 def test_only_accesses_that_did_not_fail_count():

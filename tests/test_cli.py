@@ -8,12 +8,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kit import cli
+from kit.commands import cli
 from kit.errors import KitError
 
 
 def test_help_imports_nothing_heavy():
-    code = "import sys, kit.cli; sys.exit(bool({'numpy', 'torch', 'numba', 'pandas'} & set(sys.modules)))"
+    code = "import sys, kit.commands.cli; sys.exit(bool({'numpy', 'torch', 'numba', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -68,7 +68,7 @@ def test_a_bug_keeps_its_traceback():
 
 
 def test_doctor_says_what_to_do(monkeypatch):
-    from kit import doctor
+    from kit.findings import doctor
 
     rows = [doctor.Check("GPU", "note", "none", "buy one"), doctor.Check("disk", "bad", "full", "free some")]
     monkeypatch.setattr(doctor, "checks", lambda measure: rows)
@@ -78,7 +78,7 @@ def test_doctor_says_what_to_do(monkeypatch):
 
 
 def test_doctor_checks_this_machine():
-    from kit import doctor
+    from kit.findings import doctor
 
     states = {row.subject: row.state for row in doctor.checks()}
     assert states["Python"] == states["torch"] == "ok"

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit
-from kit.cli import main
 from kit.codec.bf16 import decode_bf16, encode_bf16
 from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile, decode_matrix, verify
-from kit.codec.int8 import quantise
+from kit.codec.int8 import quantize
+from kit.commands.cli import main
 from kit.errors import CodecError
-from kit.gguf.synthetic import synthesize
+from kit.synthetic.write import synthesize
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +41,17 @@ def bf16_file(path, weight):
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["row", "tensor"]))
 @settings(max_examples=20, deadline=None)
-def test_quantise_is_round_to_nearest_of_absmax(seed, per):
+def test_quantize_is_round_to_nearest_of_absmax(seed, per):
     weights = np.random.default_rng(seed).normal(0, 1, (7, 33)).astype(np.float32)
-    values, scales = quantise(torch.from_numpy(weights), per=per)
+    values, scales = quantize(torch.from_numpy(weights), per=per)
     most = np.abs(weights).max(axis=1 if per == "row" else None, keepdims=True)
     assert np.allclose(scales, np.broadcast_to(most, (7, 1))[:, 0] / 127, rtol=1e-6)
     assert np.abs(weights - values * scales[:, None]).max() <= 0.5001 * scales.max()
     assert (np.abs(values).max(axis=1) == 127).all() if per == "row" else np.abs(values).max() == 127
 
 
-def test_quantise_zeros_and_what_no_float_can_scale():
-    values, scales = quantise(torch.tensor([[0.0, 0.0], [1e-44, -1e-44]]))
+def test_quantize_zeros_and_what_no_float_can_scale():
+    values, scales = quantize(torch.tensor([[0.0, 0.0], [1e-44, -1e-44]]))
     assert not values.any() and np.array_equal(scales, [1, 1])
 
 
@@ -60,7 +60,7 @@ def test_a_weight_that_is_no_number_is_named(wrong):
     weights = torch.zeros(4, 5)
     weights[2, 3] = wrong
     with pytest.raises(CodecError, match=r"attn_q.*row 2, column 3 is"):
-        quantise(weights, "blk.0.attn_q.weight")
+        quantize(weights, "blk.0.attn_q.weight")
 
 
 # ---- bfloat16
@@ -89,7 +89,7 @@ def test_bf16_wants_bits():
 # ---- the container
 
 
-def test_a_compressed_gguf_holds_the_quantised_weights(source, packed):
+def test_a_compressed_gguf_holds_the_quantized_weights(source, packed):
     with kit.open(source) as original, CompressedFile(packed) as file:
         assert file.tensors.keys() == original.tensors.keys()
         assert {k: v.shape for k, v in file.tensors.items()} == {k: v.shape for k, v in original.tensors.items()}
@@ -97,7 +97,7 @@ def test_a_compressed_gguf_holds_the_quantised_weights(source, packed):
             assert file.metadata[key] == value, key
         assert len(file.matrices) == 15  # 7 a layer and the output
         for name, matrix in file.matrices.items():
-            values, scales = quantise(kit.dequantize(original.blocks(name), original.tensors[name].qtype))
+            values, scales = quantize(kit.dequantize(original.blocks(name), original.tensors[name].qtype))
             assert np.array_equal(decode_matrix(matrix).numpy(), values) and np.array_equal(matrix.scales, scales)
         for name in file.tensors.keys() - file.matrices.keys():
             assert np.array_equal(file.blocks(name), original.blocks(name))
@@ -134,7 +134,7 @@ def test_a_compressed_safetensors_file(tmp_path):
     assert verify(packed, source=path) == (3, 1)
     with CompressedFile(packed) as file:
         matrix = file.matrices["model.layers.0.mlp.up_proj.weight"]
-        assert np.array_equal(decode_matrix(matrix).numpy(), quantise(weight.half())[0])
+        assert np.array_equal(decode_matrix(matrix).numpy(), quantize(weight.half())[0])
 
 
 def test_bf16_coding_is_lossless(tmp_path):

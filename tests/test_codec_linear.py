@@ -7,17 +7,17 @@ import pytest
 import torch
 
 import kit
-from kit.cache.cyclic import CyclicAware
 from kit.cache.faults import TwoLevels
-from kit.cache.pinned import Pinned
-from kit.cache.policy import LRU, HashMap
+from kit.cache.policies.base import LRU, HashMap
+from kit.cache.policies.cyclic import CyclicAware
+from kit.cache.policies.pinned import Pinned
 from kit.cache.prefetch import Prefetcher
 from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
-from kit.codec.int8 import quantise
-from kit.codec.linear import CompressedWeights, ProgressLine
+from kit.codec.int8 import quantize
+from kit.codec.weights import CompressedWeights, ProgressLine
 from kit.errors import CodecError, ModelError
-from kit.gguf.synthetic import synthesize
+from kit.synthetic.write import synthesize
 
 PROMPT = [1, 5, 9, 200]
 
@@ -33,13 +33,13 @@ def file(source):
 
 
 class Uncompressed(kit.Weights):
-    """The INT8 model without any codec: each matrix of a linear layer quantised and scaled back."""
+    """The INT8 model without any codec: each matrix of a linear layer quantized and scaled back."""
 
     def load(self, name):
         weight = super().load(name)
         if weight.ndim < 2 or name == "token_embd.weight":
             return weight
-        values, scales = quantise(weight)
+        values, scales = quantize(weight)
         return torch.from_numpy(values) * torch.from_numpy(scales)[:, None]
 
 

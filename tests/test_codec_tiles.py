@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 import kit.codec
 from kit.codec import PROFILES, Profile, Tiles, predictors, rans
 from kit.codec.tiles import checksum
+from kit.cpu.simd.tiers import available, tier
 from kit.errors import CodecError
-from kit.simd.tiers import available, tier
 
 REPORTED = Profile(("left2",), 1, 8, True, tile_rows=16, tile_columns=32)
 CPU = ("python", "scalar-linear", "scalar-binary", "scalar-table", "numpy", "interleaved", "simd")
@@ -52,7 +52,9 @@ def test_whole_tiles_and_threads(profile):
     matrix = gaussian(600, 700)
     tiles = Tiles.from_bytes(kit.codec.encode(matrix, profile, threads=2).to_bytes())
     assert len(tiles) == 9 and tiles.shape == matrix.shape
-    for decoder in ("scalar-table", "interleaved") if profile == "reported" else ("scalar-table", "interleaved", "simd"):
+    for decoder in (
+        ("scalar-table", "interleaved") if profile == "reported" else ("scalar-table", "interleaved", "simd")
+    ):
         assert np.array_equal(kit.codec.decode(tiles, decoder, threads=2), matrix)
 
 
@@ -72,7 +74,12 @@ def test_predictors_are_differences(matrix, name):
     """Against numpy's own differences, modulo 256; and undone exactly."""
     wide = matrix.astype(np.int64)
     left = np.diff(wide, axis=1, prepend=0)
-    right = {"none": wide, "left": left, "left2": np.diff(left, axis=1, prepend=0), "up": np.diff(wide, axis=0, prepend=0)}
+    right = {
+        "none": wide,
+        "left": left,
+        "left2": np.diff(left, axis=1, prepend=0),
+        "up": np.diff(wide, axis=0, prepend=0),
+    }
     residuals = np.empty(matrix.size, np.uint8)
     predictors.apply(matrix, predictors.PREDICTORS.index(name), residuals)
     assert np.array_equal(residuals, (right[name] % 256).astype(np.uint8).ravel())
@@ -84,7 +91,7 @@ def test_predictors_are_differences(matrix, name):
 @settings(max_examples=50, deadline=None)
 def test_frequencies_sum_to_the_slots_and_keep_every_symbol(counts):
     counts = np.array(counts)
-    frequencies = rans.normalise(counts)
+    frequencies = rans.normalize(counts)
     assert frequencies.sum() == rans.SLOTS and frequencies.max() <= rans.MOST
     assert (frequencies[counts > 0] > 0).all()
 

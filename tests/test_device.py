@@ -15,19 +15,21 @@ import yaml
 from click.testing import CliRunner
 
 import kit
-from kit import doctor, machine, records
-from kit.cli import main
+from kit.claims import records
 from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
-from kit.codec.linear import CompressedWeights
-from kit.gguf.geometry import GEOMETRIES
-from kit.gguf.synthetic import synthesize
-from kit.gpu.device import check_device
-from kit.gpu.machine import Limits
-from kit.paths import ROOT
+from kit.codec.weights import CompressedWeights
+from kit.commands.cli import main
+from kit.findings import doctor
+from kit.findings.doctor import check_device
+from kit.lab import machine
+from kit.lab.device import Limits
+from kit.lab.paths import ROOT
 from kit.report import diff
 from kit.report import run as runs
-from kit.sweep import spec as specs
+from kit.report.sweep import spec as specs
+from kit.synthetic.geometry import GEOMETRIES
+from kit.synthetic.write import synthesize
 
 NOTEBOOKS = ROOT / "notebooks"
 TAKE_DEVICE = {"01_first_token", "03_cache_variants", "04_attention", "05_tile_decode", "06_compressed_inference",

@@ -7,8 +7,9 @@ import textwrap
 import click
 import pytest
 
-from kit import cache, cli
-from kit.paths import ROOT
+from kit import cache
+from kit.commands import cli
+from kit.lab.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"^ {4}(?:\$ )?(kit [a-z].*?)(?: {2,}.*| #.*| \|.*)?$", re.MULTILINE)
@@ -31,7 +32,7 @@ def test_commands_that_are_shown_exist(page, line):
 
 
 def test_the_policy_of_the_page_is_one(monkeypatch):
-    monkeypatch.setattr(cache.policy, "LIMITED", {})
+    monkeypatch.setattr(cache.policy, "POLICIES", {})
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     policy, test = (
         textwrap.dedent(re.search(rf"^ {{4}}{start}.*?(?=^\S)", text, re.MULTILINE | re.DOTALL)[0])
@@ -39,6 +40,6 @@ def test_the_policy_of_the_page_is_one(monkeypatch):
     )
     namespace = {"Policy": cache.policy.Policy}
     exec(policy, namespace)
-    monkeypatch.setattr(cache, "LIMITED", {"Largest": namespace["Largest"]})
+    monkeypatch.setattr(cache, "POLICIES", {"Largest": namespace["Largest"]})
     exec(test, scope := {"cache": cache})
     scope["test_largest_evicts_the_largest"]()

@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kit
-from kit import cli, machine
 from kit.cache import oracle
 from kit.cache.traces import Requests, repeated
+from kit.commands import cli
+from kit.costs.measured import DTYPES, FUSED, Cost, Kind
+from kit.costs.order import Order, order_of
+from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Part, Way, measure, parts_of, predict, replayed
 from kit.errors import TraceError
-from kit.explain import controls, figures, tables, text
-from kit.explain.costs import DTYPES, FUSED, Cost, Kind
-from kit.explain.order import Order, order_of
-from kit.explain.study import Study, read_trace
-from kit.explain.ways import BLOCKS, BLOCKS_INT8, LAZY, Part, Way, measure, parts_of, predict, replayed
+from kit.findings.n09_your_model import controls, figures, tables, text
+from kit.findings.n09_your_model.study import Study, read_trace
+from kit.lab import machine
 
 MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 5.0)
 
@@ -120,7 +121,9 @@ def test_a_replay_counts_what_kit_replay_counts(sizes, share):
         assert (sum(hits), peak) == (stats.hits, stats.peak_bytes)
 
 
-@pytest.mark.parametrize("way", [LAZY, Way("LRU", 2 << 20), Way("Pinned", 2 << 20, "float16"), Way("CyclicAware", 3 << 20)])
+@pytest.mark.parametrize(
+    "way", [LAZY, Way("LRU", 2 << 20), Way("Pinned", 2 << 20, "float16"), Way("CyclicAware", 3 << 20)]
+)
 def test_a_live_decode_hits_what_was_predicted(study, way):
     parts = parts_of(study.file, study.order)
     found = predict(way, parts, study.order, study.costs, MACHINE)
@@ -163,7 +166,7 @@ def test_advice_starts_with_the_reports_cache_and_sorts_the_rest(study):
     assert BLOCKS in [p.way for p in others] and Way("HashMap") not in [p.way for p in others]  # 5 MiB do not fit 2
 
 
-def test_int8_activations_are_no_choice_where_no_weight_is_quantised(odd):
+def test_int8_activations_are_no_choice_where_no_weight_is_quantized(odd):
     with kit.open(odd) as file:
         order = order_of(file, 2)
         ones = dict.fromkeys(DTYPES, 1.0)
@@ -180,7 +183,9 @@ def test_a_memory_that_holds_all_needs_no_choice():
 
 @given(st.lists(st.tuples(st.text(max_size=200), st.text(max_size=9)), min_size=1, max_size=5))
 def test_text_fits_the_terminal_and_cannot_move_its_cursor(rows):
-    frame = pd.DataFrame({"a number": [value for _, value in rows]}, index=pd.Index([name for name, _ in rows], name="name"))
+    frame = pd.DataFrame(
+        {"a number": [value for _, value in rows]}, index=pd.Index([name for name, _ in rows], name="name")
+    )
     lines = text.table(frame).split("\n")
     assert len(lines) == len(rows) + 1
     for line in lines:
@@ -271,8 +276,8 @@ def test_what_cannot_be_done_is_one_line(run, path, arguments, message):
 
 
 def test_a_file_without_one_known_format(run, tmp_path, folder, monkeypatch):
-    monkeypatch.setattr("kit.explain.order.DECODABLE", frozenset())
-    monkeypatch.setattr("kit.explain.order._recorded", lambda *_: (_ for _ in ()).throw(kit.KitError("no")))
+    monkeypatch.setattr("kit.costs.order.DECODABLE", frozenset())
+    monkeypatch.setattr("kit.costs.order._recorded", lambda *_: (_ for _ in ()).throw(kit.KitError("no")))
     result = run(model_files.write(folder, "tiny-llama"))
     assert result.exit_code == 2 and "no tensor of a format" in result.output
 

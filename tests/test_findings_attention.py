@@ -7,12 +7,23 @@ import pandas as pd
 import pytest
 
 import kit
-from kit import machine
-from kit.architectures import read_config
-from kit.findings import attention, attention_figures, attention_verdicts, one_token
-from kit.gguf.geometry import GEOMETRIES
-from kit.gguf.synthetic import synthesize
-from kit.session import Session
+from kit.findings.n04_attention import (
+    figures as attention_figures,
+)
+from kit.findings.n04_attention import (
+    one_token,
+)
+from kit.findings.n04_attention import (
+    variants as attention,
+)
+from kit.findings.n04_attention import (
+    verdicts as attention_verdicts,
+)
+from kit.findings.session import Session
+from kit.lab import machine
+from kit.model.config import read_config
+from kit.synthetic.geometry import GEOMETRIES
+from kit.synthetic.write import synthesize
 
 MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 50.0)
 GRANITE = GEOMETRIES["granite-3.3-8b"]
@@ -72,9 +83,9 @@ def test_parts_add_up_to_the_token_and_scale_by_layer():
     ]
     frame = pd.DataFrame(spans, columns=["what", "tensor", "layer", "start", "end"])
     frame["seconds"] = frame["end"] - frame["start"]
-    told = {"dequantise": 0.1 + 0.5 + 0.05 + 1, "projections": 1.5 + 2, "attention": 1, "norms": 0.2}
+    told = {"dequantize": 0.1 + 0.5 + 0.05 + 1, "projections": 1.5 + 2, "attention": 1, "norms": 0.2}
     assert one_token.parts(frame) == pytest.approx(told | {"rest": 10 - sum(told.values())})
-    scaled = {"dequantise": 0.1 + 5 + 0.05 + 1, "projections": 15 + 2, "attention": 10, "norms": 0.2}
+    scaled = {"dequantize": 0.1 + 5 + 0.05 + 1, "projections": 15 + 2, "attention": 10, "norms": 0.2}
     assert one_token.parts(frame, 10) == pytest.approx(scaled | {"rest": 10 * (10 - sum(told.values()))})
 
 
@@ -105,7 +116,9 @@ def test_the_first_layers_of_a_file_are_a_model(tiny):
     assert model.logits([3, 4]).isfinite().all()
 
 
-@pytest.mark.parametrize("room,most,layers", [(1e12, None, 2), (1e12, 1, 1), (6e6, None, 2), (4e6, None, 1), (1, None, 1)])
+@pytest.mark.parametrize(
+    "room,most,layers", [(1e12, None, 2), (1e12, 1, 1), (6e6, None, 2), (4e6, None, 1), (1, None, 1)]
+)
 def test_as_many_layers_as_fit(tiny, monkeypatch, room, most, layers):
     monkeypatch.setattr(one_token, "memory_available", lambda: room)
     assert len(tiny.tensors) == 20
@@ -149,7 +162,7 @@ def test_a_whole_run_draws_and_judges(tiny, tmp_path, monkeypatch):
 
 
 def tokens_with(**totals):
-    shares = pd.Series({"dequantise": 0.0, "projections": 0.9, "attention": 0.1})
+    shares = pd.Series({"dequantize": 0.0, "projections": 0.9, "attention": 0.1})
     return pd.DataFrame({(way, 0): shares * total for way, total in totals.items()}).T.rename_axis(["way", "sample"])
 
 
@@ -167,7 +180,14 @@ def test_verdicts_follow_the_measurement(tmp_path, monkeypatch):
     got = verdicts_of(tmp_path, monkeypatch, tokens_with(**slow), share=0.1)
     scaled = "reproduced in ratio"
     assert got == ["impossible", scaled, scaled, scaled, "impossible", "impossible"]
-    fast = {"first": 4.5, "again": 0.5, "loop-attention": 0.02, "loop-projections": 0.02, "cached": 0.001, "fused": 0.001}
+    fast = {
+        "first": 4.5,
+        "again": 0.5,
+        "loop-attention": 0.02,
+        "loop-projections": 0.02,
+        "cached": 0.001,
+        "fused": 0.001,
+    }
     got = verdicts_of(tmp_path, monkeypatch, tokens_with(**fast), share=0.96)
     assert got == [scaled, scaled, "not reproduced", "not reproduced", "impossible", "impossible"]
     even = {**slow, "loop-attention": 1.2, "loop-projections": 1.2}

@@ -7,11 +7,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit
-from kit import machine
 from kit.cache import faults
-from kit.findings import cache_faults, cache_live, cache_mystery, cache_mystery_verdicts, cache_pressure, harness
-from kit.gguf.synthetic import cached_model
-from kit.records import read
+from kit.claims.records import read
+from kit.findings import live as cache_live
+from kit.findings.n02_cache_mystery import (
+    faults as cache_faults,
+)
+from kit.findings.n02_cache_mystery import (
+    load_test as harness,
+)
+from kit.findings.n02_cache_mystery import (
+    preload as cache_mystery,
+)
+from kit.findings.n02_cache_mystery import (
+    pressure as cache_pressure,
+)
+from kit.findings.n02_cache_mystery import (
+    verdicts as cache_mystery_verdicts,
+)
+from kit.lab import machine
+from kit.synthetic.write import cached_model
 
 MACHINE = machine.Machine(
     "m", "cpu", 2, 2**34, 2**34, read_gbps=20.0, write_gbps=10.0, copy_gbps=15.0, fresh_gbps=5.0, f32_gflops=100.0

@@ -5,12 +5,21 @@ import pandas as pd
 import pytest
 
 import kit
-from kit import machine
-from kit.cache import LIMITED
+from kit.cache import POLICIES
 from kit.cache.traces import repeated
-from kit.findings import cache_live, cache_variants, cache_variants_live, cache_variants_verdicts
-from kit.gguf.synthetic import cached_model
-from kit.records import read
+from kit.claims.records import read
+from kit.findings import live as cache_live
+from kit.findings.n03_cache_variants import (
+    live as cache_variants_live,
+)
+from kit.findings.n03_cache_variants import (
+    replays as cache_variants,
+)
+from kit.findings.n03_cache_variants import (
+    verdicts as cache_variants_verdicts,
+)
+from kit.lab import machine
+from kit.synthetic.write import cached_model
 
 MACHINE = machine.Machine(
     "m", "cpu", 2, 2**34, 2**34, read_gbps=20.0, write_gbps=10.0, copy_gbps=15.0, fresh_gbps=5.0, f32_gflops=100.0
@@ -37,7 +46,7 @@ def test_closed_forms_agree_with_replays():
 def test_curves_have_the_bound_above_and_the_ends_right():
     trace = cache_variants.dense(4)
     table = cache_variants.curves(trace.counted(), fractions=(0.1, 0.5, 0.8, 1.0))
-    assert set(table["policy"]) == set(LIMITED)
+    assert set(table["policy"]) == set(POLICIES)
     assert (table["hit rate"] <= table["capacity / working set"] + 1 / 362).all()
     full = table[table["capacity / working set"] == 1.0]
     assert (full["hit rate"] == 1).all()
@@ -51,7 +60,7 @@ def test_curves_have_the_bound_above_and_the_ends_right():
 
 def test_heat_maps_say_the_rate_that_a_replay_has():
     trace = repeated([(f"blk.{i}.w", 10) for i in range(10)] + [("output.weight", 10)], 4)
-    figure = cache_variants.heat_maps(trace, 0.3, {"Pinned": LIMITED["Pinned"], "LRU": LIMITED["LRU"]})
+    figure = cache_variants.heat_maps(trace, 0.3, {"Pinned": POLICIES["Pinned"], "LRU": POLICIES["LRU"]})
     figure.canvas.draw()
     shown = [axes for axes in figure.axes if axes.get_visible() and axes.images]
     pinned = np.array(shown[0].images[0].get_array())
@@ -96,7 +105,7 @@ def test_the_order_turns_round():
 
 def test_every_policy_live_gives_the_same_answer_and_its_replay_the_same_counts(live):
     _, order, runs = live
-    assert {run.label for run in runs} == {*LIMITED, "NoCache", "HashMap"}
+    assert {run.label for run in runs} == {*POLICIES, "NoCache", "HashMap"}
     assert (cache_live.same_logits(runs)["largest difference"] == 0).all()
     agreement = cache_variants_live.replay_agrees(runs, order, 0.5)
     assert agreement["all counts agree"].all()

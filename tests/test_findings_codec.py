@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from kit import machine
-from kit.findings import compressed, compressed_verdicts, tile_decode
-from kit.findings.compressed import STRATEGIES
-from kit.records import read
-from kit.session import Session
+from kit.claims.records import read
+from kit.findings.n05_tile_decode import ladder as tile_decode
+from kit.findings.n06_compressed_inference import passes as compressed
+from kit.findings.n06_compressed_inference import verdicts as compressed_verdicts
+from kit.findings.n06_compressed_inference.passes import STRATEGIES
+from kit.findings.session import Session
+from kit.lab import machine
 
 MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 5.0)
 
@@ -17,7 +19,7 @@ MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 
 def models(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_MODELS", str(tmp_path_factory.mktemp("models")))
-        patch.setattr("kit.machine.of_run", lambda folder: MACHINE)
+        patch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
         yield
 
 
@@ -68,7 +70,9 @@ def test_whether_the_cpu_is_to_blame_is_measured(lab, seconds, verdict):
     raw = [[0.3], [seconds], *[[seconds]] * 6]
     tile_decode.judge(lab, None, raw, 7.2)
     assert lab.verdicts().loc["generic-decoder", "verdict"] == verdict
-    assert lab.verdicts().loc["tile-295-5", "verdict"] == ("reproduced in ratio" if seconds == 0.003 else "not reproduced")
+    assert lab.verdicts().loc["tile-295-5", "verdict"] == (
+        "reproduced in ratio" if seconds == 0.003 else "not reproduced"
+    )
 
 
 def test_the_least_time_of_a_tile_is_bytes_over_bandwidth():

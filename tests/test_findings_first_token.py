@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit import devices, machine
-from kit.findings import first_token
-from kit.gguf.synthetic import cached_model
-from kit.records import read
-from kit.session import Session
+from kit.claims.records import read
+from kit.findings import n01_first_token as first_token
+from kit.findings.session import Session
+from kit.lab import machine
+from kit.lab import peaks as devices
+from kit.synthetic.write import cached_model
 
 MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 5.0)
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda t: (t[0], t[0] + t[1])), max_size=12)
@@ -57,7 +58,7 @@ def test_lazy_ways_miss_every_tensor_once_and_warm_ones_hit(runs):
 
     tensors = len(kit.open(path).tensors)
     for run in measured:
-        if run.way == "fused":  # only the norms are dequantised and kept
+        if run.way == "fused":  # only the norms are dequantized and kept
             expected = (0, 5)
         else:
             expected = (tensors, 0) if first_token.WAYS[run.way].keeps_all else (0, tensors)
@@ -78,7 +79,11 @@ def test_all_tables_and_figures_and_verdicts_come_out(runs, tmp_path, monkeypatc
     bounds = first_token.table(measured, predicted)["bound"]
     least = predicted["seconds"]
     assert bounds["warm"] == least["compute"]
-    assert bounds["lazy, fast"] == bounds["preloaded"] == pytest.approx(least["read"] + least["dequantize"] + least["compute"])
+    assert (
+        bounds["lazy, fast"]
+        == bounds["preloaded"]
+        == pytest.approx(least["read"] + least["dequantize"] + least["compute"])
+    )
     assert bounds["preloaded while reading"] < bounds["preloaded"] and bounds["fused"] < bounds["preloaded"]
     assert np.isfinite(first_token.steps(measured)["times faster"]).all()
     for figure in (
@@ -93,7 +98,7 @@ def test_all_tables_and_figures_and_verdicts_come_out(runs, tmp_path, monkeypatc
 
 def test_what_does_not_fit_in_memory_is_left_out_with_its_reason(runs, tmp_path, monkeypatch):
     import kit
-    from kit.findings.first_token import ways
+    from kit.findings.n01_first_token import ways
 
     path, measured = runs
     monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)

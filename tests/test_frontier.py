@@ -7,17 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kit
-from kit import machine, records
-from kit.explain import ways
-from kit.explain.costs import DTYPES, FUSED, Cost, Kind
-from kit.explain.order import Order
-from kit.explain.ways import LAZY, Part, Prediction, Way
-from kit.findings import frontier
-from kit.findings.first_token import elements_of
-from kit.findings.frontier import advice, pressed, sweep, tiles
-from kit.gguf.geometry import GEOMETRIES
-from kit.gguf.synthetic import synthesize
-from kit.session import Session
+from kit.claims import records
+from kit.costs import ways
+from kit.costs.measured import DTYPES, FUSED, Cost, Kind
+from kit.costs.order import Order
+from kit.costs.ways import LAZY, Part, Prediction, Way
+from kit.findings import n07_memory_frontier as frontier
+from kit.findings.n01_first_token import elements_of
+from kit.findings.n07_memory_frontier import advice, pressed, sweep, tiles
+from kit.findings.session import Session
+from kit.lab import machine
+from kit.synthetic.geometry import GEOMETRIES
+from kit.synthetic.write import synthesize
 
 MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 5.0)
 POINTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=15)

@@ -15,13 +15,13 @@ from numba import njit
 from reference_model import forward
 
 import kit
-from kit import simd
+from kit.cpu import simd, superblocks
+from kit.cpu.kernels import KERNELS
+from kit.cpu.linear import linear
+from kit.cpu.simd.memory import store
 from kit.errors import QuantError
-from kit.fused import linear, units
-from kit.quants.compare import exactness, random_blocks
-from kit.quants.formats import FORMATS
-from kit.quants.kernels import KERNELS
-from kit.simd.memory import store
+from kit.gguf.formats import FORMATS
+from kit.quants.exactness import exactness, random_blocks
 
 COMMON = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32"]
 OTHERS = ["Q4_1", "Q2_K", "Q3_K", "TQ1_0", "IQ4_XS", "MXFP4", "NVFP4", "IQ2_XXS"]  # one of each kind of scales
@@ -50,10 +50,10 @@ def rounded(x):
     tokens, columns = x.shape
     units = np.zeros((tokens, -(-columns // 256) * 256), np.float32)
     units[:, :columns] = x
-    units = units.reshape(tokens, -1, 256)
+    units = superblocks.reshape(tokens, -1, 256)
     largest = np.abs(units).max(-1, keepdims=True)
     codes = np.rint(units * (np.float32(127) / np.where(largest > 0, largest, np.float32(1))))
-    scale = np.broadcast_to(largest / np.float32(127), units.shape)
+    scale = np.broadcast_to(largest / np.float32(127), superblocks.shape)
     assert np.abs(codes).max() <= 127
     flat = lambda array: array.reshape(tokens, -1)[:, :columns].astype(np.float64)  # noqa: E731
     return flat(codes) * flat(scale), flat(scale)
@@ -215,7 +215,7 @@ def test_int8_logits_are_near_and_no_matrix_is_decoded(folder):
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
-def test_scales_shared_by_neighbours_come_out_as_sixteen(count):
-    read, numbers, out = units._widened(count), np.arange(count, dtype=np.float32), np.empty(16, np.float32)
+def test_scales_shared_by_neighbors_come_out_as_sixteen(count):
+    read, numbers, out = superblocks._widened(count), np.arange(count, dtype=np.float32), np.empty(16, np.float32)
     njit(lambda source, target: store(target, read(source)))(numbers.ctypes.data, out.ctypes.data)
     assert np.array_equal(out, np.repeat(numbers, 16 // count))

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from kit.errors import ModelError
-from kit.gguf.geometry import GEOMETRIES, MIXES, geometry, use_more_bits
-from kit.quants.formats import FORMATS
+from kit.gguf.formats import FORMATS
+from kit.synthetic.geometry import GEOMETRIES, MIXES, geometry, use_more_bits
 
 
 def total(name, mix="Q4_K_M"):

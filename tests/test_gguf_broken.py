@@ -175,7 +175,9 @@ def mutate(data, change):
     position %= len(data) or 1
     match what:
         case "flip":
-            return data[:position] + bytes(byte ^ value for byte in data[position : position + 1]) + data[position + 1 :]
+            return (
+                data[:position] + bytes(byte ^ value for byte in data[position : position + 1]) + data[position + 1 :]
+            )
         case "cut":
             return data[:position] + data[position + value :]
         case "splice":

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from test_gguf_reader import assemble, split_model, table_row, text
 
 import kit
-from kit.cli import main
-from kit.gguf.geometry import GEOMETRIES, MIXES
-from kit.gguf.synthetic import synthesize
+from kit.commands.cli import main
+from kit.synthetic.geometry import GEOMETRIES, MIXES
+from kit.synthetic.write import synthesize
 
 
 def run(*arguments):
@@ -60,8 +60,8 @@ def test_inspect_as_json(model):
 
 def test_inspect_says_what_does_not_fit(model, monkeypatch):
     elements = sum(spec.elements for spec in GEOMETRIES["tiny-granite"].tensors())
-    monkeypatch.setattr("kit.machine.memory_limit", lambda: 3 * elements)
-    monkeypatch.setattr("kit.machine.memory_available", lambda: elements)
+    monkeypatch.setattr("kit.lab.machine.memory_limit", lambda: 3 * elements)
+    monkeypatch.setattr("kit.lab.machine.memory_available", lambda: elements)
     rows = {line.split()[0]: line for line in run("inspect", model)[1].splitlines() if line.strip()}
     assert rows["blocks"].endswith("  fits") and rows["float16"].endswith("fits once memory is freed")
     assert rows["float32"].endswith("does not fit: memory holds 75% of it")
@@ -75,7 +75,9 @@ def test_inspect_is_harmless_on_a_terminal(tmp_path):
     (tmp_path / "x.gguf").write_bytes(assemble([pair, key, floats], [table_row(evil, (1,), 99, 0)], bytes(32)))
     code, out, _ = run("inspect", tmp_path / "x.gguf", "--tensors", "--metadata")
     assert code == 0 and r"\x1b[31m\r\n\x07\u202e" in out and "UNKNOWN_99" in out
-    assert all(char == "\n" or char.isprintable() for char in out) and all(len(line) <= 100 for line in out.splitlines())
+    assert all(char == "\n" or char.isprintable() for char in out) and all(
+        len(line) <= 100 for line in out.splitlines()
+    )
     assert json.loads(run("inspect", tmp_path / "x.gguf", "--json")[1])["metadata"]["nan"] == ["nan"]
 
 

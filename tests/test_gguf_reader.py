@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import kit
 from kit.errors import GGUFError
 from kit.gguf import metadata as metadata_module
-from kit.gguf.reader import layer_of
-from kit.quants.formats import FORMATS
+from kit.gguf.formats import FORMATS
+from kit.gguf.names import layer_of
 
 
 def text(value, order="<"):

@@ -7,7 +7,7 @@ from huggingface_hub import constants, errors
 import kit
 from kit.errors import GGUFError
 from kit.gguf.sources import part_names, resolve
-from kit.gguf.synthetic import synthesize
+from kit.synthetic.write import synthesize
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

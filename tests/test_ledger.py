@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit import claims, records
-from kit.findings import ledger
+from kit.claims import records
+from kit.claims import table as claims
+from kit.findings.n08_claims import ledger
+from kit.findings.session import Session
 from kit.report import run as runs
-from kit.session import Session
 
 EMPTY = dict(run_id="r", quantity="q", unit="s")
 
@@ -56,7 +57,8 @@ def test_the_rule(verdicts):
 
 def test_the_part_that_can_be_compared_decides_among_equals():
     parts = tuple(
-        ledger.Part(record("first-token-preload", "impossible", unit=unit, quantity=unit), "") for unit in ("GB", "s", "B")
+        ledger.Part(record("first-token-preload", "impossible", unit=unit, quantity=unit), "")
+        for unit in ("GB", "s", "B")
     )
     assert ledger.Entry(claims.get("first-token-preload"), parts).decisive.record.unit == "s"
 

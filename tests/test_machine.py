@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from kit import machine, measure
+from kit.lab import machine, measure
 
 
 def test_the_probe_reaches_and_is_read_back(tmp_path):

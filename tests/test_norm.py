@@ -1,4 +1,4 @@
-"""RMS normalisation against its definition in float64."""
+"""RMS normalization against its definition in float64."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.norm import FEW, rms_norm
+from kit.cpu.norm import SMALL_NORM, rms_norm
 
 
 def defined(x, weight, eps):
@@ -25,7 +25,7 @@ def test_equals_the_definition(rows, n, seed):
 
 @pytest.mark.parametrize(
     "x",
-    [torch.randn(FEW // 64 + 1, 64), torch.randn(64, 3).T, torch.randn(4, 2, 64)[:, 0]],
+    [torch.randn(SMALL_NORM // 64 + 1, 64), torch.randn(64, 3).T, torch.randn(4, 2, 64)[:, 0]],
     ids=["many", "columns", "strided"],
 )
 def test_what_torch_is_asked_for(x):

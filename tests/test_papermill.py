@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from kit.paths import ROOT
+from kit.lab.paths import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAPERMILL = Path(sys.executable).with_name("papermill")
@@ -25,7 +25,9 @@ def papermill(source, output, folder, **environment):
 def check(text):
     """The executed notebook has the parameter, every code cell ran, and none failed."""
     notebook = nbformat.reads(text, as_version=4)
-    assert notebook.metadata.papermill.parameters == {"profile": "smoke"} and notebook.metadata.papermill.exception is None
+    assert (
+        notebook.metadata.papermill.parameters == {"profile": "smoke"} and notebook.metadata.papermill.exception is None
+    )
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code) and any(cell.outputs for cell in code)
     assert "injected-parameters" in {tag for cell in code for tag in cell.metadata.tags}

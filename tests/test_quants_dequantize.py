@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit
-from kit import simd
+from kit.cpu import dequantize as cpu
+from kit.cpu import simd
 from kit.errors import QuantError
-from kit.quants import BACKENDS, cpu, reference
-from kit.quants.compare import random_blocks
-from kit.quants.formats import FORMATS
+from kit.gguf.formats import FORMATS
+from kit.quants import BACKENDS, reference
+from kit.quants.exactness import random_blocks
 from kit.quants.registry import DTYPES
 
 NAMES = sorted(reference.FORMATS)
@@ -189,7 +190,7 @@ def test_many_python_threads_at_once(small_chunks):
 _OLDER = """
 import numpy as np, torch, kit
 from kit import simd
-from kit.quants.compare import exactness
+from kit.quants.exactness import exactness
 assert simd.available()[0] == {tier!r}, simd.available()
 assert exactness(["Q4_K", "Q8_0", "IQ4_NL", "IQ2_S", "F16"], dtypes=["float32", "float16"]).equal.all()
 """
@@ -203,7 +204,9 @@ assert exactness(["Q4_K", "Q8_0", "IQ4_NL", "IQ2_S", "F16"], dtypes=["float32", 
 def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
     """In a process of its own, Numba compiles for a CPU without the newer instructions."""
     environment = os.environ | {"NUMBA_CPU_NAME": cpu_name, "NUMBA_CPU_FEATURES": features}
-    done = subprocess.run([sys.executable, "-c", _OLDER.format(tier=tier)], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _OLDER.format(tier=tier)], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -214,14 +217,17 @@ def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
     "arguments, says",
     [
         ({"qtype": "Q9_K"}, "unknown format 'Q9_K'; known are F32"),
-        ({"qtype": "Q8_1"}, "cannot dequantise Q8_1; it knows BF16"),
-        ({"qtype": "I8"}, "cannot dequantise I8"),
+        ({"qtype": "Q8_1"}, "cannot dequantize Q8_1; it knows BF16"),
+        ({"qtype": "I8"}, "cannot dequantize I8"),
         ({"dtype": "float64"}, "unknown dtype 'float64'; known are float32, float16, bfloat16"),
         ({"dtype": torch.int8}, "unknown dtype torch.int8"),
         ({"backend": "gpu"}, "unknown backend 'gpu'; known are reference, cpu"),
         ({"backend": ["cpu"]}, "unknown backend"),
         ({"data": np.zeros(145, np.uint8)}, "a row of 145 bytes is no whole number of blocks of 144 bytes"),
-        ({"data": np.zeros(144, np.int8)}, "uint8 array or tensor of at least one axis, not ndarray of int8, shape (144,)"),
+        (
+            {"data": np.zeros(144, np.int8)},
+            "uint8 array or tensor of at least one axis, not ndarray of int8, shape (144,)",
+        ),
         ({"data": b"\0" * 144}, "not bytes"),
         ({"data": np.uint8(3)}, "at least one axis"),
         ({"out": torch.empty(255)}, "shape (256,) on cpu, not Tensor of torch.float32, shape (255,)"),

@@ -8,13 +8,14 @@ import torch
 from click.testing import CliRunner
 
 import kit
-from kit import simd
-from kit.cli import main
-from kit.gguf.geometry import GEOMETRIES
-from kit.gguf.synthetic import synthesize
-from kit.quants import cpu, exactness
-from kit.quants.compare import random_blocks, sample
-from kit.quants.formats import FORMATS
+from kit.commands.cli import main
+from kit.cpu import dequantize as cpu
+from kit.cpu import simd
+from kit.gguf.formats import FORMATS
+from kit.quants import exactness
+from kit.quants.exactness import random_blocks, sample
+from kit.synthetic.geometry import GEOMETRIES
+from kit.synthetic.write import synthesize
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,11 @@ def test_command_fails_when_something_differs(one_step_off, model):
 
 @pytest.mark.parametrize(
     "arguments, says",
-    [(["--tier", "avx9"], "'avx9' is not one"), (["--backend", "gpu"], "unknown backend 'gpu'"), (["none.gguf"], "none.gguf")],
+    [
+        (["--tier", "avx9"], "'avx9' is not one"),
+        (["--backend", "gpu"], "unknown backend 'gpu'"),
+        (["none.gguf"], "none.gguf"),
+    ],
 )
 def test_command_errors(arguments, says):
     done = CliRunner().invoke(main, ["exactness", *arguments])

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from kit.quants.formats import BY_ID, FORMATS
+from kit.gguf.formats import BY_ID, FORMATS
 
 
 def test_the_table_is_gguf_pys():

@@ -4,11 +4,13 @@ import json
 
 import pytest
 
-from kit import claims, machine, records
+from kit.claims import records
+from kit.claims import table as claims
+from kit.claims.records import Record
 from kit.errors import ReportError
-from kit.paths import ROOT
-from kit.records import Record
-from kit.session import Session
+from kit.findings.session import Session
+from kit.lab import machine
+from kit.lab.paths import ROOT
 
 KNOWN = """first-token-preload cold-inference warm-inference dual-level-cache cache-4gb-feasible attention-blas-speedup
 parallel-dequant variance-45-1100 blas-500 preload-memory preload-hit-rate miss-counter strong-count hypothesis-eviction

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import types
 
-from kit import simd
-from kit.errors import KitError
-from kit.simd import tiers, vectors
-from kit.simd.memory import load, store, stream
-from kit.simd.special import bfloat_to_float, dot4, expand_load, float_to_bfloat, gather, half_to_float, lookup
-from kit.simd.vectors import (
+from kit.cpu import simd
+from kit.cpu.simd import tiers, vectors
+from kit.cpu.simd.isa import bfloat_to_float, dot4, expand_load, float_to_bfloat, gather, half_to_float, lookup
+from kit.cpu.simd.memory import load, store, stream
+from kit.cpu.simd.vectors import (
     Static,
     bitcast,
+    broadcast,
     convert,
     extract,
     f32x8,
@@ -32,13 +32,13 @@ from kit.simd.vectors import (
     low,
     mask16,
     select,
-    splat,
     u8x16,
     u8x32,
     u8x64,
     u16x16,
     u32x16,
 )
+from kit.errors import KitError
 
 TIERS = [Static(name) for name in simd.available()]
 
@@ -95,7 +95,7 @@ def _lanes(a, out):
     x = load(u8x16, a)
     store(out, join(high(x), low(x)))
     store(out + 16, interleave(low(x), high(x)))
-    store(out + 32, splat(u8x16, extract(x, 5)))
+    store(out + 32, broadcast(u8x16, extract(x, 5)))
     store(out + 48, select(bitcast(mask16, load(types.uint16, a)), x, x + 1))
 
 
@@ -148,7 +148,7 @@ def test_every_bfloat_survives():
 @jit
 def _memory(table, index, mask, out):
     store(out, gather(u32x16, table, load(i32x16, index)))
-    store(out + 64, expand_load(bitcast(mask16, load(types.uint16, mask)), table, splat(u32x16, 9)))
+    store(out + 64, expand_load(bitcast(mask16, load(types.uint16, mask)), table, broadcast(u32x16, 9)))
 
 
 def test_gather_and_expand_load():
@@ -186,8 +186,8 @@ def test_scalar_halves_and_lookup(tier):
 
 @jit
 def _dots(tier, a, b, out):
-    store(out, dot4(tier, splat(i32x16, -7), load(u8x64, a), load(i8x64, b)))
-    store(out + 64, dot4(tier, splat(i32x8, 7), load(u8x32, a), load(i8x32, b)))
+    store(out, dot4(tier, broadcast(i32x16, -7), load(u8x64, a), load(i8x64, b)))
+    store(out + 64, dot4(tier, broadcast(i32x8, 7), load(u8x32, a), load(i8x32, b)))
 
 
 @pytest.mark.parametrize("tier", TIERS, ids=lambda tier: tier.value)
@@ -256,7 +256,9 @@ def test_a_changed_primitive_makes_cached_kernels_stale(tmp_path):
     (tmp_path / "kernel.py").write_text("2")
     vectors.source_stamp.cache_clear()
     assert vectors.source_stamp(tmp_path) != before
-    assert tiers._probe._cache._cache_file._source_stamp == vectors.source_stamp(tmp_path.joinpath(vectors.__file__).parent)
+    assert tiers._probe._cache._cache_file._source_stamp == vectors.source_stamp(
+        tmp_path.joinpath(vectors.__file__).parent
+    )
 
 
 def test_kernels_compile_where_no_cache_can_be_written(monkeypatch):

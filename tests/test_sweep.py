@@ -17,11 +17,12 @@ from distributed import LocalCluster
 from nbformat import v4
 
 import kit
-from kit import machine, records
-from kit.cli import main
+from kit.claims import records
+from kit.commands.cli import main
 from kit.errors import CacheError, ReportError
-from kit.gguf.synthetic import cached_model
-from kit.sweep import decode, run, spec
+from kit.lab import machine
+from kit.report.sweep import decode, run, spec
+from kit.synthetic.write import cached_model
 
 PARAMETERS = """\
 profile: str = "quick"  # smoke, quick or full
@@ -72,7 +73,7 @@ def waiting(condition, seconds=200):
 
 def test_a_grid_is_the_product_of_its_axes(grid_of):
     grid = grid_of(
-        "profile: smoke\nnotebooks: [slow, decode]\nmodels: [tiny-llama, granite-3.3-8b]\nquantisations: [Q4_K_M, Q8_0]\n"
+        "profile: smoke\nnotebooks: [slow, decode]\nmodels: [tiny-llama, granite-3.3-8b]\nquantizations: [Q4_K_M, Q8_0]\n"
         "policies: [LRU, Pinned, SIEVE]\ncapacities: [50%, 1GiB]\nparameters: {seed: [0, 1], tokens: 4}"
     )
     slow = [cell for cell in grid.cells if cell.notebook == "slow"]
@@ -89,12 +90,12 @@ def test_a_grid_is_the_product_of_its_axes(grid_of):
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("notebooks: [fast]\nmodles: []\ncolour: red", "unknown: colour, modles; known are: profile, notebooks"),
+        ("notebooks: [fast]\nmodles: []\ncolor: red", "unknown: color, modles; known are: profile, notebooks"),
         ("profile: smoke", "notebooks: name at least one"),
         ("notebooks: [fast]\nprofile: huge", "no profile 'huge'"),
         ("notebooks: [nothing]", "no such notebook"),
         ("notebooks: [02]", "a number needs quotes"),
-        ("notebooks: [fast]\nparameters: {colour: [1]}", "parameter 'colour'; they have: deep, model"),
+        ("notebooks: [fast]\nparameters: {color: [1]}", "parameter 'color'; they have: deep, model"),
         ("notebooks: [fast]\ncapacities: [1GiB]", "parameter 'capacity'"),
         ("notebooks: [fast]\nparameters: {samples: [1.5]}", "samples: 1.5 is a float"),
         ("notebooks: [fast]\nparameters: {policy: [no]}", "policy: False is a bool"),
@@ -103,7 +104,7 @@ def test_a_grid_is_the_product_of_its_axes(grid_of):
         ("notebooks: [fast]\npolicies: [LRU]\nparameters: {policy: [SIEVE]}", "policy is given twice"),
         ("notebooks: [fast]\nparameters: {seed: []}", "seed has no value"),
         ("notebooks: [fast]\nparameters: 3", "parameters: a mapping"),
-        ("notebooks: [fast]\nquantisations: [Q9]", "no 'Q9'; there are: F32"),
+        ("notebooks: [fast]\nquantizations: [Q9]", "no 'Q9'; there are: F32"),
         ("notebooks: [fast]\nmodels: [gpt]", "gpt: neither a file nor one of: granite"),
         ("- a\n- b", "a mapping with the keys"),
         ("notebooks: [", "not YAML"),
@@ -144,7 +145,13 @@ def test_the_key_changes_with_all_that_it_is_made_of(grid_of, folder, tmp_path, 
 
 def sweep(tmp_path, *options):
     """`kit sweep` in this process; stdout is the table as JSON."""
-    arguments = [str(tmp_path / "grid.yaml"), "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
+    arguments = [
+        str(tmp_path / "grid.yaml"),
+        "--notebooks",
+        str(tmp_path / "notebooks"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     return CliRunner().invoke(main, ["sweep", *arguments, "--json", *options])
 
 
@@ -211,7 +218,14 @@ def test_the_cells_of_a_killed_worker_run_again(grid_of, tmp_path):
 def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest(grid_of, tmp_path):
     grid_of("notebooks: [slow]\nprofile: smoke\nparameters: {seed: [0, 1]}")
     (tmp_path / "wait").touch()
-    command = [sys.executable, "-c", "from kit.cli import main; main()", "sweep", str(tmp_path / "grid.yaml"), "--no-progress"]
+    command = [
+        sys.executable,
+        "-c",
+        "from kit.commands.cli import main; main()",
+        "sweep",
+        str(tmp_path / "grid.yaml"),
+        "--no-progress",
+    ]
     command += ["--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
 
     def start():
@@ -247,8 +261,8 @@ def test_without_dask_the_error_names_the_extra(grid_of, tmp_path, monkeypatch):
     grid_of("notebooks: [fast]")
     monkeypatch.setitem(sys.modules, "distributed", None)
     for name in ("page", "run", "worker"):
-        monkeypatch.delitem(sys.modules, f"kit.sweep.{name}", raising=False)
-        monkeypatch.delattr(f"kit.sweep.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"kit.report.sweep.{name}", raising=False)
+        monkeypatch.delattr(f"kit.report.sweep.{name}", raising=False)
     result = sweep(tmp_path)
     assert result.exit_code == 2 and "pip install --editable '.[sweep]'" in result.stderr
 
@@ -272,7 +286,9 @@ def test_a_capacity_is_bytes_or_a_share(capacity, limit):
     assert decode.way_of("HashMap", capacity, "float32", 1000).capacity is None
 
 
-@pytest.mark.parametrize(("policy", "capacity"), [("MIN", "1GiB"), ("lru", "1GiB"), ("LRU", "x%"), ("LRU", ""), ("LRU", "0%")])
+@pytest.mark.parametrize(
+    ("policy", "capacity"), [("MIN", "1GiB"), ("lru", "1GiB"), ("LRU", "x%"), ("LRU", ""), ("LRU", "0%")]
+)
 def test_a_wrong_way_is_one_clear_error(policy, capacity):
     with pytest.raises(CacheError, match=r"^(policy|capacity): "):
         decode.way_of(policy, capacity, "float32", 1000)

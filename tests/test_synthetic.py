@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import kit
 from kit.errors import GGUFError, ModelError
-from kit.gguf import synthetic
-from kit.gguf.encode import encode
-from kit.gguf.geometry import GEOMETRIES, MIXES
-from kit.gguf.synthetic import cached_model, synthesize
+from kit.synthetic import write as synthetic
+from kit.synthetic.encode import encode
+from kit.synthetic.geometry import GEOMETRIES, MIXES
+from kit.synthetic.write import cached_model, synthesize
 
 TINY = [name for name in GEOMETRIES if name.startswith("tiny-")]
 
@@ -41,7 +41,7 @@ def test_gguf_py_reads_what_the_table_says_and_weights_are_normal(tmp_path, name
 
 @pytest.mark.parametrize("qtype, tolerance", [("F32", 0), ("F16", 2e-3), ("BF16", 8e-3), ("Q8_0", 0.02), ("Q6_K", 0.05),
                                               ("Q5_0", 0.1), ("Q4_K", 0.15), ("Q4_0", 0.2)])  # fmt: skip
-def test_encode_is_a_quantiser(qtype, tolerance):
+def test_encode_is_a_quantizer(qtype, tolerance):
     """Error against the values as a share of their spread; a wrong bit of packing costs a hundred percent."""
     values = 0.02 * np.random.default_rng(1).standard_normal((40, 512), np.float32)
     values[0], values[1] = 0, np.abs(values[1])
@@ -57,7 +57,9 @@ def test_a_tensor_is_the_same_whatever_surrounds_it(tmp_path):
 
 
 def test_the_seed_decides_every_byte(tmp_path):
-    first, again, other = (synthesize(tmp_path / f"{i}.gguf", "tiny-llama", seed=seed) for i, seed in enumerate((3, 3, 4)))
+    first, again, other = (
+        synthesize(tmp_path / f"{i}.gguf", "tiny-llama", seed=seed) for i, seed in enumerate((3, 3, 4))
+    )
     assert first.read_bytes() == again.read_bytes()
     first, other = kit.open(first), kit.open(other)
     assert not any(np.array_equal(first.raw(name), other.raw(name)) for name in first.tensors)

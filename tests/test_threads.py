@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numba import types
 
-from kit import threads
-from kit.simd.memory import load, store
+from kit.cpu import threads
+from kit.cpu.simd.memory import load, store
 
 i64 = types.int64
 

@@ -14,8 +14,8 @@ from vocabularies import TEXT, byte_pair_file, sentence_piece_file
 
 import kit
 from kit.errors import TokenizerError
-from kit.pretokenizers import PRE_TOKENIZERS
-from kit.tokenizer import merge, tokenizer_of
+from kit.model.pretokenizers import PRE_TOKENIZERS
+from kit.model.tokenizer import merge, tokenizer_of
 
 TRICKY = [
     *("", "a", " ", " a", "  a", "a ", "a  ", "   ", "\n", "\n\n", " \n ", "\t\tx", "\r\n\r\nfoo", "Hello, world!"),
@@ -23,10 +23,25 @@ TRICKY = [
     *("漢字かな交じり文、テスト。", "한국어 텍스트", "e\u0301cole é caf\u00e9", "नमस्ते दुनिया", "ไทย ไม่", "العربية"),
     *("a\u0300\u0301b", "\u00a0nbsp\u2003em\u3000ideo", "zero\u200bwidth", "\u2028line", "\x85nel\x0bvt"),
     *("\ufeffbom", "camelCaseWORDSÉcoleÀB"),
-    *("<s>hi</s>", "<|eot|><|eot|> x<|eot|>", "<s", "<tool>call</tool><tool>", "$100,000.00 + <=> ^~|`x`", "/a/b//c\n/x"),
+    *(
+        "<s>hi</s>",
+        "<|eot|><|eot|> x<|eot|>",
+        "<s",
+        "<tool>call</tool><tool>",
+        "$100,000.00 + <=> ^~|`x`",
+        "/a/b//c\n/x",
+    ),
     *("x" * 300, "....!!!???", "if (a<b) { return c; }\n    else:\n\tpass\n", "ſ 'ſ K", "𝔘𝔫𝔦 𠀀", "ǅungla ʰ ªº", TEXT),
 ]
-BROKEN = [b"\xff", b"a\xe2\x82", b"\xc3(", b"\xf0\x9f\x98", b"ok\x80\x81ok", b"\xf8\x88\x80\x80\x80 z", b"\xe2\x28\xa1 x"]
+BROKEN = [
+    b"\xff",
+    b"a\xe2\x82",
+    b"\xc3(",
+    b"\xf0\x9f\x98",
+    b"ok\x80\x81ok",
+    b"\xf8\x88\x80\x80\x80 z",
+    b"\xe2\x28\xa1 x",
+]
 
 
 def scrambled(count):
@@ -166,7 +181,7 @@ def test_a_lone_surrogate_is_no_text(tokenizers):
 
 def test_the_vocabulary_of_a_large_model_is_ready_within_a_second():
     """llama 3's 128,256 tokens: opening and the first words."""
-    from kit.gguf.geometry import GEOMETRIES
+    from kit.synthetic.geometry import GEOMETRIES
 
     metadata = GEOMETRIES["llama-3.1-8b"].vocabulary.metadata()
     arrays = {key: np.array(value, object) for key, value in metadata.items() if isinstance(value, list)}

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from kit.trace import Trace
+from kit.lab.trace import Trace
 
 
 def test_frame_is_in_seconds_from_the_first_start():

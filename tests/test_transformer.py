@@ -9,8 +9,8 @@ import torch
 from reference_model import forward
 
 import kit
-from kit.kvcache import KV_TYPES, KVCache
-from kit.linear import LINEAR
+from kit.model.kvcache import KV_TYPES, KVCache
+from kit.model.linear import LINEAR
 
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 40)]
 
@@ -169,7 +169,8 @@ def test_the_router_reads_only_the_experts_that_it_chose(folder):
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3"])
 def test_each_kv_type_brings_its_error(folder, reference, name):
     errors = {
-        kind: error(decode(model_of(folder, name, kv_dtype=kind), PROMPT, 20), reference(name)[19:]) for kind in KV_TYPES
+        kind: error(decode(model_of(folder, name, kv_dtype=kind), PROMPT, 20), reference(name)[19:])
+        for kind in KV_TYPES
     }
     assert errors["float32"] < 1e-5 < errors["float16"] < 1e-3 < errors["q8_0"] < 2e-2
 
@@ -184,7 +185,7 @@ def test_attention_spans_count_the_bytes_held(folder, kind):
 
 
 def test_q8_0_is_ggml_s():
-    """What q8_0 gives back is what gguf-py's quantiser and dequantiser make of the same rows."""
+    """What q8_0 gives back is what gguf-py's quantizer and dequantizer make of the same rows."""
     k = torch.randn(7, 2, 64, generator=torch.Generator().manual_seed(0))
     k[3, 1, :32] = 0
     held, _ = KVCache(1, 2, 64, 16, "q8_0").append(0, k, k)

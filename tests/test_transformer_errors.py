@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import kit
-from kit import kvcache
 from kit.errors import ModelError, TokenizerError
+from kit.model import kvcache
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Dequantisers and linear layers by the Triton interpreter, on tiny shapes; all kernels as code for a Hopper GPU."""
+"""Dequantizers and linear layers by the Triton interpreter, on tiny shapes; all kernels as code for a Hopper GPU."""
 
 import os
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit
-from kit.quants.formats import FORMATS
+from kit.gguf.formats import FORMATS
 
 QTYPES = ["F32", "F16", *(qtype.name for qtype in _type_traits)]
 FUSED = [
@@ -141,8 +141,8 @@ interpreting = pytest.mark.skipif(
 @interpreting
 @pytest.mark.parametrize("qtype", ["Q4_K", "Q4_1", "Q2_K", "Q6_K", "IQ2_XXS"])
 def test_no_fused_multiply_add_in_the_machine_code(qtype):
-    """Bit-exactness on real hardware: Hopper code of the dequantiser rounds every product."""
-    from kit.gpu.kernels import dequantizer
+    """Bit-exactness on real hardware: Hopper code of the dequantizer rounds every product."""
+    from benchmarks._gpu_kernels import dequantizer
 
     compiled = dequantizer(qtype, "float32").compile()
     assert not [code for code in compiled.opcodes if code.startswith(("FFMA", "HFMA2", "LDL", "STL"))]
@@ -152,7 +152,7 @@ def test_no_fused_multiply_add_in_the_machine_code(qtype):
 
 @interpreting
 def test_wide_loads_of_aligned_blocks():
-    from kit.gpu.kernels import dequantizer, gemv
+    from benchmarks._gpu_kernels import dequantizer, gemv
 
     assert "LDG.E.128" in dequantizer("Q4_K", "bfloat16").compile().opcodes
     compiled = gemv("Q4_K", 4096, 12800).compile()
@@ -163,8 +163,8 @@ def test_wide_loads_of_aligned_blocks():
 @interpreting
 def test_counted_instructions_leave_room_for_the_goals():
     """What an H200 must issue takes less time than the aims allow: 82 % of bandwidth, 0.16 us a tile. Counted, not timed."""
-    from kit import devices
-    from kit.gpu.kernels import gemv, tile_decoder
+    from benchmarks._gpu_kernels import gemv, tile_decoder
+    from kit.lab import peaks as devices
 
     device = devices.load().set_index("id").loc["h200"].to_dict()
     case = gemv("Q4_K", 4096, 12800)

@@ -10,8 +10,8 @@ from test_triton import FUSED, QTYPES, random_blocks, same_bits
 
 import kit
 from kit.codec import Profile
-from kit.gguf.synthetic import synthesize
-from kit.quants.formats import FORMATS
+from kit.gguf.formats import FORMATS
+from kit.synthetic.write import synthesize
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -41,7 +41,7 @@ def test_every_format_is_bit_exact(qtype, dtype):
 @pytest.mark.parametrize("qtype", FUSED)
 def test_linear_layers_from_blocks(qtype, rows, columns, tokens):
     """Rows that are no multiple of a program's, of eight rows and of four; columns that are none of a step's."""
-    from kit.gpu.linear import linear
+    from kit.cuda.linear import linear
 
     rng = np.random.default_rng()
     if qtype in ("F16", "BF16", "F32"):
@@ -89,7 +89,7 @@ def random_matrices(*shapes):
 @pytest.mark.parametrize("compressed", [True, False])
 def test_streams_keep_bytes_and_order_while_matrices_are_in_use(compressed):
     """Each use takes milliseconds longer than a copy: a buffer that is written too early shows."""
-    from kit.gpu.streaming import Streamed
+    from kit.codec.streaming import Streamed
 
     plain = random_matrices((4096, 4096), (1024, 4096), (4096, 4096), (300, 1000), (12800, 4096), (1024, 4096))
     matrices = {name: kit.codec.encode(matrix, threads=8) for name, matrix in plain.items()} if compressed else plain
@@ -105,7 +105,7 @@ def test_streams_keep_bytes_and_order_while_matrices_are_in_use(compressed):
 
 
 def test_streams_wait_for_the_device_once_a_pass():
-    from kit.gpu.streaming import Streamed
+    from kit.codec.streaming import Streamed
 
     plain = random_matrices(*[(1024, 1024)] * 6)
     stream = Streamed({name: kit.codec.encode(matrix) for name, matrix in plain.items()})
@@ -123,7 +123,7 @@ def test_streams_wait_for_the_device_once_a_pass():
 
 
 def test_a_streams_damaged_tile_is_named():
-    from kit.gpu.streaming import Streamed
+    from kit.codec.streaming import Streamed
 
     tiles = {name: kit.codec.encode(matrix) for name, matrix in random_matrices(*[(512, 512)] * 3).items()}
     serial = bytearray(tiles["w1"].to_bytes())
@@ -135,8 +135,8 @@ def test_a_streams_damaged_tile_is_named():
 
 
 def test_experts_stream_through_a_small_device_cache(tmp_path):
-    from kit.gpu.transformer import DeviceTransformer
-    from kit.gpu.weights import DeviceWeights
+    from kit.model.device import DeviceTransformer
+    from kit.model.device_weights import DeviceWeights
 
     file = kit.open(synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe"))
     right, prompt = kit.Transformer(kit.Weights(file)), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -152,8 +152,8 @@ def test_experts_stream_through_a_small_device_cache(tmp_path):
 
 def test_a_grown_and_shortened_cache_gives_the_same_logits(tmp_path):
     """Graphs of both sizes: 250 positions, grown past 256, cut back to 250, and on again."""
-    from kit.gpu.transformer import DeviceTransformer
-    from kit.gpu.weights import DeviceWeights
+    from kit.model.device import DeviceTransformer
+    from kit.model.device_weights import DeviceWeights
 
     file = kit.open(synthesize(tmp_path / "model.gguf", "tiny-llama"))
     model = DeviceTransformer(DeviceWeights(file))
@@ -171,7 +171,7 @@ def test_a_grown_and_shortened_cache_gives_the_same_logits(tmp_path):
 
 
 def test_a_cache_without_room_is_one_clear_error():
-    from kit.gpu.kvcache import DeviceKVCache
+    from kit.cuda.kvcache import DeviceKVCache
 
     cache = DeviceKVCache(40, 8, 128, 1 << 30, "float32", torch.device("cuda"))
     cache.reserve(256)
@@ -182,8 +182,8 @@ def test_a_cache_without_room_is_one_clear_error():
 
 def test_graphs_give_the_transformers_tokens(tmp_path):
     """Across the borders of two graphs (256 and 512 positions); the logits of the CPU's float32 pass."""
-    from kit.gpu.transformer import DeviceTransformer
-    from kit.gpu.weights import DeviceWeights
+    from kit.model.device import DeviceTransformer
+    from kit.model.device_weights import DeviceWeights
 
     file = kit.open(synthesize(tmp_path / "model.gguf", "tiny-qwen3"))
     theirs, ours = kit.Transformer(kit.Weights(file)), DeviceTransformer(DeviceWeights(file), max_context=600)
@@ -197,8 +197,8 @@ def test_graphs_give_the_transformers_tokens(tmp_path):
 
 
 def test_blocks_stream_through_a_small_device_cache(tmp_path):
-    from kit.gpu.transformer import DeviceTransformer
-    from kit.gpu.weights import DeviceWeights
+    from kit.model.device import DeviceTransformer
+    from kit.model.device_weights import DeviceWeights
 
     file = kit.open(synthesize(tmp_path / "model.gguf", "tinyllama-1.1b", layers=2))
     weights = DeviceWeights(file, kit.LRU("20 MiB"), kit.HashMap(), ahead="60 MiB")
@@ -212,7 +212,7 @@ def test_blocks_stream_through_a_small_device_cache(tmp_path):
 
 
 def test_the_device_is_measured():
-    from kit.gpu.machine import probe_device
+    from kit.lab.device import probe_device
 
     found = probe_device()
     assert all(len(found["samples"][name]) and found[name] > 0 for name in found["methods"])

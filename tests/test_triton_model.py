@@ -7,8 +7,8 @@ import torch
 import triton_worker as worker
 
 import kit
-from kit.gguf.synthetic import synthesize
-from kit.gpu.kvcache import DeviceKVCache
+from kit.cuda.kvcache import DeviceKVCache
+from kit.synthetic.write import synthesize
 
 
 def test_what_the_device_cannot_run_is_an_error(call, tmp_path):

@@ -1,4 +1,4 @@
-"""Weights: a file, a dequantiser and a cache as one mapping."""
+"""Weights: a file, a dequantizer and a cache as one mapping."""
 
 import gguf
 import numpy as np
@@ -7,7 +7,7 @@ import torch
 
 import kit
 from kit.errors import ModelError
-from kit.gguf.synthetic import synthesize
+from kit.synthetic.write import synthesize
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_every_tensor_equals_gguf_py(path):
     assert weights.working_set == sum(array.nbytes for array in truth.values())
 
 
-def test_a_hit_is_the_same_memory_and_a_miss_is_read_and_dequantised(path):
+def test_a_hit_is_the_same_memory_and_a_miss_is_read_and_dequantized(path):
     weights = kit.Weights(kit.open(path), cache=kit.HashMap())
     name = "blk.1.ffn_up.weight"
     assert weights[name].data_ptr() == weights[name].data_ptr()
@@ -87,7 +87,9 @@ def test_a_tensor_that_is_not_there_is_named_with_its_file(path, use):
         use(kit.Weights(kit.open(path)))
 
 
-@pytest.mark.parametrize("name", [f"blk.0.ffn_gate_exps.weight[{i}]" for i in ("4000", "-1")] + ["output_norm.weight[x]"])
+@pytest.mark.parametrize(
+    "name", [f"blk.0.ffn_gate_exps.weight[{i}]" for i in ("4000", "-1")] + ["output_norm.weight[x]"]
+)
 def test_an_expert_that_is_not_there_is_an_error(experts, name):
     with pytest.raises(ModelError, match="no tensor"):
         kit.Weights(kit.open(experts))[name]

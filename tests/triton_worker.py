@@ -21,7 +21,7 @@ def dequantize(blocks, qtype, dtype, offset=0):
     import torch
 
     import kit
-    from kit.quants.formats import FORMATS
+    from kit.gguf.formats import FORMATS
 
     moved = torch.zeros(blocks.size + offset, dtype=torch.uint8)[offset:].view(blocks.shape)
     moved.copy_(torch.from_numpy(blocks))
@@ -36,7 +36,7 @@ def linear(blocks, qtype, x):
     """(tokens, out) float32."""
     import torch
 
-    from kit.gpu import linear
+    from kit.cuda import linear
 
     return linear.linear(torch.from_numpy(blocks), qtype, torch.from_numpy(x)).numpy()
 
@@ -45,7 +45,7 @@ def fused(blocks, x, gate, weight, residual, factor):
     """Q8_0 blocks: of x * silu(gate), of RMSNorm(x) * weight, and residual + factor * W x."""
     import torch
 
-    from kit.gpu.linear import apply, spread, spread_norm
+    from kit.cuda.linear import apply, spread, spread_norm
 
     blocks, x, gate, weight, residual = map(torch.from_numpy, (blocks, x, gate, weight, residual))
     gated = apply(blocks, "Q8_0", spread(x, gate))
@@ -76,8 +76,8 @@ def streamed(matrices, passes=1):
     Tiles come in serial form. Each matrix is poisoned once it has been used.
     """
     from kit import codec
+    from kit.codec.streaming import Streamed
     from kit.errors import CodecError
-    from kit.gpu.streaming import Streamed
 
     seen, nbytes = [], 0
     try:
@@ -122,7 +122,7 @@ def order_of_a_stream(count, broken_off):
     """
     import torch
 
-    from kit.gpu.streaming import Streamed
+    from kit.codec.streaming import Streamed
 
     copying, computing = _Stream(), _Stream()
     current, log, copy = [computing], [], torch.Tensor.copy_
@@ -165,9 +165,9 @@ def generate(path, prompt, tokens, capacity, max_context=64):
     """Logits (tokens, vocabulary) of the prompt, generated tokens, statistics of a device cache of ``capacity`` and of the
     host's, and the accesses that a prefetch had served."""
     import kit
-    from kit.gpu import linear
-    from kit.gpu.transformer import DeviceTransformer
-    from kit.gpu.weights import DeviceWeights
+    from kit.cuda import linear
+    from kit.model.device import DeviceTransformer
+    from kit.model.device_weights import DeviceWeights
 
     weights = DeviceWeights(kit.open(path), kit.LRU(capacity), kit.HashMap(), ahead="1 MiB")
     model = DeviceTransformer(weights, max_context=max_context)
@@ -183,7 +183,7 @@ def generate(path, prompt, tokens, capacity, max_context=64):
 def blocks(path, name):
     """The blocks of one tensor or expert on the device and the bytes that they count as, or the text of the error."""
     import kit
-    from kit.gpu.weights import DeviceWeights
+    from kit.model.device_weights import DeviceWeights
 
     weights = DeviceWeights(kit.open(path))
     try:
@@ -195,8 +195,8 @@ def blocks(path, name):
 def refusal(path, options):
     """The text of the error of a model on a device with room for 100 KiB of blocks."""
     import kit
-    from kit.gpu.transformer import DeviceTransformer
-    from kit.gpu.weights import DeviceWeights
+    from kit.model.device import DeviceTransformer
+    from kit.model.device_weights import DeviceWeights
 
     try:
         DeviceTransformer(DeviceWeights(kit.open(path), kit.LRU("100 KiB")), **options)

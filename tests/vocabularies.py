@@ -6,14 +6,17 @@ from itertools import pairwise
 import gguf
 import numpy as np
 
-from kit.gguf.vocabulary import byte_symbols
+from kit.model.pretokenizers import byte_symbols
 
-TEXT = """The quick brown fox jumps over the lazy dog. It's what we'll do, isn't it? I'M sure THEY'VE seen 1234567 of them,
+TEXT = (
+    """The quick brown fox jumps over the lazy dog. It's what we'll do, isn't it? I'M sure THEY'VE seen 1234567 of them,
 or 3.14159, 2,000,000 and 0x7f.   Spaces,\ttabs,\n\n  new lines; for (int i = 0; i < n; ++i) { total += x[i]; }
 def count(words):\n    return len(words)  # the number of words, nothing more
 Les élèves français étaient déjà là où naïve cœur. Größe, Straße, Übung. Привет, как дела? 漢字かな交じり文、日本語のテスト。
 한국어 문장입니다. मेरा नाम. السلام عليكم. 😀😀 👩‍👩‍👧 \u0301e\u0301 \u00a0\u3000 <html><s>text</s></html> $100 €5 a+b=c ^~|
-""" * 3
+"""
+    * 3
+)
 
 
 def learn(words: Counter, count: int) -> list[tuple[str, str]]:
@@ -53,7 +56,7 @@ def byte_pair_file(path, pre, special=("<|eot|>", "<tool>")):
 
 
 def sentence_piece_file(path, special=("<|eot|>", "<tool>"), **keys):
-    """A llama tokenizer: bytes, the common characters, 250 merges; neighbours share a score, so that ties occur."""
+    """A llama tokenizer: bytes, the common characters, 250 merges; neighbors share a score, so that ties occur."""
     text = TEXT.replace(" ", "▁")
     common = [character for character, number in Counter(text).most_common() if number > 5 and character != "\n"]
     merges = learn(Counter(map(tuple, text.split("\n"))), 250)

@@ -1,7 +1,8 @@
-"""What to keep of the dequantised weights: policies, the live store, the replay, bounds, traces and faults."""
+"""What to keep of the dequantized weights: policies, the live store, the replay, bounds, traces and faults."""
 
-from kit.cache import adaptive, cyclic, offline, pinned, policy, queues  # each enters its policies into LIMITED
+from kit.cache.policies import adaptive, cyclic, offline, pinned, queues  # each enters its policies into POLICIES
+from kit.cache.policies import base as policy
 
-LIMITED = policy.LIMITED  # MIN also needs the future, which kit.replay tells it
+POLICIES = policy.POLICIES  # MIN also needs the future, which kit.replay tells it
 UNLIMITED = {"NoCache": policy.NoCache, "HashMap": policy.HashMap}
-__all__ = ["LIMITED", "UNLIMITED", "adaptive", "cyclic", "offline", "pinned", "policy", "queues"]
+__all__ = ["POLICIES", "UNLIMITED", "adaptive", "cyclic", "offline", "pinned", "policy", "queues"]

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from kit.cache.offline import next_uses
+from kit.cache.policies.offline import next_uses
 from kit.cache.traces import Requests
 from kit.errors import CacheError
 

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from kit.cache.policy import LFU, LRU, Policy, parse_capacity
+from kit.cache.policies.base import LFU, LRU, Policy, parse_capacity
 from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
 from kit.errors import CacheError

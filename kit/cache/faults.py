@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import contextmanager
 
-from kit.cache.policy import Policy
+from kit.cache.policies.base import Policy
 from kit.cache.stats import Stats
 from kit.cache.store import WeightCache
 from kit.errors import CacheError

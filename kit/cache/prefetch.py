@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from kit.errors import CacheError
-from kit.gguf.reader import layer_of
+from kit.gguf.names import layer_of
 
 
 class Prefetcher:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from kit.cache.offline import MIN
-from kit.cache.policy import Policy
+from kit.cache.policies.base import Policy
+from kit.cache.policies.offline import MIN
 from kit.cache.stats import Stats
 from kit.cache.traces import Requests, requests
 

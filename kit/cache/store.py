@@ -7,10 +7,10 @@ from concurrent.futures import Future
 
 import pandas as pd
 
-from kit.cache.policy import Policy, parse_capacity
+from kit.cache.policies.base import Policy, parse_capacity
 from kit.cache.stats import Stats
 from kit.errors import CacheError
-from kit.gguf.reader import layer_of
+from kit.gguf.names import layer_of
 from kit.units import format_bytes
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from kit.errors import TraceError
-from kit.trace import Trace
+from kit.lab.trace import Trace
 
 BYTES_PER_ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -93,7 +93,7 @@ def repeated(pairs, tokens: int) -> Requests:
 
 
 def decode_order(geometry, mix: str = "Q4_K_M", dtype: str = "float32", layers: int | None = None):
-    """``[(name, bytes), ...]`` of a model (kit.gguf.geometry) in the order in which a decode step asks for them."""
+    """``[(name, bytes), ...]`` of a model (kit.synthetic.geometry) in the order in which a decode step asks for them."""
     specs = geometry.tensors(mix, layers=layers)
     sized = {spec.name: spec.elements * BYTES_PER_ELEMENT[dtype] for spec in specs}
     last = [name for name in ("output_norm.weight", "output.weight") if name in sized]

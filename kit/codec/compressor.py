@@ -12,17 +12,17 @@ from tqdm import tqdm
 from kit.codec.bf16 import encode_bf16
 from kit.codec.container import CODINGS, VERSION
 from kit.codec.encoder import encode
-from kit.codec.int8 import quantise
+from kit.codec.int8 import quantize
 from kit.codec.safetensors import SafetensorsFile
 from kit.errors import CodecError, GGUFError
 from kit.gguf import reader
+from kit.gguf.formats import FORMATS
 from kit.gguf.metadata import Cursor, read_metadata
 from kit.gguf.reader import TensorInfo
-from kit.gguf.synthetic import replacing
+from kit.gguf.writer import replacing
 from kit.quants import dequantize
-from kit.quants.formats import FORMATS
 
-_STRIP = 1 << 24  # weights that are dequantised at a time: 64 MiB of float32
+_STRIP = 1 << 24  # weights that are dequantized at a time: 64 MiB of float32
 
 
 def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool = False) -> Path:
@@ -49,7 +49,9 @@ def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool =
             handle.write(head)
             for i, data in enumerate(_data(source, coding, threads)):
                 tiles = infos[i].name.endswith(".tiles")
-                infos[i] = infos[i]._replace(offset=handle.tell() - len(head), shape=data.shape if tiles else infos[i].shape)
+                infos[i] = infos[i]._replace(
+                    offset=handle.tell() - len(head), shape=data.shape if tiles else infos[i].shape
+                )
                 crcs[i] = zlib.crc32(data)
                 handle.write(data)
                 handle.write(bytes(-data.nbytes % alignment))
@@ -141,19 +143,19 @@ def _data(source, coding, threads) -> Iterator[np.ndarray]:
                 yield np.frombuffer(matrix.exponents.to_bytes(), np.uint8)
                 yield matrix.rest.reshape(-1)
             else:
-                values, scales = quantised(blocks, info.qtype, f"{source.path}: {name}")
+                values, scales = quantized(blocks, info.qtype, f"{source.path}: {name}")
                 yield np.frombuffer(encode(values, "kit", name, threads).to_bytes(), np.uint8)
                 yield scales.view(np.uint8)
 
 
-def quantised(blocks: np.ndarray, qtype: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+def quantized(blocks: np.ndarray, qtype: str, name: str) -> tuple[np.ndarray, np.ndarray]:
     """int8 matrix and scales of ggml blocks (rows, bytes), a strip of rows at a time: never the whole in float32."""
     columns = blocks.shape[1] // FORMATS[qtype].block_bytes * FORMATS[qtype].block_elements
     values, scales = np.empty((len(blocks), columns), np.int8), np.empty(len(blocks), np.float32)
     strip = max(1, _STRIP // columns)
     for row in range(0, len(blocks), strip):
         part = slice(row, row + strip)
-        values[part], scales[part] = quantise(dequantize(blocks[part], qtype), name)
+        values[part], scales[part] = quantize(dequantize(blocks[part], qtype), name)
     return values, scales
 
 
@@ -178,5 +180,3 @@ def _header(pairs, coding, infos, crcs, alignment) -> bytes:
     ]
     head = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(pairs) + len(ours)) + b"".join([*pairs, *ours, *table])
     return head.ljust(-(-len(head) // alignment) * alignment, b"\0")
-
-

@@ -3,12 +3,12 @@
 Metadata: that of the source, byte by byte (less ``split.*``), and
 
     kit.codec.version    uint32         1
-    kit.codec.coding     string         "int8" (quantised) or "bf16" (lossless)
+    kit.codec.coding     string         "int8" (quantized) or "bf16" (lossless)
     kit.codec.crc32      int32 array    CRC-32 of every tensor's bytes, in file order
 
 Tensors: a linear layer's matrix NAME becomes two, a stack of experts one pair each as NAME[0], NAME[1], ...
 
-    int8    NAME.tiles      I8 (bytes)           kit.codec.tiles in serial form: the quantised matrix
+    int8    NAME.tiles      I8 (bytes)           kit.codec.tiles in serial form: the quantized matrix
             NAME.scales     F32 (rows)           weight = scale of the row * value
     bf16    NAME.tiles      I8 (bytes)           the exponents
             NAME.rest       I8 (rows, columns)   sign << 7 | mantissa
@@ -83,13 +83,19 @@ class CompressedFile:
         beside, wanted = (".scales", ("F32", (rows,))) if self.coding == "int8" else (".rest", ("I8", (rows, columns)))
         other = self.gguf.tensors.get(name + beside)
         if other is None or (other.qtype, other.shape) != wanted:
-            raise CodecError(f"{self.path}: {name + beside} is missing or not {wanted[0]} {wanted[1]}: write the file again")
+            raise CodecError(
+                f"{self.path}: {name + beside} is missing or not {wanted[0]} {wanted[1]}: write the file again"
+            )
         data = self.gguf.raw(other.name)
         self.matrices[name] = (
             Int8(tiles, data.view("<f4")) if self.coding == "int8" else BF16(tiles, data.reshape(rows, columns))
         )
         stack, bracket, _ = name.partition("[")
-        shape = (1 + (self.tensors[stack].shape[0] if stack in self.tensors else 0), rows, columns) if bracket else tiles.shape
+        shape = (
+            (1 + (self.tensors[stack].shape[0] if stack in self.tensors else 0), rows, columns)
+            if bracket
+            else tiles.shape
+        )
         qtype = "I8" if self.coding == "int8" else "BF16"
         self.tensors[stack] = TensorInfo(stack, qtype, shape, info.offset, info.nbytes)
 
@@ -117,10 +123,10 @@ def decode_matrix(matrix: Int8 | BF16, decoder="interleaved", threads=1, out=Non
 
 def verify(path, decoder="interleaved", source=None, threads=1, progress=False) -> tuple[int, int]:
     """Decode everything and compare: every tile with its checksum, every tensor with its CRC-32 and, with a `source`,
-    every matrix with what the weights of that file quantise to. (tensors, matrices) compared; CodecError at the first
+    every matrix with what the weights of that file quantize to. (tensors, matrices) compared; CodecError at the first
     difference.
     """
-    from kit.codec.compressor import matrices_of, open_source, quantised
+    from kit.codec.compressor import matrices_of, open_source, quantized
 
     with CompressedFile(path) as file:
         crcs = file.metadata["kit.codec.crc32"].numpy().astype(np.uint32).tolist()
@@ -138,7 +144,7 @@ def verify(path, decoder="interleaved", source=None, threads=1, progress=False) 
                 raise CodecError(f"{path}: {name} is not in {source}")
             blocks, qtype = originals[name]
             if file.coding == "int8":
-                values, scales = quantised(blocks, qtype, f"{source}: {name}")
+                values, scales = quantized(blocks, qtype, f"{source}: {name}")
                 same = np.array_equal(values, decoded.numpy()) and np.array_equal(scales, matrix.scales)
             else:
                 same = np.array_equal(blocks, decoded.view(torch.uint8).numpy())

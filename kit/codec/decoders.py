@@ -17,8 +17,8 @@ import numpy as np
 from kit.codec import predictors
 from kit.codec.streams import LONG, SHORT, STATE, streams_of
 from kit.codec.tiles import Tiles, checksum
+from kit.cpu.simd.vectors import jit
 from kit.errors import CodecError
-from kit.simd.vectors import jit
 
 # name -> (module, function, tiles at a time): imported at first use, so that naming a decoder costs nothing.
 DECODERS = {

@@ -9,8 +9,8 @@ from kit.codec import predictors, rans
 from kit.codec.predictors import PREDICTORS
 from kit.codec.rans import LOWER
 from kit.codec.tiles import ALIGNMENT, READ_AHEAD, Layout, Tiles, checksum
+from kit.cpu.simd.vectors import jit
 from kit.errors import CodecError
-from kit.simd.vectors import jit
 
 _AT_A_TIME = 64  # tiles of one task
 
@@ -45,7 +45,7 @@ def encode(matrix, profile: str | Profile = "kit", name: str = "matrix", threads
             raise CodecError(f"profile {profile!r} is not known: take one of {', '.join(PROFILES)}")
         profile = PROFILES[profile]
     if matrix.dtype != np.int8 or matrix.ndim != 2:
-        raise CodecError(f"{name}: tiles hold a 2-D int8 matrix, not {matrix.ndim}-D {matrix.dtype}: quantise it first")
+        raise CodecError(f"{name}: tiles hold a 2-D int8 matrix, not {matrix.ndim}-D {matrix.dtype}: quantize it first")
     if not matrix.size:
         raise CodecError(f"{name}: the matrix is empty ({matrix.shape[0]} x {matrix.shape[1]}): nothing to encode")
     lanes = profile.lanes
@@ -63,7 +63,7 @@ def encode(matrix, profile: str | Profile = "kit", name: str = "matrix", threads
     with ThreadPoolExecutor(threads) as pool:
         counts = [sum(pool.map(lambda part, c=c: _count(matrix, c, *part), parts)) for c in candidates]
         best = min(range(len(candidates)), key=lambda i: rans.entropy(counts[i]))
-        layout, table = candidates[best], rans.normalise(counts[best])[None]
+        layout, table = candidates[best], rans.normalize(counts[best])[None]
         tables = np.repeat(table, tiles, axis=0) if profile.table_a_tile else table
         checksums, lengths = np.empty(tiles, np.uint32), np.empty(tiles, np.uint32)
         unit = f"u{layout.unit_bits // 8}"
@@ -87,7 +87,7 @@ def _cut(matrix, layout, tile):
 
 @jit
 def _histogram(symbols, counts):
-    four = np.zeros((4, 256), np.int64)  # neighbours are often equal: four counters do not wait for each other
+    four = np.zeros((4, 256), np.int64)  # neighbors are often equal: four counters do not wait for each other
     for i in range(symbols.size):
         four[i & 3, symbols[i]] += 1
     counts += four.sum(axis=0)
@@ -124,7 +124,7 @@ def _encode_tiles(matrix, layout, lower, units, tables, checksums, lengths, firs
         if len(tables) > 1:
             counts = np.zeros(256, np.int64)
             _histogram(symbols, counts)
-            tables[tile] = rans.normalise(counts)
+            tables[tile] = rans.normalize(counts)
         frequencies = tables[tile % len(tables)]
 
         states[:] = lower

@@ -6,7 +6,7 @@ import torch
 from kit.errors import CodecError
 
 
-def quantise(rows: torch.Tensor, name: str = "matrix", per: str = "row") -> tuple[np.ndarray, np.ndarray]:
+def quantize(rows: torch.Tensor, name: str = "matrix", per: str = "row") -> tuple[np.ndarray, np.ndarray]:
     """(int8 (rows, columns), float32 scales (rows,)) of a float matrix, rounded to nearest even.
 
     `per` is "row" or "tensor" (all scales are equal then). CodecError for a NaN or an infinity: it names the place.
@@ -16,7 +16,9 @@ def quantise(rows: torch.Tensor, name: str = "matrix", per: str = "row") -> tupl
     if not most.isfinite().all():
         row = int((~most.isfinite()).nonzero()[0])
         column = int((~rows[row].isfinite()).nonzero()[0])
-        raise CodecError(f"{name}: the weight in row {row}, column {column} is {rows[row, column]:.0f}: mend the source first")
+        raise CodecError(
+            f"{name}: the weight in row {row}, column {column} is {rows[row, column]:.0f}: mend the source first"
+        )
     if per == "tensor":
         most = most.max().expand(rows.shape[0])
     scales = most / 127

@@ -5,7 +5,7 @@ import numpy as np
 from kit.codec import rans
 from kit.codec.rans import SLOT_BITS, SLOTS
 from kit.codec.streams import SHORT, check_states, read_states
-from kit.simd.vectors import jit
+from kit.cpu.simd.vectors import jit
 
 
 @jit
@@ -35,7 +35,9 @@ def _decode_tile(streams, tile, slots, states, residuals):
             entry = entries[lane]
             values[lane] = entry & np.uint32(0xFF)
             frequency = (entry >> np.uint32(8)) & np.uint32(SLOTS - 1)
-            states[lane] = np.uint32(frequency * np.uint32(states[lane] >> np.uint32(SLOT_BITS))) + (entry >> np.uint32(20))
+            states[lane] = np.uint32(frequency * np.uint32(states[lane] >> np.uint32(SLOT_BITS))) + (
+                entry >> np.uint32(20)
+            )
         for _ in range(most):
             for lane in range(count):  # one after the other, but without a branch
                 x = states[lane]

@@ -8,8 +8,8 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from kit.simd.memory import load, store
-from kit.simd.vectors import extract, jit, u8x64
+from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.vectors import extract, jit, u8x64
 
 PREDICTORS = ("none", "left", "left2", "up")  # a position in this tuple is the predictor's number in a stream
 NONE, LEFT, LEFT2, UP = range(len(PREDICTORS))

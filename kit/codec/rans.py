@@ -8,7 +8,7 @@ Duda, "Asymmetric numeral systems" (2013); Giesen, "Interleaved entropy coders" 
 
 import numpy as np
 
-from kit.simd.vectors import jit
+from kit.cpu.simd.vectors import jit
 
 SLOT_BITS = 12
 SLOTS = 1 << SLOT_BITS
@@ -17,7 +17,7 @@ LOWER = {8: 1 << 23, 16: 1 << 16}  # bits a unit -> lower bound of a state
 
 
 @jit
-def normalise(counts):
+def normalize(counts):
     """Frequencies (256,) uint16 that sum to 4096, at least 1 for every symbol that occurs, from counts (256,) int64.
 
     Rounded proportions, then the slots left over (or lent) go one by one where that costs the fewest bits.
@@ -65,7 +65,7 @@ def slot_table(frequencies):
 
 
 def entropy(counts) -> float:
-    """Order-0 entropy in bits a symbol of counts (256,): what no code that ignores the neighbours can beat."""
+    """Order-0 entropy in bits a symbol of counts (256,): what no code that ignores the neighbors can beat."""
     p = np.asarray(counts, np.float64)
     p = p[p > 0] / p.sum()
     return float(-(p * np.log2(p)).sum())

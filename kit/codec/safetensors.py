@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import CodecError
+from kit.gguf.formats import FORMATS
 from kit.gguf.reader import TensorInfo
-from kit.quants.formats import FORMATS
 
 
 class SafetensorsFile:

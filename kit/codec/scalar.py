@@ -5,7 +5,7 @@ import numpy as np
 from kit.codec import rans
 from kit.codec.rans import SLOT_BITS, SLOTS
 from kit.codec.streams import OK, SHORT, check_states, read_states
-from kit.simd.vectors import jit
+from kit.cpu.simd.vectors import jit
 
 LINEAR, BINARY, TABLE = range(3)  # how the symbol that owns a slot is found
 

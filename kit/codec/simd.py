@@ -1,7 +1,7 @@
 """The interleaved decoder in vector instructions: 16 lanes look up, multiply and refill at once.
 
 The lanes that need a word get the next ones by an expansion where the CPU has one (tier avx512), else by a byte shuffle
-with a table of the 256 ways in which 8 lanes can ask. The tier is `kit.simd`'s.
+with a table of the 256 ways in which 8 lanes can ask. The tier is `kit.cpu.simd`'s.
 """
 
 import numpy as np
@@ -13,11 +13,11 @@ from numba.extending import intrinsic, overload
 from kit.codec import rans
 from kit.codec.rans import LOWER, SLOT_BITS, SLOTS
 from kit.codec.streams import SHORT, check_states, read_states
+from kit.cpu.simd.isa import lookup
+from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.tiers import tier
+from kit.cpu.simd.vectors import bitcast, convert, jit, join, select, u8x16, u16x8, u16x16, u32x16
 from kit.errors import CodecError
-from kit.simd.memory import load, store
-from kit.simd.special import lookup
-from kit.simd.tiers import tier
-from kit.simd.vectors import bitcast, convert, jit, join, select, u8x16, u16x8, u16x16, u32x16
 
 _WORD = LOWER[16]
 
@@ -45,7 +45,9 @@ def _count(_, number):
 
     def emit(context, builder, signature, args):
         kind = args[0].type
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), f"llvm.ctpop.i{kind.width}")
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(kind, [kind]), f"llvm.ctpop.i{kind.width}"
+        )
         return builder.zext(builder.call(function, args), ir.IntType(64))
 
     return types.int64(number), emit
@@ -80,7 +82,9 @@ def _expand(_, mask, words):
 
     def emit(context, builder, signature, args):
         kind = ir.FunctionType(args[1].type, [args[1].type, args[1].type, args[0].type])
-        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.avx512.mask.expand.v{words.lanes}i32")
+        function = cgutils.get_or_insert_function(
+            builder.module, kind, f"llvm.x86.avx512.mask.expand.v{words.lanes}i32"
+        )
         return builder.call(function, [args[1], ir.Constant(args[1].type, None), args[0]])
 
     return words(mask, words), emit

@@ -1,6 +1,6 @@
 """Tiles: an int8 matrix as independently coded rectangles, and its serial form.
 
-One serialised matrix (little endian; all offsets from its first byte):
+One serialized matrix (little endian; all offsets from its first byte):
 
     header       HEADER, 40 bytes: what every field below needs
     tables       `tables` x 256 uint16: frequencies, each row sums to 4096; one row for all tiles, or one a tile
@@ -23,8 +23,8 @@ import numpy as np
 
 from kit.codec.predictors import PREDICTORS
 from kit.codec.rans import MOST, SLOT_BITS, SLOTS
+from kit.cpu.simd.vectors import jit
 from kit.errors import CodecError
-from kit.simd.vectors import jit
 
 TILE_VALUES = 1 << 16  # a tile is at most 64 KiB, so that what a length promises is bounded
 ALIGNMENT = 16
@@ -109,7 +109,10 @@ class Tiles:
             (self.checksums.size == self.lengths.size == tiles, f"{self.lengths.size} streams for {tiles} tiles"),
             ((self.lengths >= 4 * self.layout.lanes).all(), "a stream shorter than its states"),
             ((self.lengths % unit == 0).all(), "a stream of half a unit"),
-            (end_of(self.lengths) + READ_AHEAD == self.streams.size, "lengths that do not add up to the streams' bytes"),
+            (
+                end_of(self.lengths) + READ_AHEAD == self.streams.size,
+                "lengths that do not add up to the streams' bytes",
+            ),
         ):
             if not sound:
                 raise CodecError(f"{self.name}: {reason}: these are not tiles of this kit, or they are damaged")
@@ -140,7 +143,9 @@ class Tiles:
         """Rows and columns of each tile, (tiles, 2) int64."""
         down, across = self.layout.grid
         rows = np.minimum(self.layout.tile_rows, self.layout.rows - np.arange(down) * self.layout.tile_rows)
-        columns = np.minimum(self.layout.tile_columns, self.layout.columns - np.arange(across) * self.layout.tile_columns)
+        columns = np.minimum(
+            self.layout.tile_columns, self.layout.columns - np.arange(across) * self.layout.tile_columns
+        )
         return np.stack([np.repeat(rows, across), np.tile(columns, down)], axis=1)
 
     def error(self, tile: int, reason: str) -> CodecError:
@@ -179,7 +184,9 @@ class Tiles:
         tiles, tables = layout.grid[0] * layout.grid[1], int(header["tables"])
         require(tables in (1, tiles), f"{tables} tables for {tiles} tiles")
         streams_at = _streams_at(tables, tiles)
-        require(data.size == streams_at + int(header["stream_bytes"]), f"{data.size} bytes do not fit the header's counts")
+        require(
+            data.size == streams_at + int(header["stream_bytes"]), f"{data.size} bytes do not fit the header's counts"
+        )
         frequencies = data[HEADER.itemsize :][: 512 * tables].view("<u2").reshape(tables, 256)
         index = data[HEADER.itemsize + 512 * tables :][: 8 * tiles].view("<u4").reshape(2, tiles)
         return cls(layout, frequencies, index[0], index[1], data[streams_at:], name)

@@ -15,8 +15,8 @@ from kit.codec.decoders import REASONS
 from kit.codec.streams import streams_of
 from kit.codec.tiles import Tiles
 from kit.codec.triton_kernels import finish_kernel, rans_kernel
+from kit.cuda.memory import pinned
 from kit.errors import CodecError
-from kit.gpu.memory import pinned
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 _AT_ONCE = 4096  # values of a tile that the finishing kernel holds in registers

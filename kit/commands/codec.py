@@ -31,7 +31,7 @@ def verify(file, source, decoder, threads):
     import sys
 
     from kit.codec.container import verify
-    from kit.machine import usable_cores
+    from kit.lab.machine import usable_cores
 
     tensors, matrices = verify(file, decoder, source, threads or usable_cores(), progress=sys.stderr.isatty())
     compared = f"the checksums and {source}" if source else "the checksums"

@@ -6,7 +6,7 @@ import click
 @click.command("compress")
 @click.argument("file")
 @click.option("-o", "--output", metavar="OUT", required=True, help="Where to write the compressed model.")
-@click.option("--coding", default="int8", show_default=True, help="int8 (quantised, a scale a row) or bf16 (lossless).")
+@click.option("--coding", default="int8", show_default=True, help="int8 (quantized, a scale a row) or bf16 (lossless).")
 @click.option("--threads", type=click.IntRange(1), help="How many threads encode.  [default: all cores]")
 @click.option("--force", is_flag=True, help="Replace a file that is there already.")
 def command(file, output, coding, threads, force):
@@ -27,9 +27,9 @@ def command(file, output, coding, threads, force):
 
     from kit.codec.compressor import compress
     from kit.codec.container import CompressedFile
-    from kit.codec.linear import CompressedWeights
+    from kit.codec.weights import CompressedWeights
     from kit.errors import CodecError
-    from kit.machine import usable_cores
+    from kit.lab.machine import usable_cores
     from kit.units import format_bytes
 
     if Path(output).exists() and not force:

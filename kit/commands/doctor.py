@@ -19,7 +19,7 @@ def command(measure, as_json):
 
     Exit code: 0 the kit can run, 1 something that it cannot do without is missing.
     """
-    from kit.doctor import checks
+    from kit.findings.doctor import checks
 
     rows = checks(measure)
     if as_json:
@@ -28,8 +28,8 @@ def command(measure, as_json):
         click.echo(json.dumps([row._asdict() for row in rows], indent=1))
     else:
         for row in rows:
-            mark, colour = _MARKS[row.state]
-            click.echo(f"{click.style(mark, fg=colour)}  {row.subject:<17} {row.finding}")
+            mark, color = _MARKS[row.state]
+            click.echo(f"{click.style(mark, fg=color)}  {row.subject:<17} {row.finding}")
             if row.remedy:
                 click.echo(f"{'':<24}-> {row.remedy}")
     raise SystemExit(any(row.state == "bad" for row in rows))

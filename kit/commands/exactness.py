@@ -1,4 +1,4 @@
-"""kit exactness: whether every dequantiser gives the numbers that gguf-py gives."""
+"""kit exactness: whether every dequantizer gives the numbers that gguf-py gives."""
 
 import click
 
@@ -7,7 +7,7 @@ import click
 @click.argument("file", required=False)
 @click.option(
     "--backend", "backends", multiple=True, default=["cpu"], show_default=True,
-    help="Which dequantiser, or fused: products straight from blocks; repeatable.",
+    help="Which dequantizer, or fused: products straight from blocks; repeatable.",
 )  # fmt: skip
 @click.option("--tier", "tiers", multiple=True, help="SIMD tier of the cpu backend, or 'all'; repeatable.")
 @click.option(
@@ -15,7 +15,7 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 def command(file, backends, tiers, rows, as_json):
-    """Compare dequantisers with gguf-py, bit for bit.
+    """Compare dequantizers with gguf-py, bit for bit.
 
     On random blocks of every format, or with a FILE on rows of its tensors. A cell says "equal", or by how many
     representable numbers (ulp) and what share of the largest weight the worst is off. The first run compiles each
@@ -31,8 +31,8 @@ def command(file, backends, tiers, rows, as_json):
     Exit code: 0 all equal, 1 something differs, 2 nothing could be compared.
     """
     import kit
-    from kit import simd
-    from kit.quants.compare import exactness, sample
+    from kit.cpu import simd
+    from kit.quants.exactness import exactness, sample
 
     blocks = None
     if file:

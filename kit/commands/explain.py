@@ -41,9 +41,9 @@ def command(file, memory, tokens, trace, as_json, report):
     import sys
 
     import kit
-    from kit import machine
-    from kit.cache.policy import parse_capacity
-    from kit.explain.study import Study, read_trace
+    from kit.cache.policies.base import parse_capacity
+    from kit.findings.n09_your_model.study import Study, read_trace
+    from kit.lab import machine
 
     memory = parse_capacity(memory) if memory else int(0.7 * machine.memory_available())
     accesses = read_trace(trace) if trace else None
@@ -61,8 +61,8 @@ def command(file, memory, tokens, trace, as_json, report):
 
 
 def _sections(study):
-    from kit.explain.tables import shown
-    from kit.explain.text import paragraph, table
+    from kit.findings.n09_your_model.tables import shown
+    from kit.findings.n09_your_model.text import paragraph, table
     from kit.units import format_bytes
 
     yield paragraph(study.what()) + "\n" + paragraph(study.how())
@@ -71,7 +71,10 @@ def _sections(study):
         (f"ROOFLINE (this machine reads {study.machine.read_gbps:.1f} GB/s)", study.bounds()),
         (f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)", study.policies()),
         ("EXACTNESS (against gguf-py, on rows of this file)", study.exactness()),
-        ("WHAT TO CHANGE (seconds a token; the first row is what the reports did)", study.advice().drop(columns="hit rate")),
+        (
+            "WHAT TO CHANGE (seconds a token; the first row is what the reports did)",
+            study.advice().drop(columns="hit rate"),
+        ),
     ):
         yield f"{title}\n{table(shown(frame))}"
     yield paragraph(study.advise())
@@ -90,8 +93,8 @@ def _report(file, memory, tokens, trace, folder):
     """Notebook 09 on this file, as `kit reproduce` runs it; the path of its page."""
     from pathlib import Path
 
-    from kit import paths
     from kit.errors import ReportError
+    from kit.lab import paths
     from kit.report import html, index
     from kit.report import run as runs
 

@@ -15,13 +15,14 @@ import click
 @click.option("--attention", default="fused", show_default=True, help="A variant of kit.attention.")
 @click.option("--linear", default="decoded", show_default=True, help="A variant of kit.linear.")
 @click.option("--cache", default="auto", show_default=True, help="Which decoded weights to keep; see above.")
-@click.option("--backend", default="cpu", show_default=True, help="The dequantiser.")
+@click.option("--backend", default="cpu", show_default=True, help="The dequantizer.")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
 @click.option("--context", type=int, help="Most positions to hold.  [default: what the model was trained for]")
 @click.option("--ignore-end", is_flag=True, help="Go on after the model's end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON when done, and no text on the way.")
-def command(file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backend, attention, linear, kv, context,
-            **sampling):
+def command(
+    file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backend, attention, linear, kv, context, **sampling
+):
     """Generate text from a model, and say what it cost.
 
     FILE is a GGUF file or hf://owner/repo/file.gguf. The text goes to standard output, the speeds to standard error:
@@ -29,7 +30,7 @@ def command(file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backen
     peak memory.
 
     \b
-    --cache none          dequantise at every use
+    --cache none          dequantize at every use
             all           keep every decoded weight
             lru:4GiB      keep the most recently used
             pinned:4GiB   keep the first that fit, and never let go
@@ -44,7 +45,7 @@ def command(file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backen
     import json
 
     import kit
-    from kit.machine import peak_memory
+    from kit.lab.machine import peak_memory
 
     if (prompt is None) == (tokens is None):
         raise click.UsageError("give a text by -p or token ids by --tokens, one of the two")
@@ -61,7 +62,9 @@ def command(file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backen
     )
     speed = answer.speed() | {"peak_memory_bytes": peak_memory(), "cache": repr(weights.store.policy)}
     if as_json:
-        click.echo(json.dumps({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed, indent=1))
+        click.echo(
+            json.dumps({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed, indent=1)
+        )
     else:
         click.echo("" if prompt is not None else answer.text or " ".join(map(str, answer.tokens)))
         click.echo("\n".join(_lines(answer, speed)), err=True)
@@ -71,12 +74,14 @@ def _ids(text):
     try:
         return [int(token) for token in text.replace(",", " ").split()]
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of token ids such as 1,450,7483", param_hint="--tokens") from None
+        raise click.BadParameter(
+            f"{text!r} is no list of token ids such as 1,450,7483", param_hint="--tokens"
+        ) from None
 
 
 def _policy(text, working_set):
     import kit
-    from kit.machine import memory_available
+    from kit.lab.machine import memory_available
 
     name, _, capacity = text.partition(":")
     room = int(0.7 * memory_available())

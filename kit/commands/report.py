@@ -40,8 +40,13 @@ def merge_command(folders, out):
 @command.command("diff")
 @click.argument("a", type=FOLDER)
 @click.argument("b", type=FOLDER)
-@click.option("--confidence", type=click.FloatRange(0.5, 1, max_open=True), default=0.99, show_default=True,
-              help="Of the interval that tells a change from noise.")
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0.5, 1, max_open=True),
+    default=0.99,
+    show_default=True,
+    help="Of the interval that tells a change from noise.",
+)
 @click.option("--all", "everything", is_flag=True, help="List what did not change, too.")
 @click.option("--json", "as_json", is_flag=True, help="All records as JSON.")
 def diff_command(a, b, confidence, everything, as_json):
@@ -55,7 +60,7 @@ def diff_command(a, b, confidence, everything, as_json):
 
     Exit code: 0 nothing changed, 1 something did (or a verdict), 2 it could not be told.
     """  # fmt: skip
-    from kit import records
+    from kit.claims import records
     from kit.report import diff
     from kit.report.run import load
 

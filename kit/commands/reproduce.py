@@ -16,12 +16,20 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 @click.option("--only", multiple=True, metavar="NAME", help="Notebooks whose names start with NAME; repeatable.")
 @click.option("--model", default="", metavar="PATH|hf://...", help="Your own GGUF file instead of a generated model.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda: also measure on the GPU.  [default: cpu]")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Folder of the run.  [default: results/<UTC time>-<profile>[-cuda]]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder of the run.  [default: results/<UTC time>-<profile>[-cuda]]",
+)
 @click.option("--resume", is_flag=True, help="Run what is missing, failed or changed in DIR (or in the newest run).")
 @click.option("-p", "texts", multiple=True, metavar="NAME=VALUE", help="Set a notebook parameter; repeatable.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-              help="Stop a notebook that runs longer.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Stop a notebook that runs longer.",
+)
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
 @click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters, and stop.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
@@ -41,8 +49,8 @@ def command(profile, only, model, device, out, resume, texts, timeout, notebooks
 
     Exit code: 0 all ran, 1 a notebook failed, 2 it could not start, 130 interrupted.
     """  # fmt: skip
-    from kit import paths
-    from kit.gpu.device import check_device
+    from kit.findings.doctor import check_device
+    from kit.lab import paths
     from kit.report import index, parameters
     from kit.report import run as runs
 
@@ -71,7 +79,9 @@ def command(profile, only, model, device, out, resume, texts, timeout, notebooks
             _perform(run, runs.pending(run, jobs), timeout, sys.stderr.isatty() if progress is None else progress)
     except KeyboardInterrupt:
         index.write(run)
-        click.echo(f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True)
+        click.echo(
+            f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True
+        )
         sys.exit(EXIT_INTERRUPTED)
     click.echo(folder / "index.html")
     sys.exit(EXIT_FAILED if run.failed else 0)
@@ -87,7 +97,9 @@ def _perform(run, jobs, timeout, progress):
     width = max((len(job.name) for job in jobs), default=0)
     total = sum(job.cells for job in jobs)
     form = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} cells, {elapsed}"
-    with tqdm(total=total, desc="measuring this machine", bar_format=form, file=sys.stderr, disable=not progress) as bar:
+    with tqdm(
+        total=total, desc="measuring this machine", bar_format=form, file=sys.stderr, disable=not progress
+    ) as bar:
 
         def on_cell(job, cell):
             number = jobs.index(job)

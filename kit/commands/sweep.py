@@ -10,12 +10,25 @@ from kit.commands.reproduce import EXIT_FAILED, EXIT_INTERRUPTED, terminate_as_i
 
 @click.command("sweep")
 @click.argument("spec", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="SPEC.yaml")
-@click.option("--scheduler", default="", metavar="ADDRESS", help="A Dask scheduler.  [default: a LocalCluster on this machine]")
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1),
-              help="Of the LocalCluster. More than one disturb each other's timings.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-              help="Folder of the cells.  [default: results/sweep-<name of SPEC>]")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop a cell that runs longer.")
+@click.option(
+    "--scheduler", default="", metavar="ADDRESS", help="A Dask scheduler.  [default: a LocalCluster on this machine]"
+)
+@click.option(
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Of the LocalCluster. More than one disturb each other's timings.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder of the cells.  [default: results/sweep-<name of SPEC>]",
+)
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop a cell that runs longer."
+)
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
 @click.option("--list", "listing", is_flag=True, help="List the cells, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
@@ -23,7 +36,7 @@ from kit.commands.reproduce import EXIT_FAILED, EXIT_INTERRUPTED, terminate_as_i
 def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json, progress):
     """Run a grid of notebooks, here or on a cluster.
 
-    Runs every cell of the grid in SPEC.yaml (models x quantisations x policies x capacities x notebooks, and any
+    Runs every cell of the grid in SPEC.yaml (models x quantizations x policies x capacities x notebooks, and any
     parameter of theirs) and writes one report of them all. A cell that has finished is skipped on the next start; a lost
     worker's cells run again; Ctrl-C loses nothing that is finished. A worker runs one timed notebook at a time; each
     kind of machine among the workers runs the whole grid.
@@ -32,7 +45,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
     profile: quick                      # smoke, quick or full
     notebooks: [decode, "02"]           # decode: one model held one way; else as in notebooks/
     models: [granite-3.3-8b, my.gguf]   # geometries to generate, paths, hf://owner/repo/file.gguf
-    quantisations: [Q4_K_M, Q8_0]       # of the generated ones
+    quantizations: [Q4_K_M, Q8_0]       # of the generated ones
     policies: [NoCache, LRU, Pinned]
     capacities: [25%, 50%, 4GiB]
     parameters: {tokens: [8, 16]}
@@ -44,12 +57,12 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
 
     Exit code: 0 all ran, 1 a cell failed, 2 it could not start, 130 interrupted.
     """  # fmt: skip
-    from kit import paths
     from kit.errors import ReportError
+    from kit.lab import paths
 
     try:
-        from kit.sweep import page, run
-        from kit.sweep import spec as specs
+        from kit.report.sweep import page, run
+        from kit.report.sweep import spec as specs
     except ModuleNotFoundError as error:
         if error.name not in ("dask", "distributed"):
             raise
@@ -84,11 +97,16 @@ def _perform(run, client, grid, cells, out, timeout, progress):
     from kit.units import format_seconds
 
     todo = run.pending(out, cells)
-    with tqdm(total=len(cells), initial=len(cells) - len(todo), unit="cell", file=sys.stderr, disable=not progress) as bar:
+    with tqdm(
+        total=len(cells), initial=len(cells) - len(todo), unit="cell", file=sys.stderr, disable=not progress
+    ) as bar:
 
         def on_end(cell, answer):
             reason = f"  {answer.reason}" if answer.reason else ""
-            bar.write(f"{cell.name}  {answer.status}  {format_seconds(answer.seconds)}  {answer.host}{reason}", file=sys.stderr)
+            bar.write(
+                f"{cell.name}  {answer.status}  {format_seconds(answer.seconds)}  {answer.host}{reason}",
+                file=sys.stderr,
+            )
             bar.update()
 
         run.perform(client, grid, todo, out, timeout, on_end)

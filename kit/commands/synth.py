@@ -7,7 +7,7 @@ class _Synth(click.Command):
     """Lists the geometries and mixes in its help; the table is imported only when somebody asks."""
 
     def format_epilog(self, ctx, formatter):
-        from kit.gguf.geometry import GEOMETRIES, MIXES
+        from kit.synthetic.geometry import GEOMETRIES, MIXES
         from kit.units import format_bytes, format_count
 
         rows = []
@@ -35,7 +35,7 @@ def command(name, mix, layers, seed, output, force):
     """Write a model of true shapes with random weights.
 
     A GGUF file with the tensor shapes of the model NAME (see below). The weights are about N(0, 0.02), in the block
-    formats that llama.cpp's quantiser would choose; llama.cpp loads the file. It says nothing sensible, but costs
+    formats that llama.cpp's quantizer would choose; llama.cpp loads the file. It says nothing sensible, but costs
     exactly what the real model costs.
 
     \b
@@ -48,7 +48,7 @@ def command(name, mix, layers, seed, output, force):
     from pathlib import Path
 
     from kit.errors import GGUFError
-    from kit.gguf.synthetic import synthesize
+    from kit.synthetic.write import synthesize
     from kit.units import format_bytes
 
     path = Path(output or f"{name.replace('/', '_')}-{mix.replace('/', '_')}.gguf")

@@ -3,7 +3,6 @@
 import math
 import mmap
 import os
-import re
 import stat
 from itertools import pairwise
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kit.errors import GGUFError, ModelError
+from kit.errors import GGUFError
+from kit.gguf.formats import BY_ID, FORMATS
 from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
+from kit.gguf.names import layer_of
 from kit.gguf.sources import part_paths, resolve
-from kit.quants.formats import BY_ID, FORMATS
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -51,25 +51,6 @@ class TensorInfo(NamedTuple):
     def is_known(self) -> bool:
         """Whether the kit knows the block format, so that the bytes can be read."""
         return self.qtype in FORMATS
-
-
-def layer_of(name: str) -> int:
-    """N of a tensor name that starts with "blk.N.", else -1."""
-    match = re.match(r"blk\.(\d{1,9})\.", name, re.ASCII)
-    return int(match[1]) if match else -1
-
-
-def find_tensor(file, name: str) -> tuple[str, int | None]:
-    """Where a matrix lies: a plain name -> (name, None), one expert ``"stack[3]"`` -> ("stack", 3).
-
-    ``file`` is anything with ``path`` and ``tensors``. ModelError when it has no such tensor or expert.
-    """
-    if name in file.tensors:
-        return name, None
-    stack, _, expert = name.removesuffix("]").rpartition("[")
-    if stack in file.tensors and expert.isdecimal() and int(expert) < file.tensors[stack].shape[0]:
-        return stack, int(expert)
-    raise ModelError(f"{file.path}: no tensor {name!r}; `kit inspect --tensors` lists them")
 
 
 class _Part(NamedTuple):

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from kit.gguf.formats import FORMATS
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile
-from kit.quants.formats import FORMATS
 
 PRECISIONS = {"float32": 4, "float16": 2}  # bytes a weight once decoded
 

@@ -1,11 +1,11 @@
-"""The reference backend: gguf-py's dequantisers, the definition of right. Slow on purpose; nothing is reordered."""
+"""The reference backend: gguf-py's dequantizers, the definition of right. Slow on purpose; nothing is reordered."""
 
 import gguf
 import numpy as np
 import torch
 from gguf.quants import _type_traits
 
-from kit.quants.formats import Format
+from kit.gguf.formats import Format
 
 FORMATS = frozenset({"F32", "F16"} | {qtype.name for qtype in _type_traits})
 DEVICE = "cpu"
@@ -13,7 +13,7 @@ _CHUNK_WEIGHTS = 2**20  # gguf-py takes several times its output as transient me
 
 
 def run(blocks: np.ndarray, format: Format, out: torch.Tensor) -> None:
-    """Dequantise C-contiguous ``blocks`` into ``out``, a bounded number at a time."""
+    """Dequantize C-contiguous ``blocks`` into ``out``, a bounded number at a time."""
     blocks, out = blocks.reshape(-1, format.block_bytes), out.view(-1, format.block_elements)
     qtype, step = gguf.GGMLQuantizationType[format.name], _CHUNK_WEIGHTS // format.block_elements
     with np.errstate(all="ignore"):  # NaN and infinite scales are data here

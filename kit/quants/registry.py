@@ -6,15 +6,17 @@ import numpy as np
 import torch
 
 from kit.errors import QuantError
-from kit.quants.formats import FORMATS, Format
+from kit.gguf.formats import FORMATS, Format
 
 # A backend is a module with FORMATS (names it can decode), DEVICE (where its results live) and
 # run(blocks, format, out): blocks are C-contiguous bytes (numpy array, or tensor on DEVICE), out a contiguous tensor.
-BACKENDS = {"reference": "kit.quants.reference", "cpu": "kit.quants.cpu", "triton": "kit.quants.triton"}
+BACKENDS = {"reference": "kit.quants.reference", "cpu": "kit.cpu.dequantize", "triton": "kit.cuda.dequantize"}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def dequantize(data, qtype: str, dtype="float32", backend: str = "cpu", out: torch.Tensor | None = None) -> torch.Tensor:
+def dequantize(
+    data, qtype: str, dtype="float32", backend: str = "cpu", out: torch.Tensor | None = None
+) -> torch.Tensor:
     """The numbers in ``data``: (*leading, bytes of a row) uint8 -> tensor of shape (*leading, weights of a row).
 
     data: numpy array or tensor of whole ggml blocks; it may be a read-only view of a mapped file.
@@ -27,7 +29,7 @@ def dequantize(data, qtype: str, dtype="float32", backend: str = "cpu", out: tor
     dtype = dtype_named(dtype)
     module = importlib.import_module(_look_up("backend", backend, BACKENDS))
     if format.name not in module.FORMATS:
-        raise QuantError(f"backend {backend!r} cannot dequantise {qtype}; it knows {', '.join(sorted(module.FORMATS))}")
+        raise QuantError(f"backend {backend!r} cannot dequantize {qtype}; it knows {', '.join(sorted(module.FORMATS))}")
     blocks, shape = _blocks(data, format, module.DEVICE)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=module.DEVICE)
@@ -53,7 +55,9 @@ def _look_up(what: str, name, table: dict):
 def _blocks(data, format: Format, device: str):
     """``data`` as C-contiguous bytes (a numpy array, or a tensor already on the device), and the shape of its weights."""
     if not isinstance(data, (np.ndarray, torch.Tensor)) or data.dtype not in (np.uint8, torch.uint8) or not data.ndim:
-        raise QuantError(f"{format.name}: blocks must be a uint8 array or tensor of at least one axis, not {_told(data)}")
+        raise QuantError(
+            f"{format.name}: blocks must be a uint8 array or tensor of at least one axis, not {_told(data)}"
+        )
     *leading, row_bytes = data.shape
     if row_bytes % format.block_bytes:
         raise QuantError(
@@ -66,7 +70,9 @@ def _blocks(data, format: Format, device: str):
     elif data.device.type == device:
         data = data.contiguous()
     else:
-        raise QuantError(f"{format.name}: blocks on {data.device.type}, but the backend works on {device}: move them first")
+        raise QuantError(
+            f"{format.name}: blocks on {data.device.type}, but the backend works on {device}: move them first"
+        )
     return data, (*leading, row_bytes // format.block_bytes * format.block_elements)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kit.records import Record
+from kit.claims.records import Record
 from kit.report.run import Run
 
 

@@ -24,7 +24,9 @@ _highlight = Highlight2HTML()
 
 def clean(markup: str) -> str:
     """Markup with known tags only: no scripts, styles, handlers or ids; images only where they are part of the page."""
-    cleaned = bleach.clean(_INERT.sub("", markup), tags=TAGS, attributes=_attribute, protocols={"http", "https", "data"})
+    cleaned = bleach.clean(
+        _INERT.sub("", markup), tags=TAGS, attributes=_attribute, protocols={"http", "https", "data"}
+    )
     return _EMPTY_IMAGE.sub("", cleaned)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from kit.records import Record
+from kit.claims.records import Record
 
 STATES = {  # in the order of a report
     "changed": "the interval of the difference of medians excludes 0",
@@ -105,9 +105,7 @@ def median_difference(a, b, confidence: float, resamples: int, generator) -> tup
     """Percentile bootstrap interval of median(b) - median(a); None when either has no samples (Efron 1979)."""
     if not len(a) or not len(b):
         return None
-    medians = [
-        np.median(generator.choice(np.asarray(side, float), (resamples, len(side))), axis=1) for side in (a, b)
-    ]
+    medians = [np.median(generator.choice(np.asarray(side, float), (resamples, len(side))), axis=1) for side in (a, b)]
     tail = 50 * (1 - confidence)
     low, high = np.percentile(medians[1] - medians[0], (tail, 100 - tail))
     return float(low), float(high)

@@ -6,7 +6,7 @@ from html import unescape
 from itertools import pairwise
 from pathlib import Path
 
-from kit import claims
+from kit.claims import table as claims
 from kit.report import content, theme
 from kit.report.checklist import checklist
 from kit.report.run import Run, read_notebook, write_atomically
@@ -22,8 +22,8 @@ def write(run: Run, name: str) -> Path:
     log = path.with_suffix(".jsonl")
     rows = run.records_of(name)
     headings = [heading for cell in cells for heading in cell["headings"]]
-    neighbours = dict(pairwise([None, *run.planned, None]))
-    before = {after: this for this, after in neighbours.items()}
+    neighbors = dict(pairwise([None, *run.planned, None]))
+    before = {after: this for this, after in neighbors.items()}
     page = theme.render(
         "notebook.html.j2",
         name=name,
@@ -33,7 +33,7 @@ def write(run: Run, name: str) -> Path:
         state=run.notebooks.get(name),
         run=run,
         before=before.get(name),
-        after=neighbours.get(name),
+        after=neighbors.get(name),
         verdicts=[(row, anchor, claims.load().get(row.claim)) for row, anchor in rows if row.verdict],
         measurements=[row for row, _ in rows if not row.verdict],
         records_uri=theme.data_uri(log.read_bytes(), "application/x-ndjson") if log.exists() else None,
@@ -59,7 +59,9 @@ def cells_of(path: Path) -> list[dict]:
         if _HIDDEN & set(cell.metadata.get("tags", [])):
             continue
         shown = {"number": number, "kind": cell.cell_type, "headings": [], "outputs": [], "section": section}
-        shown["verdicts"] = cell.cell_type == "code" and "lab.verdicts()" in cell.source  # the page has a fuller table of them
+        shown["verdicts"] = (
+            cell.cell_type == "code" and "lab.verdicts()" in cell.source
+        )  # the page has a fuller table of them
         if cell.cell_type == "markdown":
             shown["body"], shown["headings"] = content.markdown(cell.source, f"cell-{number}")
             section = shown["headings"][-1][2] if shown["headings"] else section
@@ -84,7 +86,7 @@ def summary(cells: list[dict]) -> str:
 
 
 def merged(outputs: list) -> list:
-    """The outputs with neighbouring pieces of one stream joined."""
+    """The outputs with neighboring pieces of one stream joined."""
     joined: list = []
     for item in outputs:
         if joined and item.output_type == "stream" and joined[-1].get("name") == item.name:

@@ -5,8 +5,8 @@ import io
 from collections import Counter
 from pathlib import Path
 
-from kit import claims
-from kit.records import Record
+from kit.claims import table as claims
+from kit.claims.records import Record
 from kit.report import html, theme
 from kit.report.checklist import checklist
 from kit.report.run import Run, write_atomically
@@ -34,7 +34,9 @@ def write(run: Run) -> Path:
         ledger=book,
         tally=[(word, words[word]) for word in [*claims.VERDICTS, NO_RECORD] if words[word]],
         measurements=_by_notebook(row for row, _ in rows if not row.verdict),
-        records_uri=theme.data_uri(b"".join(log.read_bytes() for log in logs), "application/x-ndjson") if logs else None,
+        records_uri=theme.data_uri(b"".join(log.read_bytes() for log in logs), "application/x-ndjson")
+        if logs
+        else None,
         checklist=checklist(run, [row for row, _ in rows], run.planned),
     )
     target = run.folder / "index.html"

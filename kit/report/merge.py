@@ -4,7 +4,8 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from kit import claims, records
+from kit.claims import records
+from kit.claims import table as claims
 from kit.errors import ReportError
 from kit.report import html, index, theme
 from kit.report.run import STATE, Run, load, write_atomically

@@ -15,8 +15,9 @@ from pathlib import Path
 import nbformat
 
 import kit
-from kit import machine, records
+from kit.claims import records
 from kit.errors import ReportError
+from kit.lab import machine
 from kit.report import parameters
 from kit.report.runner import Outcome, execute
 
@@ -76,7 +77,10 @@ class Run:
         if not path.exists():
             return []
         row = self.notebooks.get(name)
-        return [(record, f"#cell-{row.cell_of(number)}" if row else "") for number, record in enumerate(records.read([path]))]
+        return [
+            (record, f"#cell-{row.cell_of(number)}" if row else "")
+            for number, record in enumerate(records.read([path]))
+        ]
 
     def save(self) -> None:
         """Replace run.json; ReportError when the folder cannot be written (no rights, full disk)."""
@@ -133,9 +137,13 @@ def resume(folder: Path, **asked) -> Run:
         before, wanted = getattr(run.request, name), asked.get(name)
         if wanted and wanted != before:
             option = {"texts": "-p"}.get(name, f"--{name}")
-            raise ReportError(f"{folder} was run with {option} {before!r}, not {wanted!r}: leave it out or start a new run")
+            raise ReportError(
+                f"{folder} was run with {option} {before!r}, not {wanted!r}: leave it out or start a new run"
+            )
     if run.machine_id != machine.machine_id():
-        raise ReportError(f"{folder} was made on {run.machine_id}, this is {machine.machine_id()}: start a new run here")
+        raise ReportError(
+            f"{folder} was made on {run.machine_id}, this is {machine.machine_id()}: start a new run here"
+        )
     run.request = replace(run.request, only=asked.get("only") or run.request.only)
     return run
 
@@ -199,7 +207,9 @@ def perform(
             stale.unlink(missing_ok=True)
         run.notebooks.pop(job.name, None)
         run.save()
-        outcome = execute(job.source, log.with_suffix(".ipynb"), job.parameters, timeout, lambda n, job=job: on_cell(job, n))
+        outcome = execute(
+            job.source, log.with_suffix(".ipynb"), job.parameters, timeout, lambda n, job=job: on_cell(job, n)
+        )
         run.notebooks[job.name] = Row(
             outcome.status, outcome.reason, outcome.cell, round(outcome.seconds, 3), now(), job.digest,
             list(outcome.records_before),
@@ -237,4 +247,3 @@ def write_atomically(path: Path, text: str) -> None:
 def now() -> str:
     """UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-

@@ -2,8 +2,8 @@
 
 import math
 
-from kit.claims import Claim
-from kit.records import Record
+from kit.claims.records import Record
+from kit.claims.table import Claim
 
 MARGIN = 0.06  # of the width, left free on both sides
 

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from nbformat import v4
 
-from kit import machine
-from kit.cli import main
+from kit.commands.cli import main
+from kit.lab import machine
 
 PARAMETERS = """\
 profile: str = "quick"  # smoke, quick or full

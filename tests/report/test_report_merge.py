@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from kit.cli import main
-from kit.records import Record
+from kit.claims.records import Record
+from kit.commands.cli import main
 from kit.report import diff
 
 

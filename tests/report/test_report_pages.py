@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from kit import claims
-from kit.claims import Claim
-from kit.records import Record
+from kit.claims import table as claims
+from kit.claims.records import Record
+from kit.claims.table import Claim
 from kit.report import content, scale, theme
 
 ALLOWED_TO_LOAD = ("data:",)
@@ -127,7 +127,13 @@ def test_a_live_control_becomes_its_text():
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(0.075, "s", "75.0 ms"), (2**30, "B", "1.00 GiB"), (1100.0, "tok/s", "1,100 tok/s"), (2.5, "x", "2.5x"), (None, "s", "–")],
+    [
+        (0.075, "s", "75.0 ms"),
+        (2**30, "B", "1.00 GiB"),
+        (1100.0, "tok/s", "1,100 tok/s"),
+        (2.5, "x", "2.5x"),
+        (None, "s", "–"),
+    ],
 )
 def test_quantities_read_as_people_write_them(value, unit, text):
     assert theme.quantity(value, unit) == text

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from kit import records
+from kit.claims import records
 from kit.errors import ReportError
 from kit.report import run as runs
 
@@ -135,7 +135,7 @@ def test_an_interrupt_stops_the_child_and_keeps_what_is_finished(notebooks, tmp_
     out = known_machine(tmp_path / "out")
     notebooks.add("01_good")
     notebooks.add("02_slow", "import os\nopen('pid', 'w').write(str(os.getpid()))\nimport time\ntime.sleep(300)")
-    kit = [sys.executable, "-c", "from kit.cli import main; main()"]
+    kit = [sys.executable, "-c", "from kit.commands.cli import main; main()"]
     command = [*kit, "reproduce", "--notebooks", notebooks.path, "--out", out]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not (out / "pid").exists() or not (out / "pid").read_text():

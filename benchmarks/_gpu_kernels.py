@@ -1,0 +1,109 @@
+"""What each kernel moves and computes at real sizes, and the least time that this takes on a device: counted, not measured."""
+
+from dataclasses import dataclass
+
+import triton
+
+from benchmarks._gpu_compile import Compiled, compile_for
+from kit.codec.rans import LOWER
+from kit.codec.triton_kernels import finish_kernel, rans_kernel
+from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel, shape_of
+from kit.cuda.gemv import STEP_WEIGHTS, blocks_kernel, rows_of_a_program
+from kit.gguf.formats import FORMATS
+
+_POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch: its work, and how to compile it.
+
+    read, written: bytes that must cross the device's memory once; flops: on float32, an FMA is two. programs: the grid;
+    trips: how often each goes round its longest loop.
+    """
+
+    name: str
+    unit: str  # of what ``count`` counts
+    count: int
+    read: int
+    written: int
+    flops: int
+    programs: int
+    trips: int
+    kernel: object
+    types: dict[str, str]
+    constants: dict
+    warps: int = 4
+    fusion: bool = True
+
+    def compile(self) -> Compiled:
+        """Its machine code for a Hopper GPU."""
+        return compile_for(self.kernel, self.types, self.constants, self.warps, self.fusion)
+
+    def instructions(self, compiled: Compiled) -> int:
+        """Instructions that all warps together issue."""
+        once, again = compiled.counts()["all"], compiled.counts(compiled.loop)["all"]
+        return self.programs * self.warps * (once + (self.trips - 1) * again if again else once)
+
+    def bounds(self, device: dict, compiled: Compiled) -> dict[str, float]:
+        """Seconds that memory and instruction issue take at least on ``device`` (a row of data/devices.yaml)."""
+        rate = device["copy_gbps"] if self.written > self.read / 10 else device["read_gbps"]
+        issue = 4 * device["multiprocessors"] * device["clock_ghz"] * 1e9  # four schedulers a multiprocessor
+        return {"memory": (self.read + self.written) / rate / 1e9, "issue": self.instructions(compiled) / issue}
+
+
+def dequantizer(qtype: str, dtype: str, weights: int = 2**28) -> Case:
+    """The dequantizer of one format, over ``weights`` weights."""
+    format = FORMATS[qtype]
+    at_once = WEIGHTS_A_PROGRAM // format.block_elements
+    constants = shape_of(format) | {"BLOCKS": at_once, "BITS": False}
+    return Case(
+        f"dequantize {qtype} to {dtype}", "weights", weights, format.nbytes(weights), weights * _BYTES[dtype],
+        3 * weights, weights // WEIGHTS_A_PROGRAM, 1, dequantize_kernel,
+        {"blocks": "*u8", "table": "*i32", "out": _POINTERS[dtype], "count": "i32"}, constants, fusion=False,
+    )  # fmt: skip
+
+
+def gemv(qtype: str, rows: int, columns: int, tokens: int = 1) -> Case:
+    """W x from the blocks of a (rows, columns) matrix, for one token or a few."""
+    format = FORMATS[qtype]
+    blocks_a_row, chunk = columns // format.block_elements, STEP_WEIGHTS // format.block_elements
+    at_once = rows_of_a_program(format, rows, tokens)
+    constants = shape_of(format) | {
+        "TOKENS": tokens, "ROWS": at_once, "CHUNK": chunk, "ADD": False,
+    }  # fmt: skip
+    types = {"blocks": "*u8", "table": "*i32", "planes": "*fp32", "y": "*fp32"}
+    types |= {"rows": "i32", "blocks_a_row": "i32", "factor": "fp32"}
+    return Case(
+        f"{qtype} {rows} x {columns}, {tokens} token{'s' * (tokens > 1)}", "weights", rows * columns,
+        format.nbytes(rows * columns) + 5 * columns * tokens, 4 * rows * tokens, 2 * rows * columns * tokens,
+        triton.cdiv(rows, at_once), triton.cdiv(blocks_a_row, chunk), blocks_kernel, types, constants,
+    )  # fmt: skip
+
+
+def tile_decoder(tiles: int, bits: float = 7.2, lanes: int = 128) -> list[Case]:
+    """Both kernels of the decoder over ``tiles`` tiles of 64 KiB, coded in ``bits`` a value."""
+    values = 1 << 16
+    rans_types = dict.fromkeys(("begin", "end", "coded", "values"), "*i64")
+    rans_types |= {
+        "units": "*u16",
+        "slots": "*u32",
+        "residuals": "*u8",
+        "status": "*u32",
+        "room": "i32",
+        "slots_a_tile": "i32",
+    }
+    finish_types = {"residuals": "*u8", "sums": "*u32", "out": "*i8"}
+    finish_types |= dict.fromkeys(("room", "rows", "columns", "tile_rows", "tile_columns"), "i32")
+    shape = {"THREADS": 32, "EACH": lanes // 32, "UNIT_BITS": 16, "LOWER": LOWER[16], "TOUCH": False}
+    return [
+        Case(
+            f"rANS, {tiles} tiles", "tiles", tiles, int(tiles * values * bits / 8), tiles * values, 0, tiles,
+            values // lanes - 2, rans_kernel, rans_types, shape, warps=1,
+        ),
+        Case(
+            f"predictor and checksum, {tiles} tiles", "tiles", tiles, tiles * values, tiles * values, 0, tiles, 16,
+            finish_kernel, finish_types, {"PREDICTOR": 0, "HEIGHT": 16, "WIDTH": 256},
+        ),
+    ]  # fmt: skip

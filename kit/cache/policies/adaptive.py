@@ -1,0 +1,174 @@
+"""Policies that remember what they let go and adapt to it: ARC, LIRS, TinyLFU admission."""
+
+from collections import OrderedDict
+
+from kit.cache.policies.base import LRU, Policy
+
+
+class ARC(Policy):
+    """Two LRU lists, used once and used again, whose shares follow the hits in their ghosts.
+
+    Megiddo and Modha, FAST 2003, with bytes for counts; with equal sizes it is the published algorithm.
+    """
+
+    def __init__(self, capacity: int | str):
+        super().__init__(capacity)
+        self._once, self._again = _Queue(), _Queue()
+        self._once_ghost, self._again_ghost = _Queue(), _Queue()
+        self._target = 0.0  # bytes that the list "once" should have
+        self._from_again_ghost = False  # for the object being inserted
+
+    def _touch(self, key):
+        if key in self._once:
+            self._again.push(key, self._once.pop(key))
+        else:
+            self._again.push(key, self._again.pop(key))
+
+    def insert(self, key, size):
+        remembered = None
+        self._from_again_ghost = key in self._again_ghost
+        once, again = self._once_ghost.bytes, self._again_ghost.bytes
+        if key in self._once_ghost:
+            self._target = min(self.capacity, self._target + size * max(1, again / max(1, once)))
+            remembered = self._once_ghost.pop(key)
+        elif self._from_again_ghost:
+            self._target = max(0, self._target - size * max(1, once / max(1, again)))
+            remembered = self._again_ghost.pop(key)
+        evicted = super().insert(key, size)
+        if evicted is not None:
+            (self._once if remembered is None else self._again).push(key, size)
+            self._trim_ghosts()
+        return evicted
+
+    def _victim(self):
+        once, at_target = self._once, self._once.bytes == self._target and self._from_again_ghost
+        source = once if once and (not self._again or once.bytes > self._target or at_target) else self._again
+        key = source.oldest()
+        (self._once_ghost if source is once else self._again_ghost).push(key, self._sizes[key])
+        return key
+
+    def _removed(self, key):
+        (self._once if key in self._once else self._again).pop(key)
+
+    def _trim_ghosts(self):
+        while self._once_ghost and self._once.bytes + self._once_ghost.bytes > self.capacity:
+            self._once_ghost.pop(self._once_ghost.oldest())
+        while self._again_ghost and self.resident_bytes + self._once_ghost.bytes + self._again_ghost.bytes > (
+            2 * self.capacity
+        ):
+            self._again_ghost.pop(self._again_ghost.oldest())
+
+
+class LIRS(Policy):
+    """Keeps objects whose last two uses lie close together; newcomers share ``cold`` of the capacity.
+
+    Jiang and Zhang, SIGMETRICS 2002, with bytes for blocks. The stack holds the names of all objects used since the
+    oldest use of a protected one.
+    """
+
+    def __init__(self, capacity: int | str, cold: float = 0.01):
+        super().__init__(capacity)
+        self._cold_share = cold
+        self._stack: OrderedDict[str, None] = OrderedDict()  # oldest use first
+        self._hot = _Queue()  # LIR
+        self._cold = _Queue()  # resident HIR
+
+    def _touch(self, key):
+        if key in self._hot:
+            self._stack.move_to_end(key)
+            self._prune()
+        elif key in self._stack:
+            self._stack.move_to_end(key)
+            self._hot.push(key, self._cold.pop(key))
+            self._demote(self._hot_limit())
+        else:
+            self._stack[key] = None
+            self._cold.push(key, self._cold.pop(key))
+
+    def _hot_limit(self) -> float:
+        return max((1 - self._cold_share) * self.capacity, 1)
+
+    def _added(self, key):
+        size = self._sizes[key]
+        if key in self._stack or self._hot.bytes + size <= self._hot_limit():
+            self._hot.push(key, size)
+        else:
+            self._cold.push(key, size)
+        self._stack[key] = None
+        self._stack.move_to_end(key)
+        self._demote(self._hot_limit())
+
+    def _demote(self, limit):
+        """Oldest protected objects become ordinary ones until the protected fit in ``limit`` bytes."""
+        while self._hot.bytes > limit:
+            self._prune()
+            key = next(iter(self._stack))
+            self._cold.push(key, self._hot.pop(key))
+            del self._stack[key]
+        self._prune()
+
+    def _prune(self):
+        while self._stack and (key := next(iter(self._stack))) not in self._hot:
+            del self._stack[key]
+
+    def _victim(self):
+        if not self._cold:
+            self._demote(self._hot.bytes - 1)
+        return self._cold.oldest()
+
+    def _removed(self, key):
+        (self._cold if key in self._cold else self._hot).pop(key)
+        self._prune()
+
+
+class TinyLFU(LRU):
+    """LRU that admits an object only when it was asked for more often than each object it would replace.
+
+    Einziger et al., ACM TOS 2017; exact counts stand for the sketch (a model has hundreds of names, not millions). All
+    counts are halved after ``sample`` requests for each known name, so that the past fades.
+    """
+
+    def __init__(self, capacity: int | str, sample: int = 10):
+        super().__init__(capacity)
+        self._sample = sample
+        self._counts: dict[str, int] = {}
+        self._since = 0
+
+    def request(self, key, size):
+        self._counts[key] = self._counts.get(key, 0) + 1
+        self._since += 1
+        if self._since >= self._sample * len(self._counts):
+            self._since = 0
+            self._counts = {name: count // 2 for name, count in self._counts.items()}
+        return super().request(key, size)
+
+    def _admits(self, key, size):
+        missing = self.resident_bytes + size - self.capacity
+        asked = self._counts.get(key, 0)
+        for name in self._order:
+            if missing <= 0:
+                return True
+            if self._counts.get(name, 0) >= asked:
+                return False
+            missing -= self._sizes[name]
+        return missing <= 0
+
+
+class _Queue(OrderedDict):
+    """Names with sizes, oldest first, and their bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def push(self, key, size):
+        self[key] = size
+        self.bytes += size
+
+    def pop(self, key):
+        size = super().pop(key)
+        self.bytes -= size
+        return size
+
+    def oldest(self):
+        return next(iter(self))

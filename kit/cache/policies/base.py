@@ -1,0 +1,269 @@
+"""Policies only decide what stays: the same small object drives the live store and the replay.
+
+The protocol: ``request`` once for every access; after a miss, ``insert`` once the object has been loaded. Sizes and
+capacity share one unit: bytes, or 1 for each object to count objects.
+"""
+
+import heapq
+import math
+import random
+from collections import OrderedDict, deque
+
+from kit.errors import CacheError
+from kit.units import parse_bytes
+
+
+def parse_capacity(capacity: int | str) -> int:
+    """Bytes of a limit such as ``"4 GiB"``; CacheError when it is no size or below one byte."""
+    try:
+        limit = parse_bytes(capacity)
+    except ValueError as error:
+        raise CacheError(f"cache capacity: {error}") from None
+    if limit < 1:
+        raise CacheError(f"cache capacity: {capacity!r} holds nothing; give at least 1 byte, or use NoCache()")
+    return limit
+
+
+POLICIES: dict[str, type["Policy"]] = {}  # every policy that a capacity alone makes, by name: what comparisons run over
+
+
+class Policy:
+    """Base of all policies: byte accounting and the eviction loop. A subclass keeps an order and picks victims.
+
+    Hooks of a subclass: ``_touch`` (a hit), ``_added``, ``_removed`` and ``_victim``; ``_admits`` may refuse an object.
+    A subclass enters POLICIES as it is defined, unless it is made with ``limited=False``.
+    """
+
+    def __init_subclass__(cls, limited: bool = True):
+        if limited:
+            POLICIES[cls.__name__] = cls
+
+    def __new__(cls, *args, **kwargs):
+        policy = super().__new__(cls)
+        policy._made_with = (args, kwargs)
+        return policy
+
+    def __init__(self, capacity: int | str):
+        self.capacity = parse_capacity(capacity)
+        self.resident_bytes = 0
+        self._sizes: dict[str, int] = {}
+
+    def fresh(self):
+        """A new, empty policy made with the same arguments."""
+        args, kwargs = self._made_with
+        return type(self)(*args, **kwargs)
+
+    def __repr__(self):
+        args, kwargs = self._made_with
+        return f"{type(self).__name__}({', '.join([*map(repr, args), *(f'{k}={v!r}' for k, v in kwargs.items())])})"
+
+    def __contains__(self, key) -> bool:
+        return key in self._sizes
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __iter__(self):
+        return iter(self._sizes)
+
+    def request(self, key: str, size: int) -> bool:
+        """Note one access; True when the object is resident."""
+        if key in self._sizes:
+            self._touch(key)
+            return True
+        return False
+
+    def insert(self, key: str, size: int) -> list[str] | None:
+        """Offer a loaded object: the keys evicted for it, or None when it is not kept."""
+        if size > self.capacity or not self._admits(key, size):
+            return None
+        evicted = self._make_room(size)
+        self._sizes[key] = size
+        self.resident_bytes += size
+        self._added(key)
+        return evicted
+
+    def remove(self, key: str) -> None:
+        """Let a resident object go; KeyError when it is not resident."""
+        self.resident_bytes -= self._sizes.pop(key)
+        self._removed(key)
+
+    def resize(self, capacity: float) -> list[str]:
+        """Change the limit (bytes; 0 keeps nothing); the keys evicted to meet it."""
+        self.capacity = capacity
+        return self._make_room(0)
+
+    def _make_room(self, size: int) -> list[str]:
+        evicted = []
+        while self.resident_bytes + size > self.capacity:
+            evicted.append(self._victim())
+            self.remove(evicted[-1])
+        return evicted
+
+    def _admits(self, key, size) -> bool:
+        return True
+
+    def _touch(self, key) -> None:
+        pass
+
+    def _added(self, key) -> None:
+        pass
+
+    def _removed(self, key) -> None:
+        pass
+
+    def _victim(self) -> str:
+        return next(iter(self._sizes))
+
+
+class NoCache(Policy, limited=False):
+    """Keeps nothing: every access is a load."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.capacity = 0
+
+    def _admits(self, key, size):
+        return False
+
+
+class HashMap(Policy, limited=False):
+    """Keeps everything, without a limit (option 3 of report 003)."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.capacity = math.inf
+
+
+class FIFO(Policy):
+    """Evicts what came in first, used or not."""
+
+
+class LRU(Policy):
+    """Evicts what was used longest ago (Mattson et al. 1970)."""
+
+    def __init__(self, capacity: int | str):
+        super().__init__(capacity)
+        self._order = OrderedDict()  # oldest use first
+
+    def _touch(self, key):
+        self._order.move_to_end(key)
+
+    def _added(self, key):
+        self._order[key] = None
+
+    def _removed(self, key):
+        del self._order[key]
+
+    def _victim(self):
+        return next(iter(self._order))
+
+
+class MRU(LRU):
+    """Evicts what was used last: on a cyclic scan (C-1)/(N-1) hits, what MIN reaches when it must keep every object."""
+
+    def _victim(self):
+        return next(reversed(self._order))
+
+
+class LIP(LRU):
+    """LRU that inserts at the cold end: an object must be hit once to climb (Qureshi et al., ISCA 2007)."""
+
+    def _added(self, key):
+        self._order[key] = None
+        self._order.move_to_end(key, last=False)
+
+
+class LFU(Policy):
+    """Evicts the least often used, among equals the least recently used.
+
+    ``window`` is the reports' ``frequency_window``: only uses of the last ``window`` count, in requests, or in the unit
+    of ``clock()`` when one is given. None counts every use since the start, those of objects not held among them.
+    """
+
+    def __init__(self, capacity: int | str, window: float | None = None, clock=None):
+        super().__init__(capacity)
+        if window is not None and not window > 0:
+            raise CacheError(f"LFU window: {window!r} remembers nothing; give a positive number, or None for all")
+        self._window, self._clock = window, clock
+        self._requests = 0
+        self._uses = deque()  # (time, key) inside the window
+        self._count: dict[str, int] = {}
+        self._last: dict[str, int] = {}  # number of the request that used the key last
+        self._heap: list[tuple[int, int, str]] = []  # (count, last, key); what no longer agrees is stale
+
+    def request(self, key, size):
+        self._requests += 1
+        self._count[key] = self._count.get(key, 0) + 1
+        self._last[key] = self._requests
+        self._rank(key)
+        if self._window is not None:
+            now = self._clock() if self._clock else self._requests
+            self._uses.append((now, key))
+            while self._uses[0][0] <= now - self._window:
+                old = self._uses.popleft()[1]
+                self._count[old] -= 1
+                self._rank(old)
+        return super().request(key, size)
+
+    def _rank(self, key):
+        if key in self._sizes:
+            heapq.heappush(self._heap, (self._count[key], self._last[key], key))
+
+    def _added(self, key):
+        self._count.setdefault(key, 0)
+        self._last.setdefault(key, self._requests)
+        self._rank(key)
+
+    def _victim(self):
+        while True:
+            count, last, key = self._heap[0]
+            if key in self._sizes and (count, last) == (self._count[key], self._last[key]):
+                return key
+            heapq.heappop(self._heap)
+
+
+class Random(Policy):
+    """Evicts any object; on a cyclic scan the hit rate solves h = exp(-(1-h) N/C)."""
+
+    def __init__(self, capacity: int | str, seed: int = 0):
+        super().__init__(capacity)
+        self._draw = random.Random(seed)
+        self._slots: list[str] = []
+        self._slot_of: dict[str, int] = {}
+
+    def _added(self, key):
+        self._slot_of[key] = len(self._slots)
+        self._slots.append(key)
+
+    def _removed(self, key):
+        slot, last = self._slot_of.pop(key), self._slots.pop()
+        if last != key:
+            self._slots[slot], self._slot_of[last] = last, slot
+
+    def _victim(self):
+        return self._slots[int(self._draw.random() * len(self._slots))]
+
+
+class TwoRandom(Random):
+    """Draws two objects and evicts the one used longer ago; cyclic: h = 1 - y^2 with y = tanh(y N/C)."""
+
+    def __init__(self, capacity: int | str, seed: int = 0):
+        super().__init__(capacity, seed)
+        self._uses = 0
+        self._last: dict[str, int] = {}
+
+    def _touch(self, key):
+        self._uses += 1
+        self._last[key] = self._uses
+
+    def _added(self, key):
+        super()._added(key)
+        self._touch(key)
+
+    def _removed(self, key):
+        super()._removed(key)
+        del self._last[key]
+
+    def _victim(self):
+        return min(super()._victim(), super()._victim(), key=self._last.__getitem__)

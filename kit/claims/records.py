@@ -1,0 +1,96 @@
+"""Records: one JSON line a measurement, one schema for all notebooks; verdicts and reports read only these."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from kit.claims.table import VERDICTS
+from kit.errors import ReportError
+
+SCHEMA_VERSION = 1
+STATUSES = ("ok", "failed", "skipped")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One measured (or failed, or skipped) quantity.
+
+    ``samples`` are raw, in ``unit``; ``lower`` and ``upper`` bound the quantity, each with its source in words;
+    ``tolerance`` says how near counts as equal; ``verdict`` is one of claims.VERDICTS, empty for a plain measurement.
+    """
+
+    run_id: str
+    notebook: str
+    quantity: str
+    unit: str
+    claim: str = ""
+    parameters: dict = field(default_factory=dict)
+    machine_id: str = ""
+    commit: str = ""
+    kit_version: str = ""
+    samples: list[float] = field(default_factory=list)
+    median: float | None = None
+    lower: float | None = None
+    lower_source: str = ""
+    upper: float | None = None
+    upper_source: str = ""
+    tolerance: str = ""
+    verdict: str = ""
+    reason: str = ""
+    status: str = "ok"
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self):
+        if self.verdict and self.verdict not in VERDICTS:
+            raise ReportError(f"verdict {self.verdict!r} is none of: {', '.join(VERDICTS)}")
+        if self.status not in STATUSES:
+            raise ReportError(f"status {self.status!r} is none of: {', '.join(STATUSES)}")
+        if self.status == "ok" and not self.samples:
+            raise ReportError(f"record {self.quantity!r} has no samples: only a failed or skipped one may have none")
+        if not self.reason and (self.verdict or self.status != "ok"):
+            raise ReportError(f"record {self.quantity!r} needs a reason beside its verdict")
+        if self.median is None and self.samples:
+            object.__setattr__(self, "median", float(np.median(self.samples)))
+
+    def to_json(self) -> str:
+        """One line of JSON; infinite and NaN numbers become null."""
+        return json.dumps(_finite(asdict(self)), ensure_ascii=False)
+
+
+def _finite(value):
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def append(path: Path, record: Record) -> None:
+    """Add one record to a .jsonl file."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(record.to_json() + "\n")
+
+
+def read(paths: Iterable[Path]) -> list[Record]:
+    """The records of .jsonl files, in order; ReportError names the file and line of a broken one."""
+    known = {entry.name for entry in fields(Record)}
+    records = []
+    for path in paths:
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                row = json.loads(line)
+                records.append(Record(**{key: value for key, value in row.items() if key in known}))
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ReportError(f"{path}, line {number}: not a record ({error})") from None
+    return records
+
+
+def frame(records: Iterable[Record]) -> pd.DataFrame:
+    """One row a record, columns as in Record."""
+    return pd.DataFrame([asdict(record) for record in records], columns=[entry.name for entry in fields(Record)])

@@ -1,0 +1,89 @@
+"""A compressed model on the device: its tiles lie there, and each matrix is decoded anew, into one buffer, when it is used."""
+
+from itertools import accumulate, pairwise
+
+import torch
+
+from kit.codec.container import CompressedFile, Int8
+from kit.codec.triton import start, upload, verify
+from kit.cuda.linear import apply
+from kit.errors import CodecError
+from kit.model.device import DeviceTransformer
+from kit.model.device_weights import DeviceWeights
+
+
+class TileWeights(DeviceWeights):
+    """DeviceWeights of a CompressedFile. ``coded`` maps the matrices that are tiles to (tiles, scales) on the device.
+
+    CodecError for a model whose matrices are compressed as BF16, or by expert: neither is decoded on a device.
+    """
+
+    def __init__(self, file: CompressedFile, trace=None):
+        super().__init__(file, trace=trace)
+        wrong = next(
+            (name for name, matrix in file.matrices.items() if not isinstance(matrix, Int8) or "[" in name), None
+        )
+        if wrong:
+            raise CodecError(
+                f"{file.path}: {wrong}: only dense INT8 matrices decode on a device; run this model on the CPU"
+            )
+        self.coded = {
+            name: (upload(matrix.tiles), torch.tensor(matrix.scales, device=self.device))
+            for name, matrix in file.matrices.items()
+        }
+        tiles = [len(loaded.tiles) for loaded, _ in self.coded.values()]
+        ends = list(accumulate(tiles, initial=0))
+        self._place = dict(zip(self.coded, pairwise(ends), strict=True))
+        self._found = torch.zeros((2, ends[-1]), dtype=torch.uint32, device=self.device)
+        largest = max(rows * columns for rows, columns in (loaded.tiles.shape for loaded, _ in self.coded.values()))
+        self._room = torch.empty(largest, dtype=torch.int8, device=self.device)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes on the device: tiles, scales, what is not coded, and the buffer for the matrix in use."""
+        coded = sum(loaded.nbytes + scales.nbytes for loaded, scales in self.coded.values())
+        return coded + self._room.nbytes + self.store.stats.resident_bytes
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor as float32 on the device, decoded or dequantized anew."""
+        if name not in self.coded:
+            return super().__getitem__(name)
+        return self.decoded(name) * self.coded[name][1][:, None]
+
+    def resident(self, names):
+        """The blocks of those of ``names`` that are not coded; see DeviceWeights."""
+        return super().resident(name for name in names if name not in self.coded)
+
+    def decoded(self, name: str) -> torch.Tensor:
+        """The int8 values (out, in) of a coded matrix, good until the next is decoded; ``verify`` says whether they are."""
+        loaded, _ = self.coded[name]
+        rows, columns = loaded.tiles.shape
+        first, last = self._place[name]
+        out = self._room[: rows * columns].view(rows, columns)
+        return start(loaded, out, self._found[:, first:last])[0]
+
+    def verify(self) -> None:
+        """Wait for the device; CodecError names the first tile that did not decode to what was encoded."""
+        found = self._found.cpu().numpy()
+        for name, (first, last) in self._place.items():
+            verify(self.coded[name][0].tiles, found[:, first:last])
+
+
+class CompressedTransformer(DeviceTransformer):
+    """DeviceTransformer over TileWeights. Every pass decodes every matrix; nothing comes of one whose tiles are damaged."""
+
+    def _forward(self, tokens, cache, wanted):
+        logits = super()._forward(tokens, cache, wanted)
+        self.weights.verify()
+        return logits
+
+    def _embed(self, tokens):
+        if "token_embd.weight" not in self.weights.coded:
+            return super()._embed(tokens)
+        return self.weights["token_embd.weight"].index_select(0, tokens) * self.config.embedding_scale
+
+    def _product(self, name, spread_x, add_to, factor):
+        if name not in self.weights.coded:
+            return super()._product(name, spread_x, add_to, factor)
+        y = apply(self.weights.decoded(name).view(torch.uint8), "I8", spread_x).mul_(self.weights.coded[name][1])
+        return y if add_to is None else add_to.add_(y, alpha=factor)

@@ -1,0 +1,134 @@
+"""INT8 matrices that stay in pinned host memory and cross the bus at every use, compressed or plain.
+
+While one matrix is decoded and used, the next one arrives in the other of two buffers, on a stream of its own: a pass takes
+the longer of bus and decoder, and compressed weights are faster by the ratio of sizes where the bus is the longer.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+
+from kit.codec import triton as codec
+from kit.codec.streams import streams_of
+from kit.codec.tiles import Tiles
+from kit.cuda.memory import pinned
+from kit.errors import CodecError
+
+
+class Plain:
+    """An int8 matrix (rows, columns) as it is: what has arrived is the matrix."""
+
+    def __init__(self, matrix: np.ndarray):
+        self.host, self.shape = pinned(np.ascontiguousarray(matrix).view(np.uint8).reshape(-1)), matrix.shape
+
+    def open(self, arrived: torch.Tensor) -> torch.Tensor:
+        """The matrix from its bytes on the device."""
+        return arrived.view(torch.int8).view(self.shape)
+
+
+class Coded:
+    """Tiles: their streams cross the bus, their index and table wait on the device. ``found``: see codec.triton.start."""
+
+    def __init__(self, tiles: Tiles, found: torch.Tensor):
+        units = streams_of(tiles).units
+        self.tiles, self.found, self.host = tiles, found, pinned(units.view(np.uint8))
+        self.index, self._units = codec.index_on_device(tiles), getattr(torch, units.dtype.name)
+
+    def open(self, arrived: torch.Tensor) -> torch.Tensor:
+        """Launch the decoder on the streams as they lie on the device; nothing waits for it."""
+        loaded = codec.DeviceTiles(self.tiles, arrived.view(self._units), *self.index)
+        return codec.start(loaded, found=self.found)[0]
+
+
+class Streamed:
+    """``for name, matrix in Streamed(matrices)``: int8 matrices (rows, columns) on the device, in order, as often as asked.
+
+    ``matrices`` maps names to Tiles or to int8 arrays. Work on a matrix belongs on the stream that was current when the
+    pass began; the matrix is gone when the next is asked for. What tiles decoded to is verified at the end of the pass,
+    with one wait for all: until then nothing that came of it may leave. CodecError names the tensor, the tile, the reason.
+    """
+
+    def __init__(self, matrices: Mapping[str, Tiles | np.ndarray]):
+        for name, matrix in matrices.items():
+            if not isinstance(matrix, Tiles) and (matrix.dtype != np.int8 or matrix.ndim != 2):
+                raise CodecError(f"{name}: {matrix.ndim}-D {matrix.dtype}, where an int8 matrix or its tiles should be")
+        self._tiles = [matrix for matrix in matrices.values() if isinstance(matrix, Tiles)]
+        self._found = torch.zeros((2, sum(map(len, self._tiles))), dtype=torch.uint32, device=codec.device())
+        found = iter(self._a_matrix(self._found))
+        self.matrices = {
+            name: Coded(matrix, next(found)) if isinstance(matrix, Tiles) else Plain(matrix)
+            for name, matrix in matrices.items()
+        }
+        self._copying = None if codec.INTERPRETED else torch.cuda.Stream()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that cross the bus in a pass."""
+        return sum(matrix.host.nbytes for matrix in self.matrices.values())
+
+    @property
+    def resident(self) -> int:
+        """Bytes on the device between passes."""
+        coded = (matrix for matrix in self.matrices.values() if isinstance(matrix, Coded))
+        return self._found.nbytes + sum(part.nbytes for matrix in coded for part in matrix.index)
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        bus = _Bus([matrix.host for matrix in self.matrices.values()], self._copying)
+        try:
+            bus.send(0)
+            for number, (name, matrix) in enumerate(self.matrices.items()):
+                bus.send(number + 1)
+                yield name, matrix.open(bus.take(number))
+                bus.release(number)
+        finally:
+            bus.close()
+        for tiles, found in zip(self._tiles, self._a_matrix(self._found.cpu()), strict=True):
+            codec.verify(tiles, found.numpy())
+
+    def _a_matrix(self, found):
+        return found.split([len(tiles) for tiles in self._tiles], dim=1)
+
+
+class _Bus:
+    """One pass over ``hosts`` through two buffers. Without a copying stream (no device) each copy is made when it is sent."""
+
+    def __init__(self, hosts: list[torch.Tensor], copying):
+        self.hosts, self.copying = hosts, copying
+        largest = max((host.numel() for host in hosts), default=0)
+        self.buffers = [torch.empty(largest, dtype=torch.uint8, device=codec.device()) for _ in range(2)]
+        if copying:
+            self.computing = torch.cuda.current_stream()
+            self.arrived, self.released = ([torch.cuda.Event(), torch.cuda.Event()] for _ in range(2))
+            copying.wait_stream(self.computing)  # the buffers' memory may still be in use there
+
+    def send(self, number: int) -> None:
+        """Start the copy of that matrix, if there is one, as soon as its buffer is released."""
+        if number >= len(self.hosts):
+            return
+        with torch.cuda.stream(self.copying) if self.copying else nullcontext():
+            if self.copying:
+                self.copying.wait_event(self.released[number % 2])
+            self._buffer(number).copy_(self.hosts[number], non_blocking=True)
+            if self.copying:
+                self.arrived[number % 2].record()
+
+    def take(self, number: int) -> torch.Tensor:
+        """The bytes of that matrix; what is launched from now on finds them there."""
+        if self.copying:
+            self.computing.wait_event(self.arrived[number % 2])
+        return self._buffer(number)
+
+    def release(self, number: int) -> None:
+        """Nothing launched from now on looks at that matrix."""
+        if self.copying:
+            self.released[number % 2].record(self.computing)
+
+    def close(self) -> None:
+        """The buffers' memory is free once the copies under way have arrived."""
+        if self.copying:
+            self.computing.wait_stream(self.copying)
+
+    def _buffer(self, number):
+        return self.buffers[number % 2][: self.hosts[number].numel()]

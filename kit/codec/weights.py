@@ -1,0 +1,202 @@
+"""Linear layers over compressed weights: decode through any cache with any decoder, then multiply by the INT8 values."""
+
+import sys
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from kit.cache.policies.base import NoCache, Policy
+from kit.cache.store import WeightCache
+from kit.codec.bf16 import BF16
+from kit.codec.container import CompressedFile, Int8, decode_matrix
+from kit.codec.decoders import find
+from kit.cpu.linear import linear as multiply
+from kit.errors import ModelError
+from kit.gguf.names import layer_of
+from kit.lab.machine import usable_cores
+from kit.lab.trace import Trace
+from kit.model.linear import Linear
+from kit.quants import dequantize
+
+
+class CompressedWeights(Mapping):
+    """The weights of a CompressedFile, for a Transformer: ``kit.Transformer(weights, linear=weights.linear)``.
+
+    ``cache`` holds decoded matrices, one byte a weight: a policy (None: every use decodes anew) or anything with ``get``
+    and ``stats``. ``by="entries"`` counts each matrix as 1, as report 004's caches did, instead of its bytes.
+    ``decoder`` and ``threads`` as in kit.codec.decode (None: all cores). ``progress``: see ProgressLine.
+
+    Each use adds the store's span "access" and, when it decodes, a span "decode" to ``trace``.
+    """
+
+    def __init__(
+        self,
+        file: CompressedFile,
+        cache=None,
+        decoder="interleaved",
+        threads=None,
+        by="bytes",
+        trace=None,
+        progress=None,
+    ):
+        find(decoder)  # an unknown name is an error here, not in the middle of a token
+        self.file, self.decoder, self.threads, self.by = file, decoder, threads or usable_cores(), by
+        self.trace = Trace() if trace is None else trace
+        cache = NoCache() if cache is None else cache
+        self.store = WeightCache(cache, self.trace) if isinstance(cache, Policy) else cache
+        self.progress, self.buffers = progress, Buffers()
+        self.layers = {name: CompressedLinear(name, matrix, self) for name, matrix in file.matrices.items()}
+        self.linear = Linear(
+            lambda weights, name, x: weights.layer(name)(x), lambda weights, name: weights.layer(name).nbytes
+        )
+
+    def layer(self, name: str) -> "CompressedLinear":
+        """The linear layer of exactly that path; ModelError when there is none."""
+        if name not in self.layers:
+            raise ModelError(
+                f"{self.file.path}: no compressed matrix {name!r} among the {len(self.layers)}, by full names"
+            )
+        return self.layers[name]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor in floating point: a norm as it is stored, a matrix decoded (through the cache) and scaled."""
+        if name in self.layers:
+            return self.layers[name].weight()
+        info = self.info(name)
+        return dequantize(self.file.blocks(name), info.qtype).reshape(info.shape)
+
+    def __iter__(self):
+        return iter(self.file.tensors)
+
+    def __len__(self) -> int:
+        return len(self.file.tensors)
+
+    def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
+        """(len(index), in): some rows of a matrix (an embedding), float32."""
+        if name in self.layers:
+            return self.layers[name].weight(index)
+        return dequantize(self.file.blocks(name)[index.numpy()], self.info(name).qtype)
+
+    def info(self, name: str):
+        """The TensorInfo of ``name``, or of the stack of ``name[expert]``; ModelError when there is none."""
+        try:
+            return self.file.tensors[name.partition("[")[0]]
+        except KeyError:
+            raise ModelError(f"{self.file.path}: no tensor {name!r}; `kit inspect --tensors` lists them") from None
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of the tensor in floating point: what a matmul reads."""
+        elements = self.info(name).elements // (self.info(name).shape[0] if name.endswith("]") else 1)
+        return elements * (2 if self.file.coding == "bf16" and name in self.layers else 4)
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of all matrices decoded: what a cache that holds everything holds."""
+        return sum(layer.nbytes for layer in self.layers.values())
+
+    @property
+    def compressed_bytes(self) -> int:
+        """Bytes of all matrices as they lie in the file."""
+        return sum(matrix.nbytes for matrix in self.file.matrices.values())
+
+
+class CompressedLinear:
+    """y = W x, W decoded when the cache does not hold it. Made by CompressedWeights."""
+
+    def __init__(self, name: str, matrix: Int8 | BF16, weights: CompressedWeights):
+        self.name, self.matrix, self.weights = name, matrix, weights
+        self.nbytes = matrix.shape[0] * matrix.shape[1] * (1 if isinstance(matrix, Int8) else 2)  # decoded
+        self.tiles = len(matrix.tiles if isinstance(matrix, Int8) else matrix.exponents)
+        self._scales = torch.tensor(matrix.scales) if isinstance(matrix, Int8) else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x (tokens, in) float32 -> (tokens, out) float32: the scale of a row is applied to its dot product."""
+        start = time.perf_counter_ns()
+        values, decoded = self.values()
+        if self.weights.progress is not None:
+            self.weights.progress(self, hit=not decoded, seconds=(time.perf_counter_ns() - start) / 1e9)
+        if self._scales is None:
+            return (x.to(torch.bfloat16) @ values.T).float()
+        return multiply(values.view(torch.uint8).numpy(), "I8", x).mul_(self._scales)
+
+    def values(self) -> tuple[torch.Tensor, bool]:
+        """The decoded matrix (int8 or bfloat16), from the cache or anew, and whether it had to be decoded."""
+        decoded = False
+
+        def load():
+            nonlocal decoded
+            decoded = True
+            return self.load()
+
+        return self.weights.store.get(self.name, self.size, load), decoded
+
+    def load(self) -> torch.Tensor:
+        """Decode anew, past the cache: what the cache calls, and a prefetch ahead of it."""
+        with self.weights.trace.span("decode", self.name, layer_of(self.name), self.matrix.nbytes):
+            out = None if self._scales is None else self.weights.buffers(self.matrix.shape)
+            return decode_matrix(self.matrix, self.weights.decoder, self.weights.threads, out)
+
+    @property
+    def size(self) -> int:
+        """What it counts in the cache."""
+        return 1 if self.weights.by == "entries" else self.nbytes
+
+    def weight(self, index=slice(None)) -> torch.Tensor:
+        """Rows of the matrix as floating point, float32 (scaled INT8) or bfloat16."""
+        values = self.values()[0][index]
+        return values if self._scales is None else values * self._scales[index, None]
+
+
+class Buffers:
+    """Memory for decoded matrices, used again when the last reference to a matrix has gone.
+
+    Memory fresh from the operating system costs a page fault every 4 KiB, as much time as a fast decoder needs.
+    """
+
+    def __init__(self):
+        self._free: dict[int, list[np.ndarray]] = defaultdict(list)
+
+    def __call__(self, shape: tuple[int, int]) -> np.ndarray:
+        """An int8 array of that shape with anything in it."""
+        free = self._free[shape[0] * shape[1]]
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = np.empty(shape[0] * shape[1], np.int8)
+        array = memory.reshape(shape)
+        weakref.finalize(array, free.append, memory)
+        return array
+
+
+class ProgressLine:
+    """Report 004's progress line, every so many uses, with counters that are true.
+
+    ``[Op   50] MISS time=  320ms avg=  280ms cache=20/20``: whether this use decoded and what that took; the average of
+    all so far; what the cache holds of what it may hold.
+    """
+
+    def __init__(self, every: int = 50, file=None):
+        self.every, self.file = every, file
+        self.operations = self.hits = 0
+        self.seconds = 0.0
+
+    def __call__(self, layer: CompressedLinear, hit: bool, seconds: float) -> None:
+        """Count one use, and print the line when it is time."""
+        self.operations += 1
+        self.hits += hit
+        self.seconds += seconds
+        if self.operations % self.every == 0:
+            average = self.seconds / self.operations
+            what = f"[Op {self.operations:4}] {'HIT ' if hit else 'MISS'}"
+            line = f"{what} time={1e3 * seconds:7.2f}ms avg={1e3 * average:7.2f}ms cache={_filled(layer.weights.store)}"
+            print(line, file=self.file or sys.stderr)
+
+
+def _filled(store) -> str:
+    """What a cache holds, of what it may: entries where it counts those, else bytes."""
+    policy = getattr(store, "policy", None) or store.outer.policy
+    return f"{policy.resident_bytes}/{policy.capacity}"

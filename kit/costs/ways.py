@@ -1,0 +1,177 @@
+"""Ways of holding weights: what a token takes and what is held, predicted from costs and a replay, then measured."""
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+import kit
+from kit.cache import POLICIES, UNLIMITED
+from kit.cache.policies.base import Policy
+from kit.costs.measured import FUSED, Cost, Kind, kind_of
+from kit.costs.order import Decode, Order, Walk
+from kit.quants.registry import DTYPES
+from kit.units import format_bytes
+
+SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "int8"}
+NAMES = {
+    "fused": "blocks as they lie",
+    "fused-int8": "blocks, int8 activations",
+    "pressed": "blocks, page cache too small",
+}
+PRECISION = {
+    "float32": "exact to float32",
+    "float16": "weights rounded to 11 bits",
+    "bfloat16": "weights rounded to 8 bits",
+    "int8": "weights rounded to 8 bits, a scale a row",
+    "fused-int8": "activations rounded to 8 bits",
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A policy of kit.cache by name with its capacity (bytes; None: without limit), and how weights are used.
+
+    ``linear``: "decoded" with weights decoded to ``dtype``, one of FUSED, or what a finding adds (tiles, "pressed").
+    """
+
+    policy: str
+    capacity: int | None = None
+    dtype: str = "float32"
+    linear: str = "decoded"
+
+    @property
+    def label(self) -> str:
+        """In a few words, for tables."""
+        if self.linear in NAMES:
+            return NAMES[self.linear]
+        named = {"NoCache": "lazy", "HashMap": "all kept"}.get(self.policy, self.policy)
+        kept = f" {format_bytes(self.capacity)}" if self.capacity else ""
+        return f"{named}{kept} {SHORT[self.dtype]}{f' {self.linear}' if self.linear != 'matmul' else ''}"
+
+    @property
+    def precision(self) -> str:
+        """What is rounded on the way, in words."""
+        return PRECISION.get(self.linear) or PRECISION[self.dtype]
+
+    def cache(self) -> Policy:
+        """A new policy object."""
+        return UNLIMITED[self.policy]() if self.capacity is None else POLICIES[self.policy](self.capacity)
+
+
+LAZY = Way("NoCache")
+BLOCKS = Way("NoCache", linear="fused")
+BLOCKS_INT8 = replace(BLOCKS, linear="fused-int8")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A token in the steady state (the first is not counted).
+
+    ``seconds``; ``bound``: the least that its bytes take at this machine's bandwidth; ``hit_rate`` of the cache (None where
+    matrices do not pass through it); ``held``: most bytes of decoded weights at once, the one in use among them;
+    ``pages``: bytes of the file that a token reads, which must stay in memory or be read again.
+    """
+
+    way: Way
+    seconds: float
+    bound: float
+    hit_rate: float | None
+    held: int
+    pages: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of memory in use: decoded weights and pages of the file."""
+        return self.held + self.pages
+
+
+class Part(NamedTuple):
+    """What counts of one tensor (or expert): its kind, the bytes of its blocks, its weights."""
+
+    kind: Kind
+    blocks: int
+    elements: int
+
+
+def parts_of(file, order: Order) -> dict[str, Part]:
+    """The tensors that a decode of an open file uses."""
+    weights = kit.Weights(file)
+    width = weights.dtype.itemsize
+    return {
+        name: Part(kind_of(weights, name), weights.blocks(name).nbytes, weights.nbytes(name) // width)
+        for name in order.names
+    }
+
+
+def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Cost], machine) -> Prediction:
+    """Costs of all uses, plus the load of each miss that a replay of ``order`` through the way's policy shows."""
+    tokens = max(1, len(order.tokens) - 1)
+    uses = [name for token in order.tokens[-tokens:] for name in token]
+    if way.linear in FUSED:
+        seconds = order.rest + sum(costs[parts[name].kind].fused[way.linear] for name in uses) / tokens
+        pages = sum(parts[name].blocks for name in set(uses))
+        bound = machine.seconds_to_read(sum(parts[name].blocks for name in uses) / tokens)
+        vectors = sum(4 * part.elements for part in parts.values() if len(part.kind.shape) == 1)
+        return Prediction(way, seconds, bound, None, vectors, pages)
+    decoded = {name: part.elements * DTYPES[way.dtype].itemsize for name, part in parts.items()}
+    hits, held = replayed(way.cache(), order.requests(decoded.__getitem__))
+    missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
+    seconds = order.rest + sum(costs[parts[name].kind].multiply[way.dtype] for name in uses) / tokens
+    seconds += sum(costs[parts[name].kind].load[way.dtype] for name in missed) / tokens
+    bound = machine.seconds_to_read(sum(decoded[name] for name in uses) / tokens)
+    bound += machine.seconds_to_write(sum(decoded[name] for name in missed) / tokens)
+    in_use = max((decoded[name] for name in missed), default=0)
+    pages = sum(parts[name].blocks for name in set(missed))
+    return Prediction(way, seconds, bound, 1 - len(missed) / len(uses), held + in_use, pages)
+
+
+def replayed(policy: Policy, accesses) -> tuple[list[bool], int]:
+    """Whether each access hits, and the most bytes resident at once."""
+    hits, peak = [], 0
+    for key, size in zip(accesses.keys, accesses.sizes, strict=True):
+        hits.append(policy.request(key, size))
+        if not hits[-1]:
+            policy.insert(key, size)
+        peak = max(peak, policy.resident_bytes)
+    return hits, peak
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A way as it was measured: seconds of each token after the first, hit rate of those tokens, bytes resident.
+
+    ``result``: the logits of the last token, or the products of a walk one after another: ways compare by it.
+    """
+
+    way: Way
+    samples: tuple[float, ...]
+    hit_rate: float | None
+    resident: int
+    result: torch.Tensor = field(repr=False, compare=False)
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds a token."""
+        return float(np.median(self.samples))
+
+
+def measure(way: Way, file, order: Order, tokens: int) -> Measured:
+    """Decode ``tokens`` tokens (walk the tensors, where the forward pass is not known) after one that is not counted."""
+    weights = kit.Weights(file, way.cache(), dtype=way.dtype)
+    steps = Walk(weights, way.linear, order.tokens[0]) if order.reason else Decode(weights, way.linear, tokens + 1)
+    return run(way, weights, steps, tokens)
+
+
+def run(way: Way, weights, steps, tokens: int) -> Measured:
+    """``tokens`` steps after one that is not counted, through whatever ``weights`` are."""
+    steps.step()
+    weights.trace.clear()
+    for _ in range(tokens):
+        result = steps.step()
+    spans = weights.trace.frame()
+    asked = spans.loc[spans["what"] == "access", "outcome"]
+    hit_rate = None if way.linear in FUSED else float((asked == "hit").mean())
+    seconds = tuple(spans.loc[spans["what"] == "token", "seconds"])
+    return Measured(way, seconds, hit_rate, weights.store.stats.resident_bytes, result)

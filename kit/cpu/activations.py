@@ -1,0 +1,103 @@
+"""Activations rounded to eight bits: one scale for 256 numbers, as ggml's Q8_K, laid out for one format's codes."""
+
+import functools
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kit.cpu import threads
+from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.vectors import bitcast, broadcast, convert, f32x16, i8x16, i32x16, jit, select, u32x16
+from kit.cpu.superblocks import CODES, UNIT
+
+f32, i64 = types.float32, types.int64
+
+# A record holds 256 activations: their codes in the order of the format's codes; for each 16 of them, in their own order,
+# minus their sum; and the scale, in each of 16 lanes. The records of one unit lie together, a token after another.
+SUMS, SCALE, RECORD = UNIT, UNIT + 64, UNIT + 128
+_SMALLEST = np.float32(1e-36)  # below it, activations are zeros: 127 / x would overflow
+
+
+def quantize(x: torch.Tensor, format: str) -> torch.Tensor:
+    """The records of x (tokens, columns) float32: (units, tokens, RECORD) uint8, 64-byte aligned.
+
+    code = round(x / scale) to nearest even, scale = largest |x| / 127. Columns are filled up to units with zeros.
+    """
+    tokens, columns = x.shape
+    units = -(-columns // UNIT)
+    records = torch.empty(units, tokens, RECORD, dtype=torch.uint8)  # torch aligns to 64 bytes
+    threads.run(_kernel(), (x.data_ptr(), columns, tokens, records.data_ptr(), _orders()[format]), tokens)
+    return records
+
+
+@functools.cache
+def _orders() -> dict[str, int]:
+    """Addresses of the formats' orders, int64."""
+    _orders.kept = np.array([codes.order for codes in CODES.values()], np.int64)
+    return {format: _orders.kept[row].ctypes.data for row, format in enumerate(CODES)}
+
+
+@functools.cache
+def _kernel() -> int:
+    return threads.piecework(_quantize_token)
+
+
+def _quantize_token(arguments, token):
+    x, columns, tokens = load(i64, arguments), load(i64, arguments + 8), load(i64, arguments + 16)
+    records, order = load(i64, arguments + 24), load(i64, arguments + 32)
+    x += 4 * columns * token
+    for unit in range((columns + 255) // 256):
+        _quantize_unit(
+            x + 1024 * unit, min(16, columns // 16 - 16 * unit), records + (unit * tokens + token) * RECORD, order
+        )
+
+
+@jit
+def _quantize_unit(x, sixteens, record, order):
+    """One record from ``sixteens`` times 16 numbers at x."""
+    magnitudes = broadcast(u32x16, 0)
+    for n in range(sixteens):  # of positive floats, NaN included, the bits are in the order of the numbers
+        magnitude = bitcast(u32x16, load(f32x16, x + 64 * n)) & 0x7FFFFFFF
+        magnitudes = select(magnitude > magnitudes, magnitude, magnitudes)
+    largest = bitcast(f32, greatest(magnitudes))
+    scale, inverse = largest / f32(127), f32(127) / largest
+    if largest < _SMALLEST:
+        scale = inverse = f32(0)
+    store(record + SCALE, broadcast(f32x16, scale))
+    for place in range(16):
+        n = load(i64, order + 8 * place)
+        if n < sixteens:
+            rounded = load(f32x16, x + 64 * n) * inverse + ROUNDER
+            codes = bitcast(i32x16, rounded) - ROUNDER_BITS
+            store(record + 16 * place, convert(i8x16, codes))
+            store(record + SUMS + 4 * n, f32(-add_up(codes)) * scale)
+        else:
+            store(record + 16 * place, broadcast(i8x16, 0))
+            store(record + SUMS + 4 * n, f32(0))
+
+
+# Added to a number below 2^22, 1.5 * 2^23 leaves its nearest integer in the low bits.
+ROUNDER, ROUNDER_BITS = np.float32(12582912), 0x4B400000
+
+
+def _reduction(name: str, doc: str):
+    def primitive(_, vector):
+        def emit(context, builder, signature, args):
+            kind = ir.FunctionType(ir.IntType(32), [args[0].type])
+            function = cgutils.get_or_insert_function(
+                builder.module, kind, f"llvm.vector.reduce.{name}.v{vector.lanes}i32"
+            )
+            return builder.call(function, args)
+
+        return vector.element(vector), emit
+
+    primitive.__doc__ = doc
+    return intrinsic(primitive)
+
+
+greatest = _reduction("umax", "greatest(v): the largest of unsigned 32-bit lanes.")
+add_up = _reduction("add", "add_up(v): the sum of 32-bit lanes.")

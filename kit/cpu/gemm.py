@@ -1,0 +1,150 @@
+"""Many tokens times float32 activations: strips of a few rows are decoded to the first-level cache and multiplied there.
+
+The innermost tile is 4 rows by 6 tokens: 24 sums in registers, which take 10 loads for 24 multiplications.
+"""
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from kit.cpu.kernels import decode
+from kit.cpu.simd.memory import load, stack, store
+from kit.cpu.simd.sums import reduce_add
+from kit.cpu.simd.vectors import Static, broadcast, f32x16
+from kit.cpu.threads import piecework
+from kit.gguf.formats import FORMATS
+
+i64 = types.int64
+FEWEST = 9  # tokens for which a strip pays; a tile's six must be there in any case
+_HEIGHT, _WIDTH = 4, 6  # rows and tokens of a tile
+_ROWS, _TOKENS, _COLUMNS = 16, 132, 512  # a piece's sums stay in the second-level cache, a strip in the first
+_STRIDE = 4 * _COLUMNS + 64  # bytes of a row of the strip: no power of two, so that rows share no cache set
+_SUMS = 64 * _HEIGHT * _WIDTH  # bytes of a tile's sums
+_scratch, _strip = stack(256), stack(_ROWS * _STRIDE)
+_sums = stack(_ROWS // _HEIGHT * (_TOKENS // _WIDTH) * _SUMS)
+
+
+def _several(count: int):
+    """Two primitives for tuples of ``count`` vectors: load(address, step), of f32x16, and store(address, step, tuple)."""
+    several = types.UniTuple(f32x16, count)
+
+    def pointers(builder, address, step):
+        places = (builder.add(address, builder.mul(step, ir.Constant(step.type, i))) for i in range(count))
+        return [builder.inttoptr(place, f32x16.llvm.as_pointer()) for place in places]
+
+    @intrinsic
+    def load_several(_, address, step):
+        def emit(context, builder, signature, args):
+            vectors = [builder.load(pointer) for pointer in pointers(builder, *args)]
+            for vector in vectors:
+                vector.align = 4
+            return context.make_tuple(builder, several, vectors)
+
+        return several(types.int64, types.int64), emit
+
+    @intrinsic
+    def store_several(_, address, step, vectors):
+        def emit(context, builder, signature, args):
+            for pointer, vector in zip(
+                pointers(builder, *args[:2]), cgutils.unpack_tuple(builder, args[2]), strict=True
+            ):
+                builder.store(vector, pointer, align=4)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, several), emit
+
+    return load_several, store_several
+
+
+(load_rows, _), (load_tokens, _), (load_sums, store_sums) = map(_several, (_HEIGHT, _WIDTH, _HEIGHT * _WIDTH))
+
+
+@intrinsic
+def add_products(_, sums, rows, tokens):
+    """add_products(s, w, x): to each of the sums of a tile, row after row, a row's vector times a token's."""
+
+    def emit(context, builder, signature, args):
+        s, w, x = (cgutils.unpack_tuple(builder, arg) for arg in args)
+        kind = ir.FunctionType(f32x16.llvm, [f32x16.llvm] * 3)
+        fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32")
+        pairs = [(row, token) for row in w for token in x]
+        results = [builder.call(fma, (*pair, c)) for pair, c in zip(pairs, s, strict=True)]
+        return context.make_tuple(builder, signature.return_type, results)
+
+    return sums(sums, rows, tokens), emit
+
+
+@njit
+def _tile(strip, x, stride, columns, sums):
+    """Add to a tile's sums the products of the strip's rows and six tokens at x over some columns."""
+    total = load_sums(sums, 64)
+    for column in range(0, 4 * columns, 64):
+        total = add_products(total, load_rows(strip + column, _STRIDE), load_tokens(x + column, stride))
+    store_sums(sums, 64, total)
+
+
+def _block_shape(format):
+    """Weights and bytes of a block, of a Static."""
+
+
+@overload(_block_shape)
+def _(format):
+    shape = FORMATS[format.value].block_elements, FORMATS[format.value].block_bytes
+    return lambda format: shape
+
+
+def padded(x: torch.Tensor) -> torch.Tensor:
+    """x with zeros up to a multiple of 16 columns, and 16 more, so that the tokens do not share cache sets.
+
+    By numpy, on this thread: torch would share this out among threads that go on spinning, on cores that are needed.
+    """
+    tokens, columns = x.shape
+    wide = np.zeros((tokens, columns + -columns % 16 + 16), np.float32)
+    wide[:, :columns] = x.numpy()
+    return torch.from_numpy(wide)
+
+
+def kernel(format: Static, tier: Static) -> int:
+    """The kernel that kit.cpu.linear describes, for tokens >= FEWEST; x comes from ``padded``."""
+    float32 = Static("float32")
+
+    def strips(arguments, piece):
+        blocks, row_bytes = load(i64, arguments), load(i64, arguments + 8)
+        rows, columns = load(i64, arguments + 16), load(i64, arguments + 24)
+        x, y = load(i64, arguments + 32), load(i64, arguments + 40)
+        stride, step = load(i64, arguments + 48), load(i64, arguments + 56)
+        tokens, share = load(i64, arguments + 64), load(i64, arguments + 72)
+        weights, size = _block_shape(format)
+        scratch, strip, sums = _scratch(), _strip(), _sums()
+        for row in range(piece * share, min(rows, (piece + 1) * share), _ROWS):
+            height = min(_ROWS, min(rows, (piece + 1) * share) - row)
+            for token in range(0, tokens, _TOKENS):
+                last = min(tokens, token + _TOKENS)
+                tiles = (last - token + _WIDTH - 1) // _WIDTH
+                for i in range((height + _HEIGHT - 1) // _HEIGHT * tiles * _HEIGHT * _WIDTH):
+                    store(sums + 64 * i, broadcast(f32x16, 0))
+                for column in range(0, columns, _COLUMNS):
+                    some = min(_COLUMNS, columns - column)
+                    for r in range(height):
+                        at = blocks + (row + r) * row_bytes + column // weights * size
+                        if some % 16:
+                            store(strip + r * _STRIDE + some // 16 * 64, broadcast(f32x16, 0))
+                        decode(format, float32, tier, False, at, some // weights, strip + r * _STRIDE, scratch)
+                    for t in range(tiles):
+                        first = x + min(token + _WIDTH * t, tokens - _WIDTH) * stride + 4 * column
+                        for r in range(0, height, _HEIGHT):
+                            at = sums + (r // _HEIGHT * tiles + t) * _SUMS
+                            _tile(strip + r * _STRIDE, first, stride, (some + 15) // 16 * 16, at)
+                for r in range(height):
+                    at = sums + r // _HEIGHT * tiles * _SUMS + r % _HEIGHT * _WIDTH * 64
+                    for t in range(tiles * _WIDTH):
+                        first = min(token + t // _WIDTH * _WIDTH, tokens - _WIDTH) + t % _WIDTH
+                        store(
+                            y + first * step + 4 * (row + r),
+                            reduce_add(load(f32x16, at + t // _WIDTH * _SUMS + t % _WIDTH * 64)),
+                        )
+
+    return piecework(strips)

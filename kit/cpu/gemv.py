@@ -1,0 +1,233 @@
+"""One token times float32 activations: 64 bytes of codes are taken apart at a time, and the products of a group share a step.
+
+What is done to whole vectors of codes, and what is done once for a group's sum and not once for a weight, is what makes this
+faster than the kernel for any format and any number of tokens (kit.cpu.gemv_float).
+"""
+
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+from kit.cpu.kernels import KERNELS
+from kit.cpu.simd.isa import _call
+from kit.cpu.simd.memory import load, prefetch, stack, store
+from kit.cpu.simd.sums import fma, reduce_add
+from kit.cpu.simd.vectors import Static, bitcast, broadcast, f32x16, jit, u32x16
+from kit.cpu.superblocks import CODES, PACKED, UNIT, codes, spread, steps, unit_size
+from kit.cpu.threads import piecework
+
+f32, i64 = types.float32, types.int64
+FORMATS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
+_AHEAD = 4096  # bytes; the CPU itself sees two rows as two streams that end soon
+_scratch = stack(256)  # 128 bytes for the reader of the steps, then those of two rows
+
+
+# ---- the activations
+
+
+def prepare(x: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (1, columns) in the order in which the format's kernel meets it, (1, columns), and the sums of each sixteen of it,
+    (columns / 16,), with which minima are taken off."""
+    plane = 0 if format not in PACKED else 32 if KERNELS[format].minimum else 16
+    ordered, sums = torch.empty_like(x) if plane else x, torch.empty(x.shape[1] // 16)
+    _prepare(x.data_ptr(), x.shape[1], plane, ordered.data_ptr(), sums.data_ptr())
+    return ordered, sums
+
+
+@jit
+def _prepare(x, columns, plane, ordered, sums):
+    """``plane``: a block's bytes hold so many codes in their low halves, and then as many in their high ones; or 0.
+
+    Of 64 bytes read as sixteen words, the same four bits of all words meet sixteen activations in a row.
+    """
+    for n in range(columns // 16):
+        store(sums + 4 * n, reduce_add(load(f32x16, x + 64 * n)))
+    if plane:
+        for chunk in range(0, columns, 128):
+            for byte in range(64):
+                low = chunk + 2 * plane * (byte // plane) + byte % plane
+                to = chunk + 32 * (byte % 4) + byte // 4
+                store(ordered + 4 * to, load(f32, x + 4 * low))
+                store(ordered + 4 * (to + 16), load(f32, x + 4 * (low + plane)))
+
+
+# ---- rows, two at a time: between them they read the activations once, which with 32 KB of them is what a row waits for
+
+
+@njit
+def two_rows(format, tier, row, other, units, x, sums, scratch):
+    """The products of two rows of ``units`` units with the activations of ``prepare``."""
+    size, lows = unit_size(format), has_lows(format)
+    pair = 2 * (other - row)
+    ahead = pair * (_AHEAD // max(1, pair) + 1)  # where the lines of a later pair lie as these do
+    a = b = c = d = low_a = low_b = broadcast(f32x16, 0)
+    for _ in range(units):
+        for line in range(0, size, 64):
+            prefetch(row + ahead + line)
+            prefetch(other + ahead + line)
+        step, low = steps(format, tier, row, scratch)
+        other_step, other_low = steps(format, tier, other, scratch)
+        a, b, c, d = add_unit(format, tier, row, other, step, other_step, x, scratch + 128, a, b, c, d)
+        if lows:
+            low_a = fma(low, load(f32x16, sums), low_a)
+            low_b = fma(other_low, load(f32x16, sums), low_b)
+        sums += 64
+        row += size
+        other += size
+        x += 4 * UNIT
+    return reduce_add(a + c) - reduce_add(low_a), reduce_add(b + d) - reduce_add(low_b)
+
+
+def has_lows(format):
+    """Whether the format has minima, which the steps' lows then are; the lows of signed codes only undo a bias."""
+
+
+def add_unit(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
+    """The sums of one row (a and c) and the other (b and d) + the products of a unit; scratch: 128 bytes."""
+
+
+@overload(has_lows)
+def _(format):
+    lows = KERNELS[format.value].minimum != 0
+    return lambda format: lows
+
+
+@overload(add_unit, jit_options={"forceinline": True})
+def _(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
+    read_packed = PACKED.get(format.value)
+
+    def of_bytes(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
+        store(scratch, step)
+        store(scratch + 64, other_step)
+        v, w = codes(format, tier, row), codes(format, tier, other)
+        a, b = add_bytes(format, tier, 0, v[0], w[0], x, scratch, a, b)
+        c, d = add_bytes(format, tier, 1, v[1], w[1], x, scratch, c, d)
+        a, b = add_bytes(format, tier, 2, v[2], w[2], x, scratch, a, b)
+        c, d = add_bytes(format, tier, 3, v[3], w[3], x, scratch, c, d)
+        return a, b, c, d
+
+    def of_words(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
+        v, w = read_packed(row), read_packed(other)
+        p, q = dots_of_words(format, tier, v[0], w[0], x)
+        a, b = fma(p, spread(format, 0, step), a), fma(q, spread(format, 0, other_step), b)
+        p, q = dots_of_words(format, tier, v[0] >> 4, w[0] >> 4, x + 64)
+        c, d = fma(p, spread(format, 1, step), c), fma(q, spread(format, 1, other_step), d)
+        p, q = dots_of_words(format, tier, v[1], w[1], x + 2 * UNIT)
+        a, b = fma(p, spread(format, 2, step), a), fma(q, spread(format, 2, other_step), b)
+        p, q = dots_of_words(format, tier, v[1] >> 4, w[1] >> 4, x + 2 * UNIT + 64)
+        c, d = fma(p, spread(format, 3, step), c), fma(q, spread(format, 3, other_step), d)
+        return a, b, c, d
+
+    return of_words if read_packed else of_bytes
+
+
+# ---- codes of half a byte
+
+
+@njit(forceinline=True)
+def dots_of_words(format, tier, packed, other, x):
+    """The products of the low halves of 64 bytes, of two rows, and the activations at x, in sixteen lanes."""
+    v, w = bitcast(u32x16, packed), bitcast(u32x16, other)
+    y = load(f32x16, x)
+    a, b = nibble(format, tier, v) * y, nibble(format, tier, w) * y
+    y = load(f32x16, x + 128)
+    a, b = fma(nibble(format, tier, v >> 8), y, a), fma(nibble(format, tier, w >> 8), y, b)
+    y = load(f32x16, x + 256)
+    a, b = fma(nibble(format, tier, v >> 16), y, a), fma(nibble(format, tier, w >> 16), y, b)
+    y = load(f32x16, x + 384)
+    return fma(nibble(format, tier, v >> 24), y, a), fma(nibble(format, tier, w >> 24), y, b)
+
+
+@intrinsic
+def nibble(_, format, tier, words):
+    """nibble(format, tier, w): the number that the low four bits of each word (u32x16) stand for, as float32.
+
+    A look-up in a table of sixteen, where the CPU has one that wide: neither masks nor conversions.
+    """
+    bias = CODES[format.value].bias
+
+    def emit(context, builder, signature, args):
+        if tier.value == "avx512":
+            table = ir.Constant(f32x16.llvm, [float(code - bias) for code in range(16)])
+            return _call(builder, "llvm.x86.avx512.permvar.sf.512", f32x16.llvm, [table, args[2]])
+        fifteen, less = (ir.Constant(args[2].type, [number] * 16) for number in (15, bias))
+        return builder.sitofp(builder.sub(builder.and_(args[2], fifteen), less), f32x16.llvm)
+
+    return f32x16(format, tier, words), emit
+
+
+# ---- codes in bytes
+
+
+def add_bytes(format, tier, part, vector, other, x, steps, total, other_total):
+    """The totals of two rows + the products of the first (second ...) 64 codes of a unit of each, their steps (64 bytes of
+    the one, then of the other) and the activations at x."""
+
+
+@overload(add_bytes, jit_options={"forceinline": True}, prefer_literal=True)
+def _(format, tier, part, vector, other, x, steps, total, other_total):
+    a, b, c, d = CODES[format.value].order[4 * part.literal_value :][:4]
+    shared = KERNELS[format.value].group >= 32 and (a ^ 1, c ^ 1) == (b, d)  # neighbors, which have one step
+
+    @njit(forceinline=True)
+    def scaled(product, steps, n, total):
+        return fma(product, broadcast(f32x16, load(f32, steps + 4 * n)), total)
+
+    def pairs(format, tier, part, vector, other, x, steps, total, other_total):
+        y, z = load(f32x16, x + 64 * a), load(f32x16, x + 64 * b)
+        p = fma(sixteen(format, vector, 1), z, sixteen(format, vector, 0) * y)
+        q = fma(sixteen(format, other, 1), z, sixteen(format, other, 0) * y)
+        total, other_total = scaled(p, steps, a, total), scaled(q, steps + 64, a, other_total)
+        y, z = load(f32x16, x + 64 * c), load(f32x16, x + 64 * d)
+        p = fma(sixteen(format, vector, 3), z, sixteen(format, vector, 2) * y)
+        q = fma(sixteen(format, other, 3), z, sixteen(format, other, 2) * y)
+        return scaled(p, steps, c, total), scaled(q, steps + 64, c, other_total)
+
+    def singles(format, tier, part, vector, other, x, steps, total, other_total):
+        y = load(f32x16, x + 64 * a)
+        total = scaled(sixteen(format, vector, 0) * y, steps, a, total)
+        other_total = scaled(sixteen(format, other, 0) * y, steps + 64, a, other_total)
+        y = load(f32x16, x + 64 * b)
+        total = scaled(sixteen(format, vector, 1) * y, steps, b, total)
+        other_total = scaled(sixteen(format, other, 1) * y, steps + 64, b, other_total)
+        y = load(f32x16, x + 64 * c)
+        total = scaled(sixteen(format, vector, 2) * y, steps, c, total)
+        other_total = scaled(sixteen(format, other, 2) * y, steps + 64, c, other_total)
+        y = load(f32x16, x + 64 * d)
+        total = scaled(sixteen(format, vector, 3) * y, steps, d, total)
+        return total, scaled(sixteen(format, other, 3) * y, steps + 64, d, other_total)
+
+    return pairs if shared else singles
+
+
+@intrinsic(prefer_literal=True)
+def sixteen(_, format, vector, part):
+    """sixteen(format, v, 1): the numbers that bytes 16 to 31 of the codes (u8x64) stand for, as float32."""
+    first, bias = 16 * part.literal_value, CODES[format.value].bias
+
+    def emit(context, builder, signature, args):
+        words = ir.VectorType(ir.IntType(32), 16)
+        signed = builder.sub(args[1], ir.Constant(args[1].type, [bias] * 64))
+        picked = builder.shuffle_vector(signed, signed, ir.Constant(words, list(range(first, first + 16))))
+        return builder.sitofp((builder.sext if bias else builder.zext)(picked, words), f32x16.llvm)
+
+    return f32x16(format, vector, part), emit
+
+
+def kernel(format: Static, tier: Static) -> int:
+    """The kernel that kit.cpu.linear describes, for one token of whole units; one more argument: the address of sums."""
+
+    def single(arguments, piece):
+        blocks, row_bytes, rows = load(i64, arguments), load(i64, arguments + 8), load(i64, arguments + 16)
+        units, x, y = load(i64, arguments + 24) // UNIT, load(i64, arguments + 32), load(i64, arguments + 40)
+        share, sums, scratch = load(i64, arguments + 72), load(i64, arguments + 80), _scratch()
+        last = min(rows, (piece + 1) * share) - 1
+        for row in range(piece * share, last + 1, 2):
+            other = min(row + 1, last)  # the last of an odd number of rows is its own neighbor
+            at = blocks + row * row_bytes
+            a, b = two_rows(format, tier, at, at + (other - row) * row_bytes, units, x, sums, scratch)
+            store(y + 4 * row, a)
+            store(y + 4 * other, b)
+
+    return piecework(single)

@@ -1,0 +1,110 @@
+"""Rows of blocks times int8 activations: dot products of bytes, four codes an int32 lane, a unit of 256 weights at a time."""
+
+from numba import njit, types
+
+from kit.cpu.activations import RECORD, SCALE, SUMS
+from kit.cpu.simd.isa import dot4
+from kit.cpu.simd.memory import copy, load, stack, store
+from kit.cpu.simd.sums import fma, reduce_add
+from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x64, i32x16
+from kit.cpu.superblocks import CODES, codes, spread, steps, unit_bytes, unit_size
+from kit.cpu.threads import piecework
+
+i64 = types.int64
+ROWS, TOKENS = 8, 32  # a tile: its activations of one unit and its sums fit the first-level cache
+
+_scratch = stack(128 + 64 * -(-max(map(unit_bytes, CODES)) // 64))  # a unit's steps and lows, and the unit itself
+_sums = stack(64 * ROWS * TOKENS)
+
+
+@njit(forceinline=True)
+def _products(tier, codes, steps, record):
+    """The sums of step * code * activation code, before the activations' scale, in 16 lanes."""
+    a = convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes[0], load(i8x64, record)))
+    b = convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes[1], load(i8x64, record + 64)))
+    c = convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes[2], load(i8x64, record + 128)))
+    d = convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes[3], load(i8x64, record + 192)))
+    return fma(a, steps[0], b * steps[1]) + fma(c, steps[2], d * steps[3])
+
+
+@njit(forceinline=True)
+def _unpack(format, tier, unit, scratch):
+    """A unit's codes, the steps of their lanes, and the lows."""
+    step, low = steps(format, tier, unit, scratch)
+    spreads = spread(format, 0, step), spread(format, 1, step), spread(format, 2, step), spread(format, 3, step)
+    return codes(format, tier, unit), spreads, low
+
+
+@njit(forceinline=True)
+def _locate(format, row, unit, row_bytes, scratch):
+    """The address of a unit's blocks; those of a unit that the row's end cuts off are copied and filled up with zeros."""
+    size = unit_size(format)
+    at = unit * size
+    if at + size <= row_bytes:
+        return row + at
+    for i in range(0, size, 64):
+        store(scratch + 128 + i, broadcast(f32x16, 0))
+    copy(row + at, row_bytes - at, scratch + 128)
+    return scratch + 128
+
+
+@njit
+def _one_token(format, tier, row, row_bytes, units, record, scratch):
+    """The product of a row and the only token."""
+    a = b = broadcast(f32x16, 0)
+    for unit in range(units):
+        weights, spreads, low = _unpack(format, tier, _locate(format, row, unit, row_bytes, scratch), scratch)
+        a = fma(_products(tier, weights, spreads, record), load(f32x16, record + SCALE), a)
+        b = fma(low, load(f32x16, record + SUMS), b)
+        record += RECORD
+    return reduce_add(a + b)
+
+
+@njit
+def _tile(format, tier, blocks, row_bytes, rows, units, records, tokens, count, sums, scratch):
+    """The products of ``rows`` rows and ``count`` of the tokens to ``sums``: (rows, count) vectors, lanes to be added."""
+    for i in range(rows * count):
+        store(sums + 64 * i, broadcast(f32x16, 0))
+    for unit in range(units):
+        for row in range(rows):
+            at = _locate(format, blocks + row * row_bytes, unit, row_bytes, scratch)
+            weights, spreads, low = _unpack(format, tier, at, scratch)
+            record, at = records + unit * tokens * RECORD, sums + 64 * row * count
+            for _ in range(count):
+                y = fma(low, load(f32x16, record + SUMS), load(f32x16, at))
+                y = fma(_products(tier, weights, spreads, record), load(f32x16, record + SCALE), y)
+                store(at, y)
+                record += RECORD
+                at += 64
+
+
+def kernel(format: Static, tier: Static) -> int:
+    """The kernel that kit.cpu.linear describes; x is the address of the activations' records."""
+
+    def integer(arguments, piece):
+        blocks, row_bytes = load(i64, arguments), load(i64, arguments + 8)
+        rows, units = load(i64, arguments + 16), (load(i64, arguments + 24) + 255) // 256
+        records, y, step = load(i64, arguments + 32), load(i64, arguments + 40), load(i64, arguments + 56)
+        tokens, share = load(i64, arguments + 64), load(i64, arguments + 72)
+        scratch, sums = _scratch(), _sums()
+        last = min(rows, (piece + 1) * share)
+        if tokens == 1:
+            for row in range(piece * share, last):
+                store(
+                    y + 4 * row, _one_token(format, tier, blocks + row * row_bytes, row_bytes, units, records, scratch)
+                )
+            return
+        for row in range(piece * share, last, ROWS):
+            height = min(ROWS, last - row)
+            for token in range(0, tokens, TOKENS):
+                count = min(TOKENS, tokens - token)
+                _tile(
+                    format, tier, blocks + row * row_bytes, row_bytes, height, units,
+                    records + token * RECORD, tokens, count, sums, scratch,
+                )  # fmt: skip
+                for t in range(count):
+                    for r in range(height):
+                        at = sums + 64 * (r * count + t)
+                        store(y + (token + t) * step + 4 * (row + r), reduce_add(load(f32x16, at)))
+
+    return piecework(integer)

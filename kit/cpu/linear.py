@@ -1,0 +1,85 @@
+"""linear: y = W x from blocks, the rows shared out among the threads of kit.cpu.threads.
+
+A kernel computes some rows of y, for all tokens. Its arguments, all int64: address of the blocks, bytes of a row, rows,
+columns; address of x, address of y; bytes of one token's x and y; tokens; rows a piece; and for kit.cpu.gemv one more.
+"""
+
+import functools
+
+import numpy as np
+import torch
+
+from kit.cpu import gemm, gemv, gemv_float, gemv_int8, threads
+from kit.cpu.activations import quantize
+from kit.cpu.kernels import KERNELS
+from kit.cpu.simd.tiers import tier
+from kit.cpu.simd.vectors import Static
+from kit.cpu.superblocks import UNIT
+from kit.errors import QuantError
+from kit.gguf.formats import FORMATS
+
+ACTIVATIONS = ("float32", "int8")
+_LEAST, _MOST = 2**14, 256  # a piece is at least so many bytes of blocks, and there are at most so many pieces
+_TILE = 16  # rows: what every kernel's tiles divide; for one token those are of two rows
+
+
+def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "float32") -> torch.Tensor:
+    """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes of a row) uint8: (tokens, rows) float32.
+
+    qtype: any format that the cpu backend of kit.dequantize knows, or I8. activations: "float32", or "int8": x is rounded to
+    eight bits with one scale for 256 columns, except where the weights are F32, F16 or BF16. Raises QuantError.
+    """
+    eight_bit = _check(blocks, qtype, x, activations) and qtype in KERNELS
+    (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
+    x, y, more = x.contiguous(), torch.empty(tokens, rows), ()
+    if eight_bit:
+        x, module = quantize(x, qtype), gemv_int8
+    elif tokens >= gemm.FEWEST:
+        x, module = gemm.padded(x), gemm
+    elif tokens == 1 and qtype in gemv.FORMATS and columns % UNIT == 0:
+        module, (x, sums) = gemv, gemv.prepare(x, qtype)
+        more = (sums.data_ptr(),)
+    else:
+        module = gemv_float
+    stride, share = x.stride(0) * x.itemsize, max(_LEAST, blocks.nbytes // _MOST) // max(1, row_bytes) + 1
+    share += -share % (2 if tokens == 1 else _TILE)
+    threads.run(
+        _kernel(module, qtype, tier()),
+        (
+            blocks.ctypes.data,
+            row_bytes,
+            rows,
+            columns,
+            x.data_ptr(),
+            y.data_ptr(),
+            stride,
+            4 * rows,
+            tokens,
+            share,
+            *more,
+        ),
+        -(-rows // share),
+    )
+    return y
+
+
+def _check(blocks, qtype, x, activations) -> bool:
+    """Whether int8 was asked for; QuantError for anything that the kernels cannot take."""
+    if qtype not in KERNELS and qtype not in gemv_float.NUMBERS:
+        raise QuantError(f"fused does not know {qtype!r}; it knows {', '.join((*KERNELS, *gemv_float.NUMBERS))}")
+    if activations not in ACTIVATIONS:
+        raise QuantError(f"activations {activations!r} is not one of {', '.join(ACTIVATIONS)}")
+    if blocks.ndim != 2 or blocks.dtype != np.uint8 or not blocks.flags.c_contiguous:
+        raise QuantError(f"{qtype}: blocks must be C-contiguous uint8 (rows, bytes), not {blocks.dtype} {blocks.shape}")
+    if x.ndim != 2 or x.dtype != torch.float32 or x.device.type != "cpu":
+        raise QuantError(f"{qtype}: x must be float32 (tokens, columns) on the CPU, not {x.dtype} {tuple(x.shape)}")
+    format = FORMATS[qtype]
+    if blocks.shape[1] != format.nbytes(x.shape[1]) or x.shape[1] % format.block_elements:
+        raise QuantError(f"{qtype}: rows of {blocks.shape[1]} bytes do not take {x.shape[1]} activations")
+    return activations == "int8"
+
+
+@functools.cache
+def _kernel(module, qtype: str, tier: Static) -> int:
+    """Compiled at the first use of a format, or had from the cache on disk."""
+    return module.kernel(Static(qtype), tier)

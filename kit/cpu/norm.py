@@ -1,0 +1,41 @@
+"""RMS normalization: y = x / sqrt(mean of x^2 + eps) * weight, over the last axis."""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.sums import reduce_add
+from kit.cpu.simd.vectors import broadcast, f32x16, jit
+
+SMALL_NORM = 2**15  # numbers up to which torch's call, made for any tensor, takes longer than its arithmetic
+_LANES = 16
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x (..., n) and weight (n,) float32 -> (..., n): in one compiled loop for few numbers, by torch for many."""
+    n = len(weight)
+    if x.numel() > SMALL_NORM or n % _LANES or not x.is_contiguous() or {x.dtype, weight.dtype} != {torch.float32}:
+        return F.rms_norm(x, weight.shape, weight.float(), eps)
+    y = torch.empty_like(x)
+    _rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, x.numel() // n, eps)
+    return y
+
+
+@jit
+def _rms_norm(x, weight, y, n, rows, eps):
+    for _ in range(rows):
+        a = b = broadcast(f32x16, 0)
+        for at in range(0, 4 * (n & -32), 128):
+            v, w = load(f32x16, x + at), load(f32x16, x + at + 64)
+            a, b = a + v * v, b + w * w
+        if n & 16:
+            v = load(f32x16, x + 4 * (n - 16))
+            a = a + v * v
+        scale = np.float32(1 / math.sqrt(reduce_add(a + b) / n + eps))
+        for at in range(0, 4 * n, 64):
+            store(y + at, load(f32x16, x + at) * scale * load(f32x16, weight + at))
+        x += 4 * n
+        y += 4 * n

@@ -1,0 +1,221 @@
+"""Primitives with a tier: an x86 instruction where the tier has one, and otherwise the same result in plain LLVM."""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kit.cpu.simd.vectors import Vector, _llvm
+
+
+def _call(builder, name: str, result: ir.Type, args):
+    """A call of the LLVM intrinsic ``name``."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def _like(kind: ir.Type, bits: ir.Type):
+    """A function from an integer to the constant of it in every lane of ``kind``, whose lanes are ``bits`` wide."""
+    if isinstance(kind, ir.VectorType):
+        return lambda value: ir.Constant(ir.VectorType(bits, kind.count), [value] * kind.count)
+    return lambda value: ir.Constant(bits, value)
+
+
+def _with_lanes(kind: ir.Type, element: ir.Type) -> ir.Type:
+    return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
+
+
+_I16, _I32, _F32, _F16 = ir.IntType(16), ir.IntType(32), ir.FloatType(), ir.HalfType()
+
+
+@intrinsic
+def half_to_float(_, tier, bits):
+    """half_to_float(tier, h): IEEE half precision (the bits, a uint16 or a vector of them) as float32, exactly."""
+    result = Vector(types.float32, bits.lanes) if isinstance(bits, Vector) else types.float32
+
+    def emit(context, builder, signature, args):
+        half = args[1]
+        wide, narrow = _with_lanes(half.type, _F32), _with_lanes(half.type, _F16)
+        if tier.value != "plain" and isinstance(bits, Vector):
+            return builder.fpext(builder.bitcast(half, narrow), wide)
+        if tier.value == "avx512":
+            # fpext of one lane would be inserted into a register that waits for an older result; this clears it first
+            clear, word = ir.Constant(ir.VectorType(_I16, 16), [0] * 16), ir.VectorType(_F32, 16)
+            every, current, first = ir.Constant(_I16, -1), ir.Constant(_I32, 4), ir.Constant(_I32, 0)
+            args = [builder.insert_element(clear, half, first), ir.Constant(word, [0.0] * 16), every, current]
+            return builder.extract_element(_call(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", word, args), first)
+        if tier.value == "avx2":
+            return builder.fpext(builder.bitcast(half, narrow), wide)
+        # exponent and fraction moved to float32's places are the number times 2^-112, subnormal halves included
+        word, constant = _with_lanes(half.type, _I32), _like(half.type, _I32)
+        half = builder.zext(half, word)
+        magnitude = builder.shl(builder.and_(half, constant(0x7FFF)), constant(13))
+        scaled = builder.fmul(builder.bitcast(magnitude, wide), builder.bitcast(constant(0x77800000), wide))
+        infinite = builder.icmp_unsigned(">=", magnitude, constant(0x7C00 << 13))
+        exponent = builder.select(infinite, constant(0x7F800000), constant(0))
+        sign = builder.shl(builder.and_(half, constant(0x8000)), constant(16))
+        return builder.bitcast(builder.or_(builder.or_(builder.bitcast(scaled, word), exponent), sign), wide)
+
+    return result(tier, bits), emit
+
+
+@intrinsic
+def float_to_half(_, tier, vector):
+    """float_to_half(tier, v): float32 lanes rounded to nearest even to half precision (bits, uint16 lanes)."""
+    result = Vector(types.uint16, vector.lanes)
+
+    def emit(context, builder, signature, args):
+        value = args[1]
+        if tier.value != "plain":
+            return builder.bitcast(builder.fptrunc(value, _with_lanes(value.type, _F16)), result.llvm)
+        word, constant = _with_lanes(value.type, _I32), _like(value.type, _I32)
+        bits = builder.bitcast(value, word)
+        magnitude = builder.and_(bits, constant(0x7FFFFFFF))
+        odd = builder.and_(builder.lshr(magnitude, constant(13)), constant(1))
+        rebiased = builder.add(builder.add(magnitude, constant(0x0FFF - (112 << 23))), odd)
+        # below 2^-14 adding 0.5 lets the adder round at 2^-24, the step of subnormal halves
+        half = builder.bitcast(constant(0x3F000000), value.type)
+        subnormal = builder.sub(
+            builder.bitcast(builder.fadd(builder.bitcast(magnitude, value.type), half), word), constant(0x3F000000)
+        )
+        small = builder.icmp_unsigned("<", magnitude, constant(0x38800000))
+        finite = builder.select(small, subnormal, builder.lshr(rebiased, constant(13)))
+        nan = builder.icmp_unsigned(">", magnitude, constant(0x7F800000))
+        large = builder.icmp_unsigned(">=", magnitude, constant(0x47800000))
+        special = builder.select(nan, constant(0x7E00), constant(0x7C00))
+        sign = builder.and_(builder.lshr(bits, constant(16)), constant(0x8000))
+        return builder.trunc(builder.or_(builder.select(large, special, finite), sign), result.llvm)
+
+    return result(tier, vector), emit
+
+
+@intrinsic
+def float_to_bfloat(_, vector):
+    """float_to_bfloat(v): float32 lanes rounded to nearest even to bfloat16 (bits, uint16 lanes); NaN is 0x7FC0."""
+    result = Vector(types.uint16, vector.lanes)
+
+    def emit(context, builder, signature, args):
+        word, constant = _with_lanes(args[0].type, _I32), _like(args[0].type, _I32)
+        bits = builder.bitcast(args[0], word)
+        odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
+        rounded = builder.lshr(builder.add(builder.add(bits, constant(0x7FFF)), odd), constant(16))
+        nan = builder.fcmp_unordered("uno", args[0], args[0])
+        return builder.trunc(builder.select(nan, constant(0x7FC0), rounded), result.llvm)
+
+    return result(vector), emit
+
+
+@intrinsic
+def bfloat_to_float(_, bits):
+    """bfloat_to_float(b): bfloat16 bits (uint16 lanes) as float32."""
+    result = Vector(types.float32, bits.lanes)
+
+    def emit(context, builder, signature, args):
+        constant = _like(args[0].type, _I32)
+        word = builder.shl(builder.zext(args[0], _with_lanes(args[0].type, _I32)), constant(16))
+        return builder.bitcast(word, result.llvm)
+
+    return result(bits), emit
+
+
+@intrinsic
+def lookup(_, tier, table, index):
+    """lookup(tier, table, i): table[i] lane by lane; table and index are 16 bytes each, every index below 16."""
+
+    def emit(context, builder, signature, args):
+        if tier.value != "plain":
+            return _call(builder, "llvm.x86.ssse3.pshuf.b.128", args[1].type, args[1:])
+        result = ir.Constant(args[1].type, ir.Undefined)
+        for lane in range(16):
+            place = ir.Constant(_I32, lane)
+            picked = builder.extract_element(args[1], builder.extract_element(args[2], place))
+            result = builder.insert_element(result, picked, place)
+        return result
+
+    return table(tier, table, index), emit
+
+
+@intrinsic
+def dot4(_, tier, total, a, b):
+    """dot4(tier, total, a, b): total (int32 lanes) + the sums of four products each of a (uint8) and b (int8) lanes.
+
+    Exact for every a and b. 16 int32 lanes take 64 bytes each of a and b; 8 take 32, 4 take 16.
+    """
+
+    def emit(context, builder, signature, args):
+        lanes = total.lanes
+        if tier.value == "avx512":
+            return _call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", args[1].type, args[1:])
+        if tier.value == "avx2" and lanes % 8 == 0:
+            parts = [_dot_of_32_bytes(builder, *args[2:], first) for first in range(0, 4 * lanes, 32)]
+            return builder.add(args[1], parts[0] if lanes == 8 else _end_to_end(builder, *parts))
+        # in 32 bits, where nothing saturates (AVX2's multiply-add of bytes does)
+        word = ir.VectorType(_I32, 4 * lanes)
+        product = builder.mul(builder.zext(args[2], word), builder.sext(args[3], word))
+        result = args[1]
+        for step in range(4):
+            every = ir.Constant(ir.VectorType(_I32, lanes), [4 * lane + step for lane in range(lanes)])
+            result = builder.add(result, builder.shuffle_vector(product, product, every))
+        return result
+
+    return total(tier, total, a, b), emit
+
+
+def _dot_of_32_bytes(builder, a, b, first: int):
+    """Eight sums of four products of bytes from ``first`` on, by AVX2.
+
+    Its multiply-add of bytes saturates at 16 bits, so a is taken in two parts with which it cannot: the low seven bits
+    (2 * 127 * -128 fits) and the highest (2 * 128 * -128 just fits). Where a is known to be small the second part is zero
+    and LLVM drops it.
+    """
+    lanes = ir.Constant(ir.VectorType(_I32, 32), list(range(first, first + 32)))
+    a, b = (builder.shuffle_vector(vector, vector, lanes) for vector in (a, b))
+    bytes_, words, sums = (ir.VectorType(ir.IntType(bits), 256 // bits) for bits in (8, 16, 32))
+    ones, total = ir.Constant(words, [1] * 16), None
+    for bits in (0x7F, 0x80):
+        part = builder.and_(a, ir.Constant(bytes_, [bits] * 32))
+        pairs = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", words, [part, b])
+        fours = _call(builder, "llvm.x86.avx2.pmadd.wd", sums, [pairs, ones])
+        total = fours if total is None else builder.add(total, fours)
+    return total
+
+
+def _end_to_end(builder, a, b):
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, 16), list(range(16))))
+
+
+@intrinsic
+def gather(_, kind, address, index):
+    """gather(u32x16, address, i): the numbers at address + i * (bytes of one), i an int32 lane each."""
+    result = kind.instance_type
+    element = _llvm(result.element)
+
+    def emit(context, builder, signature, args):
+        base = builder.inttoptr(args[1], element.as_pointer())
+        pointers = builder.gep(base, [args[2]], source_etype=element)
+        pointers.type = ir.VectorType(element.as_pointer(), result.lanes)  # llvmlite takes it for one pointer
+        mask = ir.Constant(ir.VectorType(ir.IntType(1), result.lanes), [1] * result.lanes)
+        name = f"llvm.masked.gather.v{result.lanes}{_suffix(element)}.v{result.lanes}p0"
+        return _call(
+            builder, name, result.llvm, [pointers, ir.Constant(_I32, 1), mask, ir.Constant(result.llvm, ir.Undefined)]
+        )
+
+    return result(kind, types.int64, index), emit
+
+
+@intrinsic
+def expand_load(_, mask, address, other):
+    """expand_load(mask, address, v): v, with the lanes that the mask sets replaced by consecutive numbers from address."""
+    element = _llvm(other.element)
+
+    def emit(context, builder, signature, args):
+        pointer = builder.inttoptr(args[1], element.as_pointer())
+        name = f"llvm.masked.expandload.v{other.lanes}{_suffix(element)}"
+        return _call(builder, name, other.llvm, [pointer, args[0], args[2]])
+
+    return other(mask, types.int64, other), emit
+
+
+def _suffix(element: ir.Type) -> str:
+    """How LLVM spells an element type in an intrinsic's name."""
+    return "f32" if element == _F32 else f"i{element.width}"

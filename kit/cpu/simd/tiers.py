@@ -1,0 +1,120 @@
+"""Which tier of primitives this process runs: what the CPU has, what passed its self-test, or what was asked for."""
+
+import contextlib
+import contextvars
+import functools
+import os
+import warnings
+
+import llvmlite.binding as llvm
+import numpy as np
+from numba.core import config
+
+from kit.cpu.simd.isa import dot4, float_to_half, half_to_float, lookup
+from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.vectors import Static, f32x16, i8x64, i32x16, jit, u8x16, u8x64, u16x16
+from kit.errors import KitError
+
+# What a tier's instructions need, as LLVM spells it; best first.
+TIERS = {
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512vbmi", "avx512vbmi2", "f16c"},
+    "avx2": {"avx2", "f16c", "ssse3"},
+    "plain": set(),
+}
+
+
+@functools.cache
+def features() -> frozenset[str]:
+    """The CPU features for which Numba compiles: this CPU's, or those of NUMBA_CPU_FEATURES."""
+    if config.CPU_FEATURES is not None:
+        return frozenset(name[1:] for name in config.CPU_FEATURES.split(",") if name.startswith("+"))
+    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+
+
+def available() -> list[str]:
+    """The tiers whose instructions this CPU has, best first."""
+    return [name for name, needs in TIERS.items() if needs <= features()]
+
+
+def tier(name: str | None = None) -> Static:
+    """The tier called ``name``; by default that of ``using``, or of the variable KIT_SIMD, or the best one that works.
+
+    A tier that was asked for and cannot run, or fails its self-test, raises KitError. Of those that this CPU has, one
+    that fails is left out with a warning.
+    """
+    return _choose(name or _asked.get() or os.environ.get("KIT_SIMD"))
+
+
+@contextlib.contextmanager
+def using(name: str | None):
+    """In the body of a ``with``, in this thread, ``tier()`` is the tier called ``name``; None changes nothing."""
+    token = _asked.set(name or _asked.get())
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+_asked: contextvars.ContextVar[str | None] = contextvars.ContextVar("tier", default=None)
+
+
+@functools.cache
+def _choose(asked: str | None) -> Static:
+    if asked and asked not in available():
+        raise KitError(f"SIMD tier {asked!r} is not one that this CPU can run; it can run {', '.join(available())}")
+    for candidate in [asked] if asked else available():
+        wrong = ", ".join(self_test(candidate))
+        if not wrong:
+            return Static(candidate)
+        if asked:
+            raise KitError(f"SIMD tier {candidate!r} computes wrong results on this CPU: {wrong}")
+        warnings.warn(f"SIMD tier {candidate!r} fails its self-test ({wrong}); trying the next", stacklevel=4)
+    raise KitError("no SIMD tier passes its self-test on this CPU: use backend='reference'")
+
+
+@functools.cache
+def self_test(name: str) -> list[str]:
+    """The primitives of a tier that differ from numpy on this CPU; empty when all is well."""
+    halves = np.arange(2**16, dtype=np.uint16)
+    floats = np.concatenate([halves.astype(np.uint32) << 16 | low for low in (0, 0x1000, 0x7FFF, 0xFFFF)]).view(
+        np.float32
+    )
+    random = np.random.default_rng(0)
+    table, index = random.integers(0, 256, 16, np.uint8), random.integers(0, 16, 16, np.uint8)
+    a, b = random.integers(0, 256, 64, np.uint8), random.integers(-128, 128, 64, np.int8)
+    widened, narrowed = np.empty(2**16, np.float32), np.empty(len(floats), np.uint16)
+    picked, total = np.empty(16, np.uint8), np.ones(16, np.int32)
+    arrays = (halves, widened, floats, narrowed, table, index, picked, a, b, total)
+    _probe(Static(name), len(halves), len(floats), *(array.ctypes.data for array in arrays))
+    with np.errstate(all="ignore"):
+        rounded = floats.astype(np.float16)
+    right = {
+        "half_to_float": np.array_equal(widened, halves.view(np.float16).astype(np.float32), equal_nan=True),
+        "float_to_half": np.array_equal(narrowed.view(np.float16), rounded, equal_nan=True),
+        "lookup": np.array_equal(picked, table[index]),
+        "dot4": np.array_equal(total, 1 + (a.astype(np.int32) * b).reshape(16, 4).sum(1)),
+    }
+    return [primitive for primitive, ok in right.items() if not ok]
+
+
+@jit
+def _probe(tier, n_halves, n_floats, halves, widened, floats, narrowed, table, index, picked, a, b, total):
+    for i in range(0, n_halves, 16):
+        store(widened + 4 * i, half_to_float(tier, load(u16x16, halves + 2 * i)))
+    for i in range(0, n_floats, 16):
+        store(narrowed + 2 * i, float_to_half(tier, load(f32x16, floats + 4 * i)))
+    store(picked, lookup(tier, load(u8x16, table), load(u8x16, index)))
+    store(total, dot4(tier, load(i32x16, total), load(u8x64, a), load(i8x64, b)))
+
+
+def describe() -> tuple[str, str, str]:
+    """For `kit doctor`: state ("ok", "note"), what runs and what this CPU has, and the remedy for what fails."""
+    failing = [name for name in available() if self_test(name)]
+    finding = f"{tier().value} runs; this CPU has {', '.join(available())}"
+    if failing:
+        return (
+            "note",
+            f"{finding}; wrong results from {', '.join(failing)}",
+            "update numba and llvmlite, or report this CPU",
+        )
+    return "ok", finding, ""

@@ -1,0 +1,277 @@
+"""Vectors in Numba kernels: types, lanes, conversions, arithmetic. All of it is plain LLVM, which runs on any CPU."""
+
+import functools
+import hashlib
+import operator
+from pathlib import Path
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core.imputils import lower_constant
+from numba.extending import NativeValue, intrinsic, models, overload, register_model, unbox
+
+
+def jit(function):
+    """numba.njit for kernels: no GIL, C arithmetic, compiled once a machine (a cache on disk, where one can be had).
+
+    A change of any file in kit/simd, kit/quants or the function's own folder makes the cached code stale; Numba itself
+    looks at the function's file alone, though the code of every primitive that it calls is compiled into it.
+    """
+    options = dict(nogil=True, error_model="numpy")
+    try:
+        dispatcher = njit(function, cache=True, **options)
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written to: compile in each process
+        return njit(function, **options)
+    dispatcher._cache._cache_file._source_stamp = source_stamp(Path(function.__code__.co_filename).parent)
+    return dispatcher
+
+
+@functools.cache
+def source_stamp(folder: Path) -> str:
+    """A digest of the sources from which a kernel in ``folder`` is compiled."""
+    simd = Path(__file__).parent
+    digest = hashlib.sha256()
+    for source in sorted(
+        {path for place in (simd, simd.parent, folder) for path in place.glob("*.py")}
+        | {simd.parents[1] / "gguf" / "formats.py"}
+    ):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+class Static:
+    """A string that a kernel is compiled for: its Numba type holds the string, so that ``overload`` can choose by it."""
+
+    def __init__(self, value: str):
+        self.value = value
+        self._numba_type_ = StaticType(value)
+
+
+class StaticType(types.Type):
+    """The Numba type of ``Static(value)``."""
+
+    def __init__(self, value: str):
+        self.value = value
+        super().__init__(f"Static({value})")
+
+
+register_model(StaticType)(models.OpaqueModel)
+unbox(StaticType)(lambda _type, _object, c: NativeValue(c.context.get_dummy_value()))
+lower_constant(StaticType)(lambda context, *_: context.get_dummy_value())
+
+
+class Vector(types.Type):
+    """``lanes`` numbers of one Numba type in registers; of types.boolean, a mask."""
+
+    def __init__(self, element: types.Type, lanes: int):
+        self.element, self.lanes = element, lanes
+        super().__init__(f"{element}x{lanes}")
+
+    @property
+    def key(self):
+        return self.element, self.lanes
+
+    @property
+    def llvm(self) -> ir.VectorType:
+        """The LLVM type."""
+        return ir.VectorType(_llvm(self.element), self.lanes)
+
+
+def _llvm(number: types.Type) -> ir.Type:
+    if isinstance(number, types.Float):
+        return ir.FloatType() if number.bitwidth == 32 else ir.DoubleType()
+    return ir.IntType(1 if number == types.boolean else number.bitwidth)
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager, vector):
+        super().__init__(manager, vector, vector.llvm)
+
+
+u8x8, u8x16, u8x32, u8x64 = (Vector(types.uint8, lanes) for lanes in (8, 16, 32, 64))
+i8x8, i8x16, i8x32, i8x64 = (Vector(types.int8, lanes) for lanes in (8, 16, 32, 64))
+u16x8, u16x16, u16x32 = (Vector(types.uint16, lanes) for lanes in (8, 16, 32))
+i16x8, i16x16, i16x32 = (Vector(types.int16, lanes) for lanes in (8, 16, 32))
+u32x4, u32x8, u32x16 = (Vector(types.uint32, lanes) for lanes in (4, 8, 16))
+i32x4, i32x8, i32x16 = (Vector(types.int32, lanes) for lanes in (4, 8, 16))
+u64x2, u64x4, u64x8 = (Vector(types.uint64, lanes) for lanes in (2, 4, 8))
+f32x4, f32x8, f32x16 = (Vector(types.float32, lanes) for lanes in (4, 8, 16))
+mask8, mask16, mask32, mask64 = (Vector(types.boolean, lanes) for lanes in (8, 16, 32, 64))
+
+
+# ---- lanes
+
+
+def _splat(builder, value, vector: Vector):
+    first = builder.insert_element(ir.Constant(vector.llvm, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    every = ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), [0] * vector.lanes)
+    return builder.shuffle_vector(first, ir.Constant(vector.llvm, ir.Undefined), every)
+
+
+@intrinsic
+def broadcast(_, kind, number):
+    """broadcast(f32x16, x): x in every lane."""
+    vector = kind.instance_type
+
+    def emit(context, builder, signature, args):
+        return _splat(builder, context.cast(builder, args[1], signature.args[1], vector.element), vector)
+
+    return vector(kind, number), emit
+
+
+def _shuffled(vector: Vector, lanes: list[int]):
+    """The result type and the code that picks ``lanes`` of two vectors laid end to end."""
+    result = Vector(vector.element, len(lanes))
+
+    def emit(context, builder, signature, args):
+        indices = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
+        return builder.shuffle_vector(args[0], args[-1], indices)
+
+    return result, emit
+
+
+@intrinsic
+def join(_, a, b):
+    """join(a, b): a's lanes, then b's."""
+    result, emit = _shuffled(a, list(range(2 * a.lanes)))
+    return result(a, b), emit
+
+
+@intrinsic
+def interleave(_, a, b):
+    """interleave(a, b): a0 b0 a1 b1 ..."""
+    result, emit = _shuffled(a, [lane + half for lane in range(a.lanes) for half in (0, a.lanes)])
+    return result(a, b), emit
+
+
+@intrinsic
+def low(_, vector):
+    """low(v): the first half of the lanes."""
+    result, emit = _shuffled(vector, list(range(vector.lanes // 2)))
+    return result(vector), emit
+
+
+@intrinsic
+def high(_, vector):
+    """high(v): the second half of the lanes."""
+    result, emit = _shuffled(vector, list(range(vector.lanes // 2, vector.lanes)))
+    return result(vector), emit
+
+
+@intrinsic
+def extract(_, vector, lane):
+    """extract(v, i): the number in lane i."""
+
+    def emit(context, builder, signature, args):
+        return builder.extract_element(args[0], args[1])
+
+    return vector.element(vector, types.int64), emit
+
+
+@intrinsic
+def select(_, mask, a, b):
+    """select(mask, a, b): a where the mask is set, else b (vectors of one type)."""
+
+    def emit(context, builder, signature, args):
+        return builder.select(*args)
+
+    return a(mask, a, b), emit
+
+
+# ---- conversions
+
+
+@intrinsic
+def convert(_, kind, vector):
+    """convert(f32x16, v): the same numbers in another type; integers that do not fit wrap, floats are rounded to nearest.
+
+    A float becomes the integer towards zero; one that does not fit is undefined.
+    """
+    result, source = kind.instance_type, vector.element
+    to_float, from_float = isinstance(result.element, types.Float), isinstance(source, types.Float)
+    signed = getattr(result.element if from_float else source, "signed", False)
+    if from_float:
+        name = "fptosi" if signed else "fptoui"
+    elif to_float:
+        name = "sitofp" if signed else "uitofp"
+    elif result.element.bitwidth > source.bitwidth:
+        name = "sext" if signed else "zext"
+    else:
+        name = "trunc" if result.element.bitwidth < source.bitwidth else "bitcast"
+
+    def emit(context, builder, signature, args):
+        return getattr(builder, name)(args[1], result.llvm)
+
+    return result(kind, vector), emit
+
+
+@intrinsic
+def bitcast(_, kind, value):
+    """bitcast(u32x16, v): the same bits; also between a vector and an integer (bits of a uint16 -> mask16)."""
+    result = kind.instance_type
+
+    def emit(context, builder, signature, args):
+        return builder.bitcast(args[1], result.llvm if isinstance(result, Vector) else _llvm(result))
+
+    return result(kind, value), emit
+
+
+# ---- arithmetic: a vector and a vector, or a vector and a number that is converted to the vector's type
+
+
+def _instruction(name: str):
+    """The builder method for integers signed or not, and floats: "lshr ashr -", "cmp <"."""
+    unsigned, signed, floating, *comparison = name.split()
+
+    def emit(builder, element, a, b):
+        method = floating if isinstance(element, types.Float) else signed if element.signed else unsigned
+        return getattr(builder, method)(*comparison, a, b)
+
+    return emit
+
+
+_OPERATORS = {
+    operator.add: "add add fadd",
+    operator.sub: "sub sub fsub",
+    operator.mul: "mul mul fmul",
+    operator.and_: "and_ and_ -",
+    operator.or_: "or_ or_ -",
+    operator.xor: "xor xor -",
+    operator.lshift: "shl shl -",
+    operator.rshift: "lshr ashr -",
+} | {
+    function: f"icmp_unsigned icmp_signed fcmp_ordered {sign}"
+    for function, sign in (
+        (operator.lt, "<"), (operator.le, "<="), (operator.gt, ">"), (operator.ge, ">="), (operator.eq, "=="),
+    )
+} | {operator.ne: "icmp_unsigned icmp_signed fcmp_unordered !="}  # fmt: skip
+
+
+def _define(function, instruction):
+    combine = _instruction(instruction)
+    compares = "cmp" in instruction
+
+    @intrinsic
+    def primitive(_, a, b):
+        vector = a if isinstance(a, Vector) else b
+
+        def emit(context, builder, signature, args):
+            operands = (
+                arg
+                if isinstance(kind, Vector)
+                else _splat(builder, context.cast(builder, arg, kind, vector.element), vector)
+                for arg, kind in zip(args, signature.args, strict=True)
+            )
+            return combine(builder, vector.element, *operands)
+
+        return Vector(types.boolean, vector.lanes)(a, b) if compares else vector(a, b), emit
+
+    @overload(function)
+    def _(a, b):
+        if isinstance(a, Vector) or isinstance(b, Vector):
+            return lambda a, b: primitive(a, b)
+
+
+for _function, _name in _OPERATORS.items():
+    _define(_function, _name)

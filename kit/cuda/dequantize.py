@@ -1,0 +1,45 @@
+"""The triton backend: every block format on the GPU, or, with TRITON_INTERPRET=1 set before Python starts, on the CPU."""
+
+from functools import cache
+
+import torch
+import triton
+
+from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel, shape_of
+from kit.cuda.formats import CODES
+from kit.errors import QuantError
+from kit.gguf.formats import Format
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+DEVICE = "cpu" if INTERPRETED else "cuda"
+STORED_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FORMATS = frozenset(CODES) | frozenset(STORED_FLOATS)
+
+if not INTERPRETED and not torch.cuda.is_available():
+    raise QuantError(
+        "backend 'triton' needs a CUDA device and torch sees none: choose backend 'cpu' (`kit doctor` says what is "
+        "missing), or set TRITON_INTERPRET=1 before Python starts to run its kernels slowly on the CPU"
+    )
+
+
+@cache
+def table_of(name: str, device: torch.device) -> torch.Tensor:
+    """The look-up table of a format on ``device``, int32; a single zero where the format has none."""
+    table = CODES[name].table
+    return torch.zeros(1, dtype=torch.int32, device=device) if table is None else torch.from_numpy(table).to(device)
+
+
+def run(blocks, format: Format, out: torch.Tensor) -> None:
+    """Dequantize C-contiguous ``blocks`` (numpy array or tensor of uint8) into ``out`` on DEVICE."""
+    blocks = torch.as_tensor(blocks).to(out.device)
+    if blocks.data_ptr() % 16:
+        blocks = blocks.clone()  # wide loads need addresses that a slice may not have
+    if format.name in STORED_FLOATS:
+        out.view(-1).copy_(blocks.view(-1).view(STORED_FLOATS[format.name]))
+        return
+    count, at_a_time = blocks.numel() // format.block_bytes, WEIGHTS_A_PROGRAM // format.block_elements
+    bits = INTERPRETED and out.dtype == torch.bfloat16
+    dequantize_kernel[(triton.cdiv(count, at_a_time),)](
+        blocks, table_of(format.name, out.device), out.view(torch.int16) if bits else out, count, **shape_of(format),
+        BLOCKS=at_a_time, BITS=bits, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -1,0 +1,106 @@
+"""Linear layers on the device: fused with the dequantizer for a few tokens, by a matrix product for many."""
+
+import torch
+import triton
+
+from kit.cuda.dequantize import STORED_FLOATS, table_of
+from kit.cuda.dequantize_kernel import shape_of
+from kit.cuda.formats import CODES
+from kit.cuda.gemv import (
+    PLANES,
+    STEP_WEIGHTS,
+    STEP_WORDS,
+    blocks_kernel,
+    floats_kernel,
+    norm_kernel,
+    rows_of_a_program,
+    spread_kernel,
+)
+from kit.errors import QuantError
+from kit.gguf.formats import FORMATS
+from kit.quants import dequantize
+
+FUSED_TOKENS = 8  # beyond, dequantizing once costs less than reading x again for every few rows
+_STORED = STORED_FLOATS | {"I8": torch.int8}  # numbers as they lie; what an INT8 is worth is the caller's to say
+
+
+def linear(blocks: torch.Tensor, qtype: str, x: torch.Tensor) -> torch.Tensor:
+    """x (tokens, in) float32 -> (tokens, out) float32 for the matrix in ``blocks`` (out, bytes of a row), uint8.
+
+    Up to FUSED_TOKENS tokens read the blocks once and no dequantized weight is ever stored; more go through a float32
+    matrix and one product. Everything lies on one device. |x| must lie below 2^32. Raises QuantError for a format
+    without a kernel and for an x that does not fit the rows.
+    """
+    _check(blocks, qtype, x.shape[1])
+    return apply(blocks, qtype, spread(x))
+
+
+def spread(x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+    """What ``apply`` reads of x (tokens, in) float32, or of x * silu(gate): planes (tokens, 5, words) for few tokens, for
+    many the product itself (tokens, in)."""
+    if len(x) > FUSED_TOKENS:
+        return x if gate is None else x * torch.nn.functional.silu(gate)
+    planes, words = _planes(x), x.shape[1] // 4
+    padded = planes.shape[2]
+    grid, other = (padded // STEP_WORDS, len(x)), x if gate is None else gate
+    spread_kernel[grid](x, other, planes, words, padded, SWIGLU=gate is not None, BLOCK=STEP_WORDS, num_warps=4)
+    return planes
+
+
+def spread_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The same of RMSNorm(x) * weight; x (tokens, in) and weight (in,) float32."""
+    if len(x) > FUSED_TOKENS:
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
+    planes, words = _planes(x), x.shape[1] // 4
+    padded = planes.shape[2]
+    norm_kernel[(len(x),)](x, weight, planes, words, padded, eps, BLOCK=triton.next_power_of_2(padded), num_warps=8)
+    return planes
+
+
+def _planes(x):
+    return torch.empty(len(x), PLANES, _padded(x.shape[1]), dtype=torch.float32, device=x.device)
+
+
+def _padded(columns):
+    return triton.cdiv(columns // 4, STEP_WORDS) * STEP_WORDS
+
+
+def apply(blocks: torch.Tensor, qtype: str, spread_x: torch.Tensor, add_to=None, factor: float = 1.0) -> torch.Tensor:
+    """W x from ``spread(x)``, (tokens, out) float32; or ``add_to + factor * W x``, written to ``add_to``."""
+    if spread_x.ndim == 2:
+        _check(blocks, qtype, spread_x.shape[1])
+        weight = blocks.view(torch.int8).float() if qtype == "I8" else dequantize(blocks, qtype, backend="triton")
+        y = spread_x @ weight.T
+        return y if add_to is None else add_to.add_(y, alpha=factor)
+    format = FORMATS[qtype]
+    blocks_a_row, words = blocks.shape[1] // format.block_bytes, spread_x.shape[2]
+    columns = blocks_a_row * format.block_elements
+    if _padded(columns) != words:
+        raise QuantError(f"x of {4 * words} columns with its zeros does not fit rows of {columns} weights of {qtype}")
+    tokens, rows = len(spread_x), len(blocks)
+    full = triton.next_power_of_2(tokens)
+    if full > tokens:  # tiles have a power of two of tokens
+        zeros = spread_x.new_zeros(full - tokens, *spread_x.shape[1:])
+        y = apply(blocks, qtype, torch.cat([spread_x, zeros]))[:tokens]
+        return y if add_to is None else add_to.add_(y, alpha=factor)
+    out = torch.empty(tokens, rows, dtype=torch.float32, device=blocks.device) if add_to is None else add_to
+    at_once = rows_of_a_program(format, rows, tokens)
+    shared = dict(TOKENS=tokens, ROWS=at_once, ADD=add_to is not None, num_warps=4)
+    grid = (triton.cdiv(rows, at_once),)
+    if qtype in _STORED:
+        weight = blocks.view(_STORED[qtype])
+        floats_kernel[grid](weight, spread_x, out, rows, columns // 4, factor, CHUNK=STEP_WORDS, **shared)
+        return out
+    blocks_kernel[grid](
+        blocks, table_of(qtype, blocks.device), spread_x, out, rows, blocks_a_row, factor,
+        CHUNK=STEP_WEIGHTS // format.block_elements, **shape_of(format), **shared,
+    )  # fmt: skip
+    return out
+
+
+def _check(blocks, qtype, columns):
+    if qtype not in CODES and qtype not in _STORED:
+        raise QuantError(f"no linear layer from {qtype}: the kit has {', '.join([*_STORED, *CODES])}")
+    format = FORMATS[qtype]
+    if columns % format.block_elements or format.nbytes(columns) != blocks.shape[1] or columns % 4:
+        raise QuantError(f"x of {columns} columns does not fit rows of {blocks.shape[1]} bytes of {qtype}")

@@ -1,0 +1,141 @@
+"""What works here, what does not, and what to do about it: the rows of `kit doctor`."""
+
+import os
+import platform
+import shutil
+import sys
+from typing import NamedTuple
+
+from kit.errors import KitError, ReportError
+from kit.lab import machine
+from kit.lab.paths import models_folder, results_folder
+from kit.units import format_bytes
+
+_QUICK_MEMORY = 8 * 2**30
+_QUICK_DISK = 3 * 10**9
+
+
+class Check(NamedTuple):
+    """One row: ``state`` is "ok", "note" (something optional is missing) or "bad" (the kit cannot work so)."""
+
+    subject: str
+    state: str
+    finding: str
+    remedy: str = ""
+
+
+def checks(measure: bool = False) -> list[Check]:
+    """All rows; with ``measure`` also the machine's bandwidths and FLOP/s (about two seconds)."""
+    rows = [_python(), *_libraries(), _cores(), _features(), _memory(), gpu(), triton(), _peer()]
+    rows += [_folder("generated models", models_folder(), _QUICK_DISK), _folder("results", results_folder(), 10**8)]
+    return rows + ([_speed()] if measure else [])
+
+
+def _python() -> Check:
+    return Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
+
+
+def _libraries() -> list[Check]:
+    rows = []
+    for name in ("numpy", "torch", "numba", "gguf", "papermill", "jupyterlab"):
+        version = machine.library_version(name)
+        remedy = "" if version else "pip install --editable . in the checkout"
+        rows.append(Check(name, "ok" if version else "bad", version or "not installed", remedy))
+    return rows
+
+
+def _cores() -> Check:
+    import torch
+
+    cores, threads = machine.usable_cores(), torch.get_num_threads()
+    state = "ok" if threads == cores else "note"
+    remedy = "" if threads == cores else f"unset OMP_NUM_THREADS, or set it to {cores}, to use every core"
+    return Check("cores", state, f"{cores} usable ({machine.cpu_name()}); torch uses {threads} threads", remedy)
+
+
+def _features() -> Check:
+    from kit.cpu import simd
+
+    return Check("vector tier", *simd.describe())
+
+
+def _memory() -> Check:
+    limit, free = machine.memory_limit(), machine.memory_available()
+    text = f"{format_bytes(free)} free of {format_bytes(limit)}"
+    if free < _QUICK_MEMORY:
+        return Check("memory", "note", text, "the quick profile wants 8 GB free: close something, or --profile smoke")
+    return Check("memory", "ok", text)
+
+
+def gpu() -> Check:
+    """The CUDA device that torch sees, or why it sees none."""
+    import torch
+
+    device = machine.gpu()
+    if device is not None:
+        return Check("GPU", "ok", f"{device['name']}, {format_bytes(device['memory_bytes'])}")
+    if torch.version.cuda is None:
+        remedy = "everything runs on the CPU; for a GPU install torch's CUDA build of the same version"
+        return Check("GPU", "note", f"torch {torch.__version__} was built without CUDA", remedy)
+    remedy = "everything runs on the CPU; for a GPU see that `nvidia-smi` lists one and CUDA_VISIBLE_DEVICES hides none"
+    return Check("GPU", "note", f"torch has CUDA {torch.version.cuda} but finds no device or driver", remedy)
+
+
+def triton() -> Check:
+    """The compiler of the GPU kernels, or what keeps it from them."""
+    version = machine.library_version("triton")
+    if version is None:
+        return Check("Triton", "note", "not installed", "pip install --editable '.[gpu]' (Linux) for the GPU kernels")
+    if machine.gpu() is None:
+        return Check("Triton", "note", f"{version}, without a GPU", "TRITON_INTERPRET=1 runs its kernels on the CPU")
+    from triton import knobs
+
+    if knobs.runtime.interpret:
+        remedy = "unset TRITON_INTERPRET, and start Python anew, to use the GPU"
+        return Check("Triton", "note", f"{version}, told by TRITON_INTERPRET to run its kernels on the CPU", remedy)
+    return Check("Triton", "ok", version)
+
+
+def _peer() -> Check:
+    version = machine.library_version("xllamacpp")
+    if version is None:
+        return Check("llama.cpp", "note", "not installed", "pip install --editable '.[test]' to measure beside it")
+    return Check("llama.cpp", "ok", f"xllamacpp {version} (a peer for tests and benchmarks)")
+
+
+def _folder(subject, folder, needed) -> Check:
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    text = f"{folder}: {format_bytes(free)} free"
+    if not os.access(existing, os.W_OK):
+        return Check(subject, "bad", f"{existing} is not writable", f"give yourself rights on {existing}, or move it")
+    if free < needed:
+        return Check(subject, "note", text, f"the quick profile wants {format_bytes(needed)}: free some space")
+    return Check(subject, "ok", text)
+
+
+def _speed() -> Check:
+    try:
+        found = machine.probe()
+    except (KitError, MemoryError) as error:
+        return Check("speed", "bad", str(error), "free some memory and try again")
+    text = f"read {found.read_gbps:.1f}, write {found.write_gbps:.1f}, copy {found.copy_gbps:.1f} GB/s"
+    text += f"; {found.f32_gflops:.0f} GFLOP/s f32"
+    if found.gpu:
+        text += "; GPU: read {read_gbps:.0f}, write {write_gbps:.0f}, copy {copy_gbps:.0f} GB/s".format(**found.gpu)
+        text += ", from the host {host_to_device_gbps:.0f} GB/s, {launch_us:.1f} us a launch".format(**found.gpu)
+    return Check("speed", "ok", text)
+
+
+DEVICES = ("cpu", "cuda")
+
+
+def check_device(name: str) -> str:
+    """``name`` again, when this machine can use it. ReportError names what `kit doctor` finds missing, and its remedy."""
+    if name not in DEVICES:
+        raise ReportError(f"no device {name!r}; there are: {', '.join(DEVICES)}")
+    rows = (gpu(), triton()) if name == "cuda" else ()
+    missing = next((row for row in rows if row.state != "ok"), None)
+    if missing:
+        raise ReportError(f"device {name!r} cannot be used: {missing.subject}: {missing.finding}; {missing.remedy}")
+    return name

@@ -1,0 +1,176 @@
+"""Decodes a model through a cache and keeps what happened: the live points of both cache notebooks."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit.cache.bounds import knapsack
+from kit.cache.policies.base import Policy
+from kit.cache.stats import Stats
+from kit.cache.traces import Requests, requests
+from kit.lab import figures
+
+
+@dataclass(frozen=True)
+class Live:
+    """One decode: seconds of each pass (the first is the prompt's), counts, every access, the last logits.
+
+    ``held_bytes`` is what the store really holds, which only a broken one tells apart from its statistics.
+    """
+
+    label: str
+    seconds: tuple[float, ...]
+    stats: Stats
+    accesses: pd.DataFrame
+    logits: torch.Tensor
+    held_bytes: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the passes after the first."""
+        return 1 / float(np.median(self.seconds[1:]))
+
+    @property
+    def warm_hit_rate(self) -> float:
+        """Hits over accesses, after the first pass."""
+        return _rate(self.accesses[self.accesses["token"] > 0])
+
+    @property
+    def warm_byte_hit_rate(self) -> float:
+        """Bytes hit over bytes asked for, after the first pass."""
+        warm = self.accesses[self.accesses["token"] > 0]
+        return _rate(warm, warm["nbytes"])
+
+
+def _rate(accesses, weight=1.0):
+    hit = (accesses["outcome"] == "hit") * weight
+    return float(hit.sum() / (accesses["outcome"].notna() * weight).sum())
+
+
+def decode(
+    file, cache: Policy, label: str = "", passes: int = 4, backend: str = "cpu", linear: str = "decoded",
+    attention: str = "blas", fault: Callable | None = None, prepare: Callable | None = None,
+) -> Live:  # fmt: skip
+    """Decode ``passes`` tokens one by one from an empty context, with fixed inputs, through ``cache``.
+
+    ``fault(policy, trace)`` puts a broken store (kit.cache.faults) in place of the real one; ``prepare(weights)`` runs
+    before the first pass and may return a context manager to decode inside (a prefetcher).
+    """
+    trace = kit.Trace()
+    weights = kit.Weights(file, cache=cache, backend=backend, trace=trace)
+    if fault:
+        weights.store = fault(cache, trace)
+    model = kit.Transformer(weights, linear=linear, attention=attention)
+    context = model.new_cache(passes)
+    inside = prepare(weights) if prepare else None
+    trace.clear()
+    with inside or nullcontext():
+        for number in range(passes):
+            logits = model.step([1 + number % 3], context)
+    frame = trace.frame()
+    seconds = tuple(frame.loc[frame["what"] == "token", "seconds"])
+    stats = weights.store.stats
+    held = getattr(weights.store, "held_bytes", stats.resident_bytes)
+    return Live(label or repr(cache), seconds, stats, frame[frame["what"] == "access"], logits, held)
+
+
+def miss_costs(file) -> dict[str, float]:
+    """Seconds that a miss of each weight costs here: the median of its accesses in three passes without a cache."""
+    accesses = decode(file, kit.NoCache(), passes=3).accesses
+    return accesses.groupby("tensor", sort=False)["seconds"].median().to_dict()
+
+
+def one_pass(file) -> Requests:
+    """What one decode step of this file asks for, in order, by running one without a cache."""
+    return requests(decode(file, kit.NoCache(), passes=1).accesses)
+
+
+def plan(weights, order: Requests) -> list[tuple]:
+    """``[(key, size, load), ...]`` for a Prefetcher over ``weights``, in the order of ``one_pass``."""
+    return [(name, weights.nbytes(name), partial(weights.load, name)) for name in order.objects]
+
+
+def same_logits(runs: list[Live]) -> pd.DataFrame:
+    """Largest difference of the last logits from those of the first run: what is cached must not change the answer."""
+    rows = [(run.label, float((run.logits - runs[0].logits).abs().max())) for run in runs]
+    return pd.DataFrame(rows, columns=["run", "largest difference"]).set_index("run")
+
+
+def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
+    """One row a run: speed after the first pass, its share of the bound for that hit rate, GB/s read, hits, memory."""
+    rows = [
+        (run.label, run.tokens_per_second, run.tokens_per_second / float(fastest(machine, working_set, run.warm_byte_hit_rate)),
+         run.tokens_per_second * working_set / 1e9, run.warm_hit_rate, run.warm_byte_hit_rate,
+         run.stats.resident_bytes / 2**20)
+        for run in runs
+    ]  # fmt: skip
+    names = ["run", "tok/s", "of the bound", "GB/s of weights", "hit rate", "byte hit rate", "resident MiB"]
+    return pd.DataFrame(rows, columns=names).set_index("run")
+
+
+# --- from too small to large enough ---------------------------------------------------------------------------------
+
+
+def makers(order: Requests) -> dict[str, Callable[[int], Policy]]:
+    """LRU, and a pinned set that wastes no room: chosen by knapsack over bytes, what a miss costs here."""
+    sizes = order.objects
+    return {"LRU": kit.LRU, "Pinned (knapsack)": lambda limit: kit.Pinned(limit, names=knapsack(sizes, sizes, limit))}
+
+
+def sweep(file, order: Requests, fractions, policies=None, backend="cpu", passes=3) -> pd.DataFrame:
+    """Decode at each capacity (a fraction of the working set) with each policy: speed, live and replayed hit rate.
+
+    ``policies``: label -> capacity -> policy, by default those of ``makers``.
+    """
+    rows = []
+    for label, make in (policies or makers(order)).items():
+        for fraction in fractions:
+            capacity = max(1, round(fraction * order.working_set))
+            run = decode(file, make(capacity), passes=passes, backend=backend)
+            agrees = run.stats.counts == kit.replay(run.accesses, make(capacity)).counts
+            rows.append(
+                (label, fraction, run.tokens_per_second, run.warm_byte_hit_rate, run.stats.resident_bytes, agrees)
+            )
+    names = ["policy", "capacity / working set", "tok/s", "byte hit rate", "resident bytes", "replay agrees"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def fastest(machine, working_set: float, hit_rate) -> np.ndarray:
+    """Tokens a second that no decode can pass: misses are written once as f32, then every weight is read once."""
+    missing = (1 - np.asarray(hit_rate, float)) * working_set
+    return 1 / (missing / (machine.write_gbps * 1e9) + working_set / (machine.read_gbps * 1e9))
+
+
+def cliff_figure(swept: pd.DataFrame, machine, working_set: int, title: str):
+    """Speed and byte hit rate against capacity, live points, with capacity / total and the machine's bound drawn in."""
+    figure, (speed, hits) = figures.new(2, height=6.4, sharex=True)
+    grid = np.linspace(0, 1.15, 200)
+    share = np.minimum(grid, 1)
+    speed.plot(
+        100 * grid,
+        fastest(machine, working_set, share),
+        "--",
+        color=figures.BLACK,
+        lw=1.2,
+        label="bound of this machine",
+    )
+    hits.plot(100 * grid, 100 * share, "--", color=figures.BLACK, lw=1.2, label="bound: capacity / working set")
+    marks = zip("os^D", (figures.VERMILION, figures.BLUE, figures.GREEN, figures.PURPLE), strict=True)
+    marks = dict(zip(swept["policy"].unique(), marks, strict=False))
+    for policy, rows in swept.groupby("policy", sort=False):
+        mark, color = marks[policy]
+        x = 100 * rows["capacity / working set"]
+        speed.plot(x, rows["tok/s"], marker=mark, color=color, label=policy)
+        hits.plot(x, 100 * rows["byte hit rate"], marker=mark, color=color, label=policy)
+    speed.set(ylabel="tokens a second", title=title)
+    speed.set_ylim(bottom=0)
+    hits.set(ylabel="byte hit rate, %", xlabel="capacity, % of the working set")
+    for axes in (speed, hits):
+        axes.legend(loc="upper left")
+    return figure

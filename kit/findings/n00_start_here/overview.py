@@ -1,0 +1,101 @@
+"""Overview: this machine's limits, what they allow a model, and the claims at a glance."""
+
+import numpy as np
+import pandas as pd
+
+from kit.claims import table as claims
+from kit.lab import figures
+from kit.quants import exactness as compare
+from kit.quants import reference
+from kit.units import format_bytes, format_seconds
+
+WEIGHT_BYTES = {"f32": 4.0, "f16, bf16": 2.0, "int8": 1.0}
+
+
+def limits(machine) -> pd.DataFrame:
+    """One row a limit of this machine: the best sample, the spread of all samples, how it was measured."""
+    rows = [
+        (name, max(values), float(np.median(values)), min(values), machine.methods[name])
+        for name, values in machine.samples.items()
+    ]
+    return pd.DataFrame(rows, columns=["limit", "best", "median", "worst", "measured by"]).set_index("limit")
+
+
+def token_bounds(file, machine) -> pd.DataFrame:
+    """The least time and the most tokens a second when every weight is read once a token, by how weights are held."""
+    elements = sum(tensor.elements for tensor in file.tensors.values())
+    blocks = sum(tensor.nbytes for tensor in file.tensors.values())
+    held = {name: int(elements * size) for name, size in WEIGHT_BYTES.items()} | {"the file's blocks": blocks}
+    rows = [
+        (name, nbytes, format_bytes(nbytes), 8 * nbytes / elements, machine.seconds_to_read(nbytes))
+        for name, nbytes in sorted(held.items(), key=lambda item: -item[1])
+    ]
+    table = pd.DataFrame(rows, columns=["held as", "bytes", "size", "bits a weight", "least seconds a token"])
+    table["most tokens a second"] = 1 / table["least seconds a token"]
+    table["fits in memory"] = np.where(table["bytes"] < machine.memory_limit_bytes, "yes", "no")
+    return table.set_index("held as")
+
+
+def roofline(file, machine, tokens=(1, 8, 64, 512)):
+    """Attainable GFLOP/s against FLOPs a byte, with decode and prefill of this file marked, for f32 and for its blocks."""
+    elements = sum(tensor.elements for tensor in file.tensors.values())
+    blocks = sum(tensor.nbytes for tensor in file.tensors.values())
+    intensity = np.logspace(-1, 4, 200)
+    figure, axes = figures.new()
+    roof = np.minimum(machine.f32_gflops, machine.read_gbps * intensity)
+    label = f"roof: {machine.read_gbps:.0f} GB/s, {machine.f32_gflops:.0f} GFLOP/s"
+    axes.plot(intensity, roof, "--", color=figures.BLACK, label=label)
+    figures.log(axes, "x", "y")
+    for nbytes, name, color, marker in (
+        (4 * elements, "f32 weights", figures.BLUE, "o"),
+        (blocks, "blocks", figures.ORANGE, "s"),
+    ):
+        x = np.array([2 * elements * count / nbytes for count in tokens])
+        y = np.minimum(machine.f32_gflops, machine.read_gbps * x)
+        axes.scatter(x, y, color=color, marker=marker, s=45, label=name, zorder=3)
+        for count, px, py in zip(tokens, x, y, strict=True):
+            below = nbytes == blocks
+            text = f"{count} token{'s' if count > 1 else ''}"
+            place = {"xytext": (6, -14), "ha": "left"} if below else {"xytext": (-2, 7), "ha": "right"}
+            axes.annotate(text, (px, py), textcoords="offset points", fontsize=8.5, color=color, **place)
+    axes.set_xlabel("FLOPs a byte of weights read")
+    axes.set_ylabel("attainable GFLOP/s")
+    axes.set_title("A single token is bound by memory; a long prompt by arithmetic")
+    axes.legend(loc="lower right")
+    return figure
+
+
+def claims_table() -> pd.DataFrame:
+    """The claims as the reports make them, and the notebook that judges each."""
+    rows = [(claim.id, claim.report, claim.claim, claim.reported, claim.notebook) for claim in claims.load().values()]
+    return pd.DataFrame(rows, columns=["claim", "report", "what is claimed", "as reported", "judged in"]).set_index(
+        "claim"
+    )
+
+
+def plausibility(
+    machine, seconds_of=("cold-inference", "first-token-preload", "variance-45-1100", "blas-500")
+) -> pd.DataFrame:
+    """GB/s that each reported speed would need on the reports' model in f32, over what this machine reads."""
+    from kit.findings.n01_first_token import elements_of
+
+    nbytes, rows = 4 * elements_of("granite-3.3-8b"), []
+    for name in seconds_of:
+        claim = claims.get(name)
+        seconds = 1 / claim.after if claim.unit == "tok/s" else claim.after
+        gbps = nbytes / seconds / 1e9
+        rows.append((name, claim.reported, format_seconds(seconds), gbps, gbps / machine.read_gbps))
+    names = ["claim", "as reported", "a token", "GB/s needed", "times this machine's"]
+    return pd.DataFrame(rows, columns=names).set_index("claim")
+
+
+def exactness(file, every: bool = True) -> pd.DataFrame:
+    """One row a format, one column a way to use it: "equal" bit for bit with gguf-py, or the largest error.
+
+    ``every``: dequantize all formats that gguf-py knows, otherwise those of the file. The fused products, whose kernels
+    take longer to compile, are compared (in float64) for the formats of the file.
+    """
+    own = sorted({tensor.qtype for tensor in file.tensors.values()} & reference.FORMATS)
+    found = pd.concat([compare.exactness(None if every else own), compare.exactness(own, backends=("fused",))])
+    found["error"] = np.where(found["equal"], "equal", found["relative"].map("{:.0e} of the largest".format))
+    return found.pivot(index="qtype", columns=["backend", "dtype"], values="error").fillna("–")

@@ -1,0 +1,156 @@
+"""First token: eight ways from a closed file to a token, and where each spends its time."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit.gguf import pagecache
+from kit.lab.machine import memory_available, usable_cores
+from kit.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Way:
+    """How weights get from the file to the first token. ``preload`` are arguments of Weights.preload, None: lazy."""
+
+    label: str
+    what: str
+    backend: str = "cpu"
+    preload: dict | None = None
+    linear: str = "decoded"
+    attention: str = "blas"
+    warm: bool = False  # measure the second request, not the first
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the way is about having every dequantized weight in memory."""
+        return self.preload is not None
+
+
+_LAZY, _PRELOAD = "each tensor dequantized at its first use", "every tensor dequantized before the request"
+WAYS = {
+    "reported": Way(
+        "as reported", f"{_LAZY} by gguf-py; loops that stride through columns", "reference", None, "strided", "strided"
+    ),
+    "lazy-reference": Way("lazy, reference", f"{_LAZY} by gguf-py; matrix products", "reference"),
+    "lazy": Way("lazy, fast", f"{_LAZY} by the kit"),
+    "preload": Way("preloaded", f"{_PRELOAD}, one after another", preload={"workers": 1}),
+    "parallel": Way("preloaded in parallel", f"{_PRELOAD}, one a thread", preload={"workers": usable_cores()}),
+    "overlapped": Way(
+        "preloaded while reading", f"{_PRELOAD}, a thread reads ahead", preload={"workers": 1, "read_ahead": True}
+    ),
+    "warm": Way("warm", "the second request after a preload", preload={"workers": 1}, warm=True),
+    "fused": Way("fused", "weights used from the file's blocks, read as it goes; nothing to preload", linear="fused"),
+}
+PHASES = ("open", "read", "dequantize", "compute")
+_SPANS = {  # phase -> its spans; who comes first has an instant that several claim
+    "dequantize": "dequantize",
+    "read": "read",
+    "upload": "upload",
+    "open": "open",
+    "compute": "answer",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way, once: spans, seconds by phase, logits of the prompt's last token, bytes held, whether the file was cold."""
+
+    way: str
+    frame: pd.DataFrame
+    phases: dict[str, float]
+    logits: torch.Tensor
+    held_bytes: int
+    hits: int
+    misses: int
+    cold: bool
+
+    @property
+    def seconds(self) -> float:
+        """From the closed file (warm: from the request) to the token."""
+        return sum(self.phases.values())
+
+
+def ways_that_fit(file, dtype: str = "float32") -> dict[str, str]:
+    """Each way, and why it cannot be gone here: empty when it can, else the memory that is missing."""
+    need, have = working_set(file, dtype), memory_available()
+    missing = f"all weights in {dtype} need {format_bytes(need)}, {format_bytes(have)} are free"
+    return {way: missing if how.keeps_all and need > 0.9 * have else "" for way, how in WAYS.items()}
+
+
+def working_set(file, dtype: str = "float32") -> int:
+    """Bytes of all tensors of the file, dequantized."""
+    return kit.Weights(file, dtype=dtype).working_set
+
+
+def measure(path, way: str, prompt: list[int], dtype: str = "float32") -> Run:
+    """Go one way from the closed file at ``path`` to the first token, its pages out of the page cache where possible.
+
+    Dequantized weights are kept when they all fit in memory; else a lazy way lets each go after its use.
+    """
+    how, trace = WAYS[way], kit.Trace()
+    cold = pagecache.drop(path)
+    keep = _warm_memory(path, dtype)
+    with trace.span("open"):
+        file = kit.open(path)
+        weights = kit.Weights(file, kit.HashMap() if keep else kit.NoCache(), how.backend, dtype, trace)
+        model = kit.Transformer(weights, attention=how.attention, linear=how.linear)
+    if how.preload:
+        weights.preload(**how.preload)
+    if how.warm:
+        model.logits(prompt)
+        trace.clear()
+    before = weights.store.stats
+    with trace.span("answer"):
+        logits = model.logits(prompt)[-1]
+    after = weights.store.stats
+    hits, misses = after.hits - before.hits, after.misses - before.misses
+    frame = trace.frame()
+    file.close()
+    return Run(way, frame, phases(frame), logits, after.resident_bytes, hits, misses, cold)
+
+
+def warm_up(path, prompt: list[int]) -> None:
+    """Go every way once on the tiny model at ``path``: kernels compile here, and no way pays for it (benchmarks do tell)."""
+    for way in WAYS:
+        measure(path, way, prompt)
+
+
+def _warm_memory(path, dtype: str) -> bool:
+    """Touch and release as much memory as the way will hold, so that the first way does not pay for all (fresh_gbps).
+
+    False, with nothing touched, when it would not fit.
+    """
+    with kit.open(path) as file:
+        nbytes = working_set(file, dtype)
+    if nbytes > 0.9 * memory_available():
+        return False
+    torch.empty(nbytes, dtype=torch.uint8).zero_()
+    return True
+
+
+def phases(frame: pd.DataFrame, names: tuple[str, ...] = PHASES) -> dict[str, float]:
+    """Wall seconds by phase, each instant counted once: dequantizing before reading before all else of the answer."""
+    claimed, parts = np.empty((0, 2)), {}
+    for phase, spans in _SPANS.items():
+        merged = _union(np.vstack([claimed, frame.loc[frame["what"] == spans, ["start", "end"]].to_numpy()]))
+        parts[phase] = _length(merged) - _length(claimed)
+        claimed = merged
+    return {phase: parts[phase] for phase in names}
+
+
+def _union(intervals: np.ndarray) -> np.ndarray:
+    """(n, 2) intervals -> (m, 2) disjoint ones that cover the same points."""
+    if not len(intervals):
+        return intervals
+    intervals = intervals[np.argsort(intervals[:, 0])]
+    reach = np.maximum.accumulate(intervals[:, 1])
+    opens = np.concatenate([[True], intervals[1:, 0] > reach[:-1]])
+    return np.column_stack([intervals[opens, 0], reach[np.append(opens[1:], True)]])
+
+
+def _length(intervals: np.ndarray) -> float:
+    return float((intervals[:, 1] - intervals[:, 0]).sum())

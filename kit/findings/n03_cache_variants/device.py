@@ -1,0 +1,130 @@
+"""Caches of blocks in device memory: the same policies and counts; behind them pinned host memory and a second stream."""
+
+import pandas as pd
+import torch
+
+import kit
+from kit.cache import POLICIES
+from kit.cache.policies.base import Policy
+from kit.cache.traces import requests
+from kit.findings.live import Live
+from kit.findings.n04_attention.device import blocks_read, check_room
+from kit.lab.device import Limits
+from kit.model.device import DeviceTransformer
+from kit.model.device_weights import DeviceWeights
+
+# Of kit.cache.POLICIES: those at the bounds and some between.
+SHOWN = ("LRU", "MRU", "SIEVE", "Random", "CyclicAware", "Pinned")
+
+
+def decode(file, cache: Policy, label: str = "", passes: int = 4, ahead: bool = True) -> Live:
+    """Decode ``passes`` tokens one by one, as kit.findings.live.decode does, the blocks going through ``cache``.
+
+    Its capacity counts bytes of device memory; all blocks also lie in pinned host memory. ``ahead``: the next tensor
+    is copied on a second stream meanwhile, into two tensors' worth of memory of its own. No CUDA graph: those need
+    every block to stay.
+    """
+    largest = max(tensor.nbytes for tensor in file.tensors.values())
+    weights = DeviceWeights(file, cache, host=kit.HashMap(), ahead=2 * largest if ahead else 0)
+    model = DeviceTransformer(weights, max_context=passes, graphs=False)
+    context = model.new_cache()
+    for number in range(passes):
+        logits = model.step([1 + number % 3], context)
+    frame, stats = weights.trace.frame(), weights.store.stats
+    seconds = tuple(frame.loc[frame["what"] == "token", "seconds"])
+    accesses = frame[frame["what"] == "access"]  # those of the vectors, before the first token, among them
+    return Live(label or repr(cache), seconds, stats, accesses, logits, stats.resident_bytes)
+
+
+def matrices(file) -> dict[str, int]:
+    """Bytes of the blocks of every matrix: what a decode asks the cache for, again and again."""
+    return {name: tensor.nbytes for name, tensor in file.tensors.items() if len(tensor.shape) == 2}
+
+
+def every_policy(file, fraction: float, passes: int, names=SHOWN) -> list[Live]:
+    """A decode through each policy at ``fraction`` of the matrices' bytes, with prefetch; first without a cache, and with
+    neither; last with everything kept."""
+    check_room(file)
+    capacity = max(1, round(fraction * sum(matrices(file).values())))
+    runs = [decode(file, kit.NoCache(), "no cache, no prefetch", passes, ahead=False)]
+    runs.append(decode(file, kit.NoCache(), "no cache", passes))
+    runs += [decode(file, POLICIES[name](capacity), name, passes) for name in names]
+    return [*runs, decode(file, kit.HashMap(), "all kept", passes)]
+
+
+def replay_agrees(runs: list[Live], file, fraction: float) -> pd.DataFrame:
+    """Live counts beside a replay of the same accesses, in fresh policies: hits, evictions, bytes hit must be equal.
+
+    What a prefetch has brought counts as such live and as a miss in the replay.
+    """
+    capacity = max(1, round(fraction * sum(matrices(file).values())))
+    rows = []
+    for run in (run for run in runs if run.label in POLICIES):
+        replayed = kit.replay(requests(run.accesses), POLICIES[run.label](capacity))
+        live = run.stats
+        agree = (live.hits, live.bytes_hit, live.misses + live.prefetched, live.evictions, live.peak_bytes) == (
+            replayed.hits, replayed.bytes_hit, replayed.misses, replayed.evictions, replayed.peak_bytes)  # fmt: skip
+        rows.append((run.label, live.hits, replayed.hits, live.prefetched, live.evictions, replayed.evictions, agree))
+    names = ["policy", "hits", "replayed", "prefetched", "evictions", "evictions replayed", "all counts agree"]
+    return pd.DataFrame(rows, columns=names).set_index("policy")
+
+
+def same_as_the_cpu(runs: list[Live], file, passes: int) -> pd.DataFrame:
+    """Each run's last logits against the CPU's products from the same blocks: RMS difference over their spread."""
+    model = kit.Transformer(kit.Weights(file), linear="fused", max_context=passes)
+    context = model.new_cache()
+    for number in range(passes):
+        right = model.step([1 + number % 3], context).double()
+    rows = [(run.label, _rms(run.logits.double() - right) / float(right.std())) for run in runs]
+    return pd.DataFrame(rows, columns=["run", "rms / std"]).set_index("run")
+
+
+def _rms(difference: torch.Tensor) -> float:
+    return float(difference.pow(2).mean().sqrt())
+
+
+def bounds(gpu: Limits, read: int, missed: float) -> tuple[float, float]:
+    """(least seconds a token with prefetch, without): ``read`` bytes from device memory, ``missed`` of them over the bus."""
+    reading, copying = gpu.seconds_to_read(read), gpu.seconds_from_host(missed)
+    return max(reading, copying), reading + copying
+
+
+def missed(run: Live) -> float:
+    """Bytes a token that were not resident when asked for, after the first pass."""
+    warm = run.accesses[run.accesses["token"] > 0]
+    return float(warm.loc[warm["outcome"] != "hit", "nbytes"].sum() / warm["token"].nunique())
+
+
+def table(runs: list[Live], file, gpu: Limits) -> pd.DataFrame:
+    """One row a run: tokens a second after the first pass, its bound, byte hit rate, GB/s over the bus, bytes resident."""
+    rows = []
+    for run in runs:
+        over = missed(run)
+        ahead, alone = bounds(gpu, blocks_read(file), over)
+        bound = 1 / (ahead if run.stats.prefetched else alone)
+        rows.append((run.label, run.tokens_per_second, bound, run.tokens_per_second / bound, run.warm_byte_hit_rate,
+                     run.tokens_per_second * over / 1e9, run.stats.prefetched / run.stats.gets,
+                     run.held_bytes / 2**20))  # fmt: skip
+    names = [
+        "run",
+        "tok/s",
+        "bound tok/s",
+        "of the bound",
+        "byte hit rate",
+        "GB/s over the bus",
+        "prefetched",
+        "MiB held",
+    ]
+    return pd.DataFrame(rows, columns=names).set_index("run")
+
+
+def record(lab, runs: list[Live], file, fraction: float) -> None:
+    """A record of every run."""
+    for run in runs:
+        ahead, alone = bounds(lab.gpu, blocks_read(file), missed(run))
+        lab.record(
+            quantity=f"decode on the device, {run.label}, {fraction:.0%} of the blocks in its memory", unit="tok/s",
+            samples=[1 / seconds for seconds in run.seconds[1:]], device=lab.device,
+            upper=1 / (ahead if run.stats.prefetched else alone),
+            upper_source="blocks read once from device memory, missed ones over the bus, at measured bandwidths",
+        )  # fmt: skip

@@ -1,0 +1,283 @@
+"""Ways to hold weights, live on one file: every policy, the three fixes of report 003, look-ups, prefetch, the five fields."""
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit.cache import POLICIES
+from kit.cache.config import CacheConfig
+from kit.cache.faults import CopyOnHit
+from kit.cache.policies.pinned import RowPlan
+from kit.cache.prefetch import Prefetcher
+from kit.cache.store import WeightCache
+from kit.cache.traces import Requests, requests
+from kit.findings.live import Live, decode, fastest, plan
+from kit.gguf import pagecache
+from kit.lab import figures, measure
+
+
+def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Live]:
+    """One live decode with each policy at this capacity, and with none and all.
+
+    The run without a cache comes first: its accesses are the future that MIN needs.
+    """
+    capacity = max(1, round(fraction * order.working_set))
+    runs = [decode(file, kit.NoCache(), "NoCache", passes)]
+    future = requests(runs[0].accesses)
+    for name, make in POLICIES.items():
+        runs.append(decode(file, make(capacity, future=future) if name == "MIN" else make(capacity), name, passes))
+    return [*runs, decode(file, kit.HashMap(), "HashMap", passes)]
+
+
+def replay_agrees(runs: list[Live], order: Requests, fraction: float) -> pd.DataFrame:
+    """Live counts beside those of a replay of the very accesses: they must be the same numbers."""
+    capacity = max(1, round(fraction * order.working_set))
+    made = {name: make(capacity) for name, make in POLICIES.items()} | {
+        "NoCache": kit.NoCache(),
+        "HashMap": kit.HashMap(),
+    }
+    rows = []
+    for run in runs:
+        replayed = kit.replay(run.accesses, made[run.label])
+        rows.append((run.label, run.stats.hits, replayed.hits, run.stats.evictions, replayed.evictions,
+                     run.stats.counts == replayed.counts))  # fmt: skip
+    names = ["policy", "hits", "replayed", "evictions", "evictions replayed", "all counts agree"]
+    return pd.DataFrame(rows, columns=names).set_index("policy")
+
+
+def points(runs: list[Live], fraction: float) -> pd.DataFrame:
+    """Live runs as points for the figure of curves."""
+    rows = [(run.label, fraction, run.warm_hit_rate, run.warm_byte_hit_rate) for run in runs if run.label in POLICIES]
+    return pd.DataFrame(rows, columns=["policy", "capacity / working set", "hit rate", "byte hit rate"])
+
+
+def held_in_part(file, order: Requests, fraction: float, passes: int = 2) -> pd.DataFrame:
+    """Every matrix through a cache that holds some of its rows: is W x, made of parts, the same, and how much is hit?
+
+    Each part is a cache entry of its own; the products of the parts are stacked, nothing else is copied.
+    """
+    infos = {key: file.tensors[key] for key in order.objects if key in file.tensors}  # not the experts of a stack
+    matrices = {key: info for key, info in infos.items() if len(info.shape) == 2}
+    rows = []
+    for spread in (False, True):
+        shapes = {name: (info.shape[0], 4 * info.shape[1]) for name, info in matrices.items()}
+        total = sum(count * nbytes for count, nbytes in shapes.values())
+        rowwise = RowPlan(max(1, round(fraction * total)), shapes, spread)
+        store, largest = WeightCache(rowwise.policy()), 0.0
+        for _ in range(passes):
+            for name, info in matrices.items():
+
+                def load(start, stop, name=name, qtype=info.qtype):
+                    return kit.dequantize(file.blocks(name)[start:stop], qtype)
+
+                parts = rowwise.get(store, name, load)
+                x = torch.ones(info.shape[1])
+                whole = kit.dequantize(file.blocks(name), info.qtype) @ x
+                largest = max(
+                    largest, float((torch.cat([part @ x for _, part in parts]) - whole).abs().max() / whole.abs().max())
+                )
+        hits = store.stats.bytes_hit / (passes - 1) / total
+        rows.append(
+            ("the same share of each" if spread else "in order", store.stats.resident_bytes / total, hits, largest)
+        )
+    names = ["rows", "held", "byte hit rate, warm", "largest relative difference"]
+    return pd.DataFrame(rows, columns=names).set_index("rows")
+
+
+# --- the three fixes of report 003 ----------------------------------------------------------------------------------
+
+
+def fixes(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
+    """Preload, then decode, through the cache of report 001 and each fix, at ``share`` of the model as its limit.
+
+    "verified": how many of two tensors option 1 finds after the preload. Misses are a token, after the preload.
+    """
+    limit = max(1, round(share * order.working_set))
+    first, last = order.keys[0], order.keys[-1]
+    ways = {
+        "as reported: LRU": kit.LRU(limit),
+        "1 verify: LRU, and look": kit.LRU(limit),
+        "2 pinned": kit.Pinned(limit),
+        "3 HashMap": kit.HashMap(),
+    }
+    rows = []
+    for name, policy in ways.items():
+        found = []
+
+        def preload(weights, found=found):
+            weights.preload(order.objects)
+            found.append(sum(key in weights.store.policy for key in (first, last)))
+
+        run = decode(file, policy, name, passes, prepare=preload)
+        misses = (run.accesses["outcome"] != "hit").sum() / passes
+        rows.append((name, found[0], misses, run.stats.resident_bytes / limit, run.stats.resident_bytes / 2**20,
+                     1 / float(np.median(run.seconds)), max(run.seconds) / min(run.seconds)))  # fmt: skip
+    names = [
+        "way",
+        "verified, of 2",
+        "misses a token",
+        "memory / limit",
+        "resident MiB",
+        "tok/s",
+        "slowest / fastest token",
+    ]
+    return pd.DataFrame(rows, columns=names).set_index("way")
+
+
+# --- what a hit costs -----------------------------------------------------------------------------------------------
+
+
+def lookups(file, order: Requests, samples: int) -> pd.DataFrame:
+    """Seconds to have one large weight ready and read it once (a product with a vector), five ways, and against a hit."""
+    name = max(order.objects, key=order.objects.get)
+    size = order.objects[name]
+    weights = {backend: kit.Weights(file, backend=backend) for backend in ("cpu", "reference")}
+    value = weights["cpu"].load(name)
+    x = torch.ones(value.shape[-1])
+    stores = {"view": WeightCache(kit.HashMap()), "copy": CopyOnHit(kit.HashMap())}
+    for store in stores.values():
+        store.get(name, size, lambda: value)
+    ways = {
+        "look-up alone (nothing is read)": lambda: stores["view"].get(name, size, None),
+        "hit, a view": lambda: stores["view"].get(name, size, None) @ x,
+        "hit, copied each time (reports 002, 003)": lambda: stores["copy"].get(name, size, None) @ x,
+        "miss, the kit's dequantizer": lambda: weights["cpu"].load(name) @ x,
+        "miss, gguf-py's dequantizer": lambda: weights["reference"].load(name) @ x,
+    }
+    rows, hit = [], ways["hit, a view"]
+    for label, way in ways.items():
+        pair = measure.compare(hit, way, samples=min(samples, 3) if "gguf-py" in label else samples)  # seconds each
+        gbps = size / pair.b.median / 1e9 if way is not ways["look-up alone (nothing is read)"] else np.nan
+        rows.append((label, pair.b.median, gbps, pair.ratio, list(pair.ratios)))
+    names = ["way", "seconds", "GB/s of f32", "times a hit", "samples"]
+    return pd.DataFrame(rows, columns=names).set_index("way")
+
+
+# --- prefetch -------------------------------------------------------------------------------------------------------
+
+AHEAD = {  # label -> arguments of Prefetcher; None: no prefetch
+    "none": None,
+    "1 layer ahead, same thread": {"ahead": 1, "asynchronous": False},
+    "1 layer ahead, a thread": {"ahead": 1},
+    "2 layers ahead, a thread": {"ahead": 2},
+}
+
+
+def prefetch(path, order: Requests, fraction: float, passes: int, rounds: int) -> pd.DataFrame:
+    """Decode with a pinned set of this capacity and each kind of prefetch, in turn: one row a run.
+
+    ``first``: seconds of the first pass, with nothing cached and (``cold``) the file's pages out of the page cache where
+    the system can do that, so close the file before; ``warm``: median of the later passes.
+    """
+    capacity = max(1, round(fraction * order.working_set))
+    rows = []
+    for number in range(rounds):
+        for label, arguments in AHEAD.items():
+
+            def begin(weights, arguments=arguments):
+                if arguments is None:
+                    return None
+                prefetcher = Prefetcher(weights.store, plan(weights, order), **arguments)
+                weights.store.ahead_bytes = prefetcher.layer_bytes * (prefetcher.ahead + 1)
+                return prefetcher
+
+            cold = pagecache.drop(path)
+            with kit.open(path) as file:
+                run = decode(file, kit.Pinned(capacity), label, passes, prepare=begin)
+            rows.append((label, number, cold, run.seconds[0], float(np.median(run.seconds[1:])), run.stats.prefetched,
+                         run.stats.gets))  # fmt: skip
+    return pd.DataFrame(rows, columns=["prefetch", "round", "cold", "first", "warm", "prefetched", "gets"])
+
+
+def prefetch_table(runs: pd.DataFrame, machine, working_set: int, fraction: float) -> pd.DataFrame:
+    """Medians a kind of prefetch, beside the two bounds of a warm pass: the parts in a row, or the larger part alone."""
+    table = runs.groupby("prefetch", sort=False)[["first", "warm"]].median()
+    table["prefetched, %"] = runs.groupby("prefetch", sort=False)[["prefetched", "gets"]].sum().pipe(
+        lambda counts: 100 * counts["prefetched"] / counts["gets"]
+    )  # fmt: skip
+    load = (1 - fraction) * machine.seconds_to_write(working_set)
+    compute = machine.seconds_to_read(working_set)
+    table["bound"] = [load + compute if label == "none" else max(load, compute) for label in table.index]
+    table["warm / bound"] = table["warm"] / table["bound"]
+    return table
+
+
+def paired(runs: pd.DataFrame, label: str, column: str) -> np.ndarray:
+    """(rounds,) seconds without prefetch over seconds with this one, of the same round."""
+    wide = runs.pivot(index="round", columns="prefetch", values=column)
+    return (wide["none"] / wide[label]).to_numpy()
+
+
+def prefetch_figure(table: pd.DataFrame):
+    """First and warm passes by kind of prefetch, with the bound of each kind as a dashed mark."""
+    figure, axes = figures.new(height=3.4)
+    places = np.arange(len(table))
+    axes.barh(places - 0.2, table["first"], height=0.36, color=figures.ORANGE, label="first pass")
+    axes.barh(places + 0.2, table["warm"], height=0.36, color=figures.BLUE, label="warm pass")
+    for place, bound in zip(places, table["bound"], strict=True):
+        axes.plot([bound, bound], [place - 0.42, place + 0.42], "--", color=figures.BLACK, lw=1.4)
+    axes.plot([], [], "--", color=figures.BLACK, lw=1.4, label="bound of a warm pass")
+    axes.set_yticks(places, table.index)
+    axes.set(xlabel="seconds", title="Prefetch hides at most the smaller part")
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.18), ncols=3)
+    return figure
+
+
+# --- the five fields of report 002 ----------------------------------------------------------------------------------
+
+
+def fields(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
+    """The configuration of report 002 at ``share`` of the model, then with one field changed at a time, live."""
+    limit = max(1, round(share * order.working_set))
+    base = {"max_memory_bytes": limit}
+    changes = {
+        "as reported": {},
+        "max_memory_bytes x 2": {"max_memory_bytes": 2 * limit},
+        "max_memory_bytes = the model": {"max_memory_bytes": order.working_set},
+        "prefetch_ahead = 1": {"prefetch_ahead": 1},
+        "prefetch_ahead = 1, enable_async_prefetch": {"prefetch_ahead": 1, "enable_async_prefetch": True},
+        "use_frequency_priority": {"use_frequency_priority": True},
+        "use_frequency_priority, frequency_window = 0.1 s": {"use_frequency_priority": True, "frequency_window": 0.1},
+    }
+    rows = []
+    for label, change in changes.items():
+        config = CacheConfig(**base | change)
+        run = decode(
+            file, config.policy(), label, passes,
+            prepare=lambda weights, config=config: config.prefetcher(weights.store, plan(weights, order)),
+        )  # fmt: skip
+        rows.append((label, run.warm_byte_hit_rate, run.stats.prefetched, run.stats.misses, run.tokens_per_second,
+                     run.stats.peak_bytes / 2**20))  # fmt: skip
+    table = pd.DataFrame(rows, columns=["field", "byte hit rate", "prefetched", "misses", "tok/s", "peak MiB"])
+    table = table.set_index("field")
+    first = table.iloc[0]
+    changed = (
+        table[["byte hit rate", "prefetched", "misses"]] != first[["byte hit rate", "prefetched", "misses"]]
+    ).any(axis=1)
+    table["effect on what is loaded"] = np.where(changed, "yes", "none")
+    table.iloc[0, -1] = "-"
+    return table
+
+
+def speed_figure(runs: list[Live], machine, working_set: int):
+    """Bars: tokens a second by policy, fastest last, with the memory held; the machine's bound for its hit rate dashed."""
+    runs = sorted(runs, key=lambda run: run.warm_byte_hit_rate)
+    figure, axes = figures.new(height=5.2)
+    places = np.arange(len(runs))
+    bounds = fastest(machine, working_set, [run.warm_byte_hit_rate for run in runs])
+    axes.barh(places, [run.tokens_per_second for run in runs], color=figures.BLUE, label="measured")
+    axes.vlines(
+        bounds, places - 0.45, places + 0.45, color=figures.BLACK, linestyle="--", lw=1.2, label="bound of this machine"
+    )
+    for place, run, bound in zip(places, runs, bounds, strict=True):
+        text = f" {run.stats.resident_bytes / 2**20:,.0f} MiB, {100 * run.warm_byte_hit_rate:.0f} % hit"
+        axes.annotate(text, (bound, place), va="center", fontsize=8.5)
+    axes.set_yticks(places, [run.label for run in runs])
+    axes.set(xlabel="tokens a second", title="What memory buys depends on the policy")
+    axes.set_xlim(right=1.35 * bounds.max())
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="lower right")
+    return figure

@@ -1,0 +1,191 @@
+"""Decoding on a device: tokens a second by context and KV cache type, beside what its memory bandwidth allows."""
+
+import gc
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit.claims import table as claims
+from kit.cuda.kvcache import KV_DTYPES
+from kit.errors import ModelError
+from kit.findings.n01_first_token import elements_of
+from kit.findings.n04_attention.figures import tokens_roofline
+from kit.lab.device import Limits
+from kit.lab.machine import memory_available
+from kit.model.config import Config, read_config
+from kit.model.device import DeviceTransformer
+from kit.model.device_weights import DeviceWeights
+from kit.synthetic.geometry import GEOMETRIES
+from kit.units import format_bytes
+
+CONTEXTS = (1, 512, 4096, 32768, 131071)
+_REPORTED = "granite-3.3-8b"
+_SHARE = 0.8  # of the free memory that a KV cache may take; masks and activations need some, too
+
+
+@dataclass(frozen=True)
+class Point:
+    """One context and KV cache type: seconds of each token, what it reads and computes; ``missing``: why there are none."""
+
+    context: int
+    kv: str
+    samples: tuple[float, ...]
+    nbytes: int
+    flops: int
+    missing: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds a token, its logits on the host."""
+        return float(np.median(self.samples))
+
+
+def read_by_a_token(tensors: Mapping, experts: float = 1.0) -> tuple[int, int]:
+    """(bytes of blocks, weights) that one token reads of name -> TensorInfo.
+
+    An embedding counts where it is the output projection, too; of stacks of experts the share ``experts``.
+    """
+    untied = "output.weight" in tensors
+    read = [
+        (t.nbytes * share, t.elements * share)
+        for name, t in tensors.items()
+        if not (untied and name == "token_embd.weight") and (share := experts if len(t.shape) == 3 else 1.0)
+    ]
+    return tuple(int(sum(column)) for column in zip(*read, strict=True))
+
+
+def blocks_read(file) -> int:
+    """Bytes of blocks that one token of an open file reads."""
+    return read_by_a_token(file.tensors, _experts_share(read_config(file)))[0]
+
+
+def whole_blocks(geometry: str) -> int:
+    """The same of a model by its name, Q4_K_M."""
+    return read_by_a_token({tensor.name: tensor for tensor in GEOMETRIES[geometry].tensors("Q4_K_M")})[0]
+
+
+def _experts_share(config: Config) -> float:
+    return config.experts_used / config.experts if config.experts else 1.0
+
+
+def kv_bytes(config: Config, context: int, kv: str) -> int:
+    """Bytes of the keys and values of ``context`` positions."""
+    return 2 * config.layers * config.kv_heads * config.head_dim * context * KV_DTYPES[kv].itemsize
+
+
+def free_bytes() -> int:
+    """Free memory of the device, what earlier models left behind given back; of this machine where kernels are interpreted."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else memory_available()
+
+
+def check_room(file) -> None:
+    """ModelError when not all blocks of ``file`` fit into the device's free memory."""
+    need, have = sum(tensor.nbytes for tensor in file.tensors.values()), _SHARE * free_bytes()
+    if need > have:
+        raise ModelError(
+            f"{file.path}: its blocks take {format_bytes(need)} and the device has {format_bytes(have)} for them: "
+            "take a smaller profile or model, or the device cpu"
+        )
+
+
+def equality(file, prompt: list[int]) -> float:
+    """RMS difference of the device's logits after ``prompt`` from those of the CPU's fused products, over their spread."""
+    check_room(file)
+    right = kit.Transformer(kit.Weights(file), linear="fused").logits(prompt)[-1].double()
+    model = DeviceTransformer(DeviceWeights(file), max_context=len(prompt))
+    ours = model.step(prompt, model.new_cache()).double()
+    return float((ours - right).pow(2).mean().sqrt() / right.std())
+
+
+def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> list[Point]:
+    """Decode after a random context of each length that the model knows; a KV cache that does not fit is left out.
+
+    With a GPU each token is a replayed CUDA graph, captured before the first that counts.
+    """
+    config, weights = read_config(file), DeviceWeights(file)
+    blocks, elements = read_by_a_token(file.tensors, _experts_share(config))
+    points = []
+    for context in (n for n in contexts if n < config.context):
+        for kv in kinds:
+            held = kv_bytes(config, context, kv)
+            flops = 2 * elements + 4 * config.layers * config.heads * config.head_dim * context
+            need, have = kv_bytes(config, context + 1, kv), _SHARE * free_bytes()
+            missing = f"{format_bytes(need)} of keys and values, {format_bytes(have)} to have" if need > have else ""
+            taken = () if missing else _tokens(weights, context, kv, samples)
+            points.append(Point(context, kv, taken, blocks + held, flops, missing))
+    return points
+
+
+def _tokens(weights: DeviceWeights, context: int, kv: str, samples: int) -> tuple[float, ...]:
+    model = DeviceTransformer(weights, max_context=context + 1, kv_dtype=kv)
+    cache, taken = model.new_cache(), []
+    cache.reserve(context + 1)
+    for stored in (cache.keys, cache.values):
+        stored.normal_(generator=torch.Generator(stored.device).manual_seed(0))
+    cache.advance(context)
+    for _ in range(samples + 2):  # the first compiles and captures, the second warms up
+        cache.truncate(context)
+        start = time.perf_counter()
+        model.step([0], cache)  # ends with the logits on the host: the device has finished
+        taken.append(time.perf_counter() - start)
+    return tuple(taken[2:])
+
+
+def table(points: list[Point], gpu: Limits) -> pd.DataFrame:
+    """One row a context and KV type: tokens a second, what read bandwidth allows, the share of it, GB/s; or why not."""
+    rows = []
+    for point in points:
+        row = {"context": point.context, "KV cache": point.kv}
+        if point.samples:
+            least = gpu.seconds_to_read(point.nbytes)
+            row |= {"tok/s": 1 / point.seconds, "bound tok/s": 1 / least, "of the bound": least / point.seconds,
+                    "GB/s": point.nbytes / point.seconds / 1e9}  # fmt: skip
+        rows.append(row | {"left out": point.missing})
+    return pd.DataFrame(rows).set_index(["context", "KV cache"])
+
+
+def roofline(points: list[Point], gpu: Limits):
+    """GFLOP/s over FLOPs a byte of every token; the device's measured bandwidth and f32 peak are the roof."""
+    measured = [point for point in points if point.samples]
+    places = [(point.flops / point.nbytes, point.flops / point.seconds / 1e9) for point in measured]
+    index = pd.MultiIndex.from_tuples([(point.kv, point.context) for point in measured])
+    return tokens_roofline(pd.DataFrame(places, index, ["intensity", "gflops"]), gpu)
+
+
+def judge(lab, file, points: list[Point], stands_for: str) -> None:
+    """Records of every point, and what the shortest context says of blas-500 and variance-45-1100.
+
+    A file of fewer layers than ``stands_for`` is scaled by the bytes of its blocks.
+    """
+    for point in points:
+        what = f"decode of {stands_for} on the device, context {point.context}, {point.kv} KV cache"
+        if not point.samples:
+            lab.record(quantity=what, unit="tok/s", status="skipped", reason=point.missing, device=lab.device)
+            continue
+        lab.record(
+            quantity=what, unit="tok/s", samples=[1 / seconds for seconds in point.samples], device=lab.device,
+            upper=1 / lab.gpu.seconds_to_read(point.nbytes), upper_source="blocks, keys and values at read bandwidth",
+        )  # fmt: skip
+    shortest = next(point for point in points if point.samples)
+    whole = whole_blocks(stands_for)
+    here = [blocks_read(file) / whole / seconds for seconds in shortest.samples]
+    typical, upper = float(np.median(here)), 1 / lab.gpu.seconds_to_read(whole)
+    share = elements_of(stands_for) / elements_of(_REPORTED)
+    for name in ("blas-500", "variance-45-1100") if stands_for == _REPORTED else ("variance-45-1100",):
+        claim = claims.get(name)
+        reached = "reproduced in ratio" if typical >= claim.after else "not reproduced"
+        lab.record(
+            claim.id, quantity=f"tokens a second for the weights of {stands_for}, from blocks on the device",
+            unit="tok/s", samples=here, device=lab.device, upper=upper,
+            upper_source=f"{format_bytes(whole)} of blocks at {lab.gpu.read_gbps:,.0f} GB/s of {lab.gpu.name}",
+            tolerance=f"at least the reported {claim.after:g}", verdict="impossible" if upper < claim.after else reached,
+            reason=f"{typical:,.0f} tok/s, batch 1, a CUDA graph a token; its bandwidth allows {upper:,.0f} of a model with "
+            f"{share:.0%} of the reports' weights",
+        )  # fmt: skip

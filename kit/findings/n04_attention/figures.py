@@ -1,0 +1,153 @@
+"""Attention and the projections: the figures of notebook 04."""
+
+import pandas as pd
+
+from kit.findings.n04_attention.one_token import PARTS, WAYS
+from kit.findings.n04_attention.variants import amdahl
+from kit.lab import figures
+from kit.units import format_seconds
+
+COLORS = {
+    "python": figures.BLACK,
+    "loop": figures.VERMILION,
+    "strided": figures.ORANGE,
+    "blas": figures.BLUE,
+    "sdpa": figures.SKY,
+    "chunked": figures.GREEN,
+    "matmul": figures.BLUE,
+    "fused": figures.PURPLE,
+}
+
+
+def times(timed: pd.DataFrame):
+    """Time of one query against its context, every variant, and the least that memory and arithmetic allow."""
+    figure, axes = figures.new()
+    for variant, rows in timed.groupby("variant", sort=False):
+        axes.plot(rows["context"], rows["seconds"], marker="o", markersize=4, color=COLORS[variant], label=variant)
+    bound = timed.drop_duplicates("context")
+    axes.plot(bound["context"], bound["bound"], "--", color=figures.BLACK, linewidth=1.2, label="least on this machine")
+    figures.log(axes, "x", "y")
+    axes.set(xlabel="context (positions)", ylabel="seconds a layer and token")
+    axes.set_title("Attention of one token: what its arithmetic takes by each variant")
+    axes.legend(ncols=2)
+    return figure
+
+
+def shares(table: pd.DataFrame, claimed=(10, 20)):
+    """Attention's share of a token, and the most that replacing it can give, with the claimed speed-up marked."""
+    figure, (left, right) = figures.new(1, 2, height=4.2)
+    for (label, share), marker in zip(table.items(), "so^", strict=True):
+        left.plot(share.index, 100 * share, marker=marker, markersize=4, label=label)
+        right.plot(share.index, amdahl(share), marker=marker, markersize=4, label=label)
+    left.set_ylabel("attention's share of a token (%)")
+    left.set_title("How much of a token is attention")
+    right.axhspan(*claimed, color=figures.YELLOW, alpha=0.5, label=f"claimed: {claimed[0]:g} to {claimed[1]:g} times")
+    right.set_ylabel("times faster with no attention at all")
+    right.set_title("The most that replacing it can give")
+    for axes in (left, right):
+        figures.log(axes, "x", "y")
+        axes.set_xlabel("context (positions)")
+    right.set_ylim(0.9, max(40, amdahl(table.to_numpy().max()) * 1.5))
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    return figure
+
+
+def projections(table: pd.DataFrame, read_gbps: float):
+    """GB/s of weights by variant and matrix, on a log scale with the machine's read bandwidth."""
+    figure, axes = figures.new(height=4.6)
+    speeds = table.pivot(index="tensor", columns="variant", values="GB/s")[list(dict.fromkeys(table["variant"]))]
+    speeds = speeds.loc[list(dict.fromkeys(table["tensor"]))]
+    height = 0.8 / len(speeds.columns)
+    for row, (variant, values) in enumerate(speeds.items()):
+        places = [place + (row + 0.5) * height - 0.4 for place in range(len(values))]
+        axes.barh(places, values, height=height * 0.9, color=COLORS[variant], label=variant)
+        for place, value in zip(places, values, strict=True):
+            axes.annotate(f" {value:.2g}", (value, place), va="center", fontsize=8.5)
+    figures.bound(axes, read_gbps, f"read bandwidth, {read_gbps:.0f} GB/s", vertical=True)
+    axes.set_yticks(range(len(speeds)), [name.removesuffix(".weight") for name in speeds.index])
+    figures.log(axes, "x")
+    axes.set_xlabel("GB/s of weights, as each variant reads them (fused reads blocks, the others f32)")
+    axes.set_xlim(right=speeds.max().max() * 2.5)
+    axes.set_title("One token through a projection: strides, not attention, were the cost")
+    axes.grid(axis="y", visible=False)
+    axes.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=5)
+    return figure
+
+
+def kv_speeds(table: pd.DataFrame):
+    """Decoded tokens a second by attention and KV type, the bound of each type drawn above its bars."""
+    figure, axes = figures.new()
+    kinds, variants = list(dict.fromkeys(table["KV cache"])), list(dict.fromkeys(table["attention"]))
+    width = 0.8 / len(variants)
+    for row, variant in enumerate(variants):
+        speeds = table[table["attention"] == variant].set_index("KV cache").loc[kinds]["tok/s"]
+        places = [place + (row + 0.5) * width - 0.4 for place in range(len(kinds))]
+        axes.bar(places, speeds, width=width * 0.9, color=COLORS[variant], label=variant)
+    bounds = table.drop_duplicates("KV cache").set_index("KV cache").loc[kinds]["bound tok/s"]
+    for place, value in enumerate(bounds):
+        label = "weights and KV cache at read bandwidth" if place == 0 else None
+        axes.hlines(value, place - 0.45, place + 0.45, color=figures.BLACK, linestyle="--", linewidth=1.2, label=label)
+    axes.set_xticks(range(len(kinds)), kinds)
+    axes.set(xlabel="KV cache type", ylabel="tokens a second")
+    axes.set_ylim(top=max(bounds.max(), table["tok/s"].max()) * 1.35)
+    axes.set_title("Decoding: attention by KV cache type")
+    axes.grid(axis="x", visible=False)
+    axes.legend(ncols=3, loc="upper center")
+    return figure
+
+
+def roofline(table: pd.DataFrame, machine):
+    """GFLOP/s over FLOPs a byte: read bandwidth and peak arithmetic are the roof."""
+    figure, axes = _under_a_roof(table, machine)
+    for point, row in table.iterrows():
+        kind, variant = point.split()[0], point.split()[1].rstrip(",")
+        marker = "o" if kind == "attention" else "s"
+        axes.plot(row["intensity"], row["gflops"], marker, color=COLORS[variant], markersize=8, label=point)
+    axes.set_title("Roofline: what each variant makes of the machine")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+    return figure
+
+
+def tokens_roofline(table: pd.DataFrame, device):
+    """The same for decoded tokens (index: KV cache type, context) on ``device``: a color a type, a marker a context."""
+    figure, axes = _under_a_roof(table, device)
+    kinds, contexts = (list(dict.fromkeys(table.index.get_level_values(level))) for level in (0, 1))
+    for (kind, context), row in table.iterrows():
+        color, marker = figures.PALETTE[kinds.index(kind)], "osv^D"[contexts.index(context) % 5]
+        label = f"{kind} keys and values, context {context:,}"
+        axes.plot(row["intensity"], row["gflops"], marker, color=color, markersize=8, label=label)
+    axes.set_title(f"Roofline of {device.name}: a decoded token")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+    return figure
+
+
+def _under_a_roof(table, machine):
+    figure, axes = figures.new(height=4.8)
+    low, high = table["intensity"].min() / 2, table["intensity"].max() * 2
+    ridge = machine.f32_gflops / machine.read_gbps
+    roof = [value for value in (low, ridge, high) if low <= value <= high]
+    axes.plot(roof, [min(machine.f32_gflops, machine.read_gbps * value) for value in roof], "--", color=figures.BLACK,
+              linewidth=1.2, label=f"{machine.read_gbps:.0f} GB/s, then {machine.f32_gflops:.0f} GFLOP/s")  # fmt: skip
+    figures.log(axes, "x", "y")
+    axes.set(xlabel="FLOPs a byte read", ylabel="GFLOP/s")
+    return figure, axes
+
+
+def token_bars(tokens: pd.DataFrame, least: float):
+    """Stacked bars of one token by part and way, linear and on a log scale, with the least that reading f32 takes."""
+    medians = tokens.groupby(level="way", sort=False).median()[list(PARTS)]
+    medians.index = [WAYS[way].label for way in medians.index]
+    figure, (linear, log) = figures.new(2, height=6.8)
+    for axes in (linear, log):
+        figures.stacked_bars(axes, medians.clip(lower=0))
+        axes.set_xlabel("seconds a token")
+    linear.set_xlim(right=medians.sum(axis=1).max() * 1.1)
+    figures.bound(log, least, f"all f32 weights read once: {format_seconds(least)}", vertical=True)
+    figures.log(log, "x")
+    log.set_xlim(medians.sum(axis=1).min() / 30, medians.sum(axis=1).max() * 4)
+    linear.set_title("One token: where its time goes")
+    log.set_title("The same on a log scale")
+    figure.legend(*log.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure

@@ -1,0 +1,146 @@
+"""One token: what its parts take, each way of computing it, over as many layers of a model as memory holds."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit.gguf.names import layer_of
+from kit.lab.machine import Machine, memory_available
+from kit.model.config import read_config
+from kit.model.kvcache import KV_TYPES
+from kit.synthetic.geometry import GEOMETRIES
+
+
+class Way(NamedTuple):
+    """How one token is computed."""
+
+    label: str
+    linear: str = "matmul"
+    attention: str = "blas"
+
+
+WAYS = {  # in the order in which they run on one set of weights: the first finds nothing decoded
+    "first": Way("reports' first inference: slow dequantizer, loops", "strided", "loop"),
+    "again": Way("reports' second inference: all cached, loops", "strided", "loop"),
+    "loop-attention": Way("cached f32: BLAS projections, looped attention", attention="loop"),
+    "loop-projections": Way("cached f32: looped projections, BLAS attention", linear="strided"),
+    "cached": Way("cached f32: BLAS for both"),
+    "fused": Way("best: straight from the blocks, fused attention", "fused", "fused"),
+}
+PARTS = ("dequantize", "projections", "attention", "norms", "rest")
+
+
+class FirstLayers:
+    """A GGUFFile with only its first ``layers`` layers: what fits in memory of a model that does not."""
+
+    def __init__(self, file, layers: int):
+        self.path, self.architecture = file.path, file.architecture
+        self.metadata = dict(file.metadata.items()) | {f"{file.architecture}.block_count": layers}
+        self.tensors = {name: tensor for name, tensor in file.tensors.items() if layer_of(name) < layers}
+        self.raw, self.blocks = file.raw, file.blocks
+
+
+def what_fits(file, share: float = 0.5, most: int | None = None) -> FirstLayers:
+    """The first layers (``most`` at most) whose f32 weights take up to ``share`` of the free memory, one at least."""
+    room = share * memory_available()
+    nbytes = pd.Series({name: 4 * tensor.elements for name, tensor in file.tensors.items()})
+    by_layer = nbytes.groupby(nbytes.index.map(layer_of)).sum().sort_index().cumsum()
+    fitting = int((by_layer[by_layer.index >= 0] <= room).sum())
+    return FirstLayers(file, max(1, min(fitting, most or fitting)))
+
+
+def true_layers(lab, file) -> int:
+    """Layers of the model that ``file`` stands for: its own, or those of the geometry that it was cut from."""
+    if lab.model:
+        return read_config(file).layers
+    return GEOMETRIES[lab.profile.models["granite-3.3-8b"][0]].layers
+
+
+def fill(model: kit.Transformer, cache, positions: int, seed: int = 0) -> None:
+    """Put ``positions`` random keys and values into an empty cache: a context that nobody had to compute."""
+    config = model.config
+    shape = (positions, config.kv_heads, config.head_dim)
+    random = torch.Generator().manual_seed(seed)
+    k, v = torch.randn(shape, generator=random), torch.randn(shape, generator=random)
+    for layer in range(config.layers):
+        cache.append(layer, k, v)
+    cache.advance(positions)
+
+
+def one_token(model: kit.Transformer, context: int, scale: float = 1.0, samples: int = 1) -> pd.DataFrame:
+    """Seconds of one token by part (see PARTS), a row a sample, after a random context. ``scale``: see parts."""
+    cache = model.new_cache(context + 1)
+    if context:
+        fill(model, cache, context)
+    rows = []
+    for _ in range(samples):
+        model.trace.clear()
+        cache.truncate(context)
+        model.step([0], cache)
+        rows.append(parts(model.trace.frame(), scale))
+    return pd.DataFrame(rows)
+
+
+def parts(frame: pd.DataFrame, scale: float = 1.0) -> dict[str, float]:
+    """The spans of one token as seconds by part. Each layer counts ``scale`` times: a model with more of the same.
+
+    What is decoded within a projection or a norm counts as dequantizing.
+    """
+    whole = float(frame["seconds"][frame["what"] == "token"].sum())
+    rest = whole - sum(_told(frame, frame["seconds"]).values())
+    return _told(frame, frame["seconds"] * np.where(frame["layer"] >= 0, scale, 1.0)) | {"rest": rest * scale}
+
+
+def _told(frame, seconds):
+    def of(*what, rows=True):
+        return float(seconds[frame["what"].isin(what) & rows].sum())
+
+    in_norms = of("read", "dequantize", rows=frame["tensor"].str.endswith("norm.weight"))
+    is_embedding = (frame["what"] == "dequantize") & (frame["tensor"] == "token_embd.weight")
+    decoding, embedding = of("read", "dequantize"), float(seconds[is_embedding].head(1).sum())
+    return {
+        "dequantize": decoding,
+        "projections": of("linear") - (decoding - in_norms - embedding),
+        "attention": of("attention"),
+        "norms": of("norm") - in_norms,
+    }
+
+
+def by_way(file, context: int, scale: float, samples: int = 3) -> tuple[kit.Weights, pd.DataFrame]:
+    """One token each way over one set of weights, which the first way decodes; a row a sample, index (way, sample)."""
+    weights = kit.Weights(file, kit.HashMap(), backend="reference")
+    tables = {}
+    for name, way in WAYS.items():
+        model = kit.Transformer(weights, attention=way.attention, linear=way.linear)
+        if name in ("fused", "cached"):
+            one_token(model, context)  # pages of the file, threads, compiled kernels
+        tables[name] = one_token(model, context, scale, samples=1 if way.linear == "strided" else samples)
+    return weights, pd.concat(tables, names=["way", "sample"])
+
+
+def token_table(tokens: pd.DataFrame, machine: Machine, elements: int) -> pd.DataFrame:
+    """Median seconds by part and way, tokens a second, and total over the time that reading all f32 weights takes."""
+    table = tokens.groupby(level="way", sort=False).median()
+    total = table.sum(axis=1)
+    table.index = [WAYS[way].label for way in table.index]
+    least = machine.seconds_to_read(4 * elements)
+    return table.assign(
+        total=total.values, **{"tok/s": 1 / total.values, "total / f32 read once": total.values / least}
+    )
+
+
+def kv_speeds(weights, machine: Machine, context: int, scale: float, samples: int = 3) -> pd.DataFrame:
+    """Decoded tokens a second by attention and KV type at a context, and what read bandwidth allows each KV type."""
+    rows = []
+    for kv in KV_TYPES:
+        for attention in ("loop", "blas", "sdpa", "chunked", "fused"):
+            model = kit.Transformer(weights, attention=attention, kv_dtype=kv)
+            seconds = one_token(model, context, scale, samples).sum(axis=1).median()
+            cache = model.new_cache(1).bytes_per_position * context * scale
+            read = model.trace.frame().query("what == 'linear'")
+            nbytes = cache + float((read["nbytes"] * np.where(read["layer"] >= 0, scale, 1.0)).sum())
+            rows.append((attention, kv, 1 / seconds, 1 / machine.seconds_to_read(nbytes), nbytes / seconds / 1e9))
+    return pd.DataFrame(rows, columns=["attention", "KV cache", "tok/s", "bound tok/s", "GB/s"])

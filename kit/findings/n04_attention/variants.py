@@ -1,0 +1,188 @@
+"""Attention and the projections: every variant equal, then timed beside its bound; attention's share of a token."""
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+
+from kit.gguf.names import layer_of
+from kit.lab import measure
+from kit.lab.machine import Machine
+from kit.model.attention import ATTENTION
+from kit.model.config import Config
+from kit.model.linear import LINEAR
+
+TOLERANCE = 1e-6  # of every variant in f32, largest difference from float64 on standard normal inputs
+PYTHON_STEPS = 300_000  # multiplications a call that plain Python is asked for: about a tenth of a second
+TOUCHED_BYTES = 128 << 20  # keys and values timed in turn: more than a cache holds, as between the layers of a model
+PROJECTIONS = ("matmul", "loop", "strided", "fused")  # float32 throughout, so that all must agree
+
+
+def elements_read(config: Config, layers: int) -> int:
+    """Weights that one token of a model of so many layers reads: the layers and the output head."""
+    layer = 0
+    for name, shape in config.tensors().items():
+        if layer_of(name) == 0:
+            layer += math.prod(shape) * config.experts_used // config.experts if "_exps" in name else math.prod(shape)
+    return layers * layer + config.vocabulary * config.width
+
+
+def predict(config: Config, machine: Machine, contexts, layers: int) -> pd.DataFrame:
+    """By context: FLOPs of a token, attention's share of them, the most that a free attention gives, least seconds."""
+    elements = elements_read(config, layers)
+    rows = {}
+    for context in contexts:
+        attention = layers * attention_flops(config, context)
+        flops = 2 * elements + attention
+        nbytes = 4 * elements + layers * kv_bytes(config, context)
+        least = max(machine.seconds_to_read(nbytes), machine.seconds_to_compute(flops))
+        rows[context] = (flops, attention / flops, amdahl(attention / flops), nbytes, least)
+    names = ["FLOPs", "attention's share", "most it can give", "bytes in f32", "least seconds a token"]
+    return pd.DataFrame(rows, index=names).T.rename_axis("context")
+
+
+# --- the variants of attention
+
+
+def heads(config: Config, context: int, tokens: int = 1, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Random q (heads, tokens, head_dim), k and v (kv_heads, context, head_dim) of a model's shape."""
+    random = torch.Generator().manual_seed(seed)
+    shapes = (config.heads, tokens), *[(config.kv_heads, context)] * 2
+    return tuple(torch.randn(*shape, config.head_dim, generator=random) for shape in shapes)
+
+
+def affordable(name: str, config: Config, context: int, tokens: int = 1) -> bool:
+    """Plain Python takes small shapes only."""
+    return name != "python" or 2 * config.heads * tokens * context * config.head_dim <= PYTHON_STEPS
+
+
+def equality(config: Config, contexts=(1, 5, 48, 300), tokens: int = 5) -> pd.DataFrame:
+    """Largest difference of every variant from float64 arithmetic, one query and ``tokens`` queries at each context."""
+    rows = {}
+    for context, queries in itertools.product(contexts, (1, tokens)):
+        queries = min(queries, context)
+        q, k, v = heads(config, context, queries)
+        seen = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
+        if config.window:
+            seen &= ~torch.ones_like(seen).tril(context - queries - config.window)
+        wide = (x.double()[None] for x in (q, k, v))
+        exact = F.scaled_dot_product_attention(*wide, attn_mask=seen, scale=config.attention_scale, enable_gqa=True)[0]
+        for name, variant in ATTENTION.items():
+            if affordable(name, config, context, queries):
+                got = variant(q, k, v, config.attention_scale, config.window)
+                rows[name, f"{queries} x {context}"] = float((got - exact).abs().max())
+    return pd.Series(rows).unstack(sort=False).rename_axis("variant", axis=0).rename_axis("queries x context", axis=1)
+
+
+def attention_flops(config: Config, context: int, tokens: int = 1) -> int:
+    """Multiplications and additions of one layer's scores and weighted values."""
+    return 4 * config.heads * config.head_dim * tokens * min(context, config.window or context)
+
+
+def kv_bytes(config: Config, context: int) -> int:
+    """Bytes of one layer's keys and values in f32."""
+    return 2 * 4 * config.kv_heads * config.head_dim * min(context, config.window or context)
+
+
+def times(config: Config, machine: Machine, contexts, samples: int = 5) -> pd.DataFrame:
+    """Seconds of one query of one layer by variant and context, beside the least that this machine allows.
+
+    Each call gets other keys and values than the one before, so that they come from memory as in a model.
+    """
+    rows = []
+    for context in contexts:
+        q, k, v = heads(config, context)
+        copies = int(np.clip(TOUCHED_BYTES // (k.nbytes + v.nbytes), 1, 64))
+        pairs = [(k, v), *((k.clone(), v.clone()) for _ in range(copies - 1))]
+        nbytes, flops = kv_bytes(config, context), attention_flops(config, context)
+        bound = max(machine.seconds_to_read(nbytes), machine.seconds_to_compute(flops))
+        for name, variant in ATTENTION.items():
+            if affordable(name, config, context):
+                timed = measure.time(_in_turn(variant, q, pairs, config), samples, min_sample=0.002)
+                rows.append((name, context, timed.median, bound, flops, nbytes))
+    columns = ["variant", "context", "seconds", "bound", "flops", "bytes"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _in_turn(variant, q, pairs, config):
+    turn = itertools.cycle(pairs)
+    return lambda: variant(q, *next(turn), config.attention_scale, config.window)
+
+
+# --- the projections
+
+
+def projections(weights, config: Config, machine: Machine, samples: int = 3) -> pd.DataFrame:
+    """Seconds of one token through a matrix of each shape by PROJECTIONS, with GB/s of the weights as each reads them.
+
+    Timed over the layers in turn, so that the weights come from memory and not from a cache.
+    """
+    rows = []
+    for name in one_of_each_shape(config):
+        x = torch.randn(1, weights.info(name).shape[-1], generator=torch.Generator().manual_seed(0))
+        exact = None
+        for variant in PROJECTIONS:
+            linear = LINEAR[variant]
+            y = linear.apply(weights, name, x).double()
+            exact = y if exact is None else exact
+            error = float((y - exact).pow(2).mean().sqrt() / exact.std())
+            stack = [name.replace("blk.0.", f"blk.{layer}.") for layer in range(config.layers)]
+            timed = measure.time(_over_layers(linear, weights, stack, x), samples, min_sample=0.005)
+            nbytes = linear.nbytes(weights, name)
+            bound = machine.seconds_to_read(nbytes)
+            flops = 2 * weights.info(name).elements
+            rows.append(
+                (name, variant, timed.median, nbytes / timed.median / 1e9, timed.median / bound, error, flops, nbytes)
+            )
+    columns = ["tensor", "variant", "seconds", "GB/s", "time / bound", "rms / std", "flops", "bytes"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _over_layers(linear, weights, names, x):
+    turn = itertools.cycle(names)
+    return lambda: linear.apply(weights, next(turn), x)
+
+
+def one_of_each_shape(config: Config) -> list[str]:
+    """A matrix of layer 0 for every shape that it has, the smallest first."""
+    matrices = {shape: name for name, shape in config.tensors().items() if len(shape) == 2 and layer_of(name) == 0}
+    return [matrices[shape] for shape in sorted(matrices, key=lambda shape: shape[0] * shape[1])]
+
+
+def shares(config: Config, timed: pd.DataFrame, tokens: pd.DataFrame, layers: int) -> pd.DataFrame:
+    """Share of attention in a token at each context, by FLOPs and by measured time, and the most that removing it gives.
+
+    Measured: looped attention beside the looped projections of the reports, and beside BLAS projections.
+    """
+    elements = elements_read(config, layers)
+    loop = timed[timed["variant"] == "loop"].set_index("context")["seconds"] * layers
+    rows = {}
+    for label, way in (("reports' loops, measured", "again"), ("BLAS projections, measured", "loop-attention")):
+        others = float(tokens.loc[way].drop(columns="attention").sum(axis=1).median())
+        rows[label] = loop / (loop + others)
+    flops = pd.Series({context: layers * attention_flops(config, context) for context in loop.index})
+    rows = {"FLOPs": flops / (flops + 2 * elements), **rows}
+    return pd.DataFrame(rows).rename_axis("context")
+
+
+def amdahl(share):
+    """The speed-up when a part of that share takes no time at all (Amdahl 1967)."""
+    return 1 / (1 - share)
+
+
+def roofline(config: Config, timed: pd.DataFrame, matrices: pd.DataFrame, weights, prefill: int = 128) -> pd.DataFrame:
+    """Intensity (FLOPs a byte) and GFLOP/s of every variant: attention at its longest context, projections, a prefill."""
+    last = timed[timed["context"] == timed.groupby("variant")["context"].transform("max")]
+    points = [(f"attention {row.variant}", row.flops, row.bytes, row.seconds) for row in last.itertuples()]
+    largest = matrices["tensor"].iloc[-1]
+    for row in matrices[matrices["tensor"] == largest].itertuples():
+        points.append((f"projection {row.variant}", row.flops, row.bytes, row.seconds))
+    x = torch.randn(prefill, weights.info(largest).shape[-1])
+    seconds = measure.time(lambda: LINEAR["matmul"].apply(weights, largest, x), 3).median
+    flops = 2 * prefill * weights.info(largest).elements
+    points.append((f"projection matmul, {prefill} tokens", flops, weights.nbytes(largest) + 2 * x.nbytes, seconds))
+    table = pd.DataFrame(points, columns=["point", "flops", "bytes", "seconds"]).set_index("point")
+    return table.assign(intensity=table["flops"] / table["bytes"], gflops=table["flops"] / table["seconds"] / 1e9)

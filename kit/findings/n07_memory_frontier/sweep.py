@@ -1,0 +1,212 @@
+"""Every way of holding the weights of a model: predicted from costs and replays, then measured where it is worth it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import kit
+from kit.cache.traces import decode_order
+from kit.costs import ways
+from kit.costs.measured import DTYPES, Cost, Kind, measure_costs
+from kit.costs.order import Decode, Order, order_of
+from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Part, Prediction, Way, parts_of
+from kit.findings.n01_first_token import disk_gbps
+from kit.findings.n06_compressed_inference.passes import compressed_model
+from kit.findings.n07_memory_frontier import pressed, tiles
+from kit.gguf import pagecache
+from kit.lab.machine import Machine, memory_available
+from kit.model.config import read_config
+from kit.synthetic.geometry import GEOMETRIES
+from kit.units import format_bytes
+
+SHARES = tuple(np.round(np.linspace(0.1, 0.9, 9), 3).tolist())  # of the working set
+POLICIES = ("LRU", "CyclicAware", "Pinned")
+PRESSED = Way("NoCache", linear="pressed")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is predicted: a name, its tensors and their order, as blocks and as tiles."""
+
+    name: str
+    parts: dict[str, Part]
+    order: Order
+    tile_parts: dict[str, Part]
+    tile_order: Order
+
+    def working_set(self, dtype: str) -> int:
+        """Bytes of everything that passes through the cache of that dtype ("int8": of tiles)."""
+        if dtype == "int8":
+            return sum(part.elements for part in self.tile_parts.values())
+        return sum(part.elements for part in self.parts.values()) * ways.DTYPES[dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What this machine needs for one use of each kind of tensor, and for a byte of the file from the disk.
+
+    ``cold``: whether the file's pages could be dropped; else ``disk_gbps`` is the speed of the page cache.
+    """
+
+    plain: dict[Kind, Cost]
+    tiles: dict[Kind, Cost]
+    disk_gbps: float
+    machine: Machine
+    cold: bool = True
+
+
+def prepare(path: Path, machine: Machine, tokens: int) -> tuple[Subject, Costs]:
+    """The file at ``path`` as a subject, its costs measured; compresses it on the first call (kept with the models)."""
+    cold, disk = pagecache.drop(path), disk_gbps(path)
+    with kit.open(path) as file, compressed_model(path) as packed:
+        order = order_of(file, tokens)
+        tile_parts, tile_costs = tiles.parts_and_costs(packed)
+        tile_order = tiles.order_of(order, tile_parts, tied="output.weight" not in file.tensors)
+        subject = Subject(Path(file.path).name, parts_of(file, order), order, tile_parts, tile_order)
+        return subject, Costs(measure_costs(file, order.names), tile_costs, disk, machine, cold)
+
+
+def whole_model(subject: Subject, costs: Costs, layers: int, geometry="granite-3.3-8b", mix="Q4_K_M") -> Subject | None:
+    """The model that a file of ``layers`` layers was cut from; None when it has tensors whose cost was not measured.
+
+    What lies outside the weights grows with the layers, and its tiles take the same share of their INT8 bytes.
+    """
+    model = GEOMETRIES[geometry]
+    specs = {spec.name: spec for spec in model.tensors(mix)}
+    names = [name for name, _ in decode_order(model, mix)]
+    parts = {
+        name: Part(Kind(specs[name].qtype, specs[name].shape), specs[name].nbytes, specs[name].elements)
+        for name in names
+    }
+    if not {part.kind for part in parts.values()} <= set(costs.plain):
+        return None
+    share = sum(part.blocks for part in subject.tile_parts.values()) / subject.working_set("int8")
+    matrices = {name: part for name, part in parts.items() if len(part.kind.shape) == 2}
+    packed = {
+        name: Part(Kind("I8", part.kind.shape), int(share * part.elements), part.elements)
+        for name, part in matrices.items()
+    }
+    order = Order([names] * 3, rest=subject.order.rest * model.layers / layers)
+    return Subject(geometry, parts, order, packed, tiles.order_of(order, packed, model.tied))
+
+
+def asked(file: Subject, costs: Costs, memory: int, layers: int) -> tuple[Subject, int]:
+    """Whom the question is about and how much memory it has: granite-3.3-8b and ``memory`` where the costs allow that.
+
+    Else the file itself, with the share of its f32 weights that ``memory`` is of those of granite-3.3-8b.
+    """
+    if model := whole_model(file, costs, layers):
+        return model, memory
+    whole = 4 * sum(spec.elements for spec in GEOMETRIES["granite-3.3-8b"].tensors("Q4_K_M"))
+    return file, max(1, int(memory / whole * file.working_set("float32")))
+
+
+def all_ways(subject: Subject, memory: int | None = None, shares=SHARES) -> list[Way]:
+    """Lazy, every limited cache at every share, and everything kept, in each dtype; blocks; tiles; a page cache too small.
+
+    ``memory``: one more size for every cache, bytes.
+    """
+    found = []
+    for dtype, linears in (*((dtype, ("decoded",)) for dtype in DTYPES), ("int8", tiles.LINEARS)):
+        whole = subject.working_set(dtype)
+        policies = POLICIES if dtype != "int8" else ("Pinned",)
+        for linear in linears:
+            found.append(Way("NoCache", None, dtype, linear))
+            sizes = [int(share * whole) for share in shares] + [memory] * (memory is not None)
+            found += [Way(policy, size, dtype, linear) for policy in policies for size in sizes]
+            found.append(Way("HashMap", None, dtype, linear))
+    return [*found, BLOCKS, BLOCKS_INT8, PRESSED]
+
+
+def predict(way: Way, subject: Subject, costs: Costs) -> Prediction:
+    """One way, by what it uses."""
+    if way.linear in tiles.LINEARS:
+        return tiles.predict(way, subject.tile_parts, subject.tile_order, costs.tiles, costs.machine)
+    if way.linear == PRESSED.linear:
+        warm = ways.predict(BLOCKS, subject.parts, subject.order, costs.plain, costs.machine)
+        seconds = warm.pages / costs.disk_gbps / 1e9
+        return replace(warm, way=way, seconds=warm.seconds + seconds, bound=max(warm.bound, seconds), pages=0)
+    return ways.predict(way, subject.parts, subject.order, costs.plain, costs.machine)
+
+
+def chosen(subject: Subject) -> list[Way]:
+    """The ways to measure: the ends of every line, its middle, and for pinned f32 the quarters."""
+    found = [BLOCKS, BLOCKS_INT8, PRESSED]
+    for dtype, linear in (*((dtype, "decoded") for dtype in DTYPES), ("int8", tiles.PLAIN), ("int8", tiles.PREFETCHED)):
+        middle = int(0.5 * subject.working_set(dtype))
+        found += [Way("NoCache", None, dtype, linear), Way("Pinned", middle, dtype, linear)]
+        found += [Way("HashMap", None, dtype, linear)] * (linear != tiles.PREFETCHED)
+    whole = subject.working_set("float32")
+    quarters = [Way("Pinned", whole // 4), Way("Pinned", 3 * whole // 4)]
+    return [*found, Way("LRU", whole // 2), Way("CyclicAware", whole // 2), *quarters]
+
+
+def measure_all(
+    path: Path, subject: Subject, predictions: list[Prediction], tokens: int
+) -> tuple[list[Measured], dict]:
+    """The chosen ways, each for ``tokens`` tokens; and the way -> reason of those that cannot be gone here."""
+    found, left_out, wanted = [], {}, [prediction.way for prediction in predictions]
+    if PRESSED in wanted:  # first: pages cannot be dropped while this process maps them
+        real, reason = pressed.measure(path, tokens, subject.working_set("float32") // 8 + (64 << 20))
+        if real is None:
+            left_out[PRESSED] = reason
+        else:
+            found.append(replace(real, way=PRESSED))
+    with kit.open(path) as file, compressed_model(path) as packed:
+        for prediction in predictions:
+            way = prediction.way
+            if prediction.total > 0.9 * memory_available():
+                needs, free = format_bytes(prediction.total), format_bytes(memory_available())
+                left_out[way] = f"needs {needs}, {free} are free"
+            elif way.linear in tiles.LINEARS:
+                found.append(tiles.measure_tiles(way, packed, tokens))
+            elif way != PRESSED:
+                found.append(ways.measure(way, file, subject.order, tokens))
+    return found, left_out
+
+
+def equality(path: Path, measured: list[Measured]) -> pd.DataFrame:
+    """RMS difference of each way's last logits from the lazy f32 way's, over their standard deviation, and its tolerance."""
+    truth = next(found.result for found in measured if found.way == ways.LAZY)
+    with kit.open(path) as file:
+        first = Decode(kit.Weights(file), "fused").step()
+    rows = {}
+    for found in measured:
+        right = first if found.way == PRESSED else truth  # a page cache that is too small always starts anew
+        off = float((found.result - right).double().pow(2).mean().sqrt() / right.double().std())
+        tolerance = TOLERANCES[found.way.linear if found.way.linear in TOLERANCES else found.way.dtype]
+        rows[found.way.label] = (off, tolerance, off <= tolerance)
+    return pd.DataFrame(rows, index=["rms / std", "tolerance", "equal"]).T.astype({"equal": bool})
+
+
+TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1, "int8": 2e-1, "fused-int8": 1e-1}
+
+
+def pareto(predictions: list[Prediction]) -> list[Prediction]:
+    """The ways that no other beats in both memory and time, by rising memory."""
+    front: list[Prediction] = []
+    for found in sorted(predictions, key=lambda prediction: (prediction.total, prediction.seconds)):
+        if not front or found.seconds < front[-1].seconds:
+            front.append(found)
+    return front
+
+
+def table(predictions: list[Prediction], measured: list[Measured] = ()) -> pd.DataFrame:
+    """One row a way, the fastest first: seconds predicted and measured, the least, bytes held, pages of the file needed."""
+    real, rows = {found.way: found for found in measured}, []
+    for found in sorted(predictions, key=lambda prediction: prediction.seconds):
+        row = {"way": found.way.label, "predicted": found.seconds}
+        if found.way in real:
+            seconds = real[found.way].seconds
+            row |= {"measured": seconds, "error": found.seconds / seconds - 1}
+        row |= {"least": found.bound, "hit rate": found.hit_rate, "held": found.held, "file pages": found.pages}
+        rows.append(row | {"together": found.total})
+    return pd.DataFrame(rows).set_index("way")
+
+
+def layers_of(path: Path) -> int:
+    """Layers of the file at ``path``."""
+    with kit.open(path) as file:
+        return read_config(file).layers

@@ -1,0 +1,86 @@
+"""Compressed tiles on the frontier: what decoding and multiplying cost, a token predicted, and measured."""
+
+import functools
+from contextlib import nullcontext
+
+import torch
+
+import kit.codec.weights
+from kit.cache.policies.base import NoCache
+from kit.cache.prefetch import Prefetcher
+from kit.codec.weights import CompressedWeights
+from kit.costs.measured import Cost, Kind
+from kit.costs.order import Decode, Order
+from kit.costs.ways import Measured, Part, Prediction, Way, replayed, run
+from kit.lab import measure
+
+PLAIN, PREFETCHED = "tiles", "tiles, prefetched"
+LINEARS = (PLAIN, PREFETCHED)
+
+
+def parts_and_costs(file, samples: int = 3) -> tuple[dict[str, Part], dict[Kind, Cost]]:
+    """The matrices of a CompressedFile, and what a matrix of each shape costs to decode and to multiply by.
+
+    ``elements`` counts INT8 values, which is also the bytes of a decoded matrix; ``blocks`` the bytes of its tiles.
+    """
+    weights = CompressedWeights(file)
+    parts, costs = {}, {}
+    for name, layer in weights.layers.items():
+        parts[name] = Part(Kind("I8", layer.matrix.shape), layer.matrix.nbytes, layer.nbytes)
+    for kind in dict.fromkeys(part.kind for part in parts.values()):
+        name = next(name for name, part in parts.items() if part.kind == kind)
+        x = torch.randn(1, kind.shape[1], generator=torch.Generator().manual_seed(0))
+        layer = CompressedWeights(file, kit.HashMap()).layer(name)
+        load = measure.time(weights.layers[name].load, samples=samples, min_sample=0).median
+        multiply = measure.time(functools.partial(layer, x), samples=samples, min_sample=0).median
+        costs[kind] = Cost({"int8": load}, {"int8": multiply}, {})
+    return parts, costs
+
+
+def order_of(order: Order, parts: dict[str, Part], tied: bool) -> Order:
+    """The same decode over tiles: matrices only, and a tied embedding also at the start, where its rows are taken."""
+    first = ["token_embd.weight"] * (tied and "token_embd.weight" in parts)
+    return Order([first + [name for name in token if name in parts] for token in order.tokens], rest=order.rest)
+
+
+def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Cost], machine) -> Prediction:
+    """Multiplications, and a decode for each miss of a replay. Prefetch adds nothing to either.
+
+    Decoder and multiplication each use every core, so to run them at once saves only what one of them leaves idle; the
+    prediction says none, the bound says all.
+    """
+    hits, held = replayed(way.cache(), order.requests(lambda name: parts[name].elements))
+    tokens = max(1, len(order.tokens) - 1)
+    uses = [name for token in order.tokens[-tokens:] for name in token]
+    missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
+    seconds = order.rest + sum(costs[parts[name].kind].multiply["int8"] for name in uses) / tokens
+    seconds += sum(costs[parts[name].kind].load["int8"] for name in missed) / tokens
+    read, wrote = (sum(parts[name].elements for name in names) / tokens for names in (uses, missed))
+    bounds = machine.seconds_to_read(read), machine.seconds_to_write(wrote)
+    bound = max(bounds) if way.linear == PREFETCHED else sum(bounds)
+    in_use = max((parts[name].elements for name in missed), default=0)
+    if way.linear == PREFETCHED:
+        in_use += 2 * layer_bytes(parts)
+    pages = sum(parts[name].blocks for name in set(missed))
+    return Prediction(way, seconds, bound, 1 - len(missed) / len(uses), held + in_use, pages)
+
+
+def layer_bytes(parts: dict[str, Part]) -> int:
+    """Decoded bytes of the largest layer, what lies outside all layers counted as one."""
+    totals: dict[int, int] = {}
+    for name, part in parts.items():
+        layer = kit.gguf.reader.layer_of(name)
+        totals[layer] = totals.get(layer, 0) + part.elements
+    return max(totals.values())
+
+
+def measure_tiles(way: Way, file, tokens: int) -> Measured:
+    """Decode ``tokens`` tokens from a CompressedFile the way given, after one that is not counted."""
+    weights = CompressedWeights(file, NoCache() if way.policy == "NoCache" else way.cache())
+    ahead = nullcontext()
+    if way.linear == PREFETCHED:
+        plan = [(name, layer.size, layer.load) for name, layer in weights.layers.items()]
+        ahead = Prefetcher(weights.store, plan)
+        weights.store.ahead_bytes = 2 * ahead.layer_bytes
+    with ahead:
+        return run(way, weights, Decode(weights, weights.linear, tokens + 1), tokens)

@@ -1,0 +1,251 @@
+"""The ledger: every claim of data/claims.yaml with the verdict that the records of a run give it, or what is missing."""
+
+import html
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from IPython.display import HTML
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from kit.claims import records
+from kit.claims import table as claims
+from kit.claims.records import Record
+from kit.claims.table import Claim
+from kit.lab import figures
+from kit.report import run as runs
+from kit.report.theme import quantity
+
+RULE = (
+    "A claim has as many parts as records judge it, and it holds only as far as all of them hold: its verdict is the "
+    "strictest of theirs, in the order impossible, not reproduced, reproduced in ratio, reproduced. A part that is not "
+    "measurable here decides only when there is no other."
+)
+STRICTEST_FIRST = ("impossible", "not reproduced", "reproduced in ratio", "reproduced", "not measurable here")
+NO_RECORD, NOTHING = "no record", "–"
+COLORS = {
+    "impossible": figures.VERMILION,
+    "not reproduced": figures.ORANGE,
+    "reproduced in ratio": figures.SKY,
+    "reproduced": figures.GREEN,
+    "not measurable here": figures.PURPLE,
+    NO_RECORD: "#999999",
+}
+_CLAIMED = {"marker": "D", "color": figures.BLACK, "markersize": 4, "linewidth": 1, "markerfacecolor": "white"}
+_MEASURED = {"marker": "o", "color": "#555555", "markersize": 6.5, "linewidth": 0}
+_POSSIBLE = "#cccccc"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One record that judges a claim, and where it was measured: a page of the report, empty when there is none."""
+
+    record: Record
+    link: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One claim with its parts in the order of the notebooks; ``missing`` says why there are none."""
+
+    claim: Claim
+    parts: tuple[Part, ...]
+    missing: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The claim's verdict by RULE, or NO_RECORD."""
+        return min((part.record.verdict for part in self.parts), key=STRICTEST_FIRST.index, default=NO_RECORD)
+
+    @property
+    def decisive(self) -> Part | None:
+        """The part that decides: of those with the claim's verdict, one that the reported figure can stand beside."""
+        deciding = [part for part in self.parts if part.record.verdict == self.verdict]
+        return max(deciding, key=lambda part: bool(reported_in(self.claim, part.record.unit)), default=None)
+
+
+def read(folder: Path, own: str = "08_claims") -> list[Entry]:
+    """An entry for every claim, from the records of all notebooks in ``folder`` but ``own``."""
+    folder = Path(folder)
+    run = runs.load(folder) if (folder / runs.STATE).exists() else None
+    found: dict[str, list[Part]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        if path.stem == own:
+            continue
+        rows = run.records_of(path.stem) if run else [(record, "") for record in records.read([path])]
+        page = next((name for name in (f"{path.stem}.html", f"{path.stem}.ipynb") if (folder / name).exists()), "")
+        for record, anchor in rows:
+            if record.verdict:
+                found.setdefault(record.claim, []).append(Part(record, page and page + anchor))
+    return [
+        Entry(claim, tuple(found.get(name, ())), "" if name in found else _missing(claim, folder, run))
+        for name, claim in claims.load().items()
+    ]
+
+
+def _missing(claim: Claim, folder: Path, run) -> str:
+    state = run.notebooks.get(claim.notebook) if run else None
+    if state and state.status != "ok":
+        return f"{claim.notebook} failed in cell {state.cell} before it judged this: {state.reason}"
+    if state or (folder / f"{claim.notebook}.jsonl").exists():
+        return f"{claim.notebook} ran and wrote no verdict for it"
+    return f"{claim.notebook} has not run in this folder; kit reproduce --resume --only {claim.notebook[:2]} adds it"
+
+
+def reported_in(claim: Claim, unit: str) -> tuple[float, float] | None:
+    """The reported figure (least, most) in ``unit``; a ratio ("x") also from a before and an after. None: not in it."""
+    if claim.unit and claim.unit == unit:
+        return claim.after, claim.after
+    if unit == "x" and claim.ratio:
+        return tuple(claim.ratio)
+    if unit == "x" and claim.before and claim.after:
+        faster = max(claim.before, claim.after) / min(claim.before, claim.after)
+        return faster, faster
+    return None
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def tally(entries: list[Entry]) -> pd.DataFrame:
+    """Claims by verdict, and what the word means."""
+    meanings = {word: claims.VERDICTS[word] for word in STRICTEST_FIRST} | {NO_RECORD: "nothing in this run judges it"}
+    rows = [(word, sum(e.verdict == word for e in entries), meaning) for word, meaning in meanings.items()]
+    return pd.DataFrame(rows, columns=["verdict", "claims", "meaning"]).set_index("verdict")
+
+
+def table(entries: list[Entry]) -> pd.DataFrame:
+    """One row a claim: its verdict and the part that decided it, or what is missing."""
+    return pd.DataFrame([_row(entry, entry.decisive, entry.verdict) for entry in entries])
+
+
+def parts(entries: list[Entry]) -> pd.DataFrame:
+    """One row a part of every claim that several records judge."""
+    several = [(entry, part) for entry in entries if len(entry.parts) > 1 for part in entry.parts]
+    return pd.DataFrame([_row(entry, part, part.record.verdict) for entry, part in several])
+
+
+def _row(entry: Entry, part: Part | None, verdict: str) -> dict[str, str]:
+    claim, record = entry.claim, part.record if part else None
+    words = {"claim": claim.id, "report": claim.report, "claimed": claim.reported, "verdict": verdict}
+    if record is None:
+        blank = dict.fromkeys(("measured", "lower bound", "upper bound", "tolerance"), NOTHING)
+        return words | blank | {"reason": f"missing: {entry.missing}", "where": claim.notebook, "link": ""}
+    return words | {
+        "measured": f"{record.quantity}: {quantity(record.median, record.unit)}",
+        "lower bound": _bound(record.lower, record.lower_source, record.unit),
+        "upper bound": _bound(record.upper, record.upper_source, record.unit),
+        "tolerance": record.tolerance or NOTHING,
+        "reason": record.reason,
+        "where": record.notebook,
+        "link": part.link,
+    }
+
+
+def _bound(value: float | None, source: str, unit: str) -> str:
+    return NOTHING if value is None else f"{quantity(value, unit)} ({source})" if source else quantity(value, unit)
+
+
+def shown(frame: pd.DataFrame) -> HTML:
+    """A table of this module as HTML, all text escaped: verdicts as badges, a link to the cell that measured each."""
+    rows = "".join(map(_html_row, frame.map(html.escape).to_dict("records")))
+    head = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "measured and possible", "reason"))
+    return HTML(f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
+
+
+def _html_row(row: dict[str, str]) -> str:
+    where = f'<a href="{row["link"]}">{row["where"]}</a>' if row["link"] else row["where"]
+    details = [
+        f"{label} {row[name]}"
+        for name, label in (("lower bound", "at least"), ("upper bound", "at most"), ("tolerance", "tolerance:"))
+        if row[name] != NOTHING
+    ]
+    under = '<span class="under">{}</span>'
+    cells = (
+        f"{row['claim']}{under.format(row['claimed'])}{under.format('report ' + row['report'])}",
+        f'<span class="badge tone-{row["verdict"].replace(" ", "-")}">{row["verdict"]}</span>',
+        row["measured"] + "".join(map(under.format, details)),
+        row["reason"] + under.format(where),
+    )
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+# --- the picture -----------------------------------------------------------------------------------------------------
+
+
+def picture(entries: list[Entry]):
+    """Claimed, measured and possible for every claim, each over its own reported figure, on one log axis.
+
+    A claim without a figure that can be compared keeps its line, with its verdict in words.
+    """
+    figure, axes = figures.new(height=1.6 + 0.27 * len(entries))
+    spans = {entry.claim.id: span for entry in entries if (span := relative(entry))}
+    marks = [value for span in spans.values() for value in span.values() if value]
+    left, right = min([*marks, 0.1]) / 2, max([*marks, 10.0]) * 2
+    for row, entry in enumerate(entries):
+        color, span = COLORS[entry.verdict], spans.get(entry.claim.id)
+        axes.annotate(
+            entry.verdict, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=color
+        )
+        if span is None:
+            place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(_without_figure(entry), (left, row), fontsize=7.5, color="#666666", **place)
+            continue
+        if span["lower"] or span["upper"]:
+            start, end = span["lower"] or left, span["upper"] or right
+            axes.barh(row, max(end / start, 1.02) * start - start, left=start, height=0.55, color=_POSSIBLE)
+        axes.plot([1, span["most"]], [row, row], **_CLAIMED)
+        if span["measured"]:
+            axes.plot(span["measured"], row, zorder=4, **_MEASURED | {"color": color})
+    _legend(axes)
+    figures.log(axes, "x")
+    axes.set_xlim(left, right)
+    axes.set_yticks(range(len(entries)), [entry.claim.id for entry in entries], fontsize=8.5)
+    axes.set_ylim(len(entries) - 0.4, -0.6)
+    axes.set_xlabel("times the figure that the report gives (1: as reported)")
+    axes.set_title("Claimed, measured, possible")
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def relative(entry: Entry) -> dict[str, float | None] | None:
+    """Measured and bounds of the decisive part over the least reported figure; None without positive numbers to compare."""
+    record = entry.decisive.record if entry.decisive else None
+    reported = reported_in(entry.claim, record.unit) if record else None
+    if not reported or not reported[0] > 0 or record.median is None:
+        return None
+    least, most = reported
+    values = {"measured": record.median, "lower": record.lower, "upper": record.upper, "most": most}
+    return {name: value / least if value and value > 0 else None for name, value in values.items()}
+
+
+def _without_figure(entry: Entry) -> str:
+    if entry.decisive is None:
+        return f"missing: {entry.claim.notebook}"
+    record = entry.decisive.record
+    if record.median is None:
+        return "not measured here"
+    text = f"{record.quantity}: {quantity(record.median, record.unit)}"
+    return text if len(text) <= 78 else text[:75] + "..."
+
+
+def _legend(axes) -> None:
+    handles = [
+        Line2D([], [], label="claimed", **_CLAIMED),
+        Line2D([], [], label="measured (color: verdict)", **_MEASURED),
+        Patch(color=_POSSIBLE, label="possible, by the bounds"),
+    ]
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3, fontsize=9)
+
+
+# --- records -----------------------------------------------------------------------------------------------------------
+
+
+def conclude(lab, entries: list[Entry]) -> None:
+    """One record a verdict: how many claims have it."""
+    for word, count in tally(entries)["claims"].items():
+        lab.record(
+            quantity=f"claims: {word}", unit="claims", samples=[int(count)], upper=len(entries),
+            upper_source="rows of data/claims.yaml",
+        )  # fmt: skip

@@ -1,0 +1,89 @@
+"""Figures of a study: the time by family, hits by policy over memory, and what each way would bring."""
+
+import numpy as np
+import pandas as pd
+
+import kit
+from kit.cache.traces import Requests
+from kit.costs.ways import BLOCKS, Way, parts_of, predict
+from kit.findings.n09_your_model.tables import REST, policies, upper_bound
+from kit.lab import figures
+from kit.units import format_bytes
+
+SHOWN = ("LRU", "Random", "CyclicAware", "Pinned", "MIN")  # one of those at 0, one between, and the best
+
+
+def families(table: pd.DataFrame, biggest: int = 6):
+    """Seconds of a token by family of tensors, three ways: decoded each time, decoded once, straight from the blocks."""
+    costs = table.fillna(0.0)[["dequantize", "multiply", "from blocks"]]
+    rest = costs[costs.index == REST]
+    costs = costs.drop(rest.index)
+    others = costs.iloc[biggest:].sum().to_frame("all others").T if len(costs) > biggest else costs.iloc[:0]
+    shown = pd.concat([costs.iloc[:biggest], others, rest])
+    ways = {
+        "decoded each time": shown["dequantize"] + shown["multiply"],
+        "decoded once, kept": shown["multiply"],
+        "straight from blocks": shown["from blocks"],
+    }
+    figure, axes = figures.new(height=2.9)
+    figures.stacked_bars(axes, pd.DataFrame(ways).T)
+    axes.set_xlim(0, 1.15 * max(values.sum() for values in ways.values()))
+    axes.set(xlabel="seconds a token (sum of the measured costs)", title="Where a token's time goes")
+    axes.legend(ncols=4, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.45, -0.2))
+    return figure
+
+
+def hits(accesses: Requests, memory: int, points: int = 12):
+    """Share of bytes hit after the first token against the memory given, a line a policy, the bound dashed."""
+    figure, axes = figures.new(height=3.8)
+    whole = accesses.working_set
+    sizes = np.unique(np.linspace(0.05, 1.0, points) * whole).astype(int)
+    curves = {size: policies(accesses, size, SHOWN) for size in sizes.tolist()}
+    unit, scale = ("GiB", 2**30) if whole >= 2**30 else ("MiB", 2**20)
+    for name, style in zip(SHOWN, ("-", "-", "-", "-", ":"), strict=True):
+        axes.plot(sizes / scale, [100 * curves[size].loc[name, "bytes hit"] for size in sizes], style, label=name)
+    bound = [100 * upper_bound(accesses, size) for size in sizes]
+    axes.plot(sizes / scale, bound, "--", color=figures.BLACK, linewidth=1.2, label="bound without prefetch")
+    axes.axvline(min(memory, whole) / scale, color="#777777", linewidth=1, label=f"given: {format_bytes(memory)}")
+    axes.set(xlabel=f"{unit} of cache (right end: everything fits)", ylabel="bytes hit, %")
+    axes.set(title="A cache smaller than the model: what each policy hits", ylim=(-3, 103))
+    axes.legend(fontsize=8.5, loc="upper left")
+    return figure
+
+
+def advice(table: pd.DataFrame):
+    """Predicted seconds a token as bars, measured as dots, the least possible as a line in each bar."""
+    figure, axes = figures.new(height=1.5 + 0.36 * len(table))
+    colors = [figures.VERMILION, *[figures.SKY] * (len(table) - 1)]
+    axes.barh(table.index, table["predicted"], color=colors, label="predicted")
+    rows = np.arange(len(table))
+    axes.vlines(
+        table["least"], rows - 0.4, rows + 0.4, color=figures.BLACK, linestyle="--", linewidth=1.4, label="least"
+    )
+    if "measured" in table:
+        axes.plot(table["measured"], rows, "D", color=figures.ORANGE, markeredgecolor="black", label="measured")
+    figures.log(axes, "x")
+    axes.set(xlabel="seconds a token (least: its bytes at this machine's bandwidth)", title="What to change")
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.legend(fontsize=8.5, loc="upper center", bbox_to_anchor=(0.4, -0.12 - 0.5 / len(table)), ncols=3)
+    return figure
+
+
+def at(study, memory: int, dtype: str):
+    """Both questions for one choice: which share of the bytes each policy hits, what a token then takes."""
+    accesses = study.trace or study.order.requests(kit.Weights(study.file, dtype=dtype).nbytes)
+    figure, (left, right) = figures.new(1, 2, height=3.2)
+    left.barh(SHOWN, 100 * policies(accesses, memory, SHOWN)["bytes hit"][list(SHOWN)], color=figures.SKY)
+    figures.bound(left, 100 * upper_bound(accesses, memory), "bound", vertical=True)
+    left.set(xlabel="bytes hit, %", title=f"{format_bytes(memory)}, {dtype}", xlim=(0, 105))
+    ways = [*(Way(name, memory, dtype) for name in SHOWN if name != "MIN"), BLOCKS]
+    parts = parts_of(study.file, study.order)
+    seconds = [predict(way, parts, study.order, study.costs, study.machine).seconds for way in ways]
+    right.barh([*(way.policy for way in ways[:-1]), "blocks"], seconds, color=figures.ORANGE)
+    right.set(xlabel="seconds a token, predicted")
+    for axes in (left, right):
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+    left.legend(fontsize=8.5)
+    return figure

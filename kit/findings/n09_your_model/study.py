@@ -1,0 +1,185 @@
+"""A study of one file: everything that kit explain and notebook 09 say about it, gathered once."""
+
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+import kit
+from kit.cache import oracle
+from kit.cache.traces import Requests, requests
+from kit.costs.measured import Cost, Kind, measure_costs
+from kit.costs.order import Order, order_of
+from kit.costs.ways import Measured, Prediction, Way, measure
+from kit.errors import TraceError
+from kit.findings.n00_start_here.overview import token_bounds
+from kit.findings.n09_your_model import tables
+from kit.gguf.summary import summarize
+from kit.lab.machine import memory_available, memory_limit
+from kit.units import format_bytes, format_count, format_seconds
+
+
+@dataclass
+class Study:
+    """``file``: an open GGUF; ``machine``: measured; ``memory``: bytes that decoded weights may take; ``tokens`` decoded.
+
+    ``trace``: accesses recorded elsewhere, for the table of policies; the file's own order when None.
+    """
+
+    file: object
+    machine: object
+    memory: int
+    tokens: int = 16
+    trace: Requests | None = None
+    progress: bool = False
+    measured: dict[Way, Measured] = field(default_factory=dict)
+
+    @cached_property
+    def facts(self) -> dict:
+        """What the file is: kit.gguf.summary."""
+        return summarize(self.file, memory_limit(), memory_available())
+
+    @cached_property
+    def order(self) -> Order:
+        """What a decode of ``tokens`` tokens asks for."""
+        return order_of(self.file, self.tokens)
+
+    @cached_property
+    def costs(self) -> dict[Kind, Cost]:
+        """What one use of each kind of tensor costs on this machine."""
+        return measure_costs(self.file, self.order.names, progress=self.progress)
+
+    @cached_property
+    def accesses(self) -> Requests:
+        """The trace to replay: the one from elsewhere, or the file's own order at float32."""
+        return self.trace or self.order.requests(kit.Weights(self.file).nbytes)
+
+    @cached_property
+    def predictions(self) -> list[Prediction]:
+        """The reports' cache first, then every other way, the fastest first."""
+        return tables.advice(self.file, self.order, self.costs, self.machine, self.memory)
+
+    def bounds(self) -> pd.DataFrame:
+        """The roofline of a token: the least that reading every weight once takes, by how weights are held."""
+        table = token_bounds(self.file, self.machine).drop(columns=["bytes"])
+        return table.rename(columns={"fits in memory": "fits", "most tokens a second": "most tok/s"})
+
+    def families(self) -> pd.DataFrame:
+        """Where a token's time goes, by family of tensors."""
+        return tables.families(self.file, self.order, self.costs)
+
+    def policies(self) -> pd.DataFrame:
+        """Hits by policy for the memory given."""
+        return tables.policies(self.accesses, self.memory)
+
+    def exactness(self) -> pd.DataFrame:
+        """Format by backend on this file's own blocks."""
+        return tables.exactness_of(self.file)
+
+    def measure_best(self, best: int = 2) -> dict[Way, Measured]:
+        """Measure the reports' cache and the ``best`` fastest of the others."""
+        for prediction in self.predictions[: best + 1]:
+            self.measured[prediction.way] = measure(prediction.way, self.file, self.order, min(self.tokens, 5))
+        return self.measured
+
+    def advice(self) -> pd.DataFrame:
+        """What to change and what it brings, predicted, and measured where it was."""
+        return tables.advice_table(self.predictions, self.measured)
+
+    # --- sentences ---------------------------------------------------------------------------------------------------
+
+    def what(self) -> str:
+        """What the file is, in a sentence or two."""
+        facts = self.facts
+        types = ", ".join(f"{row['qtype']} {row['bytes'] / facts['working_sets']['blocks']['bytes']:.0%}"
+                          for row in facts["types"][:3])  # fmt: skip
+        blocks, decoded = (format_bytes(facts["working_sets"][name]["bytes"]) for name in ("blocks", "float32"))
+        return (
+            f"{Path(facts['path']).name}: architecture {facts['architecture']}, {format_count(facts['parameters'])} "
+            f"parameters in {facts['tensors']} tensors and {facts['layers']} layers; {blocks} of blocks ({types}), "
+            f"{decoded} once decoded to float32."
+        )
+
+    def how(self) -> str:
+        """Whether the file was run or only its tensors were, and what was left out."""
+        if not self.order.reason:
+            return f"The order of weight accesses was recorded from a decode of {len(self.order.tokens)} tokens."
+        text = f"The file was not run ({self.order.reason}): every tensor counts as used once a token, in file order."
+        if self.order.left_out:
+            text += f" Left out, for their format is not known: {len(self.order.left_out)} of {self.facts['tensors']} tensors."
+        return text
+
+    def advise(self) -> str:
+        """What to do, in sentences, with what was measured."""
+        now, *others = self.predictions
+        text = [f"Now, with an LRU of {format_bytes(self.memory)} in float32: {self._speed(now)}."]
+        for found in others[:2]:
+            text.append(
+                f"{found.way.label[0].upper()}{found.way.label[1:]}: {self._speed(found)}; {found.way.precision}; "
+                f"{format_bytes(found.held)} held and {format_bytes(found.pages)} of the file in the page cache."
+            )
+        return " ".join(text)
+
+    def _speed(self, found: Prediction) -> str:
+        text = f"{format_seconds(found.seconds)} a token predicted"
+        if real := self.measured.get(found.way):
+            text += f", {format_seconds(real.seconds)} measured"
+            if now := self.measured.get(self.predictions[0].way):
+                text += f" ({now.seconds / real.seconds:.1f}x)" * (real is not now)
+        return text
+
+    def record(self, lab) -> None:
+        """One record for every way that was measured, its prediction in the reason."""
+        for found in self.predictions:
+            if real := self.measured.get(found.way):
+                lab.record(
+                    quantity=f"a token, {found.way.label}", unit="s", samples=list(real.samples), lower=found.bound,
+                    lower_source="its bytes at the machine's bandwidth", tolerance="none stated: noise of the machine",
+                    reason=f"predicted {format_seconds(found.seconds)}, {found.seconds / real.seconds - 1:+.0%}",
+                )  # fmt: skip
+
+    def to_dict(self) -> dict:
+        """Everything as plain data, for JSON."""
+        frames = {
+            "roofline": self.bounds(), "families": self.families(), "policies": self.policies(),
+            "exactness": self.exactness(), "advice": self.advice(),
+        }  # fmt: skip
+        facts = {key: value for key, value in self.facts.items() if key not in ("metadata", "tensor_table")}
+        return {
+            "file": facts,
+            "machine": {key: value for key, value in asdict(self.machine).items() if key not in ("samples", "methods")},
+            "memory_bytes": self.memory,
+            "runs": not self.order.reason,
+            "reason": self.order.reason,
+            "left_out": list(self.order.left_out),
+            "seconds_a_token_from_blocks": list(self.order.seconds),
+            **{name: frame.reset_index().to_dict("records") for name, frame in frames.items()},
+            "measured": [
+                {
+                    "way": way.label,
+                    "seconds": list(found.samples),
+                    "hit_rate": found.hit_rate,
+                    "resident": found.resident,
+                }
+                for way, found in self.measured.items()
+            ],
+            "says": [self.what(), self.how(), self.advise()],
+        }
+
+
+def read_trace(path: str | Path) -> Requests:
+    """A trace of weight accesses recorded elsewhere: CSV with the columns tensor and nbytes (token), or oracleGeneral."""
+    path = Path(path)
+    if path.suffix.lower() != ".csv":
+        return oracle.read(path)
+    try:
+        frame = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise TraceError(
+            f"{path}: cannot be read as CSV ({str(error).strip()}); it needs the columns tensor, nbytes"
+        ) from None
+    found = requests(frame)
+    if not len(found):
+        raise TraceError(f"{path}: holds no access; a row needs a tensor and its nbytes")
+    return found

@@ -1,0 +1,147 @@
+"""What kit explain says of a file, as tables of plain numbers; ``shown`` writes them for people."""
+
+import re
+
+import numpy as np
+import pandas as pd
+
+import kit
+from kit.cache import POLICIES
+from kit.cache.bounds import interval_bound
+from kit.cache.traces import Requests
+from kit.costs.measured import DTYPES, kind_of
+from kit.costs.order import Order
+from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, parts_of, predict
+from kit.cpu.kernels import KERNELS
+from kit.quants.exactness import exactness, sample
+from kit.units import format_bytes, format_count, format_seconds
+
+REST = "attention and the rest"
+_SECONDS = ("dequantize", "multiply", "from blocks", "predicted", "measured", "least", "least seconds a token")
+_BYTES = ("in the file", "decoded", "held", "file pages", "together", "peak", "bytes")
+_SHARES = ("share", "hit rate", "bytes hit", "upper bound")
+_FORMATS = (
+    dict.fromkeys(_SECONDS, format_seconds)
+    | dict.fromkeys(_BYTES, format_bytes)
+    | dict.fromkeys(_SHARES, lambda share: f"{share:.1%}")
+    | {"faster": lambda ratio: f"{ratio:.2f}x", "error": lambda share: f"{share:+.0%}", "weights": format_count}
+)
+
+
+def shown(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with its numbers as text: units by the column's name, an en dash for what there is not."""
+    columns = {}
+    for name, values in frame.items():
+        write = _FORMATS.get(name, _plain)
+        columns[name] = ["–" if value is None or value != value else write(value) for value in values]
+    return pd.DataFrame(columns, index=frame.index)
+
+
+def _plain(value) -> str:
+    if not isinstance(value, float):
+        return f"{value}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def families(file, order: Order, costs, dtype: str = "float32") -> pd.DataFrame:
+    """Where a token's time goes: one row a family of tensors (blk.N.ffn_up.weight -> ffn_up), the costliest first.
+
+    Seconds a token: to dequantize all of it to ``dtype``, to multiply by it decoded, to use it straight from its blocks.
+    """
+    weights = kit.Weights(file, dtype=dtype)
+    rows = []
+    for name in (name for token in order.tokens for name in token):
+        cost = costs[kind_of(weights, name)]
+        family = re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name)
+        sizes = weights.blocks(name).nbytes, weights.nbytes(name)
+        rows.append((family, 1, *sizes, cost.load[dtype], cost.multiply[dtype], cost.fused["fused"]))
+    names = ["family", "uses", "in the file", "decoded", "dequantize", "multiply", "from blocks"]
+    table = pd.DataFrame(rows, columns=names).groupby("family").sum() / len(order.tokens)
+    table.insert(
+        0, "share", (table["dequantize"] + table["multiply"]) / (table["dequantize"] + table["multiply"]).sum()
+    )
+    table = table.sort_values("share", ascending=False)
+    if not order.reason:
+        table.loc[REST, ["multiply", "from blocks"]] = order.rest
+    return table
+
+
+def policies(accesses: Requests, memory: int, names=tuple(POLICIES)) -> pd.DataFrame:
+    """Policies of kit.cache with ``memory`` bytes over a trace, from its second token on; most bytes hit first.
+
+    "upper bound": no policy without prefetch hits a larger share of these bytes.
+    """
+    first, rows = _first_token(accesses), []
+    for name in names:
+        whole, cold = (kit.replay(part, POLICIES[name](memory)) for part in (accesses, accesses[:first]))
+        gets, requested = whole.gets - cold.gets, whole.bytes_requested - cold.bytes_requested
+        hit, nbytes = whole.hits - cold.hits, whole.bytes_hit - cold.bytes_hit
+        rows.append((name, hit / max(1, gets), nbytes / max(1, requested), whole.evictions, whole.peak_bytes))
+    table = pd.DataFrame(rows, columns=["policy", "hit rate", "bytes hit", "evictions", "peak"])
+    table["upper bound"] = upper_bound(accesses, memory)
+    return table.sort_values("bytes hit", ascending=False, kind="stable").set_index("policy")
+
+
+def upper_bound(accesses: Requests, memory: int) -> float:
+    """Of the bytes asked for after the first token, the share that any policy without prefetch can hit.
+
+    Where every token asks for the same objects once that is memory over working set.
+    """
+    first = _first_token(accesses)
+    if first and accesses.keys == accesses.keys[:first] * (len(accesses) // first):
+        return min(1.0, memory / max(1, accesses.working_set))
+    return min(1.0, interval_bound(accesses, memory) * sum(accesses.sizes) / max(1, sum(accesses.sizes[first:])))
+
+
+def _first_token(accesses: Requests) -> int:
+    """How many accesses belong to the first token; 0 when the trace tells no tokens apart."""
+    tokens = accesses.tokens
+    return next((place for place, token in enumerate(tokens) if token != tokens[0]), 0)
+
+
+def exactness_of(file, rows: int = 2) -> pd.DataFrame:
+    """Each backend that runs here on the first rows of this file's own tensors, against gguf-py: format by backend."""
+    from kit.lab.machine import gpu
+
+    table = exactness(blocks=sample(file, rows), backends=("cpu", "triton") if gpu() else ("cpu",))
+    told = ["equal" if row.equal else f"{row.ulp} ulp, {row.relative:.1e}" for row in table.itertuples()]
+    wide = table.assign(told=told, how=table["backend"] + " " + table["dtype"])
+    wide = wide.pivot(index=["qtype", "weights"], columns="how", values="told").reset_index("weights")
+    return wide.rename_axis(index="format", columns=None)
+
+
+def candidates(working_set, memory: int) -> list[Way]:
+    """The ways open to a cache of ``memory`` bytes, the reports' own first; ``working_set(dtype)`` in bytes."""
+    ways = [Way("LRU", memory), LAZY]
+    for dtype in DTYPES:
+        if working_set(dtype) <= memory:
+            ways.append(Way("HashMap", dtype=dtype))
+        else:
+            ways += [Way("Pinned", memory, dtype), Way("CyclicAware", memory, dtype)]
+    return [*ways, BLOCKS, BLOCKS_INT8]
+
+
+def advice(file, order: Order, costs, machine, memory: int) -> list[Prediction]:
+    """Predictions for all candidates: first what a cache of the reports does now, then the others, fastest first.
+
+    Where no weight is quantized, activations are not rounded either, and that way is none of its own.
+    """
+    ways, parts = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory), parts_of(file, order)
+    if not any(part.kind.qtype in KERNELS for part in parts.values()):
+        ways.remove(BLOCKS_INT8)
+    now, *others = (predict(way, parts, order, costs, machine) for way in ways)
+    return [now, *sorted(others, key=lambda prediction: prediction.seconds)]
+
+
+def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | None = None) -> pd.DataFrame:
+    """One row a way: seconds a token predicted (and measured), the least possible, times faster than the first row."""
+    now, rows = predictions[0], []
+    for found in predictions:
+        row = {"way": found.way.label, "predicted": found.seconds, "faster": now.seconds / found.seconds}
+        if measured is not None:
+            real = measured.get(found.way)
+            row["measured"] = real.seconds if real else np.nan
+            row["error"] = found.seconds / real.seconds - 1 if real else np.nan
+        row |= {"least": found.bound, "hit rate": found.hit_rate, "held": found.held, "file pages": found.pages}
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("way")

@@ -1,0 +1,110 @@
+"""Session: what every notebook starts with. It finds the model, knows the machine and writes the records."""
+
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+import kit
+from kit.claims import records
+from kit.claims import table as claims
+from kit.errors import ReportError
+from kit.findings.doctor import check_device
+from kit.lab import machine, profiles
+from kit.lab.device import Limits
+from kit.lab.paths import models_folder, results_folder
+
+
+class Session:
+    """One run of one notebook.
+
+    ``out`` is the folder of the run (empty: results/interactive); the records go to ``<out>/<notebook>.jsonl``, which a
+    new session starts afresh. ``model`` is a path or ``hf://owner/repo/file.gguf``; empty means the profile's own.
+    ``device``: "cpu", or "cuda" for what a notebook adds on a GPU; ReportError, here and once, when that cannot be used.
+    Further keyword arguments are parameters that every record repeats.
+    """
+
+    def __init__(self, notebook: str, profile="quick", model="", out="", seed=0, device="cpu", **parameters):
+        self.device = check_device(device)
+        self.notebook = notebook
+        self.profile = profiles.get(profile)
+        self.model = model
+        self.seed = seed
+        self.out = Path(out).resolve() if out else results_folder() / "interactive"
+        self.parameters = {"profile": profile, "model": model, "seed": seed, **parameters}
+        pd.set_option("display.max_colwidth", None)  # a reason is read to its end
+        self._records: list[records.Record] = []
+        self._log = self.out / f"{notebook}.jsonl"
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            self._log.write_text("", encoding="utf-8")
+        except OSError as error:
+            message = f"cannot write results to {self.out}: {error.strerror}; name another folder by out="
+            raise ReportError(message) from None
+
+    @cached_property
+    def machine(self) -> machine.Machine:
+        """This machine, measured once a run."""
+        return machine.of_run(self.out)
+
+    @cached_property
+    def gpu(self) -> Limits:
+        """What this machine's GPU can do, measured once a run. Only on the device "cuda"."""
+        return Limits.of(self.machine.gpu)
+
+    def on_device(self, adds: str) -> bool:
+        """Whether this run is on a GPU. If not, one line says so and what a run on one adds."""
+        if self.device == "cpu":
+            print(f"device = cpu: not measured; `kit reproduce --device cuda` adds {adds}")
+        return self.device != "cpu"
+
+    def path(self, stands_for="granite-3.3-8b", mix="Q4_K_M") -> Path | str:
+        """Where the model lies that stands for one of the reports' models; generated on first use, in data/models."""
+        if self.model:
+            return self.model
+        from kit.synthetic.write import cached_model
+
+        geometry, layers = self.profile.models[stands_for]
+        return cached_model(geometry, mix=mix, layers=layers, seed=self.seed, folder=models_folder())
+
+    def tiny(self, stands_for="granite-3.3-8b", mix="Q4_K_M") -> Path:
+        """A tiny generated model of the same family, whatever the profile: for warming up and for equality on small shapes."""
+        from kit.synthetic.write import cached_model
+
+        geometry, layers = profiles.get("smoke").models[stands_for]
+        return cached_model(geometry, mix=mix, layers=layers, folder=models_folder())
+
+    def file(self, stands_for="granite-3.3-8b", mix="Q4_K_M"):
+        """The opened model (kit.GGUFFile) that stands for one of the reports' models."""
+        return kit.open(self.path(stands_for, mix))
+
+    def record(self, claim="", device="cpu", **measured) -> records.Record:
+        """Write one record: quantity, unit, samples, bounds, tolerance, verdict, reason (see records.Record).
+
+        ``device`` is where it was measured; its parameters say so, and for "cuda" which GPU it was.
+        """
+        if claim:
+            claims.get(claim)
+        where = {"device": device} | ({"gpu": self.gpu.name} if device == "cuda" else {})
+        record = records.Record(
+            run_id=self.out.name, notebook=self.notebook, claim=claim, parameters=self.parameters | where,
+            machine_id=self.machine.id, commit=machine.git_commit(), kit_version=kit.__version__, **measured,
+        )  # fmt: skip
+        self._records.append(record)
+        records.append(self._log, record)
+        return record
+
+    def skip(self, claim: str, quantity: str, reason: str) -> records.Record:
+        """Record that a claim could not be measured here, and what is missing."""
+        verdict = "not measurable here"
+        return self.record(claim, quantity=quantity, unit="", status="skipped", verdict=verdict, reason=reason)
+
+    def verdicts(self) -> pd.DataFrame:
+        """The claims judged so far: as reported, what was measured, the verdict and its reason."""
+        rows = [
+            (r.claim, claims.get(r.claim).reported, r.quantity, r.median, r.unit, r.verdict, r.reason)
+            for r in self._records
+            if r.verdict
+        ]
+        names = ["claim", "as reported", "quantity", "measured", "unit", "verdict", "reason"]
+        return pd.DataFrame(rows, columns=names).set_index("claim")

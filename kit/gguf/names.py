@@ -1,0 +1,24 @@
+"""Names of tensors: the layer that one belongs to, and one expert of a stack."""
+
+import re
+
+from kit.errors import ModelError
+
+
+def layer_of(name: str) -> int:
+    """N of a tensor name that starts with "blk.N.", else -1."""
+    match = re.match(r"blk\.(\d{1,9})\.", name, re.ASCII)
+    return int(match[1]) if match else -1
+
+
+def find_tensor(file, name: str) -> tuple[str, int | None]:
+    """Where a matrix lies: a plain name -> (name, None), one expert ``"stack[3]"`` -> ("stack", 3).
+
+    ``file`` is anything with ``path`` and ``tensors``. ModelError when it has no such tensor or expert.
+    """
+    if name in file.tensors:
+        return name, None
+    stack, _, expert = name.removesuffix("]").rpartition("[")
+    if stack in file.tensors and expert.isdecimal() and int(expert) < file.tensors[stack].shape[0]:
+        return stack, int(expert)
+    raise ModelError(f"{file.path}: no tensor {name!r}; `kit inspect --tensors` lists them")

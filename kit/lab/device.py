@@ -1,0 +1,109 @@
+"""What the CUDA device can do, measured: the limits beside which its kernels are shown; and how device work is timed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+
+from kit.lab import measure
+
+_FLUSH_BYTES = 256 << 20  # larger than any L2 so far
+_BUFFER_BYTES = 2 << 30
+_LAUNCHES = 200
+_MATRIX = 4096
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a CUDA device can do, as probe_device measured it: the bounds of everything that runs on it."""
+
+    name: str
+    memory_bytes: int
+    read_gbps: float
+    write_gbps: float
+    copy_gbps: float
+    host_to_device_gbps: float
+    launch_us: float
+    f32_gflops: float
+
+    @classmethod
+    def of(cls, measured: dict) -> "Limits":
+        """From kit.lab.machine.Machine.gpu: of each limit the best sample, as for the CPU, so that no bound is too near."""
+        best = {name: (min if name == "launch_us" else max)(values) for name, values in measured["samples"].items()}
+        return cls(**{entry.name: (measured | best)[entry.name] for entry in fields(cls)})
+
+    def seconds_to_read(self, nbytes: float) -> float:
+        """The least time to read ``nbytes`` of device memory once."""
+        return nbytes / (self.read_gbps * 1e9)
+
+    def seconds_to_write(self, nbytes: float) -> float:
+        """The least time to write ``nbytes`` of device memory once."""
+        return nbytes / (self.write_gbps * 1e9)
+
+    def seconds_from_host(self, nbytes: float) -> float:
+        """The least time in which ``nbytes`` of pinned host memory reach the device."""
+        return nbytes / (self.host_to_device_gbps * 1e9)
+
+
+def synchronize() -> None:
+    """Wait until the device has done all that was asked of it; kernels that are interpreted on the CPU already have."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def time_on_device(work: Callable[[], object], samples: int = 20) -> list[float]:
+    """Seconds of each sample by CUDA events, after three warm-up calls; before each, writes flush the L2 cache.
+
+    Where kernels are interpreted on the CPU (tests), by its clock.
+    """
+    if not torch.cuda.is_available():
+        return list(measure.time(work, samples, min_sample=0).samples)
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    for _ in range(3):
+        work()
+    seconds = []
+    for _ in range(samples):
+        flush.zero_()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        seconds.append(start.elapsed_time(end) / 1e3)
+    return seconds
+
+
+def probe_device() -> dict:
+    """Bandwidths in GB/s (10^9 bytes; copy counts read + write), GFLOP/s of f32 and microseconds a launch: samples,
+    methods, medians.
+
+    Takes 4 GiB of device memory, or half of what is free, and about two seconds.
+    """
+    count = min(_BUFFER_BYTES, torch.cuda.mem_get_info()[0] // 4) // 4
+    source = torch.rand(count, device="cuda")
+    target = torch.empty_like(source)
+    host = torch.empty(min(count, 1 << 26), pin_memory=True)
+    tiny = torch.zeros(1, device="cuda")
+
+    def launches():
+        for _ in range(_LAUNCHES):
+            tiny.add_(1)
+
+    nbytes = source.nbytes
+    work = {
+        "read_gbps": ("torch.sum over f32", source.sum, nbytes),
+        "write_gbps": ("torch.Tensor.zero_ over f32", target.zero_, nbytes),
+        "copy_gbps": ("torch.Tensor.copy_ over f32, read + write", lambda: target.copy_(source), 2 * nbytes),
+        "host_to_device_gbps": ("copy_ from pinned memory", lambda: target[: len(host)].copy_(host, True), host.nbytes),
+    }
+    seconds = {name: time_on_device(function) for name, (_, function, _) in work.items()}
+    samples = {name: [work[name][2] / second / 1e9 for second in taken] for name, taken in seconds.items()}
+    samples["launch_us"] = [second / _LAUNCHES * 1e6 for second in time_on_device(launches)]
+    methods = {name: text for name, (text, _, _) in work.items()}
+    methods["launch_us"] = f"{_LAUNCHES} additions to one number, one after another"
+    square = torch.rand(_MATRIX, _MATRIX, device="cuda")
+    samples["f32_gflops"] = [2 * _MATRIX**3 / second / 1e9 for second in time_on_device(lambda: square @ square)]
+    methods["f32_gflops"] = f"torch.matmul of two {_MATRIX} x {_MATRIX} f32 matrices"
+    medians = {name: float(np.median(values)) for name, values in samples.items()}
+    return medians | {"samples": samples, "methods": methods}

@@ -1,0 +1,227 @@
+"""What this machine is and can do: cores, memory, libraries, and the measured limits that every plot draws."""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from kit.lab.paths import ROOT
+
+LIBRARIES = ("kit", "numpy", "torch", "numba", "llvmlite", "pandas", "matplotlib", "gguf", "papermill", "triton")
+FEATURES = ("avx2", "avx512f", "avx512bw", "avx512vl", "avx512vbmi2", "avx512vnni", "amx-int8", "f16c", "neon")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine as measured. Bandwidths in GB/s (10^9 bytes), copy counts read + write; FLOP/s in GFLOP/s of f32."""
+
+    id: str
+    cpu: str
+    cores: int
+    memory_bytes: int
+    memory_limit_bytes: int
+    read_gbps: float
+    write_gbps: float
+    copy_gbps: float
+    f32_gflops: float
+    fresh_gbps: (
+        float  # writing memory that the process has just been given: the kernel clears (a VM's host finds) its pages
+    )
+    samples: dict[str, list[float]] = field(repr=False, default_factory=dict)
+    methods: dict[str, str] = field(repr=False, default_factory=dict)
+    gpu: dict | None = None
+    system: dict = field(repr=False, default_factory=dict)
+
+    def seconds_to_read(self, nbytes: float) -> float:
+        """The least time to read ``nbytes`` of memory once."""
+        return nbytes / (self.read_gbps * 1e9)
+
+    def seconds_to_write(self, nbytes: float) -> float:
+        """The least time to write ``nbytes`` of memory once."""
+        return nbytes / (self.write_gbps * 1e9)
+
+    def seconds_to_compute(self, flops: float) -> float:
+        """The least time for ``flops`` floating-point operations in f32."""
+        return flops / (self.f32_gflops * 1e9)
+
+
+def of_run(folder: Path | None) -> Machine:
+    """The machine of a run: read from ``folder/environment.json`` when it wrote that, else measured and written."""
+    path = Path(folder) / "environment.json" if folder else None
+    if path and path.exists():
+        machine = Machine(**json.loads(path.read_text(encoding="utf-8")))
+        if machine.id == machine_id():
+            return machine
+    machine = probe()
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(machine), indent=1) + "\n", encoding="utf-8")
+    return machine
+
+
+def probe() -> Machine:
+    """Measure this machine (about two seconds; up to 1 GiB, less where memory is short)."""
+    samples, methods = _measure_memory()
+    samples["f32_gflops"], methods["f32_gflops"] = _measure_flops(), "torch.matmul of two 2048 x 2048 f32 matrices"
+    best = {name: max(values) for name, values in samples.items()}
+    return Machine(
+        id=machine_id(), cpu=cpu_name(), cores=usable_cores(), memory_bytes=psutil.virtual_memory().total,
+        memory_limit_bytes=memory_limit(), **best, samples=samples, methods=methods, gpu=_measured_gpu(), system=describe(),
+    )  # fmt: skip
+
+
+def _measure_memory() -> tuple[dict[str, list[float]], dict[str, str]]:
+    """GB/s of read, write and copy over buffers larger than any cache: a list of samples and a method each."""
+    import torch
+
+    from kit.lab import measure
+
+    count = min(512 << 20, memory_available() // 8) // 4
+    nbytes = 4 * count
+    fresh = [nbytes / measure.time(torch.empty(count).zero_, samples=1).first / 1e9 for _ in range(2)]
+    source, target = torch.ones(count), torch.ones(count)
+    methods = {
+        "read_gbps": ("torch.sum over f32", source.sum, nbytes),
+        "write_gbps": ("torch.Tensor.zero_ over f32", target.zero_, nbytes),
+        "copy_gbps": ("torch.Tensor.copy_ over f32, read + write", lambda: target.copy_(source), 2 * nbytes),
+    }
+    samples = {
+        name: [size / seconds / 1e9 for seconds in measure.time(function, samples=9, min_sample=0).samples]
+        for name, (_, function, size) in methods.items()
+    }
+    sources = {name: text for name, (text, _, _) in methods.items()}
+    return samples | {"fresh_gbps": fresh}, sources | {"fresh_gbps": "torch.Tensor.zero_ over a new torch.empty, f32"}
+
+
+def _measure_flops(size: int = 2048) -> list[float]:
+    import torch
+
+    from kit.lab import measure
+
+    a, b = torch.rand(size, size), torch.rand(size, size)
+    return [2 * size**3 / seconds / 1e9 for seconds in measure.time(lambda: a @ b, samples=7, min_sample=0).samples]
+
+
+def describe() -> dict:
+    """System and library versions, threads, git commit: what a reader needs to repeat a run."""
+    import torch
+
+    return {
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "libraries": {name: version for name in LIBRARIES if (version := library_version(name))},
+        "torch_threads": torch.get_num_threads(),
+        "cpu_features": cpu_features(),
+        "commit": git_commit(),
+    }
+
+
+@cache
+def machine_id() -> str:
+    """A short name that stays the same on one machine and says what it is, e.g. ``amd-epyc-2c-23g-5f1c``."""
+    facts = (cpu_name(), usable_cores(), round(memory_limit() / 2**30))
+    words = "-".join(cpu_name().lower().replace("(r)", "").replace("(tm)", "").split()[:3])
+    words = "".join(c for c in words if c.isalnum() or c == "-")
+    return f"{words}-{facts[1]}c-{facts[2]}g-{hashlib.sha256(repr(facts).encode()).hexdigest()[:4]}"
+
+
+@cache
+def cpu_name() -> str:
+    """The processor's own name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.split(":", 1)[1].split())
+    return platform.processor() or platform.machine()
+
+
+@cache
+def cpu_features() -> list[str]:
+    """The vector extensions that this CPU has, of those that matter here."""
+    import llvmlite.binding as llvm
+
+    features = llvm.get_host_cpu_features()
+    return [name for name in FEATURES if features.get(name)]
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_limit() -> int:
+    """Bytes this process may use: the machine's memory, or the cgroup's limit where that is lower (a pod)."""
+    limits = [psutil.virtual_memory().total]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int(Path(path).read_text()))
+        except (OSError, ValueError):  # no such cgroup version, or "max"
+            continue
+    return min(limits)
+
+
+def memory_available() -> int:
+    """Bytes that can be taken now without swapping."""
+    return min(psutil.virtual_memory().available, memory_limit())
+
+
+def gpu() -> dict | None:
+    """Name, memory and capability of the first CUDA device, None when there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "capability": f"{properties.major}.{properties.minor}",
+        "count": torch.cuda.device_count(),
+    }
+
+
+def _measured_gpu() -> dict | None:
+    device = gpu()
+    if device is None:
+        return None
+    from kit.lab.device import probe_device
+
+    return device | probe_device()
+
+
+def library_version(name: str) -> str | None:
+    """Version of an installed package, None when it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def git_commit() -> str:
+    """The checkout's commit, with ``+`` when the tree has uncommitted changes; empty without git."""
+    try:
+        run = lambda *args: subprocess.run(  # noqa: E731
+            ("git", "-C", str(ROOT), *args), capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+        return run("rev-parse", "--short=12", "HEAD") + ("+" if run("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, bytes."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

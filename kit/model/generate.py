@@ -1,0 +1,104 @@
+"""generate: prefill the prompt, then decode token by token; text as it comes, and what each part took."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kit.errors import ModelError, TokenizerError
+from kit.model.kvcache import KVCache
+from kit.model.sampling import Sampler
+from kit.model.transformer import Transformer
+
+
+@dataclass
+class Generation:
+    """What came out, and for each forward pass the seconds it took and the bytes of weights and KV cache it read.
+
+    The first pass takes the prompt: ``seconds[0]`` is the time to first token; each other one decodes a token.
+    ``stopped`` says why it ended: "end of text", "max_tokens" or "context".
+    """
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    seconds: list[float] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
+    stopped: str = "max_tokens"
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from the start of the first pass to the first token."""
+        return self.seconds[0]
+
+    def speed(self) -> dict[str, float | int | str | None]:
+        """Prefill and decode apart, in tokens a second and GB/s read; None for a decode that did not happen."""
+        decoding = sum(self.seconds[1:])
+        return {
+            "time_to_first_token_seconds": self.ttft,
+            "prefill_tokens": len(self.prompt),
+            "prefill_tokens_per_second": len(self.prompt) / self.ttft,
+            "prefill_gb_per_second": self.nbytes[0] / self.ttft / 1e9,
+            "decode_tokens": len(self.tokens) - 1,
+            "decode_tokens_per_second": (len(self.tokens) - 1) / decoding if decoding else None,
+            "decode_gb_per_second": sum(self.nbytes[1:]) / decoding / 1e9 if decoding else None,
+            "stopped": self.stopped,
+        }
+
+
+def generate(
+    model: Transformer,
+    prompt: str | Sequence[int],
+    max_tokens: int = 16,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    on_text: Callable[[str], None] | None = None,
+    stop_at_end: bool = True,
+    cache: KVCache | None = None,
+) -> Generation:
+    """Continue ``prompt`` (text, or token ids as they are) by up to ``max_tokens`` tokens.
+
+    Sampling as in kit.model.sampling.Sampler. ``on_text`` gets the text piece by piece, whole characters only.
+    ``stop_at_end=False`` goes on after the model's end-of-text token. ``cache``: a KV cache to go on from (None: a new
+    one). Raises ModelError for a prompt that is empty or does not fit, TokenizerError when text is asked of a file
+    without a tokenizer that the kit knows; ids need none, and then the answer has no text and no end.
+    """
+    if max_tokens < 1:
+        raise ModelError(f"max_tokens is {max_tokens}, expected at least 1")
+    sample = Sampler(temperature, top_k, top_p, seed)
+    tokenizer = _tokenizer(model, needed=isinstance(prompt, str) or on_text is not None)
+    answer = Generation(tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt])
+    cache = model.new_cache() if cache is None else cache
+    detokenize = tokenizer.stream() if tokenizer else lambda token: ""
+    batch = answer.prompt
+    while True:
+        start, spans = time.perf_counter(), len(model.trace)
+        token = sample(model.step(batch, cache))
+        answer.seconds.append(time.perf_counter() - start)
+        reads = (span.nbytes for span in model.trace.spans[spans:] if span.what in ("linear", "attention"))
+        answer.nbytes.append(sum(reads))
+        answer.tokens.append(token)
+        piece = detokenize(token)
+        answer.text += piece
+        if on_text and piece:
+            on_text(piece)
+        if stop_at_end and tokenizer and token in tokenizer.end_tokens:
+            answer.stopped = "end of text"
+            break
+        if len(answer.tokens) == max_tokens:
+            break
+        if cache.length == cache.context:
+            answer.stopped = "context"
+            break
+        batch = [token]
+    return answer
+
+
+def _tokenizer(model, needed):
+    try:
+        return model.tokenizer
+    except TokenizerError:
+        if needed:
+            raise
+        return None

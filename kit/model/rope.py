@@ -1,0 +1,63 @@
+"""Rotary position embedding: the frequencies of a file and the two ways to pair a head's elements."""
+
+import math
+
+import torch
+
+from kit.model.config import RopeConfig
+
+
+def frequencies(rope: RopeConfig, divisors: torch.Tensor | None = None) -> tuple[torch.Tensor, float]:
+    """Radians per position of every pair, float64 (dims / 2,), and the factor by which yarn lengthens the vectors.
+
+    ``divisors``: llama 3's ``rope_freqs.weight``. Source: Peng et al. 2023 (YaRN) and ggml's ``rope_yarn``.
+    """
+    pair = torch.arange(rope.dims // 2, dtype=torch.float64)
+    base = rope.base ** (-2 * pair / rope.dims)
+    if divisors is not None:
+        base = base / divisors.double()
+    if not rope.yarn:
+        return base / rope.factor, rope.attention_factor
+
+    def pair_that_turns(times):  # the pair that makes so many turns within the original context
+        return rope.dims * math.log(rope.original_context / (times * 2 * math.pi)) / (2 * math.log(rope.base))
+
+    low = max(0, math.floor(pair_that_turns(rope.beta_fast)))
+    high = min(rope.dims - 1, math.ceil(pair_that_turns(rope.beta_slow)))
+    fast = 1 - ((pair - low) / max(0.001, high - low)).clamp(0, 1)
+    return base * (fast + (1 - fast) / rope.factor), rope.attention_factor * (1 + 0.1 * math.log(rope.factor))
+
+
+class Rope:
+    """Turns queries and keys in place: ``angles`` once a pass, ``rotate`` once a layer.
+
+    ``layout`` is "interleaved" or "neox"; with no dimensions to turn, ``rotate`` leaves everything as it is.
+    """
+
+    def __init__(self, rope: RopeConfig, layout: str, divisors: torch.Tensor | None = None):
+        self.rotate = _LAYOUTS[layout if rope.dims else "none"]
+        self._frequencies, self._length = frequencies(rope, divisors)
+
+    def angles(self, start: int, count: int) -> torch.Tensor:
+        """exp(i angle) of ``count`` positions from ``start``: complex64 (count, 1, dims / 2)."""
+        positions = torch.arange(start, start + count, dtype=torch.float64)
+        angles = torch.outer(positions, self._frequencies)
+        return torch.polar(torch.full_like(angles, self._length), angles).to(torch.complex64)[:, None]
+
+
+def _interleaved(x, turn):
+    """x (tokens, heads, head_dim) float32, ``turn`` from Rope.angles: elements 2i and 2i + 1 are one complex number."""
+    head = x[..., : 2 * turn.shape[-1]]
+    torch.view_as_complex(head.unflatten(-1, (-1, 2))).mul_(turn)
+
+
+def _halves(x, turn):
+    """The same for the pairs (i, i + dims / 2), as in GPT-NeoX."""
+    real, imaginary = x[..., : 2 * turn.shape[-1]].chunk(2, -1)
+    cos, sin = turn.real, turn.imag
+    turned = real * cos - imaginary * sin
+    imaginary.mul_(cos).add_(real * sin)
+    real.copy_(turned)
+
+
+_LAYOUTS = {"interleaved": _interleaved, "neox": _halves, "none": lambda x, turn: None}

@@ -1,0 +1,105 @@
+"""Weights: a file, a dequantizer and a cache as one mapping; ``weights["blk.0.attn_q.weight"]`` is an array."""
+
+import math
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from kit.cache.policies.base import NoCache, Policy
+from kit.cache.store import WeightCache
+from kit.cpu.buffers import Buffers
+from kit.gguf.names import find_tensor, layer_of
+from kit.gguf.reader import GGUFFile, TensorInfo
+from kit.lab.trace import Trace
+from kit.quants.registry import dequantize, dtype_named
+
+_PAGE = 4096
+
+
+class Weights(Mapping):
+    """The dequantized tensors of a GGUF file, shape (out, in), by name.
+
+    ``cache`` is a policy (None: every access dequantizes anew); ``backend`` and ``dtype`` as in kit.dequantize. Each
+    access adds a span "access" to ``trace``, and on a load "read" (pages brought in) and "dequantize". A stack of
+    experts is read one at a time, as ``name[expert]``: to the cache each is an object of its own.
+    """
+
+    def __init__(self, file: GGUFFile, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None):
+        self.file = file
+        self.backend = backend
+        self.dtype = dtype_named(dtype)
+        self.trace = Trace() if trace is None else trace
+        self._buffers = Buffers()
+        self.store = WeightCache(NoCache() if cache is None else cache, self.trace)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor, from the cache or the file; ModelError when the file has no such tensor."""
+        return self.store.get(name, self.nbytes(name), lambda: self.load(name))
+
+    def __iter__(self):
+        return iter(self.file.tensors)
+
+    def __len__(self) -> int:
+        return len(self.file.tensors)
+
+    def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
+        """(len(index), in): some rows of a matrix, dequantized alone without asking the cache (an embedding)."""
+        blocks = self.blocks(name)[index.numpy()]
+        with self.trace.span("dequantize", name, layer_of(name), blocks.nbytes):
+            return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)
+
+    def info(self, name: str) -> TensorInfo:
+        """The TensorInfo of ``name`` (of the whole stack for ``name[expert]``); ModelError names the file."""
+        return self.file.tensors[find_tensor(self.file, name)[0]]
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of the dequantized tensor: what it costs to keep."""
+        return math.prod(self.shape(name)) * self.dtype.itemsize
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """(out, in) of a matrix, (n,) of a vector."""
+        stack, expert = find_tensor(self.file, name)
+        shape = self.file.tensors[stack].shape
+        return shape if expert is None else shape[1:]
+
+    def blocks(self, name: str) -> np.ndarray:
+        """The tensor's blocks as they lie in the file, (out, bytes of a row), uint8."""
+        stack, expert = find_tensor(self.file, name)
+        blocks = self.file.blocks(stack)
+        return blocks if expert is None else blocks[expert]
+
+    @property
+    def working_set(self) -> int:
+        """Bytes of all tensors dequantized."""
+        return sum(map(self.nbytes, self))
+
+    def preload(self, names: Iterable[str] | None = None, workers: int = 1, read_ahead: bool = False) -> None:
+        """Load ``names`` (all by default) into the cache: one after another, or by ``workers`` threads.
+
+        With ``read_ahead`` one more thread brings the file's pages into memory ahead of the dequantizer, so that
+        reading and dequantizing overlap.
+        """
+        names = list(self if names is None else names)
+        with ThreadPoolExecutor(workers + read_ahead) as pool:
+            reading = pool.submit(lambda: [self.read(name) for name in names]) if read_ahead else None
+            for _ in pool.map(self.__getitem__, names):
+                pass
+            if reading:
+                reading.result()
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor's blocks, each page touched: a fault or a disk read is counted here, not as dequantizing."""
+        blocks = self.blocks(name)
+        with self.trace.span("read", name, layer_of(name), blocks.nbytes):
+            np.bitwise_or.reduce(blocks.reshape(-1)[::_PAGE])
+        return blocks
+
+    def load(self, name: str) -> torch.Tensor:
+        """Read and dequantize the tensor anew, past the cache: what the cache calls, and what a prefetch calls ahead."""
+        blocks = self.read(name)
+        qtype, shape = self.info(name).qtype, self.shape(name)
+        with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
+            out = self._buffers.empty(shape, self.dtype)
+            return dequantize(blocks, qtype, dtype=self.dtype, backend=self.backend, out=out)

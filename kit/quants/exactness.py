@@ -1,0 +1,108 @@
+"""exactness: for every format, backend, tier and dtype, whether the numbers are those of gguf-py, and how far off if not."""
+
+import itertools
+import sys
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from kit.cpu import simd
+from kit.cpu.linear import ACTIVATIONS, linear
+from kit.errors import QuantError
+from kit.gguf.formats import FORMATS
+from kit.quants import reference
+from kit.quants.registry import DTYPES, dequantize
+
+_INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+_BLOCKS = 64
+_PROMPT = 5  # tokens that fused multiplies the weights with
+
+
+def exactness(
+    qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,), blocks=None, progress=False
+) -> pd.DataFrame:
+    """One row for each format, backend, tier and dtype: whether it equals the reference, and the largest error.
+
+    qtypes: names, by default all of ``blocks``, or all that gguf-py can dequantize. tiers: of the cpu backend
+    (kit.cpu.simd.available()); None is the one that runs. blocks: {name: uint8 array of whole blocks} to test on, by default
+    random ones with finite scales.
+    The reference is gguf-py's float32, rounded to nearest even by torch. Of the backend "fused", which has no dtypes but
+    two accuracies, the products with random activations are compared with those in float64.
+    Columns: qtype, backend, tier, dtype, weights, equal (every bit, or both NaN), ulp (representable numbers between the
+    two, at most), relative (to the largest weight, or product).
+    """
+    rows = []
+    qtypes = sorted(reference.FORMATS if blocks is None else blocks) if qtypes is None else qtypes
+    for qtype in tqdm(qtypes, "compare", file=sys.stderr, disable=not (progress and sys.stderr.isatty())):
+        data = random_blocks(qtype, _BLOCKS) if blocks is None else blocks[qtype]
+        truth = dequantize(data, qtype, backend="reference")
+        x = torch.randn(_PROMPT, truth.shape[-1], generator=torch.Generator().manual_seed(0))
+        for backend, tier in itertools.product(backends, tiers):
+            fused = backend == "fused"
+            for dtype in ACTIVATIONS if fused else dtypes:
+                with simd.using(tier):
+                    result = linear(data, qtype, x, dtype) if fused else dequantize(data, qtype, dtype, backend).cpu()
+                    ran = simd.tier().value if backend in ("cpu", "fused") else ""
+                right = (x.double() @ truth.double().T).float() if fused else truth.to(DTYPES[dtype])
+                row = {"qtype": qtype, "backend": backend, "tier": ran, "dtype": dtype, "weights": truth.numel()}
+                rows.append(row | _errors(result, right))
+    return pd.DataFrame(rows)
+
+
+def sample(file, rows: int) -> dict[str, np.ndarray]:
+    """{format: (blocks, bytes of a block)} of the first ``rows`` rows of every tensor of an open GGUF file.
+
+    Tensors of a format that gguf-py cannot dequantize are left out; QuantError when that leaves none.
+    """
+    found = {}
+    for name, info in file.tensors.items():
+        if info.qtype in reference.FORMATS and info.elements:
+            block_bytes = FORMATS[info.qtype].block_bytes
+            row_bytes = FORMATS[info.qtype].nbytes(info.shape[-1] if info.shape else 1)
+            found.setdefault(info.qtype, []).append(
+                file.blocks(name).reshape(-1, row_bytes)[:rows].reshape(-1, block_bytes)
+            )
+    if not found:
+        raise QuantError(f"{file.path}: no tensor of a format that can be dequantized")
+    return {qtype: np.concatenate(blocks) for qtype, blocks in sorted(found.items())}
+
+
+def random_blocks(qtype: str, count: int, seed: int = 0) -> np.ndarray:
+    """(count, bytes of a block) uint8: random bits, but every scale, and every number of F16, BF16 and F32, is finite."""
+    format = FORMATS[qtype]
+    blocks = np.random.default_rng(seed).integers(0, 256, (count, format.block_bytes), dtype=np.uint8)
+    fields = blocks.view(format.layout)[:, 0]
+    for name in format.layout.names:
+        kind = format.layout[name]
+        if kind.kind == "f" or qtype == "BF16":
+            bits = 8 * kind.itemsize
+            fields[name].view(f"u{kind.itemsize}")[:] &= ~np.array(
+                2 ** (bits - 2), f"u{kind.itemsize}"
+            )  # of the exponent
+    if qtype == "IQ1_M":  # the same bit of a half-precision scale in four pieces
+        fields["scales"][:, 3] &= 0xBFFF
+    if qtype == "MXFP4":  # of a scale that is nothing but an exponent
+        fields["e"] &= 0xBF
+    return blocks
+
+
+def _errors(result: torch.Tensor, truth: torch.Tensor) -> dict:
+    same = (result == truth) & (result.signbit() == truth.signbit()) | result.isnan() & truth.isnan()
+    if same.all():
+        return {"equal": True, "ulp": 0, "relative": 0.0}
+    steps = [_ordered(values[~same]) for values in (result, truth)]
+    off = (result[~same].double() - truth[~same].double()).abs().nan_to_num(torch.inf).max()
+    largest = max(truth[truth.isfinite()].double().abs().tolist(), default=0)
+    return {
+        "equal": False,
+        "ulp": int((steps[0] - steps[1]).abs().max()),
+        "relative": float(off) / (largest or 1),
+    }
+
+
+def _ordered(values: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of the floats, one apart for neighbors."""
+    bits = values.view(_INTEGERS[values.dtype]).long()
+    return torch.where(bits < 0, torch.iinfo(_INTEGERS[values.dtype]).min - bits, bits)

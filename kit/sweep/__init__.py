@@ -1,1 +1,0 @@
-"""Notebooks over a grid of models, quantisations, policies, capacities and parameters, on one machine or a Dask cluster."""

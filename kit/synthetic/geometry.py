@@ -1,0 +1,261 @@
+"""Model geometries as rows of one table, and quantization mixes as rules: which tensors a model has, of which type.
+
+Hyperparameters are those of each model's published config.json; the rules are those of llama.cpp's ``llama-quantize``.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from kit.errors import ModelError
+from kit.gguf.formats import FORMATS
+from kit.synthetic.vocabulary import Vocabulary
+
+MAX_LAYERS = 9999  # nobody's model; a larger number is a slip of the keyboard
+
+
+class TensorSpec(NamedTuple):
+    """A tensor to be written: ggml type name, shape with rows first."""
+
+    name: str
+    qtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of weights."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its blocks."""
+        return FORMATS[self.qtype].nbytes(self.elements)
+
+
+class Scaling(NamedTuple):
+    """Llama 3.1's stretching of the RoPE wavelengths: by ``factor`` beyond ``context / low``, not at all below
+    ``context / high``, and blended between."""
+
+    factor: float
+    low: float
+    high: float
+    context: int
+
+    def factors(self, base: float, head_dim: int) -> np.ndarray:
+        """What each frequency is divided by, float32 (head_dim / 2): the tensor ``rope_freqs.weight``."""
+        wavelength = 2 * np.pi * base ** (np.arange(0, head_dim, 2) / head_dim)
+        blend = np.clip((self.context / wavelength - self.low) / (self.high - self.low), 0, 1)
+        return (1 / ((1 - blend) / self.factor + blend)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One model: everything its GGUF file says apart from the weights.
+
+    ``multipliers`` are further metadata keys below the architecture ("embedding_scale", "expert_count", ...).
+    ``parts`` names what a layer has beyond the llama family: "qkv_bias" (qwen2), "qk_norm" (qwen3), "experts" (then
+    ``feed_forward`` is the width of one).
+    """
+
+    name: str
+    architecture: str
+    layers: int
+    embedding: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context: int
+    vocabulary: Vocabulary
+    rope_base: float = 10_000.0
+    epsilon: float = 1e-5
+    tied: bool = False
+    parts: tuple[str, ...] = ()
+    multipliers: dict[str, float] = field(default_factory=dict)
+    rope_scaling: Scaling | None = None
+
+    def tensors(self, mix: str = "Q4_K_M", layers: int | None = None) -> list[TensorSpec]:
+        """All tensors in file order, with the types that llama.cpp would choose for ``mix``.
+
+        ``layers`` overrides the model's own number. Raises ModelError for an unknown mix or a bad number of layers.
+        """
+        rule = MIXES.get(mix)
+        if rule is None:
+            raise ModelError(f"unknown mix {mix!r}; known are {', '.join(MIXES)}")
+        layers = self.layers if layers is None else layers
+        if not 1 <= layers <= MAX_LAYERS:
+            raise ModelError(f"{layers} layers asked for {self.name}, expected 1 to {MAX_LAYERS}")
+        shapes = [("token_embd.weight", (self.vocabulary.size, self.embedding))]
+        if self.rope_scaling:
+            shapes.append(("rope_freqs.weight", (self.head_dim // 2,)))
+        for layer in range(layers):
+            shapes += [(f"blk.{layer}.{name}", shape) for name, shape in self._layer().items()]
+        shapes.append(("output_norm.weight", (self.embedding,)))
+        if not self.tied:
+            shapes.append(("output.weight", (self.vocabulary.size, self.embedding)))
+        head = "token_embd.weight" if self.tied else "output.weight"
+        return [TensorSpec(name, _qtype(rule, name, shape, name == head, layers), shape) for name, shape in shapes]
+
+    def _layer(self) -> dict[str, tuple[int, ...]]:
+        """The tensors of a layer, in the order in which a forward pass needs them."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        biases = {"attn_q.bias": (query,), "attn_k.bias": (key,), "attn_v.bias": (key,)}
+        norms = {"attn_q_norm.weight": (self.head_dim,), "attn_k_norm.weight": (self.head_dim,)}
+        stack = (self.multipliers["expert_count"],) if "experts" in self.parts else ()
+        kind = "_exps" if stack else ""
+        return {
+            "attn_norm.weight": (self.embedding,),
+            "attn_q.weight": (query, self.embedding),
+            "attn_k.weight": (key, self.embedding),
+            "attn_v.weight": (key, self.embedding),
+            **(biases if "qkv_bias" in self.parts else {}),
+            **(norms if "qk_norm" in self.parts else {}),
+            "attn_output.weight": (self.embedding, query),
+            "ffn_norm.weight": (self.embedding,),
+            **({"ffn_gate_inp.weight": (*stack, self.embedding)} if stack else {}),
+            f"ffn_gate{kind}.weight": (*stack, self.feed_forward, self.embedding),
+            f"ffn_up{kind}.weight": (*stack, self.feed_forward, self.embedding),
+            f"ffn_down{kind}.weight": (*stack, self.embedding, self.feed_forward),
+        }
+
+    def metadata(self, mix: str = "Q4_K_M", layers: int | None = None) -> dict:
+        """Metadata of the file, tokenizer included; ints are written as uint32 and floats as float32."""
+        own = {
+            "block_count": self.layers if layers is None else layers,
+            "context_length": self.context,
+            "embedding_length": self.embedding,
+            "feed_forward_length": self.feed_forward,
+            "attention.head_count": self.heads,
+            "attention.head_count_kv": self.kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "attention.layer_norm_rms_epsilon": self.epsilon,
+            "rope.dimension_count": self.head_dim,
+            "rope.freq_base": self.rope_base,
+            "vocab_size": self.vocabulary.size,
+            **self.multipliers,
+        }
+        return {
+            "general.architecture": self.architecture,
+            "general.type": "model",
+            "general.name": f"{self.name} (random weights)",
+            "general.file_type": MIXES[mix].file_type,
+            "general.quantization_version": 2,
+            **{f"{self.architecture}.{key}": value for key, value in own.items()},
+            **self.vocabulary.metadata(),
+        }
+
+
+class Mix(NamedTuple):
+    """The types of one ``llama-quantize`` mix: of plain matrices, of the output head, and of attn_v and ffn_down in the
+    layers that get more bits. ``file_type`` is llama.cpp's number for the mix."""
+
+    file_type: int
+    matrix: str
+    head: str
+    more_bits: str
+
+
+MIXES = {
+    "F32": Mix(0, "F32", "F32", "F32"),
+    "F16": Mix(1, "F16", "F16", "F16"),
+    "BF16": Mix(32, "BF16", "BF16", "BF16"),
+    "Q8_0": Mix(7, "Q8_0", "Q8_0", "Q8_0"),
+    "Q4_0": Mix(2, "Q4_0", "Q6_K", "Q4_0"),
+    "Q4_K_M": Mix(15, "Q4_K", "Q6_K", "Q6_K"),
+}
+_SENSITIVE = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
+_FALLBACK = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}  # for rows that are not whole super-blocks
+
+
+def use_more_bits(layer: int, layers: int) -> bool:
+    """llama.cpp's rule: the first and the last eighth of the layers, and every third between."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+def _qtype(mix: Mix, name: str, shape: tuple[int, ...], is_head: bool, layers: int) -> str:
+    if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):
+        return "F32"
+    qtype = mix.head if is_head else mix.matrix
+    if name.endswith(_SENSITIVE) and use_more_bits(int(name.split(".")[1]), layers):
+        qtype = mix.more_bits
+    while shape[-1] % FORMATS[qtype].block_elements:
+        qtype = _FALLBACK.get(qtype, "F16")
+    return qtype
+
+
+_GRANITE = Vocabulary("gpt2", "refact", 49159, {0: "<|end_of_text|>"}, bos=0, eos=0)
+_LLAMA2 = Vocabulary("llama", "default", 32000, {0: "<unk>", 1: "<s>", 2: "</s>"}, bos=1, eos=2, add_bos=True)
+_LLAMA3 = Vocabulary(
+    "gpt2", "llama-bpe", 128256, {128000: "<|begin_of_text|>", 128001: "<|end_of_text|>"}, 128000, 128001, add_bos=True
+)
+_QWEN = Vocabulary(
+    "gpt2", "qwen2", 151936, {151643: "<|endoftext|>", 151644: "<|im_start|>", 151645: "<|im_end|>"}, 151643, 151645
+)
+
+
+def _granite_scales(attention: float, logit: float) -> dict[str, float]:
+    return {"attention.scale": attention, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": logit}
+
+
+_LLAMA31_SCALING = Scaling(factor=8.0, low=1.0, high=4.0, context=8192)
+
+_PUBLISHED = (
+    Geometry("granite-3.3-8b", "granite", 40, 4096, 12800, 32, 8, 128, 131072, _GRANITE, 1e7, tied=True,
+             multipliers=_granite_scales(0.0078125, 16.0)),
+    Geometry("granite-3.3-2b", "granite", 40, 2048, 8192, 32, 8, 64, 131072, _GRANITE, 1e7, tied=True,
+             multipliers=_granite_scales(0.015625, 8.0)),
+    Geometry("tinyllama-1.1b", "llama", 22, 2048, 5632, 32, 4, 64, 2048, _LLAMA2),
+    Geometry("llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128, 131072, _LLAMA3, 5e5,
+             rope_scaling=_LLAMA31_SCALING),
+    Geometry("qwen2.5-0.5b", "qwen2", 24, 896, 4864, 14, 2, 64, 32768, _QWEN, 1e6, 1e-6, tied=True,
+             parts=("qkv_bias",)),
+    Geometry("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128, 40960, _QWEN, 1e6, 1e-6, tied=True,
+             parts=("qk_norm",)),
+)  # fmt: skip
+
+
+def _tiny(name: str, of: str) -> Geometry:
+    """The family of a published model at a size for tests: 2 layers of 256, 4 heads and 2 KV heads of 64, 512 tokens."""
+    model = next(row for row in _PUBLISHED if row.name == of)
+    special = dict(enumerate(model.vocabulary.special.values()))
+    ids = {text: token for token, text in special.items()}
+    vocabulary = replace(
+        model.vocabulary, size=512, special=special,
+        bos=ids[model.vocabulary.special[model.vocabulary.bos]], eos=ids[model.vocabulary.special[model.vocabulary.eos]],
+    )  # fmt: skip
+    sizes = dict(layers=2, embedding=256, feed_forward=512, heads=4, kv_heads=2, head_dim=64, context=2048)
+    return replace(model, name=name, vocabulary=vocabulary, **sizes)
+
+
+_TINY_LLAMA, _TINY_QWEN3 = _tiny("tiny-llama", of="tinyllama-1.1b"), _tiny("tiny-qwen3", of="qwen3-0.6b")
+_EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 256}
+
+_TINY = (
+    _TINY_LLAMA,
+    _tiny("tiny-granite", of="granite-3.3-2b"),
+    _tiny("tiny-qwen2", of="qwen2.5-0.5b"),
+    _TINY_QWEN3,
+    replace(_TINY_LLAMA, name="tiny-mistral", multipliers={"attention.sliding_window": 16}),
+    replace(
+        _TINY_QWEN3,
+        name="tiny-qwen3moe",
+        architecture="qwen3moe",
+        feed_forward=256,
+        multipliers=_EXPERTS,
+        parts=("qk_norm", "experts"),
+    ),
+)
+
+GEOMETRIES: dict[str, Geometry] = {row.name: row for row in (*_PUBLISHED, *_TINY)}
+
+
+def geometry(name: str | Geometry) -> Geometry:
+    """The row called ``name`` (a Geometry passes through). Raises ModelError that lists the known ones."""
+    if isinstance(name, Geometry):
+        return name
+    if name not in GEOMETRIES:
+        raise ModelError(f"unknown geometry {name!r}; known are {', '.join(GEOMETRIES)}")
+    return GEOMETRIES[name]

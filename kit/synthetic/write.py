@@ -1,0 +1,147 @@
+"""Write a GGUF file of any geometry with random but valid blocks, as a stream: the f32 model never exists.
+
+Each matrix gets a pool of blocks, truly quantized from N(0, 0.02), and is filled with permutations of that pool. The
+random numbers depend on the seed and the tensor's name alone, so a tensor is the same in a file of any layer count.
+"""
+
+import hashlib
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from kit.errors import GGUFError
+from kit.gguf.formats import FORMATS
+from kit.gguf.writer import replacing
+from kit.synthetic.encode import encode
+from kit.synthetic.geometry import Geometry, TensorSpec, geometry
+
+SIGMA = 0.02  # of the weights, as in a freshly initialized transformer
+ALIGNMENT = 32
+REVISION = 1  # part of a cached file's name: count it up whenever the same arguments give other bytes
+_UNIT = 256  # weights that stay together when a pool is permuted: a super-block, or 8 blocks of 32
+_POOL = 512  # units in a pool: 131,072 weights
+_ARRAY_TYPES = {"float32": 6, "int32": 5}
+
+
+def synthesize(
+    path: str | os.PathLike,
+    model: str | Geometry,
+    mix: str = "Q4_K_M",
+    layers: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Path:
+    """Write ``path``: the geometry's tensors in the types of ``mix``, metadata and a minimal tokenizer.
+
+    The same arguments give the same bytes. The file appears whole or not at all: it is written under a temporary name
+    beside ``path`` and then renamed. Raises GGUFError when the disk is too small or cannot be written.
+    """
+    path, model = Path(path), geometry(model)
+    specs = model.tensors(mix, layers)
+    head = header(model.metadata(mix, layers), specs)
+    size = len(head) + sum(_padded(spec.nbytes) for spec in specs)
+    with replacing(path, size) as handle, _bar(path.name, size, progress) as bar:
+        for chunk in _stream(head, specs, model, seed):
+            handle.write(chunk)
+            bar.update(len(chunk))
+    return path
+
+
+def cached_model(
+    model: str | Geometry,
+    mix: str = "Q4_K_M",
+    layers: int | None = None,
+    seed: int = 0,
+    folder: str | os.PathLike = "data/models",
+    progress: bool = False,
+) -> Path:
+    """The path of such a file in ``folder``; it is written on the first call and reused afterwards."""
+    model = geometry(model)
+    depth = model.layers if layers is None else layers
+    path = Path(folder) / f"{model.name}-{mix}-{depth}layers-seed{seed}-r{REVISION}.gguf"
+    if not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise GGUFError(f"{path.parent}: cannot be made: {error.strerror}") from None
+        synthesize(path, model, mix, layers, seed, progress)
+    return path
+
+
+def header(metadata: dict[str, Any], specs: list[TensorSpec]) -> bytes:
+    """Everything before the tensor data: magic, metadata, tensor table, padding (GGUF v3, little-endian)."""
+    out = [b"GGUF", struct.pack("<IQQ", 3, len(specs), len(metadata))]
+    for key, value in metadata.items():
+        out += [_string(key), _value(value)]
+    offset = 0
+    for spec in specs:
+        dimensions = struct.pack(f"<I{len(spec.shape)}Q", len(spec.shape), *spec.shape[::-1])
+        out += [_string(spec.name), dimensions, struct.pack("<IQ", FORMATS[spec.qtype].id, offset)]
+        offset += _padded(spec.nbytes)
+    blob = b"".join(out)
+    return blob.ljust(_padded(len(blob)), b"\0")
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    """A metadata value with its type: bool, int (uint32), float (float32), str, list of str, numpy array."""
+    match value:
+        case bool():
+            return struct.pack("<I?", 7, value)
+        case int():
+            return struct.pack("<II", 4, value)
+        case float():
+            return struct.pack("<If", 6, value)
+        case str():
+            return struct.pack("<I", 8) + _string(value)
+        case list():
+            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
+        case np.ndarray():
+            return struct.pack("<IIQ", 9, _ARRAY_TYPES[value.dtype.name], len(value)) + value.tobytes()
+    raise TypeError(f"no GGUF type for {value!r}")
+
+
+def _stream(head: bytes, specs: list[TensorSpec], model: Geometry, seed: int) -> Iterator[bytes | memoryview]:
+    yield head
+    for spec in specs:
+        left = spec.nbytes
+        for chunk in _chunks(spec, model, seed):
+            yield chunk.data[:left]
+            left -= min(left, chunk.nbytes)
+        yield bytes(-spec.nbytes % ALIGNMENT)
+
+
+def _chunks(spec: TensorSpec, model: Geometry, seed: int) -> Iterator[np.ndarray]:
+    """The bytes of a tensor in pieces of about a pool, uint8; the last may be too long."""
+    name = f"{seed}/{spec.name}".encode()
+    random = np.random.Generator(np.random.SFC64(int.from_bytes(hashlib.sha256(name).digest())))
+    if spec.name == "rope_freqs.weight":
+        yield model.rope_scaling.factors(model.rope_base, model.head_dim).view(np.uint8)
+        return
+    if len(spec.shape) == 1:
+        centre, spread = (0, SIGMA) if spec.name.endswith(".bias") else (1, 0.05)
+        yield (centre + spread * random.standard_normal(spec.shape, np.float32)).view(np.uint8)
+        return
+    units = -(-spec.elements // _UNIT)
+    values = SIGMA * random.standard_normal((min(units, _POOL), _UNIT), np.float32)
+    pool = encode(values, spec.qtype).reshape(len(values), -1)
+    for start in range(0, units, _POOL):
+        yield pool[random.permutation(len(pool))[: units - start]].reshape(-1)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _bar(name: str, size: int, shown: bool):
+    return tqdm(total=size, desc=name, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, disable=not shown)

@@ -1,0 +1,65 @@
+"""The house: data flows one way. No room imports from a room above it, no file from a file that imports it."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import kit
+
+PACKAGE = Path(kit.__file__).parent
+ROOMS = (  # from the ground up
+    "errors", "units", "lab", "gguf", "cpu", "cuda", "quants", "cache", "model", "codec", "hf", "synthetic", "costs",
+    "claims", "findings", "report", "commands", "__init__",
+)  # fmt: skip
+PENDING = {  # imports upward that are still to be mended
+    ("cuda.linear", "quants"),
+    ("findings.n08_claims.ledger", "report.run"),
+    ("findings.n08_claims.ledger", "report.theme"),
+}
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name below ``kit`` -> file; a package is its own name, the top ``__init__``."""
+    names = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    return names
+
+
+def imports(name: str, path: Path, known) -> set[str]:
+    """The modules of the kit that a file imports, at its top or lazily in a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {
+                alias.name.partition(".")[2] or "__init__" for alias in node.names if alias.name.split(".")[0] == "kit"
+            }
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kit":
+            base = node.module.partition(".")[2]
+            for alias in node.names:
+                inner = f"{base}.{alias.name}".lstrip(".")
+                found.add(inner if inner in known else base or "__init__")
+    return found - {name}
+
+
+def test_no_room_imports_from_above():
+    known = modules()
+    level = {room: number for number, room in enumerate(ROOMS)}
+    upward = {
+        (name, target)
+        for name, path in known.items()
+        for target in imports(name, path, known)
+        if target != "__init__" and level[target.split(".")[0]] > level[name.split(".")[0]]
+    }
+    assert upward == PENDING
+
+
+def test_no_file_imports_itself_by_a_detour():
+    known = modules()
+    graph = {name: imports(name, path, known) - {"__init__"} for name, path in known.items() if name != "__init__"}
+    list(TopologicalSorter(graph).static_order())  # CycleError names the circle
+
+
+def test_the_package_has_few_rooms():
+    assert len([p for p in PACKAGE.iterdir() if p.name not in ("__pycache__", "py.typed")]) <= 18
