@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 import kit
 from kit.codec.bf16 import decode_bf16, encode_bf16
 from kit.codec.compressor import compress
-from kit.codec.container import CompressedFile, decode_matrix, verify
+from kit.codec.container import CompressedFile, decode_matrix
 from kit.codec.int8 import quantize
+from kit.codec.verify import verify
 from kit.commands.cli import main
 from kit.errors import CodecError
 from kit.synthetic.write import synthesize

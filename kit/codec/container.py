@@ -17,13 +17,10 @@ Everything else (norms, biases, an embedding that is no linear layer) is as it w
 list the file, and the model's tokenizer and hyperparameters are found where they always are.
 """
 
-import sys
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from kit.codec.bf16 import BF16, decode_bf16
 from kit.codec.decoders import decode
@@ -119,35 +116,3 @@ def decode_matrix(matrix: Int8 | BF16, decoder="interleaved", threads=1, out=Non
     if isinstance(matrix, Int8):
         return torch.from_numpy(decode(matrix.tiles, decoder, out, threads))
     return torch.from_numpy(decode_bf16(matrix, decoder, threads)).view(torch.bfloat16)
-
-
-def verify(path, decoder="interleaved", source=None, threads=1, progress=False) -> tuple[int, int]:
-    """Decode everything and compare: every tile with its checksum, every tensor with its CRC-32 and, with a `source`,
-    every matrix with what the weights of that file quantize to. (tensors, matrices) compared; CodecError at the first
-    difference.
-    """
-    from kit.codec.compressor import matrices_of, open_source, quantized
-
-    with CompressedFile(path) as file:
-        crcs = file.metadata["kit.codec.crc32"].numpy().astype(np.uint32).tolist()
-        if len(crcs) != len(file.gguf.tensors):
-            raise CodecError(f"{path}: {len(crcs)} checksums for {len(file.gguf.tensors)} tensors: the file is damaged")
-        for name, right in zip(file.gguf.tensors, crcs, strict=True):
-            if zlib.crc32(file.gguf.raw(name)) != right:
-                raise CodecError(f"{path}: {name}: the CRC-32 of its bytes differs: the file is damaged")
-        originals = dict(matrices_of(open_source(source))) if source else {}
-        for name, matrix in tqdm(file.matrices.items(), unit="matrix", file=sys.stderr, disable=not progress):
-            decoded = decode_matrix(matrix, decoder, threads)
-            if not source:
-                continue
-            if name not in originals:
-                raise CodecError(f"{path}: {name} is not in {source}")
-            blocks, qtype = originals[name]
-            if file.coding == "int8":
-                values, scales = quantized(blocks, qtype, f"{source}: {name}")
-                same = np.array_equal(values, decoded.numpy()) and np.array_equal(scales, matrix.scales)
-            else:
-                same = np.array_equal(blocks, decoded.view(torch.uint8).numpy())
-            if not same:
-                raise CodecError(f"{path}: {name}: decodes to other values than {source} holds")
-        return len(crcs), len(file.matrices)

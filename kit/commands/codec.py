@@ -30,7 +30,7 @@ def verify(file, source, decoder, threads):
     """
     import sys
 
-    from kit.codec.container import verify
+    from kit.codec.verify import verify
     from kit.lab.machine import usable_cores
 
     tensors, matrices = verify(file, decoder, source, threads or usable_cores(), progress=sys.stderr.isatty())
