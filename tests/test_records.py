@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from kit.claims import records
@@ -9,7 +11,7 @@ from kit.claims import table as claims
 from kit.claims.records import Record
 from kit.errors import ReportError
 from kit.findings.session import Session
-from kit.lab import machine
+from kit.lab import machine, tables
 from kit.lab.paths import ROOT
 
 KNOWN = """first-token-preload cold-inference warm-inference dual-level-cache cache-4gb-feasible attention-blas-speedup
@@ -93,3 +95,11 @@ def test_a_session_refuses_an_unknown_claim_profile_and_folder(session, tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(ReportError, match="cannot write results"):
         Session("n", out=str(tmp_path / "file" / "run"))
+
+
+def test_a_table_reads_as_people_write():
+    frame = pd.DataFrame({"bytes": [16342376448.0, 0.00012345], "rate": [0.131, np.nan], "same": [True, False]})
+    text = tables.shown(frame, rate="{:.0%}").to_string(delimiter="|")
+    assert "16,342,376,448|13%|yes" in text and "0.000123|–|no" in text
+    with pytest.raises(KeyError, match="no column 'ratio': there are bytes"):
+        tables.shown(frame, ratio="{}")

@@ -99,6 +99,12 @@ class Session:
         verdict = "not measurable here"
         return self.record(claim, quantity=quantity, unit="", status="skipped", verdict=verdict, reason=reason)
 
+    def answer(self, text: str):
+        """The notebook's answer, filled from the run (Markdown); a page shows a cell tagged "answer" under the title."""
+        from IPython.display import Markdown  # no command needs it
+
+        return Markdown(f"**Answer.** {text}")
+
     def verdicts(self) -> pd.DataFrame:
         """The claims judged so far: as reported, what was measured, the verdict and its reason."""
         rows = [

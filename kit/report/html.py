@@ -73,7 +73,7 @@ def cells_of(path: Path) -> list[dict]:
             shown["outputs"] = [content.output(item) for item in merged(cell.outputs)]
         else:
             continue
-        cells.append(shown)
+        cells.insert(1 if "answer" in cell.metadata.get("tags", []) else len(cells), shown)  # it stands under the title
     return cells
 
 

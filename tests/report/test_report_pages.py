@@ -4,12 +4,14 @@ import base64
 import re
 from html.parser import HTMLParser
 
+import nbformat
 import pytest
+from nbformat import v4
 
 from kit.claims import table as claims
 from kit.claims.records import Record
 from kit.claims.table import Claim
-from kit.report import content, scale, theme
+from kit.report import content, html, scale, theme
 
 ALLOWED_TO_LOAD = ("data:",)
 
@@ -152,3 +154,13 @@ def test_the_scale_orders_what_is_possible_measured_and_reported():
     assert scale.positions(record(samples=[10.0], lower=1.0), None)["possible"][1] == 1
     assert scale.positions(record(samples=[10.0]), None) is None
     assert scale.positions(record(samples=[-1.0], lower=0.0), None) is None
+
+
+def test_the_answer_stands_under_the_title(tmp_path):
+    cells = [
+        v4.new_markdown_cell("# Title"),
+        v4.new_code_cell("work()"),
+        v4.new_code_cell("said", metadata={"tags": ["answer"]}),
+    ]
+    nbformat.write(v4.new_notebook(cells=cells), tmp_path / "a.ipynb")
+    assert [cell["number"] for cell in html.cells_of(tmp_path / "a.ipynb")] == [1, 3, 2]

@@ -1,0 +1,28 @@
+"""One house style for every table: three digits, thousands apart, units in the heads, nothing that reads nan."""
+
+from collections.abc import Callable
+
+import pandas as pd
+from pandas.io.formats.style import Styler
+
+
+def shown(table: pd.DataFrame, **formats: str | Callable) -> Styler:
+    """The table as a page shows it. ``formats``: column -> what else than ``number`` formats it (``"{:.1%}"``).
+
+    A head of several words goes in as ``**{"byte hit rate": "{:.0%}"}``.
+    """
+    unknown = [name for name in formats if name not in table.columns]
+    if unknown:
+        raise KeyError(f"no column {unknown[0]!r}: there are {', '.join(map(str, table.columns))}")
+    return table.style.format({name: formats.get(name, number) for name in table.columns}, na_rep="–")
+
+
+def number(value) -> str:
+    """A cell as people read it: 0.000123, 0.95, 39.1, 1,234; yes and no; text as it is."""
+    if pd.api.types.is_bool(value):
+        return "yes" if value else "no"
+    if not pd.api.types.is_number(value):
+        return str(value)
+    if pd.isna(value):
+        return "–"
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.3g}"
