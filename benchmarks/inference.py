@@ -81,7 +81,7 @@ def _hollow(weights, folder, trace):
     """A model that makes the same calls on matrices of 64 x 64, so that hardly anything but the calls takes time."""
     source = GEOMETRIES[MODEL]
     vocabulary = replace(source.vocabulary, size=512)
-    sizes = dict(vocabulary=vocabulary, embedding=64, feed_forward=64, head_dim=2)
+    sizes = dict(vocabulary=vocabulary, hidden_size=64, intermediate_size=64, head_dim=2)
     layers = weights.file.metadata["llama.block_count"]
     path = synthesize(folder / "hollow.gguf", replace(source, name="hollow", **sizes), "F32", layers)
     hollow = kit.Weights(kit.open(path), kit.HashMap(), trace=trace)

@@ -168,7 +168,7 @@ def call():
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """A GGUF file of tiny-llama with one layer of 256 columns: K-quants, few programs."""
-    geometry = replace(GEOMETRIES["tiny-llama"], layers=1, feed_forward=256, heads=4, kv_heads=2)
+    geometry = replace(GEOMETRIES["tiny-llama"], layers=1, intermediate_size=256, heads=4, kv_heads=2)
     return synthesize(tmp_path_factory.mktemp("models") / "small.gguf", geometry)
 
 
@@ -230,7 +230,14 @@ def test_frontier(call, small, tmp_path):
 
 def tiny_compressed(folder, **changes):
     """A compressed model whose largest matrix is 512 x 32: the interpreter takes a step for every 128 values."""
-    shape = {"layers": 1, "embedding": 32, "feed_forward": 32, "heads": 4, "kv_heads": 2, "head_dim": 8} | changes
+    shape = {
+        "layers": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+    } | changes
     source = synthesize(folder / "small.gguf", replace(GEOMETRIES["tiny-llama"], **shape))
     return compress(source, folder / "small.tiles.gguf")
 

@@ -93,7 +93,7 @@ def test_shares_follow_from_times():
     """Attention of 1 ms a layer and 4 layers beside 12 ms and 4 ms of all else: 25 % and 50 %."""
 
     class Config:
-        heads, head_dim, window, vocabulary, width = 2, 4, 0, 10, 8
+        heads, head_dim, window, vocabulary, hidden_size = 2, 4, 0, 10, 8
 
         @staticmethod
         def tensors():

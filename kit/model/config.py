@@ -59,18 +59,18 @@ class Config:
     family: Architecture
     vocabulary: int
     layers: int
-    width: int
+    hidden_size: int
     heads: int
     kv_heads: int
     head_dim: int
-    ff_width: int  # of one expert, where there are experts
+    intermediate_size: int  # of one expert, where there are experts
     context: int
     norm_eps: float
     rope: RopeConfig
     window: int  # a query sees this many positions, its own included; 0: all
     experts: int  # 0: a dense model
     experts_used: int
-    shared_width: int  # of the expert that every token passes; 0: none
+    shared_intermediate_size: int  # of the expert that every token passes; 0: none
     embedding_scale: float
     residual_scale: float
     attention_scale: float
@@ -79,17 +79,19 @@ class Config:
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor that a forward pass needs, in the order in which it reads them."""
-        q, kv, width = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.width
+        q, kv, width = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden_size
         block = {"attn_norm": (width,), "attn_q": (q, width), "attn_k": (kv, width), "attn_v": (kv, width)}
         if self.family.qk_norm:
             block |= {"attn_q_norm": (self.head_dim,), "attn_k_norm": (self.head_dim,)}
         block |= {"attn_output": (width, q), "ffn_norm": (width,)}
         if self.experts:
-            block |= {"ffn_gate_inp": (self.experts, width)} | self._ffn("_exps", self.ff_width, (self.experts,))
-        if self.shared_width:
-            block |= self._ffn("_shexp", self.shared_width)
+            block |= {"ffn_gate_inp": (self.experts, width)} | self._ffn(
+                "_exps", self.intermediate_size, (self.experts,)
+            )
+        if self.shared_intermediate_size:
+            block |= self._ffn("_shexp", self.shared_intermediate_size)
         if not self.experts:
-            block |= self._ffn("", self.ff_width)
+            block |= self._ffn("", self.intermediate_size)
         shapes = {"token_embd.weight": (self.vocabulary, width)}
         for layer in range(self.layers):
             shapes |= {f"blk.{layer}.{part}.weight": shape for part, shape in block.items()}
@@ -105,8 +107,8 @@ class Config:
         }
         return biases | {"rope_freqs.weight": (self.rope.dims // 2,)}
 
-    def _ffn(self, suffix, ff_width, lead=()):
-        into, out = (*lead, ff_width, self.width), (*lead, self.width, ff_width)
+    def _ffn(self, suffix, intermediate_size, lead=()):
+        into, out = (*lead, intermediate_size, self.hidden_size), (*lead, self.hidden_size, intermediate_size)
         return {f"ffn_gate{suffix}": into, f"ffn_up{suffix}": into, f"ffn_down{suffix}": out}
 
 
@@ -156,8 +158,8 @@ def read_config(file) -> Config:
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"{file.path}: architecture {file.architecture!r} is not supported; the kit runs {known}")
     keys = _Keys(file)
-    width, heads = keys.count("embedding_length"), keys.count("attention.head_count")
-    head_dim = keys.count("attention.key_length", width // heads)
+    hidden_size, heads = keys.count("embedding_length"), keys.count("attention.head_count")
+    head_dim = keys.count("attention.key_length", hidden_size // heads)
     experts = keys.count("expert_count", 0)
     expert_width = keys.count("expert_feed_forward_length", 0) if experts else 0
     positions = keys.flag("rope.scaling.finetuned", True) or not family.scaled  # granite's "no positions" is this flag
@@ -171,18 +173,18 @@ def read_config(file) -> Config:
         family=family,
         vocabulary=embedding.shape[0] if embedding else 0,
         layers=keys.count("block_count"),
-        width=width,
+        hidden_size=hidden_size,
         heads=heads,
         kv_heads=keys.count("attention.head_count_kv", heads),
         head_dim=head_dim,
-        ff_width=expert_width or keys.count("feed_forward_length"),
+        intermediate_size=expert_width or keys.count("feed_forward_length"),
         context=keys.count("context_length"),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope=_rope(file, keys, keys.count("rope.dimension_count", head_dim) if positions else 0),
         window=keys.count("attention.sliding_window", 0),
         experts=experts,
         experts_used=keys.count("expert_used_count") if experts else 0,
-        shared_width=keys.count("expert_shared_feed_forward_length", 0),
+        shared_intermediate_size=keys.count("expert_shared_feed_forward_length", 0),
         embedding_scale=multiplier("embedding_scale", 1.0),
         residual_scale=multiplier("residual_scale", 1.0),
         attention_scale=multiplier("attention.scale", head_dim**-0.5),

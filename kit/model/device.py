@@ -33,7 +33,7 @@ class DeviceTransformer(Transformer):
         self._held = weights.resident(matrices) if self.graphs else {}
         order = matrices[1:] + matrices[:1]  # the embedding comes last again where it is the output projection
         self._next = dict(zip(matrices, order, strict=True))
-        self._turns = self._rope.angles(0, self.max_context).to(weights.device)
+        self._cos_sin = self._rope.angles(0, self.max_context).to(weights.device)
 
     def new_cache(self, context: int | None = None) -> DeviceKVCache:
         """An empty key/value cache for up to ``context`` positions (None: ``max_context``); it takes memory as it fills."""
@@ -87,7 +87,7 @@ class DeviceTransformer(Transformer):
         c = self.config
         key, query = torch.arange(seen, device=tokens.device), positions[:, None]
         visible = (key <= query) & (key > query - c.window) if c.window else key <= query
-        turn = self._turns.index_select(0, positions)
+        cos_sin = self._cos_sin.index_select(0, positions)
         x = self._embed(tokens)
         for layer in range(c.layers):
             block = f"blk.{layer}."
@@ -98,15 +98,15 @@ class DeviceTransformer(Transformer):
             if c.family.qk_norm:
                 q = F.rms_norm(q, (c.head_dim,), self._vectors[f"{block}attn_q_norm.weight"], c.norm_eps)
                 k = F.rms_norm(k, (c.head_dim,), self._vectors[f"{block}attn_k_norm.weight"], c.norm_eps)
-            self._rope.rotate(q, turn)
-            self._rope.rotate(k, turn)
+            self._rope.rotate(q, cos_sin)
+            self._rope.rotate(k, cos_sin)
             keys, values = cache.append(layer, positions, k, v, seen)
             mixed = _grouped_attention(q, keys, values, visible, c.attention_scale)
             self._multiply(f"{block}attn_output.weight", spread(mixed), x)
             inner = spread_norm(x, self._vectors[f"{block}ffn_norm.weight"], c.norm_eps)
             if c.experts:
                 self._experts(f"{block}ffn_", inner, x)
-            if c.shared_width or not c.experts:
+            if c.shared_intermediate_size or not c.experts:
                 self._swiglu(f"{block}ffn_", "_shexp.weight" if c.experts else ".weight", inner, x)
         last = spread_norm(x[wanted].contiguous(), self._vectors["output_norm.weight"], c.norm_eps)
         return self._multiply("token_embd.weight" if c.tied else "output.weight", last) / c.logit_scale

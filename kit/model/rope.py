@@ -45,19 +45,19 @@ class Rope:
         return torch.polar(torch.full_like(angles, self._length), angles).to(torch.complex64)[:, None]
 
 
-def _interleaved(x, turn):
-    """x (tokens, heads, head_dim) float32, ``turn`` from Rope.angles: elements 2i and 2i + 1 are one complex number."""
-    head = x[..., : 2 * turn.shape[-1]]
-    torch.view_as_complex(head.unflatten(-1, (-1, 2))).mul_(turn)
+def _interleaved(x, cos_sin):
+    """x (tokens, heads, head_dim) float32, ``cos_sin`` from Rope.angles: elements 2i and 2i + 1 are one complex number."""
+    head = x[..., : 2 * cos_sin.shape[-1]]
+    torch.view_as_complex(head.unflatten(-1, (-1, 2))).mul_(cos_sin)
 
 
-def _halves(x, turn):
+def _halves(x, cos_sin):
     """The same for the pairs (i, i + dims / 2), as in GPT-NeoX."""
-    real, imaginary = x[..., : 2 * turn.shape[-1]].chunk(2, -1)
-    cos, sin = turn.real, turn.imag
+    real, imaginary = x[..., : 2 * cos_sin.shape[-1]].chunk(2, -1)
+    cos, sin = cos_sin.real, cos_sin.imag
     turned = real * cos - imaginary * sin
     imaginary.mul_(cos).add_(real * sin)
     real.copy_(turned)
 
 
-_LAYOUTS = {"interleaved": _interleaved, "neox": _halves, "none": lambda x, turn: None}
+_LAYOUTS = {"interleaved": _interleaved, "neox": _halves, "none": lambda x, cos_sin: None}

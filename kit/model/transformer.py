@@ -92,9 +92,9 @@ class Transformer:
     def _logits(self, tokens, cache, wanted):
         config = self.config
         x = self._embed(tokens)
-        turn = self._rope.angles(cache.length, len(tokens))
+        cos_sin = self._rope.angles(cache.length, len(tokens))
         for layer in range(config.layers):
-            x.add_(self._attention(x, layer, turn, cache), alpha=config.residual_scale)
+            x.add_(self._attention(x, layer, cos_sin, cache), alpha=config.residual_scale)
             x.add_(self._ffn(x, layer), alpha=config.residual_scale)
         x = self._norm(x[wanted], "output_norm.weight", -1)
         logits = self._apply("token_embd.weight" if config.tied else "output.weight", x, -1)
@@ -108,7 +108,7 @@ class Transformer:
         self.trace.add("embed", start, time.perf_counter_ns(), "token_embd.weight", nbytes=rows.nbytes)
         return rows
 
-    def _attention(self, x, layer, turn, cache):
+    def _attention(self, x, layer, cos_sin, cache):
         """(tokens, width) -> (tokens, width): norm, projections, RoPE, attention over the cache, output projection."""
         c, block = self.config, f"blk.{layer}."
         x = self._norm(x, f"{block}attn_norm.weight", layer)
@@ -117,8 +117,8 @@ class Transformer:
             q = self._norm(q, f"{block}attn_q_norm.weight", layer)
             k = self._norm(k, f"{block}attn_k_norm.weight", layer)
         start = time.perf_counter_ns()
-        self._rope.rotate(q, turn)
-        self._rope.rotate(k, turn)
+        self._rope.rotate(q, cos_sin)
+        self._rope.rotate(k, cos_sin)
         rotated = time.perf_counter_ns()
         keys, values = cache.append(layer, k, v)
         mixed = self._attend(q.transpose(0, 1), keys, values, c.attention_scale, c.window)
@@ -135,7 +135,7 @@ class Transformer:
         if not self.config.experts:
             return self._swiglu(x, block, ".weight", layer)
         out = self._experts(x, block, layer)
-        return out.add_(self._swiglu(x, block, "_shexp.weight", layer)) if self.config.shared_width else out
+        return out.add_(self._swiglu(x, block, "_shexp.weight", layer)) if self.config.shared_intermediate_size else out
 
     def _swiglu(self, x, block, suffix, layer):
         gate = self._apply(f"{block}gate{suffix}", x, layer)

@@ -56,14 +56,14 @@ class Geometry:
 
     ``multipliers`` are further metadata keys below the architecture ("embedding_scale", "expert_count", ...).
     ``parts`` names what a layer has beyond the llama family: "qkv_bias" (qwen2), "qk_norm" (qwen3), "experts" (then
-    ``feed_forward`` is the width of one).
+    ``intermediate_size`` is the width of one).
     """
 
     name: str
     architecture: str
     layers: int
-    embedding: int
-    feed_forward: int
+    hidden_size: int
+    intermediate_size: int
     heads: int
     kv_heads: int
     head_dim: int
@@ -87,14 +87,14 @@ class Geometry:
         layers = self.layers if layers is None else layers
         if not 1 <= layers <= MAX_LAYERS:
             raise ModelError(f"{layers} layers asked for {self.name}, expected 1 to {MAX_LAYERS}")
-        shapes = [("token_embd.weight", (self.vocabulary.size, self.embedding))]
+        shapes = [("token_embd.weight", (self.vocabulary.size, self.hidden_size))]
         if self.rope_scaling:
             shapes.append(("rope_freqs.weight", (self.head_dim // 2,)))
         for layer in range(layers):
             shapes += [(f"blk.{layer}.{name}", shape) for name, shape in self._layer().items()]
-        shapes.append(("output_norm.weight", (self.embedding,)))
+        shapes.append(("output_norm.weight", (self.hidden_size,)))
         if not self.tied:
-            shapes.append(("output.weight", (self.vocabulary.size, self.embedding)))
+            shapes.append(("output.weight", (self.vocabulary.size, self.hidden_size)))
         head = "token_embd.weight" if self.tied else "output.weight"
         return [TensorSpec(name, _qtype(rule, name, shape, name == head, layers), shape) for name, shape in shapes]
 
@@ -106,18 +106,18 @@ class Geometry:
         stack = (self.multipliers["expert_count"],) if "experts" in self.parts else ()
         kind = "_exps" if stack else ""
         return {
-            "attn_norm.weight": (self.embedding,),
-            "attn_q.weight": (query, self.embedding),
-            "attn_k.weight": (key, self.embedding),
-            "attn_v.weight": (key, self.embedding),
+            "attn_norm.weight": (self.hidden_size,),
+            "attn_q.weight": (query, self.hidden_size),
+            "attn_k.weight": (key, self.hidden_size),
+            "attn_v.weight": (key, self.hidden_size),
             **(biases if "qkv_bias" in self.parts else {}),
             **(norms if "qk_norm" in self.parts else {}),
-            "attn_output.weight": (self.embedding, query),
-            "ffn_norm.weight": (self.embedding,),
-            **({"ffn_gate_inp.weight": (*stack, self.embedding)} if stack else {}),
-            f"ffn_gate{kind}.weight": (*stack, self.feed_forward, self.embedding),
-            f"ffn_up{kind}.weight": (*stack, self.feed_forward, self.embedding),
-            f"ffn_down{kind}.weight": (*stack, self.embedding, self.feed_forward),
+            "attn_output.weight": (self.hidden_size, query),
+            "ffn_norm.weight": (self.hidden_size,),
+            **({"ffn_gate_inp.weight": (*stack, self.hidden_size)} if stack else {}),
+            f"ffn_gate{kind}.weight": (*stack, self.intermediate_size, self.hidden_size),
+            f"ffn_up{kind}.weight": (*stack, self.intermediate_size, self.hidden_size),
+            f"ffn_down{kind}.weight": (*stack, self.hidden_size, self.intermediate_size),
         }
 
     def metadata(self, mix: str = "Q4_K_M", layers: int | None = None) -> dict:
@@ -125,8 +125,8 @@ class Geometry:
         own = {
             "block_count": self.layers if layers is None else layers,
             "context_length": self.context,
-            "embedding_length": self.embedding,
-            "feed_forward_length": self.feed_forward,
+            "embedding_length": self.hidden_size,
+            "feed_forward_length": self.intermediate_size,
             "attention.head_count": self.heads,
             "attention.head_count_kv": self.kv_heads,
             "attention.key_length": self.head_dim,
@@ -226,7 +226,7 @@ def _tiny(name: str, of: str) -> Geometry:
         model.vocabulary, size=512, special=special,
         bos=ids[model.vocabulary.special[model.vocabulary.bos]], eos=ids[model.vocabulary.special[model.vocabulary.eos]],
     )  # fmt: skip
-    sizes = dict(layers=2, embedding=256, feed_forward=512, heads=4, kv_heads=2, head_dim=64, context=2048)
+    sizes = dict(layers=2, hidden_size=256, intermediate_size=512, heads=4, kv_heads=2, head_dim=64, context=2048)
     return replace(model, name=name, vocabulary=vocabulary, **sizes)
 
 
@@ -243,7 +243,7 @@ _TINY = (
         _TINY_QWEN3,
         name="tiny-qwen3moe",
         architecture="qwen3moe",
-        feed_forward=256,
+        intermediate_size=256,
         multipliers=_EXPERTS,
         parts=("qk_norm", "experts"),
     ),

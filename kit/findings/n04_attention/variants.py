@@ -27,7 +27,7 @@ def elements_read(config: Config, layers: int) -> int:
     for name, shape in config.tensors().items():
         if layer_of(name) == 0:
             layer += math.prod(shape) * config.experts_used // config.experts if "_exps" in name else math.prod(shape)
-    return layers * layer + config.vocabulary * config.width
+    return layers * layer + config.vocabulary * config.hidden_size
 
 
 def predict(config: Config, machine: Machine, contexts, layers: int) -> pd.DataFrame:
