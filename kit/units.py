@@ -59,3 +59,17 @@ def format_count(number: float) -> str:
             return f"{number:.4g} {prefix}".rstrip()
         number /= 1000
     return f"{number:.4g} P"
+
+
+def format_quantity(value: float | None, unit: str = "") -> str:
+    """A number as people read it: ``75.0 ms``, ``3.83 GiB``, ``1,100 tok/s``; an en dash when there is none."""
+    if value is None:
+        return "–"
+    if unit in _BY_UNIT:
+        return _BY_UNIT[unit](value)
+    large = abs(value) >= 1000
+    number = f"{value:,.0f}" if large and value < 1e9 else f"{value:.4g}" if not large else format_count(value)
+    return f"{number}x" if unit == "x" else f"{number} {unit}".rstrip()
+
+
+_BY_UNIT = {"s": format_seconds, "B": format_bytes}

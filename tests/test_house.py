@@ -14,7 +14,6 @@ ROOMS = (  # from the ground up
 PENDING = {  # imports upward that are still to be mended
     ("cuda.linear", "quants"),
     ("findings.n08_claims.ledger", "report.run"),
-    ("findings.n08_claims.ledger", "report.theme"),
 }
 
 

@@ -48,6 +48,8 @@ def test_the_rule(verdicts):
         expected = "impossible"
     elif "not reproduced" in judged:
         expected = "not reproduced"
+    elif "undecided here" in judged:
+        expected = "undecided here"
     else:
         expected = "reproduced" if judged == {"reproduced"} else "reproduced in ratio"
     found = entry(verdicts)

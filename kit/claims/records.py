@@ -11,7 +11,7 @@ import pandas as pd
 from kit.claims.table import VERDICTS
 from kit.errors import ReportError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 STATUSES = ("ok", "failed", "skipped")
 
 
@@ -20,7 +20,10 @@ class Record:
     """One measured (or failed, or skipped) quantity.
 
     ``samples`` are raw, in ``unit``; ``lower`` and ``upper`` bound the quantity, each with its source in words;
-    ``tolerance`` says how near counts as equal; ``verdict`` is one of claims.VERDICTS, empty for a plain measurement.
+    ``accept`` is the region (low, high) in which the claim holds, ``tolerance`` says it in words, ``interval`` is what the
+    samples leave open, ``how`` one of kit.claims.judge.HOW, ``cure`` what cured it here when the report names another cure.
+    ``state`` is the machine's, around the measurement; ``machine_id`` is its hardware.
+    ``verdict`` is one of claims.VERDICTS, empty for a plain measurement.
     """
 
     run_id: str
@@ -39,6 +42,11 @@ class Record:
     upper: float | None = None
     upper_source: str = ""
     tolerance: str = ""
+    interval: list[float] | None = None
+    accept: list[float | None] | None = None
+    how: str = "measured"
+    cure: str = ""
+    state: dict = field(default_factory=dict)
     verdict: str = ""
     reason: str = ""
     status: str = "ok"

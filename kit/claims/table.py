@@ -11,6 +11,7 @@ from kit.lab.paths import data_file
 VERDICTS = {  # FINDINGS: what each word means
     "reproduced": "measured here within the stated tolerance",
     "reproduced in ratio": "the effect, at another size or on another machine, within the tolerance of the ratio",
+    "undecided here": "the interval touches the threshold, or repeated runs disagree; the reason says what would decide it",
     "not reproduced": "measured, and it is otherwise",
     "impossible": "a stated bound forbids it; the bound is measured or sourced",
     "not measurable here": "something is missing: a GPU, memory, a file",

@@ -77,7 +77,7 @@ def diff_command(a, b, confidence, everything, as_json):
 
 
 def _line(change) -> str:
-    from kit.report.theme import quantity
+    from kit.units import format_quantity as quantity
 
     ratio = f"x {change.ratio:.3g}" if change.ratio else ""
     if change.low is not None:

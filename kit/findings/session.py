@@ -1,5 +1,6 @@
 """Session: what every notebook starts with. It finds the model, knows the machine and writes the records."""
 
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pandas as pd
 import kit
 from kit.claims import records
 from kit.claims import table as claims
+from kit.claims.judge import Judgment
 from kit.errors import ReportError
 from kit.findings.doctor import check_device
 from kit.lab import machine, profiles
@@ -78,11 +80,14 @@ class Session:
         """The opened model (kit.GGUFFile) that stands for one of the reports' models."""
         return kit.open(self.path(stands_for, mix))
 
-    def record(self, claim="", device="cpu", **measured) -> records.Record:
-        """Write one record: quantity, unit, samples, bounds, tolerance, verdict, reason (see records.Record).
+    def record(self, claim: str | Judgment = "", device="cpu", **measured) -> records.Record:
+        """Write one record: a Judgment, or of a plain measurement quantity, unit, samples, bounds (see records.Record).
 
         ``device`` is where it was measured; its parameters say so, and for "cuda" which GPU it was.
         """
+        if isinstance(claim, Judgment):
+            measured = asdict(claim) | measured
+            claim = measured.pop("claim")
         if claim:
             claims.get(claim)
         where = {"device": device} | ({"gpu": self.gpu.name} if device == "cuda" else {})

@@ -77,6 +77,21 @@ def bootstrap_median(values, resamples: int = 2000, seed: int = 0) -> tuple[floa
     return float(low), float(high)
 
 
+_STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantiles by number of samples
+
+
+def interval_of(values) -> tuple[float, float]:
+    """95 % interval of the median of two samples or more: bootstrap; below six Student's t, of logarithms if positive."""
+    values = np.asarray(values, dtype=float)
+    if values.size not in _STUDENT_T:
+        return bootstrap_median(values)
+    positive = bool((values > 0).all())
+    scaled = np.log(values) if positive else values
+    half = _STUDENT_T[values.size] * scaled.std(ddof=1) / np.sqrt(values.size)
+    low, high = scaled.mean() - half, scaled.mean() + half
+    return (float(np.exp(low)), float(np.exp(high))) if positive else (float(low), float(high))
+
+
 def _warm(function) -> tuple[timeit.Timer, float]:
     timer = timeit.Timer(function, timer=timer_with_sync)  # timeit also keeps the garbage collector out
     return timer, timer.timeit(1)

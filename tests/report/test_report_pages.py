@@ -8,10 +8,11 @@ import nbformat
 import pytest
 from nbformat import v4
 
+from kit import units
 from kit.claims import table as claims
 from kit.claims.records import Record
 from kit.claims.table import Claim
-from kit.report import content, html, scale, theme
+from kit.report import content, html, scale
 
 ALLOWED_TO_LOAD = ("data:",)
 
@@ -138,7 +139,7 @@ def test_a_live_control_becomes_its_text():
     ],
 )
 def test_quantities_read_as_people_write_them(value, unit, text):
-    assert theme.quantity(value, unit) == text
+    assert units.format_quantity(value, unit) == text
 
 
 def record(**fields):

@@ -15,18 +15,26 @@ from kit.claims.records import Record
 from kit.claims.table import Claim
 from kit.lab import figures
 from kit.report import run as runs
-from kit.report.theme import quantity
+from kit.units import format_quantity as quantity
 
 RULE = (
     "A claim has as many parts as records judge it, and it holds only as far as all of them hold: its verdict is the "
-    "strictest of theirs, in the order impossible, not reproduced, reproduced in ratio, reproduced. A part that is not "
-    "measurable here decides only when there is no other."
+    "strictest of theirs, in the order impossible, not reproduced, undecided here, reproduced in ratio, reproduced. A part "
+    "that is not measurable here decides only when there is no other."
 )
-STRICTEST_FIRST = ("impossible", "not reproduced", "reproduced in ratio", "reproduced", "not measurable here")
+STRICTEST_FIRST = (
+    "impossible",
+    "not reproduced",
+    "undecided here",
+    "reproduced in ratio",
+    "reproduced",
+    "not measurable here",
+)
 NO_RECORD, NOTHING = "no record", "–"
 COLORS = {
     "impossible": figures.VERMILION,
     "not reproduced": figures.ORANGE,
+    "undecided here": "#666666",
     "reproduced in ratio": figures.SKY,
     "reproduced": figures.GREEN,
     "not measurable here": figures.PURPLE,
