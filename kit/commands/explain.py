@@ -94,11 +94,12 @@ def _report(file, memory, tokens, trace, folder):
     from pathlib import Path
 
     from kit.errors import ReportError
+    from kit.gguf.sources import absolute
     from kit.lab import paths
     from kit.report import html, index
     from kit.report import run as runs
 
-    model = file if file.startswith("hf://") else str(Path(file).resolve())
+    model = absolute(file)
     texts = [f"memory={memory}", f"tokens={tokens}"]
     if trace:
         texts.append(f"trace={Path(trace).resolve()}")

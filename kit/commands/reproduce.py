@@ -14,7 +14,12 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 @click.command("reproduce")
 @click.option("--profile", type=click.Choice(["smoke", "quick", "full"]), help="How much to run.  [default: quick]")
 @click.option("--only", multiple=True, metavar="NAME", help="Notebooks whose names start with NAME; repeatable.")
-@click.option("--model", default="", metavar="PATH|hf://...", help="Your own GGUF file instead of a generated model.")
+@click.option(
+    "--model",
+    default="",
+    metavar="PATH|NAME|hf://...",
+    help="Your own GGUF file, or a trained model of kit fetch, instead of a generated one.",
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda: also measure on the GPU.  [default: cpu]")
 @click.option(
     "--out",
@@ -50,6 +55,7 @@ def command(profile, only, model, device, out, resume, texts, timeout, notebooks
     Exit code: 0 all ran, 1 a notebook failed, 2 it could not start, 130 interrupted.
     """  # fmt: skip
     from kit.findings.doctor import check_device
+    from kit.gguf.sources import absolute
     from kit.lab import paths
     from kit.report import index, parameters
     from kit.report import run as runs
@@ -60,7 +66,7 @@ def command(profile, only, model, device, out, resume, texts, timeout, notebooks
             known = parameters.read(runs.read_notebook(notebooks / f"{name}.ipynb").cells, name)
             click.echo("\n  ".join([name, *map(str, known.values())]))
         return
-    model = model if not model or model.startswith("hf://") else str(Path(model).resolve())
+    model = absolute(model)
     if resume:
         folder = out or runs.latest(paths.results_folder())
         run = runs.resume(folder, profile=profile, model=model, only=only, texts=texts, device=device)

