@@ -105,7 +105,7 @@ def _report(file, memory, tokens, trace, folder):
         texts.append(f"trace={Path(trace).resolve()}")
     request = runs.Request("quick", model, ("09",), tuple(texts))
     runs.check_model(model)
-    jobs = runs.plan(request, paths.ROOT / "notebooks")
+    jobs = runs.plan(request, paths.notebooks_folder())
     run = runs.start(Path(folder), request)
     runs.perform(run, jobs)
     page = html.write(run, jobs[0].name)

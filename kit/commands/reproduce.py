@@ -60,7 +60,7 @@ def command(profile, only, model, device, out, resume, texts, timeout, notebooks
     from kit.report import index, parameters
     from kit.report import run as runs
 
-    notebooks = notebooks or paths.ROOT / "notebooks"
+    notebooks = notebooks or paths.notebooks_folder()
     if listing:
         for name in parameters.notebook_names(notebooks, only):
             known = parameters.read(runs.read_notebook(notebooks / f"{name}.ipynb").cells, name)

@@ -68,7 +68,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
             raise
         raise ReportError("kit sweep needs Dask: pip install --editable '.[sweep]'") from None
 
-    grid = specs.read(spec, notebooks or paths.ROOT / "notebooks")
+    grid = specs.read(spec, notebooks or paths.notebooks_folder())
     if listing:
         click.echo("\n".join(cell.label for cell in grid.cells))
         return

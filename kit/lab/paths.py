@@ -1,26 +1,41 @@
-"""Where the kit's own files lie: the checkout when there is one, else the user's folders."""
+"""Where the kit's own files lie: in the checkout when there is one, else in the package and the user's folders."""
 
 import os
 from pathlib import Path
 
+import platformdirs
+
 from kit.errors import ReportError
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
+ROOT = PACKAGE.parent  # of a checkout
+IN_CHECKOUT = (ROOT / "pyproject.toml").is_file() and (ROOT / "notebooks").is_dir()
+
+
+def _shipped(name: str) -> Path:
+    """A folder of the checkout; a wheel carries it as ``kit/_<name>`` (see pyproject.toml)."""
+    return ROOT / name if IN_CHECKOUT else PACKAGE / f"_{name}"
+
+
+def notebooks_folder() -> Path:
+    """The kit's notebooks."""
+    return _shipped("notebooks")
 
 
 def data_file(name: str) -> Path:
-    """A file of data/ in the checkout; ReportError when the package was installed without it."""
-    path = ROOT / "data" / name
+    """A file of data/; ReportError when the installation lacks it."""
+    path = _shipped("data") / name
     if not path.exists():
-        raise ReportError(f"{path} is missing: kit runs from a checkout (pip install --editable .), not from a wheel")
+        raise ReportError(f"{path} is missing: the installation of kit is damaged; install it again")
     return path
 
 
 def models_folder() -> Path:
-    """Where generated models are kept: ``KIT_MODELS``, else data/models of the checkout."""
-    return Path(os.environ.get("KIT_MODELS") or ROOT / "data" / "models")
+    """Where generated models are kept: ``KIT_MODELS``, else data/models of the checkout, else the user's cache."""
+    own = ROOT / "data" / "models" if IN_CHECKOUT else platformdirs.user_cache_path("gguf-kit") / "models"
+    return Path(os.environ.get("KIT_MODELS") or own)
 
 
 def results_folder() -> Path:
-    """Where runs go unless told otherwise: ``KIT_RESULTS``, else results/ of the checkout."""
-    return Path(os.environ.get("KIT_RESULTS") or ROOT / "results")
+    """Where runs go unless told otherwise: ``KIT_RESULTS``, else results/ of the checkout, else ./kit-results."""
+    return Path(os.environ.get("KIT_RESULTS") or (ROOT / "results" if IN_CHECKOUT else Path.cwd() / "kit-results"))

@@ -12,7 +12,6 @@ import yaml
 import kit
 from kit.errors import ReportError
 from kit.lab import profiles
-from kit.lab.paths import ROOT
 from kit.report import parameters
 from kit.report.run import RESERVED
 from kit.synthetic.geometry import GEOMETRIES, MIXES
@@ -101,7 +100,7 @@ class Grid:
     sources: dict[str, str]
 
 
-def read(path: Path, notebooks: Path = ROOT / "notebooks") -> Grid:
+def read(path: Path, notebooks: Path) -> Grid:
     """The grid of a spec file. ReportError names the file, the key, the value and what is known instead."""
     try:
         return _grid(_load(path), path.parent, notebooks)
