@@ -12,8 +12,7 @@ from kit.commands.cli import main
 from kit.cpu import dequantize as cpu
 from kit.cpu import simd
 from kit.gguf.formats import FORMATS
-from kit.quants import exactness
-from kit.quants.exactness import random_blocks, sample
+from kit.quants.exactness import exactness, random_blocks, sample
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 

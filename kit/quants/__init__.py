@@ -5,7 +5,7 @@
 
 import importlib
 
-_HOME = {"dequantize": "kit.quants.registry", "BACKENDS": "kit.quants.registry", "exactness": "kit.quants.exactness"}
+_HOME = {"dequantize": "kit.quants.registry", "BACKENDS": "kit.quants.registry"}
 __all__ = list(_HOME)
 
 
