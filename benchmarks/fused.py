@@ -5,10 +5,10 @@ import pandas as pd
 import torch
 
 import kit
-from benchmarks._llama import Llama, available
 from kit.cpu.linear import linear
 from kit.gguf.formats import FORMATS
 from kit.lab import machine, measure
+from kit.lab.llama_cpp import Llama, available
 from kit.lab.paths import models_folder
 from kit.quants.exactness import random_blocks
 from kit.synthetic.write import cached_model
@@ -68,11 +68,11 @@ def _model(name, read, samples):
                 model.step([5] * PREFILL, model.new_cache(PREFILL))
 
             for what, ours, tokens, theirs in (
-                ("decode", decode, 1, lambda: peer.step([7], HELD)),
-                ("prefill", prefill, PREFILL, lambda: peer.step([5] * PREFILL)),
+                ("decode", decode, 1, lambda: peer.logits([7], HELD, 1)),
+                ("prefill", prefill, PREFILL, lambda: peer.logits([5] * PREFILL, wanted=1)),
             ):
                 if peer:
-                    peer.step([5] * HELD)
+                    peer.logits([5] * HELD, wanted=1)
                 pair = measure.compare(ours, theirs if peer else ours, samples, min_sample=0.05)
                 seconds = pair.a.median
                 yield _row(
@@ -99,7 +99,7 @@ def _first_token(name, path, way, samples):
 
     def theirs():
         peer = Llama(path)
-        peer.step([5])
+        peer.logits([5])
         peer.close()
 
     pair = measure.compare(ours, theirs if available() else ours, min(samples, 5), min_sample=0)

@@ -1,0 +1,149 @@
+"""llama.cpp as a peer: the library inside the wheel ``xllamacpp``, through ctypes. Tokens, logits and steps of a file."""
+
+import ctypes
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from kit.errors import ModelError
+from kit.lab.machine import usable_cores
+
+MODES = {"mmap": 1, "no-mmap": 0, "mlock": 3}  # llama_load_mode; mlock maps and locks
+_KV_TYPES = {"float32": 0, "float16": 1, "q8_0": 8}  # ggml_type
+
+# (offset, default) of fields around those that are set: with another layout it is an error and not a crash.
+_LAYOUTS = {
+    "llama_model_default_params": ((16, -1), (20, 1), (24, -1), (28, 1), (72, 0x00010000)),
+    "llama_context_default_params": ((0, 512), (4, 2048), (8, 512), (12, 1), (28, 4), (32, 4), (52, -1), (104, 1), (108, 1)),
+}  # fmt: skip
+_LOAD_MODE, _VOCAB_ONLY = 24, 72
+_N_CTX, _N_BATCH, _N_UBATCH, _FLASH, _TYPE_K, _TYPE_V = 0, 4, 8, 52, 104, 108
+_POINTERS = "model_load_from_file init_from_model model_get_vocab get_logits get_memory"
+
+
+class _Parameters(ctypes.Structure):
+    """A parameter struct passed by value; longer than any, and only a few fields at known offsets are touched."""
+
+    _fields_ = (("bytes", ctypes.c_uint8 * 1024),)
+
+    def set(self, offset, value, kind=ctypes.c_int32):
+        kind.from_buffer(self, offset).value = value
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", ctypes.c_void_p),
+        ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
+    )
+
+
+def available() -> bool:
+    """Whether the wheel is installed."""
+    return importlib.util.find_spec("xllamacpp") is not None
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The shared library; ModelError when it is not installed, or lays out its parameters in a way not known here."""
+    if not available():
+        raise ModelError("llama.cpp is not installed: pip install xllamacpp")
+    package = Path(importlib.util.find_spec("xllamacpp").origin).parent
+    lib = ctypes.CDLL(str(next(package.glob("*.so"))))
+    for name, layout in _LAYOUTS.items():
+        function = getattr(lib, name)
+        function.restype = _Parameters
+        defaults = function()
+        if any(ctypes.c_int32.from_buffer(defaults, offset).value != value for offset, value in layout):
+            raise ModelError(f"this llama.cpp lays out {name} in another way than the one that pyproject.toml names")
+    for name in _POINTERS.split():
+        getattr(lib, f"llama_{name}").restype = ctypes.c_void_p
+    lib.llama_log_set(_silent, None)
+    lib.llama_backend_init()
+    return lib
+
+
+_silent = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
+
+
+class Llama:
+    """A file as llama.cpp holds it, on as many threads as the process has cores; usable in a ``with``.
+
+    ``mode``: one of MODES. ``kv``: the type of its KV cache. ``exact``: float32 sums in attention (no flash attention).
+    ``vocabulary_only``: no weights, for ``tokenize`` alone. Raises ModelError when llama.cpp cannot load the file.
+    """
+
+    def __init__(self, path, mode="mmap", context=512, kv="float16", exact=False, vocabulary_only=False):
+        self._lib = lib = library()
+        parameters = lib.llama_model_default_params()
+        parameters.set(_VOCAB_ONLY, vocabulary_only, ctypes.c_bool)
+        parameters.set(_LOAD_MODE, MODES[mode])
+        model = lib.llama_model_load_from_file(str(path).encode(), parameters)
+        if not model:
+            raise ModelError(f"{path}: llama.cpp cannot load it")
+        self._model, self._context = ctypes.c_void_p(model), None
+        self._vocab = ctypes.c_void_p(lib.llama_model_get_vocab(self._model))
+        self.vocabulary = lib.llama_vocab_n_tokens(self._vocab)
+        if not vocabulary_only:
+            parameters = lib.llama_context_default_params()
+            for offset, value in ((_N_CTX, context), (_N_BATCH, context), (_N_UBATCH, 512)):
+                parameters.set(offset, value)
+            for offset in (_TYPE_K, _TYPE_V):
+                parameters.set(offset, _KV_TYPES[kv])
+            if exact:
+                parameters.set(_FLASH, 0)
+            self._context = ctypes.c_void_p(lib.llama_init_from_model(self._model, parameters))
+            lib.llama_set_n_threads(self._context, usable_cores(), usable_cores())
+            self._memory = ctypes.c_void_p(lib.llama_get_memory(self._context))
+
+    def tokenize(self, text: bytes, begin_and_end=True, special=True) -> list[int]:
+        """Token ids of ``text``."""
+        room = 4 * len(text) + 16
+        ids = (ctypes.c_int32 * room)()
+        flags = ctypes.c_bool(begin_and_end), ctypes.c_bool(special)
+        return ids[: self._lib.llama_tokenize(self._vocab, text, len(text), ids, room, *flags)]
+
+    def detokenize(self, ids, special=False) -> bytes:
+        """Text of ``ids``; the tokens that begin and end a text are left out."""
+        room = 64 * len(ids) + 64
+        text = ctypes.create_string_buffer(room)
+        flags = ctypes.c_bool(not special), ctypes.c_bool(special)
+        array = (ctypes.c_int32 * len(ids))(*ids)
+        length = self._lib.llama_detokenize(self._vocab, array, len(ids), text, room, *flags)
+        return text.raw[:length]
+
+    def logits(self, tokens, held: int = 0, wanted=None) -> np.ndarray:
+        """Logits (wanted, vocabulary) after ``tokens`` (``wanted`` of them, the last; None: all), float32.
+
+        They follow the first ``held`` positions of what came before; the rest is forgotten.
+        """
+        self._lib.llama_memory_seq_rm(self._memory, 0, held, -1)
+        n = len(tokens)
+        wanted = n if wanted is None else wanted
+        ints, sequence = ctypes.c_int32 * n, (ctypes.c_int32 * 1)(0)
+        batch = _Batch(
+            n, ints(*tokens), None, ints(*range(held, held + n)), ints(*[1] * n),
+            (ctypes.POINTER(ctypes.c_int32) * n)(*[sequence] * n), (ctypes.c_int8 * n)(*[i >= n - wanted for i in range(n)]),
+        )  # fmt: skip
+        if self._lib.llama_decode(self._context, batch):
+            raise ModelError("llama.cpp: llama_decode failed: is the context large enough?")
+        address = ctypes.cast(self._lib.llama_get_logits(self._context), ctypes.POINTER(ctypes.c_float))  # waits
+        return np.ctypeslib.as_array(address, (wanted, self.vocabulary)).copy()
+
+    def close(self) -> None:
+        """Free the model."""
+        if self._context:
+            self._lib.llama_free(self._context)
+        self._lib.llama_model_free(self._model)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
