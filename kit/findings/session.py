@@ -12,7 +12,7 @@ from kit.claims import table as claims
 from kit.claims.judge import Judgment
 from kit.errors import ReportError
 from kit.findings.doctor import check_device
-from kit.lab import machine, profiles
+from kit.lab import figures, machine, profiles
 from kit.lab.device import Limits
 from kit.lab.paths import models_folder, results_folder
 
@@ -98,6 +98,10 @@ class Session:
         self._records.append(record)
         records.append(self._log, record)
         return record
+
+    def picture(self, figure) -> None:
+        """Take a figure as the notebook's picture on the front page of the run, drawn anew for that size."""
+        figures.thumbnail(figure, self.out / f"{self.notebook}.png")
 
     def skip(self, claim: str, quantity: str, reason: str) -> records.Record:
         """Record that a claim could not be measured here, and what is missing."""

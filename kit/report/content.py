@@ -4,38 +4,40 @@ import base64
 import html
 import re
 
-import bleach
+import nh3
 from nbconvert.filters import Highlight2HTML, ansi2html
 from nbconvert.filters.markdown_mistune import markdown2html_mistune
 
-TAGS = frozenset(
+TAGS = set(
     "a abbr b blockquote br caption code col colgroup dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img li ol p pre "
     "s small span strong sub summary sup table tbody td tfoot th thead tr ul".split()
 )
-PLAIN_ATTRIBUTES = frozenset("class colspan rowspan title alt open".split())
+ATTRIBUTES = {"*": set("class colspan rowspan title alt open".split()), "a": {"href"}, "img": {"src"}}
 LONGEST = 100_000  # characters of one output that a page shows
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
-_INERT = re.compile(r"<(style|script)\b.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
-_EMPTY_IMAGE = re.compile(r"<img\b(?![^>]*\ssrc=)[^>]*>")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab, line feed and carriage return
+_NO_COLOR = re.compile(r"\x1b(?!\[[0-9;]*m)|(?!\x1b)" + _CONTROL.pattern)
 _HEADING = re.compile(r"<h([1-3])\b[^>]*>(.*?)</h\1>", re.DOTALL)
 _ANCHOR = re.compile(r'<a class="anchor-link".*?</a>', re.DOTALL)
 _highlight = Highlight2HTML()
 
 
+def visible(text: str) -> str:
+    """Text without control characters: what a page may show of a name that a file brings."""
+    return _CONTROL.sub("", text)
+
+
 def clean(markup: str) -> str:
     """Markup with known tags only: no scripts, styles, handlers or ids; images only where they are part of the page."""
-    cleaned = bleach.clean(
-        _INERT.sub("", markup), tags=TAGS, attributes=_attribute, protocols={"http", "https", "data"}
-    )
-    return _EMPTY_IMAGE.sub("", cleaned)
+    return nh3.clean(
+        visible(markup), tags=TAGS, attributes=ATTRIBUTES, attribute_filter=_embedded, link_rel=None,
+        url_schemes={"http", "https", "data"}, clean_content_tags={"script", "style"},
+    )  # fmt: skip
 
 
-def _attribute(tag: str, name: str, value: str) -> bool:
-    if name == "src":
-        return tag == "img" and value.startswith("data:image/")
-    if name == "href":
-        return tag == "a" and not value.startswith("data:")
-    return name in PLAIN_ATTRIBUTES
+def _embedded(_, name: str, value: str) -> str | None:
+    """Images hold their data, and no link does."""
+    is_data, is_image = value.startswith("data:"), value.startswith("data:image/")
+    return value if {"src": is_image, "href": not is_data}.get(name, True) else None
 
 
 def markdown(source: str, prefix: str) -> tuple[str, list[tuple[int, str, str]]]:
@@ -71,7 +73,7 @@ def output(item: dict) -> dict:
         case "stream":
             return {"kind": "text", "body": ansi2html(terminal(item["text"]))}
         case "error":
-            return {"kind": "error", "body": ansi2html("\n".join(item["traceback"]))}
+            return {"kind": "error", "body": ansi2html(terminal("\n".join(item["traceback"])))}
     for mime, show in _SHOW.items():
         if mime in item["data"]:
             kind, body = show(item["data"][mime])
@@ -81,7 +83,8 @@ def output(item: dict) -> dict:
 
 def terminal(text: str) -> str:
     """What a terminal would show at the end: of a line that was overwritten, its last state; of very much, both ends."""
-    text = _OVERWRITTEN.sub("", text)
+    text = "\n".join(line[line.rstrip("\r").rfind("\r") + 1 :] for line in text.split("\n"))
+    text = _NO_COLOR.sub("", text)
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2

@@ -1,4 +1,4 @@
-"""The page of one notebook: text, figures and tables in front, code folded away, records and environment at the end."""
+"""The page of one notebook: its answer first, then text, figures and tables, code folded away, records at the end."""
 
 import json
 import re
@@ -13,6 +13,8 @@ from kit.report.run import Run, read_notebook, write_atomically
 
 _MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a failure
 _HIDDEN = {"remove-cell"}  # of use in JupyterLab only, as Jupyter Book names it
+ANSWER = "answer"  # tag of the cell whose text opens the page
+_TITLE = re.compile(r"<h1\b[^>]*>.*?</h1>", re.DOTALL)
 
 
 def write(run: Run, name: str) -> Path:
@@ -28,6 +30,7 @@ def write(run: Run, name: str) -> Path:
         "notebook.html.j2",
         name=name,
         title=headings[0][2] if headings else name,
+        answer=answer(cells),
         cells=cells,
         headings=headings,
         state=run.notebooks.get(name),
@@ -63,12 +66,14 @@ def cells_of(path: Path) -> list[dict]:
             cell.cell_type == "code" and "lab.verdicts()" in cell.source
         )  # the page has a fuller table of them
         if cell.cell_type == "markdown":
-            shown["body"], shown["headings"] = content.markdown(cell.source, f"cell-{number}")
+            body, shown["headings"] = content.markdown(cell.source, f"cell-{number}")
+            shown["body"] = body if any(one["headings"] for one in cells) else _TITLE.sub("", body, count=1)
             section = shown["headings"][-1][2] if shown["headings"] else section
         elif cell.cell_type == "code":
             shown["lines"] = len(cell.source.splitlines())
             shown["body"] = content.code(cell.source)
             shown["tags"] = cell.metadata.get("tags", [])
+            shown["answers"] = ANSWER in shown["tags"]
             shown["seconds"] = cell.metadata.get("papermill", {}).get("duration")
             shown["outputs"] = [content.output(item) for item in merged(cell.outputs)]
         else:
@@ -77,8 +82,16 @@ def cells_of(path: Path) -> list[dict]:
     return cells
 
 
+def answer(cells: list[dict]) -> list[str]:
+    """The answer of a notebook, HTML a paragraph: what its cell tagged ``answer`` printed; empty before that has run."""
+    said = [output["body"] for cell in cells if cell.get("answers") for output in cell["outputs"] if output["kind"] == "text"]
+    return [line for text in said for line in text.splitlines() if line.strip()]
+
+
 def summary(cells: list[dict]) -> str:
-    """The text of the first paragraph of a notebook: its question."""
+    """The text of a notebook's answer, or of its first paragraph while there is none: its question."""
+    if told := answer(cells):
+        return unescape(re.sub(r"<[^>]*>", "", " ".join(told)))
     for cell in cells:
         if cell["kind"] == "markdown" and (match := re.search(r"<p>(.*?)</p>", cell["body"], re.DOTALL)):
             return unescape(re.sub(r"<[^>]*>", "", match[1])).strip().removeprefix("Question. ")

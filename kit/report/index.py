@@ -1,7 +1,5 @@
-"""The front page of a run: the machine, the notebooks, every claim with its verdict, and what was not run."""
+"""The front page of a run: five answers, what to do, the notebooks, every claim with its verdict, and what was not run."""
 
-import base64
-import io
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +10,14 @@ from kit.report.checklist import checklist
 from kit.report.run import Run, write_atomically
 
 NO_RECORD = "no record"
-THUMBNAIL = (640, 360)  # pixels: twice what a card shows
+ANSWERED = {  # the claims that a reader comes for, and what each asks
+    "first-token-preload": "Does preloading bring the first token from minutes to an instant?",
+    "variance-45-1100": "Can one build give 45 and 1100 tokens a second?",
+    "hit-rate-85": "Do 20 entries for 155 layers hit 85 %?",
+    "tile-295-5": "Does a tile need 295 ms, and a GPU to be fast?",
+    "five-tokens": "Can five tokens go from 8 hours to 35 seconds?",
+}
+TO_DO = "07_memory_frontier"  # its answer is what to do
 
 
 def write(run: Run) -> Path:
@@ -21,8 +26,7 @@ def write(run: Run) -> Path:
     rows = [pair for name in run.planned for pair in run.records_of(name)]
     cells = {name: html.cells_of(path) for name in run.planned if (path := run.folder / f"{name}.ipynb").exists()}
     book = ledger(run, rows)
-    words = Counter(row.verdict for entry in book for row, _ in entry["rows"])
-    words[NO_RECORD] = sum(not entry["rows"] for entry in book)
+    words = Counter(entry["verdict"] for entry in book)
     page = theme.render(
         "index.html.j2",
         run=run,
@@ -32,6 +36,8 @@ def write(run: Run) -> Path:
         failed=run.failed,
         unfinished=[name for name in run.planned if name not in run.notebooks],
         ledger=book,
+        answers=answers(book, rows),
+        to_do=(TO_DO, html.answer(cells.get(TO_DO, []))),
         tally=[(word, words[word]) for word in [*claims.VERDICTS, NO_RECORD] if words[word]],
         measurements=_by_notebook(row for row, _ in rows if not row.verdict),
         records_uri=theme.data_uri(b"".join(log.read_bytes() for log in logs), "application/x-ndjson")
@@ -45,15 +51,37 @@ def write(run: Run) -> Path:
 
 
 def ledger(run: Run, rows: list[tuple[Record, str]]) -> list[dict]:
-    """Every claim of data/claims.yaml with its records (and their anchors) that carry a verdict, or what is missing for one."""
-    return [
-        {
-            "claim": claim,
-            "rows": [(row, anchor) for row, anchor in rows if row.claim == claim.id and row.verdict],
-            "missing": missing(run, claim),
-        }
-        for claim in claims.load().values()
-    ]
+    """Every claim of data/claims.yaml: its verdict, its judging records (with their anchors), or what is missing for one."""
+    book = []
+    for claim in claims.load().values():
+        judged = [(row, anchor) for row, anchor in rows if row.claim == claim.id and row.verdict]
+        word = verdict(row.verdict for row, _ in judged) or NO_RECORD
+        book.append({"claim": claim, "rows": judged, "verdict": word, "missing": missing(run, claim)})
+    return book
+
+
+def answers(book: list[dict], rows: list[tuple[Record, str]]) -> list[dict]:
+    """The questions of ANSWERED, each with its claim's verdict: what was claimed, measured and possible, and why.
+
+    Measured: of the records in the claim's unit the slow end and the fast one. Possible: the bound of the record that
+    decides, or of the fast end.
+    """
+    found, entries = [], {entry["claim"].id: entry for entry in book}
+    for name, question in ANSWERED.items():
+        entry = entries[name]
+        if not entry["rows"]:
+            continue
+        claim = entry["claim"]
+        deciding = next((row, anchor) for row, anchor in entry["rows"] if row.verdict == entry["verdict"])
+        own = [row for row, _ in rows if row.claim == name and row.unit == claim.unit and row.status == "ok"]
+        real = [row for row in own if not row.computed] or [row for row, _ in entry["rows"] if row.status == "ok"]
+        ends = sorted({row.median for row in real if row.unit == real[0].unit}, reverse=claim.unit == "s")
+        bounded = [row for row in (deciding[0], *own, *real) if row.lower is not None or row.upper is not None]
+        found.append({
+            "question": question, "claim": claim, "verdict": entry["verdict"], "decides": deciding, "ends": ends[:1] + ends[1:][-1:],
+            "unit": real[0].unit if real else "", "bound": bounded[0] if bounded else None,
+        })  # fmt: skip
+    return found
 
 
 def missing(run: Run, claim: claims.Claim) -> str:
@@ -70,30 +98,17 @@ def card(run: Run, name: str, cells: list[dict], rows: list[tuple[Record, str]])
     """What the front page shows of one notebook."""
     state = run.notebooks.get(name)
     headings = [text for cell in cells for _, _, text in cell["headings"]]
-    figures = [output["body"] for cell in cells for output in cell["outputs"] if output["kind"] == "image"]
+    picture = run.folder / f"{name}.png"
     return {
         "name": name,
         "title": headings[0] if headings else name,
         "summary": html.summary(cells),
         "status": state.status if state else "not run",
         "seconds": state.seconds if state else None,
-        "figures": len(figures),
+        "figures": sum(output["kind"] == "image" for cell in cells for output in cell["outputs"]),
         "records": sum(row.notebook == name for row, _ in rows),
-        "thumbnail": thumbnail(figures[0]) if figures else None,
+        "thumbnail": theme.data_uri(picture.read_bytes(), "image/png") if picture.exists() else None,
     }
-
-
-def thumbnail(uri: str) -> str:
-    """A small PNG of an embedded picture; an SVG is small as it is."""
-    if not uri.startswith("data:image/png"):
-        return uri
-    from PIL import Image
-
-    with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:
-        image.thumbnail(THUMBNAIL)
-        buffer = io.BytesIO()
-        image.convert("RGB").quantize(64).save(buffer, "PNG", optimize=True)
-    return theme.data_uri(buffer.getvalue(), "image/png")
 
 
 def _by_notebook(rows) -> dict[str, list[Record]]:
