@@ -78,20 +78,19 @@ def cells_of(path: Path) -> list[dict]:
             shown["outputs"] = [content.output(item) for item in merged(cell.outputs)]
         else:
             continue
-        cells.insert(1 if "answer" in cell.metadata.get("tags", []) else len(cells), shown)  # it stands under the title
+        cells.append(shown)
     return cells
 
 
-def answer(cells: list[dict]) -> list[str]:
-    """The answer of a notebook, HTML a paragraph: what its cell tagged ``answer`` printed; empty before that has run."""
-    said = [output["body"] for cell in cells if cell.get("answers") for output in cell["outputs"] if output["kind"] == "text"]
-    return [line for text in said for line in text.splitlines() if line.strip()]
+def answer(cells: list[dict]) -> str:
+    """What the cell tagged ``answer`` shows, as HTML; empty before it has run."""
+    return "\n".join(output["body"] for cell in cells if cell.get("answers") for output in cell["outputs"])
 
 
 def summary(cells: list[dict]) -> str:
     """The text of a notebook's answer, or of its first paragraph while there is none: its question."""
     if told := answer(cells):
-        return unescape(re.sub(r"<[^>]*>", "", " ".join(told)))
+        return unescape(re.sub(r"<[^>]*>", "", told)).strip().removeprefix("Answer. ")
     for cell in cells:
         if cell["kind"] == "markdown" and (match := re.search(r"<p>(.*?)</p>", cell["body"], re.DOTALL)):
             return unescape(re.sub(r"<[^>]*>", "", match[1])).strip().removeprefix("Question. ")

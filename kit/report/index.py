@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kit.claims import table as claims
 from kit.claims.records import Record
+from kit.findings.n08_claims.ledger import STRICTEST_FIRST
 from kit.report import html, theme
 from kit.report.checklist import checklist
 from kit.report.run import Run, write_atomically
@@ -31,7 +32,7 @@ def write(run: Run) -> Path:
         "index.html.j2",
         run=run,
         environment=html.environment(run.folder),
-        cards=[card(run, name, cells.get(name, []), rows) for name in run.planned],
+        cards=[card(run, name, cells.get(name, [])) for name in run.planned],
         pages={name for name in run.planned if (run.folder / f"{name}.html").exists()},
         failed=run.failed,
         unfinished=[name for name in run.planned if name not in run.notebooks],
@@ -55,7 +56,7 @@ def ledger(run: Run, rows: list[tuple[Record, str]]) -> list[dict]:
     book = []
     for claim in claims.load().values():
         judged = [(row, anchor) for row, anchor in rows if row.claim == claim.id and row.verdict]
-        word = verdict(row.verdict for row, _ in judged) or NO_RECORD
+        word = min((row.verdict for row, _ in judged), key=STRICTEST_FIRST.index, default=NO_RECORD)
         book.append({"claim": claim, "rows": judged, "verdict": word, "missing": missing(run, claim)})
     return book
 
@@ -74,12 +75,13 @@ def answers(book: list[dict], rows: list[tuple[Record, str]]) -> list[dict]:
         claim = entry["claim"]
         deciding = next((row, anchor) for row, anchor in entry["rows"] if row.verdict == entry["verdict"])
         own = [row for row, _ in rows if row.claim == name and row.unit == claim.unit and row.status == "ok"]
-        real = [row for row in own if not row.computed] or [row for row, _ in entry["rows"] if row.status == "ok"]
+        real = [row for row in own if row.how != "computed"] or [row for row, _ in entry["rows"] if row.status == "ok"]
         ends = sorted({row.median for row in real if row.unit == real[0].unit}, reverse=claim.unit == "s")
         bounded = [row for row in (deciding[0], *own, *real) if row.lower is not None or row.upper is not None]
         found.append({
             "question": question, "claim": claim, "verdict": entry["verdict"], "decides": deciding, "ends": ends[:1] + ends[1:][-1:],
             "unit": real[0].unit if real else "", "bound": bounded[0] if bounded else None,
+            "how": "Measured" if any(row.how != "computed" for row in real) else "Computed",
         })  # fmt: skip
     return found
 
@@ -94,7 +96,7 @@ def missing(run: Run, claim: claims.Claim) -> str:
     return f"{claim.notebook} ran and wrote no verdict for it"
 
 
-def card(run: Run, name: str, cells: list[dict], rows: list[tuple[Record, str]]) -> dict:
+def card(run: Run, name: str, cells: list[dict]) -> dict:
     """What the front page shows of one notebook."""
     state = run.notebooks.get(name)
     headings = [text for cell in cells for _, _, text in cell["headings"]]
@@ -104,9 +106,6 @@ def card(run: Run, name: str, cells: list[dict], rows: list[tuple[Record, str]])
         "title": headings[0] if headings else name,
         "summary": html.summary(cells),
         "status": state.status if state else "not run",
-        "seconds": state.seconds if state else None,
-        "figures": sum(output["kind"] == "image" for cell in cells for output in cell["outputs"]),
-        "records": sum(row.notebook == name for row, _ in rows),
         "thumbnail": theme.data_uri(picture.read_bytes(), "image/png") if picture.exists() else None,
     }
 

@@ -36,7 +36,8 @@ class Folder:
     def add(self, name: str, *cells: str, parameters: str = PARAMETERS) -> Path:
         made = [v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})]
         for cell in cells:
-            made.append(v4.new_markdown_cell(cell[4:]) if cell.startswith("#md ") else v4.new_code_cell(cell))
+            tags = {"tags": ["answer"]} if cell.startswith("lab.answer") else {}
+            made.append(v4.new_markdown_cell(cell[4:]) if cell.startswith("#md ") else v4.new_code_cell(cell, metadata=tags))
         path = self.path / f"{name}.ipynb"
         nbformat.write(v4.new_notebook(cells=made), path)
         return path
@@ -93,6 +94,7 @@ def finished(tmp_path_factory) -> Path:
         "table = pd.DataFrame({'tensor': [hostile, 'blk.1', 'blk.2'], 'time': ['4.2 ms', '10 s', '2 s']})\n"
         "table.set_index('tensor').rename_axis(columns='part')",
         "#md ## Measure",
+        "lab.answer('Seconds, not minutes.')",
         "from IPython.display import HTML, Markdown, display\nimport matplotlib.pyplot as plt\n"
         "plt.plot([1, 2]); plt.title('one'); plt.show()\nprint(hostile)\n"
         "display(HTML(f'<b>{hostile}</b>'), Markdown('![x](http://example.invalid/a.png) ' + hostile))",

@@ -157,11 +157,24 @@ def test_the_scale_orders_what_is_possible_measured_and_reported():
     assert scale.positions(record(samples=[-1.0], lower=0.0), None) is None
 
 
-def test_the_answer_stands_under_the_title(tmp_path):
-    cells = [
-        v4.new_markdown_cell("# Title"),
-        v4.new_code_cell("work()"),
-        v4.new_code_cell("said", metadata={"tags": ["answer"]}),
-    ]
-    nbformat.write(v4.new_notebook(cells=cells), tmp_path / "a.ipynb")
-    assert [cell["number"] for cell in html.cells_of(tmp_path / "a.ipynb")] == [1, 3, 2]
+def test_the_answer_opens_the_page_and_is_told_on_the_card():
+    said = {"number": 3, "kind": "code", "answers": True, "outputs": [{"kind": "html", "body": "<p><strong>Answer.</strong> 4 &lt; 5</p>"}]}
+    asked = {"number": 1, "kind": "markdown", "outputs": [], "body": "<p>Question. How many?</p>"}
+    assert html.answer([asked, said]) == said["outputs"][0]["body"]
+    assert html.summary([asked, said]) == "4 < 5"
+    assert html.summary([asked]) == "How many?"
+
+
+def test_the_answer_stands_under_the_title(finished):
+    text = (finished / "01_first_token.html").read_text()
+    title, answer, question = (text.index(part) for part in ("<h1", 'class="answer"', "How long?"))
+    assert title < answer < question
+    assert text.count("Seconds, not minutes") == 1 and text.count("<h1") == 1
+
+
+def test_control_characters_never_reach_a_page(finished):
+    assert content.terminal("a\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b b\x08") == "a\x1b[31mred\x1b[0m ]0;title  b"
+    assert content.clean("<b>\x1b\x00x</b>") == "<b>x</b>"
+    assert theme.render("merged.html.j2", folder="\x1b[2Jx", runs=[], failed=[], claims=[], measurements=[]).find("\x1b") == -1
+    for page in finished.glob("*.html"):
+        assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", page.read_text())
