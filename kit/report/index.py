@@ -70,17 +70,18 @@ def answers(book: list[dict], rows: list[tuple[Record, str]]) -> list[dict]:
     found, entries = [], {entry["claim"].id: entry for entry in book}
     for name, question in ANSWERED.items():
         entry = entries[name]
-        if not entry["rows"]:
-            continue
         claim = entry["claim"]
-        deciding = next((row, anchor) for row, anchor in entry["rows"] if row.verdict == entry["verdict"])
+        deciding = next(((row, at) for row, at in entry["rows"] if row.verdict == entry["verdict"]), None)
         own = [row for row, _ in rows if row.claim == name and row.unit == claim.unit and row.status == "ok"]
         real = [row for row in own if row.how != "computed"] or [row for row, _ in entry["rows"] if row.status == "ok"]
         ends = sorted({row.median for row in real if row.unit == real[0].unit}, reverse=claim.unit == "s")
+        if not deciding or not real:
+            continue
         bounded = [row for row in (deciding[0], *own, *real) if row.lower is not None or row.upper is not None]
+        bounded.sort(key=lambda row: row.unit != real[0].unit)
         found.append({
             "question": question, "claim": claim, "verdict": entry["verdict"], "decides": deciding, "ends": ends[:1] + ends[1:][-1:],
-            "unit": real[0].unit if real else "", "bound": bounded[0] if bounded else None,
+            "unit": real[0].unit, "bound": bounded[0] if bounded else None,
             "how": "Measured" if any(row.how != "computed" for row in real) else "Computed",
         })  # fmt: skip
     return found

@@ -37,7 +37,9 @@ class Folder:
         made = [v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})]
         for cell in cells:
             tags = {"tags": ["answer"]} if cell.startswith("lab.answer") else {}
-            made.append(v4.new_markdown_cell(cell[4:]) if cell.startswith("#md ") else v4.new_code_cell(cell, metadata=tags))
+            made.append(
+                v4.new_markdown_cell(cell[4:]) if cell.startswith("#md ") else v4.new_code_cell(cell, metadata=tags)
+            )
         path = self.path / f"{name}.ipynb"
         nbformat.write(v4.new_notebook(cells=made), path)
         return path
@@ -96,7 +98,7 @@ def finished(tmp_path_factory) -> Path:
         "#md ## Measure",
         "lab.answer('Seconds, not minutes.')",
         "from IPython.display import HTML, Markdown, display\nimport matplotlib.pyplot as plt\n"
-        "plt.plot([1, 2]); plt.title('one'); plt.show()\nprint(hostile)\n"
+        "figure, axes = plt.subplots(); axes.plot([1, 2]); axes.set_title('one'); lab.picture(figure); plt.show()\nprint(hostile)\n"
         "display(HTML(f'<b>{hostile}</b>'), Markdown('![x](http://example.invalid/a.png) ' + hostile))",
         "lab.record(claim='first-token-preload', quantity=hostile, unit='s', samples=[3.0, 1.0, 2.0, 2.5, 1.5], lower=0.5,\n"
         "    lower_source='bytes / bandwidth', tolerance='10 %', verdict='not reproduced', reason=hostile)\n"
