@@ -56,7 +56,7 @@ def log(axes: Axes, *names: str) -> None:
 
 
 def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
-    """Save the figure drawn anew at that size (inches): its marks and a few ticks, none of the small print. It stays as it was."""
+    """Save the figure drawn anew at that size (inches), without its small print; the figure stays as it was."""
     small = [text for axes in figure.axes for text in (axes.get_legend(), axes.xaxis.label, axes.yaxis.label, axes._left_title,
              axes.title, *axes.texts) if text]  # fmt: skip
     for axes in figure.axes:  # names of bars take the room of the bars

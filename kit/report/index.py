@@ -80,8 +80,8 @@ def answers(book: list[dict], rows: list[tuple[Record, str]]) -> list[dict]:
         bounded = [row for row in (deciding[0], *own, *real) if row.lower is not None or row.upper is not None]
         bounded.sort(key=lambda row: row.unit != real[0].unit)
         found.append({
-            "question": question, "claim": claim, "verdict": entry["verdict"], "decides": deciding, "ends": ends[:1] + ends[1:][-1:],
-            "unit": real[0].unit, "bound": bounded[0] if bounded else None,
+            "question": question, "claim": claim, "verdict": entry["verdict"], "decides": deciding,
+            "ends": ends[:1] + ends[1:][-1:], "unit": real[0].unit, "bound": bounded[0] if bounded else None,
             "how": "Measured" if any(row.how != "computed" for row in real) else "Computed",
         })  # fmt: skip
     return found

@@ -21,7 +21,8 @@ def _asset(name: str) -> str:
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("kit.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined, finalize=lambda value: type(value)(visible(value)) if isinstance(value, str) else value,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: type(value)(visible(value)) if isinstance(value, str) else value,
     )  # fmt: skip
     environment.filters |= {
         "quantity": units.format_quantity,

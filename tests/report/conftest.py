@@ -98,7 +98,8 @@ def finished(tmp_path_factory) -> Path:
         "#md ## Measure",
         "lab.answer('Seconds, not minutes.')",
         "from IPython.display import HTML, Markdown, display\nimport matplotlib.pyplot as plt\n"
-        "figure, axes = plt.subplots(); axes.plot([1, 2]); axes.set_title('one'); lab.picture(figure); plt.show()\nprint(hostile)\n"
+        "figure, axes = plt.subplots(); axes.plot([1, 2]); axes.set_title('one'); lab.picture(figure)\n"
+        "plt.show(); print(hostile)\n"
         "display(HTML(f'<b>{hostile}</b>'), Markdown('![x](http://example.invalid/a.png) ' + hostile))",
         "lab.record(claim='first-token-preload', quantity=hostile, unit='s', samples=[3.0, 1.0, 2.0, 2.5, 1.5], lower=0.5,\n"
         "    lower_source='bytes / bandwidth', tolerance='10 %', verdict='not reproduced', reason=hostile)\n"

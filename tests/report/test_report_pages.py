@@ -4,9 +4,7 @@ import base64
 import re
 from html.parser import HTMLParser
 
-import nbformat
 import pytest
-from nbformat import v4
 
 from kit import units
 from kit.claims import table as claims
@@ -158,12 +156,8 @@ def test_the_scale_orders_what_is_possible_measured_and_reported():
 
 
 def test_the_answer_opens_the_page_and_is_told_on_the_card():
-    said = {
-        "number": 3,
-        "kind": "code",
-        "answers": True,
-        "outputs": [{"kind": "html", "body": "<p><strong>Answer.</strong> 4 &lt; 5</p>"}],
-    }
+    shown = {"kind": "html", "body": "<p><strong>Answer.</strong> 4 &lt; 5</p>"}
+    said = {"number": 3, "kind": "code", "answers": True, "outputs": [shown]}
     asked = {"number": 1, "kind": "markdown", "outputs": [], "body": "<p>Question. How many?</p>"}
     assert html.answer([asked, said]) == said["outputs"][0]["body"]
     assert html.summary([asked, said]) == "4 < 5"
