@@ -50,10 +50,10 @@ class Transformer:
         """The file's tokenizer, built when first asked for; TokenizerError when the file has none that the kit knows."""
         return tokenizer_of(self.file)
 
-    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Logits after each of ``tokens``, (tokens, vocabulary) float32, from an empty cache that is thrown away."""
+    def logits(self, tokens: Sequence[int], first: int = 0) -> torch.Tensor:
+        """Logits after each of ``tokens`` from the ``first`` on, (tokens - first, vocabulary) float32; nothing is kept."""
         self._check_tokens(tokens, 0, self.max_context)
-        return self._forward(tokens, self.new_cache(len(tokens)), slice(None))
+        return self._forward(tokens, self.new_cache(len(tokens)), slice(first, None))
 
     def step(self, tokens: Sequence[int], cache: KVCache) -> torch.Tensor:
         """Logits after the last of ``tokens``, (vocabulary,) float32; ``cache`` holds what came before and grows.

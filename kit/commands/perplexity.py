@@ -1,0 +1,76 @@
+"""kit perplexity: how well a model predicts a text, by what is rounded on the way."""
+
+import click
+
+
+@click.command("perplexity")
+@click.argument("file")
+@click.option(
+    "--text",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="A text.  [default: Python's help on itself]",
+)
+@click.option(
+    "--tokens", default=4096, show_default=True, type=click.IntRange(2), help="Take this many of its tokens, at most."
+)
+@click.option("--context", default=512, show_default=True, type=click.IntRange(2), help="Tokens of a window.")
+@click.option(
+    "--stride", type=click.IntRange(1), help="A window starts so much after the last.  [default: half a window]"
+)
+@click.option("--linear", help="A variant of kit.linear.  [default: fused, matmul with --dtype]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "bfloat16", "int8"]),
+    default="float32",
+    show_default=True,
+    help="Round the weights to it; int8: as kit compress does.",
+)
+@click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
+    """Perplexity of a model on a text.
+
+    FILE is a GGUF file, a trained model of kit fetch, or hf://owner/repo/file.gguf. Windows overlap by half: every token
+    but those of the first window is scored with at least half a window before it. Every window begins with the token
+    that begins a text, where the file wants one. The error is one standard error, tokens taken as independent.
+
+    \b
+    kit perplexity gemma-3-270m
+    kit perplexity model.gguf --text book.txt --context 2048 --linear fused-int8
+    kit perplexity model.gguf --dtype bfloat16 --json
+
+    Exit code: 0 measured, 2 not.
+    """  # fmt: skip
+    import json
+    from pathlib import Path
+
+    import kit
+    from kit.costs.quality import Precision, model_of, rounding_to
+    from kit.model import perplexity
+
+    rounding = rounding_to(dtype)
+    linear = linear or ("matmul" if rounding else "fused")
+    if rounding and linear.startswith("fused"):
+        raise click.UsageError(f"--linear {linear} multiplies with the file's own blocks: no --dtype goes with it")
+    with kit.open(file) as opened:
+        model = model_of(opened, Precision(rounding, linear, kv))
+        tokenizer = model.tokenizer
+        words = perplexity.english() if text is None else Path(text).read_text(encoding="utf-8", errors="replace")
+        ids = perplexity.encode(tokenizer, words, tokens)
+        context = min(context, model.max_context)
+        found = perplexity.perplexity(model, ids, tokenizer.bos, context, stride, progress=not as_json)
+    facts = {
+        "perplexity": found.value, "error": found.error, "tokens": len(found.surprisal), "context": context,
+        "stride": stride or context // 2, "text": text or "pydoc_data.topics", "linear": linear, "dtype": dtype, "kv": kv,
+        "seconds": found.seconds, "tokens_per_second": found.passed / found.seconds,
+    }  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+        return
+    click.echo(f"{found.value:.3f} ± {found.error:.3f}")
+    click.echo(
+        f"{facts['tokens']} tokens of {facts['text']}, windows of {context} every {facts['stride']}; "
+        f"{facts['tokens_per_second']:.0f} tok/s through the model",
+        err=True,
+    )

@@ -1,0 +1,164 @@
+"""What a way of holding the weights does to the answers: perplexity, and how far the next-token distribution moves."""
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+import kit
+from kit.codec.compressor import matrices_of
+from kit.codec.int8 import quantize
+from kit.costs.ways import Way
+from kit.errors import GGUFError
+from kit.gguf.writer import replacing
+from kit.lab.paths import models_folder
+from kit.model import perplexity
+from kit.model.weights import Weights
+
+_REVISION = 1  # of what is kept on disk
+_ROWS = 16  # of logits at a time, in float64
+_SAMPLE = 4096  # bytes of each end of a tensor that tell one file from another
+
+
+class Precision(NamedTuple):
+    """What a way rounds: ``weights`` (a function of a float32 tensor), activations (by ``linear``), the KV cache."""
+
+    weights: Callable[[torch.Tensor], torch.Tensor] | None = None
+    linear: str = "fused"
+    kv: str = "float32"
+    command: str = ""
+
+
+def _int8(weight: torch.Tensor) -> torch.Tensor:
+    """A matrix as kit.codec stores it, INT8 with a scale a row."""
+    values, scales = quantize(weight)
+    return torch.from_numpy(values) * torch.from_numpy(scales)[:, None]
+
+
+EXACT = "f32"
+PRECISIONS = {
+    EXACT: Precision(),
+    "f16": Precision(lambda weight: weight.half().float(), "matmul", command="--dtype float16"),
+    "bf16": Precision(lambda weight: weight.bfloat16().float(), "matmul", command="--dtype bfloat16"),
+    "int8 activations": Precision(linear="fused-int8", command="--linear fused-int8"),
+    "INT8 tiles": Precision(_int8, "matmul", command="--dtype int8"),
+    "f16 KV": Precision(kv="float16", command="--kv float16"),
+    "q8_0 KV": Precision(kv="q8_0", command="--kv q8_0"),
+}
+_BY_DTYPE = {"float32": EXACT, "float16": "f16", "bfloat16": "bf16", "int8": "INT8 tiles"}
+
+
+def rounding_to(dtype: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What rounds float32 weights to ``dtype``; None for float32."""
+    return PRECISIONS[_BY_DTYPE[dtype]].weights
+
+
+def precision_of(way: Way) -> str:
+    """The name in PRECISIONS of what a way of kit.costs rounds."""
+    return "int8 activations" if way.linear == "fused-int8" else _BY_DTYPE[way.dtype]
+
+
+class Rounded(Weights):
+    """Weights that ``rounding`` has changed, in float32: what arithmetic on them gives, whatever kernel does it."""
+
+    def __init__(self, file, rounding):
+        super().__init__(file)
+        self._rounding = rounding
+        self._kept = set(file.tensors) - {name for name, _ in matrices_of(file)} if rounding is _int8 else ()
+
+    def load(self, name):
+        return self._round(name, super().load(name))
+
+    def rows(self, name, index):
+        return self._round(name, super().rows(name, index))
+
+    def _round(self, name, weight):
+        return weight if name in self._kept else weight.copy_(self._rounding(weight))
+
+
+def model_of(file, precision: Precision, **options) -> "kit.Transformer":
+    """The model of an open file with its weights, activations and KV cache rounded so."""
+    weights = Rounded(file, precision.weights) if precision.weights else Weights(file)
+    return kit.Transformer(weights, linear=precision.linear, kv_dtype=precision.kv, **options)
+
+
+def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.DataFrame:
+    """One row a precision (``names`` of PRECISIONS; None: all), measured on ``tokens`` tokens of an English text.
+
+    Columns: perplexity and its error; ratio, of the perplexity to float32's, and its error (smaller: the same tokens are
+    compared); kl, the mean KL divergence of the next-token distribution from float32's in nats, and its error; same, the
+    share of tokens for which both find the same one most likely; tokens, scored; command, after ``kit perplexity``.
+    Errors are one standard error, tokens taken as independent. A row is measured once and kept beside the generated
+    models, by what the file holds. ModelError for a file that the kit cannot run, TokenizerError for one without a tokenizer.
+    """
+    names = list(PRECISIONS if names is None else names)
+    exact = model_of(file, PRECISIONS[EXACT])
+    tokenizer = exact.tokenizer
+    begin = [] if tokenizer.bos is None else [tokenizer.bos]
+    room = min(tokens, exact.config.context) - len(begin)
+    window = begin + perplexity.encode(tokenizer, perplexity.english(), room)
+    path = models_folder() / f"quality-{_digest(file, exact.config, window)}.json"
+    known = _read(path)
+    missing = [name for name in names if name not in known]
+    if missing:
+        truth = exact.logits(window)[:-1]
+        bar = tqdm(missing, "quality", file=sys.stderr, disable=not (progress and sys.stderr.isatty()))
+        for name in bar:
+            bar.set_postfix_str(name)
+            logits = truth if name == EXACT else model_of(file, PRECISIONS[name]).logits(window)[:-1]
+            known[name] = _compared(truth, logits, window[1:])
+        _write(path, known)
+    rows = [{"precision": name, **known[name], "command": PRECISIONS[name].command} for name in names]
+    return pd.DataFrame(rows).set_index("precision")
+
+
+def _compared(truth, logits, targets) -> dict[str, float]:
+    right, found = perplexity.surprisal(truth, targets), perplexity.surprisal(logits, targets)
+    value, ratio = math.exp(found.mean()), math.exp((found - right).mean())
+    parts = [_divergence(*(side[at : at + _ROWS] for side in (truth, logits))) for at in range(0, len(targets), _ROWS)]
+    divergence = torch.cat(parts).numpy()
+    return {
+        "perplexity": value, "perplexity_error": value * perplexity.standard_error(found),
+        "ratio": ratio, "ratio_error": ratio * perplexity.standard_error(found - right),
+        "kl": float(divergence.mean()), "kl_error": perplexity.standard_error(divergence),
+        "same": float((truth.argmax(1) == logits.argmax(1)).double().mean()), "tokens": len(targets),
+    }  # fmt: skip
+
+
+def _divergence(truth: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """KL(truth || logits) of each row, nats, float64."""
+    right, found = truth.double().log_softmax(1), logits.double().log_softmax(1)
+    return (right.exp() * (right - found)).sum(1)
+
+
+def _digest(file, config, window) -> str:
+    """What the figures depend on: hyperparameters, the ends of every tensor, the tokens, and how all is computed."""
+    digest = hashlib.sha256(repr((_REVISION, config, window)).encode())
+    for name, info in file.tensors.items():
+        data = np.ascontiguousarray(file.blocks(name)).reshape(-1)
+        digest.update(repr((name, info.qtype, info.shape)).encode())
+        digest.update(data[:_SAMPLE].tobytes() + data[-_SAMPLE:].tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _read(path) -> dict:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _write(path, known):
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, 0) as out:
+            out.write(json.dumps(known, indent=1).encode())
+    except (OSError, GGUFError):
+        pass  # measured again the next time

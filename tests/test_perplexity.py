@@ -1,0 +1,173 @@
+"""Perplexity and quality against their definitions, and perplexity against llama.cpp on the same tokens."""
+
+import json
+
+import llama_cpp
+import model_files
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kit
+from kit.codec.compressor import compress
+from kit.codec.container import CompressedFile
+from kit.codec.weights import CompressedWeights
+from kit.commands.cli import main
+from kit.costs import quality
+from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Way
+from kit.errors import ModelError
+from kit.model import perplexity
+from kit.model.perplexity import windows
+from kit.synthetic.write import synthesize
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return synthesize(tmp_path_factory.mktemp("models") / "m.gguf", "tiny-llama")
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_MODELS", str(tmp_path))
+    return tmp_path
+
+
+def surprisals(logits, tokens, first):
+    """-log softmax, in float64 by numpy, of tokens[first:] after logits (tokens, vocabulary)."""
+    logits = np.asarray(logits, np.float64)
+    largest = logits.max(1)
+    sums = np.log(np.exp(logits - largest[:, None]).sum(1)) + largest
+    return [sums[i - 1] - logits[i - 1, tokens[i]] for i in range(first, len(tokens))]
+
+
+@given(
+    length=st.integers(0, 40), context=st.integers(2, 12), stride=st.integers(1, 11), bos=st.sampled_from([None, 99])
+)
+def test_windows_score_every_token_once(length, context, stride, bos):
+    ids, begin = list(range(length)), [] if bos is None else [bos]
+    if stride >= context:
+        with pytest.raises(ModelError, match="give a stride from 1 to"):
+            list(windows(ids, bos, context, stride))
+        return
+    scored = []
+    for window, first in windows(ids, bos, context, stride):
+        assert len(window) <= context and first >= 1
+        assert window[: len(begin)] == begin
+        assert window[len(begin) :] == list(range(window[len(begin)], window[-1] + 1))
+        if scored:
+            assert first >= context - stride  # what came before it is context
+        scored += window[first:]
+    assert scored == ids[1 - len(begin) :]
+
+
+@pytest.mark.parametrize("bos", [None, 1])
+def test_perplexity_equals_llama_cpp(path, bos):
+    ids = np.random.default_rng(1).integers(3, 500, 100).tolist()
+    with kit.open(path) as file:
+        found = perplexity.perplexity(kit.Transformer(kit.Weights(file)), ids, bos, context=40, stride=20)
+    theirs = [
+        number
+        for window, first in windows(ids, bos, 40, 20)
+        for number in surprisals(llama_cpp.logits(path, window), window, first)
+    ]
+    assert found.surprisal == pytest.approx(theirs, rel=1e-2)  # llama.cpp rounds activations to INT8 blocks
+    assert found.value == pytest.approx(np.exp(np.mean(theirs)), rel=1e-3)
+    assert found.error == pytest.approx(found.value * np.std(theirs, ddof=1) / np.sqrt(len(theirs)), rel=0.05)
+    assert found.passed == sum(len(window) for window, _ in windows(ids, bos, 40, 20))
+
+
+def test_surprisal_is_minus_log_softmax():
+    logits, targets = torch.randn(70, 33) * 9, torch.randint(0, 33, (70,)).tolist()
+    expected = -logits.double().log_softmax(1)[range(70), targets]
+    assert torch.from_numpy(perplexity.surprisal(logits, targets)).allclose(expected)
+
+
+def test_a_text_without_a_token_to_score(path):
+    with kit.open(path) as file, pytest.raises(ModelError, match="has none to score"):
+        perplexity.perplexity(kit.Transformer(kit.Weights(file)), [5])
+
+
+def test_the_command(path, tmp_path):
+    (tmp_path / "t.txt").write_text("the of and to in " * 30)
+    run = lambda *options: CliRunner().invoke(main, ["perplexity", str(path), *options])  # noqa: E731
+    text = ("--text", str(tmp_path / "t.txt"), "--context", "32")
+    facts = json.loads(run(*text, "--json").output)
+    assert facts["stride"] == 16 and facts["tokens"] > 100 and facts["tokens_per_second"] > 0
+    assert run(*text).output.startswith(f"{facts['perplexity']:.3f} ± {facts['error']:.3f}")
+    rounded = json.loads(run(*text, "--json", "--dtype", "bfloat16").output)
+    assert 0 < abs(rounded["perplexity"] / facts["perplexity"] - 1) < 0.01
+    assert json.loads(run("--tokens", "60", "--json").output)["tokens"] == 60
+    assert run("--dtype", "float16", "--linear", "fused").exit_code == 2
+
+
+# --- quality
+
+
+def decoded(model, tokens):
+    """Logits after each token, one token at a time."""
+    cache = model.new_cache(len(tokens))
+    return torch.stack([model.step([token], cache) for token in tokens])
+
+
+def live(file, name, folder):
+    """The way that ``name`` stands for, as it runs."""
+    if name == "INT8 tiles":
+        weights = CompressedWeights(CompressedFile(compress(file.path, folder / "m.kit")))
+        return kit.Transformer(weights, linear=weights.linear)
+    dtype = {"f16": "float16", "bf16": "bfloat16"}.get(name, "float32")
+    linear = {"int8 activations": "fused-int8", "f16": "decoded", "bf16": "decoded"}.get(name, "fused")
+    kv = {"f16 KV": "float16", "q8_0 KV": "q8_0"}.get(name, "float32")
+    return kit.Transformer(kit.Weights(file, dtype=dtype), linear=linear, kv_dtype=kv)
+
+
+@pytest.mark.parametrize("name", quality.PRECISIONS)
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-granite"])
+def test_what_is_measured_is_what_runs(tmp_path, model, name):
+    """The logits that quality compares are those of the way itself, decoded token by token; granite's embedding is tied."""
+    tokens = list(range(5, 29))
+    with kit.open(synthesize(tmp_path / "m.gguf", model)) as file:
+        measured = quality.model_of(file, quality.PRECISIONS[name]).logits(tokens)
+        running = decoded(live(file, name, tmp_path), tokens)
+        exact = quality.model_of(file, quality.PRECISIONS["f32"]).logits(tokens)
+    apart = (running - measured).square().mean().sqrt()
+    if name == "f32":
+        assert apart < 1e-5 * exact.std()
+    else:
+        assert apart < 0.2 * (running - exact).square().mean().sqrt()
+
+
+def test_quality_by_its_definition(path, cached):
+    with kit.open(path) as file:
+        table = quality.quality(file, ["f32", "INT8 tiles"], tokens=20)
+        exact = quality.model_of(file, quality.PRECISIONS["f32"])
+        bos = exact.tokenizer.bos
+        ids = [bos, *perplexity.encode(exact.tokenizer, perplexity.english(), 19)]
+        p = exact.logits(ids)[:-1].double().log_softmax(1)
+        q = quality.model_of(file, quality.PRECISIONS["INT8 tiles"]).logits(ids)[:-1].double().log_softmax(1)
+    kl = (p.exp() * (p - q)).sum(1)
+    row = table.loc["INT8 tiles"]
+    assert row.kl == pytest.approx(float(kl.mean()), rel=1e-6) and row.kl > 0
+    assert row.kl_error == pytest.approx(float(kl.std()) / 19**0.5, rel=1e-6)
+    assert row.perplexity == pytest.approx(float(torch.exp(-q[range(19), ids[1:]].mean())), rel=1e-6)
+    assert row.ratio == pytest.approx(row.perplexity / table.loc["f32"].perplexity, rel=1e-6)
+    assert table.loc["f32"].kl == 0 and table.loc["f32"].same == 1 and row.tokens == 19
+
+
+def test_quality_is_measured_once(path, cached, monkeypatch):
+    with kit.open(path) as file:
+        first = quality.quality(file, ["f16 KV"], tokens=8)
+        both = quality.quality(file, ["f16 KV", "q8_0 KV"], tokens=8)
+        monkeypatch.setattr(quality, "_compared", None)
+        assert quality.quality(file, ["f16 KV", "q8_0 KV"], tokens=8).equals(both)
+        assert both.loc["f16 KV"].equals(first.loc["f16 KV"])
+    with kit.open(model_files.write(cached, "tiny-granite")) as other, pytest.raises(TypeError):
+        quality.quality(other, ["f16 KV"], tokens=8)
+
+
+def test_every_way_has_a_precision():
+    assert [quality.precision_of(way) for way in (LAZY, BLOCKS, BLOCKS_INT8)] == ["f32", "f32", "int8 activations"]
+    assert quality.precision_of(Way("LRU", 1, "bfloat16")) == "bf16"
+    assert quality.precision_of(Way("Pinned", 1, "int8", "tiles")) == "INT8 tiles"
