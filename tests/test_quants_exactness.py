@@ -76,15 +76,23 @@ def test_sample_takes_rows_of_every_tensor(model):
     assert counts == wanted and len(counts) > 1
 
 
-def test_command_on_a_file(model):
-    done = CliRunner().invoke(main, ["exactness", str(model), "--json"])
-    rows = json.loads(done.stdout)
+def test_command_on_a_file(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_MODELS", str(tmp_path))
+    done = CliRunner().invoke(main, ["exactness", str(model), "--json", "--quality", "16"])
+    told = json.loads(done.stdout)
+    assert {row["precision"]: row["kl"] > 0 for row in told["quality"]}.items() >= {
+        "f32": False,
+        "INT8 tiles": True,
+    }.items()
+    text = CliRunner().invoke(main, ["exactness", str(model), "--quality", "16"]).stdout
+    assert all(f"{row['perplexity']:.2f} ± " in text for row in told["quality"]) and "--kv q8_0" in text
+    rows = told["exactness"]
     assert done.exit_code == 0 and {row["dtype"] for row in rows} == {"float32", "float16", "bfloat16"}
     assert {row["qtype"] for row in rows} >= {"Q4_K", "F32"} and all(row["equal"] for row in rows)
 
 
 def test_command_fails_when_something_differs(one_step_off, model):
-    done = CliRunner().invoke(main, ["exactness", str(model)])
+    done = CliRunner().invoke(main, ["exactness", str(model), "--quality", "0"])
     assert done.exit_code == 1 and "1 ulp" in done.stdout
 
 

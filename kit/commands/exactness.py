@@ -1,4 +1,4 @@
-"""kit exactness: whether every dequantizer gives the numbers that gguf-py gives."""
+"""kit exactness: whether every dequantizer gives the numbers that gguf-py gives, and what rounding does to the answers."""
 
 import click
 
@@ -13,8 +13,12 @@ import click
 @click.option(
     "--rows", default=4, show_default=True, type=click.IntRange(1), help="Rows to take of each tensor of FILE."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
-def command(file, backends, tiers, rows, as_json):
+@click.option(
+    "--quality", "tokens", default=128, show_default=True, type=click.IntRange(0),
+    help="Tokens of text to compare answers of FILE on; 0: none.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the tables as JSON.")
+def command(file, backends, tiers, rows, tokens, as_json):
     """Compare dequantizers with gguf-py, bit for bit.
 
     On random blocks of every format, or with a FILE on rows of its tensors. A cell says "equal", or by how many
@@ -28,20 +32,55 @@ def command(file, backends, tiers, rows, as_json):
 
     Products of fused are sums: they are shown, by the accuracy of their activations, and not expected to be equal.
 
+    Of a FILE that the kit can run there is a second table: what 16-bit or INT8 weights, INT8 activations and a smaller
+    KV cache do to its answers. Perplexity of an English text, mean KL divergence of the next-token distribution from
+    float32's, and how often both find the same token most likely; errors are one standard error.
+
     Exit code: 0 all equal, 1 something differs, 2 nothing could be compared.
     """
+    import json
+
     import kit
     from kit.cpu import simd
     from kit.quants.exactness import exactness, sample
 
-    blocks = None
+    blocks, answers, reason = None, None, "no file was given" if not file else "--quality 0"
     if file:
         with kit.open(file) as opened:
             blocks = sample(opened, rows)
+            if tokens:
+                answers, reason = _quality(opened, tokens)
     tiers = simd.available() if "all" in tiers else tiers or [None]
     table = exactness(blocks=blocks, backends=backends, tiers=tiers, progress=True)
-    click.echo(table.to_json(orient="records", indent=1) if as_json else _matrix(table))
+    if as_json:
+        told = {
+            "exactness": table.to_dict("records"),
+            "quality": [] if reason else answers.to_dict("records"),
+            "no_quality": reason,
+        }
+        click.echo(json.dumps(told, indent=1))
+    else:
+        click.echo(_matrix(table))
+        if file and tokens:
+            click.echo(f"\nno quality: {reason}" if reason else f"\n{_shown(answers)}")
     raise SystemExit(not (table.equal | (table.backend == "fused")).all())
+
+
+def _quality(opened, tokens):
+    """(the table, "") or (None, why there is none)."""
+    from kit.costs.quality import quality
+    from kit.errors import KitError
+
+    try:
+        return quality(opened, tokens=tokens, progress=True).reset_index(), ""
+    except KitError as error:
+        return None, str(error)
+
+
+def _shown(answers) -> str:
+    from kit.costs.quality import shown
+
+    return shown(answers.set_index("precision")).reset_index().to_string(index=False)
 
 
 def _cell(row) -> str:

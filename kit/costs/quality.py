@@ -119,6 +119,18 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.D
     return pd.DataFrame(rows).set_index("precision")
 
 
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The same for reading: errors beside their figures, the least of them left out."""
+    pairs = {"perplexity": "{:.2f} ± {:.2f}", "ratio": "{:.4f} ± {:.4f}", "kl": "{:.1e} ± {:.0e}"}
+    columns = {
+        name: [form.format(*pair) for pair in zip(table[name], table[f"{name}_error"], strict=True)]
+        for name, form in pairs.items()
+    }
+    names = {"ratio": "of f32's", "kl": "KL to f32 (nats)"}
+    out = pd.DataFrame(columns, index=table.index).rename(columns=names)
+    return out.assign(**{"same token": [f"{share:.1%}" for share in table.same], "kit perplexity": table.command})
+
+
 def _compared(truth, logits, targets) -> dict[str, float]:
     right, found = perplexity.surprisal(truth, targets), perplexity.surprisal(logits, targets)
     value, ratio = math.exp(found.mean()), math.exp((found - right).mean())
