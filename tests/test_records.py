@@ -8,11 +8,13 @@ import pytest
 
 from kit.claims import records
 from kit.claims import table as claims
+from kit.claims.judge import judge
 from kit.claims.records import Record
 from kit.errors import ReportError
 from kit.findings.session import Session
-from kit.lab import machine, tables
+from kit.lab import machine, measure, tables
 from kit.lab.paths import ROOT
+from kit.lab.state import State
 
 KNOWN = """first-token-preload cold-inference warm-inference dual-level-cache cache-4gb-feasible attention-blas-speedup
 parallel-dequant variance-45-1100 blas-500 preload-memory preload-hit-rate miss-counter strong-count hypothesis-eviction
@@ -83,7 +85,7 @@ def test_a_session_writes_what_it_records(session):
     session.skip("tile-295-5", "decode on a GPU", "no GPU here")
     back = records.read([session.out / "01_first_token.jsonl"])
     assert [(r.claim, r.status) for r in back] == [("layer-50s", "ok"), ("tile-295-5", "skipped")]
-    assert {r.machine_id for r in back} == {"m"}
+    assert {r.machine_id for r in back} == {"m"} and all(r.state["read_gbps"] > 0 for r in back)
     assert list(session.verdicts()["verdict"]) == ["reproduced", "not measurable here"]
 
 
@@ -103,3 +105,13 @@ def test_a_table_reads_as_people_write():
     assert "16,342,376,448|13%|yes" in text and "0.000123|–|no" in text
     with pytest.raises(KeyError, match="no column 'ratio': there are bytes"):
         tables.shown(frame, ratio="{}")
+
+
+def test_a_session_records_a_judgment_with_all_that_it_rests_on(session):
+    pair = measure.Paired(*(measure.Measurement((s,) * 6, s) for s in (1.0, 3.0)), state=State(20.0, 10.0))
+    found = judge("token-time", "q", "x", pair, accept=(2, None), at_most=(9, "physics"), text="because", in_ratio=True)
+    back = session.record(found)
+    assert records.read([session.out / "01_first_token.jsonl"]) == [back]
+    assert (back.verdict, back.samples, back.upper) == ("reproduced in ratio", [3.0] * 6, 9.0)
+    assert back.state == {"read_gbps": 20.0, "fill_gbps": 10.0} and back.accept == [2, None]
+    assert back.interval == pytest.approx([3 / 1.1, 3.3])

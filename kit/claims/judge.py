@@ -6,17 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kit.errors import ReportError
-from kit.lab.measure import interval_of
+from kit.lab.measure import DRIFT, Paired, interval_of
 from kit.units import format_quantity
 
 Bound = tuple[float, str]  # a value that the quantity cannot pass, and where it comes from
 Region = tuple[float | None, float | None]  # None: open to that side
 
-HOW = {  # how the samples came about, and the relative difference between runs of one machine that the interval gets on top
-    "measured": 0.1,
-    "counted": 0.0,
-    "computed": 0.0,
-}
+HOW = ("measured", "counted", "computed")  # how the samples came about; only measured ones differ from run to run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +35,18 @@ class Judgment:
     upper: float | None = None
     upper_source: str = ""
     cure: str = ""
+    state: dict = field(default_factory=dict)
     status: str = "ok"
 
 
 def judge(
-    claim: str, quantity: str, unit: str, samples: Sequence[float] = (), *, accept: Region,
+    claim: str, quantity: str, unit: str, samples: Sequence[float] | Paired = (), *, accept: Region,
     text: str | Callable[[str], str], at_least: Bound | None = None, at_most: Bound | None = None, how: str = "measured",
     in_ratio: bool = False, cure: str = "", tolerance: str = "", decides: str = "", missing: str = "",
 ) -> Judgment:  # fmt: skip
     """The verdict on one quantity of a claim.
 
-    ``samples``: raw, in ``unit``; of a comparison one ratio a PAIR (kit.lab.measure.Paired.ratios).
+    ``samples``: raw, in ``unit``; of a comparison one ratio a PAIR, or kit.lab.measure.Paired itself.
     ``accept``: (low, high), where the claim holds; None leaves a side open. A claim that is a number has both sides.
     ``at_least``, ``at_most``: (value, source), what the quantity can be at all.
     ``how``: "measured" (noise between runs is allowed for), "counted" (the same on every run) or "computed" (arithmetic
@@ -65,7 +62,8 @@ def judge(
     """
     if how not in HOW:
         raise ReportError(f"{claim}: how={how!r} is none of: {', '.join(HOW)}")
-    values = [float(value) for value in samples]
+    state = samples.state.to_dict() if isinstance(samples, Paired) and samples.state else {}
+    values = [float(value) for value in getattr(samples, "ratios", samples)]
     low, high = (float(at_least[0]) if at_least else -np.inf), (float(at_most[0]) if at_most else np.inf)
     least, most = (-np.inf if accept[0] is None else accept[0]), (np.inf if accept[1] is None else accept[1])
     if missing:
@@ -88,7 +86,7 @@ def judge(
         median=float(np.median(values)) if values else None, interval=list(interval) if interval else None,
         accept=list(accept), lower=at_least and float(at_least[0]), lower_source=at_least[1] if at_least else "",
         upper=at_most and float(at_most[0]), upper_source=at_most[1] if at_most else "",
-        status="skipped" if missing else "ok",
+        state=state, status="skipped" if missing else "ok",
     )  # fmt: skip
 
 
@@ -99,8 +97,7 @@ def _interval(values: list[float], how: str) -> tuple[float, float] | None:
     if len(values) < 2:
         return None
     low, high = interval_of(values)
-    drift = 1 + HOW[how]
-    return (low / drift if low > 0 else low * drift), (high * drift if high > 0 else high / drift)
+    return (low / DRIFT if low > 0 else low * DRIFT), (high * DRIFT if high > 0 else high / DRIFT)
 
 
 def _decide(interval, accepted, possible, unit, decides, count) -> tuple[str, str]:

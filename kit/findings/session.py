@@ -1,9 +1,11 @@
 """Session: what every notebook starts with. It finds the model, knows the machine and writes the records."""
 
+import time
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 import kit
@@ -12,9 +14,11 @@ from kit.claims import table as claims
 from kit.claims.judge import Judgment
 from kit.errors import ReportError
 from kit.findings.doctor import check_device
-from kit.lab import figures, machine, profiles
+from kit.lab import figures, machine, profiles, state
 from kit.lab.device import Limits
 from kit.lab.paths import models_folder, results_folder
+
+_LOOK_SECONDS = 3.0
 
 
 class Session:
@@ -43,11 +47,22 @@ class Session:
         except OSError as error:
             message = f"cannot write results to {self.out}: {error.strerror}; name another folder by out="
             raise ReportError(message) from None
+        self.busy = state.settle(self.profile.patience)
+        if self.busy:
+            print(self.busy)
+        self._looked = -np.inf
 
     @cached_property
     def machine(self) -> machine.Machine:
         """This machine, measured once a run."""
         return machine.of_run(self.out)
+
+    def state(self) -> dict:
+        """The machine's state (kit.lab.state), looked at anew when the last look is more than a few seconds old."""
+        if time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._state = state.probe().to_dict() | ({"busy": self.busy} if self.busy else {})
+            self._looked = time.monotonic()
+        return self._state
 
     @cached_property
     def gpu(self) -> Limits:
@@ -90,6 +105,7 @@ class Session:
             claim = measured.pop("claim")
         if claim:
             claims.get(claim)
+        measured["state"] = measured.get("state") or self.state()
         where = {"device": device} | ({"gpu": self.gpu.name} if device == "cuda" else {})
         record = records.Record(
             run_id=self.out.name, notebook=self.notebook, claim=claim, parameters=self.parameters | where,

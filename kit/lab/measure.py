@@ -1,14 +1,22 @@
-"""One timing protocol for everything: warm up, take samples, report median and spread; ratios come from paired samples.
+"""One timing protocol: ways in turn, round by round, until their ratio is decided; samples of one state of the machine.
 
-The clock is torch.utils.benchmark's: perf_counter, after a CUDA device (if there is one) has finished its work.
+Every function takes its clock. The usual one is torch.utils.benchmark's: perf_counter, after a CUDA device (if there is one)
+has finished its work. The first call of a way is a warm-up that touches what the run touches, and is reported apart.
 """
 
 import timeit
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch.utils.benchmark.utils.timer import timer as timer_with_sync
+
+from kit.lab.state import State, probe
+
+Clock = Callable[[], float]
+DRIFT = 1.1  # what the median of a timing differs by between two runs on one machine, as a factor
+_BATCH = 5  # rounds between two looks at the machine's state
+_NARROW = 1.05  # an interval of this ratio is as good as the machine repeats itself: more samples would tell nothing
 
 
 @dataclass(frozen=True)
@@ -30,23 +38,100 @@ class Measurement:
         return float(low), float(high)
 
 
-def time(function: Callable[[], object], samples: int = 7, min_sample: float = 0.01) -> Measurement:
+def time(
+    function: Callable[[], object], samples: int = 7, min_sample: float = 0.01, clock: Clock = timer_with_sync
+) -> Measurement:
     """Time ``function()``: one warm-up call, then ``samples`` samples of at least ``min_sample`` seconds each."""
-    timer, first = _warm(function)
-    number = _repeats(timer, min_sample)
-    return Measurement(tuple(_sample(timer, number) for _ in range(samples)), first)
+    sample, first = sampler(function, min_sample, clock)
+    return Measurement(tuple(sample() for _ in range(samples)), first)
+
+
+def sampler(
+    function: Callable[[], object], min_sample: float = 0.01, clock: Clock = timer_with_sync
+) -> tuple[Callable[[], float], float]:
+    """(a function that takes one sample, seconds a call, of at least ``min_sample`` seconds; seconds of the warm-up)."""
+    timer = timeit.Timer(function, timer=clock)  # timeit also keeps the garbage collector out
+    first = timer.timeit(1)
+    number = max(1, round(min_sample / max(timer.timeit(1), 1e-9)))
+    return lambda: timer.timeit(number) / number, first
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Ways that were measured in turn: sample i of every way is of one round, all rounds of one state of the machine.
+
+    ``state`` is that state, None when no two looks at the machine agreed; ``left_out`` counts rounds of other states.
+    """
+
+    seconds: Mapping[str, tuple[float, ...]]
+    first: Mapping[str, float] = field(default_factory=dict)
+    state: State | None = None
+    left_out: int = 0
+
+    def ratios(self, slow: str, fast: str) -> np.ndarray:
+        """(rounds,) time of ``slow`` over time of ``fast``, round by round: above 1, ``fast`` is that many times faster."""
+        return np.array(self.seconds[slow]) / np.array(self.seconds[fast])
+
+    def median(self, way: str) -> float:
+        """Median seconds of a way."""
+        return float(np.median(self.seconds[way]))
+
+
+def rounds(
+    ways: Mapping[str, Callable[[], float]], least: int = 10, budget: float = 10.0,
+    enough: Callable[[Rounds], bool] = lambda so_far: True, clock: Clock = timer_with_sync, look: Callable[[], State] = probe,
+) -> Rounds:  # fmt: skip
+    """Take every way once a round, every other round backwards: at least ``least`` rounds, then until ``enough`` or ``budget``.
+
+    A way is a function that returns its seconds (see sampler); what it warms up, it has. The machine's state is looked at
+    every few rounds. Rounds between two looks that differ are left out, and of several states the one with most rounds is
+    kept, so that up to three times ``least`` rounds are taken where it changes.
+    """
+    start, taken, before = clock(), [], look()  # taken: (state or None, seconds by way) of each round
+    while True:
+        batch = []
+        for number in range(len(taken), len(taken) + min(_BATCH, least)):
+            order = list(ways) if number % 2 == 0 else list(ways)[::-1]
+            seconds = {way: ways[way]() for way in order}
+            batch.append({way: seconds[way] for way in ways})
+        after = look()
+        taken += [(before if before.near(after) else None, seconds) for seconds in batch]
+        before = after
+        found = _of_one_state(taken, tuple(ways))
+        kept = len(taken) - found.left_out if found.state else 0
+        if kept < least and len(taken) < 3 * least:
+            continue
+        if clock() - start >= budget or (found.state and enough(found)):
+            return found
+
+
+def _of_one_state(taken: list[tuple[State | None, dict[str, float]]], ways: Sequence[str]) -> Rounds:
+    """The rounds of the commonest state; all of them when there is none."""
+    groups: list[tuple[State, list]] = []
+    for state, seconds in taken:
+        if state is None:
+            continue
+        group = next((members for known, members in groups if known.near(state)), None)
+        if group is None:
+            groups.append((state, group := []))
+        group.append(seconds)
+    state, members = max(groups, key=lambda group: len(group[1]), default=(None, [seconds for _, seconds in taken]))
+    seconds = {way: tuple(row[way] for row in members) for way in ways}
+    return Rounds(seconds, state=state, left_out=len(taken) - len(members))
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Two candidates timed in turn, A/B/A/B, so that what the machine does to one it does to the other."""
+    """Two candidates timed in turn, so that what the machine does to one it does to the other."""
 
     a: Measurement
     b: Measurement
+    state: State | None = None
+    left_out: int = 0
 
     @property
     def ratios(self) -> np.ndarray:
-        """(samples,) time of B over time of A: above 1, A is that many times faster."""
+        """(pairs,) time of B over time of A: above 1, A is that many times faster."""
         return np.array(self.b.samples) / np.array(self.a.samples)
 
     @property
@@ -56,25 +141,27 @@ class Paired:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % bootstrap interval of ``ratio`` (2,000 resamples, fixed seed)."""
-        return bootstrap_median(self.ratios)
+        """95 % interval of ``ratio``, over pairs."""
+        return interval_of(self.ratios)
 
 
-def compare(a: Callable[[], object], b: Callable[[], object], samples: int = 7, min_sample: float = 0.01) -> Paired:
-    """Time A and B in turn; see Paired."""
-    (timer_a, first_a), (timer_b, first_b) = _warm(a), _warm(b)
-    number_a, number_b = _repeats(timer_a, min_sample), _repeats(timer_b, min_sample)
-    pairs = [(_sample(timer_a, number_a), _sample(timer_b, number_b)) for _ in range(samples)]
-    times_a, times_b = zip(*pairs, strict=True)
-    return Paired(Measurement(times_a, first_a), Measurement(times_b, first_b))
+def compare(
+    a: Callable[[], object], b: Callable[[], object], samples: int = 10, min_sample: float = 0.01,
+    edges: Sequence[float | None] = (), budget: float = 10.0, clock: Clock = timer_with_sync, look: Callable[[], State] = probe,
+) -> Paired:  # fmt: skip
+    """Time A and B in pairs: ``samples`` at least, more until ``decided`` about all ``edges`` or ``budget`` seconds."""
+    (sample_a, first_a), (sample_b, first_b) = (sampler(function, min_sample, clock) for function in (a, b))
+    enough = lambda so_far: decided(so_far.ratios("b", "a"), edges)  # noqa: E731
+    found = rounds({"a": sample_a, "b": sample_b}, samples, budget, enough, clock, look)
+    one, other = (Measurement(found.seconds[way], first) for way, first in (("a", first_a), ("b", first_b)))
+    return Paired(one, other, found.state, found.left_out)
 
 
-def bootstrap_median(values, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of the median of ``values`` by resampling with replacement."""
-    values = np.asarray(values, dtype=float)
-    draws = np.random.default_rng(seed).choice(values, (resamples, values.size))
-    low, high = np.percentile(np.median(draws, axis=1), (2.5, 97.5))
-    return float(low), float(high)
+def decided(ratios, edges: Sequence[float | None]) -> bool:
+    """Whether the interval of ``ratios``, with the drift between runs, holds no edge, or more samples would tell nothing."""
+    low, high = interval_of(ratios)
+    clear = not any(edge is not None and low / DRIFT <= edge <= high * DRIFT for edge in edges)
+    return clear or 0 < high <= low * _NARROW
 
 
 _STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantiles by number of samples
@@ -92,14 +179,18 @@ def interval_of(values) -> tuple[float, float]:
     return (float(np.exp(low)), float(np.exp(high))) if positive else (float(low), float(high))
 
 
-def _warm(function) -> tuple[timeit.Timer, float]:
-    timer = timeit.Timer(function, timer=timer_with_sync)  # timeit also keeps the garbage collector out
-    return timer, timer.timeit(1)
+def bootstrap_median(values, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """95 % interval of the median of ``values`` by resampling with replacement (fixed seed)."""
+    values = np.asarray(values, dtype=float)
+    draws = np.random.default_rng(seed).choice(values, (resamples, values.size))
+    low, high = np.percentile(np.median(draws, axis=1), (2.5, 97.5))
+    return float(low), float(high)
 
 
-def _repeats(timer: timeit.Timer, min_sample: float) -> int:
-    return max(1, round(min_sample / max(timer.timeit(1), 1e-9)))
+def fresh(nbytes: int, clock: Clock = timer_with_sync) -> float:
+    """Seconds until the process has ``nbytes`` of memory that it never had: a phase of its own, which the kernel spends.
 
-
-def _sample(timer: timeit.Timer, number: int) -> float:
-    return timer.timeit(number) / number
+    Work into new memory takes this on top of its own time; work into memory that was touched before does not.
+    """
+    memory = np.empty(nbytes, np.uint8)
+    return timeit.Timer(lambda: memory[::4096].fill(1), timer=clock).timeit(1)

@@ -10,6 +10,7 @@ class Profile:
     """One size of a run.
 
     ``models`` maps a model of the reports to (geometry, layers; None: all); ``samples`` a timing; ``tokens`` decoded.
+    A comparison takes ``pairs`` at least and ``budget`` seconds at most; ``patience``: seconds to wait for a busy machine.
     """
 
     name: str
@@ -17,6 +18,9 @@ class Profile:
     samples: int
     tokens: int
     cost: str
+    pairs: int = 10
+    budget: float = 10.0
+    patience: float = 20.0
 
 
 PROFILES = {
@@ -25,7 +29,8 @@ PROFILES = {
         Profile(
             "smoke",
             {"granite-3.3-8b": ("tiny-granite", None), "tinyllama-1.1b": ("tiny-llama", None)},
-            samples=3, tokens=3, cost="tiny geometry: all notebooks in about two minutes, under 2 GB",
+            samples=3, tokens=3, pairs=10, budget=0.5, patience=0,
+            cost="tiny geometry: all notebooks in about two minutes, under 2 GB",
         ),
         Profile(
             "quick",
@@ -36,7 +41,8 @@ PROFILES = {
         Profile(
             "full",
             {"granite-3.3-8b": ("granite-3.3-8b", None), "tinyllama-1.1b": ("tinyllama-1.1b", None)},
-            samples=5, tokens=5, cost="true geometry: an hour or more, 24 GB of memory and up, 10 GB of disk",
+            samples=5, tokens=5, budget=60.0, patience=120.0,
+            cost="true geometry: an hour or more, 24 GB of memory and up, 10 GB of disk",
         ),
     )
 }  # fmt: skip

@@ -1,0 +1,117 @@
+"""The timing protocol on a clock of its own: order, rounds, states kept apart, when it stops."""
+
+import numpy as np
+import pytest
+
+from kit.lab import measure, state
+from kit.lab.state import State
+
+FAST, SLOW = State(20.0, 10.0), State(10.0, 10.0)
+
+
+class World:
+    """A clock, work that takes what it is told, and a machine whose state is read off a list."""
+
+    def __init__(self, *states):
+        self.now, self.log, self.states = 0.0, [], list(states or [FAST])
+
+    def clock(self):
+        return self.now
+
+    def look(self):
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+    def work(self, name, seconds):
+        def run():
+            self.log.append(name)
+            self.now += seconds(len(self.log)) if callable(seconds) else seconds
+
+        return run
+
+    def given(self):
+        return {"clock": self.clock, "look": self.look}
+
+
+def test_time_keeps_the_first_call_apart():
+    world = World()
+    found = measure.time(world.work("a", lambda n: 0.5 if n == 1 else 0.1), 4, min_sample=0.4, clock=world.clock)
+    assert found.first == 0.5 and found.samples == pytest.approx((0.1,) * 4)
+    assert len(world.log) == 2 + 4 * 4  # the warm-up, one to count by, four calls a sample
+
+
+def test_pairs_are_taken_in_turn_and_every_other_one_backwards():
+    world = World()
+    pair = measure.compare(world.work("a", 1.0), world.work("b", 3.0), 10, 0, budget=0, **world.given())
+    assert "".join(world.log) == "aabb" + "abba" * 5
+    assert pair.ratio == 3.0 and pair.interval == (3.0, 3.0) and pair.state == FAST and pair.left_out == 0
+
+
+def noisy(generator, center):
+    return lambda n: center * np.exp(generator.normal(0, 0.3))
+
+
+def test_more_pairs_until_the_edge_is_clear():
+    generator = np.random.default_rng(0)
+    few, many = (World(), World())
+    for world, edge in ((few, 50.0), (many, 1.6)):
+        a, b = world.work("a", noisy(generator, 1.0)), world.work("b", noisy(generator, 2.0))
+        pair = measure.compare(a, b, 10, 0, edges=(edge, None), budget=1e9, **world.given())
+        assert measure.decided(pair.ratios, (edge,))
+        world.pairs = len(pair.ratios)
+    assert few.pairs == 10 < many.pairs
+
+
+def test_a_budget_ends_what_cannot_be_decided():
+    world = World()
+    a, b = world.work("a", noisy(np.random.default_rng(1), 1.0)), world.work("b", noisy(np.random.default_rng(2), 1.0))
+    pair = measure.compare(a, b, 10, 0, edges=(1.0,), budget=100.0, **world.given())
+    assert not measure.decided(pair.ratios, (1.0,)) and 100 < world.now < 130
+
+
+def test_samples_of_two_states_are_not_mixed():
+    """Two looks fast, then slow for good: the batch in between is nobody's, and the ratio is that of one state."""
+    world = World(FAST, FAST, SLOW)
+    slow = lambda n: 2.0 if len(world.states) == 1 else 1.0  # noqa: E731
+    pair = measure.compare(world.work("a", 1.0), world.work("b", slow), 10, 0, budget=0, **world.given())
+    assert pair.state == SLOW and len(pair.ratios) == 10 and pair.left_out == 10
+    assert set(pair.ratios) == {2.0}
+
+
+def test_a_machine_that_never_rests_gives_no_state():
+    world = World(*[FAST, SLOW] * 20)
+    pair = measure.compare(world.work("a", 1.0), world.work("b", 2.0), 10, 0, budget=0, **world.given())
+    assert pair.state is None and len(pair.ratios) == 30
+
+
+def test_rounds_of_several_ways_pair_round_by_round():
+    world = World()
+    ways = {
+        name: (lambda s=seconds: s * (1 + len(world.log))) for name, seconds in (("x", 1.0), ("y", 2.0), ("z", 4.0))
+    }
+    found = measure.rounds(ways, 3, 0, **world.given())
+    assert list(found.seconds) == ["x", "y", "z"] and set(found.ratios("z", "x")) == {4.0} and found.median("y") == 2.0
+
+
+def test_states_are_near_within_a_quarter():
+    assert FAST.near(State(17.0, 9.0)) and not FAST.near(State(20.0, 7.9)) and not FAST.near(SLOW)
+    found = state.probe()
+    assert found.read_gbps > 0 and found.fill_gbps > 0
+
+
+def test_a_notebook_waits_for_a_busy_machine_and_then_says_so():
+    slept, loads = [], iter([1.5, 1.5, 0.0])
+    assert state.settle(60, lambda: next(loads), slept.append) == "" and slept == [2.0, 2.0]
+    assert "1.5 cores" in state.settle(5, lambda: 1.5, slept.append) and sum(slept) == 4 + 5
+    assert state.settle(0, lambda: 0.1, slept.append) == ""
+
+
+def test_fresh_memory_takes_time_by_the_clock_it_is_given():
+    assert measure.fresh(1 << 20) > 0
+    ticks = iter([1.0, 3.5])
+    assert measure.fresh(4096, lambda: next(ticks)) == 2.5
+
+
+def test_bootstrap_interval_holds_the_median():
+    values = np.random.default_rng(1).normal(5, 1, 200)
+    low, high = measure.bootstrap_median(values)
+    assert low < np.median(values) < high < low + 0.6
