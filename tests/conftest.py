@@ -1,6 +1,9 @@
 """What every test shares."""
 
+import collections
 import multiprocessing
+import os
+import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
@@ -34,3 +37,42 @@ def gemma():
         return fetch("gemma-3-270m")
     except GGUFError as error:
         pytest.skip(str(error))
+
+
+# A skip whose reason holds the text on the left could have been met on a machine of which the right is true.
+COULD_BE_MET = {
+    "no Chromium": lambda: shutil.which("apt-get") and os.geteuid() == 0,
+    "no make": lambda: shutil.which("apt-get") and os.geteuid() == 0,
+    "not installed: pip install": lambda: True,
+    "could not import": lambda: True,
+    "KIT_SKYPILOT_PYTHON": lambda: os.environ.get("KIT_SKYPILOT_PYTHON"),
+}
+_skips = collections.Counter()
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skips[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+
+def pytest_collectreport(report):
+    if report.skipped:
+        _skips[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+
+def _avoidable():
+    return [r for r in _skips if any(text in r and met() for text, met in COULD_BE_MET.items())]
+
+
+def pytest_sessionfinish(session):
+    """With KIT_STRICT, as in CI, a skip that this machine could have met fails the run."""
+    if os.environ.get("KIT_STRICT") and _avoidable() and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter):
+    if _skips:
+        terminalreporter.section("skipped, by reason")
+        for reason, count in _skips.most_common():
+            could = "  <- this machine could meet it" if reason in _avoidable() else ""
+            terminalreporter.write_line(f"{count:5}  {reason}{could}")
