@@ -50,10 +50,10 @@ def rounded(x):
     tokens, columns = x.shape
     units = np.zeros((tokens, -(-columns // 256) * 256), np.float32)
     units[:, :columns] = x
-    units = superblocks.reshape(tokens, -1, 256)
+    units = units.reshape(tokens, -1, 256)
     largest = np.abs(units).max(-1, keepdims=True)
     codes = np.rint(units * (np.float32(127) / np.where(largest > 0, largest, np.float32(1))))
-    scale = np.broadcast_to(largest / np.float32(127), superblocks.shape)
+    scale = np.broadcast_to(largest / np.float32(127), units.shape)
     assert np.abs(codes).max() <= 127
     flat = lambda array: array.reshape(tokens, -1)[:, :columns].astype(np.float64)  # noqa: E731
     return flat(codes) * flat(scale), flat(scale)

@@ -189,7 +189,7 @@ def test_many_python_threads_at_once(small_chunks):
 
 _OLDER = """
 import numpy as np, torch, kit
-from kit import simd
+from kit.cpu import simd
 from kit.quants.exactness import exactness
 assert simd.available()[0] == {tier!r}, simd.available()
 assert exactness(["Q4_K", "Q8_0", "IQ4_NL", "IQ2_S", "F16"], dtypes=["float32", "float16"]).equal.all()

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import kit
 from kit.errors import GGUFError, ModelError
+from kit.gguf import writer
 from kit.synthetic import write as synthetic
 from kit.synthetic.encode import encode
 from kit.synthetic.geometry import GEOMETRIES, MIXES
@@ -113,8 +114,8 @@ def test_a_failure_leaves_nothing_half_written(tmp_path, monkeypatch, failure, r
 
 
 def test_a_disk_too_small_is_seen_before_anything_is_written(tmp_path, monkeypatch):
-    usage = synthetic.shutil.disk_usage(tmp_path)._replace(free=500_000_000)
-    monkeypatch.setattr(synthetic.shutil, "disk_usage", lambda folder: usage)
+    usage = writer.shutil.disk_usage(tmp_path)._replace(free=500_000_000)
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(GGUFError, match=r"m\.gguf: needs 4\.60 GiB, but .* has 476\.8 MiB free; ask for fewer layers"):
         synthesize(tmp_path / "m.gguf", "granite-3.3-8b")
     assert leftovers(tmp_path) == []
