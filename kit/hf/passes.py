@@ -1,0 +1,39 @@
+"""Passes: what surrounds a forward pass of a transformers model: the token that the trace counts, and who has the cores."""
+
+import time
+
+import torch
+
+from kit.hf.stored import Source
+from kit.model.linear import GEMV_MAX_TOKENS, linear_named
+
+
+class Passes:
+    """Before and after each pass. A pass of few tokens runs on the kit's threads: torch is kept to one, as its others wait by
+    spinning. ``trace.token`` is 0 for a prompt and counts the tokens decoded after it."""
+
+    def __init__(self, source: Source):
+        self.trace, self._own = source.weights.trace, linear_named(source.linear).own_threads
+        self._start, self._threads = 0, None
+
+    def listen(self, model: torch.nn.Module) -> None:
+        """Be called at every pass of ``model``."""
+        model.register_forward_pre_hook(self.before, with_kwargs=True)
+        model.register_forward_hook(self.after, always_call=True)
+
+    def before(self, model, args, kwargs):
+        """Count the token, take the cores."""
+        past, ids = kwargs.get("past_key_values"), kwargs.get("input_ids", args[0] if args else None)
+        continues = past is not None and hasattr(past, "get_seq_length") and past.get_seq_length() > 0
+        self.trace.token = self.trace.token + 1 if continues else 0
+        if self._own and ids is not None and ids.numel() <= GEMV_MAX_TOKENS:
+            self._threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+        self._start = time.perf_counter_ns()
+
+    def after(self, model, args, output):
+        """Give the cores back, note the pass."""
+        self.trace.add("token", self._start, time.perf_counter_ns())
+        if self._threads:
+            torch.set_num_threads(self._threads)
+            self._threads = None

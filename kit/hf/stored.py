@@ -1,0 +1,192 @@
+"""StoredWeight: a tensor whose numbers stay in a weight source; a product or a look-up asks the source for it."""
+
+import time
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from kit.cache.policies.base import HashMap
+from kit.errors import ModelError
+from kit.gguf.names import layer_of
+from kit.model.linear import linear_named
+from kit.model.weights import Weights
+
+_aten = torch.ops.aten
+
+
+class Source(NamedTuple):
+    """Where the weights of a model live, and how a product is made from them: ``linear`` names a row of kit.model.linear."""
+
+    weights: Weights
+    linear: str
+
+    def __deepcopy__(self, memo):
+        return self  # read-only, and a cache is there to be shared
+
+    def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x (tokens, in) float32 times the matrix ``name``: (tokens, out), with its span in the trace."""
+        start = time.perf_counter_ns()
+        linear = linear_named(self.linear)
+        y = linear.apply(self.weights, name, x)
+        nbytes = linear.nbytes(self.weights, name)
+        self.weights.trace.add("linear", start, time.perf_counter_ns(), name, layer_of(name), nbytes=nbytes)
+        return y
+
+
+WAYS = {  # weights= -> (policy of the cache, a row of kit.model.linear)
+    "blocks": (None, "fused"),
+    "blocks-int8": (None, "fused-int8"),
+    "float32": (HashMap, "decoded"),
+}
+
+
+def source_of(file, weights="blocks", cache=None, trace=None) -> Source:
+    """The weights of ``file`` in one of the WAYS, or in a cache of that policy."""
+    if weights not in WAYS:
+        raise ModelError(f"weights {weights!r} is not known; choose one of {', '.join(WAYS)}, or give cache= a policy")
+    policy, linear = (lambda: cache, "decoded") if cache is not None else WAYS[weights]
+    return Source(Weights(file, cache=policy and policy(), trace=trace), linear)
+
+
+class Part(NamedTuple):
+    """Rows of one matrix of the file, in the order of ``rows`` (None: as they lie)."""
+
+    name: str
+    rows: torch.Tensor | None = None
+
+
+class StoredWeight(torch.Tensor):
+    """A frozen weight (out, in), or of experts (experts, out, in), made of ``parts`` one below the other.
+
+    It has a shape, a dtype (that of its numbers, once asked for) and a device, and holds no numbers. F.linear, F.embedding, torch.addmm
+    (a Conv1D's, with ``transposed``) and one expert by index ask the source; whatever else is done with it gets the numbers,
+    dequantized for that one operation. Writing to it is a ModelError.
+    """
+
+    @staticmethod
+    def __new__(cls, source: Source, parts: tuple[Part, ...], dtype=torch.float32, transposed=False):
+        shapes = [source.weights.shape(part.name) for part in parts]
+        shape = (*shapes[0][:-2], sum(shape[-2] for shape in shapes), shapes[0][-1])
+        return torch.Tensor._make_wrapper_subclass(cls, shape[::-1] if transposed else shape, dtype=dtype)
+
+    def __init__(self, source, parts, dtype=torch.float32, transposed=False):
+        self.source, self.parts, self.transposed = source, parts, transposed
+
+    def like(self, **changes) -> "StoredWeight":
+        """The same weight with another dtype, or other parts."""
+        now = {"source": self.source, "parts": self.parts, "dtype": self.dtype, "transposed": self.transposed}
+        return StoredWeight(**now | changes)
+
+    def numbers(self) -> torch.Tensor:
+        """The whole weight dequantized (by the source's cache, when it has one)."""
+        parts = [_ordered(self._matrix(part.name), part.rows, -2) for part in self.parts]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+        return (whole.T if self.transposed else whole).to(self.dtype)
+
+    def _matrix(self, name):
+        weights = self.source.weights
+        shape = weights.shape(name)
+        if len(shape) < 3:
+            return weights[name]
+        return torch.stack([weights[f"{name}[{expert}]"] for expert in range(shape[0])])
+
+    def expert(self, index: int) -> "StoredWeight":
+        """The matrix of one expert."""
+        return self.like(parts=tuple(Part(f"{part.name}[{index}]", part.rows) for part in self.parts))
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """x (..., in) -> (..., out) in the type of x; differentiable in x."""
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _Product.apply(x, self)
+        flat = x.reshape(-1, x.shape[-1]).float()
+        parts = [_ordered(self.source.product(part.name, flat), part.rows, -1) for part in self.parts]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return y.view(*x.shape[:-1], y.shape[-1]).to(x.dtype)
+
+    def lookup(self, index: torch.Tensor) -> torch.Tensor:
+        """The rows ``index``, (*index.shape, in): dequantized alone."""
+        (part,) = self.parts
+        start = time.perf_counter_ns()
+        flat = index.flatten()
+        rows = self.source.weights.rows(part.name, flat if part.rows is None else part.rows[flat])
+        self.source.weights.trace.add("embed", start, time.perf_counter_ns(), part.name, nbytes=rows.nbytes)
+        return rows.to(self.dtype).view(*index.shape, rows.shape[-1])
+
+    def __repr__(self, **_):
+        names = " + ".join(part.name for part in self.parts)
+        return f"StoredWeight({names}, shape={tuple(self.shape)}, {self.source.weights.file.path})"
+
+    def __deepcopy__(self, memo):
+        return memo.setdefault(id(self), torch.nn.Parameter(self.like(), requires_grad=False))
+
+    def __reduce_ex__(self, protocol):
+        raise ModelError(
+            f"{self!r} lives in its file and is not pickled; pickle model.state_dict() of what you trained (an adapter), and "
+            "open the file again with kit.hf.load where it is needed"
+        )
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            return handler(*args, **kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():  # what comes out is an ordinary tensor
+            return func(*args, **kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in (_aten.detach.default, _aten.alias.default):
+            return args[0].like()
+        if func is _aten._to_copy.default and torch.device(kwargs.get("device") or "cpu").type == "cpu":
+            return args[0].like(dtype=kwargs.get("dtype") or args[0].dtype)
+        if func._schema.is_mutable and isinstance(args[0], StoredWeight):
+            raise ModelError(f"{args[0]!r} is read-only ({func}): train an adapter beside it")
+        if func is _aten._to_copy.default:
+            raise ModelError(f"{args[0]!r} stays in its file; give device= to kit.hf.load instead of moving it afterwards")
+        return func(*torch.utils._pytree.tree_map_only(StoredWeight, StoredWeight.numbers, args), **kwargs)
+
+
+class _Product(torch.autograd.Function):
+    """y = W x; the gradient of x is W^T times that of y, from the dequantized weight."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.weight = weight
+        return weight.product(x.detach())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        numbers = ctx.weight.numbers().to(gradient.dtype)
+        return gradient @ (numbers.T if ctx.weight.transposed else numbers), None
+
+
+def _ordered(tensor, rows, axis):
+    return tensor if rows is None else tensor.index_select(axis, rows)
+
+
+def _linear(input, weight, bias=None):
+    y = weight.product(input)
+    return y if bias is None else y + bias
+
+
+def _addmm(bias, input, weight, *, beta=1, alpha=1):
+    if not (isinstance(weight, StoredWeight) and weight.transposed):
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.addmm(bias, input, weight, beta=beta, alpha=alpha)
+    return torch.add(beta * bias, weight.product(input), alpha=alpha)
+
+
+def _embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+    return weight.lookup(input)
+
+
+def _getitem(weight, index):
+    if weight.ndim == 3 and (isinstance(index, int) or (isinstance(index, torch.Tensor) and index.ndim == 0)):
+        return weight.expert(int(index))
+    with torch._C.DisableTorchFunctionSubclass():
+        return weight.numbers()[index]
+
+
+_HANDLERS = {F.linear: _linear, F.embedding: _embedding, torch.addmm: _addmm, torch.Tensor.__getitem__: _getitem}

@@ -1,0 +1,146 @@
+"""Which rows of which tensor of the file become which weight of the model: read off transformers' own tables.
+
+transformers undoes what llama.cpp's converter did (rows of q and k in another order, gate and up in one stack, a matrix
+transposed, 1 added to a norm) by functions over whole arrays. A matrix is not put through them: they get the numbers of its
+rows instead, and where the numbers come out is where the rows belong.
+"""
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import modeling_gguf_pytorch_utils as legacy
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.integrations.gguf import get_gguf_conversion_mapping, is_gguf_arch_supported
+
+from kit.errors import ModelError
+from kit.hf.stored import Part
+
+
+def table_of(file, model):
+    """The tables for the architecture of ``file``; transformers has two kinds."""
+    return (Converters if is_gguf_arch_supported(file.architecture) else Processors)(file, model)
+
+
+class Processors:
+    """The tables of ``modeling_gguf_pytorch_utils``: a processor a family, and names from gguf-py."""
+
+    def __init__(self, file, model):
+        config = model.config.get_text_config()
+        self._processor = legacy.TENSOR_PROCESSORS.get(file.architecture, legacy.TensorProcessor)(config=config.to_dict())
+        try:
+            self._names = legacy.get_gguf_hf_weights_map(_Names.of(model, config), self._processor)
+        except NotImplementedError as error:
+            raise ModelError(f"{file.path}: {error}") from None
+
+    def target(self, name: str) -> str | None:
+        """The weight of the model that the tensor becomes, or has a part in."""
+        return self._names.get(name) or self._names.get(name.removesuffix(".weight"))
+
+    def convert(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What these tensors of the file become, by the names of the model."""
+        made: dict[str, Any] = {}
+        for name, array in arrays.items():
+            result = self._processor.process(
+                weights=array, name=name, tensor_key_mapping=self._names, parsed_parameters={"tensors": made}
+            )
+            if result.name in self._names:
+                made[self._names[result.name]] = result.weights
+        return {name: np.asarray(array) for name, array in made.items()}
+
+
+class _Names(NamedTuple):
+    """The names of a model: all that the table of names asks of it."""
+
+    config: Any
+    names: tuple[str, ...]
+    children: tuple
+
+    def state_dict(self):
+        return dict.fromkeys(self.names)
+
+    def named_children(self):
+        return self.children
+
+    @classmethod
+    def of(cls, model, config) -> "_Names":
+        """Down to the module that holds the list of layers; further down a name says nothing by itself."""
+        children = tuple((name, cls.of(child, config)) for name, child in model.named_children() if _holds_layers(child))
+        return cls(config, tuple(model.state_dict(keep_vars=True)), children)
+
+
+def _holds_layers(module):
+    if isinstance(module, torch.nn.ModuleList):
+        return False
+    return any(isinstance(child, torch.nn.ModuleList) or _holds_layers(child) for child in module.children())
+
+
+class Converters:
+    """The tables of ``transformers.integrations.gguf``: renamings, and operations by the renamed key."""
+
+    def __init__(self, file, model):
+        table = get_gguf_conversion_mapping(file.architecture, model.config)
+        self._renamings = [row for row in table if isinstance(row, WeightRenaming)]
+        self._converters = [row for row in table if isinstance(row, WeightConverter)]
+        self._known = dict.fromkeys(model.state_dict(keep_vars=True))
+
+    def target(self, name):
+        renamed = rename_source_key(name, self._renamings, self._converters)[0]
+        return renamed if renamed in self._known else None
+
+    def convert(self, arrays):
+        made = {}
+        rows: dict[str, tuple] = {}
+        for name, array in arrays.items():
+            renamed, pattern = rename_source_key(name, self._renamings, self._converters)
+            converter = next((row for row in self._converters if pattern in row.source_patterns), None)
+            if converter is None:
+                made[renamed] = array
+            else:
+                rows.setdefault(renamed, (converter, defaultdict(list)))[1][pattern].append(torch.as_tensor(array))
+        for renamed, (converter, tensors) in rows.items():
+            for operation in converter.operations:
+                tensors = operation.convert(
+                    tensors, source_patterns=converter.source_patterns, target_patterns=converter.target_patterns
+                )
+            (made[renamed],) = (np.asarray(value[0] if isinstance(value, list) else value) for value in tensors.values())
+        return made
+
+
+def parts_of(table, shapes: dict[str, tuple[int, ...]]) -> tuple[tuple[Part, ...], bool] | None:
+    """What a weight of the model is made of, given all the matrices (name -> shape) that have a part in it: parts one below
+    the other, and whether the model wants the whole transposed. None when it is not made of whole rows."""
+    for columns in (2, None):  # two columns show any order; tables that look at the width get all of them
+        numbered, starts, start = {}, {}, 0
+        for name, shape in shapes.items():
+            wide = *shape[:-1], columns or shape[-1]
+            starts[name] = start, wide
+            numbered[name] = np.arange(start, start := start + int(np.prod(wide)), dtype=np.int64).reshape(wide)
+        try:
+            (out,) = table.convert(numbered).values()
+        except (ValueError, IndexError, RuntimeError, KeyError):
+            continue
+        for transposed in (False, True):
+            found = _parts(out.T if transposed else out, starts)
+            if found:
+                return found, transposed
+    return None
+
+
+def _parts(out, starts):
+    """Read the numbers: whole rows, of every expert the same, each tensor's together."""
+    width = next(iter(starts.values()))[1][-1]
+    rows = out[..., 0]
+    if out.shape[-1] != width or (out != rows[..., None] + np.arange(width)).any() or (rows % width).any():
+        return None
+    rows = rows.reshape(-1, rows.shape[-1])
+    tensors = list(starts.items())
+    which = np.searchsorted([start for start, _ in starts.values()], rows[0], side="right") - 1
+    made, expected = [], []
+    for index in dict.fromkeys(which.tolist()):
+        name, (start, shape) = tensors[index]
+        own = (rows[0, which == index] - start) // width
+        expected.append(start + (np.arange(len(rows))[:, None] * shape[-2] + own) * width)
+        made.append(Part(name, None if (own == np.arange(shape[-2])).all() else torch.from_numpy(own)))
+    return tuple(made) if np.array_equal(np.concatenate(expected, 1), rows) else None

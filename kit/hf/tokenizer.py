@@ -1,0 +1,81 @@
+"""The tokenizer of a file for transformers: the kit's own, which reads 262,144 words in a moment and gives llama.cpp's ids."""
+
+import transformers
+from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+
+from kit.errors import ModelError, TokenizerError
+from kit.gguf.metadata import MetadataArray
+from kit.model.tokenizer import Tokenizer
+from kit.model.tokenizer import tokenizer_of as own_tokenizer_of
+
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+def tokenizer_of(file) -> transformers.PreTrainedTokenizerBase | None:
+    """The kit's tokenizer, or for a kind that it does not know the one that transformers builds from the same metadata. None
+    for a file without a vocabulary."""
+    if file.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
+        return None
+    try:
+        own = own_tokenizer_of(file)
+    except TokenizerError:
+        return _of_transformers(file)
+    return GGUFTokenizer(own, **_settings(file, own.tokens))
+
+
+def _settings(file, tokens):
+    ids = {name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL.items()}
+    named = {name: tokens[number] for name, number in ids.items() if number is not None and number < len(tokens)}
+    return named | {"chat_template": file.metadata.get("tokenizer.chat_template")}
+
+
+def _of_transformers(file):
+    keys = {f"tokenizer.{key}": name for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items()}
+    found = {keys[key]: value for key, value in file.metadata.items() if key in keys}
+    parts = {name: value.tolist() if isinstance(value, MetadataArray) else value for name, value in found.items()}
+    try:
+        backend, _ = convert_gguf_tokenizer(file.architecture, parts)
+    except (ValueError, KeyError) as error:
+        raise TokenizerError(f"{file.path}: {error}; give kit.hf.load tokenizer=False and the prompt as token ids") from None
+    adds = {f"add_{name}_token": file.metadata.get(f"tokenizer.ggml.add_{name}_token", False) for name in ("bos", "eos")}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **adds, **_settings(file, parts["tokens"]))
+
+
+class GGUFTokenizer(transformers.PreTrainedTokenizer):
+    """A tokenizer of the kit behind transformers' interface: calls, batches, padding, chat templates."""
+
+    model_input_names = ("input_ids", "attention_mask")
+
+    def __init__(self, own: Tokenizer, **settings):
+        self.own = own
+        self._ids = {text: token for token, text in enumerate(own.tokens)}
+        super().__init__(padding_side="left", **settings)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.own.tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._ids | self._added_tokens_encoder
+
+    def tokenize(self, text, split_special_tokens=False, **_) -> list[str]:
+        """The texts of the tokens, without begin and end."""
+        ids = self.own.encode(text, special=not split_special_tokens)
+        return [self.own.tokens[token] for token in ids[self.own.bos is not None : len(ids) - (self.own.eos is not None)]]
+
+    def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None) -> list[int]:
+        begin, end = ([] if token is None else [token] for token in (self.own.bos, self.own.eos))
+        return [*begin, *token_ids_0, *(token_ids_1 or ()), *end]
+
+    def _convert_token_to_id(self, token):
+        return self._ids.get(token, self.own.unknown)
+
+    def _convert_id_to_token(self, index):
+        return self.own.tokens[index]
+
+    def _decode(self, token_ids, skip_special_tokens=False, **_):
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self.own.decode(ids, special=not skip_special_tokens)
+
+    def save_vocabulary(self, save_directory, filename_prefix=None):
+        raise ModelError(f"{self.own.path}: the vocabulary is part of the GGUF file and is not saved apart; keep the file")
