@@ -29,6 +29,7 @@ _HOME = {  # public name -> module that defines it
     "Session": "kit.findings.session",
     "KitError": "kit.errors",
 }
+_ALIASES = {"nn": "kit.hf.nn"}  # public name -> the module that it is
 __all__ = list(_HOME)
 
 
@@ -37,7 +38,7 @@ def __getattr__(name: str):
         value = getattr(importlib.import_module(_HOME[name]), name)
     else:
         try:
-            value = importlib.import_module(f"kit.{name}")
+            value = importlib.import_module(_ALIASES.get(name, f"kit.{name}"))
         except ModuleNotFoundError as error:
             if error.name != f"kit.{name}":
                 raise

@@ -3,7 +3,6 @@
 import hf_files
 import pytest
 import torch
-import transformers
 
 import kit
 import kit.hf

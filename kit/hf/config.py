@@ -16,7 +16,7 @@ from kit.gguf.reader import GGUFFile
 def config_of(file: GGUFFile) -> transformers.PretrainedConfig:
     """The configuration, by transformers' own tables; ModelError when it has none for the architecture.
 
-    transformers reads it from a file, token by token of the vocabulary: it gets one with the metadata and the tensors' names alone.
+    transformers reads a whole file for it, word by word of the vocabulary: it gets one of the metadata and the tensors' names.
     """
     if "token_embd.weight" not in file.tensors:
         raise ModelError(f"{file.path}: no tensor 'token_embd.weight': this is not a language model")
@@ -60,4 +60,6 @@ def _class_of(file, config):
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel):
         if type(config) in auto._model_mapping:
             return auto._model_mapping[type(config)]
-    raise ModelError(f"{file.path}: transformers has no model for {type(config).__name__}; give kit.hf.load a model_class")
+    raise ModelError(
+        f"{file.path}: transformers has no model for {type(config).__name__}; give kit.hf.load a model_class"
+    )

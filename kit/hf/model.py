@@ -17,6 +17,7 @@ from kit.hf.tables import parts_of, table_of
 from kit.hf.tokenizer import GGUFTokenizer, tokenizer_of
 from kit.lab.trace import Trace
 
+
 def load(
     path: str | os.PathLike | GGUFFile,
     weights: str = "blocks",
@@ -33,7 +34,9 @@ def load(
     and pass. The tokenizer is None for a file without a vocabulary. Raises ModelError, which names the file and the tensor.
     """
     if torch.device(device).type != "cpu":
-        raise ModelError(f"kit.hf.load runs on the CPU, not on {device!r}; kit.Transformer(kit.DeviceWeights(...)) runs on CUDA")
+        raise ModelError(
+            f"kit.hf.load runs on the CPU, not on {device!r}; kit.Transformer(kit.DeviceWeights(...)) runs on CUDA"
+        )
     file = path if isinstance(path, GGUFFile) else open_file(path)
     source = source_of(file, weights, cache, trace)
     model = skeleton(file, config_of(file), model_class)
@@ -55,7 +58,9 @@ def fill(model: PreTrainedModel, file: GGUFFile, source: Source) -> None:
     for name in file.tensors:
         target = table.target(name)
         if target not in wanted:
-            raise ModelError(f"{file.path}: transformers has no place in {type(model).__name__} for the tensor {name!r}")
+            raise ModelError(
+                f"{file.path}: transformers has no place in {type(model).__name__} for the tensor {name!r}"
+            )
         tensors.setdefault(target, []).append(name)
     absent = wanted.keys() - tensors.keys()
     if missing := absent - model.all_tied_weights_keys.keys() - set(model.all_tied_weights_keys.values()):
@@ -85,7 +90,9 @@ def _weight(model, table, target, names, source):
 def _asks(model, target, place):
     """Whether the module takes only products, look-ups and single experts of the weight."""
     module = model.get_submodule(target.rpartition(".")[0])
-    return isinstance(module, (torch.nn.Linear, torch.nn.Embedding, Conv1D)) or (place.ndim == 3 and "experts" in target)
+    return isinstance(module, (torch.nn.Linear, torch.nn.Embedding, Conv1D)) or (
+        place.ndim == 3 and "experts" in target
+    )
 
 
 def _set(model, target, value):

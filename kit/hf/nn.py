@@ -1,4 +1,4 @@
-"""Modules for any model of torch whose weights are tensors of a GGUF file: a layer, an embedding, or all of a model's layers."""
+"""Modules for any model of torch whose weights lie in a GGUF file: a layer, an embedding, or all layers of a model."""
 
 import os
 from collections.abc import Mapping
@@ -18,17 +18,21 @@ class Linear(torch.nn.Linear):
     weights, cache: as in kit.hf.load.
     """
 
-    def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
+    def __init__(
+        self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None
+    ):
         source = source_of(_opened(file), weights, cache)
         out_features, in_features = source.weights.shape(name)
-        super().__init__(in_features, out_features, device="meta", bias=_bias_of(name) in source.weights)
+        super().__init__(in_features, out_features, device="meta", bias=_bias_of(name) in source.weights.file.tensors)
         _fill(self, source, name)
 
 
 class Embedding(torch.nn.Embedding):
     """Rows of the tensor ``name``, each dequantized when it is looked up."""
 
-    def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
+    def __init__(
+        self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None
+    ):
         source = source_of(_opened(file), weights, cache)
         super().__init__(*source.weights.shape(name), device="meta")
         _fill(self, source, name)
@@ -52,7 +56,9 @@ def replace_linears(
     for path, name in mapping.items():
         layer = dict(model.named_modules()).get(path)
         if not isinstance(layer, (torch.nn.Linear, torch.nn.Embedding)):
-            raise ModelError(f"{path!r} of {type(model).__name__} is {type(layer).__name__}, expected a Linear or an Embedding")
+            raise ModelError(
+                f"{path!r} of {type(model).__name__} is {type(layer).__name__}, expected a Linear or an Embedding"
+            )
         if source.weights.shape(name) != tuple(layer.weight.shape):
             raise ModelError(
                 f"{source.weights.file.path}: {name!r} has shape {source.weights.shape(name)}, {path!r} of the model "
@@ -66,7 +72,7 @@ def replace_linears(
 
 def _fill(layer, source: Source, name: str) -> None:
     layer.weight = torch.nn.Parameter(StoredWeight(source, (Part(name),)), requires_grad=False)
-    if getattr(layer, "bias", None) is not None and _bias_of(name) in source.weights:
+    if getattr(layer, "bias", None) is not None and _bias_of(name) in source.weights.file.tensors:
         layer.bias = torch.nn.Parameter(source.weights.load(_bias_of(name)).flatten(), requires_grad=False)
 
 
