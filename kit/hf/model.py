@@ -35,7 +35,7 @@ def load(
     """
     if torch.device(device).type != "cpu":
         raise ModelError(
-            f"kit.hf.load runs on the CPU, not on {device!r}; kit.Transformer(kit.DeviceWeights(...)) runs on CUDA"
+            f"kit.hf.load runs on the CPU, not on {device!r}; the kit's own pass (kit.Transformer) runs on CUDA"
         )
     file = path if isinstance(path, GGUFFile) else open_file(path)
     source = source_of(file, weights, cache, trace)

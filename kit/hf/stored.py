@@ -59,9 +59,9 @@ class Part(NamedTuple):
 class StoredWeight(torch.Tensor):
     """A frozen weight (out, in), or of experts (experts, out, in), made of ``parts`` one below the other.
 
-    It has a shape, a dtype (that of its numbers, once asked for) and a device, and holds no numbers. F.linear, F.embedding, torch.addmm
-    (a Conv1D's, with ``transposed``) and one expert by index ask the source; whatever else is done with it gets the numbers,
-    dequantized for that one operation. Writing to it is a ModelError.
+    It has a shape and a dtype and holds no numbers. F.linear, F.embedding, torch.addmm (a Conv1D's, with ``transposed``) and
+    one expert by its index ask the source; any other operation gets the numbers, dequantized for that once. Writing to it is
+    a ModelError.
     """
 
     @staticmethod
