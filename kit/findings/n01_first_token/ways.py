@@ -1,4 +1,4 @@
-"""First token: eight ways from a closed file to a token, and where each spends its time."""
+"""First token: the ways from a closed file to a token, and where each spends its time."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ import torch
 
 import kit
 from kit.gguf import pagecache
-from kit.lab.machine import memory_available, usable_cores
+from kit.lab.machine import memory_available
 from kit.units import format_bytes
 
 
@@ -38,15 +38,15 @@ WAYS = {
     "lazy-reference": Way("lazy, reference", f"{_LAZY} by gguf-py; matrix products", "reference"),
     "lazy": Way("lazy, fast", f"{_LAZY} by the kit"),
     "preload": Way("preloaded", f"{_PRELOAD}, one after another", preload={"workers": 1}),
-    "parallel": Way("preloaded in parallel", f"{_PRELOAD}, one a thread", preload={"workers": usable_cores()}),
     "overlapped": Way(
         "preloaded while reading", f"{_PRELOAD}, a thread reads ahead", preload={"workers": 1, "read_ahead": True}
     ),
     "warm": Way("warm", "the second request after a preload", preload={"workers": 1}, warm=True),
     "fused": Way("fused", "weights used from the file's blocks, read as it goes; nothing to preload", linear="fused"),
+    "fused-warm": Way("fused, warm", "the second request, from the file's blocks", linear="fused", warm=True),
 }
 PHASES = ("open", "read", "dequantize", "compute")
-_SPANS = {  # phase -> its spans; who comes first has an instant that several claim
+_SPANS = {  # phase -> its spans; an instant inside the spans of several phases counts for the first of them
     "dequantize": "dequantize",
     "read": "read",
     "upload": "upload",
@@ -75,7 +75,7 @@ class Run:
 
 
 def ways_that_fit(file, dtype: str = "float32") -> dict[str, str]:
-    """Each way, and why it cannot be gone here: empty when it can, else the memory that is missing."""
+    """Each way, and why it cannot be measured here: empty when it can, else the memory that is missing."""
     need, have = working_set(file, dtype), memory_available()
     missing = f"all weights in {dtype} need {format_bytes(need)}, {format_bytes(have)} are free"
     return {way: missing if how.keeps_all and need > 0.9 * have else "" for way, how in WAYS.items()}
@@ -87,7 +87,7 @@ def working_set(file, dtype: str = "float32") -> int:
 
 
 def measure(path, way: str, prompt: list[int], dtype: str = "float32") -> Run:
-    """Go one way from the closed file at ``path`` to the first token, its pages out of the page cache where possible.
+    """Run one way from the closed file at ``path`` to the first token, its pages out of the page cache where possible.
 
     Dequantized weights are kept when they all fit in memory; else a lazy way lets each go after its use.
     """
@@ -114,7 +114,7 @@ def measure(path, way: str, prompt: list[int], dtype: str = "float32") -> Run:
 
 
 def warm_up(path, prompt: list[int]) -> None:
-    """Go every way once on the tiny model at ``path``: kernels compile here, and no way pays for it (benchmarks do tell)."""
+    """Run every way once on the tiny model at ``path``: kernels compile here, and no way pays for it (`make bench` shows what it takes)."""
     for way in WAYS:
         measure(path, way, prompt)
 

@@ -1,0 +1,46 @@
+"""The set-up of reports 000 to 003 as numbers: their model by its geometry, their machine by its maker's figures."""
+
+from functools import cache
+
+import pandas as pd
+
+from kit.lab import peaks
+from kit.synthetic.geometry import GEOMETRIES
+
+MODEL = "granite-3.3-8b"
+MACHINE = "apple-m4"
+WIDTHS = {"float32": 4.0, "float16": 2.0, "int8": 1.0}  # bytes a weight; the file's blocks have their own
+
+
+@cache
+def elements(model: str = MODEL) -> int:
+    """Weights of a whole model."""
+    return sum(tensor.elements for tensor in GEOMETRIES[model].tensors())
+
+
+def f32_bytes(model: str = MODEL) -> int:
+    """Bytes of a whole model dequantized to float32: 30.44 GiB of the reports'."""
+    return 4 * elements(model)
+
+
+@cache
+def block_bytes(model: str = MODEL, mix: str = "Q4_K_M") -> int:
+    """Bytes of a whole model as its file holds it."""
+    return sum(tensor.nbytes for tensor in GEOMETRIES[model].tensors(mix))
+
+
+def machine() -> pd.Series:
+    """The reports' machine (a row of data/devices.yaml): read_gbps, memory_bytes, source."""
+    return peaks.load().set_index("id").loc[MACHINE]
+
+
+def least_seconds(nbytes: float) -> float:
+    """Seconds in which the reports' machine can read so many bytes once."""
+    return nbytes / (machine()["read_gbps"] * 1e9)
+
+
+def least_by_width() -> pd.DataFrame:
+    """Bytes of the reports' model by what a weight is kept as, and the least seconds a token on their machine."""
+    sizes = {width: bytes_ * elements() for width, bytes_ in WIDTHS.items()} | {"blocks of the file": block_bytes()}
+    table = pd.DataFrame({"GB": {width: nbytes / 1e9 for width, nbytes in sizes.items()}}).rename_axis("weights kept as")
+    return table.assign(**{"least ms a token": [1e3 * least_seconds(nbytes) for nbytes in sizes.values()]})
