@@ -43,16 +43,16 @@ def recorded(lab):
 def first_token(path, folder):
     """(logits against the CPU's, table, records)."""
     import kit
-    from kit.findings import n01_first_token as finding
     from kit.findings.n01_first_token import device as on_device
+    from kit.findings.n01_first_token import tables, ways
 
     lab = session(folder, "01_first_token")
-    on_cpu = finding.measure(path, "lazy", PROMPT)
+    on_cpu = ways.measure(path, "lazy", PROMPT)
     runs = [on_device.measure(path, way, PROMPT) for way in on_device.WAYS]
     with kit.open(path) as file:
         predicted = on_device.predict(file, lab.gpu, 1.0)
         on_device.judge(lab, file, [replace(on_cpu, way="reported")], runs, predicted)
-    return finding.equality([on_cpu, *runs]), on_device.table(runs, predicted), recorded(lab)
+    return tables.equality([on_cpu, *runs]), on_device.table(runs, predicted), recorded(lab)
 
 
 def caches(path, folder):

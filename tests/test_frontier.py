@@ -13,7 +13,7 @@ from kit.costs.measured import DTYPES, FUSED, Cost, Kind
 from kit.costs.order import Order
 from kit.costs.ways import LAZY, Part, Prediction, Way
 from kit.findings import n07_memory_frontier as frontier
-from kit.findings.n01_first_token import elements_of
+from kit.findings import reported
 from kit.findings.n07_memory_frontier import advice, pressed, sweep, tiles
 from kit.findings.session import Session
 from kit.lab import machine
@@ -55,7 +55,7 @@ def test_the_whole_model_has_the_weights_of_its_geometry():
     file, costs = invented()
     model, memory = frontier.asked(file, costs, 4 << 30, layers=4)
     assert (model.name, memory) == ("granite-3.3-8b", 4 << 30)
-    assert model.working_set("float32") == 4 * elements_of("granite-3.3-8b")
+    assert model.working_set("float32") == reported.f32_bytes()
     assert model.order.rest == pytest.approx(0.5 * 40 / 4)
     packed = sum(part.blocks for part in model.tile_parts.values()) / model.working_set("int8")
     assert packed == pytest.approx(0.75, rel=1e-3)
@@ -65,7 +65,7 @@ def test_a_model_with_other_tensors_is_asked_about_itself():
     file, costs = invented()
     costs.plain.pop(Kind("Q6_K", (49159, 4096)))
     subject, memory = frontier.asked(file, costs, 4 << 30, layers=4)
-    share = (4 << 30) / (4 * elements_of("granite-3.3-8b"))
+    share = (4 << 30) / (reported.f32_bytes())
     assert subject is file and memory == pytest.approx(share * file.working_set("float32"), rel=1e-6)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from kit.claims import table as claims
+from kit.findings import reported
 from kit.lab import figures
 from kit.quants import exactness as compare
 from kit.quants import reference
@@ -77,9 +78,7 @@ def plausibility(
     machine, seconds_of=("cold-inference", "first-token-preload", "variance-45-1100", "blas-500")
 ) -> pd.DataFrame:
     """GB/s that each reported speed would need on the reports' model in f32, over what this machine reads."""
-    from kit.findings.n01_first_token import elements_of
-
-    nbytes, rows = 4 * elements_of("granite-3.3-8b"), []
+    nbytes, rows = reported.f32_bytes(), []
     for name in seconds_of:
         claim = claims.get(name)
         seconds = 1 / claim.after if claim.unit == "tok/s" else claim.after

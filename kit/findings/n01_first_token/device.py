@@ -1,18 +1,19 @@
 """First token on a device: the file's blocks cross the bus once, as they are, and every token reads them where they lie."""
 
-import numpy as np
 import pandas as pd
 
 import kit
 from kit.claims import table as claims
-from kit.findings.n01_first_token import Run, elements_of, phases
+from kit.claims.judge import judge as verdict_of
+from kit.findings import reported
 from kit.findings.n01_first_token.tables import ratios, samples, typical_runs
+from kit.findings.n01_first_token.ways import Run, phases
 from kit.findings.n04_attention.device import blocks_read, check_room
 from kit.gguf import pagecache
 from kit.lab.device import Limits, synchronize
 from kit.model.device import DeviceTransformer
 from kit.model.device_weights import DeviceWeights
-from kit.units import format_bytes, format_seconds
+from kit.units import format_bytes
 
 WAYS = {
     "uploaded": "from the closed file: the blocks to the device, then the prompt",
@@ -20,11 +21,10 @@ WAYS = {
     "graph": "the prompt's last token by a CUDA graph, those before it in the KV cache",
 }
 PHASES = ("open", "read", "upload", "compute")
-_REPORTED = "granite-3.3-8b"
 
 
 def measure(path, way: str, prompt: list[int]) -> Run:
-    """Go one way to the first token of ``prompt`` (two tokens or more); the clock stops with the logits on the host.
+    """Run one way to the first token of ``prompt`` (two tokens or more); the clock stops with the logits on the host.
 
     Phases: "read" fills pinned memory from the file, "upload" is what of the copy to the device it does not hide.
     Dequantized weights do not exist; ``held_bytes`` counts blocks in device memory.
@@ -88,14 +88,13 @@ def least_seconds(way: str, predicted: pd.DataFrame) -> float:
 
 
 def table(runs: list[Run], predicted: pd.DataFrame) -> pd.DataFrame:
-    """One row a way: seconds by phase, total, bound, total over bound, GB/s of blocks, bytes on the device."""
-    rows = []
-    for way, run in typical_runs(runs).items():
-        least = least_seconds(way, predicted)
-        gbps = predicted.loc["compute", "bytes"] / run.seconds / 1e9
-        rows.append({"way": WAYS[way], **run.phases, "total": run.seconds, "bound": least, "× bound": run.seconds / least,
-                     "GB/s": gbps, "held": format_bytes(run.held_bytes)})  # fmt: skip
-    return pd.DataFrame(rows).set_index("way")
+    """One row a way: seconds by phase, in all, and the least possible; bytes on the device."""
+    rows = {
+        WAYS[way]: {**run.phases, "total": run.seconds, "bound": least_seconds(way, predicted),
+        "held": format_bytes(run.held_bytes)}
+        for way, run in typical_runs(runs).items()
+    }  # fmt: skip
+    return pd.DataFrame(rows).T.infer_objects().rename_axis("seconds")
 
 
 def judge(lab, file, on_cpu: list[Run], runs: list[Run], predicted: pd.DataFrame) -> None:
@@ -106,21 +105,18 @@ def judge(lab, file, on_cpu: list[Run], runs: list[Run], predicted: pd.DataFrame
             quantity=f"first token on the device, {what}", unit="s", samples=samples(runs, way), device=lab.device,
             lower=least_seconds(way, predicted), lower_source="the blocks' bytes at the measured bandwidths it passes",
         )  # fmt: skip
-    times = ratios(on_cpu + runs, "reported", "graph")
-    typical = float(np.median(times))
-    lab.record(
-        claim.id, quantity="first token as reported (CPU) over a token from blocks on the device", unit="x", samples=times,
-        device=lab.device, tolerance="hundreds to thousands: at least 100x",
-        verdict="reproduced in ratio" if typical >= 100 else "not reproduced",
-        reason=f"{typical:,.0f}x on {lab.gpu.name}: nothing is dequantized ahead; the blocks are read where they lie",
-    )  # fmt: skip
-    scale = elements_of(_REPORTED) / sum(tensor.elements for tensor in file.tensors.values())
+    lab.record(verdict_of(
+        claim.id, "first token as reported (CPU) over a token from blocks on the device", "x", ratios(on_cpu + runs,
+        "reported", "graph"),
+        accept=(100, None), in_ratio=True, tolerance="hundreds to thousands, as 2,600x is",
+        text=f"on {lab.gpu.name} nothing is dequantized ahead; the blocks are read where they lie",
+    ), device=lab.device)  # fmt: skip
+    scale = reported.elements() / sum(tensor.elements for tensor in file.tensors.values())
     whole = [scale * seconds for seconds in samples(runs, "second")]
-    lab.record(
-        claim.id, quantity=f"second request on the device, for the weights of {_REPORTED}", unit="s", samples=whole,
-        device=lab.device, lower=scale * least_seconds("second", predicted),
-        lower_source=f"blocks read once at {lab.gpu.read_gbps:,.0f} GB/s", tolerance=f"at most the reported {claim.after} s",
-        verdict="reproduced in ratio" if np.median(whole) <= claim.after else "not reproduced",
-        reason=f"{format_seconds(float(np.median(whole)))} for {scale:.3g} times these weights, which takes "
-        f"{lab.gpu.read_gbps:,.0f} GB/s of device memory and not a preload of f32 weights",
-    )  # fmt: skip
+    lab.record(verdict_of(
+        claim.id, f"second request on the device, for the weights of {reported.MODEL}", "s", whole,
+        accept=(None, claim.after), in_ratio=True,
+        at_least=(scale * least_seconds("second", predicted), f"blocks read once at {lab.gpu.read_gbps:,.0f} GB/s"),
+        text=f"{scale:.3g} times these weights, from blocks in {lab.gpu.read_gbps:,.0f} GB/s of device memory, no "
+        f"preload of f32",
+    ), device=lab.device)  # fmt: skip

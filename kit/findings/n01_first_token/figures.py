@@ -18,12 +18,12 @@ def bars(runs: list[Run]):
     figures.log(log, "x")
     log.set_xlim(parts.sum(axis=1).min() / 20, parts.sum(axis=1).max() * 4)
     linear.set_title("Preloading moves the cost; it does not remove it")
-    log.set_title("The same on a log scale")
+    log.set_title("On a log scale: only the blocks, used where they lie, need neither")
     linear.legend(loc="center right")
     return figure
 
 
-def gantt(runs: list[Run], wanted=("lazy", "preload", "parallel", "overlapped")):
+def gantt(runs: list[Run], wanted=("lazy", "preload", "overlapped")):
     """When each tensor was read, dequantized and used: one line a tensor, one panel a way (of those measured)."""
     colors = {
         "linear": figures.GREEN,
@@ -49,7 +49,7 @@ def gantt(runs: list[Run], wanted=("lazy", "preload", "parallel", "overlapped"))
     return figure
 
 
-def needed_figure(limits: pd.DataFrame, target: float):
+def needed(limits: pd.DataFrame, target: float):
     """Least seconds a token on each device (log scale), the reported time as the bound."""
     figure, axes = figures.new(height=2.8)
     axes.barh(limits.index, limits["least seconds a token"], color=figures.BLUE)

@@ -97,8 +97,11 @@ def answer(runs: list[Run], least_ms: pd.Series) -> str:
     warm = f"; a second request takes {told['warm']} from cached f32" if "warm" in told else ""
     return (
         f"From the closed file to the first token the reports' way takes {told['reported']} here and "
-        f"{'preloading ' + told['preload'] if 'preload' in told else 'loading lazily ' + told['lazy']}, but using the file's blocks where they lie takes "
-        f"{told['fused']}{warm} and {told['fused-warm']} from blocks: preloading moves the dequantizing, it does not remove it. "
-        f"The reports' 0.075 s cannot be a pass over their model in float32, which takes {least_ms['float32']:.0f} ms at 120 GB/s; from "
+        f"{'preloading ' + told['preload'] if 'preload' in told else 'loading lazily ' + told['lazy']}, but using the "
+        f"file's blocks where they lie takes "
+        f"{told['fused']}{warm} and {told['fused-warm']} from blocks: preloading moves the dequantizing, it does not "
+        f"remove it. "
+        f"The reports' 0.075 s cannot be a pass over their model in float32, which takes {least_ms['float32']:.0f} ms "
+        f"at 120 GB/s; from "
         f"its blocks it could be ({least_ms['blocks of the file']:.0f} ms)."
     )

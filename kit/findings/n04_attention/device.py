@@ -13,7 +13,7 @@ import kit
 from kit.claims import table as claims
 from kit.cuda.kvcache import KV_DTYPES
 from kit.errors import ModelError
-from kit.findings.n01_first_token import elements_of
+from kit.findings import reported
 from kit.findings.n04_attention.figures import tokens_roofline
 from kit.lab.device import Limits
 from kit.lab.machine import memory_available
@@ -24,7 +24,6 @@ from kit.synthetic.geometry import GEOMETRIES
 from kit.units import format_bytes
 
 CONTEXTS = (1, 512, 4096, 32768, 131071)
-_REPORTED = "granite-3.3-8b"
 _SHARE = 0.8  # of the free memory that a KV cache may take; masks and activations need some, too
 
 
@@ -177,8 +176,8 @@ def judge(lab, file, points: list[Point], stands_for: str) -> None:
     whole = whole_blocks(stands_for)
     here = [blocks_read(file) / whole / seconds for seconds in shortest.samples]
     typical, upper = float(np.median(here)), 1 / lab.gpu.seconds_to_read(whole)
-    share = elements_of(stands_for) / elements_of(_REPORTED)
-    for name in ("blas-500", "variance-45-1100") if stands_for == _REPORTED else ("variance-45-1100",):
+    share = reported.elements(stands_for) / reported.elements()
+    for name in ("blas-500", "variance-45-1100") if stands_for == reported.MODEL else ("variance-45-1100",):
         claim = claims.get(name)
         reached = "reproduced in ratio" if typical >= claim.after else "not reproduced"
         lab.record(

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from kit.claims import table as claims
-from kit.findings.n01_first_token import elements_of
+from kit.findings import reported
 from kit.findings.n04_attention.variants import amdahl
 from kit.lab import peaks as devices
 from kit.synthetic.geometry import GEOMETRIES
@@ -56,7 +56,7 @@ def _judge_speedup(lab, seconds, shares, context):
 
 def _judge_warm(lab, tokens, seconds, elements, prompt_tokens):
     claim = claims.get("warm-inference")
-    scale = elements_of(REPORTED) / elements
+    scale = reported.elements() / elements
     again, first = float(seconds.loc["again"].median()), float(seconds.loc["first"].median())
     inference = scale * prompt_tokens * again
     loops = float((tokens.loc["again", "projections"] / seconds.loc["again"]).median())
@@ -64,7 +64,7 @@ def _judge_warm(lab, tokens, seconds, elements, prompt_tokens):
     lab.record(
         claim.id, quantity=f"second inference, prompt of {prompt_tokens}, all cached, loops, for the weights of {REPORTED}",
         unit="s", samples=[scale * prompt_tokens * float(value) for value in seconds.loc["again"]],
-        lower=lab.machine.seconds_to_read(4 * elements_of(REPORTED)),
+        lower=lab.machine.seconds_to_read(4 * reported.elements()),
         lower_source="every f32 weight read once at measured bandwidth", tolerance="a factor of 4, another machine",
         verdict=_verdict(claim.after / 4 <= inference <= claim.after * 4),
         reason=f"{format_seconds(inference)}, {format_seconds(inference / prompt_tokens)} a token, with nothing left to "
@@ -83,7 +83,7 @@ def _judge_warm(lab, tokens, seconds, elements, prompt_tokens):
 def _judge_500(lab, seconds, elements):
     claim = claims.get("blas-500")
     reports = devices.load().set_index("id").loc["apple-m4"]
-    whole = elements_of(REPORTED)
+    whole = reported.elements()
     blocks = sum(tensor.nbytes for tensor in GEOMETRIES[REPORTED].tensors("Q4_K_M"))
     most_f32, most_blocks = (float(reports["read_gbps"] * 1e9 / nbytes) for nbytes in (4 * whole, blocks))
     for way, what in (("cached", "cached f32, BLAS"), ("fused", "straight from the blocks")):

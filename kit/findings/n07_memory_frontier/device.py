@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 import kit
+from kit.findings import reported
 from kit.findings.live import Live
-from kit.findings.n01_first_token import elements_of
 from kit.findings.n03_cache_variants.device import bounds, decode, matrices
 from kit.findings.n04_attention.device import blocks_read, check_room, whole_blocks
 from kit.lab import figures
@@ -82,7 +82,7 @@ def plane(file, points: list[Point], gpu: Limits):
 
 def answer(memory: int, gpu: Limits, geometry: str = "granite-3.3-8b") -> str:
     """What to do with ``memory`` bytes of device memory, for the model of the reports, in two sentences."""
-    total, decoded = whole_blocks(geometry), 4 * elements_of(geometry)
+    total, decoded = whole_blocks(geometry), reported.f32_bytes(geometry)
     held = min(memory, total)
     inside, streamed, everything = (predict(total, share, gpu) for share in (held, 0, total))
     return (

@@ -12,7 +12,7 @@ from kit.costs import ways
 from kit.costs.measured import DTYPES, Cost, Kind, measure_costs
 from kit.costs.order import Decode, Order, order_of
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Part, Prediction, Way, parts_of
-from kit.findings.n01_first_token import disk_gbps
+from kit.findings.n01_first_token.bounds import disk_gbps
 from kit.findings.n06_compressed_inference.passes import compressed_model
 from kit.findings.n07_memory_frontier import pressed, tiles
 from kit.gguf import pagecache

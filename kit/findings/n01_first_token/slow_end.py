@@ -1,0 +1,137 @@
+"""What makes 194 s: loops, their order, the length of the prompt, the dequantizer and the threads, each measured, "
+"then combined.
+
+Reports 000 and 001 name none of these. A cost is measured once a weight and scaled: by weights to the reports' model, by
+tokens to the prompt. ``evidence`` shows that both scalings hold here.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+import pandas as pd
+import torch
+
+import kit
+from kit.findings import reported
+from kit.findings.n04_attention.variants import one_of_each_shape
+from kit.gguf.names import layer_of
+from kit.lab import figures
+from kit.lab.machine import usable_cores
+from kit.model.config import read_config
+from kit.model.linear import LINEAR
+
+PROMPTS = (1, 4, 16, 64)
+LOOPS = {"loop": "along rows", "strided": "along columns"}
+NEAR = 0.25  # relative difference from the reported time that counts as giving it
+
+
+def loop_costs(file, samples: int = 2) -> pd.DataFrame:
+    """Seconds a weight and token of one layer's shapes and the output head: one row a loop and number of threads."""
+    weights = kit.Weights(file)
+    config, rows = read_config(file), []
+    names = [*one_of_each_shape(config), "token_embd.weight" if config.tied else "output.weight"]
+    for kind, threads in product(LOOPS, sorted({1, usable_cores()})):
+        _loop(kind, torch.ones(threads, 1), threads, 1)  # compiles
+        seconds = elements = 0
+        for name in names:
+            value = weights[name]
+            counts = sum(
+                layer_of(n) == layer_of(name) and t.shape == file.tensors[name].shape for n, t in file.tensors.items()
+            )
+            repeat = samples if value.numel() < 2**26 else 1  # the head is large enough for one
+            seconds += counts * min(_loop(kind, value, threads, 1) for _ in range(repeat))
+            elements += counts * value.numel()
+        rows.append((LOOPS[kind], threads, seconds / elements))
+    return pd.DataFrame(rows, columns=["loops", "threads", "seconds a weight"])
+
+
+def _loop(kind, value, threads, tokens) -> float:
+    """Seconds of one product, the rows shared out among threads."""
+    x, parts = torch.ones(tokens, value.shape[1]), value.tensor_split(threads)
+    start = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(lambda part: LINEAR[kind].apply({"part": part}, "part", x), parts):
+            pass
+    return time.perf_counter() - start
+
+
+def evidence(file, costs: pd.DataFrame, dequantizing: pd.DataFrame, run, prompt_tokens: int) -> pd.DataFrame:
+    """Does it scale? A matrix at every prompt against one token of it, and a whole inference against its parts."""
+    weights, name = kit.Weights(file), one_of_each_shape(read_config(file))[0]
+    value, rows = weights[name], {}
+    one = min(_loop("strided", value, 1, 1) for _ in range(3))
+    for tokens in PROMPTS[1:]:
+        rows[f"{name}, {tokens} tokens"] = (tokens * one, _loop("strided", value, 1, tokens))
+    elements = sum(tensor.elements for tensor in file.tensors.values())
+    parts = inference(costs, dequantizing, elements, (prompt_tokens,))
+    slow = parts.query("loops == 'along columns' and threads == 1 and dequantizer == 'gguf-py'")
+    rows["the reported way through this file"] = (float(slow["seconds"].iloc[0]), run.seconds)
+    table = pd.DataFrame(rows, index=["scaled, s", "measured, s"]).T.rename_axis("strided loops, one thread")
+    return table.assign(**{"measured / scaled": table["measured, s"] / table["scaled, s"]})
+
+
+def inference(costs: pd.DataFrame, dequantizing: pd.DataFrame, elements: int, prompts=PROMPTS) -> pd.DataFrame:
+    """Seconds of a first inference of so many weights, by loops, threads, dequantizer and prompt.
+
+    ``dequantizing``: GB/s of f32 by threads and dequantizer (parallel.speeds); the threads are the same for both.
+    """
+    rows = [
+        (
+            loops,
+            threads,
+            dequantizer,
+            prompt,
+            elements * (each * prompt + 4 / dequantizing.loc[threads, dequantizer] / 1e9),
+        )
+        for (loops, threads, each), dequantizer, prompt in product(costs.itertuples(index=False), dequantizing, prompts)
+    ]
+    return pd.DataFrame(rows, columns=["loops", "threads", "dequantizer", "prompt", "seconds"])
+
+
+def combinations(costs: pd.DataFrame, dequantizing: pd.DataFrame, target: float) -> pd.DataFrame:
+    """The same for the reports' model, and whether each combination gives the reported time."""
+    table = inference(costs, dequantizing, reported.elements())
+    return table.assign(near=(table["seconds"] / target - 1).abs() <= NEAR)
+
+
+def figure(table: pd.DataFrame, target: float):
+    """Seconds by prompt, a line a combination of loops, threads and dequantizer; what gives the reported time is ringed."""
+    drawn, axes = figures.new(height=4.8)
+    colors = {("along rows", True): figures.SKY, ("along rows", False): figures.BLUE,
+              ("along columns", True): figures.ORANGE, ("along columns", False): figures.VERMILION}  # fmt: skip
+    for (loops, threads, dequantizer), line in table.groupby(["loops", "threads", "dequantizer"], sort=False):
+        label = f"{loops}, {threads} thread{'s' * (threads > 1)}, {dequantizer}"
+        axes.plot(line["prompt"], line["seconds"], "-o" if dequantizer == "gguf-py" else "--s", ms=4, label=label,
+                  color=colors[loops, threads > 1])  # fmt: skip
+    near = table[table["near"]]
+    axes.plot(
+        near["prompt"],
+        near["seconds"],
+        "o",
+        ms=13,
+        mfc="none",
+        mec=figures.BLACK,
+        label=f"within {NEAR:.0%} of {target:g} s",
+    )
+    figures.bound(axes, target, f"reported: {target:g} s")
+    figures.log(axes, "x", "y")
+    axes.set(
+        xlabel="tokens of the prompt, which the reports do not give",
+        ylabel="seconds of a first inference",
+        xticks=PROMPTS,
+    )
+    axes.set_title(f"{len(near)} of {len(table)} set-ups give {target:g} s: the report does not say which it was")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+    return drawn
+
+
+def told(table: pd.DataFrame, target: float) -> str:
+    """Which combinations give the reported time, in a sentence."""
+    near = [f"{row.loops} on {row.threads} with {row.dequantizer} at {row.prompt} tokens ({row.seconds:.0f} s)"
+            for row in table[table["near"]].itertuples()]  # fmt: skip
+    low, high, which = table["seconds"].min(), table["seconds"].max(), "; ".join(near) or "none"
+    return (
+        f"{len(near)} of {len(table)} set-ups come within {NEAR:.0%} of {target:g} s ({which}); "
+        f"they span {low:.0f} to {high:,.0f} s"
+    )
