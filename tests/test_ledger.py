@@ -1,13 +1,20 @@
 """The ledger: no claim left out, verdicts by the stated rule, links to cells, hostile text, the picture."""
 
+import json
+import re
+
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.claims import records
+from kit.claims import book, records
 from kit.claims import table as claims
+from kit.commands import cli
+from kit.errors import ReportError
 from kit.findings.n08_claims import ledger
 from kit.findings.session import Session
+from kit.report import index
 from kit.report import run as runs
 
 EMPTY = dict(run_id="r", quantity="q", unit="s")
@@ -19,8 +26,8 @@ def record(claim="", verdict="", **given):
 
 
 def entry(verdicts, claim="cold-inference", **given):
-    parts = tuple(ledger.Part(record(claim, verdict, **given), "") for verdict in verdicts)
-    return ledger.Entry(claims.get(claim), parts)
+    parts = tuple(book.Part(record(claim, verdict, **given), "") for verdict in verdicts)
+    return book.Entry(claims.get(claim), parts)
 
 
 def write(folder, *rows, name="01_first_token"):
@@ -29,9 +36,9 @@ def write(folder, *rows, name="01_first_token"):
 
 
 def test_an_empty_folder_lists_every_claim_and_its_notebook(tmp_path):
-    entries = ledger.read(tmp_path)
+    entries = book.read(tmp_path)
     assert [e.claim.id for e in entries] == list(claims.load())
-    assert all(e.verdict == ledger.NO_RECORD and e.claim.notebook in e.missing for e in entries)
+    assert all(e.verdict == book.NO_RECORD and e.claim.notebook in e.missing for e in entries)
     assert len(ledger.table(entries)) == len(entries)
     assert ledger.tally(entries)["claims"].sum() == len(entries)
 
@@ -59,10 +66,10 @@ def test_the_rule(verdicts):
 
 def test_the_part_that_can_be_compared_decides_among_equals():
     parts = tuple(
-        ledger.Part(record("first-token-preload", "impossible", unit=unit, quantity=unit), "")
+        book.Part(record("first-token-preload", "impossible", unit=unit, quantity=unit), "")
         for unit in ("GB", "s", "B")
     )
-    assert ledger.Entry(claims.get("first-token-preload"), parts).decisive.record.unit == "s"
+    assert book.Entry(claims.get("first-token-preload"), parts).decisive.record.unit == "s"
 
 
 def test_links_lead_to_the_cell_that_wrote_the_record(tmp_path):
@@ -71,7 +78,7 @@ def test_links_lead_to_the_cell_that_wrote_the_record(tmp_path):
     run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")
     run.notebooks["01_first_token"] = runs.Row("ok", "", 3, 1.0, "now", "d", [0, 1, 2])
     run.save()
-    found = {e.claim.id: e for e in ledger.read(tmp_path)}["cold-inference"]
+    found = {e.claim.id: e for e in book.read(tmp_path)}["cold-inference"]
     assert found.parts[0].link == "01_first_token.html#cell-2"
     assert 'href="01_first_token.html#cell-2"' in ledger.shown(ledger.table([found])).data
 
@@ -81,14 +88,14 @@ def test_a_failed_notebook_and_one_without_a_verdict_say_so(tmp_path):
     run.notebooks["01_first_token"] = runs.Row("failed", "MemoryError", 7, 1.0, "now", "d")
     run.notebooks["04_attention"] = runs.Row("ok", "", 7, 1.0, "now", "d")
     run.save()
-    missing = {e.claim.id: e.missing for e in ledger.read(tmp_path)}
+    missing = {e.claim.id: e.missing for e in book.read(tmp_path)}
     assert "cell 7" in missing["cold-inference"] and "MemoryError" in missing["cold-inference"]
     assert missing["blas-500"] == "04_attention ran and wrote no verdict for it"
 
 
 def test_its_own_records_do_not_count(tmp_path):
     write(tmp_path, record("cold-inference", "reproduced", notebook="08_claims"), name="08_claims")
-    assert all(not e.parts for e in ledger.read(tmp_path))
+    assert all(not e.parts for e in book.read(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,7 @@ def test_its_own_records_do_not_count(tmp_path):
     ],
 )
 def test_the_reported_figure_in_the_unit_of_a_record(claim, unit, expected):
-    assert ledger.reported_in(claims.get(claim), unit) == (pytest.approx(expected) if expected else None)
+    assert book.reported_in(claims.get(claim), unit) == (pytest.approx(expected) if expected else None)
 
 
 def test_relative_divides_by_the_reported_figure():
@@ -115,7 +122,7 @@ def test_relative_divides_by_the_reported_figure():
 def test_every_claim_has_a_line_in_the_picture(tmp_path):
     write(tmp_path, record("cold-inference", "reproduced", lower=0.5, lower_source="x"))
     write(tmp_path, record("cache-4gb-feasible", "impossible", quantity="a very long $name$ " * 9))
-    figure = ledger.picture(ledger.read(tmp_path))
+    figure = ledger.picture(book.read(tmp_path))
     assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == list(claims.load())
     figure.canvas.draw()
 
@@ -124,7 +131,7 @@ def test_hostile_text_stays_text(tmp_path):
     evil = "<script>alert(1)</script>"
     write(tmp_path, record("cold-inference", "reproduced", quantity=evil, lower=1.0, lower_source=evil, tolerance=evil))
     write(tmp_path, record("cold-inference", "not reproduced", quantity=evil))
-    entries = ledger.read(tmp_path)
+    entries = book.read(tmp_path)
     assert len(ledger.parts(entries)) == 2
     for frame in (ledger.table(entries), ledger.parts(entries)):
         assert "<script" not in ledger.shown(frame).data and "&lt;script&gt;" in ledger.shown(frame).data
@@ -134,7 +141,65 @@ def test_conclude_counts_each_claim_once(tmp_path):
     write(tmp_path, record("cold-inference", "reproduced"), record("cold-inference", "impossible"))
     lab = Session("08_claims", profile="smoke", out=tmp_path)
     lab.machine = type("M", (), {"id": "m"})
-    ledger.conclude(lab, ledger.read(tmp_path))
+    ledger.conclude(lab, book.read(tmp_path))
     counts = {row.quantity: row.median for row in records.read([tmp_path / "08_claims.jsonl"])}
     assert counts["claims: impossible"] == 1 and counts["claims: reproduced"] == 0
     assert sum(counts.values()) == len(claims.load())
+
+
+# --- several runs ------------------------------------------------------------------------------------------------------
+
+
+def run_of(folder, *rows, profile="quick", machine="m"):
+    folder.mkdir()
+    for claim, quantity, word in rows:
+        given = {"quantity": quantity, "parameters": {"profile": profile, "model": ""}, "machine_id": machine}
+        write(folder, record(claim, word, **given))
+    return folder
+
+
+def test_one_verdict_that_flips_between_two_runs_is_found(tmp_path):
+    a = run_of(tmp_path / "a", ("cold-inference", "q", "reproduced"), ("layer-50s", "q", "reproduced"))
+    b = run_of(tmp_path / "b", ("cold-inference", "q", "impossible"), ("layer-50s", "q", "undecided here"))
+    rows = {row.claim: row for row in book.across([a, b])}
+    assert rows["cold-inference"].flips and rows["cold-inference"].verdicts == ("reproduced", "impossible")
+    assert rows["layer-50s"].differs and not rows["layer-50s"].flips
+    assert not rows["tile-295-5"].differs and rows["tile-295-5"].verdicts == ("no record",) * 2
+    found = CliRunner().invoke(cli.main, ["verify", str(a), str(b)])
+    assert found.exit_code == 1 and found.output.count("FLIP") == 1
+    assert "layer-50s" in found.output and "tile-295-5" not in found.output
+    assert CliRunner().invoke(cli.main, ["verify", str(a), str(a)]).exit_code == 0
+
+
+def test_a_part_that_flips_below_a_claim_that_does_not_is_found(tmp_path):
+    """The claim is impossible in both runs; one of its parts is judged both ways."""
+    always = ("cold-inference", "bound", "impossible")
+    a = run_of(tmp_path / "a", always, ("cold-inference", "part", "reproduced"))
+    b = run_of(tmp_path / "b", always, ("cold-inference", "part", "not reproduced"))
+    rows = [row for row in book.across([a, b]) if row.claim == "cold-inference"]
+    assert [(row.quantity, row.flips) for row in rows] == [("", False), ("part", True)]
+    found = CliRunner().invoke(cli.main, ["verify", str(a), str(b), "--json"])
+    assert found.exit_code == 1 and sum(row["flips"] for row in json.loads(found.output)) == 1
+
+
+def test_runs_of_two_experiments_are_not_compared(tmp_path):
+    a = run_of(tmp_path / "a", ("cold-inference", "q", "reproduced"))
+    b = run_of(tmp_path / "b", ("cold-inference", "q", "reproduced"), profile="smoke")
+    with pytest.raises(ReportError, match="not of one profile: 'quick', 'smoke'"):
+        book.across([a, b])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ReportError, match="empty holds no verdicts"):
+        book.across([a, tmp_path / "empty"])
+
+
+def test_the_front_page_and_the_notebook_count_alike(tmp_path):
+    """One book: the page's verdict bar has the numbers of the ledger."""
+    write(tmp_path, record("cold-inference", "reproduced"), record("cold-inference", "impossible"))
+    write(tmp_path, record("cache-4gb-feasible", "undecided here"))
+    run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now", planned=["01_first_token"])
+    run.notebooks["01_first_token"] = runs.Row("ok", "", 3, 1.0, "now", "d", [0, 1, 2, 3])
+    run.save()
+    text = index.write(run).read_text()
+    bar = {word: int(count) for count, word in re.findall(r'<li class="tone-[^"]*"><b>(\d+)</b> ([a-z ]+)</li>', text)}
+    assert bar == {word: count for word, count in book.tally(book.read(tmp_path)).items() if count}
+    assert bar["impossible"] == bar["undecided here"] == 1 and sum(bar.values()) == len(claims.load())

@@ -1,16 +1,14 @@
 """The front page of a run: five answers, what to do, the notebooks, every claim with its verdict, and what was not run."""
 
-from collections import Counter
 from pathlib import Path
 
-from kit.claims import table as claims
+from kit.claims import book
+from kit.claims.book import Entry
 from kit.claims.records import Record
-from kit.findings.n08_claims.ledger import STRICTEST_FIRST
 from kit.report import html, theme
 from kit.report.checklist import checklist
 from kit.report.run import Run, write_atomically
 
-NO_RECORD = "no record"
 ANSWERED = {  # the claims that a reader comes for, and what each asks
     "first-token-preload": "Does preloading bring the first token from minutes to an instant?",
     "variance-45-1100": "Can one build give 45 and 1100 tokens a second?",
@@ -26,8 +24,7 @@ def write(run: Run) -> Path:
     logs = [path for name in run.planned if (path := run.folder / f"{name}.jsonl").exists()]
     rows = [pair for name in run.planned for pair in run.records_of(name)]
     cells = {name: html.cells_of(path) for name in run.planned if (path := run.folder / f"{name}.ipynb").exists()}
-    book = ledger(run, rows)
-    words = Counter(entry["verdict"] for entry in book)
+    entries = book.read(run.folder)
     page = theme.render(
         "index.html.j2",
         run=run,
@@ -36,10 +33,10 @@ def write(run: Run) -> Path:
         pages={name for name in run.planned if (run.folder / f"{name}.html").exists()},
         failed=run.failed,
         unfinished=[name for name in run.planned if name not in run.notebooks],
-        ledger=book,
-        answers=answers(book, rows),
+        ledger=entries,
+        answers=answers(entries, rows),
         to_do=(TO_DO, html.answer(cells.get(TO_DO, []))),
-        tally=[(word, words[word]) for word in [*claims.VERDICTS, NO_RECORD] if words[word]],
+        tally=[(word, count) for word, count in book.tally(entries).items() if count],
         measurements=_by_notebook(row for row, _ in rows if not row.verdict),
         records_uri=theme.data_uri(b"".join(log.read_bytes() for log in logs), "application/x-ndjson")
         if logs
@@ -51,50 +48,31 @@ def write(run: Run) -> Path:
     return target
 
 
-def ledger(run: Run, rows: list[tuple[Record, str]]) -> list[dict]:
-    """Every claim of data/claims.yaml: its verdict, its judging records (with their anchors), or what is missing for one."""
-    book = []
-    for claim in claims.load().values():
-        judged = [(row, anchor) for row, anchor in rows if row.claim == claim.id and row.verdict]
-        word = min((row.verdict for row, _ in judged), key=STRICTEST_FIRST.index, default=NO_RECORD)
-        book.append({"claim": claim, "rows": judged, "verdict": word, "missing": missing(run, claim)})
-    return book
-
-
-def answers(book: list[dict], rows: list[tuple[Record, str]]) -> list[dict]:
+def answers(entries: list[Entry], rows: list[tuple[Record, str]]) -> list[dict]:
     """The questions of ANSWERED, each with its claim's verdict: what was claimed, measured and possible, and why.
 
     Measured: of the records in the claim's unit the slow end and the fast one. Possible: the bound of the record that
     decides, or of the fast end.
     """
-    found, entries = [], {entry["claim"].id: entry for entry in book}
+    found, by_id = [], {entry.claim.id: entry for entry in entries}
     for name, question in ANSWERED.items():
-        entry = entries[name]
-        claim = entry["claim"]
-        deciding = next(((row, at) for row, at in entry["rows"] if row.verdict == entry["verdict"]), None)
+        entry = by_id[name]
+        claim, deciding = entry.claim, entry.decisive
         own = [row for row, _ in rows if row.claim == name and row.unit == claim.unit and row.status == "ok"]
-        real = [row for row in own if row.how != "computed"] or [row for row, _ in entry["rows"] if row.status == "ok"]
+        real = [row for row in own if row.how != "computed"] or [
+            part.record for part in entry.parts if part.record.status == "ok"
+        ]
         ends = sorted({row.median for row in real if row.unit == real[0].unit}, reverse=claim.unit == "s")
         if not deciding or not real:
             continue
-        bounded = [row for row in (deciding[0], *own, *real) if row.lower is not None or row.upper is not None]
+        bounded = [row for row in (deciding.record, *own, *real) if row.lower is not None or row.upper is not None]
         bounded.sort(key=lambda row: row.unit != real[0].unit)
         found.append({
-            "question": question, "claim": claim, "verdict": entry["verdict"], "decides": deciding,
+            "question": question, "claim": claim, "verdict": entry.verdict, "decides": deciding,
             "ends": ends[:1] + ends[1:][-1:], "unit": real[0].unit, "bound": bounded[0] if bounded else None,
             "how": "Measured" if any(row.how != "computed" for row in real) else "Computed",
         })  # fmt: skip
     return found
-
-
-def missing(run: Run, claim: claims.Claim) -> str:
-    """Why a claim has no verdict in this run."""
-    state = run.notebooks.get(claim.notebook)
-    if state is None:
-        return f"{claim.notebook} was not run"
-    if state.status != "ok":
-        return f"{claim.notebook} failed before it came to this claim"
-    return f"{claim.notebook} ran and wrote no verdict for it"
 
 
 def card(run: Run, name: str, cells: list[dict]) -> dict:

@@ -3,7 +3,6 @@
 ``<folder>/run.json`` says what was asked and how each notebook ended; it is replaced in one step after every notebook.
 """
 
-import bisect
 import hashlib
 import json
 import os
@@ -16,12 +15,12 @@ import nbformat
 
 import kit
 from kit.claims import records
+from kit.claims.book import STATE, anchored
 from kit.errors import ReportError
 from kit.lab import machine
 from kit.report import parameters
 from kit.report.runner import Outcome, execute
 
-STATE = "run.json"
 RESERVED = ("profile", "model", "out", "device")  # options of `kit reproduce`, so not to be set by -p
 
 
@@ -48,10 +47,6 @@ class Row:
     digest: str
     records_before: list[int] = field(default_factory=list)
 
-    def cell_of(self, number: int) -> int:
-        """The cell, from 1, that wrote record ``number``, from 0."""
-        return bisect.bisect_right(self.records_before, number)
-
 
 @dataclass
 class Run:
@@ -74,13 +69,8 @@ class Run:
     def records_of(self, name: str) -> list[tuple[records.Record, str]]:
         """The records of a notebook, each with the anchor on its page of the cell that wrote it (``#cell-7``)."""
         path = self.folder / f"{name}.jsonl"
-        if not path.exists():
-            return []
         row = self.notebooks.get(name)
-        return [
-            (record, f"#cell-{row.cell_of(number)}" if row else "")
-            for number, record in enumerate(records.read([path]))
-        ]
+        return anchored(path, row and asdict(row)) if path.exists() else []
 
     def save(self) -> None:
         """Replace run.json; ReportError when the folder cannot be written (no rights, full disk)."""

@@ -2,6 +2,7 @@
 
 import math
 
+from kit.claims.book import reported_in
 from kit.claims.records import Record
 from kit.claims.table import Claim
 
@@ -14,9 +15,7 @@ def positions(row: Record, claim: Claim | None) -> dict | None:
     ``possible``: (from, to), open ends reaching the edge, None without bounds; ``measured``: a place or None;
     ``reported``: places of the report's figure (two for a range), when it is in the record's unit.
     """
-    reported = list(claim.ratio) if claim and claim.ratio and row.unit == "x" else []
-    if claim and claim.unit == row.unit and claim.after is not None:
-        reported = [claim.after]
+    reported = [value for value in dict.fromkeys((claim and reported_in(claim, row.unit)) or ()) if value is not None]
     numbers = [value for value in (row.lower, row.median, row.upper, *reported) if value is not None and value > 0]
     if len(set(numbers)) < 2:
         return None

@@ -67,7 +67,7 @@ def test_the_index_accounts_for_every_claim(finished):
     for claim in claims.load():
         assert claim in text
     assert text.count(">no record<") == len(claims.load()) - 2
-    assert "04_attention was not run" in text
+    assert "04_attention has not run in this folder" in text
     assert "needs 32 GiB of memory" in text
     assert "ZeroDivisionError: division by zero" in text
     assert text.count('href="01_first_token.html#cell-9"') == 3, "a verdict links to the cell that measured it"

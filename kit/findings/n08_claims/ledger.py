@@ -1,36 +1,19 @@
 """The ledger: every claim of data/claims.yaml with the verdict that the records of a run give it, or what is missing."""
 
 import html
-from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 from IPython.display import HTML
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from kit.claims import records
+from kit.claims import book
 from kit.claims import table as claims
-from kit.claims.records import Record
-from kit.claims.table import Claim
+from kit.claims.book import NO_RECORD, Entry, Part, reported_in
 from kit.lab import figures
-from kit.report import run as runs
 from kit.units import format_quantity as quantity
 
-RULE = (
-    "A claim has as many parts as records judge it, and it holds only as far as all of them hold: its verdict is the "
-    "strictest of theirs, in the order impossible, not reproduced, undecided here, reproduced in ratio, reproduced. A part "
-    "that is not measurable here decides only when there is no other."
-)
-STRICTEST_FIRST = (
-    "impossible",
-    "not reproduced",
-    "undecided here",
-    "reproduced in ratio",
-    "reproduced",
-    "not measurable here",
-)
-NO_RECORD, NOTHING = "no record", "–"
+NOTHING = "–"
 COLORS = {
     "impossible": figures.VERMILION,
     "not reproduced": figures.ORANGE,
@@ -45,81 +28,13 @@ _MEASURED = {"marker": "o", "color": "#555555", "markersize": 6.5, "linewidth": 
 _POSSIBLE = "#cccccc"
 
 
-@dataclass(frozen=True)
-class Part:
-    """One record that judges a claim, and where it was measured: a page of the report, empty when there is none."""
-
-    record: Record
-    link: str
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One claim with its parts in the order of the notebooks; ``missing`` says why there are none."""
-
-    claim: Claim
-    parts: tuple[Part, ...]
-    missing: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """The claim's verdict by RULE, or NO_RECORD."""
-        return min((part.record.verdict for part in self.parts), key=STRICTEST_FIRST.index, default=NO_RECORD)
-
-    @property
-    def decisive(self) -> Part | None:
-        """The part that decides: of those with the claim's verdict, one that the reported figure can stand beside."""
-        deciding = [part for part in self.parts if part.record.verdict == self.verdict]
-        return max(deciding, key=lambda part: bool(reported_in(self.claim, part.record.unit)), default=None)
-
-
-def read(folder: Path, own: str = "08_claims") -> list[Entry]:
-    """An entry for every claim, from the records of all notebooks in ``folder`` but ``own``."""
-    folder = Path(folder)
-    run = runs.load(folder) if (folder / runs.STATE).exists() else None
-    found: dict[str, list[Part]] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        if path.stem == own:
-            continue
-        rows = run.records_of(path.stem) if run else [(record, "") for record in records.read([path])]
-        page = next((name for name in (f"{path.stem}.html", f"{path.stem}.ipynb") if (folder / name).exists()), "")
-        for record, anchor in rows:
-            if record.verdict:
-                found.setdefault(record.claim, []).append(Part(record, page and page + anchor))
-    return [
-        Entry(claim, tuple(found.get(name, ())), "" if name in found else _missing(claim, folder, run))
-        for name, claim in claims.load().items()
-    ]
-
-
-def _missing(claim: Claim, folder: Path, run) -> str:
-    state = run.notebooks.get(claim.notebook) if run else None
-    if state and state.status != "ok":
-        return f"{claim.notebook} failed in cell {state.cell} before it judged this: {state.reason}"
-    if state or (folder / f"{claim.notebook}.jsonl").exists():
-        return f"{claim.notebook} ran and wrote no verdict for it"
-    return f"{claim.notebook} has not run in this folder; kit reproduce --resume --only {claim.notebook[:2]} adds it"
-
-
-def reported_in(claim: Claim, unit: str) -> tuple[float, float] | None:
-    """The reported figure (least, most) in ``unit``; a ratio ("x") also from a before and an after. None: not in it."""
-    if claim.unit and claim.unit == unit:
-        return claim.after, claim.after
-    if unit == "x" and claim.ratio:
-        return tuple(claim.ratio)
-    if unit == "x" and claim.before and claim.after:
-        faster = max(claim.before, claim.after) / min(claim.before, claim.after)
-        return faster, faster
-    return None
-
-
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
 def tally(entries: list[Entry]) -> pd.DataFrame:
     """Claims by verdict, and what the word means."""
-    meanings = {word: claims.VERDICTS[word] for word in STRICTEST_FIRST} | {NO_RECORD: "nothing in this run judges it"}
-    rows = [(word, sum(e.verdict == word for e in entries), meaning) for word, meaning in meanings.items()]
+    meanings = claims.VERDICTS | {NO_RECORD: "nothing in this run judges it"}
+    rows = [(word, count, meanings[word]) for word, count in book.tally(entries).items()]
     return pd.DataFrame(rows, columns=["verdict", "claims", "meaning"]).set_index("verdict")
 
 
@@ -252,8 +167,8 @@ def _legend(axes) -> None:
 
 def conclude(lab, entries: list[Entry]) -> None:
     """One record a verdict: how many claims have it."""
-    for word, count in tally(entries)["claims"].items():
+    for word, count in book.tally(entries).items():
         lab.record(
-            quantity=f"claims: {word}", unit="claims", samples=[int(count)], upper=len(entries),
+            quantity=f"claims: {word}", unit="claims", samples=[count], upper=len(entries),
             upper_source="rows of data/claims.yaml",
         )  # fmt: skip
