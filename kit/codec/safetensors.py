@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kit.errors import CodecError
+from kit.errors import CodecError, GGUFError
 from kit.gguf.formats import FORMATS
+from kit.gguf.mapped import MappedFile
 from kit.gguf.reader import TensorInfo
 
 
@@ -21,9 +22,10 @@ class SafetensorsFile:
     def __init__(self, path):
         self.path = Path(path)
         try:
-            self._data = np.memmap(self.path, np.uint8, "r")
-        except (OSError, ValueError) as error:
-            raise CodecError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            self._file = MappedFile(self.path)
+        except GGUFError as error:
+            raise CodecError(str(error)) from None
+        self._data = self._file.data
         size = int(self._data[:8].view("<u8")[0]) if self._data.size >= 8 else 0
         try:
             index = json.loads(bytes(self._data[8 : 8 + size])) if 0 < size <= self._data.size - 8 else None
@@ -44,4 +46,5 @@ class SafetensorsFile:
     def blocks(self, name: str) -> np.ndarray:
         """The bytes of a tensor, uint8 (*leading dimensions, bytes of a row), a view of the file."""
         info = self.tensors[name]
+        self._file.check(name)
         return self._data[info.offset : info.offset + info.nbytes].reshape(*info.shape[:-1], -1)

@@ -1,9 +1,7 @@
 """Open a GGUF file by memory map: header, metadata and the tensor table are read, tensor data is not touched."""
 
 import math
-import mmap
 import os
-import stat
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +10,7 @@ import numpy as np
 
 from kit.errors import GGUFError
 from kit.gguf.formats import BY_ID, FORMATS
+from kit.gguf.mapped import MappedFile
 from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
 from kit.gguf.names import layer_of
 from kit.gguf.sources import part_paths, resolve
@@ -61,7 +60,7 @@ class _Part(NamedTuple):
     alignment: int
     metadata: dict[str, Any]
     tensors: list[TensorInfo]
-    data: np.ndarray
+    file: MappedFile
 
 
 class GGUFFile:
@@ -78,7 +77,7 @@ class GGUFFile:
         self.byteorder = "little" if first.order == "<" else "big"
         self.tensors: dict[str, TensorInfo] = {info.name: info for part in parts for info in part.tensors}
         self._orders = [part.order for part in parts]
-        self._maps: list[np.ndarray] | None = [part.data for part in parts]
+        self._files: list[MappedFile] | None = [part.file for part in parts]
         self._views: dict[str, np.ndarray] = {}  # what ``blocks`` gave: asked for at every use of a weight
 
     @property
@@ -95,7 +94,9 @@ class GGUFFile:
                 f"{self.paths[info.part]}: tensor {name!r} has ggml type {type_id}, which the kit does not know; "
                 f"known are {', '.join(FORMATS)}"
             )
-        return self._maps[info.part][info.offset : info.offset + info.nbytes]
+        file = self._files[info.part]
+        file.check(name)
+        return file.data[info.offset : info.offset + info.nbytes]
 
     def blocks(self, name: str) -> np.ndarray:
         """The blocks of a tensor in little-endian order, uint8 (*leading dimensions, bytes of a row).
@@ -103,6 +104,7 @@ class GGUFFile:
         A view of the map for a little-endian file, a swapped copy for a big-endian one. Raises GGUFError.
         """
         if name in self._views:
+            self._files[self.tensors[name].part].check(name)
             return self._views[name]
         data, info = self.raw(name), self._info(name)
         shape = *info.shape[:-1], FORMATS[info.qtype].nbytes(info.shape[-1] if info.shape else 1)
@@ -112,11 +114,13 @@ class GGUFFile:
 
     def close(self) -> None:
         """Let go of the map; reading a tensor afterwards is a GGUFError."""
-        self._maps = None
+        for file in self._files or ():
+            file.close()
+        self._files = None
         self._views.clear()
 
     def _info(self, name: str) -> TensorInfo:
-        if self._maps is None:
+        if self._files is None:
             raise GGUFError(f"{self.path}: the file is closed")
         if name not in self.tensors:
             raise GGUFError(f"{self.path}: no tensor {name!r}; `kit inspect --tensors` lists all {len(self.tensors)}")
@@ -144,22 +148,9 @@ def open(path: str | os.PathLike) -> GGUFFile:
     return GGUFFile(paths, parts)
 
 
-def _map(path: Path) -> np.ndarray:
-    """The whole file as a read-only uint8 view of a memory map."""
-    try:
-        status = path.stat()  # before open, which would wait for the other end of a pipe
-        if not stat.S_ISREG(status.st_mode):
-            raise GGUFError(f"{path}: expected a regular file")
-        if status.st_size == 0:
-            raise GGUFError(f"{path}: byte 0: expected the magic 'GGUF', but the file is empty")
-        with path.open("rb") as handle:
-            return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise GGUFError(f"{path}: cannot be opened: {getattr(error, 'strerror', error)}") from None
-
-
 def _read_part(path: Path, number: int) -> _Part:
-    cursor = Cursor(path, _map(path))
+    file = MappedFile(path)
+    cursor = Cursor(path, file.data)
     magic = cursor.take(4, "the magic 'GGUF'").tobytes()
     if magic != MAGIC:
         cursor.fail(0, f"magic {magic!r}, expected {MAGIC!r}: this is not a GGUF file")
@@ -177,7 +168,7 @@ def _read_part(path: Path, number: int) -> _Part:
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"{path}: 'general.alignment' is {alignment!r}, expected a power of two")
     table = _read_table(cursor, tensors, alignment, number)
-    return _Part(version, cursor.order, alignment, metadata, table, cursor.data)
+    return _Part(version, cursor.order, alignment, metadata, table, file)
 
 
 def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[TensorInfo]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from nbclient.exceptions import DeadKernelError
 from papermill import PapermillExecutionError, execute_notebook
 
+from kit.gguf.mapped import last_read
+
 
 def main() -> None:
     job = json.loads(sys.stdin.readline())
@@ -35,7 +37,11 @@ def main() -> None:
             last_line = (error.evalue.strip().splitlines() or [""])[-1]
             print(json.dumps({"failed": f"{error.ename}: {last_line}".rstrip(": ")}), file=events)
         except DeadKernelError:
-            reason = "the kernel died: killed from outside, out of memory, or a crash in native code"
+            reason = (
+                "the kernel died: killed from outside, out of memory, a lost page of a file, or a crash in native code"
+            )
+            if tensor := last_read(Path(os.environ["KIT_READING"])):
+                reason += f"; the last tensor that it read was {tensor}"
             print(json.dumps({"failed": reason}), file=events)
         except Exception as error:  # whatever stops papermill itself is this notebook's failure, not the run's
             print(json.dumps({"failed": f"{type(error).__name__}: {error}".splitlines()[0]}), file=events)

@@ -81,6 +81,7 @@ class _Child:
             start_new_session=True,  # Ctrl-C on the terminal is for the parent alone
             env=os.environ | {
                 "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+                "KIT_READING": os.path.join(ipython_folder, "reading"),
                 "IPYTHONDIR": ipython_folder,  # the user's start-up files must not change a measurement
             },
         )  # fmt: skip

@@ -1,0 +1,92 @@
+"""A file that is changed while it is mapped: one error before a tensor is read, never a wrong number or a dead process."""
+
+import os
+import shutil
+
+import nbformat
+import pytest
+
+import kit
+from kit.codec.safetensors import SafetensorsFile
+from kit.errors import GGUFError
+from kit.report.runner import execute
+from kit.synthetic.write import synthesize
+
+NAME = "blk.0.ffn_down.weight"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mapped") / "model.gguf"
+    synthesize(path, "tiny-llama")
+    return path
+
+
+@pytest.fixture
+def path(original, tmp_path):
+    return shutil.copy(original, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("read", ["raw", "blocks"])
+@pytest.mark.parametrize("before", [False, True], ids=["first read", "read before"])
+def test_a_file_that_shrank_is_an_error(path, read, before):
+    with kit.open(path) as file:
+        if before:
+            getattr(file, read)(NAME)
+        os.truncate(path, 4096)
+        with pytest.raises(
+            GGUFError, match=rf"model\.gguf: was changed from [\d,]+ to 4,096 bytes.*'{NAME}' was not read"
+        ):
+            getattr(file, read)(NAME)
+
+
+def test_a_file_written_in_place_is_an_error(path):
+    with kit.open(path) as file:
+        with open(path, "r+b") as handle:
+            handle.seek(-1, os.SEEK_END)
+            handle.write(b"x")
+        os.utime(path, ns=(0, 0))  # a clock of coarse steps would hide the write
+        with pytest.raises(GGUFError, match="was changed in place"):
+            kit.Weights(file)[NAME]
+
+
+def test_a_file_that_another_took_the_place_of_stays_readable(path, original):
+    with kit.open(path) as file:
+        before = file.raw(NAME).copy()
+        os.replace(shutil.copy(original, path.with_name("other.gguf")), path)
+        assert (file.raw(NAME) == before).all()
+
+
+def test_closing_lets_go_of_the_file_and_keeps_views(path):
+    held = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
+    file = kit.open(path)
+    view = file.raw(NAME)
+    expected = view.copy()
+    file.close()
+    file.close()
+    assert (view == expected).all()
+    if held is not None:
+        del view, file
+        assert len(os.listdir("/proc/self/fd")) == held
+
+
+def test_safetensors_too(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    path = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(64, 64)}, path)
+    file = SafetensorsFile(path)
+    os.truncate(path, 100)
+    with pytest.raises(GGUFError, match="was changed from"):
+        file.blocks("w")
+
+
+def test_a_lost_page_ends_the_notebook_and_names_the_tensor(path, tmp_path):
+    """What no check can see: the page goes after it. The kernel dies of it; the run goes on and says what was read."""
+    source = tmp_path / "reads.ipynb"
+    code = f"import os, kit\nblocks = kit.open({str(path)!r}).blocks({NAME!r})\nos.truncate({str(path)!r}, 4096)\nblocks.sum()"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), source)
+    (tmp_path / "out").mkdir()
+    outcome = execute(source, tmp_path / "out" / "reads.ipynb", {})
+    assert outcome.status == "failed" and f"the last tensor that it read was '{NAME}' of {path}" in outcome.reason
