@@ -1,11 +1,13 @@
 """Findings of report 004: the arithmetic, the ladder's order of things, and all strategies on a tiny model."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+import kit
 from kit.claims.records import read
-from kit.findings.n05_tile_decode import ladder as tile_decode
+from kit.findings.n05_tile_decode import bits, ladder, native
 from kit.findings.n06_compressed_inference import passes as compressed
 from kit.findings.n06_compressed_inference import verdicts as compressed_verdicts
 from kit.findings.n06_compressed_inference.passes import STRATEGIES
@@ -38,45 +40,71 @@ def test_the_reported_geometry_has_155_layers_and_15784_tiles():
     assert list(tiles)[-1] == "output.weight" and tiles["output.weight"] == 1000
 
 
+def gaussian(rows=512):
+    return torch.randn(rows, 1024, generator=torch.Generator().manual_seed(0))
+
+
 def test_differences_of_independent_values_cost_half_a_bit_a_doubling():
     """Away from the 8 bits where values wrap: a narrow Gaussian under one large value a row."""
-    weights = torch.randn(512, 1024, generator=torch.Generator().manual_seed(0))
+    weights = gaussian()
     weights[:, 0] = 40
-    bits = tile_decode.predictor_entropy({"narrow": weights}).loc["narrow"]
-    assert bits["left"] - bits["none"] == pytest.approx(0.5, abs=0.06)
-    assert bits["left2"] - bits["none"] == pytest.approx(0.5 * np.log2(6), abs=0.08)
-    assert bits["expected left2"] == pytest.approx(bits["left2"], abs=0.08)
+    row = bits.table({"narrow": weights}).loc["narrow"]
+    assert row["LEFT"] - row["order 0"] == pytest.approx(0.5, abs=0.06)
+    assert row["LEFT twice"] - row["order 0"] == pytest.approx(0.5 * np.log2(6), abs=0.08)
 
 
 def test_sizes_stand_in_their_order():
-    sizes = tile_decode.sizes(torch.randn(512, 1024, generator=torch.Generator().manual_seed(0)))["bits"]
-    kit_bits, reported, zstd, *_ = sizes
-    assert kit_bits < zstd < reported < 8.2
-    assert sizes.iloc[-1] == 8
+    row = bits.table({bits.GAUSSIAN: gaussian()}).loc[bits.GAUSSIAN]
+    assert row["order 0"] < row["kit tiles"] < row["zstd -19"] < row["as reported"] < 8.2
+    assert "generated" in bits.sentence(bits.table({bits.GAUSSIAN: gaussian(), "own": gaussian()}), generated=True)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+@pytest.mark.parametrize("context", [False, True])
+def test_the_native_decoder_is_the_reported_one(level, context):
+    """Against the values themselves, wherever they wrap; a table a tile."""
+    values = torch.from_numpy(np.random.default_rng(1).integers(-128, 128, (512, 512)).astype(np.int8) // 3)
+    tiles = kit.codec.encode(values, "reported")
+    out = native.unpack(tiles, level, context, np.empty((4, 256, 256), np.int8))
+    assert np.array_equal(out, bits.tiles_of(values.numpy()))
 
 
 def test_the_ladder_and_its_verdicts(lab):
-    matrices = tile_decode.sample_matrices(lab.file("tinyllama-1.1b"), tiles=4)
+    matrices = bits.sample_matrices(lab.file("tinyllama-1.1b"), tiles=4)
     assert set(matrices) >= {"Gaussian", "attn_q", "ffn_down", "output"}
-    table, raw = tile_decode.ladder(matrices["Gaussian"], samples=2)
-    assert len(table) == len(raw) == len(tile_decode.LADDER)
+    few = [rung for rung in ladder.LADDER if rung.name in ("native -O0", "scalar-table, kit", "simd")]
+    table, raw = ladder.ladder(matrices["Gaussian"], 2, few)
+    assert list(table.index) == list(raw) and (table["seconds"] > 0).all()
     assert table["factor"].iloc[1:].prod() == pytest.approx(table["seconds"].iloc[0] / table["seconds"].iloc[-1])
-    tile_decode.judge(lab, table, raw, 7.2)
-    assert set(lab.verdicts().index) == {"tile-295-5", "generic-decoder"}
 
 
-@pytest.mark.parametrize("seconds, verdict", [(0.003, "not reproduced"), (0.2, "reproduced")])
-def test_whether_the_cpu_is_to_blame_is_measured(lab, seconds, verdict):
-    raw = [[0.3], [seconds], *[[seconds]] * 6]
-    tile_decode.judge(lab, None, raw, 7.2)
-    assert lab.verdicts().loc["generic-decoder", "verdict"] == verdict
-    assert lab.verdicts().loc["tile-295-5", "verdict"] == (
-        "reproduced in ratio" if seconds == 0.003 else "not reproduced"
+@pytest.mark.parametrize(
+    "native, cause, cured", [(0.007, "not reproduced", "reproduced in ratio"), (0.2, "reproduced", "not reproduced")]
+)
+def test_whether_the_cpu_is_to_blame_is_measured(lab, native, cause, cured):
+    raw = {rung.name: [native * share for share in (1.0, 1.01, 0.99, 1.0, 1.0, 1.0)] for rung in ladder.LADDER} | {
+        "python": [0.3] * 6
+    }
+    table = pd.DataFrame(
+        {"new": [rung.new for rung in ladder.LADDER], "seconds": [raw[rung.name][0] for rung in ladder.LADDER]},
+        index=[rung.name for rung in ladder.LADDER],
     )
+    raw["simd"] = [native / 100 if native < 0.1 else native] * 6
+    ladder.verdicts(lab, table, raw, 7.2)
+    assert lab.verdicts().loc["generic-decoder", "verdict"] == cause
+    assert lab.verdicts().loc["tile-295-5", "verdict"] == cured
+    assert "300 ms" in ladder.answer(table, bits.table({"Gaussian": gaussian()}), 1e-6)
+
+
+def test_one_run_has_one_figure_for_the_reported_tile(tmp_path):
+    """06 takes what 05 measured in the same folder."""
+    lab = Session(ladder.NAME, profile="smoke", out=str(tmp_path))
+    lab.record(quantity=ladder.INTERPRETED, unit="s", samples=[0.25, 0.26])
+    assert ladder.interpreted_tile(tmp_path) == [0.25, 0.26]
 
 
 def test_the_least_time_of_a_tile_is_bytes_over_bandwidth():
-    assert tile_decode.least_seconds(MACHINE, 8) == pytest.approx(65536 / 20e9 + 65536 / 10e9)
+    assert ladder.least_seconds(MACHINE, 8) == pytest.approx(65536 / 20e9 + 65536 / 10e9)
 
 
 # ---- hits
