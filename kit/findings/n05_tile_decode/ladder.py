@@ -129,7 +129,7 @@ def answer(table: pd.DataFrame, bits: pd.DataFrame, bound: float) -> str:
     fastest = table["seconds"].idxmin()
     return (
         f"A tile takes {told['python']} only where an interpreter searches for every value: the same search in native code "
-        f"takes {told['native -O0, careless']} without any optimization and {told['native -O3']} with, and all steps together end at "
+        f"takes {told['native -O0, careless']} without any optimization and {told['native -O3']} with, and all steps end at "
         f"{told[fastest]} on this CPU ({format_seconds(bound)} is the least), so no GPU is needed for the reported 1 to 5 ms. "
         f"The reported predictor makes independent weights larger: {bits.loc['Gaussian', 'LEFT twice']:.2f} bits where "
         f"{bits.loc['Gaussian', 'order 0']:.2f} are enough."
