@@ -30,6 +30,7 @@ class Live:
     accesses: pd.DataFrame
     logits: torch.Tensor
     held_bytes: int
+    dequantizing: float = 0.0  # seconds of the first pass
 
     @property
     def tokens_per_second(self) -> float:
@@ -55,9 +56,11 @@ def _rate(accesses, weight=1.0):
 
 def decode(
     file, cache: Policy, label: str = "", passes: int = 4, backend: str = "cpu", linear: str = "decoded",
-    attention: str = "blas", fault: Callable | None = None, prepare: Callable | None = None,
+    attention: str = "blas", fault: Callable | None = None, prepare: Callable | None = None, prompt: int = 1,
 ) -> Live:  # fmt: skip
     """Decode ``passes`` tokens one by one from an empty context, with fixed inputs, through ``cache``.
+
+    ``prompt``: tokens a pass, for a pass that is an inference of its own (a prompt's), not a token.
 
     ``fault(policy, trace)`` puts a broken store (kit.cache.faults) in place of the real one; ``prepare(weights)`` runs
     before the first pass and may return a context manager to decode inside (a prefetcher).
@@ -67,17 +70,20 @@ def decode(
     if fault:
         weights.store = fault(cache, trace)
     model = kit.Transformer(weights, linear=linear, attention=attention)
-    context = model.new_cache(passes)
+    context = model.new_cache(passes * prompt)
     inside = prepare(weights) if prepare else None
     trace.clear()
     with inside or nullcontext():
         for number in range(passes):
-            logits = model.step([1 + number % 3], context)
+            logits = model.step([1 + number % 3] * prompt, context)
     frame = trace.frame()
     seconds = tuple(frame.loc[frame["what"] == "token", "seconds"])
     stats = weights.store.stats
     held = getattr(weights.store, "held_bytes", stats.resident_bytes)
-    return Live(label or repr(cache), seconds, stats, frame[frame["what"] == "access"], logits, held)
+    dequantizing = float(
+        frame.loc[(frame["what"] == "dequantize") & (frame["token"] == frame["token"].min()), "seconds"].sum()
+    )
+    return Live(label or repr(cache), seconds, stats, frame[frame["what"] == "access"], logits, held, dequantizing)
 
 
 def miss_costs(file) -> dict[str, float]:
@@ -110,7 +116,7 @@ def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
          run.stats.resident_bytes / 2**20)
         for run in runs
     ]  # fmt: skip
-    names = ["run", "tok/s", "of the bound", "GB/s of weights", "hit rate", "byte hit rate", "resident MiB"]
+    names = ["run", "tok/s", "of the bound", "weights, GB/s", "hit rate", "byte hit rate", "resident MiB"]
     return pd.DataFrame(rows, columns=names).set_index("run")
 
 

@@ -6,6 +6,7 @@ import sys
 
 import pandas as pd
 
+from kit.errors import ReportError
 from kit.units import format_bytes
 
 # The child imports first and limits its address space afterwards: what it may take is what it has plus the budget.
@@ -50,8 +51,8 @@ def table(budget: int = 256 << 20, tensors: int = 32, nbytes: int = 16 << 20) ->
     """A model of twice the budget through three caches; the limited ones may hold half of the budget."""
     rows = [run(kind, tensors, nbytes, budget, budget // 2) for kind in ("HashMap", "LRU", "Pinned")]
     frame = pd.DataFrame(rows).set_index("cache")
+    if failed := frame.index[frame["exit"] != 0].tolist():
+        raise ReportError(f"the child with {failed[0]} ended early: {frame.loc[failed[0], 'message']}")
     frame.insert(0, "memory allowed", format_bytes(budget))
     frame.insert(1, "model", format_bytes(tensors * nbytes))
-    if "held" in frame:
-        frame["held"] = frame["held"].map(format_bytes, na_action="ignore")
-    return frame
+    return frame.assign(held=frame["held"].map(format_bytes)).drop(columns=["exit", "errors"])

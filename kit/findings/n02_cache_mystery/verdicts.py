@@ -4,9 +4,11 @@ import numpy as np
 import pandas as pd
 
 from kit.claims import table as claims
+from kit.claims.judge import judge, times
+from kit.findings import reported
 from kit.findings.live import Live
-from kit.findings.n02_cache_mystery.preload import HYPOTHESES, LIMIT, MIB, REPORTED_MB, Preloads
-from kit.lab import peaks as devices
+from kit.findings.n02_cache_mystery import causes, hypotheses
+from kit.findings.n02_cache_mystery.preload import LIMIT, MIB, REPORTED_MB, WATCHED, Preloads
 from kit.units import format_bytes
 
 
@@ -15,113 +17,112 @@ def judge_preload(lab, preloads: Preloads, checked: pd.DataFrame, references: in
     count, total = len(preloads.names), int(preloads.sizes.sum())
     resident = preloads.resident_bytes / MIB
     low, high = np.percentile(resident, (2.5, 97.5))
+    megabytes = np.mean(preloads.resident_bytes / 1e6 <= REPORTED_MB)
     lab.record(
-        "preload-memory", quantity=f"memory after a preload of {count} tensors through 4 GiB, {len(resident):,} orders",
-        unit="MiB", samples=resident.tolist(), lower=(LIMIT - preloads.sizes.max()) / MIB,
-        lower_source="the limit less the largest tensor", upper=LIMIT / MIB, upper_source="the limit",
-        tolerance="the report's value lies in the middle 95 %",
-        verdict="reproduced" if low <= REPORTED_MB <= high else "not reproduced",
-        reason=f"{REPORTED_MB} MB against {low:,.0f} to {high:,.0f}: where a full 4 GiB LRU stops, not {count} tensors",
+        quantity=f"memory after a preload of {count} tensors through 4 GiB, {len(resident):,} orders", unit="MiB",
+        samples=resident.tolist(), lower=(LIMIT - preloads.sizes.max()) / MIB, lower_source="the limit less the largest tensor",
+        upper=LIMIT / MIB, upper_source="the limit",
     )  # fmt: skip
+    lab.record(judge(
+        "preload-memory", f"orders that end at or below {REPORTED_MB} MiB", "%", [100 * np.mean(resident <= REPORTED_MB)],
+        accept=(2.5, 97.5), how="counted", tolerance="the report's value lies in the middle 95 % of orders",
+        text=f"the middle 95 % is {low:,.0f} to {high:,.0f} MiB: 3920 is where a full 4 GiB LRU stops, not {count} tensors; as "
+        f"10^6 bytes it would be lower than all but {megabytes:.1%} of the orders, so the report's MB is 2^20 bytes",
+    ))  # fmt: skip
+    lab.record(judge(
+        "preload-memory", "bytes that hold all tensors in float32", "B", accept=(None, LIMIT), how="computed",
+        at_least=(total, "4 bytes a weight"), tolerance="the limit of the report's cache",
+        text=f"{format_bytes(total)} do not fit in {format_bytes(LIMIT)}; {np.median(preloads.survivors):.0f} of "
+        f"{count} tensors stay",
+    ))  # fmt: skip
+    why = "a preload touches each tensor once, so it cannot hit: the rate says nothing about the cache"
     lab.record(
-        "preload-memory", quantity="bytes of all tensors in f32 over the limit", unit="x", samples=[total / LIMIT],
-        lower=1.0, lower_source="all can only be cached when this is at most 1", tolerance="none: arithmetic",
-        verdict="impossible" if total > LIMIT else "reproduced",
-        reason=f"{format_bytes(total)} do not fit in {format_bytes(LIMIT)}; {np.median(preloads.survivors):.0f} tensors stay",
-    )  # fmt: skip
-    exact = bool((checked["hits"] == 0).all() and (checked["misses"] == 362).all())
-    lab.record(
-        "preload-hit-rate", quantity="hit rate of the preload, replayed orders", unit="%",
-        samples=(100 * checked["hits"] / (checked["hits"] + checked["misses"])).tolist(), lower=0.0, upper=0.0,
-        lower_source="each tensor is asked for once", upper_source="each tensor is asked for once",
-        tolerance="exact: 0 hits and 362 misses", verdict="reproduced" if exact else "not reproduced",
-        reason="a preload touches each tensor once, so it cannot hit: the rate says nothing about the cache",
-    )  # fmt: skip
-    after = count + ~preloads.watched["token_embd.weight"]
-    share = float(np.mean(after == claims.get("miss-counter").after))
-    lab.record(
-        "miss-counter", quantity="misses after the first access of inference, over orders", unit="misses",
-        samples=after.tolist(), lower=count, lower_source="token_embd survived the preload", upper=count + 1,
-        upper_source="it did not", tolerance="363 in at least half of the orders",
-        verdict="reproduced" if share >= 0.5 else "not reproduced",
-        reason=f"363 in {share:.0%} of the orders: {count} misses of the preload and one for token_embd; 178 is the same "
-        "counter read on the way",
-    )  # fmt: skip
-    claim = claims.get("strong-count")
-    lab.record(
-        "strong-count", quantity="references to one cache that all tensors share", unit="references", samples=[references],
-        lower=count + 2, lower_source="tensors, owner, one local variable", upper=count + 2, upper_source="the same",
-        tolerance="exact", verdict="reproduced" if references == claim.after else "not reproduced",
-        reason=f"{count} tensors, the owner and one local make {references}: the count shows one instance and no fault",
-    )  # fmt: skip
+        judge(
+            "preload-hit-rate", "hits of the preload", "hits", checked["hits"], accept=(0, 0), how="counted", text=why
+        )
+    )
+    lab.record(judge(
+        "preload-hit-rate", "misses of the preload", "misses", checked["misses"], accept=(362, 362), how="counted", text=why
+    ))  # fmt: skip
+    goal = claims.get("miss-counter").after
+    lab.record(judge(
+        "miss-counter", f"orders in which the misses go on to {goal:g}", "%",
+        [100 * np.mean(count + ~preloads.watched[WATCHED[0]] == goal)], accept=(50, None), how="counted",
+        tolerance="most orders",
+        text=f"{count} misses of the preload and one for {WATCHED[0]}; 178 is the same counter read on the way",
+    ))  # fmt: skip
+    lab.record(judge(
+        "strong-count", "references to one cache that all tensors share", "references", [references],
+        accept=(claims.get("strong-count").after,) * 2, how="counted",
+        text=f"{count} tensors, the owner and one local make {references}: the count shows one instance and no fault",
+    ))  # fmt: skip
 
 
 def judge_hypotheses(lab, table: pd.DataFrame) -> None:
-    """The four hypotheses: how much of the evidence each reproduces alone, beside plain eviction."""
-    evidence = table.columns.drop("explains all")
-    plain = HYPOTHESES[0].text
-    for hypothesis in HYPOTHESES:
+    """The four hypotheses, each a trait on the report's LRU: what only it explains, if it contradicts nothing."""
+    for key, hypothesis in hypotheses.HYPOTHESES.items():
         if not hypothesis.claim:
             continue
-        shows = table.loc[hypothesis.text, evidence].astype(float)
-        missing = [what for what, share in shows.items() if share <= 0.5]
-        verdict = "reproduced" if not missing else "not reproduced"
-        reason = f"alone it does not give: {'; '.join(missing)}" if missing else "alone it gives all that was seen"
-        if table.loc[plain, "explains all"]:
-            reason += "; plain eviction by the cache's own 4 GiB limit gives all of it"
-        lab.record(
-            hypothesis.claim, quantity="evidence of report 001 that it shows alone", unit=f"of {len(evidence)}",
-            samples=[float((shows > 0.5).sum())], lower=0, lower_source="none of it", upper=len(evidence),
-            upper_source="all of it", tolerance="all, each in most preload orders", verdict=verdict, reason=reason,
-        )  # fmt: skip
+        against, needed = hypotheses.contradicted(table, key), int(table.loc[key, "only it explains"])
+        text = f"it contradicts: {'; '.join(against)}" if against else "it contradicts nothing"
+        if key == "limit":
+            pressed = "; ".join(hypotheses.contradicted(table, "pressure")) or "nothing"
+            text += (
+                f", and without a limit {needed} of {len(table.columns) - 1} go away; the machine's own memory plays "
+                f"no part: the cache "
+                f"and the file leave half of 16 GiB free, and had it taken half of the cache, that would contradict: {pressed}"
+            )
+        elif not needed:
+            text += ", and eviction by the cache's own 4 GiB limit explains all of it without this"
+        lab.record(judge(
+            hypothesis.claim, "evidence of report 001 that only it explains, contradicting none", "kinds",
+            [0 if against else needed],
+            accept=(1, None), how="counted", tolerance="each shown in most preload orders", text=text,
+        ))  # fmt: skip
 
 
-def judge_two_levels(lab, run: Live, tensors: int) -> None:
-    """dual-level-cache and warm-inference, from a decode with the two-level fault and strided loops."""
+def judge_two_levels(lab, run: Live, tensors: int, prompt: int) -> None:
+    """dual-level-cache and warm-inference, from inferences with the two-level fault, a slow dequantizer and strided loops."""
     outer = run.stats
-    silent = outer.gets == outer.misses == tensors
-    later = outer.gets - tensors
-    lab.record(
-        "dual-level-cache", quantity="requests that reach the outer cache after the first pass", unit="requests",
-        samples=[later], lower=0, lower_source="the inner level answers first", tolerance="exact: none",
-        verdict="reproduced" if silent else "not reproduced",
-        reason=f"{outer.misses} misses in the first pass, {later} requests after it; meanwhile {format_bytes(run.held_bytes)} "
-        "are held whatever the outer limit says",
-    )  # fmt: skip
-    ratios = [seconds / run.seconds[0] for seconds in run.seconds[1:]]
-    typical = float(np.median(ratios))
-    lab.record(
-        "warm-inference", quantity="inference with every tensor cached over the first one, strided loops", unit="x",
-        samples=ratios, upper=1.0, upper_source="the same work less the dequantizing",
-        tolerance="0.75 to 1.25 (report: 0.92 and 1.09)",
-        verdict="reproduced in ratio" if 0.75 <= typical <= 1.25 else "not reproduced",
-        reason=f"{typical:.2f}: of the first inference {1 - typical:.0%} was dequantizing (and what else a first pass does); "
-        "caching cannot take away the loops",
-    )  # fmt: skip
+    lab.record(judge(
+        "dual-level-cache", "requests that reach the outer cache after the first inference", "requests", [outer.gets - tensors],
+        accept=(0, 0), how="counted", text=f"{outer.misses} misses in the first inference; "
+        f"{format_bytes(run.held_bytes)} are held "
+        "whatever the outer limit says",
+    ))  # fmt: skip
+    loops = float(np.median(run.seconds[1:])) / prompt
+    lab.record(judge(
+        "warm-inference", f"inference with every tensor cached over the first, prompt of {prompt}, strided loops", "x",
+        [seconds / run.seconds[0] for seconds in run.seconds[1:]], accept=times(1.0, 1.5), in_ratio=True,
+        tolerance="the report: 0.92 and 1.09",
+        text=f"{run.dequantizing / run.seconds[0]:.0%} of the first inference was dequantizing, all that caching can "
+        f"take away; the "
+        f"loops remain, and of a prompt of one token dequantizing were {run.dequantizing / (run.dequantizing + loops):.0%}",
+    ))  # fmt: skip
 
 
-def judge_speeds(lab, rungs: pd.DataFrame, caught: pd.DataFrame, total_bytes: int) -> None:
-    """variance-45-1100 and blas-500: what a client that reads nothing prints, and what the bandwidth forbids."""
-    printed = rungs['printed "tok/s"']
-    reported = (45, 500, 1100)
-    near = all(0.67 <= value / goal <= 1.5 for value, goal in zip(printed, reported, strict=True))
-    stopped = (caught.loc[caught["stopped by"] != "none: it counts", '"tok/s"']).count()
-    lab.record(
-        "variance-45-1100", quantity="tokens a second printed for errors on loopback", unit="tok/s",
-        samples=printed.tolist(), lower=0, lower_source="no token was made", tolerance="a factor of 1.5 at each rung",
-        verdict="reproduced" if near else "not reproduced",
-        reason="errors after 110, 10 and 9 ms for 5, 5 and 10 asked tokens print the report's range; the gates stop "
-        f"{stopped} of {len(caught)} kinds of answer and let the real one pass",
-    )  # fmt: skip
-    device = devices.load().set_index("id").loc["apple-m4"]
-    most = device["read_gbps"] * 1e9 / total_bytes
+def judge_speeds(lab, rungs: pd.DataFrame, caught: pd.DataFrame, tried: pd.DataFrame) -> None:
+    """variance-45-1100 and blas-500: one cause that prints such numbers beside others, and what the bandwidth forbids."""
+    goals = (45, 500, 1100)
+    stopped = int((caught["stopped by"] != "none: it counts").sum())
+    lab.record(judge(
+        "variance-45-1100", 'printed for errors on loopback over the reported "tok/s"', "x",
+        [value / goal for value, goal in zip(rungs['printed "tok/s"'], goals, strict=True)], accept=times(1.0, 1.5),
+        in_ratio=True,
+        tolerance="at each of 45, 500 and 1100",
+        text="one possible cause, not the one shown to be: a client that divides asked tokens by the time of an "
+        "error, whose delays "
+        f"we chose, prints this range, and gates stop {stopped} of {len(caught)} kinds of answer; factors that causes gave "
+        f"here: {causes.told(tried)}",
+    ))  # fmt: skip
+    device = reported.machine()
+    most = 1 / reported.least_seconds(reported.f32_bytes())
     for claim in ("variance-45-1100", "blas-500"):
         goal = claims.get(claim).after
-        lab.record(
-            claim, quantity="most tokens a second of granite-3.3-8b in f32 at the reports' bandwidth", unit="tok/s",
-            samples=[most], upper=most, upper_source=f"{format_bytes(total_bytes)} a token over {device['read_gbps']} GB/s: "
-            f"{device['source']}", tolerance="none: a bound",
-            verdict="impossible" if goal > most else "not reproduced",
-            reason=f"{goal} tok/s would read {goal * total_bytes / 1e12:.1f} TB/s; the machine has "
+        lab.record(judge(
+            claim, f"tokens a second of {reported.MODEL} in float32 at the reports' bandwidth", "tok/s", accept=(goal, None),
+            how="computed", at_most=(most,
+            f"{format_bytes(reported.f32_bytes())} a token, {device['read_gbps']} GB/s: {device['source']}"),
+            text=f"{goal:g} tok/s would read {goal * reported.f32_bytes() / 1e12:.1f} TB/s; the machine has "
             f"{device['read_gbps'] / 1000:.2f}",
-        )  # fmt: skip
+        ))  # fmt: skip

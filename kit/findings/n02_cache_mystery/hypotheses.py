@@ -1,0 +1,158 @@
+"""What explains report 001? Each hypothesis is one trait of the cache, added to an LRU of its limit, and run.
+
+A hypothesis holds when it contradicts nothing that the report saw and something of it cannot be had without the trait.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+import kit
+from kit.cache import faults
+from kit.cache.store import WeightCache
+
+
+def _here(function):
+    function()
+
+
+def _other_thread(function):
+    worker = threading.Thread(target=function)
+    worker.start()
+    worker.join()
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A cache with one trait: ``make(limit)``, and what happens to it between the preload and inference."""
+
+    text: str
+    make: Callable
+    claim: str = ""
+    without: str = (
+        "limit"  # the hypothesis that lacks this trait: the plain LRU, for its own limit the cache without one
+    )
+    pressed: float = 1.0  # of the limit: what the machine leaves the cache during the preload
+    switch: str = ""  # a method to call between preload and inference
+    serve: Callable = _here
+    asks: bool = True  # whether inference reaches the model at all
+
+
+HYPOTHESES = {
+    "none": Hypothesis("no limit at all", lambda limit: WeightCache(kit.HashMap()), without="none"),
+    "limit": Hypothesis(
+        "evicted by the cache's own limit", lambda limit: WeightCache(kit.LRU(limit)), "hypothesis-eviction", "none"
+    ),
+    "pressure": Hypothesis("evicted as the machine takes half of it back", lambda limit: WeightCache(kit.LRU(limit)),
+    pressed=0.5),
+    "instances": Hypothesis(
+        "several instances", lambda limit: faults.SplitInstances(kit.LRU(limit)), "hypothesis-instances", switch="switch"
+    ),
+    "stats": Hypothesis("statistics that reset", lambda limit: faults.ResettingStats(kit.LRU(limit)), "hypothesis-stats"),
+    "threads": Hypothesis(
+        "thread-local state", lambda limit: faults.ThreadLocal(kit.LRU(limit)), "hypothesis-thread-local", serve=_other_thread
+    ),
+    "two levels": Hypothesis("two levels (report 000)", lambda limit: faults.TwoLevels(kit.LRU(limit))),
+    "harness": Hypothesis("a client that never reaches the model", lambda limit: WeightCache(kit.LRU(limit)), asks=False),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What a hypothesis shows in a preload of all tensors and the first access of inference."""
+
+    hits: int
+    misses: int
+    resident_bytes: int
+    misses_after: int
+    missed_first: bool
+    references: int
+    instances: int
+
+
+class _LazyTensor:
+    """A tensor as the report describes it: it holds a shared reference to the cache and asks it."""
+
+    def __init__(self, name: str, nbytes: int, cache):
+        self.name, self.nbytes, self.cache = name, nbytes, cache
+
+    def get(self, load):
+        return self.cache.get(self.name, self.nbytes, lambda: load(self.name))
+
+
+def _nothing(name: str) -> object:
+    return object()
+
+
+def observe(
+    hypothesis: Hypothesis, tensors: dict[str, int], limit: int, first: str, load=_nothing, seed: int = 0
+) -> Observed:
+    """Preload in one random order, then ask for ``first``. ``load(name)``: the values; without it they are empty."""
+    cache = hypothesis.make(limit)
+    handles = [_LazyTensor(name, nbytes, cache) for name, nbytes in tensors.items()]
+    owner = (cache,)
+    references = sys.getrefcount(owner[0]) - 1  # less the argument of this call
+    for place in np.random.default_rng(seed).permutation(len(handles)):
+        handles[place].get(load)
+    if hypothesis.pressed < 1:
+        cache.resize(int(hypothesis.pressed * limit))
+    before = cache.stats
+    resident = getattr(cache, "held_bytes", before.resident_bytes)
+    answered = getattr(cache, "instance", cache)
+    if hypothesis.switch:
+        getattr(cache, hypothesis.switch)()
+    loaded, seen = [], []
+
+    def first_access():
+        if hypothesis.asks:
+            cache.get(first, tensors[first], lambda: loaded.append(1) or load(first))
+        seen.extend([cache.stats.misses, 1 + (getattr(cache, "instance", cache) is not answered)])
+
+    hypothesis.serve(first_access)
+    return Observed(before.hits, before.misses, resident, seen[0], bool(loaded), references, seen[1])
+
+
+def evidence(tensors: dict[str, int], limit: int, first: str) -> dict[str, Callable[[Observed], bool]]:
+    """What report 001 saw, for so many tensors and this limit, as tests of what was observed."""
+    count, largest = len(tensors), max(size for size in tensors.values() if size <= limit)
+    return {
+        f"0 hits, {count} misses": lambda o: (o.hits, o.misses) == (0, count),
+        "memory: a full cache": lambda o: limit - largest <= o.resident_bytes <= limit,
+        f"{first} misses": lambda o: o.missed_first,
+        f"misses go on to {count + 1}": lambda o: o.misses_after == count + 1,
+        f"1 instance, {count + 2} references": lambda o: (o.instances, o.references) == (1, count + 2),
+    }
+
+
+def tried(tensors: dict[str, int], limit: int, first: str, load=_nothing, seeds=range(5)) -> pd.DataFrame:
+    """Hypothesis by evidence: the share of random preload orders in which it shows what the report saw; and how many of
+    these, shown in most orders, are not shown without its trait."""
+    tests = evidence(tensors, limit, first)
+    shares = {
+        key: [np.mean([test(o) for o in seen]) for test in tests.values()]
+        for key, hypothesis in HYPOTHESES.items()
+        if (seen := [observe(hypothesis, tensors, limit, first, load, seed) for seed in seeds])
+    }
+    table = pd.DataFrame(shares, index=list(tests)).T
+    shown = table > 0.5
+    needed = [int((shown.loc[key] & ~shown.loc[HYPOTHESES[key].without]).sum()) for key in table.index]
+    return table.assign(**{"only it explains": needed})
+
+
+def contradicted(table: pd.DataFrame, key: str) -> list[str]:
+    """The evidence that a hypothesis does not show in most preload orders."""
+    return [what for what, share in table.drop(columns="only it explains").loc[key].items() if share <= 0.5]
+
+
+def worded(table: pd.DataFrame) -> pd.DataFrame:
+    """The same with the hypotheses in words."""
+    return table.rename(index={key: hypothesis.text for key, hypothesis in HYPOTHESES.items()}).rename_axis("on an LRU")
+
+
+def strong_count(tensors: dict[str, int], limit: int) -> int:
+    """References to one shared cache: a handle in each tensor, the owner, one local variable."""
+    return observe(HYPOTHESES["limit"], tensors, limit, next(iter(tensors))).references
