@@ -15,22 +15,26 @@ _LLAMA, _QWEN2, _GRANITE = (GEOMETRIES[name] for name in ("tiny-llama", "tiny-qw
 
 def _scaled(geometry, name, **keys):
     extra = {key.replace("__", "."): value for key, value in keys.items()}
-    return replace(geometry, name=name, multipliers=geometry.multipliers | extra)
+    return replace(geometry, name=name, more=geometry.more | extra)
 
 
+_LINEAR = {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}
 _YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 64}
 MODELS = {
     name: GEOMETRIES[name]
-    for name in ("tiny-llama", "tiny-granite", "tiny-qwen2", "tiny-qwen3", "tiny-mistral", "tiny-qwen3moe")
+    for name in GEOMETRIES
+    if name.startswith("tiny-")
 } | {
-    "linear": _scaled(_LLAMA, "linear", rope__scaling__type="linear", rope__scaling__factor=4.0),
+    "linear": _scaled(_LLAMA, "linear", **_LINEAR),
     "linear-old-key": _scaled(_LLAMA, "linear-old-key", rope__scale_linear=2.0),
     "llama3": replace(_LLAMA, name="llama3", rope_scaling=Scaling(8.0, 1.0, 4.0, 64)),
     "yarn": _scaled(_LLAMA, "yarn", **_YARN),
     "yarn-neox": _scaled(_QWEN2, "yarn-neox", **_YARN),
+    "olmo3": _scaled(GEOMETRIES["tiny-olmo2"], "olmo3", attention__sliding_window=16, **_YARN),
+    "gemma3-linear": _scaled(GEOMETRIES["tiny-gemma3"], "gemma3-linear", **_LINEAR),
     "partial": _scaled(_LLAMA, "partial", rope__dimension_count=32),
     "granitemoe": replace(
-        _scaled(_GRANITE, "granitemoe", expert_count=4, expert_used_count=2), architecture="granitemoe", parts=("experts",)
+        _scaled(_GRANITE, "granitemoe", expert_count=4, expert_used_count=2), architecture="granitemoe"
     ),
 }  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+PAIRS = ("llama", "mistral", "granite", "granitemoe", "smollm3")  # whose neighbors in a head turn together
+
 
 def forward(tokens, metadata, tensors):
     """Logits (tokens, vocabulary), float64. ``metadata``: keys without the architecture's name; ``tensors``: by name."""
@@ -18,16 +20,29 @@ def forward(tokens, metadata, tensors):
     scale = (granite and get("attention.scale")) or 1 / np.sqrt(dim)
     residual = (granite and get("residual_scale")) or 1.0
     turning = get("rope.dimension_count", dim)
+    gemma, oss, olmo = arch.startswith("gemma"), arch == "gpt-oss", arch == "olmo2"
+    # of how many layers the last one has no window; the others say the window holds in all
+    period = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "olmo2": 4}.get(arch)
 
     def norm(x, weight):
         return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
-    def turn(vector, position):
+    def local(layer):
+        return window > 0 and (period is None or (layer + 1) % period != 0)
+
+    def turn(vector, position, layer):
+        if arch == "smollm3" and layer % 4 == 3:
+            return vector
         vector = vector.copy()
         half = turning // 2
+        known = dict(metadata)
+        if local(layer) and arch in ("gemma3", "olmo2"):  # trained with short contexts alone
+            known[f"{arch}.rope.scaling.type"] = "none"
+            known[f"{arch}.rope.freq_base"] = 10000.0 if gemma else get("rope.freq_base")
+        of_layer = lambda key, default=None: known.get(f"{arch}.{key}", default)  # noqa: E731
         for i in range(half):
-            frequency, length = _frequency(i, turning, get, tensors.get("rope_freqs.weight"))
-            a, b = (2 * i, 2 * i + 1) if not arch.startswith("qwen") else (i, i + half)
+            frequency, length = _frequency(i, turning, of_layer, tensors.get("rope_freqs.weight"))
+            a, b = (2 * i, 2 * i + 1) if arch in PAIRS else (i, i + half)
             cos, sin = np.cos(position * frequency) * length, np.sin(position * frequency) * length
             vector[a], vector[b] = vector[a] * cos - vector[b] * sin, vector[a] * sin + vector[b] * cos
         return vector
@@ -36,56 +51,93 @@ def forward(tokens, metadata, tensors):
         y = tensors[f"{name}.weight"] @ x
         return y + tensors[f"{name}.bias"] if f"{name}.bias" in tensors else y
 
-    def swiglu(x, gate, up, down):
-        g = gate(x)
-        return down(g / (1 + np.exp(-g)) * up(x))
+    def gated(x, gate, up, down):
+        g, u = gate(x), up(x)
+        if gemma:  # Hendrycks and Gimpel 2016, by tanh
+            return down(g / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * u)
+        if oss:
+            g, u = np.minimum(g, 7), np.minimum(np.maximum(u, -7), 7) + 1
+            return down(g / (1 + np.exp(-1.702 * g)) * u)
+        return down(g / (1 + np.exp(-g)) * u)
 
     def feed_forward(x, block):
         def parts(suffix):
             return [lambda x, kind=kind: project(x, f"{block}.ffn_{kind}{suffix}") for kind in ("gate", "up", "down")]
 
         def expert(e):
-            stacks = [tensors[f"{block}.ffn_{kind}_exps.weight"] for kind in ("gate", "up", "down")]
-            return [lambda x, matrix=stack[e]: matrix @ x for stack in stacks]
+            def apply(x, kind):
+                name = f"{block}.ffn_{kind}_exps"
+                return tensors[f"{name}.weight"][e] @ x + (
+                    tensors[f"{name}.bias"][e] if f"{name}.bias" in tensors else 0
+                )
 
+            return [lambda x, kind=kind: apply(x, kind) for kind in ("gate", "up", "down")]
+
+        if arch == "phi3":
+            half = len(tensors[f"{block}.ffn_up.weight"]) // 2
+            both = lambda x: project(x, f"{block}.ffn_up")  # noqa: E731
+            return gated(x, lambda x: both(x)[:half], lambda x: both(x)[half:], parts("")[2])
         if f"{block}.ffn_gate_inp.weight" not in tensors:
-            return swiglu(x, *parts(""))
-        score = tensors[f"{block}.ffn_gate_inp.weight"] @ x
+            return gated(x, *parts(""))
+        score = project(x, f"{block}.ffn_gate_inp")
         score = np.exp(score - score.max())
         score /= score.sum()
         best = np.argsort(-score)[: get("expert_used_count")]
-        y = sum(score[e] / score[best].sum() * swiglu(x, *expert(e)) for e in best)
+        y = sum(score[e] / score[best].sum() * gated(x, *expert(e)) for e in best)
         if f"{block}.ffn_up_shexp.weight" in tensors:
-            y = y + swiglu(x, *parts("_shexp"))
+            y = y + gated(x, *parts("_shexp"))
         return y
 
+    def maybe_norm(x, name):
+        return norm(x, tensors[name]) if name in tensors else x
+
     x = tensors["token_embd.weight"][np.asarray(tokens)] * ((granite and get("embedding_scale")) or 1.0)
+    if gemma:
+        x = x * np.sqrt(width)
     for layer in range(get("block_count")):
         block = f"blk.{layer}"
         keys, values, mixed = [], [], np.empty((len(tokens), heads * dim))
         for t in range(len(tokens)):
-            h = norm(x[t], tensors[f"{block}.attn_norm.weight"])
-            q, k, v = (project(h, f"{block}.attn_{part}").reshape(-1, dim) for part in "qkv")
-            if f"{block}.attn_q_norm.weight" in tensors:
+            h = maybe_norm(x[t], f"{block}.attn_norm.weight")
+            if arch == "phi3":
+                q, k, v = np.split(project(h, f"{block}.attn_qkv"), [heads * dim, (heads + kv_heads) * dim])
+            else:
+                q, k, v = (project(h, f"{block}.attn_{part}") for part in "qkv")
+            if olmo:
                 q = norm(q, tensors[f"{block}.attn_q_norm.weight"])
                 k = norm(k, tensors[f"{block}.attn_k_norm.weight"])
-            q, k = ([turn(head, t) for head in part] for part in (q, k))
+            q, k, v = (part.reshape(-1, dim) for part in (q, k, v))
+            if not olmo and f"{block}.attn_q_norm.weight" in tensors:
+                q = norm(q, tensors[f"{block}.attn_q_norm.weight"])
+                k = norm(k, tensors[f"{block}.attn_k_norm.weight"])
+            q, k = ([turn(head, t, layer) for head in part] for part in (q, k))
             keys.append(k)
             values.append(v)
-            first = max(0, t - window + 1) if window else 0
+            first = max(0, t - window + 1) if local(layer) else 0
             for head in range(heads):
                 shared = head * kv_heads // heads
                 score = np.array([scale * q[head] @ keys[s][shared] for s in range(first, t + 1)])
+                if arch == "gemma2":
+                    cap = get("attn_logit_softcapping")
+                    score = cap * np.tanh(score / cap)
+                if oss:
+                    score = np.append(score, tensors[f"{block}.attn_sinks.weight"][head])
                 weight = np.exp(score - score.max())
-                weight /= weight.sum()
+                weight = (weight / weight.sum())[: t + 1 - first]
                 mixed[t, head * dim : (head + 1) * dim] = sum(
                     w * values[s][shared] for w, s in zip(weight, range(first, t + 1), strict=True)
                 )
         for t in range(len(tokens)):
-            x[t] = x[t] + residual * project(mixed[t], f"{block}.attn_output")
-            x[t] = x[t] + residual * feed_forward(norm(x[t], tensors[f"{block}.ffn_norm.weight"]), block)
+            y = project(mixed[t], f"{block}.attn_output")
+            x[t] = x[t] + residual * (y if oss else maybe_norm(y, f"{block}.post_attention_norm.weight"))
+            y = feed_forward(maybe_norm(x[t], f"{block}.{'post_attention' if oss else 'ffn'}_norm.weight"), block)
+            x[t] = x[t] + residual * maybe_norm(y, f"{block}.post_ffw_norm.weight")
     head = tensors.get("output.weight", tensors["token_embd.weight"])
-    return norm(x, tensors["output_norm.weight"]) @ head.T / ((granite and get("logit_scale")) or 1.0)
+    logits = norm(x, tensors["output_norm.weight"]) @ head.T / ((granite and get("logit_scale")) or 1.0)
+    if arch == "gemma2":
+        cap = get("final_logit_softcapping")
+        logits = cap * np.tanh(logits / cap)
+    return logits
 
 
 def _frequency(i, turning, get, divisors):

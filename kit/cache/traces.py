@@ -94,13 +94,9 @@ def repeated(pairs, tokens: int) -> Requests:
 
 def decode_order(geometry, mix: str = "Q4_K_M", dtype: str = "float32", layers: int | None = None):
     """``[(name, bytes), ...]`` of a model (kit.synthetic.geometry) in the order in which a decode step asks for them."""
-    specs = geometry.tensors(mix, layers=layers)
-    sized = {spec.name: spec.elements * BYTES_PER_ELEMENT[dtype] for spec in specs}
-    last = [name for name in ("output_norm.weight", "output.weight") if name in sized]
-    if "output.weight" not in sized:
-        last.append("token_embd.weight")
-    first = [name for name in sized if name.startswith("blk.")]
-    return [(name, sized[name]) for name in first + last]
+    elements = {spec.name: spec.elements for spec in geometry.tensors(mix, layers)}
+    order = geometry.config(layers).order_of_use(elements)
+    return [(name, elements[name] * BYTES_PER_ELEMENT[dtype]) for name in order]
 
 
 def zipf(objects: int, length: int, alpha: float = 1.0, size: int = 1, seed: int = 0) -> Requests:

@@ -77,13 +77,13 @@ class CompressedTransformer(DeviceTransformer):
         self.weights.verify()
         return logits
 
-    def _embed(self, tokens):
-        if "token_embd.weight" not in self.weights.coded:
-            return super()._embed(tokens)
-        return self.weights["token_embd.weight"].index_select(0, tokens) * self.config.embedding_scale
-
-    def _product(self, name, spread_x, add_to, factor):
+    def rows(self, name, index):
         if name not in self.weights.coded:
-            return super()._product(name, spread_x, add_to, factor)
-        y = apply(self.weights.decoded(name).view(torch.uint8), "I8", spread_x).mul_(self.weights.coded[name][1])
+            return super().rows(name, index)
+        return self.weights[name].index_select(0, index)
+
+    def product(self, name, input, add_to, factor):
+        if name not in self.weights.coded:
+            return super().product(name, input, add_to, factor)
+        y = apply(self.weights.decoded(name).view(torch.uint8), "I8", input).mul_(self.weights.coded[name][1])
         return y if add_to is None else add_to.add_(y, alpha=factor)

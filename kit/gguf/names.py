@@ -1,10 +1,12 @@
 """Names of tensors: the layer that one belongs to, and one expert of a stack."""
 
 import re
+from functools import lru_cache
 
 from kit.errors import ModelError
 
 
+@lru_cache(1 << 16)
 def layer_of(name: str) -> int:
     """N of a tensor name that starts with "blk.N.", else -1."""
     match = re.match(r"blk\.(\d{1,9})\.", name, re.ASCII)

@@ -2,7 +2,8 @@
 
 Every variant takes q (heads, tokens, head_dim), k and v (kv_heads, positions, head_dim), all float32, and returns
 (heads, tokens, head_dim). Query t stands at position ``positions - tokens + t`` and sees the ``window`` positions up
-to its own (0: all of them); query head h reads key/value head ``h // (heads / kv_heads)``.
+to its own (0: all of them); query head h reads key/value head ``h // (heads / kv_heads)``. With ``cap``, a scaled score
+s becomes ``cap * tanh(s / cap)``; ``sinks`` (heads,) are scores of a further key of each head, whose value is zero.
 """
 
 import math
@@ -17,7 +18,7 @@ from kit.errors import ModelError
 QUERY_BLOCK, KEY_BLOCK = 128, 512  # scores of one block stay within a few MB a head
 
 
-def _loop(q, k, v, scale, window, out):
+def _loop(q, k, v, scale, window, cap, sinks, out):
     """The reports' manual loop: head x query x key x dim, one multiplication at a time."""
     heads, tokens, dim = q.shape
     positions = k.shape[1]
@@ -28,14 +29,14 @@ def _loop(q, k, v, scale, window, out):
         for token in range(tokens):
             stop = positions - tokens + token + 1
             start = max(0, stop - window) if window > 0 else 0
-            largest = -math.inf
+            largest = sinks[head]
             for key in range(start, stop):
                 score = 0.0
                 for i in range(dim):
                     score += float(q[head, token, i]) * float(k[shared, key, i])
-                weight[key] = score * scale
+                weight[key] = cap * math.tanh(score * scale / cap) if cap > 0 else score * scale
                 largest = max(largest, weight[key])
-            total = 0.0
+            total = math.exp(sinks[head] - largest)
             for key in range(start, stop):
                 weight[key] = math.exp(weight[key] - largest)
                 total += weight[key]
@@ -46,7 +47,7 @@ def _loop(q, k, v, scale, window, out):
                 out[head, token, i] = value / total
 
 
-def _strided(q, k, v, scale, window, out):
+def _strided(q, k, v, scale, window, cap, sinks, out):
     """The same sums column by column: the inner loop strides over the keys, a cache line for every element."""
     heads, tokens, dim = q.shape
     positions = k.shape[1]
@@ -61,8 +62,11 @@ def _strided(q, k, v, scale, window, out):
                 query = float(q[head, token, i]) * scale
                 for key in range(start, stop):
                     weight[key - start] += query * float(k[shared, key, i])
-            weight = np.exp(weight - weight.max())
-            total = weight.sum()
+            if cap > 0:
+                weight = cap * np.tanh(weight / cap)
+            largest = max(weight.max(), sinks[head])
+            weight = np.exp(weight - largest)
+            total = weight.sum() + math.exp(sinks[head] - largest)
             for i in range(dim):
                 value = 0.0
                 for key in range(start, stop):
@@ -73,9 +77,10 @@ def _strided(q, k, v, scale, window, out):
 def _over_arrays(kernel):
     """The common signature around a kernel that fills a numpy array."""
 
-    def attention(q, k, v, scale, window=0):
+    def attention(q, k, v, scale, window=0, cap=0.0, sinks=None):
         out = torch.empty(q.shape, dtype=torch.float32)
-        kernel(q.numpy(), k.numpy(), v.numpy(), scale, window, out.numpy())
+        sinks = np.full(len(q), -np.inf, np.float32) if sinks is None else sinks.float().numpy()
+        kernel(q.numpy(), k.numpy(), v.numpy(), scale, window, cap, sinks, out.numpy())
         return out
 
     return attention
@@ -88,7 +93,7 @@ def hidden(first_query: int, queries: int, first_key: int, keys: int, window: in
     return (key > query) | (key <= query - window) if window else key > query
 
 
-def blas(q, k, v, scale, window=0):
+def blas(q, k, v, scale, window=0, cap=0.0, sinks=None):
     """Two matrix products a key/value head and block of queries: the heads of a group are rows, nothing is repeated."""
     heads, tokens, dim = q.shape
     kv_heads, positions, _ = k.shape
@@ -98,12 +103,28 @@ def blas(q, k, v, scale, window=0):
         rows = q[:, :, start : start + QUERY_BLOCK]
         group_rows = rows.flatten(1, 2)
         first, stop = _seen(positions - tokens + start, rows.shape[2], window)
-        scores = group_rows @ k[:, first:stop].mT
+        scores = _capped(group_rows @ k[:, first:stop].mT, cap)
         if rows.shape[2] > 1:
             mask = hidden(positions - tokens + start, rows.shape[2], first, stop - first, window, q.device)
             scores.unflatten(1, rows.shape[1:3]).masked_fill_(mask, -math.inf)
-        out[:, :, start : start + QUERY_BLOCK] = (scores.softmax(-1) @ v[:, first:stop]).view(rows.shape)
+        out[:, :, start : start + QUERY_BLOCK] = (_softmax(scores, sinks) @ v[:, first:stop]).view(rows.shape)
     return out.view(heads, tokens, dim)
+
+
+def _capped(scores, cap):
+    return scores.div_(cap).tanh_().mul_(cap) if cap else scores
+
+
+def _softmax(scores, sinks):
+    """Over the keys of scores (kv_heads, group * tokens, keys); a sink takes its share and is left out."""
+    if sinks is None:
+        return scores.softmax(-1)
+    rows = (
+        sinks.view(len(scores), -1, 1)
+        .expand(-1, -1, scores.shape[1] * len(scores) // len(sinks))
+        .reshape(*scores.shape[:2], 1)
+    )
+    return torch.cat((scores, rows), -1).softmax(-1)[..., :-1]
 
 
 def _seen(first_query, queries, window):
@@ -111,8 +132,10 @@ def _seen(first_query, queries, window):
     return max(0, first_query - window + 1) if window else 0, first_query + queries
 
 
-def sdpa(q, k, v, scale, window=0):
-    """torch's own fused attention, grouped heads included."""
+def sdpa(q, k, v, scale, window=0, cap=0.0, sinks=None):
+    """torch's own fused attention, grouped heads included; it has no caps and no sinks."""
+    if cap or sinks is not None:
+        raise ModelError(f"attention 'sdpa' has neither soft caps nor sinks; choose one of {', '.join(_ANY_MODEL)}")
     tokens, positions = q.shape[1], k.shape[1]
     square = tokens == positions and not window
     mask = None if square or tokens == 1 else ~hidden(positions - tokens, tokens, 0, positions, window, q.device)
@@ -123,7 +146,7 @@ def sdpa(q, k, v, scale, window=0):
     )[0]
 
 
-def chunked(q, k, v, scale, window=0):
+def chunked(q, k, v, scale, window=0, cap=0.0, sinks=None):
     """Online softmax over blocks of keys (Milakov & Gimelshein 2018): memory does not grow with the context."""
     heads, tokens, dim = q.shape
     kv_heads, positions, _ = k.shape
@@ -134,11 +157,13 @@ def chunked(q, k, v, scale, window=0):
         query = positions - tokens + start
         largest = torch.full((*rows.shape[:3], 1), -math.inf, device=q.device)
         total = torch.zeros_like(largest)
+        if sinks is not None:
+            largest, total = largest.copy_(sinks.view(*q.shape[:2], 1, 1)), total + 1
         value = torch.zeros(rows.shape, device=q.device)
         first, stop = _seen(query, rows.shape[2], window)
         for key in range(first, stop, KEY_BLOCK):
             end = min(key + KEY_BLOCK, stop)
-            scores = (rows.flatten(1, 2) @ k[:, key:end].mT).unflatten(1, rows.shape[1:3])
+            scores = _capped(rows.flatten(1, 2) @ k[:, key:end].mT, cap).unflatten(1, rows.shape[1:3])
             if end > query + 1 or window:
                 scores.masked_fill_(hidden(query, rows.shape[2], key, end - key, window, q.device), -math.inf)
             larger = torch.maximum(largest, scores.amax(-1, keepdim=True)).clamp_min(torch.finfo(q.dtype).min)
@@ -150,11 +175,22 @@ def chunked(q, k, v, scale, window=0):
     return out.view(heads, tokens, dim)
 
 
-def fused(q, k, v, scale, window=0):
-    """One query by the kit's kernel (kit.cpu.attention), on its threads; several, or what it does not take, by ``blas``."""
-    from kit.cpu import attention  # brings in the kernels, which no other variant needs
+def fused(q, k, v, scale, window=0, cap=0.0, sinks=None):
+    """One query by the kit's kernel (kit.cpu.attention), on its threads; what that does not take is ``blas``."""
+    if variant_for("fused", q, k, v, cap, sinks) == "blas":
+        return blas(q, k, v, scale, window, cap, sinks)
+    from kit.cpu.attention import attend  # brings in the kernel, which no other variant needs
 
-    return (attention.attend if attention.takes(q, k, v) else blas)(q, k, v, scale, window)
+    return attend(q, k, v, scale, window)
+
+
+def variant_for(name: str, q, k, v, cap=0.0, sinks=None) -> str:
+    """The name of what computes ``name``: "blas" where the kernel of "fused" does not take the arguments."""
+    if name != "fused":
+        return name
+    from kit.cpu.attention import takes
+
+    return name if takes(q, k, v) and not cap and sinks is None else "blas"
 
 
 ATTENTION = {
@@ -166,6 +202,7 @@ ATTENTION = {
     "chunked": chunked,
     "fused": fused,
 }
+_ANY_MODEL = [name for name in ATTENTION if name != "sdpa"]
 
 
 def attention_named(name: str):

@@ -1,36 +1,12 @@
-"""The architectures that the transformer runs, as rows of a table; a file's hyperparameters and needed tensors."""
+"""A file's hyperparameters, and its tensors in the order in which a forward pass reads them."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 from kit.errors import ModelError
 from kit.gguf.names import layer_of
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """What differs between families that share RMSNorm, RoPE, grouped-query attention and SwiGLU.
-
-    ``rope``: which two elements of a head turn together: ``"interleaved"`` (2i and 2i+1; the GGUF converter permutes
-    llama's q and k for it) or ``"neox"`` (i and i + half). ``qk_norm``: RMSNorm of every query and key head before
-    RoPE. ``scaled``: granite's four multipliers are read from the metadata.
-    """
-
-    rope: str = "interleaved"
-    qk_norm: bool = False
-    scaled: bool = False
-
-
-# Biases, tied embeddings, sliding windows, RoPE scaling and experts are no columns: the file shows them by its
-# tensors and metadata, and any row may have them. Files of Mistral models call themselves llama or mistral.
-ARCHITECTURES = {
-    "llama": Architecture(),
-    "mistral": Architecture(),
-    "granite": Architecture(scaled=True),
-    "granitemoe": Architecture(scaled=True),
-    "qwen2": Architecture(rope="neox"),
-    "qwen3": Architecture(rope="neox", qk_norm=True),
-    "qwen3moe": Architecture(rope="neox", qk_norm=True),
-}
+from kit.model.architectures import ARCHITECTURES, Architecture
 
 
 @dataclass(frozen=True)
@@ -67,49 +43,99 @@ class Config:
     context: int
     norm_eps: float
     rope: RopeConfig
-    window: int  # a query sees this many positions, its own included; 0: all
+    local_rope: RopeConfig  # of the layers with a window
+    window: int  # a query of a local layer sees this many positions, its own included; 0: all
+    local: tuple[bool, ...]  # a layer: whether it has the window
     experts: int  # 0: a dense model
     experts_used: int
     shared_intermediate_size: int  # of the expert that every token passes; 0: none
     embedding_scale: float
     residual_scale: float
     attention_scale: float
+    attention_cap: float  # scores s become cap * tanh(s / cap); 0: none
     logit_scale: float  # logits are divided by it
+    logit_cap: float
     tied: bool  # the output projection is the embedding
+
+    def window_of(self, layer: int) -> int:
+        """Positions that a query of this layer sees; 0: all."""
+        return self.window if self.local[layer] else 0
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """How this layer turns queries and keys; None: not at all."""
+        if self.family.unturned and (layer + 1) % self.family.unturned == 0:
+            return None
+        return self.local_rope if self.local[layer] else self.rope
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor that a forward pass needs, in the order in which it reads them."""
-        q, kv, width = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden_size
-        block = {"attn_norm": (width,), "attn_q": (q, width), "attn_k": (kv, width), "attn_v": (kv, width)}
-        if self.family.qk_norm:
-            block |= {"attn_q_norm": (self.head_dim,), "attn_k_norm": (self.head_dim,)}
-        block |= {"attn_output": (width, q), "ffn_norm": (width,)}
-        if self.experts:
-            block |= {"ffn_gate_inp": (self.experts, width)} | self._ffn(
-                "_exps", self.intermediate_size, (self.experts,)
-            )
-        if self.shared_intermediate_size:
-            block |= self._ffn("_shexp", self.shared_intermediate_size)
-        if not self.experts:
-            block |= self._ffn("", self.intermediate_size)
-        shapes = {"token_embd.weight": (self.vocabulary, width)}
-        for layer in range(self.layers):
-            shapes |= {f"blk.{layer}.{part}.weight": shape for part, shape in block.items()}
-        shapes["output_norm.weight"] = (width,)
-        return shapes if self.tied else shapes | {"output.weight": (self.vocabulary, width)}
+        return {name: shape for name, shape, needed in self.layout() if needed}
 
     def optional_tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of what a file may have besides: biases of the projections, llama 3's RoPE frequencies."""
-        biases = {
-            name.removesuffix("weight") + "bias": shape[:1]
-            for name, shape in self.tensors().items()
-            if name.startswith("blk.") and len(shape) == 2 and "gate_inp" not in name
-        }
-        return biases | {"rope_freqs.weight": (self.rope.dims // 2,)}
+        return {name: shape for name, shape, needed in self.layout() if not needed}
 
-    def _ffn(self, suffix, intermediate_size, lead=()):
-        into, out = (*lead, intermediate_size, self.hidden_size), (*lead, self.hidden_size, intermediate_size)
-        return {f"ffn_gate{suffix}": into, f"ffn_up{suffix}": into, f"ffn_down{suffix}": out}
+    def order_of_use(self, names: Collection[str]) -> list[str]:
+        """Those of ``names`` that each token reads whole, in order: the embedding comes last where it is the output
+        projection, and of an embedding that is not, a token reads a row. Experts (``stack[3]``) come one after another."""
+        place = {name: at for at, (name, *_) in enumerate(self.layout()) if name.startswith(("blk.", "output"))}
+        if self.tied:
+            place["token_embd.weight"] = len(place)
+
+        def when(name):
+            stack, _, expert = name.removesuffix("]").partition("[")
+            router = stack.partition("ffn_")[0] + "ffn_gate_inp.weight" if "_exps." in stack else stack
+            return place.get(router, -1), int(expert or 0), place.get(stack, -1)
+
+        return sorted((name for name in names if when(name)[2] >= 0), key=when)
+
+    def layout(self) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+        """(name, shape, whether it must be there) of all tensors, in order of use."""
+        yield "token_embd.weight", (self.vocabulary, self.hidden_size), True
+        yield "rope_freqs.weight", (self.rope.dims // 2,), False
+        for layer in range(self.layers):
+            for part, shape in self._block():
+                yield f"blk.{layer}.{part}.weight", shape, True
+                if len(shape) > 1:
+                    yield f"blk.{layer}.{part}.bias", shape[:-1], False
+        yield "output_norm.weight", (self.hidden_size,), True
+        if not self.tied:
+            yield "output.weight", (self.vocabulary, self.hidden_size), True
+
+    def _block(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """(part, shape) of the weights of a block, in order of use."""
+        hidden, family, head_dim = self.hidden_size, self.family, self.head_dim
+        q, kv = self.heads * head_dim, self.kv_heads * head_dim
+        before_attention, after_attention, before_ffn, after_ffn = family.norms
+        if before_attention:
+            yield before_attention, (hidden,)
+        if family.fused:
+            yield "attn_qkv", (q + 2 * kv, hidden)
+        else:
+            yield from (("attn_q", (q, hidden)), ("attn_k", (kv, hidden)), ("attn_v", (kv, hidden)))
+        if family.qk_norm:
+            each = family.qk_norm == "head"
+            yield from (("attn_q_norm", (head_dim if each else q,)), ("attn_k_norm", (head_dim if each else kv,)))
+        if family.sinks:
+            yield "attn_sinks", (self.heads,)
+        yield "attn_output", (hidden, q)
+        yield from ((norm, (hidden,)) for norm in (after_attention, before_ffn) if norm)
+        if self.experts:
+            yield "ffn_gate_inp", (self.experts, hidden)
+            yield from self._ffn("_exps", self.intermediate_size, (self.experts,))
+        if self.shared_intermediate_size:
+            yield from self._ffn("_shexp", self.shared_intermediate_size)
+        if not self.experts:
+            yield from self._ffn("", self.intermediate_size)
+        if after_ffn:
+            yield after_ffn, (hidden,)
+
+    def _ffn(self, suffix, size, stack=()):
+        if self.family.fused:
+            yield f"ffn_up{suffix}", (*stack, 2 * size, self.hidden_size)
+        else:
+            yield from ((f"ffn_{part}{suffix}", (*stack, size, self.hidden_size)) for part in ("gate", "up"))
+        yield f"ffn_down{suffix}", (*stack, self.hidden_size, size)
 
 
 _REQUIRED = object()
@@ -133,6 +159,14 @@ class _Keys:
     def text(self, key, default=_REQUIRED) -> str:
         return self._read(key, default, str, "text")
 
+    def local(self, period: int, layers: int) -> tuple[bool, ...]:
+        """Which layers have the window: by the file's period, its list of flags, or the family's period."""
+        found = self.file.metadata.get(f"{self.file.architecture}.attention.sliding_window_pattern", period)
+        if not isinstance(found, int) and len(found) == layers:
+            return tuple(map(bool, found))
+        period = self.count("attention.sliding_window_pattern", period)
+        return tuple(period == 0 or layer % period < period - 1 for layer in range(layers))
+
     def _read(self, key, default, kind, wanted):
         key = f"{self.file.architecture}.{key}"
         value = self.file.metadata.get(key, default)
@@ -153,46 +187,62 @@ def read_config(file) -> Config:
     Raises ModelError for an architecture that is not in the table, a key that is missing or senseless, and a tensor
     that is missing or of another shape than the keys say.
     """
+    embedding = file.tensors.get("token_embd.weight")
+    config = described_config(file, embedding.shape[0] if embedding else 0, "output.weight" not in file.tensors)
+    _check(file, config)
+    return config
+
+
+def described_config(file, vocabulary: int, tied: bool) -> Config:
+    """The same by ``architecture`` and ``metadata`` alone, of a file that may not be written yet."""
     family = ARCHITECTURES.get(file.architecture)
     if family is None:
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"{file.path}: architecture {file.architecture!r} is not supported; the kit runs {known}")
     keys = _Keys(file)
-    hidden_size, heads = keys.count("embedding_length"), keys.count("attention.head_count")
+    layers, hidden_size = keys.count("block_count"), keys.count("embedding_length")
+    heads = keys.count("attention.head_count")
     head_dim = keys.count("attention.key_length", hidden_size // heads)
     experts = keys.count("expert_count", 0)
-    expert_width = keys.count("expert_feed_forward_length", 0) if experts else 0
+    expert_size = keys.count("expert_feed_forward_length", 0) if experts else 0
     positions = keys.flag("rope.scaling.finetuned", True) or not family.scaled  # granite's "no positions" is this flag
-    embedding = file.tensors.get("token_embd.weight")
+    rope = _rope(file, keys, keys.count("rope.dimension_count", head_dim) if positions else 0)
+    local_base = keys.number("rope.freq_base_swa", family.local_base) or rope.base
+    window = keys.count("attention.sliding_window", 0)
+    stretch = {} if family.local_scaled else {"factor": 1.0, "yarn": False, "attention_factor": 1.0}
 
     def multiplier(key, default):
         return keys.number(key, 0) or default if family.scaled else default  # 0 is "none", as in llama.cpp
 
-    config = Config(
+    return Config(
         architecture=file.architecture,
         family=family,
-        vocabulary=embedding.shape[0] if embedding else 0,
-        layers=keys.count("block_count"),
+        vocabulary=vocabulary,
+        layers=layers,
         hidden_size=hidden_size,
         heads=heads,
         kv_heads=keys.count("attention.head_count_kv", heads),
         head_dim=head_dim,
-        intermediate_size=expert_width or keys.count("feed_forward_length"),
+        intermediate_size=expert_size or keys.count("feed_forward_length"),
         context=keys.count("context_length"),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
-        rope=_rope(file, keys, keys.count("rope.dimension_count", head_dim) if positions else 0),
-        window=keys.count("attention.sliding_window", 0),
+        rope=rope,
+        local_rope=replace(rope, base=local_base, **stretch),
+        window=window,
+        local=keys.local(family.period, layers) if window else (False,) * layers,
         experts=experts,
         experts_used=keys.count("expert_used_count") if experts else 0,
         shared_intermediate_size=keys.count("expert_shared_feed_forward_length", 0),
-        embedding_scale=multiplier("embedding_scale", 1.0),
+        embedding_scale=multiplier("embedding_scale", math.sqrt(hidden_size) if family.root_scaled else 1.0),
         residual_scale=multiplier("residual_scale", 1.0),
-        attention_scale=multiplier("attention.scale", head_dim**-0.5),
+        attention_scale=multiplier(
+            "attention.scale", (hidden_size / heads if layers == family.hidden_scaled else head_dim) ** -0.5
+        ),
+        attention_cap=keys.number("attn_logit_softcapping", family.soft_caps[0]),
         logit_scale=multiplier("logit_scale", 1.0),
-        tied="output.weight" not in file.tensors,
+        logit_cap=keys.number("final_logit_softcapping", family.soft_caps[1]),
+        tied=tied,
     )
-    _check(file, config, keys.count("attention.value_length", head_dim), keys.count("expert_gating_func", 0))
-    return config
 
 
 def _rope(file, keys, dims) -> RopeConfig:
@@ -212,9 +262,11 @@ def _rope(file, keys, dims) -> RopeConfig:
     )
 
 
-def _check(file, config, value_dim, gating):
+def _check(file, config):
+    keys = _Keys(file)
+    value_dim, gating = keys.count("attention.value_length", config.head_dim), keys.count("expert_gating_func", 0)
     for sound, problem in (
-        (gating in (0, 1), f"experts chosen by function {gating} where softmax (1) was expected"),
+        (gating in (0, 1, 3), f"experts chosen by function {gating} where softmax (1) was expected"),
         (value_dim == config.head_dim, f"values of {value_dim} elements and keys of {config.head_dim}"),
         (config.kv_heads and config.heads % config.kv_heads == 0, f"{config.heads} heads, {config.kv_heads} KV heads"),
         (config.rope.dims % 2 == 0 and config.rope.dims <= config.head_dim, f"RoPE over {config.rope.dims} elements"),

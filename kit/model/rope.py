@@ -29,7 +29,7 @@ def frequencies(rope: RopeConfig, divisors: torch.Tensor | None = None) -> tuple
 
 
 class Rope:
-    """Turns queries and keys in place: ``angles`` once a pass, ``rotate`` once a layer.
+    """Turns queries and keys in place: ``cos_sin`` once a pass, ``rotate`` once a layer.
 
     ``layout`` is "interleaved" or "neox"; with no dimensions to turn, ``rotate`` leaves everything as it is.
     """
@@ -38,7 +38,7 @@ class Rope:
         self.rotate = _LAYOUTS[layout if rope.dims else "none"]
         self._frequencies, self._length = frequencies(rope, divisors)
 
-    def angles(self, start: int, count: int) -> torch.Tensor:
+    def cos_sin(self, start: int, count: int) -> torch.Tensor:
         """exp(i angle) of ``count`` positions from ``start``: complex64 (count, 1, dims / 2)."""
         positions = torch.arange(start, start + count, dtype=torch.float64)
         angles = torch.outer(positions, self._frequencies)
@@ -46,7 +46,7 @@ class Rope:
 
 
 def _interleaved(x, cos_sin):
-    """x (tokens, heads, head_dim) float32, ``cos_sin`` from Rope.angles: elements 2i and 2i + 1 are one complex number."""
+    """x (tokens, heads, head_dim) float32, ``cos_sin`` from Rope.cos_sin: elements 2i and 2i + 1 are one complex number."""
     head = x[..., : 2 * cos_sin.shape[-1]]
     torch.view_as_complex(head.unflatten(-1, (-1, 2))).mul_(cos_sin)
 

@@ -1,4 +1,4 @@
-"""Transformer: the forward pass of the llama family, reading each weight from a Weights object when it needs it."""
+"""Transformer: a model over a weight source, on the CPU: checks what it is asked, runs passes, blames bad weights."""
 
 import time
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from contextlib import nullcontext
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 
-from kit.cpu.norm import rms_norm
 from kit.cpu.threads import torch_alone
 from kit.errors import ModelError
 from kit.model.attention import attention_named
 from kit.model.config import read_config
+from kit.model.cpu_ops import CpuOps
+from kit.model.forward import forward
 from kit.model.kvcache import KVCache
 from kit.model.linear import GEMV_MAX_TOKENS, linear_named
 from kit.model.rope import Rope
@@ -34,11 +34,12 @@ class Transformer:
         if not 1 <= self.max_context <= self.config.context:
             limit = self.config.context
             raise ModelError(f"{self.file.path}: a context of {max_context} was asked for; the model has 1 to {limit}")
-        self.attention, self.linear, self.kv_dtype = attention, linear, kv_dtype
-        self._attend, self._linear = attention_named(attention), linear_named(linear)
+        attention_named(attention)
+        self.attention, self.linear, self.kv_dtype = attention, linear_named(linear), kv_dtype
         self.new_cache(1)  # an unknown kv_dtype is an error here and not at the first token
         divisors = weights["rope_freqs.weight"].cpu() if "rope_freqs.weight" in self.file.tensors else None
-        self._rope = Rope(self.config.rope, self.config.family.rope, divisors)
+        c = self.config
+        self.ropes = {rope: Rope(rope, c.family.rope, divisors) for rope in map(c.rope_of, range(c.layers)) if rope}
 
     def new_cache(self, context: int | None = None) -> KVCache:
         """An empty key/value cache for up to ``context`` positions (None: ``max_context``)."""
@@ -78,98 +79,16 @@ class Transformer:
             )
 
     def _forward(self, tokens, cache, wanted):
-        """(wanted tokens, vocabulary): embed, the blocks, the output projection of the rows ``wanted``."""
+        """Logits (wanted tokens, vocabulary); the cache holds the tokens afterwards."""
         start = time.perf_counter_ns()
         self.trace.token = cache.passes
-        with torch_alone() if self._linear.own_threads and len(tokens) <= GEMV_MAX_TOKENS else nullcontext():
-            logits = self._logits(tokens, cache, wanted)
+        with torch_alone() if self.linear.own_threads and len(tokens) <= GEMV_MAX_TOKENS else nullcontext():
+            logits = forward(CpuOps(self, tokens, cache), self.config, wanted)
         if not logits.isfinite().all():
             self._blame()
         cache.advance(len(tokens))
         self.trace.add("token", start, time.perf_counter_ns(), nbytes=cache.nbytes)
         return logits
-
-    def _logits(self, tokens, cache, wanted):
-        config = self.config
-        x = self._embed(tokens)
-        cos_sin = self._rope.angles(cache.length, len(tokens))
-        for layer in range(config.layers):
-            x.add_(self._attention(x, layer, cos_sin, cache), alpha=config.residual_scale)
-            x.add_(self._ffn(x, layer), alpha=config.residual_scale)
-        x = self._norm(x[wanted], "output_norm.weight", -1)
-        logits = self._apply("token_embd.weight" if config.tied else "output.weight", x, -1)
-        return logits.div_(config.logit_scale)
-
-    def _embed(self, tokens):
-        """(tokens, width): only the rows asked for are dequantized, even where the output projection needs them all."""
-        start = time.perf_counter_ns()
-        rows = self.weights.rows("token_embd.weight", torch.as_tensor(tokens, dtype=torch.int64)).float()
-        rows *= self.config.embedding_scale
-        self.trace.add("embed", start, time.perf_counter_ns(), "token_embd.weight", nbytes=rows.nbytes)
-        return rows
-
-    def _attention(self, x, layer, cos_sin, cache):
-        """(tokens, width) -> (tokens, width): norm, projections, RoPE, attention over the cache, output projection."""
-        c, block = self.config, f"blk.{layer}."
-        x = self._norm(x, f"{block}attn_norm.weight", layer)
-        q, k, v = (self._apply(f"{block}attn_{part}.weight", x, layer).unflatten(1, (-1, c.head_dim)) for part in "qkv")
-        if c.family.qk_norm:
-            q = self._norm(q, f"{block}attn_q_norm.weight", layer)
-            k = self._norm(k, f"{block}attn_k_norm.weight", layer)
-        start = time.perf_counter_ns()
-        self._rope.rotate(q, cos_sin)
-        self._rope.rotate(k, cos_sin)
-        rotated = time.perf_counter_ns()
-        keys, values = cache.append(layer, k, v)
-        mixed = self._attend(q.transpose(0, 1), keys, values, c.attention_scale, c.window)
-        mixed = mixed.transpose(0, 1).flatten(1)
-        self.trace.add("rope", start, rotated, "", layer)
-        nbytes = keys.shape[1] * cache.bytes_per_position // c.layers
-        self.trace.add("attention", rotated, time.perf_counter_ns(), "", layer, nbytes=nbytes)
-        return self._apply(f"{block}attn_output.weight", mixed, layer)
-
-    def _ffn(self, x, layer):
-        """(tokens, width) -> (tokens, width): norm and SwiGLU, dense or by experts."""
-        block = f"blk.{layer}.ffn_"
-        x = self._norm(x, f"{block}norm.weight", layer)
-        if not self.config.experts:
-            return self._swiglu(x, block, ".weight", layer)
-        out = self._experts(x, block, layer)
-        return out.add_(self._swiglu(x, block, "_shexp.weight", layer)) if self.config.shared_intermediate_size else out
-
-    def _swiglu(self, x, block, suffix, layer):
-        gate = self._apply(f"{block}gate{suffix}", x, layer)
-        up = self._apply(f"{block}up{suffix}", x, layer)
-        return self._apply(f"{block}down{suffix}", F.silu(gate, inplace=True).mul_(up), layer)
-
-    def _experts(self, x, block, layer):
-        """Each token passes its ``experts_used`` best experts; an expert is read only when some token wants it."""
-        scores = self._apply(f"{block}gate_inp.weight", x, layer).softmax(-1)
-        share, chosen = scores.topk(self.config.experts_used)
-        share /= share.sum(-1, keepdim=True)
-        out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            token, place = (chosen == expert).nonzero(as_tuple=True)
-            y = self._swiglu(x[token], block, f"_exps.weight[{expert}]", layer)
-            out.index_add_(0, token, y.mul_(share[token, place, None]))
-        return out
-
-    def _apply(self, name, x, layer):
-        start = time.perf_counter_ns()
-        y = self._linear.apply(self.weights, name, x)
-        bias = name.removesuffix("weight") + "bias"
-        if bias in self.file.tensors:
-            y += self.weights[bias]
-        nbytes = self._linear.nbytes(self.weights, name)
-        self.trace.add("linear", start, time.perf_counter_ns(), name, layer, nbytes=nbytes)
-        return y
-
-    def _norm(self, x, name, layer):
-        start = time.perf_counter_ns()
-        weight = self.weights[name]
-        y = rms_norm(x, weight, self.config.norm_eps)
-        self.trace.add("norm", start, time.perf_counter_ns(), name, layer)
-        return y
 
     def _blame(self):
         """Logits came out NaN or infinite: name the first tensor, in the order of use, that has such weights."""

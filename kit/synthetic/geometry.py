@@ -5,12 +5,14 @@ Hyperparameters are those of each model's published config.json; the rules are t
 
 import math
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 
 from kit.errors import ModelError
 from kit.gguf.formats import FORMATS
+from kit.model.config import Config, described_config
 from kit.synthetic.vocabulary import Vocabulary
 
 MAX_LAYERS = 9999  # nobody's model; a larger number is a slip of the keyboard
@@ -52,11 +54,10 @@ class Scaling(NamedTuple):
 
 @dataclass(frozen=True)
 class Geometry:
-    """One model: everything its GGUF file says apart from the weights.
+    """One model: everything its GGUF file says apart from the weights. Its tensors follow from its architecture's row.
 
-    ``multipliers`` are further metadata keys below the architecture ("embedding_scale", "expert_count", ...).
-    ``parts`` names what a layer has beyond the llama family: "qkv_bias" (qwen2), "qk_norm" (qwen3), "experts" (then
-    ``intermediate_size`` is the width of one).
+    ``more`` are further metadata keys below the architecture ("embedding_scale", "expert_count", ...); with
+    "expert_count", ``intermediate_size`` is that of one expert. ``biases``: the layers that have one.
     """
 
     name: str
@@ -72,12 +73,12 @@ class Geometry:
     rope_base: float = 10_000.0
     epsilon: float = 1e-5
     tied: bool = False
-    parts: tuple[str, ...] = ()
-    multipliers: dict[str, float] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
+    more: dict[str, float] = field(default_factory=dict)
     rope_scaling: Scaling | None = None
 
     def tensors(self, mix: str = "Q4_K_M", layers: int | None = None) -> list[TensorSpec]:
-        """All tensors in file order, with the types that llama.cpp would choose for ``mix``.
+        """All tensors in order of use, with the types that llama.cpp would choose for ``mix``.
 
         ``layers`` overrides the model's own number. Raises ModelError for an unknown mix or a bad number of layers.
         """
@@ -87,41 +88,28 @@ class Geometry:
         layers = self.layers if layers is None else layers
         if not 1 <= layers <= MAX_LAYERS:
             raise ModelError(f"{layers} layers asked for {self.name}, expected 1 to {MAX_LAYERS}")
-        shapes = [("token_embd.weight", (self.vocabulary.size, self.hidden_size))]
-        if self.rope_scaling:
-            shapes.append(("rope_freqs.weight", (self.head_dim // 2,)))
-        for layer in range(layers):
-            shapes += [(f"blk.{layer}.{name}", shape) for name, shape in self._layer().items()]
-        shapes.append(("output_norm.weight", (self.hidden_size,)))
-        if not self.tied:
-            shapes.append(("output.weight", (self.vocabulary.size, self.hidden_size)))
+        config = self.config(layers)
         head = "token_embd.weight" if self.tied else "output.weight"
-        return [TensorSpec(name, _qtype(rule, name, shape, name == head, layers), shape) for name, shape in shapes]
+        return [
+            TensorSpec(name, _qtype(rule, name, shape, name == head, layers), shape)
+            for name, shape, needed in config.layout()
+            if needed or self._has(name)
+        ]
 
-    def _layer(self) -> dict[str, tuple[int, ...]]:
-        """The tensors of a layer, in the order in which a forward pass needs them."""
-        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        biases = {"attn_q.bias": (query,), "attn_k.bias": (key,), "attn_v.bias": (key,)}
-        norms = {"attn_q_norm.weight": (self.head_dim,), "attn_k_norm.weight": (self.head_dim,)}
-        stack = (self.multipliers["expert_count"],) if "experts" in self.parts else ()
-        kind = "_exps" if stack else ""
-        return {
-            "attn_norm.weight": (self.hidden_size,),
-            "attn_q.weight": (query, self.hidden_size),
-            "attn_k.weight": (key, self.hidden_size),
-            "attn_v.weight": (key, self.hidden_size),
-            **(biases if "qkv_bias" in self.parts else {}),
-            **(norms if "qk_norm" in self.parts else {}),
-            "attn_output.weight": (self.hidden_size, query),
-            "ffn_norm.weight": (self.hidden_size,),
-            **({"ffn_gate_inp.weight": (*stack, self.hidden_size)} if stack else {}),
-            f"ffn_gate{kind}.weight": (*stack, self.intermediate_size, self.hidden_size),
-            f"ffn_up{kind}.weight": (*stack, self.intermediate_size, self.hidden_size),
-            f"ffn_down{kind}.weight": (*stack, self.hidden_size, self.intermediate_size),
-        }
+    def config(self, layers: int | None = None) -> Config:
+        """The hyperparameters that the transformer will read from the file."""
+        described = SimpleNamespace(
+            path=self.name, architecture=self.architecture, metadata=self._hyperparameters(layers)
+        )
+        return described_config(described, self.vocabulary.size, self.tied)
 
-    def metadata(self, mix: str = "Q4_K_M", layers: int | None = None) -> dict:
-        """Metadata of the file, tokenizer included; ints are written as uint32 and floats as float32."""
+    def _has(self, name: str) -> bool:
+        """Whether the model has a tensor that its architecture leaves open."""
+        if name == "rope_freqs.weight":
+            return self.rope_scaling is not None
+        return name.split(".")[2] in self.biases
+
+    def _hyperparameters(self, layers: int | None) -> dict:
         own = {
             "block_count": self.layers if layers is None else layers,
             "context_length": self.context,
@@ -135,15 +123,19 @@ class Geometry:
             "rope.dimension_count": self.head_dim,
             "rope.freq_base": self.rope_base,
             "vocab_size": self.vocabulary.size,
-            **self.multipliers,
+            **self.more,
         }
+        return {f"{self.architecture}.{key}": value for key, value in own.items()}
+
+    def metadata(self, mix: str = "Q4_K_M", layers: int | None = None) -> dict:
+        """Metadata of the file, tokenizer included; ints are written as uint32 and floats as float32."""
         return {
             "general.architecture": self.architecture,
             "general.type": "model",
             "general.name": f"{self.name} (random weights)",
             "general.file_type": MIXES[mix].file_type,
             "general.quantization_version": 2,
-            **{f"{self.architecture}.{key}": value for key, value in own.items()},
+            **self._hyperparameters(layers),
             **self.vocabulary.metadata(),
         }
 
@@ -176,7 +168,7 @@ def use_more_bits(layer: int, layers: int) -> bool:
 
 
 def _qtype(mix: Mix, name: str, shape: tuple[int, ...], is_head: bool, layers: int) -> str:
-    if len(shape) == 1 or name.endswith("ffn_gate_inp.weight"):
+    if len(shape) == 1 or name.endswith(("ffn_gate_inp.weight", ".bias")):
         return "F32"
     qtype = mix.head if is_head else mix.matrix
     if name.endswith(_SENSITIVE) and use_more_bits(int(name.split(".")[1]), layers):
@@ -194,6 +186,16 @@ _LLAMA3 = Vocabulary(
 _QWEN = Vocabulary(
     "gpt2", "qwen2", 151936, {151643: "<|endoftext|>", 151644: "<|im_start|>", 151645: "<|im_end|>"}, 151643, 151645
 )
+_GEMMA3 = Vocabulary(
+    "llama", "default", 262144, {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>"}, bos=2, eos=1, add_bos=True
+)
+_GEMMA2 = replace(_GEMMA3, size=256000)
+_PHI3 = replace(_LLAMA2, size=32064, special=_LLAMA2.special | {32000: "<|endoftext|>"}, eos=32000)
+_OLMO2 = Vocabulary("gpt2", "dbrx", 100352, {100257: "<|endoftext|>"}, 100257, 100257)
+_SMOLLM3 = Vocabulary(
+    "gpt2", "smaug-bpe", 128256, {128000: "<|begin_of_text|>", 128001: "<|end_of_text|>"}, 128000, 128001
+)
+_GPT_OSS = Vocabulary("gpt2", "gpt-4o", 201088, {199998: "<|startoftext|>", 199999: "<|endoftext|>"}, 199998, 199999)
 
 
 def _granite_scales(attention: float, logit: float) -> dict[str, float]:
@@ -202,22 +204,37 @@ def _granite_scales(attention: float, logit: float) -> dict[str, float]:
 
 _LLAMA31_SCALING = Scaling(factor=8.0, low=1.0, high=4.0, context=8192)
 
+_GPT_OSS_KEYS = {
+    "expert_count": 32, "expert_used_count": 4, "expert_feed_forward_length": 2880, "attention.sliding_window": 128,
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096,
+}  # fmt: skip
+_ATTENTION_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output")
+_EXPERT_BIASES = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+
 _PUBLISHED = (
     Geometry("granite-3.3-8b", "granite", 40, 4096, 12800, 32, 8, 128, 131072, _GRANITE, 1e7, tied=True,
-             multipliers=_granite_scales(0.0078125, 16.0)),
+             more=_granite_scales(0.0078125, 16.0)),
     Geometry("granite-3.3-2b", "granite", 40, 2048, 8192, 32, 8, 64, 131072, _GRANITE, 1e7, tied=True,
-             multipliers=_granite_scales(0.015625, 8.0)),
+             more=_granite_scales(0.015625, 8.0)),
     Geometry("tinyllama-1.1b", "llama", 22, 2048, 5632, 32, 4, 64, 2048, _LLAMA2),
     Geometry("llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128, 131072, _LLAMA3, 5e5,
              rope_scaling=_LLAMA31_SCALING),
     Geometry("qwen2.5-0.5b", "qwen2", 24, 896, 4864, 14, 2, 64, 32768, _QWEN, 1e6, 1e-6, tied=True,
-             parts=("qkv_bias",)),
-    Geometry("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128, 40960, _QWEN, 1e6, 1e-6, tied=True,
-             parts=("qk_norm",)),
+             biases=_ATTENTION_BIASES[:3]),
+    Geometry("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128, 40960, _QWEN, 1e6, 1e-6, tied=True),
+    Geometry("gemma-3-1b", "gemma3", 26, 1152, 6912, 4, 1, 256, 32768, _GEMMA3, 1e6, 1e-6, tied=True,
+             more={"attention.sliding_window": 512}),
+    Geometry("gemma-2-2b", "gemma2", 26, 2304, 9216, 8, 4, 256, 8192, _GEMMA2, epsilon=1e-6, tied=True,
+             more={"attention.sliding_window": 4096}),
+    Geometry("phi-3-mini-4k", "phi3", 32, 3072, 8192, 32, 32, 96, 4096, _PHI3, more={"attention.sliding_window": 2047}),
+    Geometry("olmo-2-1b", "olmo2", 16, 2048, 8192, 16, 16, 128, 4096, _OLMO2, 5e5, 1e-6),
+    Geometry("smollm3-3b", "smollm3", 36, 2048, 11008, 16, 4, 128, 65536, _SMOLLM3, 5e6, 1e-6, tied=True),
+    Geometry("gpt-oss-20b", "gpt-oss", 24, 2880, 2880, 64, 8, 64, 131072, _GPT_OSS, 1.5e5, more=_GPT_OSS_KEYS,
+             biases=_ATTENTION_BIASES + _EXPERT_BIASES),
 )  # fmt: skip
 
 
-def _tiny(name: str, of: str) -> Geometry:
+def _tiny(of: str, name: str = "", more: dict | None = None, **changes) -> Geometry:
     """The family of a published model at a size for tests: 2 layers of 256, 4 heads and 2 KV heads of 64, 512 tokens."""
     model = next(row for row in _PUBLISHED if row.name == of)
     special = dict(enumerate(model.vocabulary.special.values()))
@@ -227,26 +244,26 @@ def _tiny(name: str, of: str) -> Geometry:
         bos=ids[model.vocabulary.special[model.vocabulary.bos]], eos=ids[model.vocabulary.special[model.vocabulary.eos]],
     )  # fmt: skip
     sizes = dict(layers=2, hidden_size=256, intermediate_size=512, heads=4, kv_heads=2, head_dim=64, context=2048)
-    return replace(model, name=name, vocabulary=vocabulary, **sizes)
+    changes = sizes | {"name": name or f"tiny-{model.architecture}", "vocabulary": vocabulary} | changes
+    return replace(model, **changes, more=model.more | (more or {}))
 
 
-_TINY_LLAMA, _TINY_QWEN3 = _tiny("tiny-llama", of="tinyllama-1.1b"), _tiny("tiny-qwen3", of="qwen3-0.6b")
 _EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 256}
+_WINDOW = {"attention.sliding_window": 16}
 
 _TINY = (
-    _TINY_LLAMA,
-    _tiny("tiny-granite", of="granite-3.3-2b"),
-    _tiny("tiny-qwen2", of="qwen2.5-0.5b"),
-    _TINY_QWEN3,
-    replace(_TINY_LLAMA, name="tiny-mistral", multipliers={"attention.sliding_window": 16}),
-    replace(
-        _TINY_QWEN3,
-        name="tiny-qwen3moe",
-        architecture="qwen3moe",
-        intermediate_size=256,
-        multipliers=_EXPERTS,
-        parts=("qk_norm", "experts"),
-    ),
+    _tiny("tinyllama-1.1b"),
+    _tiny("granite-3.3-2b"),
+    _tiny("qwen2.5-0.5b"),
+    _tiny("qwen3-0.6b"),
+    _tiny("tinyllama-1.1b", "tiny-mistral", _WINDOW),
+    _tiny("qwen3-0.6b", "tiny-qwen3moe", _EXPERTS, architecture="qwen3moe", intermediate_size=256),
+    _tiny("gemma-3-1b", layers=6),
+    _tiny("gemma-2-2b", more=_WINDOW | {"attn_logit_softcapping": 0.1, "final_logit_softcapping": 0.5}),
+    _tiny("phi-3-mini-4k", more=_WINDOW),
+    _tiny("olmo-2-1b"),
+    _tiny("smollm3-3b", layers=4),
+    _tiny("gpt-oss-20b", more=_EXPERTS | _WINDOW, intermediate_size=256),
 )
 
 GEOMETRIES: dict[str, Geometry] = {row.name: row for row in (*_PUBLISHED, *_TINY)}

@@ -1,0 +1,110 @@
+"""The operations of a forward pass on the CPU, over a weight source; each adds a span to its trace."""
+
+import time
+
+import torch
+import torch.nn.functional as F
+
+from kit.cpu.norm import rms_norm
+from kit.gguf.names import layer_of
+from kit.model.attention import ATTENTION, variant_for
+
+
+class CpuOps:
+    """Ops of kit.model.forward for ``tokens`` after what ``cache`` holds. An input is the tensor (tokens, in) itself."""
+
+    def __init__(self, model, tokens, cache):
+        self.config, self.weights, self.trace = model.config, model.weights, model.trace
+        self.tokens, self.cache = torch.as_tensor(tokens, dtype=torch.int64), cache
+        self._linear, self._attention, self._ropes = model.linear, model.attention, model.ropes
+        self._cos_sin = {key: rope.cos_sin(cache.length, len(tokens)) for key, rope in model.ropes.items()}
+
+    def embed(self):
+        start = time.perf_counter_ns()
+        x = self.weights.rows("token_embd.weight", self.tokens).float()
+        x *= self.config.embedding_scale
+        self.trace.add("embed", start, time.perf_counter_ns(), "token_embd.weight", nbytes=x.nbytes)
+        return x
+
+    def norm(self, x, name):
+        return self.rms_norm(x, name) if name else x
+
+    def rms_norm(self, x, name):
+        start = time.perf_counter_ns()
+        y = rms_norm(x, self.weights[name], self.config.norm_eps)
+        self.trace.add("norm", start, time.perf_counter_ns(), name, layer_of(name))
+        return y
+
+    def linear(self, name, x, add_to=None):
+        start = time.perf_counter_ns()
+        y = self._linear.apply(self.weights, name, x)
+        bias = name.replace("weight", "bias")
+        if bias.partition("[")[0] in self.weights.file.tensors:
+            y += self.weights[bias]
+        nbytes = self._linear.nbytes(self.weights, name)
+        self.trace.add("linear", start, time.perf_counter_ns(), name, layer_of(name), nbytes=nbytes)
+        if add_to is not None:
+            self.add(add_to, y)
+        return y
+
+    def add(self, x, y):
+        x.add_(y, alpha=self.config.residual_scale)
+
+    def attend(self, layer, q, k, v):
+        c, start = self.config, time.perf_counter_ns()
+        rope = c.rope_of(layer)
+        if rope:
+            for heads in (q, k):
+                self._ropes[rope].rotate(heads, self._cos_sin[rope])
+        rotated = time.perf_counter_ns()
+        keys, values = self.cache.append(layer, k, v)
+        q, window = q.transpose(0, 1), c.window_of(layer)
+        sinks = self.weights[f"blk.{layer}.attn_sinks.weight"] if c.family.sinks else None
+        variant = variant_for(self._attention, q, keys, values, c.attention_cap, sinks)
+        mixed = ATTENTION[variant](q, keys, values, c.attention_scale, window, c.attention_cap, sinks)
+        mixed = mixed.transpose(0, 1).flatten(1)
+        self.trace.add("rope", start, rotated, "", layer)
+        seen = min(keys.shape[1], window + len(self.tokens) - 1) if window else keys.shape[1]
+        nbytes = seen * self.cache.bytes_per_position // c.layers
+        self.trace.add("attention", rotated, time.perf_counter_ns(), "", layer, nbytes=nbytes, outcome=variant)
+        return mixed
+
+    def activate(self, gate, up):
+        return ACTIVATIONS[self.config.family.activation](gate, up)
+
+    def route(self, name, x):
+        return best_experts(self.linear(name, x), self.config.experts_used)
+
+    def expects(self, names):
+        pass
+
+    def rows(self, x, index):
+        return x[index]
+
+    def logits(self, name, x):
+        return scaled_logits(self.linear(name, x), self.config)
+
+
+def _clamped(gate, up):
+    """gpt-oss: sigmoid with a slope of 1.702, both sides limited to 7, and up counts from -1."""
+    gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+    return gate.mul_(torch.sigmoid(1.702 * gate)).mul_(up.add_(1))
+
+
+ACTIVATIONS = {
+    "silu": lambda gate, up: F.silu(gate).mul_(up),
+    "gelu": lambda gate, up: F.gelu(gate, approximate="tanh").mul_(up),
+    "clamped": _clamped,
+}
+
+
+def best_experts(scores, used):
+    """(share, expert), (tokens, used) each: softmax over the best alone, which all softmaxes of the scores agree on."""
+    best, chosen = scores.topk(used)
+    return best.softmax(-1), chosen
+
+
+def scaled_logits(y, config):
+    """y / scale, kept within the cap."""
+    y = y.div_(config.logit_scale)
+    return y.div_(config.logit_cap).tanh_().mul_(config.logit_cap) if config.logit_cap else y

@@ -1,0 +1,90 @@
+"""The operations of a forward pass on the device, from blocks; without graphs the next tensor is prefetched."""
+
+import torch
+import torch.nn.functional as F
+
+from kit.cuda.linear import spread, spread_norm
+from kit.model.cpu_ops import ACTIVATIONS, best_experts, scaled_logits
+
+
+class DeviceOps:
+    """Ops of kit.model.forward, from tensors on the device alone: ``tokens`` at ``positions``, of a cache of which ``seen``
+    positions are looked at. An input is what ``spread`` makes of a tensor: planes for few tokens, itself for many."""
+
+    def __init__(self, model, tokens, positions, cache, seen):
+        self.model, self.config, self.vectors = model, model.config, model.vectors
+        self.tokens, self.positions, self.cache, self.seen = tokens, positions, cache, seen
+        key, query = torch.arange(seen, device=tokens.device), positions[:, None]
+        causal, window = key <= query, model.config.window
+        self.visible = {False: causal, True: causal & (key > query - window) if window else causal}
+        self.cos_sin = {rope: turns.index_select(0, positions) for rope, turns in model.cos_sin.items()}
+
+    def embed(self):
+        return self.model.rows("token_embd.weight", self.tokens) * self.config.embedding_scale
+
+    def norm(self, x, name):
+        x = x.contiguous()
+        return spread_norm(x, self.vectors[name], self.config.norm_eps) if name else spread(x)
+
+    def rms_norm(self, x, name):
+        return F.rms_norm(x, x.shape[-1:], self.vectors[name], self.config.norm_eps)
+
+    def linear(self, name, input, add_to=None):
+        factor = 1.0 if add_to is None else self.config.residual_scale
+        y = self.model.product(name, input, add_to, factor)
+        bias, _, expert = name.replace("weight", "bias").removesuffix("]").partition("[")
+        bias = self.vectors.get(bias)
+        return y if bias is None else y.add_(bias[int(expert)] if expert else bias, alpha=factor)
+
+    def add(self, x, y):
+        x.add_(y, alpha=self.config.residual_scale)
+
+    def attend(self, layer, q, k, v):
+        c, rope = self.config, self.config.rope_of(layer)
+        if rope:
+            for heads in (q, k):
+                self.model.ropes[rope].rotate(heads, self.cos_sin[rope])
+        keys, values = self.cache.append(layer, self.positions, k, v, self.seen)
+        sinks = self.vectors[f"blk.{layer}.attn_sinks.weight"] if c.family.sinks else None
+        visible = self.visible[c.local[layer]]
+        return spread(grouped_attention(q, keys, values, visible, c.attention_scale, c.attention_cap, sinks))
+
+    def activate(self, gate, up):
+        if self.config.family.activation == "silu":
+            return spread(up.contiguous(), gate.contiguous())
+        return spread(ACTIVATIONS[self.config.family.activation](gate, up))
+
+    def route(self, name, input):
+        self.router = name
+        return best_experts(self.linear(name, input), self.config.experts_used)
+
+    def expects(self, names):
+        self.model.expects(names, self.router)
+
+    def rows(self, input, index):
+        rows = input[index]  # planes, or the tensor itself where there are many: spread again, for they may be few now
+        return spread(rows) if rows.ndim == 2 else rows
+
+    def logits(self, name, input):
+        return scaled_logits(self.linear(name, input), self.config)
+
+
+def grouped_attention(q, keys, values, visible, scale, cap=0.0, sinks=None):
+    """q (tokens, heads, head_dim), keys and values (kv_heads, seen, head_dim), visible (tokens, seen) -> (tokens, heads *
+    head_dim) float32. The heads of a group are more queries of one key/value head: keys are read once and not repeated.
+    By torch's SDPA; that has no soft cap and no sinks, and the models that have them take two products and a softmax.
+    """
+    tokens, heads, _ = q.shape
+    group = heads // len(keys)
+    q = q.unflatten(1, (len(keys), group)).permute(1, 2, 0, 3).flatten(1, 2).to(keys.dtype)
+    mask = visible.repeat(group, 1)
+    if cap or sinks is not None:
+        scores = (q @ keys.mT).float() * scale
+        scores = (cap * torch.tanh(scores / cap) if cap else scores).masked_fill(~mask, -torch.inf)
+        if sinks is not None:
+            column = sinks.view(len(keys), group, 1).repeat_interleave(tokens, 1)
+            scores = torch.cat((scores, column), -1)
+        mixed = scores.softmax(-1)[..., : keys.shape[1]].to(values.dtype) @ values
+    else:
+        mixed = F.scaled_dot_product_attention(q[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
+    return mixed.unflatten(1, (group, tokens)).permute(2, 0, 1, 3).flatten(1).float()
