@@ -16,8 +16,9 @@ from numba.extending import intrinsic
 import kit
 from kit.cpu import dequantize as cpu
 from kit.cpu import threads
-from kit.cpu.simd.memory import fence, load, stream
+from kit.cpu.simd.memory import fence, stream
 from kit.cpu.simd.vectors import broadcast, f32x16
+from kit.cpu.tasks import compile_task
 from kit.gguf.formats import FORMATS
 from kit.lab import measure
 from kit.quants.exactness import random_blocks
@@ -97,17 +98,16 @@ _PART = (
 i64 = types.int64
 
 
-def _fill_part(arguments, piece):
-    end, first = load(i64, arguments) + load(i64, arguments + 8), load(i64, arguments) + piece * _PART
-    x = broadcast(f32x16, 1.5)
-    for at in range(first, min(end, first + _PART), 64):
+def _fill_part(task, out, nbytes):
+    x, first = broadcast(f32x16, 1.5), out + task * _PART
+    for at in range(first, min(out + nbytes, first + _PART), 64):
         stream(at, x)
     fence()
 
 
 @functools.cache
 def _filler() -> int:
-    return threads.piecework(_fill_part)
+    return compile_task(_fill_part)
 
 
 def _fill(out: torch.Tensor) -> None:
@@ -127,15 +127,14 @@ def _call_row(_, function, source, target, count):
     return types.void(*[i64] * 4), emit
 
 
-def _rows_part(arguments, piece):
+def _rows_part(task, function, blocks, out, row_bytes):
     rows = _PART // (4 * COLUMNS)
-    source = load(i64, arguments + 8) + piece * rows * load(i64, arguments + 24)
-    _call_row(load(i64, arguments), source, load(i64, arguments + 16) + piece * _PART, rows * COLUMNS)
+    _call_row(function, blocks + task * rows * row_bytes, out + task * _PART, rows * COLUMNS)
 
 
 @functools.cache
 def _caller() -> int:
-    return threads.piecework(_rows_part)
+    return compile_task(_rows_part)
 
 
 def _ggml(name: str, blocks: np.ndarray, out: torch.Tensor):

@@ -1,14 +1,18 @@
 """Every attention variant against its definition in float64; a mask that looks ahead must not pass."""
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.cpu import simd
+from kit.cpu.attention import attend_history
 from kit.errors import ModelError
 from kit.model import attention
 from kit.model.attention import ATTENTION
+from kit.model.kvcache import KVCache
 
 
 def defined(q, k, v, scale, window):
@@ -100,3 +104,50 @@ def test_large_scores_do_not_overflow():
 def test_an_unknown_variant_lists_the_known():
     with pytest.raises(ModelError, match=r"'flash'.*loop.*blas"):
         attention.attention_named("flash")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kind=st.sampled_from(["float32", "float16", "q8_0"]),
+    positions=st.integers(1, 700),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 5),
+    dim=st.sampled_from([32, 64, 96]),
+    window=st.sampled_from([0, 1, 300]),
+    tier_name=st.sampled_from(simd.available()),
+)
+def test_one_query_straight_from_a_cache(kind, positions, kv_heads, group, dim, window, tier_name):
+    """The history as the cache holds it, never converted in memory, against the definition on what the cache reads back."""
+    q, k, v = map(torch.from_numpy, random_case(1, positions - 1, kv_heads, group, dim, seed=positions))
+    with simd.using(tier_name):
+        cache = KVCache(1, kv_heads, dim, 800, kind)
+        read = cache.append(0, *(x.transpose(0, 1) for x in (k, v)))
+        got = attend_history(q, *cache.histories(0), kv_heads, positions, dim**-0.5, window)
+    expected = defined(*(x.double().numpy() for x in (q, *read)), dim**-0.5, window)
+    assert np.abs(got.numpy() - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("tier_name", simd.available())
+def test_a_cache_rounds_as_numpy_and_gguf_py_do(tier_name):
+    rows = np.random.default_rng(0).standard_normal((5, 2, 64)).astype(np.float32)
+    rows[0, 0, :32] = 0
+    blocks = gguf.quants.quantize(rows, gguf.GGMLQuantizationType.Q8_0)
+    right = {
+        "float32": rows,
+        "float16": rows.astype(np.float16).astype(np.float32),
+        "q8_0": gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0),
+    }
+    with simd.using(tier_name):
+        for kind, expected in right.items():
+            cache = KVCache(1, 2, 64, 10, kind)
+            for part in (slice(0, 2), slice(2, 5)):  # in two passes
+                k, v = cache.append(0, torch.from_numpy(rows[part]), torch.from_numpy(-rows[part]))
+                cache.advance(part.stop - part.start)
+            assert np.array_equal(k.transpose(0, 1).numpy(), expected) and np.array_equal(v.numpy(), -k.numpy()), kind
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_heads_of_any_size_are_cached(kind):
+    rows = torch.randn(3, 2, 21)
+    k, v = KVCache(1, 2, 21, 4, kind).append(0, rows, rows)
+    assert torch.equal(k, v) and torch.equal(k, rows.transpose(0, 1).to(getattr(torch, kind)).float())

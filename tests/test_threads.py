@@ -1,4 +1,4 @@
-"""The threads that stay: every piece is done once, whoever asks, however often, from however many threads."""
+"""The thread pool: every task is done once, whoever asks, however often, from however many threads."""
 
 import os
 import time
@@ -10,26 +10,27 @@ from numba import types
 
 from kit.cpu import threads
 from kit.cpu.simd.memory import load, store
+from kit.cpu.tasks import compile_task
 
 i64 = types.int64
 
 
-def _count(arguments, piece):
-    """Add one, and the piece's number, to a counter of the piece's own."""
-    at = load(i64, arguments) + 8 * piece
-    store(at, load(i64, at) + piece + load(i64, arguments + 8))
+def _count(task, counters, more):
+    """Add ``more`` and the task's number to a counter of the task's own."""
+    at = counters + 8 * task
+    store(at, load(i64, at) + task + more)
 
 
 @pytest.fixture(scope="module")
 def count():
-    return threads.piecework(_count)
+    return compile_task(_count)
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 2, 3, 64, 5000])
-def test_every_piece_is_done_once(count, pieces):
+@pytest.mark.parametrize("tasks", [0, 1, 2, 3, 64, 5000])
+def test_every_task_is_done_once(count, tasks):
     out = np.zeros(5001, np.int64)
-    threads.run(count, (out.ctypes.data, 1), pieces)
-    assert (out[:pieces] == np.arange(pieces) + 1).all() and not out[pieces:].any()
+    threads.run(count, (out.ctypes.data, 1), tasks)
+    assert (out[:tasks] == np.arange(tasks) + 1).all() and not out[tasks:].any()
 
 
 def test_many_small_jobs_in_a_row(count):
@@ -70,3 +71,42 @@ def test_a_forked_process_makes_its_own(count):
         except BaseException:
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def _sixteen(task, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, out):
+    store(out + 8 * task, a + 2 * b + 3 * c + 4 * d + 5 * e + 6 * f + 7 * g + 8 * h + 9 * i + 10 * j + 11 * k + 12 * l)
+    store(out + 80, m + 2 * n + 3 * o)
+
+
+def test_every_parameter_arrives():
+    out = np.zeros(11, np.int64)
+    threads.run(compile_task(_sixteen), (*range(1, 16), out.ctypes.data), 2)
+    assert (out[:2] == sum(n * n for n in range(1, 13))).all() and out[10] == 13 + 2 * 14 + 3 * 15
+
+
+def test_more_parameters_than_a_step_holds_are_an_error():
+    with pytest.raises(TypeError, match="up to 16 parameters besides its number, not 17"):
+        compile_task(lambda task, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q: None)
+
+
+def _double_the_last(task, numbers, count):
+    """Append to each row of numbers the double of its last one plus one."""
+    row = numbers + 64 * task
+    store(row + 8 * count, 2 * load(i64, row + 8 * (count - 1)) + 1)
+
+
+def test_steps_of_a_program_see_what_those_before_them_wrote():
+    numbers, program, double = np.zeros((100, 8), np.int64), threads.Program(), compile_task(_double_the_last)
+    for count in range(1, 8):
+        program.add(double, (numbers.ctypes.data, count), 1 if count == 4 else 100)
+    program.run()
+    right = 2 ** np.arange(8) - 1
+    assert (numbers[0] == right).all() and (numbers[1:, :4] == right[:4]).all()
+    assert (numbers[1:, 4:] == right[:4]).all()
+    before = time.perf_counter_ns()
+    for _ in range(2000):
+        numbers[:] = 0
+        program.run()
+        assert numbers[:, 7].min() == 7
+    ends = program.ends()
+    assert (np.diff(ends) >= 0).all() and before < ends[0] and ends[-1] <= time.perf_counter_ns()

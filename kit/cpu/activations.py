@@ -13,6 +13,7 @@ from kit.cpu import threads
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.vectors import bitcast, broadcast, convert, f32x16, i8x16, i32x16, jit, select, u32x16
 from kit.cpu.superblocks import CODES, UNIT
+from kit.cpu.tasks import compile_task
 
 f32, i64 = types.float32, types.int64
 
@@ -30,25 +31,24 @@ def quantize(x: torch.Tensor, format: str) -> torch.Tensor:
     tokens, columns = x.shape
     units = -(-columns // UNIT)
     records = torch.empty(units, tokens, RECORD, dtype=torch.uint8)  # torch aligns to 64 bytes
-    threads.run(_kernel(), (x.data_ptr(), columns, tokens, records.data_ptr(), _orders()[format]), tokens)
+    threads.run(quantizing(), (x.data_ptr(), columns, tokens, records.data_ptr(), orders()[format]), tokens)
     return records
 
 
 @functools.cache
-def _orders() -> dict[str, int]:
+def orders() -> dict[str, int]:
     """Addresses of the formats' orders, int64."""
-    _orders.kept = np.array([codes.order for codes in CODES.values()], np.int64)
-    return {format: _orders.kept[row].ctypes.data for row, format in enumerate(CODES)}
+    orders.kept = np.array([codes.order for codes in CODES.values()], np.int64)
+    return {format: orders.kept[row].ctypes.data for row, format in enumerate(CODES)}
 
 
 @functools.cache
-def _kernel() -> int:
-    return threads.piecework(_quantize_token)
+def quantizing() -> int:
+    """The task of ``quantize``."""
+    return compile_task(_quantize_token)
 
 
-def _quantize_token(arguments, token):
-    x, columns, tokens = load(i64, arguments), load(i64, arguments + 8), load(i64, arguments + 16)
-    records, order = load(i64, arguments + 24), load(i64, arguments + 32)
+def _quantize_token(token, x, columns, tokens, records, order):
     x += 4 * columns * token
     for unit in range((columns + 255) // 256):
         _quantize_unit(

@@ -1,4 +1,8 @@
-"""Attention of one query on the kit's threads: scores, softmax and values of a key/value head in one piece of work."""
+"""Attention of one query on the thread pool: keys and values as the cache holds them, a chunk of positions a task.
+
+The history stays in float32, float16 or q8_0: a tile of it becomes float32 in the first-level cache, once for all query heads
+that share it. A task leaves its largest score, the sum of its weights and the weighted values; ``combine`` joins the chunks.
+"""
 
 import functools
 import math
@@ -9,70 +13,138 @@ from numba import njit, types
 
 from kit.cpu import threads
 from kit.cpu.activations import ROUNDER, ROUNDER_BITS
-from kit.cpu.simd.memory import load, store
+from kit.cpu.history import LANES, TILE, History, as_floats, greatest_of, tile_positions
+from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
-from kit.cpu.simd.vectors import bitcast, broadcast, extract, f32x16, i32x16, select
+from kit.cpu.simd.tiers import tier
+from kit.cpu.simd.vectors import Static, bitcast, broadcast, extract, f32x16, i32x16, select
+from kit.cpu.tasks import compile_task
 
-f32, i64 = types.float32, types.int64
-LANES = 16
+f32, u32 = types.float32, types.uint32
+CHUNK, GROUP = 256, 64  # positions of a task; query heads that may share a key/value head
+_scores, _tile = stack(4 * CHUNK * GROUP), stack(TILE)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int = 0) -> torch.Tensor:
-    """As every variant of kit.attention, for one query whose head has a multiple of 16 elements: q (heads, 1, head_dim), k and
-    v (kv_heads, positions, head_dim) float32, the elements of a position side by side -> (heads, 1, head_dim)."""
-    (heads, _, dim), (kv_heads, positions, _) = q.shape, k.shape
+    """As every variant of kit.model.attention, for one query whose head has a multiple of 16 elements: q (heads, 1, head_dim),
+    k and v (kv_heads, positions, head_dim) float32, the elements of a position side by side -> (heads, 1, head_dim)."""
+    keys, values = (History("float32", x.data_ptr(), 4 * x.stride(0), 4 * x.stride(1)) for x in (k, v))
+    return attend_history(q, keys, values, len(k), k.shape[1], scale, window)
+
+
+def attend_history(q, keys: History, values: History, kv_heads: int, positions: int, scale: float, window: int = 0):
+    """The same for keys and values as a cache holds them."""
+    heads, _, dim = q.shape
+    q, out = q.contiguous(), torch.empty(heads, 1, dim)
     first = max(0, positions - window) if window else 0
-    q, out = (q * scale).contiguous(), torch.empty(heads, 1, dim)
-    width = -(-(positions - first) // LANES) * LANES
-    weights = torch.empty(heads, width)
-    strides = (4 * stride for tensor in (k, v) for stride in tensor.stride()[:2])
-    shape = heads // kv_heads, dim // LANES, first, positions, width
-    places = (tensor.data_ptr() for tensor in (q, k, v, out, weights))
-    threads.run(_kernel(), (*places, *strides, *shape), kv_heads)
+    chunks = chunks_of(first, positions)
+    parts = torch.empty(heads * chunks * part_bytes(dim) // 4)
+    arguments = chunk_arguments(q.data_ptr(), keys, values, parts.data_ptr(), heads // kv_heads, dim, scale)
+    threads.run(attend_chunk(keys.kind, tier()), (*arguments, first, positions, chunks), kv_heads * chunks)
+    threads.run(combine(), (parts.data_ptr(), out.data_ptr(), dim, chunks), heads)
     return out
 
 
 def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether ``attend`` can take these."""
-    return (
-        q.shape[1] == 1
-        and q.shape[2] % LANES == 0
-        and all(t.dtype == torch.float32 and t.stride(2) == 1 for t in (q, k, v))
-    )
+    fits = q.shape[1] == 1 and q.shape[2] % LANES == 0 and len(q) <= GROUP * len(k)
+    return fits and all(t.dtype == torch.float32 and t.stride(2) == 1 for t in (q, k, v))
+
+
+def chunks_of(first: int, positions: int) -> int:
+    """Chunks of the positions from ``first`` on."""
+    return -(-(positions - first) // CHUNK)
+
+
+def part_bytes(dim: int) -> int:
+    """What a task leaves for each query head: the weighted values, and a line with the largest score and the weights' sum."""
+    return 4 * dim + 64
+
+
+def chunk_arguments(q: int, keys: History, values: History, parts: int, group: int, dim: int, scale: float) -> tuple:
+    """The arguments of ``attend_chunk`` but the last three, which change from token to token: first, positions, chunks."""
+    bits = int(np.float32(scale).view(np.uint32))
+    return q, *keys[1:], *values[1:], parts, group, dim, bits
 
 
 @functools.cache
-def _kernel() -> int:
-    return threads.piecework(_heads_of_a_group)
+def attend_chunk(kind: str, tier: Static) -> int:
+    """The task of a key/value head and a chunk of positions: the number of the one times ``chunks`` plus that of the other."""
+    return _attend_chunk(Static(kind), tier)
 
 
-def _heads_of_a_group(arguments, head):
-    """All query heads that share one key/value head; the arguments in the order in which ``attend`` gives them."""
-    group, vectors, first = load(i64, arguments + 72), load(i64, arguments + 80), load(i64, arguments + 88)
-    stop, width = load(i64, arguments + 96), load(i64, arguments + 104)
-    k_step, v_step = load(i64, arguments + 48), load(i64, arguments + 64)
-    k = load(i64, arguments + 8) + head * load(i64, arguments + 40) + first * k_step
-    v = load(i64, arguments + 16) + head * load(i64, arguments + 56) + first * v_step
-    q, out = load(i64, arguments) + 64 * vectors * group * head, load(i64, arguments + 24) + 64 * vectors * group * head
-    weights = load(i64, arguments + 32) + 4 * width * group * head
-    for n in range(0, group, 2):
-        other = min(n + 1, group - 1)  # the last of an odd number of heads is its own neighbor
-        mine, theirs = weights + 4 * width * n, weights + 4 * width * other
-        to, other_to = out + 64 * vectors * n, out + 64 * vectors * other
-        _scores(q + 64 * vectors * n, q + 64 * vectors * other, k, k_step, vectors, stop - first, mine, theirs)
-        _softmax(mine, stop - first, width)
-        if other > n:
-            _softmax(theirs, stop - first, width)
-        fours = vectors & -4
-        for at in range(0, 64 * fours, 256):
-            _four_values(mine, theirs, v + at, v_step, stop - first, to + at, other_to + at)
-        for at in range(64 * fours, 64 * vectors, 64):
-            _values(mine, theirs, v + at, v_step, stop - first, to + at, other_to + at)
+def _attend_chunk(kind: Static, tier: Static) -> int:
+    def attend_chunk(task, q, k, k_head, k_step, v, v_head, v_step, parts, group, dim, scale, first, positions, chunks):
+        head, chunk, vectors = task // chunks, task % chunks, dim // LANES
+        start = first + chunk * CHUNK
+        count = min(CHUNK, positions - start)
+        tile, weights, scratch = min(CHUNK, tile_positions(kind, vectors)), _scores(), _tile()
+        factor = bitcast(f32, u32(scale))
+        q += 4 * dim * group * head
+        k += k_head * head + k_step * start
+        v += v_head * head + v_step * start
+        size, apart = 4 * dim + 64, (4 * dim + 64) * chunks  # from a part to the next chunk's, and to the next head's
+        out = parts + apart * group * head + size * chunk
+        for at in range(0, count, tile):
+            some = min(tile, count - at)
+            key, step = as_floats(kind, tier, k + k_step * at, k_step, some, vectors, scratch)
+            for n in range(0, group, 2):
+                other = min(n + 1, group - 1)  # the last of an odd number of heads is its own neighbor
+                mine, theirs = weights + 4 * (CHUNK * n + at), weights + 4 * (CHUNK * other + at)
+                _dot_products(q + 4 * dim * n, q + 4 * dim * other, key, step, vectors, some, mine, theirs, factor)
+        for n in range(group):
+            _weigh(weights + 4 * CHUNK * n, count, out + apart * n + 4 * dim)
+            for at in range(0, 4 * dim, 64):
+                store(out + apart * n + at, broadcast(f32x16, 0))
+        for at in range(0, count, tile):
+            some = min(tile, count - at)
+            value, step = as_floats(kind, tier, v + v_step * at, v_step, some, vectors, scratch)
+            for n in range(0, group - 1, 2):
+                mine, to, fours = weights + 4 * (CHUNK * n + at), out + apart * n, vectors & -4
+                for e in range(0, 64 * fours, 256):
+                    _add_four(mine, mine + 4 * CHUNK, value + e, step, some, to + e, to + apart + e)
+                for e in range(64 * fours, 64 * vectors, 64):
+                    _add_values(mine, value + e, step, some, to + e)
+                    _add_values(mine + 4 * CHUNK, value + e, step, some, to + apart + e)
+            if group % 2:
+                n = group - 1
+                for e in range(0, 64 * vectors, 64):
+                    _add_values(weights + 4 * (CHUNK * n + at), value + e, step, some, out + apart * n + e)
+
+    return compile_task(attend_chunk)
+
+
+@functools.cache
+def combine() -> int:
+    """The task that joins the chunks of a query head."""
+    return compile_task(_combine)
+
+
+def _combine(head, parts, out, dim, chunks):
+    size, largest, total = 4 * dim + 64, f32(-math.inf), f32(0)
+    first = parts + head * chunks * size
+    out += 4 * dim * head
+    for chunk in range(chunks):
+        most = load(f32, first + chunk * size + 4 * dim)
+        largest = most if most > largest or most != most else largest
+    for at in range(0, 4 * dim, 64):
+        store(out + at, broadcast(f32x16, 0))
+    for chunk in range(chunks):
+        part = first + chunk * size
+        share = extract(exp_of_negative(broadcast(f32x16, load(f32, part + 4 * dim) - largest)), 0)
+        total += share * load(f32, part + 4 * dim + 4)
+        for at in range(0, 4 * dim, 64):
+            store(out + at, fma(load(f32x16, part + at), broadcast(f32x16, share), load(f32x16, out + at)))
+    for at in range(0, 4 * dim, 64):
+        store(out + at, load(f32x16, out + at) * (f32(1) / total))
+
+
+# ---- the loops
 
 
 @njit
-def _scores(q, other, k, step, vectors, positions, scores, other_scores):
-    """q . k of each position for two heads, four positions at a time."""
+def _dot_products(q, other, k, step, vectors, positions, scores, other_scores, scale):
+    """scale q . k of each position for two heads, four positions at a time."""
     whole = positions & -4
     for position in range(0, whole, 4):
         a = b = c = d = e = f = g = h = broadcast(f32x16, 0)
@@ -86,41 +158,42 @@ def _scores(q, other, k, step, vectors, positions, scores, other_scores):
             e, f = fma(x, z, e), fma(y, z, f)
             z = load(f32x16, key + 3 * step + at)
             g, h = fma(x, z, g), fma(y, z, h)
-        store(scores + 4 * position, reduce_add4(a, c, e, g))
-        store(other_scores + 4 * position, reduce_add4(b, d, f, h))
+        store(scores + 4 * position, reduce_add4(a, c, e, g) * scale)
+        store(other_scores + 4 * position, reduce_add4(b, d, f, h) * scale)
     for position in range(whole, positions):
         a = b = broadcast(f32x16, 0)
         for at in range(0, 64 * vectors, 64):
             z = load(f32x16, k + position * step + at)
             a, b = fma(load(f32x16, q + at), z, a), fma(load(f32x16, other + at), z, b)
-        store(scores + 4 * position, reduce_add(a))
-        store(other_scores + 4 * position, reduce_add(b))
+        store(scores + 4 * position, reduce_add(a) * scale)
+        store(other_scores + 4 * position, reduce_add(b) * scale)
 
 
 @njit
-def _softmax(scores, positions, width):
-    """Scores to weights in place; those up to ``width`` become zero but for 1e-38."""
+def _weigh(scores, positions, largest_and_sum):
+    """Scores to weights in place, the largest 1; that largest score, and the sum of the weights."""
+    width = (positions + LANES - 1) // LANES * LANES
     for position in range(positions, width):
         store(scores + 4 * position, f32(-math.inf))
     most = broadcast(f32x16, -math.inf)
     for at in range(0, 4 * width, 64):
         x = load(f32x16, scores + at)
         most = select(x > most, x, most)
-    largest = greatest_of(most)
-    sums = broadcast(f32x16, 0)
+    largest, sums = greatest_of(most, most), broadcast(f32x16, 0)
     for at in range(0, 4 * width, 64):
         weight = exp_of_negative(load(f32x16, scores + at) - largest)
         store(scores + at, weight)
         sums = sums + weight
-    share = f32(1) / reduce_add(sums)
-    for at in range(0, 4 * width, 64):
-        store(scores + at, load(f32x16, scores + at) * share)
+    store(largest_and_sum, largest)
+    store(largest_and_sum + 4, reduce_add(sums))
 
 
 @njit
-def _four_values(weights, others, v, step, positions, out, other_out):
-    """64 elements of the values, weighted, for two heads."""
-    a = b = c = d = e = f = g = h = broadcast(f32x16, 0)
+def _add_four(weights, others, v, step, positions, out, other_out):
+    """To two heads' results, 64 elements of the values, weighted."""
+    a, c, e, g = load(f32x16, out), load(f32x16, out + 64), load(f32x16, out + 128), load(f32x16, out + 192)
+    b, d = load(f32x16, other_out), load(f32x16, other_out + 64)
+    f, h = load(f32x16, other_out + 128), load(f32x16, other_out + 192)
     for position in range(positions):
         x, y = broadcast(f32x16, load(f32, weights + 4 * position)), broadcast(f32x16, load(f32, others + 4 * position))
         value = v + position * step
@@ -138,26 +211,12 @@ def _four_values(weights, others, v, step, positions, out, other_out):
 
 
 @njit
-def _values(weights, others, v, step, positions, out, other_out):
-    """Sixteen elements of the values, weighted, for two heads."""
-    a = b = broadcast(f32x16, 0)
+def _add_values(weights, v, step, positions, out):
+    """To a head's result, sixteen elements of the values, weighted."""
+    a = load(f32x16, out)
     for position in range(positions):
-        value = load(f32x16, v + position * step)
-        a = fma(value, broadcast(f32x16, load(f32, weights + 4 * position)), a)
-        b = fma(value, broadcast(f32x16, load(f32, others + 4 * position)), b)
+        a = fma(load(f32x16, v + position * step), broadcast(f32x16, load(f32, weights + 4 * position)), a)
     store(out, a)
-    store(other_out, b)
-
-
-@njit(forceinline=True)
-def greatest_of(vector):
-    """The largest lane."""
-    largest = f32(-math.inf)
-    for lane in range(LANES):
-        value = extract(vector, lane)
-        if value > largest:
-            largest = value
-    return largest
 
 
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numba import types
 
 from kit.cpu import threads
 from kit.cpu.kernels import FORMATS, SINKS, decode
-from kit.cpu.simd.memory import fence, load, stack
+from kit.cpu.simd.memory import fence, stack
 from kit.cpu.simd.tiers import tier
 from kit.cpu.simd.vectors import Static
+from kit.cpu.tasks import compile_task
 from kit.gguf.formats import Format
 
 __all__ = ["DEVICE", "FORMATS", "run"]
@@ -21,17 +21,20 @@ DEVICE = "cpu"
 _CHUNK = 2**17  # weights that a thread takes at a time
 _DTYPES = {getattr(torch, name): name for name in SINKS}
 _scratch = stack(256)
-i64 = types.int64
 
 
 def run(blocks: np.ndarray, format: Format, out: torch.Tensor) -> None:
     """Dequantize C-contiguous ``blocks`` into ``out``; several Python threads may do so at once."""
-    count, step = out.numel() // format.block_elements, max(1, _CHUNK // format.block_elements)
-    source, target = blocks.ctypes.data, out.data_ptr()
-    strides = step * format.block_bytes, step * format.block_elements * out.itemsize
-    streams = out.nbytes > _cache_bytes() and target % 64 == 0
+    threads.run(*step(blocks, format, out))
+
+
+def step(blocks: np.ndarray, format: Format, out: torch.Tensor) -> tuple[int, tuple[int, ...], int]:
+    """The same as (function, arguments, tasks) for kit.cpu.threads; the first argument is the address of the blocks."""
+    count, share = out.numel() // format.block_elements, max(1, _CHUNK // format.block_elements)
+    streams = out.nbytes > _cache_bytes() and out.data_ptr() % 64 == 0
+    sizes = format.block_bytes, format.block_elements * out.itemsize
     kernel = _kernel(format.name, _DTYPES[out.dtype], tier())
-    threads.run(kernel, (source, target, *strides, count, step, streams), -(-count // step))
+    return kernel, (blocks.ctypes.data, out.data_ptr(), count, share, *sizes, streams), -(-count // share)
 
 
 @functools.cache
@@ -50,14 +53,13 @@ def _kernel(format: str, dtype: str, tier: Static) -> int:
 
 
 def _decode(format: Static, dtype: Static, tier: Static) -> int:
-    """Arguments, all int64: addresses of the blocks and of the result; bytes of a piece of each; blocks; blocks a piece;
-    whether to store past the caches."""
+    """The task: ``share`` of ``count`` blocks from the address ``blocks`` to ``out``; past the caches if ``streams``."""
 
-    def chunk(arguments, piece):
-        source = load(i64, arguments) + piece * load(i64, arguments + 16)
-        target = load(i64, arguments + 8) + piece * load(i64, arguments + 24)
-        count, step, streams = load(i64, arguments + 32), load(i64, arguments + 40), load(i64, arguments + 48)
-        decode(format, dtype, tier, streams != 0, source, min(step, count - piece * step), target, _scratch())
+    def chunk(task, blocks, out, count, share, block_bytes, out_bytes, streams):
+        first = task * share
+        blocks += first * block_bytes
+        out += first * out_bytes
+        decode(format, dtype, tier, streams != 0, blocks, min(share, count - first), out, _scratch())
         fence()
 
-    return threads.piecework(chunk)
+    return compile_task(chunk)

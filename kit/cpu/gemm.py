@@ -14,7 +14,7 @@ from kit.cpu.kernels import decode
 from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, f32x16
-from kit.cpu.threads import piecework
+from kit.cpu.tasks import compile_task
 from kit.gguf.formats import FORMATS
 
 i64 = types.int64
@@ -108,19 +108,14 @@ def padded(x: torch.Tensor) -> torch.Tensor:
 
 
 def kernel(format: Static, tier: Static) -> int:
-    """The kernel that kit.cpu.linear describes, for tokens >= FEWEST; x comes from ``padded``."""
+    """The task that kit.cpu.linear describes, for tokens >= FEWEST; x comes from ``padded``."""
     float32 = Static("float32")
 
-    def strips(arguments, piece):
-        blocks, row_bytes = load(i64, arguments), load(i64, arguments + 8)
-        rows, columns = load(i64, arguments + 16), load(i64, arguments + 24)
-        x, y = load(i64, arguments + 32), load(i64, arguments + 40)
-        stride, step = load(i64, arguments + 48), load(i64, arguments + 56)
-        tokens, share = load(i64, arguments + 64), load(i64, arguments + 72)
+    def strips(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share):
         weights, size = _block_shape(format)
         scratch, strip, sums = _scratch(), _strip(), _sums()
-        for row in range(piece * share, min(rows, (piece + 1) * share), _ROWS):
-            height = min(_ROWS, min(rows, (piece + 1) * share) - row)
+        for row in range(task * share, min(rows, (task + 1) * share), _ROWS):
+            height = min(_ROWS, min(rows, (task + 1) * share) - row)
             for token in range(0, tokens, _TOKENS):
                 last = min(tokens, token + _TOKENS)
                 tiles = (last - token + _WIDTH - 1) // _WIDTH
@@ -147,4 +142,4 @@ def kernel(format: Static, tier: Static) -> int:
                             reduce_add(load(f32x16, at + t // _WIDTH * _SUMS + t % _WIDTH * 64)),
                         )
 
-    return piecework(strips)
+    return compile_task(strips)

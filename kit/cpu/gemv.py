@@ -4,18 +4,21 @@ What is done to whole vectors of codes, and what is done once for a group's sum 
 faster than the kernel for any format and any number of tokens (kit.cpu.gemv_float).
 """
 
+import functools
+
 import torch
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from kit.cpu import threads
 from kit.cpu.kernels import KERNELS
 from kit.cpu.simd.isa import _call
 from kit.cpu.simd.memory import load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
-from kit.cpu.simd.vectors import Static, bitcast, broadcast, f32x16, jit, u32x16
+from kit.cpu.simd.vectors import Static, bitcast, broadcast, f32x16, u32x16
 from kit.cpu.superblocks import CODES, PACKED, UNIT, codes, spread, steps, unit_size
-from kit.cpu.threads import piecework
+from kit.cpu.tasks import compile_task
 
 f32, i64 = types.float32, types.int64
 FORMATS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
@@ -29,14 +32,24 @@ _scratch = stack(256)  # 128 bytes for the reader of the steps, then those of tw
 def prepare(x: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:
     """x (1, columns) in the order in which the format's kernel meets it, (1, columns), and the sums of each sixteen of it,
     (columns / 16,), with which minima are taken off."""
-    plane = 0 if format not in PACKED else 32 if KERNELS[format].minimum else 16
+    plane = plane_of(format)
     ordered, sums = torch.empty_like(x) if plane else x, torch.empty(x.shape[1] // 16)
-    _prepare(x.data_ptr(), x.shape[1], plane, ordered.data_ptr(), sums.data_ptr())
+    threads.run(preparing(), (x.data_ptr(), x.shape[1], plane, ordered.data_ptr(), sums.data_ptr()), 1)
     return ordered, sums
 
 
-@jit
-def _prepare(x, columns, plane, ordered, sums):
+def plane_of(format: str) -> int:
+    """How the task of ``prepare`` orders activations for a format."""
+    return 0 if format not in PACKED else 32 if KERNELS[format].minimum else 16
+
+
+@functools.cache
+def preparing() -> int:
+    """The task of ``prepare``."""
+    return compile_task(_prepare)
+
+
+def _prepare(task, x, columns, plane, ordered, sums):
     """``plane``: a block's bytes hold so many codes in their low halves, and then as many in their high ones; or 0.
 
     Of 64 bytes read as sixteen words, the same four bits of all words meet sixteen activations in a row.
@@ -216,18 +229,15 @@ def sixteen(_, format, vector, part):
 
 
 def kernel(format: Static, tier: Static) -> int:
-    """The kernel that kit.cpu.linear describes, for one token of whole units; one more argument: the address of sums."""
+    """The task that kit.cpu.linear describes, for one token of whole units; ``sums`` as ``prepare`` makes them."""
 
-    def single(arguments, piece):
-        blocks, row_bytes, rows = load(i64, arguments), load(i64, arguments + 8), load(i64, arguments + 16)
-        units, x, y = load(i64, arguments + 24) // UNIT, load(i64, arguments + 32), load(i64, arguments + 40)
-        share, sums, scratch = load(i64, arguments + 72), load(i64, arguments + 80), _scratch()
-        last = min(rows, (piece + 1) * share) - 1
-        for row in range(piece * share, last + 1, 2):
+    def single(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share, sums):
+        units, scratch, last = columns // UNIT, _scratch(), min(rows, (task + 1) * share) - 1
+        for row in range(task * share, last + 1, 2):
             other = min(row + 1, last)  # the last of an odd number of rows is its own neighbor
             at = blocks + row * row_bytes
             a, b = two_rows(format, tier, at, at + (other - row) * row_bytes, units, x, sums, scratch)
             store(y + 4 * row, a)
             store(y + 4 * other, b)
 
-    return piecework(single)
+    return compile_task(single)

@@ -8,7 +8,7 @@ from kit.cpu.scales import MINIMA
 from kit.cpu.simd.memory import copy, load, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x16
-from kit.cpu.threads import piecework
+from kit.cpu.tasks import compile_task
 from kit.gguf.formats import FORMATS
 
 f32, i64 = types.float32, types.int64
@@ -143,24 +143,17 @@ def _raw_dots(numbers, width: int):
 
 
 def kernel(format: Static, tier: Static) -> int:
-    """The kernel that kit.cpu.linear describes."""
+    """The task that kit.cpu.linear describes."""
 
-    def floating(arguments, piece):
-        row_bytes, rows, columns = load(i64, arguments + 8), load(i64, arguments + 16), load(i64, arguments + 24)
-        x, y = load(i64, arguments + 32), load(i64, arguments + 40)
-        stride, step = load(i64, arguments + 48), load(i64, arguments + 56)
-        tokens, share = load(i64, arguments + 64), load(i64, arguments + 72)
+    def floating(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share):
         scratch = _scratch()
-        for row in range(piece * share, min(rows, (piece + 1) * share)):
-            blocks = load(i64, arguments) + row * row_bytes
-            token = 0
+        for row in range(task * share, min(rows, (task + 1) * share)):
+            at, token = blocks + row * row_bytes, 0
             while token + TILE <= tokens:
-                dots(
-                    format, tier, blocks, columns, x + token * stride, stride, y + token * step + 4 * row, step, scratch
-                )
+                dots(format, tier, at, columns, x + token * stride, stride, y + token * step + 4 * row, step, scratch)
                 token += TILE
             while token < tokens:
-                store(y + token * step + 4 * row, dot(format, tier, blocks, columns, x + token * stride, scratch))
+                store(y + token * step + 4 * row, dot(format, tier, at, columns, x + token * stride, scratch))
                 token += 1
 
-    return piecework(floating)
+    return compile_task(floating)

@@ -8,7 +8,7 @@ from kit.cpu.simd.memory import copy, load, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x64, i32x16
 from kit.cpu.superblocks import CODES, codes, spread, steps, unit_bytes, unit_size
-from kit.cpu.threads import piecework
+from kit.cpu.tasks import compile_task
 
 i64 = types.int64
 ROWS, TOKENS = 8, 32  # a tile: its activations of one unit and its sums fit the first-level cache
@@ -79,32 +79,26 @@ def _tile(format, tier, blocks, row_bytes, rows, units, records, tokens, count, 
 
 
 def kernel(format: Static, tier: Static) -> int:
-    """The kernel that kit.cpu.linear describes; x is the address of the activations' records."""
+    """The task that kit.cpu.linear describes; ``x`` is the address of the activations' records."""
 
-    def integer(arguments, piece):
-        blocks, row_bytes = load(i64, arguments), load(i64, arguments + 8)
-        rows, units = load(i64, arguments + 16), (load(i64, arguments + 24) + 255) // 256
-        records, y, step = load(i64, arguments + 32), load(i64, arguments + 40), load(i64, arguments + 56)
-        tokens, share = load(i64, arguments + 64), load(i64, arguments + 72)
-        scratch, sums = _scratch(), _sums()
-        last = min(rows, (piece + 1) * share)
+    def integer(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share):
+        units, scratch, sums = (columns + 255) // 256, _scratch(), _sums()
+        first, last = task * share, min(rows, (task + 1) * share)
         if tokens == 1:
-            for row in range(piece * share, last):
-                store(
-                    y + 4 * row, _one_token(format, tier, blocks + row * row_bytes, row_bytes, units, records, scratch)
-                )
+            for row in range(first, last):
+                store(y + 4 * row, _one_token(format, tier, blocks + row * row_bytes, row_bytes, units, x, scratch))
             return
-        for row in range(piece * share, last, ROWS):
+        for row in range(first, last, ROWS):
             height = min(ROWS, last - row)
             for token in range(0, tokens, TOKENS):
                 count = min(TOKENS, tokens - token)
                 _tile(
                     format, tier, blocks + row * row_bytes, row_bytes, height, units,
-                    records + token * RECORD, tokens, count, sums, scratch,
+                    x + token * RECORD, tokens, count, sums, scratch,
                 )  # fmt: skip
                 for t in range(count):
                     for r in range(height):
                         at = sums + 64 * (r * count + t)
                         store(y + (token + t) * step + 4 * (row + r), reduce_add(load(f32x16, at)))
 
-    return piecework(integer)
+    return compile_task(integer)

@@ -1,7 +1,7 @@
 """linear: y = W x from blocks, the rows shared out among the threads of kit.cpu.threads.
 
-A kernel computes some rows of y, for all tokens. Its arguments, all int64: address of the blocks, bytes of a row, rows,
-columns; address of x, address of y; bytes of one token's x and y; tokens; rows a piece; and for kit.cpu.gemv one more.
+A task computes ``share`` rows of y, for all tokens: task(number, blocks, row_bytes, rows, columns, x, y, stride, step, tokens,
+share), where stride and step are the bytes of one token's x and y; that of kit.cpu.gemv takes one parameter more.
 """
 
 import functools
@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from kit.cpu import gemm, gemv, gemv_float, gemv_int8, threads
-from kit.cpu.activations import quantize
+from kit.cpu.activations import RECORD, orders, quantize, quantizing
 from kit.cpu.kernels import KERNELS
 from kit.cpu.simd.tiers import tier
 from kit.cpu.simd.vectors import Static
-from kit.cpu.superblocks import UNIT
+from kit.cpu.superblocks import CODES, UNIT
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS
 
 ACTIVATIONS = ("float32", "int8")
-_LEAST, _MOST = 2**14, 256  # a piece is at least so many bytes of blocks, and there are at most so many pieces
+_LEAST, _MOST = 2**14, 256  # a task takes at least so many bytes of blocks, and there are at most so many tasks
 _TILE = 16  # rows: what every kernel's tiles divide; for one token those are of two rows
 
 
@@ -41,8 +41,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         more = (sums.data_ptr(),)
     else:
         module = gemv_float
-    stride, share = x.stride(0) * x.itemsize, max(_LEAST, blocks.nbytes // _MOST) // max(1, row_bytes) + 1
-    share += -share % (2 if tokens == 1 else _TILE)
+    stride, share = x.stride(0) * x.itemsize, _share(blocks, tokens)
     threads.run(
         _kernel(module, qtype, tier()),
         (
@@ -61,6 +60,55 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         -(-rows // share),
     )
     return y
+
+
+Step = tuple[int, tuple[int, ...], int]  # function, arguments, tasks
+
+
+class Activations:
+    """The activations of one token for the steps of a program: x, and the forms of it that products take, made once each."""
+
+    def __init__(self, x: torch.Tensor):
+        self.x, self._made = x, {}
+
+    def _once(self, key, make) -> tuple[tuple[int, ...], list[Step]]:
+        """Addresses of a form, and the step that makes it, if none has yet."""
+        if key in self._made:
+            return self._made[key][0], []
+        tensors, step = make()
+        self._made[key] = tuple(tensor.data_ptr() for tensor in tensors), tensors
+        return self._made[key][0], [step]
+
+    def product(self, blocks: np.ndarray, qtype: str, y: torch.Tensor, activations: str) -> list[Step]:
+        """Steps after which y (1, rows) holds the product of the matrix and x, as ``linear`` computes it."""
+        eight_bit = _check(blocks, qtype, self.x, activations) and qtype in KERNELS
+        (rows, row_bytes), columns, more, steps = blocks.shape, self.x.shape[1], (), []
+        if eight_bit:
+            module, (x, *_), steps = gemv_int8, *self._once(CODES[qtype].order, lambda: self._quantized(qtype))
+        elif qtype in gemv.FORMATS and columns % UNIT == 0:
+            module, (x, *more), steps = gemv, *self._once(gemv.plane_of(qtype), lambda: self._ordered(qtype))
+        else:
+            module, x = gemv_float, self.x.data_ptr()
+        share = _share(blocks, 1)
+        arguments = blocks.ctypes.data, row_bytes, rows, columns, x, y.data_ptr(), 0, 0, 1, share, *more
+        return [*steps, (_kernel(module, qtype, tier()), arguments, -(-rows // share))]
+
+    def _quantized(self, qtype):
+        columns = self.x.shape[1]
+        records = torch.empty(-(-columns // UNIT), RECORD, dtype=torch.uint8)
+        return (records,), (quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), orders()[qtype]), 1)
+
+    def _ordered(self, qtype):
+        plane, columns = gemv.plane_of(qtype), self.x.shape[1]
+        ordered, sums = torch.empty_like(self.x) if plane else self.x, torch.empty(columns // 16)
+        arguments = self.x.data_ptr(), columns, plane, ordered.data_ptr(), sums.data_ptr()
+        return (ordered, sums), (gemv.preparing(), arguments, 1)
+
+
+def _share(blocks, tokens) -> int:
+    """Rows of a task."""
+    share = max(_LEAST, blocks.nbytes // _MOST) // max(1, blocks.shape[1]) + 1
+    return share + -share % (2 if tokens == 1 else _TILE)
 
 
 def _check(blocks, qtype, x, activations) -> bool:

@@ -1,15 +1,19 @@
 """RMS normalization: y = x / sqrt(mean of x^2 + eps) * weight, over the last axis."""
 
+import functools
 import math
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numba import types
 
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import reduce_add
-from kit.cpu.simd.vectors import broadcast, f32x16, jit
+from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, jit
+from kit.cpu.tasks import compile_task
 
+f64 = types.float64
 SMALL_NORM = 2**15  # numbers up to which torch's call, made for any tensor, takes longer than its arithmetic
 _LANES = 16
 
@@ -22,6 +26,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     y = torch.empty_like(x)
     _rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, x.numel() // n, eps)
     return y
+
+
+@functools.cache
+def task() -> int:
+    """The task of a row: x, weight, y, n and the bits of eps as float64."""
+    return compile_task(_row)
+
+
+def _row(row, x, weight, y, n, eps):
+    _rms_norm(x + 4 * n * row, weight, y + 4 * n * row, n, 1, bitcast(f64, eps))
 
 
 @jit

@@ -5,6 +5,9 @@ import mmap
 import numpy as np
 import torch
 
+from kit.cpu import threads
+from kit.cpu.history import History, append
+from kit.cpu.simd.tiers import tier
 from kit.errors import ModelError
 from kit.units import format_bytes
 
@@ -25,10 +28,9 @@ class KVCache:
         if dtype == "q8_0" and head_dim % _QK8_0:
             raise ModelError(f"KV cache type 'q8_0' needs heads of a multiple of {_QK8_0} elements, not {head_dim}")
         self.dtype, self.context, self.length, self.passes = dtype, context, 0, 0
-        shape = (kv_heads, context, head_dim)
-        store = _Quantized if dtype == "q8_0" else _Plain
-        self._keys = [store(shape, dtype) for _ in range(layers)]
-        self._values = [store(shape, dtype) for _ in range(layers)]
+        self._keys, self._values = (
+            [_Store(kv_heads, context, head_dim, dtype) for _ in range(layers)] for _ in ("keys", "values")
+        )
         self.bytes_per_position = int(2 * layers * kv_heads * head_dim * KV_TYPES[dtype])
 
     @property
@@ -39,8 +41,18 @@ class KVCache:
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k and v (tokens, kv_heads, head_dim) of ``layer`` after the positions held; all of the layer's keys and
         values, float32 (kv_heads, positions, head_dim). ``advance`` makes them count, once every layer has written."""
-        start, stop = self.length, self.length + k.shape[0]
-        return self._keys[layer].write(start, stop, k), self._values[layer].write(start, stop, v)
+        self.write(layer, k, v)
+        stop = self.length + len(k)
+        return self._keys[layer].read(stop), self._values[layer].read(stop)
+
+    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """The same, without reading anything."""
+        self._keys[layer].write(self.length, k)
+        self._values[layer].write(self.length, v)
+
+    def histories(self, layer: int) -> tuple[History, History]:
+        """Where a layer's keys and values lie, and how."""
+        return self._keys[layer].history, self._values[layer].history
 
     def advance(self, tokens: int) -> None:
         """Close a pass: ``tokens`` more positions are held."""
@@ -65,29 +77,24 @@ def _reserve(shape, dtype) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape))
 
 
-class _Plain:
-    """Elements as they are, in float32 or rounded to float16."""
+class _Store:
+    """Keys, or values, of a layer: (kv_heads, context, bytes of a head), written by the kernel of the kind."""
 
-    def __init__(self, shape, dtype):
-        self.data = _reserve(shape, dtype)
+    def __init__(self, kv_heads, context, head_dim, kind):
+        self.head_dim, self.kind = head_dim, kind
+        self.data = _reserve((kv_heads, context, int(head_dim * KV_TYPES[kind])), np.uint8)
+        self.history = History(kind, self.data.data_ptr(), self.data.stride(0), self.data.stride(1))
 
-    def write(self, start, stop, rows):
-        self.data[:, start:stop] = rows.transpose(0, 1)
-        return self.data[:, :stop].float()  # the view itself when it is float32
+    def write(self, position, rows):
+        """rows (tokens, kv_heads, head_dim) float32 to the positions from ``position`` on."""
+        rows = rows.contiguous()
+        arguments = rows.data_ptr(), 4 * rows.stride(0), len(rows), self.head_dim, *self.history[1:], position
+        threads.run(append(self.kind, tier()), arguments, rows.shape[1])
 
-
-class _Quantized:
-    """int8 in blocks of 32 along a head, each with the float16 scale max|x| / 127, as ggml's Q8_0."""
-
-    def __init__(self, shape, dtype):
-        heads, context, dim = shape
-        self.quants = _reserve((heads, context, dim // _QK8_0, _QK8_0), np.int8)
-        self.scales = _reserve((heads, context, dim // _QK8_0, 1), np.float16)
-
-    def write(self, start, stop, rows):
-        blocks = rows.transpose(0, 1).unflatten(-1, (-1, _QK8_0))
-        scale = blocks.abs().amax(-1, keepdim=True) / 127
-        inverse = torch.where(scale > 0, 1 / scale, 0)
-        self.quants[:, start:stop] = (blocks * inverse).round()
-        self.scales[:, start:stop] = scale
-        return (self.quants[:, :stop] * self.scales[:, :stop].float()).flatten(-2)
+    def read(self, stop):
+        """The first positions in float32, (kv_heads, stop, head_dim); the memory itself where it holds float32."""
+        data = self.data[:, :stop]
+        if self.kind != "q8_0":
+            return data.view(getattr(torch, self.kind)).float()
+        blocks = data.unflatten(-1, (-1, 34))
+        return (blocks[..., 2:].view(torch.int8) * blocks[..., :2].contiguous().view(torch.float16).float()).flatten(-2)

@@ -160,6 +160,13 @@ def high(_, vector):
 
 
 @intrinsic
+def swap_neighbors(_, vector):
+    """swap_neighbors(v): v1 v0 v3 v2 ..."""
+    result, emit = _shuffled(vector, [lane ^ 1 for lane in range(vector.lanes)])
+    return result(vector), emit
+
+
+@intrinsic
 def extract(_, vector, lane):
     """extract(v, i): the number in lane i."""
 
@@ -235,6 +242,7 @@ _OPERATORS = {
     operator.add: "add add fadd",
     operator.sub: "sub sub fsub",
     operator.mul: "mul mul fmul",
+    operator.truediv: "- - fdiv",
     operator.and_: "and_ and_ -",
     operator.or_: "or_ or_ -",
     operator.xor: "xor xor -",

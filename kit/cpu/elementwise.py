@@ -1,0 +1,101 @@
+"""What a token does between its matrix products, as tasks over float32 vectors of a multiple of 16 numbers."""
+
+import functools
+
+import numpy as np
+from numba import njit, types
+
+from kit.cpu.attention import exp_of_negative
+from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.sums import fma
+from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, select, swap_neighbors
+from kit.cpu.tasks import compile_task
+
+f32, u32 = types.float32, types.uint32
+SHARE = 1024  # numbers of a task
+
+
+def as_bits(number: float) -> int:
+    """A float32 as the integer that a task takes."""
+    return int(np.float32(number).view(np.uint32))
+
+
+def tasks_of(n: int) -> int:
+    """Tasks over n numbers."""
+    return -(-n // SHARE)
+
+
+@functools.cache
+def compiled(name: str) -> int:
+    """The address of a task: "add", "scale", "silu", "gelu", "interleaved" or "neox"."""
+    return compile_task(_TASKS[name])
+
+
+def _add(task, x, y, n, factor):
+    """x += y * factor"""
+    for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
+        store(x + at, load(f32x16, x + at) + load(f32x16, y + at) * bitcast(f32, u32(factor)))
+
+
+def _scale(task, x, n, factor):
+    """x *= factor"""
+    for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
+        store(x + at, load(f32x16, x + at) * bitcast(f32, u32(factor)))
+
+
+def _silu(task, gate, up, out, n):
+    """out = gate * sigmoid(gate) * up"""
+    for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
+        x = load(f32x16, gate + at)
+        store(out + at, x * _sigmoid(x) * load(f32x16, up + at))
+
+
+_SLOPE, _CUBE = np.float32(1.5957691216057308), np.float32(0.044715)  # 2 sqrt(2 / pi)
+
+
+def _gelu(task, gate, up, out, n):
+    """out = gelu(gate) * up, gelu by tanh: x (1 + tanh(u)) / 2 = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)"""
+    for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
+        x = load(f32x16, gate + at)
+        store(out + at, x * _sigmoid(x * _SLOPE * (x * x * _CUBE + 1)) * load(f32x16, up + at))
+
+
+@njit(forceinline=True)
+def _sigmoid(x):
+    """1 / (1 + exp(-x)), by the exponential of what is not positive."""
+    e = exp_of_negative(select(x > 0, 0 - x, x))
+    return select(x > 0, broadcast(f32x16, 1), e) / (e + 1)
+
+
+# Rotary positions: each element times its cosine, plus the other one of its pair times its sine, which has the sign of the
+# element's place in the pair. A table holds ``dims`` cosines and then ``dims`` sines.
+
+
+def _interleaved(head, x, head_dim, dims, table):
+    """Pairs (2 i, 2 i + 1) of a head, in place; dims: a multiple of 16."""
+    x += 4 * head_dim * head
+    for at in range(0, 4 * dims, 64):
+        v = load(f32x16, x + at)
+        sine = load(f32x16, table + 4 * dims + at)
+        store(x + at, fma(v, load(f32x16, table + at), swap_neighbors(v) * sine))
+
+
+def _neox(head, x, head_dim, dims, table):
+    """Pairs (i, i + dims / 2) of a head, in place; dims: a multiple of 32."""
+    x += 4 * head_dim * head
+    half = 2 * dims
+    for at in range(0, half, 64):
+        v, w = load(f32x16, x + at), load(f32x16, x + half + at)
+        sine, other = load(f32x16, table + 4 * dims + at), load(f32x16, table + 4 * dims + half + at)
+        store(x + at, fma(v, load(f32x16, table + at), w * sine))
+        store(x + half + at, fma(w, load(f32x16, table + half + at), v * other))
+
+
+_TASKS = {
+    "add": _add,
+    "scale": _scale,
+    "silu": _silu,
+    "gelu": _gelu,
+    "interleaved": _interleaved,
+    "neox": _neox,
+}

@@ -1,0 +1,129 @@
+"""Keys and values in memory as float32, float16 or q8_0: sixteen elements of a head to float32, and new positions written."""
+
+import functools
+import math
+from typing import NamedTuple
+
+from numba import njit, types
+from numba.extending import overload
+
+from kit.cpu.activations import ROUNDER, ROUNDER_BITS
+from kit.cpu.simd.isa import float_to_half, half_to_float
+from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.vectors import Static, bitcast, broadcast, convert, extract, f32x16, i8x16, i32x16, select, u16x16
+from kit.cpu.tasks import compile_task
+
+f32, u16 = types.float32, types.uint16
+LANES = 16
+TILE = 2**15  # bytes of float32 that are made of a part of the history, in the first-level cache
+
+
+class History(NamedTuple):
+    """Keys or values of a layer in memory: ``kind`` is float32, float16 or q8_0 (blocks of 34 bytes); the address of head 0 at
+    position 0, and the bytes from a head and from a position to the next."""
+
+    kind: str
+    address: int
+    head_bytes: int
+    step: int
+
+
+def _q8_0_sixteen(tier, position, n):
+    block = position + 34 * (n >> 1)
+    return convert(f32x16, load(i8x16, block + 2 + 16 * (n & 1))) * half_to_float(tier, load(u16, block))
+
+
+_READERS = {
+    "float16": njit(lambda tier, position, n: half_to_float(tier, load(u16x16, position + 32 * n))),
+    "q8_0": njit(_q8_0_sixteen),
+}
+
+
+def tile_positions(kind, vectors):
+    """Positions whose float32 fit the tile; more than a chunk has where they are as they are."""
+
+
+def as_floats(kind, tier, source, step, positions, vectors, scratch):
+    """The address and the step of the same positions in float32: where they are, or in the scratch."""
+
+
+@overload(tile_positions)
+def _(kind, vectors):
+    if kind.value == "float32":
+        return lambda kind, vectors: TILE
+    return lambda kind, vectors: TILE // (64 * vectors)
+
+
+@overload(as_floats)
+def _(kind, tier, source, step, positions, vectors, scratch):
+    if kind.value == "float32":
+        return lambda kind, tier, source, step, positions, vectors, scratch: (source, step)
+    read = _READERS[kind.value]
+
+    def converted(kind, tier, source, step, positions, vectors, scratch):
+        for position in range(positions):
+            for n in range(vectors):
+                store(scratch + 64 * (position * vectors + n), read(tier, source + position * step, n))
+        return scratch, 64 * vectors
+
+    return converted
+
+
+@functools.cache
+def append(kind: str, tier: Static) -> int:
+    """The task that writes new positions of a head: ``source`` (tokens, heads, dim) float32, ``token_bytes`` from one token to
+    the next, to ``target`` and the heads and positions after it as in History."""
+    return _append(Static(kind), tier)
+
+
+def _append(kind: Static, tier: Static) -> int:
+    def append(head, source, token_bytes, tokens, dim, target, head_bytes, step, position):
+        source += 4 * dim * head
+        target += head_bytes * head + step * position
+        for _ in range(tokens):
+            write_position(kind, tier, source, dim, target)
+            source += token_bytes
+            target += step
+
+    return compile_task(append)
+
+
+def write_position(kind, tier, source, dim, target):
+    """Write ``dim`` floats as ``kind``."""
+
+
+@overload(write_position)
+def _(kind, tier, source, dim, target):
+    def as_float32(kind, tier, source, dim, target):
+        for i in range(dim):
+            store(target + 4 * i, load(f32, source + 4 * i))
+
+    def as_float16(kind, tier, source, dim, target):
+        for i in range(0, dim & -LANES, LANES):
+            store(target + 2 * i, float_to_half(tier, load(f32x16, source + 4 * i)))
+        for i in range(dim & -LANES, dim):
+            store(target + 2 * i, extract(float_to_half(tier, broadcast(f32x16, load(f32, source + 4 * i))), 0))
+
+    def as_q8_0(kind, tier, source, dim, target):
+        for block in range(dim // 32):
+            a, b = load(f32x16, source + 128 * block), load(f32x16, source + 128 * block + 64)
+            largest = greatest_of(select(a < 0, 0 - a, a), select(b < 0, 0 - b, b))
+            scale = largest / f32(127)
+            inverse = f32(1) / scale if scale > 0 else f32(0)
+            at = target + 34 * block
+            store(at, extract(float_to_half(tier, broadcast(f32x16, scale)), 0))
+            store(at + 2, convert(i8x16, bitcast(i32x16, a * inverse + ROUNDER) - ROUNDER_BITS))
+            store(at + 18, convert(i8x16, bitcast(i32x16, b * inverse + ROUNDER) - ROUNDER_BITS))
+
+    return {"float32": as_float32, "float16": as_float16, "q8_0": as_q8_0}[kind.value]
+
+
+@njit(forceinline=True)
+def greatest_of(a, b):
+    """The largest lane of two vectors."""
+    vector, largest = select(a > b, a, b), f32(-math.inf)
+    for lane in range(LANES):
+        value = extract(vector, lane)
+        if value > largest:
+            largest = value
+    return largest
