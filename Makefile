@@ -6,7 +6,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 
-.PHONY: help reproduce test bench lab lint clean
+.PHONY: help reproduce test bench fuzz lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ test: $(STAMP) ## all tests; ARGS=tests/test_trace.py for some
 
 bench: $(STAMP) ## the benchmarks: ratios beside their bounds and peers
 	$(BIN)/python -m benchmarks $(ARGS)
+
+fuzz: $(STAMP) ## every fuzz target for MINUTES=1 each; ARGS="gguf tiles" for some
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python -m fuzz --minutes $(or $(MINUTES),1) $(ARGS)
 
 lab: $(STAMP) ## JupyterLab on loopback, with its token
 	$(BIN)/jupyter lab --ip=127.0.0.1 $(ARGS)

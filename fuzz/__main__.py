@@ -1,0 +1,68 @@
+"""Run the targets one after another, each in a process of its own, and print what came of it.
+
+A finding stops its target; the input lies in data/fuzz/<target>/. ``--record`` adds a line a target to
+results/reference/<machine>/fuzz.jsonl.
+"""
+
+import argparse
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+from fuzz.targets import TARGETS
+from kit.lab import machine
+from kit.lab.paths import ROOT
+
+CORPUS = ROOT / "data" / "fuzz"
+LIMITS = ("-rss_limit_mb=1024", "-timeout=2", "-max_len=65536", "-print_final_stats=1", "-verbosity=1")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
+    parser.add_argument(
+        "targets", nargs="*", default=list(TARGETS), help=f"some of: {', '.join(TARGETS)}  [default: all]"
+    )
+    parser.add_argument("--minutes", type=float, default=1.0, help="for each target  [default: 1]")
+    parser.add_argument("--record", action="store_true", help="keep the counts under results/reference")
+    options = parser.parse_args()
+    if unknown := set(options.targets) - set(TARGETS):
+        parser.error(f"no target {', '.join(sorted(unknown))}; there are: {', '.join(TARGETS)}")
+    if importlib.util.find_spec("atheris") is None:
+        parser.error("atheris is not installed: pip install --editable '.[fuzz]'")
+    rows = [_run(name, options.minutes) for name in options.targets]
+    if options.record:
+        with open(ROOT / "results" / "reference" / machine.machine_id() / "fuzz.jsonl", "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    return 1 if any(row["finding"] for row in rows) else 0
+
+
+def _run(name: str, minutes: float) -> dict:
+    folder = CORPUS / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(TARGETS[name].seeds()):
+        (folder / f"seed-{number}").write_bytes(seed)
+    command = [sys.executable, "-m", "fuzz.child", name, str(folder), f"-artifact_prefix={folder}/finding-"]
+    command += [f"-max_total_time={60 * minutes:.0f}", *LIMITS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    stats = dict(re.findall(r"stat::(\w+):\s+(\d+)", done.stderr))
+    covered = re.findall(r"cov: (\d+)", done.stderr)
+    finding = done.returncode != 0
+    row = {
+        "target": name, "time": datetime.now(UTC).isoformat(timespec="seconds"), "commit": machine.git_commit(),
+        "inputs": int(stats.get("number_of_executed_units", 0)),
+        "inputs_per_second": int(stats.get("average_exec_per_sec", 0)),
+        "edges_covered": int(covered[-1]) if covered else 0, "finding": finding,
+    }  # fmt: skip
+    print(
+        f"{name:12} {row['inputs']:>12,} inputs {row['inputs_per_second']:>8,} a second {row['edges_covered']:>6} edges",
+        flush=True,
+    )
+    if finding:
+        print(done.stderr[-4000:], file=sys.stderr)
+    return row
+
+
+sys.exit(main())

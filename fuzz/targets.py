@@ -1,0 +1,199 @@
+"""What is fuzzed: a row a target. ``seeds()`` makes the starting corpus, ``one(data)`` takes any bytes.
+
+``one`` may raise KitError, which is the answer to bad input. Any other exception, a wrong number (AssertionError), two
+seconds or a gigabyte is a finding: put it into tests/ as a case.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class Target(NamedTuple):
+    """``modules``: what is instrumented for coverage. Modules of compiled code cannot be: of those, ``module:function``."""
+
+    seeds: Callable[[], Iterable[bytes]]
+    one: Callable[[bytes], None]
+    modules: tuple[str, ...]
+
+
+_FOLDER = Path(tempfile.mkdtemp(prefix="kit-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+
+
+def _file(data: bytes, name: str) -> Path:
+    path = _FOLDER / name
+    path.write_bytes(data)
+    return path
+
+
+# ---- GGUF files
+
+
+def _gguf_seeds():
+    from kit.synthetic.write import synthesize
+
+    for name in ("tiny-llama", "tiny-granite"):
+        path = _FOLDER / "seed.gguf"
+        synthesize(path, name, layers=1)
+        yield path.read_bytes()[:65536]  # metadata and tensor table: the data may be missing
+        path.unlink()
+    yield b"GGUF\3\0\0\0" + bytes(16)
+
+
+def _gguf(data: bytes) -> None:
+    import kit
+    from kit.gguf.summary import summarize
+
+    with kit.open(_file(data, "fuzz.gguf")) as file:
+        for value in file.metadata.values():
+            len(list(value)) if hasattr(value, "__iter__") and len(value) < 10**5 else None
+        for name, info in file.tensors.items():
+            if info.is_known and info.nbytes < 2**20:
+                file.blocks(name).sum()
+        summarize(file, 2**34, 2**33)
+
+
+# ---- dequantizers, against gguf-py
+
+
+def _block_seeds():
+    from kit.gguf.formats import FORMATS
+
+    random = np.random.default_rng(0)
+    for number, format in enumerate(FORMATS.values()):
+        yield bytes([number]) + random.bytes(2 * format.block_bytes)
+        yield bytes([number]) + b"\xff" * format.block_bytes
+
+
+def _blocks(data: bytes) -> None:
+    import kit
+    from kit.cpu.dequantize import FORMATS as DEQUANTIZED
+    from kit.gguf.formats import FORMATS
+
+    format = list(FORMATS.values())[data[0] % len(FORMATS)] if data else None
+    if format is None or format.name not in DEQUANTIZED or len(data) <= format.block_bytes:
+        return
+    blocks = np.frombuffer(data[1 : 1 + (len(data) - 1) // format.block_bytes * format.block_bytes], np.uint8)
+    ours, right = (kit.dequantize(blocks, format.name, backend=name) for name in ("cpu", "reference"))
+    assert torch.equal(ours.isnan(), right.isnan()) and torch.equal(ours.nan_to_num(), right.nan_to_num()), format.name
+
+
+# ---- compressed tiles
+
+
+def _tile_seeds():
+    import kit.codec
+
+    matrix = np.clip(np.rint(np.random.default_rng(1).normal(0, 20, (40, 70))), -128, 127).astype(np.int8)
+    for predictors, states, words in ((("none",), 32, 16), (("up",), 16, 16), (("left2",), 1, 8)):
+        yield kit.codec.encode(matrix, kit.codec.Profile(predictors, states, words, True, 16, 32)).to_bytes()
+
+
+def _tiles(data: bytes) -> None:
+    import kit.codec
+    from kit.errors import KitError
+
+    tiles = kit.codec.Tiles.from_bytes(data)
+    if tiles.shape[0] * tiles.shape[1] > 2**20:
+        return
+    results = []
+    for decoder in ("scalar-linear", "scalar-binary", "scalar-table", "numpy", "interleaved", "simd"):
+        try:
+            results.append(kit.codec.decode(tiles, decoder))
+        except KitError:
+            continue
+    assert all(np.array_equal(result, results[0]) for result in results)
+
+
+# ---- traces of accesses
+
+
+def _trace_seeds():
+    from kit.cache import oracle
+    from kit.cache.traces import repeated
+
+    yield oracle.write(repeated([("a", 3), ("b", 5)], 4), _FOLDER / "seed.bin").read_bytes()
+
+
+def _oracle(data: bytes) -> None:
+    import kit
+    from kit.cache import oracle
+
+    trace = oracle.read(_file(data, "fuzz.bin"))
+    if len(trace) < 200:
+        stats = kit.replay(trace, kit.LRU(2**20))
+        assert stats.hits + stats.misses == len(trace)
+
+
+def _csv(data: bytes) -> None:
+    from kit.findings.n09_your_model.study import read_trace
+
+    read_trace(_file(data, "fuzz.csv"))
+
+
+# ---- files of the user's own hand
+
+
+def _grid(data: bytes) -> None:
+    from kit.lab.paths import notebooks_folder
+    from kit.report.sweep import spec
+
+    spec.read(_file(data, "grid.yaml"), notebooks_folder())
+
+
+def _parameters(data: bytes) -> None:
+    from kit.report import parameters
+
+    text = data.decode("utf-8", "replace")
+    cell = {"cell_type": "code", "source": text, "metadata": {"tags": ["parameters"]}}
+    known = parameters.read([cell], "fuzz")
+    parameters.assign({"fuzz": known}, [line for line in text.splitlines() if "=" in line])
+
+
+# ---- tokenizers
+
+
+def _tokenizers():
+    if not _KINDS:
+        import kit
+        from kit.model.tokenizer import tokenizer_of
+        from kit.synthetic.write import synthesize
+
+        for name in ("tiny-llama", "tiny-granite"):
+            path = _FOLDER / f"{name}.gguf"
+            synthesize(path, name, layers=1)
+            _KINDS.append(tokenizer_of(kit.open(path)))
+    return _KINDS
+
+
+_KINDS = []
+
+
+def _text(data: bytes) -> None:
+    text = data.decode("utf-8", "ignore")
+    for tokenizer in _tokenizers():
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text, tokenizer
+
+
+TARGETS = {
+    "gguf": Target(_gguf_seeds, _gguf, ("kit.gguf.metadata", "kit.gguf.reader", "kit.gguf.summary")),
+    "blocks": Target(_block_seeds, _blocks, ("kit.quants.registry",)),
+    "tiles": Target(_tile_seeds, _tiles, ("kit.codec.tiles:Tiles.from_bytes", "kit.codec.tiles:Layout.check")),
+    "oracle": Target(_trace_seeds, _oracle, ("kit.cache.oracle", "kit.cache.replay")),
+    "csv": Target(
+        lambda: [b"name,nbytes\na,3\nb,5\n"], _csv, ("kit.findings.n09_your_model.study", "kit.cache.traces")
+    ),
+    "grid": Target(
+        lambda: [b"profile: smoke\nnotebooks: [decode]\nmodels: [tiny-llama]\n"], _grid, ("kit.report.sweep.spec",)
+    ),
+    "parameters": Target(
+        lambda: [b"n: int = 3  # how many\nx: float = 1.5\n"], _parameters, ("kit.report.parameters",)
+    ),
+    "text": Target(lambda: ["Hello, wörld 123 \n\n 漢字🙂".encode()], _text, ("kit.model.tokenizer",)),
+}
