@@ -1,0 +1,214 @@
+"""What a user would pick instead: llama.cpp and transformers on the same file, each in a process of its own, in turn."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+from tqdm import tqdm
+
+from kit.errors import KitError, ReportError
+from kit.lab import llama_cpp
+from kit.lab.machine import memory_available, usable_cores
+from kit.units import format_bytes
+
+PROMPT = "The capital of France is"
+
+
+class _Kit:
+    def __init__(self, path, context, linear):
+        import kit
+
+        self._model = kit.Transformer(kit.Weights(kit.open(path)), linear=linear, max_context=context)
+
+    def begin(self, ids):
+        self._cache = self._model.new_cache()
+        return self.step(*ids)
+
+    def step(self, *ids):
+        return int(self._model.step(ids, self._cache).argmax())
+
+
+class _Llama:
+    def __init__(self, path, context, mode):
+        self._model = llama_cpp.Llama(path, mode, context)
+
+    def begin(self, ids):
+        self._held = 0
+        return self.step(*ids)
+
+    def step(self, *ids):
+        logits = self._model.logits(ids, self._held, wanted=1)
+        self._held += len(ids)
+        return int(logits.argmax())
+
+
+class _Transformers:
+    def __init__(self, path, context):
+        import torch
+        import transformers
+
+        transformers.utils.logging.set_verbosity_error()
+        torch.set_num_threads(usable_cores())
+        path = Path(path)
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
+        self._torch = torch
+
+    def begin(self, ids):
+        self._held = None
+        return self.step(*ids)
+
+    def step(self, *ids):
+        with self._torch.inference_mode():
+            out = self._model(self._torch.tensor([ids]), past_key_values=self._held, use_cache=True, logits_to_keep=1)
+        self._held = out.past_key_values
+        return int(out.logits[0, -1].argmax())
+
+
+ENGINES = {
+    "kit": partial(_Kit, linear="fused"),
+    "kit, int8 activations": partial(_Kit, linear="fused-int8"),
+    **{f"llama.cpp, {mode}": partial(_Llama, mode=mode) for mode in llama_cpp.MODES},
+    "transformers": _Transformers,
+}
+_PACKAGES = {"llama.cpp": "xllamacpp", "transformers": "transformers"}
+
+
+def installed() -> list[str]:
+    """The names in ENGINES that can run here."""
+    return [name for name in ENGINES if not _missing(name)]
+
+
+def _missing(name) -> str:
+    package = _PACKAGES.get(name.partition(",")[0])
+    return package if package and importlib.util.find_spec(package) is None else ""
+
+
+def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False) -> pd.DataFrame:
+    """One row an engine (names of ENGINES; None: all): the same greedy tokens from the same file, ``rounds`` times in turn.
+
+    Only one process runs at a time, the others are stopped. ``prompt``: token ids (None: of PROMPT). Columns: load and
+    first, seconds until the file is open and then until the first token, in a new process with the file in the page
+    cache; speed, tokens a second, the median of ``samples``; resident and locked, bytes of the process after that;
+    agree, leading tokens that are the first engine's; reason, why there is nothing else in the row.
+    """
+    import kit
+
+    with kit.open(path) as file:
+        weights = kit.Weights(file)
+        prompt = kit.Transformer(weights).tokenizer.encode(PROMPT) if prompt is None else list(prompt)
+        path, needs = file.path, {"transformers": 2 * weights.working_set}  # it converts all to float32, one by one
+    context, running, rows = len(prompt) + tokens, {}, {}
+    try:
+        for name in tqdm(engines or ENGINES, "peers", file=sys.stderr, disable=not (progress and sys.stderr.isatty())):
+            try:
+                running[name] = _start(name, path, context, needs.get(name, 0))
+                rows[name] = {
+                    "load": running[name].load,
+                    "first": running[name].ask(begin=prompt)[0],
+                    "samples": [],
+                    "reason": "",
+                }
+            except KitError as error:
+                rows[name] = {"reason": str(error)}
+                if name in running:
+                    running.pop(name).close()
+        said = {}
+        for _ in range(rounds):
+            for name, engine in running.items():
+                engine.ask(begin=prompt)
+                seconds, said[name] = engine.ask(steps=tokens - 1)
+                rows[name]["samples"].append((tokens - 1) / seconds)
+        for name, engine in running.items():
+            rows[name] |= engine.memory() | {
+                "speed": float(np.median(rows[name]["samples"])), "agree": _agree(said[name], next(iter(said.values()))),
+            }  # fmt: skip
+    finally:
+        for engine in running.values():
+            engine.close()
+    columns = ["load", "first", "speed", "samples", "resident", "locked", "agree", "reason"]
+    return pd.DataFrame.from_dict(rows, "index").reindex(columns=columns).rename_axis("engine")
+
+
+def _agree(tokens, others) -> int:
+    pairs = list(zip(tokens, others, strict=True))
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), len(pairs))
+
+
+def _start(name, path, context, need) -> "_Process":
+    if package := _missing(name):
+        raise ReportError(f"{name}: not installed: pip install {package}")
+    if need > (room := memory_available()):
+        raise ReportError(f"{name}: needs about {format_bytes(need)} to load this file, {format_bytes(room)} are free")
+    return _Process(name, path, context)
+
+
+class _Process:
+    """An engine behind two pipes; stopped while nobody asks it anything."""
+
+    def __init__(self, name, path, context):
+        self.name = name
+        command = [sys.executable, "-m", "kit.findings.peers", name, str(path), str(context)]
+        pipe = subprocess.PIPE
+        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self.load = self._answer()[0]
+
+    def ask(self, **question) -> tuple[float, list[int]]:
+        """(seconds, tokens) of one of the questions that ``serve`` answers."""
+        self._child.send_signal(signal.SIGCONT)
+        self._child.stdin.write(json.dumps(question) + "\n")
+        self._child.stdin.flush()
+        return self._answer()
+
+    def _answer(self):
+        line = self._child.stdout.readline()
+        if not line:
+            said = self._child.communicate()[1].strip().splitlines()
+            raise ReportError(f"{self.name}: {said[-1] if said else f'ended with {self._child.returncode}'}")
+        self._child.send_signal(signal.SIGSTOP)
+        return json.loads(line)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes resident and, on Linux, locked."""
+        status = Path(f"/proc/{self._child.pid}/status")
+        lines = status.read_text().splitlines() if status.exists() else ()
+        locked = next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmLck:")), 0)
+        return {"resident": psutil.Process(self._child.pid).memory_info().rss, "locked": locked}
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.kill()
+        self._child.communicate()
+
+
+def serve(name: str, path: str, context: str) -> None:
+    """The process's side. Each line of standard input is a question: {"begin": ids}, the prompt of a new text, or
+    {"steps": n}, so many more tokens; each line of standard output [seconds, tokens], at first those of loading."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a library prints is no answer
+    start = time.perf_counter()
+    engine = ENGINES[name](path, int(context))
+    print(json.dumps([time.perf_counter() - start, []]), file=out)
+    token = None
+    for line in sys.stdin:
+        question, said = json.loads(line), []
+        start = time.perf_counter()
+        if "begin" in question:
+            token = engine.begin(question["begin"])
+            said.append(token)
+        for _ in range(question.get("steps", 0)):
+            token = engine.step(token)
+            said.append(token)
+        print(json.dumps([time.perf_counter() - start, said]), file=out)
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

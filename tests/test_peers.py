@@ -1,0 +1,42 @@
+"""Peers: the same tokens from processes of their own; what cannot run is a row with its reason."""
+
+import psutil
+import pytest
+from model_files import write
+
+from kit.errors import ModelError
+from kit.findings import peers
+from kit.lab import llama_cpp
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("models"), "tiny-llama")
+
+
+def test_the_same_tokens_in_turn(path):
+    try:
+        llama_cpp.library()
+    except ModelError as error:
+        pytest.skip(str(error))
+    before = psutil.Process().children()
+    table = peers.compare(path, ["kit", "llama.cpp, mmap"], prompt=[5, 6, 7], tokens=6, rounds=2)
+    assert (table.agree == 5).all() and not table.reason.any()
+    assert (table[["load", "first", "speed", "resident"]] > 0).all(axis=None)
+    assert [len(samples) for samples in table.samples] == [2, 2]
+    assert psutil.Process().children() == before
+
+
+def test_what_cannot_run_is_named(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "_PACKAGES", {"llama.cpp": "no_such_package"})
+    monkeypatch.setattr(peers, "memory_available", lambda: 1)
+    reasons = peers.compare(path, ["llama.cpp, mmap", "transformers"], prompt=[5], tokens=2).reason
+    assert reasons["llama.cpp, mmap"] == "llama.cpp, mmap: not installed: pip install no_such_package"
+    assert "transformers: needs about" in reasons["transformers"] and "1 B are free" in reasons["transformers"]
+    assert "llama.cpp, mmap" not in peers.installed() and "kit" in peers.installed()
+
+
+def test_a_process_that_dies_says_why(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"nothing")
+    with pytest.raises(peers.ReportError, match=r"kit: .*m\.gguf"):
+        peers._start("kit", tmp_path / "m.gguf", 8, 0)
