@@ -102,14 +102,15 @@ def tiles(folder):
     import pandas as pd
     import torch
 
+    from kit.findings.n05_tile_decode import bits
     from kit.findings.n05_tile_decode import device as tiles
 
     lab = session(folder, "05_tile_decode")
-    tiles.SIDE = 96  # smaller tiles: the interpreter takes a step for every 128 values
-    ladder = pd.DataFrame({"decoder": ["simd"], "new": ["x"], "seconds": [1e-3]})
+    tiles.SIDE = bits.SIDE = 96  # smaller tiles: the interpreter takes a step for every 128 values
+    ladder = pd.DataFrame({"new": ["x"], "seconds": [1e-3]}, index=["simd"])
     table, raw = tiles.rungs(torch.randn(96, 96), ladder, lab.gpu, 1, batches=(1,))
     tiles.figure(ladder, table)
-    tiles.judge(lab, table, raw, [0.3])
+    tiles.verdicts(lab, table, raw, [0.3])
     return table, recorded(lab)
 
 
@@ -143,7 +144,7 @@ def compressed_finding(path, folder):
     compressed.time_on_device = lambda work, samples: timeit.repeat(work, number=1, repeat=samples)
     tokens, seconds, held = compressed.run(file, PROMPT, 2)
     passes = compressed.streamed(file, lab.gpu, 1)
-    compressed.judge(lab, file, seconds, passes, [0.3])
+    compressed.verdicts(lab, file, seconds, passes, [0.3])
     return tokens, compressed.table(file, seconds, held, lab.gpu), passes, recorded(lab)
 
 

@@ -6,13 +6,16 @@ import pytest
 import torch
 
 import kit
+from kit.cache.faults import TwoLevels
+from kit.cache.policies.base import LRU
 from kit.claims.records import read
 from kit.findings.n05_tile_decode import bits, ladder, native
-from kit.findings.n06_compressed_inference import passes as compressed
-from kit.findings.n06_compressed_inference import verdicts as compressed_verdicts
-from kit.findings.n06_compressed_inference.passes import STRATEGIES
+from kit.findings.n06_compressed_inference import hits, passes, streaming, verdicts
+from kit.findings.n06_compressed_inference.passes import LAZY, STRATEGIES
 from kit.findings.session import Session
 from kit.lab import machine
+from kit.synthetic.geometry import GEOMETRIES
+from kit.synthetic.write import synthesize
 
 MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 5.0)
 
@@ -34,7 +37,7 @@ def lab(tmp_path):
 
 
 def test_the_reported_geometry_has_155_layers_and_15784_tiles():
-    tiles = compressed.reported_layers()
+    tiles = hits.reported_layers()
     assert (len(tiles), sum(tiles.values())) == (155, 15784)
     assert [tiles[f"blk.3.{part}.weight"] for part in ("attn_q", "attn_k", "ffn_up")] == [64, 8, 176]
     assert list(tiles)[-1] == "output.weight" and tiles["output.weight"] == 1000
@@ -111,12 +114,20 @@ def test_the_least_time_of_a_tile_is_bytes_over_bandwidth():
 
 
 def test_hit_curve_is_the_closed_form():
-    curve = compressed.hit_curve([f"layer {i}" for i in range(40)], tokens=4, points=40)
+    curve = hits.curve([f"layer {i}" for i in range(40)], tokens=4, points=40)
     for entries, row in curve.iterrows():
         assert row["Pinned"] == row["MIN"] == pytest.approx(entries / 40)
         assert row["MIN without bypass"] == pytest.approx(1 if entries == 40 else (entries - 1) / 39, abs=0.03)
         assert row["LRU"] == (1 if entries == 40 else 0)
-    assert compressed.entries_needed(curve)["Pinned"] == 34
+    assert hits.entries_needed(curve)["Pinned"] == 34
+
+
+def test_a_limited_inner_cache_forgets_what_was_used_longest_ago():
+    loads = []
+    caches = TwoLevels(LRU(1), keeps=2)
+    for key in "abacb":
+        caches.get(key, 1, lambda key=key: loads.append(key) or key)
+    assert loads == ["a", "b", "c", "b"], "c pushed b out of the inner cache, for a had been used since"
 
 
 # ---- inference
@@ -125,90 +136,118 @@ def test_hit_curve_is_the_closed_form():
 @pytest.fixture(scope="module")
 def outcomes(models, tmp_path_factory):
     lab = Session("06_compressed_inference", profile="smoke", out=str(tmp_path_factory.mktemp("run")))
-    file = compressed.compressed_model(lab.path("tinyllama-1.1b"))
-    return file, [compressed.run(file, name, [1, 5, 9], tokens=3) for name in STRATEGIES]
+    file = passes.compressed_model(lab.path("tinyllama-1.1b"))
+    return file, passes.run_all(file, [1, 5, 9], tokens=3)
 
 
 def test_the_compressed_model_is_written_once(outcomes, lab):
     file, _ = outcomes
     before = file.path.stat().st_mtime_ns
-    assert compressed.compressed_model(lab.path("tinyllama-1.1b")).path.stat().st_mtime_ns == before
+    assert passes.compressed_model(lab.path("tinyllama-1.1b")).path.stat().st_mtime_ns == before
 
 
 def test_every_strategy_gives_the_same_tokens(outcomes):
-    assert (compressed.same_tokens(outcomes[1]).nunique() == 1).all()
+    assert list(outcomes[1]) == list(STRATEGIES)
+    assert (passes.same_tokens(outcomes[1]).nunique() == 1).all()
 
 
 def test_decodes_of_every_strategy(outcomes):
-    _, runs = outcomes
-    decodes = {outcome.strategy: outcome.decodes for outcome in runs}
-    assert decodes["reported"] == decodes["all"] == (15, 0, 0)
-    for name in ("fixed", "table", "interleaved", "simd"):
-        assert decodes[name] == (15, 15, 15)
+    decodes = {name: outcome.decodes for name, outcome in outcomes[1].items()}
+    assert decodes["unlimited"] == decodes["all"] == (15, 0, 0)
+    for name in ("double", "fixed", "table", "interleaved", "simd"):
+        assert decodes[name] == (15, 15, 15), name
     assert 0 < decodes["half"][2] < decodes["pinned"][2] == decodes["MIN"][2] < 15
+    assert outcomes[1]["double"].label == "before: inner LRU of 5, outer LRU of 2"
+
+
+@pytest.mark.parametrize("geometry", ["tiny-qwen3moe", "tiny-phi3"])
+def test_files_of_experts_and_of_fused_projections_run(geometry, models, tmp_path):
+    """These died where the order of a scan was a list of names."""
+    if geometry not in GEOMETRIES:
+        pytest.skip(f"no geometry {geometry}")
+    file = passes.compressed_model(synthesize(tmp_path / "model.gguf", geometry))
+    lazy = passes.run(file, LAZY, [1, 5], 2)
+    assert passes.run(file, "MIN", [1, 5], 2, lazy).tokens == lazy.tokens
 
 
 def test_the_table_counts_bytes(outcomes):
     file, runs = outcomes
-    rows = compressed.table(file, runs, MACHINE)
-    plain = sum(size for _, size in compressed.scan_order(file))
-    packed = sum(matrix.nbytes for matrix in file.matrices.values())
+    rows = passes.table(file, runs, MACHINE)
+    plain, packed = passes.plain_bytes(file), passes.packed_bytes(file)
     assert rows.loc[STRATEGIES["all"].label, "held MiB"] == plain / 2**20
-    assert rows.loc[STRATEGIES["simd"].label, "held MiB"] > packed / 2**20
-    assert rows.loc[STRATEGIES["simd"].label, "least, s"] == pytest.approx(packed / 20e9)
-    assert rows.loc[STRATEGIES["all"].label, "least, s"] == pytest.approx(plain / 20e9)
-    assert rows.loc[STRATEGIES["fixed"].label, "hit rate"] == 0
+    assert rows.loc[STRATEGIES[LAZY].label, "held MiB"] > packed / 2**20
+    for name, nbytes in ((LAZY, packed), ("all", plain)):
+        row = rows.loc[STRATEGIES[name].label]
+        assert row["token, s"] / row["times the least"] == pytest.approx(nbytes / 20e9)
+    assert rows.loc[runs["fixed"].label, "hit rate"] == 0
+
+
+def test_capacity_counts_the_matrix_in_use(outcomes):
+    file, _ = outcomes
+    largest = max(rows * columns for rows, columns in (matrix.shape for matrix in file.matrices.values()))
+    more = passes.packed_bytes(file) + largest > passes.plain_bytes(file)
+    assert (" more than plain" if more else " less than plain") in passes.capacity(file)
 
 
 def test_hits_by_layer_and_tile_add_up(outcomes):
-    _, runs = outcomes
-    for outcome in runs:
+    for outcome in outcomes[1].values():
         if STRATEGIES[outcome.strategy].prefetch:
             continue
-        frame = compressed.hits_by_layer(outcome)
-        assert frame["hits"].sum() + frame["layers decoded"].sum() == 3 * 15
-        assert frame["tiles hit"].sum() + frame["tiles decoded"].sum() == 3 * frame["tiles"].sum()
-        assert frame["layers decoded"].sum() == sum(outcome.decodes)
+        frame = passes.hits_by_layer(outcome)
+        assert frame["hits"].sum() + frame["unpacked"].sum() == 3 * 15
+        assert frame["tiles hit"].sum() + frame["tiles unpacked"].sum() == 3 * frame["tiles"].sum()
+        assert frame["unpacked"].sum() == sum(outcome.decodes)
+
+
+LAYER = verdicts.SlowLayer("blk.0.attn_k.weight", 8, [2.4, 2.4], [0.3, 0.3])
+
+
+def judged(lab, outcomes, slow, fast=1e-3):
+    curve = hits.curve(list(hits.reported_layers()))
+    verdicts.verdicts(lab, outcomes[1], curve, slow, LAYER, [tuple(fast * share for share in (2, 1, 1))] * 6)
+    return lab.verdicts()["verdict"]
 
 
 def test_verdicts_of_compressed_inference(outcomes, lab):
-    _, runs = outcomes
-    curve = compressed.hit_curve(list(compressed.reported_layers()))
-    compressed_verdicts.judge(lab, runs, curve, slow=[0.295])
-    verdicts = lab.verdicts()["verdict"]
-    assert verdicts["double-cache"] == "not reproduced"
-    assert verdicts["hit-rate-85"] == verdicts["cold-token"] == "impossible"
-    assert verdicts["layer-50s"] == "reproduced in ratio"
-    assert set(verdicts.index) >= {"token-time", "five-tokens"}
-    records = read([lab.out / "06_compressed_inference.jsonl"])
-    assert next(r for r in records if r.claim == "hit-rate-85").upper == pytest.approx(100 * 20 / 155)
-    assert next(r for r in records if r.claim == "cold-token").median == pytest.approx(78.92)
+    found = judged(lab, outcomes, [0.295] * 3)
+    assert found["double-cache"] == "reproduced in ratio"
+    assert found["hit-rate-85"] == found["cold-token"] == "impossible"
+    assert found["layer-50s"] == "not reproduced"
+    assert found["token-time"] == found["five-tokens"] == "reproduced in ratio"
+    rows = read([lab.out / "06_compressed_inference.jsonl"])
+    assert next(r for r in rows if r.claim == "hit-rate-85").upper == pytest.approx(100 * 20 / 155)
+    assert next(r for r in rows if r.claim == "cold-token").lower == pytest.approx(78.92)
+    assert next(r for r in rows if r.claim == "layer-50s").median == pytest.approx(0.295 * 15784 / 155)
+    assert next(r for r in rows if "times one" in r.quantity).median == 1
+    assert "85 %" in verdicts.answer(outcomes[1], [0.295], [(0.02, 0.01, 0.01)])
 
 
 def test_a_slower_machine_would_get_another_verdict(outcomes, lab):
-    _, runs = outcomes
-    curve = compressed.hit_curve(list(compressed.reported_layers()))
-    compressed_verdicts.judge(lab, runs, curve, slow=[1e-4])
-    assert lab.verdicts().loc["token-time", "verdict"] == "not reproduced"
-    assert lab.verdicts().loc["layer-50s", "verdict"] == "not reproduced"
+    found = judged(lab, outcomes, [5e-3] * 3, fast=1e-2)
+    assert found["token-time"] == found["five-tokens"] == "not reproduced"
+
+
+def test_a_layer_is_unpacked_the_reported_way(outcomes):
+    layer = verdicts.slow_layer(outcomes[0], samples=2)
+    assert layer.tiles >= 1 and len(layer.scaling) >= 2 and all(scaling > 0 for scaling in layer.scaling)
 
 
 def test_streaming_gains_the_bytes_until_the_decoder_binds():
-    passes = compressed_verdicts.streaming(10**9, 0.9, 5.0)
-    slow, fast = passes.iloc[0], passes.iloc[-1]
+    table = streaming.passes(10**9, 0.9, 5.0)
+    slow, fast = table.iloc[0], table.iloc[-1]
     assert slow["gain"] == pytest.approx(1 / 0.9)
     assert fast["gain"] == pytest.approx(5.0 / 100)
 
 
 def test_figures_are_drawn(outcomes):
     file, runs = outcomes
-    curve = compressed.hit_curve(list(compressed.reported_layers()), points=5)
-    rows = compressed.table(file, runs, MACHINE)
-    passes = compressed_verdicts.streaming(10**9, 0.9, 5.0)
+    curve = hits.curve(list(hits.reported_layers()), points=5)
+    rows = passes.table(file, runs, MACHINE)
+    table = streaming.passes(10**9, 0.9, 5.0)
     drawn = (
-        compressed.hit_figure(curve),
-        compressed_verdicts.frontier_figure(rows, MACHINE),
-        compressed_verdicts.streaming_figure(passes, 0.9, compressed_verdicts.decode_gbps(file)),
+        hits.figure(curve),
+        passes.figure(rows, MACHINE),
+        streaming.figure(table, 0.9, streaming.decoder_gbps(file)),
     )
     for figure in drawn:
         axes = figure.axes[0]

@@ -15,21 +15,25 @@ from kit.errors import CacheError
 
 
 class TwoLevels:
-    """Every tensor object keeps what it once got (LazyTensor.cached_data, reports 000 and 004): it never forgets.
+    """A second cache in front of the store, unknown to it. By default it never forgets: every tensor object keeps what it
+    once got (LazyTensor.cached_data, report 000). ``keeps``: it is an LRU of so many entries (report 004: 50).
 
-    Symptom: the outer cache sees each tensor once, all misses, and nothing after; memory is that of the whole model
-    whatever the outer limit says.
+    Symptom without a limit: the outer cache sees each tensor once, all misses, and nothing after; memory is that of the
+    whole model whatever the outer limit says. With one: both miss, for a scan is longer than either.
     """
 
-    def __init__(self, policy: Policy, trace=None):
+    def __init__(self, policy: Policy, trace=None, keeps: int | None = None):
         self.outer = WeightCache(policy, trace)
         self.inner: dict[str, tuple[object, int]] = {}
+        self.keeps = keeps
 
     def get(self, key, size, load):
-        """From the inner level if it was ever loaded, else through the outer one."""
-        if key not in self.inner:
-            self.inner[key] = self.outer.get(key, size, load), size
-        return self.inner[key][0]
+        """From the inner level if that still holds it, else through the outer one."""
+        found = self.inner.pop(key, None) or (self.outer.get(key, size, load), size)
+        self.inner[key] = found
+        if self.keeps is not None and len(self.inner) > self.keeps:
+            del self.inner[next(iter(self.inner))]  # the least recently used one
+        return found[0]
 
     @property
     def instance(self) -> WeightCache:

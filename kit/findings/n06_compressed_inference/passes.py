@@ -1,11 +1,9 @@
 """Compressed inference: report 004's caches, and better ones, over the tiles of one model; time against memory."""
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +16,15 @@ from kit.cache.policies.cyclic import CyclicAware
 from kit.cache.policies.offline import MIN
 from kit.cache.policies.pinned import Pinned
 from kit.cache.prefetch import Prefetcher
-from kit.cache.replay import replay
-from kit.cache.traces import repeated
 from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
+from kit.findings.n06_compressed_inference.hits import ENTRIES, INNER, LAYERS, in_ratio
 from kit.gguf.names import layer_of
 from kit.lab import figures
+from kit.lab.machine import usable_cores
 from kit.lab.paths import models_folder
-from kit.synthetic.geometry import GEOMETRIES
-
-ENTRIES, LAYERS = 20, 155  # of report 004: cache=20/20, and the Linear layers of TinyLlama
-SIDE = 256
+from kit.units import format_bytes, format_seconds
 
 
 def compressed_model(path) -> CompressedFile:
@@ -41,105 +36,67 @@ def compressed_model(path) -> CompressedFile:
     folder.mkdir(parents=True, exist_ok=True)
     packed = folder / f"{source.stem}-{stamp.st_size}-{stamp.st_mtime_ns}.tiles.gguf"
     if not packed.exists():
-        compress(source, packed, threads=kit.lab.machine.usable_cores())
+        compress(source, packed, threads=usable_cores())
     return CompressedFile(packed)
 
 
-def reported_layers() -> dict[str, int]:
-    """Tiles of each of the 155 Linear layers of TinyLlama, in the order of a forward pass."""
-    specs = [spec for spec in GEOMETRIES["tinyllama-1.1b"].tensors("Q4_K_M") if len(spec.shape) == 2]
-    linear = [spec for spec in specs if spec.name != "token_embd.weight"]
-    blocks = [spec for spec in linear if spec.name.startswith("blk.")]
-    order = blocks + [spec for spec in linear if not spec.name.startswith("blk.")]
-    return {spec.name: -(-spec.shape[0] // SIDE) * -(-spec.shape[1] // SIDE) for spec in order}
+def plain_bytes(file: CompressedFile) -> int:
+    """Bytes of all matrices unpacked, as INT8."""
+    return sum(matrix.shape[0] * matrix.shape[1] for matrix in file.matrices.values())
 
 
-# ---- hits
+def packed_bytes(file: CompressedFile) -> int:
+    """Bytes of all matrices as tiles."""
+    return sum(matrix.nbytes for matrix in file.matrices.values())
 
 
-POLICIES = {
-    "MIN": MIN,
-    "Pinned": Pinned,
-    "cyclic-aware": CyclicAware,
-    "MIN without bypass": partial(MIN, bypass=False),
-    "LRU": LRU,
-}
+@dataclass(frozen=True)
+class Caches:
+    """What a strategy's cache is made from: entries in the reported ratio, the same share of bytes, the accesses to come."""
 
-
-def hit_curve(names: list[str], tokens: int = 6, points: int = 32) -> pd.DataFrame:
-    """Hit rate after the first pass, by entries (rows) and policy (columns), of `tokens` passes over `names` in order.
-
-    Counts entries, as report 004 did; the same policy objects as in a live cache.
-    """
-    n = len(names)
-    marked = {min(ENTRIES, n), math.ceil(0.85 * n), max(1, n - 1)}
-    entries = sorted(marked | set(np.linspace(1, n, min(points, n)).astype(int).tolist()))
-    scan = repeated([(name, 1) for name in names], tokens)
-    hits = {
-        label: [replay(scan, make(count)).hits / ((tokens - 1) * n) for count in entries]
-        for label, make in POLICIES.items()
-    }
-    return pd.DataFrame(hits, index=pd.Index(entries, name="entries"))
-
-
-def entries_needed(curve: pd.DataFrame, share: float = 0.85) -> pd.Series:
-    """The fewest entries of the curve's rows at which each policy reaches `share`."""
-    return (curve >= share).idxmax().rename(f"entries for {share:.0%}")
-
-
-def hit_figure(curve: pd.DataFrame, share: float = 0.85):
-    """Hit rate against entries, the reported point and the bound for every policy without prefetch."""
-    figure, axes = figures.new()
-    n = curve.index.max()
-    for (label, values), size in zip(curve.items(), (11, 8, 5, 3, 3), strict=True):  # equal curves: ring within ring
-        axes.plot(curve.index, 100 * values, "o-", markersize=size, markerfacecolor="none", linewidth=1, label=label)
-    axes.plot([0, n], [0, 100], color=figures.BLACK, linestyle="--", linewidth=1.2, label="entries / layers: the bound")
-    axes.plot(
-        ENTRIES, 100 * share, "*", color=figures.VERMILION, markersize=15, label=f"report 004: {share:.0%} at 20 of 20"
-    )
-    axes.axhline(100 * share, color=figures.VERMILION, linewidth=0.8)
-    axes.set(title=f"{n} layers, one pass a token: what a cache can hit", xlabel="entries")
-    axes.set(ylabel="hit rate after the first pass, %", xlim=(0, n + 2), ylim=(-3, 103))
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=9)
-    return figure
-
-
-# ---- strategies
+    entries: int
+    inner: int
+    nbytes: int
+    future: object
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to hold the weights. ``cache(entries, bytes, scan)`` makes the cache; ``by`` says what it counts."""
+    """A way to hold the weights. ``cache(Caches)`` makes the cache; ``by`` says what it counts."""
 
-    label: str
+    label: str  # with the numbers of a Caches
     decoder: str
-    cache: Callable
+    cache: Callable[[Caches], object]
     by: str = "bytes"
     prefetch: bool = False
 
 
+LAZY = "simd"  # decodes every matrix at every token: what a MIN of the same decode may foresee
 STRATEGIES = {
-    "reported": Strategy("before: inner cache keeps all, outer LRU of 20", "scalar-table",
-                         lambda entries, *_: TwoLevels(LRU(entries)), "entries"),
-    "fixed": Strategy("after: LRU of 20", "scalar-table", lambda entries, *_: LRU(entries), "entries"),
-    "table": Strategy("no cache, table", "scalar-table", lambda *_: NoCache()),
-    "interleaved": Strategy("no cache, interleaved", "interleaved", lambda *_: NoCache()),
-    "simd": Strategy("no cache, simd", "simd", lambda *_: NoCache()),
-    "prefetch": Strategy("no cache, simd, next layer prefetched", "simd", lambda *_: NoCache(), prefetch=True),
-    "pinned": Strategy("pinned, bytes of 20", "simd", lambda _, nbytes, __: Pinned(nbytes)),
-    "cyclic": Strategy("cyclic-aware, bytes of 20", "simd", lambda _, nbytes, __: CyclicAware(nbytes)),
-    "MIN": Strategy("MIN, bytes of 20", "simd", lambda _, nbytes, scan: MIN(nbytes, future=scan)),
-    "half": Strategy("pinned, half the model", "simd", lambda _, nbytes, __: Pinned(nbytes * LAYERS // (2 * ENTRIES))),
-    "all": Strategy("plain INT8: all decoded once and kept", "simd", lambda *_: HashMap()),
+    LAZY: Strategy("no cache, simd", "simd", lambda _: NoCache()),
+    "double": Strategy("before: inner LRU of {inner}, outer LRU of {entries}", "scalar-table",
+                       lambda c: TwoLevels(LRU(c.entries), keeps=c.inner), "entries"),
+    "unlimited": Strategy("before, the inner one without limit", "scalar-table", lambda c: TwoLevels(LRU(c.entries)),
+                          "entries"),
+    "fixed": Strategy("after: LRU of {entries}", "scalar-table", lambda c: LRU(c.entries), "entries"),
+    "table": Strategy("no cache, table", "scalar-table", lambda _: NoCache()),
+    "interleaved": Strategy("no cache, interleaved", "interleaved", lambda _: NoCache()),
+    "prefetch": Strategy("no cache, simd, next layer prefetched", "simd", lambda _: NoCache(), prefetch=True),
+    "pinned": Strategy("pinned, bytes of {entries}", "simd", lambda c: Pinned(c.nbytes)),
+    "cyclic": Strategy("cyclic-aware, bytes of {entries}", "simd", lambda c: CyclicAware(c.nbytes)),
+    "MIN": Strategy("MIN, bytes of {entries}", "simd", lambda c: MIN(c.nbytes, future=c.future)),
+    "half": Strategy("pinned, half the model", "simd", lambda c: Pinned(c.nbytes * LAYERS // (2 * ENTRIES))),
+    "all": Strategy("plain INT8: all unpacked once and kept", "simd", lambda _: HashMap()),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One strategy, run. ``decodes`` and ``read_bytes``: layers decoded and compressed bytes read for it at each token, the
+    """One strategy, run. ``decodes`` and ``read_bytes``: matrices unpacked and compressed bytes read for it at each token, the
     prompt first; a prefetch counts where it ran. ``outer_hits``: as the cache itself reports them."""
 
     strategy: str
+    label: str
     seconds: tuple[float, ...]
     tokens: tuple[int, ...]
     decodes: tuple[int, ...]
@@ -153,15 +110,23 @@ class Outcome:
         """Median of the tokens after the first."""
         return float(np.median(self.seconds[1:]))
 
+    @property
+    def hit_rates(self) -> list[float]:
+        """Share of the matrices that each token after the first did not unpack."""
+        return [max(0.0, 1 - decodes / len(self.weights.layers)) for decodes in self.decodes[1:]]
 
-def run(file: CompressedFile, strategy: str, prompt: list[int], tokens: int = 5, progress=None) -> Outcome:
-    """Generate ``tokens`` tokens greedily; cache sizes keep the reported ratio of 20 entries to 155 layers."""
-    how = STRATEGIES[strategy]
-    order = scan_order(file)
-    total, n = sum(size for _, size in order), len(order)
-    entries = max(1, round(n * ENTRIES / LAYERS))
-    cache = how.cache(entries, max(1, total * ENTRIES // LAYERS), repeated(order, tokens))
-    weights = CompressedWeights(file, cache, how.decoder, by=how.by, progress=progress)
+
+def run(
+    file: CompressedFile, strategy: str, prompt: list[int], tokens=5, lazy: Outcome | None = None, progress=None
+) -> Outcome:
+    """Generate ``tokens`` tokens greedily; cache sizes keep the reported ratio of entries to 155 layers.
+
+    ``lazy``: the outcome of LAZY on the same prompt, whose accesses MIN foresees.
+    """
+    how, n = STRATEGIES[strategy], len(file.matrices)
+    caches = Caches(in_ratio(ENTRIES, n), in_ratio(INNER, n), max(1, plain_bytes(file) * ENTRIES // LAYERS),
+                    lazy and lazy.weights.trace)  # fmt: skip
+    weights = CompressedWeights(file, how.cache(caches), how.decoder, by=how.by, progress=progress)
     model = kit.Transformer(weights, linear=weights.linear)
     kv, step, chosen, seconds = model.new_cache(len(prompt) + tokens), prompt, [], []
     with ExitStack() as stack:
@@ -179,21 +144,22 @@ def run(file: CompressedFile, strategy: str, prompt: list[int], tokens: int = 5,
     decodes = spans[spans["what"] == "decode"].groupby("token")["nbytes"].agg(["size", "sum"])
     decodes = decodes.reindex(range(tokens), fill_value=0)
     held = _held(weights, how, decodes["size"].iloc[-1])
+    label = how.label.format(entries=caches.entries, inner=caches.inner)
     counts = tuple(decodes["size"]), tuple(decodes["sum"]), weights.store.stats.hits
-    return Outcome(strategy, tuple(seconds), tuple(chosen), *counts, held, weights)
+    return Outcome(strategy, label, tuple(seconds), tuple(chosen), *counts, held, weights)
 
 
-def scan_order(file: CompressedFile) -> list[tuple[str, int]]:
-    """(name, decoded bytes) of every matrix in the order in which a token uses them."""
-    parts = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"]
-    blocks = [name for name in file.matrices if name.startswith("blk.")]
-    blocks.sort(key=lambda name: (layer_of(name), parts.index(name.split(".")[2])))
-    names = blocks + [name for name in file.matrices if not name.startswith("blk.")]
-    return [(name, file.matrices[name].shape[0] * file.matrices[name].shape[1]) for name in names]
+def run_all(file: CompressedFile, prompt: list[int], tokens: int, progress=None) -> dict[str, Outcome]:
+    """Every strategy, ``progress`` with the reported cure alone (see kit.codec.weights.ProgressLine)."""
+    outcomes = {LAZY: run(file, LAZY, prompt, tokens)}
+    for name in STRATEGIES:
+        if name != LAZY:
+            outcomes[name] = run(file, name, prompt, tokens, outcomes[LAZY], progress if name == "fixed" else None)
+    return outcomes
 
 
 def _held(weights, how, decodes) -> int:
-    """Bytes in memory: decoded matrices that the caches hold, and, while any are decoded, what lies ahead, the largest
+    """Bytes in memory: unpacked matrices that the caches hold, and, while any are unpacked, what lies ahead, the largest
     in use and all compressed ones."""
     names = weights.store.inner if isinstance(weights.store, TwoLevels) else list(weights.store.policy)
     held = sum(weights.layers[name].nbytes for name in names)
@@ -203,43 +169,71 @@ def _held(weights, how, decodes) -> int:
     return held + ahead + max(layer.nbytes for layer in weights.layers.values()) + weights.compressed_bytes
 
 
-def table(file: CompressedFile, outcomes: list[Outcome], machine) -> pd.DataFrame:
+def table(file: CompressedFile, outcomes: dict[str, Outcome], machine) -> pd.DataFrame:
     """One row a strategy: hits of the tokens after the first, memory, seconds, and the least seconds on this machine.
 
-    Memory: decoded matrices, and the compressed ones beside them where a token still needs them. The bound: what is
-    held is read as INT8, what is decoded as compressed bytes, at the measured read bandwidth.
+    Memory: unpacked matrices, and the compressed ones beside them where a token still needs them. The bound: what is
+    held is read as INT8, what is unpacked as compressed bytes, at the measured read bandwidth.
     """
-    total, n = sum(size for _, size in scan_order(file)), len(file.matrices)
     rows = []
-    for outcome in outcomes:
-        packed, decodes = float(np.mean(outcome.read_bytes[1:])), float(np.mean(outcome.decodes[1:]))
-        read = packed + (1 - min(1, packed / outcome.weights.compressed_bytes)) * total
+    for outcome in outcomes.values():
+        packed = float(np.mean(outcome.read_bytes[1:]))
+        read = packed + (1 - min(1, packed / outcome.weights.compressed_bytes)) * plain_bytes(file)
         least = machine.seconds_to_read(read)
         rows.append({
-            "strategy": STRATEGIES[outcome.strategy].label, "decoder": STRATEGIES[outcome.strategy].decoder,
-            "hit rate": max(0.0, 1 - decodes / n), "decoded a token": decodes, "held MiB": outcome.held_bytes / 2**20,
-            "first token, s": outcome.seconds[0], "token, s": outcome.token_seconds, "GB/s": read / outcome.token_seconds / 1e9,
-            "least, s": least, "times the least": outcome.token_seconds / least,
+            "strategy": outcome.label, "decoder": STRATEGIES[outcome.strategy].decoder,
+            "hit rate": float(np.mean(outcome.hit_rates)), "held MiB": outcome.held_bytes / 2**20,
+            "first token, s": outcome.seconds[0], "token, s": outcome.token_seconds,
+            "times the least": outcome.token_seconds / least,
         })  # fmt: skip
     return pd.DataFrame(rows).set_index("strategy")
 
 
-def same_tokens(outcomes: list[Outcome]) -> pd.DataFrame:
+def same_tokens(outcomes: dict[str, Outcome]) -> pd.DataFrame:
     """The tokens of every strategy, one row each: equality comes before speed."""
-    return pd.DataFrame([outcome.tokens for outcome in outcomes], index=[outcome.strategy for outcome in outcomes])
+    return pd.DataFrame([outcome.tokens for outcome in outcomes.values()], index=list(outcomes))
 
 
 def hits_by_layer(outcome: Outcome) -> pd.DataFrame:
-    """Uses, hits and decodes of one run by layer (-1: the output), and the tiles that each count stands for."""
-    spans = outcome.weights.trace.frame()
+    """Hits of one run by layer (-1: the output), in matrices and in tiles, and what was unpacked."""
+    spans, passes = outcome.weights.trace.frame(), len(outcome.tokens)
     tiles = {name: layer.tiles for name, layer in outcome.weights.layers.items()}
-    passes = len(outcome.tokens)
     rows = pd.DataFrame([(layer_of(name), count) for name, count in tiles.items()], columns=["layer", "tiles"])
     frame = rows.groupby("layer").agg(matrices=("tiles", "size"), tiles=("tiles", "sum"))
     decoded = spans[spans["what"] == "decode"]
     by_layer = decoded.assign(tiles=decoded["tensor"].map(tiles)).groupby("layer")["tiles"]
-    frame["layers decoded"] = by_layer.size().reindex(frame.index, fill_value=0)
-    frame["tiles decoded"] = by_layer.sum().reindex(frame.index, fill_value=0)
-    frame["hits"] = passes * frame["matrices"] - frame["layers decoded"]
-    frame["tiles hit"] = passes * frame["tiles"] - frame["tiles decoded"]
+    frame["unpacked"] = by_layer.size().reindex(frame.index, fill_value=0)
+    frame["tiles unpacked"] = by_layer.sum().reindex(frame.index, fill_value=0)
+    frame["hits"] = passes * frame["matrices"] - frame["unpacked"]
+    frame["tiles hit"] = passes * frame["tiles"] - frame["tiles unpacked"]
     return frame
+
+
+def capacity(file: CompressedFile) -> str:
+    """Whether tiles need less memory than plain INT8 on this file: the largest matrix lies beside them while it is used."""
+    packed, plain = packed_bytes(file), plain_bytes(file)
+    largest = max(matrix.shape[0] * matrix.shape[1] for matrix in file.matrices.values())
+    more = packed + largest - plain
+    return (
+        f"Tiles {format_bytes(packed)} and the largest matrix unpacked {format_bytes(largest)}: {format_bytes(abs(more))} "
+        f"{'more' if more > 0 else 'less'} than plain INT8 ({format_bytes(plain)}). They win in capacity where the largest "
+        f"matrix is below {1 - packed / plain:.1%} of the model; here it is {largest / plain:.1%}."
+    )
+
+
+def figure(rows: pd.DataFrame, machine):
+    """Time a token against bytes held, one point a strategy, with the least time of the same bytes."""
+    drawn, axes = figures.new(height=5.2)
+    for (label, row), marker, place in zip(rows.iterrows(), "osv^Dp*hX<>P", range(len(rows)), strict=True):
+        color = figures.PALETTE[place % len(figures.PALETTE)]
+        axes.plot(row["held MiB"], row["token, s"], marker, color=color, markersize=9, label=label)
+    held = np.array(sorted(rows["held MiB"]))
+    least = [machine.seconds_to_read(rows.iloc[-1]["held MiB"] * 2**20)] * len(held)
+    axes.plot(held, least, "--", color=figures.BLACK, linewidth=1.2, label="every INT8 weight read once, at bandwidth")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds))
+    axes.yaxis.set_minor_formatter(lambda seconds, _: "")
+    axes.set(title="A fast decoder needs no cache; plain INT8 that fits is faster", ylabel="time a token")
+    axes.set(xlabel="memory for weights, MiB")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=9)
+    return drawn
