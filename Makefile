@@ -6,7 +6,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 
-.PHONY: help reproduce test bench fuzz lab lint clean
+.PHONY: help reproduce test bench fuzz docs lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ bench: $(STAMP) ## the benchmarks: ratios beside their bounds and peers
 fuzz: $(STAMP) ## every fuzz target for MINUTES=1 each; ARGS="gguf tiles" for some
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m fuzz --minutes $(or $(MINUTES),1) $(ARGS)
+
+docs: $(STAMP) ## the documentation as a site that works offline: build/site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 lab: $(STAMP) ## JupyterLab on loopback, with its token
 	$(BIN)/jupyter lab --ip=127.0.0.1 $(ARGS)

@@ -1,7 +1,10 @@
 """The documentation: links lead somewhere, commands that it shows exist with these options, its policy is one."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 
 import click
@@ -29,6 +32,17 @@ def test_commands_that_are_shown_exist(page, line):
     while isinstance(command, click.Group):
         command, words = command.commands[words[0]], words[1:]
     command.make_parser(click.Context(command)).parse_args(args=list(words))  # an unknown option is a UsageError
+
+
+def test_the_site_builds_and_asks_nobody_for_anything(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+    assert done.returncode == 0, done.stderr
+    pages = list((tmp_path / "site").glob("*.html"))
+    assert {page.stem for page in pages} >= {"index", "tour", "verdicts", "faq", "cli", "api"}
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert re.findall(r"""(?:src=|rel="stylesheet" href=)["']?https?:[^"' >]*""", text) == [], page.name
 
 
 def test_the_policy_of_the_page_is_one(monkeypatch):
