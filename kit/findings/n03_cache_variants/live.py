@@ -1,4 +1,4 @@
-"""Ways to hold weights, live on one file: every policy, the three fixes of report 003, look-ups, prefetch, the five fields."""
+"""Ways to hold weights, live on one file: every policy, rows of matrices, the three fixes of report 003, the five fields."""
 
 import numpy as np
 import pandas as pd
@@ -7,14 +7,12 @@ import torch
 import kit
 from kit.cache import POLICIES
 from kit.cache.config import CacheConfig
-from kit.cache.faults import CopyOnHit
 from kit.cache.policies.pinned import RowPlan
-from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
-from kit.cache.traces import Requests, requests
-from kit.findings.live import Live, decode, fastest, plan
-from kit.gguf import pagecache
-from kit.lab import figures, measure
+from kit.cache.traces import Requests, repeated, requests
+from kit.findings.live import Live, decode, fastest, one_pass, plan
+from kit.findings.n03_cache_variants.replays import warm_rates
+from kit.lab import figures
 
 
 def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Live]:
@@ -46,10 +44,34 @@ def replay_agrees(runs: list[Live], order: Requests, fraction: float) -> pd.Data
     return pd.DataFrame(rows, columns=names).set_index("policy")
 
 
-def points(runs: list[Live], fraction: float) -> pd.DataFrame:
-    """Live runs as points for the figure of curves."""
-    rows = [(run.label, fraction, run.warm_hit_rate, run.warm_byte_hit_rate) for run in runs if run.label in POLICIES]
-    return pd.DataFrame(rows, columns=["policy", "capacity / working set", "hit rate", "byte hit rate"])
+def points(runs: list[Live], order: Requests, fraction: float) -> pd.DataFrame:
+    """Warm byte hit rate of each policy, live, and by a replay of the names and sizes alone, no weights at hand."""
+    capacity, passes = max(1, round(fraction * order.working_set)), len(runs[0].seconds)
+    scan = repeated(list(zip(order.keys, order.sizes, strict=True)), passes)
+    rows = {
+        run.label: (run.warm_byte_hit_rate, warm_rates(scan, POLICIES[run.label](capacity), 1)[1])
+        for run in runs
+        if run.label in POLICIES
+    }
+    return pd.DataFrame(rows, index=["live", "replayed"]).T.rename_axis("policy")
+
+
+def by_file(files: dict, fraction: float, passes: int, names=("LRU", "MRU", "CyclicAware", "Pinned")) -> pd.DataFrame:
+    """Warm byte hit rates of some policies on several files: live, and by the sizes alone. They differ with the sizes of the
+    tensors and never with the weights; a file that the kit cannot run has the replay only."""
+    columns = {}
+    for label, file in files.items():
+        try:
+            order = one_pass(file)
+            runs = [
+                decode(file, POLICIES[name](max(1, round(fraction * order.working_set))), name, passes)
+                for name in names
+            ]
+            table = points(runs, order, fraction)
+            columns[f"{label}, live"], columns[f"{label}, sizes alone"] = table["live"], table["replayed"]
+        except kit.ModelError as error:
+            print(f"{label} is not run: {error}")
+    return pd.DataFrame(columns).rename_axis("policy")
 
 
 def held_in_part(file, order: Requests, fraction: float, passes: int = 2) -> pd.DataFrame:
@@ -123,107 +145,6 @@ def fixes(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
         "slowest / fastest token",
     ]
     return pd.DataFrame(rows, columns=names).set_index("way")
-
-
-# --- what a hit costs -----------------------------------------------------------------------------------------------
-
-
-def lookups(file, order: Requests, samples: int) -> pd.DataFrame:
-    """Seconds to have one large weight ready and read it once (a product with a vector), five ways, and against a hit."""
-    name = max(order.objects, key=order.objects.get)
-    size = order.objects[name]
-    weights = {backend: kit.Weights(file, backend=backend) for backend in ("cpu", "reference")}
-    value = weights["cpu"].load(name)
-    x = torch.ones(value.shape[-1])
-    stores = {"view": WeightCache(kit.HashMap()), "copy": CopyOnHit(kit.HashMap())}
-    for store in stores.values():
-        store.get(name, size, lambda: value)
-    ways = {
-        "look-up alone (nothing is read)": lambda: stores["view"].get(name, size, None),
-        "hit, a view": lambda: stores["view"].get(name, size, None) @ x,
-        "hit, copied each time (reports 002, 003)": lambda: stores["copy"].get(name, size, None) @ x,
-        "miss, the kit's dequantizer": lambda: weights["cpu"].load(name) @ x,
-        "miss, gguf-py's dequantizer": lambda: weights["reference"].load(name) @ x,
-    }
-    rows, hit = [], ways["hit, a view"]
-    for label, way in ways.items():
-        pair = measure.compare(hit, way, samples=min(samples, 3) if "gguf-py" in label else samples)  # seconds each
-        gbps = size / pair.b.median / 1e9 if way is not ways["look-up alone (nothing is read)"] else np.nan
-        rows.append((label, pair.b.median, gbps, pair.ratio, list(pair.ratios)))
-    names = ["way", "seconds", "GB/s of f32", "times a hit", "samples"]
-    return pd.DataFrame(rows, columns=names).set_index("way")
-
-
-# --- prefetch -------------------------------------------------------------------------------------------------------
-
-AHEAD = {  # label -> arguments of Prefetcher; None: no prefetch
-    "none": None,
-    "1 layer ahead, same thread": {"ahead": 1, "asynchronous": False},
-    "1 layer ahead, a thread": {"ahead": 1},
-    "2 layers ahead, a thread": {"ahead": 2},
-}
-
-
-def prefetch(path, order: Requests, fraction: float, passes: int, rounds: int) -> pd.DataFrame:
-    """Decode with a pinned set of this capacity and each kind of prefetch, in turn: one row a run.
-
-    ``first``: seconds of the first pass, with nothing cached and (``cold``) the file's pages out of the page cache where
-    the system can do that, so close the file before; ``warm``: median of the later passes.
-    """
-    capacity = max(1, round(fraction * order.working_set))
-    rows = []
-    for number in range(rounds):
-        for label, arguments in AHEAD.items():
-
-            def begin(weights, arguments=arguments):
-                if arguments is None:
-                    return None
-                prefetcher = Prefetcher(weights.store, plan(weights, order), **arguments)
-                weights.store.ahead_bytes = prefetcher.layer_bytes * (prefetcher.ahead + 1)
-                return prefetcher
-
-            cold = pagecache.drop(path)
-            with kit.open(path) as file:
-                run = decode(file, kit.Pinned(capacity), label, passes, prepare=begin)
-            rows.append((label, number, cold, run.seconds[0], float(np.median(run.seconds[1:])), run.stats.prefetched,
-                         run.stats.gets))  # fmt: skip
-    return pd.DataFrame(rows, columns=["prefetch", "round", "cold", "first", "warm", "prefetched", "gets"])
-
-
-def prefetch_table(runs: pd.DataFrame, machine, working_set: int, fraction: float) -> pd.DataFrame:
-    """Medians a kind of prefetch, beside the two bounds of a warm pass: the parts in a row, or the larger part alone."""
-    table = runs.groupby("prefetch", sort=False)[["first", "warm"]].median()
-    table["prefetched, %"] = runs.groupby("prefetch", sort=False)[["prefetched", "gets"]].sum().pipe(
-        lambda counts: 100 * counts["prefetched"] / counts["gets"]
-    )  # fmt: skip
-    load = (1 - fraction) * machine.seconds_to_write(working_set)
-    compute = machine.seconds_to_read(working_set)
-    table["bound"] = [load + compute if label == "none" else max(load, compute) for label in table.index]
-    table["warm / bound"] = table["warm"] / table["bound"]
-    return table
-
-
-def paired(runs: pd.DataFrame, label: str, column: str) -> np.ndarray:
-    """(rounds,) seconds without prefetch over seconds with this one, of the same round."""
-    wide = runs.pivot(index="round", columns="prefetch", values=column)
-    return (wide["none"] / wide[label]).to_numpy()
-
-
-def prefetch_figure(table: pd.DataFrame):
-    """First and warm passes by kind of prefetch, with the bound of each kind as a dashed mark."""
-    figure, axes = figures.new(height=3.4)
-    places = np.arange(len(table))
-    axes.barh(places - 0.2, table["first"], height=0.36, color=figures.ORANGE, label="first pass")
-    axes.barh(places + 0.2, table["warm"], height=0.36, color=figures.BLUE, label="warm pass")
-    for place, bound in zip(places, table["bound"], strict=True):
-        axes.plot([bound, bound], [place - 0.42, place + 0.42], "--", color=figures.BLACK, lw=1.4)
-    axes.plot([], [], "--", color=figures.BLACK, lw=1.4, label="bound of a warm pass")
-    axes.set_yticks(places, table.index)
-    axes.set(xlabel="seconds", title="Prefetch hides at most the smaller part")
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.18), ncols=3)
-    return figure
 
 
 # --- the five fields of report 002 ----------------------------------------------------------------------------------

@@ -73,10 +73,13 @@ def families(table: pd.DataFrame, column: str, within: float = 0.02) -> list[tup
 _LINES = ("-", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))
 
 
-def curves_figure(by_objects: pd.DataFrame, by_bytes: pd.DataFrame, live: pd.DataFrame | None = None):
-    """Two panels, objects of one size and true bytes: a line a family of policies, the bound dashed, live points on top."""
+def curves_figure(by_objects: pd.DataFrame, by_bytes: pd.DataFrame):
+    """Two panels, objects of one size and true bytes: a line a family of policies, the bound dashed."""
     figure, panels = figures.new(2, height=8.4)
-    titles = ("Equal objects: most policies hit nothing until all fit", "True sizes, by bytes")
+    titles = (
+        "Equal objects: most policies hit nothing until all fit",
+        "True sizes: what is large decides, the bound stays",
+    )
     columns = ("hit rate", "byte hit rate")
     for axes, table, column, title in zip(panels, (by_objects, by_bytes), columns, titles, strict=True):
         colors = [color for color in figures.PALETTE if color not in (figures.BLACK, figures.YELLOW)]
@@ -88,55 +91,66 @@ def curves_figure(by_objects: pd.DataFrame, by_bytes: pd.DataFrame, live: pd.Dat
         axes.plot([0, 100], [0, 100], "--", color=figures.BLACK, lw=1.2, label="bound: capacity / total")
         axes.set(ylabel=f"warm {column}, %", xlabel="capacity, % of the working set", title=title)
         axes.legend(loc="upper left", fontsize=8.5)
-    if live is not None:
-        panels[1].scatter(
-            100 * live["capacity / working set"], 100 * live["byte hit rate"], color=figures.BLACK, s=18, zorder=5
-        )
     return figure
 
 
-def live_figure(replayed: pd.DataFrame, live: pd.DataFrame):
-    """One small panel a policy: the replayed byte hit rates as a line, live runs as points, capacity / total dashed."""
-    names = list(live["policy"].unique())
-    figure, grid = figures.new(-(-len(names) // 4), 4, height=2.0 * -(-len(names) // 4), sharex=True, sharey=True)
-    for axes, name in zip(grid.flat, names, strict=False):
-        line, points = (table[table["policy"] == name] for table in (replayed, live))
-        axes.plot([0, 100], [0, 100], "--", color=figures.BLACK, lw=1)
-        axes.plot(100 * line["capacity / working set"], 100 * line["byte hit rate"], color=figures.BLUE, lw=1.4)
-        axes.plot(
-            100 * points["capacity / working set"], 100 * points["byte hit rate"], "o", color=figures.VERMILION, ms=5
-        )
-        axes.set_title(name, fontsize=10)
-    for axes in grid.flat[len(names) :]:
-        axes.set_visible(False)
-    figure.supxlabel("capacity, % of the working set", fontsize=10)
-    figure.supylabel("warm byte hit rate, %", fontsize=10)
+def live_figure(points: pd.DataFrame, fraction: float):
+    """Warm byte hit rate by policy (see live.points): replayed as a bar, live as a dot; capacity / total dashed."""
+    points = points.sort_values("replayed", kind="stable")
+    figure, axes = figures.new(height=4.4)
+    axes.barh(points.index, 100 * points["replayed"], color=figures.SKY, label="replayed from names and sizes")
+    axes.plot(100 * points["live"], points.index, "o", color=figures.VERMILION, ms=5, label="live, with the weights")
+    figures.bound(axes, 100 * fraction, "bound: capacity / total", vertical=True)
+    axes.set(
+        xlabel=f"warm byte hit rate at a capacity of {fraction:.0%}, %",
+        xlim=(0, max(100 * fraction, 100 * points.max(axis=None)) * 1.6),
+    )
+    axes.set_title("Live runs hit what the replays say")
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="lower right")
     return figure
+
+
+def layer_shares(trace: Requests, policy: Policy) -> np.ndarray:
+    """(layers, tokens): the share of the bytes asked for that hit; output norm and projection are one more layer, the last."""
+    layers = np.array([layer_of(key) for key in trace.keys])
+    layers[layers < 0] = layers.max() + 1
+    tokens, sizes = np.array(trace.tokens), np.array(trace.sizes, float)
+    asked, held = (np.zeros((layers.max() + 1, tokens.max() + 1)) for _ in range(2))
+    np.add.at(asked, (layers, tokens), sizes)
+    np.add.at(held, (layers, tokens), sizes * replay_hits(trace, policy)[1])
+    return np.divide(held, asked, out=np.zeros_like(held), where=asked > 0)
 
 
 def heat_maps(trace: Requests, fraction: float, policies=None):
-    """Hits over tokens x layers, one panel a policy: white is a miss, dark is a layer whose every byte was held."""
+    """Hits over tokens x layers, a panel for each pattern with its policies: white is a miss, dark a layer that was held.
+
+    Policies without any hit share no panel; the title names them.
+    """
     policies = POLICIES if policies is None else policies
     capacity = max(1, round(fraction * trace.working_set))
-    layers = np.array([layer_of(key) for key in trace.keys])
-    layers[layers < 0] = layers.max() + 1  # output norm and projection: one more layer, the last
-    tokens, sizes = np.array(trace.tokens), np.array(trace.sizes, float)
-    shape = (layers.max() + 1, tokens.max() + 1)
-    asked = np.zeros(shape)
-    np.add.at(asked, (layers, tokens), sizes)
-    rows = -(-len(policies) // 4)
-    figure, grid = figures.new(rows, 4, height=2.1 * rows, sharex=True, sharey=True)
-    for axes, (name, make) in zip(grid.flat, policies.items(), strict=False):
-        _, hit = replay_hits(trace, make(capacity))
-        held = np.zeros(shape)
-        np.add.at(held, (layers, tokens), sizes * hit)
-        share = np.divide(held, asked, out=np.zeros(shape), where=asked > 0)
+    patterns: list[tuple[list[str], np.ndarray]] = []
+    for name, make in policies.items():
+        share = layer_shares(trace, make(capacity))
+        same = next((names for names, known in patterns if np.allclose(known, share, atol=0.02)), None)
+        patterns.append(([name], share)) if same is None else same.append(name)
+    empty = [name for names, share in patterns if not share.any() for name in names]
+    patterns = sorted(((names, share) for names, share in patterns if share.any()), key=lambda item: -item[1].mean())
+    rows = max(1, -(-len(patterns) // 3))
+    figure, grid = figures.new(rows, 3, height=1.0 + 2.2 * rows, sharex=True, sharey=True, squeeze=False)
+    for axes, (names, share) in zip(grid.flat, patterns, strict=False):
         image = axes.imshow(100 * share, aspect="auto", cmap="Blues", vmin=0, vmax=100, origin="lower")
-        axes.set_title(f"{name}: {100 * held.sum() / asked.sum():.1f} %", fontsize=8.5)
+        axes.set_title(", ".join(names), fontsize=9.5)
         axes.grid(visible=False)
-    for axes in grid.flat[len(policies) :]:
+    for axes in grid.flat[len(patterns) :]:
         axes.set_visible(False)
-    figure.colorbar(image, ax=grid, label="bytes hit, %", shrink=0.6)
+    if patterns:
+        figure.colorbar(image, ax=grid, label="bytes hit, %", shrink=0.6)
+    figure.suptitle(
+        f"Which layers are held decides; never a hit: {', '.join(empty) or 'none of them'}",
+        fontsize=11,
+        fontweight="bold",
+    )
     figure.supxlabel("token", fontsize=10)
     figure.supylabel("layer", fontsize=10)
     return figure
@@ -199,7 +213,11 @@ def kinds_figure(table: pd.DataFrame, fraction: float):
         axes.grid(axis="y", visible=False)
     panels[0].legend(loc="center right")
     panels[0].invert_yaxis()
-    figure.suptitle(f"Capacity {fraction:.0%} of the working set: the order turns round", fontsize=12)
+    figure.suptitle(
+        f"At {fraction:.0%} of the working set: what is best for a dense model is not for experts",
+        fontsize=12,
+        fontweight="bold",
+    )
     return figure
 
 
@@ -234,6 +252,7 @@ def one_pass_figure(kinds: dict[str, Requests]):
         axes.set(title=kind, xlabel="capacity, % of the objects", xticks=range(0, 100, 25))
     panels[0].set_ylabel("hit rate, %")
     panels[0].legend(loc="upper left", fontsize=9)
+    figure.suptitle("A dense model leaves LRU nothing; a router leaves it much", fontsize=12, fontweight="bold")
     return figure
 
 
@@ -260,5 +279,14 @@ def advice(table: pd.DataFrame, fraction: float) -> pd.DataFrame:
         rows.append(
             (kind, what, near, best, table.loc["bound", kind], rates["LRU"], rates["Pinned"], rates["CyclicAware"])
         )
-    names = ["model", "advice", "best", "byte hit rate", "bound", "LRU (report 002)", "Pinned", "CyclicAware"]
-    return pd.DataFrame(rows, columns=names).set_index("model").assign(capacity=f"{fraction:.0%}")
+    names = [
+        "model",
+        "advice",
+        f"best at {fraction:.0%}",
+        "byte hit rate",
+        "bound",
+        "LRU (report 002)",
+        "Pinned",
+        "CyclicAware",
+    ]
+    return pd.DataFrame(rows, columns=names).set_index("model")

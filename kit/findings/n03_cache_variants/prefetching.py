@@ -1,0 +1,139 @@
+"""Prefetch: live, by two dequantizers, beside its bounds; and by a model for machines with more cores than products "
+"can fill."""
+
+import numpy as np
+import pandas as pd
+
+import kit
+from kit.cache.prefetch import Prefetcher
+from kit.cache.traces import Requests
+from kit.findings.live import decode, plan
+from kit.gguf import pagecache
+from kit.lab import figures
+
+AHEAD = {  # label -> arguments of Prefetcher; None: no prefetch
+    "none": None,
+    "1 layer ahead, same thread": {"ahead": 1, "asynchronous": False},
+    "1 layer ahead, a thread": {"ahead": 1},
+    "2 layers ahead, a thread": {"ahead": 2},
+}
+SLOW = ("none", "1 layer ahead, a thread")  # of AHEAD: with gguf-py's dequantizer, which takes a second a pass
+
+
+def take(
+    path, order: Requests, fraction: float, passes: int, rounds: int, backend: str = "cpu", kinds=tuple(AHEAD)
+) -> pd.DataFrame:
+    """Decode with a pinned set of this capacity and each kind of prefetch, in turn: one row a run.
+
+    ``first``: seconds of the first pass, with nothing cached and (``cold``) the file's pages out of the page cache where
+    the system can do that, so close the file before; ``warm``: median of the later passes.
+    """
+    capacity = max(1, round(fraction * order.working_set))
+    rows = []
+    for number in range(rounds):
+        for label in kinds[:: 1 if number % 2 == 0 else -1]:
+
+            def begin(weights, arguments=AHEAD[label]):
+                if arguments is None:
+                    return None
+                prefetcher = Prefetcher(weights.store, plan(weights, order), **arguments)
+                weights.store.ahead_bytes = prefetcher.layer_bytes * (prefetcher.ahead + 1)
+                return prefetcher
+
+            cold = pagecache.drop(path)
+            with kit.open(path) as file:
+                run = decode(file, kit.Pinned(capacity), label, passes, backend=backend, prepare=begin)
+            rows.append((label, number, cold, run.seconds[0], float(np.median(run.seconds[1:])), run.stats.prefetched,
+                         run.stats.gets))  # fmt: skip
+    return pd.DataFrame(rows, columns=["prefetch", "round", "cold", "first", "warm", "prefetched", "gets"])
+
+
+def table(runs: pd.DataFrame, machine, working_set: int, fraction: float) -> pd.DataFrame:
+    """Medians a kind of prefetch, beside the two bounds of a warm pass: the parts in a row, or the larger part alone."""
+    found = (
+        runs.groupby("prefetch", sort=False)[["first", "warm"]]
+        .median()
+        .loc[[k for k in AHEAD if k in set(runs["prefetch"])]]
+    )
+    counts = runs.groupby("prefetch", sort=False)[["prefetched", "gets"]].sum()
+    found["prefetched, %"] = 100 * counts["prefetched"] / counts["gets"]
+    load = (1 - fraction) * machine.seconds_to_write(working_set)
+    compute = machine.seconds_to_read(working_set)
+    found["bound"] = [load + compute if label == "none" else max(load, compute) for label in found.index]
+    found["warm / bound"] = found["warm"] / found["bound"]
+    return found
+
+
+def paired(runs: pd.DataFrame, label: str, column: str) -> np.ndarray:
+    """(rounds,) seconds without prefetch over seconds with this one, of the same round."""
+    wide = runs.pivot(index="round", columns="prefetch", values=column)
+    return (wide["none"] / wide[label]).to_numpy()
+
+
+def figure(tables: dict[str, pd.DataFrame]):
+    """First and warm passes by kind of prefetch, a panel a dequantizer, the bound of each kind as a dashed mark."""
+    drawn, panels = figures.new(
+        len(tables), height=2.2 * len(tables) + 0.8, squeeze=False, height_ratios=[len(t) for t in tables.values()]
+    )
+    for axes, (name, found) in zip(panels[:, 0], tables.items(), strict=True):
+        places = np.arange(len(found))
+        axes.barh(places - 0.2, found["first"], height=0.36, color=figures.ORANGE, label="first pass")
+        axes.barh(places + 0.2, found["warm"], height=0.36, color=figures.BLUE, label="warm pass")
+        axes.vlines(
+            found["bound"],
+            places - 0.42,
+            places + 0.42,
+            color=figures.BLACK,
+            linestyle="--",
+            lw=1.4,
+            label="bound of a warm pass",
+        )
+        axes.set_yticks(places, found.index)
+        axes.set_title(f"{name} dequantizer")
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+    panels[-1, 0].set_xlabel("seconds a pass")
+    drawn.suptitle(
+        "Prefetch pays when there is waiting to hide and a core to hide it on", fontsize=12, fontweight="bold"
+    )
+    drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return drawn
+
+
+# --- more cores than products can fill
+
+
+def modelled(
+    machine, working_set: int, fraction: float, gbps_a_core: dict[str, float], cores=(2, 3, 4, 6, 8, 12, 16)
+) -> pd.DataFrame:
+    """Times that prefetch would make a warm pass faster, by cores and dequantizer (GB/s of f32 on one core, measured).
+
+    Products take the bus with the cores of this machine; cores beyond those dequantize meanwhile, and all of them what is
+    left then. Without prefetch all cores dequantize, then all multiply. Reading and writing share the bus (copy bandwidth).
+    """
+    reading, missed = machine.seconds_to_read(working_set), (1 - fraction) * working_set
+    shared = (working_set + missed) / machine.copy_gbps / 1e9
+    rows = {}
+    for name, each in gbps_a_core.items():
+        every, spare = (
+            [1e9 * min(count * each, machine.write_gbps) for count in counts]
+            for counts in (cores, [max(0, count - machine.cores) for count in cores])
+        )
+        rows[name] = [
+            (missed / all_of_them + reading) / max(reading + max(0.0, missed - some * reading) / all_of_them, shared)
+            for all_of_them, some in zip(every, spare, strict=True)
+        ]
+    return pd.DataFrame(rows, index=pd.Index(cores, name="cores"))
+
+
+def model_figure(modelled: pd.DataFrame, cores_here: int):
+    """The gain by cores, a line a dequantizer; this machine marked."""
+    drawn, axes = figures.new(height=3.4)
+    for (name, line), marker in zip(modelled.items(), "os", strict=False):
+        axes.plot(line.index, line, marker=marker, label=f"{name} dequantizer")
+    figures.bound(axes, 2.0, "bound: two parts overlap at best twofold")
+    axes.axvline(cores_here, color=figures.ORANGE, lw=1.2, label="cores here")
+    axes.set(xlabel="cores", ylabel="times faster with prefetch", xticks=list(modelled.index), ylim=(0, 2.3))
+    axes.set_title("With cores to spare, prefetch would pay: a model, not a measurement")
+    axes.legend(loc="lower right")
+    return drawn
