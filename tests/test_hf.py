@@ -1,38 +1,246 @@
 """kit.hf: transformers' models over the kit's weights, against transformers' own load of the same file in float32."""
 
+import copy
+import io
+import pickle
+
 import hf_files
+import numpy as np
+import peft
 import pytest
 import torch
+import transformers
+from model_files import rewrite
 
 import kit
 import kit.hf
+from kit.errors import ModelError
+from kit.hf.stored import StoredWeight
+from kit.lab.paths import models_folder
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])
+TRAINED = models_folder() / "gemma-3-270m-q4_k_m.gguf"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("hf")
+def files(tmp_path_factory):
+    folder, made = tmp_path_factory.mktemp("hf"), {}
+    return lambda name: made[name] if name in made else made.setdefault(name, hf_files.write(folder, name))
 
 
-@pytest.fixture(scope="module")
-def files(folder):
-    made = {}
-    return lambda name: made.setdefault(name, hf_files.write(folder, name)) if name not in made else made[name]
+@pytest.fixture
+def llama(files):
+    return kit.hf.load(files("llama"))[0]
 
 
 def inputs(model):
     return {"input_ids": TOKENS} | ({"decoder_input_ids": TOKENS[:, :5]} if model.config.is_encoder_decoder else {})
 
 
-@pytest.mark.parametrize("name", hf_files.MODELS)
-def test_logits_and_weights_equal_transformers_own(files, name):
-    path = files(name)
-    model, _ = kit.hf.load(path)
-    theirs = type(model).from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+def assert_equal(model, theirs):
     with torch.no_grad():
         expected, got = theirs(**inputs(theirs)).logits, model(**inputs(model)).logits
     assert (got - expected).abs().max() <= 1e-4 * expected.std()
     ours = dict(model.named_parameters())
     for key, weight in theirs.named_parameters():
         assert torch.equal(ours[key] + 0, weight), key
+
+
+@pytest.mark.parametrize("name", hf_files.MODELS)
+def test_logits_and_weights_equal_transformers_own(files, name):
+    path = files(name)
+    model, _ = kit.hf.load(path)
+    assert_equal(model, type(model).from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval())
+    dense = [
+        key for key, weight in model.named_parameters() if weight.ndim > 1 and not isinstance(weight, StoredWeight)
+    ]
+    assert all("conv" in key or "A_log" in key or ".gate.weight" in key for key in dense), dense
+
+
+@pytest.mark.slow
+def test_a_trained_model_equals_transformers_own(tmp_path):
+    if not TRAINED.exists():
+        pytest.skip(f"{TRAINED} is not here: kit fetch gemma-3-270m")
+    model, tokenizer = kit.hf.load(TRAINED)
+    theirs = type(model).from_pretrained(TRAINED.parent, gguf_file=TRAINED.name, dtype=torch.float32).eval()
+    assert_equal(model, theirs)
+    prompt = tokenizer("The capital of France is", return_tensors="pt")
+    expected = theirs.generate(**prompt, max_new_tokens=16, do_sample=False)
+    assert torch.equal(model.generate(**prompt, max_new_tokens=16, do_sample=False), expected)
+
+
+def test_generating_equals_transformers_own_with_every_way(files):
+    path = files("gemma3")  # sliding windows of 8
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    expected = theirs.generate(TOKENS, max_new_tokens=24, do_sample=False)
+    for arguments in ({"weights": "blocks"}, {"weights": "float32"}, {"cache": kit.LRU("64 KiB")}):
+        model, _ = kit.hf.load(path, **arguments)
+        assert torch.equal(model.generate(TOKENS, max_new_tokens=24, do_sample=False), expected), arguments
+
+
+def test_activations_of_eight_bits_are_near(files):
+    exact, rounded = (kit.hf.load(files("llama"), weights)[0](TOKENS).logits for weights in ("blocks", "blocks-int8"))
+    assert 0 < (rounded - exact).std() < 0.05 * exact.std()
+
+
+@pytest.mark.parametrize("policy", ["NoCache", "LRU", "Pinned", "HashMap", "CyclicAware"])
+def test_a_replay_counts_what_the_live_cache_counted(files, policy):
+    capacity = [] if policy in ("NoCache", "HashMap") else ["100 KiB"]
+    make = lambda: getattr(kit, policy)(*capacity)  # noqa: E731
+    trace = kit.Trace()
+    model, _ = kit.hf.load(files("qwen3_moe"), cache=make(), trace=trace)
+    model.generate(TOKENS, max_new_tokens=5, do_sample=False)
+    live, replayed = model.lm_head.weight.source.weights.store.stats, kit.replay(trace, make())
+    assert live.hits + live.misses > 0
+    for count in ("hits", "misses", "evictions", "entries", "resident_bytes"):
+        assert getattr(live, count) == getattr(replayed, count), count
+
+
+def test_the_trace_has_every_product_and_pass(files):
+    trace = kit.Trace()
+    model, _ = kit.hf.load(files("llama"), trace=trace)
+    model.generate(TOKENS, max_new_tokens=3, do_sample=False)
+    frame = trace.frame()
+    linear = frame[frame.what == "linear"]
+    assert (frame.what == "token").sum() == 3
+    assert linear.token.value_counts().to_dict() == {0: 15, 1: 15, 2: 15}  # 7 a layer and the output
+    assert set(linear[linear.layer == 1].tensor) == {f"blk.1.{part}.weight" for part in PARTS}
+    assert (
+        linear.nbytes.iloc[0]
+        == model.model.layers[0].self_attn.q_proj.weight.source.weights.blocks(linear.tensor.iloc[0]).nbytes
+    )
+
+
+PARTS = "attn_q attn_k attn_v attn_output ffn_gate ffn_up ffn_down".split()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_an_adapter_learns(files, name):
+    torch.manual_seed(0)
+    targets = {"llama": ["q_proj", "down_proj"], "gpt2": ["c_attn"]}[name]
+    model, _ = kit.hf.load(files(name))
+    model = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, fan_in_fan_out=name == "gpt2"))
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(4):
+        loss = model(input_ids=TOKENS, labels=TOKENS).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] - 0.2
+
+
+def test_gradients_equal_those_of_float32(files, llama):
+    path = files("llama")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    gradients = []
+    for model in (llama, theirs):
+        x = torch.ones(1, 4, 64, requires_grad=True)
+        model(inputs_embeds=x).logits.square().sum().backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4 * gradients[1].std().item())
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_is_small_and_equal(llama, again):
+    assert len(pickle.dumps(llama)) < 40_000
+    assert torch.equal(again(llama)(TOKENS).logits, llama(TOKENS).logits)
+
+
+def test_a_state_dict_goes_out_and_comes_back(llama):
+    memory = io.BytesIO()
+    torch.save(llama.state_dict(), memory)
+    memory.seek(0)
+    state = torch.load(memory, weights_only=False)
+    assert llama.load_state_dict(state).missing_keys == []
+    assert state.keys() == transformers.LlamaForCausalLM(llama.config).state_dict().keys()
+
+
+def test_half_precision_around_the_products(llama):
+    expected = llama(TOKENS).logits
+    got = llama.to(torch.bfloat16)(TOKENS).logits
+    assert got.dtype == torch.bfloat16 and (got.float() - expected).std() < 0.05 * expected.std()
+
+
+def test_compiled_with_breaks_in_the_graph(llama):
+    expected = llama(TOKENS).logits
+    compiled = torch.compile(llama, backend="eager")
+    torch.testing.assert_close(compiled(TOKENS).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda model: model.to("meta"), "stays in its file"),
+        (lambda model: torch.nn.init.zeros_(model.lm_head.weight), "read-only"),
+        (
+            lambda model: peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"])).merge_and_unload(),
+            "read-only",
+        ),
+        (lambda model: model.save_pretrained("nowhere"), "stay in"),
+        (lambda model: kit.hf.load(model.lm_head.weight.source.weights.file, weights="int3"), "choose one of blocks"),
+        (lambda model: kit.hf.load(model.lm_head.weight.source.weights.file, device="cuda"), "runs on the CPU"),
+        (
+            lambda model: pickle.dumps(kit.hf.load(model.lm_head.weight.source.weights.file, cache=kit.HashMap())[0]),
+            "cache",
+        ),
+    ],
+)
+def test_what_it_cannot_do_it_says(llama, act, words):
+    with pytest.raises(ModelError, match=words):
+        act(llama)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda _, tensors: tensors.update({"blk.0.extra.weight": np.zeros((4, 4), np.float32)}), "blk.0.extra.weight"),
+        (lambda _, tensors: tensors.pop("blk.1.ffn_up.weight"), "model.layers.1.mlp.up_proj.weight"),
+        (
+            lambda _, tensors: tensors.update({"blk.0.ffn_up.weight": np.zeros((32, 64), np.float32)}),
+            "blk.0.ffn_up.weight",
+        ),
+        (lambda _, tensors: tensors.pop("token_embd.weight"), "token_embd.weight"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(tmp_path, change, words):
+    path = hf_files.write(tmp_path, "llama", change)
+    with pytest.raises(ModelError, match=words) as error:
+        kit.hf.load(path)
+    assert str(path) in str(error.value)
+
+
+def test_an_architecture_without_tables_is_named(files, tmp_path):
+    path = rewrite(
+        files("llama"), tmp_path / "other.gguf", lambda metadata, _: metadata.update({"general.architecture": "rwkv6"})
+    )
+    with pytest.raises(ModelError, match=r"other\.gguf.*rwkv6"):
+        kit.hf.load(path)
+
+
+def test_modules_alone(files):
+    file = kit.open(files("starcoder2"))
+    weights = kit.Weights(file)
+    linear, embedding = kit.nn.Linear(file, "blk.0.ffn_up.weight"), kit.nn.Embedding(file.path, "token_embd.weight")
+    x = embedding(TOKENS)
+    assert torch.equal(x, weights["token_embd.weight"][TOKENS])
+    expected = x @ weights["blk.0.ffn_up.weight"].T + weights["blk.0.ffn_up.bias"]
+    torch.testing.assert_close(linear(x), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ModelError, match="blk.9"):
+        kit.nn.Linear(file, "blk.9.ffn_up.weight")
+
+
+def test_layers_of_any_model_are_replaced(files):
+    file = kit.open(files("llama"))
+    model = torch.nn.Sequential(torch.nn.Embedding(128, 64), torch.nn.Linear(64, 96), torch.nn.Linear(96, 1))
+    expected = copy.deepcopy(model)
+    kit.nn.replace_linears(model, file, {"0": "token_embd.weight", "1": "blk.0.ffn_up.weight"})
+    for layer, name in ((0, "token_embd.weight"), (1, "blk.0.ffn_up.weight")):
+        expected[layer].weight = torch.nn.Parameter(kit.Weights(file)[name])
+    torch.testing.assert_close(model(TOKENS), expected(TOKENS))
+    for mapping in ({"1": "blk.0.ffn_down.weight"}, {"7": "token_embd.weight"}):
+        with pytest.raises(ModelError, match=next(iter(mapping))):
+            kit.nn.replace_linears(model, file, mapping)

@@ -1,5 +1,6 @@
 """load: a transformers model and its tokenizer from a GGUF file, with every matrix left where it lies."""
 
+import functools
 import os
 
 import torch
@@ -12,7 +13,7 @@ from kit.gguf.reader import GGUFFile
 from kit.gguf.reader import open as open_file
 from kit.hf.config import config_of, skeleton
 from kit.hf.passes import Passes
-from kit.hf.stored import Source, StoredWeight, source_of
+from kit.hf.stored import Source, StoredWeight
 from kit.hf.tables import parts_of, table_of
 from kit.hf.tokenizer import GGUFTokenizer, tokenizer_of
 from kit.lab.trace import Trace
@@ -38,15 +39,22 @@ def load(
             f"kit.hf.load runs on the CPU, not on {device!r}; the kit's own pass (kit.Transformer) runs on CUDA"
         )
     file = path if isinstance(path, GGUFFile) else open_file(path)
-    source = source_of(file, weights, cache, trace)
+    source = Source(file, weights, cache, trace)
     model = skeleton(file, config_of(file), model_class)
     fill(model, file, source)
     Passes(source).listen(model)
+    model.save_pretrained = functools.partial(_refuse_to_save, file.path)
     tokenizer = tokenizer_of(file)
     if isinstance(tokenizer, GGUFTokenizer) and model.can_generate():
         ends = sorted(tokenizer.own.end_tokens) or None
         model.generation_config.update(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id or (ends and ends[0]))
     return model, tokenizer
+
+
+def _refuse_to_save(path, *_, **__):
+    raise ModelError(
+        f"the weights stay in {path} and are not saved again; save the adapter that you trained, and keep the file"
+    )
 
 
 def fill(model: PreTrainedModel, file: GGUFFile, source: Source) -> None:

@@ -9,7 +9,7 @@ from kit.cache.policies.base import Policy
 from kit.errors import ModelError
 from kit.gguf.reader import GGUFFile
 from kit.gguf.reader import open as open_file
-from kit.hf.stored import Part, Source, StoredWeight, source_of
+from kit.hf.stored import Part, Source, StoredWeight
 
 
 class Linear(torch.nn.Linear):
@@ -21,7 +21,7 @@ class Linear(torch.nn.Linear):
     def __init__(
         self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None
     ):
-        source = source_of(_opened(file), weights, cache)
+        source = Source(_opened(file), weights, cache)
         out_features, in_features = source.weights.shape(name)
         super().__init__(in_features, out_features, device="meta", bias=_bias_of(name) in source.weights.file.tensors)
         _fill(self, source, name)
@@ -33,7 +33,7 @@ class Embedding(torch.nn.Embedding):
     def __init__(
         self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None
     ):
-        source = source_of(_opened(file), weights, cache)
+        source = Source(_opened(file), weights, cache)
         super().__init__(*source.weights.shape(name), device="meta")
         _fill(self, source, name)
 
@@ -51,7 +51,7 @@ def replace_linears(
     Raises ModelError for a path that is neither, a tensor that the file has not, or one of another shape; the model is
     unchanged then.
     """
-    source = source_of(_opened(file), weights, cache)
+    source = Source(_opened(file), weights, cache)
     layers = {}
     for path, name in mapping.items():
         layer = dict(model.named_modules()).get(path)

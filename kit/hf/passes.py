@@ -5,7 +5,7 @@ import time
 import torch
 
 from kit.hf.stored import Source
-from kit.model.linear import GEMV_MAX_TOKENS, linear_named
+from kit.model.linear import GEMV_MAX_TOKENS
 
 
 class Passes:
@@ -13,7 +13,7 @@ class Passes:
     spinning. ``trace.token`` is 0 for a prompt and counts the tokens decoded after it."""
 
     def __init__(self, source: Source):
-        self.trace, self._own = source.weights.trace, linear_named(source.linear).own_threads
+        self.trace, self._own = source.weights.trace, source.linear.own_threads
         self._start, self._threads = 0, None
 
     def listen(self, model: torch.nn.Module) -> None:
@@ -21,6 +21,7 @@ class Passes:
         model.register_forward_pre_hook(self.before, with_kwargs=True)
         model.register_forward_hook(self.after, always_call=True)
 
+    @torch.compiler.disable
     def before(self, model, args, kwargs):
         """Count the token, take the cores."""
         past, ids = kwargs.get("past_key_values"), kwargs.get("input_ids", args[0] if args else None)
@@ -31,6 +32,7 @@ class Passes:
             torch.set_num_threads(1)
         self._start = time.perf_counter_ns()
 
+    @torch.compiler.disable
     def after(self, model, args, output):
         """Give the cores back, note the pass."""
         self.trace.add("token", self._start, time.perf_counter_ns())

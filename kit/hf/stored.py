@@ -6,32 +6,16 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from kit.cache.policies.base import HashMap
+from kit.cache.policies.base import HashMap, Policy
 from kit.errors import ModelError
 from kit.gguf.names import layer_of
+from kit.gguf.reader import GGUFFile
+from kit.gguf.reader import open as open_file
+from kit.lab.trace import Trace
 from kit.model.linear import linear_named
 from kit.model.weights import Weights
 
 _aten = torch.ops.aten
-
-
-class Source(NamedTuple):
-    """Where the weights of a model live, and how a product is made from them: ``linear`` names a row of kit.model.linear."""
-
-    weights: Weights
-    linear: str
-
-    def __deepcopy__(self, memo):
-        return self  # read-only, and a cache is there to be shared
-
-    def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """x (tokens, in) float32 times the matrix ``name``: (tokens, out), with its span in the trace."""
-        start = time.perf_counter_ns()
-        linear = linear_named(self.linear)
-        y = linear.apply(self.weights, name, x)
-        nbytes = linear.nbytes(self.weights, name)
-        self.weights.trace.add("linear", start, time.perf_counter_ns(), name, layer_of(name), nbytes=nbytes)
-        return y
 
 
 WAYS = {  # weights= -> (policy of the cache, a row of kit.model.linear)
@@ -41,12 +25,45 @@ WAYS = {  # weights= -> (policy of the cache, a row of kit.model.linear)
 }
 
 
-def source_of(file, weights="blocks", cache=None, trace=None) -> Source:
-    """The weights of ``file`` in one of the WAYS, or in a cache of that policy."""
-    if weights not in WAYS:
-        raise ModelError(f"weights {weights!r} is not known; choose one of {', '.join(WAYS)}, or give cache= a policy")
-    policy, linear = (lambda: cache, "decoded") if cache is not None else WAYS[weights]
-    return Source(Weights(file, cache=policy and policy(), trace=trace), linear)
+class Source:
+    """Where the weights of a model live, and how a product is made from them: ``way`` names a row of WAYS.
+
+    A copy of the model shares it. Pickled, it is the file's path and the way: the file is opened again where it is needed.
+    """
+
+    def __init__(self, file: GGUFFile, way: str = "blocks", cache: Policy | None = None, trace: Trace | None = None):
+        if way not in WAYS:
+            raise ModelError(f"weights {way!r} is not known; choose one of {', '.join(WAYS)}, or give cache= a policy")
+        policy, linear = WAYS["float32" if cache is not None else way]
+        self.weights = Weights(file, cache=cache if cache is not None else policy and policy(), trace=trace)
+        self.linear = linear_named(linear)
+        self._again = None if cache is not None else (file.path, way)
+        self._known: dict[str, tuple[int, int]] = {}  # name -> layer, bytes that a product reads
+
+    def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x (tokens, in) float32 times the matrix ``name``: (tokens, out), with its span in the trace."""
+        start = time.perf_counter_ns()
+        y = self.linear.apply(self.weights, name, x)
+        layer, nbytes = self._known.get(name) or self._learn(name)
+        self.weights.trace.add("linear", start, time.perf_counter_ns(), name, layer, None, nbytes)
+        return y
+
+    def _learn(self, name):
+        return self._known.setdefault(name, (layer_of(name), self.linear.nbytes(self.weights, name)))
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        if self._again is None:
+            raise ModelError(
+                f"{self.weights.file.path}: a model over a cache is not pickled: the cache is this process's"
+            )
+        return _reopened, self._again
+
+
+def _reopened(path, way):
+    return Source(open_file(path), way)
 
 
 class Part(NamedTuple):
@@ -78,6 +95,14 @@ class StoredWeight(torch.Tensor):
         now = {"source": self.source, "parts": self.parts, "dtype": self.dtype, "transposed": self.transposed}
         return StoredWeight(**now | changes)
 
+    def same(self, other: torch.Tensor) -> bool:
+        """Whether ``other`` is this very weight of the same file."""
+        return isinstance(other, StoredWeight) and self._identity() == other._identity()
+
+    def _identity(self):
+        rows = (None if part.rows is None else part.rows.tolist() for part in self.parts)
+        return self.source.weights.file.path, [part.name for part in self.parts], *rows
+
     def numbers(self) -> torch.Tensor:
         """The whole weight dequantized (by the source's cache, when it has one)."""
         parts = [_ordered(self._matrix(part.name), part.rows, -2) for part in self.parts]
@@ -97,12 +122,14 @@ class StoredWeight(torch.Tensor):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., in) -> (..., out) in the type of x; differentiable in x."""
-        if torch.is_grad_enabled() and x.requires_grad:
+        if x.requires_grad and torch.is_grad_enabled():
             return _Product.apply(x, self)
-        flat = x.reshape(-1, x.shape[-1]).float()
-        parts = [_ordered(self.source.product(part.name, flat), part.rows, -1) for part in self.parts]
+        flat = x.reshape(-1, x.shape[-1])
+        flat = flat if x.dtype is torch.float32 else flat.float()
+        parts = [_ordered(self.source.product(name, flat), rows, -1) for name, rows in self.parts]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return y.view(*x.shape[:-1], y.shape[-1]).to(x.dtype)
+        y = y if x.dtype is torch.float32 else y.to(x.dtype)
+        return y.view(*x.shape[:-1], y.shape[-1])
 
     def lookup(self, index: torch.Tensor) -> torch.Tensor:
         """The rows ``index``, (*index.shape, in): dequantized alone."""
@@ -118,15 +145,13 @@ class StoredWeight(torch.Tensor):
         return f"StoredWeight({names}, shape={tuple(self.shape)}, {self.source.weights.file.path})"
 
     def __deepcopy__(self, memo):
-        return memo.setdefault(id(self), torch.nn.Parameter(self.like(), requires_grad=False))
+        return memo.setdefault(id(self), _parameter(self.source, self.parts, self.dtype, self.transposed))
 
     def __reduce_ex__(self, protocol):
-        raise ModelError(
-            f"{self!r} lives in its file and is not pickled; pickle model.state_dict() of what you trained (an adapter), and "
-            "open the file again with kit.hf.load where it is needed"
-        )
+        return _parameter, (self.source, self.parts, self.dtype, self.transposed)
 
     @classmethod
+    @torch.compiler.disable
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         handler = _HANDLERS.get(func)
         if handler is not None:
@@ -141,6 +166,8 @@ class StoredWeight(torch.Tensor):
             return args[0].like()
         if func is _aten._to_copy.default and torch.device(kwargs.get("device") or "cpu").type == "cpu":
             return args[0].like(dtype=kwargs.get("dtype") or args[0].dtype)
+        if func is _aten.copy_.default and isinstance(args[0], StoredWeight) and args[0].same(args[1]):
+            return args[0]  # a state_dict of the same file
         if func._schema.is_mutable and isinstance(args[0], StoredWeight):
             raise ModelError(f"{args[0]!r} is read-only ({func}): train an adapter beside it")
         if func is _aten._to_copy.default:
@@ -148,6 +175,10 @@ class StoredWeight(torch.Tensor):
                 f"{args[0]!r} stays in its file; give device= to kit.hf.load instead of moving it afterwards"
             )
         return func(*torch.utils._pytree.tree_map_only(StoredWeight, StoredWeight.numbers, args), **kwargs)
+
+
+def _parameter(source, parts, dtype, transposed):
+    return torch.nn.Parameter(StoredWeight(source, parts, dtype, transposed), requires_grad=False)
 
 
 class _Product(torch.autograd.Function):
