@@ -54,7 +54,7 @@ def test_logits_and_weights_equal_transformers_own(files, name):
     dense = [
         key for key, weight in model.named_parameters() if weight.ndim > 1 and not isinstance(weight, StoredWeight)
     ]
-    assert all("conv" in key or "A_log" in key or ".gate.weight" in key for key in dense), dense
+    assert all("conv" in key or "A_log" in key or "gate.weight" in key for key in dense), dense
 
 
 @pytest.mark.slow
@@ -105,10 +105,7 @@ def test_the_trace_has_every_product_and_pass(files):
     assert (frame.what == "token").sum() == 3
     assert linear.token.value_counts().to_dict() == {0: 15, 1: 15, 2: 15}  # 7 a layer and the output
     assert set(linear[linear.layer == 1].tensor) == {f"blk.1.{part}.weight" for part in PARTS}
-    assert (
-        linear.nbytes.iloc[0]
-        == model.model.layers[0].self_attn.q_proj.weight.source.weights.blocks(linear.tensor.iloc[0]).nbytes
-    )
+    assert linear.nbytes.iloc[0] == kit.open(files("llama")).tensors[linear.tensor.iloc[0]].nbytes
 
 
 PARTS = "attn_q attn_k attn_v attn_output ffn_gate ffn_up ffn_down".split()
@@ -165,6 +162,7 @@ def test_half_precision_around_the_products(llama):
     assert got.dtype == torch.bfloat16 and (got.float() - expected).std() < 0.05 * expected.std()
 
 
+@pytest.mark.slow
 def test_compiled_with_breaks_in_the_graph(llama):
     expected = llama(TOKENS).logits
     compiled = torch.compile(llama, backend="eager")
@@ -229,7 +227,7 @@ def test_modules_alone(files):
     assert torch.equal(x, weights["token_embd.weight"][TOKENS])
     expected = x @ weights["blk.0.ffn_up.weight"].T + weights["blk.0.ffn_up.bias"]
     torch.testing.assert_close(linear(x), expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ModelError, match="blk.9"):
+    with pytest.raises(ModelError, match=r"blk\.9"):
         kit.nn.Linear(file, "blk.9.ffn_up.weight")
 
 

@@ -52,9 +52,7 @@ def load(
 
 
 def _refuse_to_save(path, *_, **__):
-    raise ModelError(
-        f"the weights stay in {path} and are not saved again; save the adapter that you trained, and keep the file"
-    )
+    raise ModelError(f"the weights stay in {path} and are not saved again; save the adapter that you trained")
 
 
 def fill(model: PreTrainedModel, file: GGUFFile, source: Source) -> None:
