@@ -1,5 +1,6 @@
-"""Bytes, seconds and counts, between what people write and what programs hold."""
+"""Bytes, seconds, counts and names, between what people read and write and what programs hold."""
 
+import math
 import re
 
 _BYTES = {"": 1, "B": 1} | {
@@ -73,3 +74,18 @@ def format_quantity(value: float | None, unit: str = "") -> str:
 
 
 _BY_UNIT = {"s": format_seconds, "B": format_bytes}
+
+
+def printable(text) -> str:
+    """Text from a file, harmless on a terminal and in a figure: what is not printable as its escape."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
+
+
+def finite(value):
+    """Plain data as JSON can hold it: numbers of numpy as Python's, NaN and infinity, which JSON has not, as None."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,6 +10,7 @@ import pandas as pd
 
 from kit.claims.table import VERDICTS
 from kit.errors import ReportError
+from kit.units import finite
 
 SCHEMA_VERSION = 2
 STATUSES = ("ok", "failed", "skipped")
@@ -66,17 +67,7 @@ class Record:
 
     def to_json(self) -> str:
         """One line of JSON; infinite and NaN numbers become null."""
-        return json.dumps(_finite(asdict(self)), ensure_ascii=False)
-
-
-def _finite(value):
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+        return json.dumps(finite(asdict(self)), ensure_ascii=False)
 
 
 def append(path: Path, record: Record) -> None:

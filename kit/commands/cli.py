@@ -14,9 +14,20 @@ from kit.errors import KitError
 class _Kit(click.Group):
     """A group whose commands raise KitError for what the user can mend; all else is a bug and keeps its traceback."""
 
+    def make_context(self, *args, **kwargs):
+        return self._told(super().make_context, *args, **kwargs)
+
     def invoke(self, ctx):
+        return self._told(super().invoke, ctx)
+
+    def _told(self, function, *args, **kwargs):
         try:
-            return super().invoke(ctx)
+            return function(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            path = " ".join(["kit", *error.ctx.command_path.split()[1:]]) if error.ctx else "kit"
+            message = f"{error.format_message().rstrip('.')}: see {path} --help"
         except KitError as error:
             message = str(error)
         except OSError as error:

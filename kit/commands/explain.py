@@ -41,11 +41,20 @@ def command(file, memory, tokens, trace, as_json, report):
     import sys
 
     import kit
-    from kit.cache.policies.base import parse_capacity
+    from kit.errors import CacheError
     from kit.findings.n09_your_model.study import Study, read_trace
     from kit.lab import machine
+    from kit.units import finite, parse_bytes
 
-    memory = parse_capacity(memory) if memory else int(0.7 * machine.memory_available())
+    try:
+        given = parse_bytes(memory) if memory is not None else int(0.7 * machine.memory_available())
+    except ValueError as error:
+        raise CacheError(f"--memory: {error}") from None
+    if given < 1:
+        raise CacheError(
+            f"--memory {memory} holds nothing; give at least 1 byte, such as --memory 64MiB, or leave it out"
+        )
+    memory = given
     accesses = read_trace(trace) if trace else None
     if report:
         click.echo(_report(file, memory, tokens, trace, report))
@@ -54,7 +63,7 @@ def command(file, memory, tokens, trace, as_json, report):
         study = Study(opened, machine.probe(), memory, tokens, accesses, progress=True)
         study.measure_best()
         if as_json:
-            click.echo(json.dumps(_finite(study.to_dict()), indent=1, allow_nan=False))
+            click.echo(json.dumps(finite(study.to_dict()), indent=1, allow_nan=False))
         else:
             click.echo("\n\n".join(_sections(study)))
     sys.exit(0)
@@ -80,15 +89,6 @@ def _sections(study):
     yield paragraph(study.advise())
 
 
-def _finite(value):
-    """NaN and infinity are no JSON: null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value
-
-
 def _report(file, memory, tokens, trace, folder):
     """Notebook 09 on this file, as `kit reproduce` runs it; the path of its page."""
     from pathlib import Path
@@ -104,8 +104,8 @@ def _report(file, memory, tokens, trace, folder):
     if trace:
         texts.append(f"trace={Path(trace).resolve()}")
     request = runs.Request("quick", model, ("09",), tuple(texts))
-    runs.check_model(model)
     jobs = runs.plan(request, paths.notebooks_folder())
+    runs.check_model(model, jobs)
     run = runs.start(Path(folder), request)
     runs.perform(run, jobs)
     page = html.write(run, jobs[0].name)

@@ -2,6 +2,8 @@
 
 import click
 
+from kit.units import finite, format_bytes, format_count, printable
+
 _WIDTH = 100
 
 
@@ -26,39 +28,36 @@ def command(file, tensors, metadata, as_json):
     import json
 
     import kit
-    from kit.gguf.summary import summarize
+    from kit.gguf.summary import NO_WEIGHTS, summarize
     from kit.lab.machine import memory_available, memory_limit
 
     with kit.open(file) as opened:
         facts = summarize(opened, memory_limit(), memory_available())
     if as_json:
-        # NaN and infinity are no JSON; a file may hold them all the same.
-        click.echo(json.dumps(_finite(facts), indent=1, allow_nan=False))
+        click.echo(json.dumps(finite(facts), indent=1, allow_nan=False))
         return
-    sections = [_overview(facts), _types(facts), _memory(facts), _metadata(facts, None if metadata else 12)]
+    holds = [_types(facts), _memory(facts)] if facts["parameters"] else [[NO_WEIGHTS]]
+    sections = [_overview(facts), *holds, _metadata(facts, None if metadata else 12)]
     if tensors:
         sections.append(_tensors(facts))
     click.echo("\n\n".join("\n".join(map(_cell, section)) for section in sections))
 
 
 def _overview(facts):
-    from kit.units import format_bytes, format_count
-
-    yield _escape(facts["path"])
+    yield printable(facts["path"])
     yield f"GGUF v{facts['version']}, {facts['byteorder']}-endian, alignment {facts['alignment']}"
     if len(facts["parts"]) > 1:
         yield f"{len(facts['parts'])} parts: " + ", ".join(format_bytes(part["bytes"]) for part in facts["parts"])
     yield ""
-    yield f"{'architecture':<34}{_escape(facts['architecture'])}"
-    yield f"{'parameters':<34}{format_count(facts['parameters'])} ({facts['parameters']:,})"
-    yield f"{'tensors':<34}{facts['tensors']} in {facts['layers']} layers"
+    yield f"{'architecture':<34}{printable(facts['architecture'])}"
+    if facts["parameters"]:
+        yield f"{'parameters':<34}{format_count(facts['parameters'])} ({facts['parameters']:,})"
+        yield f"{'tensors':<34}{facts['tensors']} in {facts['layers']} layers"
     for key, value in facts["hyperparameters"].items():
         yield f"{_cell(key, 33):<34}{_shown(value)}"
 
 
 def _types(facts):
-    from kit.units import format_bytes, format_count
-
     yield f"{'type':<12}{'tensors':>9}{'parameters':>14}{'size':>14}{'bits/weight':>14}"
     for row in facts["types"]:
         bits = "?" if row["bits_per_weight"] is None else f"{row['bits_per_weight']:.4g}"
@@ -69,8 +68,6 @@ def _types(facts):
 
 
 def _memory(facts):
-    from kit.units import format_bytes
-
     total, available = (format_bytes(facts["memory"][key]) for key in ("total", "available"))
     yield f"held in memory as            needs    (this machine: {total}, of which {available} are free)"
     for name, row in facts["working_sets"].items():
@@ -98,22 +95,9 @@ def _tensors(facts):
 
 
 def _shown(value):
-    return f"{value:.7g}" if isinstance(value, float) else _escape(str(value))  # 7 digits: all that float32 holds
-
-
-def _escape(text):
-    """Text from a file, harmless on a terminal: control characters and anything else unprintable as \\x.. or \\u...."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return f"{value:.7g}" if isinstance(value, float) else printable(str(value))  # 7 digits: all that float32 holds
 
 
 def _cell(text, width=_WIDTH):
-    text = _escape(text)
+    text = printable(text)
     return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def _finite(value):
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not abs(value) < float("inf") else value

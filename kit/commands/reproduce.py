@@ -77,7 +77,7 @@ def command(profile, only, model, device, out, resume, texts, timeout, notebooks
         folder = out or paths.results_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}"
     check_device(request.device)
     jobs = runs.plan(request, notebooks)
-    runs.check_model(request.model)
+    runs.check_model(request.model, jobs)
     if not resume:
         run = runs.start(folder, request)
     try:

@@ -1,20 +1,25 @@
-"""What one use of a tensor costs here: loading it into each dtype, multiplying by it, using its blocks as they lie."""
+"""What one use of a tensor costs here: held, loaded and used, or used as its blocks lie in the file.
 
-import itertools
+Tensors of one kind cost the same, so a few of each are walked in the order of a decode, one after another as a decode uses
+them: threads stay awake, pages stay mapped, memory is used again, and what was used before has left the caches.
+"""
+
 import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
+import numpy as np
 from tqdm import tqdm
 
 import kit
-from kit.costs.order import is_matrix
-from kit.lab import measure
-from kit.model.linear import LINEAR
+from kit.costs.order import use_of
+from kit.cpu.threads import torch_alone
 
 DTYPES = ("float32", "float16", "bfloat16")
 FUSED = ("fused", "fused-int8")
+_TOGETHER = 1 << 30  # bytes of decoded weights held at once while measuring
 
 
 class Kind(NamedTuple):
@@ -26,9 +31,9 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one use: ``load`` (blocks to fresh memory) and ``multiply`` (one token) by dtype, ``fused`` by linear.
+    """Seconds of one use for one token, by dtype: ``multiply`` of a weight that is held, ``load`` what a miss adds to that.
 
-    A vector only loads; its other costs are 0.
+    ``fused``: of a use straight from the blocks, by linear. A vector is asked for and not multiplied by.
     """
 
     load: dict[str, float]
@@ -42,36 +47,50 @@ def kind_of(weights, name: str) -> Kind:
     return Kind(info.qtype, info.shape[-2:])
 
 
-def measure_costs(file, names, dtypes=DTYPES, samples: int = 3, progress: bool = False) -> dict[Kind, Cost]:
-    """The cost of every kind among ``names``: medians over tensors of that kind, taken in turn.
-
-    A decode uses each weight once, so each sample takes another tensor where there is one: no cache keeps it warm.
-    """
-    weights = kit.Weights(file)
-    by_kind: dict[Kind, list[str]] = {}
+def measure_costs(
+    file, names, dtypes=DTYPES, samples: int = 3, progress: bool = False, clock: Callable[[], float] = time.perf_counter
+) -> dict[Kind, Cost]:
+    """The cost of every kind among ``names``: medians over up to ``samples`` tensors of it in ``samples`` walks."""
+    plain, by_kind = kit.Weights(file), {}
     for name in names:
-        by_kind.setdefault(kind_of(weights, name), []).append(name)
-    bar = tqdm(by_kind.items(), "costs", file=sys.stderr, disable=not (progress and sys.stderr.isatty()))
-    return {kind: _cost(file, members, dtypes, samples) for kind, members in bar}
+        by_kind.setdefault(kind_of(plain, name), []).append(name)
+    chosen = {name for members in by_kind.values() for name in members[:samples]}
+    chosen = [name for name in names if name in chosen]
+    ways = [(dtype, "decoded", held) for dtype in dtypes for held in (False, True)]
+    ways += [(dtypes[0], linear, False) for linear in FUSED]
+    bar = tqdm(ways, "costs", file=sys.stderr, disable=not (progress and sys.stderr.isatty()))
+    seconds = {way: _walked(file, chosen, *way, samples, clock) for way in bar}
+    costs = {}
+    for kind in by_kind:
+        kept = {dtype: seconds[dtype, "decoded", True][kind] for dtype in dtypes}
+        load = {dtype: max(0.0, seconds[dtype, "decoded", False][kind] - kept[dtype]) for dtype in dtypes}
+        costs[kind] = Cost(load, kept, {linear: seconds[dtypes[0], linear, False][kind] for linear in FUSED})
+    return costs
 
 
-def _cost(file, names, dtypes, samples) -> Cost:
-    load, multiply, plain, some = {}, {}, kit.Weights(file), names[:samples]
-    x = torch.randn(1, plain.info(names[0]).shape[-1], generator=torch.Generator().manual_seed(0))
-    matrix = is_matrix(plain.info(names[0]))
-    for dtype in dtypes:
-        load[dtype] = _median(kit.Weights(file, dtype=dtype).load, names, samples)
-        held = kit.Weights(file, kit.HashMap(), dtype=dtype)
-        held.preload(some)
-        multiply[dtype] = _median(_apply(held, "decoded", x), some, samples) if matrix else 0.0
-    fused = {how: _median(_apply(plain, how, x), names, samples) if matrix else load[dtypes[0]] for how in FUSED}
-    return Cost(load, multiply, fused)
+def _walked(file, names, dtype, linear, held: bool, samples, clock) -> dict[Kind, float]:
+    """Median seconds of a use by kind, over ``samples`` walks after one that is not counted."""
+    taken: dict[Kind, list[float]] = {}
+    for batch in _batches(file, names):
+        weights = kit.Weights(file, kit.HashMap() if held else None, dtype=dtype)
+        uses = [(kind_of(weights, name), use_of(weights, linear, name)) for name in batch]
+        for walk in range(samples + 1):
+            weights.trace.clear()
+            with torch_alone():
+                for kind, use in uses:
+                    start = clock()
+                    use()
+                    taken.setdefault(kind, []).extend([clock() - start] * (walk > 0))
+    return {kind: float(np.median(seconds)) for kind, seconds in taken.items()}
 
 
-def _apply(weights, linear, x):
-    return lambda name: LINEAR[linear].apply(weights, name, x)
-
-
-def _median(use, names, samples) -> float:
-    turn = itertools.cycle(names)
-    return measure.time(lambda: use(next(turn)), samples=samples, min_sample=0).median
+def _batches(file, names) -> Iterator[list[str]]:
+    """The names in order, cut where more than _TOGETHER bytes would be held."""
+    weights, batch, held = kit.Weights(file), [], 0
+    for name in names:
+        if batch and held + weights.nbytes(name) > _TOGETHER:
+            yield batch
+            batch, held = [], 0
+        batch.append(name)
+        held += weights.nbytes(name)
+    yield batch

@@ -1,5 +1,6 @@
 """The order in which a decode asks for weights: recorded from a live decode, or from the tensors alone."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,10 @@ import torch
 import kit
 from kit.cache.traces import Requests
 from kit.cpu.dequantize import FORMATS as DECODABLE
+from kit.cpu.threads import torch_alone
 from kit.errors import KitError, ModelError
+from kit.gguf.summary import NO_WEIGHTS
+from kit.model.linear import linear_named
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,7 @@ class Order:
     """``tokens[t]`` names the tensors that token t asks for, in order (``stack[expert]`` for an expert).
 
     ``seconds``: of each token of the decode that recorded it, straight from the blocks; ``rest``: of those, the median
-    outside all weights (attention, norms, embedding). Both are empty or 0 when ``reason`` says why the file cannot
+    outside all uses of weights (attention, norms, embedding). Both are empty or 0 when ``reason`` says why the file cannot
     be run; then every matrix and vector counts as used once a token, in file order. ``left_out``: tensors that nothing
     can dequantize.
     """
@@ -45,6 +49,8 @@ def order_of(file, tokens: int = 4) -> Order:
     try:
         return _recorded(file, tokens)
     except KitError as error:
+        if not any(info.elements for info in file.tensors.values()):
+            raise ModelError(f"{file.path}: {NO_WEIGHTS}") from None
         usable = [name for name, info in file.tensors.items() if info.qtype in DECODABLE and info.elements]
         if not usable:
             raise ModelError(f"{file.path}: no tensor of a format that the kit can dequantize") from None
@@ -63,7 +69,10 @@ def _recorded(file, tokens):
         spans = weights.trace.frame()
         order.append(spans.loc[spans["what"].isin(("linear", "access")), "tensor"].tolist())
         seconds.append(float(spans.loc[spans["what"] == "token", "seconds"].sum()))
-        rest.append(seconds[-1] - float(spans.loc[spans["what"] == "linear", "seconds"].sum()))
+        vectors = (spans["what"] == "access") & ~spans["tensor"].str.endswith(
+            "bias"
+        )  # a bias is asked for in a product
+        rest.append(seconds[-1] - float(spans.loc[(spans["what"] == "linear") | vectors, "seconds"].sum()))
         weights.trace.clear()
     return Order(order, tuple(seconds), float(np.median(rest)))
 
@@ -94,26 +103,26 @@ class Decode:
 
 
 class Walk:
-    """Every tensor applied once to a random vector: what is left of a token when nobody knows the forward pass."""
+    """Every tensor used once, one after another: what is left of a token when nobody knows the forward pass."""
 
-    def __init__(self, weights, linear: str, order: list[str], seed: int = 0):
-        from kit.model.linear import linear_named
-
-        self.weights, self.order, self._apply = weights, order, linear_named(linear).apply
-        random = torch.Generator().manual_seed(seed)
-        widths = {weights.info(name).shape[-1] for name in order}
-        self._inputs = {width: torch.randn(1, width, generator=random) for width in widths}
+    def __init__(self, weights, linear: str, order: list[str]):
+        self.trace, self._uses = weights.trace, [use_of(weights, linear, name) for name in order]
+        self._matrices = [is_matrix(weights.info(name)) for name in order]
 
     def step(self) -> torch.Tensor:
         """The products one after another, 1-D; a vector is only asked for."""
-        trace, results = self.weights.trace, []
-        with trace.span("token"):
-            for name in self.order:
-                if is_matrix(self.weights.info(name)):
-                    results.append(self._apply(self.weights, name, self._inputs[self.weights.info(name).shape[-1]]))
-                else:
-                    self.weights[name]
-        return torch.cat([result.flatten() for result in results])
+        with self.trace.span("token"), torch_alone():
+            results = [use() for use in self._uses]
+        return torch.cat([result.flatten() for result, matrix in zip(results, self._matrices, strict=True) if matrix])
+
+
+def use_of(weights, linear: str, name: str) -> Callable[[], torch.Tensor]:
+    """What a decode does with ``name`` for one token: multiply by a matrix, ask for a vector."""
+    if not is_matrix(weights.info(name)):
+        return lambda: weights[name]
+    width = weights.info(name).shape[-1]
+    x = torch.randn(1, width, generator=torch.Generator().manual_seed(width))
+    return lambda: linear_named(linear).apply(weights, name, x)
 
 
 def is_matrix(info) -> bool:

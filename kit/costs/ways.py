@@ -9,12 +9,14 @@ import torch
 import kit
 from kit.cache import POLICIES, UNLIMITED
 from kit.cache.policies.base import Policy
+from kit.cache.replay import replay_hits
 from kit.costs.measured import FUSED, Cost, Kind, kind_of
 from kit.costs.order import Decode, Order, Walk
 from kit.quants.registry import DTYPES
 from kit.units import format_bytes
 
 SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "int8"}
+SHORTS = {"tiles": "int8 tiles", "tiles, prefetched": "int8 tiles prefetched"}
 NAMES = {
     "fused": "blocks as they lie",
     "fused-int8": "blocks, int8 activations",
@@ -46,9 +48,10 @@ class Way:
         """In a few words, for tables."""
         if self.linear in NAMES:
             return NAMES[self.linear]
-        named = {"NoCache": "lazy", "HashMap": "all kept"}.get(self.policy, self.policy)
-        kept = f" {format_bytes(self.capacity)}" if self.capacity else ""
-        return f"{named}{kept} {SHORT[self.dtype]}{f' {self.linear}' if self.linear != 'matmul' else ''}"
+        size = format_bytes(self.capacity or 0)
+        work = "dequantized" if self.linear == "decoded" else "unpacked"
+        named = {"NoCache": f"{work} each time", "HashMap": "all kept", "Pinned": f"{size} pinned"}
+        return f"{named.get(self.policy, f'{self.policy} of {size}')}, {SHORTS.get(self.linear, SHORT[self.dtype])}"
 
     @property
     def precision(self) -> str:
@@ -116,7 +119,7 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
         vectors = sum(4 * part.elements for part in parts.values() if len(part.kind.shape) == 1)
         return Prediction(way, seconds, bound, None, vectors, pages)
     decoded = {name: part.elements * DTYPES[way.dtype].itemsize for name, part in parts.items()}
-    hits, held = replayed(way.cache(), order.requests(decoded.__getitem__))
+    stats, hits = replay_hits(order.requests(decoded.__getitem__), way.cache())
     missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
     seconds = order.rest + sum(costs[parts[name].kind].multiply[way.dtype] for name in uses) / tokens
     seconds += sum(costs[parts[name].kind].load[way.dtype] for name in missed) / tokens
@@ -124,24 +127,14 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
     bound += machine.seconds_to_write(sum(decoded[name] for name in missed) / tokens)
     in_use = max((decoded[name] for name in missed), default=0)
     pages = sum(parts[name].blocks for name in set(missed))
-    return Prediction(way, seconds, bound, 1 - len(missed) / len(uses), held + in_use, pages)
-
-
-def replayed(policy: Policy, accesses) -> tuple[list[bool], int]:
-    """Whether each access hits, and the most bytes resident at once."""
-    hits, peak = [], 0
-    for key, size in zip(accesses.keys, accesses.sizes, strict=True):
-        hits.append(policy.request(key, size))
-        if not hits[-1]:
-            policy.insert(key, size)
-        peak = max(peak, policy.resident_bytes)
-    return hits, peak
+    return Prediction(way, seconds, bound, 1 - len(missed) / len(uses), stats.peak_bytes + in_use, pages)
 
 
 @dataclass(frozen=True)
 class Measured:
     """A way as it was measured: seconds of each token after the first, hit rate of those tokens, bytes resident.
 
+    ``disturbed``: other processes used the cores meanwhile.
     ``result``: the logits of the last token, or the products of a walk one after another: ways compare by it.
     """
 
@@ -150,6 +143,7 @@ class Measured:
     hit_rate: float | None
     resident: int
     result: torch.Tensor = field(repr=False, compare=False)
+    disturbed: bool = False
 
     @property
     def seconds(self) -> float:

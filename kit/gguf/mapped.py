@@ -26,7 +26,7 @@ class MappedFile:
         try:
             status = path.stat()  # before open, which would wait for the other end of a pipe
             if not stat.S_ISREG(status.st_mode):
-                raise GGUFError(f"{path}: expected a regular file")
+                raise GGUFError(f"{path}: is {'a folder' if path.is_dir() else 'no regular file'}; name a GGUF file")
             if status.st_size == 0:
                 raise GGUFError(f"{path}: byte 0: the file is empty")
             with path.open("rb") as handle:

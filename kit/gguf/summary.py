@@ -6,6 +6,7 @@ from kit.gguf.formats import FORMATS
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile
 
+NO_WEIGHTS = "holds no weights (a vocabulary alone, perhaps): nothing to run"
 PRECISIONS = {"float32": 4, "float16": 2}  # bytes a weight once decoded
 
 

@@ -51,17 +51,34 @@ def _buffers():
     return torch.ones(_PROBE_BYTES // 4), torch.zeros(_PROBE_BYTES // 4)
 
 
+class Watch:
+    """What other processes took of the cores inside a ``with``: ``others`` (cores) and ``busy`` once it has ended."""
+
+    others, busy = 0.0, False
+
+    def __enter__(self):
+        self._start = self._now()
+        return self
+
+    def __exit__(self, *_):
+        (start, before), (end, after) = self._start, self._now()
+        self.others = max(0.0, (after - before) / max(end - start, 1e-9))
+        self.busy = (
+            self.others > _BUSY and end - start >= _SAMPLE_SECONDS
+        )  # the system counts in hundredths of a second
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        total, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        busy = sum(total) - total.idle - getattr(total, "iowait", 0.0) - getattr(total, "guest", 0.0)
+        return time.perf_counter(), busy - own.user - own.system
+
+
 def cores_used_by_others(seconds: float = _SAMPLE_SECONDS) -> float:
     """Cores that other processes kept busy over the next moment."""
-    own = psutil.Process()
-    marks = []
-    for pause in (0, seconds):
-        time.sleep(pause)
-        total, mine = psutil.cpu_times(), own.cpu_times()
-        idle = total.idle + getattr(total, "iowait", 0.0)
-        marks.append((time.perf_counter(), sum(total) - idle - mine.user - mine.system))
-    (start, before), (end, after) = marks
-    return max(0.0, (after - before) / (end - start))
+    with Watch() as watch:
+        time.sleep(seconds)
+    return watch.others
 
 
 def settle(patience: float, used: Callable[[], float] = cores_used_by_others, sleep: Callable = time.sleep) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from kit.errors import ModelError
 from kit.gguf.names import layer_of
+from kit.gguf.summary import NO_WEIGHTS
 from kit.model.architectures import ARCHITECTURES, Architecture
 
 
@@ -187,6 +188,8 @@ def read_config(file) -> Config:
     Raises ModelError for an architecture that is not in the table, a key that is missing or senseless, and a tensor
     that is missing or of another shape than the keys say.
     """
+    if not any(info.elements for info in file.tensors.values()):
+        raise ModelError(f"{file.path}: {NO_WEIGHTS}")
     embedding = file.tensors.get("token_embd.weight")
     config = described_config(file, embedding.shape[0] if embedding else 0, "output.weight" not in file.tensors)
     _check(file, config)
@@ -197,8 +200,10 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
     """The same by ``architecture`` and ``metadata`` alone, of a file that may not be written yet."""
     family = ARCHITECTURES.get(file.architecture)
     if family is None:
-        known = ", ".join(ARCHITECTURES)
-        raise ModelError(f"{file.path}: architecture {file.architecture!r} is not supported; the kit runs {known}")
+        raise ModelError(
+            f"{file.path}: architecture {file.architecture!r} is not supported; the kit runs {', '.join(ARCHITECTURES)}; "
+            "kit explain works on any file"
+        )
     keys = _Keys(file)
     layers, hidden_size = keys.count("block_count"), keys.count("embedding_length")
     heads = keys.count("attention.head_count")

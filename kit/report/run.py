@@ -18,6 +18,7 @@ from kit.claims import records
 from kit.claims.book import STATE, anchored
 from kit.errors import ReportError
 from kit.lab import machine
+from kit.model.config import read_config
 from kit.report import parameters
 from kit.report.runner import Outcome, execute
 
@@ -174,10 +175,15 @@ def pending(run: Run, jobs: list[Job]) -> list[Job]:
     return [job for job in jobs if ended.get(job.name) != job.digest]
 
 
-def check_model(model: str) -> None:
-    """Open and close the model, so that a broken or missing one is found before any notebook starts."""
+RUN_NO_MODEL = ("08", "09")  # the claims, and what needs no forward pass
+
+
+def check_model(model: str, jobs: list[Job]) -> None:
+    """Open the model, and where a job runs it look for what keeps it from running, before any notebook starts."""
     if model:
-        kit.open(model).close()
+        with kit.open(model) as file:
+            if any(not job.name.startswith(RUN_NO_MODEL) for job in jobs):
+                read_config(file)
 
 
 def perform(

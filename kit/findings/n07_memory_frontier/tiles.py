@@ -8,10 +8,11 @@ import torch
 import kit.codec.weights
 from kit.cache.policies.base import NoCache
 from kit.cache.prefetch import Prefetcher
+from kit.cache.replay import replay_hits
 from kit.codec.weights import CompressedWeights
 from kit.costs.measured import Cost, Kind
 from kit.costs.order import Decode, Order
-from kit.costs.ways import Measured, Part, Prediction, Way, replayed, run
+from kit.costs.ways import Measured, Part, Prediction, Way, run
 from kit.lab import measure
 
 PLAIN, PREFETCHED = "tiles", "tiles, prefetched"
@@ -49,7 +50,7 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
     Decoder and multiplication each use every core, so to run them at once saves only what one of them leaves idle; the
     prediction says none, the bound says all.
     """
-    hits, held = replayed(way.cache(), order.requests(lambda name: parts[name].elements))
+    stats, hits = replay_hits(order.requests(lambda name: parts[name].elements), way.cache())
     tokens = max(1, len(order.tokens) - 1)
     uses = [name for token in order.tokens[-tokens:] for name in token]
     missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
@@ -62,7 +63,7 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
     if way.linear == PREFETCHED:
         in_use += 2 * layer_bytes(parts)
     pages = sum(parts[name].blocks for name in set(missed))
-    return Prediction(way, seconds, bound, 1 - len(missed) / len(uses), held + in_use, pages)
+    return Prediction(way, seconds, bound, 1 - len(missed) / len(uses), stats.peak_bytes + in_use, pages)
 
 
 def layer_bytes(parts: dict[str, Part]) -> int:

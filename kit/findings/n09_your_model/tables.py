@@ -134,14 +134,19 @@ def advice(file, order: Order, costs, machine, memory: int) -> list[Prediction]:
 
 
 def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | None = None) -> pd.DataFrame:
-    """One row a way: seconds a token predicted (and measured), the least possible, times faster than the first row."""
-    now, rows = predictions[0], []
+    """One row a way: seconds a token predicted (and measured), the least possible, times faster than the first row.
+
+    "faster" is of the measured seconds where both rows were measured, else of the predicted ones.
+    """
+    now, rows, measured = predictions[0], [], measured or {}
     for found in predictions:
         row = {"way": found.way.label, "predicted": found.seconds, "faster": now.seconds / found.seconds}
-        if measured is not None:
+        if measured:
             real = measured.get(found.way)
             row["measured"] = real.seconds if real else np.nan
             row["error"] = found.seconds / real.seconds - 1 if real else np.nan
+            if real and now.way in measured:
+                row["faster"] = measured[now.way].seconds / real.seconds
         row |= {"least": found.bound, "hit rate": found.hit_rate, "held": found.held, "file pages": found.pages}
         rows.append(row)
     return pd.DataFrame(rows).set_index("way")

@@ -4,19 +4,18 @@ import textwrap
 
 import pandas as pd
 
+from kit.units import printable
+
 WIDTH = 100
-
-
-def plain(text: str) -> str:
-    """Text from a file, harmless on a terminal: what is not printable as its escape."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
 
 
 def table(frame: pd.DataFrame, width: int = WIDTH) -> str:
     """A frame of text as columns, the index first; the first column gives way when the lines would be too long."""
     index = frame.index.name or ""
     rows = [[index, *map(str, frame.columns)]]
-    rows += [[plain(key), *map(plain, values)] for key, values in zip(frame.index, frame.to_numpy(), strict=True)]
+    rows += [
+        [printable(key), *map(printable, values)] for key, values in zip(frame.index, frame.to_numpy(), strict=True)
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[0] = min(widths[0], width - sum(widths[1:]) - 2 * (len(widths) - 1))
     return "\n".join(_line(row, widths) for row in rows)
@@ -31,4 +30,4 @@ def _line(row, widths) -> str:
 
 def paragraph(text: str, width: int = WIDTH) -> str:
     """Text wrapped at ``width`` columns."""
-    return textwrap.fill(plain(text), width)
+    return textwrap.fill(printable(text), width)
