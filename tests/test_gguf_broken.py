@@ -116,12 +116,12 @@ def test_an_alignment_beyond_the_file(tmp_path):
 
 def test_what_is_no_file_at_all(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for name, words in (("", "expected a regular file"), ("none.gguf", "No such file"), ("x\0y", "cannot be opened")):
+    for name, words in (("", "is a folder"), ("none.gguf", "No such file"), ("x\0y", "cannot be opened")):
         with pytest.raises(GGUFError, match=words):
             kit.open(tmp_path / name)
-    with pytest.raises(GGUFError, match="/dev/null: expected a regular file"):
+    with pytest.raises(GGUFError, match="/dev/null: is no regular file"):
         kit.open("/dev/null")
-    with pytest.raises(GGUFError, match="pipe: expected a regular file"):
+    with pytest.raises(GGUFError, match="pipe: is no regular file"):
         kit.open(tmp_path / "pipe")
 
 
