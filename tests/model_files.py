@@ -32,6 +32,8 @@ MODELS = {
     "yarn-neox": _scaled(_QWEN2, "yarn-neox", **_YARN),
     "olmo3": _scaled(GEOMETRIES["tiny-olmo2"], "olmo3", attention__sliding_window=16, **_YARN),
     "gemma3-linear": _scaled(GEOMETRIES["tiny-gemma3"], "gemma3-linear", **_LINEAR),
+    "internlm2": replace(_LLAMA, name="internlm2", architecture="internlm2"),
+    "exaone": replace(_LLAMA, name="exaone", architecture="exaone"),
     "partial": _scaled(_LLAMA, "partial", rope__dimension_count=32),
     "granitemoe": replace(
         _scaled(_GRANITE, "granitemoe", expert_count=4, expert_used_count=2), architecture="granitemoe"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-PAIRS = ("llama", "mistral", "granite", "granitemoe", "smollm3")  # whose neighbors in a head turn together
+PAIRS = ("llama", "mistral", "granite", "granitemoe", "smollm3", "internlm2")  # whose neighbors in a head turn together
 
 
 def forward(tokens, metadata, tensors):

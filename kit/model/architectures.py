@@ -35,6 +35,8 @@ _SANDWICH = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 ARCHITECTURES = {
     "llama": Architecture(),
     "mistral": Architecture(),
+    "internlm2": Architecture(),
+    "exaone": Architecture("neox"),
     "granite": Architecture(scaled=True),
     "granitemoe": Architecture(scaled=True),
     "qwen2": Architecture("neox"),
