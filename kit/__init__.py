@@ -19,16 +19,19 @@ _HOME = {  # public name -> module that defines it
     "Transformer": "kit.model.transformer",
     "generate": "kit.model.generate",
     "replay": "kit.cache.replay",
-    "NoCache": "kit.cache.policies.base",
-    "HashMap": "kit.cache.policies.base",
-    "LRU": "kit.cache.policies.base",
-    "Pinned": "kit.cache.policies.pinned",
-    "CyclicAware": "kit.cache.policies.cyclic",
-    "MIN": "kit.cache.policies.offline",
     "WeightCache": "kit.cache.store",
     "Session": "kit.findings.session",
     "KitError": "kit.errors",
 }
+_POLICIES = {  # module of kit.cache.policies -> those that it defines
+    "base": ("NoCache", "Unbounded", "HashMap", "FIFO", "LRU", "MRU", "LIP", "LFU", "Random", "TwoRandom"),
+    "queues": ("CLOCK", "SIEVE", "S3FIFO"),
+    "adaptive": ("ARC", "LIRS", "TinyLFU"),
+    "cyclic": ("NextUse", "CyclicAware"),
+    "pinned": ("Pinned",),
+    "offline": ("MIN",),
+}
+_HOME |= {name: f"kit.cache.policies.{module}" for module, names in _POLICIES.items() for name in names}
 _ALIASES = {"nn": "kit.hf.nn"}  # public name -> the module that it is
 __all__ = list(_HOME)
 

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from traces import zipf
 
 import kit
 from kit.cache import oracle
@@ -10,7 +11,7 @@ from kit.cache.policies.adaptive import ARC, LIRS
 from kit.cache.policies.base import FIFO, LRU
 from kit.cache.policies.offline import MIN
 from kit.cache.policies.queues import CLOCK, S3FIFO, SIEVE
-from kit.cache.traces import Requests, repeated, zipf
+from kit.cache.traces import Requests, repeated
 
 peer = pytest.importorskip("libcachesim")
 

@@ -6,6 +6,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from traces import shifting, zipf
 
 import kit
 from kit import cache
@@ -16,7 +17,7 @@ from kit.cache.policies.cyclic import CyclicAware, NextUse
 from kit.cache.policies.offline import MIN
 from kit.cache.policies.pinned import Pinned
 from kit.cache.policies.queues import CLOCK, S3FIFO, SIEVE
-from kit.cache.traces import Requests, mixture_of_experts, repeated, requests, shifting, zipf
+from kit.cache.traces import Requests, mixture_of_experts, repeated, requests
 from kit.errors import CacheError
 
 POLICIES = [*(make for make in cache.POLICIES.values() if make is not MIN), functools.partial(LFU, window=5), NextUse]
@@ -273,3 +274,9 @@ def test_repr_tells_how_it_was_made():
 def test_requests_of_one_size_count_objects():
     trace = Requests(["a", "b", "a"], [5, 7, 5], [0, 0, 1])
     assert trace.working_set == 12 and trace.counted().working_set == 2 and trace[1:].keys == ["b", "a"]
+
+
+def test_every_policy_is_a_name_of_the_kit():
+    for name, policy in (cache.POLICIES | cache.UNLIMITED).items():
+        assert getattr(kit, name) is policy and name in kit.__all__ and policy.__doc__
+    assert kit.HashMap is kit.Unbounded

@@ -133,7 +133,7 @@ def test_the_answer_does_not_depend_on_the_cache(file):
     runs = [cache_live.decode(file, policy, passes=2) for policy in policies]
     assert (cache_live.same_logits(runs)["largest difference"] == 0).all()
     table = cache_live.table(runs, cache_live.one_pass(file).working_set, MACHINE)
-    assert table["hit rate"].tolist() == [0, 1] and table.index[1] == "HashMap()"
+    assert table["hit rate"].tolist() == [0, 1] and table.index[1] == "Unbounded()"
 
 
 def test_verdicts(file, tmp_path, monkeypatch):

@@ -4,5 +4,5 @@ from kit.cache.policies import adaptive, cyclic, offline, pinned, queues  # each
 from kit.cache.policies import base as policy
 
 POLICIES = policy.POLICIES  # MIN also needs the future, which kit.replay tells it
-UNLIMITED = {"NoCache": policy.NoCache, "HashMap": policy.HashMap}
+UNLIMITED = {"NoCache": policy.NoCache, "Unbounded": policy.Unbounded, "HashMap": policy.HashMap}
 __all__ = ["POLICIES", "UNLIMITED", "adaptive", "cyclic", "offline", "pinned", "policy", "queues"]

@@ -99,24 +99,6 @@ def decode_order(geometry, mix: str = "Q4_K_M", dtype: str = "float32", layers: 
     return [(name, elements[name] * BYTES_PER_ELEMENT[dtype]) for name in order]
 
 
-def zipf(objects: int, length: int, alpha: float = 1.0, size: int = 1, seed: int = 0) -> Requests:
-    """Independent draws, the k-th most popular object with probability proportional to k^-alpha; 0 is uniform."""
-    weight = np.arange(1, objects + 1, dtype=float) ** -alpha
-    drawn = np.random.default_rng(seed).choice(objects, length, p=weight / weight.sum())
-    return _numbered(drawn, size)
-
-
-def shifting(objects: int, length: int, working: int, every: int, size: int = 1, seed: int = 0) -> Requests:
-    """Uniform draws from a window of ``working`` objects that moves on by half of itself after ``every`` accesses."""
-    start = np.arange(length) // every * (working // 2)
-    drawn = (start + np.random.default_rng(seed).integers(0, working, length)) % objects
-    return _numbered(drawn, size)
-
-
-def _numbered(drawn, size) -> Requests:
-    return Requests([f"object.{i}" for i in drawn.tolist()], [size] * len(drawn), list(range(len(drawn))))
-
-
 def mixture_of_experts(
     layers: int = 24, experts: int = 32, used: int = 4, tokens: int = 200, skew: float = 1.0, locality: float = 0.3,
     expert_bytes: int = 16 << 20, dense_bytes: int = 32 << 20, seed: int = 0,

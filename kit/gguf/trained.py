@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from kit.errors import GGUFError
 from kit.gguf.writer import replacing
 from kit.lab.paths import models_folder
@@ -53,6 +51,8 @@ def fetch(name: str, verify: bool = False) -> Path:
     parts = [_part(name, *part) for part in model.parts]
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), sum(part.stat().st_size for part in parts)
+    from tqdm import tqdm  # not needed to open a file that is here
+
     bar = tqdm(desc=name, total=size, unit="B", unit_scale=True, file=sys.stderr, disable=not sys.stderr.isatty())
     with replacing(target, size) as out, bar:
         for part in parts:

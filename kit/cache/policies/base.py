@@ -127,12 +127,15 @@ class NoCache(Policy, limited=False):
         return False
 
 
-class HashMap(Policy, limited=False):
-    """Keeps everything, without a limit (option 3 of report 003)."""
+class Unbounded(Policy, limited=False):
+    """Keeps everything, without a limit."""
 
     def __init__(self):
         super().__init__(1)
         self.capacity = math.inf
+
+
+HashMap = Unbounded  # as option 3 of report 003 calls it
 
 
 class FIFO(Policy):
