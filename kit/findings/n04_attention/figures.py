@@ -25,10 +25,13 @@ def times(timed: pd.DataFrame):
     for variant, rows in timed.groupby("variant", sort=False):
         axes.plot(rows["context"], rows["seconds"], marker="o", markersize=4, color=COLORS[variant], label=variant)
     bound = timed.drop_duplicates("context")
+    last = timed["context"].max()
+    at_last = timed[timed["context"] == last].set_index("variant")["seconds"]
+    slowest = at_last["loop"] / at_last.min()
     axes.plot(bound["context"], bound["bound"], "--", color=figures.BLACK, linewidth=1.2, label="least on this machine")
     figures.log(axes, "x", "y")
     axes.set(xlabel="context (positions)", ylabel="seconds a layer and token")
-    axes.set_title("Attention of one token: what its arithmetic takes by each variant")
+    axes.set_title(f"Attention of one token at {int(last)} positions: loops take {slowest:.0f} times the fastest")
     axes.legend(ncols=2)
     return figure
 
@@ -40,10 +43,10 @@ def shares(table: pd.DataFrame, claimed=(10, 20)):
         left.plot(share.index, 100 * share, marker=marker, markersize=4, label=label)
         right.plot(share.index, amdahl(share), marker=marker, markersize=4, label=label)
     left.set_ylabel("attention's share of a token (%)")
-    left.set_title("How much of a token is attention")
+    left.set_title("Attention is a small part of a token")
     right.axhspan(*claimed, color=figures.YELLOW, alpha=0.5, label=f"claimed: {claimed[0]:g} to {claimed[1]:g} times")
     right.set_ylabel("times faster with no attention at all")
-    right.set_title("The most that replacing it can give")
+    right.set_title("So replacing it gives little")
     for axes in (left, right):
         figures.log(axes, "x", "y")
         axes.set_xlabel("context (positions)")
@@ -92,7 +95,7 @@ def kv_speeds(table: pd.DataFrame):
     axes.set_xticks(range(len(kinds)), kinds)
     axes.set(xlabel="KV cache type", ylabel="tokens a second")
     axes.set_ylim(top=max(bounds.max(), table["tok/s"].max()) * 1.35)
-    axes.set_title("Decoding: attention by KV cache type")
+    axes.set_title("A smaller KV cache helps only where the cache is what is read")
     axes.grid(axis="x", visible=False)
     axes.legend(ncols=3, loc="upper center")
     return figure
@@ -105,7 +108,7 @@ def roofline(table: pd.DataFrame, machine):
         kind, variant = point.split()[0], point.split()[1].rstrip(",")
         marker = "o" if kind == "attention" else "s"
         axes.plot(row["intensity"], row["gflops"], marker, color=COLORS[variant], markersize=8, label=point)
-    axes.set_title("Roofline: what each variant makes of the machine")
+    axes.set_title("One token is bound by memory, a prefill by arithmetic")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     return figure
 
@@ -118,7 +121,7 @@ def tokens_roofline(table: pd.DataFrame, device):
         color, marker = figures.PALETTE[kinds.index(kind)], "osv^D"[contexts.index(context) % 5]
         label = f"{kind} keys and values, context {context:,}"
         axes.plot(row["intensity"], row["gflops"], marker, color=color, markersize=8, label=label)
-    axes.set_title(f"Roofline of {device.name}: a decoded token")
+    axes.set_title(f"A decoded token on {device.name} is bound by memory")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     return figure
 
@@ -147,7 +150,7 @@ def token_bars(tokens: pd.DataFrame, least: float):
     figures.bound(log, least, f"all f32 weights read once: {format_seconds(least)}", vertical=True)
     figures.log(log, "x")
     log.set_xlim(medians.sum(axis=1).min() / 30, medians.sum(axis=1).max() * 4)
-    linear.set_title("One token: where its time goes")
+    linear.set_title("One token: the looped projections are the time")
     log.set_title("The same on a log scale")
     figure.legend(*log.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

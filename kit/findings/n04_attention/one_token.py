@@ -8,6 +8,7 @@ import torch
 
 import kit
 from kit.gguf.names import layer_of
+from kit.lab import measure
 from kit.lab.machine import Machine, memory_available
 from kit.model.config import read_config
 from kit.model.kvcache import KV_TYPES
@@ -117,8 +118,29 @@ def by_way(file, context: int, scale: float, samples: int = 3) -> tuple[kit.Weig
         model = kit.Transformer(weights, attention=way.attention, linear=way.linear)
         if name in ("fused", "cached"):
             one_token(model, context)  # pages of the file, threads, compiled kernels
-        tables[name] = one_token(model, context, scale, samples=1 if way.linear == "strided" else samples)
+        taken = {"first": 1, "loop-projections": min(2, samples), "again": min(3, samples)}.get(name, samples)
+        tables[name] = one_token(model, context, scale, taken)
     return weights, pd.concat(tables, names=["way", "sample"])
+
+
+def paired(weights, context: int, scale: float, least: int = 10, budget: float = 10.0) -> pd.DataFrame:
+    """Seconds of a token with attention in loops and by BLAS, in turn, and of the loops' attention alone; a row a round."""
+    alone = {}
+
+    def way(attention):
+        model = kit.Transformer(weights, attention=attention, linear=WAYS["cached"].linear)
+
+        def take():
+            taken = one_token(model, context, scale).iloc[0]
+            alone[taken.sum()] = taken["attention"]
+            return float(taken.sum())
+
+        take()  # warms up
+        return take
+
+    found = measure.rounds({"loops": way("loop"), "blas": way("blas")}, least, budget)
+    table = pd.DataFrame(found.seconds)
+    return table.assign(attention=table["loops"].map(alone))
 
 
 def token_table(tokens: pd.DataFrame, machine: Machine, elements: int) -> pd.DataFrame:
@@ -127,8 +149,10 @@ def token_table(tokens: pd.DataFrame, machine: Machine, elements: int) -> pd.Dat
     total = table.sum(axis=1)
     table.index = [WAYS[way].label for way in table.index]
     least = machine.seconds_to_read(4 * elements)
+    table["rest"] += table.pop("norms")
+    table = table.rename(columns=lambda part: f"{part}, s")
     return table.assign(
-        total=total.values, **{"tok/s": 1 / total.values, "total / f32 read once": total.values / least}
+        **{"total, s": total.values, "tok/s": 1 / total.values, "of f32 read once": total.values / least}
     )
 
 
