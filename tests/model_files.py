@@ -1,13 +1,13 @@
-"""Small F32 model files for tests: one a family and one a feature, written by the kit or, where it cannot, by gguf-py."""
+"""Small F32 model files for tests: one a family and one a feature, written by the kit."""
 
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import numpy as np
 
 import kit
-from kit.synthetic.geometry import GEOMETRIES, Scaling
+from kit.gguf import writer
+from kit.synthetic.geometry import GEOMETRIES, Scaling, TensorSpec
 from kit.synthetic.write import synthesize
 
 _LLAMA, _QWEN2, _GRANITE = (GEOMETRIES[name] for name in ("tiny-llama", "tiny-qwen2", "tiny-granite"))
@@ -48,7 +48,7 @@ def write(folder: Path, name: str, mix: str = "F32") -> Path:
 
 
 def rewrite(source: Path, target: Path, change) -> Path:
-    """Copy a model file by gguf-py; ``change(metadata, tensors)`` edits dicts of its plain values and F32 arrays."""
+    """Copy a model file as float32; ``change(metadata, tensors)`` edits dicts of its plain values and F32 arrays."""
     file = kit.open(source)
     metadata = {
         key: value if isinstance(value, (str, int, float)) else value.tolist() for key, value in file.metadata.items()
@@ -56,17 +56,8 @@ def rewrite(source: Path, target: Path, change) -> Path:
     weights = kit.Weights(file)
     tensors = {key: weights[key].numpy() for key in file.tensors}
     change(metadata, tensors)
-    writer = gguf.GGUFWriter(target, metadata.pop("general.architecture"))
-    for key, value in metadata.items():
-        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        kinds.get(type(value), writer.add_array)(key, value)
-    for key, array in tensors.items():
-        writer.add_tensor(key, np.ascontiguousarray(array))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+    specs = [TensorSpec(key, "F32", array.shape) for key, array in tensors.items()]
+    return writer.write(target, metadata, specs, tensors.values())
 
 
 def plain(path: Path) -> tuple[dict, dict]:

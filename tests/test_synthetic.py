@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import kit
 from kit.errors import GGUFError, ModelError
-from kit.gguf import writer
+from kit.lab import files
 from kit.synthetic import write as synthetic
 from kit.synthetic.encode import encode
 from kit.synthetic.geometry import GEOMETRIES, MIXES
@@ -34,6 +34,8 @@ def test_gguf_py_reads_what_the_table_says_and_weights_are_normal(tmp_path, name
             assert values.std() == pytest.approx(0.02, rel=0.05) and 0.05 < np.abs(values).max() < 0.15
         elif tensor.name.endswith("norm.weight"):
             assert 0.7 < values.min() < 0.95 and 1.05 < values.max() < 1.3
+        elif tensor.name.endswith("attn_sinks.weight"):
+            assert 0.7 < values.min() < values.max() < 1.3
         else:
             assert tensor.name.endswith(".bias") and np.abs(values).max() < 0.1
     with kit.open(path) as file:
@@ -114,8 +116,8 @@ def test_a_failure_leaves_nothing_half_written(tmp_path, monkeypatch, failure, r
 
 
 def test_a_disk_too_small_is_seen_before_anything_is_written(tmp_path, monkeypatch):
-    usage = writer.shutil.disk_usage(tmp_path)._replace(free=500_000_000)
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda folder: usage)
+    usage = files.shutil.disk_usage(tmp_path)._replace(free=500_000_000)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(GGUFError, match=r"m\.gguf: needs 4\.60 GiB, but .* has 476\.8 MiB free; ask for fewer layers"):
         synthesize(tmp_path / "m.gguf", "granite-3.3-8b")
     assert leftovers(tmp_path) == []

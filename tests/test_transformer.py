@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from reference_model import forward
 
 import kit
+from kit.cache.traces import decode_order
 from kit.model import cpu_ops
 from kit.model.kvcache import KV_TYPES, KVCache
 from kit.model.linear import LINEAR
@@ -148,16 +149,17 @@ def test_half_precision_weights_stay_close(folder, reference):
         assert low < error(model.logits(PROMPT), reference("tiny-llama")) < high
 
 
-@pytest.mark.parametrize("name,tied", [("tiny-granite", True), ("tiny-llama", False)])
-def test_a_pass_reads_each_tensor_once_in_order(folder, name, tied):
+@pytest.mark.parametrize("name", ["tiny-granite", "tiny-llama", "tiny-phi3", "tiny-gemma3", "tiny-olmo2", "tiny-qwen2"])
+def test_a_pass_reads_each_tensor_once_in_order(folder, name):
     """The cyclic scan of the cache investigations: all tensors, each once, the embedding only where it is the output."""
     model = model_of(folder, name)
     cache = model.new_cache()
     model.step(PROMPT[:5], cache)
     model.step([7], cache)
     frame = model.trace.frame()
-    needed = [tensor for tensor in model.config.tensors() if tensor != "token_embd.weight"]
-    expected = [*needed, "token_embd.weight"] if tied else needed
+    expected = model.config.order_of_use(model.file.tensors)
+    assert set(model.file.tensors) - set(expected) == (set() if model.config.tied else {"token_embd.weight"})
+    assert [name for name, _ in decode_order(model_files.MODELS[name], "F32")] == expected
     for token in (0, 1):
         assert list(frame[(frame.what == "access") & (frame.token == token)].tensor) == expected
     linear = frame[(frame.what == "linear") & (frame.token == 1)]
@@ -198,6 +200,8 @@ def test_the_router_reads_only_the_experts_that_it_chose(folder):
     assert all(len(set(experts)) == model.config.experts_used for experts in per_token)
     assert len(set(per_token)) > 3
     assert model.weights.nbytes(up.tensor.iloc[0]) == 256 * 256 * 4
+    asked = list(frame[(frame.what == "access") & (frame.token == 3)].tensor)
+    assert asked == model.config.order_of_use(set(asked)), "an expert's three matrices come together"
     stats = kit.replay(model.trace, kit.LRU("8 MiB"))
     assert 0 < stats.hits < stats.hits + stats.misses == (frame.what == "access").sum()
 

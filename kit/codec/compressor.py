@@ -1,6 +1,5 @@
 """Write a compressed model: from a GGUF or safetensors file to the container of kit.codec.container."""
 
-import struct
 import sys
 import zlib
 from collections.abc import Iterator
@@ -19,7 +18,8 @@ from kit.gguf import reader
 from kit.gguf.formats import FORMATS
 from kit.gguf.metadata import Cursor, read_metadata
 from kit.gguf.reader import TensorInfo
-from kit.gguf.writer import replacing
+from kit.gguf.writer import header
+from kit.lab.files import replacing
 from kit.quants import dequantize
 
 _STRIP = 1 << 24  # weights that are dequantized at a time: 64 MiB of float32
@@ -49,9 +49,7 @@ def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool =
             handle.write(head)
             for i, data in enumerate(_data(source, coding, threads)):
                 tiles = infos[i].name.endswith(".tiles")
-                infos[i] = infos[i]._replace(
-                    offset=handle.tell() - len(head), shape=data.shape if tiles else infos[i].shape
-                )
+                infos[i] = infos[i]._replace(nbytes=data.nbytes, shape=data.shape if tiles else infos[i].shape)
                 crcs[i] = zlib.crc32(data)
                 handle.write(data)
                 handle.write(bytes(-data.nbytes % alignment))
@@ -160,23 +158,7 @@ def quantized(blocks: np.ndarray, qtype: str, name: str) -> tuple[np.ndarray, np
 
 
 def _header(pairs, coding, infos, crcs, alignment) -> bytes:
-    """All before the tensor data. Its length does not depend on sizes, offsets and checksums: it is written twice."""
-
-    def string(text):
-        return struct.pack("<Q", len(text.encode())) + text.encode()
-
-    ours = [
-        string("kit.codec.version") + struct.pack("<II", 4, VERSION),
-        string("kit.codec.coding") + struct.pack("<I", 8) + string(coding),
-        string("kit.codec.crc32") + struct.pack("<IIQ", 9, 5, len(crcs)) + crcs.tobytes(),
-    ]
-    if not pairs:
-        ours.insert(0, string("general.architecture") + struct.pack("<I", 8) + string("unknown"))
-    table = [
-        string(info.name)
-        + struct.pack(f"<I{len(info.shape)}Q", len(info.shape), *info.shape[::-1])
-        + struct.pack("<IQ", FORMATS[info.qtype].id, info.offset)
-        for info in infos
-    ]
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(pairs) + len(ours)) + b"".join([*pairs, *ours, *table])
-    return head.ljust(-(-len(head) // alignment) * alignment, b"\0")
+    """Its length does not depend on sizes and checksums: it is written twice."""
+    ours = {} if pairs else {"general.architecture": "unknown"}
+    ours |= {"kit.codec.version": VERSION, "kit.codec.coding": coding, "kit.codec.crc32": crcs.view(np.int32)}
+    return header(ours, infos, pairs, alignment)

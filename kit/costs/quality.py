@@ -17,7 +17,7 @@ from kit.codec.compressor import matrices_of
 from kit.codec.int8 import quantize
 from kit.costs.ways import Way
 from kit.errors import GGUFError
-from kit.gguf.writer import replacing
+from kit.lab.files import replacing
 from kit.lab.paths import models_folder
 from kit.model import perplexity
 from kit.model.weights import Weights

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kit.errors import GGUFError
-from kit.gguf.writer import replacing
+from kit.lab.files import replacing
 from kit.lab.paths import models_folder
 
 _CHUNK = 1 << 20

@@ -1,35 +1,83 @@
-"""Write GGUF files: a file that appears whole or not at all."""
+"""Write GGUF files (version 3, little-endian): the header from plain values, the tensors' bytes as they come."""
 
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import struct
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, Protocol
 
-from kit.errors import GGUFError
-from kit.units import format_bytes
+import numpy as np
+
+from kit.gguf.formats import FORMATS
+from kit.lab.files import replacing
+
+ALIGNMENT = 32
+_ARRAY_TYPES = {
+    "uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6, "bool": 7, "uint64": 10,
+    "int64": 11, "float64": 12,
+}  # fmt: skip
 
 
-@contextmanager
-def replacing(path: Path, size: int) -> Iterator[BinaryIO]:
-    """A file beside ``path`` that takes its place when the body succeeds, and vanishes when it does not."""
-    if path.is_dir():
-        raise GGUFError(f"{path}: cannot be written: it is a folder, expected the name of a file")
-    if not path.parent.is_dir():
-        raise GGUFError(f"{path}: cannot be written: there is no folder {path.parent}")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        free = shutil.disk_usage(path.parent).free
-        if free < size:
-            raise GGUFError(
-                f"{path}: needs {format_bytes(size)}, but {path.parent} has {format_bytes(free)} free; "
-                "ask for fewer layers or write elsewhere"
+class Spec(Protocol):
+    """A tensor to be written: ggml type name, shape with rows first, bytes of its blocks."""
+
+    name: str
+    qtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def header(metadata: dict[str, Any], specs: Sequence[Spec], pairs: Sequence[bytes] = (), alignment=ALIGNMENT) -> bytes:
+    """Everything before the tensor data: magic, metadata, tensor table, padding. ``pairs`` are metadata as they stood in
+    another file. Its length depends on names and dimensions, not on sizes."""
+    out = [b"GGUF", struct.pack("<IQQ", 3, len(specs), len(pairs) + len(metadata)), *pairs]
+    for key, value in metadata.items():
+        out += [_string(key), _value(value)]
+    offset = 0
+    for spec in specs:
+        dimensions = struct.pack(f"<I{len(spec.shape)}Q", len(spec.shape), *spec.shape[::-1])
+        out += [_string(spec.name), dimensions, struct.pack("<IQ", FORMATS[spec.qtype].id, offset)]
+        offset += padded(spec.nbytes, alignment)
+    blob = b"".join(out)
+    return blob.ljust(padded(len(blob), alignment), b"\0")
+
+
+def write(path: Path, metadata: dict[str, Any], specs: Sequence[Spec], data: Iterable[np.ndarray]) -> Path:
+    """A file of these tensors, whole or not at all; ``data``: the blocks of each."""
+    with replacing(path, sum(spec.nbytes for spec in specs)) as out:
+        out.write(header(metadata, specs))
+        for blocks in data:
+            out.write(np.ascontiguousarray(blocks).data)
+            out.write(bytes(-blocks.nbytes % ALIGNMENT))
+    return path
+
+
+def padded(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """The next multiple of the alignment."""
+    return -(-nbytes // alignment) * alignment
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    """A metadata value with its type: bool, int (uint32 if it can be), float (float32), str, list, numpy array."""
+    match value:
+        case bool():
+            return struct.pack("<I?", 7, value)
+        case int():
+            return struct.pack("<II", 4, value) if 0 <= value < 2**32 else struct.pack("<Iq", 11, value)
+        case float():
+            return struct.pack("<If", 6, value)
+        case str():
+            return struct.pack("<I", 8) + _string(value)
+        case [str(), *_]:
+            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
+        case list():
+            return _value(
+                np.array(value, {int: np.int32, float: np.float32}.get(type(value[0])) if value else np.int32)
             )
-        with partial.open("wb", buffering=1 << 20) as handle:
-            yield handle
-        os.replace(partial, path)
-    except OSError as error:
-        raise GGUFError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
+        case np.ndarray():
+            return struct.pack("<IIQ", 9, _ARRAY_TYPES[value.dtype.name], len(value)) + value.tobytes()
+    raise TypeError(f"no GGUF type for {value!r}")

@@ -79,9 +79,8 @@ class Config:
     def order_of_use(self, names: Collection[str]) -> list[str]:
         """Those of ``names`` that each token reads whole, in order: the embedding comes last where it is the output
         projection, and of an embedding that is not, a token reads a row. Experts (``stack[3]``) come one after another."""
-        place = {name: at for at, (name, *_) in enumerate(self.layout()) if name.startswith(("blk.", "output"))}
-        if self.tied:
-            place["token_embd.weight"] = len(place)
+        order = [name for name, *_ in self.layout() if name.startswith(("blk.", "output"))]
+        place = {name: at for at, name in enumerate(order + ["token_embd.weight"] * self.tied)}
 
         def when(name):
             stack, _, expert = name.removesuffix("]").partition("[")

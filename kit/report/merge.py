@@ -7,6 +7,7 @@ from pathlib import Path
 from kit.claims import records
 from kit.claims import table as claims
 from kit.errors import ReportError
+from kit.lab.files import replacing
 from kit.report import html, index, theme
 from kit.report.run import STATE, Run, load, write_atomically
 
@@ -80,14 +81,9 @@ def render(folder: Path) -> Path:
 def pack(folder: Path, target: Path) -> Path:
     """One zip of a run or a merged folder, unpacking to a folder of the same name; ReportError when it cannot be written."""
     runs_in(folder)
-    name, partial = folder.resolve().name, target.with_name(f".{target.name}.partial")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+    with replacing(target, error=ReportError, remedy="; name another file by --out") as out:
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in files:
-                archive.write(path, Path(name) / path.relative_to(folder))
-        partial.replace(target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ReportError(f"cannot write {target}: {error.strerror}; name another file by --out") from None
+                archive.write(path, Path(folder.resolve().name) / path.relative_to(folder))
     return target

@@ -5,7 +5,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from kit.claims import records
 from kit.claims.book import STATE, anchored
 from kit.errors import ReportError
 from kit.lab import machine
+from kit.lab.files import replacing
 from kit.model.config import read_config
 from kit.report import parameters
 from kit.report.runner import Outcome, execute
@@ -231,13 +231,8 @@ def read_notebook(path: Path):
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace ``path`` in one step, or leave it as it was; ReportError says why (no rights, full disk) and what to do."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ReportError(f"cannot write {path}: {error.strerror}; free some space or name another folder") from None
+    with replacing(path, error=ReportError, remedy="; free some space or name another folder") as file:
+        file.write(text.encode())
 
 
 def now() -> str:

@@ -6,27 +6,23 @@ random numbers depend on the seed and the tensor's name alone, so a tensor is th
 
 import hashlib
 import os
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from kit.errors import GGUFError
-from kit.gguf.formats import FORMATS
-from kit.gguf.writer import replacing
+from kit.gguf.writer import ALIGNMENT, header, padded
+from kit.lab.files import replacing
 from kit.synthetic.encode import encode
 from kit.synthetic.geometry import Geometry, TensorSpec, geometry
 
 SIGMA = 0.02  # of the weights, as in a freshly initialized transformer
-ALIGNMENT = 32
-REVISION = 1  # part of a cached file's name: count it up whenever the same arguments give other bytes
+REVISION = 2  # part of a cached file's name: count it up whenever the same arguments give other bytes
 _UNIT = 256  # weights that stay together when a pool is permuted: a super-block, or 8 blocks of 32
 _POOL = 512  # units in a pool: 131,072 weights
-_ARRAY_TYPES = {"float32": 6, "int32": 5}
 
 
 def synthesize(
@@ -45,7 +41,7 @@ def synthesize(
     path, model = Path(path), geometry(model)
     specs = model.tensors(mix, layers)
     head = header(model.metadata(mix, layers), specs)
-    size = len(head) + sum(_padded(spec.nbytes) for spec in specs)
+    size = len(head) + sum(padded(spec.nbytes) for spec in specs)
     with replacing(path, size) as handle, _bar(path.name, size, progress) as bar:
         for chunk in _stream(head, specs, model, seed):
             handle.write(chunk)
@@ -74,43 +70,6 @@ def cached_model(
     return path
 
 
-def header(metadata: dict[str, Any], specs: list[TensorSpec]) -> bytes:
-    """Everything before the tensor data: magic, metadata, tensor table, padding (GGUF v3, little-endian)."""
-    out = [b"GGUF", struct.pack("<IQQ", 3, len(specs), len(metadata))]
-    for key, value in metadata.items():
-        out += [_string(key), _value(value)]
-    offset = 0
-    for spec in specs:
-        dimensions = struct.pack(f"<I{len(spec.shape)}Q", len(spec.shape), *spec.shape[::-1])
-        out += [_string(spec.name), dimensions, struct.pack("<IQ", FORMATS[spec.qtype].id, offset)]
-        offset += _padded(spec.nbytes)
-    blob = b"".join(out)
-    return blob.ljust(_padded(len(blob)), b"\0")
-
-
-def _string(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
-
-
-def _value(value: Any) -> bytes:
-    """A metadata value with its type: bool, int (uint32), float (float32), str, list of str, numpy array."""
-    match value:
-        case bool():
-            return struct.pack("<I?", 7, value)
-        case int():
-            return struct.pack("<II", 4, value)
-        case float():
-            return struct.pack("<If", 6, value)
-        case str():
-            return struct.pack("<I", 8) + _string(value)
-        case list():
-            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
-        case np.ndarray():
-            return struct.pack("<IIQ", 9, _ARRAY_TYPES[value.dtype.name], len(value)) + value.tobytes()
-    raise TypeError(f"no GGUF type for {value!r}")
-
-
 def _stream(head: bytes, specs: list[TensorSpec], model: Geometry, seed: int) -> Iterator[bytes | memoryview]:
     yield head
     for spec in specs:
@@ -137,10 +96,6 @@ def _chunks(spec: TensorSpec, model: Geometry, seed: int) -> Iterator[np.ndarray
     pool = encode(values, spec.qtype).reshape(len(values), -1)
     for start in range(0, units, _POOL):
         yield pool[random.permutation(len(pool))[: units - start]].reshape(-1)
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _bar(name: str, size: int, shown: bool):

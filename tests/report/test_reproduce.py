@@ -75,7 +75,7 @@ def test_a_full_disk_is_one_error_and_the_old_state_survives(tmp_path, monkeypat
     runs.write_atomically(path, "old")
     full = OSError(28, "No space left on device")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(full))
-    with pytest.raises(ReportError, match=r"run\.json: No space left on device; free some space"):
+    with pytest.raises(ReportError, match=r"run\.json: cannot be written: No space left on device; free some space"):
         runs.write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

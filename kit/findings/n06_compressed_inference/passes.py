@@ -131,7 +131,8 @@ def run(
     kv, step, chosen, seconds = model.new_cache(len(prompt) + tokens), prompt, [], []
     with ExitStack() as stack:
         if how.prefetch:
-            plan = [(layer.name, layer.size, layer.load) for layer in weights.layers.values()]
+            layers = [weights.layers[name] for name in model.config.order_of_use(weights.layers)]
+            plan = [(layer.name, layer.size, layer.load) for layer in layers]
             prefetcher = stack.enter_context(Prefetcher(weights.store, plan))
             weights.store.ahead_bytes = 2 * prefetcher.layer_bytes
         for _ in range(tokens):

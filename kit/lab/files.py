@@ -1,0 +1,39 @@
+"""Files that appear whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from kit.errors import GGUFError, KitError
+from kit.units import format_bytes
+
+
+@contextmanager
+def replacing(path: Path, size: int = 0, error: type[KitError] = GGUFError, remedy: str = "") -> Iterator[BinaryIO]:
+    """A file beside ``path`` that takes its place when the body succeeds, and vanishes when it does not.
+
+    ``size``: bytes that it will have, as far as known. Raises ``error``, which ends with ``remedy``.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise error(f"{path}: cannot be written: it is a folder, expected the name of a file")
+    if not path.parent.is_dir():
+        raise error(f"{path}: cannot be written: there is no folder {path.parent}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        free = shutil.disk_usage(path.parent).free
+        if free < size:
+            raise error(
+                f"{path}: needs {format_bytes(size)}, but {path.parent} has {format_bytes(free)} free; "
+                "ask for fewer layers or write elsewhere"
+            )
+        with partial.open("wb", buffering=1 << 20) as handle:
+            yield handle
+        os.replace(partial, path)
+    except OSError as problem:
+        raise error(f"{path}: cannot be written: {problem.strerror or problem}{remedy}") from None
+    finally:
+        partial.unlink(missing_ok=True)
