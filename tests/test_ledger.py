@@ -147,6 +147,23 @@ def test_conclude_counts_each_claim_once(tmp_path):
     assert sum(counts.values()) == len(claims.load())
 
 
+def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path):
+    for name, samples in (("05_tile_decode", [0.302, 0.3, 0.31]), ("06_compressed_inference", [0.471, 0.47, 0.475])):
+        write(tmp_path, record(quantity="one tile", samples=samples, notebook=name), name=name)
+        write(tmp_path, record(quantity="near", samples=[samples[0] / 3 + 1], notebook=name), name=name)
+        write(tmp_path, record(quantity="one tile", unit="x", samples=[1.0], notebook=name), name=name)
+    assert book.contradictions(tmp_path) == ["one tile: 302 ms in 05_tile_decode and 471 ms in 06_compressed_inference"]
+
+
+def test_what_several_notebooks_show_is_measured_once(tmp_path):
+    first, second = (
+        Session(name, profile="smoke", out=tmp_path) for name in ("05_tile_decode", "06_compressed_inference")
+    )
+    first.machine = second.machine = type("M", (), {"id": "m"})
+    assert first.once("one tile", "s", lambda: [1.0, 2.0]) == second.once("one tile", "s", lambda: [5.0]) == [1.0, 2.0]
+    assert second.once("one tile", "ms", lambda: [5.0]) == [5.0]
+
+
 # --- several runs ------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """All notebooks twice in the smoke profile, as `kit reproduce` runs them: nothing fails, and no verdict flips."""
 
+import html
 import os
 import re
 import subprocess
@@ -8,7 +9,9 @@ import sys
 import nbformat
 import pytest
 
+from kit.claims import book, records
 from kit.lab.paths import ROOT
+from kit.units import format_quantity
 
 pytestmark = pytest.mark.slow
 NAMES = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
@@ -46,3 +49,41 @@ def test_every_notebook_runs_and_has_its_page(runs):
 def test_no_verdict_flips(runs):
     done = kit("verify", *runs)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.timeout(900)
+def test_figures_of_one_run_agree_with_each_other(runs):
+    """What two notebooks measured of one quantity, and what tables and sentences print of a record beside the record."""
+    for folder in runs:
+        assert book.contradictions(folder) == []
+        told = {name: words_of(folder / f"{name}.ipynb") for name in NAMES}
+        for name in NAMES:
+            rows = records.read([folder / f"{name}.jsonl"])
+            for quantity in {row.quantity for row in rows}:
+                assert not printed_otherwise(told[name], quantity, rows), f"{folder / name}: {quantity}"
+
+
+def words_of(path) -> str:
+    """All that an executed notebook prints, tables cell by cell, without markup."""
+    outputs = [output for cell in nbformat.read(path, as_version=4).cells for output in cell.get("outputs", ())]
+    texts = [output.get("text") or output.get("data", {}).get("text/html", "") for output in outputs]
+    plain = (re.sub(r"<style.*?</style>|<[^>]*>", " ", text, flags=re.DOTALL) for text in texts)
+    return " ".join(html.unescape(" ".join(plain)).split())
+
+
+def printed_otherwise(words: str, quantity: str, rows) -> list[str]:
+    """The numbers right after a quantity, wherever a notebook prints it, that no record of it has: as median or sample."""
+    own = [row for row in rows if row.quantity == quantity and row.samples]
+    right = [number_of(text) for row in own for text in (str(row.median), format_quantity(row.median, row.unit))]
+    spans = [(min(row.samples), max(row.samples)) for row in own]
+    after = re.findall(rf"(?<!\S){re.escape(quantity)}:? (-?\d.{{0,30}})", words) if own else []
+    fits = lambda value: any(low <= value <= high for low, high in spans) or value in map(approximately, right)  # noqa: E731
+    return [text for text in after if not fits(number_of(text))]
+
+
+def approximately(value: float):
+    return pytest.approx(value, rel=0.02, abs=0.0006)  # as a table rounds it
+
+
+def number_of(text: str) -> float:
+    return float(re.match(r"-?[\d,]+\.?\d*(?:e[+-]?\d+)?", text)[0].replace(",", ""))

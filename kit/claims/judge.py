@@ -70,7 +70,7 @@ def judge(
         values = []
     elif not values and how != "computed":
         raise ReportError(f"{claim}: {quantity!r} has no samples: give them, or what is missing")
-    interval = _interval(values, how) if values else None
+    interval = spread_of(values, how) if values else None
     if missing:
         verdict, why = "not measurable here", ""
     else:
@@ -90,7 +90,7 @@ def judge(
     )  # fmt: skip
 
 
-def _interval(values: list[float], how: str) -> tuple[float, float] | None:
+def spread_of(values: Sequence[float], how: str) -> tuple[float, float] | None:
     """Where the median lies: with how runs differ when measured, the range of the values when the same on every run."""
     if how != "measured":
         return min(values), max(values)

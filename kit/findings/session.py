@@ -1,6 +1,7 @@
 """Session: what every notebook starts with. It finds the model, knows the machine and writes the records."""
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -114,6 +115,18 @@ class Session:
         self._records.append(record)
         records.append(self._log, record)
         return record
+
+    def once(self, quantity: str, unit: str, measure: Callable[[], Sequence[float]]) -> list[float]:
+        """Samples of a quantity that several notebooks show: measured by the first of a run that asks, read by the others."""
+        for row in records.read(sorted(self.out.glob("*.jsonl"))):
+            given = {name: row.parameters.get(name) for name in ("profile", "model", "seed")}
+            if (
+                (row.quantity, row.unit) == (quantity, unit)
+                and given.items() <= self.parameters.items()
+                and row.samples
+            ):
+                return row.samples
+        return self.record(quantity=quantity, unit=unit, samples=list(measure())).samples
 
     def picture(self, figure) -> None:
         """Take a figure as the notebook's picture on the front page of the run, drawn anew for that size."""
