@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +13,8 @@ from kit.costs import ways
 from kit.costs.measured import DTYPES, FUSED, Cost, Kind
 from kit.costs.order import Order
 from kit.costs.ways import LAZY, Part, Prediction, Way
-from kit.findings import n07_memory_frontier as frontier
 from kit.findings import reported
-from kit.findings.n07_memory_frontier import advice, pressed, sweep, tiles
+from kit.findings.n07_memory_frontier import advice, figures, pressed, sweep, tiles
 from kit.findings.session import Session
 from kit.lab import machine
 from kit.synthetic.geometry import GEOMETRIES
@@ -28,13 +28,13 @@ POINTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1,
 def test_the_front_is_what_nothing_beats(points):
     """By definition, pair by pair: on the front exactly those that no other equals or beats in both."""
     found = [Prediction(LAZY, float(seconds), 0.0, None, held, 0) for held, seconds in points]
-    front = {(p.total, p.seconds) for p in frontier.pareto(found)}
+    front = {(p.total, p.seconds) for p in sweep.pareto(found)}
     expected = {
         a for a in {(float(h), float(s)) for h, s in points}
         if not any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in {(float(h), float(s)) for h, s in points})
     }  # fmt: skip
     assert front == expected
-    assert [p.total for p in frontier.pareto(found)] == sorted(p.total for p in frontier.pareto(found))
+    assert [p.total for p in sweep.pareto(found)] == sorted(p.total for p in sweep.pareto(found))
 
 
 def invented():
@@ -53,7 +53,7 @@ def invented():
 
 def test_the_whole_model_has_the_weights_of_its_geometry():
     file, costs = invented()
-    model, memory = frontier.asked(file, costs, 4 << 30, layers=4)
+    model, memory = sweep.asked(file, costs, 4 << 30, layers=4)
     assert (model.name, memory) == ("granite-3.3-8b", 4 << 30)
     assert model.working_set("float32") == reported.f32_bytes()
     assert model.order.rest == pytest.approx(0.5 * 40 / 4)
@@ -64,25 +64,38 @@ def test_the_whole_model_has_the_weights_of_its_geometry():
 def test_a_model_with_other_tensors_is_asked_about_itself():
     file, costs = invented()
     costs.plain.pop(Kind("Q6_K", (49159, 4096)))
-    subject, memory = frontier.asked(file, costs, 4 << 30, layers=4)
+    subject, memory = sweep.asked(file, costs, 4 << 30, layers=4)
     share = (4 << 30) / (reported.f32_bytes())
     assert subject is file and memory == pytest.approx(share * file.working_set("float32"), rel=1e-6)
 
 
 def test_four_gib_of_lru_hit_nothing_and_the_page_cache_costs_the_disk():
     file, costs = invented()
-    model, memory = frontier.asked(file, costs, 4 << 30, layers=4)
-    found = {p.way: p for p in (frontier.predict(way, model, costs) for way in frontier.all_ways(model, memory))}
+    model, memory = sweep.asked(file, costs, 4 << 30, layers=4)
+    found = {p.way: p for p in (sweep.predict(way, model, costs) for way in sweep.all_ways(model, memory))}
     assert found[Way("LRU", memory)].hit_rate == 0
     assert found[Way("LRU", memory)].seconds == found[LAZY].seconds
     blocks = sum(part.blocks for part in model.parts.values())
     slower = found[sweep.PRESSED].seconds - found[ways.BLOCKS].seconds
     assert slower == pytest.approx(blocks / 2e9)
     assert blocks == pytest.approx(4.94e9, rel=0.01)  # FINDINGS: 4.94 GB
-    inside, beside = frontier.best(list(found.values()), memory)
-    assert inside.way == sweep.PRESSED and inside.total <= memory and beside.held <= memory
-    told = frontier.answer(model.name, list(found.values()), memory)
-    assert "hits 0%" in told and "page cache too small" in told
+    pinned = found[sweep.pinned_blocks(memory)]
+    assert pinned.seconds - found[ways.BLOCKS].seconds == pytest.approx((blocks - memory) / 2e9)
+    assert (pinned.total, pinned.bound) == (memory, pytest.approx(max(blocks / 20e9, (blocks - memory) / 2e9)))
+    inside = advice.best(list(found.values()), memory)
+    assert inside.total <= memory and inside.seconds == min(p.seconds for p in found.values() if p.total <= memory)
+    told = advice.answer(model.name, list(found.values()), memory, "Off by nothing.", QUALITY)
+    assert "hits 0%" in told and "predicted" in told and "4.00 GiB" in told
+
+
+QUALITY = pd.DataFrame({"kl": [0.0, 1e-6, 3e-3]}, index=["f32", "f16", "INT8 tiles"])
+
+
+def test_the_quality_lost_is_told_with_its_figure():
+    assert advice.lost(ways.BLOCKS, QUALITY) == "exact to float32"
+    assert advice.lost(Way("HashMap", None, "int8", tiles.PLAIN), QUALITY).endswith("KL 3.0e-03 nats")
+    assert advice.kl_of(QUALITY)(Way("NoCache", None, "float16")) == 1e-6
+    assert math.isnan(advice.kl_of(QUALITY)(ways.BLOCKS_INT8))
 
 
 def test_tiles_decode_once_for_each_miss():
@@ -109,17 +122,20 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_MODELS", str(folder / "models"))
         path = synthesize(folder / "tiny.gguf", "tiny-granite")
-        subject, costs = frontier.prepare(path, MACHINE, 3)
-        predictions = [frontier.predict(way, subject, costs) for way in frontier.chosen(subject)]
-        measured, left_out = frontier.measure_all(path, subject, predictions, 2)
+        subject, costs = sweep.prepare(path, MACHINE, 3)
+        predictions = [sweep.predict(way, subject, costs) for way in sweep.chosen(subject)]
+        measured, left_out = sweep.measure_all(path, subject, predictions, 2)
         yield path, subject, costs, predictions, measured, left_out
 
 
 def test_every_chosen_way_is_measured_and_gives_the_same_logits(run):
     path, _, _, predictions, measured, left_out = run
     assert {found.way for found in measured} | set(left_out) == {p.way for p in predictions}
-    assert set(left_out) <= {sweep.PRESSED}  # where pages cannot be dropped
-    same = frontier.equality(path, measured)
+    assert {way.linear for way in left_out} <= {
+        sweep.PRESSED.linear,
+        sweep.PINNED_BLOCKS,
+    }  # where pages cannot be dropped
+    same = sweep.equality(path, measured)
     assert same["equal"].all(), same
     assert 0 < same.loc["lazy int8 tiles", "rms / std"]  # INT8 is not exact: the comparison can tell
 
@@ -137,43 +153,65 @@ def test_the_error_is_that_of_the_medians(run):
     seconds = {p.way: p.seconds for p in predictions}
     assert ratios == pytest.approx([seconds[found.way] / found.seconds for found in measured])
     exact = [ways.Measured(p.way, (p.seconds * f,), None, 0, None) for p, f in zip(predictions, (1, 2), strict=False)]
-    assert "off by 25% in the median of 2 ways, 50% at worst" in frontier.error(predictions, exact)
+    assert "off by 25% in the median of 2 ways, 50% at worst" in advice.error(predictions, exact)
 
 
 def test_figures_and_records(run, tmp_path):
     path, subject, costs, predictions, measured, _ = run
-    everything = [frontier.predict(way, subject, costs) for way in frontier.all_ways(subject, 1 << 20, shares=(0.5,))]
-    figure, axes = frontier.plane(subject, everything, costs, frontier.rings(predictions, measured, 2.0), 1 << 20)
+    everything = [sweep.predict(way, subject, costs) for way in sweep.all_ways(subject, 1 << 20, shares=(0.5,))]
+    kl = advice.kl_of(QUALITY)
+    figure = figures.plane(
+        subject, everything, costs, figures.rings(predictions, measured, kl, 2.0), 1 << 20, "A title"
+    )
     figure.canvas.draw()
+    axes = figure.axes[0]
+    assert len(axes.get_legend().get_texts()) <= 10
     assert axes.get_yscale() == "log" and "memory" in axes.get_xlabel()
-    frontier.errors(predictions, measured).canvas.draw()
-    assert len(frontier.table(predictions, measured)) == len(predictions)
+    figures.errors(predictions, measured).canvas.draw()
+    assert len(sweep.table(predictions, measured)) == len(predictions)
     lab = Session("07_memory_frontier", profile="smoke", out=tmp_path)
     lab.machine = MACHINE
-    frontier.record(lab, predictions, measured, {LAZY: "needs 30.44 GiB"})
+    advice.record(lab, predictions, measured, {LAZY: "needs 30.44 GiB"})
     rows = records.read([tmp_path / "07_memory_frontier.jsonl"])
     assert [row.status for row in rows] == ["ok"] * (len(measured) + 1) + ["skipped"]
-    assert all(row.lower is not None for row in rows[:-1])
-    assert frontier.layers_of(path) == 2
+    assert all(row.lower is not None for row in rows[:-2])
+    assert sweep.layers_of(path) == 2
 
 
 def test_what_does_not_fit_is_left_out(run, monkeypatch):
     path, subject, _, predictions, _, _ = run
     monkeypatch.setattr(sweep, "memory_available", lambda: 2 << 20)
     small = [p for p in predictions if p.way in (LAZY, Way("HashMap"))]
-    measured, left_out = frontier.measure_all(path, subject, small, 1)
+    measured, left_out = sweep.measure_all(path, subject, small, 1)
     assert [found.way for found in measured] == [LAZY]
     assert list(left_out) == [Way("HashMap")] and "5.00 MiB" in left_out[Way("HashMap")]
 
 
 def test_a_child_that_fails_is_a_reason(tmp_path):
-    found, reason = pressed.measure(tmp_path / "missing.gguf", 1, 1 << 30)
-    assert found is None and "missing.gguf" in reason
+    found = pressed.measure(tmp_path / "missing.gguf", 1)
+    assert found.measured is None and "missing.gguf" in found.reason
+
+
+def test_the_limit_is_real(run):
+    """In a group the kernel evicts, without one pages are dropped: either way most are gone when a token begins."""
+    path = run[0]
+    found = pressed.measure(path, 1, limit=64 << 20)
+    assert found.measured is None or found.limit in ("a control group", "pages dropped between tokens")
+    half = pressed.measure(path, 1, pinned=path.stat().st_size // 2)
+    assert half.measured is None or half.stayed == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_disk_is_read_past_the_page_cache(tmp_path):
+    """/dev/null has no O_DIRECT reads to time, a file of 16 MiB has, or says that it cannot."""
+    (tmp_path / "file").write_bytes(bytes(16 << 20))
+    gbps = pressed.direct_gbps(tmp_path / "file")
+    assert gbps is None or gbps > 0
+    assert pressed.direct_gbps(tmp_path / "missing") is None
 
 
 def test_rings_scale_memory_and_seconds():
     prediction = Prediction(LAZY, 1.0, 0.5, 0.0, 100, 20)
     real = ways.Measured(LAZY, (2.0, 4.0, 3.0), 0.0, 0, None)
-    assert frontier.rings([prediction], [real], 10) == [(1200, 30.0, "float32")]
+    assert figures.rings([prediction], [real], advice.kl_of(QUALITY), 10) == [(1200, 30.0, 0.0)]
     assert math.isclose(real.seconds, 3.0)
     assert kit.cache.UNLIMITED[LAZY.policy]().capacity == 0

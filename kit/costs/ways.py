@@ -21,6 +21,7 @@ NAMES = {
     "fused": "blocks as they lie",
     "fused-int8": "blocks, int8 activations",
     "pressed": "blocks, page cache too small",
+    "pinned blocks": "blocks, {} pinned",
 }
 PRECISION = {
     "float32": "exact to float32",
@@ -47,7 +48,7 @@ class Way:
     def label(self) -> str:
         """In a few words, for tables."""
         if self.linear in NAMES:
-            return NAMES[self.linear]
+            return NAMES[self.linear].format(format_bytes(self.capacity or 0))
         size = format_bytes(self.capacity or 0)
         work = "dequantized" if self.linear == "decoded" else "unpacked"
         named = {"NoCache": f"{work} each time", "HashMap": "all kept", "Pinned": f"{size} pinned"}

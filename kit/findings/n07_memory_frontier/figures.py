@@ -1,91 +1,84 @@
-"""The frontier as pictures: seconds a token against memory, predictions against measurements."""
+"""The frontier as pictures: seconds a token against memory, predictions against measurements, quality as color."""
 
 import numpy as np
+from matplotlib.colors import LogNorm
 
-from kit.costs.measured import DTYPES
-from kit.costs.ways import BLOCKS, BLOCKS_INT8, SHORT, Measured, Prediction
+from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Prediction
 from kit.findings.n07_memory_frontier import sweep, tiles
 from kit.lab import figures
 
-COLORS = dict(zip(DTYPES, (figures.BLUE, figures.GREEN, figures.SKY), strict=True)) | {"int8": figures.PURPLE}
-LINES = {"LRU": ":", "CyclicAware": "-.", "Pinned": "-"}
-BLOCK_MARKS = {BLOCKS: "*", BLOCKS_INT8: "P", sweep.PRESSED: "X"}
-_RING = {
-    "marker": "o",
-    "markersize": 7,
-    "markerfacecolor": "white",
-    "markeredgewidth": 1.8,
-    "linewidth": 0,
-    "zorder": 5,
+LINES = {  # name -> (dtype, linear, policy), color, style
+    "f32, LRU": (("float32", "decoded", "LRU"), figures.VERMILION, ":"),
+    "f32, pinned": (("float32", "decoded", "Pinned"), figures.BLUE, "-"),
+    "f16, pinned": (("float16", "decoded", "Pinned"), figures.GREEN, "-"),
+    "INT8 tiles, pinned": (("int8", tiles.PLAIN, "Pinned"), figures.PURPLE, "-"),
+    "blocks, pinned": (("float32", sweep.PINNED_BLOCKS, "Pinned"), figures.BLACK, "-"),
 }
+MARKS = {BLOCKS: "*", BLOCKS_INT8: "P"}
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (1, "B"))
+FAINTEST = 1e-6  # nats: below that a way counts as exact
 
 
-def plane(subject, predictions: list[Prediction], costs, rings=(), memory: int | None = None):
-    """Seconds a token (log) against memory in use: predictions as lines, measurements as rings, the Pareto front.
+def plane(subject, predictions: list[Prediction], costs, rings=(), memory: int | None = None, title: str = ""):
+    """Seconds a token (log) against memory in use: predictions as lines, measurements as rings, the Pareto front below.
 
     ``rings``: see rings. ``memory``: what there is, as a line.
     """
-    figure, axes = figures.new(height=5.6)
+    figure, axes = figures.new(height=5.2)
     unit, name = next((size, name) for size, name in UNITS if max(p.total for p in predictions) >= size)
-    for dtype in (*DTYPES, "int8"):
-        for linear in ("decoded", *tiles.LINEARS):
-            for policy, style in LINES.items():
-                line = _line(predictions, dtype, linear, policy)
-                if len(line) > 2:
-                    label = f"{SHORT[dtype]}{'' if linear == 'matmul' else ' ' + linear}, {policy}"
-                    style = "--" if linear == tiles.PREFETCHED else style
-                    axes.plot(
-                        [p.total / unit for p in line],
-                        [p.seconds for p in line],
-                        style,
-                        color=COLORS[dtype],
-                        label=label,
-                    )
-    for way, mark in BLOCK_MARKS.items():
-        found = next(p for p in predictions if p.way == way)
-        axes.plot(
-            found.total / unit, found.seconds, mark, color=figures.VERMILION, markersize=10, label=way.label, zorder=4
-        )
     front = sweep.pareto(predictions)
     axes.step([p.total / unit for p in front], [p.seconds for p in front], where="post", color=figures.YELLOW, linewidth=6,
-              alpha=0.6, zorder=0, label="Pareto front")  # fmt: skip
-    for place, (nbytes, seconds, dtype) in enumerate(rings):
+              alpha=0.6, zorder=0, label="nothing is better in both")  # fmt: skip
+    for label, (key, color, style) in LINES.items():
+        line = _line(predictions, *key)
+        axes.plot([p.total / unit for p in line], [p.seconds for p in line], style, color=color, label=label)
+    for way, mark in MARKS.items():
+        found = next(p for p in predictions if p.way == way)
         axes.plot(
-            nbytes / unit, seconds, label=None if place else "measured", **_RING | {"markeredgecolor": COLORS[dtype]}
+            found.total / unit, found.seconds, mark, color=figures.ORANGE, markersize=11, label=way.label, zorder=4
         )
-    blocks = sum(part.blocks for part in subject.parts.values())
-    for text, nbytes in (("f32 weights read once", subject.working_set("float32")), ("blocks read once", blocks)):
-        seconds = costs.machine.seconds_to_read(nbytes)
-        figures.bound(axes, seconds, None)
-        axes.annotate(f"least: {text}", (1, seconds), xycoords=("axes fraction", "data"), xytext=(-2, 3),
-                      textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
-    pressed = next(found for found in predictions if found.way == sweep.PRESSED)
-    axes.hlines(pressed.seconds, 0, blocks / unit, color=figures.VERMILION, linestyle=":", linewidth=1.4)
+    if rings:
+        held, seconds, kl = zip(*rings, strict=True)
+        colors = np.maximum(FAINTEST, kl)
+        norm = LogNorm(FAINTEST, max(1e-2, np.nanmax(colors)))
+        drawn = axes.scatter(np.array(held) / unit, seconds, c=colors, norm=norm, cmap="cividis_r",
+                             s=46, edgecolors=figures.BLACK, linewidths=0.9, zorder=5, label="measured")  # fmt: skip
+        figure.colorbar(
+            drawn, ax=axes, label="KL divergence from f32, nats", format=lambda value, _: f"{value:g}", pad=0.02
+        )
+    seconds = costs.machine.seconds_to_read(subject.blocks)
+    figures.bound(axes, seconds, None)
+    axes.annotate("least: blocks read once", (1, seconds), xycoords=("axes fraction", "data"), xytext=(-2, 3),
+                  textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
     if memory:
         axes.axvline(memory / unit, color="#777777", linewidth=1.4, label=f"{memory / unit:.3g} {name}")
     figures.log(axes, "y")
-    axes.set(xlabel=f"{name} of memory in use: decoded weights and pages of the file", ylabel="seconds a token")
+    axes.set(xlabel=f"{name} of memory in use: weights and pages of the file", ylabel="seconds a token", title=title)
     axes.set_xlim(left=0)
-    axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.48, -0.12))
-    return figure, axes
+    axes.legend(fontsize=8.5, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    return figure
 
 
 def _line(predictions, dtype, linear, policy):
     """The predictions of one policy with its ends: nothing kept, everything kept."""
-    kept = {policy, "NoCache", "HashMap"}
-    line = [p for p in predictions if (p.way.dtype, p.way.linear) == (dtype, linear) and p.way.policy in kept]
-    if not any(p.way.policy == policy for p in line):
-        return []
-    return sorted(line, key=lambda p: (p.way.policy != "NoCache", p.way.policy == "HashMap", p.way.capacity or 0))
+    ends = {"NoCache", "HashMap"}
+    line = [
+        p for p in predictions if (p.way.dtype, p.way.linear) == (dtype, linear) and p.way.policy in {policy, *ends}
+    ]
+    if linear == sweep.PINNED_BLOCKS:
+        line += [p for p in predictions if p.way in (sweep.PRESSED, BLOCKS)]
+    return sorted(line, key=lambda p: (p.way.policy == "HashMap", p.total))
 
 
 def rings(
-    predictions: list[Prediction], measured: list[Measured], scale: float = 1.0
-) -> list[tuple[float, float, str]]:
-    """Memory, seconds and dtype of what was measured; those of a larger model of the same layers are ``scale`` times that."""
+    predictions: list[Prediction], measured: list[Measured], kl, scale: float = 1.0
+) -> list[tuple[float, float, float]]:
+    """Memory, seconds and KL divergence of what was measured; of a larger model of the same layers ``scale`` times that.
+
+    ``kl(way)``: nats, NaN where nobody knows.
+    """
     totals = {found.way: found.total for found in predictions}
-    return [(scale * totals[found.way], scale * found.seconds, found.way.dtype) for found in measured]
+    return [(scale * totals[found.way], scale * found.seconds, kl(found.way)) for found in measured]
 
 
 def errors(predictions: list[Prediction], measured: list[Measured]):
@@ -93,15 +86,13 @@ def errors(predictions: list[Prediction], measured: list[Measured]):
     figure, axes = figures.new(height=4.2)
     seconds = {p.way: p.seconds for p in predictions}
     pairs = np.array([(seconds[found.way], found.seconds) for found in measured])
+    off = np.abs(pairs[:, 0] / pairs[:, 1] - 1)
     ends = np.array([pairs.min() / 1.4, pairs.max() * 1.4])
     axes.plot(ends, ends, "--", color=figures.BLACK, linewidth=1.2, label="predicted = measured")
     axes.fill_between(ends, ends / 1.25, ends * 1.25, color="#dddddd", alpha=0.5, label="within a quarter")
-    for dtype in dict.fromkeys(found.way.dtype for found in measured):
-        some = np.array([(seconds[f.way], f.seconds) for f in measured if f.way.dtype == dtype])
-        axes.plot(some[:, 0], some[:, 1], "o", color=COLORS[dtype], label=SHORT[dtype])
+    axes.plot(pairs[:, 0], pairs[:, 1], "o", color=figures.BLUE, label="a way")
     figures.log(axes, "x", "y")
-    axes.set(
-        xlabel="predicted seconds a token", ylabel="measured seconds a token", title="How far the predictions are off"
-    )
+    axes.set(xlabel="predicted seconds a token", ylabel="measured seconds a token")
+    axes.set(title=f"{(off <= 0.25).sum()} of {len(off)} predictions are within a quarter")
     axes.legend(fontsize=9)
     return figure

@@ -1,42 +1,91 @@
-"""A page cache that is too small: tokens straight from the blocks, in a process of limited memory, each from the disk.
+"""A page cache that is too small: tokens straight from the blocks in a process of its own whose memory is really limited.
 
-Run as a program: ``python -m kit.findings.n07_memory_frontier.pressed FILE TOKENS BYTES`` prints one line of JSON.
+Run as a program: ``python -m kit.findings.n07_memory_frontier.pressed FILE TOKENS PINNED LIMIT`` prints one line of JSON.
 
-What a page cache does with less room than the file needs no such room to show: a token reads all pages in one order, so
-of an LRU of any smaller size none is left when its turn comes. Here every page is dropped between two tokens.
-RLIMIT_DATA limits the memory of the process itself, in which no decoded copy of the model then fits.
+With LIMIT the process moves into a control group with that much memory, page cache included (cgroup v1 or v2), so the
+kernel itself evicts pages. Where no group may be made, and for PINNED, every page that is not pinned is dropped between two
+tokens, and mincore(2) says what stayed: pages that the process maps and has touched cannot be dropped.
 """
 
 import gc
 import json
+import os
 import subprocess
 import sys
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from kit.costs.ways import BLOCKS, Measured
 from kit.errors import KitError
 
+GROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))  # v1, v2
 
-def measure(path: Path, tokens: int, memory: int) -> tuple[Measured | None, str]:
-    """``tokens`` tokens in a process that may take ``memory`` more bytes; None and the reason where that cannot be had."""
+
+@dataclass(frozen=True)
+class Pressed:
+    """``measured``, None with the ``reason`` where it cannot be had; ``limit``: what held the pages back; ``stayed``: share of
+    the file's pages in memory when a token began, the largest."""
+
+    measured: Measured | None
+    reason: str = ""
+    limit: str = ""
+    stayed: float = 0.0
+
+
+def measure(path: Path, tokens: int, pinned: int = 0, limit: int = 0) -> Pressed:
+    """``tokens`` tokens with the first ``pinned`` bytes of the file held, in a group of ``limit`` bytes if it may be made."""
     gc.collect()  # models that are done with refer to themselves, and mapped pages cannot be dropped
-    arguments = [sys.executable, "-m", __name__, str(path), str(tokens), str(memory)]
+    arguments = [sys.executable, "-m", __name__, str(path), str(tokens), str(pinned), str(limit)]
     child = subprocess.run(arguments, capture_output=True, text=True, timeout=600)
     if child.returncode:
-        return None, (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
+        return Pressed(None, (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1])
     told = json.loads(child.stdout.splitlines()[-1])
-    if not told["dropped"]:
-        return None, "this system keeps the file's pages, whatever it is asked"
+    if told["limit"].startswith("/"):
+        with suppress(OSError):
+            os.rmdir(told["limit"])
+        told["limit"] = "a control group"
+    elif told["stayed"] > told["held"] + 0.02:
+        return Pressed(None, f"this system keeps {told['stayed']:.0%} of the file's pages, whatever it is asked")
     import torch
 
-    return Measured(BLOCKS, tuple(told["seconds"]), None, told["resident"], torch.tensor(told["logits"])), ""
+    measured = Measured(BLOCKS, tuple(told["seconds"]), None, pinned, torch.tensor(told["logits"]))
+    return Pressed(measured, "", told["limit"] or "pages dropped between tokens", told["stayed"])
 
 
-def _child(path: str, tokens: int, memory: int) -> dict:
-    import resource
+def limited(nbytes: int) -> str:
+    """Move this process into a new control group of so much memory; the group's folder, empty where that is not allowed."""
+    own = {line.split(":")[1]: line.strip().split(":", 2)[2] for line in open("/proc/self/cgroup", encoding="ascii")}
+    for (root, name), controller in zip(GROUPS, ("memory", ""), strict=True):
+        group = Path(f"{root}{own.get(controller, '')}") / f"kit-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / name).write_text(str(nbytes))
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            return str(group)
+        except OSError:
+            group.rmdir()
+    return ""
+
+
+@contextmanager
+def _pinned(path, nbytes):
+    """The first bytes of a file, mapped and touched: they stay in memory."""
+    if not nbytes:
+        yield
+        return
+    import numpy as np
+
+    mapped = np.memmap(path, np.uint8, "r", shape=nbytes)
+    mapped[::4096].max()
+    yield mapped
+
+
+def _child(path: str, tokens: int, pinned: int, limit: int) -> dict:
     import time
-
-    import psutil
 
     import kit
     from kit.costs.order import Decode
@@ -50,20 +99,47 @@ def _child(path: str, tokens: int, memory: int) -> dict:
             return time.perf_counter() - start, logits
 
     token()  # kernels are compiled before memory is short
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (psutil.Process().memory_info().data + memory, hard))
-    seconds, dropped = [], True
-    for _ in range(tokens):
-        gc.collect()
-        dropped &= pagecache.drop(path)
-        took, logits = token()
-        seconds.append(took)
-    resident = psutil.Process().memory_info().data
-    return {"seconds": seconds, "dropped": dropped, "resident": resident, "logits": logits.tolist()}
+    gc.collect()
+    pagecache.drop(path)
+    group = limited(limit) if limit else ""
+    if group:
+        token()  # a first pass fills what the group allows
+    seconds, stayed = [], []
+    with _pinned(path, pinned):
+        for _ in range(tokens):
+            gc.collect()
+            if not group:
+                pagecache.drop(path)
+            stayed.append(pagecache.resident_fraction(path))
+            took, logits = token()
+            seconds.append(took)
+    held = pinned / os.path.getsize(path)
+    return {"seconds": seconds, "stayed": max(stayed), "held": held, "limit": group, "logits": logits.tolist()}
+
+
+def direct_gbps(path, most: int = 512 << 20, step: int = 8 << 20) -> float | None:
+    """GB/s of the disk itself: up to ``most`` bytes of a file past the page cache (O_DIRECT); None where that cannot be had."""
+    import mmap
+    import time
+
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except (OSError, AttributeError):
+        return None
+    with mmap.mmap(-1, step) as room:
+        done, start = 0, time.perf_counter()
+        try:
+            while done < most and (count := os.preadv(handle, [room], done)) == step:
+                done += count
+        except OSError:
+            return None
+        finally:
+            os.close(handle)
+        return done / (time.perf_counter() - start) / 1e9 if done else None
 
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(_child(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+        print(json.dumps(_child(sys.argv[1], *map(int, sys.argv[2:]))))
     except (KitError, MemoryError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

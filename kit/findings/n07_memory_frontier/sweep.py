@@ -1,5 +1,6 @@
 """Every way of holding the weights of a model: predicted from costs and replays, then measured where it is worth it."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +25,12 @@ from kit.units import format_bytes
 SHARES = tuple(np.round(np.linspace(0.1, 0.9, 9), 3).tolist())  # of the working set
 POLICIES = ("LRU", "CyclicAware", "Pinned")
 PRESSED = Way("NoCache", linear="pressed")
+PINNED_BLOCKS = "pinned blocks"  # so many bytes of the file held, the rest from the disk at every token
+
+
+def pinned_blocks(nbytes: int) -> Way:
+    """Blocks used as they lie, ``nbytes`` of them held in memory."""
+    return Way("Pinned", nbytes, linear=PINNED_BLOCKS)
 
 
 @dataclass(frozen=True)
@@ -42,12 +49,18 @@ class Subject:
             return sum(part.elements for part in self.tile_parts.values())
         return sum(part.elements for part in self.parts.values()) * ways.DTYPES[dtype].itemsize
 
+    @property
+    def blocks(self) -> int:
+        """Bytes of the blocks that a token reads."""
+        return sum(part.blocks for part in self.parts.values())
+
 
 @dataclass(frozen=True)
 class Costs:
-    """What this machine needs for one use of each kind of tensor, and for a byte of the file from the disk.
+    """What this machine needs for one use of each kind of tensor, and for a byte of the file that is not in memory.
 
-    ``cold``: whether the file's pages could be dropped; else ``disk_gbps`` is the speed of the page cache.
+    ``disk_gbps``: reading the file through the page cache, its pages dropped (``cold``: whether they could be, by mincore);
+    ``direct_gbps``: the disk itself, by O_DIRECT, None where the file system has none.
     """
 
     plain: dict[Kind, Cost]
@@ -55,17 +68,24 @@ class Costs:
     disk_gbps: float
     machine: Machine
     cold: bool = True
+    direct_gbps: float | None = None
+
+    @property
+    def reads(self) -> str:
+        """How fast the file comes in, in words."""
+        direct = f"; the disk itself, by O_DIRECT, {self.direct_gbps:.1f} GB/s" if self.direct_gbps else ""
+        return f"{self.disk_gbps:.1f} GB/s {'cold' if self.cold else 'from the page cache: its pages stay'}{direct}"
 
 
 def prepare(path: Path, machine: Machine, tokens: int) -> tuple[Subject, Costs]:
     """The file at ``path`` as a subject, its costs measured; compresses it on the first call (kept with the models)."""
-    cold, disk = pagecache.drop(path), disk_gbps(path)
+    direct, cold, disk = pressed.direct_gbps(path), pagecache.drop(path), disk_gbps(path)
     with kit.open(path) as file, compressed_model(path) as packed:
         order = order_of(file, tokens)
         tile_parts, tile_costs = tiles.parts_and_costs(packed)
         tile_order = tiles.order_of(order, tile_parts, tied="output.weight" not in file.tensors)
         subject = Subject(Path(file.path).name, parts_of(file, order), order, tile_parts, tile_order)
-        return subject, Costs(measure_costs(file, order.names), tile_costs, disk, machine, cold)
+        return subject, Costs(measure_costs(file, order.names), tile_costs, disk, machine, cold, direct)
 
 
 def whole_model(subject: Subject, costs: Costs, layers: int, geometry="granite-3.3-8b", mix="Q4_K_M") -> Subject | None:
@@ -117,6 +137,8 @@ def all_ways(subject: Subject, memory: int | None = None, shares=SHARES) -> list
             sizes = [int(share * whole) for share in shares] + [memory] * (memory is not None)
             found += [Way(policy, size, dtype, linear) for policy in policies for size in sizes]
             found.append(Way("HashMap", None, dtype, linear))
+    sizes = [int(share * subject.blocks) for share in shares] + [memory] * (memory is not None)
+    found += [pinned_blocks(size) for size in sizes if size < subject.blocks]
     return [*found, BLOCKS, BLOCKS_INT8, PRESSED]
 
 
@@ -124,16 +146,17 @@ def predict(way: Way, subject: Subject, costs: Costs) -> Prediction:
     """One way, by what it uses."""
     if way.linear in tiles.LINEARS:
         return tiles.predict(way, subject.tile_parts, subject.tile_order, costs.tiles, costs.machine)
-    if way.linear == PRESSED.linear:
+    if way.linear in (PRESSED.linear, PINNED_BLOCKS):
         warm = ways.predict(BLOCKS, subject.parts, subject.order, costs.plain, costs.machine)
-        seconds = warm.pages / costs.disk_gbps / 1e9
-        return replace(warm, way=way, seconds=warm.seconds + seconds, bound=max(warm.bound, seconds), pages=0)
+        pinned = way.capacity or 0
+        seconds = max(0, warm.pages - pinned) / costs.disk_gbps / 1e9
+        return replace(warm, way=way, seconds=warm.seconds + seconds, bound=max(warm.bound, seconds), pages=pinned)
     return ways.predict(way, subject.parts, subject.order, costs.plain, costs.machine)
 
 
 def chosen(subject: Subject) -> list[Way]:
     """The ways to measure: the ends of every line, its middle, and for pinned f32 the quarters."""
-    found = [BLOCKS, BLOCKS_INT8, PRESSED]
+    found = [BLOCKS, BLOCKS_INT8, PRESSED, pinned_blocks(subject.blocks // 2)]
     for dtype, linear in (*((dtype, "decoded") for dtype in DTYPES), ("int8", tiles.PLAIN), ("int8", tiles.PREFETCHED)):
         middle = int(0.5 * subject.working_set(dtype))
         found += [Way("NoCache", None, dtype, linear), Way("Pinned", middle, dtype, linear)]
@@ -147,13 +170,21 @@ def measure_all(
     path: Path, subject: Subject, predictions: list[Prediction], tokens: int
 ) -> tuple[list[Measured], dict]:
     """The chosen ways, each for ``tokens`` tokens; and the way -> reason of those that cannot be gone here."""
-    found, left_out, wanted = [], {}, [prediction.way for prediction in predictions]
-    if PRESSED in wanted:  # first: pages cannot be dropped while this process maps them
-        real, reason = pressed.measure(path, tokens, subject.working_set("float32") // 8 + (64 << 20))
-        if real is None:
-            left_out[PRESSED] = reason
+    found, left_out = [], {}
+    for way in (
+        prediction.way for prediction in predictions if prediction.way.linear in (PRESSED.linear, PINNED_BLOCKS)
+    ):
+        # first: pages cannot be dropped while this process maps them
+        limit = subject.blocks // 2 + (64 << 20) if way == PRESSED else 0
+        real = pressed.measure(path, tokens, way.capacity or 0, limit)
+        if real.measured is None:
+            left_out[way] = real.reason
         else:
-            found.append(replace(real, way=PRESSED))
+            found.append(replace(real.measured, way=way))
+            print(
+                f"{way.label}: {real.limit}, {real.stayed:.0%} of the file in memory when a token begins",
+                file=sys.stderr,
+            )
     with kit.open(path) as file, compressed_model(path) as packed:
         for prediction in predictions:
             way = prediction.way
@@ -162,7 +193,7 @@ def measure_all(
                 left_out[way] = f"needs {needs}, {free} are free"
             elif way.linear in tiles.LINEARS:
                 found.append(tiles.measure_tiles(way, packed, tokens))
-            elif way != PRESSED:
+            elif way.linear not in (PRESSED.linear, PINNED_BLOCKS):
                 found.append(ways.measure(way, file, subject.order, tokens))
     return found, left_out
 
@@ -174,7 +205,8 @@ def equality(path: Path, measured: list[Measured]) -> pd.DataFrame:
         first = Decode(kit.Weights(file), "fused").step()
     rows = {}
     for found in measured:
-        right = first if found.way == PRESSED else truth  # a page cache that is too small always starts anew
+        alone = found.way.linear in (PRESSED.linear, PINNED_BLOCKS)  # in a process of its own, every token is the first
+        right = first if alone else truth
         off = float((found.result - right).double().pow(2).mean().sqrt() / right.double().std())
         tolerance = TOLERANCES[found.way.linear if found.way.linear in TOLERANCES else found.way.dtype]
         rows[found.way.label] = (off, tolerance, off <= tolerance)
