@@ -17,6 +17,16 @@ VERDICTS = {  # FINDINGS: what each word means
     "not measurable here": "something is missing: a GPU, memory, a file",
 }
 
+COLORS = {  # one color a verdict, on pages and in figures; readable on white
+    "reproduced": "#00795a",
+    "reproduced in ratio": "#1d6fa5",
+    "undecided here": "#6a4fa3",
+    "not reproduced": "#a15c00",
+    "impossible": "#a4332b",
+    "not measurable here": "#6b747d",
+    "no record": "#9aa1a8",
+}
+
 
 @dataclass(frozen=True)
 class Claim:

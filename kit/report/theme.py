@@ -8,6 +8,7 @@ from importlib import resources
 import jinja2
 
 from kit import units
+from kit.claims.table import COLORS
 from kit.report.content import visible
 from kit.report.scale import positions
 
@@ -29,9 +30,21 @@ def _environment() -> jinja2.Environment:
         "seconds": units.format_seconds,
         "bytes": units.format_bytes,
     }
-    environment.globals |= {"policy": _policy(), "style": _asset("page.css"), "script": _asset("page.js")}
+    environment.globals |= {"policy": _policy(), "style": _asset("page.css") + _tones(), "script": _asset("page.js")}
     environment.globals["positions"] = positions
     return environment
+
+
+def _tones() -> str:
+    """The rules that give a verdict its color; lighter on a dark page."""
+    rules = []
+    for word, color in COLORS.items():
+        name = f".tone-{word.replace(' ', '-')}"
+        dark = (
+            f'@media screen {{ :root[data-theme="dark"] {name} {{ --tone: color-mix(in srgb, {color} 45%, white); }} }}'
+        )
+        rules += [f"{name} {{ --tone: {color}; }}", dark]
+    return "\n".join(rules)
 
 
 def _policy() -> str:

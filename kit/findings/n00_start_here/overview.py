@@ -10,6 +10,7 @@ from kit.quants import exactness as compare
 from kit.quants import reference
 from kit.units import format_bytes, format_seconds
 
+BLOCKS = "the file's blocks"
 WEIGHT_BYTES = {"f32": 4.0, "f16, bf16": 2.0, "int8": 1.0}
 
 
@@ -26,7 +27,7 @@ def token_bounds(file, machine) -> pd.DataFrame:
     """The least time and the most tokens a second when every weight is read once a token, by how weights are held."""
     elements = sum(tensor.elements for tensor in file.tensors.values())
     blocks = sum(tensor.nbytes for tensor in file.tensors.values())
-    held = {name: int(elements * size) for name, size in WEIGHT_BYTES.items()} | {"the file's blocks": blocks}
+    held = {name: int(elements * size) for name, size in WEIGHT_BYTES.items()} | {BLOCKS: blocks}
     rows = [
         (name, nbytes, format_bytes(nbytes), 8 * nbytes / elements, machine.seconds_to_read(nbytes))
         for name, nbytes in sorted(held.items(), key=lambda item: -item[1])
@@ -35,6 +36,18 @@ def token_bounds(file, machine) -> pd.DataFrame:
     table["most tokens a second"] = 1 / table["least seconds a token"]
     table["fits in memory"] = np.where(table["bytes"] < machine.memory_limit_bytes, "yes", "no")
     return table.set_index("held as")
+
+
+def answer(bounds: pd.DataFrame, machine, needed: pd.DataFrame) -> str:
+    """The notebook's answer: ``bounds`` as token_bounds gives them, ``needed`` as plausibility."""
+    least = bounds["least seconds a token"]
+    worst = needed["GB/s needed"].idxmax()
+    return (
+        f"This machine reads {machine.read_gbps:.1f} GB/s, so no token of this file takes less than "
+        f"{format_seconds(least['f32'])} from f32 weights and {format_seconds(least[BLOCKS])} from its blocks, whatever the "
+        f"code does. Of the reported speeds {(needed.iloc[:, -1] > 1).sum()} of {len(needed)} need more than it has, most of "
+        f"all {needed.loc[worst, 'as reported']} ({needed.loc[worst, 'GB/s needed']:,.0f} GB/s)."
+    )
 
 
 def roofline(file, machine, tokens=(1, 8, 64, 512)):

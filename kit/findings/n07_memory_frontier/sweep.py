@@ -148,7 +148,7 @@ def predict(way: Way, subject: Subject, costs: Costs) -> Prediction:
         return tiles.predict(way, subject.tile_parts, subject.tile_order, costs.tiles, costs.machine)
     if way.linear in (PRESSED.linear, PINNED_BLOCKS):
         warm = ways.predict(BLOCKS, subject.parts, subject.order, costs.plain, costs.machine)
-        pinned = way.capacity or 0
+        pinned = max(0, (way.capacity or 0) - warm.held)  # vectors are held beside the blocks
         seconds = max(0, warm.pages - pinned) / costs.disk_gbps / 1e9
         return replace(warm, way=way, seconds=warm.seconds + seconds, bound=max(warm.bound, seconds), pages=pinned)
     return ways.predict(way, subject.parts, subject.order, costs.plain, costs.machine)

@@ -14,15 +14,6 @@ from kit.lab import figures
 from kit.units import format_quantity as quantity
 
 NOTHING = "–"
-COLORS = {
-    "impossible": figures.VERMILION,
-    "not reproduced": figures.ORANGE,
-    "undecided here": "#666666",
-    "reproduced in ratio": figures.SKY,
-    "reproduced": figures.GREEN,
-    "not measurable here": figures.PURPLE,
-    NO_RECORD: "#999999",
-}
 _CLAIMED = {"marker": "D", "color": figures.BLACK, "markersize": 4, "linewidth": 1, "markerfacecolor": "white"}
 _MEASURED = {"marker": "o", "color": "#555555", "markersize": 6.5, "linewidth": 0}
 _POSSIBLE = "#cccccc"
@@ -107,7 +98,7 @@ def picture(entries: list[Entry]):
     marks = [value for span in spans.values() for value in span.values() if value]
     left, right = min([*marks, 0.1]) / 2, max([*marks, 10.0]) * 2
     for row, entry in enumerate(entries):
-        color, span = COLORS[entry.verdict], spans.get(entry.claim.id)
+        color, span = claims.COLORS[entry.verdict], spans.get(entry.claim.id)
         axes.annotate(
             entry.verdict, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=color
         )
