@@ -5,6 +5,7 @@ import mmap
 from dataclasses import replace
 
 import numpy as np
+import numpy_decoder  # noqa: F401  the decoder "numpy"
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

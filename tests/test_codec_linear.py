@@ -3,6 +3,7 @@
 import io
 import re
 
+import numpy_decoder  # noqa: F401  the decoder "numpy"
 import pytest
 import torch
 
@@ -93,7 +94,7 @@ def test_every_linear_takes_them(source, file):
 def test_prefetch_changes_no_token(file):
     expected, _ = generate(kit.Transformer(plain := CompressedWeights(file, HashMap()), linear=plain.linear))
     weights = CompressedWeights(file, None)
-    weights.store.ahead_bytes = weights.decoded_bytes
+    weights.store.ahead_bytes = weights.unpacked_bytes
     plan = [(layer.name, layer.size, layer.load) for layer in weights.layers.values()]
     with Prefetcher(weights.store, plan):
         tokens, _ = generate(kit.Transformer(weights, linear=weights.linear))
@@ -108,7 +109,7 @@ def test_counts_of_a_pass(file):
         generate(kit.Transformer(weights, linear=weights.linear), tokens=3)
         frame = weights.trace.frame()
         assert (frame["what"] == "access").sum() == 3 * 15
-        assert (frame["what"] == "decode").sum() == decodes == weights.store.stats.misses
+        assert (frame["what"] == "unpack").sum() == decodes == weights.store.stats.misses
 
 
 def test_lru_over_a_cyclic_scan_never_hits_and_pinned_does(file):

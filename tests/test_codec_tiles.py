@@ -1,6 +1,7 @@
 """Tiles: every decoder gives back every matrix, bit by bit; and what the encoder promises about size."""
 
 import numpy as np
+import numpy_decoder  # noqa: F401  the decoder "numpy"
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -31,7 +31,7 @@ class BF16:
         return self.exponents.nbytes + self.rest.nbytes
 
 
-def encode_bf16(bits, name: str = "matrix", threads: int = 1) -> BF16:
+def pack_bf16(bits, name: str = "matrix", threads: int = 1) -> BF16:
     """Compress the bits (uint16, (rows, columns)) of a bfloat16 matrix; any bits, NaN and infinity included."""
     bits = np.asarray(bits)
     if bits.dtype != np.uint16 or bits.ndim != 2:
@@ -40,7 +40,7 @@ def encode_bf16(bits, name: str = "matrix", threads: int = 1) -> BF16:
     return BF16(exponents, ((bits >> 8 & 0x80) | (bits & 0x7F)).astype(np.uint8))
 
 
-def decode_bf16(matrix: BF16, decoder: str = "interleaved", threads: int = 1) -> np.ndarray:
+def unpack_bf16(matrix: BF16, decoder: str = "interleaved", threads: int = 1) -> np.ndarray:
     """The bits, (rows, columns) uint16. CodecError as kit.codec.decode."""
     exponents = decode(matrix.exponents, decoder, threads=threads).view(np.uint8)
     rest = matrix.rest.astype(np.uint16)

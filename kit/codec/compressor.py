@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from kit.codec.bf16 import encode_bf16
+from kit.codec.bf16 import pack_bf16
 from kit.codec.container import CODINGS, VERSION
 from kit.codec.encoder import encode
 from kit.codec.int8 import quantize
@@ -137,7 +137,7 @@ def _data(source, coding, threads) -> Iterator[np.ndarray]:
                 bits = np.ascontiguousarray(blocks).view("<u2")
                 if (bits & 0x7F80 == 0x7F80).any():
                     raise CodecError(f"{source.path}: {name}: holds a NaN or an infinity: mend the source first")
-                matrix = encode_bf16(bits, name, threads)
+                matrix = pack_bf16(bits, name, threads)
                 yield np.frombuffer(matrix.exponents.to_bytes(), np.uint8)
                 yield matrix.rest.reshape(-1)
             else:

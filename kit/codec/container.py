@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kit.codec.bf16 import BF16, decode_bf16
+from kit.codec.bf16 import BF16, unpack_bf16
 from kit.codec.decoders import decode
 from kit.codec.tiles import Tiles
 from kit.errors import CodecError
@@ -111,8 +111,8 @@ class CompressedFile:
         self.close()
 
 
-def decode_matrix(matrix: Int8 | BF16, decoder="interleaved", threads=1, out=None) -> torch.Tensor:
+def unpack_matrix(matrix: Int8 | BF16, decoder="interleaved", threads=1, out=None) -> torch.Tensor:
     """The int8 values (in `out`, if given) or the bfloat16 weights, (rows, columns)."""
     if isinstance(matrix, Int8):
         return torch.from_numpy(decode(matrix.tiles, decoder, out, threads))
-    return torch.from_numpy(decode_bf16(matrix, decoder, threads)).view(torch.bfloat16)
+    return torch.from_numpy(unpack_bf16(matrix, decoder, threads)).view(torch.bfloat16)

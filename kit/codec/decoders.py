@@ -26,7 +26,6 @@ DECODERS = {
     "scalar-linear": ("kit.codec.scalar", "linear", 8),
     "scalar-binary": ("kit.codec.scalar", "binary", 8),
     "scalar-table": ("kit.codec.scalar", "table", 8),
-    "numpy": ("kit.codec.abreast", "abreast", 256),
     "interleaved": ("kit.codec.interleaved", "interleaved", 16),
     "simd": ("kit.codec.simd", "decode_simd", 16),
     "triton": ("kit.codec.triton", "decode_tiles", 4096),
@@ -86,7 +85,7 @@ def _room(tiles: int, values: int) -> np.ndarray:
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Threads that stay: starting them takes as long as some ten tiles."""
-    return ThreadPoolExecutor(threads, "decode")
+    return ThreadPoolExecutor(threads, "unpack")
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)

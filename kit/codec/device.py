@@ -1,4 +1,4 @@
-"""A compressed model on the device: its tiles lie there, and each matrix is decoded anew, into one buffer, when it is used."""
+"""A compressed model on the device: its tiles lie there, and each matrix is unpacked anew, into one buffer, when it is used."""
 
 from itertools import accumulate, pairwise
 
@@ -48,14 +48,14 @@ class TileWeights(DeviceWeights):
         """The tensor as float32 on the device, decoded or dequantized anew."""
         if name not in self.coded:
             return super().__getitem__(name)
-        return self.decoded(name) * self.coded[name][1][:, None]
+        return self.unpacked(name) * self.coded[name][1][:, None]
 
     def resident(self, names):
         """The blocks of those of ``names`` that are not coded; see DeviceWeights."""
         return super().resident(name for name in names if name not in self.coded)
 
-    def decoded(self, name: str) -> torch.Tensor:
-        """The int8 values (out, in) of a coded matrix, good until the next is decoded; ``verify`` says whether they are."""
+    def unpacked(self, name: str) -> torch.Tensor:
+        """The int8 values (out, in) of a coded matrix, good until the next is unpacked; ``verify`` says whether they are."""
         loaded, _ = self.coded[name]
         rows, columns = loaded.tiles.shape
         first, last = self._place[name]
@@ -70,7 +70,7 @@ class TileWeights(DeviceWeights):
 
 
 class CompressedTransformer(DeviceTransformer):
-    """DeviceTransformer over TileWeights. Every pass decodes every matrix; nothing comes of one whose tiles are damaged."""
+    """DeviceTransformer over TileWeights. Every pass unpacks every matrix; nothing comes of one whose tiles are damaged."""
 
     def _forward(self, tokens, cache, wanted):
         logits = super()._forward(tokens, cache, wanted)
@@ -85,5 +85,5 @@ class CompressedTransformer(DeviceTransformer):
     def product(self, name, input, add_to, factor):
         if name not in self.weights.coded:
             return super().product(name, input, add_to, factor)
-        y = apply(self.weights.decoded(name).view(torch.uint8), "I8", input).mul_(self.weights.coded[name][1])
+        y = apply(self.weights.unpacked(name).view(torch.uint8), "I8", input).mul_(self.weights.coded[name][1])
         return y if add_to is None else add_to.add_(y, alpha=factor)

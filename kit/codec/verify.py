@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from kit.codec.compressor import matrices_of, open_source, quantized
-from kit.codec.container import CompressedFile, decode_matrix
+from kit.codec.container import CompressedFile, unpack_matrix
 from kit.errors import CodecError
 
 
@@ -26,7 +26,7 @@ def verify(path, decoder="interleaved", source=None, threads=1, progress=False) 
                 raise CodecError(f"{path}: {name}: the CRC-32 of its bytes differs: the file is damaged")
         originals = dict(matrices_of(open_source(source))) if source else {}
         for name, matrix in tqdm(file.matrices.items(), unit="matrix", file=sys.stderr, disable=not progress):
-            decoded = decode_matrix(matrix, decoder, threads)
+            decoded = unpack_matrix(matrix, decoder, threads)
             if not source:
                 continue
             if name not in originals:

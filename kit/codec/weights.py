@@ -1,4 +1,4 @@
-"""Linear layers over compressed weights: decode through any cache with any decoder, then multiply by the INT8 values."""
+"""Linear layers over compressed weights: unpacked through any cache with any decoder, then multiply by the INT8 values."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ import torch
 from kit.cache.policies.base import NoCache, Policy
 from kit.cache.store import WeightCache
 from kit.codec.bf16 import BF16
-from kit.codec.container import CompressedFile, Int8, decode_matrix
+from kit.codec.container import CompressedFile, Int8, unpack_matrix
 from kit.codec.decoders import find
 from kit.cpu.linear import linear as multiply
 from kit.errors import ModelError
@@ -26,11 +26,11 @@ from kit.quants import dequantize
 class CompressedWeights(Mapping):
     """The weights of a CompressedFile, for a Transformer: ``kit.Transformer(weights, linear=weights.linear)``.
 
-    ``cache`` holds decoded matrices, one byte a weight: a policy (None: every use decodes anew) or anything with ``get``
+    ``cache`` holds unpacked matrices, one byte a weight: a policy (None: every use unpacks anew) or anything with ``get``
     and ``stats``. ``by="entries"`` counts each matrix as 1, as report 004's caches did, instead of its bytes.
     ``decoder`` and ``threads`` as in kit.codec.decode (None: all cores). ``progress``: see ProgressLine.
 
-    Each use adds the store's span "access" and, when it decodes, a span "decode" to ``trace``.
+    Each use adds the store's span "access" and, when it unpacks, a span "unpack" to ``trace``.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CompressedWeights(Mapping):
         return self.layers[name]
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The tensor in floating point: a norm as it is stored, a matrix decoded (through the cache) and scaled."""
+        """The tensor in floating point: a norm as it is stored, a matrix unpacked (through the cache) and scaled."""
         if name in self.layers:
             return self.layers[name].weight()
         info = self.info(name)
@@ -94,8 +94,8 @@ class CompressedWeights(Mapping):
         return elements * (2 if self.file.coding == "bf16" and name in self.layers else 4)
 
     @property
-    def decoded_bytes(self) -> int:
-        """Bytes of all matrices decoded: what a cache that holds everything holds."""
+    def unpacked_bytes(self) -> int:
+        """Bytes of all matrices unpacked: what a cache that holds everything holds."""
         return sum(layer.nbytes for layer in self.layers.values())
 
     @property
@@ -105,7 +105,7 @@ class CompressedWeights(Mapping):
 
 
 class CompressedLinear:
-    """y = W x, W decoded when the cache does not hold it. Made by CompressedWeights."""
+    """y = W x, W unpacked when the cache does not hold it. Made by CompressedWeights."""
 
     def __init__(self, name: str, matrix: Int8 | BF16, weights: CompressedWeights):
         self.name, self.matrix, self.weights = name, matrix, weights
@@ -124,7 +124,7 @@ class CompressedLinear:
         return multiply(values.view(torch.uint8).numpy(), "I8", x).mul_(self._scales)
 
     def values(self) -> tuple[torch.Tensor, bool]:
-        """The decoded matrix (int8 or bfloat16), from the cache or anew, and whether it had to be decoded."""
+        """The unpacked matrix (int8 or bfloat16), from the cache or anew, and whether it had to be unpacked."""
         decoded = False
 
         def load():
@@ -135,10 +135,10 @@ class CompressedLinear:
         return self.weights.store.get(self.name, self.size, load), decoded
 
     def load(self) -> torch.Tensor:
-        """Decode anew, past the cache: what the cache calls, and a prefetch ahead of it."""
-        with self.weights.trace.span("decode", self.name, layer_of(self.name), self.matrix.nbytes):
+        """Unpack anew, past the cache: what the cache calls, and a prefetch ahead of it."""
+        with self.weights.trace.span("unpack", self.name, layer_of(self.name), self.matrix.nbytes):
             out = None if self._scales is None else self.weights.buffers(self.matrix.shape)
-            return decode_matrix(self.matrix, self.weights.decoder, self.weights.threads, out)
+            return unpack_matrix(self.matrix, self.weights.decoder, self.weights.threads, out)
 
     @property
     def size(self) -> int:
@@ -152,7 +152,7 @@ class CompressedLinear:
 
 
 class Buffers:
-    """Memory for decoded matrices, used again when the last reference to a matrix has gone.
+    """Memory for unpacked matrices, used again when the last reference to a matrix has gone.
 
     Memory fresh from the operating system costs a page fault every 4 KiB, as much time as a fast decoder needs.
     """
@@ -175,7 +175,7 @@ class Buffers:
 class ProgressLine:
     """Report 004's progress line, every so many uses, with counters that are true.
 
-    ``[Op   50] MISS time=  320ms avg=  280ms cache=20/20``: whether this use decoded and what that took; the average of
+    ``[Op   50] MISS time=  320ms avg=  280ms cache=20/20``: whether this use unpacked and what that took; the average of
     all so far; what the cache holds of what it may hold.
     """
 

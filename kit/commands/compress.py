@@ -38,7 +38,7 @@ def command(file, output, coding, threads, force):
     with CompressedFile(output) as compressed:
         weights = CompressedWeights(compressed)
         tiles = sum(layer.tiles for layer in weights.layers.values())
-        packed, plain = weights.compressed_bytes, weights.decoded_bytes
+        packed, plain = weights.compressed_bytes, weights.unpacked_bytes
         click.echo(
             f"{output}: {len(weights.layers)} matrices, {tiles} tiles, {format_bytes(packed)} "
             f"for {format_bytes(plain)} of {coding} ({packed / plain:.1%})"

@@ -57,19 +57,21 @@ def log(axes: Axes, *names: str) -> None:
 
 def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
     """Save the figure drawn anew at that size (inches), without its small print; the figure stays as it was."""
-    small = [text for axes in figure.axes for text in (axes.get_legend(), axes.xaxis.label, axes.yaxis.label, axes._left_title,
-             axes.title, *axes.texts) if text]  # fmt: skip
-    for axes in figure.axes:  # names of bars take the room of the bars
-        small += [label for axis in (axes.xaxis, axes.yaxis) if axis.have_units() for label in axis.get_ticklabels()]
-    shown, size = [artist for artist in small if artist.get_visible()], figure.get_size_inches()
+    size = figure.get_size_inches()
+    figure.set_size_inches(width, height)
+    small = []
+    for axes in figure.axes:
+        small += [axes.get_legend(), axes.xaxis.label, axes.yaxis.label, axes._left_title, axes.title, *axes.texts]
+        for axis in (axes.xaxis, axes.yaxis):  # names of bars take the room of the bars; every other number is enough
+            small += axis.get_ticklabels()[:: 1 if axis.have_units() else 2]
+    hidden = [artist for artist in small if artist and artist.get_visible()]
     try:
-        for artist in shown:
+        for artist in hidden:
             artist.set_visible(False)
-        figure.set_size_inches(width, height)
         figure.savefig(path, dpi=200)
     finally:
         figure.set_size_inches(*size)
-        for artist in shown:
+        for artist in hidden:
             artist.set_visible(True)
 
 
