@@ -129,8 +129,10 @@ def direct_gbps(path, most: int = 512 << 20, step: int = 8 << 20) -> float | Non
     with mmap.mmap(-1, step) as room:
         done, start = 0, time.perf_counter()
         try:
-            while done < most and (count := os.preadv(handle, [room], done)) == step:
+            while done < most and (count := os.preadv(handle, [room], done)):
                 done += count
+                if count < step:
+                    break  # the end of the file
         except OSError:
             return None
         finally:

@@ -199,7 +199,7 @@ def measure_all(
 
 
 def equality(path: Path, measured: list[Measured]) -> pd.DataFrame:
-    """RMS difference of each way's last logits from the lazy f32 way's, over their standard deviation, and its tolerance."""
+    """RMS difference of each way's last logits from those of f32 weights, over their standard deviation; its tolerance."""
     truth = next(found.result for found in measured if found.way == ways.LAZY)
     with kit.open(path) as file:
         first = Decode(kit.Weights(file), "fused").step()
