@@ -25,6 +25,9 @@ from kit.units import format_bytes
 SHARES = tuple(np.round(np.linspace(0.1, 0.9, 9), 3).tolist())  # of the working set
 POLICIES = ("LRU", "CyclicAware", "Pinned")
 PRESSED = Way("NoCache", linear="pressed")
+HEADROOM = (
+    64 << 20
+)  # bytes that a process needs beside the blocks; a file of a few times that is not pressed by a limit
 PINNED_BLOCKS = "pinned blocks"  # so many bytes of the file held, the rest from the disk at every token
 
 
@@ -175,7 +178,7 @@ def measure_all(
         prediction.way for prediction in predictions if prediction.way.linear in (PRESSED.linear, PINNED_BLOCKS)
     ):
         # first: pages cannot be dropped while this process maps them
-        limit = subject.blocks // 2 + (64 << 20) if way == PRESSED else 0
+        limit = subject.blocks // 2 + HEADROOM if way == PRESSED and subject.blocks > 4 * HEADROOM else 0
         real = pressed.measure(path, tokens, way.capacity or 0, limit)
         if real.measured is None:
             left_out[way] = real.reason
