@@ -11,6 +11,7 @@ import torch
 
 import kit
 from kit.claims import table as claims
+from kit.claims.judge import judge as verdict_of
 from kit.cuda.kvcache import KV_DTYPES
 from kit.errors import ModelError
 from kit.findings import reported
@@ -173,18 +174,13 @@ def judge(lab, file, points: list[Point], stands_for: str) -> None:
             upper=1 / lab.gpu.seconds_to_read(point.nbytes), upper_source="blocks, keys and values at read bandwidth",
         )  # fmt: skip
     shortest = next(point for point in points if point.samples)
-    whole = whole_blocks(stands_for)
+    whole, share = whole_blocks(stands_for), reported.elements(stands_for) / reported.elements()
     here = [blocks_read(file) / whole / seconds for seconds in shortest.samples]
-    typical, upper = float(np.median(here)), 1 / lab.gpu.seconds_to_read(whole)
-    share = reported.elements(stands_for) / reported.elements()
     for name in ("blas-500", "variance-45-1100") if stands_for == reported.MODEL else ("variance-45-1100",):
         claim = claims.get(name)
-        reached = "reproduced in ratio" if typical >= claim.after else "not reproduced"
-        lab.record(
-            claim.id, quantity=f"tokens a second for the weights of {stands_for}, from blocks on the device",
-            unit="tok/s", samples=here, device=lab.device, upper=upper,
-            upper_source=f"{format_bytes(whole)} of blocks at {lab.gpu.read_gbps:,.0f} GB/s of {lab.gpu.name}",
-            tolerance=f"at least the reported {claim.after:g}", verdict="impossible" if upper < claim.after else reached,
-            reason=f"{typical:,.0f} tok/s, batch 1, a CUDA graph a token; its bandwidth allows {upper:,.0f} of a model with "
-            f"{share:.0%} of the reports' weights",
-        )  # fmt: skip
+        lab.record(verdict_of(
+            claim.id, f"tokens a second for the weights of {stands_for}, from blocks on the device", "tok/s", here,
+            accept=(claim.after, None), in_ratio=True,
+            at_most=(1 / lab.gpu.seconds_to_read(whole), f"{format_bytes(whole)} of blocks at {lab.gpu.read_gbps:,.0f} GB/s"),
+            text=f"batch 1 on {lab.gpu.name}, a CUDA graph a token, of a model with {share:.0%} of the reports' weights",
+        ), device=lab.device)  # fmt: skip
