@@ -153,6 +153,18 @@ class MetadataArray(Sequence):
         """All elements as Python values."""
         return list(self)
 
+    def encoded(self) -> list[bytes]:
+        """All strings as they lie in the file: UTF-8, unless the file is wrong."""
+        data, sizes = self._file.data, self._file.order + "u8"
+        lengths = data[self._offsets[:, None] + np.arange(8)].view(sizes)[:, 0] if len(self) else self._offsets
+        first = int(self._offsets[0]) if len(self) else 0
+        starts, stops = self._offsets + 8 - first, self._offsets + 8 - first + lengths.astype(np.int64)
+        blob = data[first : first + int(stops[-1])].tobytes() if len(self) else b""
+        return [blob[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return np.asarray(self.numpy() if self._items is not None else self.tolist(), dtype)
+
     def _native(self, items: np.ndarray) -> np.ndarray:
         if self.kind != "bool":
             return items.astype(items.dtype.newbyteorder("="))

@@ -109,14 +109,14 @@ class Llama:
         flags = ctypes.c_bool(begin_and_end), ctypes.c_bool(special)
         return ids[: self._lib.llama_tokenize(self._vocab, text, len(text), ids, room, *flags)]
 
-    def detokenize(self, ids, special=False) -> bytes:
-        """Text of ``ids``; the tokens that begin and end a text are left out."""
-        room = 64 * len(ids) + 64
-        text = ctypes.create_string_buffer(room)
-        flags = ctypes.c_bool(not special), ctypes.c_bool(special)
-        array = (ctypes.c_int32 * len(ids))(*ids)
-        length = self._lib.llama_detokenize(self._vocab, array, len(ids), text, room, *flags)
-        return text.raw[:length]
+    def detokenize(self, ids) -> bytes:
+        """Text of ``ids``, piece by piece; control tokens have none."""
+        room = ctypes.create_string_buffer(4096)
+        pieces = []
+        for token in ids:
+            length = self._lib.llama_token_to_piece(self._vocab, token, room, len(room), 0, ctypes.c_bool(False))
+            pieces.append(room.raw[:length])
+        return b"".join(pieces)
 
     def logits(self, tokens, held: int = 0, wanted=None) -> np.ndarray:
         """Logits (wanted, vocabulary) after ``tokens`` (``wanted`` of them, the last; None: all), float32.

@@ -1,4 +1,4 @@
-"""How byte-level BPE vocabularies cut text into words before merging: patterns by the name in ``tokenizer.ggml.pre``.
+"""How byte-pair vocabularies cut text into words before merging: patterns by the name in ``tokenizer.ggml.pre``.
 
 The patterns are part of the models' tokenizers; where llama.cpp approximates one, its approximation is followed, so
 that both give the same tokens. Oniguruma syntax.
@@ -7,47 +7,132 @@ that both give the same tokens. Oniguruma syntax.
 from typing import NamedTuple
 
 _ENGLISH = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_LETTER, _OR_MARK = r"\p{L}", r"[\p{L}\p{M}]"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_MARKED = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
 _SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_SYMBOLS_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _BLANKS = r"\s+(?!\S)|\s+"
 _LINES = rf"\s*[\r\n]+|{_BLANKS}"
+_HALVES = "|".join(rf"\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"  # of blanks
+_HAN = r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2EBEF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}"
+_KANA = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+"
+_HANGUL = r"[[\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]&&[^\s]]+"  # what stands between CJK and it, too
+_SCRIPTS = (
+    r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{8C48}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}\x{FF65}-\x{FF9F}"
+    r"\x{2F00}-\x{2FDF}\x{0E40}-\x{0E7F}\x{0E80}-\x{0EFF}\x{1780}-\x{17FF}"
+    r"\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+"
+)
+_LATIN = (  # and Greek, Cyrillic, Georgian, ...: what has two cases
+    "["
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷ"
+    "ᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ"
+    "-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+    "]+"
+)
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 LLAMA3 = rf"{_ENGLISH}|{_LETTERS}|\p{{N}}{{1,3}}|{_SYMBOLS}|{_LINES}"
 QWEN2 = rf"{_ENGLISH}|{_LETTERS}|\p{{N}}|{_SYMBOLS}|{_LINES}"
-QWEN35 = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_LINES}"
-# A word is capitals and then small letters; a letter outside ASCII is either (llama.cpp's reading of \p{Lu}, \p{Ll}).
-_CAPITAL, _SMALL = r"[\p{L}&&[^a-z]]", r"[\p{L}&&[^A-Z]]"
-_CASED = [rf"[^\r\n\p{{L}}\p{{N}}]?{word}" for word in (f"{_CAPITAL}*{_SMALL}+", f"{_CAPITAL}+{_SMALL}*")]
-_SYMBOLS_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
-TEKKEN = rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_SYMBOLS_SLASH}|{_LINES}"
-GPT4O = rf"{_CASED[0]}{_ENGLISH}?|{_CASED[1]}{_ENGLISH}?|\p{{N}}{{1,3}}|{_SYMBOLS_SLASH}|{_LINES}"
+QWEN35 = rf"{_ENGLISH}|{_MARKED}|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_LINES}"
+BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+LINE = r"[^\n]+|\n+"
+
+
+def _cased(letter: str, suffix: str = "") -> str:
+    """A word is capitals and then small letters; one outside ASCII is either (llama.cpp's reading of \\p{Lu}, \\p{Ll})."""
+    capital, small = rf"[{letter}&&[^a-z]]", rf"[{letter}&&[^A-Z]]"
+    words = f"{capital}*{small}+", f"{capital}+{small}*"
+    return "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{word}{suffix}" for word in words)
+
+
+TEKKEN = rf"{_cased(_LETTER)}|\p{{N}}|{_SYMBOLS_SLASH}|{_LINES}"
+GPT4O = rf"{_cased(_LETTER, _ENGLISH + '?')}|\p{{N}}{{1,3}}|{_SYMBOLS_SLASH}|{_LINES}"
+GRANITE = rf"{_cased(_OR_MARK, _ENGLISH + '?')}|\p{{N}}{{1,3}}|{_SYMBOLS_SLASH}|{_LINES}"
+HORIZON = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}\x{{200C}}\x{{200D}}]+|\p{{N}}{{1,3}}|{_SYMBOLS}|{_LINES}"
+YOUTU = rf"{_MARKED}{_ENGLISH}?|\p{{N}}|{_SYMBOLS_SLASH}|{_LINES}"
+AYA = rf"{_MARKED}{_ENGLISH}?|\p{{N}}{{1,3}}|{_SYMBOLS_SLASH}|{_LINES}"
+KIMI = rf"[{_HAN}]+|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^{_HAN}]]+{_ENGLISH}?|\p{{N}}{{1,3}}|{_SYMBOLS}|{_LINES}"
+BAILING = rf"{_ENGLISH}|{_LETTERS}|\p{{N}}|{_SYMBOLS}|\s*[\r\n]|{_BLANKS}"
+EXAONE = (
+    rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{_BLANKS}"
+)
+_WORD_AFTER_SYMBOL = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+DEEPSEEK3 = rf"{_WORD_AFTER_SYMBOL}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES}"
+SPARK = rf"{_WORD_AFTER_SYMBOL}| ?[\p{{P}}\p{{S}}]+|[\r\n]|{_BLANKS}"
+_THREES = (
+    r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # digits in threes from the right; what is before joins the first
+)
 
 
 class PreTokenizer(NamedTuple):
     """``patterns`` cut one after another, each within the pieces that the one before left; what matches none is a piece.
 
     ``whole_words``: a word that is a token is taken as it is, without merging. ``add_bos``: unless the file says.
+    ``raw``: merges are of characters as they are, spaces made visible as SentencePiece does, bytes as ``<0xE2>``;
+    otherwise of bytes, each a visible character. ``whole_lines``: newlines that are a token are taken as they are, and a
+    text begins with its token whatever the file says. ``spaced``: every line begins with a space.
     """
 
     patterns: tuple[str, ...]
     whole_words: bool = False
     add_bos: bool = False
+    raw: bool = False
+    whole_lines: bool = False
+    spaced: bool = False
 
 
 _KINDS = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    "gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum exaone4": PreTokenizer((GPT2,)),
+    "gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum exaone4 modern-bert "
+    "jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe": PreTokenizer((GPT2,)),
     "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": PreTokenizer((r"\p{N}", GPT2)),
-    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2": PreTokenizer((LLAMA3,), True, True),
-    "dbrx smaug-bpe glm4 chatglm-bpe": PreTokenizer((LLAMA3,)),
-    "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2": PreTokenizer((QWEN2,)),
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": PreTokenizer(
+        (LLAMA3,), True, True
+    ),
+    "dbrx smaug-bpe glm4 glm5 chatglm-bpe": PreTokenizer((LLAMA3,)),
+    "jais-2": PreTokenizer((rf"{_ENGLISH}|{_LETTERS}|\p{{N}}{{1,3}}|{_SYMBOLS}|\s*[\r\n]+|{_HALVES}",)),
+    "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2 f2llmv2": PreTokenizer((QWEN2,)),
     "qwen35": PreTokenizer((QWEN35,)),
-    "tekken": PreTokenizer((TEKKEN,), True, True),
-    "gpt-4o llama4 kanana2": PreTokenizer((GPT4O,)),
-    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
-    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+    "laguna": PreTokenizer((LINE, QWEN2)),
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", QWEN2.replace(r"\p{N}|", r"\p{N}+|")), True),
+    "ufakzeka": PreTokenizer((rf"{_LETTERS}|\p{{N}}|{_SYMBOLS}|{_LINES}",)),
     "seed-coder": PreTokenizer((rf"{_ENGLISH}|{_LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_LINES}",)),
+    "bailingmoe bailingmoe2 llada-moe": PreTokenizer((BAILING,)),
+    "exaone-moe": PreTokenizer((EXAONE,)),
+    "k2-horizon": PreTokenizer((HORIZON,)),
+    "tekken": PreTokenizer((TEKKEN,), True, True),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((GPT4O,)),
+    "granite-embed-multi-97m": PreTokenizer((GRANITE,), True),
+    "youtu": PreTokenizer(("[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _KANA, YOUTU), True),
+    "tiny_aya cohere2moe": PreTokenizer((_THREES, AYA)),
+    "kimi-k2": PreTokenizer((KIMI,)),
+    "superbpe": PreTokenizer((r"\p{N}+", r"[\s\S]+?(?=(?:[0-9]{3})+(?![0-9])|\z)")),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
+    "bloom poro-chat gpt3-finnish": PreTokenizer((BLOOM,)),
+    "viking": PreTokenizer((BLOOM, r"\p{N}")),
+    "chameleon": PreTokenizer(
+        ("<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", GPT2),
+        add_bos=True,
+    ),
+    "deepseek-llm": PreTokenizer(
+        (
+            r"[\r\n]",
+            rf"\s?{_LATIN}",
+            r"\s?[!-/:-~！-／：-～‘-‟\x{3001}-。]+",
+            r"\s+\z",
+            _HANGUL,
+            r"\p{N}+",
+        )
+    ),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HANGUL, r"\p{N}")),
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": PreTokenizer((r"\p{N}{1,3}", _KANA, DEEPSEEK3)),
+    "spark2_5": PreTokenizer((r"\p{N}{1,3}", _KANA, SPARK, r"\p{N}")),
+    "afmoe": PreTokenizer((_THREES, _SCRIPTS, DEEPSEEK3)),
+    "gemma4 granite-embed-multi-311m": PreTokenizer((LINE,), add_bos=True, raw=True, whole_lines=True),
+    "sarvam-moe": PreTokenizer((LINE,), raw=True),
+    "mmbert": PreTokenizer((LINE, "▁[^▁]*"), raw=True, spaced=True),
 }
 PRE_TOKENIZERS = {name: kind for names, kind in _KINDS.items() for name in names.split()}
 

@@ -1,0 +1,76 @@
+"""Byte-pair vocabularies (``gpt2``, ``gemma4``): words cut by the file's pre-tokenizer, merged by rank."""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from kit.errors import TokenizerError
+from kit.model.pretokenizers import PRE_TOKENIZERS, byte_symbols
+from kit.model.vocabulary import BYTE, SPACE, Tokenizer, characters, encoded, merge, valid
+
+_VISIBLE = dict(enumerate(byte_symbols()))  # GPT-2's: no byte looks like a space or a control character
+_LINE_START = re.compile(f"(?m:^)(?=[^\n{SPACE}])")
+_BYTES = {character: byte for byte, character in _VISIBLE.items()}
+
+
+class BytePair(Tokenizer):
+    """Symbols are bytes, each as a visible character; in a ``raw`` vocabulary characters, with visible spaces."""
+
+    def __init__(self, file):
+        gemma = file.metadata["tokenizer.ggml.model"] == "gemma4"
+        name = "gemma4" if gemma else file.metadata.get("tokenizer.ggml.pre", "default")
+        kind = PRE_TOKENIZERS.get(name)
+        if kind is None:
+            known = ", ".join(PRE_TOKENIZERS)
+            raise TokenizerError(f"{file.path}: pre-tokenizer {name!r} is not known; the kit knows {known}")
+        super().__init__(file, ("bos",) if kind.add_bos else ())
+        if kind.whole_lines:
+            self.bos = file.metadata.get("tokenizer.ggml.bos_token_id")
+        merges = file.metadata.get("tokenizer.ggml.merges")
+        if merges is None and name != "kimi-k2":
+            raise TokenizerError(
+                f"{file.path}: a {'gemma4' if gemma else 'gpt2'} tokenizer without 'tokenizer.ggml.merges'"
+            )
+        lines = encoded(() if merges is None else merges)
+        self._ranks = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))  # the first of two counts
+        self._kind = kind
+        self._words = _splitter(kind.patterns)
+        self._encode_word = lru_cache(1 << 16)(self._encode_word)
+
+    def _encode_part(self, data, after_special):
+        text = valid(data.replace(b" ", SPACE.encode()) if self._kind.raw else data)
+        text = _LINE_START.sub(SPACE, text) if self._kind.spaced else text
+        return [token for word in self._words(text) for token in self._encode_word(word)]
+
+    def _encode_word(self, word: str) -> tuple[int, ...]:
+        visible = word if self._kind.raw else word.encode().decode("latin-1").translate(_VISIBLE)
+        whole = self._kind.whole_words or (self._kind.whole_lines and not word.strip("\n"))
+        if whole and visible.encode() in self._ids:
+            return (self._ids[visible.encode()],)
+        symbols = merge([c.encode() for c in visible], lambda left, right: self._ranks.get(left + b" " + right))
+        return tuple(token for symbol in symbols for token in self._symbol(symbol))
+
+    def _symbol(self, symbol):
+        if symbol in self._ids:
+            return [self._ids[symbol]]
+        if self._kind.raw:
+            return [self._byte(byte) for byte in symbol]
+        missing = [character for character in characters(symbol) if character not in self._ids]
+        if missing:
+            byte = _BYTES[missing[0].decode()]
+            raise TokenizerError(f"{self.path}: the vocabulary has no token for the byte 0x{byte:02X}")
+        return [self._ids[character] for character in characters(symbol)]
+
+    def _piece(self, kind, text):
+        if self._kind.raw or kind == BYTE:
+            return super()._piece(kind, text)
+        shown = text.decode()
+        return bytes(_BYTES[c] for c in shown) if _BYTES.keys() >= set(shown) else text
+
+
+def _splitter(patterns: Sequence[str]) -> Callable[[str], list[str]]:
+    """A function that cuts text into words. Python's ``re`` has no \\p{L}; the tokenizers library brings Oniguruma."""
+    from tokenizers import Regex, pre_tokenizers
+
+    cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns])
+    return lambda text: [word for word, _ in cut.pre_tokenize_str(text)]

@@ -1,0 +1,243 @@
+"""Vocabularies of pieces with scores or none: SentencePiece (``llama``), unigram (``t5``), WordPiece (``bert``), ``rwkv``."""
+
+import re
+import unicodedata
+
+import numpy as np
+
+from kit.errors import TokenizerError
+from kit.model.vocabulary import NORMAL, SPACE, UNUSED, USER_DEFINED, Tokenizer, characters, merge, valid
+
+_VISIBLE_SPACE = SPACE.encode()
+
+
+def _scores(file, count) -> list[float]:
+    scores = file.metadata.get("tokenizer.ggml.scores")
+    return [0.0] * count if scores is None else np.array(scores, np.float32).tolist()
+
+
+class SentencePiece(Tokenizer):
+    """Pieces merged by score, spaces made visible, unknown characters as bytes (``<0xE2>``)."""
+
+    def __init__(self, file):
+        super().__init__(file, ("bos",), {"bos": 1, "eos": 2, "unknown": 0})
+        self._scores = _scores(file, len(self._texts))
+        self._prefix = b" " if file.metadata.get("tokenizer.ggml.add_space_prefix", True) else b""
+
+    def _encode_part(self, data, after_special):
+        data = (self._prefix + data if after_special else data).replace(b" ", _VISIBLE_SPACE)
+        ids = []
+        for symbol in merge(characters(data), self._priority):
+            token = self._ids.get(symbol)
+            ids += [token] if token is not None else [self._byte(byte) for byte in symbol]
+        return ids
+
+    def _priority(self, left, right):
+        token = self._ids.get(left + right)
+        return None if token is None else -self._scores[token]
+
+    def decode(self, ids, special=False):
+        """As Tokenizer.decode, without the space that encoding put in front."""
+        text = super().decode(ids, special)
+        return text.removeprefix(" ") if self._prefix else text
+
+
+class Unigram(Tokenizer):
+    """The likeliest cut into pieces by their log probabilities (Kudo 2018), after the file's own normalization."""
+
+    def __init__(self, file):
+        super().__init__(file, ("eos",), {"eos": 1, "unknown": 2})
+        if self.unknown is None:
+            raise TokenizerError(f"{file.path}: a t5 tokenizer needs an unknown token")
+        flag = lambda key: bool(file.metadata.get(f"tokenizer.ggml.{key}", False))  # noqa: E731
+        self._prefix, self._merged = flag("add_space_prefix"), flag("remove_extra_whitespaces")
+        scores = _scores(file, len(self._texts))
+        normal = [score for score, kind in zip(scores, self.kinds, strict=True) if kind == NORMAL]
+        self._missing = float(np.float32(min(normal, default=0.0)) - np.float32(10))
+        self._pieces = {
+            text: (token, 0.0 if self.kinds[token] == USER_DEFINED else scores[token])
+            for token, text in enumerate(self._texts)
+            if self.kinds[token] in (NORMAL, USER_DEFINED, UNUSED)
+        }
+        self._longest = max(map(len, self._pieces), default=0)
+        own = [text for token, text in enumerate(self._texts) if self.kinds[token] == USER_DEFINED]
+        self._own = {text[:length] for text in own for length in range(1, len(text) + 1)}
+        self._charsmap = _Charsmap(file.metadata.get("tokenizer.ggml.precompiled_charsmap"))
+
+    def _encode_part(self, data, after_special):
+        data = self._normalized(data)
+        best: list[tuple[float, int, int]] = [(0.0, 0, self.unknown)] + [(-np.inf, 0, self.unknown)] * len(data)
+        start = 0
+        for character in characters(data):
+            sum_, stop, single = best[start][0], start + len(character), False
+            for end in range(start + 1, min(start + self._longest, len(data)) + 1):
+                token, score = self._pieces.get(data[start:end], (None, 0.0))
+                if token is not None:
+                    single |= end == stop
+                    if sum_ + score > best[end][0]:
+                        best[end] = sum_ + score, start, token
+            if not single and sum_ + self._missing > best[stop][0]:
+                best[stop] = sum_ + self._missing, start, self.unknown
+            start = stop
+        ids, at = [], len(data)
+        while at:
+            _, at, token = best[at]
+            if not (ids and token == ids[-1] == self.unknown):
+                ids.append(token)
+        return ids[::-1]
+
+    def _normalized(self, data: bytes) -> bytes:
+        """Characters replaced by the file's map, spaces made visible, merged or put in front as the file says."""
+        out, word, begun = [], False, False
+        for text in self._replaced(data):
+            for byte in re.findall(b" |[^ ]+", text):
+                if byte != b" ":
+                    if not word and (self._merged or (self._prefix and not begun)):
+                        out.append(_VISIBLE_SPACE)
+                        begun = True
+                    word = True
+                    out.append(byte)
+                else:
+                    word = False
+                    if not self._merged:
+                        out.append(_VISIBLE_SPACE)
+        return b"".join(out)
+
+    def _replaced(self, data):
+        start = 0
+        while start < len(data):
+            length = 0
+            while start + length < len(data) and data[start : start + length + 1] in self._own:
+                length += 1  # the user's tokens stay as they are, and so does what only begins like one
+            text = data[start : start + length]
+            if not length:
+                length, text = self._charsmap.longest(data, start)
+            if not length:
+                character = characters(data[start : start + 4])[0]
+                text = valid(character).encode()
+                length = len(character) if text == character else 1
+                text = text if text == character else "\ufffd".encode()
+            yield text
+            start += length
+
+    def decode(self, ids, special=False):
+        """As Tokenizer.decode, without the space that encoding put in front."""
+        text = super().decode(ids, special)
+        return text.removeprefix(" ") if self._prefix else text
+
+
+class _Charsmap:
+    """SentencePiece's precompiled normalization: a double-array trie of prefixes (Kanda 2018) and what replaces them."""
+
+    def __init__(self, blob):
+        data = b"" if blob is None else np.array(blob).astype(np.uint8).tobytes()
+        size = int.from_bytes(data[:4], "little")
+        self._units = np.frombuffer(data[4 : 4 + size], "<u4").tolist()
+        self._replacements = data[4 + size :]
+
+    def longest(self, data: bytes, start: int) -> tuple[int, bytes]:
+        """(bytes of the longest prefix of data[start:] that is replaced, what replaces it); (0, b"") for none."""
+        length, found = 0, b""
+        if not self._units:
+            return length, found
+        node = _base(self._units[0])
+        for place in range(start, len(data)):
+            node ^= data[place]
+            if not data[place] or node >= len(self._units) or self._units[node] & 0x800000FF != data[place]:
+                break
+            unit = self._units[node]
+            node ^= _base(unit)
+            if unit >> 8 & 1:
+                at = self._units[node] & 0x7FFFFFFF
+                length, found = place - start + 1, self._replacements[at : self._replacements.index(b"\0", at)]
+        return length, found
+
+
+def _base(unit: int) -> int:
+    return unit >> 10 << ((unit & 1 << 9) >> 6)
+
+
+class WordPiece(Tokenizer):
+    """Words cut into the longest pieces from the left, each begun by a visible space; a word that cannot be is unknown."""
+
+    def __init__(self, file):
+        super().__init__(file, ("bos",), {"bos": 101, "unknown": 100, "seperator": 102})
+        flag = lambda key, default: bool(file.metadata.get(f"tokenizer.ggml.normalizer.{key}", default))  # noqa: E731
+        self._lower = flag("lowercase", True)
+        self._strip = flag("strip_accents", self._lower)
+        self.bos = file.metadata.get("tokenizer.ggml.bos_token_id", 101)
+        self.eos = self.separator
+        self._longest = max(map(len, self._texts), default=0)
+
+    def _encode_part(self, data, after_special):
+        return [token for word in self._words(valid(data)) for token in self._cut_word(_VISIBLE_SPACE + word.encode())]
+
+    def _words(self, text: str) -> list[str]:
+        words = [""]
+        for character in (unicodedata.normalize("NFD", c)[0] if self._strip else c for c in text):
+            category = unicodedata.category(character)
+            if character.isspace() and not "\x1c" <= character <= "\x1f":
+                words.append("")
+                continue
+            if character in "\0\ufffd" or category in _DROPPED or (self._strip and category[0] == "M"):
+                continue
+            character = character.lower()[0] if self._lower else character
+            alone = category[0] == "P" or (character < "\x7f" and category[0] == "S") or _CHINESE.match(character)
+            words += [character, ""] if alone else []
+            words[-1] += "" if alone else character
+        return [word for word in words if word]
+
+    def _cut_word(self, word: bytes) -> list[int]:
+        ids, start = [], 0
+        while start < len(word):
+            for stop in range(min(len(word), start + self._longest + 1), start, -1):
+                if word[start:stop] in self._ids:
+                    ids.append(self._ids[word[start:stop]])
+                    start = stop
+                    break
+            else:
+                return [self.unknown]
+        return ids
+
+    def decode(self, ids, special=False):
+        """As Tokenizer.decode, without the space before the first word."""
+        return super().decode(ids, special).removeprefix(" ")
+
+
+_DROPPED = ("Cc", "Cf", "Cs", "Co")
+_CHINESE = re.compile(  # as BERT counts: each such character is a word
+    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f\U0002b920-\U0002ceaf"
+    "\uf900-\ufaff\U0002f800-\U0002fa1f]"
+)
+
+
+class Rwkv(Tokenizer):
+    """The longest token at each place; the file writes bytes as Python does (``\\x80``, ``\\n``)."""
+
+    def __init__(self, file):
+        super().__init__(file)
+        self.bos = self.eos = None
+        self._texts = [_ESCAPE.sub(_unescaped, text) for text in self._texts]
+        self._ids = dict(zip(self._texts, range(len(self._texts)), strict=True))
+        self._longest = max(map(len, self._texts), default=0)
+
+    def _encode_part(self, data, after_special):
+        ids, start = [], 0
+        while start < len(data):
+            ends = range(min(len(data), start + self._longest), start, -1)
+            stop = next((end for end in ends if data[start:end] in self._ids), start + 1)
+            ids.append(self._ids.get(data[start:stop], self.unknown))
+            start = stop
+        return ids
+
+    def _piece(self, kind, text):
+        return text
+
+
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(.))", re.DOTALL)
+
+
+def _unescaped(match) -> bytes:
+    if match[1]:
+        return bytes([int(match[1], 16)])
+    return {b"t": b"\t", b"n": b"\n", b"r": b"\r"}.get(match[2], match[2])

@@ -1,0 +1,203 @@
+"""What every tokenizer shares: the texts by id, special tokens, begin and end, and decoding. Only metadata is read."""
+
+import codecs
+import heapq
+import re
+from collections.abc import Callable, Iterable
+from functools import cached_property
+
+import numpy as np
+
+from kit.errors import TokenizerError
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
+# Files mark one token as the end; chat models end a turn by others, known by their text alone.
+END_TEXTS = frozenset(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <|endoftext|> <|eom_id|> <|end_of_text|> "
+    "<end_of_turn> </s> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <eos> <turn|> <|tool_response> "
+    "<｜end▁of▁sentence｜> [e~[".split()
+)
+_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss: control tokens that are read as text
+_NO_END = (  # where a file has all of the first, the second is no end
+    ({"<|return|>", "<|call|>"}, "<|end|>", USER_DEFINED),
+    ({"<|calls|>", "<|flush|>"}, "<|end|>", USER_DEFINED),
+    ({"<|tool_response>"}, "</s>", NORMAL),
+)
+_NAMED = ("bos", "eos", "eot", "eom", "unknown", "seperator")  # GGUF's own spelling
+_BLANKS = b" \t\n\v\f\r"
+SPACE = "▁"  # SentencePiece's visible space
+
+
+class Tokenizer:
+    """``end_tokens``: ids after which a model has no more to say; ``bos``: the id that begins a text, None when the file
+    wants none; ``eos``: the same at the end."""
+
+    def __init__(self, file, adds: tuple[str, ...] = (), defaults: dict[str, int] | None = None):
+        self.path = file.path
+        self._metadata = metadata = file.metadata
+        self._texts = encoded(metadata["tokenizer.ggml.tokens"])
+        self._ids = dict(zip(self._texts, range(len(self._texts)), strict=True))
+        kinds = metadata.get("tokenizer.ggml.token_type")
+        kinds = np.full(len(self._texts), NORMAL) if kinds is None else np.array(kinds)
+        ends = {text: self._ids[text.encode()] for text in END_TEXTS if text.encode() in self._ids}
+        kinds[list(ends.values())] = CONTROL  # not every converter marks them
+        for texts, text, kind in _NO_END:
+            if texts <= ends.keys() and text in ends:
+                kinds[ends.pop(text)] = kind
+        kinds[[self._ids[text.encode()] for text in _SHOWN if text.encode() in self._ids]] = USER_DEFINED
+        ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id", (defaults or {}).get(name)) for name in _NAMED}
+        self.bos = self._wanted("bos", ids, "bos" in adds)
+        self.eos = self._wanted("eos", ids, "eos" in adds)
+        self.unknown, self.separator = ids["unknown"], ids["seperator"]
+        self.end_tokens = ({ids["eos"], ids["eot"], ids["eom"]} | set(ends.values())) - {None}
+        special = np.flatnonzero(np.isin(kinds, (UNKNOWN, CONTROL, USER_DEFINED))).tolist()
+        self._special = sorted(special, key=lambda token: -len(self._texts[token]))
+        self._swallow = self._greedy()
+        self.kinds: list[int] = kinds.tolist()
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """The texts by id."""
+        return [text.decode("utf-8", "replace") for text in self._texts]
+
+    def _wanted(self, name, ids, default):
+        if not self._metadata.get(f"tokenizer.ggml.add_{name}_token", default):
+            return None
+        if ids[name] is None:
+            raise TokenizerError(f"{self.path}: the file asks for a {name} token but does not name one")
+        return ids[name]
+
+    def _greedy(self) -> dict[int, tuple[bool, bool]]:
+        """Special tokens that take the blanks before or after them; which do is nowhere in a file but in names."""
+        before, after = [], []
+        name = str(self._metadata.get("general.name", "")).lower()
+        if str(self._metadata.get("tokenizer.ggml.pre", "")).startswith(("jina-v2-de", "jina-v2-es", "jina-v2-code")):
+            before = [b"<mask>"]
+        elif "phi-3" in name or "phi3" in name:
+            kept = (b"<unk>", b"<s>", b"<|endoftext|>")
+            after = [self._texts[token] for token in self._special if self._texts[token] not in kept]
+        elif "modern-bert" in name:
+            before = [b"[MASK]"]
+        return {self._ids[text]: (text in before, text in after) for text in (*before, *after) if text in self._ids}
+
+    def encode(self, text: str | bytes, special: bool = True) -> list[int]:
+        """Token ids of ``text``, begin and end tokens added where the file wants them.
+
+        ``special``: the text of a control token such as ``<s>`` becomes that token. Bytes need not be valid UTF-8;
+        a str brings invalid bytes as the lone surrogates of ``surrogateescape``.
+        """
+        try:
+            data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise TokenizerError(f"the text is not Unicode at position {error.start}: {error.reason}") from None
+        ids = [] if self.bos is None else [self.bos]
+        after_special = True
+        for part in self._parts(data, special):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._encode_part(part, after_special)
+            after_special = isinstance(part, int)
+        return ids if self.eos is None else [*ids, self.eos]
+
+    def _parts(self, data: bytes, special: bool) -> list[bytes | int]:
+        """``data`` cut at special tokens, the longest first wherever they stand."""
+        parts: list[bytes | int] = [data] if data else []
+        for token in self._special:
+            text = self._texts[token]
+            if text in data and text and (special or self.kinds[token] == USER_DEFINED):
+                parts = [piece for part in parts for piece in self._cut(part, text, token)]
+        return parts
+
+    def _cut(self, part, text, token):
+        if isinstance(part, int):
+            return [part]
+        before, after = self._swallow.get(token, (False, False))
+        pieces, rest = [], part.split(text)
+        for number, between in enumerate(rest):
+            between = between.lstrip(_BLANKS) if after and number else between
+            between = between.rstrip(_BLANKS) if before and number < len(rest) - 1 else between
+            pieces += ([token] if number else []) + ([between] if between else [])
+        return pieces
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """Text of ``ids``; control tokens appear only with ``special``. Bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(self.piece(token, special) for token in ids).decode("utf-8", "replace")
+
+    def stream(self) -> Callable[[int], str]:
+        """A function from one token after another to the text that it completes: whole characters only."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda token: decoder.decode(self.piece(token))
+
+    def piece(self, token: int, special: bool = False) -> bytes:
+        """The bytes of one token; none for an id beyond the vocabulary (embeddings are padded) or a control token."""
+        if token >= len(self._texts):
+            return b""
+        kind, text = self.kinds[token], self._texts[token]
+        if kind in (UNKNOWN, CONTROL):
+            return text if special else b""
+        if kind == USER_DEFINED:
+            return text
+        return b"" if kind == UNUSED else self._piece(kind, text)
+
+    def _piece(self, kind, text):
+        """Of a normal token or a byte, as SentencePiece writes them."""
+        return bytes([int(text[3:5], 16)]) if kind == BYTE else text.replace(SPACE.encode(), b" ")
+
+    def _byte(self, byte: int) -> int:
+        """The token of a byte that no other token covers."""
+        for text in (b"<0x%02X>" % byte, bytes([byte])):
+            if text in self._ids:
+                return self._ids[text]
+        raise TokenizerError(f"{self.path}: the vocabulary has no token for the byte 0x{byte:02X}")
+
+
+def encoded(strings) -> list[bytes]:
+    """The strings of a metadata array (or of any sequence) as UTF-8."""
+    return strings.encoded() if hasattr(strings, "encoded") else [text.encode() for text in strings]
+
+
+def valid(data: bytes) -> str:
+    """``data`` as text, U+FFFD for every byte that is not UTF-8."""
+    return re.sub("[\udc80-\udcff]", "\ufffd", data.decode("utf-8", "surrogateescape"))
+
+
+def characters(data: bytes) -> list[bytes]:
+    """Cut by the length that each first byte announces, valid or not, as llama.cpp does."""
+    pieces, start = [], 0
+    while start < len(data):
+        length = (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 3, 4)[data[start] >> 4]
+        pieces.append(data[start : start + length])
+        start += length
+    return pieces
+
+
+def merge(symbols: list, priority: Callable) -> list:
+    """Merge neighbors while any pair has a priority: lowest first, leftmost of equals.
+
+    ``priority(left, right)`` is None for a pair that does not merge. Byte-pair encoding (Sennrich et al. 2016) in
+    O(n log n): a doubly linked list and a heap of candidates, stale ones known by their length.
+    """
+    left_of, right_of = list(range(-1, len(symbols) - 1)), [*range(1, len(symbols)), -1]
+    heap = []
+
+    def offer(left, right):
+        if left >= 0 and right >= 0:
+            found = priority(symbols[left], symbols[right])
+            if found is not None:
+                heapq.heappush(heap, (found, left, right, len(symbols[left]) + len(symbols[right])))
+
+    for left, right in enumerate(right_of):
+        offer(left, right)
+    while heap:
+        _, left, right, length = heapq.heappop(heap)
+        a, b = symbols[left], symbols[right]
+        if not a or not b or len(a) + len(b) != length:
+            continue
+        symbols[left], symbols[right] = a + b, a[:0]
+        right_of[left] = right_of[right]
+        if right_of[right] >= 0:
+            left_of[right_of[right]] = left
+        offer(left_of[left], left)
+        offer(left, right_of[left])
+    return [symbol for symbol in symbols if symbol]
