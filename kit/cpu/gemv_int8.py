@@ -4,13 +4,14 @@ from numba import njit, types
 
 from kit.cpu.activations import RECORD, SCALE, SUMS
 from kit.cpu.simd.isa import dot4
-from kit.cpu.simd.memory import copy, load, stack, store
+from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x64, i32x16
 from kit.cpu.superblocks import CODES, codes, spread, steps, unit_bytes, unit_size
 from kit.cpu.tasks import compile_task
 
 i64 = types.int64
+_AHEAD = 2048  # bytes: a row ends before the CPU itself has seen far enough ahead
 ROWS, TOKENS = 8, 32  # a tile: its activations of one unit and its sums fit the first-level cache
 
 _scratch = stack(128 + 64 * -(-max(map(unit_bytes, CODES)) // 64))  # a unit's steps and lows, and the unit itself
@@ -53,6 +54,8 @@ def _one_token(format, tier, row, row_bytes, units, record, scratch):
     """The product of a row and the only token."""
     a = b = broadcast(f32x16, 0)
     for unit in range(units):
+        for line in range(0, unit_size(format), 64):
+            prefetch(row + unit * unit_size(format) + _AHEAD + line)
         weights, spreads, low = _unpack(format, tier, _locate(format, row, unit, row_bytes, scratch), scratch)
         a = fma(_products(tier, weights, spreads, record), load(f32x16, record + SCALE), a)
         b = fma(low, load(f32x16, record + SUMS), b)

@@ -18,6 +18,7 @@ class Linear(NamedTuple):
     apply: Callable
     nbytes: Callable
     own_threads: bool = False
+    activations: str = ""  # what the kernel does to x, of a way that reads a file's blocks: such passes can be recorded
 
 
 def _matmul(weights, name, x):
@@ -91,8 +92,8 @@ LINEAR = {
     "matmul": Linear(_matmul, _held),
     "loop": Linear(_in_loops(_rows), _held),
     "strided": Linear(_in_loops(_columns), _held),
-    "fused": Linear(_fused, _stored, own_threads=True),
-    "fused-int8": Linear(functools.partial(_fused, activations="int8"), _stored, own_threads=True),
+    "fused": Linear(_fused, _stored, own_threads=True, activations="float32"),
+    "fused-int8": Linear(functools.partial(_fused, activations="int8"), _stored, own_threads=True, activations="int8"),
 }
 
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -15,6 +16,7 @@ from kit.model.cpu_ops import CpuOps
 from kit.model.forward import forward
 from kit.model.kvcache import KVCache
 from kit.model.linear import GEMV_MAX_TOKENS, linear_named
+from kit.model.plan import Plan, obstacle
 from kit.model.rope import Rope
 from kit.model.tokenizer import Tokenizer, tokenizer_of
 
@@ -24,7 +26,8 @@ class Transformer:
 
     ``attention`` and ``linear`` name variants of kit.attention and kit.linear; ``max_context`` limits the positions
     (None: as many as the file was trained for); ``kv_dtype`` is float32, float16 or q8_0. Raises ModelError for a
-    file that it cannot run, before any tensor data is read.
+    file that it cannot run, before any tensor data is read. Tokens after the first pass run as a program recorded once
+    (kit.model.plan); ``unplanned`` says why not, where they cannot be.
     """
 
     def __init__(self, weights, attention="fused", linear="decoded", max_context=None, kv_dtype="float32"):
@@ -40,6 +43,8 @@ class Transformer:
         divisors = weights["rope_freqs.weight"].cpu() if "rope_freqs.weight" in self.file.tensors else None
         c = self.config
         self.ropes = {rope: Rope(rope, c.family.rope, divisors) for rope in map(c.rope_of, range(c.layers)) if rope}
+
+        self.unplanned, self._plans = obstacle(self), WeakKeyDictionary()
 
     def new_cache(self, context: int | None = None) -> KVCache:
         """An empty key/value cache for up to ``context`` positions (None: ``max_context``)."""
@@ -83,12 +88,25 @@ class Transformer:
         start = time.perf_counter_ns()
         self.trace.token = cache.passes
         with torch_alone() if self.linear.own_threads and len(tokens) <= GEMV_MAX_TOKENS else nullcontext():
-            logits = forward(CpuOps(self, tokens, cache), self.config, wanted)
+            plan = self._plan(cache) if len(tokens) == 1 and cache.length else None
+            logits = (
+                plan.step(tokens[0], cache.length)
+                if plan
+                else forward(CpuOps(self, tokens, cache), self.config, wanted)
+            )
         if not logits.isfinite().all():
             self._blame()
         cache.advance(len(tokens))
-        self.trace.add("token", start, time.perf_counter_ns(), nbytes=cache.nbytes)
+        self.trace.add("token", start, time.perf_counter_ns(), nbytes=cache.nbytes, outcome="planned" if plan else "")
         return logits
+
+    def _plan(self, cache):
+        """The recorded pass over one token for this cache, from its second token on; None where it cannot be recorded."""
+        if self.unplanned:
+            return None
+        if cache not in self._plans:
+            self._plans[cache] = Plan(self, cache)
+        return self._plans[cache]
 
     def _blame(self):
         """Logits came out NaN or infinite: name the first tensor, in the order of use, that has such weights."""

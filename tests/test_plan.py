@@ -1,0 +1,122 @@
+"""The recorded pass of one token against float64 arithmetic and against the pass that is not recorded; its trace."""
+
+import dataclasses
+import itertools
+
+import model_files
+import numpy as np
+import pytest
+import torch
+from reference_model import forward
+
+import kit
+from kit.cpu import attention
+from kit.model import plan
+from kit.model.kvcache import KV_TYPES
+
+PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 24)]
+PLANNED = [
+    "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-granite", "tiny-phi3", "tiny-olmo2", "tiny-smollm3",
+    "tiny-gemma3", "llama3", "yarn", "yarn-neox", "partial",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+def transformer(path, **how):
+    return kit.Transformer(kit.Weights(kit.open(path)), **{"linear": "fused", **how})
+
+
+def decode(model, tokens, prompt=4):
+    """Logits after each token but those of the prompt, one token a pass."""
+    cache = model.new_cache(len(tokens))
+    model.step(tokens[:prompt], cache)
+    return torch.stack([model.step([token], cache) for token in tokens[prompt:]])
+
+
+def unplanned(model):
+    model.unplanned = "asked for by a test"
+    return model
+
+
+def rms(got, right):
+    return np.sqrt(((got - right) ** 2).mean()) / right.std()
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_every_architecture_equals_float64(folder, name):
+    path = model_files.write(folder, name)
+    model = transformer(path)
+    assert model.unplanned == ""
+    got = decode(model, PROMPT).double().numpy()
+    assert rms(got, forward(PROMPT, *model_files.plain(path))[4:]) < 1e-5
+    assert [span.outcome for span in model.trace.spans if span.what == "token"] == [""] + 20 * ["planned"]
+
+
+@pytest.mark.parametrize("kv_dtype", KV_TYPES)
+@pytest.mark.parametrize("linear", ["fused", "fused-int8"])
+def test_long_contexts_equal_the_pass_that_is_not_recorded(folder, linear, kv_dtype, monkeypatch):
+    """More positions than a chunk of attention and than a table of cosines hold."""
+    monkeypatch.setattr(plan, "_TABLE", 16)
+    path = model_files.write(folder, "tiny-llama", "Q4_K_M")
+    tokens = (PROMPT * 20)[: attention.CHUNK + 40]
+    made = [make(transformer(path, linear=linear, kv_dtype=kv_dtype)) for make in (lambda model: model, unplanned)]
+    got, right = (decode(model, tokens, attention.CHUNK - 20).double().numpy() for model in made)
+    assert rms(got, right) < (1e-4 if linear == "fused" else 3e-2)  # a rounding to eight bits may fall the other way
+
+
+def test_the_trace_has_the_same_spans_in_order_of_time(folder):
+    path = model_files.write(folder, "tiny-gemma3")
+    spans = []
+    for model in (transformer(path), unplanned(transformer(path))):
+        decode(model, PROMPT[:6])
+        last = [
+            span for span in model.trace.spans if span.token == 2 and span.what not in ("access", "read", "dequantize")
+        ]
+        token = last.pop()
+        assert token.what == "token" and all(token.start <= span.start <= span.end <= token.end for span in last)
+        assert all(before.end <= after.start for before, after in itertools.pairwise(last))
+        spans.append([(span.what, span.tensor, span.layer, span.nbytes, span.outcome) for span in last])
+    assert spans[0] == spans[1]
+
+
+def test_two_caches_and_a_truncated_one_do_not_disturb_each_other(folder):
+    model = transformer(model_files.write(folder, "tiny-llama"))
+    right = decode(model, PROMPT)
+    first, second = model.new_cache(), model.new_cache()
+    model.step(PROMPT[:4], first)
+    model.step(PROMPT[:4], second)
+    for at, token in enumerate(PROMPT[4:]):
+        for wrong in (3, 5):
+            model.step([wrong], first)
+            first.truncate(first.length - 1)
+        assert torch.equal(model.step([token], first), right[at])
+        assert torch.equal(model.step([token], second), right[at])
+
+
+@pytest.mark.parametrize(
+    "name, how, reason",
+    [
+        ("tiny-qwen3moe", {}, "experts"),
+        ("tiny-gemma2", {}, "capped"),
+        ("tiny-llama", dict(linear="decoded"), "do not read blocks"),
+        ("tiny-llama", dict(attention="blas"), "not fused"),
+    ],
+)
+def test_what_cannot_be_recorded_says_why_and_runs(folder, name, how, reason):
+    path = model_files.write(folder, name)
+    model = transformer(path, **how)
+    assert reason in model.unplanned
+    got = decode(model, PROMPT[:8]).double().numpy()
+    assert rms(got, forward(PROMPT[:8], *model_files.plain(path))[4:]) < 1e-5
+    assert {span.outcome for span in model.trace.spans if span.what == "token"} == {""}
+
+
+def test_nothing_is_recorded_that_a_vector_does_not_fit(folder):
+    model = transformer(model_files.write(folder, "tiny-llama"))
+    for change in (dict(head_dim=20), dict(hidden_size=40), dict(attention_cap=1.0)):
+        model.config = dataclasses.replace(model.config, **change)
+        assert plan.obstacle(model)
