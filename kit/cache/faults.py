@@ -88,7 +88,8 @@ class ResettingStats(WeightCache):
         """Counts since they were last read."""
         snapshot = super().stats
         with self._lock:
-            self._totals.clear()
+            self._counts.clear()
+            self._peak = 0
         return snapshot
 
 

@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import Future
+from functools import partial
 
 import pandas as pd
 
@@ -45,8 +46,8 @@ class WeightCache:
         self._staged: dict[str, tuple[object, int]] = {}  # prefetched, not yet asked for
         self._ahead_used = 0  # bytes staged or in flight ahead
         self._pinned: dict[str, int] = {}
-        self._totals = defaultdict(int)
-        self._by_key: dict[str, defaultdict] = {}
+        self._counts: defaultdict[str, defaultdict] = defaultdict(partial(defaultdict, int))  # by key
+        self._peak = 0  # most bytes resident at once
 
     # --- get ---------------------------------------------------------------------------------------------------------
 
@@ -56,15 +57,20 @@ class WeightCache:
         ``size`` is what the value occupies (bytes). An error of ``load`` reaches every waiting thread and leaves
         nothing behind.
         """
-        start = time.perf_counter_ns()
+        start = 0 if self.trace is None else time.perf_counter_ns()
         if self.prefetcher is not None:
             self.prefetcher.saw(key)
-        flight = leads = None
         with self._lock:
-            if key in self._pinned or self.policy.request(key, size):
-                value, outcome = self._values[key], "hit"
-                self._note(key, hits=1, bytes_hit=size, ns_saved=self._by_key[key]["ns_last_load"])
+            if key in self._pinned or self.policy.request(key, size):  # as short as can be: most gets end here
+                counts = self._counts[key]
+                counts["hits"] += 1
+                counts["bytes_hit"] += size
+                counts["ns_saved"] += counts["ns_last_load"]
+                value, outcome, flight = self._values[key], "hit", None
+                if self.trace is None:
+                    return value
             elif key in self._staged:
+                flight = None
                 value, outcome = self._staged.pop(key)[0], "prefetch"
                 self._ahead_used -= size
                 self._keep(key, size, value)
@@ -75,7 +81,8 @@ class WeightCache:
                     flight = self._flights[key] = _Flight(ahead=False)
                 outcome = "prefetch" if flight.ahead and not flight.wanted else "shared"
                 flight.wanted = True
-            self._note(key, bytes_requested=size)
+            if outcome != "hit":
+                self._note(key, bytes_not_hit=size)
         if flight:
             try:
                 if leads:
@@ -105,7 +112,7 @@ class WeightCache:
         with self._lock:
             del self._flights[key]
             self._note(key, bytes_loaded=size, ns_loading=took)
-            self._by_key[key]["ns_last_load"] = took
+            self._counts[key]["ns_last_load"] = took
             if not flight.ahead:
                 self._note(key, misses=1)
             kept = True
@@ -127,16 +134,12 @@ class WeightCache:
         for name in evicted:
             del self._values[name]
             self._note(name, evictions=1)
-        self._totals["peak_bytes"] = max(self._totals["peak_bytes"], self._resident_bytes())
+        self._peak = max(self._peak, self._resident_bytes())
         return True
 
     def _note(self, key, **amounts):
-        counts = self._by_key.get(key)
-        if counts is None:
-            counts = self._by_key[key] = defaultdict(int)
         for name, amount in amounts.items():
-            self._totals[name] += amount
-            counts[name] += amount
+            self._counts[key][name] += amount
 
     def _finish(self, start, key, size, outcome, **amounts):
         if amounts:
@@ -185,7 +188,7 @@ class WeightCache:
             self._pinned[key] = size
             self._values[key] = value
             self._evict(self.policy.resize(self.policy.capacity - size))
-            self._totals["peak_bytes"] = max(self._totals["peak_bytes"], self._resident_bytes())
+            self._peak = max(self._peak, self._resident_bytes())
 
     def unpin(self, key: str) -> None:
         """Hand a pinned key back to the policy; CacheError when it is not pinned."""
@@ -235,18 +238,23 @@ class WeightCache:
     def stats(self) -> Stats:
         """A consistent snapshot of the counts since the store was made."""
         with self._lock:
-            totals = dict(self._totals)
+            totals = sum(map(Counter, self._counts.values()), Counter())
+            del totals["ns_last_load"]
+            totals["bytes_requested"] = totals["bytes_hit"] + totals.pop("bytes_not_hit", 0)
             seconds = {f"seconds_{name}": totals.pop(f"ns_{name}", 0) / 1e9 for name in ("loading", "saved")}
             entries = len(self.policy) + len(self._pinned)
-            return Stats(entries=entries, resident_bytes=self._resident_bytes(), **seconds, **totals)
+            return Stats(
+                entries=entries, resident_bytes=self._resident_bytes(), peak_bytes=self._peak, **seconds, **totals
+            )
 
     def table(self, by: str = "tensor") -> pd.DataFrame:
         """Counts by "tensor" or by "layer", one row each: the fields of Stats that can be told apart."""
         columns = ["hits", "misses", "bypassed", "shared", "prefetched", "errors", "evictions", "bytes_requested"]
         columns += ["bytes_hit", "bytes_loaded", "ns_loading", "ns_saved"]
         with self._lock:
-            rows = [{"tensor": key, "layer": layer_of(key), **counts} for key, counts in self._by_key.items()]
-        frame = pd.DataFrame(rows, columns=["tensor", "layer", *columns]).fillna(0)
+            rows = [{"tensor": key, "layer": layer_of(key), **counts} for key, counts in self._counts.items()]
+        frame = pd.DataFrame(rows, columns=["tensor", "layer", "bytes_not_hit", *columns]).fillna(0)
+        frame["bytes_requested"] = frame["bytes_hit"] + frame["bytes_not_hit"]
         frame = frame.groupby(by, sort=False)[columns].sum()
         for name in ("loading", "saved"):
             frame[f"seconds_{name}"] = frame.pop(f"ns_{name}") / 1e9
