@@ -1,0 +1,147 @@
+"""kit beside llama.cpp on the same file, each in a process of its own, in turn: decode, decode far into a context, prefill.
+
+While one side is timed the others are stopped (SIGSTOP), so that nobody's threads spin over another's.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit.errors import GGUFError
+from kit.gguf.trained import TRAINED, fetch
+from kit.lab import measure
+from kit.lab.llama_cpp import Llama, available
+from kit.lab.paths import models_folder
+from kit.synthetic.write import cached_model
+
+MODELS = ("tinyllama-1.1b", "granite-3.3-2b", "gemma-3-270m")
+GOALS = {"fused-int8": (1.0, 1.25), "fused": (0.85, 1.0)}
+FAR, PREFILL = {"fused-int8": (0.9, 1.1), "fused": (0.9, 1.1)}, {"fused-int8": (1.2, 1.6), "fused": (0.9, 1.1)}
+CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a way: at least and hoped for)
+    "decode": (64, 1, "float16", GOALS),
+    "decode at 4096": (4095, 1, "float16", FAR),
+    "decode at 4096, q8_0 cache": (4095, 1, "q8_0", FAR),
+    "prefill of 512": (0, 512, "float16", PREFILL),
+}
+LEAST = 0.3  # seconds of a sample
+
+
+def run(models=MODELS, cases=tuple(CASES), samples: int = 7) -> pd.DataFrame:
+    """One row a model, case and way: tokens a second of the kit and of llama.cpp, the median ratio of samples taken in turn
+    (above 1: the kit is faster) with its interval and goals, and GB/s that memory gave to reads just before and just after."""
+    rows = []
+    for model in models:
+        try:
+            path = fetch(model) if model in TRAINED else cached_model(model, folder=models_folder())
+        except GGUFError as error:
+            rows.append({"what": model, "missed": str(error)})
+            continue
+        rows += [row for case in cases for row in _case(model, path, case, samples)]
+    return pd.DataFrame(rows).set_index("what")
+
+
+def _case(model, path, case, samples):
+    _, tokens, _, goals = CASES[case]
+    sides = [*goals, "llama.cpp"] if available() else list(goals)
+    with ExitStack() as stack:
+        processes = [stack.enter_context(_Side(side, path, case)) for side in sides]
+        before = _read_gbps()
+        seconds = np.array([[process.sample() for process in processes] for _ in range(samples)])
+        after = _read_gbps()
+    for column, (way, (least, hoped)) in enumerate(goals.items()):
+        ratios = seconds[:, -1] / seconds[:, column] if available() else np.full(samples, np.nan)
+        low, high = measure.bootstrap_median(ratios)
+        yield {
+            "what": f"{case}, {way}, {model}",
+            "tok/s": tokens / np.median(seconds[:, column]),
+            "llama.cpp": tokens / np.median(seconds[:, -1]) if available() else np.nan,
+            "ratio": np.median(ratios), "low": low, "high": high, "least": least, "hoped": hoped,
+            "missed": "missed" if np.median(ratios) < least else "",
+            "read GB/s before": before, "after": after,
+        }  # fmt: skip
+
+
+def _read_gbps() -> float:
+    numbers = torch.ones(2**27)
+    return numbers.nbytes / measure.time(numbers.sum, samples=3).median / 1e9
+
+
+class _Side:
+    """A process that holds the model and passes tokens through it when it is asked, and is stopped while it is not."""
+
+    def __init__(self, side, path, case):
+        command = [sys.executable, "-m", "benchmarks.decode", json.dumps([side, str(path), case])]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> float:
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
+        self._process.send_signal(signal.SIGSTOP)
+        return float(line)
+
+    def sample(self) -> float:
+        """Seconds a pass."""
+        self._process.send_signal(signal.SIGCONT)
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+
+def _passes(side, path, case):
+    """A function that makes one pass of the case."""
+    held, tokens, kv, _ = CASES[case]
+    file = kit.open(path)
+    held = min(held, kit.Transformer(kit.Weights(file)).max_context - tokens)
+    if side == "llama.cpp":
+        peer = Llama(path, context=held + tokens, kv=kv)
+        if held:
+            peer.logits([5] * held, wanted=1)
+        return lambda: peer.logits([7] * tokens, held, 1)
+    model = kit.Transformer(kit.Weights(file), linear=side, kv_dtype=kv)
+    cache = model.new_cache(held + tokens)
+    if held:
+        model.step([5] * held, cache)
+
+    def one():
+        model.trace.clear()
+        cache.truncate(held)
+        model.step([7] * tokens, cache)
+
+    return one
+
+
+def _serve(side, path, case):
+    """Answer each line of the input with the seconds of a pass; the first answer comes when all is warm."""
+    one = _passes(side, path, case)
+    one()
+    started = time.perf_counter()
+    one()
+    passes = max(1, round(LEAST / (time.perf_counter() - started)))
+    print(0.0, flush=True)
+    for _ in sys.stdin:
+        one()  # the threads wake up, and what the others put in the caches is replaced
+        started = time.perf_counter()
+        for _ in range(passes):
+            one()
+        print((time.perf_counter() - started) / passes, flush=True)
+
+
+if __name__ == "__main__":
+    _serve(*json.loads(sys.argv[1]))
