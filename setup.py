@@ -7,6 +7,7 @@ setup(
     package_dir={"kit._notebooks": "notebooks", "kit._data": "data"},
     package_data={
         "kit.report": ["templates/*"],
+        "kit.findings.n05_tile_decode": ["decoder.ll"],
         "kit.report.sweep": ["decode.ipynb"],
         "kit._notebooks": ["*.ipynb"],
         "kit._data": ["*.yaml"],
