@@ -147,6 +147,12 @@ def test_conclude_counts_each_claim_once(tmp_path):
     assert sum(counts.values()) == len(claims.load())
 
 
+def test_the_answer_counts_what_arithmetic_alone_forbids(tmp_path):
+    write(tmp_path, record("cold-inference", "impossible", how="computed"), record("layer-50s", "impossible"))
+    said = ledger.answer(book.read(tmp_path))
+    assert f"Of {len(claims.load())} claims: 2 impossible" in said and "1 are so by arithmetic" in said
+
+
 def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path):
     for name, samples in (("05_tile_decode", [0.302, 0.3, 0.31]), ("06_compressed_inference", [0.471, 0.47, 0.475])):
         write(tmp_path, record(quantity="one tile", samples=samples, notebook=name), name=name)

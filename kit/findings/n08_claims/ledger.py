@@ -29,6 +29,17 @@ def tally(entries: list[Entry]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["verdict", "claims", "meaning"]).set_index("verdict")
 
 
+def answer(entries: list[Entry]) -> str:
+    """What is left of the claims, in two sentences."""
+    counts = {word: count for word, count in book.tally(entries).items() if count}
+    told = ", ".join(f"{count} {word}" for word, count in counts.items())
+    computed = sum(entry.decisive.record.how == "computed" for entry in entries if entry.verdict == "impossible")
+    return (
+        f"Of {len(entries)} claims: {told}. Of the impossible ones {computed} are so by arithmetic on the reports' own "
+        "figures, the others by a limit that was measured or has a source."
+    )
+
+
 def table(entries: list[Entry]) -> pd.DataFrame:
     """One row a claim: its verdict and the part that decided it, or what is missing."""
     return pd.DataFrame([_row(entry, entry.decisive, entry.verdict) for entry in entries])
