@@ -10,6 +10,7 @@ from kit.cache.config import CacheConfig
 from kit.cache.policies.pinned import RowPlan
 from kit.cache.store import WeightCache
 from kit.cache.traces import Requests, repeated, requests
+from kit.errors import ModelError
 from kit.findings.live import Live, decode, fastest, one_pass, plan
 from kit.findings.n03_cache_variants.replays import warm_rates
 from kit.lab import figures
@@ -69,7 +70,7 @@ def by_file(files: dict, fraction: float, passes: int, names=("LRU", "MRU", "Cyc
             ]
             table = points(runs, order, fraction)
             columns[f"{label}, live"], columns[f"{label}, sizes alone"] = table["live"], table["replayed"]
-        except kit.ModelError as error:
+        except ModelError as error:
             print(f"{label} is not run: {error}")
     return pd.DataFrame(columns).rename_axis("policy")
 
