@@ -143,7 +143,7 @@ def preload_figure(preloads: Preloads):
         xlabel="MiB in the cache after the preload", ylabel="orders", title="The limit is full: 3920 is ordinary"
     )
     memory.set_xlim(left=3200)
-    memory.legend(loc="upper left")
+    memory.legend(loc="upper left", fontsize=8.5)
     left.hist(
         preloads.survivors, bins=np.arange(preloads.survivors.min(), preloads.survivors.max() + 2), color=figures.SKY
     )
@@ -156,9 +156,13 @@ def passes_table(tensors: dict[str, int], limit: int = LIMIT, passes: int = 3) -
     """What inference finds after the preload: hits of each forward pass through LRU, pinned and HashMap, by replay."""
     scan = list(tensors.items())
     rows = {}
-    for policy in (kit.LRU(limit), kit.Pinned(limit), kit.HashMap()):
+    for name, policy in {
+        "LRU": kit.LRU(limit),
+        "Pinned": kit.Pinned(limit),
+        "HashMap, no limit": kit.HashMap(),
+    }.items():
         hits = [kit.replay(repeated(scan, count), policy).hits for count in range(1, passes + 2)]
-        rows[repr(policy)] = np.diff(hits)
+        rows[name] = np.diff(hits)
     return pd.DataFrame(rows, index=[f"hits of pass {count}" for count in range(1, passes + 1)]).T
 
 
