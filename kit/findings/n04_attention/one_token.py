@@ -152,7 +152,7 @@ def token_table(tokens: pd.DataFrame, machine: Machine, elements: int) -> pd.Dat
     table["rest"] += table.pop("norms")
     table = table.rename(columns=lambda part: f"{part}, s")
     return table.assign(
-        **{"total, s": total.values, "tok/s": 1 / total.values, "of f32 read once": total.values / least}
+        **{"total, s": total.values, "tok/s": 1 / total.values, "times f32 read once": total.values / least}
     )
 
 
