@@ -38,14 +38,15 @@ def spread(found: list[np.ndarray]) -> np.ndarray:
 
 
 def figure(found: list[np.ndarray], words: list[str], what: str):
-    """The head that looks at the least, token by token, beside the spread of all heads."""
+    """The head that looks least at the first token, where many heads rest, token by token; beside it the spread of all."""
     spreads = spread(found)
-    layer, head = np.unravel_index(spreads.argmin(), spreads.shape)
+    resting = np.array([layer[:, 1:, 0].mean(-1) for layer in found])
+    layer, head = np.unravel_index(resting.argmin(), resting.shape)
     drawn, (one, every) = figures.new(1, 2, height=4.2, width_ratios=[1.5, 1])
     image = one.imshow(found[layer][head], cmap="Blues", vmin=0, vmax=1)
     one.set_xticks(range(len(words)), words, rotation=90, fontsize=8.5)
     one.set_yticks(range(len(words)), words, fontsize=8.5)
-    one.set(title=f"Layer {layer}, head {head}", xlabel="looks at", ylabel="token")
+    one.set(title=f"Layer {layer}, head {head}: not at the start", xlabel="looks at", ylabel="token")
     one.grid(visible=False)
     drawn.colorbar(image, ax=one, label="attention", shrink=0.7)
     every.plot(np.repeat(np.arange(len(spreads)), spreads.shape[1]), spreads.reshape(-1), "o", ms=4)
