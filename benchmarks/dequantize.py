@@ -14,13 +14,13 @@ from numba import types
 from numba.extending import intrinsic
 
 import kit
-from kit.cpu import dequantize as cpu
 from kit.cpu import threads
 from kit.cpu.simd.memory import fence, stream
 from kit.cpu.simd.vectors import broadcast, f32x16
 from kit.cpu.tasks import compile_task
 from kit.gguf.formats import FORMATS
 from kit.lab import measure
+from kit.quants import reference
 from kit.quants.exactness import random_blocks
 from kit.quants.registry import DTYPES
 
@@ -39,7 +39,7 @@ def run(names=None, samples: int = 7) -> pd.DataFrame:
     """
     out = torch.ones(ROWS, COLUMNS)
     rows = []
-    for name in names or [*COMMON, *sorted(cpu.FORMATS - set(COMMON))]:
+    for name in names or [*COMMON, *sorted(reference.FORMATS - set(COMMON))]:
         blocks = _blocks(name)
         rows.append(_row(name, "float32", blocks, out, samples))
         if name in COMMON:

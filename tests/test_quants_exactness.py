@@ -12,6 +12,7 @@ from kit.commands.cli import main
 from kit.cpu import dequantize as cpu
 from kit.cpu import simd
 from kit.gguf.formats import FORMATS
+from kit.quants import reference
 from kit.quants.exactness import exactness, random_blocks, sample
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
@@ -57,7 +58,7 @@ def test_the_sign_of_zero_and_nan_count(monkeypatch):
         assert not row.equal and row.ulp == ulp and row.relative == relative
 
 
-@pytest.mark.parametrize("name", sorted(cpu.FORMATS))
+@pytest.mark.parametrize("name", sorted(reference.FORMATS))
 def test_random_blocks_hold_no_nan_and_no_infinity(name):
     blocks = random_blocks(name, 500)
     assert blocks.shape == (500, FORMATS[name].block_bytes)

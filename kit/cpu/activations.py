@@ -12,8 +12,9 @@ from numba.extending import intrinsic
 from kit.cpu import threads
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.vectors import bitcast, broadcast, convert, f32x16, i8x16, i32x16, jit, select, u32x16
-from kit.cpu.superblocks import CODES, UNIT
+from kit.cpu.superblocks import UNIT, codes_of
 from kit.cpu.tasks import compile_task
+from kit.gguf.formats import Format
 
 f32, i64 = types.float32, types.int64
 
@@ -23,7 +24,7 @@ SUMS, SCALE, RECORD = UNIT, UNIT + 64, UNIT + 128
 _SMALLEST = np.float32(1e-36)  # below it, activations are zeros: 127 / x would overflow
 
 
-def quantize(x: torch.Tensor, format: str) -> torch.Tensor:
+def quantize(x: torch.Tensor, format: Format) -> torch.Tensor:
     """The records of x (tokens, columns) float32: (units, tokens, RECORD) uint8, 64-byte aligned.
 
     code = round(x / scale) to nearest even, scale = largest |x| / 127. Columns are filled up to units with zeros.
@@ -31,15 +32,14 @@ def quantize(x: torch.Tensor, format: str) -> torch.Tensor:
     tokens, columns = x.shape
     units = -(-columns // UNIT)
     records = torch.empty(units, tokens, RECORD, dtype=torch.uint8)  # torch aligns to 64 bytes
-    threads.run(quantizing(), (x.data_ptr(), columns, tokens, records.data_ptr(), orders()[format]), tokens)
+    threads.run(quantizing(), (x.data_ptr(), columns, tokens, records.data_ptr(), order_of(format).ctypes.data), tokens)
     return records
 
 
 @functools.cache
-def orders() -> dict[str, int]:
-    """Addresses of the formats' orders, int64."""
-    orders.kept = np.array([codes.order for codes in CODES.values()], np.int64)
-    return {format: orders.kept[row].ctypes.data for row, format in enumerate(CODES)}
+def order_of(format: Format) -> np.ndarray:
+    """The order of the format's codes, int64, at an address that stays."""
+    return np.array(codes_of(format).order, np.int64)
 
 
 @functools.cache

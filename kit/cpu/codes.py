@@ -1,4 +1,4 @@
-"""The integer codes of the ggml formats: for each way of packing them, a function that makes readers of sixteen.
+"""The integer codes of a block: readers made from the description of their planes, and by hand those of grids and digits.
 
 A reader is ``codes(tier, block, j) -> i32x16``: the weights 16 j ... 16 j + 15 of the block at an address, before scaling.
 """
@@ -8,87 +8,99 @@ import numpy as np
 from numba import njit, types
 
 from kit.cpu.simd.isa import lookup
-from kit.cpu.simd.memory import load
-from kit.cpu.simd.vectors import bitcast, broadcast, convert, i8x16, i32x16, join, mask16, select, u8x8, u8x16, u16x16
-from kit.gguf.formats import FORMATS
+from kit.cpu.simd.memory import load, load_bytes
+from kit.cpu.simd.vectors import (
+    Vector,
+    bitcast,
+    broadcast,
+    constant,
+    convert,
+    i8x16,
+    i32x16,
+    join,
+    mask16,
+    pick,
+    select,
+    u8x8,
+    u8x16,
+    u16x16,
+)  # fmt: skip
+from kit.gguf.formats import Format, Numbers, Plane
 
 u8, u16, u32, u64 = types.uint8, types.uint16, types.uint32, types.uint64
 
 
-def offset(format: str, field: str) -> int:
-    """Where a field lies in the block of a format, in bytes."""
-    return FORMATS[format].layout.fields[field][1]
+def reader(format: Format):
+    """The reader of a format's codes."""
+    codes = format.codes
+    if codes.function:
+        return FUNCTIONS[codes.function](format)
+    if codes.values:
+        return _values(codes.values, integers(format, codes, 16, u16))
+    read, less = integers(format, codes, 16), codes.less
+    return njit(lambda tier, block, j: read(block, j) - less)
 
 
-# ---- planes of bits
+def integers(format: Format, numbers: Numbers, lanes: int, element=types.int32):
+    """read(block, j): integers lanes * j ... of these planes, a vector; lanes is a power of two."""
+    low, *others = numbers.planes
+    read, bits = _plane(format, low, lanes, element), low.bits
+    for plane in others:
+        read, bits = _with_higher(read, _plane(format, plane, lanes, element), bits), bits + plane.bits
+    return read
 
 
-def _plane(at: int, run: int, bits: int):
-    """A plane of ``bits`` a weight: ``run`` bytes hold the lowest bits of ``run`` weights, then the next of as many more."""
-    runs, fields, mask = run.bit_length() - 1, (8 // bits).bit_length() - 1, (1 << bits) - 1
+def _with_higher(low, high, bits):
+    return njit(lambda block, j: low(block, j) | (high(block, j) << bits))
+
+
+def _plane(format: Format, plane: Plane, lanes: int, element):
+    """read(block, j) of one plane."""
+    wide, narrow = Vector(element, lanes), Vector(types.int8 if format.signed(plane) else u8, lanes)
+    run, bits, step, mask = plane.run, plane.bits, plane.step, (1 << plane.bits) - 1
+    first, fields = format.at(plane.field) + plane.start, 8 // bits - 1
+    runs, period = run.bit_length() - 1, (run * 8 // bits).bit_length() - 1  # 2 to the power of these
+
+    if bits == 8 and step == 1:
+        return njit(lambda block, j: convert(wide, load(narrow, block + first + lanes * j)))
+
+    if run >= lanes and step == 1:  # one shift for all lanes
+
+        @njit
+        def plane_of_runs(block, j):
+            i = lanes * j
+            byte, shift = (i >> period << runs) + (i & (run - 1)), (i >> runs & fields) * bits
+            return (convert(wide, load(narrow, block + first + byte)) >> shift) & mask
+
+        return plane_of_runs
+
+    if run == bits == step == 1 and lanes == 16:  # a bit a lane is a mask
+        one, zero = constant(wide, *[1] * 16), constant(wide, *[0] * 16)
+        return njit(lambda block, j: select(bitcast(mask16, load(u16, block + first + 2 * j)), one(), zero()))
+
+    bytes_, shifts = plane.place(np.arange(lanes))
+    bytes_, shifts = (bytes_ - plane.start).tolist(), constant(wide, *shifts.tolist())
+    some, picked = Vector(u8, max(bytes_) + 1), pick(*bytes_)
+    read = load_bytes(*bytes_) if step > 1 else njit(lambda address: picked(load(some, address)))
 
     @njit
-    def plane(block, j):
-        i = 16 * j
-        byte = (i >> (runs + fields) << runs) + (i & (run - 1))
-        return (convert(i32x16, load(u8x16, block + at + byte)) >> (((i >> runs) & (8 // bits - 1)) * bits)) & mask
+    def plane_of_lanes(block, j):
+        i = lanes * j
+        byte, shift = (i >> period << runs) * step, (i >> runs & fields) * bits
+        return (convert(wide, read(block + first + byte)) >> shifts() >> shift) & mask
 
-    return plane
-
-
-def planes(format: str, low: tuple, high: tuple | None = None, bias: int = 0):
-    """One plane, or a low and a high one: (field, run, bits) each; less ``bias``."""
-    field, run, bits = low
-    lower = _plane(offset(format, field), run, bits)
-    if high is None:
-        return njit(lambda tier, block, j: lower(block, j) - bias)
-    upper = _plane(offset(format, high[0]), *high[1:])
-    return njit(lambda tier, block, j: (lower(block, j) | (upper(block, j) << bits)) - bias)
-
-
-def nibbles_and_bits(format: str, bias: int):
-    """Five bits: nibbles in ``qs``, the fifth bits one after another in ``qh``."""
-    nibbles, bits = _plane(offset(format, "qs"), 16, 4), offset(format, "qh")
-
-    @njit
-    def codes(tier, block, j):
-        fifth = bitcast(mask16, load(u16, block + bits + 2 * j))
-        return nibbles(block, j) + select(fifth, broadcast(i32x16, 16 - bias), broadcast(i32x16, -bias))
-
-    return codes
-
-
-def signed_bytes(format: str):
-    """A byte a weight."""
-    at = offset(format, "qs")
-    return njit(lambda tier, block, j: convert(i32x16, load(i8x16, block + at + 16 * j)))
+    return plane_of_lanes
 
 
 # ---- tables of sixteen values
 
 
-def values(format: str, table: tuple):
-    """Nibbles that index a table of sixteen values; of sixteen bytes, the low nibbles first."""
-    at, numbers = offset(format, "qs"), np.array(table, np.int8)
+def _values(table: tuple, read):
+    numbers = constant(i8x16, *table, *[0] * (16 - len(table)))
 
     @njit
     def codes(tier, block, j):
-        nibbles = (convert(u16x16, load(u8x16, block + at + 16 * (j >> 1))) >> (4 * (j & 1))) & 15
-        return convert(i32x16, convert(i8x16, lookup(tier, load(u8x16, numbers.ctypes.data), convert(u8x16, nibbles))))
-
-    return codes
-
-
-def short_values(format: str, table: tuple):
-    """The same where a sixteen is eight bytes (NVFP4): the low nibbles, then the high ones."""
-    at, numbers = offset(format, "qs"), np.array(table, np.int8)
-
-    @njit
-    def codes(tier, block, j):
-        packed = load(u8x8, block + at + 8 * j)
-        return convert(
-            i32x16, convert(i8x16, lookup(tier, load(u8x16, numbers.ctypes.data), join(packed & 15, packed >> 4)))
-        )
+        return convert(i32x16, lookup(tier, numbers(), convert(u8x16, read(block, j))))
 
     return codes
 
@@ -96,9 +108,9 @@ def short_values(format: str, table: tuple):
 # ---- ternary digits
 
 
-def trits(format: str):
-    """TQ1_0: five trits a byte as a fraction of 256, then four; times 3^n brings trit n to the top."""
-    at, powers = offset(format, "qs"), np.array([1, 3, 9, 27, 81], np.uint16)
+def tq1_0(format: Format):
+    """Five trits a byte as a fraction of 256, then four; times 3^n brings trit n to the top."""
+    at, powers = format.at("qs"), np.array([1, 3, 9, 27, 81], np.uint16)
     last = np.repeat(powers[:4], 4)
 
     @njit
@@ -119,9 +131,9 @@ def trits(format: str):
 # ---- grids: an index names a row of four or eight weights; signs come apart
 
 
-def _grid(format: str, scale: int = 1) -> np.ndarray:
+def _grid(format: Format, scale: int = 1) -> np.ndarray:
     """gguf-py's grid of a format, a row as one integer of its bytes: (rows,) uint64 or uint32."""
-    quant = gguf.quants._type_traits[gguf.GGMLQuantizationType[format]]
+    quant = getattr(gguf.quants, format.name)
     quant.init_grid()
     rows, lanes = quant.grid_shape
     grid = (quant.grid.reshape(rows, lanes) * scale).astype(np.int8)
@@ -155,8 +167,8 @@ def _two_signs(packed):
     return _SIGNS[packed & 127] | (_SIGNS[(packed >> 7) & 127] << 8)
 
 
-def iq2_xxs():
-    at, grid = offset("IQ2_XXS", "qs"), _grid("IQ2_XXS")
+def iq2_xxs(format: Format):
+    at, grid = format.at("qs"), _grid(format)
 
     @njit
     def codes(tier, block, j):
@@ -168,8 +180,8 @@ def iq2_xxs():
     return codes
 
 
-def iq2_xs():
-    at, grid = offset("IQ2_XS", "qs"), _grid("IQ2_XS")
+def iq2_xs(format: Format):
+    at, grid = format.at("qs"), _grid(format)
 
     @njit
     def codes(tier, block, j):
@@ -179,8 +191,8 @@ def iq2_xs():
     return codes
 
 
-def iq2_s():
-    qs, qh, signs, grid = *(offset("IQ2_S", field) for field in ("qs", "qh", "signs")), _grid("IQ2_S")
+def iq2_s(format: Format):
+    qs, qh, signs, grid = *(format.at(field) for field in ("qs", "qh", "signs")), _grid(format)
 
     @njit
     def codes(tier, block, j):
@@ -192,8 +204,8 @@ def iq2_s():
     return codes
 
 
-def iq3_xxs():
-    qs, words, grid = offset("IQ3_XXS", "qs"), offset("IQ3_XXS", "signs"), _grid("IQ3_XXS")
+def iq3_xxs(format: Format):
+    qs, words, grid = format.at("qs"), format.at("signs"), _grid(format)
 
     @njit
     def codes(tier, block, j):
@@ -205,8 +217,8 @@ def iq3_xxs():
     return codes
 
 
-def iq3_s():
-    qs, qh, signs, grid = *(offset("IQ3_S", field) for field in ("qs", "qh", "signs")), _grid("IQ3_S")
+def iq3_s(format: Format):
+    qs, qh, signs, grid = *(format.at(field) for field in ("qs", "qh", "signs")), _grid(format)
 
     @njit
     def codes(tier, block, j):
@@ -228,8 +240,8 @@ def _shifted(codes, first, second):
     )
 
 
-def iq1_s():
-    qs, qh, grid = offset("IQ1_S", "qs"), offset("IQ1_S", "qh"), _grid("IQ1_S", scale=8)
+def iq1_s(format: Format):
+    qs, qh, grid = format.at("qs"), format.at("qh"), _grid(format, scale=8)
 
     @njit
     def codes(tier, block, j):
@@ -242,8 +254,8 @@ def iq1_s():
     return codes
 
 
-def iq1_m():
-    qs, qh, grid = offset("IQ1_M", "qs"), offset("IQ1_M", "qh"), _grid("IQ1_M", scale=8)
+def iq1_m(format: Format):
+    qs, qh, grid = format.at("qs"), format.at("qh"), _grid(format, scale=8)
 
     @njit
     def codes(tier, block, j):
@@ -253,3 +265,6 @@ def iq1_m():
         return _shifted(_sixteen(grid[a], grid[b]), (high >> 3) & 1, high >> 7)
 
     return codes
+
+
+FUNCTIONS = {f.__name__: f for f in (tq1_0, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m)}

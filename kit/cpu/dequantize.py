@@ -8,19 +8,22 @@ import numpy as np
 import torch
 
 from kit.cpu import threads
-from kit.cpu.kernels import FORMATS, SINKS, decode
+from kit.cpu.kernels import RAW, SINKS, dequantize_blocks
 from kit.cpu.simd.memory import fence, stack
 from kit.cpu.simd.tiers import tier
 from kit.cpu.simd.vectors import Static
 from kit.cpu.tasks import compile_task
 from kit.gguf.formats import Format
 
-__all__ = ["DEVICE", "FORMATS", "run"]
-
 DEVICE = "cpu"
 _CHUNK = 2**17  # weights that a thread takes at a time
 _DTYPES = {getattr(torch, name): name for name in SINKS}
 _scratch = stack(256)
+
+
+def knows(format: Format) -> bool:
+    """Whether ``run`` takes it."""
+    return format.codes is not None or format.name in RAW
 
 
 def run(blocks: np.ndarray, format: Format, out: torch.Tensor) -> None:
@@ -33,7 +36,7 @@ def step(blocks: np.ndarray, format: Format, out: torch.Tensor) -> tuple[int, tu
     count, share = out.numel() // format.block_elements, max(1, _CHUNK // format.block_elements)
     streams = out.nbytes > _cache_bytes() and out.data_ptr() % 64 == 0
     sizes = format.block_bytes, format.block_elements * out.itemsize
-    kernel = _kernel(format.name, _DTYPES[out.dtype], tier())
+    kernel = _kernel(format, _DTYPES[out.dtype], tier())
     return kernel, (blocks.ctypes.data, out.data_ptr(), count, share, *sizes, streams), -(-count // share)
 
 
@@ -47,19 +50,19 @@ def _cache_bytes() -> int:
 
 
 @functools.cache
-def _kernel(format: str, dtype: str, tier: Static) -> int:
+def _kernel(format: Format, dtype: str, tier: Static) -> int:
     """Compiled at the first use of a format, or had from the cache on disk."""
-    return _decode(Static(format), Static(dtype), tier)
+    return _compile(Static(format), Static(dtype), tier)
 
 
-def _decode(format: Static, dtype: Static, tier: Static) -> int:
+def _compile(format: Static, dtype: Static, tier: Static) -> int:
     """The task: ``share`` of ``count`` blocks from the address ``blocks`` to ``out``; past the caches if ``streams``."""
 
     def chunk(task, blocks, out, count, share, block_bytes, out_bytes, streams):
         first = task * share
         blocks += first * block_bytes
         out += first * out_bytes
-        decode(format, dtype, tier, streams != 0, blocks, min(share, count - first), out, _scratch())
+        dequantize_blocks(format, dtype, tier, streams != 0, blocks, min(share, count - first), out, _scratch())
         fence()
 
     return compile_task(chunk)

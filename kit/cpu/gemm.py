@@ -10,12 +10,11 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from kit.cpu.kernels import decode
+from kit.cpu.kernels import dequantize_blocks
 from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, f32x16
 from kit.cpu.tasks import compile_task
-from kit.gguf.formats import FORMATS
 
 i64 = types.int64
 FEWEST = 9  # tokens for which a strip pays; a tile's six must be there in any case
@@ -92,7 +91,7 @@ def _block_shape(format):
 
 @overload(_block_shape)
 def _(format):
-    shape = FORMATS[format.value].block_elements, FORMATS[format.value].block_bytes
+    shape = format.value.block_elements, format.value.block_bytes
     return lambda format: shape
 
 
@@ -127,7 +126,9 @@ def kernel(format: Static, tier: Static) -> int:
                         at = blocks + (row + r) * row_bytes + column // weights * size
                         if some % 16:
                             store(strip + r * _STRIDE + some // 16 * 64, broadcast(f32x16, 0))
-                        decode(format, float32, tier, False, at, some // weights, strip + r * _STRIDE, scratch)
+                        dequantize_blocks(
+                            format, float32, tier, False, at, some // weights, strip + r * _STRIDE, scratch
+                        )
                     for t in range(tiles):
                         first = x + min(token + _WIDTH * t, tokens - _WIDTH) * stride + 4 * column
                         for r in range(0, height, _HEIGHT):

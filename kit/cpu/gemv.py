@@ -12,16 +12,15 @@ from numba import njit, types
 from numba.extending import intrinsic, overload
 
 from kit.cpu import threads
-from kit.cpu.kernels import KERNELS
 from kit.cpu.simd.isa import _call
 from kit.cpu.simd.memory import load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, bitcast, broadcast, f32x16, u32x16
-from kit.cpu.superblocks import CODES, PACKED, UNIT, codes, spread, steps, unit_size
+from kit.cpu.superblocks import UNIT, codes, codes_of, spread, steps, unit_size
 from kit.cpu.tasks import compile_task
+from kit.gguf.formats import Format
 
 f32, i64 = types.float32, types.int64
-FORMATS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
 _AHEAD = 4096  # bytes; the CPU itself sees two rows as two streams that end soon
 _scratch = stack(256)  # 128 bytes for the reader of the steps, then those of two rows
 
@@ -29,7 +28,7 @@ _scratch = stack(256)  # 128 bytes for the reader of the steps, then those of tw
 # ---- the activations
 
 
-def prepare(x: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:
+def prepare(x: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
     """x (1, columns) in the order in which the format's kernel meets it, (1, columns), and the sums of each sixteen of it,
     (columns / 16,), with which minima are taken off."""
     plane = plane_of(format)
@@ -38,9 +37,9 @@ def prepare(x: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:
     return ordered, sums
 
 
-def plane_of(format: str) -> int:
+def plane_of(format: Format) -> int:
     """How the task of ``prepare`` orders activations for a format."""
-    return 0 if format not in PACKED else 32 if KERNELS[format].minimum else 16
+    return format.codes.planes[0].run if codes_of(format).packed else 0
 
 
 @functools.cache
@@ -102,13 +101,13 @@ def add_unit(format, tier, row, other, step, other_step, x, scratch, a, b, c, d)
 
 @overload(has_lows)
 def _(format):
-    lows = KERNELS[format.value].minimum != 0
+    lows = format.value.scales.sign != 0
     return lambda format: lows
 
 
 @overload(add_unit, jit_options={"forceinline": True})
 def _(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
-    read_packed = PACKED.get(format.value)
+    read_packed = codes_of(format.value).packed
 
     def of_bytes(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
         store(scratch, step)
@@ -158,7 +157,7 @@ def nibble(_, format, tier, words):
 
     A look-up in a table of sixteen, where the CPU has one that wide: neither masks nor conversions.
     """
-    bias = CODES[format.value].bias
+    bias = format.value.bias
 
     def emit(context, builder, signature, args):
         if tier.value == "avx512":
@@ -180,8 +179,8 @@ def add_bytes(format, tier, part, vector, other, x, steps, total, other_total):
 
 @overload(add_bytes, jit_options={"forceinline": True}, prefer_literal=True)
 def _(format, tier, part, vector, other, x, steps, total, other_total):
-    a, b, c, d = CODES[format.value].order[4 * part.literal_value :][:4]
-    shared = KERNELS[format.value].group >= 32 and (a ^ 1, c ^ 1) == (b, d)  # neighbors, which have one step
+    a, b, c, d = codes_of(format.value).order[4 * part.literal_value :][:4]
+    shared = format.value.scales.group >= 32 and (a ^ 1, c ^ 1) == (b, d)  # neighbors, which have one step
 
     @njit(forceinline=True)
     def scaled(product, steps, n, total):
@@ -217,7 +216,7 @@ def _(format, tier, part, vector, other, x, steps, total, other_total):
 @intrinsic(prefer_literal=True)
 def sixteen(_, format, vector, part):
     """sixteen(format, v, 1): the numbers that bytes 16 to 31 of the codes (u8x64) stand for, as float32."""
-    first, bias = 16 * part.literal_value, CODES[format.value].bias
+    first, bias = 16 * part.literal_value, format.value.bias
 
     def emit(context, builder, signature, args):
         words = ir.VectorType(ir.IntType(32), 16)

@@ -3,13 +3,13 @@
 from numba import njit, types
 from numba.extending import overload
 
-from kit.cpu.kernels import KERNELS, RAW
+from kit.cpu.kernels import RAW, parts_of
 from kit.cpu.scales import MINIMA
 from kit.cpu.simd.memory import copy, load, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x16
 from kit.cpu.tasks import compile_task
-from kit.gguf.formats import FORMATS
+from kit.gguf.formats import Format
 
 f32, i64 = types.float32, types.int64
 TILE = 4  # tokens that share one decoding of a row
@@ -34,17 +34,17 @@ def dots(format, tier, row, columns, x, stride, y, step, scratch):
 
 @overload(dot)
 def _(format, tier, row, columns, x, scratch):
-    return _raw_dot(*NUMBERS[format.value]) if format.value in NUMBERS else _block_dot(format.value)
+    return _raw_dot(*NUMBERS[format.value.name]) if format.value.name in NUMBERS else _block_dot(format.value)
 
 
 @overload(dots)
 def _(format, tier, row, columns, x, stride, y, step, scratch):
-    return _raw_dots(*NUMBERS[format.value]) if format.value in NUMBERS else _block_dots(format.value)
+    return _raw_dots(*NUMBERS[format.value.name]) if format.value.name in NUMBERS else _block_dots(format.value)
 
 
-def _reader(format: str):
+def _reader(format: Format):
     """weights(tier, block, j, scratch): weights 16 j to 16 j + 15 of a block whose scales are in the scratch."""
-    read_codes, _, group, minimum = KERNELS[format]
+    read_codes, _, group, minimum = parts_of(format)
     shift = group.bit_length() - 5
 
     @njit(forceinline=True)
@@ -60,9 +60,9 @@ def _reader(format: str):
     return weights
 
 
-def _block_dot(format: str):
-    block_elements, block_bytes = FORMATS[format].block_elements, FORMATS[format].block_bytes
-    read_scales, weights = KERNELS[format].scales, _reader(format)
+def _block_dot(format: Format):
+    block_elements, block_bytes = format.block_elements, format.block_bytes
+    read_scales, weights = parts_of(format).scales, _reader(format)
     sixteens = block_elements // 16
 
     def dot(format, tier, row, columns, x, scratch):
@@ -85,9 +85,9 @@ def _block_dot(format: str):
     return dot
 
 
-def _block_dots(format: str):
-    block_elements, block_bytes = FORMATS[format].block_elements, FORMATS[format].block_bytes
-    read_scales, weights = KERNELS[format].scales, _reader(format)
+def _block_dots(format: Format):
+    block_elements, block_bytes = format.block_elements, format.block_bytes
+    read_scales, weights = parts_of(format).scales, _reader(format)
 
     def dots(format, tier, row, columns, x, stride, y, step, scratch):
         a = b = c = d = broadcast(f32x16, 0)

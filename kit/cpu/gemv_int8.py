@@ -7,14 +7,14 @@ from kit.cpu.simd.isa import dot4
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x64, i32x16
-from kit.cpu.superblocks import CODES, codes, spread, steps, unit_bytes, unit_size
+from kit.cpu.superblocks import codes, spread, steps, unit_size
 from kit.cpu.tasks import compile_task
 
 i64 = types.int64
 _AHEAD = 2048  # bytes: a row ends before the CPU itself has seen far enough ahead
 ROWS, TOKENS = 8, 32  # a tile: its activations of one unit and its sums fit the first-level cache
 
-_scratch = stack(128 + 64 * -(-max(map(unit_bytes, CODES)) // 64))  # a unit's steps and lows, and the unit itself
+_scratch = stack(128 + 512)  # a unit's steps and lows, and the unit itself: a code takes a byte at most
 _sums = stack(64 * ROWS * TOKENS)
 
 

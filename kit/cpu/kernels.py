@@ -1,13 +1,13 @@
-"""How a block of each format becomes numbers, as a table: sixteen integer codes at a time, a scale, perhaps a minimum.
+"""How a block of each format becomes numbers: sixteen integer codes at a time, a scale, perhaps a minimum.
 
-Every format but the plain floats is ``scale[i // group] * code[i] (+- minimum[i // group])``. A row of KERNELS names the
-readers of its codes and of its scales; kit.cpu.simd carries both to whatever CPU this is.
+Every format but the plain floats is ``scale[i // group] * code[i] (+- minimum[i // group])``, and its readers are made from
+its row in kit.gguf.formats; kit.cpu.simd carries them to whatever CPU this is.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gguf.quants import IQ4_NL, MXFP4
 from numba import njit, types
 from numba.extending import overload
 
@@ -15,7 +15,7 @@ from kit.cpu import codes, scales
 from kit.cpu.simd.isa import bfloat_to_float, float_to_bfloat, float_to_half, half_to_float
 from kit.cpu.simd.memory import copy, load, store, stream
 from kit.cpu.simd.vectors import convert, f32x16, u16x16
-from kit.gguf.formats import FORMATS as TABLE
+from kit.gguf.formats import Format
 
 f32 = types.float32
 
@@ -30,34 +30,14 @@ class Kernel(NamedTuple):
     codes: Callable
     scales: Callable
     group: int
-    minimum: int = 0
+    minimum: int
 
 
-KERNELS = {
-    "Q4_0": Kernel(codes.planes("Q4_0", ("qs", 16, 4), bias=8), scales.half("Q4_0"), 32),
-    "Q4_1": Kernel(codes.planes("Q4_1", ("qs", 16, 4)), scales.half("Q4_1", "d", "m"), 32, +1),
-    "Q5_0": Kernel(codes.nibbles_and_bits("Q5_0", bias=16), scales.half("Q5_0"), 32),
-    "Q5_1": Kernel(codes.nibbles_and_bits("Q5_1", bias=0), scales.half("Q5_1", "d", "m"), 32, +1),
-    "Q8_0": Kernel(codes.signed_bytes("Q8_0"), scales.half("Q8_0"), 32),
-    "Q2_K": Kernel(codes.planes("Q2_K", ("qs", 32, 2)), scales.q2_k(), 16, -1),
-    "Q3_K": Kernel(codes.planes("Q3_K", ("qs", 32, 2), ("hmask", 32, 1), bias=4), scales.q3_k(), 16),
-    "Q4_K": Kernel(codes.planes("Q4_K", ("qs", 32, 4)), scales.q4_k("Q4_K"), 32, -1),
-    "Q5_K": Kernel(codes.planes("Q5_K", ("qs", 32, 4), ("qh", 32, 1)), scales.q4_k("Q5_K"), 32, -1),
-    "Q6_K": Kernel(codes.planes("Q6_K", ("ql", 64, 4), ("qh", 32, 2), bias=32), scales.q6_k(), 16),
-    "TQ1_0": Kernel(codes.trits("TQ1_0"), scales.half("TQ1_0"), 256),
-    "TQ2_0": Kernel(codes.planes("TQ2_0", ("qs", 32, 2), bias=1), scales.half("TQ2_0"), 256),
-    "IQ4_NL": Kernel(codes.values("IQ4_NL", IQ4_NL.kvalues), scales.half("IQ4_NL"), 32),
-    "IQ4_XS": Kernel(codes.values("IQ4_XS", IQ4_NL.kvalues), scales.iq4_xs(), 32),
-    "MXFP4": Kernel(codes.values("MXFP4", MXFP4.kvalues), scales.table("MXFP4", "e", scales.E8M0), 32),
-    "NVFP4": Kernel(codes.short_values("NVFP4", MXFP4.kvalues), scales.table("NVFP4", "d", scales.UE4M3), 16),
-    "IQ2_XXS": Kernel(codes.iq2_xxs(), scales.top_nibbles("IQ2_XXS", "qs", 8, 0.25), 32),
-    "IQ2_XS": Kernel(codes.iq2_xs(), scales.nibbles("IQ2_XS"), 16),
-    "IQ2_S": Kernel(codes.iq2_s(), scales.nibbles("IQ2_S"), 16),
-    "IQ3_XXS": Kernel(codes.iq3_xxs(), scales.top_nibbles("IQ3_XXS", "signs", 4, 0.5), 32),
-    "IQ3_S": Kernel(codes.iq3_s(), scales.iq3_s(), 32),
-    "IQ1_S": Kernel(codes.iq1_s(), scales.iq1_s(), 32),
-    "IQ1_M": Kernel(codes.iq1_m(), scales.iq1_m(), 16),
-}
+@functools.cache
+def parts_of(format: Format) -> Kernel:
+    """What the kernels of a format with blocks are made of."""
+    return Kernel(codes.reader(format), scales.reader(format), format.scales.group, format.scales.sign)
+
 
 # Formats without blocks: sixteen numbers at an address as float32, and the bytes of one number.
 RAW = {
@@ -65,7 +45,6 @@ RAW = {
     "F16": (njit(lambda tier, address: half_to_float(tier, load(u16x16, address))), 2),
     "BF16": (njit(lambda tier, address: bfloat_to_float(load(u16x16, address))), 2),
 }
-FORMATS = frozenset(KERNELS) | frozenset(RAW)
 
 # Sixteen float32 as what is stored, and the bytes of one number.
 SINKS = {
@@ -78,28 +57,24 @@ SINKS = {
 # ---- the loops
 
 
-def decode(format, dtype, tier, streams, blocks, count, out, scratch):
-    """Decode ``count`` blocks at the address ``blocks`` to ``out``, past the caches if ``streams``.
+def dequantize_blocks(format, dtype, tier, streams, blocks, count, out, scratch):
+    """Dequantize ``count`` blocks at the address ``blocks`` to ``out``, past the caches if ``streams``.
 
-    format, dtype and tier are Static; ``scratch`` is the address of 256 bytes; to stream, ``out`` is a multiple of 64.
+    format, dtype and tier are Static, as everywhere below; ``scratch`` is the address of 256 bytes; to stream, ``out`` is a
+    multiple of 64.
     """
 
 
-@overload(decode)
+@overload(dequantize_blocks)
 def _(format, dtype, tier, streams, blocks, count, out, scratch):
-    make = _raw if format.value in RAW else _blocked
+    make = _raw if format.value.name in RAW else _blocked
     return make(format.value, *SINKS[dtype.value])
 
 
-def _blocked(format: str, narrow, width: int):
-    layout = TABLE[format]
-    read_codes, read_scales, group, minimum = KERNELS[format]
-    weights, block_bytes, shift, minima = (
-        layout.block_elements,
-        layout.block_bytes,
-        group.bit_length() - 5,
-        scales.MINIMA,
-    )
+def _blocked(format: Format, narrow, width: int):
+    read_codes, read_scales, group, minimum = parts_of(format)
+    weights, block_bytes = format.block_elements, format.block_bytes
+    shift, minima = group.bit_length() - 5, scales.MINIMA
 
     def loop(format, dtype, tier, streams, blocks, count, out, scratch):
         for _ in range(count):
@@ -121,8 +96,8 @@ def _blocked(format: str, narrow, width: int):
     return loop
 
 
-def _raw(format: str, narrow, width: int):
-    numbers, source_width = RAW[format]
+def _raw(format: Format, narrow, width: int):
+    numbers, source_width = RAW[format.name]
 
     def loop(format, dtype, tier, streams, blocks, count, out, scratch):
         whole = count & -16

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from kit.cpu import gemm, gemv, gemv_float, gemv_int8, threads
-from kit.cpu.activations import RECORD, orders, quantize, quantizing
-from kit.cpu.kernels import KERNELS
+from kit.cpu.activations import RECORD, order_of, quantize, quantizing
 from kit.cpu.simd.tiers import tier
 from kit.cpu.simd.vectors import Static
-from kit.cpu.superblocks import CODES, UNIT
+from kit.cpu.superblocks import UNIT, codes_of, in_vectors
 from kit.errors import QuantError
-from kit.gguf.formats import FORMATS
+from kit.gguf.formats import FORMATS, Format
 
 ACTIVATIONS = ("float32", "int8")
 _LEAST, _MOST = 2**14, 256  # a task takes at least so many bytes of blocks, and there are at most so many tasks
@@ -29,21 +28,22 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     qtype: any format that the cpu backend of kit.dequantize knows, or I8. activations: "float32", or "int8": x is rounded to
     eight bits with one scale for 256 columns, except where the weights are F32, F16 or BF16. Raises QuantError.
     """
-    eight_bit = _check(blocks, qtype, x, activations) and qtype in KERNELS
+    format = _check(blocks, qtype, x, activations)
+    eight_bit = activations == "int8" and format.codes is not None
     (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
     x, y, more = x.contiguous(), torch.empty(tokens, rows), ()
     if eight_bit:
-        x, module = quantize(x, qtype), gemv_int8
+        x, module = quantize(x, format), gemv_int8
     elif tokens >= gemm.FEWEST:
         x, module = gemm.padded(x), gemm
-    elif tokens == 1 and qtype in gemv.FORMATS and columns % UNIT == 0:
-        module, (x, sums) = gemv, gemv.prepare(x, qtype)
+    elif tokens == 1 and in_vectors(format) and columns % UNIT == 0:
+        module, (x, sums) = gemv, gemv.prepare(x, format)
         more = (sums.data_ptr(),)
     else:
         module = gemv_float
     stride, share = x.stride(0) * x.itemsize, _share(blocks, tokens)
     threads.run(
-        _kernel(module, qtype, tier()),
+        _kernel(module, format, tier()),
         (
             blocks.ctypes.data,
             row_bytes,
@@ -81,25 +81,29 @@ class Activations:
 
     def product(self, blocks: np.ndarray, qtype: str, y: torch.Tensor, activations: str) -> list[Step]:
         """Steps after which y (1, rows) holds the product of the matrix and x, as ``linear`` computes it."""
-        eight_bit = _check(blocks, qtype, self.x, activations) and qtype in KERNELS
+        format = _check(blocks, qtype, self.x, activations)
         (rows, row_bytes), columns, more, steps = blocks.shape, self.x.shape[1], (), []
-        if eight_bit:
-            module, (x, *_), steps = gemv_int8, *self._once(CODES[qtype].order, lambda: self._quantized(qtype))
-        elif qtype in gemv.FORMATS and columns % UNIT == 0:
-            module, (x, *more), steps = gemv, *self._once(gemv.plane_of(qtype), lambda: self._ordered(qtype))
+        if activations == "int8" and format.codes is not None:
+            module, (x, *_), steps = gemv_int8, *self._once(codes_of(format).order, lambda: self._quantized(format))
+        elif in_vectors(format) and columns % UNIT == 0:
+            module, (x, *more), steps = gemv, *self._once(gemv.plane_of(format), lambda: self._ordered(format))
         else:
             module, x = gemv_float, self.x.data_ptr()
         share = _share(blocks, 1)
         arguments = blocks.ctypes.data, row_bytes, rows, columns, x, y.data_ptr(), 0, 0, 1, share, *more
-        return [*steps, (_kernel(module, qtype, tier()), arguments, -(-rows // share))]
+        return [*steps, (_kernel(module, format, tier()), arguments, -(-rows // share))]
 
-    def _quantized(self, qtype):
+    def _quantized(self, format):
         columns = self.x.shape[1]
         records = torch.empty(-(-columns // UNIT), RECORD, dtype=torch.uint8)
-        return (records,), (quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), orders()[qtype]), 1)
+        return (records,), (
+            quantizing(),
+            (self.x.data_ptr(), columns, 1, records.data_ptr(), order_of(format).ctypes.data),
+            1,
+        )
 
-    def _ordered(self, qtype):
-        plane, columns = gemv.plane_of(qtype), self.x.shape[1]
+    def _ordered(self, format):
+        plane, columns = gemv.plane_of(format), self.x.shape[1]
         ordered, sums = torch.empty_like(self.x) if plane else self.x, torch.empty(columns // 16)
         arguments = self.x.data_ptr(), columns, plane, ordered.data_ptr(), sums.data_ptr()
         return (ordered, sums), (gemv.preparing(), arguments, 1)
@@ -111,10 +115,11 @@ def _share(blocks, tokens) -> int:
     return share + -share % (2 if tokens == 1 else _TILE)
 
 
-def _check(blocks, qtype, x, activations) -> bool:
-    """Whether int8 was asked for; QuantError for anything that the kernels cannot take."""
-    if qtype not in KERNELS and qtype not in gemv_float.NUMBERS:
-        raise QuantError(f"fused does not know {qtype!r}; it knows {', '.join((*KERNELS, *gemv_float.NUMBERS))}")
+def _check(blocks, qtype, x, activations) -> Format:
+    """The format; QuantError for anything that the kernels cannot take."""
+    known = [name for name, format in FORMATS.items() if format.codes or name in gemv_float.NUMBERS]
+    if qtype not in known:
+        raise QuantError(f"fused does not know {qtype!r}; it knows {', '.join(known)}")
     if activations not in ACTIVATIONS:
         raise QuantError(f"activations {activations!r} is not one of {', '.join(ACTIVATIONS)}")
     if blocks.ndim != 2 or blocks.dtype != np.uint8 or not blocks.flags.c_contiguous:
@@ -124,10 +129,10 @@ def _check(blocks, qtype, x, activations) -> bool:
     format = FORMATS[qtype]
     if blocks.shape[1] != format.nbytes(x.shape[1]) or x.shape[1] % format.block_elements:
         raise QuantError(f"{qtype}: rows of {blocks.shape[1]} bytes do not take {x.shape[1]} activations")
-    return activations == "int8"
+    return format
 
 
 @functools.cache
-def _kernel(module, qtype: str, tier: Static) -> int:
+def _kernel(module, format: Format, tier: Static) -> int:
     """Compiled at the first use of a format, or had from the cache on disk."""
-    return module.kernel(Static(qtype), tier)
+    return module.kernel(Static(format), tier)

@@ -1,11 +1,12 @@
-"""Units of 256 weights for dot products in bytes: what a format's blocks look like to them, one row a format.
+"""Super-blocks of 256 weights for dot products in bytes: what a format's blocks look like to them.
 
     weight = step * code - low        with a step and a low for each 16 weights, and codes of 0 to 255
 
-holds for every block format, once signed codes have been raised by a bias. A unit's codes lie in four vectors of 64, in
-the order in which they come out of the block cheaply; its steps and lows lie in the order of the weights.
+holds for every block format, once signed codes have been raised by the format's bias. The codes lie in four vectors of 64,
+in the order in which they come out of the blocks cheaply; steps and lows lie in the order of the weights.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,116 +14,117 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from kit.cpu.codes import offset
-from kit.cpu.kernels import KERNELS
+from kit.cpu.kernels import parts_of
 from kit.cpu.scales import MINIMA
 from kit.cpu.simd.isa import half_to_float
 from kit.cpu.simd.memory import load
-from kit.cpu.simd.vectors import Vector, bitcast, convert, interleave, join, u8x16, u8x32, u8x64
-from kit.gguf.formats import FORMATS
+from kit.cpu.simd.vectors import (
+    Vector,
+    bitcast,
+    constant,
+    convert,
+    interleave,
+    join,
+    u8x16,
+    u8x32,
+    u8x64,
+    u16x32,
+)  # fmt: skip
+from kit.gguf.formats import Format
 
 UNIT = 256
 u16, u64, f32, u16x4 = types.uint16, types.uint64, types.float32, Vector(types.uint16, 4)
 
 
 class Codes(NamedTuple):
-    """``read(tier, unit) -> four u8x64``; ``bias``: what it adds to a code; ``order``: the 16 weights 16 n ... that come
-    first, second ... in the vectors."""
+    """``read(tier, unit) -> four u8x64``; ``order``: the 16 weights 16 n ... that come first, second ... in the vectors;
+    ``packed(unit) -> two u8x64`` where each byte holds two codes: the low four bits of the first vector are the first
+    vector of codes, its high ones the second."""
 
     read: Callable
-    bias: int
-    order: tuple[int, ...] = tuple(range(16))
+    order: tuple[int, ...]
+    packed: Callable | None = None
 
 
-# ---- the codes of a unit
+def in_vectors(format: Format) -> bool:
+    """Whether each 16 codes lie in 16 bytes in a row, so that whole vectors of them can be taken apart."""
+    if not format.codes or not format.codes.planes or format.codes.values:
+        return False
+    return all(plane.step == 1 and (plane.run >= 16 or plane.bits == 8) for plane in format.codes.planes)
 
 
-def _packed_q4_k():
-    qs = offset("Q4_K", "qs")
-    return njit(lambda unit: (load(u8x64, unit + qs), load(u8x64, unit + qs + 64)), forceinline=True)
+@functools.cache
+def codes_of(format: Format) -> Codes:
+    """The codes of a format's super-blocks."""
+    if not in_vectors(format):
+        return Codes(_any(format), tuple(range(16)))
+    low, *_ = planes = format.codes.planes
+    chunks = sorted({_place(format, low, n)[0] for n in range(16)})
+
+    def rank(n: int):  # 64 bytes of the low plane at a time, and in them bit after bit
+        byte, shift = _place(format, low, n)
+        return chunks.index(byte) // 4, shift, byte
+
+    order, below = tuple(sorted(range(16), key=rank)), 0
+    parts = [order[i : i + 4] for i in (0, 4, 8, 12)]
+    flip = 128 if any(map(format.signed, planes)) else 0
+    vectors = [njit(lambda unit: load(u8x64, unit) & 0)] * 4
+    for plane in planes:
+        vectors = [_with_bits(v, format, plane, below, part) for v, part in zip(vectors, parts, strict=True)]
+        below += plane.bits
+    a, b, c, d = vectors
+    read = njit(lambda tier, unit: (a(unit) ^ flip, b(unit) ^ flip, c(unit) ^ flip, d(unit) ^ flip), forceinline=True)
+    if (len(planes), low.bits) != (1, 4) or low.run > 64:
+        return Codes(read, order)
+    first, second = (_bytes([_place(format, low, n)[0] for n in part]) for part in parts[::2])
+    return Codes(read, order, njit(lambda unit: (first(unit), second(unit)), forceinline=True))
 
 
-def _packed_q4_0():
-    qs, size = offset("Q4_0", "qs"), FORMATS["Q4_0"].block_bytes
+def _place(format: Format, plane, n: int) -> tuple[int, int]:
+    """Where the bits of the weights 16 n ... lie: bytes from the start of the super-block, and the lowest bit."""
+    block, i = divmod(16 * n, format.block_elements)
+    byte, shift = plane.place(i)
+    return block * format.block_bytes + format.at(plane.field) + byte, shift
+
+
+def _with_bits(read, format: Format, plane, below: int, part):
+    """The codes of ``read`` with those bits of a plane, above the ``below`` lowest, of four times 16 weights."""
+    places, shifts = zip(*(_place(format, plane, n) for n in part), strict=True)
+    bytes_, moved = _bytes(places), _shifted([shift - below for shift in shifts])
+    mask = ((1 << plane.bits) - 1) << below
+    return njit(lambda unit: read(unit) | (moved(bytes_(unit)) & mask), forceinline=True)
+
+
+def _bytes(places):
+    """A reader of the 64 bytes that lie 16 at each of four places, in as few loads as can be."""
+    a, b, c, d = places
+    if (b, c, d) == (a + 16, a + 32, a + 48):
+        return njit(lambda unit: load(u8x64, unit + a), forceinline=True)
+    if (b, d) == (a + 16, c + 16):
+        return njit(lambda unit: join(load(u8x32, unit + a), load(u8x32, unit + c)), forceinline=True)
 
     @njit(forceinline=True)
-    def four(block):
+    def read(unit):
         return join(
-            join(load(u8x16, block + qs), load(u8x16, block + size + qs)),
-            join(load(u8x16, block + 2 * size + qs), load(u8x16, block + 3 * size + qs)),
-        )
-
-    return njit(lambda unit: (four(unit), four(unit + 4 * size)), forceinline=True)
-
-
-# Two codes a byte, unit -> two u8x64: the low four bits of the first are the first vector of codes, the high ones the second.
-PACKED = {"Q4_K": _packed_q4_k(), "Q4_0": _packed_q4_0()}
-
-
-def _nibbles(format: str):
-    read_packed = PACKED[format]
-
-    @njit(forceinline=True)
-    def read(tier, unit):
-        a, b = read_packed(unit)
-        return a & 15, a >> 4, b & 15, b >> 4
-
-    return read
-
-
-def _q5_k():
-    qs, qh = offset("Q5_K", "qs"), offset("Q5_K", "qh")
-
-    @njit(forceinline=True)
-    def read(tier, unit):
-        a, b = load(u8x64, unit + qs), load(u8x64, unit + qs + 64)
-        fifth = load(u8x32, unit + qh)
-        low, high = join(fifth << 4, fifth << 2), join(fifth, fifth >> 2)
-        return (
-            (a & 15) | (low & 16),
-            (a >> 4) | ((low >> 1) & 16),
-            (b & 15) | (high & 16),
-            (b >> 4) | ((high >> 1) & 16),
+            join(load(u8x16, unit + a), load(u8x16, unit + b)), join(load(u8x16, unit + c), load(u8x16, unit + d))
         )
 
     return read
 
 
-def _q6_k():
-    ql, qh = offset("Q6_K", "ql"), offset("Q6_K", "qh")
-
-    @njit(forceinline=True)
-    def half(low, high):
-        first, second = join(high << 4, high << 2), join(high, high >> 2)
-        return (low & 15) | (first & 48), (low >> 4) | (second & 48)
-
-    @njit(forceinline=True)
-    def read(tier, unit):
-        a, b = half(load(u8x64, unit + ql), load(u8x32, unit + qh))
-        c, d = half(load(u8x64, unit + ql + 64), load(u8x32, unit + qh + 32))
-        return a, b, c, d
-
-    return read
+def _shifted(shifts):
+    """Bytes shifted down (up if negative) by a number for each sixteen; bits come in from their neighbors."""
+    one = shifts[0]
+    if all(shift == one for shift in shifts):
+        return njit((lambda v: v >> one) if one >= 0 else (lambda v: v << -one), forceinline=True)
+    down, up = (constant(u16x32, *(max(0, sign * shift) for shift in shifts for _ in range(8))) for sign in (1, -1))
+    return njit(lambda v: bitcast(u8x64, (bitcast(u16x32, v) >> down()) << up()), forceinline=True)
 
 
-def _q8_0():
-    qs, size = offset("Q8_0", "qs"), FORMATS["Q8_0"].block_bytes
-
-    @njit(forceinline=True)
-    def pair(block):
-        return join(load(u8x32, block + qs), load(u8x32, block + size + qs)) ^ 128
-
-    @njit(forceinline=True)
-    def read(tier, unit):
-        return pair(unit), pair(unit + 2 * size), pair(unit + 4 * size), pair(unit + 6 * size)
-
-    return read
-
-
-def _any(format: str, bias: int):
+def _any(format: Format):
     """By the reader of the dequantizer, sixteen at a time: as general as it is slow."""
-    read_codes, size = KERNELS[format].codes, FORMATS[format].block_bytes
-    sixteens = FORMATS[format].block_elements // 16
+    read_codes, size, bias = parts_of(format).codes, format.block_bytes, format.bias
+    sixteens = format.block_elements // 16
 
     @njit(forceinline=True)
     def sixteen(tier, unit, n):
@@ -142,29 +144,11 @@ def _any(format: str, bias: int):
     return read
 
 
-_PAIRS = (0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)  # low nibbles of 64 bytes, then their high ones
-_EVEN_ODD = (0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)
-# The least code of the formats that have no reader of their own is minus this; 128 does for any.
-_BIASES = {"Q4_1": 0, "Q5_1": 0, "Q2_K": 0, "Q5_0": 16, "Q3_K": 4, "TQ1_0": 1, "TQ2_0": 1, "MXFP4": 12, "NVFP4": 12}
-CODES = {format: Codes(_any(format, _BIASES.get(format, 128)), _BIASES.get(format, 128)) for format in KERNELS} | {
-    "Q4_K": Codes(_nibbles("Q4_K"), 0, _PAIRS),
-    "Q5_K": Codes(_q5_k(), 0, _PAIRS),
-    "Q6_K": Codes(_q6_k(), 32),
-    "Q8_0": Codes(_q8_0(), 128),
-    "Q4_0": Codes(_nibbles("Q4_0"), 8, _EVEN_ODD),
-}
-
-
-def unit_bytes(format: str) -> int:
-    """Bytes of the blocks of 256 weights."""
-    return FORMATS[format].nbytes(UNIT)
-
-
 # ---- what kernels call; format and tier are Static
 
 
 def unit_size(format):
-    """unit_bytes, for a Static."""
+    """Bytes of the blocks of 256 weights."""
 
 
 def codes(format, tier, unit):
@@ -177,20 +161,20 @@ def steps(format, tier, unit, scratch):
 
 @overload(unit_size)
 def _(format):
-    size = unit_bytes(format.value)
+    size = format.value.nbytes(UNIT)
     return lambda format: size
 
 
 @overload(codes, jit_options={"forceinline": True})
 def _(format, tier, unit):
-    read = CODES[format.value].read
+    read = codes_of(format.value).read
     return lambda format, tier, unit: read(tier, unit)
 
 
 @overload(steps, jit_options={"forceinline": True})
 def _(format, tier, unit, scratch):
-    (sign, bias), halves = (KERNELS[format.value].minimum, CODES[format.value].bias), _in_halves(format.value)
-    read, read_low = (halves("d"), halves("m")) if halves else _in_scratch(format.value)
+    sign, bias = format.value.scales.sign, format.value.bias
+    read, read_low = (_in_halves if _is_halves(format.value) else _in_scratch)(format.value)
 
     def read_steps(format, tier, unit, scratch):
         step = read(tier, unit, scratch)
@@ -202,11 +186,10 @@ def _(format, tier, unit, scratch):
     return read_steps
 
 
-def _in_scratch(format: str):
+def _in_scratch(format: Format):
     """Readers of the steps and then the lows, by way of the dequantizer's reader and the scratch."""
-    read, group = KERNELS[format].scales, KERNELS[format].group
-    elements, size = FORMATS[format].block_elements, FORMATS[format].block_bytes
-    blocks, groups, sixteen = UNIT // elements, elements // group, _widened(UNIT // group)
+    read, size, groups = parts_of(format).scales, format.block_bytes, format.groups
+    blocks, sixteen = UNIT // format.block_elements, _widened(UNIT // format.scales.group)
 
     @njit(forceinline=True)
     def steps(tier, unit, scratch):
@@ -235,17 +218,20 @@ def _doubled(read):
     return twice
 
 
-def _in_halves(format: str):
-    """For blocks of 32 with a scale (and minimum) in half precision: a maker of readers of that field, else None.
+def _is_halves(format: Format) -> bool:
+    scales = format.scales
+    return format.block_elements == scales.group == 32 and not (scales.steps or scales.table or scales.function)
+
+
+def _in_halves(format: Format):
+    """For blocks of 32 with a scale (and minimum) in half precision: readers of the steps and then the lows.
 
     Eight numbers written to the scratch one at a time and read as a vector would wait for each other.
     """
-    fields, size = FORMATS[format].layout.names, FORMATS[format].block_bytes
-    if FORMATS[format].block_elements != 32 or "d" not in fields:
-        return None
+    size = format.block_bytes
 
     def reader(field: str):
-        at = offset(format, field) if field in fields else 0
+        at = format.at(field)
 
         @njit(forceinline=True)
         def four(block):
@@ -260,13 +246,13 @@ def _in_halves(format: str):
 
         return eight
 
-    return reader
+    return reader(format.scales.d), reader(format.scales.dmin or format.scales.d)
 
 
 @intrinsic(prefer_literal=True)
 def spread(_, format, part, vector):
     """spread(format, 0, steps): the step of each four codes in the first (second ...) vector of a unit."""
-    order, first = CODES[format.value].order, 4 * part.literal_value
+    order, first = codes_of(format.value).order, 4 * part.literal_value
 
     def emit(context, builder, signature, args):
         lanes = ir.Constant(ir.VectorType(ir.IntType(32), 16), [order[first + lane // 4] for lane in range(16)])

@@ -1,23 +1,84 @@
-"""The ggml block formats as data: every type that a GGUF file can name, its block laid out as in the C struct.
+"""The ggml block formats as data, a row a format: what a GGUF file can name, how a block is laid out, what its bits mean.
 
 A row of a tensor is a whole number of blocks. ``layout`` is the block as a packed little-endian numpy dtype with the
 field names of ggml-common.h: ``raw.view(FORMATS["Q4_K"].layout)["dmin"]`` reads a field, and ``.byteswap()`` of such a
 view turns blocks of a big-endian file into native ones. A field has the width at which ggml reads it, which is wider
 than the struct declares for ``qh`` of Q5_0 and Q5_1, ``qs`` of IQ2_XXS, ``signs`` of IQ3_XXS and ``scales`` of IQ1_M.
+
+``codes`` and ``scales`` say what a weight is, and every backend and the encoder of synthetic files are made from them:
+
+    weight[i] = scale[i // group] * code[i] (+- minimum[i // group])        in float32, rounded after each operation
 """
 
-from typing import NamedTuple
+import re
+from dataclasses import dataclass
 
 import numpy as np
 
 
-class Format(NamedTuple):
-    """One ggml type: its name and id, the weights in a block, and the block's layout."""
+@dataclass(frozen=True)
+class Plane:
+    """Unsigned integers of ``bits`` each, packed into the bytes of a field; of 8 bits in a field of signed bytes, signed.
+
+    "qs 32x4": the low 4 bits of 32 bytes are integers 0 to 31, their high 4 bits the next 32, and the next 32 bytes hold
+    the next 64. "qs[7::8] 8x4>>4" are bytes 7, 15, 23 ... of the field, from bit 4 up.
+    """
+
+    field: str
+    run: int
+    bits: int
+    start: int = 0
+    step: int = 1
+    shift: int = 0
+
+    def place(self, i):
+        """(byte of the field, lowest bit) of integer ``i``; numbers or arrays."""
+        fields = 8 // self.bits
+        byte = i // (self.run * fields) * self.run + i % self.run
+        return self.start + self.step * byte, self.shift + i // self.run % fields * self.bits
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers in a block: ``values[n]``, or ``(n - less) * times``; n from ``planes``, the first has its lowest bits.
+
+    Where the bits lie in no planes, ``function`` names what reads n: each backend has one of that name.
+    """
+
+    planes: tuple[Plane, ...] = ()
+    less: float = 0
+    times: float = 1
+    values: tuple[int, ...] = ()
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What ``group`` weights share: d times a number of ``steps`` (or d alone), and perhaps a minimum, dmin times another.
+
+    The steps of the minima follow those of the scales. d and dmin are halves; or d is a byte for each group, which stands
+    for TABLES[table][byte]. Where none of this holds, ``function`` names what reads scales and minima.
+    """
+
+    group: int
+    d: str = "d"
+    dmin: str = ""
+    sign: int = 0  # of the minimum: +1, -1, or 0 for none
+    steps: Numbers | None = None
+    table: str = ""
+    function: str = ""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One ggml type: its name and id, the weights in a block, the block's layout, and what its bits mean if it has any."""
 
     name: str
     id: int
     block_elements: int
     layout: np.dtype
+    codes: Numbers | None = None
+    scales: Scales | None = None
 
     @property
     def block_bytes(self) -> int:
@@ -33,49 +94,112 @@ class Format(NamedTuple):
         """Bytes that ``elements`` weights take; elements must be a multiple of ``block_elements``."""
         return elements // self.block_elements * self.block_bytes
 
+    @property
+    def groups(self) -> int:
+        """Scales in a block."""
+        return self.block_elements // self.scales.group
 
-def _block(fields: str) -> np.dtype:
-    """The packed dtype of ``"d <f2, qs 16u1"``: name and numpy type (with its count) of each field, in order."""
-    return np.dtype([tuple(field.split()) for field in fields.split(", ")])
+    @property
+    def bias(self) -> int:
+        """What makes every code one of 0 to 255 when it is added."""
+        if self.codes.values:
+            return -min(self.codes.values)
+        return 128 if any(map(self.signed, self.codes.planes)) else self.codes.less
+
+    def at(self, field: str) -> int:
+        """Where a field lies in the block, in bytes."""
+        return self.layout.fields[field][1]
+
+    def signed(self, plane: Plane) -> bool:
+        """Whether a plane's integers are signed."""
+        return plane.bits == 8 and self.layout.fields[plane.field][0].base.kind == "i"
 
 
-# name, id, weights a block, fields. Super-blocks of the K, IQ and TQ families hold 256 weights.
+def numbers(planes: str = "", **rest) -> Numbers:
+    """Numbers of ``"qs 32x4, qh[8:] 32x1"``: each plane's field (or a slice of its bytes), run and bits."""
+    pattern = re.compile(r"(\w+)(?:\[(\d+)::?(\d+)?\])? (\d+)x(\d+)(?:>>(\d+))?")
+    parts = [pattern.fullmatch(part).groups() for part in planes.split(", ") if part]
+    return Numbers(
+        tuple(
+            Plane(field, int(run), int(bits), int(start or 0), int(step or 1), int(shift or 0))
+            for field, start, step, run, bits, shift in parts
+        ),
+        **rest,
+    )
+
+
+def scales(group: int, fields: str = "d", steps: Numbers | None = None, table: str = "", function: str = "") -> Scales:
+    """Scales of ``"d"``, ``"d + m"`` or ``"d - dmin"``."""
+    d, sign, dmin = fields.split() if " " in fields else (fields, "", "")
+    return Scales(group, d, dmin, {"": 0, "+": 1, "-": -1}[sign], steps, table, function)
+
+
+def row(name: str, id: int, block_elements: int, fields: str, codes=None, scales=None) -> Format:
+    """A Format; fields: ``"d <f2, qs 16u1"``, name and numpy type (with its count) of each field, in order."""
+    layout = np.dtype([tuple(field.split()) for field in fields.split(", ")])
+    return Format(name, id, block_elements, layout, codes, scales)
+
+
+# Scales in a byte, halved because E2M1 below is doubled.
+_BYTE = np.arange(256)
+_E4M3 = np.where(_BYTE & 0x78, 8 + (_BYTE & 7), 2 * (_BYTE & 7)) * np.exp2((_BYTE >> 3 & 15) - 11.0)
+TABLES = {
+    "E8M0": np.exp2(_BYTE - 128.0).astype(np.float32),
+    "UE4M3": np.where(_BYTE == 127, 0, _E4M3).astype(np.float32),  # 127 is NaN elsewhere
+}
+_NL4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+# name, id, weights a block, fields, codes, scales. Super-blocks of the K, IQ and TQ families hold 256 weights.
 _TABLE = (
-    ("F32", 0, 1, "x <f4"),
-    ("F16", 1, 1, "x <f2"),
-    ("Q4_0", 2, 32, "d <f2, qs 16u1"),
-    ("Q4_1", 3, 32, "d <f2, m <f2, qs 16u1"),
-    ("Q5_0", 6, 32, "d <f2, qh <u4, qs 16u1"),
-    ("Q5_1", 7, 32, "d <f2, m <f2, qh <u4, qs 16u1"),
-    ("Q8_0", 8, 32, "d <f2, qs 32i1"),
-    ("Q8_1", 9, 32, "d <f4, s <f4, qs 32i1"),  # the size that gguf-py states; ggml itself now holds d and s in f16
-    ("Q2_K", 10, 256, "scales 16u1, qs 64u1, d <f2, dmin <f2"),
-    ("Q3_K", 11, 256, "hmask 32u1, qs 64u1, scales 12u1, d <f2"),
-    ("Q4_K", 12, 256, "d <f2, dmin <f2, scales 12u1, qs 128u1"),
-    ("Q5_K", 13, 256, "d <f2, dmin <f2, scales 12u1, qh 32u1, qs 128u1"),
-    ("Q6_K", 14, 256, "ql 128u1, qh 64u1, scales 16i1, d <f2"),
-    ("Q8_K", 15, 256, "d <f4, qs 256i1, bsums 16<i2"),
-    ("IQ2_XXS", 16, 256, "d <f2, qs 16<u4"),
-    ("IQ2_XS", 17, 256, "d <f2, qs 32<u2, scales 8u1"),
-    ("IQ3_XXS", 18, 256, "d <f2, qs 64u1, signs 8<u4"),
-    ("IQ1_S", 19, 256, "d <f2, qs 32u1, qh 8<u2"),
-    ("IQ4_NL", 20, 32, "d <f2, qs 16u1"),
-    ("IQ3_S", 21, 256, "d <f2, qs 64u1, qh 8u1, signs 32u1, scales 4u1"),
-    ("IQ2_S", 22, 256, "d <f2, qs 32u1, signs 32u1, qh 8u1, scales 8u1"),
-    ("IQ4_XS", 23, 256, "d <f2, scales_h <u2, scales_l 4u1, qs 128u1"),
-    ("I8", 24, 1, "x i1"),
-    ("I16", 25, 1, "x <i2"),
-    ("I32", 26, 1, "x <i4"),
-    ("I64", 27, 1, "x <i8"),
-    ("F64", 28, 1, "x <f8"),
-    ("IQ1_M", 29, 256, "qs 32u1, qh 16u1, scales 4<u2"),
-    ("BF16", 30, 1, "x <u2"),
-    ("TQ1_0", 34, 256, "qs 48u1, qh 4u1, d <f2"),
-    ("TQ2_0", 35, 256, "qs 64u1, d <f2"),
-    ("MXFP4", 39, 32, "e u1, qs 16u1"),
-    ("NVFP4", 40, 64, "d 4u1, qs 32u1"),
-    ("Q1_0", 41, 128, "d <f2, qs 16u1"),
-)
+    row("F32", 0, 1, "x <f4"),
+    row("F16", 1, 1, "x <f2"),
+    row("Q4_0", 2, 32, "d <f2, qs 16u1", numbers("qs 16x4", less=8), scales(32)),
+    row("Q4_1", 3, 32, "d <f2, m <f2, qs 16u1", numbers("qs 16x4"), scales(32, "d + m")),
+    row("Q5_0", 6, 32, "d <f2, qh <u4, qs 16u1", numbers("qs 16x4, qh 1x1", less=16), scales(32)),
+    row("Q5_1", 7, 32, "d <f2, m <f2, qh <u4, qs 16u1", numbers("qs 16x4, qh 1x1"), scales(32, "d + m")),
+    row("Q8_0", 8, 32, "d <f2, qs 32i1", numbers("qs 32x8"), scales(32)),
+    row("Q8_1", 9, 32, "d <f4, s <f4, qs 32i1"),  # the size that gguf-py states; ggml itself now holds d and s in f16
+    row("Q2_K", 10, 256, "scales 16u1, qs 64u1, d <f2, dmin <f2",
+        numbers("qs 32x2"), scales(16, "d - dmin", numbers("scales 16x4"))),
+    row("Q3_K", 11, 256, "hmask 32u1, qs 64u1, scales 12u1, d <f2",
+        numbers("qs 32x2, hmask 32x1", less=4), scales(16, "d", numbers("scales 8x4, scales[8:] 4x2", less=32))),
+    row("Q4_K", 12, 256, "d <f2, dmin <f2, scales 12u1, qs 128u1",
+        numbers("qs 32x4"), scales(32, "d - dmin", function="six_bits")),
+    row("Q5_K", 13, 256, "d <f2, dmin <f2, scales 12u1, qh 32u1, qs 128u1",
+        numbers("qs 32x4, qh 32x1"), scales(32, "d - dmin", function="six_bits")),
+    row("Q6_K", 14, 256, "ql 128u1, qh 64u1, scales 16i1, d <f2",
+        numbers("ql 64x4, qh 32x2", less=32), scales(16, "d", numbers("scales 16x8"))),
+    row("Q8_K", 15, 256, "d <f4, qs 256i1, bsums 16<i2"),
+    row("IQ2_XXS", 16, 256, "d <f2, qs 16<u4", numbers(function="iq2_xxs", less=128),
+        scales(32, "d", numbers("qs[7::8] 8x4>>4", less=-0.5, times=0.25))),
+    row("IQ2_XS", 17, 256, "d <f2, qs 32<u2, scales 8u1", numbers(function="iq2_xs", less=128),
+        scales(16, "d", numbers("scales 1x4", less=-0.5, times=0.25))),
+    row("IQ3_XXS", 18, 256, "d <f2, qs 64u1, signs 8<u4", numbers(function="iq3_xxs", less=128),
+        scales(32, "d", numbers("signs[3::4] 8x4>>4", less=-0.5, times=0.5))),
+    row("IQ1_S", 19, 256, "d <f2, qs 32u1, qh 8<u2", numbers(function="iq1_s", less=9),
+        scales(32, "d", numbers("qh[1::2] 8x3>>4", less=-0.5, times=0.25))),
+    row("IQ4_NL", 20, 32, "d <f2, qs 16u1", numbers("qs 16x4", values=_NL4), scales(32)),
+    row("IQ3_S", 21, 256, "d <f2, qs 64u1, qh 8u1, signs 32u1, scales 4u1", numbers(function="iq3_s", less=128),
+        scales(32, "d", numbers("scales 1x4", less=-0.5, times=2))),
+    row("IQ2_S", 22, 256, "d <f2, qs 32u1, signs 32u1, qh 8u1, scales 8u1", numbers(function="iq2_s", less=128),
+        scales(16, "d", numbers("scales 1x4", less=-0.5, times=0.25))),
+    row("IQ4_XS", 23, 256, "d <f2, scales_h <u2, scales_l 4u1, qs 128u1",
+        numbers("qs 16x4", values=_NL4), scales(32, "d", numbers("scales_l 1x4, scales_h 1x2", less=32))),
+    row("I8", 24, 1, "x i1"),
+    row("I16", 25, 1, "x <i2"),
+    row("I32", 26, 1, "x <i4"),
+    row("I64", 27, 1, "x <i8"),
+    row("F64", 28, 1, "x <f8"),
+    row("IQ1_M", 29, 256, "qs 32u1, qh 16u1, scales 4<u2",
+        numbers(function="iq1_m", less=9), scales(16, function="iq1_m")),
+    row("BF16", 30, 1, "x <u2"),
+    row("TQ1_0", 34, 256, "qs 48u1, qh 4u1, d <f2", numbers(function="tq1_0", less=1), scales(256)),
+    row("TQ2_0", 35, 256, "qs 64u1, d <f2", numbers("qs 32x2", less=1), scales(256)),
+    row("MXFP4", 39, 32, "e u1, qs 16u1", numbers("qs 16x4", values=_E2M1), scales(32, "e", table="E8M0")),
+    row("NVFP4", 40, 64, "d 4u1, qs 32u1", numbers("qs 8x4", values=_E2M1), scales(16, "d", table="UE4M3")),
+    row("Q1_0", 41, 128, "d <f2, qs 16u1"),
+)  # fmt: skip
 
-FORMATS: dict[str, Format] = {name: Format(name, id, n, _block(fields)) for name, id, n, fields in _TABLE}
-BY_ID: dict[int, Format] = {format.id: format for format in FORMATS.values()}
+FORMATS: dict[str, Format] = {format.name: format for format in _TABLE}
+BY_ID: dict[int, Format] = {format.id: format for format in _TABLE}

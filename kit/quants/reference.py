@@ -12,6 +12,11 @@ DEVICE = "cpu"
 _CHUNK_WEIGHTS = 2**20  # gguf-py takes several times its output as transient memory: 4 MiB of float32 a chunk bounds it
 
 
+def knows(format: Format) -> bool:
+    """Whether gguf-py can dequantize it."""
+    return format.name in FORMATS
+
+
 def run(blocks: np.ndarray, format: Format, out: torch.Tensor) -> None:
     """Dequantize C-contiguous ``blocks`` into ``out``, a bounded number at a time."""
     blocks, out = blocks.reshape(-1, format.block_bytes), out.view(-1, format.block_elements)

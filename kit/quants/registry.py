@@ -8,8 +8,8 @@ import torch
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
 
-# A backend is a module with FORMATS (names it can decode), DEVICE (where its results live) and
-# run(blocks, format, out): blocks are C-contiguous bytes (numpy array, or tensor on DEVICE), out a contiguous tensor.
+# A backend is a module with knows(format), DEVICE (where its results live) and run(blocks, format, out): blocks are
+# C-contiguous bytes (numpy array, or tensor on DEVICE), out a contiguous tensor.
 BACKENDS = {"reference": "kit.quants.reference", "cpu": "kit.cpu.dequantize", "triton": "kit.cuda.dequantize"}
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -28,8 +28,9 @@ def dequantize(
     format = _look_up("format", qtype, FORMATS)
     dtype = dtype_named(dtype)
     module = importlib.import_module(_look_up("backend", backend, BACKENDS))
-    if format.name not in module.FORMATS:
-        raise QuantError(f"backend {backend!r} cannot dequantize {qtype}; it knows {', '.join(sorted(module.FORMATS))}")
+    if not module.knows(format):
+        known = ", ".join(sorted(other.name for other in FORMATS.values() if module.knows(other)))
+        raise QuantError(f"backend {backend!r} cannot dequantize {format.name}; it knows {known}")
     blocks, shape = _blocks(data, format, module.DEVICE)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=module.DEVICE)

@@ -40,9 +40,10 @@ def source_stamp(folder: Path) -> str:
 
 
 class Static:
-    """A string that a kernel is compiled for: its Numba type holds the string, so that ``overload`` can choose by it."""
+    """A constant that a kernel is compiled for, a string or a Format: its Numba type holds it, so that ``overload`` can
+    choose by it."""
 
-    def __init__(self, value: str):
+    def __init__(self, value):
         self.value = value
         self._numba_type_ = StaticType(value)
 
@@ -50,9 +51,13 @@ class Static:
 class StaticType(types.Type):
     """The Numba type of ``Static(value)``."""
 
-    def __init__(self, value: str):
+    def __init__(self, value):
         self.value = value
-        super().__init__(f"Static({value})")
+        super().__init__(f"Static({getattr(value, 'name', value)})")
+
+    @property
+    def key(self):
+        return self.value
 
 
 register_model(StaticType)(models.OpaqueModel)
@@ -157,6 +162,27 @@ def high(_, vector):
     """high(v): the second half of the lanes."""
     result, emit = _shuffled(vector, list(range(vector.lanes // 2, vector.lanes)))
     return result(vector), emit
+
+
+def pick(*lanes: int):
+    """A primitive: pick(3, 3, 5)(v) is the vector of v's lanes 3, 3 and 5."""
+
+    @intrinsic
+    def picked(_, vector):
+        result, emit = _shuffled(vector, list(lanes))
+        return result(vector), emit
+
+    return picked
+
+
+def constant(vector: Vector, *numbers):
+    """A primitive without arguments: the vector of these numbers."""
+
+    @intrinsic
+    def constants(_):
+        return vector(), lambda *_: ir.Constant(vector.llvm, list(numbers))
+
+    return constants
 
 
 @intrinsic

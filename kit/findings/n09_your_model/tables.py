@@ -12,7 +12,7 @@ from kit.cache.traces import Requests
 from kit.costs.measured import DTYPES, kind_of
 from kit.costs.order import Order
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, parts_of, predict
-from kit.cpu.kernels import KERNELS
+from kit.gguf.formats import FORMATS
 from kit.quants.exactness import exactness, sample
 from kit.units import format_bytes, format_count, format_seconds
 
@@ -127,7 +127,7 @@ def advice(file, order: Order, costs, machine, memory: int) -> list[Prediction]:
     Where no weight is quantized, activations are not rounded either, and that way is none of its own.
     """
     ways, parts = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory), parts_of(file, order)
-    if not any(part.kind.qtype in KERNELS for part in parts.values()):
+    if not any(FORMATS[part.kind.qtype].codes for part in parts.values()):
         ways.remove(BLOCKS_INT8)
     now, *others = (predict(way, parts, order, costs, machine) for way in ways)
     return [now, *sorted(others, key=lambda prediction: prediction.seconds)]
