@@ -7,7 +7,8 @@ import triton
 from benchmarks._gpu_compile import Compiled, compile_for
 from kit.codec.rans import LOWER
 from kit.codec.triton_kernels import finish_kernel, rans_kernel
-from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel, shape_of
+from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel
+from kit.cuda.formats import constants_of
 from kit.cuda.gemv import STEP_WEIGHTS, blocks_kernel, rows_of_a_program
 from kit.gguf.formats import FORMATS
 
@@ -57,7 +58,7 @@ def dequantizer(qtype: str, dtype: str, weights: int = 2**28) -> Case:
     """The dequantizer of one format, over ``weights`` weights."""
     format = FORMATS[qtype]
     at_once = WEIGHTS_A_PROGRAM // format.block_elements
-    constants = shape_of(format) | {"BLOCKS": at_once, "BITS": False}
+    constants = constants_of(format) | {"BLOCKS": at_once, "BITS": False}
     return Case(
         f"dequantize {qtype} to {dtype}", "weights", weights, format.nbytes(weights), weights * _BYTES[dtype],
         3 * weights, weights // WEIGHTS_A_PROGRAM, 1, dequantize_kernel,
@@ -70,7 +71,7 @@ def gemv(qtype: str, rows: int, columns: int, tokens: int = 1) -> Case:
     format = FORMATS[qtype]
     blocks_a_row, chunk = columns // format.block_elements, STEP_WEIGHTS // format.block_elements
     at_once = rows_of_a_program(format, rows, tokens)
-    constants = shape_of(format) | {
+    constants = constants_of(format) | {
         "TOKENS": tokens, "ROWS": at_once, "CHUNK": chunk, "ADD": False,
     }  # fmt: skip
     types = {"blocks": "*u8", "table": "*i32", "planes": "*fp32", "y": "*fp32"}

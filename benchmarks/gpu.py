@@ -16,7 +16,6 @@ import torch
 
 from benchmarks._gpu_codec import NOT_MEASURED, nvcomp_row, streaming_rows, tile_rows
 from benchmarks._gpu_kernels import dequantizer, gemv, tile_decoder
-from kit.cuda.formats import CODES
 from kit.gguf.formats import FORMATS
 from kit.lab import peaks as devices
 from kit.synthetic.geometry import GEOMETRIES
@@ -36,7 +35,7 @@ def run() -> pd.DataFrame:
         click.echo(
             "No GPU here: nothing below is measured. Times are lower bounds, computed for an H200 (data/devices.yaml)."
         )
-    cases = [(dequantizer(qtype, "bfloat16"), _dequantize) for qtype in CODES]
+    cases = [(dequantizer(qtype, "bfloat16"), _dequantize) for qtype, format in FORMATS.items() if format.codes]
     cases += [(gemv(qtype, 4096, 12800), _multiply) for qtype in _GEMV] + [(gemv("Q4_K", 4096, 12800, 8), _multiply)]
     cases += [(case, None) for case in tile_decoder(_TILES)]
     rows = [_row(case, device, measure if here else None) for case, measure in cases]

@@ -202,3 +202,11 @@ def refusal(path, options):
         DeviceTransformer(DeviceWeights(kit.open(path), kit.LRU("100 KiB")), **options)
     except kit.KitError as error:
         return str(error)
+
+
+def of_new_format(format, function, *args):
+    """``dequantize`` or ``linear`` above where the table has one more format."""
+    from kit.gguf.formats import FORMATS
+
+    with patch.dict(FORMATS, {format.name: format}):
+        return {"dequantize": dequantize, "linear": linear}[function](*args)

@@ -1,13 +1,55 @@
-"""The ggml formats as Triton device functions: where the codes of a block lie, and how a sub-block is scaled.
+"""Codes and scales of ggml blocks as Triton device functions: from the description of a format, and by hand where that says so.
 
-One function a format, ``(block, s, j, table) -> codes, scale, low``: block is the address of each block (blocks, 1, 1),
-s the sub-block (1, subs, 1), j the word in it (1, 1, words), table the address of the format's look-up table. A word is
-four codes in the four bytes of a uint32; weight = scale * (code - bias) - low, in this order of operations, so that
-float32 results equal gguf-py's bit for bit. Scales have one element a sub-block. Field names are ggml-common.h's.
+``unpack`` gives codes, scale and low of sub-blocks: block is the address of each block (blocks, 1, 1), s the sub-block
+(1, groups, 1), j the word in it (1, 1, words), table the address of the format's look-up table. A word is four codes in the
+four bytes of a uint32; weight = scale * (code - bias) - low, in this order of operations, so that float32 results equal
+gguf-py's bit for bit. Scales and lows have one element a sub-block.
 """
 
 import triton
 import triton.language as tl
+
+from kit.gguf.formats import Format
+
+
+@triton.jit
+def unpack(block, s, j, table, FORMAT: tl.constexpr, CODES: tl.constexpr, SCALES: tl.constexpr):
+    """CODES and SCALES: ``regular_codes`` and ``regular_scales``, or the functions that the format names.
+
+    Nibbles of whole sub-blocks stay where they are: those of odd ones are 16 times as large, and meet a sixteenth of the
+    scale. That saves a shift a word and is exact: a scale is zero or at least 2^-24.
+    """
+    scale, low = SCALES(block, s, table, FORMAT)
+    if stay_in_place(FORMAT):
+        PLANE: tl.constexpr = FORMAT.codes.planes[0]
+        words: tl.constexpr = FORMAT.scales.group // 4
+        subs: tl.constexpr = PLANE.run // FORMAT.scales.group  # in a run
+        high = s // subs % 2
+        word = _word(
+            _field(block, PLANE, FORMAT),
+            s // (2 * subs) * (subs * words) + s % subs * words + j,
+            FORMAT.alignment(PLANE),
+        )
+        return word & (0x0F0F0F0F << (4 * high).to(tl.uint32)), scale * tl.where(high == 1, 1 / 16, 1.0), low
+    else:
+        return CODES(block, s, j, table, FORMAT), scale, low
+
+
+@triton.constexpr_function
+def stay_in_place(format: Format) -> bool:
+    """Whether all codes of a sub-block are low nibbles, or all high ones, and nothing is done to them but scaling."""
+    codes = format.codes
+    if len(codes.planes) != 1 or codes.less or codes.values:
+        return False
+    return codes.planes[0].bits == 4 and codes.planes[0].run >= format.scales.group
+
+
+@triton.jit
+def _field(block, PLANE: tl.constexpr, FORMAT: tl.constexpr):
+    return block + (FORMAT.at(PLANE.field) + PLANE.start)
+
+
+# ---- primitives
 
 
 @triton.jit
@@ -48,15 +90,6 @@ def _number(code):
 
 
 @triton.jit
-def _plane(address, g, RUN: tl.constexpr, BITS: tl.constexpr, ALIGN: tl.constexpr):
-    """Word g of a plane: RUN bytes hold the lowest BITS of RUN weights, the bits above those of the RUN weights after."""
-    words: tl.constexpr = RUN // 4
-    fields: tl.constexpr = 8 // BITS
-    word = _word(address, g // (words * fields) * words + g % words, ALIGN)
-    return (word >> (BITS * (g // words % fields)).to(tl.uint32)) & (((1 << BITS) - 1) * 0x01010101)
-
-
-@triton.jit
 def _spread(bits):
     """Bit i of four to the lowest bit of byte i: the products of 2^i and 2^(7 i) never meet."""
     return ((bits & 15) * 0x00204081) & 0x01010101
@@ -77,17 +110,88 @@ def _even(signs):
 
 
 @triton.jit
-def _nibble(address, s):
-    """Four bits of sub-block s, the low ones of a byte first."""
-    return (_byte(address + s // 2) >> (4 * (s % 2)).to(tl.uint32)) & 15
+def _pairs(nibbles, table):
+    """Codes below 16 in bytes to the bytes of the table, which holds 256 pairs."""
+    both = nibbles | (nibbles >> 4)
+    low, high = tl.load(table + (both & 255)), tl.load(table + ((both >> 16) & 255))
+    return (low | (high << 16)).to(tl.uint32, bitcast=True)
 
 
-# ---- legacy: 32 weights
+# ---- from the description of a format
 
 
 @triton.jit
-def q4_0(block, s, j, table):
-    return _plane(block + 2, j, 16, 4, 2), _half(block), 0.0
+def regular_codes(block, s, j, table, FORMAT: tl.constexpr):
+    """Word j of sub-block s from all planes."""
+    g = s * (FORMAT.scales.group // 4) + j
+    word = _plane_word(block, g, FORMAT.codes.planes[0], FORMAT)
+    for i in tl.static_range(1, len(FORMAT.codes.planes)):
+        word |= _plane_word(block, g, FORMAT.codes.planes[i], FORMAT) << FORMAT.codes.below(i)
+    if len(FORMAT.codes.values):
+        word = _pairs(word, table)
+    return word
+
+
+@triton.jit
+def _plane_word(block, g, PLANE: tl.constexpr, FORMAT: tl.constexpr):
+    """Integers 4 g ... 4 g + 3 of a plane, in four bytes; signed ones raised by 128."""
+    tl.static_assert(PLANE.step == 1 and PLANE.shift == 0 and PLANE.run != 2, "no kernel for such planes of codes")
+    run: tl.constexpr = PLANE.run // 4
+    fields: tl.constexpr = 8 // PLANE.bits
+    field = _field(block, PLANE, FORMAT)
+    ALIGN: tl.constexpr = FORMAT.alignment(PLANE)
+    if PLANE.bits == 8:
+        return _word(field, g, ALIGN) ^ (0x80808080 if FORMAT.signed(PLANE) else 0)
+    elif PLANE.run > 1:
+        word = _word(field, g // (run * fields) * run + g % run, ALIGN)
+        return (word >> (PLANE.bits * (g // run % fields)).to(tl.uint32)) & (((1 << PLANE.bits) - 1) * 0x01010101)
+    elif PLANE.bits == 4:
+        both = _byte(field + 2 * g) | (_byte(field + 2 * g + 1) << 16)
+        return (both | (both << 4)) & 0x0F0F0F0F
+    elif PLANE.bits == 2:
+        four = _byte(field + g)
+        return (four | (four << 6) | (four << 12) | (four << 18)) & 0x03030303
+    else:
+        return _spread(_byte(field + g // 2) >> (4 * (g % 2)).to(tl.uint32))
+
+
+@triton.jit
+def regular_scales(block, s, table, FORMAT: tl.constexpr):
+    """Scale and low of sub-block s."""
+    scales: tl.constexpr = FORMAT.scales
+    if scales.table != "":
+        byte = _byte(block + FORMAT.at(scales.d) + s)
+        return tl.load(table + (256 if len(FORMAT.codes.values) else 0) + byte).to(tl.float32, bitcast=True), 0.0
+    scale, low = _half(block + FORMAT.at(scales.d)), 0.0
+    if scales.steps is not None:
+        scale *= _step(block, s, FORMAT)
+    if scales.dmin != "":
+        low = _half(block + FORMAT.at(scales.dmin))
+        if scales.steps is not None:
+            low *= _step(block, FORMAT.groups + s, FORMAT)
+        if scales.sign > 0:
+            low = _negative(low)
+    return scale, low
+
+
+@triton.jit
+def _step(block, i, FORMAT: tl.constexpr):
+    """Number i of the steps."""
+    steps: tl.constexpr = FORMAT.scales.steps
+    n = _integer(block, i, steps.planes[0], FORMAT)
+    for k in tl.static_range(1, len(steps.planes)):
+        n |= _integer(block, i, steps.planes[k], FORMAT) << steps.below(k)
+    raised: tl.constexpr = 128 if FORMAT.signed(steps.planes[0]) else 0
+    return (_number(n ^ raised) - (steps.less + raised)) * steps.times
+
+
+@triton.jit
+def _integer(block, i, PLANE: tl.constexpr, FORMAT: tl.constexpr):
+    """Integer i of a plane."""
+    run: tl.constexpr = PLANE.run
+    fields: tl.constexpr = 8 // PLANE.bits
+    byte = _byte(_field(block, PLANE, FORMAT) + PLANE.step * (i // (run * fields) * run + i % run))
+    return (byte >> (PLANE.shift + PLANE.bits * (i // run % fields)).to(tl.uint32)) & ((1 << PLANE.bits) - 1)
 
 
 @triton.jit
@@ -96,211 +200,105 @@ def _negative(x):
     return x * -1.0
 
 
-@triton.jit
-def q4_1(block, s, j, table):
-    return _plane(block + 4, j, 16, 4, 4), _half(block), _negative(_half(block + 2))
+# ---- scales and codes that lie in no planes
 
 
 @triton.jit
-def q5_0(block, s, j, table):
-    fifth = _spread(_word(block + 2, 0, 2) >> (4 * j).to(tl.uint32))
-    return _plane(block + 6, j, 16, 4, 2) | (fifth << 4), _half(block), 0.0
-
-
-@triton.jit
-def q5_1(block, s, j, table):
-    fifth = _spread(_word(block + 4, 0, 4) >> (4 * j).to(tl.uint32))
-    return _plane(block + 8, j, 16, 4, 4) | (fifth << 4), _half(block), _negative(_half(block + 2))
-
-
-@triton.jit
-def q8_0(block, s, j, table):
-    return _word(block + 2, j, 2) ^ 0x80808080, _half(block), 0.0
-
-
-# ---- K: 256 weights, sub-blocks of 16 or 32
-
-
-@triton.jit
-def q2_k(block, s, j, table):
-    scales = _byte(block + s)
-    return (
-        _plane(block + 16, 4 * s + j, 32, 2, 4),
-        _half(block + 80) * _number(scales & 15),
-        _half(block + 82) * _number(scales >> 4),
-    )
-
-
-@triton.jit
-def q3_k(block, s, j, table):
-    g = 4 * s + j
-    low = (_byte(block + 96 + s % 8) >> (4 * (s // 8)).to(tl.uint32)) & 15
-    high = (_byte(block + 104 + s % 4) >> (2 * (s // 4)).to(tl.uint32)) & 3
-    scale = _half(block + 108) * (_number(low | (high << 4)) - 32.0)
-    return _plane(block + 32, g, 32, 2, 2) | (_plane(block, g, 32, 1, 2) << 2), scale, 0.0
-
-
-@triton.jit
-def _six_bits(block, s):
-    """The scale and the minimum of sub-block s: 6 bits each, the upper two of the last four packed above others."""
-    byte = block + 4 + s % 4
+def six_bits(block, s, table, FORMAT: tl.constexpr):
+    """Q4_K, Q5_K: 6 bits each, the upper two of the last four packed above others."""
+    byte = block + FORMAT.at("scales") + s % 4
     d, m, both = _byte(byte), _byte(byte + 4), _byte(byte + 8)
     first = s < 4
     scale = tl.where(first, d & 63, (both & 15) | ((d >> 2) & 48))
     minimum = tl.where(first, m & 63, (both >> 4) | ((m >> 2) & 48))
-    return _half(block) * _number(scale), _half(block + 2) * _number(minimum)
+    return (
+        _half(block + FORMAT.at("d")) * _number(scale),
+        _half(block + FORMAT.at("dmin")) * _number(minimum),
+    )
 
 
 @triton.jit
-def q4_k(block, s, j, table):
-    """Codes stay in their nibbles: those of odd sub-blocks are 16 times as large, and meet a sixteenth of the scale.
-
-    That saves a shift a word and is exact: a scale is zero or at least 2^-24.
-    """
-    scale, low = _six_bits(block, s)
-    high = s % 2
-    codes = _word(block + 16, s // 2 * 8 + j, 4) & (0x0F0F0F0F << (4 * high).to(tl.uint32))
-    return codes, scale * tl.where(high == 1, 1 / 16, 1.0), low
-
-
-@triton.jit
-def q5_k(block, s, j, table):
-    g = 8 * s + j
-    scale, low = _six_bits(block, s)
-    return _plane(block + 48, g, 32, 4, 4) | (_plane(block + 16, g, 32, 1, 4) << 4), scale, low
-
-
-@triton.jit
-def q6_k(block, s, j, table):
-    g = 4 * s + j
-    codes = _plane(block, g, 64, 4, 2) | (_plane(block + 128, g, 32, 2, 2) << 4)
-    return codes, _half(block + 208) * (_number(_byte(block + 192 + s) ^ 128) - 128.0), 0.0
-
-
-# ---- ternary
-
-
-@triton.jit
-def tq1_0(block, s, j, table):
+def tq1_0(block, s, j, table, FORMAT: tl.constexpr):
     """Five digits of base 3 a byte: multiplied by 3^k modulo 256, the k-th is what thrice the byte carries over."""
     long, short = j < 40, j < 60
     digit = tl.where(long, j // 8, tl.where(short, (j - 40) // 4, j - 60))
-    word = _word(block, tl.where(long, j % 8, tl.where(short, 8 + (j - 40) % 4, 12)), 2)
+    word = _word(block + FORMAT.at("qs"), tl.where(long, j % 8, tl.where(short, 8 + (j - 40) % 4, 12)), 2)
     power = tl.where(digit == 0, 1, tl.where(digit == 1, 3, tl.where(digit == 2, 9, tl.where(digit == 3, 27, 81))))
     power = power.to(tl.uint32)
     even = (((word & 0x00FF00FF) * power & 0x00FF00FF) * 3 >> 8) & 0x00030003
     odd = ((((word >> 8) & 0x00FF00FF) * power & 0x00FF00FF) * 3) & 0x03000300
-    return even | odd, _half(block + 52), 0.0
-
-
-@triton.jit
-def tq2_0(block, s, j, table):
-    return _plane(block, j, 32, 2, 2), _half(block + 64), 0.0
-
-
-# ---- sixteen values a table: two codes a look-up
-
-
-@triton.jit
-def _pairs(nibbles, table):
-    """Nibbles in bytes to the bytes of the table, which holds 256 pairs."""
-    both = nibbles | (nibbles >> 4)
-    low, high = tl.load(table + (both & 255)), tl.load(table + ((both >> 16) & 255))
-    return (low | (high << 16)).to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def iq4_nl(block, s, j, table):
-    return _pairs(_plane(block + 2, j, 16, 4, 2), table), _half(block), 0.0
-
-
-@triton.jit
-def iq4_xs(block, s, j, table):
-    scale = _nibble(block + 4, s) | (((_short(block + 2) >> (2 * s).to(tl.uint32)) & 3) << 4)
-    return _pairs(_plane(block + 8, 8 * s + j, 16, 4, 4), table), _half(block) * (_number(scale) - 32.0), 0.0
-
-
-@triton.jit
-def mxfp4(block, s, j, table):
-    """The scale is a power of two, halved: 2^(e - 128), a subnormal number for e below 2."""
-    e = _byte(block)
-    bits = tl.where(e < 2, 0x00200000 << e, (e - 1) << 23)
-    return _pairs(_plane(block + 1, j, 16, 4, 1), table), bits.to(tl.float32, bitcast=True), 0.0
-
-
-@triton.jit
-def nvfp4(block, s, j, table):
-    """The scale is an unsigned E4M3, halved: its bits in the float32's places, 2^119 too small."""
-    e = _byte(block + s)
-    scale = ((e & 127) << 20).to(tl.float32, bitcast=True) * 664613997892457936451903530140172288.0  # 2^119
-    return _pairs(_plane(block + 4, 4 * s + j, 8, 4, 4), table), tl.where(e == 127, 0.0, scale), 0.0
+    return even | odd
 
 
 # ---- grids: four or eight weights a look-up
 
 
 @triton.jit
-def iq2_xxs(block, s, j, table):
-    word = _word(block + 6, 2 * s, 2)
-    signs = _even((word >> (7 * (j // 2)).to(tl.uint32)) & 127)
-    grid = tl.load(table + 2 * _byte(block + 2 + 8 * s + j // 2) + (j % 2).to(tl.uint32))
-    scale = _half(block) * (0.5 + _number(word >> 28)) * 0.25
-    return _signed(grid, signs >> (4 * (j % 2)).to(tl.uint32)), scale, 0.0
+def iq2_xxs(block, s, j, table, FORMAT: tl.constexpr):
+    pair = block + FORMAT.at("qs") + 8 * s
+    signs = _even((_word(pair, 1, 2) >> (7 * (j // 2)).to(tl.uint32)) & 127)
+    grid = tl.load(table + 2 * _byte(pair + j // 2) + (j % 2).to(tl.uint32))
+    return _signed(grid, signs >> (4 * (j % 2)).to(tl.uint32))
 
 
 @triton.jit
-def iq2_xs(block, s, j, table):
-    q = _short(block + 2 + 4 * s + 2 * (j // 2))
+def iq2_xs(block, s, j, table, FORMAT: tl.constexpr):
+    q = _short(block + FORMAT.at("qs") + 4 * s + 2 * (j // 2))
     grid = tl.load(table + 2 * (q & 511) + (j % 2).to(tl.uint32))
-    scale = _half(block) * (0.5 + _number(_nibble(block + 66, s))) * 0.25
-    return _signed(grid, _even(q >> 9) >> (4 * (j % 2)).to(tl.uint32)), scale, 0.0
+    return _signed(grid, _even(q >> 9) >> (4 * (j % 2)).to(tl.uint32))
 
 
 @triton.jit
-def iq2_s(block, s, j, table):
+def iq2_s(block, s, j, table, FORMAT: tl.constexpr):
     k = 2 * s + j // 2
-    high = (_byte(block + 66 + k // 4) >> (2 * (k % 4)).to(tl.uint32)) & 3
-    grid = tl.load(table + 2 * (_byte(block + 2 + k) | (high << 8)) + (j % 2).to(tl.uint32))
-    scale = _half(block) * (0.5 + _number(_nibble(block + 74, s))) * 0.25
-    return _signed(grid, _byte(block + 34 + k) >> (4 * (j % 2)).to(tl.uint32)), scale, 0.0
+    high = (_byte(block + FORMAT.at("qh") + k // 4) >> (2 * (k % 4)).to(tl.uint32)) & 3
+    grid = tl.load(table + 2 * (_byte(block + FORMAT.at("qs") + k) | (high << 8)) + (j % 2).to(tl.uint32))
+    return _signed(grid, _byte(block + FORMAT.at("signs") + k) >> (4 * (j % 2)).to(tl.uint32))
 
 
 @triton.jit
-def iq3_xxs(block, s, j, table):
-    word = _word(block + 66, s, 2)
-    signs = _even((word >> (7 * (j // 2)).to(tl.uint32)) & 127)
-    scale = _half(block) * (0.5 + _number(word >> 28)) * 0.5
-    grid = tl.load(table + _byte(block + 2 + 8 * s + j))
-    return _signed(grid, signs >> (4 * (j % 2)).to(tl.uint32)), scale, 0.0
+def iq3_xxs(block, s, j, table, FORMAT: tl.constexpr):
+    signs = _even((_word(block + FORMAT.at("signs"), s, 2) >> (7 * (j // 2)).to(tl.uint32)) & 127)
+    grid = tl.load(table + _byte(block + FORMAT.at("qs") + 8 * s + j))
+    return _signed(grid, signs >> (4 * (j % 2)).to(tl.uint32))
 
 
 @triton.jit
-def iq3_s(block, s, j, table):
-    ninth = (_byte(block + 66 + s) >> j.to(tl.uint32)) & 1
-    grid = tl.load(table + (_byte(block + 2 + 8 * s + j) | (ninth << 8)))
-    signs = _byte(block + 74 + 4 * s + j // 2) >> (4 * (j % 2)).to(tl.uint32)
-    return _signed(grid, signs), _half(block) * _number(2 * _nibble(block + 106, s) + 1), 0.0
+def iq3_s(block, s, j, table, FORMAT: tl.constexpr):
+    ninth = (_byte(block + FORMAT.at("qh") + s) >> j.to(tl.uint32)) & 1
+    grid = tl.load(table + (_byte(block + FORMAT.at("qs") + 8 * s + j) | (ninth << 8)))
+    return _signed(grid, _byte(block + FORMAT.at("signs") + 4 * s + j // 2) >> (4 * (j % 2)).to(tl.uint32))
 
 
 @triton.jit
-def _ternary(index, below, scale, j, table):
-    """scale * (x -+ 1/8) for x in -1, 0, 1, as scale / 8 * (8 x -+ 1); the grid holds 8 + 8 x, the bias is 9."""
+def _ternary(index, below, j, table):
+    """8 x -+ 1 for x in -1, 0, 1; the grid holds 8 + 8 x, the bias is 9."""
     grid = tl.load(table + 2 * index + (j % 2).to(tl.uint32))
-    return grid + tl.where(below != 0, 0, 0x02020202).to(tl.uint32), scale * 0.125, 0.0
+    return grid + tl.where(below != 0, 0, 0x02020202).to(tl.uint32)
 
 
 @triton.jit
-def iq1_s(block, s, j, table):
-    qh = _short(block + 34 + 2 * s)
-    index = _byte(block + 2 + 4 * s + j // 2) | (((qh >> (3 * (j // 2)).to(tl.uint32)) & 7) << 8)
-    return _ternary(index, qh & 0x8000, _half(block) * _number(2 * ((qh >> 12) & 7) + 1), j, table)
+def iq1_s(block, s, j, table, FORMAT: tl.constexpr):
+    qh = _short(block + FORMAT.at("qh") + 2 * s)
+    index = _byte(block + FORMAT.at("qs") + 4 * s + j // 2) | (((qh >> (3 * (j // 2)).to(tl.uint32)) & 7) << 8)
+    return _ternary(index, qh & 0x8000, j, table)
 
 
 @triton.jit
-def iq1_m(block, s, j, table):
+def iq1_m(block, s, j, table, FORMAT: tl.constexpr):
     k = 2 * s + j // 2
-    qh = _byte(block + 32 + k // 2) >> (4 * (k % 2)).to(tl.uint32)
-    d = (_short(block + 48) >> 12) | ((_short(block + 50) >> 8) & 0x00F0) | ((_short(block + 52) >> 4) & 0x0F00)
-    d = (d | (_short(block + 54) & 0xF000)).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-    scale = d * _number(2 * ((_short(block + 48 + 2 * (s // 4)) >> (3 * (s % 4)).to(tl.uint32)) & 7) + 1)
-    return _ternary(_byte(block + k) | ((qh & 7) << 8), qh & 8, scale, j, table)
+    qh = _byte(block + FORMAT.at("qh") + k // 2) >> (4 * (k % 2)).to(tl.uint32)
+    return _ternary(_byte(block + FORMAT.at("qs") + k) | ((qh & 7) << 8), qh & 8, j, table)
+
+
+@triton.jit
+def iq1_m_scales(block, s, table, FORMAT: tl.constexpr):
+    words = block + FORMAT.at("scales")
+    d = (_short(words) >> 12) | ((_short(words + 2) >> 8) & 0x00F0) | ((_short(words + 4) >> 4) & 0x0F00)
+    d = (d | (_short(words + 6) & 0xF000)).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    n = (_short(words + 2 * (s // 4)) >> (3 * (s % 4)).to(tl.uint32)) & 7
+    return d * 0.125 * _number(2 * n + 1), 0.0
+
+
+CODES = {f.__name__: f for f in (tq1_0, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m)} | {"": regular_codes}
+SCALES = {"six_bits": six_bits, "iq1_m": iq1_m_scales, "": regular_scales}

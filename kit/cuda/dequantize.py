@@ -5,15 +5,14 @@ from functools import cache
 import torch
 import triton
 
-from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel, shape_of
-from kit.cuda.formats import CODES
+from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel
+from kit.cuda.formats import constants_of, look_up_table
 from kit.errors import QuantError
 from kit.gguf.formats import Format
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 DEVICE = "cpu" if INTERPRETED else "cuda"
 STORED_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-FORMATS = frozenset(CODES) | frozenset(STORED_FLOATS)
 
 if not INTERPRETED and not torch.cuda.is_available():
     raise QuantError(
@@ -23,10 +22,14 @@ if not INTERPRETED and not torch.cuda.is_available():
 
 
 @cache
-def table_of(name: str, device: torch.device) -> torch.Tensor:
-    """The look-up table of a format on ``device``, int32; a single zero where the format has none."""
-    table = CODES[name].table
-    return torch.zeros(1, dtype=torch.int32, device=device) if table is None else torch.from_numpy(table).to(device)
+def table_of(format: Format, device: torch.device) -> torch.Tensor:
+    """The look-up table of a format on ``device``."""
+    return torch.from_numpy(look_up_table(format)).to(device)
+
+
+def knows(format: Format) -> bool:
+    """Whether ``run`` takes it."""
+    return format.codes is not None or format.name in STORED_FLOATS
 
 
 def run(blocks, format: Format, out: torch.Tensor) -> None:
@@ -40,6 +43,6 @@ def run(blocks, format: Format, out: torch.Tensor) -> None:
     count, at_a_time = blocks.numel() // format.block_bytes, WEIGHTS_A_PROGRAM // format.block_elements
     bits = INTERPRETED and out.dtype == torch.bfloat16
     dequantize_kernel[(triton.cdiv(count, at_a_time),)](
-        blocks, table_of(format.name, out.device), out.view(torch.int16) if bits else out, count, **shape_of(format),
+        blocks, table_of(format, out.device), out.view(torch.int16) if bits else out, count, **constants_of(format),
         BLOCKS=at_a_time, BITS=bits, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

@@ -10,6 +10,7 @@ the planes up to a whole number of steps: no load of x needs a mask.
 import triton
 import triton.language as tl
 
+from kit.cuda.codes import unpack
 from kit.gguf.formats import Format
 
 PLANES = 5
@@ -74,11 +75,9 @@ def blocks_kernel(
     rows,
     blocks_a_row,
     factor,
+    FORMAT: tl.constexpr,
     CODES: tl.constexpr,
-    BYTES: tl.constexpr,
-    SUBS: tl.constexpr,
-    WORDS: tl.constexpr,
-    BIAS: tl.constexpr,
+    SCALES: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -89,6 +88,9 @@ def blocks_kernel(
     Rows beyond the last repeat it and are not stored; blocks beyond a row's last repeat that and meet an x of zero. With
     ADD y grows by factor * W x.
     """
+    BYTES: tl.constexpr = FORMAT.block_bytes
+    SUBS: tl.constexpr = FORMAT.groups
+    WORDS: tl.constexpr = FORMAT.scales.group // 4
     token = tl.arange(0, TOKENS)[:, None, None, None, None]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = tl.minimum(row, rows - 1)[None, :, None, None, None]
@@ -102,7 +104,8 @@ def blocks_kernel(
     for at in range(0, blocks_a_row, CHUNK):
         block = at + b
         here = planes + block * SUBS * WORDS
-        codes, scale, low = CODES(first + tl.minimum(block, blocks_a_row - 1) * BYTES, s, j, table)
+        at_block = first + tl.minimum(block, blocks_a_row - 1) * BYTES
+        codes, scale, low = unpack(at_block, s, j, table, FORMAT, CODES, SCALES)
         product = (codes & 0xFF).to(tl.float32, bitcast=True) * tl.load(here)
         product += (codes & 0xFF00).to(tl.float32, bitcast=True) * tl.load(here + padded)
         product += (codes & 0xFF0000).to(tl.float32, bitcast=True) * tl.load(here + 2 * padded)
@@ -111,7 +114,7 @@ def blocks_kernel(
         product = tl.sum(product.reshape(TOKENS, ROWS, CHUNK, SUBS, WORDS // 4, 4), axis=5)
         sums = tl.sum(tl.load(here + 4 * padded).reshape(TOKENS, 1, CHUNK, SUBS, WORDS // 4, 4), axis=5)
         total += product * (scale * _BACK)
-        total -= sums * (scale * BIAS + low)
+        total -= sums * (scale * FORMAT.bias + low)
     sums = tl.sum(total.reshape(TOKENS, ROWS, CHUNK * SUBS * WORDS // 4), axis=2)
     _store_rows(y, sums, row, rows, factor, TOKENS, ADD)
 

@@ -3,9 +3,8 @@
 import torch
 import triton
 
-from kit.cuda.dequantize import STORED_FLOATS, table_of
-from kit.cuda.dequantize_kernel import shape_of
-from kit.cuda.formats import CODES
+from kit.cuda.dequantize import STORED_FLOATS, run, table_of
+from kit.cuda.formats import constants_of
 from kit.cuda.gemv import (
     PLANES,
     STEP_WEIGHTS,
@@ -18,7 +17,6 @@ from kit.cuda.gemv import (
 )
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS
-from kit.quants import dequantize
 
 FUSED_TOKENS = 8  # beyond, dequantizing once costs less than reading x again for every few rows
 _STORED = STORED_FLOATS | {"I8": torch.int8}  # numbers as they lie; what an INT8 is worth is the caller's to say
@@ -69,8 +67,7 @@ def apply(blocks: torch.Tensor, qtype: str, spread_x: torch.Tensor, add_to=None,
     """W x from ``spread(x)``, (tokens, out) float32; or ``add_to + factor * W x``, written to ``add_to``."""
     if spread_x.ndim == 2:
         _check(blocks, qtype, spread_x.shape[1])
-        weight = blocks.view(torch.int8).float() if qtype == "I8" else dequantize(blocks, qtype, backend="triton")
-        y = spread_x @ weight.T
+        y = spread_x @ _dequantized(blocks, qtype).T
         return y if add_to is None else add_to.add_(y, alpha=factor)
     format = FORMATS[qtype]
     blocks_a_row, words = blocks.shape[1] // format.block_bytes, spread_x.shape[2]
@@ -92,15 +89,26 @@ def apply(blocks: torch.Tensor, qtype: str, spread_x: torch.Tensor, add_to=None,
         floats_kernel[grid](weight, spread_x, out, rows, columns // 4, factor, CHUNK=STEP_WORDS, **shared)
         return out
     blocks_kernel[grid](
-        blocks, table_of(qtype, blocks.device), spread_x, out, rows, blocks_a_row, factor,
-        CHUNK=STEP_WEIGHTS // format.block_elements, **shape_of(format), **shared,
+        blocks, table_of(format, blocks.device), spread_x, out, rows, blocks_a_row, factor,
+        CHUNK=STEP_WEIGHTS // format.block_elements, **constants_of(format), **shared,
     )  # fmt: skip
     return out
 
 
+def _dequantized(blocks, qtype):
+    if qtype == "I8":
+        return blocks.view(torch.int8).float()
+    format = FORMATS[qtype]
+    columns = blocks.shape[1] // format.block_bytes * format.block_elements
+    weight = torch.empty(len(blocks), columns, dtype=torch.float32, device=blocks.device)
+    run(blocks.contiguous(), format, weight)
+    return weight
+
+
 def _check(blocks, qtype, columns):
-    if qtype not in CODES and qtype not in _STORED:
-        raise QuantError(f"no linear layer from {qtype}: the kit has {', '.join([*_STORED, *CODES])}")
+    known = [name for name, format in FORMATS.items() if format.codes or name in _STORED]
+    if qtype not in known:
+        raise QuantError(f"no linear layer from {qtype}: the kit has {', '.join(known)}")
     format = FORMATS[qtype]
     if columns % format.block_elements or format.nbytes(columns) != blocks.shape[1] or columns % 4:
         raise QuantError(f"x of {columns} columns does not fit rows of {blocks.shape[1]} bytes of {qtype}")

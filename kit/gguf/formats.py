@@ -12,6 +12,7 @@ than the struct declares for ``qh`` of Q5_0 and Q5_1, ``qs`` of IQ2_XXS, ``signs
 
 import re
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
@@ -51,6 +52,10 @@ class Numbers:
     values: tuple[int, ...] = ()
     function: str = ""
 
+    def below(self, plane: int) -> int:
+        """The bits of the planes before one."""
+        return sum(other.bits for other in self.planes[:plane])
+
 
 @dataclass(frozen=True)
 class Scales:
@@ -79,6 +84,21 @@ class Format:
     layout: np.dtype
     codes: Numbers | None = None
     scales: Scales | None = None
+
+    def __post_init__(self):
+        if self.codes:
+            parts = [(self.codes, self.block_elements)]
+            if steps := self.scales.steps:
+                parts.append((steps, self.groups * (2 if self.scales.dmin else 1)))
+            elif not (self.scales.table or self.scales.function or self.groups == 1):
+                raise ValueError(f"{self.name}: one scale a block, but groups of {self.scales.group} of its weights")
+            for plane, count in ((plane, count) for numbers, count in parts for plane in numbers.planes):
+                byte, shift = plane.place(np.arange(count))
+                if byte.max() >= self.layout[plane.field].itemsize or shift.max() + plane.bits > 8:
+                    raise ValueError(f"{self.name}: {count} integers do not fit {plane}")
+
+    def __hash__(self):
+        return hash(self.name)
 
     @property
     def block_bytes(self) -> int:
@@ -109,6 +129,10 @@ class Format:
     def at(self, field: str) -> int:
         """Where a field lies in the block, in bytes."""
         return self.layout.fields[field][1]
+
+    def alignment(self, plane: Plane) -> int:
+        """1, 2 or 4: what a plane's bytes are a multiple of away from an address that is one of 4, block after block."""
+        return gcd(self.block_bytes, self.at(plane.field) + plane.start, 4)
 
     def signed(self, plane: Plane) -> bool:
         """Whether a plane's integers are signed."""

@@ -83,8 +83,8 @@ def random_blocks(qtype: str, count: int, seed: int = 0) -> np.ndarray:
             )  # of the exponent
     if qtype == "IQ1_M":  # the same bit of a half-precision scale in four pieces
         fields["scales"][:, 3] &= 0xBFFF
-    if qtype == "MXFP4":  # of a scale that is nothing but an exponent
-        fields["e"] &= 0xBF
+    if format.scales and format.scales.table == "E8M0":  # nothing but an exponent
+        fields[format.scales.d] &= 0xBF
     return blocks
 
 

@@ -2,30 +2,36 @@
 
 import importlib
 
+import gguf
 import numpy as np
 import torch
 
+from kit.cpu.buffers import Buffers
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
 
 # A backend is a module with knows(format), DEVICE (where its results live) and run(blocks, format, out): blocks are
 # C-contiguous bytes (numpy array, or tensor on DEVICE), out a contiguous tensor.
 BACKENDS = {"reference": "kit.quants.reference", "cpu": "kit.cpu.dequantize", "triton": "kit.cuda.dequantize"}
+_LARGE = 2**18  # bytes of blocks
+_results = Buffers()
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def dequantize(
-    data, qtype: str, dtype="float32", backend: str = "cpu", out: torch.Tensor | None = None
+    data, qtype: str | gguf.GGMLQuantizationType, dtype="float32", backend: str = "cpu", out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The numbers in ``data``: (*leading, bytes of a row) uint8 -> tensor of shape (*leading, weights of a row).
 
     data: numpy array or tensor of whole ggml blocks; it may be a read-only view of a mapped file.
-    qtype: a name in FORMATS ("Q4_K"). dtype: "float32", "float16", "bfloat16" or the torch dtype; the latter two are
-    the float32 result rounded to nearest even. backend: a name in BACKENDS ("reference" is gguf-py, which defines right).
-    out: a contiguous tensor of the result's shape and dtype to write to; a large result costs several times less when
-    its memory has been used before. Anything else raises QuantError.
+    qtype: a name in FORMATS ("Q4_K"), or gguf's own constant of it. dtype: "float32", "float16", "bfloat16" or the torch
+    dtype; the latter two are the float32 result rounded to nearest even. backend: a name in BACKENDS ("reference" is
+    gguf-py, which defines right).
+    out: a contiguous tensor of the result's shape and dtype to write to. Without it a large result lies in memory of an
+    earlier one of its size that nobody looks at any more, if there is any: fresh memory costs several times as long.
+    Anything else raises QuantError.
     """
-    format = _look_up("format", qtype, FORMATS)
+    format = _look_up("format", qtype.name if isinstance(qtype, gguf.GGMLQuantizationType) else qtype, FORMATS)
     dtype = dtype_named(dtype)
     module = importlib.import_module(_look_up("backend", backend, BACKENDS))
     if not module.knows(format):
@@ -33,7 +39,8 @@ def dequantize(
         raise QuantError(f"backend {backend!r} cannot dequantize {format.name}; it knows {known}")
     blocks, shape = _blocks(data, format, module.DEVICE)
     if out is None:
-        out = torch.empty(shape, dtype=dtype, device=module.DEVICE)
+        large = module.DEVICE == "cpu" and blocks.nbytes >= _LARGE
+        out = _results.empty(shape, dtype) if large else torch.empty(shape, dtype=dtype, device=module.DEVICE)
     else:
         _check_out(out, shape, dtype, module.DEVICE)
     if out.numel():

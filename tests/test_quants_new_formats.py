@@ -1,0 +1,148 @@
+"""A format is one row: made-up formats on every backend, bit for bit what their definitions say."""
+
+import numpy as np
+import pytest
+import torch
+import triton_worker as worker
+
+import kit
+from kit.cpu import simd
+from kit.cpu.linear import linear
+from kit.gguf.formats import FORMATS, numbers, row, scales
+from kit.quants.exactness import random_blocks
+from kit.quants.registry import DTYPES
+from kit.synthetic.encode import encode
+
+# Row and definition, in plain numpy: fields of n blocks -> codes (n, weights), and scale and minimum of each weight.
+
+
+def two_bits(f):
+    """Four weights a byte, sixteen bytes apart; as in docs/extending.md."""
+    codes = (f["qs"][:, None] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    return codes.reshape(-1, 64) - 2.0, f["d"][:, None], None
+
+
+def three_bits(f):
+    """A plane of single bits above one of two; a byte's nibbles are a group's scale and minimum."""
+    low = (f["ql"][:, None] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    codes = low.reshape(-1, 64) + 4.0 * np.unpackbits(f["qh"], axis=1, bitorder="little")
+    d, m = (f[name][:, None].astype(np.float32) for name in ("d", "m"))
+    return codes, np.repeat(d * (f["scales"] & 15), 16, axis=1), np.repeat(m * (f["scales"] >> 4), 16, axis=1)
+
+
+def values_of_pairs(f):
+    """Two weights a byte, one next to the other, that stand for values; the scale is half a power of two."""
+    codes = np.stack([f["qs"] & 15, f["qs"] >> 4], axis=-1).reshape(-1, 32)
+    return np.array(VALUES)[codes].astype(np.float64), np.repeat(np.exp2(f["e"] - 128.0), 16, axis=1), None
+
+
+def signed_bytes(f):
+    return f["qs"].astype(np.float64), np.repeat(f["d"][:, None].astype(np.float32) * f["steps"], 16, axis=1), None
+
+
+VALUES = (-9, -7, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 8, 10)
+MADE_UP = {
+    two_bits: row("Q2_0", 99, 64, "d <f2, qs 16u1", numbers("qs 16x2", less=2), scales(64)),
+    three_bits: row("Q3_X", 98, 64, "d <f2, m <f2, scales 4u1, ql 16u1, qh 8u1",
+                    numbers("ql 16x2, qh 1x1"), scales(16, "d - m", numbers("scales 4x4"))),
+    values_of_pairs: row("V4_X", 97, 32, "e 2u1, qs 16u1", numbers("qs 1x4", values=VALUES), scales(16, "e", table="E8M0")),
+    signed_bytes: row("Q8_X", 96, 256, "steps 16i1, d <f2, qs 256i1",
+                      numbers("qs 1x8"), scales(16, "d", numbers("steps 16x8"))),
+}  # fmt: skip
+
+
+def weights(definition, blocks) -> torch.Tensor:
+    """What the blocks (n, bytes) stand for, float32, rounded after each operation."""
+    codes, scale, minimum = definition(blocks.view(MADE_UP[definition].layout)[:, 0])
+    numbers = codes.astype(np.float32) * scale.astype(np.float32)
+    return torch.from_numpy(numbers if minimum is None else numbers - minimum.astype(np.float32))
+
+
+@pytest.fixture(params=MADE_UP, ids=lambda definition: definition.__name__)
+def definition(request, monkeypatch):
+    """The definition of a format that has its row in the table."""
+    format = MADE_UP[request.param]
+    monkeypatch.setitem(FORMATS, format.name, format)
+    return request.param
+
+
+def whole_numbers(definition, rows, columns, tokens):
+    """Blocks of small integers times a power of two, and activations, whose products float32 sums without rounding: those of
+    a definition are then right in any order of additions, and with eight bits too (each 256 of x reach 127)."""
+    format = MADE_UP[definition]
+    blocks = random_blocks(format.name, rows * columns // format.block_elements)
+    fields = blocks.view(format.layout)[:, 0]
+    for field in {"d", "m"} & set(format.layout.names):
+        fields[field] = 0.5
+    if "e" in format.layout.names:
+        fields["e"] = 124 + fields["e"] % 8
+    if "steps" in format.layout.names:
+        fields["steps"] %= 8
+    x = torch.randint(-3, 4, (tokens, columns), generator=torch.Generator().manual_seed(0)).float()
+    x[:, ::256] = 127
+    right = x.double() @ weights(definition, blocks).double().reshape(rows, columns).T
+    return blocks.reshape(rows, -1), x, right
+
+
+@pytest.mark.parametrize("tier", simd.available())
+def test_cpu_dequantizes(definition, tier):
+    format = MADE_UP[definition]
+    blocks = random_blocks(format.name, 37)
+    with simd.using(tier):
+        for dtype in DTYPES if tier == simd.available()[0] else ["float32"]:
+            right = weights(definition, blocks).to(DTYPES[dtype])
+            assert torch.equal(kit.dequantize(blocks, format.name, dtype), right), dtype
+
+
+@pytest.mark.parametrize("activations", ["float32", "int8"])
+def test_cpu_multiplies(definition, activations):
+    for tokens in (1, 3, 10):
+        blocks, x, right = whole_numbers(definition, 5, 768, tokens)
+        assert torch.equal(linear(blocks, MADE_UP[definition].name, x, activations).double(), right), tokens
+
+
+def test_triton_dequantizes_and_multiplies(definition, call):
+    format = MADE_UP[definition]
+    blocks = random_blocks(format.name, 37)
+    for dtype in DTYPES:
+        found = call(worker.of_new_format, format, "dequantize", blocks, format.name, dtype)
+        assert np.array_equal(found, weights(definition, blocks).reshape(-1).to(DTYPES[dtype]).float()), dtype
+    for tokens in (1, 3, 9):
+        blocks, x, right = whole_numbers(definition, 5, 512, tokens)
+        found = call(worker.of_new_format, format, "linear", blocks, format.name, x.numpy())
+        assert np.array_equal(found, right), tokens
+
+
+def test_synthetic_weights_are_encoded(definition):
+    """Each weight of a group is off by half a step at most, where scales are exact; and what was encoded comes back."""
+    format = MADE_UP[definition]
+    x = np.random.default_rng(0).standard_normal((6, 512), np.float32)
+    decoded = weights(definition, encode(x, format.name).reshape(-1, format.block_bytes)).reshape(6, 512).numpy()
+    bits = sum(plane.bits for plane in format.codes.planes)
+    assert np.sqrt(np.mean((decoded - x) ** 2)) < {2: 0.9, 3: 0.25, 4: 0.25, 8: 0.01}[bits]
+    again = weights(definition, encode(decoded, format.name).reshape(-1, format.block_bytes)).reshape(6, 512).numpy()
+    assert np.sqrt(np.mean((again - decoded) ** 2)) < np.sqrt(np.mean((decoded - x) ** 2)) / 2
+
+
+def test_two_definitions_of_one_name_are_two_formats(monkeypatch):
+    """Compiled code is kept by all that a row says, and not by its name."""
+    blocks = random_blocks("Q8_0", 3)
+    for less in (0, 3):
+        monkeypatch.setitem(
+            FORMATS, "Twin", row("Twin", 95, 32, "d <f2, qs 32u1", numbers("qs 32x8", less=less), scales(32))
+        )
+        d = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+        assert torch.equal(kit.dequantize(blocks, "Twin"), torch.from_numpy(d * (blocks[:, 2:] - np.float32(less))))
+
+
+@pytest.mark.parametrize(
+    "codes, group, says",
+    [
+        (numbers("qs 16x4"), 64, "Odd: 64 integers do not fit Plane.*qs"),
+        (numbers("qs[1:] 16x2"), 64, "do not fit"),
+        (numbers("qs 16x2"), 16, "one scale a block, but groups of 16"),
+    ],
+)
+def test_a_row_that_cannot_be_right_is_an_error(codes, group, says):
+    with pytest.raises(ValueError, match=says):
+        row("Odd", 94, 64, "d <f2, qs 16u1", codes, scales(group))
