@@ -159,18 +159,20 @@ def _plane_word(block, g, PLANE: tl.constexpr, FORMAT: tl.constexpr):
 def regular_scales(block, s, table, FORMAT: tl.constexpr):
     """Scale and low of sub-block s."""
     scales: tl.constexpr = FORMAT.scales
+    low = 0.0
     if scales.table != "":
-        byte = _byte(block + FORMAT.at(scales.d) + s)
-        return tl.load(table + (256 if len(FORMAT.codes.values) else 0) + byte).to(tl.float32, bitcast=True), 0.0
-    scale, low = _half(block + FORMAT.at(scales.d)), 0.0
-    if scales.steps is not None:
-        scale *= _step(block, s, FORMAT)
-    if scales.dmin != "":
-        low = _half(block + FORMAT.at(scales.dmin))
-        if scales.steps is not None:
-            low *= _step(block, FORMAT.groups + s, FORMAT)
-        if scales.sign > 0:
-            low = _negative(low)
+        at: tl.constexpr = 256 if len(FORMAT.codes.values) else 0
+        scale = tl.load(table + at + _byte(block + FORMAT.at(scales.d) + s)).to(tl.float32, bitcast=True)
+    elif scales.steps is None:
+        scale = _half(block + FORMAT.at(scales.d))
+        if scales.dmin != "":
+            low = _half(block + FORMAT.at(scales.dmin))
+    else:
+        scale = _half(block + FORMAT.at(scales.d)) * _step(block, s, FORMAT)
+        if scales.dmin != "":
+            low = _half(block + FORMAT.at(scales.dmin)) * _step(block, FORMAT.groups + s, FORMAT)
+    if scales.sign > 0:
+        low = _negative(low)
     return scale, low
 
 
