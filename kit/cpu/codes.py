@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit, types
 
 from kit.cpu.simd.isa import lookup
-from kit.cpu.simd.memory import load, load_bytes
+from kit.cpu.simd.memory import load
 from kit.cpu.simd.vectors import (
     Vector,
     bitcast,
@@ -24,7 +24,7 @@ from kit.cpu.simd.vectors import (
     u8x8,
     u8x16,
     u16x16,
-)  # fmt: skip
+)
 from kit.gguf.formats import Format, Numbers, Plane
 
 u8, u16, u32, u64 = types.uint8, types.uint16, types.uint32, types.uint64
@@ -32,21 +32,21 @@ u8, u16, u32, u64 = types.uint8, types.uint16, types.uint32, types.uint64
 
 def reader(format: Format):
     """The reader of a format's codes."""
-    codes = format.codes
+    codes, less = format.codes, format.codes.less
     if codes.function:
         return FUNCTIONS[codes.function](format)
-    if codes.values:
-        return _values(codes.values, integers(format, codes, 16, u16))
-    read, less = integers(format, codes, 16), codes.less
-    return njit(lambda tier, block, j: read(block, j) - less)
+    if not codes.values:
+        read = integers(format, codes, 16)
+        return njit(lambda tier, block, j: read(block, j) - less)
+    read, table = integers(format, codes, 16, u16), constant(i8x16, *codes.values, *[0] * (16 - len(codes.values)))
+    return njit(lambda tier, block, j: convert(i32x16, lookup(tier, table(), convert(u8x16, read(block, j)))))
 
 
 def integers(format: Format, numbers: Numbers, lanes: int, element=types.int32):
     """read(block, j): integers lanes * j ... of these planes, a vector; lanes is a power of two."""
-    low, *others = numbers.planes
-    read, bits = _plane(format, low, lanes, element), low.bits
-    for plane in others:
-        read, bits = _with_higher(read, _plane(format, plane, lanes, element), bits), bits + plane.bits
+    read = _plane(format, numbers.planes[0], lanes, element)
+    for i, plane in enumerate(numbers.planes[1:], 1):
+        read = _with_higher(read, _plane(format, plane, lanes, element), numbers.below(i))
     return read
 
 
@@ -58,13 +58,15 @@ def _plane(format: Format, plane: Plane, lanes: int, element):
     """read(block, j) of one plane."""
     wide, narrow = Vector(element, lanes), Vector(types.int8 if format.signed(plane) else u8, lanes)
     run, bits, step, mask = plane.run, plane.bits, plane.step, (1 << plane.bits) - 1
-    first, fields = format.at(plane.field) + plane.start, 8 // bits - 1
+    first, fields = format.at(plane.field), 8 // bits - 1
     runs, period = run.bit_length() - 1, (run * 8 // bits).bit_length() - 1  # 2 to the power of these
 
     if bits == 8 and step == 1:
+        first += plane.start
         return njit(lambda block, j: convert(wide, load(narrow, block + first + lanes * j)))
 
     if run >= lanes and step == 1:  # one shift for all lanes
+        first += plane.start
 
         @njit
         def plane_of_runs(block, j):
@@ -75,34 +77,21 @@ def _plane(format: Format, plane: Plane, lanes: int, element):
         return plane_of_runs
 
     if run == bits == step == 1 and lanes == 16:  # a bit a lane is a mask
-        one, zero = constant(wide, *[1] * 16), constant(wide, *[0] * 16)
+        first, one, zero = first + plane.start, constant(wide, *[1] * 16), constant(wide, *[0] * 16)
         return njit(lambda block, j: select(bitcast(mask16, load(u16, block + first + 2 * j)), one(), zero()))
 
-    bytes_, shifts = plane.place(np.arange(lanes))
-    bytes_, shifts = (bytes_ - plane.start).tolist(), constant(wide, *shifts.tolist())
-    some, picked = Vector(u8, max(bytes_) + 1), pick(*bytes_)
-    read = load_bytes(*bytes_) if step > 1 else njit(lambda address: picked(load(some, address)))
+    bytes_, shifts = (part.tolist() for part in plane.place(np.arange(lanes)))
+    if step == 1:
+        first, bytes_ = first + plane.start, [byte - plane.start for byte in bytes_]
+    some, picked, shifted = Vector(u8, max(bytes_) + 1), pick(*bytes_), constant(wide, *shifts)
 
     @njit
     def plane_of_lanes(block, j):
         i = lanes * j
         byte, shift = (i >> period << runs) * step, (i >> runs & fields) * bits
-        return (convert(wide, read(block + first + byte)) >> shifts() >> shift) & mask
+        return (convert(wide, picked(load(some, block + first + byte))) >> shifted() >> shift) & mask
 
     return plane_of_lanes
-
-
-# ---- tables of sixteen values
-
-
-def _values(table: tuple, read):
-    numbers = constant(i8x16, *table, *[0] * (16 - len(table)))
-
-    @njit
-    def codes(tier, block, j):
-        return convert(i32x16, lookup(tier, numbers(), convert(u8x16, read(block, j))))
-
-    return codes
 
 
 # ---- ternary digits

@@ -18,18 +18,7 @@ from kit.cpu.kernels import parts_of
 from kit.cpu.scales import MINIMA
 from kit.cpu.simd.isa import half_to_float
 from kit.cpu.simd.memory import load
-from kit.cpu.simd.vectors import (
-    Vector,
-    bitcast,
-    constant,
-    convert,
-    interleave,
-    join,
-    u8x16,
-    u8x32,
-    u8x64,
-    u16x32,
-)  # fmt: skip
+from kit.cpu.simd.vectors import Vector, bitcast, constant, convert, interleave, join, u8x16, u8x32, u8x64, u16x32
 from kit.gguf.formats import Format
 
 UNIT = 256
@@ -65,15 +54,10 @@ def codes_of(format: Format) -> Codes:
         byte, shift = _place(format, low, n)
         return chunks.index(byte) // 4, shift, byte
 
-    order, below = tuple(sorted(range(16), key=rank)), 0
+    order = tuple(sorted(range(16), key=rank))
     parts = [order[i : i + 4] for i in (0, 4, 8, 12)]
-    flip = 128 if any(map(format.signed, planes)) else 0
-    vectors = [njit(lambda unit: load(u8x64, unit) & 0)] * 4
-    for plane in planes:
-        vectors = [_with_bits(v, format, plane, below, part) for v, part in zip(vectors, parts, strict=True)]
-        below += plane.bits
-    a, b, c, d = vectors
-    read = njit(lambda tier, unit: (a(unit) ^ flip, b(unit) ^ flip, c(unit) ^ flip, d(unit) ^ flip), forceinline=True)
+    a, b, c, d = (_vector(format, part) for part in parts)
+    read = njit(lambda tier, unit: (a(unit), b(unit), c(unit), d(unit)), forceinline=True)
     if (len(planes), low.bits) != (1, 4) or low.run > 64:
         return Codes(read, order)
     first, second = (_bytes([_place(format, low, n)[0] for n in part]) for part in parts[::2])
@@ -87,12 +71,28 @@ def _place(format: Format, plane, n: int) -> tuple[int, int]:
     return block * format.block_bytes + format.at(plane.field) + byte, shift
 
 
+def _vector(format: Format, part):
+    """A reader of the codes of four times 16 weights."""
+    flip = constant(u8x64, *[128 if any(map(format.signed, format.codes.planes)) else 0] * 64)
+    read = njit(lambda unit: flip(), forceinline=True)
+    for i, plane in enumerate(format.codes.planes):
+        read = _with_bits(read, format, plane, format.codes.below(i), part)
+    return read
+
+
 def _with_bits(read, format: Format, plane, below: int, part):
-    """The codes of ``read`` with those bits of a plane, above the ``below`` lowest, of four times 16 weights."""
+    """The codes of ``read`` with those bits of a plane, above the ``below`` lowest."""
     places, shifts = zip(*(_place(format, plane, n) for n in part), strict=True)
-    bytes_, moved = _bytes(places), _shifted([shift - below for shift in shifts])
-    mask = ((1 << plane.bits) - 1) << below
-    return njit(lambda unit: read(unit) | (moved(bytes_(unit)) & mask), forceinline=True)
+    bytes_, mask = _bytes(places), ((1 << plane.bits) - 1) << below
+    shifts = [shift - below for shift in shifts for _ in range(8)]
+    down, up = (constant(u16x32, *(max(0, sign * shift) for shift in shifts)) for sign in (1, -1))
+
+    @njit(forceinline=True)
+    def more(unit):  # shifted two bytes at a time: what comes in from the other is masked off
+        moved = (bitcast(u16x32, bytes_(unit)) >> down()) << up()
+        return read(unit) ^ (bitcast(u8x64, moved) & mask)
+
+    return more
 
 
 def _bytes(places):
@@ -102,23 +102,8 @@ def _bytes(places):
         return njit(lambda unit: load(u8x64, unit + a), forceinline=True)
     if (b, d) == (a + 16, c + 16):
         return njit(lambda unit: join(load(u8x32, unit + a), load(u8x32, unit + c)), forceinline=True)
-
-    @njit(forceinline=True)
-    def read(unit):
-        return join(
-            join(load(u8x16, unit + a), load(u8x16, unit + b)), join(load(u8x16, unit + c), load(u8x16, unit + d))
-        )
-
-    return read
-
-
-def _shifted(shifts):
-    """Bytes shifted down (up if negative) by a number for each sixteen; bits come in from their neighbors."""
-    one = shifts[0]
-    if all(shift == one for shift in shifts):
-        return njit((lambda v: v >> one) if one >= 0 else (lambda v: v << -one), forceinline=True)
-    down, up = (constant(u16x32, *(max(0, sign * shift) for shift in shifts for _ in range(8))) for sign in (1, -1))
-    return njit(lambda v: bitcast(u8x64, (bitcast(u16x32, v) >> down()) << up()), forceinline=True)
+    two = njit(lambda a, b: join(load(u8x16, a), load(u8x16, b)), forceinline=True)
+    return njit(lambda unit: join(two(unit + a, unit + b), two(unit + c, unit + d)), forceinline=True)
 
 
 def _any(format: Format):

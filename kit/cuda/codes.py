@@ -25,11 +25,8 @@ def unpack(block, s, j, table, FORMAT: tl.constexpr, CODES: tl.constexpr, SCALES
         words: tl.constexpr = FORMAT.scales.group // 4
         subs: tl.constexpr = PLANE.run // FORMAT.scales.group  # in a run
         high = s // subs % 2
-        word = _word(
-            _field(block, PLANE, FORMAT),
-            s // (2 * subs) * (subs * words) + s % subs * words + j,
-            FORMAT.alignment(PLANE),
-        )
+        at = (s // (2 * subs) * subs + s % subs) * words + j
+        word = _word(_field(block, PLANE, FORMAT), at, FORMAT.alignment(PLANE))
         return word & (0x0F0F0F0F << (4 * high).to(tl.uint32)), scale * tl.where(high == 1, 1 / 16, 1.0), low
     else:
         return CODES(block, s, j, table, FORMAT), scale, low

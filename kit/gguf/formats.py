@@ -141,15 +141,11 @@ class Format:
 
 def numbers(planes: str = "", **rest) -> Numbers:
     """Numbers of ``"qs 32x4, qh[8:] 32x1"``: each plane's field (or a slice of its bytes), run and bits."""
-    pattern = re.compile(r"(\w+)(?:\[(\d+)::?(\d+)?\])? (\d+)x(\d+)(?:>>(\d+))?")
-    parts = [pattern.fullmatch(part).groups() for part in planes.split(", ") if part]
-    return Numbers(
-        tuple(
-            Plane(field, int(run), int(bits), int(start or 0), int(step or 1), int(shift or 0))
-            for field, start, step, run, bits, shift in parts
-        ),
-        **rest,
-    )
+    pattern, found = re.compile(r"(\w+)(?:\[(\d+)::?(\d+)?\])? (\d+)x(\d+)(?:>>(\d+))?"), []
+    for part in planes.split(", ") if planes else ():
+        field, start, step, run, bits, shift = pattern.fullmatch(part).groups()
+        found.append(Plane(field, int(run), int(bits), int(start or 0), int(step or 1), int(shift or 0)))
+    return Numbers(tuple(found), **rest)
 
 
 def scales(group: int, fields: str = "d", steps: Numbers | None = None, table: str = "", function: str = "") -> Scales:

@@ -22,25 +22,6 @@ def load(_, kind, address):
     return result(kind, types.int64), emit
 
 
-def load_bytes(*places: int):
-    """A primitive: load_bytes(7, 15, 23)(address) is the vector (uint8) of the bytes at address + 7, + 15 and + 23."""
-    result = Vector(types.uint8, len(places))
-
-    @intrinsic
-    def load_each(_, address):
-        def emit(context, builder, signature, args):
-            bytes_ = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-            vector = ir.Constant(result.llvm, ir.Undefined)
-            for lane, place in enumerate(places):
-                pointer = builder.gep(bytes_, [ir.Constant(ir.IntType(64), place)], source_etype=ir.IntType(8))
-                vector = builder.insert_element(vector, builder.load(pointer), ir.Constant(ir.IntType(32), lane))
-            return vector
-
-        return result(types.int64), emit
-
-    return load_each
-
-
 @intrinsic
 def store(_, address, value):
     """store(address, v): a vector or a number."""
