@@ -13,7 +13,8 @@ from kit import __version__
 from kit.lab import machine
 from kit.lab.paths import ROOT
 
-NAMES = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_"))
+_OTHERS = {"gpu_session"}  # a script of its own
+NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_")} - _OTHERS)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

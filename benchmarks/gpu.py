@@ -1,12 +1,6 @@
 """Triton kernels: bytes moved, operations, and the least time on an H200; times by events, L2 flushed, where there is a GPU.
 
-A first session on a machine with a GPU, in this order: each step is worth something only after the one before.
-
-    pip install -e '.[test,peers]'                   # torch's CUDA build of the version that pyproject.toml pins
-    kit doctor --measure                             # what is missing; else what the device can do
-    python -m pytest -m gpu                          # right at real sizes; without a GPU they are skipped
-    python -m benchmarks gpu --save                  # this table, with times; nvCOMP beside the tile decoder
-    kit reproduce --profile full --device cuda       # the notebooks, granite-3.3-8b at its true size
+The first session on a machine with a GPU is benchmarks/gpu_session.py.
 """
 
 import click
@@ -16,6 +10,7 @@ import torch
 
 from benchmarks._gpu_codec import NOT_MEASURED, nvcomp_row, streaming_rows, tile_rows
 from benchmarks._gpu_kernels import dequantizer, gemv, tile_decoder
+from benchmarks.gpu_session import dequantize_seconds, device_blocks, device_model, product_seconds
 from kit.gguf.formats import FORMATS
 from kit.lab import peaks as devices
 from kit.synthetic.geometry import GEOMETRIES
@@ -68,40 +63,20 @@ def _row(case, device, measure) -> dict:
         "share_of_bandwidth_at_most": bounds["memory"] / least, "measured_us": NOT_MEASURED,
     }  # fmt: skip
     if measure:
-        row["measured_us"] = float(np.median(measure(case))) * 1e6
+        row["measured_us"] = measure(case) * 1e6
         row["share_of_bandwidth"] = row["memory_us"] / row["measured_us"]
     return row
 
 
-def _blocks(qtype, rows, columns):
-    """Random codes under small scales, on the device."""
-    format = FORMATS[qtype]
-    blocks = np.random.default_rng(0).integers(0, 256, (rows, format.nbytes(columns)), dtype=np.uint8)
-    fields = blocks.reshape(-1).view(format.layout)
-    for name in {"d", "dmin", "m"} & set(format.layout.names):
-        if fields[name].dtype == np.float16:
-            fields[name] = 0.01
-    return torch.from_numpy(blocks).cuda()
+def _dequantize(case) -> float:
+    rows, columns = 4096, case.count // 4096
+    out = torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda")
+    return dequantize_seconds(device_blocks(qtype := case.name.split()[1], rows, columns), qtype, out)
 
 
-def _dequantize(case):
-    from kit.lab.device import time_on_device
-    from kit.quants import dequantize
-
-    qtype = case.name.split()[1]
-    blocks = _blocks(qtype, 4096, case.count // 4096)
-    out = torch.empty(4096, case.count // 4096, dtype=torch.bfloat16, device="cuda")
-    return time_on_device(lambda: dequantize(blocks, qtype, "bfloat16", "triton", out))
-
-
-def _multiply(case):
-    from kit.cuda.linear import apply, spread
-    from kit.lab.device import time_on_device
-
+def _multiply(case) -> float:
     qtype, rows, _, columns, tokens, _ = case.name.replace(",", "").split()
-    blocks = _blocks(qtype, int(rows), int(columns))
-    planes = spread(torch.randn(int(tokens), int(columns), device="cuda"))
-    return time_on_device(lambda: apply(blocks, qtype, planes))
+    return product_seconds(device_blocks(qtype, int(rows), int(columns)), qtype, int(tokens))
 
 
 def _decode(name, device, here) -> dict:
@@ -126,18 +101,9 @@ def _decode(name, device, here) -> dict:
 def _measured_decode(name) -> float:
     """Median seconds a token, from generate: CUDA graphs, sampling and the way to the host included."""
     import kit
-    from kit.lab.paths import models_folder
-    from kit.model.device import DeviceTransformer
-    from kit.model.device_weights import DeviceWeights
-    from kit.synthetic.write import synthesize
 
-    path = models_folder() / f"{name}-Q4_K_M.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        synthesize(path, name, progress=True)
-    model = DeviceTransformer(DeviceWeights(kit.open(path)), max_context=512)
+    _, model = device_model(name)
     kit.generate(model, [1, 5, 9], max_tokens=4, stop_at_end=False)  # compiles and captures
     answer = kit.generate(model, [1, 5, 9], max_tokens=_TOKENS, stop_at_end=False)
-    return float(
-        np.median(answer.seconds[2:])
-    )  # the first token is the prompt's, the second captures this cache's graph
+    # the first token is the prompt's, the second captures this cache's graph
+    return float(np.median(answer.seconds[2:]))
