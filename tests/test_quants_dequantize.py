@@ -167,6 +167,23 @@ def test_out_is_what_comes_back():
     assert same(out, truth(blocks, "Q8_0").bfloat16())
 
 
+def test_a_large_result_lies_where_one_did_that_is_gone():
+    blocks = random_blocks("Q4_0", 2**15)
+    first = kit.dequantize(blocks, "Q4_0")
+    place, view = first.data_ptr(), first[5:]
+    del first
+    assert kit.dequantize(blocks, "Q4_0").data_ptr() != place and same(view, truth(blocks, "Q4_0")[5:])
+    del view
+    kept = [kit.dequantize(blocks, "Q4_0") for _ in range(2)]
+    assert place in {result.data_ptr() for result in kept} and same(*kept)
+
+
+@pytest.mark.parametrize("qtype", [gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType(8)])
+def test_gguf_s_own_constants_are_names_too(qtype):
+    blocks = random_blocks(qtype.name, 3)
+    assert torch.equal(kit.dequantize(blocks, qtype), kit.dequantize(blocks, qtype.name))
+
+
 @pytest.mark.parametrize("backend, transient", [("cpu", 2**18), ("reference", 2**26)])
 def test_little_memory_besides_the_result(backend, transient):
     blocks = random_blocks("Q8_0", 2**20)  # 128 MiB of float32
