@@ -154,7 +154,7 @@ def test_a_whole_run_draws_and_judges(tiny, tmp_path, monkeypatch):
     verdicts.judge_warm(lab, tokens, elements, 4), verdicts.judge_500(lab, tokens, elements)
     claims = [json.loads(line)["claim"] for line in (tmp_path / "04_attention.jsonl").read_text().splitlines()]
     assert set(claims) == {"attention-blas-speedup", "warm-inference", "blas-500", ""}
-    assert "at a context of 8 attention is 2.0%" in verdicts.answer(tokens, pairs, 0.02, 8)
+    assert "At a context of 8 attention is 2.0%" in verdicts.answer(tokens, pairs, 0.02, 8)
 
 
 def tokens_with(**totals):

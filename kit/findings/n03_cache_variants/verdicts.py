@@ -108,16 +108,14 @@ def judge_fixes(lab, table: pd.DataFrame, working_set: int) -> None:
         ))  # fmt: skip
 
 
-def answer(replayed: pd.DataFrame, fraction: float, ratios: np.ndarray) -> str:
+def answer(replayed: pd.DataFrame, fraction: float, taken: Rounds) -> str:
     """The finding in two sentences: what policies hit on a dense model, and what a hit is worth as the reports built it."""
     at = replayed.set_index("policy")["byte hit rate"]
     none = [name for name, rate in at.items() if rate < 0.001]
+    built, fast = (float(np.median(taken.ratios(*pair))) for pair in ((hits.SLOW, hits.COPY), (hits.FAST, hits.VIEW)))
     return (
-        f"A decode asks for every weight once a token, so a cache of {fraction:.0%} of the model can hit "
-        f"{fraction:.0%} of the bytes: a "
-        f"pinned set hits {at['Pinned']:.0%}, and {', '.join(none) or 'no policy'} hit nothing; verifying changes "
-        f"nothing and a HashMap "
-        f"needs all of the memory. A hit is worth {np.median(ratios):.1f}x as the reports built it (a slow "
-        f"dequantizer, a copy on each "
-        "hit), less than 2x with a fast one, and no hit makes 500 tokens a second of 30.44 GiB."
+        f"A decode asks for every weight once a token, so a cache of {fraction:.0%} of the model can hit {fraction:.0%} of the "
+        f"bytes: a pinned set hits {at['Pinned']:.0%}, and {', '.join(none) or 'no policy'} hit nothing; verifying changes "
+        f"nothing and a HashMap needs all of the memory. A hit is worth {built:.1f}x as the reports built it (a slow dequantizer, a "
+        f"copy on each hit) and {fast:.1f}x with a fast one and views, and no hit makes 500 tokens a second of 30.44 GiB."
     )
