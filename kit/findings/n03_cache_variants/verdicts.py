@@ -116,6 +116,7 @@ def answer(replayed: pd.DataFrame, fraction: float, taken: Rounds) -> str:
     return (
         f"A decode asks for every weight once a token, so a cache of {fraction:.0%} of the model can hit {fraction:.0%} of the "
         f"bytes: a pinned set hits {at['Pinned']:.0%}, and {', '.join(none) or 'no policy'} hit nothing; verifying changes "
-        f"nothing and a HashMap needs all of the memory. A hit is worth {built:.1f}x as the reports built it (a slow dequantizer, a "
+        f"nothing and a HashMap needs all of the memory. A hit is worth {built:.1f}x as the reports built it (a slow "
+        f"dequantizer, a "
         f"copy on each hit) and {fast:.1f}x with a fast one and views, and no hit makes 500 tokens a second of 30.44 GiB."
     )

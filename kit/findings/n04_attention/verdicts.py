@@ -89,8 +89,11 @@ def answer(tokens: pd.DataFrame, pairs: pd.DataFrame, share: float, context: int
     again, cached = (float(tokens.sum(axis=1).loc[way].median()) for way in ("again", "cached"))
     gained = float((pairs["loops"] / pairs["blas"]).median())
     return (
-        f"At a context of {context} attention is {share:.1%} of a token's arithmetic, and BLAS for attention alone makes a token "
-        f"{gained:.2f} times as fast, where 10 to 20 was claimed. With all weights cached and everything in loops a token takes "
-        f"{format_seconds(again)}, by matrix products {format_seconds(cached)}, {again / cached:.3g} times: what cached weights "
+        f"At a context of {context} attention is {share:.1%} of a token's arithmetic, and BLAS for attention alone "
+        f"makes a token "
+        f"{gained:.2f} times as fast, where 10 to 20 was claimed. With all weights cached and everything in loops a "
+        f"token takes "
+        f"{format_seconds(again)}, by matrix products {format_seconds(cached)}, {again / cached:.3g} times: what "
+        f"cached weights "
         "leave is the projections."
     )
