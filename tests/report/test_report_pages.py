@@ -73,6 +73,23 @@ def test_the_index_accounts_for_every_claim(finished):
     assert text.count('href="01_first_token.html#cell-9"') == 3, "a verdict links to the cell that measured it"
 
 
+def test_the_index_opens_with_answers_then_notebooks_then_claims(finished):
+    text = (finished / "index.html").read_text()
+    order = [
+        text.index(part) for part in ("Does preloading bring", 'id="notebooks"', 'id="claims"', 'id="environment"')
+    ]
+    assert order == sorted(order)
+    answer = text[order[0] : order[1]]
+    assert "194 s → 0.075 s" in answer and "2.00 s" in answer and "≥ 500 ms" in answer, "claimed, measured, possible"
+
+
+def test_every_verdict_has_its_color_on_pages(finished):
+    text = (finished / "index.html").read_text()
+    for word in (*claims.VERDICTS, "no record"):
+        assert f".tone-{word.replace(' ', '-')} {{ --tone: {claims.COLORS[word]}; }}" in text
+    assert len(set(claims.COLORS.values())) == len(claims.COLORS)
+
+
 def test_the_embedded_records_are_the_records(finished):
     text = (finished / "01_first_token.html").read_text()
     embedded = re.search(r'href="data:application/x-ndjson;base64,([^"]*)"', text)[1]
