@@ -118,7 +118,10 @@ def _child(path: str, tokens: int, pinned: int, limit: int) -> dict:
 
 
 def direct_gbps(path, most: int = 512 << 20, step: int = 8 << 20) -> float | None:
-    """GB/s of the disk itself: up to ``most`` bytes of a file past the page cache (O_DIRECT); None where that cannot be had."""
+    """GB/s of the disk itself: up to ``most`` bytes of a file past the page cache (O_DIRECT); None where that cannot be had.
+
+    Nor is there a speed of a file that is smaller than one step.
+    """
     import mmap
     import time
 
@@ -137,7 +140,7 @@ def direct_gbps(path, most: int = 512 << 20, step: int = 8 << 20) -> float | Non
             return None
         finally:
             os.close(handle)
-        return done / (time.perf_counter() - start) / 1e9 if done else None
+        return done / (time.perf_counter() - start) / 1e9 if done >= step else None
 
 
 if __name__ == "__main__":
