@@ -15,6 +15,7 @@ from model_files import rewrite
 import kit
 import kit.hf
 from kit.errors import ModelError
+from kit.hf.norm import RMSNorm
 from kit.hf.stored import StoredWeight
 from kit.lab.paths import models_folder
 
@@ -242,3 +243,15 @@ def test_layers_of_any_model_are_replaced(files):
     for mapping in ({"1": "blk.0.ffn_down.weight"}, {"7": "token_embd.weight"}):
         with pytest.raises(ModelError, match=next(iter(mapping))):
             kit.nn.replace_linears(model, file, mapping)
+
+
+@pytest.mark.parametrize(("name", "count"), [("llama", 5), ("gemma3", 13), ("t5", 12), ("starcoder2", 0)])
+def test_norms_with_the_same_numbers_are_the_kits(files, name, count):
+    model, _ = kit.hf.load(files(name))
+    norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
+    assert len(norms) == count
+    if norms:
+        x = torch.randn(4, len(norms[0].weight))
+        before = norms[0](x)
+        norms[0].weight.data.mul_(2)
+        assert not torch.equal(norms[0](x), before)

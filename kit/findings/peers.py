@@ -58,9 +58,12 @@ class _Transformers:
 
         transformers.utils.logging.set_verbosity_error()
         torch.set_num_threads(usable_cores())
-        path = Path(path)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
-        self._torch = torch
+        self._model, self._torch = self._load(Path(path)), torch
+
+    def _load(self, path):
+        import transformers
+
+        return transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
 
     def begin(self, ids):
         self._held = None
@@ -73,13 +76,26 @@ class _Transformers:
         return int(out.logits[0, -1].argmax())
 
 
+class _InTransformers(_Transformers):
+    def __init__(self, path, context, weights):
+        self._weights = weights
+        super().__init__(path, context)
+
+    def _load(self, path):
+        from kit.hf import load
+
+        return load(path, self._weights)[0]
+
+
 ENGINES = {
     "kit": partial(_Kit, linear="fused"),
     "kit, int8 activations": partial(_Kit, linear="fused-int8"),
     **{f"llama.cpp, {mode}": partial(_Llama, mode=mode) for mode in llama_cpp.MODES},
     "transformers": _Transformers,
+    "kit in transformers": partial(_InTransformers, weights="blocks"),
+    "kit in transformers, int8 activations": partial(_InTransformers, weights="blocks-int8"),
 }
-_PACKAGES = {"llama.cpp": "xllamacpp", "transformers": "transformers"}
+_PACKAGES = {"llama.cpp": "xllamacpp", "transformers": "transformers", "kit in transformers": "transformers"}
 
 
 def installed() -> list[str]:

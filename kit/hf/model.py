@@ -12,6 +12,7 @@ from kit.errors import ModelError
 from kit.gguf.reader import GGUFFile
 from kit.gguf.reader import open as open_file
 from kit.hf.config import config_of, skeleton
+from kit.hf.norm import replace_norms
 from kit.hf.passes import Passes
 from kit.hf.stored import Source, StoredWeight
 from kit.hf.tables import parts_of, table_of
@@ -42,6 +43,7 @@ def load(
     source = Source(file, weights, cache, trace)
     model = skeleton(file, config_of(file), model_class)
     fill(model, file, source)
+    replace_norms(model)
     Passes(source).listen(model)
     model.save_pretrained = functools.partial(_refuse_to_save, file.path)
     tokenizer = tokenizer_of(file)
