@@ -1,5 +1,7 @@
 """The transformer on the device by the Triton interpreter: blocks through caches, experts, a key/value cache that grows."""
 
+from dataclasses import replace
+
 import model_files
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import triton_worker as worker
 
 import kit
 from kit.cuda.kvcache import DeviceKVCache
+from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 
 
@@ -30,6 +33,22 @@ def test_the_models_logits_and_tokens(call, tmp_path):
     assert stats.evictions and stats.prefetched and stats.peak_bytes <= 300 * 1024
     assert "blk.0.attn_k.weight" in prefetched
     assert host.misses == len([tensor for tensor in kit.open(path).tensors.values()])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt-oss", "olmo2", "phi3", "smollm3"])
+def test_every_architecture_gives_the_cpus_logits(call, tmp_path, name):
+    """Prefill past a window of four positions, then decoding; of few columns, for the interpreter's time."""
+    row = GEOMETRIES[f"tiny-{name}"]
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
+    few = {"attention.sliding_window": 4, "expert_feed_forward_length": 32, "expert_count": 4}
+    more = row.more | {key: few[key] for key in few if key in row.more}
+    row = replace(row, **sizes, more=more, vocabulary=replace(row.vocabulary, size=300))
+    path = synthesize(tmp_path / "few.gguf", row, "F32")
+    model, batches = kit.Transformer(kit.Weights(kit.open(path))), ([1, 5, 9, 2, 7, 3], [4], [8])
+    cache = model.new_cache()
+    for batch, logits in zip(batches, call(worker.steps, path, batches), strict=True):
+        right = model.step(batch, cache).numpy()
+        np.testing.assert_allclose(logits, right, rtol=0, atol=2e-5 * float(right.std()))
 
 
 def test_the_cache_grows_and_keeps_what_it_holds():

@@ -180,6 +180,19 @@ def generate(path, prompt, tokens, capacity, max_context=64):
     return logits, answer.tokens, weights.store.stats, weights.host_store.stats, prefetched
 
 
+def steps(path, batches):
+    """Logits after each of ``batches`` of tokens, one after another."""
+    import kit
+    from kit.cuda import linear
+    from kit.model.device import DeviceTransformer
+    from kit.model.device_weights import DeviceWeights
+
+    model = DeviceTransformer(DeviceWeights(kit.open(path)), max_context=16)
+    cache = model.new_cache()
+    with patch.object(linear, "rows_of_a_program", lambda format, rows, tokens: 512 // tokens):
+        return [model.step(batch, cache).numpy() for batch in batches]
+
+
 def blocks(path, name):
     """The blocks of one tensor or expert on the device and the bytes that they count as, or the text of the error."""
     import kit

@@ -1,12 +1,10 @@
 """Linear layers over compressed weights: unpacked through any cache with any decoder, then multiply by the INT8 values."""
 
+import math
 import sys
 import time
-import weakref
-from collections import defaultdict
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from kit.cache.policies.base import NoCache, Policy
@@ -14,17 +12,19 @@ from kit.cache.store import WeightCache
 from kit.codec.bf16 import BF16
 from kit.codec.container import CompressedFile, Int8, unpack_matrix
 from kit.codec.decoders import find
+from kit.cpu.buffers import Buffers
 from kit.cpu.linear import linear as multiply
 from kit.errors import ModelError
-from kit.gguf.names import layer_of
+from kit.gguf.names import find_tensor, layer_of
 from kit.lab.machine import usable_cores
 from kit.lab.trace import Trace
 from kit.model.linear import Linear
+from kit.model.weights import WeightSource
 from kit.quants import dequantize
 
 
-class CompressedWeights(Mapping):
-    """The weights of a CompressedFile, for a Transformer: ``kit.Transformer(weights, linear=weights.linear)``.
+class CompressedWeights(Mapping, WeightSource):
+    """The weights of a CompressedFile, for a Transformer: ``kit.Transformer(weights)``.
 
     ``cache`` holds unpacked matrices, one byte a weight: a policy (None: every use unpacks anew) or anything with ``get``
     and ``stats``. ``by="entries"`` counts each matrix as 1, as report 004's caches did, instead of its bytes.
@@ -66,8 +66,10 @@ class CompressedWeights(Mapping):
         """The tensor in floating point: a norm as it is stored, a matrix unpacked (through the cache) and scaled."""
         if name in self.layers:
             return self.layers[name].weight()
-        info = self.info(name)
-        return dequantize(self.file.blocks(name), info.qtype).reshape(info.shape)
+        stack, expert = find_tensor(self.file, name)
+        blocks = self.file.blocks(stack)
+        blocks = blocks if expert is None else blocks[expert]
+        return dequantize(blocks, self.info(name).qtype).reshape(self.shape(name))
 
     def __iter__(self):
         return iter(self.file.tensors)
@@ -81,17 +83,9 @@ class CompressedWeights(Mapping):
             return self.layers[name].weight(index)
         return dequantize(self.file.blocks(name)[index.numpy()], self.info(name).qtype)
 
-    def info(self, name: str):
-        """The TensorInfo of ``name``, or of the stack of ``name[expert]``; ModelError when there is none."""
-        try:
-            return self.file.tensors[name.partition("[")[0]]
-        except KeyError:
-            raise ModelError(f"{self.file.path}: no tensor {name!r}; `kit inspect --tensors` lists them") from None
-
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor in floating point: what a matmul reads."""
-        elements = self.info(name).elements // (self.info(name).shape[0] if name.endswith("]") else 1)
-        return elements * (2 if self.file.coding == "bf16" and name in self.layers else 4)
+        return math.prod(self.shape(name)) * (2 if self.file.coding == "bf16" and name in self.layers else 4)
 
     @property
     def unpacked_bytes(self) -> int:
@@ -137,7 +131,7 @@ class CompressedLinear:
     def load(self) -> torch.Tensor:
         """Unpack anew, past the cache: what the cache calls, and a prefetch ahead of it."""
         with self.weights.trace.span("unpack", self.name, layer_of(self.name), self.matrix.nbytes):
-            out = None if self._scales is None else self.weights.buffers(self.matrix.shape)
+            out = None if self._scales is None else self.weights.buffers.empty(self.matrix.shape, torch.int8).numpy()
             return unpack_matrix(self.matrix, self.weights.decoder, self.weights.threads, out)
 
     @property
@@ -149,27 +143,6 @@ class CompressedLinear:
         """Rows of the matrix as floating point, float32 (scaled INT8) or bfloat16."""
         values = self.values()[0][index]
         return values if self._scales is None else values * self._scales[index, None]
-
-
-class Buffers:
-    """Memory for unpacked matrices, used again when the last reference to a matrix has gone.
-
-    Memory fresh from the operating system costs a page fault every 4 KiB, as much time as a fast decoder needs.
-    """
-
-    def __init__(self):
-        self._free: dict[int, list[np.ndarray]] = defaultdict(list)
-
-    def __call__(self, shape: tuple[int, int]) -> np.ndarray:
-        """An int8 array of that shape with anything in it."""
-        free = self._free[shape[0] * shape[1]]
-        try:
-            memory = free.pop()
-        except IndexError:
-            memory = np.empty(shape[0] * shape[1], np.int8)
-        array = memory.reshape(shape)
-        weakref.finalize(array, free.append, memory)
-        return array
 
 
 class ProgressLine:

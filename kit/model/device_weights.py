@@ -11,8 +11,9 @@ from kit.cuda.dequantize import DEVICE
 from kit.cuda.memory import pinned
 from kit.errors import ModelError
 from kit.gguf.names import find_tensor
-from kit.gguf.reader import GGUFFile, TensorInfo
+from kit.gguf.reader import GGUFFile
 from kit.lab.trace import Trace
+from kit.model.weights import WeightSource
 from kit.quants import dequantize
 from kit.units import format_bytes, parse_bytes
 
@@ -24,7 +25,7 @@ class _Copy(NamedTuple):
     done: object
 
 
-class DeviceWeights:
+class DeviceWeights(WeightSource):
     """``blocks(name)`` is a tensor's blocks (out, bytes of a row), uint8, on the device; ``stack[3]`` those of one expert.
 
     ``cache`` decides which stay there: its capacity counts bytes of device memory (None: all of them); ``store`` has the
@@ -32,6 +33,8 @@ class DeviceWeights:
     kept in pinned host memory (None: none), from where a copy runs at the full speed of the bus; ``host_store`` counts.
     ``ahead`` bytes of device memory hold what ``prefetch`` copies on a stream of its own while others compute.
     """
+
+    linear = "fused"
 
     def __init__(
         self, file: GGUFFile, cache: Policy | None = None, host: Policy | None = None, ahead: int | str = 0, trace=None
@@ -42,10 +45,6 @@ class DeviceWeights:
         self.host_store = WeightCache(NoCache() if host is None else host)
         self.device = torch.device(DEVICE)
         self._copying = torch.cuda.Stream() if DEVICE == "cuda" else None
-
-    def info(self, name: str) -> TensorInfo:
-        """The TensorInfo of ``name`` (of the whole stack for ``name[expert]``); ModelError names the file."""
-        return self.file.tensors[find_tensor(self.file, name)[0]]
 
     def nbytes(self, name: str) -> int:
         """Bytes of the blocks of ``name``."""
@@ -67,9 +66,11 @@ class DeviceWeights:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The tensor dequantized anew, float32 on the device: for vectors, and where a whole matrix is wanted."""
-        info = self.info(name)
-        shape = info.shape if name == info.name else info.shape[1:]
-        return dequantize(self.blocks(name), info.qtype, backend="triton").view(shape)
+        return dequantize(self.blocks(name), self.info(name).qtype, backend="triton").view(self.shape(name))
+
+    def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
+        """(len(index), in) float32: some rows of a matrix; ``index`` lies on the device."""
+        return dequantize(self.blocks(name).index_select(0, index), self.info(name).qtype, backend="triton")
 
     def resident(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """The blocks of all ``names``, at addresses that stay (CUDA graphs); ModelError when the policy lets one go."""

@@ -24,13 +24,14 @@ from kit.model.tokenizer import Tokenizer, tokenizer_of
 class Transformer:
     """A model over ``weights[name]``; every linear layer, norm and attention adds a span to ``weights.trace``.
 
-    ``attention`` and ``linear`` name variants of kit.attention and kit.linear; ``max_context`` limits the positions
+    ``weights`` is a kit.model.weights.WeightSource. ``attention`` and ``linear`` name variants of kit.model.attention and
+    kit.model.linear (None: what the weights say); ``max_context`` limits the positions
     (None: as many as the file was trained for); ``kv_dtype`` is float32, float16 or q8_0. Raises ModelError for a
     file that it cannot run, before any tensor data is read. Tokens after the first pass run as a program recorded once
     (kit.model.plan); ``unplanned`` says why not, where they cannot be.
     """
 
-    def __init__(self, weights, attention="fused", linear="decoded", max_context=None, kv_dtype="float32"):
+    def __init__(self, weights, attention="fused", linear=None, max_context=None, kv_dtype="float32"):
         self.weights, self.trace, self.file = weights, weights.trace, weights.file
         self.config = read_config(self.file)
         self.max_context = self.config.context if max_context is None else max_context
@@ -38,7 +39,7 @@ class Transformer:
             limit = self.config.context
             raise ModelError(f"{self.file.path}: a context of {max_context} was asked for; the model has 1 to {limit}")
         attention_named(attention)
-        self.attention, self.linear, self.kv_dtype = attention, linear_named(linear), kv_dtype
+        self.attention, self.linear, self.kv_dtype = attention, linear_named(linear or weights.linear), kv_dtype
         self.new_cache(1)  # an unknown kv_dtype is an error here and not at the first token
         divisors = weights["rope_freqs.weight"].cpu() if "rope_freqs.weight" in self.file.tensors else None
         c = self.config

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,18 +14,55 @@ from kit.cpu.buffers import Buffers
 from kit.gguf.names import find_tensor, layer_of
 from kit.gguf.reader import GGUFFile, TensorInfo
 from kit.lab.trace import Trace
+from kit.model.linear import Linear
 from kit.quants.registry import dequantize, dtype_named
 
 _PAGE = 4096
 
 
-class Weights(Mapping):
+class WeightSource(Protocol):
+    """What a Transformer reads its tensors from, by the names of the file; ``stack[3]`` is one expert of a stack.
+
+    There are Weights (dequantized through a cache, or read in place as blocks), kit.codec.weights.CompressedWeights
+    (tiles, unpacked through a cache), kit.model.device_weights.DeviceWeights (blocks on a CUDA device, dequantized where
+    they are used) and kit.codec.device.TileWeights (tiles there). ``file`` has path, metadata, architecture and tensors;
+    ``store`` is the WeightCache with the statistics; ``linear`` is how a Transformer multiplies by a matrix when it is
+    not told otherwise: a name of kit.model.linear or a Linear.
+    """
+
+    file: GGUFFile
+    trace: Trace
+    store: WeightCache
+    linear: str | Linear
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The whole tensor in floating point, (out, in) or (n,): norms and biases, and for some ways matrices."""
+
+    def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
+        """(len(index), in) in floating point: some rows of a matrix (an embedding)."""
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of the tensor in the form in which this source hands it out."""
+
+    def info(self, name: str) -> TensorInfo:
+        """Its TensorInfo (of the whole stack for an expert), by default from the file; ModelError names the file."""
+        return self.file.tensors[find_tensor(self.file, name)[0]]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """(out, in) of a matrix, (n,) of a vector."""
+        stack, expert = find_tensor(self.file, name)
+        return self.file.tensors[stack].shape[expert is not None :]
+
+
+class Weights(Mapping, WeightSource):
     """The dequantized tensors of a GGUF file, shape (out, in), by name.
 
     ``cache`` is a policy (None: every access dequantizes anew); ``backend`` and ``dtype`` as in kit.dequantize. Each
     access adds a span "access" to ``trace``, and on a load "read" (pages brought in) and "dequantize". A stack of
     experts is read one at a time, as ``name[expert]``: to the cache each is an object of its own.
     """
+
+    linear = "decoded"
 
     def __init__(self, file: GGUFFile, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None):
         self.file = file
@@ -50,19 +88,9 @@ class Weights(Mapping):
         with self.trace.span("dequantize", name, layer_of(name), blocks.nbytes):
             return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)
 
-    def info(self, name: str) -> TensorInfo:
-        """The TensorInfo of ``name`` (of the whole stack for ``name[expert]``); ModelError names the file."""
-        return self.file.tensors[find_tensor(self.file, name)[0]]
-
     def nbytes(self, name: str) -> int:
         """Bytes of the dequantized tensor: what it costs to keep."""
         return math.prod(self.shape(name)) * self.dtype.itemsize
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """(out, in) of a matrix, (n,) of a vector."""
-        stack, expert = find_tensor(self.file, name)
-        shape = self.file.tensors[stack].shape
-        return shape if expert is None else shape[1:]
 
     def blocks(self, name: str) -> np.ndarray:
         """The tensor's blocks as they lie in the file, (out, bytes of a row), uint8."""
