@@ -150,6 +150,25 @@ def test_families_add_up_to_the_whole(study):
     assert table.loc["ffn_up", "uses"] == 2
 
 
+def test_a_hostile_name_is_printable_in_tables_and_figures(odd):
+    with kit.open(odd) as file:
+        order = order_of(file, 2)
+        ones = dict.fromkeys(DTYPES, 1.0)
+        costs = {part.kind: Cost(ones, ones, dict.fromkeys(FUSED, 1.0)) for part in parts_of(file, order).values()}
+        names = tables.families(file, order, costs).index
+    assert any("evil" in name for name in names) and all(name.isprintable() for name in names)
+
+
+def test_a_label_reads_as_a_person_would_say_it():
+    said = {
+        way: way.label
+        for way in (LAZY, BLOCKS, Way("HashMap"), Way("LRU", 64 << 20), Way("Pinned", 64 << 20, "float16"))
+    }
+    assert list(said.values()) == [
+        "dequantized each time, f32", "blocks as they lie", "all kept, f32", "LRU of 64.00 MiB, f32", "64.00 MiB pinned, f16",
+    ]  # fmt: skip
+
+
 def test_advice_starts_with_the_reports_cache_and_sorts_the_rest(study):
     now, *others = study.predictions
     assert now.way == Way("LRU", study.memory)

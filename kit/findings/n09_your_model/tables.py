@@ -14,7 +14,7 @@ from kit.costs.order import Order
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, parts_of, predict
 from kit.gguf.formats import FORMATS
 from kit.quants.exactness import exactness, sample
-from kit.units import format_bytes, format_count, format_seconds
+from kit.units import format_bytes, format_count, format_seconds, printable
 
 REST = "attention and the rest"
 _SECONDS = ("dequantize", "multiply", "from blocks", "predicted", "measured", "least", "least seconds a token")
@@ -52,7 +52,7 @@ def families(file, order: Order, costs, dtype: str = "float32") -> pd.DataFrame:
     rows = []
     for name in (name for token in order.tokens for name in token):
         cost = costs[kind_of(weights, name)]
-        family = re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name)
+        family = printable(re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name))
         sizes = weights.blocks(name).nbytes, weights.nbytes(name)
         rows.append((family, 1, *sizes, cost.load[dtype], cost.multiply[dtype], cost.fused["fused"]))
     names = ["family", "uses", "in the file", "decoded", "dequantize", "multiply", "from blocks"]

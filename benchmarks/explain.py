@@ -1,0 +1,45 @@
+"""kit explain's predictions against measurements: eight sizes of memory, three files, the reports' cache and a pinned set."""
+
+import numpy as np
+import pandas as pd
+
+import kit
+from kit.costs.measured import measure_costs
+from kit.costs.order import order_of
+from kit.costs.ways import BLOCKS, Way, measure, parts_of, predict
+from kit.gguf.trained import TRAINED
+from kit.lab import machine, state
+from kit.lab.paths import models_folder
+from kit.synthetic.write import cached_model
+
+GENERATED = {"tinyllama-1.1b": 4, "granite-3.3-8b": 1}  # layers of each
+SHARES = (0.02, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 1.0)  # of the weights in float32
+DTYPE = "float32"
+GOALS = {"median": 0.10, "worst": 0.25}  # of the errors
+
+
+def run(samples: int = 3) -> pd.DataFrame:
+    """One row a file, memory and policy: seconds a token predicted and measured, the error, cores that others used
+    meanwhile; then the median and the worst error beside their goals."""
+    paths = {name: cached_model(name, "Q4_K_M", layers, folder=models_folder()) for name, layers in GENERATED.items()}
+    paths |= {name: models_folder() / f"{name}.gguf" for name in TRAINED}
+    rows = [row for path in paths.values() if path.exists() for row in _rows(path, max(2, samples))]
+    errors = np.abs([row["error"] for row in rows])
+    told = {"median": float(np.median(errors)), "worst": float(errors.max())}
+    rows += [{"what": f"{word} error", "error": value, "goal": GOALS[word]} for word, value in told.items()]
+    return pd.DataFrame(rows).set_index("what")
+
+
+def _rows(path, tokens):
+    here = machine.probe()
+    with kit.open(path) as file:
+        order = order_of(file, tokens + 1)
+        costs, parts = measure_costs(file, order.names, dtypes=(DTYPE,)), parts_of(file, order)
+        whole = sum(4 * part.elements for part in parts.values())
+        sized = [Way(policy, int(share * whole)) for share in SHARES for policy in ("LRU", "Pinned")]
+        for way in [*sized, BLOCKS]:
+            found = predict(way, parts, order, costs, here)
+            with state.Watch() as watch:
+                real = measure(way, file, order, tokens)
+            yield {"what": f"{path.stem[:24]}, {way.label}", "predicted": found.seconds, "seconds": real.seconds,
+                   "error": found.seconds / real.seconds - 1, "others": watch.others}  # fmt: skip
