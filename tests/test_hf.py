@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import pickle
 
 import hf_files
@@ -255,3 +256,19 @@ def test_norms_with_the_same_numbers_are_the_kits(files, name, count):
         before = norms[0](x)
         norms[0].weight.data.mul_(2)
         assert not torch.equal(norms[0](x), before)
+
+
+@pytest.mark.parametrize("name", ["falcon", "t5", "mamba"])
+def test_the_command_goes_on_where_the_kit_has_no_pass(files, name):
+    from click.testing import CliRunner
+
+    from kit.commands.cli import main
+
+    path = files(name)
+    model, _ = kit.hf.load(path)
+    out = model.generate(torch.tensor([[5, 17, 99]]), max_new_tokens=4, do_sample=False)[0].tolist()
+    arguments = ["generate", str(path), "--tokens", "5,17,99", "-n", "4", "--ignore-end", "--json"]
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    answer = json.loads(done.stdout)
+    assert (answer["tokens"], answer["via"]) == (out[-len(answer["tokens"]) :], "transformers")
+    assert len(answer["tokens"]) == 4 and answer["decode_gb_per_second"] > 0

@@ -40,19 +40,27 @@ def command(
     kit generate model.gguf -p "The capital of France is" -n 5
     kit generate model.gguf --tokens 1,450,7483 --cache lru:4GiB --json
 
+    An architecture that the kit has no forward pass for runs through transformers, if `gguf-kit[hf]` is installed.
+
     Exit code: 0 generated, 2 not.
     """  # fmt: skip
+    import functools
     import json
 
     import kit
     from kit.lab.machine import peak_memory
+    from kit.model.config import ARCHITECTURES
 
     if (prompt is None) == (tokens is None):
         raise click.UsageError("give a text by -p or token ids by --tokens, one of the two")
     opened = kit.open(file)
-    weights = kit.Weights(opened, _policy(cache, kit.Weights(opened).working_set), backend)
-    model = kit.Transformer(weights, attention, linear, context, kv)
-    answer = kit.generate(
+    policy = _policy(cache, kit.Weights(opened).working_set)
+    if opened.architecture in ARCHITECTURES or not kit.hf.installed():
+        start, via = kit.generate, "the kit's own pass"
+        model = kit.Transformer(kit.Weights(opened, policy, backend), attention, linear, context, kv)
+    else:
+        start, via, model = functools.partial(kit.hf.generate, cache=policy), "transformers", opened
+    answer = start(
         model,
         _ids(tokens) if prompt is None else prompt,
         max_tokens,
@@ -60,7 +68,7 @@ def command(
         stop_at_end=not ignore_end,
         **sampling,
     )
-    speed = answer.speed() | {"peak_memory_bytes": peak_memory(), "cache": repr(weights.store.policy)}
+    speed = answer.speed() | {"peak_memory_bytes": peak_memory(), "cache": repr(policy), "via": via}
     if as_json:
         click.echo(
             json.dumps({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed, indent=1)
@@ -109,4 +117,5 @@ def _lines(answer, speed):
         yield f"decode     {rate('decode')}   {len(answer.tokens) - 1} tokens"
     yield f"peak memory  {format_bytes(speed['peak_memory_bytes']):>10}"
     yield f"cache        {speed['cache']}"
+    yield f"forward pass {speed['via']}"
     yield f"stopped      {answer.stopped}"

@@ -6,19 +6,24 @@
 ``load`` needs ``pip install 'gguf-kit[hf]'``; the modules of kit.nn need nothing beyond the kit.
 """
 
+import importlib
 import importlib.util
 
 from kit.errors import ModelError
 
-__all__ = ["load"]
+_HOME = {"load": "kit.hf.model", "generate": "kit.hf.text"}
+__all__ = list(_HOME)
+
+
+def installed() -> bool:
+    """Whether transformers is there."""
+    return importlib.util.find_spec("transformers") is not None
 
 
 def __getattr__(name: str):
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module 'kit.hf' has no attribute {name!r}")
-    if importlib.util.find_spec("transformers") is None:
-        raise ModelError("kit.hf.load needs transformers: pip install 'gguf-kit[hf]'")
-    from kit.hf.model import load
-
-    globals()["load"] = load
-    return load
+    if not installed():
+        raise ModelError(f"kit.hf.{name} needs transformers: pip install 'gguf-kit[hf]'")
+    globals()[name] = value = getattr(importlib.import_module(_HOME[name]), name)
+    return value

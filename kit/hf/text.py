@@ -1,0 +1,50 @@
+"""generate: text from a transformers model over the kit's weights, accounted for as kit.generate does."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kit.errors import TokenizerError
+from kit.hf.model import load
+from kit.lab.trace import Trace
+from kit.model.generate import Generation
+
+
+def generate(
+    file,
+    prompt: str | Sequence[int],
+    max_tokens: int = 16,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    on_text: Callable[[str], None] | None = None,
+    stop_at_end: bool = True,
+    **ways,
+) -> Generation:
+    """Continue ``prompt`` with the model of ``file`` (a path or an open one); arguments as in kit.generate, and in
+    kit.hf.load for ``ways``. The text comes at once when done."""
+    trace = Trace()
+    model, tokenizer = load(file, trace=trace, **ways)
+    if tokenizer is None and isinstance(prompt, str):
+        raise TokenizerError(f"{file}: the file has no tokenizer; give the prompt as token ids")
+    answer = Generation(tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt))
+    torch.manual_seed(seed)
+    drawn = (
+        {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+        if temperature
+        else {"do_sample": False}
+    )
+    if not stop_at_end:
+        model.generation_config.eos_token_id = None
+    ids = torch.tensor([answer.prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, **drawn)[0].tolist()
+    answer.tokens = out[1:] if model.config.is_encoder_decoder else out[len(answer.prompt) :]
+    frame = trace.frame()
+    answer.seconds = frame.loc[frame.what == "token", "seconds"].tolist()
+    answer.nbytes = frame[frame.what == "linear"].groupby("token").nbytes.sum().tolist()
+    answer.text = tokenizer.decode(answer.tokens, skip_special_tokens=True) if tokenizer is not None else ""
+    answer.stopped = "max_tokens" if len(answer.tokens) == max_tokens else "end of text"
+    if on_text:
+        on_text(answer.text)
+    return answer
