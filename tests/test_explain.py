@@ -274,6 +274,8 @@ def test_the_command_as_json(run, path, tmp_path):
     assert {row["policy"]: row["hit rate"] for row in told["policies"]}["Pinned"] == 0.5
     assert len(told["measured"]) == 3 and all(found["seconds"] for found in told["measured"])
     assert {row["cpu float32"] for row in told["exactness"]} == {"equal"}
+    assert [row["precision"] for row in told["quality"]] == ["f32", "f16", "bf16", "int8 activations"]
+    assert all(row["kl"] > 0 for row in told["quality"][1:]) and not told["no_quality"]
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,12 @@ def run(*args):
 def test_the_command_streams_text_and_reports_speed(path, model):
     result = run(path, "-p", "The capital of France is", "-n", 8, "--ignore-end")
     assert result.exit_code == 0, result.output
+    assert CliRunner().invoke(main, ["generate", "-p", "x"]).exit_code == 2  # no model is named
+    by_option = CliRunner().invoke(
+        main, ["generate", "--model", str(path), "-p", "The capital of France is", "-n", "8"]
+    )
     answer = kit.generate(model, "The capital of France is", max_tokens=8, stop_at_end=False)
+    assert answer.text.startswith(by_option.stdout.rstrip("\n"))
     assert result.stdout == answer.text + "\n"
     for word in ("first token", "prefill", "decode", "tok/s", "GB/s read", "peak memory", "Unbounded()"):
         assert word in result.stderr

@@ -171,3 +171,15 @@ def test_every_way_has_a_precision():
     assert [quality.precision_of(way) for way in (LAZY, BLOCKS, BLOCKS_INT8)] == ["f32", "f32", "int8 activations"]
     assert quality.precision_of(Way("LRU", 1, "bfloat16")) == "bf16"
     assert quality.precision_of(Way("Pinned", 1, "int8", "tiles")) == "INT8 tiles"
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_as_surprised_as_in_llama_cpp(gemma):
+    """llama.cpp rounds activations, which on trained weights moves single tokens by percents: within the noise of that."""
+    with kit.open(gemma) as file:
+        model = quality.model_of(file, quality.PRECISIONS["f32"])
+        ids = [model.tokenizer.bos, *perplexity.encode(model.tokenizer, perplexity.english(), 24)]
+        ours = perplexity.surprisal(model.logits(ids)[:-1], ids[1:])
+    moved = ours - surprisals(llama_cpp.logits(gemma, ids), ids, 1)
+    assert np.abs(moved).mean() < 0.3 and abs(moved.mean()) < 3 * perplexity.standard_error(moved)
+    assert 3 < np.exp(ours.mean()) < 300

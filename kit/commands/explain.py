@@ -70,6 +70,7 @@ def command(file, memory, tokens, trace, as_json, report):
 
 
 def _sections(study):
+    from kit.costs import quality
     from kit.findings.n09_your_model.tables import shown
     from kit.findings.n09_your_model.text import paragraph, table
     from kit.units import format_bytes
@@ -86,6 +87,11 @@ def _sections(study):
         ),
     ):
         yield f"{title}\n{table(shown(frame))}"
+    title, found = "WHAT ROUNDING DOES TO THE ANSWERS", study.quality
+    if isinstance(found, str):
+        yield f"{title}\n{paragraph(f'Not measured: {found}')}"
+    else:
+        yield f"{title} ({found.tokens.iloc[0]} tokens of English, one standard error)\n{table(quality.shown(found))}"
     yield paragraph(study.advise())
 
 

@@ -4,7 +4,8 @@ import click
 
 
 @click.command("generate")
-@click.argument("file")
+@click.argument("file", required=False)
+@click.option("--model", metavar="FILE", help="The same, as an option.")
 @click.option("-p", "--prompt", help="Text to go on from.")
 @click.option("--tokens", metavar="IDS", help="Token ids to go on from, such as 1,450,7483, instead of a text.")
 @click.option("-n", "--max-tokens", default=64, show_default=True, help="How many tokens to generate.")
@@ -21,13 +22,26 @@ import click
 @click.option("--ignore-end", is_flag=True, help="Go on after the model's end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON when done, and no text on the way.")
 def command(
-    file, prompt, tokens, max_tokens, ignore_end, as_json, cache, backend, attention, linear, kv, context, **sampling
+    file,
+    model,
+    prompt,
+    tokens,
+    max_tokens,
+    ignore_end,
+    as_json,
+    cache,
+    backend,
+    attention,
+    linear,
+    kv,
+    context,
+    **sampling,
 ):
     """Generate text from a model, and say what it cost.
 
-    FILE is a GGUF file or hf://owner/repo/file.gguf. The text goes to standard output, the speeds to standard error:
-    time to first token; prefill and decode in tokens a second, with the GB/s of weights and KV cache that they read;
-    peak memory.
+    FILE is a GGUF file, a trained model of kit fetch, or hf://owner/repo/file.gguf. The text goes to standard output,
+    the speeds to standard error: time to first token; prefill and decode in tokens a second, with the GB/s of weights
+    and KV cache that they read; peak memory.
 
     \b
     --cache none          dequantize at every use
@@ -51,6 +65,9 @@ def command(
     from kit.lab.machine import peak_memory
     from kit.model.config import ARCHITECTURES
 
+    if (file is None) == (model is None):
+        raise click.UsageError("name one model: FILE, or --model FILE")
+    file = file or model
     if (prompt is None) == (tokens is None):
         raise click.UsageError("give a text by -p or token ids by --tokens, one of the two")
     opened = kit.open(file)

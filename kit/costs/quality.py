@@ -18,11 +18,11 @@ from kit.codec.int8 import quantize
 from kit.costs.ways import Way
 from kit.errors import GGUFError
 from kit.lab.files import replacing
+from kit.lab.machine import git_commit
 from kit.lab.paths import models_folder
 from kit.model import perplexity
 from kit.model.weights import Weights
 
-_REVISION = 1  # of what is kept on disk
 _ROWS = 16  # of logits at a time, in float64
 _SAMPLE = 4096  # bytes of each end of a tensor that tell one file from another
 
@@ -151,8 +151,8 @@ def _divergence(truth: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 def _digest(file, config, window) -> str:
-    """What the figures depend on: hyperparameters, the ends of every tensor, the tokens, and how all is computed."""
-    digest = hashlib.sha256(repr((_REVISION, config, window)).encode())
+    """What the figures depend on: hyperparameters, the ends of every tensor, the tokens, and the code."""
+    digest = hashlib.sha256(repr((kit.__version__, git_commit(), config, window)).encode())
     for name, info in file.tensors.items():
         data = np.ascontiguousarray(file.blocks(name)).reshape(-1)
         digest.update(repr((name, info.qtype, info.shape)).encode())

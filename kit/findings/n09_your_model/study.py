@@ -11,8 +11,9 @@ from kit.cache import oracle
 from kit.cache.traces import Requests, requests
 from kit.costs.measured import Cost, Kind, measure_costs
 from kit.costs.order import Order, order_of
+from kit.costs.quality import quality
 from kit.costs.ways import Measured, Prediction, Way, measure
-from kit.errors import TraceError
+from kit.errors import KitError, TraceError
 from kit.findings.n00_start_here.overview import token_bounds
 from kit.findings.n09_your_model import tables
 from kit.gguf.summary import summarize
@@ -20,6 +21,8 @@ from kit.lab import state
 from kit.lab.machine import memory_available, memory_limit
 from kit.units import format_bytes, format_count, format_seconds
 
+_PRECISIONS = ("f32", "f16", "bf16", "int8 activations")  # of the ways that advice compares
+_QUALITY_WORK = 2e10  # weights times tokens: seconds, not minutes, on two cores
 _TRIES = 3  # of a measurement that other processes disturb
 
 
@@ -79,6 +82,15 @@ class Study:
     def exactness(self) -> pd.DataFrame:
         """Format by backend on this file's own blocks."""
         return tables.exactness_of(self.file)
+
+    @cached_property
+    def quality(self) -> pd.DataFrame | str:
+        """What rounding weights or activations does to the answers (kit.costs.quality), or why that cannot be said."""
+        tokens = min(64, max(16, int(_QUALITY_WORK / self.facts["parameters"])))
+        try:
+            return quality(self.file, _PRECISIONS, tokens)
+        except KitError as error:
+            return str(error)
 
     def measure_best(self, best: int = 2) -> dict[Way, Measured]:
         """Measure the reports' cache and the ``best`` fastest of the others; again where other processes disturbed it."""
@@ -171,6 +183,8 @@ class Study:
             "reason": self.order.reason,
             "left_out": list(self.order.left_out),
             "seconds_a_token_from_blocks": list(self.order.seconds),
+            "quality": [] if isinstance(self.quality, str) else self.quality.reset_index().to_dict("records"),
+            "no_quality": self.quality if isinstance(self.quality, str) else "",
             **{name: frame.reset_index().to_dict("records") for name, frame in frames.items()},
             "measured": [
                 {
