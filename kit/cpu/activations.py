@@ -4,13 +4,11 @@ import functools
 
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from kit.cpu import threads
 from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.sums import add_up, greatest
 from kit.cpu.simd.vectors import bitcast, broadcast, convert, f32x16, i8x16, i32x16, jit, select, u32x16
 from kit.cpu.superblocks import UNIT, codes_of
 from kit.cpu.tasks import compile_task
@@ -82,22 +80,3 @@ def _quantize_unit(x, sixteens, record, order):
 
 # Added to a number below 2^22, 1.5 * 2^23 leaves its nearest integer in the low bits.
 ROUNDER, ROUNDER_BITS = np.float32(12582912), 0x4B400000
-
-
-def _reduction(name: str, doc: str):
-    def primitive(_, vector):
-        def emit(context, builder, signature, args):
-            kind = ir.FunctionType(ir.IntType(32), [args[0].type])
-            function = cgutils.get_or_insert_function(
-                builder.module, kind, f"llvm.vector.reduce.{name}.v{vector.lanes}i32"
-            )
-            return builder.call(function, args)
-
-        return vector.element(vector), emit
-
-    primitive.__doc__ = doc
-    return intrinsic(primitive)
-
-
-greatest = _reduction("umax", "greatest(v): the largest of unsigned 32-bit lanes.")
-add_up = _reduction("add", "add_up(v): the sum of 32-bit lanes.")

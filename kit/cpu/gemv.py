@@ -7,12 +7,11 @@ faster than the kernel for any format and any number of tokens (kit.cpu.gemv_flo
 import functools
 
 import torch
-from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from kit.cpu import threads
-from kit.cpu.simd.isa import _call
+from kit.cpu.simd.isa import nibbles_less, sixteen_less
 from kit.cpu.simd.memory import load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, bitcast, broadcast, f32x16, u32x16
@@ -151,22 +150,14 @@ def dots_of_words(format, tier, packed, other, x):
     return fma(nibble(format, tier, v >> 24), y, a), fma(nibble(format, tier, w >> 24), y, b)
 
 
-@intrinsic
-def nibble(_, format, tier, words):
-    """nibble(format, tier, w): the number that the low four bits of each word (u32x16) stand for, as float32.
+def nibble(format, tier, words):
+    """The number that the low four bits of each word (u32x16) stand for, as float32."""
 
-    A look-up in a table of sixteen, where the CPU has one that wide: neither masks nor conversions.
-    """
-    bias = format.value.bias
 
-    def emit(context, builder, signature, args):
-        if tier.value == "avx512":
-            table = ir.Constant(f32x16.llvm, [float(code - bias) for code in range(16)])
-            return _call(builder, "llvm.x86.avx512.permvar.sf.512", f32x16.llvm, [table, args[2]])
-        fifteen, less = (ir.Constant(args[2].type, [number] * 16) for number in (15, bias))
-        return builder.sitofp(builder.sub(builder.and_(args[2], fifteen), less), f32x16.llvm)
-
-    return f32x16(format, tier, words), emit
+@overload(nibble, jit_options={"forceinline": True})
+def _(format, tier, words):
+    number = nibbles_less(format.value.bias)
+    return lambda format, tier, words: number(tier, words)
 
 
 # ---- codes in bytes
@@ -213,18 +204,14 @@ def _(format, tier, part, vector, other, x, steps, total, other_total):
     return pairs if shared else singles
 
 
-@intrinsic(prefer_literal=True)
-def sixteen(_, format, vector, part):
+def sixteen(format, vector, part):
     """sixteen(format, v, 1): the numbers that bytes 16 to 31 of the codes (u8x64) stand for, as float32."""
-    first, bias = 16 * part.literal_value, format.value.bias
 
-    def emit(context, builder, signature, args):
-        words = ir.VectorType(ir.IntType(32), 16)
-        signed = builder.sub(args[1], ir.Constant(args[1].type, [bias] * 64))
-        picked = builder.shuffle_vector(signed, signed, ir.Constant(words, list(range(first, first + 16))))
-        return builder.sitofp((builder.sext if bias else builder.zext)(picked, words), f32x16.llvm)
 
-    return f32x16(format, vector, part), emit
+@overload(sixteen, jit_options={"forceinline": True}, prefer_literal=True)
+def _(format, vector, part):
+    numbers = sixteen_less(format.value.bias, part.literal_value)
+    return lambda format, vector, part: numbers(vector)
 
 
 def kernel(format: Static, tier: Static) -> int:

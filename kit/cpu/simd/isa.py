@@ -5,7 +5,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kit.cpu.simd.vectors import Vector, _llvm
+from kit.cpu.simd.vectors import Vector, _llvm, f32x16
 
 
 def _call(builder, name: str, result: ir.Type, args):
@@ -219,3 +219,41 @@ def expand_load(_, mask, address, other):
 def _suffix(element: ir.Type) -> str:
     """How LLVM spells an element type in an intrinsic's name."""
     return "f32" if element == _F32 else f"i{element.width}"
+
+
+def nibbles_less(bias: int):
+    """A primitive f(tier, w): the low four bits of each word (u32x16), less ``bias``, as float32.
+
+    A look-up in a table of sixteen, where the CPU has one that wide: neither masks nor conversions.
+    """
+
+    @intrinsic
+    def numbers(_, tier, words):
+        def emit(context, builder, signature, args):
+            if tier.value == "avx512":
+                table = ir.Constant(f32x16.llvm, [float(code - bias) for code in range(16)])
+                return _call(builder, "llvm.x86.avx512.permvar.sf.512", f32x16.llvm, [table, args[1]])
+            fifteen, less = (ir.Constant(args[1].type, [number] * 16) for number in (15, bias))
+            return builder.sitofp(builder.sub(builder.and_(args[1], fifteen), less), f32x16.llvm)
+
+        return f32x16(tier, words), emit
+
+    return numbers
+
+
+def sixteen_less(bias: int, part: int):
+    """A primitive f(v): bytes 16 * part ... of a u8x64, less ``bias``, as float32."""
+
+    @intrinsic
+    def numbers(_, vector):
+        first = 16 * part
+
+        def emit(context, builder, signature, args):
+            words = ir.VectorType(ir.IntType(32), 16)
+            signed = builder.sub(args[0], ir.Constant(args[0].type, [bias] * 64))
+            picked = builder.shuffle_vector(signed, signed, ir.Constant(words, list(range(first, first + 16))))
+            return builder.sitofp((builder.sext if bias else builder.zext)(picked, words), f32x16.llvm)
+
+        return f32x16(vector), emit
+
+    return numbers

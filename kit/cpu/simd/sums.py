@@ -54,3 +54,22 @@ def reduce_add4(_, a, b, c, d):
         return halves(halves(by_quarters(ab, cd, (0, 1, 16, 17), (2, 3, 18, 19))))
 
     return f32x4(a, b, c, d), emit
+
+
+def _reduction(name: str, doc: str):
+    def primitive(_, vector):
+        def emit(context, builder, signature, args):
+            kind = ir.FunctionType(ir.IntType(32), [args[0].type])
+            function = cgutils.get_or_insert_function(
+                builder.module, kind, f"llvm.vector.reduce.{name}.v{vector.lanes}i32"
+            )
+            return builder.call(function, args)
+
+        return vector.element(vector), emit
+
+    primitive.__doc__ = doc
+    return intrinsic(primitive)
+
+
+greatest = _reduction("umax", "greatest(v): the largest of unsigned 32-bit lanes.")
+add_up = _reduction("add", "add_up(v): the sum of 32-bit lanes.")

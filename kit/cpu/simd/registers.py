@@ -1,0 +1,55 @@
+"""Several vectors at once: the tile of sums that a matrix product keeps in registers."""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kit.cpu.simd.vectors import f32x16
+
+
+def several_of(count: int):
+    """Two primitives for tuples of ``count`` vectors: load(address, step), of f32x16, and store(address, step, tuple)."""
+    several = types.UniTuple(f32x16, count)
+
+    def pointers(builder, address, step):
+        places = (builder.add(address, builder.mul(step, ir.Constant(step.type, i))) for i in range(count))
+        return [builder.inttoptr(place, f32x16.llvm.as_pointer()) for place in places]
+
+    @intrinsic
+    def load_several(_, address, step):
+        def emit(context, builder, signature, args):
+            vectors = [builder.load(pointer) for pointer in pointers(builder, *args)]
+            for vector in vectors:
+                vector.align = 4
+            return context.make_tuple(builder, several, vectors)
+
+        return several(types.int64, types.int64), emit
+
+    @intrinsic
+    def store_several(_, address, step, vectors):
+        def emit(context, builder, signature, args):
+            for pointer, vector in zip(
+                pointers(builder, *args[:2]), cgutils.unpack_tuple(builder, args[2]), strict=True
+            ):
+                builder.store(vector, pointer, align=4)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, several), emit
+
+    return load_several, store_several
+
+
+@intrinsic
+def add_products(_, sums, rows, tokens):
+    """add_products(s, w, x): to each of the sums of a tile, row after row, a row's vector times a token's."""
+
+    def emit(context, builder, signature, args):
+        s, w, x = (cgutils.unpack_tuple(builder, arg) for arg in args)
+        kind = ir.FunctionType(f32x16.llvm, [f32x16.llvm] * 3)
+        fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32")
+        pairs = [(row, token) for row in w for token in x]
+        results = [builder.call(fma, (*pair, c)) for pair, c in zip(pairs, s, strict=True)]
+        return context.make_tuple(builder, signature.return_type, results)
+
+    return sums(sums, rows, tokens), emit
