@@ -23,7 +23,7 @@ reproduce: $(STAMP) ## every notebook, PROFILE=quick (or smoke, full), MODEL=gem
 
 test: $(STAMP) ## all tests; ARGS=tests/test_trace.py for some
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 bench: $(STAMP) ## the benchmarks: ratios beside their bounds and peers
 	$(BIN)/python -m benchmarks $(ARGS)
