@@ -19,9 +19,7 @@ NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
-@click.option(
-    "--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl."
-)
+@click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
 def main(names, save):
     """Run the benchmarks called NAME, by default all, and print their tables.
 
@@ -33,9 +31,7 @@ def main(names, save):
         module, started = importlib.import_module(f"benchmarks.{name}"), time.time()
         table = module.run()
         title = module.__doc__.splitlines()[0]
-        with pd.option_context(
-            "display.width", 250, "display.max_columns", None, "display.float_format", "{:.3g}".format
-        ):
+        with pd.option_context("display.width", 250, "display.max_columns", None, "display.float_format", "{:.3g}".format):
             click.echo(f"\n{name}. {title}\n\n{table.to_string()}")
         if save:
             _append(folder / f"{name}.jsonl", {"benchmark": name, "title": title, "started": started}, table)

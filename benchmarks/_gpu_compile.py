@@ -40,9 +40,7 @@ class Compiled:
         return {kind: kinds[kind] for kind in (*_KINDS, "integer and other")} | {"all": len(opcodes)}
 
 
-def compile_for(
-    kernel, types: dict[str, str], constants: dict, num_warps=4, fusion=True, capability=HOPPER
-) -> Compiled:
+def compile_for(kernel, types: dict[str, str], constants: dict, num_warps=4, fusion=True, capability=HOPPER) -> Compiled:
     """Machine code of a @triton.jit function; no GPU is needed.
 
     types: argument -> Triton's name of its type ("*u8", "i32"); pointers count as aligned to 16 bytes, as torch's

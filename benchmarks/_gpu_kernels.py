@@ -87,14 +87,7 @@ def tile_decoder(tiles: int, bits: float = 7.2, lanes: int = 128) -> list[Case]:
     """Both kernels of the decoder over ``tiles`` tiles of 64 KiB, coded in ``bits`` a value."""
     values = 1 << 16
     rans_types = dict.fromkeys(("begin", "end", "coded", "values"), "*i64")
-    rans_types |= {
-        "units": "*u16",
-        "slots": "*u32",
-        "residuals": "*u8",
-        "status": "*u32",
-        "room": "i32",
-        "slots_a_tile": "i32",
-    }
+    rans_types |= {"units": "*u16", "slots": "*u32", "residuals": "*u8", "status": "*u32", "room": "i32", "slots_a_tile": "i32"}
     finish_types = {"residuals": "*u8", "sums": "*u32", "out": "*i8"}
     finish_types |= dict.fromkeys(("room", "rows", "columns", "tile_rows", "tile_columns"), "i32")
     shape = {"THREADS": 32, "EACH": lanes // 32, "UNIT_BITS": 16, "LOWER": LOWER[16], "TOUCH": False}

@@ -16,15 +16,7 @@ from kit.synthetic.geometry import GEOMETRIES
 
 GOALS = {"LRU": 1.0}  # seconds a replay, at most; every other policy has SLOWEST
 SLOWEST = 5.0
-PEERS = {
-    "LRU": "LRU",
-    "FIFO": "FIFO",
-    "CLOCK": "Clock",
-    "SIEVE": "Sieve",
-    "S3FIFO": "S3FIFO",
-    "ARC": "ARC",
-    "MIN": "Belady",
-}
+PEERS = {"LRU": "LRU", "FIFO": "FIFO", "CLOCK": "Clock", "SIEVE": "Sieve", "S3FIFO": "S3FIFO", "ARC": "ARC", "MIN": "Belady"}
 
 
 def run(samples: int = 3, capacity: int = 4 << 30) -> pd.DataFrame:
@@ -44,10 +36,7 @@ def run(samples: int = 3, capacity: int = 4 << 30) -> pd.DataFrame:
                  "of_bound": stats.byte_hit_rate / bound}
             )  # fmt: skip
     rows.append(
-        {
-            "what": "Mattson: all LRU capacities",
-            "seconds": measure.time(lambda: lru_hit_curve(trace), samples, 0).median,
-        }
+        {"what": "Mattson: all LRU capacities", "seconds": measure.time(lambda: lru_hit_curve(trace), samples, 0).median}
     )
     rows += _hits(samples)
     return pd.DataFrame(rows).set_index("what")

@@ -41,9 +41,7 @@ def run(samples: int = 7) -> pd.DataFrame:
         tiles = kit.codec.encode(matrix, profile)
         for coder in (*decoders, "encode"):
             rows.append({"profile": profile, "coder": coder, "bits": 8 * tiles.nbytes / matrix.size})
-            rows[-1] |= _coder(
-                matrix, tiles, profile, coder, zstd["encode" if coder == "encode" else "decode"], samples
-            )
+            rows[-1] |= _coder(matrix, tiles, profile, coder, zstd["encode" if coder == "encode" else "decode"], samples)
     for coder, function in zstd.items():
         rows.append({"profile": "zstd -1", "coder": coder, "bits": 8 * sum(map(len, packed)) / matrix.size})
         rows[-1] |= _times(measure.time(function, samples), TILES)

@@ -44,9 +44,7 @@ def run(names=None, samples: int = 7) -> pd.DataFrame:
         rows.append(_row(name, "float32", blocks, out, samples))
         if name in COMMON:
             halves = out.view(torch.float16)[: ROWS // 2].view(ROWS, COLUMNS)
-            rows += [
-                _row(name, dtype, blocks, halves.view(DTYPES[dtype]), samples) for dtype in ("float16", "bfloat16")
-            ]
+            rows += [_row(name, dtype, blocks, halves.view(DTYPES[dtype]), samples) for dtype in ("float16", "bfloat16")]
     return pd.DataFrame(rows).set_index(["format", "dtype"])
 
 
@@ -57,11 +55,7 @@ def _row(name, dtype, blocks, out, samples) -> dict:
     filled = measure.compare(ours, lambda: _fill(out), samples, min_sample=0)
     low, high = filled.a.spread
     row = {"format": name, "dtype": dtype, "gbps": out.nbytes / filled.a.median / 1e9}
-    row |= {
-        "low": out.nbytes / high / 1e9,
-        "high": out.nbytes / low / 1e9,
-        "fill_gbps": out.nbytes / filled.b.median / 1e9,
-    }
+    row |= {"low": out.nbytes / high / 1e9, "high": out.nbytes / low / 1e9, "fill_gbps": out.nbytes / filled.b.median / 1e9}
     row |= {"of_fill": filled.ratio, "of_traffic": filled.ratio * (1 + blocks.nbytes / out.nbytes)}
     if dtype == "float32":
         peers = {"ggml": _ggml(name, blocks, out), "gguf_py": _gguf_py(name, blocks)}
@@ -92,9 +86,7 @@ def _blocks(name: str) -> np.ndarray:
 # ---- the machine and the peers
 
 
-_PART = (
-    2**20
-)  # bytes of the result that a thread of kit.cpu.threads takes at a time, here and for ggml: the kit's own way
+_PART = 2**20  # bytes of the result that a thread of kit.cpu.threads takes at a time, here and for ggml: the kit's own way
 i64 = types.int64
 
 

@@ -42,7 +42,5 @@ def run(names=NAMES) -> pd.DataFrame:
 
 def _child(names, cache: str) -> dict:
     environment = os.environ | {"NUMBA_CACHE_DIR": cache}
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD, *names], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", _CHILD, *names], env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)

@@ -39,13 +39,7 @@ def _row(what, unit, value, seconds=None, nbytes=None, read=None, peer=None, rat
     gbps = nbytes / seconds / 1e9 if nbytes else None
     row = {"what": what, "value": value, "unit": unit, "gbps": gbps, "of_read": gbps / read if gbps else None}
     missed = ratio is not None and goal[0] is not None and ratio < goal[0]
-    return row | {
-        "llama_cpp": peer,
-        "ratio": ratio,
-        "least": goal[0],
-        "hoped": goal[1],
-        "missed": "missed" if missed else "",
-    }
+    return row | {"llama_cpp": peer, "ratio": ratio, "least": goal[0], "hoped": goal[1], "missed": "missed" if missed else ""}
 
 
 def _model(name, read, samples):
@@ -104,9 +98,7 @@ def _first_token(name, path, way, samples):
 
     pair = measure.compare(ours, theirs if available() else ours, min(samples, 5), min_sample=0)
     peer, ratio = (pair.b.median * 1e3, pair.ratio) if available() else (None, None)
-    return _row(
-        f"first token, {way}, {name}", "ms", pair.a.median * 1e3, peer=peer, ratio=ratio, goal=GOALS["first token"]
-    )
+    return _row(f"first token, {way}, {name}", "ms", pair.a.median * 1e3, peer=peer, ratio=ratio, goal=GOALS["first token"])
 
 
 def _cached(name, read, samples):
@@ -126,9 +118,7 @@ def _cached(name, read, samples):
         seconds = measure.time(decode, samples, min_sample=0.05).median
         nbytes = weights.working_set - weights.nbytes("token_embd.weight") * (not model.config.tied)
     share = nbytes / seconds / 1e9 / read
-    return _row(
-        f"decode, f32 cached, {name}", "tok/s", 1 / seconds, seconds, nbytes, read, ratio=share, goal=GOALS["read"]
-    )
+    return _row(f"decode, f32 cached, {name}", "tok/s", 1 / seconds, seconds, nbytes, read, ratio=share, goal=GOALS["read"])
 
 
 def _product(format, way, read, samples, rows=4096, columns=4096):

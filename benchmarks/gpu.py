@@ -27,9 +27,7 @@ def run() -> pd.DataFrame:
     if here:
         device |= _measured_device()
     else:
-        click.echo(
-            "No GPU here: nothing below is measured. Times are lower bounds, computed for an H200 (data/devices.yaml)."
-        )
+        click.echo("No GPU here: nothing below is measured. Times are lower bounds, computed for an H200 (data/devices.yaml).")
     cases = [(dequantizer(qtype, "bfloat16"), _dequantize) for qtype, format in FORMATS.items() if format.codes]
     cases += [(gemv(qtype, 4096, 12800), _multiply) for qtype in _GEMV] + [(gemv("Q4_K", 4096, 12800, 8), _multiply)]
     cases += [(case, None) for case in tile_decoder(_TILES)]
@@ -45,10 +43,7 @@ def _measured_device() -> dict:
     from kit.lab.device import probe_device
 
     properties = torch.cuda.get_device_properties(0)
-    return probe_device() | {
-        "multiprocessors": properties.multi_processor_count,
-        "clock_ghz": properties.clock_rate / 1e6,
-    }
+    return probe_device() | {"multiprocessors": properties.multi_processor_count, "clock_ghz": properties.clock_rate / 1e6}
 
 
 def _row(case, device, measure) -> dict:

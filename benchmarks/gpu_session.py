@@ -144,12 +144,8 @@ def dequantize(tiny: bool, names=tuple(_FAST)) -> list[dict]:
 
 def tests(tiny: bool) -> list[dict]:
     """The whole GPU test suite."""
-    done = _run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_triton_gpu.py"]
-    )
-    return [
-        {"exit_code": done.returncode, "summary": done.stdout.strip().splitlines()[-1:], "failed": _failed(done.stdout)}
-    ]
+    done = _run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/test_triton_gpu.py"])
+    return [{"exit_code": done.returncode, "summary": done.stdout.strip().splitlines()[-1:], "failed": _failed(done.stdout)}]
 
 
 def _failed(output: str) -> list[str]:
@@ -162,9 +158,7 @@ def prefill(tiny: bool) -> list[dict]:
     prompt = [int(token) for token in np.random.default_rng(0).integers(3, 500, 16 if tiny else 2048)]
     seconds = _median(lambda: model.logits(prompt), 1 if tiny else 5)
     matrices = sum(info.elements for info in file.tensors.values() if len(info.shape) > 1)
-    return [
-        {"tokens": len(prompt), "seconds": seconds, "gflops_per_second": 2 * matrices * len(prompt) / seconds / 1e9}
-    ]
+    return [{"tokens": len(prompt), "seconds": seconds, "gflops_per_second": 2 * matrices * len(prompt) / seconds / 1e9}]
 
 
 def tiles(tiny: bool) -> list[dict]:

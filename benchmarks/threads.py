@@ -26,9 +26,7 @@ def run(samples: int = 9) -> pd.DataFrame:
     steps = [(int(step[0]), step[3:].copy(), int(step[1])) for step in program.steps]
     ways = {
         "program of the kit's pool": program.run,
-        "the kit's pool, a step at a time": lambda: [
-            threads.run(function, words, tasks) for function, words, tasks in steps
-        ],
+        "the kit's pool, a step at a time": lambda: [threads.run(function, words, tasks) for function, words, tasks in steps],
         "Numba's prange": lambda: [_shared(function, words.ctypes.data, tasks) for function, words, tasks in steps],
         "ThreadPoolExecutor": functools.partial(_plain, ThreadPoolExecutor(threads.count()), steps),
     }

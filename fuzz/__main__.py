@@ -22,9 +22,7 @@ LIMITS = ("-rss_limit_mb=1024", "-timeout=2", "-max_len=65536", "-print_final_st
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
-    parser.add_argument(
-        "targets", nargs="*", default=list(TARGETS), help=f"some of: {', '.join(TARGETS)}  [default: all]"
-    )
+    parser.add_argument("targets", nargs="*", default=list(TARGETS), help=f"some of: {', '.join(TARGETS)}  [default: all]")
     parser.add_argument("--minutes", type=float, default=1.0, help="for each target  [default: 1]")
     parser.add_argument("--record", action="store_true", help="keep the counts under results/reference")
     options = parser.parse_args()

@@ -186,14 +186,8 @@ TARGETS = {
     "blocks": Target(_block_seeds, _blocks, ("kit.quants.registry",)),
     "tiles": Target(_tile_seeds, _tiles, ("kit.codec.tiles:Tiles.from_bytes", "kit.codec.tiles:Layout.check")),
     "oracle": Target(_trace_seeds, _oracle, ("kit.cache.oracle", "kit.cache.replay")),
-    "csv": Target(
-        lambda: [b"name,nbytes\na,3\nb,5\n"], _csv, ("kit.findings.n09_your_model.study", "kit.cache.traces")
-    ),
-    "grid": Target(
-        lambda: [b"profile: smoke\nnotebooks: [decode]\nmodels: [tiny-llama]\n"], _grid, ("kit.report.sweep.spec",)
-    ),
-    "parameters": Target(
-        lambda: [b"n: int = 3  # how many\nx: float = 1.5\n"], _parameters, ("kit.report.parameters",)
-    ),
+    "csv": Target(lambda: [b"name,nbytes\na,3\nb,5\n"], _csv, ("kit.findings.n09_your_model.study", "kit.cache.traces")),
+    "grid": Target(lambda: [b"profile: smoke\nnotebooks: [decode]\nmodels: [tiny-llama]\n"], _grid, ("kit.report.sweep.spec",)),
+    "parameters": Target(lambda: [b"n: int = 3  # how many\nx: float = 1.5\n"], _parameters, ("kit.report.parameters",)),
     "text": Target(lambda: ["Hello, wörld 123 \n\n 漢字🙂".encode()], _text, ("kit.model.tokenizer",)),
 }

@@ -37,12 +37,7 @@ MODELS = {
 }  # fmt: skip
 _ARCHITECTURES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "minimax_m2": "minimax-m2"}
 _TYPES = [gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "F16", "Q4_1")]
-_TRANSPOSED = (
-    "attn_qkv.weight",
-    "attn_output.weight",
-    "ffn_up.weight",
-    "ffn_down.weight",
-)  # what GPT-2 keeps as Conv1D
+_TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")  # what GPT-2 keeps as Conv1D
 
 
 def model_class(config):

@@ -50,9 +50,7 @@ def write(folder: Path, name: str, mix: str = "F32") -> Path:
 def rewrite(source: Path, target: Path, change) -> Path:
     """Copy a model file as float32; ``change(metadata, tensors)`` edits dicts of its plain values and F32 arrays."""
     file = kit.open(source)
-    metadata = {
-        key: value if isinstance(value, (str, int, float)) else value.tolist() for key, value in file.metadata.items()
-    }
+    metadata = {key: value if isinstance(value, (str, int, float)) else value.tolist() for key, value in file.metadata.items()}
     weights = kit.Weights(file)
     tensors = {key: weights[key].numpy() for key in file.tensors}
     change(metadata, tensors)

@@ -26,9 +26,7 @@ def abreast(streams, first, last, residuals, status):
         active = lane < (coded - done)[:, None]  # (tiles, lanes)
         entry = slots[which, states & (SLOTS - 1)]
         count = min(lanes, residuals.shape[1] - done)
-        residuals[:, done : done + count] = entry[
-            :, :count
-        ]  # the low byte; what idle lanes write is overwritten or unused
+        residuals[:, done : done + count] = entry[:, :count]  # the low byte; what idle lanes write is overwritten or unused
         moved = (entry >> 8 & SLOTS - 1) * (states >> SLOT_BITS) + (entry >> 20)
         states = np.where(active, moved, states)
         for _ in range(most):
@@ -40,6 +38,4 @@ def abreast(streams, first, last, residuals, status):
         if (position > end).any():  # a damaged tile stops where it is; the others go on
             coded = np.where(position > end, 0, coded)
     for i in range(tiles):
-        status[i] = (
-            SHORT if position[i] > end[i] else check_states(streams, first + i, states[i], position[i], residuals[i])
-        )
+        status[i] = SHORT if position[i] > end[i] else check_states(streams, first + i, states[i], position[i], residuals[i])

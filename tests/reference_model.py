@@ -67,9 +67,7 @@ def forward(tokens, metadata, tensors):
         def expert(e):
             def apply(x, kind):
                 name = f"{block}.ffn_{kind}_exps"
-                return tensors[f"{name}.weight"][e] @ x + (
-                    tensors[f"{name}.bias"][e] if f"{name}.bias" in tensors else 0
-                )
+                return tensors[f"{name}.weight"][e] @ x + (tensors[f"{name}.bias"][e] if f"{name}.bias" in tensors else 0)
 
             return [lambda x, kind=kind: apply(x, kind) for kind in ("gate", "up", "down")]
 

@@ -40,16 +40,12 @@ def hits_of(cache, trace, folder):
 
 @pytest.mark.parametrize("name, capacity", CASES)
 @pytest.mark.parametrize(
-    "ours, theirs",
-    [(LRU, "LRU"), (FIFO, "FIFO"), (SIEVE, "Sieve"), (CLOCK, "Clock"), (MIN, "Belady")],
-    ids=lambda x: str(x),
+    "ours, theirs", [(LRU, "LRU"), (FIFO, "FIFO"), (SIEVE, "Sieve"), (CLOCK, "Clock"), (MIN, "Belady")], ids=lambda x: str(x)
 )
 def test_equal_hits(ours, theirs, name, capacity, tmp_path):
     trace = (EQUAL | UNEQUAL)[name]
     options = {"bypass": False} if ours is MIN else {}  # their Belady keeps every object
-    assert kit.replay(trace, ours(capacity, **options)).hits == hits_of(
-        getattr(peer, theirs)(capacity), trace, tmp_path
-    )
+    assert kit.replay(trace, ours(capacity, **options)).hits == hits_of(getattr(peer, theirs)(capacity), trace, tmp_path)
 
 
 NEARLY = {  # policy -> (its name there, points of hit rate, traces)

@@ -74,11 +74,7 @@ def test_everything_stays_when_everything_fits(make):
 @pytest.mark.parametrize("objects, capacity", [(155, 20), (155, 132), (362, 47), (362, 340)])
 def test_closed_forms_of_a_scan(name, objects, capacity):
     base = name.removesuffix(" without bypass")
-    policy = (
-        NoCache()
-        if name == "NoCache"
-        else cache.POLICIES[base](capacity, **({"bypass": False} if base != name else {}))
-    )
+    policy = NoCache() if name == "NoCache" else cache.POLICIES[base](capacity, **({"bypass": False} if base != name else {}))
     warm, passes = 40, 200
     hits = kit.replay(scan(objects, passes), policy).hits - kit.replay(scan(objects, warm), policy).hits
     rate = hits / (objects * (passes - warm))
@@ -107,9 +103,7 @@ def best_hits(keys, capacity, may_bypass, held=frozenset()):
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    keys=st.lists(st.sampled_from("abcde"), min_size=1, max_size=11), capacity=st.integers(1, 4), bypass=st.booleans()
-)
+@given(keys=st.lists(st.sampled_from("abcde"), min_size=1, max_size=11), capacity=st.integers(1, 4), bypass=st.booleans())
 def test_min_is_optimal(keys, capacity, bypass):
     trace = requests([(key, 1) for key in keys])
     assert kit.replay(trace, MIN(capacity, bypass=bypass)).hits == best_hits(tuple(keys), capacity, bypass)

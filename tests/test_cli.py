@@ -23,15 +23,11 @@ def every_command(group=cli.main, path=()):
         yield from every_command(command, (*path, name)) if isinstance(command, click.Group) else ()
 
 
-@pytest.mark.parametrize(
-    ("path", "command"), [pytest.param(*found, id=" ".join(found[0])) for found in every_command()]
-)
+@pytest.mark.parametrize(("path", "command"), [pytest.param(*found, id=" ".join(found[0])) for found in every_command()])
 def test_every_command_has_help_with_an_example_and_its_exit_codes(path, command):
     text = CliRunner().invoke(cli.main, [*path, "--help"]).output
     assert re.search(rf"^\s+kit {' '.join(path)}\b", text, re.MULTILINE), "no example"
-    assert isinstance(command, click.Group) or re.search(r"Exit code: 0 .+, \d", text.replace("\n", " ")), (
-        "no exit codes"
-    )
+    assert isinstance(command, click.Group) or re.search(r"Exit code: 0 .+, \d", text.replace("\n", " ")), "no exit codes"
     short = command.get_short_help_str(limit=55)
     assert short.endswith(".") and not short.endswith("..."), f"a list of commands would cut it: {short}"
     for option in command.params:

@@ -21,9 +21,7 @@ PROFILES = {
     "kit-up": Profile(("up",), 16, 16, True, tile_rows=16, tile_columns=32),
     "reported": Profile(("left2",), 1, 8, True, tile_rows=16, tile_columns=32),
 }
-SERIAL = {
-    name: kit.codec.encode(MATRIX, profile, name="blk.3.ffn_up.weight").to_bytes() for name, profile in PROFILES.items()
-}
+SERIAL = {name: kit.codec.encode(MATRIX, profile, name="blk.3.ffn_up.weight").to_bytes() for name, profile in PROFILES.items()}
 
 
 CPU = ("python", "scalar-linear", "scalar-binary", "scalar-table", "numpy", "interleaved", "simd")
@@ -142,9 +140,7 @@ def test_the_error_names_tensor_tile_and_reason(profile):
     streams[tiles.starts[4] + tiles.lengths[4] // 2] ^= 0x40
     damaged = Tiles(tiles.layout, tiles.frequencies, tiles.checksums, tiles.lengths, streams, tiles.name)
     for decoder in decoders(profile):
-        with pytest.raises(
-            CodecError, match=rf"blk\.3\.ffn_up\.weight: tile 4 of 9 \(row 1, column 1 .*\(decoder {decoder}\)"
-        ):
+        with pytest.raises(CodecError, match=rf"blk\.3\.ffn_up\.weight: tile 4 of 9 \(row 1, column 1 .*\(decoder {decoder}\)"):
             kit.codec.decode(damaged, decoder)
 
 

@@ -53,9 +53,7 @@ def test_whole_tiles_and_threads(profile):
     matrix = gaussian(600, 700)
     tiles = Tiles.from_bytes(kit.codec.encode(matrix, profile, threads=2).to_bytes())
     assert len(tiles) == 9 and tiles.shape == matrix.shape
-    for decoder in (
-        ("scalar-table", "interleaved") if profile == "reported" else ("scalar-table", "interleaved", "simd")
-    ):
+    for decoder in ("scalar-table", "interleaved") if profile == "reported" else ("scalar-table", "interleaved", "simd"):
         assert np.array_equal(kit.codec.decode(tiles, decoder, threads=2), matrix)
 
 
@@ -75,12 +73,7 @@ def test_predictors_are_differences(matrix, name):
     """Against numpy's own differences, modulo 256; and undone exactly."""
     wide = matrix.astype(np.int64)
     left = np.diff(wide, axis=1, prepend=0)
-    right = {
-        "none": wide,
-        "left": left,
-        "left2": np.diff(left, axis=1, prepend=0),
-        "up": np.diff(wide, axis=0, prepend=0),
-    }
+    right = {"none": wide, "left": left, "left2": np.diff(left, axis=1, prepend=0), "up": np.diff(wide, axis=0, prepend=0)}
     residuals = np.empty(matrix.size, np.uint8)
     predictors.apply(matrix, predictors.PREDICTORS.index(name), residuals)
     assert np.array_equal(residuals, (right[name] % 256).astype(np.uint8).ravel())
@@ -141,11 +134,7 @@ def test_checksum_sees_every_changed_byte(data, draw):
 
 @pytest.mark.parametrize(
     "matrix, message",
-    [
-        (np.zeros((0, 4), np.int8), "empty"),
-        (np.zeros((4, 4), np.float32), "float32"),
-        (np.zeros(4, np.int8), "1-D"),
-    ],
+    [(np.zeros((0, 4), np.int8), "empty"), (np.zeros((4, 4), np.float32), "float32"), (np.zeros(4, np.int8), "1-D")],
 )
 def test_what_cannot_be_encoded(matrix, message):
     with pytest.raises(CodecError, match=message):

@@ -61,9 +61,7 @@ def test_a_notebook_by_plain_papermill_says_it(tmp_path):
     given = {"profile": "smoke", "device": "cuda", "out": str(tmp_path)}
     source = str(NOTEBOOKS / "05_tile_decode.ipynb")
     with pytest.raises(papermill.PapermillExecutionError, match=MISSING):
-        papermill.execute_notebook(
-            source, str(tmp_path / "out.ipynb"), given, kernel_name="python3", progress_bar=False
-        )
+        papermill.execute_notebook(source, str(tmp_path / "out.ipynb"), given, kernel_name="python3", progress_bar=False)
 
 
 def test_what_is_missing_is_what_the_doctor_finds(monkeypatch):
@@ -100,9 +98,7 @@ def test_the_device_reaches_the_notebooks_that_take_it(device):
 
 def test_a_sweep_takes_it_as_a_parameter(tmp_path):
     path = tmp_path / "grid.yaml"
-    path.write_text(
-        yaml.safe_dump({"profile": "smoke", "notebooks": ["05"], "parameters": {"device": ["cpu", "cuda"]}})
-    )
+    path.write_text(yaml.safe_dump({"profile": "smoke", "notebooks": ["05"], "parameters": {"device": ["cpu", "cuda"]}}))
     assert [cell.settings["device"] for cell in specs.read(path, NOTEBOOKS).cells] == ["cpu", "cuda"]
 
 
@@ -231,14 +227,7 @@ def test_frontier(call, small, tmp_path):
 
 def tiny_compressed(folder, **changes):
     """A compressed model whose largest matrix is 512 x 32: the interpreter takes a step for every 128 values."""
-    shape = {
-        "layers": 1,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 8,
-    } | changes
+    shape = {"layers": 1, "hidden_size": 32, "intermediate_size": 32, "heads": 4, "kv_heads": 2, "head_dim": 8} | changes
     source = synthesize(folder / "small.gguf", replace(GEOMETRIES["tiny-llama"], **shape))
     return compress(source, folder / "small.tiles.gguf")
 

@@ -36,9 +36,7 @@ def test_commands_that_are_shown_exist(page, line):
 
 def test_the_site_builds_and_asks_nobody_for_anything(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
     assert done.returncode == 0, done.stderr
     pages = list((tmp_path / "site").glob("*.html"))
     assert {page.stem for page in pages} >= {"index", "tour", "verdicts", "faq", "cli", "api"}

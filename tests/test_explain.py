@@ -112,9 +112,7 @@ def test_predicted_seconds_are_those_of_each_use_and_each_miss(sizes, share):
     assert (pinned.held, pinned.pages) == (4 * (sum(kept) + max(missed)), sum(missed))
 
 
-@pytest.mark.parametrize(
-    "way", [LAZY, Way("LRU", 2 << 20), Way("Pinned", 2 << 20, "float16"), Way("CyclicAware", 3 << 20)]
-)
+@pytest.mark.parametrize("way", [LAZY, Way("LRU", 2 << 20), Way("Pinned", 2 << 20, "float16"), Way("CyclicAware", 3 << 20)])
 def test_a_live_decode_hits_what_was_predicted(study, way):
     parts = parts_of(study.file, study.order)
     found = predict(way, parts, study.order, study.costs, MACHINE)
@@ -160,10 +158,7 @@ def test_a_hostile_name_is_printable_in_tables_and_figures(odd):
 
 
 def test_a_label_reads_as_a_person_would_say_it():
-    said = {
-        way: way.label
-        for way in (LAZY, BLOCKS, Way("HashMap"), Way("LRU", 64 << 20), Way("Pinned", 64 << 20, "float16"))
-    }
+    said = {way: way.label for way in (LAZY, BLOCKS, Way("HashMap"), Way("LRU", 64 << 20), Way("Pinned", 64 << 20, "float16"))}
     assert list(said.values()) == [
         "dequantized each time, f32", "blocks as they lie", "all kept, f32", "LRU of 64.00 MiB, f32", "64.00 MiB pinned, f16",
     ]  # fmt: skip
@@ -193,9 +188,7 @@ def test_a_memory_that_holds_all_needs_no_choice():
 
 @given(st.lists(st.tuples(st.text(max_size=200), st.text(max_size=9)), min_size=1, max_size=5))
 def test_text_fits_the_terminal_and_cannot_move_its_cursor(rows):
-    frame = pd.DataFrame(
-        {"a number": [value for _, value in rows]}, index=pd.Index([name for name, _ in rows], name="name")
-    )
+    frame = pd.DataFrame({"a number": [value for _, value in rows]}, index=pd.Index([name for name, _ in rows], name="name"))
     lines = text.table(frame).split("\n")
     assert len(lines) == len(rows) + 1
     for line in lines:

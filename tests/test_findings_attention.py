@@ -108,9 +108,7 @@ def test_the_first_layers_of_a_file_are_a_model(tiny):
     assert model.logits([3, 4]).isfinite().all()
 
 
-@pytest.mark.parametrize(
-    "room,most,layers", [(1e12, None, 2), (1e12, 1, 1), (6e6, None, 2), (4e6, None, 1), (1, None, 1)]
-)
+@pytest.mark.parametrize("room,most,layers", [(1e12, None, 2), (1e12, 1, 1), (6e6, None, 2), (4e6, None, 1), (1, None, 1)])
 def test_as_many_layers_as_fit(tiny, monkeypatch, room, most, layers):
     monkeypatch.setattr(one_token, "memory_available", lambda: room)
     assert len(tiny.tensors) == 20
@@ -177,14 +175,7 @@ def verdicts_of(tmp_path, monkeypatch, tokens, loops, share):
 def test_verdicts_follow_the_measurement(tmp_path, monkeypatch):
     slow = {"first": 49.0, "again": 45.0, "loop-projections": 40.0, "cached": 1.2, "fused": 0.2}
     scaled, never = "reproduced in ratio", "impossible"
-    assert verdicts_of(tmp_path, monkeypatch, tokens_with(**slow), 1.08, 0.1) == [
-        never,
-        scaled,
-        scaled,
-        scaled,
-        never,
-        never,
-    ]
+    assert verdicts_of(tmp_path, monkeypatch, tokens_with(**slow), 1.08, 0.1) == [never, scaled, scaled, scaled, never, never]
     fast = {"first": 4.5, "again": 0.5, "loop-projections": 0.001, "cached": 0.001, "fused": 0.001}
     no = "not reproduced"
     assert verdicts_of(tmp_path, monkeypatch, tokens_with(**fast), 15.0, 0.96) == [scaled, no, no, no, never, never]
@@ -204,7 +195,5 @@ def test_the_attention_map_is_what_attention_does(tiny):
     assert all(abs(layer.sum(-1) - 1).max() < 1e-5 and (layer[:, 0, 1:] == 0).all() for layer in found)
     assert "recorded" not in attention.ATTENTION
     even = [np.full((2, 3, 3), 1 / 3)]
-    assert attention_map.spread(even) == pytest.approx(1.0) and attention_map.spread(
-        [np.eye(3)[None]]
-    ) == pytest.approx(0.0)
+    assert attention_map.spread(even) == pytest.approx(1.0) and attention_map.spread([np.eye(3)[None]]) == pytest.approx(0.0)
     attention_map.figure(found, list("abcd"), "tiny").canvas.draw()

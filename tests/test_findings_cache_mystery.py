@@ -59,9 +59,9 @@ def test_the_report_at_true_scale():
 def test_eviction_by_the_limit_is_the_only_hypothesis_that_something_needs_and_nothing_contradicts():
     tried = hypotheses.tried(preload.model_tensors(), preload.LIMIT, preload.WATCHED[0], seeds=range(3))
     assert tried["only it explains"].drop("two levels")["limit"] == 3
-    assert [
-        key for key in tried.index if tried.loc[key, "only it explains"] and not hypotheses.contradicted(tried, key)
-    ] == ["limit"]
+    assert [key for key in tried.index if tried.loc[key, "only it explains"] and not hypotheses.contradicted(tried, key)] == [
+        "limit"
+    ]
     assert hypotheses.contradicted(tried, "limit") == [] and "memory: a full cache" in hypotheses.contradicted(
         tried, "pressure"
     )
@@ -143,9 +143,7 @@ def test_verdicts(file, tmp_path, monkeypatch):
     preloads = preload.preload_orders(tensors, draws=200)
     assert len(preload.predict(tensors)) and len(preload.survival(preloads))
     table = preload.preload_table(preloads, 364)
-    assert (
-        1 < table.loc["memory at the end, MiB", "orders as reported, %"] < 6
-    )  # rounded to whole MiB, as the report prints
+    assert 1 < table.loc["memory at the end, MiB", "orders as reported, %"] < 6  # rounded to whole MiB, as the report prints
     mib, mb = preload.unit_of_the_report(preloads).iloc[:, 2]
     assert 2.5 < mib < 50 and mb < 2.5
     preload.preload_figure(preloads).canvas.draw()
@@ -155,13 +153,9 @@ def test_verdicts(file, tmp_path, monkeypatch):
     verdicts.judge_hypotheses(lab, tried)
     run = cache_live.decode(file, kit.LRU(100_000), passes=3, fault=faults.TwoLevels, backend="reference", prompt=2)
     order = cache_live.one_pass(file)
-    assert (
-        run.held_bytes == order.working_set and run.stats.gets == len(order) and 0 < run.dequantizing < run.seconds[0]
-    )
+    assert run.held_bytes == order.working_set and run.stats.gets == len(order) and 0 < run.dequantizing < run.seconds[0]
     verdicts.judge_two_levels(lab, run, len(order.objects), 2)
-    rungs = pd.DataFrame(
-        {"asked": [5, 5, 10], "latency, s": [0.11, 0.01, 0.009], 'printed "tok/s"': [45.0, 490.0, 1090.0]}
-    )
+    rungs = pd.DataFrame({"asked": [5, 5, 10], "latency, s": [0.11, 0.01, 0.009], 'printed "tok/s"': [45.0, 490.0, 1090.0]})
     caught = pd.DataFrame({'"tok/s"': [20.0, 500.0], "stopped by": ["none: it counts", "status is 200"]})
     verdicts.judge_speeds(lab, rungs, caught, uneven(rungs))
     harness.ladder_figure(rungs, 20.0, 30.0).canvas.draw()
@@ -190,9 +184,7 @@ def test_causes_of_an_uneven_speed_are_named_beside_each_other():
     assert table["factor"].tolist() == pytest.approx([1090 / 45, 10, 9, 1.5])
 
 
-@pytest.mark.parametrize(
-    "seconds,verdict", [((2.0, 1.9, 1.95), "reproduced in ratio"), ((2.0, 0.2, 0.21), "not reproduced")]
-)
+@pytest.mark.parametrize("seconds,verdict", [((2.0, 1.9, 1.95), "reproduced in ratio"), ((2.0, 0.2, 0.21), "not reproduced")])
 def test_warm_inference_is_the_same_or_not(file, tmp_path, monkeypatch, seconds, verdict):
     monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
     lab = kit.Session("02_cache_mystery", profile="smoke", out=str(tmp_path))

@@ -60,9 +60,7 @@ def test_heat_maps_say_the_rate_that_a_replay_has():
     pinned = np.array(drawn[0].images[0].get_array())
     assert pinned.shape == (11, 4) and (pinned[:3, 1:] == 100).all()
     assert pinned[3:].sum() == 0 and pinned[:, 0].sum() == 0
-    assert (
-        len(drawn) == 1 and drawn[0].get_title(loc="left") == "Pinned" and "never a hit: LRU" in figure.get_suptitle()
-    )
+    assert len(drawn) == 1 and drawn[0].get_title(loc="left") == "Pinned" and "never a hit: LRU" in figure.get_suptitle()
 
 
 def test_rows_use_all_of_the_capacity():
@@ -160,10 +158,7 @@ def test_verdicts(path, live, tmp_path, monkeypatch):
     }  # fmt: skip
     assert ("lru-512mb", "not reproduced") in judged and ("fix-verify", "not reproduced") in judged
     assert ("fix-hashmap", "reproduced") in judged and ("fix-hashmap", "impossible") in judged
-    assert ("frequency-priority", "reproduced in ratio") in judged and (
-        "frequency-priority",
-        "not reproduced",
-    ) in judged
+    assert ("frequency-priority", "reproduced in ratio") in judged and ("frequency-priority", "not reproduced") in judged
 
 
 def test_verdicts_follow_what_was_measured(tmp_path, monkeypatch):
@@ -184,15 +179,10 @@ def test_verdicts_follow_what_was_measured(tmp_path, monkeypatch):
     given = [(r.claim, r.verdict) for r in read([lab.out / "03_cache_variants.jsonl"]) if r.verdict]
     assert ("lru-512mb", "reproduced") in given and ("fix-verify", "reproduced") in given
     assert ("fix-hashmap", "impossible") not in given
-    assert [verdict for claim, verdict in given if claim == "prefetch-ahead"] == [
-        "reproduced in ratio",
-        "not reproduced",
-    ]
+    assert [verdict for claim, verdict in given if claim == "prefetch-ahead"] == ["reproduced in ratio", "not reproduced"]
 
 
-@pytest.mark.parametrize(
-    "slow,verdict", [(0.65, "reproduced in ratio"), (0.2, "not reproduced"), (0.5, "undecided here")]
-)
+@pytest.mark.parametrize("slow,verdict", [(0.65, "reproduced in ratio"), (0.2, "not reproduced"), (0.5, "undecided here")])
 def test_the_reports_own_configuration_is_judged(tmp_path, monkeypatch, slow, verdict):
     """A copying hit of 0.1 s against gguf-py: 6.5 times is inside 5 to 10, twice is not, 5 times touches the edge."""
     monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)

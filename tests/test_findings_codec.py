@@ -244,11 +244,7 @@ def test_figures_are_drawn(outcomes):
     curve = hits.curve(list(hits.reported_layers()), points=5)
     rows = passes.table(file, runs, MACHINE)
     table = streaming.passes(10**9, 0.9, 5.0)
-    drawn = (
-        hits.figure(curve),
-        passes.figure(rows, MACHINE),
-        streaming.figure(table, 0.9, streaming.decoder_gbps(file)),
-    )
+    drawn = (hits.figure(curve), passes.figure(rows, MACHINE), streaming.figure(table, 0.9, streaming.decoder_gbps(file)))
     for figure in drawn:
         axes = figure.axes[0]
         assert axes.get_xlabel() and axes.get_ylabel() and axes.get_title(loc="left")

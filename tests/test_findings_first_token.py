@@ -41,9 +41,7 @@ def test_0_075_s_needs_more_than_the_reports_machine_has():
     assert limits.iloc[0]["least seconds a token"] == pytest.approx(8_170_864_640 * 4 / 120e9)
     assert limits.iloc[0]["times too slow"] > 3.6
     least = reported.least_by_width()["least ms a token"]
-    assert least["float32"] == pytest.approx(272.4, abs=0.1) and least["blocks of the file"] == pytest.approx(
-        41.2, abs=0.3
-    )
+    assert least["float32"] == pytest.approx(272.4, abs=0.1) and least["blocks of the file"] == pytest.approx(41.2, abs=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +77,7 @@ def test_ratios_are_taken_round_by_round(runs):
     assert len(tables.ratios(once, "reported", "warm")) == 2
 
 
-COSTS = pd.DataFrame(
-    [("along columns", 1, 5e-9), ("along rows", 1, 1e-9)], columns=["loops", "threads", "seconds a weight"]
-)
+COSTS = pd.DataFrame([("along columns", 1, 5e-9), ("along rows", 1, 1e-9)], columns=["loops", "threads", "seconds a weight"])
 RATES = pd.DataFrame({"gguf-py": [0.5]}, index=pd.Index([1], name="threads"))
 
 
@@ -107,10 +103,7 @@ def test_the_parts_of_the_slow_end_are_measured(runs):
     assert (costs["seconds a weight"] > 0).all() and set(costs["loops"]) == set(slow_end.LOOPS.values())
     found = slow_end.evidence(file, costs, parallel.speeds(taken), measured[0], 3)
     assert len(found) == 4 and (found > 0).all(axis=None)
-    (
-        parallel.figure(taken, 10.0).canvas.draw(),
-        slow_end.figure(slow_end.combinations(COSTS, RATES, 194), 194).canvas.draw(),
-    )
+    (parallel.figure(taken, 10.0).canvas.draw(), slow_end.figure(slow_end.combinations(COSTS, RATES, 194), 194).canvas.draw())
 
 
 def test_all_tables_and_figures_and_verdicts_come_out(runs, tmp_path, monkeypatch):

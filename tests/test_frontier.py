@@ -132,10 +132,7 @@ def run(tmp_path_factory):
 def test_every_chosen_way_is_measured_and_gives_the_same_logits(run):
     path, _, _, predictions, measured, left_out = run
     assert {found.way for found in measured} | set(left_out) == {p.way for p in predictions}
-    assert {way.linear for way in left_out} <= {
-        sweep.PRESSED.linear,
-        sweep.PINNED_BLOCKS,
-    }  # where pages cannot be dropped
+    assert {way.linear for way in left_out} <= {sweep.PRESSED.linear, sweep.PINNED_BLOCKS}  # where pages cannot be dropped
     same = sweep.equality(path, measured)
     assert same["equal"].all(), same
     assert (
@@ -163,9 +160,7 @@ def test_figures_and_records(run, tmp_path):
     path, subject, costs, predictions, measured, _ = run
     everything = [sweep.predict(way, subject, costs) for way in sweep.all_ways(subject, 1 << 20, shares=(0.5,))]
     kl = advice.kl_of(QUALITY)
-    figure = figures.plane(
-        subject, everything, costs, figures.rings(predictions, measured, kl, 2.0), 1 << 20, "A title"
-    )
+    figure = figures.plane(subject, everything, costs, figures.rings(predictions, measured, kl, 2.0), 1 << 20, "A title")
     figure.canvas.draw()
     axes = figure.axes[0]
     assert len(axes.get_legend().get_texts()) <= 10

@@ -84,12 +84,7 @@ def relative_rms(y, right, w, x):
 @pytest.mark.parametrize("accuracy", ACCURACIES)
 @pytest.mark.parametrize("qtype", COMMON)
 @settings(max_examples=12, deadline=None)
-@given(
-    rows=st.sampled_from([1, 2, 7, 16, 19, 67]),
-    units=st.integers(1, 3),
-    tokens=st.integers(1, 17),
-    seed=st.integers(0, 9),
-)
+@given(rows=st.sampled_from([1, 2, 7, 16, 19, 67]), units=st.integers(1, 3), tokens=st.integers(1, 17), seed=st.integers(0, 9))
 def test_products_equal_float64(qtype, accuracy, rows, units, tokens, seed):
     check(qtype, rows, shape(qtype, units), tokens, accuracy, seed)
 

@@ -40,9 +40,7 @@ def test_text_in_text_out(model):
     answer = kit.generate(model, "The capital of France is", max_tokens=20, on_text=pieces.append, stop_at_end=False)
     assert answer.prompt == model.tokenizer.encode("The capital of France is")
     assert "".join(pieces) == answer.text
-    assert answer.text.rstrip("\ufffd") == model.tokenizer.decode([0, *answer.tokens])[: len(answer.text)].rstrip(
-        "\ufffd"
-    )
+    assert answer.text.rstrip("\ufffd") == model.tokenizer.decode([0, *answer.tokens])[: len(answer.text)].rstrip("\ufffd")
 
 
 def test_it_stops_at_the_end_of_text(model, monkeypatch):
@@ -111,8 +109,7 @@ def test_greedy_takes_the_first_of_equals():
 
 def test_a_seed_repeats_itself(model):
     texts = [
-        kit.generate(model, [5, 6], max_tokens=12, temperature=1.5, seed=seed, stop_at_end=False).tokens
-        for seed in (3, 3, 4)
+        kit.generate(model, [5, 6], max_tokens=12, temperature=1.5, seed=seed, stop_at_end=False).tokens for seed in (3, 3, 4)
     ]
     assert texts[0] == texts[1] != texts[2]
 
@@ -144,9 +141,7 @@ def test_the_command_streams_text_and_reports_speed(path, model):
     result = run(path, "-p", "The capital of France is", "-n", 8, "--ignore-end")
     assert result.exit_code == 0, result.output
     assert CliRunner().invoke(main, ["generate", "-p", "x"]).exit_code == 2  # no model is named
-    by_option = CliRunner().invoke(
-        main, ["generate", "--model", str(path), "-p", "The capital of France is", "-n", "8"]
-    )
+    by_option = CliRunner().invoke(main, ["generate", "--model", str(path), "-p", "The capital of France is", "-n", "8"])
     answer = kit.generate(model, "The capital of France is", max_tokens=8, stop_at_end=False)
     assert answer.text.startswith(by_option.stdout.rstrip("\n"))
     assert result.stdout == answer.text + "\n"
@@ -154,9 +149,7 @@ def test_the_command_streams_text_and_reports_speed(path, model):
         assert word in result.stderr
 
 
-@pytest.mark.parametrize(
-    "cache,shown", [("none", "NoCache"), ("lru:1MiB", "LRU('1MiB')"), ("pinned:2MB", "Pinned('2MB')")]
-)
+@pytest.mark.parametrize("cache,shown", [("none", "NoCache"), ("lru:1MiB", "LRU('1MiB')"), ("pinned:2MB", "Pinned('2MB')")])
 def test_the_command_as_json(path, model, cache, shown):
     options = ("--attention", "chunked", "--kv", "float16", "--linear", "matmul", "--cache", cache)
     result = run(path, "--tokens", "5,6 7", "-n", 4, "--json", "--ignore-end", *options)

@@ -96,8 +96,7 @@ def test_the_message_names_the_file_the_byte_and_what_was_expected(tmp_path, cas
 
 
 @pytest.mark.parametrize(
-    "key, kind, value",
-    [("alignment", 4, 0), ("alignment", 4, 24), ("alignment", 7, 1), ("architecture", 4, 5)],
+    "key, kind, value", [("alignment", 4, 0), ("alignment", 4, 24), ("alignment", 7, 1), ("architecture", 4, 5)]
 )
 def test_keys_that_the_reader_itself_needs(tmp_path, key, kind, value):
     path = tmp_path / "x.gguf"
@@ -175,9 +174,7 @@ def mutate(data, change):
     position %= len(data) or 1
     match what:
         case "flip":
-            return (
-                data[:position] + bytes(byte ^ value for byte in data[position : position + 1]) + data[position + 1 :]
-            )
+            return data[:position] + bytes(byte ^ value for byte in data[position : position + 1]) + data[position + 1 :]
         case "cut":
             return data[:position] + data[position + value :]
         case "splice":

@@ -75,9 +75,7 @@ def test_inspect_is_harmless_on_a_terminal(tmp_path):
     (tmp_path / "x.gguf").write_bytes(assemble([pair, key, floats], [table_row(evil, (1,), 99, 0)], bytes(32)))
     code, out, _ = run("inspect", tmp_path / "x.gguf", "--tensors", "--metadata")
     assert code == 0 and r"\x1b[31m\r\n\x07\u202e" in out and "UNKNOWN_99" in out
-    assert all(char == "\n" or char.isprintable() for char in out) and all(
-        len(line) <= 100 for line in out.splitlines()
-    )
+    assert all(char == "\n" or char.isprintable() for char in out) and all(len(line) <= 100 for line in out.splitlines())
     assert json.loads(run("inspect", tmp_path / "x.gguf", "--json")[1])["metadata"]["nan"] == [None]
 
 

@@ -34,9 +34,7 @@ def test_a_file_that_shrank_is_an_error(path, read, before):
         if before:
             getattr(file, read)(NAME)
         os.truncate(path, 4096)
-        with pytest.raises(
-            GGUFError, match=rf"model\.gguf: was changed from [\d,]+ to 4,096 bytes.*'{NAME}' was not read"
-        ):
+        with pytest.raises(GGUFError, match=rf"model\.gguf: was changed from [\d,]+ to 4,096 bytes.*'{NAME}' was not read"):
             getattr(file, read)(NAME)
 
 

@@ -33,20 +33,14 @@ def test_every_part_comes_to_its_end(tmp_path, monkeypatch):
 
 def test_a_part_that_fails_or_hangs_ends_nothing_else_and_is_tried_again(tmp_path, monkeypatch):
     limits = {"limits": 300, "gemv": 0.01, "tests": 300}
-    monkeypatch.setattr(
-        gpu_session, "PARTS", {p: limits[p.__name__] for p in gpu_session.PARTS if p.__name__ in limits}
-    )
+    monkeypatch.setattr(gpu_session, "PARTS", {p: limits[p.__name__] for p in gpu_session.PARTS if p.__name__ in limits})
     monkeypatch.setattr(sys, "executable", "/bin/false")
     found = session(tmp_path)
     assert "exit code 1" in found["limits"]["error"] and found["tests"]["error"]
     monkeypatch.undo()
-    monkeypatch.setattr(
-        gpu_session, "PARTS", {p: limits[p.__name__] for p in gpu_session.PARTS if p.__name__ in limits}
-    )
+    monkeypatch.setattr(gpu_session, "PARTS", {p: limits[p.__name__] for p in gpu_session.PARTS if p.__name__ in limits})
     found = session(tmp_path, "limits", "gemv")
-    assert (
-        not found["limits"]["error"] and found["limits"]["rows"] and "not done after 0.01 s" in found["gemv"]["error"]
-    )
+    assert not found["limits"]["error"] and found["limits"]["rows"] and "not done after 0.01 s" in found["gemv"]["error"]
     before = (tmp_path / "session.jsonl").read_text()
     session(tmp_path, "limits")
     assert (tmp_path / "session.jsonl").read_text() == before, "what is done is not run again"

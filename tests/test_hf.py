@@ -53,9 +53,7 @@ def test_logits_and_weights_equal_transformers_own(files, name):
     path = files(name)
     model, _ = kit.hf.load(path)
     assert_equal(model, type(model).from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval())
-    dense = [
-        key for key, weight in model.named_parameters() if weight.ndim > 1 and not isinstance(weight, StoredWeight)
-    ]
+    dense = [key for key, weight in model.named_parameters() if weight.ndim > 1 and not isinstance(weight, StoredWeight)]
     assert all("conv" in key or "A_log" in key or "gate.weight" in key for key in dense), dense
 
 
@@ -141,9 +139,7 @@ def test_gradients_equal_those_of_float32(files, llama):
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4 * gradients[1].std().item())
 
 
-@pytest.mark.parametrize(
-    "again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
-)
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"])
 def test_a_copy_is_small_and_equal(llama, again):
     assert len(pickle.dumps(llama)) < 40_000
     assert torch.equal(again(llama)(TOKENS).logits, llama(TOKENS).logits)
@@ -176,17 +172,11 @@ def test_compiled_with_breaks_in_the_graph(llama):
     [
         (lambda model: model.to("meta"), "stays in its file"),
         (lambda model: torch.nn.init.zeros_(model.lm_head.weight), "read-only"),
-        (
-            lambda model: peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"])).merge_and_unload(),
-            "read-only",
-        ),
+        (lambda model: peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"])).merge_and_unload(), "read-only"),
         (lambda model: model.save_pretrained("nowhere"), "stay in"),
         (lambda model: kit.hf.load(model.lm_head.weight.source.weights.file, weights="int3"), "choose one of blocks"),
         (lambda model: kit.hf.load(model.lm_head.weight.source.weights.file, device="cuda"), "runs on the CPU"),
-        (
-            lambda model: pickle.dumps(kit.hf.load(model.lm_head.weight.source.weights.file, cache=kit.HashMap())[0]),
-            "cache",
-        ),
+        (lambda model: pickle.dumps(kit.hf.load(model.lm_head.weight.source.weights.file, cache=kit.HashMap())[0]), "cache"),
     ],
 )
 def test_what_it_cannot_do_it_says(llama, act, words):
@@ -199,10 +189,7 @@ def test_what_it_cannot_do_it_says(llama, act, words):
     [
         (lambda _, tensors: tensors.update({"blk.0.extra.weight": np.zeros((4, 4), np.float32)}), "blk.0.extra.weight"),
         (lambda _, tensors: tensors.pop("blk.1.ffn_up.weight"), "model.layers.1.mlp.up_proj.weight"),
-        (
-            lambda _, tensors: tensors.update({"blk.0.ffn_up.weight": np.zeros((32, 64), np.float32)}),
-            "blk.0.ffn_up.weight",
-        ),
+        (lambda _, tensors: tensors.update({"blk.0.ffn_up.weight": np.zeros((32, 64), np.float32)}), "blk.0.ffn_up.weight"),
         (lambda _, tensors: tensors.pop("token_embd.weight"), "token_embd.weight"),
     ],
 )

@@ -27,9 +27,7 @@ def imports(name: str, path: Path, known) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {
-                alias.name.partition(".")[2] or "__init__" for alias in node.names if alias.name.split(".")[0] == "kit"
-            }
+            found |= {alias.name.partition(".")[2] or "__init__" for alias in node.names if alias.name.split(".")[0] == "kit"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kit":
             base = node.module.partition(".")[2]
             for alias in node.names:

@@ -18,9 +18,7 @@ import pytest
 from kit.lab.paths import ROOT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"
-)
+FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
@@ -46,9 +44,7 @@ def folder(tmp_path_factory):
     for name in NAMES:
         notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
         cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
-        cell.source, count = re.subn(
-            r'^profile: str = "quick"', 'profile: str = "smoke"', cell.source, flags=re.MULTILINE
-        )
+        cell.source, count = re.subn(r'^profile: str = "quick"', 'profile: str = "smoke"', cell.source, flags=re.MULTILINE)
         assert count == 1, name
         nbformat.write(notebook, folder / f"{name}.ipynb")
     return folder
@@ -60,9 +56,7 @@ def lab(folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = (
-        f"--no-browser --allow-root --port={port} --ServerApp.root_dir={folder} --LabApp.expose_app_in_browser=True"
-    )
+    options = f"--no-browser --allow-root --port={port} --ServerApp.root_dir={folder} --LabApp.expose_app_in_browser=True"
     command = ["make", "--silent", "--old-file=.venv/.installed", "lab", f"ARGS={options}"]
     environment = os.environ | {
         "KIT_RESULTS": str(folder / "results"), "JUPYTER_CONFIG_DIR": str(folder / ".config"),
@@ -74,9 +68,7 @@ def lab(folder):
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True)
     try:
         end = time.monotonic() + 120
-        while not (found := re.search(r"(http://127\.0\.0\.1:\d+)/lab\?token=(\w+)", log.read_text())) or not _answers(
-            port
-        ):
+        while not (found := re.search(r"(http://127\.0\.0\.1:\d+)/lab\?token=(\w+)", log.read_text())) or not _answers(port):
             assert process.poll() is None and time.monotonic() < end, log.read_text()
             time.sleep(0.1)
         yield found[1], found[2]
@@ -95,9 +87,7 @@ def _answers(port, host="127.0.0.1"):
 
 @pytest.fixture(scope="module")
 def page(lab):
-    sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install 'gguf-kit[test]'"
-    )
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'gguf-kit[test]'")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
         page = browser.new_page()

@@ -66,8 +66,7 @@ def test_the_rule(verdicts):
 
 def test_the_part_that_can_be_compared_decides_among_equals():
     parts = tuple(
-        book.Part(record("first-token-preload", "impossible", unit=unit, quantity=unit), "")
-        for unit in ("GB", "s", "B")
+        book.Part(record("first-token-preload", "impossible", unit=unit, quantity=unit), "") for unit in ("GB", "s", "B")
     )
     assert book.Entry(claims.get("first-token-preload"), parts).decisive.record.unit == "s"
 
@@ -162,9 +161,7 @@ def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path)
 
 
 def test_what_several_notebooks_show_is_measured_once(tmp_path):
-    first, second = (
-        Session(name, profile="smoke", out=tmp_path) for name in ("05_tile_decode", "06_compressed_inference")
-    )
+    first, second = (Session(name, profile="smoke", out=tmp_path) for name in ("05_tile_decode", "06_compressed_inference"))
     first.machine = second.machine = type("M", (), {"id": "m"})
     assert first.once("one tile", "s", lambda: [1.0, 2.0]) == second.once("one tile", "s", lambda: [5.0]) == [1.0, 2.0]
     assert second.once("one tile", "ms", lambda: [5.0]) == [5.0]

@@ -85,9 +85,7 @@ def test_a_machine_that_never_rests_gives_no_state():
 
 def test_rounds_of_several_ways_pair_round_by_round():
     world = World()
-    ways = {
-        name: (lambda s=seconds: s * (1 + len(world.log))) for name, seconds in (("x", 1.0), ("y", 2.0), ("z", 4.0))
-    }
+    ways = {name: (lambda s=seconds: s * (1 + len(world.log))) for name, seconds in (("x", 1.0), ("y", 2.0), ("z", 4.0))}
     found = measure.rounds(ways, 3, 0, **world.given())
     assert list(found.seconds) == ["x", "y", "z"] and set(found.ratios("z", "x")) == {4.0} and found.median("y") == 2.0
 

@@ -27,9 +27,7 @@ def papermill(source, output, folder, **environment):
 def check(text):
     """The executed notebook has the parameter, every code cell ran, and none failed."""
     notebook = nbformat.reads(text, as_version=4)
-    assert (
-        notebook.metadata.papermill.parameters == {"profile": "smoke"} and notebook.metadata.papermill.exception is None
-    )
+    assert notebook.metadata.papermill.parameters == {"profile": "smoke"} and notebook.metadata.papermill.exception is None
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code) and any(cell.outputs for cell in code)
     assert "injected-parameters" in {tag for cell in code for tag in cell.metadata.tags}

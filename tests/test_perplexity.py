@@ -43,9 +43,7 @@ def surprisals(logits, tokens, first):
     return [sums[i - 1] - logits[i - 1, tokens[i]] for i in range(first, len(tokens))]
 
 
-@given(
-    length=st.integers(0, 40), context=st.integers(2, 12), stride=st.integers(1, 11), bos=st.sampled_from([None, 99])
-)
+@given(length=st.integers(0, 40), context=st.integers(2, 12), stride=st.integers(1, 11), bos=st.sampled_from([None, 99]))
 def test_windows_score_every_token_once(length, context, stride, bos):
     ids, begin = list(range(length)), [] if bos is None else [bos]
     if stride >= context:

@@ -73,9 +73,7 @@ def test_the_trace_has_the_same_spans_in_order_of_time(folder):
     spans = []
     for model in (transformer(path), unplanned(transformer(path))):
         decode(model, PROMPT[:6])
-        last = [
-            span for span in model.trace.spans if span.token == 2 and span.what not in ("access", "read", "dequantize")
-        ]
+        last = [span for span in model.trace.spans if span.token == 2 and span.what not in ("access", "read", "dequantize")]
         token = last.pop()
         assert token.what == "token" and all(token.start <= span.start <= span.end <= token.end for span in last)
         assert all(before.end <= after.start for before, after in itertools.pairwise(last))

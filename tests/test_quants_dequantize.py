@@ -221,9 +221,7 @@ assert exactness(["Q4_K", "Q8_0", "IQ4_NL", "IQ2_S", "F16"], dtypes=["float32", 
 def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
     """In a process of its own, Numba compiles for a CPU without the newer instructions."""
     environment = os.environ | {"NUMBA_CPU_NAME": cpu_name, "NUMBA_CPU_FEATURES": features}
-    done = subprocess.run(
-        [sys.executable, "-c", _OLDER.format(tier=tier)], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", _OLDER.format(tier=tier)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -241,10 +239,7 @@ def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
         ({"backend": "gpu"}, "unknown backend 'gpu'; known are reference, cpu"),
         ({"backend": ["cpu"]}, "unknown backend"),
         ({"data": np.zeros(145, np.uint8)}, "a row of 145 bytes is no whole number of blocks of 144 bytes"),
-        (
-            {"data": np.zeros(144, np.int8)},
-            "uint8 array or tensor of at least one axis, not ndarray of int8, shape (144,)",
-        ),
+        ({"data": np.zeros(144, np.int8)}, "uint8 array or tensor of at least one axis, not ndarray of int8, shape (144,)"),
         ({"data": b"\0" * 144}, "not bytes"),
         ({"data": np.uint8(3)}, "at least one axis"),
         ({"out": torch.empty(255)}, "shape (256,) on cpu, not Tensor of torch.float32, shape (255,)"),

@@ -128,9 +128,7 @@ def test_two_definitions_of_one_name_are_two_formats(monkeypatch):
     """Compiled code is kept by all that a row says, and not by its name."""
     blocks = random_blocks("Q8_0", 3)
     for less in (0, 3):
-        monkeypatch.setitem(
-            FORMATS, "Twin", row("Twin", 95, 32, "d <f2, qs 32u1", numbers("qs 32x8", less=less), scales(32))
-        )
+        monkeypatch.setitem(FORMATS, "Twin", row("Twin", 95, 32, "d <f2, qs 32u1", numbers("qs 32x8", less=less), scales(32)))
         d = blocks[:, :2].copy().view(np.float16).astype(np.float32)
         assert torch.equal(kit.dequantize(blocks, "Twin"), torch.from_numpy(d * (blocks[:, 2:] - np.float32(less))))
 

@@ -88,9 +88,7 @@ def test_a_batch_keeps_its_results_and_ends_its_pod(pod, notebooks):
     (results / "mine").mkdir(parents=True)
     speeds = {field.name: 20.0 for field in dataclasses.fields(machine.Machine) if field.type is float}
     system = {"os": "here", "python": "3", "libraries": {}, "torch_threads": 2, "cpu_features": []}
-    known = machine.Machine(
-        machine.machine_id(), "invented", 2, 2**34, 2**34, **speeds, system=system
-    )  # so it is not measured
+    known = machine.Machine(machine.machine_id(), "invented", 2, 2**34, 2**34, **speeds, system=system)  # so it is not measured
     (results / "mine" / "environment.json").write_text(json.dumps(dataclasses.asdict(known)))
     options = ("--profile", "smoke", "--name", "mine", "--end", "remove", "--", "--notebooks", str(notebooks))
     result = pod("batch.sh", *options, RUNPOD_POD_ID="pod7")
@@ -202,9 +200,7 @@ def _login(port, password):
     connection.request("GET", "/login")
     response = connection.getresponse()
     response.read()
-    cookie = next(value for name, value in response.getheaders() if name == "Set-Cookie" and "_xsrf" in value).split(
-        ";"
-    )[0]
+    cookie = next(value for name, value in response.getheaders() if name == "Set-Cookie" and "_xsrf" in value).split(";")[0]
     body = urllib.parse.urlencode({"password": password, "_xsrf": cookie.partition("=")[2]})
     headers = {"Content-Type": "application/x-www-form-urlencoded", "Cookie": cookie}
     connection.request("POST", "/login", body, headers)
@@ -229,9 +225,7 @@ def test_the_sky_task_is_yaml_that_names_what_exists():
     assert "runpod/batch.sh" in task["run"] and "source runpod/environment.sh" in task["setup"]
 
 
-@pytest.mark.skipif(
-    not SKYPILOT, reason="KIT_SKYPILOT_PYTHON names no Python that has skypilot (an environment of its own)"
-)
+@pytest.mark.skipif(not SKYPILOT, reason="KIT_SKYPILOT_PYTHON names no Python that has skypilot (an environment of its own)")
 def test_skypilot_itself_takes_the_task(tmp_path):
     check = "import sky, sys; task = sky.Task.from_yaml(sys.argv[1]); print([str(r.cloud) for r in task.resources])"
     environment = os.environ | {"HOME": str(tmp_path)}

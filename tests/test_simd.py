@@ -256,9 +256,7 @@ def test_a_changed_primitive_makes_cached_kernels_stale(tmp_path):
     (tmp_path / "kernel.py").write_text("2")
     vectors.source_stamp.cache_clear()
     assert vectors.source_stamp(tmp_path) != before
-    assert tiers._probe._cache._cache_file._source_stamp == vectors.source_stamp(
-        tmp_path.joinpath(vectors.__file__).parent
-    )
+    assert tiers._probe._cache._cache_file._source_stamp == vectors.source_stamp(tmp_path.joinpath(vectors.__file__).parent)
 
 
 def test_kernels_compile_where_no_cache_can_be_written(monkeypatch):

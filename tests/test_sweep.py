@@ -145,13 +145,7 @@ def test_the_key_changes_with_all_that_it_is_made_of(grid_of, folder, tmp_path, 
 
 def sweep(tmp_path, *options):
     """`kit sweep` in this process; stdout is the table as JSON."""
-    arguments = [
-        str(tmp_path / "grid.yaml"),
-        "--notebooks",
-        str(tmp_path / "notebooks"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    arguments = [str(tmp_path / "grid.yaml"), "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
     return CliRunner().invoke(main, ["sweep", *arguments, "--json", *options])
 
 
@@ -286,9 +280,7 @@ def test_a_capacity_is_bytes_or_a_share(capacity, limit):
     assert decode.way_of("HashMap", capacity, "float32", 1000).capacity is None
 
 
-@pytest.mark.parametrize(
-    ("policy", "capacity"), [("MIN", "1GiB"), ("lru", "1GiB"), ("LRU", "x%"), ("LRU", ""), ("LRU", "0%")]
-)
+@pytest.mark.parametrize(("policy", "capacity"), [("MIN", "1GiB"), ("lru", "1GiB"), ("LRU", "x%"), ("LRU", ""), ("LRU", "0%")])
 def test_a_wrong_way_is_one_clear_error(policy, capacity):
     with pytest.raises(CacheError, match=r"^(policy|capacity): "):
         decode.way_of(policy, capacity, "float32", 1000)

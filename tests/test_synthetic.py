@@ -60,9 +60,7 @@ def test_a_tensor_is_the_same_whatever_surrounds_it(tmp_path):
 
 
 def test_the_seed_decides_every_byte(tmp_path):
-    first, again, other = (
-        synthesize(tmp_path / f"{i}.gguf", "tiny-llama", seed=seed) for i, seed in enumerate((3, 3, 4))
-    )
+    first, again, other = (synthesize(tmp_path / f"{i}.gguf", "tiny-llama", seed=seed) for i, seed in enumerate((3, 3, 4)))
     assert first.read_bytes() == again.read_bytes()
     first, other = kit.open(first), kit.open(other)
     assert not any(np.array_equal(first.raw(name), other.raw(name)) for name in first.tensors)

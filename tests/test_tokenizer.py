@@ -143,8 +143,7 @@ def test_padding_beyond_the_vocabulary_is_no_text(tokenizers):
 
 
 @given(
-    symbols=st.lists(st.sampled_from("abc"), max_size=14),
-    ranks=st.permutations(["ab", "bc", "abc", "cc", "ca", "aa", "aaaa"]),
+    symbols=st.lists(st.sampled_from("abc"), max_size=14), ranks=st.permutations(["ab", "bc", "abc", "cc", "ca", "aa", "aaaa"])
 )
 def test_merge_is_the_lowest_rank_first(symbols, ranks):
     """Against the definition: scan all pairs, merge the best, start again."""

@@ -211,10 +211,7 @@ def test_the_router_reads_only_the_experts_that_it_chose(folder):
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3"])
 def test_each_kv_type_brings_its_error(folder, reference, name):
-    errors = {
-        kind: error(decode(model_of(folder, name, kv_dtype=kind), PROMPT, 20), reference(name)[19:])
-        for kind in KV_TYPES
-    }
+    errors = {kind: error(decode(model_of(folder, name, kv_dtype=kind), PROMPT, 20), reference(name)[19:]) for kind in KV_TYPES}
     assert errors["float32"] < 1e-5 < errors["float16"] < 1e-3 < errors["q8_0"] < 2e-2
 
 

@@ -15,22 +15,7 @@ import kit
 from kit.gguf.formats import FORMATS
 
 QTYPES = ["F32", "F16", *(qtype.name for qtype in _type_traits)]
-FUSED = [
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
-    "Q8_0",
-    "Q4_0",
-    "F16",
-    "BF16",
-    "F32",
-    "Q2_K",
-    "Q3_K",
-    "Q4_1",
-    "IQ4_XS",
-    "IQ2_XXS",
-    "IQ1_S",
-]
+FUSED = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32", "Q2_K", "Q3_K", "Q4_1", "IQ4_XS", "IQ2_XXS", "IQ1_S"]
 HALVES = np.array([0x0000, 0x8000, 0x0001, 0x83FF, 0x3C00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00], np.uint16)
 
 
@@ -86,18 +71,14 @@ def test_linear_layers_from_blocks(call, qtype, rows, columns, tokens):
     if qtype in ("F16", "BF16", "F32"):
         weight = torch.from_numpy(rng.normal(size=(rows, columns)).astype(np.float32))
         blocks = (
-            weight.to({"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}[qtype])
-            .view(torch.uint8)
-            .numpy()
+            weight.to({"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}[qtype]).view(torch.uint8).numpy()
         )
     else:
         blocks = random_blocks(qtype, rows * columns // FORMATS[qtype].block_elements, rng, 0.01).reshape(rows, -1)
     x = rng.normal(size=(tokens, columns)).astype(np.float32)
     weight = kit.dequantize(blocks, qtype, backend="reference").double().numpy()
     right = x.astype(np.float64) @ weight.T
-    sizes = (
-        np.abs(x).astype(np.float64) @ np.abs(weight).T
-    )  # what rounding is measured against: the sums without cancelling
+    sizes = np.abs(x).astype(np.float64) @ np.abs(weight).T  # what rounding is measured against: the sums without cancelling
     assert (np.abs(call(worker.linear, blocks, qtype, x) - right) <= 3e-6 * sizes).all()
 
 
@@ -124,18 +105,12 @@ def test_activation_norm_and_residual_are_fused(call):
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((2, 256), (2, 256), (256,), (2, 6))]
     x, gate, weight, residual = map(torch.from_numpy, arrays)
     matrix = kit.dequantize(blocks, "Q8_0", backend="reference")
-    right = (
-        (x * F.silu(gate)) @ matrix.T,
-        F.rms_norm(x, (256,), weight, 1e-5) @ matrix.T,
-        residual + 0.5 * (x @ matrix.T),
-    )
+    right = ((x * F.silu(gate)) @ matrix.T, F.rms_norm(x, (256,), weight, 1e-5) @ matrix.T, residual + 0.5 * (x @ matrix.T))
     for ours, theirs in zip(call(worker.fused, blocks, *arrays, 0.5), right, strict=True):
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=0, atol=2e-5 * float(theirs.abs().max()))
 
 
-interpreting = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels do not compile"
-)
+interpreting = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="interpreted kernels do not compile")
 
 
 @interpreting

@@ -35,9 +35,7 @@ def test_every_format_is_bit_exact(qtype, dtype):
     assert same_bits(out.cpu().float().numpy(), right.float().numpy())
 
 
-@pytest.mark.parametrize(
-    "rows, columns, tokens", [(4099, 12800, tokens) for tokens in (1, 2, 3, 8, 64)] + [(257, 2304, 1)]
-)
+@pytest.mark.parametrize("rows, columns, tokens", [(4099, 12800, tokens) for tokens in (1, 2, 3, 8, 64)] + [(257, 2304, 1)])
 @pytest.mark.parametrize("qtype", FUSED)
 def test_linear_layers_from_blocks(qtype, rows, columns, tokens):
     """Rows that are no multiple of a program's, of eight rows and of four; columns that are none of a step's."""
@@ -45,9 +43,7 @@ def test_linear_layers_from_blocks(qtype, rows, columns, tokens):
 
     rng = np.random.default_rng()
     if qtype in ("F16", "BF16", "F32"):
-        weight = torch.randn(rows, columns).to(
-            {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}[qtype]
-        )
+        weight = torch.randn(rows, columns).to({"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}[qtype])
         blocks = weight.view(torch.uint8)
     else:
         count = rows * columns // FORMATS[qtype].block_elements

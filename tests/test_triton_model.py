@@ -62,9 +62,7 @@ def test_the_cache_grows_and_keeps_what_it_holds():
         graphs.append(cache.graphs.setdefault(cache.rounded(cache.length + 50), object()))
         for layer in range(2):
             some = rows[length : length + 50]
-            keys, values = cache.append(
-                layer, torch.arange(length, length + 50), some + layer, some - layer, length + 50
-            )
+            keys, values = cache.append(layer, torch.arange(length, length + 50), some + layer, some - layer, length + 50)
             assert torch.equal(keys[0], rows[: length + 50, 0] + layer) and torch.equal(
                 values[0], rows[: length + 50, 0] - layer
             )

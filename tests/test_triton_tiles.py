@@ -50,9 +50,7 @@ def test_damaged_tiles_are_an_error_or_right(call, data):
         assert "tile 0 of 1" in answer if isinstance(answer, str) else np.array_equal(answer, matrix)
 
 
-@pytest.mark.parametrize(
-    "bytes_more, reason", [(2, "goes on after the tile has ended"), (-2, "ends before the tile does")]
-)
+@pytest.mark.parametrize("bytes_more, reason", [(2, "goes on after the tile has ended"), (-2, "ends before the tile does")])
 def test_wrong_lengths_are_told_apart(call, bytes_more, reason):
     tiles = kit.codec.encode(small_matrix((5, 41)), Profile(("none",), 16, 16, False, 8, 41))
     assert 0 < tiles.lengths[0] % 16 <= 14, "the padding has room for two more bytes"
@@ -81,8 +79,7 @@ def test_streams_keep_bytes_and_order(call):
         seen, nbytes, error = call(worker.streamed, matrices, 2)
         assert not error and same_matrices(seen, plain, 2)
     assert nbytes == sum(
-        plain[name].nbytes if i % 2 else kit.codec.Tiles.from_bytes(serial[name]).streams.size
-        for i, name in enumerate(plain)
+        plain[name].nbytes if i % 2 else kit.codec.Tiles.from_bytes(serial[name]).streams.size for i, name in enumerate(plain)
     )
     assert call(worker.streamed, {}) == ([], 0, "")
 

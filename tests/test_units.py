@@ -27,8 +27,7 @@ def test_formatted_bytes_parse_back_within_their_digits(nbytes):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(194, "194 s"), (0.075, "75.0 ms"), (2.62e-5, "26.2 us"), (4e-9, "4 ns"), (28800, "8 h 00 min")],
+    ("seconds", "text"), [(194, "194 s"), (0.075, "75.0 ms"), (2.62e-5, "26.2 us"), (4e-9, "4 ns"), (28800, "8 h 00 min")]
 )
 def test_format_seconds(seconds, text):
     assert format_seconds(seconds) == text

@@ -87,9 +87,7 @@ def test_a_tensor_that_is_not_there_is_named_with_its_file(path, use):
         use(kit.Weights(kit.open(path)))
 
 
-@pytest.mark.parametrize(
-    "name", [f"blk.0.ffn_gate_exps.weight[{i}]" for i in ("4000", "-1")] + ["output_norm.weight[x]"]
-)
+@pytest.mark.parametrize("name", [f"blk.0.ffn_gate_exps.weight[{i}]" for i in ("4000", "-1")] + ["output_norm.weight[x]"])
 def test_an_expert_that_is_not_there_is_an_error(experts, name):
     with pytest.raises(ModelError, match="no tensor"):
         kit.Weights(kit.open(experts))[name]

@@ -62,9 +62,7 @@ def test_files_are_made_and_inspected(run):
 
 def test_every_notebook_is_in_it_and_one_runs(run):
     code, out, _ = run("reproduce", "--list")
-    assert code == 0 and sum(line[:1].isdigit() for line in out.splitlines()) == len(
-        list((ROOT / "notebooks").glob("*.ipynb"))
-    )
+    assert code == 0 and sum(line[:1].isdigit() for line in out.splitlines()) == len(list((ROOT / "notebooks").glob("*.ipynb")))
     code, out, error = run("reproduce", "--profile", "smoke", "--only", "00")
     assert code == 0, error
     assert "kit-results" in out and (run.work / out.strip()).exists()

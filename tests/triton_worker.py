@@ -171,9 +171,7 @@ def generate(path, prompt, tokens, capacity, max_context=64):
 
     weights = DeviceWeights(kit.open(path), kit.LRU(capacity), kit.HashMap(), ahead="1 MiB")
     model = DeviceTransformer(weights, max_context=max_context)
-    with patch.object(
-        linear, "rows_of_a_program", lambda format, rows, tokens: 512 // tokens
-    ):  # programs cost time here
+    with patch.object(linear, "rows_of_a_program", lambda format, rows, tokens: 512 // tokens):  # programs cost time here
         logits = model.logits(prompt).numpy()
         answer = kit.generate(model, prompt, max_tokens=tokens, stop_at_end=False)
     prefetched = {span.tensor for span in weights.trace.spans if span.what == "access" and span.outcome == "prefetch"}

@@ -32,28 +32,13 @@ TRICKY = [
     *("漢字かな交じり文、テスト。", "한국어 텍스트", "e\u0301cole é caf\u00e9", "नमस्ते दुनिया", "ไทย ไม่", "العربية"),
     *("a\u0300\u0301b", "\u00a0nbsp\u2003em\u3000ideo", "zero\u200bwidth", "\u2028line", "\x85nel\x0bvt"),
     *("\ufeffbom", "camelCaseWORDSÉcoleÀB"),
-    *(
-        "<s>hi</s>",
-        "<|eot|><|eot|> x<|eot|>",
-        "<s",
-        "<tool>call</tool><tool>",
-        "$100,000.00 + <=> ^~|`x`",
-        "/a/b//c\n/x",
-    ),
+    *("<s>hi</s>", "<|eot|><|eot|> x<|eot|>", "<s", "<tool>call</tool><tool>", "$100,000.00 + <=> ^~|`x`", "/a/b//c\n/x"),
     *("1234567 12345 x123456789abc 12 1", "٢12345 1٢ 123٢ 1٢3٤5", "12,345.678 ١٢٣٤ a_1 12_3 123a 1234_"),
     *("'tis", "'Re", "x\n\n\n\ny", "\n\n\n", "a \n\n b"),
     *("अ\u200cब\u200dक e\u0301x", "IMGIMGABZ<sentinel:12>", "漢字abc漢 Ⅻ½²", "  \n\n x\r\n\r\n  y \t\t"),
     *("x" * 300, "....!!!???", "if (a<b) { return c; }\n    else:\n\tpass\n", "ſ 'ſ K", "𝔘𝔫𝔦 𠀀", "ǅungla ʰ ªº", TEXT),
 ]
-BROKEN = [
-    b"\xff",
-    b"a\xe2\x82",
-    b"\xc3(",
-    b"\xf0\x9f\x98",
-    b"ok\x80\x81ok",
-    b"\xf8\x88\x80\x80\x80 z",
-    b"\xe2\x28\xa1 x",
-]
+BROKEN = [b"\xff", b"a\xe2\x82", b"\xc3(", b"\xf0\x9f\x98", b"ok\x80\x81ok", b"\xf8\x88\x80\x80\x80 z", b"\xe2\x28\xa1 x"]
 
 
 def scrambled(count):
@@ -150,13 +135,7 @@ def word_piece_file(path, special=("<|eot|>", "<tool>"), **keys):
     parts |= {mark + character for mark in ("▁", "") for character in "abcdefghijklmnopqrstuvwxyz0123456789.,!?$<>漢字"}
     pieces = sorted(parts - {""})
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *special, *pieces]
-    named = {
-        "unknown_token_id": 1,
-        "bos_token_id": 2,
-        "seperator_token_id": 3,
-        "padding_token_id": 0,
-        "mask_token_id": 4,
-    }
+    named = {"unknown_token_id": 1, "bos_token_id": 2, "seperator_token_id": 3, "padding_token_id": 0, "mask_token_id": 4}
     return _write(path, {"model": "bert"} | named | keys, tokens, [3, 2, 3, 3, 3, 3, 4] + [1] * len(pieces))
 
 

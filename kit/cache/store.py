@@ -243,9 +243,7 @@ class WeightCache:
             totals["bytes_requested"] = totals["bytes_hit"] + totals.pop("bytes_not_hit", 0)
             seconds = {f"seconds_{name}": totals.pop(f"ns_{name}", 0) / 1e9 for name in ("loading", "saved")}
             entries = len(self.policy) + len(self._pinned)
-            return Stats(
-                entries=entries, resident_bytes=self._resident_bytes(), peak_bytes=self._peak, **seconds, **totals
-            )
+            return Stats(entries=entries, resident_bytes=self._resident_bytes(), peak_bytes=self._peak, **seconds, **totals)
 
     def table(self, by: str = "tensor") -> pd.DataFrame:
         """Counts by "tensor" or by "layer", one row each: the fields of Stats that can be told apart."""

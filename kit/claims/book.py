@@ -154,10 +154,7 @@ def contradictions(folder: Path) -> list[str]:
 
 def _range(record: Record) -> tuple[float, float]:
     value = record.median
-    return spread_of(record.samples, record.how) or (
-        min(value / DRIFT, value * DRIFT),
-        max(value / DRIFT, value * DRIFT),
-    )
+    return spread_of(record.samples, record.how) or (min(value / DRIFT, value * DRIFT), max(value / DRIFT, value * DRIFT))
 
 
 # --- several runs ------------------------------------------------------------------------------------------------------

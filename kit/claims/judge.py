@@ -104,10 +104,7 @@ def _decide(interval, accepted, possible, unit, decides, count) -> tuple[str, st
     """(verdict, what the engine adds to the reason)."""
     if interval and (interval[0] > possible[1] or interval[1] < possible[0]):
         bound = format_quantity(possible[1] if interval[0] > possible[1] else possible[0], unit)
-        return (
-            "undecided here",
-            f"{_span(interval, unit)} lies beyond its own bound of {bound}: one of the two is wrong",
-        )
+        return ("undecided here", f"{_span(interval, unit)} lies beyond its own bound of {bound}: one of the two is wrong")
     if max(possible[0], accepted[0]) > min(possible[1], accepted[1]):
         return "impossible", ""
     if interval is None:
@@ -119,10 +116,7 @@ def _decide(interval, accepted, possible, unit, decides, count) -> tuple[str, st
         return "not reproduced", ""
     edge = next(edge for edge in accepted if interval[0] <= edge <= interval[1])
     more = decides or f"more than {count} samples, or a quieter machine"
-    return (
-        "undecided here",
-        f"{_span(interval, unit)} holds the edge {format_quantity(edge, unit)}; {more} would decide it",
-    )
+    return ("undecided here", f"{_span(interval, unit)} holds the edge {format_quantity(edge, unit)}; {more} would decide it")
 
 
 def _span(interval, unit: str) -> str:

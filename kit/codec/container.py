@@ -80,19 +80,13 @@ class CompressedFile:
         beside, wanted = (".scales", ("F32", (rows,))) if self.coding == "int8" else (".rest", ("I8", (rows, columns)))
         other = self.gguf.tensors.get(name + beside)
         if other is None or (other.qtype, other.shape) != wanted:
-            raise CodecError(
-                f"{self.path}: {name + beside} is missing or not {wanted[0]} {wanted[1]}: write the file again"
-            )
+            raise CodecError(f"{self.path}: {name + beside} is missing or not {wanted[0]} {wanted[1]}: write the file again")
         data = self.gguf.raw(other.name)
         self.matrices[name] = (
             Int8(tiles, data.view("<f4")) if self.coding == "int8" else BF16(tiles, data.reshape(rows, columns))
         )
         stack, bracket, _ = name.partition("[")
-        shape = (
-            (1 + (self.tensors[stack].shape[0] if stack in self.tensors else 0), rows, columns)
-            if bracket
-            else tiles.shape
-        )
+        shape = (1 + (self.tensors[stack].shape[0] if stack in self.tensors else 0), rows, columns) if bracket else tiles.shape
         qtype = "I8" if self.coding == "int8" else "BF16"
         self.tensors[stack] = TensorInfo(stack, qtype, shape, info.offset, info.nbytes)
 

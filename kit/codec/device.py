@@ -20,13 +20,9 @@ class TileWeights(DeviceWeights):
 
     def __init__(self, file: CompressedFile, trace=None):
         super().__init__(file, trace=trace)
-        wrong = next(
-            (name for name, matrix in file.matrices.items() if not isinstance(matrix, Int8) or "[" in name), None
-        )
+        wrong = next((name for name, matrix in file.matrices.items() if not isinstance(matrix, Int8) or "[" in name), None)
         if wrong:
-            raise CodecError(
-                f"{file.path}: {wrong}: only dense INT8 matrices decode on a device; run this model on the CPU"
-            )
+            raise CodecError(f"{file.path}: {wrong}: only dense INT8 matrices decode on a device; run this model on the CPU")
         self.coded = {
             name: (upload(matrix.tiles), torch.tensor(matrix.scales, device=self.device))
             for name, matrix in file.matrices.items()

@@ -16,9 +16,7 @@ def quantize(rows: torch.Tensor, name: str = "matrix", per: str = "row") -> tupl
     if not most.isfinite().all():
         row = int((~most.isfinite()).nonzero()[0])
         column = int((~rows[row].isfinite()).nonzero()[0])
-        raise CodecError(
-            f"{name}: the weight in row {row}, column {column} is {rows[row, column]:.0f}: mend the source first"
-        )
+        raise CodecError(f"{name}: the weight in row {row}, column {column} is {rows[row, column]:.0f}: mend the source first")
     if per == "tensor":
         most = most.max().expand(rows.shape[0])
     scales = most / 127

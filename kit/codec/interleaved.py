@@ -35,9 +35,7 @@ def _decode_tile(streams, tile, slots, states, residuals):
             entry = entries[lane]
             values[lane] = entry & np.uint32(0xFF)
             frequency = (entry >> np.uint32(8)) & np.uint32(SLOTS - 1)
-            states[lane] = np.uint32(frequency * np.uint32(states[lane] >> np.uint32(SLOT_BITS))) + (
-                entry >> np.uint32(20)
-            )
+            states[lane] = np.uint32(frequency * np.uint32(states[lane] >> np.uint32(SLOT_BITS))) + (entry >> np.uint32(20))
         for _ in range(most):
             for lane in range(count):  # one after the other, but without a branch
                 x = states[lane]

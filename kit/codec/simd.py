@@ -45,9 +45,7 @@ def _count(_, number):
 
     def emit(context, builder, signature, args):
         kind = args[0].type
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(kind, [kind]), f"llvm.ctpop.i{kind.width}"
-        )
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), f"llvm.ctpop.i{kind.width}")
         return builder.zext(builder.call(function, args), ir.IntType(64))
 
     return types.int64(number), emit
@@ -82,9 +80,7 @@ def _expand(_, mask, words):
 
     def emit(context, builder, signature, args):
         kind = ir.FunctionType(args[1].type, [args[1].type, args[1].type, args[0].type])
-        function = cgutils.get_or_insert_function(
-            builder.module, kind, f"llvm.x86.avx512.mask.expand.v{words.lanes}i32"
-        )
+        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.avx512.mask.expand.v{words.lanes}i32")
         return builder.call(function, [args[1], ir.Constant(args[1].type, None), args[0]])
 
     return words(mask, words), emit

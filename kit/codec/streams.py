@@ -30,14 +30,7 @@ def streams_of(tiles: Tiles) -> Streams:
     begin = tiles.starts // unit
     end = begin + tiles.lengths.astype(np.int64) // unit
     values = tiles.sizes.prod(axis=1)
-    arrays = (
-        tiles.streams.view(f"u{unit}"),
-        begin,
-        end,
-        np.maximum(0, values - tiles.layout.tail),
-        values,
-        tiles.frequencies,
-    )
+    arrays = (tiles.streams.view(f"u{unit}"), begin, end, np.maximum(0, values - tiles.layout.tail), values, tiles.frequencies)
     return Streams(*map(frozen, arrays), tiles.layout.lanes, LOWER[tiles.layout.unit_bits])
 
 

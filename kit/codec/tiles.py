@@ -109,10 +109,7 @@ class Tiles:
             (self.checksums.size == self.lengths.size == tiles, f"{self.lengths.size} streams for {tiles} tiles"),
             ((self.lengths >= 4 * self.layout.lanes).all(), "a stream shorter than its states"),
             ((self.lengths % unit == 0).all(), "a stream of half a unit"),
-            (
-                end_of(self.lengths) + READ_AHEAD == self.streams.size,
-                "lengths that do not add up to the streams' bytes",
-            ),
+            (end_of(self.lengths) + READ_AHEAD == self.streams.size, "lengths that do not add up to the streams' bytes"),
         ):
             if not sound:
                 raise CodecError(f"{self.name}: {reason}: these are not tiles of this kit, or they are damaged")
@@ -143,9 +140,7 @@ class Tiles:
         """Rows and columns of each tile, (tiles, 2) int64."""
         down, across = self.layout.grid
         rows = np.minimum(self.layout.tile_rows, self.layout.rows - np.arange(down) * self.layout.tile_rows)
-        columns = np.minimum(
-            self.layout.tile_columns, self.layout.columns - np.arange(across) * self.layout.tile_columns
-        )
+        columns = np.minimum(self.layout.tile_columns, self.layout.columns - np.arange(across) * self.layout.tile_columns)
         return np.stack([np.repeat(rows, across), np.tile(columns, down)], axis=1)
 
     def error(self, tile: int, reason: str) -> CodecError:
@@ -184,9 +179,7 @@ class Tiles:
         tiles, tables = layout.grid[0] * layout.grid[1], int(header["tables"])
         require(tables in (1, tiles), f"{tables} tables for {tiles} tiles")
         streams_at = _streams_at(tables, tiles)
-        require(
-            data.size == streams_at + int(header["stream_bytes"]), f"{data.size} bytes do not fit the header's counts"
-        )
+        require(data.size == streams_at + int(header["stream_bytes"]), f"{data.size} bytes do not fit the header's counts")
         frequencies = data[HEADER.itemsize :][: 512 * tables].view("<u2").reshape(tables, 256)
         index = data[HEADER.itemsize + 512 * tables :][: 8 * tiles].view("<u4").reshape(2, tiles)
         return cls(layout, frequencies, index[0], index[1], data[streams_at:], name)

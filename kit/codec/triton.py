@@ -71,9 +71,7 @@ def _to_device(array: np.ndarray) -> torch.Tensor:
 
 def decode_tiles(streams, first, last, residuals, status):
     """The signature of every decoder (kit.codec.decoders): residuals and status come back to the host."""
-    on_device = [
-        _to_device(array) for array in (streams.units, streams.begin, streams.end, streams.coded, streams.values)
-    ]
+    on_device = [_to_device(array) for array in (streams.units, streams.begin, streams.end, streams.coded, streams.values)]
     tables = streams.frequencies if len(streams.frequencies) == 1 else streams.frequencies[first:last]
     slots = _to_device(np.stack([rans.slot_table(frequencies) for frequencies in tables]))
     into = torch.zeros(residuals.shape, dtype=torch.uint8, device=device())

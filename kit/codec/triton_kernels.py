@@ -11,9 +11,7 @@ import triton.language as tl
 from kit.codec import predictors, rans, streams
 
 _SLOT_BITS, _SLOT_MASK = tl.constexpr(rans.SLOT_BITS), tl.constexpr(rans.SLOTS - 1)
-_OK, _SHORT, _LONG, _STATE = (
-    tl.constexpr(status) for status in (streams.OK, streams.SHORT, streams.LONG, streams.STATE)
-)
+_OK, _SHORT, _LONG, _STATE = (tl.constexpr(status) for status in (streams.OK, streams.SHORT, streams.LONG, streams.STATE))
 _LEFT, _LEFT2, _UP = (tl.constexpr(number) for number in (predictors.LEFT, predictors.LEFT2, predictors.UP))
 
 
@@ -120,34 +118,12 @@ def rans_kernel(
     done = 0
     while (done + THREADS * EACH <= todo) & (position <= stop):  # all lanes: no masks, one store of EACH bytes a thread
         state, position = _step(
-            units,
-            stop,
-            slots,
-            residuals + done,
-            state,
-            position,
-            lane < THREADS * EACH,
-            thread,
-            lane,
-            UNIT_BITS,
-            LOWER,
-            True,
+            units, stop, slots, residuals + done, state, position, lane < THREADS * EACH, thread, lane, UNIT_BITS, LOWER, True
         )
         done += THREADS * EACH
     if (done < todo) & (position <= stop):
         state, position = _step(
-            units,
-            stop,
-            slots,
-            residuals + done,
-            state,
-            position,
-            done + lane < todo,
-            thread,
-            lane,
-            UNIT_BITS,
-            LOWER,
-            False,
+            units, stop, slots, residuals + done, state, position, done + lane < todo, thread, lane, UNIT_BITS, LOWER, False
         )
 
     # It ended well if the stream did, too, and every state is one from which an encoder starts.

@@ -34,14 +34,7 @@ class CompressedWeights(Mapping, WeightSource):
     """
 
     def __init__(
-        self,
-        file: CompressedFile,
-        cache=None,
-        decoder="interleaved",
-        threads=None,
-        by="bytes",
-        trace=None,
-        progress=None,
+        self, file: CompressedFile, cache=None, decoder="interleaved", threads=None, by="bytes", trace=None, progress=None
     ):
         find(decoder)  # an unknown name is an error here, not in the middle of a token
         self.file, self.decoder, self.threads, self.by = file, decoder, threads or usable_cores(), by
@@ -50,16 +43,12 @@ class CompressedWeights(Mapping, WeightSource):
         self.store = WeightCache(cache, self.trace) if isinstance(cache, Policy) else cache
         self.progress, self.buffers = progress, Buffers()
         self.layers = {name: CompressedLinear(name, matrix, self) for name, matrix in file.matrices.items()}
-        self.linear = Linear(
-            lambda weights, name, x: weights.layer(name)(x), lambda weights, name: weights.layer(name).nbytes
-        )
+        self.linear = Linear(lambda weights, name, x: weights.layer(name)(x), lambda weights, name: weights.layer(name).nbytes)
 
     def layer(self, name: str) -> "CompressedLinear":
         """The linear layer of exactly that path; ModelError when there is none."""
         if name not in self.layers:
-            raise ModelError(
-                f"{self.file.path}: no compressed matrix {name!r} among the {len(self.layers)}, by full names"
-            )
+            raise ModelError(f"{self.file.path}: no compressed matrix {name!r} among the {len(self.layers)}, by full names")
         return self.layers[name]
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -10,9 +10,7 @@ import click
     help="Which dequantizer, or fused: products straight from blocks; repeatable.",
 )  # fmt: skip
 @click.option("--tier", "tiers", multiple=True, help="SIMD tier of the cpu backend, or 'all'; repeatable.")
-@click.option(
-    "--rows", default=4, show_default=True, type=click.IntRange(1), help="Rows to take of each tensor of FILE."
-)
+@click.option("--rows", default=4, show_default=True, type=click.IntRange(1), help="Rows to take of each tensor of FILE.")
 @click.option(
     "--quality", "tokens", default=128, show_default=True, type=click.IntRange(0),
     help="Tokens of text to compare answers of FILE on; 0: none.",
@@ -92,10 +90,7 @@ def _cell(row) -> str:
 
 def _matrix(table) -> str:
     """A row a format, a column for each backend, tier and dtype."""
-    cells = table.assign(
-        how=(table.backend + " " + table.tier).str.strip(),
-        cell=list(map(_cell, table.itertuples())),
-    )
+    cells = table.assign(how=(table.backend + " " + table.tier).str.strip(), cell=list(map(_cell, table.itertuples())))
     order = list(dict.fromkeys(zip(cells.how, cells.dtype, strict=True)))
     wide = cells.pivot(index=["qtype", "weights"], columns=["how", "dtype"], values="cell")[order]
     return wide.reset_index().rename(columns={"qtype": "format"}).to_string(index=False)

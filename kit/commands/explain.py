@@ -5,12 +5,8 @@ import click
 
 @click.command("explain")
 @click.argument("file")
-@click.option(
-    "--memory", metavar="SIZE", help="What decoded weights may take, such as 4GiB.  [default: 70 % of what is free]"
-)
-@click.option(
-    "--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay."
-)
+@click.option("--memory", metavar="SIZE", help="What decoded weights may take, such as 4GiB.  [default: 70 % of what is free]")
+@click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
 @click.option(
     "--trace",
     "trace",
@@ -19,9 +15,7 @@ import click
     help="Weight accesses recorded elsewhere: oracleGeneral, or CSV with the columns tensor, nbytes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option(
-    "--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR."
-)
+@click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
 def command(file, memory, tokens, trace, as_json, report):
     """Explain what a model costs here and what to change.
 
@@ -51,9 +45,7 @@ def command(file, memory, tokens, trace, as_json, report):
     except ValueError as error:
         raise CacheError(f"--memory: {error}") from None
     if given < 1:
-        raise CacheError(
-            f"--memory {memory} holds nothing; give at least 1 byte, such as --memory 64MiB, or leave it out"
-        )
+        raise CacheError(f"--memory {memory} holds nothing; give at least 1 byte, such as --memory 64MiB, or leave it out")
     memory = given
     accesses = read_trace(trace) if trace else None
     if report:
@@ -81,10 +73,7 @@ def _sections(study):
         (f"ROOFLINE (this machine reads {study.machine.read_gbps:.1f} GB/s)", study.bounds()),
         (f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)", study.policies()),
         ("EXACTNESS (against gguf-py, on rows of this file)", study.exactness()),
-        (
-            "WHAT TO CHANGE (seconds a token; the first row is what the reports did)",
-            study.advice().drop(columns="hit rate"),
-        ),
+        ("WHAT TO CHANGE (seconds a token; the first row is what the reports did)", study.advice().drop(columns="hit rate")),
     ):
         yield f"{title}\n{table(shown(frame))}"
     title, found = "WHAT ROUNDING DOES TO THE ANSWERS", study.quality

@@ -22,20 +22,7 @@ import click
 @click.option("--ignore-end", is_flag=True, help="Go on after the model's end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON when done, and no text on the way.")
 def command(
-    file,
-    model,
-    prompt,
-    tokens,
-    max_tokens,
-    ignore_end,
-    as_json,
-    cache,
-    backend,
-    attention,
-    linear,
-    kv,
-    context,
-    **sampling,
+    file, model, prompt, tokens, max_tokens, ignore_end, as_json, cache, backend, attention, linear, kv, context, **sampling
 ):
     """Generate text from a model, and say what it cost.
 
@@ -87,9 +74,7 @@ def command(
     )
     speed = answer.speed() | {"peak_memory_bytes": peak_memory(), "cache": repr(policy), "via": via}
     if as_json:
-        click.echo(
-            json.dumps({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed, indent=1)
-        )
+        click.echo(json.dumps({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed, indent=1))
     else:
         click.echo("" if prompt is not None else answer.text or " ".join(map(str, answer.tokens)))
         click.echo("\n".join(_lines(answer, speed)), err=True)
@@ -99,9 +84,7 @@ def _ids(text):
     try:
         return [int(token) for token in text.replace(",", " ").split()]
     except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is no list of token ids such as 1,450,7483", param_hint="--tokens"
-        ) from None
+        raise click.BadParameter(f"{text!r} is no list of token ids such as 1,450,7483", param_hint="--tokens") from None
 
 
 def _policy(text, working_set):

@@ -6,18 +6,13 @@ import click
 @click.command("perplexity")
 @click.argument("file")
 @click.option(
-    "--text",
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE",
-    help="A text.  [default: Python's help on itself]",
+    "--text", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="A text.  [default: Python's help on itself]"
 )
 @click.option(
     "--tokens", default=4096, show_default=True, type=click.IntRange(2), help="Take this many of its tokens, at most."
 )
 @click.option("--context", default=512, show_default=True, type=click.IntRange(2), help="Tokens of a window.")
-@click.option(
-    "--stride", type=click.IntRange(1), help="A window starts so much after the last.  [default: half a window]"
-)
+@click.option("--stride", type=click.IntRange(1), help="A window starts so much after the last.  [default: half a window]")
 @click.option("--linear", help="A variant of kit.linear.  [default: fused, matmul with --dtype]")
 @click.option(
     "--dtype",

@@ -30,10 +30,7 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 @click.option("--resume", is_flag=True, help="Run what is missing, failed or changed in DIR (or in the newest run).")
 @click.option("-p", "texts", multiple=True, metavar="NAME=VALUE", help="Set a notebook parameter; repeatable.")
 @click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Stop a notebook that runs longer.",
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop a notebook that runs longer."
 )
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
 @click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters, and stop.")
@@ -85,9 +82,7 @@ def command(profile, only, model, device, out, resume, texts, timeout, notebooks
             _perform(run, runs.pending(run, jobs), timeout, sys.stderr.isatty() if progress is None else progress)
     except KeyboardInterrupt:
         index.write(run)
-        click.echo(
-            f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True
-        )
+        click.echo(f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True)
         sys.exit(EXIT_INTERRUPTED)
     click.echo(folder / "index.html")
     sys.exit(EXIT_FAILED if run.failed else 0)
@@ -103,9 +98,7 @@ def _perform(run, jobs, timeout, progress):
     width = max((len(job.name) for job in jobs), default=0)
     total = sum(job.cells for job in jobs)
     form = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} cells, {elapsed}"
-    with tqdm(
-        total=total, desc="measuring this machine", bar_format=form, file=sys.stderr, disable=not progress
-    ) as bar:
+    with tqdm(total=total, desc="measuring this machine", bar_format=form, file=sys.stderr, disable=not progress) as bar:
 
         def on_cell(job, cell):
             number = jobs.index(job)

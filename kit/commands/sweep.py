@@ -10,9 +10,7 @@ from kit.commands.reproduce import EXIT_FAILED, EXIT_INTERRUPTED, terminate_as_i
 
 @click.command("sweep")
 @click.argument("spec", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="SPEC.yaml")
-@click.option(
-    "--scheduler", default="", metavar="ADDRESS", help="A Dask scheduler.  [default: a LocalCluster on this machine]"
-)
+@click.option("--scheduler", default="", metavar="ADDRESS", help="A Dask scheduler.  [default: a LocalCluster on this machine]")
 @click.option(
     "--workers",
     default=1,
@@ -26,9 +24,7 @@ from kit.commands.reproduce import EXIT_FAILED, EXIT_INTERRUPTED, terminate_as_i
     metavar="DIR",
     help="Folder of the cells.  [default: results/sweep-<name of SPEC>]",
 )
-@click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop a cell that runs longer."
-)
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop a cell that runs longer.")
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
 @click.option("--list", "listing", is_flag=True, help="List the cells, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
@@ -97,16 +93,11 @@ def _perform(run, client, grid, cells, out, timeout, progress):
     from kit.units import format_seconds
 
     todo = run.pending(out, cells)
-    with tqdm(
-        total=len(cells), initial=len(cells) - len(todo), unit="cell", file=sys.stderr, disable=not progress
-    ) as bar:
+    with tqdm(total=len(cells), initial=len(cells) - len(todo), unit="cell", file=sys.stderr, disable=not progress) as bar:
 
         def on_end(cell, answer):
             reason = f"  {answer.reason}" if answer.reason else ""
-            bar.write(
-                f"{cell.name}  {answer.status}  {format_seconds(answer.seconds)}  {answer.host}{reason}",
-                file=sys.stderr,
-            )
+            bar.write(f"{cell.name}  {answer.status}  {format_seconds(answer.seconds)}  {answer.host}{reason}", file=sys.stderr)
             bar.update()
 
         run.perform(client, grid, todo, out, timeout, on_end)

@@ -15,9 +15,7 @@ class _Synth(click.Command):
             specs = geometry.tensors("Q4_K_M")
             weights = format_count(sum(spec.elements for spec in specs))
             size = format_bytes(sum(spec.nbytes for spec in specs))
-            rows.append(
-                (name, f"{geometry.architecture}, {geometry.layers} layers, {weights} weights, {size} in Q4_K_M")
-            )
+            rows.append((name, f"{geometry.architecture}, {geometry.layers} layers, {weights} weights, {size} in Q4_K_M"))
         with formatter.section("Geometries"):
             formatter.write_dl(rows)
         with formatter.section("Mixes"):

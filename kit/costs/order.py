@@ -70,9 +70,7 @@ def _recorded(file, tokens):
         spans = weights.trace.frame()
         order.append(spans.loc[spans["what"].isin(("linear", "access")), "tensor"].tolist())
         seconds.append(float(spans.loc[spans["what"] == "token", "seconds"].sum()))
-        vectors = (spans["what"] == "access") & ~spans["tensor"].str.endswith(
-            "bias"
-        )  # a bias is asked for in a product
+        vectors = (spans["what"] == "access") & ~spans["tensor"].str.endswith("bias")  # a bias is asked for in a product
         rest.append(seconds[-1] - float(spans.loc[(spans["what"] == "linear") | vectors, "seconds"].sum()))
         weights.trace.clear()
     return Order(order, tuple(seconds), float(np.median(rest)))

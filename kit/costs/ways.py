@@ -104,8 +104,7 @@ def parts_of(file, order: Order) -> dict[str, Part]:
     weights = kit.Weights(file)
     width = weights.dtype.itemsize
     return {
-        name: Part(kind_of(weights, name), weights.blocks(name).nbytes, weights.nbytes(name) // width)
-        for name in order.names
+        name: Part(kind_of(weights, name), weights.blocks(name).nbytes, weights.nbytes(name) // width) for name in order.names
     }
 
 

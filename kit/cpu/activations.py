@@ -49,9 +49,7 @@ def quantizing() -> int:
 def _quantize_token(token, x, columns, tokens, records, order):
     x += 4 * columns * token
     for unit in range((columns + 255) // 256):
-        _quantize_unit(
-            x + 1024 * unit, min(16, columns // 16 - 16 * unit), records + (unit * tokens + token) * RECORD, order
-        )
+        _quantize_unit(x + 1024 * unit, min(16, columns // 16 - 16 * unit), records + (unit * tokens + token) * RECORD, order)
 
 
 @jit

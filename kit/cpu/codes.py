@@ -224,9 +224,7 @@ def iq3_s(format: Format):
 @njit
 def _shifted(codes, first, second):
     """Eight times a grid of -1, 0, 1, and one eighth less for each eight weights whose bit is set: +1 or -1."""
-    return codes + select(
-        bitcast(mask16, u16(first * 0x00FF | second * 0xFF00)), broadcast(i32x16, -1), broadcast(i32x16, 1)
-    )
+    return codes + select(bitcast(mask16, u16(first * 0x00FF | second * 0xFF00)), broadcast(i32x16, -1), broadcast(i32x16, 1))
 
 
 def iq1_s(format: Format):

@@ -91,11 +91,4 @@ def _neox(head, x, head_dim, dims, table):
         store(x + half + at, fma(w, load(f32x16, table + half + at), v * other))
 
 
-_TASKS = {
-    "add": _add,
-    "scale": _scale,
-    "silu": _silu,
-    "gelu": _gelu,
-    "interleaved": _interleaved,
-    "neox": _neox,
-}
+_TASKS = {"add": _add, "scale": _scale, "silu": _silu, "gelu": _gelu, "interleaved": _interleaved, "neox": _neox}

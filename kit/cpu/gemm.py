@@ -78,9 +78,7 @@ def kernel(format: Static, tier: Static) -> int:
                         at = blocks + (row + r) * row_bytes + column // weights * size
                         if some % 16:
                             store(strip + r * _STRIDE + some // 16 * 64, broadcast(f32x16, 0))
-                        dequantize_blocks(
-                            format, float32, tier, False, at, some // weights, strip + r * _STRIDE, scratch
-                        )
+                        dequantize_blocks(format, float32, tier, False, at, some // weights, strip + r * _STRIDE, scratch)
                     for t in range(tiles):
                         first = x + min(token + _WIDTH * t, tokens - _WIDTH) * stride + 4 * column
                         for r in range(0, height, _HEIGHT):

@@ -44,19 +44,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     stride, share = x.stride(0) * x.itemsize, _share(blocks, tokens)
     threads.run(
         _kernel(module, format, tier()),
-        (
-            blocks.ctypes.data,
-            row_bytes,
-            rows,
-            columns,
-            x.data_ptr(),
-            y.data_ptr(),
-            stride,
-            4 * rows,
-            tokens,
-            share,
-            *more,
-        ),
+        (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share, *more),
         -(-rows // share),
     )
     return y
@@ -96,11 +84,7 @@ class Activations:
     def _quantized(self, format):
         columns = self.x.shape[1]
         records = torch.empty(-(-columns // UNIT), RECORD, dtype=torch.uint8)
-        return (records,), (
-            quantizing(),
-            (self.x.data_ptr(), columns, 1, records.data_ptr(), order_of(format).ctypes.data),
-            1,
-        )
+        return (records,), (quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), order_of(format).ctypes.data), 1)
 
     def _ordered(self, format):
         plane, columns = gemv.plane_of(format), self.x.shape[1]

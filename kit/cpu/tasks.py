@@ -17,9 +17,7 @@ def compile_task(function) -> int:
     kit.cpu.threads takes. It returns nothing and must not raise. The code comes from the cache on disk where there is one."""
     count = len(inspect.signature(function).parameters)
     if count > 1 + WORDS:
-        raise TypeError(
-            f"{function.__qualname__}: a task takes up to {WORDS} parameters besides its number, not {count - 1}"
-        )
+        raise TypeError(f"{function.__qualname__}: a task takes up to {WORDS} parameters besides its number, not {count - 1}")
     compiled = CFunc(function, ((types.int64,) * count, types.void), {}, {"error_model": "numpy"})
     try:
         compiled.enable_caching()

@@ -210,10 +210,7 @@ def six_bits(block, s, table, FORMAT: tl.constexpr):
     first = s < 4
     scale = tl.where(first, d & 63, (both & 15) | ((d >> 2) & 48))
     minimum = tl.where(first, m & 63, (both >> 4) | ((m >> 2) & 48))
-    return (
-        _half(block + FORMAT.at("d")) * _number(scale),
-        _half(block + FORMAT.at("dmin")) * _number(minimum),
-    )
+    return (_half(block + FORMAT.at("d")) * _number(scale), _half(block + FORMAT.at("dmin")) * _number(minimum))
 
 
 @triton.jit

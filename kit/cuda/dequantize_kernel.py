@@ -45,9 +45,7 @@ def dequantize_kernel(
     block = blocks + first * BYTES + index[:, None, None] * BYTES
     codes, scale, low = unpack(block, s, j, table, FORMAT, CODES, SCALES)
     byte = (8 * tl.arange(0, 4)).to(tl.uint32)[None, None, None, :]
-    number = (((codes[:, :, :, None] >> byte) & 255) | 0x4B000000).to(tl.float32, bitcast=True) - (
-        8388608.0 + FORMAT.bias
-    )
+    number = (((codes[:, :, :, None] >> byte) & 255) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + FORMAT.bias)
     value = (number.reshape(BLOCKS, SUBS, 4 * WORDS) * scale - low).reshape(BLOCKS, 4 * SUBS * WORDS)
     weights: tl.constexpr = 4 * SUBS * WORDS
     if BITS:

@@ -129,16 +129,7 @@ def _store_rows(y, sums, row, rows, factor, TOKENS: tl.constexpr, ADD: tl.conste
 
 @triton.jit
 def floats_kernel(
-    weight,
-    planes,
-    y,
-    rows,
-    words,
-    factor,
-    TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ADD: tl.constexpr,
+    weight, planes, y, rows, words, factor, TOKENS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, ADD: tl.constexpr
 ):
     """The same for weights that are float16, bfloat16 or float32: CHUNK words of four columns a step."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

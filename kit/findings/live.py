@@ -80,9 +80,7 @@ def decode(
     seconds = tuple(frame.loc[frame["what"] == "token", "seconds"])
     stats = weights.store.stats
     held = getattr(weights.store, "held_bytes", stats.resident_bytes)
-    dequantizing = float(
-        frame.loc[(frame["what"] == "dequantize") & (frame["token"] == frame["token"].min()), "seconds"].sum()
-    )
+    dequantizing = float(frame.loc[(frame["what"] == "dequantize") & (frame["token"] == frame["token"].min()), "seconds"].sum())
     return Live(label or repr(cache), seconds, stats, frame[frame["what"] == "access"], logits, held, dequantizing)
 
 
@@ -140,9 +138,7 @@ def sweep(file, order: Requests, fractions, policies=None, backend="cpu", passes
             capacity = max(1, round(fraction * order.working_set))
             run = decode(file, make(capacity), passes=passes, backend=backend)
             agrees = run.stats.counts == kit.replay(run.accesses, make(capacity)).counts
-            rows.append(
-                (label, fraction, run.tokens_per_second, run.warm_byte_hit_rate, run.stats.resident_bytes, agrees)
-            )
+            rows.append((label, fraction, run.tokens_per_second, run.warm_byte_hit_rate, run.stats.resident_bytes, agrees))
     names = ["policy", "capacity / working set", "tok/s", "byte hit rate", "resident bytes", "replay agrees"]
     return pd.DataFrame(rows, columns=names)
 
@@ -159,12 +155,7 @@ def cliff_figure(swept: pd.DataFrame, machine, working_set: int, title: str):
     grid = np.linspace(0, 1.15, 200)
     share = np.minimum(grid, 1)
     speed.plot(
-        100 * grid,
-        fastest(machine, working_set, share),
-        "--",
-        color=figures.BLACK,
-        lw=1.2,
-        label="bound of this machine",
+        100 * grid, fastest(machine, working_set, share), "--", color=figures.BLACK, lw=1.2, label="bound of this machine"
     )
     hits.plot(100 * grid, 100 * share, "--", color=figures.BLACK, lw=1.2, label="bound: capacity / working set")
     marks = zip("os^D", (figures.VERMILION, figures.BLUE, figures.GREEN, figures.PURPLE), strict=True)

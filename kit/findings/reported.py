@@ -42,7 +42,5 @@ def least_seconds(nbytes: float) -> float:
 def least_by_width() -> pd.DataFrame:
     """Bytes of the reports' model by what a weight is kept as, and the least seconds a token on their machine."""
     sizes = {width: bytes_ * elements() for width, bytes_ in WIDTHS.items()} | {"blocks of the file": block_bytes()}
-    table = pd.DataFrame({"GB": {width: nbytes / 1e9 for width, nbytes in sizes.items()}}).rename_axis(
-        "weights kept as"
-    )
+    table = pd.DataFrame({"GB": {width: nbytes / 1e9 for width, nbytes in sizes.items()}}).rename_axis("weights kept as")
     return table.assign(**{"least ms a token": [1e3 * least_seconds(nbytes) for nbytes in sizes.values()]})

@@ -120,11 +120,7 @@ class Session:
         """Samples of a quantity that several notebooks show: measured by the first of a run that asks, read by the others."""
         for row in records.read(sorted(self.out.glob("*.jsonl"))):
             given = {name: row.parameters.get(name) for name in ("profile", "model", "seed")}
-            if (
-                (row.quantity, row.unit) == (quantity, unit)
-                and given.items() <= self.parameters.items()
-                and row.samples
-            ):
+            if (row.quantity, row.unit) == (quantity, unit) and given.items() <= self.parameters.items() and row.samples:
                 return row.samples
         return self.record(quantity=quantity, unit=unit, samples=list(measure())).samples
 

@@ -31,8 +31,6 @@ def resident_fraction(path: Path) -> float:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
         pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
         address = np.frombuffer(view, np.uint8)
-        result = libc.mincore(
-            ctypes.c_void_p(address.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(pages.ctypes.data)
-        )
+        result = libc.mincore(ctypes.c_void_p(address.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(pages.ctypes.data))
         del address  # the map cannot close while an array looks at it
     return float(np.mean(pages & 1)) if result == 0 else 1.0

@@ -187,8 +187,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[T
         row = shape[-1] if shape else 1
         if kind and row % kind.block_elements:
             cursor.fail(
-                start,
-                f"{name!r} has rows of {row:,} elements, expected a multiple of {kind.block_elements} for {kind.name}",
+                start, f"{name!r} has rows of {row:,} elements, expected a multiple of {kind.block_elements} for {kind.name}"
             )
         nbytes = kind.nbytes(math.prod(shape)) if kind else 0
         where, offset = cursor.position, cursor.number("u8", f"the offset of {name!r}")

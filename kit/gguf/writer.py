@@ -75,9 +75,7 @@ def _value(value: Any) -> bytes:
         case [str(), *_]:
             return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
         case list():
-            return _value(
-                np.array(value, {int: np.int32, float: np.float32}.get(type(value[0])) if value else np.int32)
-            )
+            return _value(np.array(value, {int: np.int32, float: np.float32}.get(type(value[0])) if value else np.int32))
         case np.ndarray():
             return struct.pack("<IIQ", 9, _ARRAY_TYPES[value.dtype.name], len(value)) + value.tobytes()
     raise TypeError(f"no GGUF type for {value!r}")

@@ -60,6 +60,4 @@ def _class_of(file, config):
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel):
         if type(config) in auto._model_mapping:
             return auto._model_mapping[type(config)]
-    raise ModelError(
-        f"{file.path}: transformers has no model for {type(config).__name__}; give kit.hf.load a model_class"
-    )
+    raise ModelError(f"{file.path}: transformers has no model for {type(config).__name__}; give kit.hf.load a model_class")

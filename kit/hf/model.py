@@ -36,9 +36,7 @@ def load(
     and pass. The tokenizer is None for a file without a vocabulary. Raises ModelError, which names the file and the tensor.
     """
     if torch.device(device).type != "cpu":
-        raise ModelError(
-            f"kit.hf.load runs on the CPU, not on {device!r}; the kit's own pass (kit.Transformer) runs on CUDA"
-        )
+        raise ModelError(f"kit.hf.load runs on the CPU, not on {device!r}; the kit's own pass (kit.Transformer) runs on CUDA")
     file = path if isinstance(path, GGUFFile) else open_file(path)
     source = Source(file, weights, cache, trace)
     model = skeleton(file, config_of(file), model_class)
@@ -66,9 +64,7 @@ def fill(model: PreTrainedModel, file: GGUFFile, source: Source) -> None:
     for name in file.tensors:
         target = table.target(name)
         if target not in wanted:
-            raise ModelError(
-                f"{file.path}: transformers has no place in {type(model).__name__} for the tensor {name!r}"
-            )
+            raise ModelError(f"{file.path}: transformers has no place in {type(model).__name__} for the tensor {name!r}")
         tensors.setdefault(target, []).append(name)
     absent = wanted.keys() - tensors.keys()
     if missing := absent - model.all_tied_weights_keys.keys() - set(model.all_tied_weights_keys.values()):
@@ -98,9 +94,7 @@ def _weight(model, table, target, names, source):
 def _asks(model, target, place):
     """Whether the module takes only products, look-ups and single experts of the weight."""
     module = model.get_submodule(target.rpartition(".")[0])
-    return isinstance(module, (torch.nn.Linear, torch.nn.Embedding, Conv1D)) or (
-        place.ndim == 3 and "experts" in target
-    )
+    return isinstance(module, (torch.nn.Linear, torch.nn.Embedding, Conv1D)) or (place.ndim == 3 and "experts" in target)
 
 
 def _set(model, target, value):

@@ -18,9 +18,7 @@ class Linear(torch.nn.Linear):
     weights, cache: as in kit.hf.load.
     """
 
-    def __init__(
-        self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None
-    ):
+    def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
         source = Source(_opened(file), weights, cache)
         out_features, in_features = source.weights.shape(name)
         super().__init__(in_features, out_features, device="meta", bias=_bias_of(name) in source.weights.file.tensors)
@@ -30,9 +28,7 @@ class Linear(torch.nn.Linear):
 class Embedding(torch.nn.Embedding):
     """Rows of the tensor ``name``, each dequantized when it is looked up."""
 
-    def __init__(
-        self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None
-    ):
+    def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
         source = Source(_opened(file), weights, cache)
         super().__init__(*source.weights.shape(name), device="meta")
         _fill(self, source, name)
@@ -56,9 +52,7 @@ def replace_linears(
     for path, name in mapping.items():
         layer = dict(model.named_modules()).get(path)
         if not isinstance(layer, (torch.nn.Linear, torch.nn.Embedding)):
-            raise ModelError(
-                f"{path!r} of {type(model).__name__} is {type(layer).__name__}, expected a Linear or an Embedding"
-            )
+            raise ModelError(f"{path!r} of {type(model).__name__} is {type(layer).__name__}, expected a Linear or an Embedding")
         if source.weights.shape(name) != tuple(layer.weight.shape):
             raise ModelError(
                 f"{source.weights.file.path}: {name!r} has shape {source.weights.shape(name)}, {path!r} of the model "

@@ -33,9 +33,7 @@ def replace_norms(model: torch.nn.Module) -> None:
             continue
         kind = type(module), len(module.weight), eps
         if kind not in known:
-            known[kind] = next(
-                (offset for offset in (0, 1) if _same(module, RMSNorm(module.weight, eps, offset))), None
-            )
+            known[kind] = next((offset for offset in (0, 1) if _same(module, RMSNorm(module.weight, eps, offset))), None)
         if known[kind] is not None:
             model.set_submodule(path, RMSNorm(module.weight, eps, known[kind]))
 
@@ -47,8 +45,4 @@ def _same(module, ours):
         expected = module(x)
     except Exception:  # a norm of another signature
         return False
-    return (
-        isinstance(expected, torch.Tensor)
-        and expected.shape == x.shape
-        and torch.allclose(ours(x), expected, 1e-5, 1e-6)
-    )
+    return isinstance(expected, torch.Tensor) and expected.shape == x.shape and torch.allclose(ours(x), expected, 1e-5, 1e-6)

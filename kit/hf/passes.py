@@ -26,9 +26,7 @@ class Passes:
         """Count the token, take the cores."""
         past, state = kwargs.get("past_key_values"), kwargs.get("cache_params")  # of attention; of Mamba's kind
         ids = kwargs.get("input_ids", args[0] if args else None)
-        continues = (past is not None and past.get_seq_length() > 0) or (
-            state is not None and state.has_previous_state()
-        )
+        continues = (past is not None and past.get_seq_length() > 0) or (state is not None and state.has_previous_state())
         self.trace.token = self.trace.token + 1 if continues else 0
         if self._own and ids is not None and ids.numel() <= GEMV_MAX_TOKENS:
             self._threads = torch.get_num_threads()

@@ -56,9 +56,7 @@ class Source:
 
     def __reduce__(self):
         if self._again is None:
-            raise ModelError(
-                f"{self.weights.file.path}: a model over a cache is not pickled: the cache is this process's"
-            )
+            raise ModelError(f"{self.weights.file.path}: a model over a cache is not pickled: the cache is this process's")
         return _reopened, self._again
 
 
@@ -171,9 +169,7 @@ class StoredWeight(torch.Tensor):
         if func._schema.is_mutable and isinstance(args[0], StoredWeight):
             raise ModelError(f"{args[0]!r} is read-only ({func}): train an adapter beside it")
         if func is _aten._to_copy.default:
-            raise ModelError(
-                f"{args[0]!r} stays in its file; give device= to kit.hf.load instead of moving it afterwards"
-            )
+            raise ModelError(f"{args[0]!r} stays in its file; give device= to kit.hf.load instead of moving it afterwards")
         return func(*torch.utils._pytree.tree_map_only(StoredWeight, StoredWeight.numbers, args), **kwargs)
 
 

@@ -28,9 +28,7 @@ class Processors:
 
     def __init__(self, file, model):
         config = model.config.get_text_config()
-        self._processor = legacy.TENSOR_PROCESSORS.get(file.architecture, legacy.TensorProcessor)(
-            config=config.to_dict()
-        )
+        self._processor = legacy.TENSOR_PROCESSORS.get(file.architecture, legacy.TensorProcessor)(config=config.to_dict())
         try:
             self._names = legacy.get_gguf_hf_weights_map(_Names.of(model, config), self._processor)
         except NotImplementedError as error:
@@ -68,9 +66,7 @@ class _Names(NamedTuple):
     @classmethod
     def of(cls, model, config) -> "_Names":
         """Down to the module that holds the list of layers; further down a name says nothing by itself."""
-        children = tuple(
-            (name, cls.of(child, config)) for name, child in model.named_children() if _holds_layers(child)
-        )
+        children = tuple((name, cls.of(child, config)) for name, child in model.named_children() if _holds_layers(child))
         return cls(config, tuple(model.state_dict(keep_vars=True)), children)
 
 
@@ -108,9 +104,7 @@ class Converters:
                 tensors = operation.convert(
                     tensors, source_patterns=converter.source_patterns, target_patterns=converter.target_patterns
                 )
-            (made[renamed],) = (
-                np.asarray(value[0] if isinstance(value, list) else value) for value in tensors.values()
-            )
+            (made[renamed],) = (np.asarray(value[0] if isinstance(value, list) else value) for value in tensors.values())
         return made
 
 

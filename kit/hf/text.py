@@ -31,9 +31,7 @@ def generate(
     answer = Generation(tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt))
     torch.manual_seed(seed)
     drawn = (
-        {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-        if temperature
-        else {"do_sample": False}
+        {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature else {"do_sample": False}
     )
     if not stop_at_end:
         model.generation_config.eos_token_id = None

@@ -36,12 +36,8 @@ def _of_transformers(file):
     try:
         backend, _ = convert_gguf_tokenizer(file.architecture, parts)
     except (ValueError, KeyError) as error:
-        raise TokenizerError(
-            f"{file.path}: {error}; give kit.hf.load tokenizer=False and the prompt as token ids"
-        ) from None
-    adds = {
-        f"add_{name}_token": file.metadata.get(f"tokenizer.ggml.add_{name}_token", False) for name in ("bos", "eos")
-    }
+        raise TokenizerError(f"{file.path}: {error}; give kit.hf.load tokenizer=False and the prompt as token ids") from None
+    adds = {f"add_{name}_token": file.metadata.get(f"tokenizer.ggml.add_{name}_token", False) for name in ("bos", "eos")}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **adds, **_settings(file, parts["tokens"]))
 
 
@@ -65,9 +61,7 @@ class GGUFTokenizer(transformers.PreTrainedTokenizer):
     def tokenize(self, text, split_special_tokens=False, **_) -> list[str]:
         """The texts of the tokens, without begin and end."""
         ids = self.own.encode(text, special=not split_special_tokens)
-        return [
-            self.own.tokens[token] for token in ids[self.own.bos is not None : len(ids) - (self.own.eos is not None)]
-        ]
+        return [self.own.tokens[token] for token in ids[self.own.bos is not None : len(ids) - (self.own.eos is not None)]]
 
     def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None) -> list[int]:
         begin, end = ([] if token is None else [token] for token in (self.own.bos, self.own.eos))
@@ -84,6 +78,4 @@ class GGUFTokenizer(transformers.PreTrainedTokenizer):
         return self.own.decode(ids, special=not skip_special_tokens)
 
     def save_vocabulary(self, save_directory, filename_prefix=None):
-        raise ModelError(
-            f"{self.own.path}: the vocabulary is part of the GGUF file and is not saved apart; keep the file"
-        )
+        raise ModelError(f"{self.own.path}: the vocabulary is part of the GGUF file and is not saved apart; keep the file")

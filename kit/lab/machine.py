@@ -32,9 +32,7 @@ class Machine:
     write_gbps: float
     copy_gbps: float
     f32_gflops: float
-    fresh_gbps: (
-        float  # writing memory that the process has just been given: the kernel clears (a VM's host finds) its pages
-    )
+    fresh_gbps: float  # writing memory that the process has just been given: the kernel clears (a VM's host finds) its pages
     samples: dict[str, list[float]] = field(repr=False, default_factory=dict)
     methods: dict[str, str] = field(repr=False, default_factory=dict)
     gpu: dict | None = None

@@ -33,9 +33,7 @@ class State:
 def probe(clock: Callable[[], float] = time.perf_counter) -> State:
     """The state now, in about 30 ms."""
     source, target = _buffers()
-    return State(
-        *(max(source.nbytes / _seconds(work, clock) for _ in range(3)) / 1e9 for work in (source.sum, target.zero_))
-    )
+    return State(*(max(source.nbytes / _seconds(work, clock) for _ in range(3)) / 1e9 for work in (source.sum, target.zero_)))
 
 
 def _seconds(work, clock) -> float:
@@ -63,9 +61,7 @@ class Watch:
     def __exit__(self, *_):
         (start, before), (end, after) = self._start, self._now()
         self.others = max(0.0, (after - before) / max(end - start, 1e-9))
-        self.busy = (
-            self.others > _BUSY and end - start >= _SAMPLE_SECONDS
-        )  # the system counts in hundredths of a second
+        self.busy = self.others > _BUSY and end - start >= _SAMPLE_SECONDS  # the system counts in hundredths of a second
 
     @staticmethod
     def _now() -> tuple[float, float]:

@@ -120,9 +120,7 @@ def _softmax(scores, sinks):
     if sinks is None:
         return scores.softmax(-1)
     rows = (
-        sinks.view(len(scores), -1, 1)
-        .expand(-1, -1, scores.shape[1] * len(scores) // len(sinks))
-        .reshape(*scores.shape[:2], 1)
+        sinks.view(len(scores), -1, 1).expand(-1, -1, scores.shape[1] * len(scores) // len(sinks)).reshape(*scores.shape[:2], 1)
     )
     return torch.cat((scores, rows), -1).softmax(-1)[..., :-1]
 

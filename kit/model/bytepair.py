@@ -28,9 +28,7 @@ class BytePair(Tokenizer):
             self.bos = file.metadata.get("tokenizer.ggml.bos_token_id")
         merges = file.metadata.get("tokenizer.ggml.merges")
         if merges is None and name != "kimi-k2":
-            raise TokenizerError(
-                f"{file.path}: a {'gemma4' if gemma else 'gpt2'} tokenizer without 'tokenizer.ggml.merges'"
-            )
+            raise TokenizerError(f"{file.path}: a {'gemma4' if gemma else 'gpt2'} tokenizer without 'tokenizer.ggml.merges'")
         lines = encoded(() if merges is None else merges)
         self._ranks = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))  # the first of two counts
         self._kind = kind

@@ -61,9 +61,7 @@ EXAONE = (
 _WORD_AFTER_SYMBOL = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
 DEEPSEEK3 = rf"{_WORD_AFTER_SYMBOL}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES}"
 SPARK = rf"{_WORD_AFTER_SYMBOL}| ?[\p{{P}}\p{{S}}]+|[\r\n]|{_BLANKS}"
-_THREES = (
-    r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # digits in threes from the right; what is before joins the first
-)
+_THREES = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # digits in threes from the right; what is before joins the first
 
 
 class PreTokenizer(NamedTuple):
@@ -88,9 +86,7 @@ _KINDS = {
     "gpt-2 phi-2 mpt olmo jais trillion granite-docling gigachat a.x-4.0 mellum exaone4 modern-bert "
     "jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe": PreTokenizer((GPT2,)),
     "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": PreTokenizer((r"\p{N}", GPT2)),
-    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": PreTokenizer(
-        (LLAMA3,), True, True
-    ),
+    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": PreTokenizer((LLAMA3,), True, True),
     "dbrx smaug-bpe glm4 glm5 chatglm-bpe": PreTokenizer((LLAMA3,)),
     "jais-2": PreTokenizer((rf"{_ENGLISH}|{_LETTERS}|\p{{N}}{{1,3}}|{_SYMBOLS}|\s*[\r\n]+|{_HALVES}",)),
     "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2 f2llmv2": PreTokenizer((QWEN2,)),
@@ -113,18 +109,10 @@ _KINDS = {
     "bloom poro-chat gpt3-finnish": PreTokenizer((BLOOM,)),
     "viking": PreTokenizer((BLOOM, r"\p{N}")),
     "chameleon": PreTokenizer(
-        ("<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", GPT2),
-        add_bos=True,
+        ("<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", GPT2), add_bos=True
     ),
     "deepseek-llm": PreTokenizer(
-        (
-            r"[\r\n]",
-            rf"\s?{_LATIN}",
-            r"\s?[!-/:-~！-／：-～‘-‟\x{3001}-。]+",
-            r"\s+\z",
-            _HANGUL,
-            r"\p{N}+",
-        )
+        (r"[\r\n]", rf"\s?{_LATIN}", r"\s?[!-/:-~！-／：-～‘-‟\x{3001}-。]+", r"\s+\z", _HANGUL, r"\p{N}+")
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HANGUL, r"\p{N}")),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": PreTokenizer((r"\p{N}{1,3}", _KANA, DEEPSEEK3)),

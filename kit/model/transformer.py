@@ -90,11 +90,7 @@ class Transformer:
         self.trace.token = cache.passes
         with torch_alone() if self.linear.own_threads and len(tokens) <= GEMV_MAX_TOKENS else nullcontext():
             plan = self._plan(cache) if len(tokens) == 1 and cache.length else None
-            logits = (
-                plan.step(tokens[0], cache.length)
-                if plan
-                else forward(CpuOps(self, tokens, cache), self.config, wanted)
-            )
+            logits = plan.step(tokens[0], cache.length) if plan else forward(CpuOps(self, tokens, cache), self.config, wanted)
         if not logits.isfinite().all():
             self._blame()
         cache.advance(len(tokens))

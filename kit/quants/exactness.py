@@ -20,9 +20,7 @@ _BLOCKS = 64
 _PROMPT = 5  # tokens that fused multiplies the weights with
 
 
-def exactness(
-    qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,), blocks=None, progress=False
-) -> pd.DataFrame:
+def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,), blocks=None, progress=False) -> pd.DataFrame:
     """One row for each format, backend, tier and dtype: whether it equals the reference, and the largest error.
 
     qtypes: names, by default all of ``blocks``, or all that gguf-py can dequantize. tiers: of the cpu backend
@@ -61,9 +59,7 @@ def sample(file, rows: int) -> dict[str, np.ndarray]:
         if info.qtype in reference.FORMATS and info.elements:
             block_bytes = FORMATS[info.qtype].block_bytes
             row_bytes = FORMATS[info.qtype].nbytes(info.shape[-1] if info.shape else 1)
-            found.setdefault(info.qtype, []).append(
-                file.blocks(name).reshape(-1, row_bytes)[:rows].reshape(-1, block_bytes)
-            )
+            found.setdefault(info.qtype, []).append(file.blocks(name).reshape(-1, row_bytes)[:rows].reshape(-1, block_bytes))
     if not found:
         raise QuantError(f"{file.path}: no tensor of a format that can be dequantized")
     return {qtype: np.concatenate(blocks) for qtype, blocks in sorted(found.items())}
@@ -78,9 +74,7 @@ def random_blocks(qtype: str, count: int, seed: int = 0) -> np.ndarray:
         kind = format.layout[name]
         if kind.kind == "f" or qtype == "BF16":
             bits = 8 * kind.itemsize
-            fields[name].view(f"u{kind.itemsize}")[:] &= ~np.array(
-                2 ** (bits - 2), f"u{kind.itemsize}"
-            )  # of the exponent
+            fields[name].view(f"u{kind.itemsize}")[:] &= ~np.array(2 ** (bits - 2), f"u{kind.itemsize}")  # of the exponent
     if qtype == "IQ1_M":  # the same bit of a half-precision scale in four pieces
         fields["scales"][:, 3] &= 0xBFFF
     if format.scales and format.scales.table == "E8M0":  # nothing but an exponent
@@ -95,11 +89,7 @@ def _errors(result: torch.Tensor, truth: torch.Tensor) -> dict:
     steps = [_ordered(values[~same]) for values in (result, truth)]
     off = (result[~same].double() - truth[~same].double()).abs().nan_to_num(torch.inf).max()
     largest = max(truth[truth.isfinite()].double().abs().tolist(), default=0)
-    return {
-        "equal": False,
-        "ulp": int((steps[0] - steps[1]).abs().max()),
-        "relative": float(off) / (largest or 1),
-    }
+    return {"equal": False, "ulp": int((steps[0] - steps[1]).abs().max()), "relative": float(off) / (largest or 1)}
 
 
 def _ordered(values: torch.Tensor) -> torch.Tensor:

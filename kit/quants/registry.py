@@ -63,9 +63,7 @@ def _look_up(what: str, name, table: dict):
 def _blocks(data, format: Format, device: str):
     """``data`` as C-contiguous bytes (a numpy array, or a tensor already on the device), and the shape of its weights."""
     if not isinstance(data, (np.ndarray, torch.Tensor)) or data.dtype not in (np.uint8, torch.uint8) or not data.ndim:
-        raise QuantError(
-            f"{format.name}: blocks must be a uint8 array or tensor of at least one axis, not {_told(data)}"
-        )
+        raise QuantError(f"{format.name}: blocks must be a uint8 array or tensor of at least one axis, not {_told(data)}")
     *leading, row_bytes = data.shape
     if row_bytes % format.block_bytes:
         raise QuantError(
@@ -78,9 +76,7 @@ def _blocks(data, format: Format, device: str):
     elif data.device.type == device:
         data = data.contiguous()
     else:
-        raise QuantError(
-            f"{format.name}: blocks on {data.device.type}, but the backend works on {device}: move them first"
-        )
+        raise QuantError(f"{format.name}: blocks on {data.device.type}, but the backend works on {device}: move them first")
     return data, (*leading, row_bytes // format.block_bytes * format.block_elements)
 
 

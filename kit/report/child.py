@@ -37,9 +37,7 @@ def main() -> None:
             last_line = (error.evalue.strip().splitlines() or [""])[-1]
             print(json.dumps({"failed": f"{error.ename}: {last_line}".rstrip(": ")}), file=events)
         except DeadKernelError:
-            reason = (
-                "the kernel died: killed from outside, out of memory, a lost page of a file, or a crash in native code"
-            )
+            reason = "the kernel died: killed from outside, out of memory, a lost page of a file, or a crash in native code"
             if tensor := last_read(Path(os.environ["KIT_READING"])):
                 reason += f"; the last tensor that it read was {tensor}"
             print(json.dumps({"failed": reason}), file=events)

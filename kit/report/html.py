@@ -62,9 +62,7 @@ def cells_of(path: Path) -> list[dict]:
         if _HIDDEN & set(cell.metadata.get("tags", [])):
             continue
         shown = {"number": number, "kind": cell.cell_type, "headings": [], "outputs": [], "section": section}
-        shown["verdicts"] = (
-            cell.cell_type == "code" and "lab.verdicts()" in cell.source
-        )  # the page has a fuller table of them
+        shown["verdicts"] = cell.cell_type == "code" and "lab.verdicts()" in cell.source  # the page has a fuller table of them
         if cell.cell_type == "markdown":
             body, shown["headings"] = content.markdown(cell.source, f"cell-{number}")
             shown["body"] = body if any(one["headings"] for one in cells) else _TITLE.sub("", body, count=1)

@@ -38,9 +38,7 @@ def write(run: Run) -> Path:
         to_do=(TO_DO, html.answer(cells.get(TO_DO, []))),
         tally=[(word, count) for word, count in book.tally(entries).items() if count],
         measurements=_by_notebook(row for row, _ in rows if not row.verdict),
-        records_uri=theme.data_uri(b"".join(log.read_bytes() for log in logs), "application/x-ndjson")
-        if logs
-        else None,
+        records_uri=theme.data_uri(b"".join(log.read_bytes() for log in logs), "application/x-ndjson") if logs else None,
         checklist=checklist(run, [row for row, _ in rows], run.planned),
     )
     target = run.folder / "index.html"

@@ -128,13 +128,9 @@ def resume(folder: Path, **asked) -> Run:
         before, wanted = getattr(run.request, name), asked.get(name)
         if wanted and wanted != before:
             option = {"texts": "-p"}.get(name, f"--{name}")
-            raise ReportError(
-                f"{folder} was run with {option} {before!r}, not {wanted!r}: leave it out or start a new run"
-            )
+            raise ReportError(f"{folder} was run with {option} {before!r}, not {wanted!r}: leave it out or start a new run")
     if run.machine_id != machine.machine_id():
-        raise ReportError(
-            f"{folder} was made on {run.machine_id}, this is {machine.machine_id()}: start a new run here"
-        )
+        raise ReportError(f"{folder} was made on {run.machine_id}, this is {machine.machine_id()}: start a new run here")
     run.request = replace(run.request, only=asked.get("only") or run.request.only)
     return run
 
@@ -203,9 +199,7 @@ def perform(
             stale.unlink(missing_ok=True)
         run.notebooks.pop(job.name, None)
         run.save()
-        outcome = execute(
-            job.source, log.with_suffix(".ipynb"), job.parameters, timeout, lambda n, job=job: on_cell(job, n)
-        )
+        outcome = execute(job.source, log.with_suffix(".ipynb"), job.parameters, timeout, lambda n, job=job: on_cell(job, n))
         run.notebooks[job.name] = Row(
             outcome.status, outcome.reason, outcome.cell, round(outcome.seconds, 3), now(), job.digest,
             list(outcome.records_before),

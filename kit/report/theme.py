@@ -25,11 +25,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=lambda value: type(value)(visible(value)) if isinstance(value, str) else value,
     )  # fmt: skip
-    environment.filters |= {
-        "quantity": units.format_quantity,
-        "seconds": units.format_seconds,
-        "bytes": units.format_bytes,
-    }
+    environment.filters |= {"quantity": units.format_quantity, "seconds": units.format_seconds, "bytes": units.format_bytes}
     environment.globals |= {"policy": _policy(), "style": _asset("page.css") + _tones(), "script": _asset("page.js")}
     environment.globals["positions"] = positions
     return environment
@@ -40,9 +36,7 @@ def _tones() -> str:
     rules = []
     for word, color in COLORS.items():
         name = f".tone-{word.replace(' ', '-')}"
-        dark = (
-            f'@media screen {{ :root[data-theme="dark"] {name} {{ --tone: color-mix(in srgb, {color} 45%, white); }} }}'
-        )
+        dark = f'@media screen {{ :root[data-theme="dark"] {name} {{ --tone: color-mix(in srgb, {color} 45%, white); }} }}'
         rules += [f"{name} {{ --tone: {color}; }}", dark]
     return "\n".join(rules)
 

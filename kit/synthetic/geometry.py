@@ -98,9 +98,7 @@ class Geometry:
 
     def config(self, layers: int | None = None) -> Config:
         """The hyperparameters that the transformer will read from the file."""
-        described = SimpleNamespace(
-            path=self.name, architecture=self.architecture, metadata=self._hyperparameters(layers)
-        )
+        described = SimpleNamespace(path=self.name, architecture=self.architecture, metadata=self._hyperparameters(layers))
         return described_config(described, self.vocabulary.size, self.tied)
 
     def _has(self, name: str) -> bool:
@@ -186,15 +184,11 @@ _LLAMA3 = Vocabulary(
 _QWEN = Vocabulary(
     "gpt2", "qwen2", 151936, {151643: "<|endoftext|>", 151644: "<|im_start|>", 151645: "<|im_end|>"}, 151643, 151645
 )
-_GEMMA3 = Vocabulary(
-    "llama", "default", 262144, {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>"}, bos=2, eos=1, add_bos=True
-)
+_GEMMA3 = Vocabulary("llama", "default", 262144, {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>"}, bos=2, eos=1, add_bos=True)
 _GEMMA2 = replace(_GEMMA3, size=256000)
 _PHI3 = replace(_LLAMA2, size=32064, special=_LLAMA2.special | {32000: "<|endoftext|>"}, eos=32000)
 _OLMO2 = Vocabulary("gpt2", "dbrx", 100352, {100257: "<|endoftext|>"}, 100257, 100257)
-_SMOLLM3 = Vocabulary(
-    "gpt2", "smaug-bpe", 128256, {128000: "<|begin_of_text|>", 128001: "<|end_of_text|>"}, 128000, 128001
-)
+_SMOLLM3 = Vocabulary("gpt2", "smaug-bpe", 128256, {128000: "<|begin_of_text|>", 128001: "<|end_of_text|>"}, 128000, 128001)
 _GPT_OSS = Vocabulary("gpt2", "gpt-4o", 201088, {199998: "<|startoftext|>", 199999: "<|endoftext|>"}, 199998, 199999)
 
 

@@ -37,9 +37,7 @@ class Folder:
         made = [v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})]
         for cell in cells:
             tags = {"tags": ["answer"]} if cell.startswith("lab.answer") else {}
-            made.append(
-                v4.new_markdown_cell(cell[4:]) if cell.startswith("#md ") else v4.new_code_cell(cell, metadata=tags)
-            )
+            made.append(v4.new_markdown_cell(cell[4:]) if cell.startswith("#md ") else v4.new_code_cell(cell, metadata=tags))
         path = self.path / f"{name}.ipynb"
         nbformat.write(v4.new_notebook(cells=made), path)
         return path

@@ -75,9 +75,7 @@ def test_the_index_accounts_for_every_claim(finished):
 
 def test_the_index_opens_with_answers_then_notebooks_then_claims(finished):
     text = (finished / "index.html").read_text()
-    order = [
-        text.index(part) for part in ("Does preloading bring", 'id="notebooks"', 'id="claims"', 'id="environment"')
-    ]
+    order = [text.index(part) for part in ("Does preloading bring", 'id="notebooks"', 'id="claims"', 'id="environment"')]
     assert order == sorted(order)
     answer = text[order[0] : order[1]]
     assert "194 s → 0.075 s" in answer and "2.00 s" in answer and "≥ 500 ms" in answer, "claimed, measured, possible"
@@ -145,13 +143,7 @@ def test_a_live_control_becomes_its_text():
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [
-        (0.075, "s", "75.0 ms"),
-        (2**30, "B", "1.00 GiB"),
-        (1100.0, "tok/s", "1,100 tok/s"),
-        (2.5, "x", "2.5x"),
-        (None, "s", "–"),
-    ],
+    [(0.075, "s", "75.0 ms"), (2**30, "B", "1.00 GiB"), (1100.0, "tok/s", "1,100 tok/s"), (2.5, "x", "2.5x"), (None, "s", "–")],
 )
 def test_quantities_read_as_people_write_them(value, unit, text):
     assert units.format_quantity(value, unit) == text
@@ -192,9 +184,6 @@ def test_the_answer_stands_under_the_title(finished):
 def test_control_characters_never_reach_a_page(finished):
     assert content.terminal("a\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b b\x08") == "a\x1b[31mred\x1b[0m ]0;title  b"
     assert content.clean("<b>\x1b\x00x</b>") == "<b>x</b>"
-    assert (
-        theme.render("merged.html.j2", folder="\x1b[2Jx", runs=[], failed=[], claims=[], measurements=[]).find("\x1b")
-        == -1
-    )
+    assert theme.render("merged.html.j2", folder="\x1b[2Jx", runs=[], failed=[], claims=[], measurements=[]).find("\x1b") == -1
     for page in finished.glob("*.html"):
         assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", page.read_text())

@@ -13,9 +13,7 @@ def cell(source, tags=("parameters",)):
 
 
 def test_a_line_is_a_name_a_type_a_default_and_a_help():
-    known = read(
-        [cell("samples: int = -9  # how often # each\nname: str = 'a # b'\nrate: float = 2\non: bool = True")], "n"
-    )
+    known = read([cell("samples: int = -9  # how often # each\nname: str = 'a # b'\nrate: float = 2\non: bool = True")], "n")
     assert list(known.values()) == [
         Parameter("samples", int, -9, "how often # each"),
         Parameter("name", str, "a # b"),
@@ -64,8 +62,7 @@ def test_the_annotation_decides_what_a_text_means():
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"),
-    [(int, "1.5"), (int, ""), (int, "x"), (float, "12e4567"), (float, "nan"), (bool, "maybe"), (bool, "")],
+    ("kind", "text"), [(int, "1.5"), (int, ""), (int, "x"), (float, "12e4567"), (float, "nan"), (bool, "maybe"), (bool, "")]
 )
 def test_a_text_of_the_wrong_type_is_refused(kind, text):
     with pytest.raises(ReportError, match=r"parameter depth: .* is not a"):

@@ -26,9 +26,7 @@ def output(tmp_path):
 
 def test_a_good_notebook_leaves_its_output_and_nothing_else(notebooks, output, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")  # the user's: figures must appear all the same
-    source = notebooks.add(
-        "01", "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()", "print(rate, deep, model)"
-    )
+    source = notebooks.add("01", "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()", "print(rate, deep, model)")
     monkeypatch.chdir(output.parent.parent)
     cells = []
     given = {"rate": 2.5, "deep": True, "model": "007"}

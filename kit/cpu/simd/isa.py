@@ -196,9 +196,7 @@ def gather(_, kind, address, index):
         pointers.type = ir.VectorType(element.as_pointer(), result.lanes)  # llvmlite takes it for one pointer
         mask = ir.Constant(ir.VectorType(ir.IntType(1), result.lanes), [1] * result.lanes)
         name = f"llvm.masked.gather.v{result.lanes}{_suffix(element)}.v{result.lanes}p0"
-        return _call(
-            builder, name, result.llvm, [pointers, ir.Constant(_I32, 1), mask, ir.Constant(result.llvm, ir.Undefined)]
-        )
+        return _call(builder, name, result.llvm, [pointers, ir.Constant(_I32, 1), mask, ir.Constant(result.llvm, ir.Undefined)])
 
     return result(kind, types.int64, index), emit
 

@@ -29,9 +29,7 @@ def several_of(count: int):
     @intrinsic
     def store_several(_, address, step, vectors):
         def emit(context, builder, signature, args):
-            for pointer, vector in zip(
-                pointers(builder, *args[:2]), cgutils.unpack_tuple(builder, args[2]), strict=True
-            ):
+            for pointer, vector in zip(pointers(builder, *args[:2]), cgutils.unpack_tuple(builder, args[2]), strict=True):
                 builder.store(vector, pointer, align=4)
             return context.get_dummy_value()
 

@@ -41,9 +41,7 @@ def reduce_add4(_, a, b, c, d):
             return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
 
         def by_quarters(x, y, low, high):  # the same lanes of each quarter, of x (0 to 3) and of y (16 to 19)
-            parts = (
-                shuffled(x, y, [quarter + lane for quarter in range(0, 16, 4) for lane in half]) for half in (low, high)
-            )
+            parts = (shuffled(x, y, [quarter + lane for quarter in range(0, 16, 4) for lane in half]) for half in (low, high))
             return builder.fadd(*parts)
 
         def halves(x):
@@ -60,9 +58,7 @@ def _reduction(name: str, doc: str):
     def primitive(_, vector):
         def emit(context, builder, signature, args):
             kind = ir.FunctionType(ir.IntType(32), [args[0].type])
-            function = cgutils.get_or_insert_function(
-                builder.module, kind, f"llvm.vector.reduce.{name}.v{vector.lanes}i32"
-            )
+            function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.{name}.v{vector.lanes}i32")
             return builder.call(function, args)
 
         return vector.element(vector), emit

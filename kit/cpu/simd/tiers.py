@@ -76,9 +76,7 @@ def _choose(asked: str | None) -> Static:
 def self_test(name: str) -> list[str]:
     """The primitives of a tier that differ from numpy on this CPU; empty when all is well."""
     halves = np.arange(2**16, dtype=np.uint16)
-    floats = np.concatenate([halves.astype(np.uint32) << 16 | low for low in (0, 0x1000, 0x7FFF, 0xFFFF)]).view(
-        np.float32
-    )
+    floats = np.concatenate([halves.astype(np.uint32) << 16 | low for low in (0, 0x1000, 0x7FFF, 0xFFFF)]).view(np.float32)
     random = np.random.default_rng(0)
     table, index = random.integers(0, 256, 16, np.uint8), random.integers(0, 16, 16, np.uint8)
     a, b = random.integers(0, 256, 64, np.uint8), random.integers(-128, 128, 64, np.int8)
@@ -112,9 +110,5 @@ def describe() -> tuple[str, str, str]:
     failing = [name for name in available() if self_test(name)]
     finding = f"{tier().value} runs; this CPU has {', '.join(available())}"
     if failing:
-        return (
-            "note",
-            f"{finding}; wrong results from {', '.join(failing)}",
-            "update numba and llvmlite, or report this CPU",
-        )
+        return ("note", f"{finding}; wrong results from {', '.join(failing)}", "update numba and llvmlite, or report this CPU")
     return "ok", finding, ""

@@ -292,9 +292,7 @@ def _define(function, instruction):
 
         def emit(context, builder, signature, args):
             operands = (
-                arg
-                if isinstance(kind, Vector)
-                else _splat(builder, context.cast(builder, arg, kind, vector.element), vector)
+                arg if isinstance(kind, Vector) else _splat(builder, context.cast(builder, arg, kind, vector.element), vector)
                 for arg, kind in zip(args, signature.args, strict=True)
             )
             return combine(builder, vector.element, *operands)

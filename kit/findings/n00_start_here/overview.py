@@ -82,14 +82,10 @@ def roofline(file, machine, tokens=(1, 8, 64, 512)):
 def claims_table() -> pd.DataFrame:
     """The claims as the reports make them, and the notebook that judges each."""
     rows = [(claim.id, claim.report, claim.claim, claim.reported, claim.notebook) for claim in claims.load().values()]
-    return pd.DataFrame(rows, columns=["claim", "report", "what is claimed", "as reported", "judged in"]).set_index(
-        "claim"
-    )
+    return pd.DataFrame(rows, columns=["claim", "report", "what is claimed", "as reported", "judged in"]).set_index("claim")
 
 
-def plausibility(
-    machine, seconds_of=("cold-inference", "first-token-preload", "variance-45-1100", "blas-500")
-) -> pd.DataFrame:
+def plausibility(machine, seconds_of=("cold-inference", "first-token-preload", "variance-45-1100", "blas-500")) -> pd.DataFrame:
     """GB/s that each reported speed would need on the reports' model in f32, over what this machine reads."""
     nbytes, rows = reported.f32_bytes(), []
     for name in seconds_of:

@@ -71,11 +71,7 @@ def predict(file, gpu: Limits, disk_gbps: float) -> pd.DataFrame:
     nbytes, used = sum(tensor.nbytes for tensor in file.tensors.values()), blocks_read(file)
     rows = {
         "read": (nbytes, f"{disk_gbps:.1f} GB/s from disk, measured here", nbytes / disk_gbps / 1e9),
-        "upload": (
-            nbytes,
-            f"{gpu.host_to_device_gbps:.1f} GB/s from pinned host memory",
-            gpu.seconds_from_host(nbytes),
-        ),
+        "upload": (nbytes, f"{gpu.host_to_device_gbps:.1f} GB/s from pinned host memory", gpu.seconds_from_host(nbytes)),
         "compute": (used, f"{gpu.read_gbps:,.0f} GB/s of device memory, blocks read once", gpu.seconds_to_read(used)),
     }
     return pd.DataFrame(rows, index=["bytes", "bound", "seconds"]).T.rename_axis("phase")

@@ -25,11 +25,7 @@ def bars(runs: list[Run]):
 
 def gantt(runs: list[Run], wanted=("lazy", "preload", "overlapped")):
     """When each tensor was read, dequantized and used: one line a tensor, one panel a way (of those measured)."""
-    colors = {
-        "linear": figures.GREEN,
-        "read": figures.SKY,
-        "dequantize": figures.ORANGE,
-    }  # a linear waits for its weight
+    colors = {"linear": figures.GREEN, "read": figures.SKY, "dequantize": figures.ORANGE}  # a linear waits for its weight
     typical = typical_runs(runs)
     ways = [way for way in wanted if way in typical]
     figure, panels = figures.new(len(ways), height=2.3 * len(ways), sharex=True, squeeze=False)

@@ -36,9 +36,7 @@ def loop_costs(file, samples: int = 2) -> pd.DataFrame:
         seconds = elements = 0
         for name in names:
             value = weights[name]
-            counts = sum(
-                layer_of(n) == layer_of(name) and t.shape == file.tensors[name].shape for n, t in file.tensors.items()
-            )
+            counts = sum(layer_of(n) == layer_of(name) and t.shape == file.tensors[name].shape for n, t in file.tensors.items())
             repeat = samples if value.numel() < 2**26 else 1  # the head is large enough for one
             seconds += counts * min(_loop(kind, value, threads, 1) for _ in range(repeat))
             elements += counts * value.numel()
@@ -77,13 +75,7 @@ def inference(costs: pd.DataFrame, dequantizing: pd.DataFrame, elements: int, pr
     ``dequantizing``: GB/s of f32 by threads and dequantizer (parallel.speeds); the threads are the same for both.
     """
     rows = [
-        (
-            loops,
-            threads,
-            dequantizer,
-            prompt,
-            elements * (each * prompt + 4 / dequantizing.loc[threads, dequantizer] / 1e9),
-        )
+        (loops, threads, dequantizer, prompt, elements * (each * prompt + 4 / dequantizing.loc[threads, dequantizer] / 1e9))
         for (loops, threads, each), dequantizer, prompt in product(costs.itertuples(index=False), dequantizing, prompts)
     ]
     return pd.DataFrame(rows, columns=["loops", "threads", "dequantizer", "prompt", "seconds"])
@@ -106,20 +98,12 @@ def figure(table: pd.DataFrame, target: float):
                   color=colors[loops, threads > 1])  # fmt: skip
     near = table[table["near"]]
     axes.plot(
-        near["prompt"],
-        near["seconds"],
-        "o",
-        ms=13,
-        mfc="none",
-        mec=figures.BLACK,
-        label=f"within {NEAR:.0%} of {target:g} s",
+        near["prompt"], near["seconds"], "o", ms=13, mfc="none", mec=figures.BLACK, label=f"within {NEAR:.0%} of {target:g} s"
     )
     figures.bound(axes, target, f"reported: {target:g} s")
     figures.log(axes, "x", "y")
     axes.set(
-        xlabel="tokens of the prompt, which the reports do not give",
-        ylabel="seconds of a first inference",
-        xticks=PROMPTS,
+        xlabel="tokens of the prompt, which the reports do not give", ylabel="seconds of a first inference", xticks=PROMPTS
     )
     axes.set_title(f"{len(near)} of {len(table)} set-ups give {target:g} s: the report does not say which it was")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)

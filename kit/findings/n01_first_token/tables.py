@@ -22,8 +22,7 @@ def equality(runs: list[Run]) -> pd.DataFrame:
 def by_phase(runs: list[Run]) -> pd.DataFrame:
     """One row a way, its median run: seconds by phase and in all, and whether the file's pages were gone."""
     rows = {
-        WAYS[way].label: {**run.phases, "total": run.seconds, "cold file": run.cold}
-        for way, run in typical_runs(runs).items()
+        WAYS[way].label: {**run.phases, "total": run.seconds, "cold file": run.cold} for way, run in typical_runs(runs).items()
     }
     return pd.DataFrame(rows).T.infer_objects().rename_axis("seconds")
 

@@ -64,9 +64,7 @@ def judge_cold(lab, file, runs: list[Run], ablation: pd.DataFrame) -> None:
     ))  # fmt: skip
 
 
-def judge_parallel(
-    lab, runs: list[Run], predicted: pd.DataFrame, taken: pd.DataFrame, left_out: dict[str, str]
-) -> None:
+def judge_parallel(lab, runs: list[Run], predicted: pd.DataFrame, taken: pd.DataFrame, left_out: dict[str, str]) -> None:
     """parallel-dequant: one thread against all cores by dequantizer, and reading ahead while dequantizing."""
     for dequantizer in parallel.DEQUANTIZERS.values():
         some = taken[taken["dequantizer"] == dequantizer]

@@ -8,9 +8,7 @@ from kit.findings.n02_cache_mystery.load_test import Exchange
 WANTED = 1100 / 45  # times that the reported speeds differ by
 
 
-def tried(
-    rungs: pd.DataFrame, honest: Exchange, early: Exchange, runs: list[Live], swept: pd.DataFrame
-) -> pd.DataFrame:
+def tried(rungs: pd.DataFrame, honest: Exchange, early: Exchange, runs: list[Live], swept: pd.DataFrame) -> pd.DataFrame:
     """One row a cause: the slowest and fastest "tok/s" that it printed here, their factor, whether tokens were made for it.
 
     ``early``: an answer that stopped before all tokens were made; ``runs``: with a slow dequantizer, from too small a
@@ -24,11 +22,7 @@ def tried(
         "a cache too small or large enough, gguf-py's dequantizer": (min(slow), max(slow), "all"),
         "the same, the kit's dequantizer": (fast.min(), fast.max(), "all"),
     }
-    table = (
-        pd.DataFrame(rows, index=["slowest tok/s", "fastest tok/s", "tokens made"])
-        .T.infer_objects()
-        .rename_axis("cause")
-    )
+    table = pd.DataFrame(rows, index=["slowest tok/s", "fastest tok/s", "tokens made"]).T.infer_objects().rename_axis("cause")
     factor = (table["fastest tok/s"] / table["slowest tok/s"]).astype(float)
     return table.assign(factor=factor, **{f"as much as {WANTED:.0f} times": factor >= 0.9 * WANTED})
 

@@ -36,9 +36,7 @@ def _elsewhere(function):
 def _two_levels(cache):
     first, later = _walk(cache), _walk(cache, 2)
     held = getattr(cache, "held_bytes", cache.stats.resident_bytes)
-    return (
-        f"loads: {first}, then {later}; held: {held // 4000} of 8 with room for 4; outer cache: {cache.stats.hits} hits"
-    )
+    return f"loads: {first}, then {later}; held: {held // 4000} of 8 with room for 4; outer cache: {cache.stats.hits} hits"
 
 
 def _split(cache):

@@ -33,9 +33,7 @@ class Hypothesis:
     text: str
     make: Callable
     claim: str = ""
-    without: str = (
-        "limit"  # the hypothesis that lacks this trait: the plain LRU, for its own limit the cache without one
-    )
+    without: str = "limit"  # the hypothesis that lacks this trait: the plain LRU, for its own limit the cache without one
     pressed: float = 1.0  # of the limit: what the machine leaves the cache during the preload
     switch: str = ""  # a method to call between preload and inference
     serve: Callable = _here
@@ -88,9 +86,7 @@ def _nothing(name: str) -> object:
     return object()
 
 
-def observe(
-    hypothesis: Hypothesis, tensors: dict[str, int], limit: int, first: str, load=_nothing, seed: int = 0
-) -> Observed:
+def observe(hypothesis: Hypothesis, tensors: dict[str, int], limit: int, first: str, load=_nothing, seed: int = 0) -> Observed:
     """Preload in one random order, then ask for ``first``. ``load(name)``: the values; without it they are empty."""
     cache = hypothesis.make(limit)
     handles = [_LazyTensor(name, nbytes, cache) for name, nbytes in tensors.items()]

@@ -162,9 +162,7 @@ def ladder(server: Server, repeats: int = 5) -> pd.DataFrame:
 def gates(exchanges: list[Exchange], roofline: float) -> pd.DataFrame:
     """Exchange by gate: does it pass? ``roofline``: tokens a second that the bandwidth allows."""
     table = pd.DataFrame({e.path: {gate.name: gate.passes(e, roofline) for gate in GATES} for e in exchanges}).T
-    stopped = table.apply(
-        lambda row: next((name for name, passed in row.items() if not passed), "none: it counts"), axis=1
-    )
+    stopped = table.apply(lambda row: next((name for name, passed in row.items() if not passed), "none: it counts"), axis=1)
     table.insert(0, '"tok/s"', [e.claimed for e in exchanges])
     table["stopped by"] = stopped
     return table
@@ -178,9 +176,7 @@ def ladder_figure(rungs: pd.DataFrame, honest: float, roofline: float):
     axes.barh("the route that works, tokens counted", honest, color=figures.GREEN, label="measured, every gate passed")
     figures.bound(axes, roofline, f"roofline of this machine: {roofline:,.0f} tok/s", vertical=True)
     for row, value in enumerate([*rungs['printed "tok/s"'], honest]):
-        axes.annotate(
-            f" {value:,.0f}", (value, row), va="center", fontsize=9, bbox={"facecolor": "white", "lw": 0, "pad": 0.5}
-        )
+        axes.annotate(f" {value:,.0f}", (value, row), va="center", fontsize=9, bbox={"facecolor": "white", "lw": 0, "pad": 0.5})
     axes.set_xscale("log")
     axes.set_xlim(min(10, honest / 2), 3 * max(1100, honest, roofline))
     axes.xaxis.set_major_formatter("{x:,.0f}")

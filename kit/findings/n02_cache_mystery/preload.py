@@ -97,13 +97,7 @@ def preload_table(preloads: Preloads, references: int) -> pd.DataFrame:
         "tensors left in the cache": (np.nan, preloads.survivors),
     }
     table = [
-        (
-            what,
-            reported,
-            np.median(values),
-            *np.percentile(values, (2.5, 97.5)),
-            100 * np.mean(np.round(values) == reported),
-        )
+        (what, reported, np.median(values), *np.percentile(values, (2.5, 97.5)), 100 * np.mean(np.round(values) == reported))
         for what, (reported, values) in rows.items()
     ]
     names = ["", "report", "median", "2.5 %", "97.5 %", "orders as reported, %"]
@@ -122,9 +116,7 @@ def unit_of_the_report(preloads: Preloads) -> pd.DataFrame:
         )
         for unit, size in units.items()
     }
-    return pd.DataFrame(rows, index=["2.5 %", "97.5 %", f"orders that end at or below {REPORTED_MB}, %"]).T.rename_axis(
-        "unit"
-    )
+    return pd.DataFrame(rows, index=["2.5 %", "97.5 %", f"orders that end at or below {REPORTED_MB}, %"]).T.rename_axis("unit")
 
 
 def survival(preloads: Preloads) -> pd.DataFrame:
@@ -139,14 +131,10 @@ def preload_figure(preloads: Preloads):
     memory.hist(preloads.resident_bytes / MIB, bins=60, color=figures.SKY)
     figures.bound(memory, LIMIT / MIB, "limit: 4096 MiB", vertical=True)
     memory.axvline(REPORTED_MB, color=figures.VERMILION, label="report: 3920 MB, read as MiB")
-    memory.set(
-        xlabel="MiB in the cache after the preload", ylabel="orders", title="The limit is full: 3920 is ordinary"
-    )
+    memory.set(xlabel="MiB in the cache after the preload", ylabel="orders", title="The limit is full: 3920 is ordinary")
     memory.set_xlim(left=3200)
     memory.legend(loc="upper left", fontsize=8.5)
-    left.hist(
-        preloads.survivors, bins=np.arange(preloads.survivors.min(), preloads.survivors.max() + 2), color=figures.SKY
-    )
+    left.hist(preloads.survivors, bins=np.arange(preloads.survivors.min(), preloads.survivors.max() + 2), color=figures.SKY)
     left.set(xlabel=f"of {len(preloads.names)} tensors, left after the preload", ylabel="orders")
     left.set_title("Seven of eight tensors are gone")
     return figure
@@ -156,11 +144,7 @@ def passes_table(tensors: dict[str, int], limit: int = LIMIT, passes: int = 3) -
     """What inference finds after the preload: hits of each forward pass through LRU, pinned and HashMap, by replay."""
     scan = list(tensors.items())
     rows = {}
-    for name, policy in {
-        "LRU": kit.LRU(limit),
-        "Pinned": kit.Pinned(limit),
-        "HashMap, no limit": kit.HashMap(),
-    }.items():
+    for name, policy in {"LRU": kit.LRU(limit), "Pinned": kit.Pinned(limit), "HashMap, no limit": kit.HashMap()}.items():
         hits = [kit.replay(repeated(scan, count), policy).hits for count in range(1, passes + 2)]
         rows[name] = np.diff(hits)
     return pd.DataFrame(rows, index=[f"hits of pass {count}" for count in range(1, passes + 1)]).T

@@ -37,9 +37,7 @@ def judge_preload(lab, preloads: Preloads, checked: pd.DataFrame, references: in
     ))  # fmt: skip
     why = "a preload touches each tensor once, so it cannot hit: the rate says nothing about the cache"
     lab.record(
-        judge(
-            "preload-hit-rate", "hits of the preload", "hits", checked["hits"], accept=(0, 0), how="counted", text=why
-        )
+        judge("preload-hit-rate", "hits of the preload", "hits", checked["hits"], accept=(0, 0), how="counted", text=why)
     )
     lab.record(judge(
         "preload-hit-rate", "misses of the preload", "misses", checked["misses"], accept=(362, 362), how="counted", text=why
@@ -117,10 +115,7 @@ def judge_speeds(lab, rungs: pd.DataFrame, caught: pd.DataFrame, tried: pd.DataF
     ))  # fmt: skip
     for asked, printed in zip(goals, rungs['printed "tok/s"'], strict=True):
         lab.record(
-            "variance-45-1100",
-            quantity=f"printed for an error, where {asked} is reported",
-            unit="tok/s",
-            samples=[printed],
+            "variance-45-1100", quantity=f"printed for an error, where {asked} is reported", unit="tok/s", samples=[printed]
         )
     device = reported.machine()
     most = 1 / reported.least_seconds(reported.f32_bytes())

@@ -105,16 +105,7 @@ def table(runs: list[Live], file, gpu: Limits) -> pd.DataFrame:
         rows.append((run.label, run.tokens_per_second, bound, run.tokens_per_second / bound, run.warm_byte_hit_rate,
                      run.tokens_per_second * over / 1e9, run.stats.prefetched / run.stats.gets,
                      run.held_bytes / 2**20))  # fmt: skip
-    names = [
-        "run",
-        "tok/s",
-        "bound tok/s",
-        "of the bound",
-        "byte hit rate",
-        "GB/s over the bus",
-        "prefetched",
-        "MiB held",
-    ]
+    names = ["run", "tok/s", "bound tok/s", "of the bound", "byte hit rate", "GB/s over the bus", "prefetched", "MiB held"]
     return pd.DataFrame(rows, columns=names).set_index("run")
 
 

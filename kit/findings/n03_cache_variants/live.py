@@ -32,10 +32,7 @@ def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Li
 def replay_agrees(runs: list[Live], order: Requests, fraction: float) -> pd.DataFrame:
     """Live counts beside those of a replay of the very accesses: they must be the same numbers."""
     capacity = max(1, round(fraction * order.working_set))
-    made = {name: make(capacity) for name, make in POLICIES.items()} | {
-        "NoCache": kit.NoCache(),
-        "HashMap": kit.HashMap(),
-    }
+    made = {name: make(capacity) for name, make in POLICIES.items()} | {"NoCache": kit.NoCache(), "HashMap": kit.HashMap()}
     rows = []
     for run in runs:
         replayed = kit.replay(run.accesses, made[run.label])
@@ -64,10 +61,7 @@ def by_file(files: dict, fraction: float, passes: int, names=("LRU", "MRU", "Cyc
     for label, file in files.items():
         try:
             order = one_pass(file)
-            runs = [
-                decode(file, POLICIES[name](max(1, round(fraction * order.working_set))), name, passes)
-                for name in names
-            ]
+            runs = [decode(file, POLICIES[name](max(1, round(fraction * order.working_set))), name, passes) for name in names]
             table = points(runs, order, fraction)
             columns[f"{label}, live"], columns[f"{label}, sizes alone"] = table["live"], table["replayed"]
         except ModelError as error:
@@ -101,9 +95,7 @@ def held_in_part(file, order: Requests, fraction: float, passes: int = 2) -> pd.
                     largest, float((torch.cat([part @ x for _, part in parts]) - whole).abs().max() / whole.abs().max())
                 )
         hits = store.stats.bytes_hit / (passes - 1) / total
-        rows.append(
-            ("the same share of each" if spread else "in order", store.stats.resident_bytes / total, hits, largest)
-        )
+        rows.append(("the same share of each" if spread else "in order", store.stats.resident_bytes / total, hits, largest))
     names = ["rows", "held", "byte hit rate, warm", "largest relative difference"]
     return pd.DataFrame(rows, columns=names).set_index("rows")
 
@@ -136,15 +128,7 @@ def fixes(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
         misses = (run.accesses["outcome"] != "hit").sum() / passes
         rows.append((name, found[0], misses, run.stats.resident_bytes / limit, run.stats.resident_bytes / 2**20,
                      1 / float(np.median(run.seconds)), max(run.seconds) / min(run.seconds)))  # fmt: skip
-    names = [
-        "way",
-        "verified, of 2",
-        "misses a token",
-        "memory / limit",
-        "resident MiB",
-        "tok/s",
-        "slowest / fastest token",
-    ]
+    names = ["way", "verified, of 2", "misses a token", "memory / limit", "resident MiB", "tok/s", "slowest / fastest token"]
     return pd.DataFrame(rows, columns=names).set_index("way")
 
 
@@ -176,9 +160,7 @@ def fields(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=["field", "byte hit rate", "prefetched", "misses", "tok/s", "peak MiB"])
     table = table.set_index("field")
     first = table.iloc[0]
-    changed = (
-        table[["byte hit rate", "prefetched", "misses"]] != first[["byte hit rate", "prefetched", "misses"]]
-    ).any(axis=1)
+    changed = (table[["byte hit rate", "prefetched", "misses"]] != first[["byte hit rate", "prefetched", "misses"]]).any(axis=1)
     table["effect on what is loaded"] = np.where(changed, "yes", "none")
     table.iloc[0, -1] = "-"
     return table

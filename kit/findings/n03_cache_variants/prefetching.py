@@ -51,9 +51,7 @@ def take(
 def table(runs: pd.DataFrame, machine, working_set: int, fraction: float) -> pd.DataFrame:
     """Medians a kind of prefetch, beside the two bounds of a warm pass: the parts in a row, or the larger part alone."""
     found = (
-        runs.groupby("prefetch", sort=False)[["first", "warm"]]
-        .median()
-        .loc[[k for k in AHEAD if k in set(runs["prefetch"])]]
+        runs.groupby("prefetch", sort=False)[["first", "warm"]].median().loc[[k for k in AHEAD if k in set(runs["prefetch"])]]
     )
     counts = runs.groupby("prefetch", sort=False)[["prefetched", "gets"]].sum()
     found["prefetched, %"] = 100 * counts["prefetched"] / counts["gets"]
@@ -93,9 +91,7 @@ def figure(tables: dict[str, pd.DataFrame]):
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
     panels[-1, 0].set_xlabel("seconds a pass")
-    drawn.suptitle(
-        "Prefetch pays when there is waiting to hide and a core to hide it on", fontsize=12, fontweight="bold"
-    )
+    drawn.suptitle("Prefetch pays when there is waiting to hide and a core to hide it on", fontsize=12, fontweight="bold")
     drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return drawn
 
@@ -134,8 +130,6 @@ def model_figure(modelled: pd.DataFrame, cores_here: int):
     figures.bound(axes, 2.0, "bound: two parts overlap at best twofold")
     axes.axvline(cores_here, color=figures.ORANGE, lw=1.2, label="cores here")
     axes.set(xlabel="cores", ylabel="times faster with prefetch", xticks=list(modelled.index), ylim=(0, 2.3))
-    axes.set_title(
-        f"With cores to spare prefetch gains up to {modelled.max(axis=None):.2f}x: a model, not a measurement"
-    )
+    axes.set_title(f"With cores to spare prefetch gains up to {modelled.max(axis=None):.2f}x: a model, not a measurement")
     axes.legend(loc="lower right")
     return drawn

@@ -76,10 +76,7 @@ _LINES = ("-", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))
 def curves_figure(by_objects: pd.DataFrame, by_bytes: pd.DataFrame):
     """Two panels, objects of one size and true bytes: a line a family of policies, the bound dashed."""
     figure, panels = figures.new(2, height=8.4)
-    titles = (
-        "Equal objects: most policies hit nothing until all fit",
-        "True sizes: what is large decides, the bound stays",
-    )
+    titles = ("Equal objects: most policies hit nothing until all fit", "True sizes: what is large decides, the bound stays")
     columns = ("hit rate", "byte hit rate")
     for axes, table, column, title in zip(panels, (by_objects, by_bytes), columns, titles, strict=True):
         colors = [color for color in figures.PALETTE if color not in (figures.BLACK, figures.YELLOW)]
@@ -147,9 +144,7 @@ def heat_maps(trace: Requests, fraction: float, policies=None):
     if patterns:
         figure.colorbar(image, ax=grid, label="bytes hit, %", shrink=0.6)
     figure.suptitle(
-        f"Which layers are held decides; never a hit: {', '.join(empty) or 'none of them'}",
-        fontsize=11,
-        fontweight="bold",
+        f"Which layers are held decides; never a hit: {', '.join(empty) or 'none of them'}", fontsize=11, fontweight="bold"
     )
     figure.supxlabel("token", fontsize=10)
     figure.supylabel("layer", fontsize=10)
@@ -167,10 +162,7 @@ def pinned_sets(trace: Requests, fraction: float, costs: dict[str, float] | None
     sizes = trace.objects
     capacity = max(1, round(fraction * trace.working_set))
     rows_of = {name: (max(1, size // 4096), min(size, 4096)) for name, size in sizes.items()}
-    plans = {
-        "rows, in order": RowPlan(capacity, rows_of),
-        "rows, the same share of each": RowPlan(capacity, rows_of, True),
-    }
+    plans = {"rows, in order": RowPlan(capacity, rows_of), "rows, the same share of each": RowPlan(capacity, rows_of, True)}
     ways = {
         "first come": (trace, Pinned(capacity)),
         "knapsack": (
@@ -242,9 +234,7 @@ def one_pass_figure(kinds: dict[str, Requests]):
         best = min_hit_curve(equal)
         share = 100 / equal.working_set
         axes.plot([0, 100], [0, 100], "--", color=figures.BLACK, lw=1.2, label="capacity / total")
-        axes.plot(
-            share * np.arange(1, len(best) + 1), 100 * best / len(equal), color=figures.GREEN, label="MIN, keeps all"
-        )
+        axes.plot(share * np.arange(1, len(best) + 1), 100 * best / len(equal), color=figures.GREEN, label="MIN, keeps all")
         axes.step(
             share * np.r_[0, room, equal.working_set], 100 * np.r_[0, lru, lru[-1]] / len(equal), where="post",
             color=figures.VERMILION, label="LRU",
@@ -276,9 +266,7 @@ def advice(table: pd.DataFrame, fraction: float) -> pd.DataFrame:
         best = rates.max()
         near = ", ".join(rates.index[rates >= best - 0.005])
         what = "pin" if rates["Pinned"] >= best - 0.005 else "measure: no fixed set is best"
-        rows.append(
-            (kind, what, near, best, table.loc["bound", kind], rates["LRU"], rates["Pinned"], rates["CyclicAware"])
-        )
+        rows.append((kind, what, near, best, table.loc["bound", kind], rates["LRU"], rates["Pinned"], rates["CyclicAware"]))
     names = [
         "model",
         "advice",

@@ -31,9 +31,7 @@ def judge_lookups(lab, taken: Rounds) -> None:
         f"proves nothing",
     ))  # fmt: skip
     for label, ratios in others.items():
-        lab.record(
-            quantity=f"a weight dequantized over a hit, ready and read once: {label}", unit="x", samples=ratios.tolist()
-        )
+        lab.record(quantity=f"a weight dequantized over a hit, ready and read once: {label}", unit="x", samples=ratios.tolist())
 
 
 def judge_limit(lab, trace: Requests) -> None:

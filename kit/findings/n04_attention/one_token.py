@@ -151,9 +151,7 @@ def token_table(tokens: pd.DataFrame, machine: Machine, elements: int) -> pd.Dat
     least = machine.seconds_to_read(4 * elements)
     table["rest"] += table.pop("norms")
     table = table.rename(columns=lambda part: f"{part}, s")
-    return table.assign(
-        **{"total, s": total.values, "tok/s": 1 / total.values, "times f32 read once": total.values / least}
-    )
+    return table.assign(**{"total, s": total.values, "tok/s": 1 / total.values, "times f32 read once": total.values / least})
 
 
 def kv_speeds(weights, machine: Machine, context: int, scale: float, samples: int = 3) -> pd.DataFrame:

@@ -134,9 +134,7 @@ def projections(weights, config: Config, machine: Machine, samples: int = 3) -> 
             nbytes = linear.nbytes(weights, name)
             bound = machine.seconds_to_read(nbytes)
             flops = 2 * weights.info(name).elements
-            rows.append(
-                (name, variant, timed.median, nbytes / timed.median / 1e9, timed.median / bound, error, flops, nbytes)
-            )
+            rows.append((name, variant, timed.median, nbytes / timed.median / 1e9, timed.median / bound, error, flops, nbytes))
     columns = ["tensor", "variant", "seconds", "GB/s", "time / bound", "rms / std", "flops", "bytes"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -32,9 +32,7 @@ def sample_matrices(file, tiles: int = 8, seed: int = 0) -> dict[str, torch.Tens
 
 def tiles_of(values: np.ndarray) -> np.ndarray:
     """(tiles, 256, 256): the whole tiles of a matrix, in the order of the codec."""
-    return (
-        values.reshape(len(values) // SIDE, SIDE, values.shape[1] // SIDE, SIDE).swapaxes(1, 2).reshape(-1, SIDE, SIDE)
-    )
+    return values.reshape(len(values) // SIDE, SIDE, values.shape[1] // SIDE, SIDE).swapaxes(1, 2).reshape(-1, SIDE, SIDE)
 
 
 def table(matrices: dict[str, torch.Tensor]) -> pd.DataFrame:

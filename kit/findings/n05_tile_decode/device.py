@@ -39,9 +39,7 @@ def rungs(weights: torch.Tensor, ladder: pd.DataFrame, gpu: Limits, samples: int
         out = torch.empty(values.shape, dtype=torch.int8, device=loaded.units.device)
         right = np.array_equal(decode_on_device(loaded, out).cpu().numpy(), values)
         assert right, f"{count} tiles decode to other values on the device"
-        taken = [
-            seconds / count for seconds in time_on_device(lambda at=loaded, to=out: decode_on_device(at, to), samples)
-        ]
+        taken = [seconds / count for seconds in time_on_device(lambda at=loaded, to=out: decode_on_device(at, to), samples)]
         raw.append(taken)
         least = gpu.seconds_to_read(tiles.nbytes / count) + gpu.seconds_to_write(TILE)
         rows.append({"decoder": "triton", "profile": "kit", "new": "one tile" if count == 1 else f"{count:,} at once",

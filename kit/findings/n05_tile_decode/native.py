@@ -28,8 +28,7 @@ def library(level: int):
     unpack = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _POINTER, _WORD, _WORD)
     in_context = ctypes.CFUNCTYPE(None, _POINTER, _WORD, _POINTER, _POINTER, _WORD, _WORD)
     unpack, in_context = (
-        kind(engine.get_function_address(name))
-        for kind, name in ((unpack, "unpack"), (in_context, "unpack_in_context"))
+        kind(engine.get_function_address(name)) for kind, name in ((unpack, "unpack"), (in_context, "unpack_in_context"))
     )
     unpack.engine = in_context.engine = engine  # the code lives as long as what calls it
     return unpack, in_context

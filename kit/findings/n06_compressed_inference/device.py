@@ -54,9 +54,7 @@ def streamed(file: CompressedFile, gpu: Limits, samples: int) -> pd.DataFrame:
     rows = {}
     for label, matrices in (("plain INT8", values), ("tiles", tiles)):
         source = Streamed(matrices)
-        assert all(np.array_equal(matrix.cpu().numpy(), values[name]) for name, matrix in source), (
-            f"{label} arrive changed"
-        )
+        assert all(np.array_equal(matrix.cpu().numpy(), values[name]) for name, matrix in source), f"{label} arrive changed"
         taken = time_on_device(lambda source=source: _exhaust(source), samples)
         decoding = least_seconds(file, gpu) if label == "tiles" else 0.0
         least = max(gpu.seconds_from_host(source.nbytes), decoding)

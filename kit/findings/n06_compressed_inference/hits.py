@@ -49,8 +49,7 @@ def curve(names: list[str], tokens: int = 6, points: int = 32) -> pd.DataFrame:
     entries = sorted(marked | set(np.linspace(1, n, min(points, n)).astype(int).tolist()))
     scan = repeated([(name, 1) for name in names], tokens)
     hits = {
-        label: [replay(scan, make(count)).hits / ((tokens - 1) * n) for count in entries]
-        for label, make in POLICIES.items()
+        label: [replay(scan, make(count)).hits / ((tokens - 1) * n) for count in entries] for label, make in POLICIES.items()
     }
     return pd.DataFrame(hits, index=pd.Index(entries, name="entries"))
 
@@ -67,9 +66,7 @@ def figure(curve: pd.DataFrame, share: float = 0.85):
     for (label, values), size in zip(curve.items(), (11, 8, 5, 3, 3), strict=True):  # equal curves: ring within ring
         axes.plot(curve.index, 100 * values, "o-", markersize=size, markerfacecolor="none", linewidth=1, label=label)
     axes.plot([0, n], [0, 100], color=figures.BLACK, linestyle="--", linewidth=1.2, label="entries / layers: the bound")
-    axes.plot(
-        ENTRIES, 100 * share, "*", color=figures.VERMILION, markersize=15, label=f"report 004: {share:.0%} at 20 of 20"
-    )
+    axes.plot(ENTRIES, 100 * share, "*", color=figures.VERMILION, markersize=15, label=f"report 004: {share:.0%} at 20 of 20")
     axes.axhline(100 * share, color=figures.VERMILION, linewidth=0.8)
     most = 100 * min(ENTRIES, n) / n
     axes.set(title=f"20 entries for {n} layers hit at most {most:.1f} %, and LRU none", xlabel="entries")

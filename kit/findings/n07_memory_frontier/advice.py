@@ -48,7 +48,7 @@ def answer(name: str, predictions: list[Prediction], memory: int, off: str, qual
     text = [
         f"With {format_bytes(memory)} for {name}, file included, take {exact.way.label}: {format_seconds(exact.seconds)} a "
         f"token predicted, {reported.seconds / exact.seconds:.1f} times faster than an LRU of f32 weights that hits "
-        f"{reported.hit_rate:.0%} ({format_seconds(reported.seconds)} predicted), and {lost(exact.way, quality)}.",
+        f"{reported.hit_rate:.0%} ({format_seconds(reported.seconds)} predicted), and {lost(exact.way, quality)}."
     ]
     if inside.way != exact.way:
         text.append(f"Faster at the price of quality: {inside.way.label}, {format_seconds(inside.seconds)} predicted, "

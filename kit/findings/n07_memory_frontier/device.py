@@ -50,9 +50,7 @@ def measure(file, gpu: Limits, tokens: int, shares=SHARES) -> list[Point]:
         policy = kit.Pinned(round(share * total)) if 0 < share < 1 else kit.HashMap() if share else kit.NoCache()
         live = decode(file, policy, f"{share:.0%} of the blocks", tokens + 1)
         read = blocks_read(file)
-        missing = live.accesses[(live.accesses["token"] == tokens) & (live.accesses["outcome"] != "hit")][
-            "nbytes"
-        ].sum()
+        missing = live.accesses[(live.accesses["token"] == tokens) & (live.accesses["outcome"] != "hit")]["nbytes"].sum()
         points.append(Point(live.held_bytes, bounds(gpu, read, float(missing))[0], live))
     return points
 

@@ -34,18 +34,14 @@ def plane(subject, predictions: list[Prediction], costs, rings=(), memory: int |
         axes.plot([p.total / unit for p in line], [p.seconds for p in line], style, color=color, label=label)
     for way, mark in MARKS.items():
         found = next(p for p in predictions if p.way == way)
-        axes.plot(
-            found.total / unit, found.seconds, mark, color=figures.ORANGE, markersize=11, label=way.label, zorder=4
-        )
+        axes.plot(found.total / unit, found.seconds, mark, color=figures.ORANGE, markersize=11, label=way.label, zorder=4)
     if rings:
         held, seconds, kl = zip(*rings, strict=True)
         colors = np.maximum(FAINTEST, kl)
         norm = LogNorm(FAINTEST, max(1e-2, np.nanmax(colors)))
         drawn = axes.scatter(np.array(held) / unit, seconds, c=colors, norm=norm, cmap="cividis_r",
                              s=46, edgecolors=figures.BLACK, linewidths=0.9, zorder=5, label="measured")  # fmt: skip
-        figure.colorbar(
-            drawn, ax=axes, label="KL divergence from f32, nats", format=lambda value, _: f"{value:g}", pad=0.02
-        )
+        figure.colorbar(drawn, ax=axes, label="KL divergence from f32, nats", format=lambda value, _: f"{value:g}", pad=0.02)
     seconds = costs.machine.seconds_to_read(subject.blocks)
     figures.bound(axes, seconds, None)
     axes.annotate("least: blocks read once", (1, seconds), xycoords=("axes fraction", "data"), xytext=(-2, 3),
@@ -62,17 +58,13 @@ def plane(subject, predictions: list[Prediction], costs, rings=(), memory: int |
 def _line(predictions, dtype, linear, policy):
     """The predictions of one policy with its ends: nothing kept, everything kept."""
     ends = {"NoCache", "HashMap"}
-    line = [
-        p for p in predictions if (p.way.dtype, p.way.linear) == (dtype, linear) and p.way.policy in {policy, *ends}
-    ]
+    line = [p for p in predictions if (p.way.dtype, p.way.linear) == (dtype, linear) and p.way.policy in {policy, *ends}]
     if linear == sweep.PINNED_BLOCKS:
         line += [p for p in predictions if p.way in (sweep.PRESSED, BLOCKS)]
     return sorted(line, key=lambda p: (p.way.policy == "HashMap", p.total))
 
 
-def rings(
-    predictions: list[Prediction], measured: list[Measured], kl, scale: float = 1.0
-) -> list[tuple[float, float, float]]:
+def rings(predictions: list[Prediction], measured: list[Measured], kl, scale: float = 1.0) -> list[tuple[float, float, float]]:
     """Memory, seconds and KL divergence of what was measured; of a larger model of the same layers ``scale`` times that.
 
     ``kl(way)``: nats, NaN where nobody knows.

@@ -25,9 +25,7 @@ from kit.units import format_bytes
 SHARES = tuple(np.round(np.linspace(0.1, 0.9, 9), 3).tolist())  # of the working set
 POLICIES = ("LRU", "CyclicAware", "Pinned")
 PRESSED = Way("NoCache", linear="pressed")
-HEADROOM = (
-    64 << 20
-)  # bytes that a process needs beside the blocks; a file of a few times that is not pressed by a limit
+HEADROOM = 64 << 20  # bytes that a process needs beside the blocks; a file of a few times that is not pressed by a limit
 PINNED_BLOCKS = "pinned blocks"  # so many bytes of the file held, the rest from the disk at every token
 
 
@@ -99,17 +97,13 @@ def whole_model(subject: Subject, costs: Costs, layers: int, geometry="granite-3
     model = GEOMETRIES[geometry]
     specs = {spec.name: spec for spec in model.tensors(mix)}
     names = [name for name, _ in decode_order(model, mix)]
-    parts = {
-        name: Part(Kind(specs[name].qtype, specs[name].shape), specs[name].nbytes, specs[name].elements)
-        for name in names
-    }
+    parts = {name: Part(Kind(specs[name].qtype, specs[name].shape), specs[name].nbytes, specs[name].elements) for name in names}
     if not {part.kind for part in parts.values()} <= set(costs.plain):
         return None
     share = sum(part.blocks for part in subject.tile_parts.values()) / subject.working_set("int8")
     matrices = {name: part for name, part in parts.items() if len(part.kind.shape) == 2}
     packed = {
-        name: Part(Kind("I8", part.kind.shape), int(share * part.elements), part.elements)
-        for name, part in matrices.items()
+        name: Part(Kind("I8", part.kind.shape), int(share * part.elements), part.elements) for name, part in matrices.items()
     }
     order = Order([names] * 3, rest=subject.order.rest * model.layers / layers)
     return Subject(geometry, parts, order, packed, tiles.order_of(order, packed, model.tied))
@@ -169,14 +163,10 @@ def chosen(subject: Subject) -> list[Way]:
     return [*found, Way("LRU", whole // 2), Way("CyclicAware", whole // 2), *quarters]
 
 
-def measure_all(
-    path: Path, subject: Subject, predictions: list[Prediction], tokens: int
-) -> tuple[list[Measured], dict]:
+def measure_all(path: Path, subject: Subject, predictions: list[Prediction], tokens: int) -> tuple[list[Measured], dict]:
     """The chosen ways, each for ``tokens`` tokens; and the way -> reason of those that cannot be gone here."""
     found, left_out = [], {}
-    for way in (
-        prediction.way for prediction in predictions if prediction.way.linear in (PRESSED.linear, PINNED_BLOCKS)
-    ):
+    for way in (prediction.way for prediction in predictions if prediction.way.linear in (PRESSED.linear, PINNED_BLOCKS)):
         # first: pages cannot be dropped while this process maps them
         limit = subject.blocks // 2 + HEADROOM if way == PRESSED and subject.blocks > 4 * HEADROOM else 0
         real = pressed.measure(path, tokens, way.capacity or 0, limit)
@@ -184,10 +174,7 @@ def measure_all(
             left_out[way] = real.reason
         else:
             found.append(replace(real.measured, way=way))
-            print(
-                f"{way.label}: {real.limit}, {real.stayed:.0%} of the file in memory when a token begins",
-                file=sys.stderr,
-            )
+            print(f"{way.label}: {real.limit}, {real.stayed:.0%} of the file in memory when a token begins", file=sys.stderr)
     with kit.open(path) as file, compressed_model(path) as packed:
         for prediction in predictions:
             way = prediction.way

@@ -110,9 +110,7 @@ def picture(entries: list[Entry]):
     left, right = min([*marks, 0.1]) / 2, max([*marks, 10.0]) * 2
     for row, entry in enumerate(entries):
         color, span = claims.COLORS[entry.verdict], spans.get(entry.claim.id)
-        axes.annotate(
-            entry.verdict, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=color
-        )
+        axes.annotate(entry.verdict, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=color)
         if span is None:
             place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
             axes.annotate(_without_figure(entry), (left, row), fontsize=7.5, color="#666666", **place)

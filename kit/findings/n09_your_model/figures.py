@@ -57,9 +57,7 @@ def advice(table: pd.DataFrame):
     colors = [figures.VERMILION, *[figures.SKY] * (len(table) - 1)]
     axes.barh(table.index, table["predicted"], color=colors, label="predicted")
     rows = np.arange(len(table))
-    axes.vlines(
-        table["least"], rows - 0.4, rows + 0.4, color=figures.BLACK, linestyle="--", linewidth=1.4, label="least"
-    )
+    axes.vlines(table["least"], rows - 0.4, rows + 0.4, color=figures.BLACK, linestyle="--", linewidth=1.4, label="least")
     if "measured" in table:
         axes.plot(table["measured"], rows, "D", color=figures.ORANGE, markeredgecolor="black", label="measured")
     figures.log(axes, "x")

@@ -187,12 +187,7 @@ class Study:
             "no_quality": self.quality if isinstance(self.quality, str) else "",
             **{name: frame.reset_index().to_dict("records") for name, frame in frames.items()},
             "measured": [
-                {
-                    "way": way.label,
-                    "seconds": list(found.samples),
-                    "hit_rate": found.hit_rate,
-                    "resident": found.resident,
-                }
+                {"way": way.label, "seconds": list(found.samples), "hit_rate": found.hit_rate, "resident": found.resident}
                 for way, found in self.measured.items()
             ],
             "says": [self.what(), self.how(), self.advise()],
@@ -207,9 +202,7 @@ def read_trace(path: str | Path) -> Requests:
     try:
         frame = pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise TraceError(
-            f"{path}: cannot be read as CSV ({str(error).strip()}); it needs the columns tensor, nbytes"
-        ) from None
+        raise TraceError(f"{path}: cannot be read as CSV ({str(error).strip()}); it needs the columns tensor, nbytes") from None
     found = requests(frame)
     if not len(found):
         raise TraceError(f"{path}: holds no access; a row needs a tensor and its nbytes")

@@ -57,9 +57,7 @@ def families(file, order: Order, costs, dtype: str = "float32") -> pd.DataFrame:
         rows.append((family, 1, *sizes, cost.load[dtype], cost.multiply[dtype], cost.fused["fused"]))
     names = ["family", "uses", "in the file", "decoded", "dequantize", "multiply", "from blocks"]
     table = pd.DataFrame(rows, columns=names).groupby("family").sum() / len(order.tokens)
-    table.insert(
-        0, "share", (table["dequantize"] + table["multiply"]) / (table["dequantize"] + table["multiply"]).sum()
-    )
+    table.insert(0, "share", (table["dequantize"] + table["multiply"]) / (table["dequantize"] + table["multiply"]).sum())
     table = table.sort_values("share", ascending=False)
     if not order.reason:
         table.loc[REST, ["multiply", "from blocks"]] = order.rest

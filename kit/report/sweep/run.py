@@ -69,9 +69,7 @@ def kinds(client: Client) -> list[str]:
     found = client.run(identity)
     for address, (version, _) in found.items():
         if version != kit.__version__:
-            raise ReportError(
-                f"the worker {address} has kit {version}, this is {kit.__version__}: install the same there"
-            )
+            raise ReportError(f"the worker {address} has kit {version}, this is {kit.__version__}: install the same there")
     return sorted({kind for _, kind in found.values()})
 
 
