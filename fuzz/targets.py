@@ -72,11 +72,11 @@ def _block_seeds():
 
 def _blocks(data: bytes) -> None:
     import kit
-    from kit.cpu.dequantize import FORMATS as DEQUANTIZED
+    from kit.cpu import dequantize as cpu
     from kit.gguf.formats import FORMATS
 
     format = list(FORMATS.values())[data[0] % len(FORMATS)] if data else None
-    if format is None or format.name not in DEQUANTIZED or len(data) <= format.block_bytes:
+    if format is None or not cpu.knows(format) or len(data) <= format.block_bytes:
         return
     blocks = np.frombuffer(data[1 : 1 + (len(data) - 1) // format.block_bytes * format.block_bytes], np.uint8)
     ours, right = (kit.dequantize(blocks, format.name, backend=name) for name in ("cpu", "reference"))

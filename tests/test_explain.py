@@ -320,7 +320,7 @@ def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
 
 
 def test_a_file_without_one_known_format(run, tmp_path, folder, monkeypatch):
-    monkeypatch.setattr("kit.costs.order.DECODABLE", frozenset())
+    monkeypatch.setattr("kit.costs.order.cpu.knows", lambda format: False)
     monkeypatch.setattr("kit.costs.order._recorded", lambda *_: (_ for _ in ()).throw(kit.KitError("no")))
     result = run(model_files.write(folder, "tiny-llama"))
     assert result.exit_code == 2 and "no tensor of a format" in result.output

@@ -8,9 +8,10 @@ import torch
 
 import kit
 from kit.cache.traces import Requests
-from kit.cpu.dequantize import FORMATS as DECODABLE
+from kit.cpu import dequantize as cpu
 from kit.cpu.threads import torch_alone
 from kit.errors import KitError, ModelError
+from kit.gguf.formats import FORMATS
 from kit.gguf.summary import NO_WEIGHTS
 from kit.model.linear import linear_named
 
@@ -51,7 +52,9 @@ def order_of(file, tokens: int = 4) -> Order:
     except KitError as error:
         if not any(info.elements for info in file.tensors.values()):
             raise ModelError(f"{file.path}: {NO_WEIGHTS}") from None
-        usable = [name for name, info in file.tensors.items() if info.qtype in DECODABLE and info.elements]
+        usable = [
+            name for name, info in file.tensors.items() if info.is_known and cpu.knows(FORMATS[info.qtype]) and info.elements
+        ]
         if not usable:
             raise ModelError(f"{file.path}: no tensor of a format that the kit can dequantize") from None
         left_out = tuple(name for name in file.tensors if name not in usable)
