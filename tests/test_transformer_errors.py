@@ -160,9 +160,9 @@ def test_a_file_without_a_tokenizer(source, tmp_path):
 
 
 def test_ids_need_no_tokenizer_that_the_kit_knows(source, tmp_path):
-    model = changed(source, tmp_path, lambda metadata, tensors: metadata.update({"tokenizer.ggml.model": "rwkv"}))
+    model = changed(source, tmp_path, lambda metadata, tensors: metadata.update({"tokenizer.ggml.model": "plamo2"}))
     assert len(kit.generate(model, [5, 6], max_tokens=2).tokens) == 2
-    with pytest.raises(TokenizerError, match="tokenizer 'rwkv' is not supported"):
+    with pytest.raises(TokenizerError, match="tokenizer 'plamo2' is not supported"):
         kit.generate(model, [5, 6], max_tokens=2, on_text=print)
 
 

