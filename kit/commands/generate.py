@@ -49,6 +49,8 @@ def command(
     import json
 
     import kit
+    from kit.errors import ModelError
+    from kit.gguf.summary import NO_WEIGHTS
     from kit.lab.machine import peak_memory
     from kit.model.config import ARCHITECTURES
 
@@ -58,6 +60,8 @@ def command(
     if (prompt is None) == (tokens is None):
         raise click.UsageError("give a text by -p or token ids by --tokens, one of the two")
     opened = kit.open(file)
+    if not any(info.elements for info in opened.tensors.values()):
+        raise ModelError(f"{opened.path}: {NO_WEIGHTS}")
     policy = _policy(cache, kit.Weights(opened).working_set)
     if opened.architecture in ARCHITECTURES or not kit.hf.installed():
         start, via = kit.generate, "the kit's own pass"
