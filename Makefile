@@ -6,7 +6,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 
-.PHONY: help reproduce test bench fuzz docs lab lint clean
+.PHONY: help reproduce test verify bench fuzz docs lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ reproduce: $(STAMP) ## every notebook, PROFILE=quick (or smoke, full), MODEL=gem
 test: $(STAMP) ## all tests; ARGS=tests/test_trace.py for some
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+verify: $(STAMP) ## the smoke profile twice: no verdict may flip
+	KIT_TWICE=1 $(BIN)/python -m pytest tests/test_smoke.py
 
 bench: $(STAMP) ## the benchmarks: ratios beside their bounds and peers
 	$(BIN)/python -m benchmarks $(ARGS)
