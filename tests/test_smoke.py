@@ -78,7 +78,7 @@ def printed_otherwise(words: str, quantity: str, rows) -> list[str]:
     right = [number_of(text) for row in own for text in (str(row.median), format_quantity(row.median, row.unit))]
     spans = [(min(row.samples), max(row.samples)) for row in own]
     after = re.findall(rf"(?<!\S){re.escape(quantity)}:? (-?\d.{{0,30}})", words) if own else []
-    fits = lambda value: any(low <= value <= high for low, high in spans) or value in map(approximately, right)  # noqa: E731
+    fits = lambda value: any(0.98 * low <= value <= 1.02 * high for low, high in spans) or value in map(approximately, right)  # noqa: E731
     return [text for text in after if not fits(number_of(text))]
 
 

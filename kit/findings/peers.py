@@ -134,7 +134,7 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
                     "reason": "",
                 }
             except KitError as error:
-                rows[name] = {"reason": str(error)}
+                rows[name] = {"reason": str(error).replace(str(path), path.name)}
                 if name in running:
                     running.pop(name).close()
         said = {}
