@@ -18,10 +18,8 @@ import kit.hf
 from kit.errors import ModelError
 from kit.hf.norm import RMSNorm
 from kit.hf.stored import StoredWeight
-from kit.lab.paths import models_folder
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])
-TRAINED = models_folder() / "gemma-3-270m-q4_k_m.gguf"
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +56,9 @@ def test_logits_and_weights_equal_transformers_own(files, name):
 
 
 @pytest.mark.slow
-def test_a_trained_model_equals_transformers_own(tmp_path):
-    if not TRAINED.exists():
-        pytest.skip(f"{TRAINED} is not here: kit fetch gemma-3-270m")
-    model, tokenizer = kit.hf.load(TRAINED)
-    theirs = type(model).from_pretrained(TRAINED.parent, gguf_file=TRAINED.name, dtype=torch.float32).eval()
+def test_a_trained_model_equals_transformers_own(gemma):
+    model, tokenizer = kit.hf.load(gemma)
+    theirs = type(model).from_pretrained(gemma.parent, gguf_file=gemma.name, dtype=torch.float32).eval()
     assert_equal(model, theirs)
     prompt = tokenizer("The capital of France is", return_tensors="pt")
     expected = theirs.generate(**prompt, max_new_tokens=16, do_sample=False)

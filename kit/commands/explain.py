@@ -63,7 +63,7 @@ def command(file, memory, tokens, trace, as_json, report):
 
 def _sections(study):
     from kit.costs import quality
-    from kit.findings.n09_your_model.tables import shown
+    from kit.costs.columns import shown
     from kit.findings.n09_your_model.text import paragraph, table
     from kit.units import format_bytes
 

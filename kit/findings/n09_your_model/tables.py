@@ -1,4 +1,4 @@
-"""What kit explain says of a file, as tables of plain numbers; ``shown`` writes them for people."""
+"""What kit explain says of a file, as tables of plain numbers; kit.costs.columns writes them for people."""
 
 import re
 
@@ -14,33 +14,9 @@ from kit.costs.order import Order
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, parts_of, predict
 from kit.gguf.formats import FORMATS
 from kit.quants.exactness import exactness, sample
-from kit.units import format_bytes, format_count, format_seconds, printable
+from kit.units import printable
 
 REST = "attention and the rest"
-_SECONDS = ("dequantize", "multiply", "from blocks", "predicted", "measured", "least", "least seconds a token")
-_BYTES = ("in the file", "decoded", "held", "file pages", "together", "peak", "bytes")
-_SHARES = ("share", "hit rate", "bytes hit", "upper bound")
-_FORMATS = (
-    dict.fromkeys(_SECONDS, format_seconds)
-    | dict.fromkeys(_BYTES, format_bytes)
-    | dict.fromkeys(_SHARES, lambda share: f"{share:.1%}")
-    | {"faster": lambda ratio: f"{ratio:.2f}x", "error": lambda share: f"{share:+.0%}", "weights": format_count}
-)
-
-
-def shown(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table with its numbers as text: units by the column's name, an en dash for what there is not."""
-    columns = {}
-    for name, values in frame.items():
-        write = _FORMATS.get(name, _plain)
-        columns[name] = ["–" if value is None or value != value else write(value) for value in values]
-    return pd.DataFrame(columns, index=frame.index)
-
-
-def _plain(value) -> str:
-    if not isinstance(value, float):
-        return f"{value}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def families(file, order: Order, costs, dtype: str = "float32") -> pd.DataFrame:
