@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 
 import kit.codec
-from kit.claims import records
 from kit.claims import table as claims
 from kit.claims.judge import judge, times
 from kit.codec.int8 import quantize
@@ -18,7 +17,6 @@ from kit.findings.n05_tile_decode.bits import SIDE, TILE
 from kit.lab import figures, measure
 from kit.units import format_seconds
 
-NAME = "05_tile_decode"
 INTERPRETED = "a tile as reported, interpreted"  # the quantity of a record: 06 reads it, so that one run has one figure
 
 
@@ -79,14 +77,10 @@ def ladder(weights: torch.Tensor, samples: int = 5, rungs=LADDER) -> tuple[pd.Da
     return table, raw
 
 
-def interpreted_tile(folder, samples: int = 3, seed: int = 0) -> list[float]:
-    """Seconds for a tile the reported way: what 05 measured in this run's folder, else the same measured now."""
-    log = folder / f"{NAME}.jsonl"
-    for row in records.read([log]) if log.exists() else ():
-        if row.quantity == INTERPRETED:
-            return row.samples
+def interpreted_tile(lab, samples: int = 3, seed: int = 0) -> list[float]:
+    """Seconds for a tile the reported way: what 05 measured in this run, else the same measured now."""
     weights = torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
-    return ladder(weights, samples, LADDER[:1])[1][LADDER[0].name]
+    return lab.once(INTERPRETED, "s", lambda: ladder(weights, samples, LADDER[:1])[1][LADDER[0].name])
 
 
 def least_seconds(machine, bits: float) -> float:

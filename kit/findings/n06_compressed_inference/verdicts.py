@@ -31,11 +31,6 @@ class SlowLayer:
         """Seconds of the layer over its tiles times a tile alone: 1 where time grows with the tiles."""
         return [layer / (self.tiles * tile) for layer, tile in zip(self.seconds, self.tile_seconds, strict=True)]
 
-    @property
-    def a_tile(self) -> list[float]:
-        """Seconds a tile, as the layer has them."""
-        return [seconds / self.tiles for seconds in self.seconds]
-
 
 def slow_layer(file: CompressedFile, samples: int = 2, largest: bool = False) -> SlowLayer:
     """The smallest layer of several tiles (or the largest) under the reported profile, and its first tile, in turn."""
