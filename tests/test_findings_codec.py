@@ -102,8 +102,6 @@ def test_one_run_has_one_figure_for_the_reported_tile(tmp_path):
     """06 takes what 05 measured in the same folder."""
     names = ("05_tile_decode", "06_compressed_inference")
     first, second = (Session(name, profile="smoke", out=str(tmp_path)) for name in names)
-        Session(name, profile="smoke", out=str(tmp_path)) for name in ("05_tile_decode", "06_compressed_inference")
-    )
     first.record(quantity=ladder.INTERPRETED, unit="s", samples=[0.25, 0.26])
     assert ladder.interpreted_tile(second) == [0.25, 0.26]
 
