@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -61,16 +62,21 @@ def dequantize_seconds(blocks: torch.Tensor, qtype: str, out: torch.Tensor, samp
 
 
 def device_model(name: str):
-    """A transformer on the device, of the model file in the models' folder, which is written if it is not there."""
+    """A transformer on the device, of the model file in the models' folder, which is written if it is not there.
+
+    "tiny" is one layer of 32 columns: what an interpreter gets through in seconds.
+    """
     import kit
     from kit.model.device import DeviceTransformer
     from kit.model.device_weights import DeviceWeights
+    from kit.synthetic.geometry import GEOMETRIES
     from kit.synthetic.write import synthesize
 
     path = models_folder() / (name if name.endswith(".gguf") else f"{name}-Q4_K_M.gguf")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        synthesize(path, name)
+        shape = dict(layers=1, hidden_size=32, intermediate_size=32, heads=4, kv_heads=2, head_dim=8)
+        synthesize(path, replace(GEOMETRIES["tiny-llama"], **shape) if name == "tiny" else name)
     file = kit.open(path)
     return file, DeviceTransformer(DeviceWeights(file))
 
@@ -91,7 +97,7 @@ def logits(tiny: bool) -> list[dict]:
     """A model's logits on the device against the CPU's, and memory after many tokens."""
     import kit
 
-    names = ["tiny-llama"] if tiny else ["gemma-3-270m-q4_k_m.gguf", "tinyllama-1.1b", "granite-3.3-8b"]
+    names = ["tiny"] if tiny else ["gemma-3-270m-q4_k_m.gguf", "tinyllama-1.1b", "granite-3.3-8b"]
     rows = []
     for name in names:
         if name.endswith(".gguf") and not (models_folder() / name).exists():
@@ -154,7 +160,7 @@ def _failed(output: str) -> list[str]:
 
 def prefill(tiny: bool) -> list[dict]:
     """A prompt of 2,048 tokens."""
-    file, model = device_model("tiny-llama" if tiny else "tinyllama-1.1b")
+    file, model = device_model("tiny" if tiny else "tinyllama-1.1b")
     prompt = [int(token) for token in np.random.default_rng(0).integers(3, 500, 2 if tiny else 2048)]
     seconds = _median(lambda: model.logits(prompt), 1 if tiny else 5)
     matrices = sum(info.elements for info in file.tensors.values() if len(info.shape) > 1)

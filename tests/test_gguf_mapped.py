@@ -2,9 +2,9 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
 import kit
@@ -70,9 +70,8 @@ def test_closing_lets_go_of_the_file_and_keeps_views(path):
 
 def opened(path) -> list[str]:
     """This process's descriptors and maps of a file; other tests' descriptors may come and go meanwhile."""
-    links = [entry for entry in os.scandir("/proc/self/fd") if os.path.exists(entry.path)]
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    return [entry.path for entry in links if os.path.samefile(entry.path, path)] + [m for m in maps if m.endswith(str(path))]
+    here = psutil.Process()
+    return [held.path for held in here.open_files() + here.memory_maps() if held.path == str(path)]
 
 
 def test_safetensors_too(tmp_path):
