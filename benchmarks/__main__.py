@@ -20,7 +20,8 @@ NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
-def main(names, save):
+@click.option("--only", help="The cases whose name holds this, of a benchmark that has cases: decode, products.")
+def main(names, save, only):
     """Run the benchmarks called NAME, by default all, and print their tables.
 
     The machine should be idle: peers are measured in turn with the kit, so ratios suffer less than absolute numbers.
@@ -29,7 +30,7 @@ def main(names, save):
     folder = ROOT / "results" / "reference" / machine.machine_id() / "benchmarks"
     for name in names or NAMES:
         module, started = importlib.import_module(f"benchmarks.{name}"), time.time()
-        table = module.run()
+        table = module.run(only=only) if only else module.run()
         title = module.__doc__.splitlines()[0]
         with pd.option_context("display.width", 250, "display.max_columns", None, "display.float_format", "{:.3g}".format):
             click.echo(f"\n{name}. {title}\n\n{table.to_string()}")

@@ -1,4 +1,4 @@
-"""kit beside llama.cpp on the same file, each in a process of its own, in turn: decode, decode far into a context, prefill.
+"""kit beside llama.cpp on the same file, each in a process of its own, in turn: decode, prefill, first token.
 
 While one side is timed the others are stopped (SIGSTOP), so that nobody's threads spin over another's.
 """
@@ -23,33 +23,43 @@ from kit.lab.paths import models_folder
 from kit.synthetic.write import cached_model
 
 MODELS = ("tinyllama-1.1b", "granite-3.3-2b", "gemma-3-270m")
+SHORT = "granite-3.3-2b, 4 layers"  # where a pass over the whole model takes seconds: the layers are all alike
 GOALS = {"fused-int8": (1.0, 1.25), "fused": (0.85, 1.0)}
 FAR, PREFILL = {"fused-int8": (0.9, 1.1), "fused": (0.9, 1.1)}, {"fused-int8": (1.2, 1.6), "fused": (0.9, 1.1)}
-CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a way: at least and hoped for)
-    "decode": (64, 1, "float16", GOALS),
-    "decode at 4096": (4095, 1, "float16", FAR),
-    "decode at 4096, q8_0 cache": (4095, 1, "q8_0", FAR),
-    "prefill of 512": (0, 512, "float16", PREFILL),
+BOTH = {"fused-int8": (1 / 1.5, 1.0), "fused": (1 / 1.5, 1.0)}
+OPENS = "open and first token"
+CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a way: at least and hoped for, models)
+    "decode": (64, 1, "float16", GOALS, MODELS),
+    "decode at 4096": (4095, 1, "float16", FAR, (SHORT,)),
+    "decode at 4096, q8_0 cache": (4095, 1, "q8_0", FAR, (SHORT,)),
+    "prefill of 512": (0, 512, "float16", PREFILL, (SHORT, "gemma-3-270m")),
+    OPENS: (0, 1, "float16", BOTH, ("tinyllama-1.1b",)),
 }
 LEAST = 0.3  # seconds of a sample
 
 
-def run(models=MODELS, cases=tuple(CASES), samples: int = 7) -> pd.DataFrame:
-    """One row a model, case and way: tokens a second of the kit and of llama.cpp, the median ratio of samples taken in turn
-    (above 1: the kit is faster) with its interval and goals, and GB/s that memory gave to reads just before and just after."""
-    rows = []
-    for model in models:
-        try:
-            path = fetch(model) if model in TRAINED else cached_model(model, folder=models_folder())
-        except GGUFError as error:
-            rows.append({"what": model, "missed": str(error)})
-            continue
-        rows += [row for case in cases for row in _case(model, path, case, samples)]
-    return pd.DataFrame(rows).set_index("what")
+def run(only: str = "", samples: int = 5) -> pd.DataFrame:
+    """One row a case, way and model: tokens a second of the kit and of llama.cpp, the median ratio of samples taken in turn
+    (above 1: the kit is faster) with its interval and goals, and GB/s that memory gave to reads just before and just after.
+    ``only``: the cases whose name and model hold this; each takes up to 100 s."""
+    wanted = [(case, model) for case, row in CASES.items() for model in row[-1] if only in f"{case}, {model}"]
+    return pd.DataFrame([row for case, model in wanted for row in _case(model, case, samples)]).set_index("what")
 
 
-def _case(model, path, case, samples):
-    _, tokens, _, goals = CASES[case]
+def _path(model):
+    if model in TRAINED:
+        return fetch(model)
+    name, _, layers = model.removesuffix(" layers").partition(", ")
+    return cached_model(name, layers=int(layers) if layers else None, folder=models_folder())
+
+
+def _case(model, case, samples):
+    _, tokens, _, goals, _ = CASES[case]
+    try:
+        path = _path(model)
+    except GGUFError as error:
+        yield {"what": f"{case}, {model}", "missed": str(error)}
+        return
     sides = [*goals, "llama.cpp"] if available() else list(goals)
     with ExitStack() as stack:
         processes = [stack.enter_context(_Side(side, path, case)) for side in sides]
@@ -106,7 +116,9 @@ class _Side:
 
 def _passes(side, path, case):
     """A function that makes one pass of the case."""
-    held, tokens, kv, _ = CASES[case]
+    held, tokens, kv, *_ = CASES[case]
+    if case == OPENS:
+        return (lambda: _theirs(path)) if side == "llama.cpp" else (lambda: _ours(path, side))
     file = kit.open(path)
     held = min(held, kit.Transformer(kit.Weights(file)).max_context - tokens)
     if side == "llama.cpp":
@@ -127,6 +139,17 @@ def _passes(side, path, case):
     return one
 
 
+def _ours(path, side):
+    with kit.open(path) as file:
+        kit.Transformer(kit.Weights(file), linear=side).logits([5])
+
+
+def _theirs(path):
+    peer = Llama(path)
+    peer.logits([5])
+    peer.close()
+
+
 def _serve(side, path, case):
     """Answer each line of the input with the seconds of a pass; the first answer comes when all is warm."""
     one = _passes(side, path, case)
@@ -136,7 +159,8 @@ def _serve(side, path, case):
     passes = max(1, round(LEAST / (time.perf_counter() - started)))
     print(0.0, flush=True)
     for _ in sys.stdin:
-        one()  # the threads wake up, and what the others put in the caches is replaced
+        if passes > 1:
+            one()  # the threads wake up, and what the others put in the caches is replaced
         started = time.perf_counter()
         for _ in range(passes):
             one()
