@@ -47,6 +47,8 @@ class WeightCache:
         self._ahead_used = 0  # bytes staged or in flight ahead
         self._pinned: dict[str, int] = {}
         self._counts: defaultdict[str, defaultdict] = defaultdict(partial(defaultdict, int))  # by key
+        self._hits: defaultdict[str, int] = defaultdict(int)  # those not in _counts yet
+        self._loads: dict[str, tuple[int, int]] = {}  # a key's last load: bytes, nanoseconds
         self._peak = 0  # most bytes resident at once
 
     # --- get ---------------------------------------------------------------------------------------------------------
@@ -62,13 +64,11 @@ class WeightCache:
             self.prefetcher.saw(key)
         with self._lock:
             if key in self._pinned or self.policy.request(key, size):  # as short as can be: most gets end here
-                counts = self._counts[key]
-                counts["hits"] += 1
-                counts["bytes_hit"] += size
-                counts["ns_saved"] += counts["ns_last_load"]
-                value, outcome, flight = self._values[key], "hit", None
+                self._hits[key] += 1
+                value = self._values[key]
                 if self.trace is None:
                     return value
+                outcome, flight = "hit", None
             elif key in self._staged:
                 flight = None
                 value, outcome = self._staged.pop(key)[0], "prefetch"
@@ -111,8 +111,9 @@ class WeightCache:
         took = time.perf_counter_ns() - start
         with self._lock:
             del self._flights[key]
+            self._count_hits(key)
             self._note(key, bytes_loaded=size, ns_loading=took)
-            self._counts[key]["ns_last_load"] = took
+            self._loads[key] = size, took
             if not flight.ahead:
                 self._note(key, misses=1)
             kept = True
@@ -136,6 +137,13 @@ class WeightCache:
             self._note(name, evictions=1)
         self._peak = max(self._peak, self._resident_bytes())
         return True
+
+    def _count_hits(self, *keys):
+        """Enter the hits since the last load, each of which saved as much as that load took (lock held)."""
+        for key in keys:
+            if hits := self._hits.pop(key, 0):
+                size, took = self._loads[key]
+                self._note(key, hits=hits, bytes_hit=hits * size, ns_saved=hits * took)
 
     def _note(self, key, **amounts):
         for name, amount in amounts.items():
@@ -238,8 +246,8 @@ class WeightCache:
     def stats(self) -> Stats:
         """A consistent snapshot of the counts since the store was made."""
         with self._lock:
+            self._count_hits(*self._hits)
             totals = sum(map(Counter, self._counts.values()), Counter())
-            del totals["ns_last_load"]
             totals["bytes_requested"] = totals["bytes_hit"] + totals.pop("bytes_not_hit", 0)
             seconds = {f"seconds_{name}": totals.pop(f"ns_{name}", 0) / 1e9 for name in ("loading", "saved")}
             entries = len(self.policy) + len(self._pinned)
@@ -250,6 +258,7 @@ class WeightCache:
         columns = ["hits", "misses", "bypassed", "shared", "prefetched", "errors", "evictions", "bytes_requested"]
         columns += ["bytes_hit", "bytes_loaded", "ns_loading", "ns_saved"]
         with self._lock:
+            self._count_hits(*self._hits)
             rows = [{"tensor": key, "layer": layer_of(key), **counts} for key, counts in self._counts.items()]
         frame = pd.DataFrame(rows, columns=["tensor", "layer", "bytes_not_hit", *columns]).fillna(0)
         frame["bytes_requested"] = frame["bytes_hit"] + frame["bytes_not_hit"]
