@@ -14,6 +14,7 @@ from kit.lab import machine
 from kit.lab.paths import ROOT
 
 _OTHERS = {"gpu_session"}  # a script of its own
+WHY = {}  # what stands in the way of a line that is missed
 NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_")} - _OTHERS)
 
 
@@ -21,11 +22,15 @@ NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
 @click.option("--only", help="The cases whose name holds this, of a benchmark that has cases: decode, products.")
-def main(names, save, only):
+@click.option("--table", is_flag=True, help="Run nothing: print the newest record of every line that has a goal, in Markdown.")
+def main(names, save, only, table):
     """Run the benchmarks called NAME, by default all, and print their tables.
 
     The machine should be idle: peers are measured in turn with the kit, so ratios suffer less than absolute numbers.
     """
+    if table:
+        click.echo(_table(names or NAMES))
+        return
     click.echo(f"{machine.machine_id()}: {machine.cpu_name()}, {machine.usable_cores()} cores; kit {__version__}")
     folder = ROOT / "results" / "reference" / machine.machine_id() / "benchmarks"
     for name in names or NAMES:
@@ -36,6 +41,26 @@ def main(names, save, only):
             click.echo(f"\n{name}. {title}\n\n{table.to_string()}")
         if save:
             _append(folder / f"{name}.jsonl", {"benchmark": name, "title": title, "started": started}, table)
+
+
+def _table(names) -> str:
+    """README's table: what the reference records say about each goal, missed ones too, the newest record of a line."""
+    newest = {}
+    for path in sorted((ROOT / "results" / "reference").glob("*/benchmarks/*.jsonl")):
+        for run in map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.stem in names else ()):
+            for row in run["rows"]:
+                if row.get("least") and row.get("ratio"):
+                    key = row["what"]
+                    newest[key] = max(
+                        newest.get(key, (0,)), (run["started"], row, run["system"]["commit"][:7]), key=lambda r: r[0]
+                    )
+    lines = ["| | times its peer or bound | 95 % | at least, aim | | commit |", "|---|---|---|---|---|---|"]
+    for what, (_, row, commit) in newest.items():
+        interval = f"{row['low']:.2f} to {row['high']:.2f}" if row.get("low") else ""
+        missed = f"missed; {WHY.get(what, '')}".rstrip("; ") if row["ratio"] < row["least"] else ""
+        goals = f"{row['least']:.2g}, {row['hoped']:.2g}"
+        lines.append(f"| {what} | {row['ratio']:.2f} | {interval} | {goals} | {missed} | {commit} |")
+    return "\n".join(lines)
 
 
 def _append(path, head: dict, table: pd.DataFrame) -> None:

@@ -1,13 +1,7 @@
-"""kit beside llama.cpp on the same file, each in a process of its own, in turn: decode, prefill, first token.
-
-While one side is timed the others are stopped (SIGSTOP), so that nobody's threads spin over another's.
-"""
+"""kit beside llama.cpp on the same file, each in a process of its own, in turn: decode, prefill, first token."""
 
 import json
-import signal
-import subprocess
 import sys
-import time
 from contextlib import ExitStack
 
 import numpy as np
@@ -15,6 +9,7 @@ import pandas as pd
 import torch
 
 import kit
+from benchmarks._turns import Side, serve
 from kit.errors import GGUFError
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import measure
@@ -35,7 +30,6 @@ CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a 
     "prefill of 512": (0, 512, "float16", PREFILL, (SHORT, "gemma-3-270m")),
     OPENS: (0, 1, "float16", BOTH, ("tinyllama-1.1b",)),
 }
-LEAST = 0.3  # seconds of a sample
 
 
 def run(only: str = "", samples: int = 5) -> pd.DataFrame:
@@ -62,7 +56,9 @@ def _case(model, case, samples):
         return
     sides = [*goals, "llama.cpp"] if available() else list(goals)
     with ExitStack() as stack:
-        processes = [stack.enter_context(_Side(side, path, case)) for side in sides]
+        processes = [
+            stack.enter_context(Side("-m", "benchmarks.decode", json.dumps([side, str(path), case]))) for side in sides
+        ]
         before = _read_gbps()
         seconds = np.array([[process.sample() for process in processes] for _ in range(samples)])
         after = _read_gbps()
@@ -82,36 +78,6 @@ def _case(model, case, samples):
 def _read_gbps() -> float:
     numbers = torch.ones(2**27)
     return numbers.nbytes / measure.time(numbers.sum, samples=3).median / 1e9
-
-
-class _Side:
-    """A process that holds the model and passes tokens through it when it is asked, and is stopped while it is not."""
-
-    def __init__(self, side, path, case):
-        command = [sys.executable, "-m", "benchmarks.decode", json.dumps([side, str(path), case])]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._process.kill()
-        self._process.wait()
-
-    def _answer(self) -> float:
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
-        self._process.send_signal(signal.SIGSTOP)
-        return float(line)
-
-    def sample(self) -> float:
-        """Seconds a pass."""
-        self._process.send_signal(signal.SIGCONT)
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return self._answer()
 
 
 def _passes(side, path, case):
@@ -150,22 +116,5 @@ def _theirs(path):
     peer.close()
 
 
-def _serve(side, path, case):
-    """Answer each line of the input with the seconds of a pass; the first answer comes when all is warm."""
-    one = _passes(side, path, case)
-    one()
-    started = time.perf_counter()
-    one()
-    passes = max(1, round(LEAST / (time.perf_counter() - started)))
-    print(0.0, flush=True)
-    for _ in sys.stdin:
-        if passes > 1:
-            one()  # the threads wake up, and what the others put in the caches is replaced
-        started = time.perf_counter()
-        for _ in range(passes):
-            one()
-        print((time.perf_counter() - started) / passes, flush=True)
-
-
 if __name__ == "__main__":
-    _serve(*json.loads(sys.argv[1]))
+    serve(_passes(*json.loads(sys.argv[1])))

@@ -56,6 +56,8 @@ def _row(name, dtype, blocks, out, samples) -> dict:
     low, high = filled.a.spread
     row = {"format": name, "dtype": dtype, "gbps": out.nbytes / filled.a.median / 1e9}
     row |= {"low": out.nbytes / high / 1e9, "high": out.nbytes / low / 1e9, "fill_gbps": out.nbytes / filled.b.median / 1e9}
+    least, hoped = (0.8, 0.95) if dtype == "float32" else (0.85, 0.95)
+    row |= {"what": f"{name} to {dtype}, of the fill", "ratio": filled.ratio, "least": least, "hoped": hoped}
     row |= {"of_fill": filled.ratio, "of_traffic": filled.ratio * (1 + blocks.nbytes / out.nbytes)}
     if dtype == "float32":
         peers = {"ggml": _ggml(name, blocks, out), "gguf_py": _gguf_py(name, blocks)}

@@ -15,8 +15,10 @@ ROWS, COLUMNS = 4096, 4096
 
 
 def run(only: str = "", samples: int = 5, total: int = 256 << 20) -> pd.DataFrame:
-    """One row a format and accuracy: GB/s, and the share of the read bandwidth (samples in turn) with its goals. ``only``: the
-    formats whose name holds this. ``total``: bytes of the matrices of a format."""
+    """One row a format and accuracy: GB/s, and the share of the read bandwidth (samples in turn), its interval and goals.
+
+    only: the formats whose name holds this. total: bytes of the matrices of a format.
+    """
     numbers = torch.ones(total // 4)
     rows = [
         _row(name, accuracy, numbers, samples)
@@ -39,9 +41,10 @@ def _row(name, accuracy, numbers, samples) -> dict:
             linear(matrix, name, x, accuracy)
 
     pair = measure.compare(products, numbers.sum, samples, min_sample=0.1)
-    share = pair.ratio * count * blocks.nbytes / numbers.nbytes
+    share, low, high = np.array([pair.ratio, *pair.interval]) * count * blocks.nbytes / numbers.nbytes
     return {
-        "what": f"{name}, {accuracy}", "GB/s": count * blocks.nbytes / pair.a.median / 1e9,
-        "read GB/s": numbers.nbytes / pair.b.median / 1e9, "of read": share, "least": LEAST, "hoped": HOPED,
+        "what": f"product, {name}, {accuracy}, of read", "GB/s": count * blocks.nbytes / pair.a.median / 1e9,
+        "read GB/s": numbers.nbytes / pair.b.median / 1e9, "ratio": share, "low": low, "high": high,
+        "least": LEAST, "hoped": HOPED,
         "missed": "missed" if share < LEAST else "",
     }  # fmt: skip

@@ -1,0 +1,67 @@
+"""Another checkout of the kit (KIT_OLD=folder) beside this one, a process each, in turn: products and prefill."""
+
+import json
+import os
+import sys
+from contextlib import ExitStack
+
+import numpy as np
+
+CASES = [(what, name, 1) for what in ("float32", "int8") for name in ("Q4_K", "Q6_K", "Q8_0")]
+CASES += [("fused", "prefill", 128), ("fused-int8", "prefill", 128)]
+MODEL = "granite-3.3-2b"  # its first four layers
+LEAST = 0.95
+
+
+def run(only: str = "", samples: int = 7):
+    """One row a case: milliseconds of both, and the median ratio (above 1: this one is faster) with its interval."""
+    import pandas as pd
+
+    from benchmarks._turns import Side
+    from kit.lab import measure
+    from kit.lab.paths import ROOT, models_folder
+    from kit.synthetic.write import cached_model
+
+    path, rows = str(cached_model(MODEL, layers=4, folder=models_folder())), []
+    for case in CASES if "KIT_OLD" in os.environ else ():
+        what = f"{case[1]}, {case[0]}, beside the old"
+        if only not in what:
+            continue
+        with ExitStack() as stack:
+            sides = [
+                stack.enter_context(Side(__file__, json.dumps([*case, path]), PYTHONPATH=str(folder)))
+                for folder in (ROOT, os.environ["KIT_OLD"])
+            ]
+            seconds = np.array([[side.sample() for side in sides] for _ in range(samples)])
+        new, old = np.median(seconds, 0) * 1e3
+        ratios = seconds[:, 1] / seconds[:, 0]
+        low, high = measure.interval_of(ratios)
+        row = {"what": what, "ms": new, "old ms": old, "ratio": np.median(ratios), "low": low, "high": high}
+        rows.append(row | {"least": LEAST, "hoped": 1.0, "missed": "missed" if np.median(ratios) < LEAST else ""})
+    return pd.DataFrame(rows, columns=None if rows else ["what"]).set_index("what")
+
+
+def _work(way, what, tokens, path):
+    """A function that does the case once, by whichever kit this process imports."""
+    import torch
+
+    import kit
+
+    if what == "prefill":
+        model = kit.Transformer(kit.Weights(kit.open(path), kit.HashMap()), linear=way)
+        return lambda: model.step([5] * tokens, model.new_cache(tokens))
+    try:
+        from kit.cpu.linear import linear
+    except ImportError:  # before the house was rebuilt
+        from kit.fused.linear import linear
+    sizes = {"Q4_K": (144, 256), "Q6_K": (210, 256), "Q8_0": (34, 32)}[what]
+    rows, columns, random = 4096, 4096, np.random.default_rng(0)
+    blocks = random.integers(0, 60, (rows, columns // sizes[1] * sizes[0]), np.uint8)
+    matrices, x = [blocks.copy() for _ in range(1 + (256 << 20) // blocks.nbytes)], torch.randn(1, columns)
+    return lambda: [linear(matrix, what, x, way) for matrix in matrices]
+
+
+if __name__ == "__main__":
+    from _turns import serve
+
+    serve(_work(*json.loads(sys.argv[1])))
