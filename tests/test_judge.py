@@ -73,6 +73,15 @@ def test_a_measurement_beyond_its_own_bound_is_not_used_to_forbid():
     assert found.verdict == "undecided here" and "beyond its own bound" in found.reason
 
 
+def test_a_median_outside_its_bounds_is_called_noise():
+    """0.947x with bounds 1x to 1.041x once stood on the front page without a word."""
+    given = {"accept": (2.0, None), "at_least": (1.0, "none"), "at_most": (5.0, "both")}
+    assert "beyond its bound of 1.00 s: noise" in judged([0.93, 0.947, 0.95, 0.96], **given).reason
+    assert "beyond its bound of 5.00 s: noise" in judged([4.9, 5.1, 5.2], **given).reason
+    assert "noise" not in judged([1.2, 1.3, 1.4], **given).reason and "noise" not in judged([], **given, missing="a GPU").reason
+    assert "noise" not in judged([0.9, 1.1, 5.2], **given, how="counted").reason
+
+
 def test_ratio_cure_missing_and_words_by_verdict():
     found = judged([3.0] * 6, times(3, 2), in_ratio=True, cure="a table", tolerance="another machine")
     assert found.verdict == "reproduced in ratio" and found.reason == "because; here cured by a table"

@@ -76,10 +76,14 @@ def judge(
     else:
         verdict, why = _decide(interval, (least, most), (low, high), unit, decides, len(values))
         verdict = f"{verdict} in ratio" if in_ratio and verdict == "reproduced" else verdict
+    middle, noise = float(np.median(values)) if values else None, ""
+    if how == "measured" and interval and "beyond" not in why and not low <= middle <= high:
+        bound = format_quantity(low if middle < low else high, unit)
+        noise = f"the median lies beyond its bound of {bound}: noise, the interval meets it"
     if not values and not missing:
         values = [float(bound[0]) for bound in (at_least, at_most) if bound]
     words = missing or (text(verdict) if callable(text) else text)
-    reason = "; ".join(filter(None, (words, why, cure and f"here cured by {cure}")))
+    reason = "; ".join(filter(None, (words, why, noise, cure and f"here cured by {cure}")))
     return Judgment(
         claim=claim, quantity=quantity, unit=unit, verdict=verdict, reason=reason, how=how, cure=cure,
         tolerance=f"{region(accept, unit)}{f': {tolerance}' if tolerance else ''}", samples=values,

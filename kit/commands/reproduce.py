@@ -96,14 +96,21 @@ def _perform(run, jobs, timeout, progress):
     from kit.units import format_seconds
 
     width = max((len(job.name) for job in jobs), default=0)
-    total = sum(job.cells for job in jobs)
-    form = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} cells, {elapsed}"
-    with tqdm(total=total, desc="measuring this machine", bar_format=form, file=sys.stderr, disable=not progress) as bar:
+    costs = runs.expected(run.request.profile, jobs, run.folder.parent) if progress else []
+    form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
+    with tqdm(total=sum(costs), desc="measuring this machine", bar_format=form, file=sys.stderr, disable=not progress) as bar:
+        where = ""
 
         def on_cell(job, cell):
+            nonlocal where
             number = jobs.index(job)
-            bar.n = sum(other.cells for other in jobs[:number]) + cell
-            bar.set_description(f"{number + 1}/{len(jobs)} {job.name}")
+            where = f"{number + 1}/{len(jobs)} {job.name}"
+            if progress:
+                bar.n = sum(costs[:number]) + costs[number] * (cell - 1) / job.cells
+            bar.set_description(where)
+
+        def on_second(doing):
+            bar.set_description(f"{where}, {doing}" if doing else where)
 
         def on_end(job, outcome):
             reason = f"  cell {outcome.cell}: {outcome.reason}" if outcome.reason else ""
@@ -112,7 +119,8 @@ def _perform(run, jobs, timeout, progress):
             html.write(run, job.name)
             index.write(run)
 
-        runs.perform(run, jobs, timeout, on_cell, on_end)
+        runs.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None)
+        bar.update(bar.total - bar.n)
     for name in run.notebooks:
         if not (run.folder / f"{name}.html").exists():  # the disk was full when it ended
             html.write(run, name)

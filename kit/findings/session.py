@@ -15,7 +15,7 @@ from kit.claims import table as claims
 from kit.claims.judge import Judgment
 from kit.errors import ReportError
 from kit.findings.doctor import check_device
-from kit.lab import figures, machine, profiles, state
+from kit.lab import figures, machine, note, profiles, state
 from kit.lab.device import Limits
 from kit.lab.paths import models_folder, results_folder
 
@@ -48,7 +48,9 @@ class Session:
         except OSError as error:
             message = f"cannot write results to {self.out}: {error.strerror}; name another folder by out="
             raise ReportError(message) from None
-        self.busy = state.settle(self.profile.patience)
+        note.tell_compilation()
+        with note.doing("waiting for an idle machine"):
+            self.busy = state.settle(self.profile.patience)
         if self.busy:
             print(self.busy)
         self._looked = -np.inf

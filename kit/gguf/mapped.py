@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import GGUFError
-
-_NOTE_BYTES = 4096
+from kit.lab.note import Note
 
 
 class MappedFile:
@@ -48,22 +47,7 @@ class MappedFile:
             (before, _), (size, _) = self._seen, now
             how = f"from {before:,} to {size:,} bytes" if size != before else "in place"
             raise GGUFError(f"{self.path}: was changed {how} while it was open: {tensor!r} was not read; open it again")
-        if _note is not None:
-            _note[:] = f"{tensor!r} of {self.path}".encode()[:_NOTE_BYTES].ljust(_NOTE_BYTES)
+        _reading.write(f"{tensor!r} of {self.path}" if _reading else "")
 
 
-def last_read(path: Path) -> str:
-    """What a process with ``KIT_READING=path`` read last: ``'tensor' of file``, or nothing."""
-    return path.read_bytes().decode(errors="replace").strip() if path.exists() else ""
-
-
-def _open_note() -> mmap.mmap | None:
-    path = os.environ.get("KIT_READING")
-    if not path:
-        return None
-    with open(path, "w+b") as handle:
-        handle.truncate(_NOTE_BYTES)
-        return mmap.mmap(handle.fileno(), _NOTE_BYTES)
-
-
-_note = _open_note()
+_reading = Note("KIT_READING")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch.utils.benchmark.utils.timer import timer as timer_with_sync
 
+from kit.lab.note import doing
 from kit.lab.state import State, probe
 
 Clock = Callable[[], float]
@@ -38,6 +39,7 @@ class Measurement:
         return float(low), float(high)
 
 
+@doing("measuring")
 def time(
     function: Callable[[], object], samples: int = 7, min_sample: float = 0.01, clock: Clock = timer_with_sync
 ) -> Measurement:
@@ -77,6 +79,7 @@ class Rounds:
         return float(np.median(self.seconds[way]))
 
 
+@doing("measuring")
 def rounds(
     ways: Mapping[str, Callable[[], float]], least: int = 10, budget: float = 10.0,
     enough: Callable[[Rounds], bool] = lambda so_far: True, clock: Clock = timer_with_sync, look: Callable[[], State] = probe,

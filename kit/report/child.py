@@ -15,7 +15,7 @@ from pathlib import Path
 from nbclient.exceptions import DeadKernelError
 from papermill import PapermillExecutionError, execute_notebook
 
-from kit.gguf.mapped import last_read
+from kit.lab import note
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
             print(json.dumps({"failed": f"{error.ename}: {last_line}".rstrip(": ")}), file=events)
         except DeadKernelError:
             reason = "the kernel died: killed from outside, out of memory, a lost page of a file, or a crash in native code"
-            if tensor := last_read(Path(os.environ["KIT_READING"])):
+            if tensor := note.read(Path(os.environ["KIT_READING"])):
                 reason += f"; the last tensor that it read was {tensor}"
             print(json.dumps({"failed": reason}), file=events)
         except Exception as error:  # whatever stops papermill itself is this notebook's failure, not the run's

@@ -6,6 +6,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -171,6 +172,16 @@ def pending(run: Run, jobs: list[Job]) -> list[Job]:
     return [job for job in jobs if ended.get(job.name) != job.digest]
 
 
+def expected(profile: str, jobs: list[Job], results: Path) -> list[float]:
+    """Seconds of each job in the newest run of the profile under ``results``; where there is none, their numbers of cells."""
+    for state in sorted(results.glob(f"*/{STATE}"), key=lambda path: -path.stat().st_mtime):
+        with suppress(ReportError):
+            earlier = load(state.parent)
+            if earlier.request.profile == profile and all(job.name in earlier.notebooks for job in jobs):
+                return [earlier.notebooks[job.name].seconds for job in jobs]
+    return [float(job.cells) for job in jobs]
+
+
 RUN_NO_MODEL = ("08", "09")  # the claims, and what needs no forward pass
 
 
@@ -188,6 +199,7 @@ def perform(
     timeout: float | None = None,
     on_cell: Callable[[Job, int], None] = lambda job, cell: None,
     on_end: Callable[[Job, Outcome], None] = lambda job, outcome: None,
+    on_second: Callable[[str], None] | None = None,
 ) -> None:
     """Run the jobs one after another. A notebook that fails becomes a failed row and a failed record; the rest goes on."""
     run.planned = sorted({*run.planned, *(job.name for job in jobs)})
@@ -199,7 +211,8 @@ def perform(
             stale.unlink(missing_ok=True)
         run.notebooks.pop(job.name, None)
         run.save()
-        outcome = execute(job.source, log.with_suffix(".ipynb"), job.parameters, timeout, lambda n, job=job: on_cell(job, n))
+        target = log.with_suffix(".ipynb")
+        outcome = execute(job.source, target, job.parameters, timeout, lambda n, job=job: on_cell(job, n), on_second)
         run.notebooks[job.name] = Row(
             outcome.status, outcome.reason, outcome.cell, round(outcome.seconds, 3), now(), job.digest,
             list(outcome.records_before),

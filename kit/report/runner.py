@@ -15,6 +15,8 @@ from pathlib import Path
 import nbformat
 import psutil
 
+from kit.lab import note
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -36,11 +38,13 @@ def execute(
     parameters: dict,
     timeout: float | None = None,
     on_cell: Callable[[int], None] = lambda cell: None,
+    on_second: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Run ``source`` with papermill in the folder of ``output``, which appears only when the run is over.
 
     Whatever happens to the notebook is an Outcome; its process log stays beside the output when it failed. The
     processes that it started are killed when it ends, after ``timeout`` seconds, and on any exception here (Ctrl-C).
+    ``on_second`` is told once a second what the notebook is doing: "compiling", "measuring", or nothing known.
     """
     output = output.absolute()  # the child works in that folder
     partial, log = output.with_name(f".{output.stem}.partial.ipynb"), output.with_suffix(".log")
@@ -55,7 +59,9 @@ def execute(
             open(log, "wb") as log_file,
             _Child(job, ipython_folder, log_file) as child,
         ):
-            for event in child.events(None if timeout is None else started + timeout):
+            for event in child.events(None if timeout is None else started + timeout, 1.0 if on_second else None):
+                if not event:
+                    on_second(note.read(Path(ipython_folder, "doing")))
                 if "cell" in event:
                     records_before.append(event["records"])
                     on_cell(event["cell"])
@@ -82,6 +88,7 @@ class _Child:
             env=os.environ | {
                 "MPLBACKEND": "module://matplotlib_inline.backend_inline",
                 "KIT_READING": os.path.join(ipython_folder, "reading"),
+                "KIT_DOING": os.path.join(ipython_folder, "doing"),
                 "IPYTHONDIR": ipython_folder,  # the user's start-up files must not change a measurement
             },
         )  # fmt: skip
@@ -91,14 +98,18 @@ class _Child:
         self.process.stdin.write(json.dumps(job).encode() + b"\n")
         self.process.stdin.flush()
 
-    def events(self, deadline: float | None) -> Iterator[dict]:
-        """The child's events until it closes its end or ``time.monotonic()`` reaches the deadline."""
+    def events(self, deadline: float | None, every: float | None = None) -> Iterator[dict]:
+        """The child's events until it closes its end or ``time.monotonic()`` is at the deadline, and {} ``every`` so often."""
         pending = b""
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not select.select([self._pipe], [], [], left)[0]:
-                self.timed_out = True
-                return
+            wait = min((limit for limit in (left, every) if limit is not None), default=None)
+            if not select.select([self._pipe], [], [], wait)[0]:
+                if wait == left:
+                    self.timed_out = True
+                    return
+                yield {}
+                continue
             data = os.read(self._pipe, 65536)
             if not data:
                 return

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from kit.errors import GGUFError
 from kit.gguf.writer import ALIGNMENT, header, padded
 from kit.lab.files import replacing
+from kit.lab.note import doing
 from kit.synthetic.encode import encode
 from kit.synthetic.geometry import Geometry, TensorSpec, geometry
 
@@ -42,7 +43,7 @@ def synthesize(
     specs = model.tensors(mix, layers)
     head = header(model.metadata(mix, layers), specs)
     size = len(head) + sum(padded(spec.nbytes) for spec in specs)
-    with replacing(path, size) as handle, _bar(path.name, size, progress) as bar:
+    with doing(f"generating {model.name}"), replacing(path, size) as handle, _bar(path.name, size, progress) as bar:
         for chunk in _stream(head, specs, model, seed):
             handle.write(chunk)
             bar.update(len(chunk))

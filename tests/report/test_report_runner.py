@@ -39,6 +39,25 @@ def test_a_good_notebook_leaves_its_output_and_nothing_else(notebooks, output, m
     assert text.outputs[0].text == "2.5 True 007\n"
 
 
+def test_the_run_hears_what_a_notebook_is_doing(notebooks, output):
+    compiles = """\
+import kit, time, numba
+from numba.core import event
+from kit.lab import note
+class Look(event.Listener):
+    def on_start(self, event): print("in between", note._doing.text)
+    def on_end(self, event): pass
+note.tell_compilation(); event.register("numba:compile", Look())
+with note.doing("measuring"): numba.njit(lambda x: x + 1)(1)
+with note.doing("generating granite"): time.sleep(2.1)
+print("then", repr(note._doing.text))"""
+    source, heard = notebooks.add("01", compiles), []
+    assert execute(source, output, {}, on_second=heard.append).reason == ""
+    [told] = [item.text for item in nbformat.read(output, as_version=4).cells[-1].outputs]
+    assert set(told.splitlines()) == {"in between compiling", "then ''"}
+    assert "generating granite" in heard
+
+
 def test_a_failing_notebook_is_kept_with_its_reason(notebooks, output):
     source = notebooks.add("01", "pass", "raise ValueError('first\\nno tensor blk.0')", "open('never', 'w')")
     outcome = execute(source, output, {})

@@ -39,6 +39,13 @@ def test_parameters_reach_the_notebook_and_its_records(finished):
         assert record.run_id == finished.name
 
 
+def test_the_time_left_goes_by_the_last_run_of_the_profile(finished, tmp_path):
+    jobs = [runs.Job(name, tmp_path, {}, cells, "") for name, cells in (("04_after", 3), ("01_first_token", 8))]
+    rows = state(finished)["notebooks"]
+    assert runs.expected("smoke", jobs, finished.parent) == [rows["04_after"]["seconds"], rows["01_first_token"]["seconds"]]
+    assert runs.expected("full", jobs, finished.parent) == runs.expected("smoke", jobs, tmp_path) == [3, 8]
+
+
 def test_no_path_of_this_machine_is_in_a_notebook_that_ran(finished):
     assert str(finished) not in (finished / "01_first_token.ipynb").read_text()
 

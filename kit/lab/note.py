@@ -1,0 +1,66 @@
+"""What a notebook's process is doing, in files that the run's process reads: while it lives, and when it has died."""
+
+import mmap
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+_BYTES = 4096
+
+
+class Note:
+    """One line of text in the file that the environment variable ``name`` names; without that variable, nothing."""
+
+    def __init__(self, name: str):
+        self.text, self._page = "", None
+        if path := os.environ.get(name):
+            with open(path, "a+b") as handle:
+                handle.truncate(_BYTES)
+                self._page = mmap.mmap(handle.fileno(), _BYTES)
+
+    def __bool__(self):
+        return self._page is not None
+
+    def write(self, text: str) -> None:
+        """Replace the line; as cheap as a copy of a page."""
+        self.text = text
+        if self._page is not None:
+            self._page[:] = text.encode()[:_BYTES].ljust(_BYTES)
+
+
+def read(path: Path) -> str:
+    """The line in the file that a Note of another process writes; empty when there is none."""
+    return path.read_bytes().decode(errors="replace").strip() if path.exists() else ""
+
+
+_doing = Note("KIT_DOING")
+
+
+@contextmanager
+def doing(what: str):
+    """Say what is being done, until the ``with`` ends: the progress line of `kit reproduce` shows it."""
+    before = _doing.text
+    _doing.write(what)
+    try:
+        yield
+    finally:
+        _doing.write(before)
+
+
+def tell_compilation() -> None:
+    """Say that Numba compiles while it does, where somebody reads it."""
+    if not _doing:
+        return
+    from numba.core import event
+
+    running = []
+
+    class Compilation(event.Listener):
+        def on_start(self, event):
+            running.append(doing("compiling"))
+            running[-1].__enter__()
+
+        def on_end(self, event):
+            running.pop().__exit__(None, None, None)
+
+    event.register("numba:compile", Compilation())

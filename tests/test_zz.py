@@ -1,0 +1,304 @@
+"""kit sweep: the grid of a spec, cells that are kept, a worker that is killed, Ctrl-C, and another scheduler."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import nbformat
+import psutil
+import pytest
+from click.testing import CliRunner
+from distributed import LocalCluster
+from nbformat import v4
+
+import kit
+from kit.claims import records
+from kit.commands.cli import main
+from kit.errors import CacheError, ReportError
+from kit.lab import machine
+from kit.report.sweep import decode, run, spec
+from kit.synthetic.write import cached_model
+
+PARAMETERS = """\
+profile: str = "quick"  # smoke, quick or full
+model: str = ""  # a GGUF file; empty: a generated one
+out: str = ""  # folder of the records
+seed: int = 0  # of the weights
+policy: str = "LRU"  # of the cache
+samples: int = 3  # how often
+share: float = 0.5  # of the weights
+deep: bool = False  # yes or no
+"""
+SESSION = "import kit, os, time\nlab = kit.Session('slow', profile=profile, out=out, seed=seed, policy=policy)"
+RECORD = "lab.record(quantity='seconds', unit='s', samples=[1.0 + seed, 2.0, 3.0]);"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Notebooks: `fast` and `slow`, which leaves a mark for every start and waits while there is a file `wait`."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    mark = f"marks = {str(tmp_path)!r}\nopen(f'{{marks}}/started-{{seed}}-{{os.getpid()}}', 'w').close()\n"
+    wait = "while os.path.exists(f'{marks}/wait') and seed: time.sleep(0.05)"
+    slow = (SESSION, mark + wait, "assert seed < 9, 'nine'\n" + RECORD)
+    for name, cells in {"slow": slow, "fast": ("print('seven')",)}.items():
+        made = [v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}), *map(v4.new_code_cell, cells)]
+        nbformat.write(v4.new_notebook(cells=made), folder / f"{name}.ipynb")
+    return folder
+
+
+@pytest.fixture
+def grid_of(tmp_path, folder):
+    def grid_of(text):
+        path = tmp_path / "grid.yaml"
+        path.write_text(text)
+        return spec.read(path, folder)
+
+    return grid_of
+
+
+def waiting(condition, seconds=200):
+    """The condition's first true value; fails when there is none in time."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+    return value
+
+
+def test_a_grid_is_the_product_of_its_axes(grid_of):
+    grid = grid_of(
+        "profile: smoke\nnotebooks: [slow, decode]\nmodels: [tiny-llama, granite-3.3-8b]\nquantizations: [Q4_K_M, Q8_0]\n"
+        "policies: [LRU, Pinned, SIEVE]\ncapacities: [50%, 1GiB]\nparameters: {seed: [0, 1], tokens: 4}"
+    )
+    slow = [cell for cell in grid.cells if cell.notebook == "slow"]
+    own = [cell for cell in grid.cells if cell.notebook == "decode"]
+    assert len(slow) == 2 * 2 * 3 * 2 and len(own) == 2 * 2 * 3 * 2 * 2  # slow knows neither capacity nor tokens
+    assert {tuple(cell.settings) for cell in slow} == {("policy", "seed")}
+    assert {(cell.model.geometry, cell.model.mix) for cell in own} == {
+        (name, mix) for name in ("tiny-llama", "tiny-granite") for mix in ("Q4_K_M", "Q8_0")
+    }
+    assert {cell.model.seed for cell in slow if cell.settings["seed"] == "1"} == {1}
+    assert len({cell.key for cell in grid.cells}) == len({cell.name for cell in grid.cells}) == len(grid.cells)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("notebooks: [fast]\nmodles: []\ncolor: red", "unknown: color, modles; known are: profile, notebooks"),
+        ("profile: smoke", "notebooks: name at least one"),
+        ("notebooks: [fast]\nprofile: huge", "no profile 'huge'"),
+        ("notebooks: [nothing]", "no such notebook"),
+        ("notebooks: [02]", "a number needs quotes"),
+        ("notebooks: [fast]\nparameters: {color: [1]}", "parameter 'color'; they have: deep, model"),
+        ("notebooks: [fast]\ncapacities: [1GiB]", "parameter 'capacity'"),
+        ("notebooks: [fast]\nparameters: {samples: [1.5]}", "samples: 1.5 is a float"),
+        ("notebooks: [fast]\nparameters: {policy: [no]}", "policy: False is a bool"),
+        ("notebooks: [fast]\nparameters: {share: [.inf]}", "not a finite float"),
+        ("notebooks: [fast]\nparameters: {profile: [quick]}", "profile is a key of its own"),
+        ("notebooks: [fast]\npolicies: [LRU]\nparameters: {policy: [SIEVE]}", "policy is given twice"),
+        ("notebooks: [fast]\nparameters: {seed: []}", "seed has no value"),
+        ("notebooks: [fast]\nparameters: 3", "parameters: a mapping"),
+        ("notebooks: [fast]\nquantizations: [Q9]", "no 'Q9'; there are: F32"),
+        ("notebooks: [fast]\nmodels: [gpt]", "gpt: neither a file nor one of: granite"),
+        ("- a\n- b", "a mapping with the keys"),
+        ("notebooks: [", "not YAML"),
+    ],
+)
+def test_a_wrong_spec_is_one_clear_error(grid_of, text, names):
+    with pytest.raises(ReportError) as error:
+        grid_of(text)
+    assert "grid.yaml: " in str(error.value) and names in str(error.value)
+
+
+def test_the_key_changes_with_all_that_it_is_made_of(grid_of, folder, tmp_path, monkeypatch):
+    model = cached_model("tiny-llama", folder=tmp_path)
+    text = f"notebooks: [fast]\nprofile: smoke\nmodels: [{model}]\nparameters: {{seed: 1}}"
+
+    def key():
+        return run.plan(grid_of(text), ["this"])[0].key
+
+    first = key()
+    assert key() == first and run.plan(grid_of(text), ["that"])[0].key != first
+    with monkeypatch.context() as patch:
+        patch.setattr(kit, "__version__", "9")
+        assert key() != first
+    text = text.replace("seed: 1", "seed: 2")
+    assert key() != first
+    text = text.replace("seed: 2", "seed: 1")
+    with open(model, "r+b") as file:  # one bit of one weight
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    changed = key()
+    assert changed != first
+    source = folder / "fast.ipynb"
+    source.write_text(source.read_text().replace("seven", "eight"))
+    assert key() not in (first, changed)
+
+
+def sweep(tmp_path, *options):
+    """`kit sweep` in this process; stdout is the table as JSON."""
+    arguments = [str(tmp_path / "grid.yaml"), "--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
+    return CliRunner().invoke(main, ["sweep", *arguments, "--json", *options])
+
+
+def running(process):
+    """Whether a process still does anything."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def dask_worker(address):
+    """A `dask worker` as a process of its own, without a nanny that would start it again."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-nanny", "--nthreads", "2", "--no-dashboard"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_cells_of_a_killed_worker_run_again(grid_of, tmp_path):
+    grid_of("notebooks: [slow]\nprofile: smoke\nparameters: {seed: [1, 7, 9]}")
+    (tmp_path / "wait").touch()
+    with (
+        LocalCluster(n_workers=0, processes=True, dashboard_address="127.0.0.1:0", silence_logs=50) as cluster,
+        dask_worker(cluster.scheduler_address) as first,
+        dask_worker(cluster.scheduler_address) as second,
+    ):
+        killed = []
+
+        def kill():
+            """When two cells wait, one on each worker: end one worker, and let what is left go on."""
+            with contextlib.suppress(AssertionError):
+                waiting(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+                killed.extend(psutil.Process(first.pid).children(recursive=True))
+                first.kill()
+                waiting(lambda: not any(map(running, killed)))
+            (tmp_path / "wait").unlink()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        result = sweep(tmp_path, "--scheduler", cluster.scheduler_address)
+        killer.join()
+        assert second.poll() is None and first.poll() is not None
+    assert killed and not any(map(running, killed)), "the worker was to be killed with a notebook running"
+    assert result.exit_code == 1, result.output  # one cell fails by itself
+    rows = {int(row["seed"]): row for row in json.loads(result.stdout)}
+    assert {seed: row["status"] for seed, row in rows.items()} == {1: "ok", 7: "ok", 9: "failed"}
+    assert rows[9]["reason"] == "cell 5: AssertionError: nine"
+    assert len(list(tmp_path.glob("started-*"))) == 4  # three cells, one of them twice
+    measured = records.read(sorted((tmp_path / "out").glob("slow-*/slow.jsonl")))
+    assert sorted(record.median for record in measured if record.status == "ok") == [2.0, 3.0]
+    assert {record.machine_id for record in measured} == {machine.machine_id()}
+    assert (tmp_path / "out" / "index.html").read_text().count("/index.html") >= 3
+    table = (tmp_path / "out" / "table.csv").read_text()
+    assert table.startswith("notebook,model,seed,machine,claim") and table.count("\nslow,") == 3
+
+
+def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest(grid_of, tmp_path):
+    grid_of("notebooks: [slow]\nprofile: smoke\nparameters: {seed: [0, 1]}")
+    (tmp_path / "wait").touch()
+    command = [
+        sys.executable,
+        "-c",
+        "from kit.commands.cli import main; main()",
+        "sweep",
+        str(tmp_path / "grid.yaml"),
+        "--no-progress",
+    ]
+    command += ["--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
+
+    def start():
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+        )  # fmt: skip
+
+    stamp("start")
+    process = start()
+    waiting(lambda: list((tmp_path / "out").glob("slow-*")) and list(tmp_path.glob("started-1-*")))
+    stamp("both started")
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, _ = process.communicate(timeout=60)
+    stamp("130")
+    assert process.returncode == 130 and "what is finished is kept" in output, output
+    waiting(lambda: not any(map(running, children)))
+    stamp("no children")
+    kept = {json.loads(path.read_text())["cell"]["settings"]["seed"] for path in tmp_path.glob("out/*/cell.json")}
+    assert kept == {"0"} and (tmp_path / "out" / "index.html").exists()
+    (tmp_path / "wait").unlink()
+    stamp("start")
+    process = start()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    stamp("end")
+    assert {seed: len(list(tmp_path.glob(f"started-{seed}-*"))) for seed in (0, 1)} == {0: 1, 1: 2}
+
+
+def test_no_scheduler_is_an_error(grid_of, tmp_path, monkeypatch):
+    grid_of("notebooks: [fast]")
+    monkeypatch.setattr(run.connect.__wrapped__, "__defaults__", ("", 1, 1.0))
+    result = sweep(tmp_path, "--scheduler", "tcp://127.0.0.1:9")
+    assert result.exit_code == 2 and "kit: error: --scheduler tcp://127.0.0.1:9: " in result.stderr
+
+
+def test_without_dask_the_error_names_the_extra(grid_of, tmp_path, monkeypatch):
+    grid_of("notebooks: [fast]")
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    for name in ("page", "run", "worker"):
+        monkeypatch.delitem(sys.modules, f"kit.report.sweep.{name}", raising=False)
+        monkeypatch.delattr(f"kit.report.sweep.{name}", raising=False)
+    result = sweep(tmp_path)
+    assert result.exit_code == 2 and "pip install --editable '.[sweep]'" in result.stderr
+
+
+def test_list_names_the_cells_and_starts_nothing(grid_of, tmp_path):
+    grid_of("notebooks: [fast]\nparameters: {seed: [1, 2]}")
+    result = sweep(tmp_path, "--list")
+    assert result.exit_code == 0 and result.stdout.splitlines() == ["fast 1", "fast 2"]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    with kit.open(cached_model("tiny-llama", folder=tmp_path_factory.mktemp("models"))) as file:
+        yield file
+
+
+@pytest.mark.parametrize(("capacity", "limit"), [("25%", 250), ("1KiB", 1024), ("12", 12)])
+def test_a_capacity_is_bytes_or_a_share(capacity, limit):
+    assert decode.way_of("LRU", capacity, "float32", 1000).capacity == limit
+    assert decode.way_of("HashMap", capacity, "float32", 1000).capacity is None
+
+
+@pytest.mark.parametrize(("policy", "capacity"), [("MIN", "1GiB"), ("lru", "1GiB"), ("LRU", "x%"), ("LRU", ""), ("LRU", "0%")])
+def test_a_wrong_way_is_one_clear_error(policy, capacity):
+    with pytest.raises(CacheError, match=r"^(policy|capacity): "):
+        decode.way_of(policy, capacity, "float32", 1000)
+
+
+def test_decode_measures_what_the_closed_form_says(tiny):
+    """A cyclic scan: LRU below the working set never hits, everything kept always does; the logits are the same."""
+    for policy, capacity, hits in (("LRU", "60%", 0.0), ("HashMap", "", 1.0)):
+        measured, lazy, total = decode.measure(tiny, policy, capacity, "float32", 3)
+        assert measured.hit_rate == hits and measured.result.equal(lazy.result) and len(measured.samples) == 3
+        assert measured.resident <= total * (0.6 if hits == 0 else 1)
+
+
+def stamp(t):
+    print(f"{time.monotonic():.1f} {t}", file=sys.stderr)
