@@ -24,7 +24,7 @@ COLORS = {  # one color a verdict, on pages and in figures; readable on white
     "not reproduced": "#a15c00",
     "impossible": "#a4332b",
     "not measurable here": "#6b747d",
-    "no record": "#9aa1a8",
+    "no record": "#7d6e63",
 }
 
 

@@ -81,11 +81,19 @@ def test_the_index_opens_with_answers_then_notebooks_then_claims(finished):
     assert "194 s → 0.075 s" in answer and "2.00 s" in answer and "≥ 500 ms" in answer, "claimed, measured, possible"
 
 
+def contrast_with_white(color):
+    """WCAG's contrast ratio of #rrggbb."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
+
+
 def test_every_verdict_has_its_color_on_pages(finished):
     text = (finished / "index.html").read_text()
     for word in (*claims.VERDICTS, "no record"):
         assert f".tone-{word.replace(' ', '-')} {{ --tone: {claims.COLORS[word]}; }}" in text
     assert len(set(claims.COLORS.values())) == len(claims.COLORS)
+    assert all(contrast_with_white(color) >= 4.5 for color in claims.COLORS.values())  # WCAG 2.2, AA
 
 
 def test_the_embedded_records_are_the_records(finished):
