@@ -8,25 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 import kit
-from kit.costs.order import use_of
+from kit.costs.order import FUSED, Kind, kind_of, use_of
 from kit.cpu.threads import torch_alone
 
 DTYPES = ("float32", "float16", "bfloat16")
-FUSED = ("fused", "fused-int8")
 _TOGETHER = 1 << 30  # bytes of decoded weights held at once while measuring
-
-
-class Kind(NamedTuple):
-    """Tensors of one kind cost the same: ggml type and shape (of one expert, where there is a stack)."""
-
-    qtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -39,12 +30,6 @@ class Cost:
     load: dict[str, float]
     multiply: dict[str, float]
     fused: dict[str, float]
-
-
-def kind_of(weights, name: str) -> Kind:
-    """The kind of ``name``, or of ``stack[expert]``."""
-    info = weights.info(name)
-    return Kind(info.qtype, info.shape[-2:])
 
 
 def measure_costs(

@@ -1,7 +1,8 @@
 """The order in which a decode asks for weights: recorded from a live decode, or from the tensors alone."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,29 @@ from kit.gguf.formats import FORMATS
 from kit.gguf.summary import NO_WEIGHTS
 from kit.model.linear import linear_named
 
+FUSED = ("fused", "fused-int8")
+_PROGRAM_TOKENS = 8  # at most, of each recorded program
+
+
+class Kind(NamedTuple):
+    """Tensors of one kind cost the same: ggml type and shape (of one expert, where there is a stack)."""
+
+    qtype: str
+    shape: tuple[int, ...]
+
+
+def kind_of(weights, name: str) -> Kind:
+    """The kind of ``name``, or of ``stack[expert]``."""
+    info = weights.info(name)
+    return Kind(info.qtype, info.shape[-2:])
+
+
+class Program(NamedTuple):
+    """A token that runs as one recorded program (kit.model.plan): seconds of a product by kind, and of all the rest."""
+
+    rest: float
+    products: dict[Kind, float]
+
 
 @dataclass(frozen=True)
 class Order:
@@ -23,7 +47,7 @@ class Order:
     ``seconds``: of each token of the decode that recorded it, straight from the blocks; ``rest``: of those, the median
     outside all uses of weights (attention, norms, embedding). Both are empty or 0 when ``reason`` says why the file cannot
     be run; then every matrix and vector counts as used once a token, in file order. ``left_out``: tensors that nothing
-    can dequantize.
+    can dequantize. Those seconds are of tokens step by step; ``programs``, by linear, of those that run as a program.
     """
 
     tokens: list[list[str]]
@@ -31,6 +55,7 @@ class Order:
     rest: float = 0.0
     reason: str = ""
     left_out: tuple[str, ...] = ()
+    programs: dict[str, Program] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -76,7 +101,29 @@ def _recorded(file, tokens):
         vectors = (spans["what"] == "access") & ~spans["tensor"].str.endswith("bias")  # a bias is asked for in a product
         rest.append(seconds[-1] - float(spans.loc[(spans["what"] == "linear") | vectors, "seconds"].sum()))
         weights.trace.clear()
-    return Order(order, tuple(seconds), float(np.median(rest)))
+    programs = {linear: _program(file, linear, min(tokens, _PROGRAM_TOKENS)) for linear in FUSED}
+    return Order(
+        order, tuple(seconds), float(np.median(rest)), programs={name: found for name, found in programs.items() if found}
+    )
+
+
+def _program(file, linear, tokens) -> Program | None:
+    """Medians over ``tokens`` tokens of a recorded pass; None where it cannot be recorded."""
+    weights = kit.Weights(file)
+    steps = Decode(weights, linear)
+    if steps.model.unplanned:
+        return None
+    for _ in range(3):  # the second token records, the third touches what the program will touch
+        steps.step()
+    weights.trace.clear()
+    for _ in range(tokens):
+        steps.step()
+    spans = weights.trace.frame()
+    uses = spans[spans["what"] == "linear"]
+    kinds = uses.assign(kind=[kind_of(weights, name) for name in uses["tensor"]]).groupby("kind")["seconds"]
+    token = float(spans.loc[spans["what"] == "token", "seconds"].median())
+    products = kinds.median()
+    return Program(max(0.0, token - float((products * kinds.count()).sum()) / tokens), products.to_dict())
 
 
 def _once(file, names) -> list[str]:

@@ -10,8 +10,8 @@ import kit
 from kit.cache import POLICIES, UNLIMITED
 from kit.cache.policies.base import Policy
 from kit.cache.replay import replay_hits
-from kit.costs.measured import FUSED, Cost, Kind, kind_of
-from kit.costs.order import Decode, Order, Walk
+from kit.costs.measured import Cost
+from kit.costs.order import FUSED, Decode, Kind, Order, Program, Walk, kind_of
 from kit.quants.registry import DTYPES
 from kit.units import format_bytes
 
@@ -108,12 +108,18 @@ def parts_of(file, order: Order) -> dict[str, Part]:
     }
 
 
+def from_blocks(linear: str, order: Order, costs: dict[Kind, Cost]) -> Program:
+    """What a token straight from the blocks costs: as the recorded program, where it is one (its norms are of the rest)."""
+    return order.programs.get(linear) or Program(order.rest, {kind: cost.fused[linear] for kind, cost in costs.items()})
+
+
 def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Cost], machine) -> Prediction:
     """Costs of all uses, plus the load of each miss that a replay of ``order`` through the way's policy shows."""
     tokens = max(1, len(order.tokens) - 1)
     uses = [name for token in order.tokens[-tokens:] for name in token]
     if way.linear in FUSED:
-        seconds = order.rest + sum(costs[parts[name].kind].fused[way.linear] for name in uses) / tokens
+        token = from_blocks(way.linear, order, costs)
+        seconds = token.rest + sum(token.products.get(parts[name].kind, 0.0) for name in uses) / tokens
         pages = sum(parts[name].blocks for name in set(uses))
         bound = machine.seconds_to_read(sum(parts[name].blocks for name in uses) / tokens)
         vectors = sum(4 * part.elements for part in parts.values() if len(part.kind.shape) == 1)
@@ -159,8 +165,9 @@ def measure(way: Way, file, order: Order, tokens: int) -> Measured:
 
 
 def run(way: Way, weights, steps, tokens: int) -> Measured:
-    """``tokens`` steps after one that is not counted, through whatever ``weights`` are."""
-    steps.step()
+    """``tokens`` steps after one that is not counted (two from blocks: the second records), through any ``weights``."""
+    for _ in range(1 + (way.linear in FUSED)):
+        steps.step()
     weights.trace.clear()
     for _ in range(tokens):
         result = steps.step()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from kit.lab import state
 from kit.lab.paths import ROOT
 
 LIBRARIES = ("gguf-kit", "numpy", "torch", "numba", "llvmlite", "pandas", "matplotlib", "gguf", "papermill", "triton")
@@ -52,11 +53,14 @@ class Machine:
 
 
 def of_run(folder: Path | None) -> Machine:
-    """The machine of a run: read from ``folder/environment.json`` when it wrote that, else measured and written."""
+    """The machine of a run: read from ``folder/environment.json`` when it wrote that, else measured and written.
+
+    Measured anew where memory is much faster now: bounds from a busy moment would lie inside what is measured later.
+    """
     path = Path(folder) / "environment.json" if folder else None
     if path and path.exists():
         machine = Machine(**json.loads(path.read_text(encoding="utf-8")))
-        if machine.id == machine_id():
+        if machine.id == machine_id() and state.probe().read_gbps < state.NEAR * machine.read_gbps:
             return machine
     machine = probe()
     if path:

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pandas as pd
 
 from kit.lab import figures
+from kit.lab.state import NEAR
 
 LADDER = ((5, 0.110), (5, 0.010), (10, 0.009))  # asked tokens, seconds until the error: 45, 500 and 1100 "tok/s"
 
@@ -134,7 +135,7 @@ GATES = (
     Gate("the answer has bytes", lambda e, roofline: len(e.body) > 0),
     Gate("tokens in the answer = asked", lambda e, roofline: e.answered == e.asked),
     Gate("tokens by the model's counter = asked", lambda e, roofline: e.produced == e.asked),
-    Gate("below the roofline", lambda e, roofline: e.claimed <= roofline),
+    Gate("below the roofline", lambda e, roofline: e.claimed <= NEAR * roofline),  # memory is not always equally fast
 )
 CAUGHT_BY = {  # answer -> the first gate that stops it, when gates are asked in their order
     "/error/0.009": "status is 200",

@@ -10,8 +10,8 @@ import pandas as pd
 import kit
 from kit.cache.traces import decode_order
 from kit.costs import ways
-from kit.costs.measured import DTYPES, Cost, Kind, measure_costs
-from kit.costs.order import Decode, Order, order_of
+from kit.costs.measured import DTYPES, Cost, measure_costs
+from kit.costs.order import Decode, Kind, Order, order_of
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Part, Prediction, Way, parts_of
 from kit.findings.n01_first_token.bounds import disk_gbps
 from kit.findings.n06_compressed_inference.passes import compressed_model
@@ -105,7 +105,9 @@ def whole_model(subject: Subject, costs: Costs, layers: int, geometry="granite-3
     packed = {
         name: Part(Kind("I8", part.kind.shape), int(share * part.elements), part.elements) for name, part in matrices.items()
     }
-    order = Order([names] * 3, rest=subject.order.rest * model.layers / layers)
+    more = model.layers / layers
+    programs = {name: found._replace(rest=more * found.rest) for name, found in subject.order.programs.items()}
+    order = Order([names] * 3, rest=more * subject.order.rest, programs=programs)
     return Subject(geometry, parts, order, packed, tiles.order_of(order, packed, model.tied))
 
 
@@ -144,10 +146,12 @@ def predict(way: Way, subject: Subject, costs: Costs) -> Prediction:
     if way.linear in tiles.LINEARS:
         return tiles.predict(way, subject.tile_parts, subject.tile_order, costs.tiles, costs.machine)
     if way.linear in (PRESSED.linear, PINNED_BLOCKS):
-        warm = ways.predict(BLOCKS, subject.parts, subject.order, costs.plain, costs.machine)
+        stepped = replace(subject.order, programs={})  # each token is the first of a model of its own
+        warm = ways.predict(BLOCKS, subject.parts, stepped, costs.plain, costs.machine)
         pinned = max(0, (way.capacity or 0) - warm.held)  # vectors are held beside the blocks
-        seconds = max(0, warm.pages - pinned) / costs.disk_gbps / 1e9
-        return replace(warm, way=way, seconds=warm.seconds + seconds, bound=max(warm.bound, seconds), pages=pinned)
+        missing = max(0, warm.pages - pinned) / 1e9
+        bound = max(warm.bound, missing / max(costs.disk_gbps, costs.direct_gbps or 0))
+        return replace(warm, way=way, seconds=warm.seconds + missing / costs.disk_gbps, bound=bound, pages=pinned)
     return ways.predict(way, subject.parts, subject.order, costs.plain, costs.machine)
 
 

@@ -9,9 +9,9 @@ import kit
 from kit.cache import POLICIES
 from kit.cache.bounds import interval_bound
 from kit.cache.traces import Requests
-from kit.costs.measured import DTYPES, kind_of
-from kit.costs.order import Order
-from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, parts_of, predict
+from kit.costs.measured import DTYPES
+from kit.costs.order import Order, kind_of
+from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, from_blocks, parts_of, predict
 from kit.gguf.formats import FORMATS
 from kit.quants.exactness import exactness, sample
 from kit.units import printable
@@ -24,19 +24,19 @@ def families(file, order: Order, costs, dtype: str = "float32") -> pd.DataFrame:
 
     Seconds a token: to dequantize all of it to ``dtype``, to multiply by it decoded, to use it straight from its blocks.
     """
-    weights = kit.Weights(file, dtype=dtype)
-    rows = []
+    weights, token, rows = kit.Weights(file, dtype=dtype), from_blocks("fused", order, costs), []
     for name in (name for token in order.tokens for name in token):
-        cost = costs[kind_of(weights, name)]
+        kind = kind_of(weights, name)
+        cost = costs[kind]
         family = printable(re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name))
         sizes = weights.blocks(name).nbytes, weights.nbytes(name)
-        rows.append((family, 1, *sizes, cost.load[dtype], cost.multiply[dtype], cost.fused["fused"]))
+        rows.append((family, 1, *sizes, cost.load[dtype], cost.multiply[dtype], token.products.get(kind, 0.0)))
     names = ["family", "uses", "in the file", "decoded", "dequantize", "multiply", "from blocks"]
     table = pd.DataFrame(rows, columns=names).groupby("family").sum() / len(order.tokens)
     table.insert(0, "share", (table["dequantize"] + table["multiply"]) / (table["dequantize"] + table["multiply"]).sum())
     table = table.sort_values("share", ascending=False)
     if not order.reason:
-        table.loc[REST, ["multiply", "from blocks"]] = order.rest
+        table.loc[REST, ["multiply", "from blocks"]] = order.rest, token.rest
     return table
 
 
