@@ -5,10 +5,12 @@ Reports 000 and 001 name none of these. A cost is measured once a weight and sca
 tokens to the prompt. ``evidence`` shows that both scalings hold here.
 """
 
+import functools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -16,13 +18,14 @@ import kit
 from kit.findings import reported
 from kit.findings.n04_attention.variants import one_of_each_shape
 from kit.gguf.names import layer_of
-from kit.lab import figures
+from kit.lab import figures, measure
 from kit.lab.machine import usable_cores
 from kit.model.config import read_config
 from kit.model.linear import LINEAR
 
 PROMPTS = (1, 4, 16, 64)
 LOOPS = {"loop": "along rows", "strided": "along columns"}
+_ROUND_SECONDS = 0.5  # of the evidence: one product at every prompt
 NEAR = 0.25  # relative difference from the reported time that counts as giving it
 
 
@@ -48,6 +51,9 @@ def _loop(kind, value, threads, tokens) -> float:
     """Seconds of one product, the rows shared out among threads."""
     x, parts = torch.ones(tokens, value.shape[1]), value.tensor_split(threads)
     start = time.perf_counter()
+    if threads == 1:
+        LINEAR[kind].apply({"part": value}, "part", x)
+        return time.perf_counter() - start
     with ThreadPoolExecutor(threads) as pool:
         for _ in pool.map(lambda part: LINEAR[kind].apply({"part": part}, "part", x), parts):
             pass
@@ -55,18 +61,25 @@ def _loop(kind, value, threads, tokens) -> float:
 
 
 def evidence(file, costs: pd.DataFrame, dequantizing: pd.DataFrame, run, prompt_tokens: int) -> pd.DataFrame:
-    """Does it scale? A matrix at every prompt against one token of it, and a whole inference against its parts."""
-    weights, name = kit.Weights(file), one_of_each_shape(read_config(file))[0]
-    value, rows = weights[name], {}
-    one = min(_loop("strided", value, 1, 1) for _ in range(3))
+    """Does it scale? Columns of a matrix at every prompt against one token of them, in turn; an inference against its parts."""
+    name = max(one_of_each_shape(read_config(file)), key=lambda name: file.tensors[name].elements)  # calls are not what counts
+    value, rows = kit.Weights(file)[name], {}
+    _loop("strided", value[:, :1], 1, 1)  # compiles
+    one = min(_loop("strided", value, 1, 1) for _ in range(2))
+    value = value[:, : max(1, int(value.shape[1] * min(1.0, _ROUND_SECONDS / (sum(PROMPTS) * one))))]  # strides stay
+    ways = {tokens: functools.partial(_loop, "strided", value, 1, tokens) for tokens in PROMPTS}
+    narrow = lambda so_far: all(measure.decided(so_far.ratios(tokens, 1), (tokens,)) for tokens in PROMPTS[1:])  # noqa: E731
+    found = measure.rounds(ways, 5, 4.0, narrow)
     for tokens in PROMPTS[1:]:
-        rows[f"{name}, {tokens} tokens"] = (tokens * one, _loop("strided", value, 1, tokens))
+        ratio = float(np.median(found.ratios(tokens, 1))) / tokens
+        rows[f"{name}, {value.shape[1]} columns, {tokens} tokens"] = tokens * found.median(1), found.median(tokens), ratio
     elements = sum(tensor.elements for tensor in file.tensors.values())
     parts = inference(costs, dequantizing, elements, (prompt_tokens,))
     slow = parts.query("loops == 'along columns' and threads == 1 and dequantizer == 'gguf-py'")
-    rows["the reported way through this file"] = (float(slow["seconds"].iloc[0]), run.seconds)
-    table = pd.DataFrame(rows, index=["scaled, s", "measured, s"]).T.rename_axis("strided loops, one thread")
-    return table.assign(**{"measured / scaled": table["measured, s"] / table["scaled, s"]})
+    scaled = float(slow["seconds"].iloc[0])
+    rows["the reported way through this file, run before its parts"] = scaled, run.seconds, run.seconds / scaled
+    names = ["scaled, s", "measured, s", "measured / scaled"]
+    return pd.DataFrame(rows, index=names).T.rename_axis("strided loops, one thread")
 
 
 def inference(costs: pd.DataFrame, dequantizing: pd.DataFrame, elements: int, prompts=PROMPTS) -> pd.DataFrame:
