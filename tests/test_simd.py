@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import types
+from numba.core.serialize import dumps
 
 from kit.cpu import simd
 from kit.cpu.simd import tiers, vectors
@@ -267,3 +268,9 @@ def test_kernels_compile_where_no_cache_can_be_written(monkeypatch):
 
     monkeypatch.setattr(vectors, "njit", njit)
     assert vectors.jit(operator.add) == {"nogil": True, "error_model": "numpy", "function": operator.add}
+
+
+def test_the_key_of_a_cached_kernel_does_not_depend_on_what_was_compiled_before():
+    """Numba hashes what a kernel closes over; a type's number (_code) is the next free one of the process."""
+    key = dumps(Static("invented"))
+    assert b"StaticType" not in key and b"_code" not in key and b"invented" in key

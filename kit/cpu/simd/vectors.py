@@ -47,6 +47,9 @@ class Static:
         self.value = value
         self._numba_type_ = StaticType(value)
 
+    def __reduce__(self):  # the key of a kernel in Numba's cache: a type has a number that each process counts anew
+        return Static, (self.value,)
+
 
 class StaticType(types.Type):
     """The Numba type of ``Static(value)``."""
