@@ -10,6 +10,7 @@ import numpy as np
 
 CASES = [(what, name, 1) for what in ("float32", "int8") for name in ("Q4_K", "Q6_K", "Q8_0")]
 CASES += [("fused", "prefill", 128), ("fused-int8", "prefill", 128)]
+CASES += [(f"to {dtype}", name, 0) for dtype in ("bfloat16", "float16") for name in ("Q4_K", "Q8_0")]
 MODEL = "granite-3.3-2b"  # its first four layers
 LEAST = 0.95
 
@@ -54,6 +55,10 @@ def _work(way, what, tokens, path):
     if what == "prefill":
         model = kit.Transformer(kit.Weights(kit.open(path), kit.HashMap()), linear=way)
         return lambda: model.step([5] * tokens, model.new_cache(tokens))
+    if not tokens:
+        blocks, dtype = np.zeros((12288, 4096 // 256 * {"Q4_K": 144, "Q8_0": 272}[what]), np.uint8), way.removeprefix("to ")
+        out = torch.ones(12288, 4096).to(getattr(torch, dtype))
+        return lambda: kit.dequantize(blocks, what, dtype, out=out)
     try:
         from kit.cpu.linear import linear
     except ImportError:  # before the house was rebuilt
