@@ -9,6 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
+os.environ.setdefault("KIT_PATIENCE", "0")  # the other half of the tests keeps the machine busy
+
 
 @pytest.fixture(autouse=True)
 def close_figures():

@@ -1,6 +1,5 @@
 """The live store: single flight, errors, threads, pins, prefetch; and its agreement with the replay, count for count."""
 
-import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit
+from fuzz.soak import soak
 from kit.cache.config import CacheConfig
 from kit.cache.policies.adaptive import ARC, LIRS, TinyLFU
 from kit.cache.policies.base import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random, TwoRandom
@@ -117,62 +117,11 @@ def test_a_failing_load_reaches_every_waiter_and_leaves_nothing():
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.slow
-def test_stress_of_eight_threads():
-    """8 x 100,000 gets over a small cache with failing loaders: no deadlock, no double load, no byte too many."""
-    objects, threads, gets, limit, size = 40, 8, 100_000, 200, 10
-    store = WeightCache(LRU(limit))
-    guard, loading, failed = threading.RLock(), set(), []
-    alive = [0, 0]  # values in memory now, most at once
-
-    class Value:
-        """Counts itself: what is in memory, whoever holds it."""
-
-        def __init__(self, key):
-            self.key = key
-            with guard:
-                alive[0] += 1
-                alive[1] = max(alive)
-
-        def __del__(self):
-            with guard:
-                alive[0] -= 1
-
-    def load(key, fails):
-        with guard:
-            assert key not in loading, "two loads of one key at once"
-            loading.add(key)
-        try:
-            if fails:
-                raise RuntimeError(key)
-            return Value(key)
-        finally:
-            with guard:
-                loading.discard(key)
-
-    def work(seed):
-        draw, errors = random.Random(seed), 0
-        for _ in range(gets):
-            key = f"blk.{int(objects * draw.random() ** 2)}.w"
-            try:
-                assert store.get(key, size, lambda key=key: load(key, draw.random() < 0.01)).key == key
-            except RuntimeError as error:
-                assert error.args == (key,)
-                errors += 1
-            if draw.random() < 0.001:
-                assert store.stats.resident_bytes <= limit
-        failed.append(errors)
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(threads)))
-    stats = store.stats
-    assert stats.gets == threads * gets and stats.errors == sum(failed) > 0
-    assert stats.bytes_requested == stats.gets * size and stats.bytes_loaded == stats.misses * size
-    assert stats.entries == stats.misses - stats.evictions == limit // size
-    # each thread may hold what it is loading or was just given, beside what the store keeps
-    assert stats.peak_bytes <= limit and limit // size <= alive[1] <= limit // size + 2 * threads
-    table = store.table()
-    assert table["hits"].sum() == stats.hits and table["evictions"].sum() == stats.evictions
+@pytest.mark.parametrize(("resize", "prefetch"), [(False, False), (True, True)])
+def test_stress_of_eight_threads(resize, prefetch):
+    """Over failing loaders: no deadlock, no double load, no byte too many, every count exact (fuzz/soak.py: more)."""
+    counted = soak(10_000, resize=resize, prefetch=prefetch)
+    assert counted["gets"] == 80_000 and (counted["prefetched"] > 0) == prefetch
 
 
 def test_pin_unpin_resize_clear():

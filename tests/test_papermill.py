@@ -43,14 +43,20 @@ def test_a_notebook_runs_from_any_folder(source, tmp_path):
     assert list((tmp_path / "results").glob(f"interactive/{source.stem}.jsonl"))
 
 
-def test_the_kernel_is_this_environments_own(tmp_path):
-    """`python3` is a kernel of any environment on the machine: papermill from here must start the Python from here."""
-    source = tmp_path / "which.ipynb"
+@pytest.fixture
+def which(tmp_path):
+    """A notebook with the kernel of ours that prints which Python runs it."""
     cells = [nbformat.v4.new_code_cell("profile = 'quick'", metadata={"tags": ["parameters"]}),
              nbformat.v4.new_code_cell("import sys; print(sys.prefix)")]  # fmt: skip
     notebook = nbformat.v4.new_notebook(cells=cells, metadata=nbformat.read(NOTEBOOKS[0], as_version=4).metadata)
-    nbformat.write(notebook, source)
-    result = papermill(source, "out.ipynb", tmp_path, PATH="/usr/bin:/bin")
+    (tmp_path / "source").mkdir()
+    nbformat.write(notebook, tmp_path / "source" / "which.ipynb")
+    return tmp_path / "source" / "which.ipynb"
+
+
+def test_the_kernel_is_this_environments_own(which, tmp_path):
+    """`python3` is a kernel of any environment on the machine: papermill from here must start the Python from here."""
+    result = papermill(which, "out.ipynb", tmp_path, PATH="/usr/bin:/bin")
     assert result.returncode == 0, result.stderr
     printed = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells[-1].outputs[0].text.strip()
     assert printed == sys.prefix
@@ -78,9 +84,9 @@ def bucket(monkeypatch):
     server.stop()
 
 
-def test_a_notebook_comes_from_s3_and_goes_to_s3(bucket, tmp_path):
+def test_a_notebook_comes_from_s3_and_goes_to_s3(bucket, which, tmp_path):
     storage, environment = bucket
-    storage.upload_file(str(ROOT / "notebooks" / f"{QUICKEST}.ipynb"), "in.ipynb")
+    storage.upload_file(str(which), "in.ipynb")
     result = papermill("s3://lab/in.ipynb", "s3://lab/runs/out.ipynb", tmp_path, **environment)
     assert result.returncode == 0, result.stderr[-3000:]
     assert {item.key for item in storage.objects.all()} == {"in.ipynb", "runs/out.ipynb"}

@@ -1,5 +1,7 @@
 """Weights: a file, a dequantizer and a cache as one mapping."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import gguf
 import numpy as np
 import pytest
@@ -91,3 +93,17 @@ def test_a_tensor_that_is_not_there_is_named_with_its_file(path, use):
 def test_an_expert_that_is_not_there_is_an_error(experts, name):
     with pytest.raises(ModelError, match="no tensor"):
         kit.Weights(kit.open(experts))[name]
+
+
+def test_a_decode_and_a_preload_at_once(path):
+    """Four threads decode while two preload: the logits are those of one thread alone, and every tensor is loaded once."""
+    tokens = [1, 5, 9]
+    expected = kit.Transformer(kit.Weights(kit.open(path))).logits(tokens)
+    weights = kit.Weights(kit.open(path), cache=kit.HashMap())
+    with ThreadPoolExecutor(6) as pool:
+        preloads = [pool.submit(weights.preload) for _ in range(2)]
+        decodes = [pool.submit(lambda: kit.Transformer(weights).logits(tokens)) for _ in range(4)]
+        assert all(torch.equal(decode.result(), expected) for decode in decodes)
+        assert [preload.result() for preload in preloads] == [None, None]
+    stats = weights.store.stats
+    assert stats.misses == stats.entries == len(weights) and stats.bytes_loaded == weights.working_set

@@ -1,5 +1,6 @@
 """Session: what every notebook starts with. It finds the model, knows the machine and writes the records."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -50,7 +51,7 @@ class Session:
             raise ReportError(message) from None
         note.tell_compilation()
         with note.doing("waiting for an idle machine"):
-            self.busy = state.settle(self.profile.patience)
+            self.busy = state.settle(float(os.environ.get("KIT_PATIENCE", self.profile.patience)))
         if self.busy:
             print(self.busy)
         self._looked = -np.inf

@@ -10,7 +10,8 @@ class Profile:
     """One size of a run.
 
     ``models`` maps a model of the reports to (geometry, layers; None: all); ``samples`` a timing; ``tokens`` decoded.
-    A comparison takes ``pairs`` at least and ``budget`` seconds at most; ``patience``: seconds to wait for a busy machine.
+    A comparison takes ``pairs`` at least and ``budget`` seconds at most; ``patience``: seconds to wait for a busy machine
+    (KIT_PATIENCE=0 does not wait).
     """
 
     name: str
