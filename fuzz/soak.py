@@ -101,7 +101,8 @@ def main() -> None:
     options = parser.parse_args()
     row = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"), "commit": machine.git_commit(),
-        "python": sys.version.split()[0], "malloc": os.environ.get("PYTHONMALLOC", ""), "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+        "python": sys.version.split()[0], "malloc": os.environ.get("PYTHONMALLOC", ""),
+        "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
         "seed": options.seed,
     } | soak(options.gets, seed=options.seed)  # fmt: skip
     print(json.dumps(row))
