@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from kit.commands import cli
 from kit.errors import KitError
+from kit.lab.paths import ROOT
 
 
 def test_help_imports_nothing_heavy():
@@ -78,3 +79,5 @@ def test_doctor_checks_this_machine():
 
     states = {row.subject: row.state for row in doctor.checks()}
     assert states["Python"] == states["torch"] == "ok"
+    tour = re.findall(r"^ {4}(?:ok|note|BAD)  +(.+?)  ", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert tour == list(states)

@@ -90,10 +90,14 @@ def page(lab):
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install 'gguf-kit[test]'")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        page = browser.new_page()
+        page, complaints = browser.new_page(), []
         page.set_default_timeout(120_000)
+        page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: request.url.startswith((lab[0], "data:", "blob:")) or complaints.append(request.url))
         yield page
         browser.close()
+    assert complaints == []  # of all that was opened: no error on the console, no request to anybody else
 
 
 def test_the_server_is_on_loopback_and_wants_its_token(lab):
@@ -124,3 +128,26 @@ def test_a_notebook_opens_and_its_cells_run(lab, page, folder, name):
     assert errors == [] and all(cell.execution_count for cell in code)
     assert "smoke" in next(cell for cell in code if "parameters" in cell.metadata.get("tags", [])).source
     assert (folder / "results" / "interactive" / f"{name}.jsonl").exists()
+
+
+def test_controls_move_and_redraw(lab, page, folder):
+    """The two controls of notebook 09, without the measurements below them: each draws another picture."""
+    notebook = nbformat.read(folder / "09_your_model.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    notebook.cells = [*code[:2], next(cell for cell in code if "controls.explore" in cell.source)]
+    nbformat.write(notebook, folder / "controls.ipynb")
+    page.goto(f"{lab[0]}/lab/tree/controls.ipynb?reset&token={lab[1]}")
+    assert page.wait_for_function(KERNEL).json_value() == "python3"
+    page.evaluate(RUN_ALL)
+    picture = page.locator(".jp-NotebookPanel:visible .jp-OutputArea img").last
+    seen = [picture.get_attribute("src")]
+    for move in (
+        lambda: page.locator(".widget-dropdown select").select_option(index=1),
+        lambda: page.locator(".noUi-handle").press("ArrowRight"),
+    ):
+        move()
+        page.wait_for_function(
+            "seen => !seen.includes([...document.querySelectorAll('.jp-OutputArea img')].at(-1)?.src)", arg=seen
+        )
+        seen.append(picture.get_attribute("src"))
+    assert len(set(seen)) == 3

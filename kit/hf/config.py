@@ -26,7 +26,8 @@ def config_of(file: GGUFFile) -> transformers.PretrainedConfig:
         try:
             return transformers.AutoConfig.from_pretrained(folder, gguf_file="head.gguf", vocab_size=vocabulary)
         except (ValueError, KeyError) as error:
-            raise ModelError(f"{file.path}: transformers cannot configure {file.architecture!r}: {error}") from None
+            said = f"transformers cannot configure {file.architecture!r}: {str(error).rstrip('.')}"
+            raise ModelError(f"{file.path}: {said}; kit explain works on any file") from None
 
 
 def _write_head(path, file, metadata):
