@@ -14,7 +14,10 @@ from kit.units import format_bytes
 
 @dataclass(frozen=True)
 class Way:
-    """How weights get from the file to the first token. ``preload`` are arguments of Weights.preload, None: lazy."""
+    """How weights get from the file to the first token. ``preload`` are arguments of Weights.preload, None: lazy.
+
+    ``most``: samples at most, for what takes a minute.
+    """
 
     label: str
     what: str
@@ -23,6 +26,7 @@ class Way:
     linear: str = "decoded"
     attention: str = "blas"
     warm: bool = False  # measure the second request, not the first
+    most: int = 99
 
     @property
     def keeps_all(self) -> bool:
@@ -33,9 +37,9 @@ class Way:
 _LAZY, _PRELOAD = "each tensor dequantized at its first use", "every tensor dequantized before the request"
 WAYS = {
     "reported": Way(
-        "as reported", f"{_LAZY} by gguf-py; loops that stride through columns", "reference", None, "strided", "strided"
+        "as reported", f"{_LAZY} by gguf-py; loops that stride through columns", "reference", None, "strided", "strided", most=1
     ),
-    "lazy-reference": Way("lazy, reference", f"{_LAZY} by gguf-py; matrix products", "reference"),
+    "lazy-reference": Way("lazy, reference", f"{_LAZY} by gguf-py; matrix products", "reference", most=2),
     "lazy": Way("lazy, fast", f"{_LAZY} by the kit"),
     "preload": Way("preloaded", f"{_PRELOAD}, one after another", preload={"workers": 1}),
     "overlapped": Way(

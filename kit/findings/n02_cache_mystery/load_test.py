@@ -174,7 +174,7 @@ def ladder_figure(rungs: pd.DataFrame, honest: float, roofline: float):
     figure, axes = figures.new(height=3.2)
     labels = [f"{row.asked} asked, error after {1000 * row._2:.0f} ms" for row in rungs.itertuples()]
     axes.barh(labels, rungs['printed "tok/s"'], color=figures.VERMILION, label="printed, no token made")
-    axes.barh("the route that works, tokens counted", honest, color=figures.GREEN, label="measured, every gate passed")
+    axes.barh("the route that works, tokens counted", honest, color=figures.GREEN, label="measured, tokens counted")
     figures.bound(axes, roofline, f"roofline of this machine: {roofline:,.0f} tok/s", vertical=True)
     for row, value in enumerate([*rungs['printed "tok/s"'], honest]):
         axes.annotate(f" {value:,.0f}", (value, row), va="center", fontsize=9, bbox={"facecolor": "white", "lw": 0, "pad": 0.5})
