@@ -17,6 +17,7 @@ from kit.costs.order import FUSED, Kind, kind_of, use_of
 from kit.cpu.threads import torch_alone
 
 DTYPES = ("float32", "float16", "bfloat16")
+_ENOUGH = 0.6  # seconds of walks, after which two are enough: one that is not counted and one that is
 _TOGETHER = 1 << 30  # bytes of decoded weights held at once while measuring
 
 
@@ -54,12 +55,15 @@ def measure_costs(
 
 
 def _walked(file, names, dtype, linear, held: bool, samples, clock) -> dict[Kind, float]:
-    """Median seconds of a use by kind, over ``samples`` walks after one that is not counted."""
+    """Median seconds of a use by kind, over up to ``samples`` walks after one that is not counted."""
     taken: dict[Kind, list[float]] = {}
     for batch in _batches(file, names):
         weights = kit.Weights(file, kit.HashMap() if held else None, dtype=dtype)
         uses = [(kind_of(weights, name), use_of(weights, linear, name)) for name in batch]
+        began = clock()
         for walk in range(samples + 1):
+            if walk > 1 and clock() - began > _ENOUGH:
+                break
             weights.trace.clear()
             with torch_alone():
                 for kind, use in uses:
