@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from kit import cache
+from kit.claims import table as claims
 from kit.commands import cli
 from kit.lab.paths import ROOT
 from kit.synthetic.write import synthesize
@@ -110,6 +111,14 @@ def test_the_site_builds_and_asks_nobody_for_anything(tmp_path):
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert re.findall(r"""(?:src=|rel="stylesheet" href=)["']?https?:[^"' >]*""", text) == [], page.name
+
+
+def test_every_claim_has_a_section_that_says_what_would_change_its_verdict():
+    text = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("verdicts_*.md")))
+    sections = {head: body for head, body in re.findall(r"^#{2,3} (.*)\n((?:(?!#).*\n)*)", text, re.MULTILINE)}
+    for claim in claims.load():
+        found = [body for head, body in sections.items() if claim in head.split(", ")]
+        assert len(found) == 1 and "hat would change" in found[0], claim
 
 
 def test_the_policy_of_the_page_is_one(monkeypatch):
