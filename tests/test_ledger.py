@@ -5,6 +5,7 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from contradictions import contradictions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -157,7 +158,7 @@ def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path)
         write(tmp_path, record(quantity="one tile", samples=samples, notebook=name), name=name)
         write(tmp_path, record(quantity="near", samples=[samples[0] / 3 + 1], notebook=name), name=name)
         write(tmp_path, record(quantity="one tile", unit="x", samples=[1.0], notebook=name), name=name)
-    assert book.contradictions(tmp_path) == ["one tile: 302 ms in 05_tile_decode and 471 ms in 06_compressed_inference"]
+    assert contradictions(tmp_path) == ["one tile: 302 ms in 05_tile_decode and 471 ms in 06_compressed_inference"]
 
 
 def test_what_several_notebooks_show_is_measured_once(tmp_path):

@@ -11,7 +11,7 @@ from numba.core.serialize import dumps
 
 from kit.cpu import simd
 from kit.cpu.simd import tiers, vectors
-from kit.cpu.simd.isa import bfloat_to_float, dot4, expand_load, float_to_bfloat, gather, half_to_float, lookup
+from kit.cpu.simd.isa import bfloat_to_float, dot4, float_to_bfloat, gather, half_to_float, lookup
 from kit.cpu.simd.memory import load, store, stream
 from kit.cpu.simd.vectors import (
     Static,
@@ -147,21 +147,16 @@ def test_every_bfloat_survives():
 
 
 @jit
-def _memory(table, index, mask, out):
+def _memory(table, index, out):
     store(out, gather(u32x16, table, load(i32x16, index)))
-    store(out + 64, expand_load(bitcast(mask16, load(types.uint16, mask)), table, broadcast(u32x16, 9)))
 
 
-def test_gather_and_expand_load():
+def test_gather():
     random = np.random.default_rng(0)
     table, index = random.integers(0, 2**32, 100, np.uint32), random.integers(0, 100, 16, np.int32)
-    mask, out = np.array([0b1010_0000_1100_0111], np.uint16), np.zeros((2, 16), np.uint32)
-    call(_memory, table, index, mask, out)
-    assert np.array_equal(out[0], table[index])
-    chosen = np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)
-    wanted = np.full(16, 9, np.uint32)
-    wanted[chosen] = table[: chosen.sum()]
-    assert np.array_equal(out[1], wanted)
+    out = np.zeros(16, np.uint32)
+    call(_memory, table, index, out)
+    assert np.array_equal(out, table[index])
 
 
 # ---- tiers

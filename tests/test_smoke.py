@@ -8,8 +8,9 @@ import sys
 
 import nbformat
 import pytest
+from contradictions import contradictions
 
-from kit.claims import book, records
+from kit.claims import records
 from kit.lab.paths import ROOT
 from kit.units import format_quantity
 
@@ -56,7 +57,7 @@ def test_no_verdict_flips(runs):
 def test_figures_of_one_run_agree_with_each_other(runs):
     """What two notebooks measured of one quantity, and what tables and sentences print of a record beside the record."""
     for folder in runs:
-        assert book.contradictions(folder) == []
+        assert contradictions(folder) == []
         told = {name: words_of(folder / f"{name}.ipynb") for name in NAMES}
         for name in NAMES:
             rows = records.read([folder / f"{name}.jsonl"])

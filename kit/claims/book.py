@@ -5,17 +5,13 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 
 from kit.claims import records
 from kit.claims import table as claims
-from kit.claims.judge import spread_of
 from kit.claims.records import Record
 from kit.claims.table import Claim
 from kit.errors import ReportError
-from kit.lab.measure import DRIFT
-from kit.units import format_quantity
 
 STATE = "run.json"  # in the folder of a run: what was asked, and how each notebook ended
 OWN = "08_claims"  # the notebook that reads this book, and so does not stand in it
@@ -128,33 +124,6 @@ def reported_in(claim: Claim, unit: str) -> tuple[float, float] | None:
         faster = max(claim.before, claim.after) / min(claim.before, claim.after)
         return faster, faster
     return None
-
-
-def contradictions(folder: Path) -> list[str]:
-    """Quantities that a run measured more than once, of which two values cannot both be true: a line each.
-
-    The same quantity has the same name, unit and device wherever it stands; values agree when their intervals meet.
-    """
-    found: dict[tuple, list[Record]] = {}
-    for record in records.read(sorted(Path(folder).glob("*.jsonl"))):
-        if record.samples:
-            key = record.quantity, record.unit, str(record.parameters.get("device", "cpu"))
-            found.setdefault(key, []).append(record)
-    lines = []
-    for (quantity, unit, _), rows in found.items():
-        for one, other in combinations(rows, 2):
-            if one.notebook == other.notebook and one.claim != other.claim:
-                continue  # of two subjects
-            (low, high), (least, most) = _range(one), _range(other)
-            if high < least or most < low:
-                told = " and ".join(f"{format_quantity(row.median, unit)} in {row.notebook}" for row in (one, other))
-                lines.append(f"{quantity}: {told}")
-    return lines
-
-
-def _range(record: Record) -> tuple[float, float]:
-    value = record.median
-    return spread_of(record.samples, record.how) or (min(value / DRIFT, value * DRIFT), max(value / DRIFT, value * DRIFT))
 
 
 # --- several runs ------------------------------------------------------------------------------------------------------

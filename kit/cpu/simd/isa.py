@@ -201,19 +201,6 @@ def gather(_, kind, address, index):
     return result(kind, types.int64, index), emit
 
 
-@intrinsic
-def expand_load(_, mask, address, other):
-    """expand_load(mask, address, v): v, with the lanes that the mask sets replaced by consecutive numbers from address."""
-    element = _llvm(other.element)
-
-    def emit(context, builder, signature, args):
-        pointer = builder.inttoptr(args[1], element.as_pointer())
-        name = f"llvm.masked.expandload.v{other.lanes}{_suffix(element)}"
-        return _call(builder, name, other.llvm, [pointer, args[0], args[2]])
-
-    return other(mask, types.int64, other), emit
-
-
 def _suffix(element: ir.Type) -> str:
     """How LLVM spells an element type in an intrinsic's name."""
     return "f32" if element == _F32 else f"i{element.width}"
