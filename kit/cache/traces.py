@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -34,10 +35,14 @@ class Requests:
             found.setdefault(key, size)
         return found
 
-    @property
+    @cached_property
     def working_set(self) -> int:
         """Bytes of all different objects."""
         return sum(self.objects.values())
+
+    def share(self, fraction: float) -> int:
+        """A capacity of that fraction of the working set, in bytes; 1 at least."""
+        return max(1, round(fraction * self.working_set))
 
     def counted(self) -> "Requests":
         """The same accesses with every size 1: a capacity then counts objects."""

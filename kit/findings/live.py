@@ -14,7 +14,7 @@ from kit.cache.bounds import knapsack
 from kit.cache.policies.base import Policy
 from kit.cache.stats import Stats
 from kit.cache.traces import Requests, requests
-from kit.lab import figures
+from kit.lab import figures, tables
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def plan(weights, order: Requests) -> list[tuple]:
 def same_logits(runs: list[Live]) -> pd.DataFrame:
     """Largest difference of the last logits from those of the first run: what is cached must not change the answer."""
     rows = [(run.label, float((run.logits - runs[0].logits).abs().max())) for run in runs]
-    return pd.DataFrame(rows, columns=["run", "largest difference"]).set_index("run")
+    return tables.frame(rows, "run", "largest difference")
 
 
 def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
@@ -114,8 +114,7 @@ def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
          run.stats.resident_bytes / 2**20)
         for run in runs
     ]  # fmt: skip
-    names = ["run", "tok/s", "of the bound", "weights, GB/s", "hit rate", "byte hit rate", "resident MiB"]
-    return pd.DataFrame(rows, columns=names).set_index("run")
+    return tables.frame(rows, "run", "tok/s", "of the bound", "weights, GB/s", "hit rate", "byte hit rate", "resident MiB")
 
 
 # --- from too small to large enough ---------------------------------------------------------------------------------
@@ -127,16 +126,13 @@ def makers(order: Requests) -> dict[str, Callable[[int], Policy]]:
     return {"LRU": kit.LRU, "Pinned (knapsack)": lambda limit: kit.Pinned(limit, names=knapsack(sizes, sizes, limit))}
 
 
-def sweep(file, order: Requests, fractions, policies=None, backend="cpu", passes=3) -> pd.DataFrame:
-    """Decode at each capacity (a fraction of the working set) with each policy: speed, live and replayed hit rate.
-
-    ``policies``: label -> capacity -> policy, by default those of ``makers``.
-    """
+def sweep(file, order: Requests, fractions, passes=3) -> pd.DataFrame:
+    """Decode at each capacity (a fraction of the working set) with each of ``makers``: speed, live and replayed hit rate."""
     rows = []
-    for label, make in (policies or makers(order)).items():
+    for label, make in makers(order).items():
         for fraction in fractions:
-            capacity = max(1, round(fraction * order.working_set))
-            run = decode(file, make(capacity), passes=passes, backend=backend)
+            capacity = order.share(fraction)
+            run = decode(file, make(capacity), passes=passes)
             agrees = run.stats.counts == kit.replay(run.accesses, make(capacity)).counts
             rows.append((label, fraction, run.tokens_per_second, run.warm_byte_hit_rate, run.stats.resident_bytes, agrees))
     names = ["policy", "capacity / working set", "tok/s", "byte hit rate", "resident bytes", "replay agrees"]
@@ -154,10 +150,8 @@ def cliff_figure(swept: pd.DataFrame, machine, working_set: int, title: str):
     figure, (speed, hits) = figures.new(2, height=6.4, sharex=True)
     grid = np.linspace(0, 1.15, 200)
     share = np.minimum(grid, 1)
-    speed.plot(
-        100 * grid, fastest(machine, working_set, share), "--", color=figures.BLACK, lw=1.2, label="bound of this machine"
-    )
-    hits.plot(100 * grid, 100 * share, "--", color=figures.BLACK, lw=1.2, label="bound: capacity / working set")
+    speed.plot(100 * grid, fastest(machine, working_set, share), **figures.DASHED, label="bound of this machine")
+    hits.plot(100 * grid, 100 * share, **figures.DASHED, label="bound: capacity / working set")
     marks = zip("os^D", (figures.VERMILION, figures.BLUE, figures.GREEN, figures.PURPLE), strict=True)
     marks = dict(zip(swept["policy"].unique(), marks, strict=False))
     for policy, rows in swept.groupby("policy", sort=False):

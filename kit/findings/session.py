@@ -16,7 +16,7 @@ from kit.claims import table as claims
 from kit.claims.judge import Judgment
 from kit.errors import ReportError
 from kit.findings.doctor import check_device
-from kit.lab import figures, machine, note, profiles, state
+from kit.lab import figures, machine, note, profiles, state, tables
 from kit.lab.device import Limits
 from kit.lab.paths import models_folder, results_folder
 
@@ -149,5 +149,4 @@ class Session:
             for r in self._records
             if r.verdict
         ]
-        names = ["claim", "as reported", "quantity", "measured", "unit", "verdict", "reason"]
-        return pd.DataFrame(rows, columns=names).set_index("claim")
+        return tables.frame(rows, "claim", "as reported", "quantity", "measured", "unit", "verdict", "reason")

@@ -23,6 +23,8 @@ STYLE = {
     "axes.titlesize": 12,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "figure.titlesize": 12,
+    "figure.titleweight": "bold",
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "font.size": 10.5,
@@ -31,6 +33,9 @@ STYLE = {
     "savefig.bbox": "tight",
     "text.parse_math": False,  # a tensor or file name may hold a $
 }
+
+
+DASHED = {"color": BLACK, "linestyle": "--", "linewidth": 1.2}  # of every bound
 
 
 def new(rows: int = 1, columns: int = 1, height: float | None = None, **kwargs):
@@ -43,7 +48,7 @@ def new(rows: int = 1, columns: int = 1, height: float | None = None, **kwargs):
 def bound(axes: Axes, value: float, label: str, vertical: bool = False) -> None:
     """Draw a bound as a dashed black line with its label in the legend."""
     line = axes.axvline if vertical else axes.axhline
-    line(value, color=BLACK, linestyle="--", linewidth=1.2, label=label)
+    line(value, label=label, **DASHED)
 
 
 def log(axes: Axes, *names: str) -> None:

@@ -1,9 +1,15 @@
 """One house style for every table: three digits, thousands apart, units in the heads, nothing that reads nan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 from pandas.io.formats.style import Styler
+
+
+def frame(rows: Iterable[tuple] | Mapping[str, tuple], *names: str) -> pd.DataFrame:
+    """Rows as a table, its columns named; the first is the index (of a mapping: the key)."""
+    rows = [(key, *values) for key, values in rows.items()] if isinstance(rows, Mapping) else rows
+    return pd.DataFrame(rows, columns=list(names)).set_index(names[0])
 
 
 def shown(table: pd.DataFrame, **formats: str | Callable) -> Styler:

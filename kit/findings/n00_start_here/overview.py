@@ -5,7 +5,7 @@ import pandas as pd
 
 from kit.claims import table as claims
 from kit.findings import reported
-from kit.lab import figures
+from kit.lab import figures, tables
 from kit.quants import exactness as compare
 from kit.quants import reference
 from kit.units import format_bytes, format_seconds
@@ -20,7 +20,7 @@ def limits(machine) -> pd.DataFrame:
         (name, max(values), float(np.median(values)), min(values), machine.methods[name])
         for name, values in machine.samples.items()
     ]
-    return pd.DataFrame(rows, columns=["limit", "best", "median", "worst", "measured by"]).set_index("limit")
+    return tables.frame(rows, "limit", "best", "median", "worst", "measured by")
 
 
 def token_bounds(file, machine) -> pd.DataFrame:
@@ -72,8 +72,7 @@ def roofline(file, machine, tokens=(1, 8, 64, 512)):
             text = f"{count} token{'s' if count > 1 else ''}"
             place = {"xytext": (6, -14), "ha": "left"} if below else {"xytext": (-2, 7), "ha": "right"}
             axes.annotate(text, (px, py), textcoords="offset points", fontsize=8.5, color=color, **place)
-    axes.set_xlabel("FLOPs a byte of weights read")
-    axes.set_ylabel("attainable GFLOP/s")
+    axes.set(xlabel="FLOPs a byte of weights read", ylabel="attainable GFLOP/s")
     axes.set_title("A single token is bound by memory; a long prompt by arithmetic")
     axes.legend(loc="lower right")
     return figure
@@ -82,19 +81,18 @@ def roofline(file, machine, tokens=(1, 8, 64, 512)):
 def claims_table() -> pd.DataFrame:
     """The claims as the reports make them, and the notebook that judges each."""
     rows = [(claim.id, claim.report, claim.claim, claim.reported, claim.notebook) for claim in claims.load().values()]
-    return pd.DataFrame(rows, columns=["claim", "report", "what is claimed", "as reported", "judged in"]).set_index("claim")
+    return tables.frame(rows, "claim", "report", "what is claimed", "as reported", "judged in")
 
 
-def plausibility(machine, seconds_of=("cold-inference", "first-token-preload", "variance-45-1100", "blas-500")) -> pd.DataFrame:
+def plausibility(machine) -> pd.DataFrame:
     """GB/s that each reported speed would need on the reports' model in f32, over what this machine reads."""
     nbytes, rows = reported.f32_bytes(), []
-    for name in seconds_of:
+    for name in ("cold-inference", "first-token-preload", "variance-45-1100", "blas-500"):
         claim = claims.get(name)
         seconds = 1 / claim.after if claim.unit == "tok/s" else claim.after
         gbps = nbytes / seconds / 1e9
         rows.append((name, claim.reported, format_seconds(seconds), gbps, gbps / machine.read_gbps))
-    names = ["claim", "as reported", "a token", "GB/s needed", "times this machine's"]
-    return pd.DataFrame(rows, columns=names).set_index("claim")
+    return tables.frame(rows, "claim", "as reported", "a token", "GB/s needed", "times this machine's")
 
 
 def exactness(file, every: bool = True) -> pd.DataFrame:

@@ -4,6 +4,7 @@ import pandas as pd
 
 from kit.findings.live import Live
 from kit.findings.n02_cache_mystery.load_test import Exchange
+from kit.lab import tables
 
 WANTED = 1100 / 45  # times that the reported speeds differ by
 
@@ -22,7 +23,7 @@ def tried(rungs: pd.DataFrame, honest: Exchange, early: Exchange, runs: list[Liv
         "a cache too small or large enough, gguf-py's dequantizer": (min(slow), max(slow), "all"),
         "the same, the kit's dequantizer": (fast.min(), fast.max(), "all"),
     }
-    table = pd.DataFrame(rows, index=["slowest tok/s", "fastest tok/s", "tokens made"]).T.infer_objects().rename_axis("cause")
+    table = tables.frame(rows, "cause", "slowest tok/s", "fastest tok/s", "tokens made")
     factor = (table["fastest tok/s"] / table["slowest tok/s"]).astype(float)
     return table.assign(factor=factor, **{f"as much as {WANTED:.0f} times": factor >= 0.9 * WANTED})
 

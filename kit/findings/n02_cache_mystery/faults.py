@@ -10,6 +10,7 @@ from kit.cache import faults
 from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
 from kit.errors import CacheError
+from kit.lab import tables
 
 SCAN = [(f"blk.{number}.weight", 4000) for number in range(8)]  # 8 objects, asked for in order, pass after pass
 SMALL = 4 * 4000  # room for half of them
@@ -100,4 +101,4 @@ GALLERY = {  # fault -> (broken, healthy, what to do with either)
 def gallery() -> pd.DataFrame:
     """Fault by fault: what the broken cache shows, and what the healthy store shows instead."""
     rows = [(name, show(broken()), show(healthy())) for name, (broken, healthy, show) in GALLERY.items()]
-    return pd.DataFrame(rows, columns=["fault", "with the fault", "without"]).set_index("fault")
+    return tables.frame(rows, "fault", "with the fault", "without")

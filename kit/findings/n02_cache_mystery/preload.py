@@ -7,7 +7,7 @@ import pandas as pd
 
 import kit
 from kit.cache.traces import decode_order, repeated
-from kit.lab import figures
+from kit.lab import figures, tables
 from kit.synthetic.geometry import GEOMETRIES
 from kit.units import format_bytes
 
@@ -100,8 +100,7 @@ def preload_table(preloads: Preloads, references: int) -> pd.DataFrame:
         (what, reported, np.median(values), *np.percentile(values, (2.5, 97.5)), 100 * np.mean(np.round(values) == reported))
         for what, (reported, values) in rows.items()
     ]
-    names = ["", "report", "median", "2.5 %", "97.5 %", "orders as reported, %"]
-    table = pd.DataFrame(table, columns=names).set_index("")
+    table = tables.frame(table, "", "report", "median", "2.5 %", "97.5 %", "orders as reported, %")
     table.loc[table["report"].isna(), "orders as reported, %"] = np.nan
     return table
 
@@ -116,7 +115,7 @@ def unit_of_the_report(preloads: Preloads) -> pd.DataFrame:
         )
         for unit, size in units.items()
     }
-    return pd.DataFrame(rows, index=["2.5 %", "97.5 %", f"orders that end at or below {REPORTED_MB}, %"]).T.rename_axis("unit")
+    return tables.frame(rows, "unit", "2.5 %", "97.5 %", f"orders that end at or below {REPORTED_MB}, %")
 
 
 def survival(preloads: Preloads) -> pd.DataFrame:
@@ -140,14 +139,12 @@ def preload_figure(preloads: Preloads):
     return figure
 
 
-def passes_table(tensors: dict[str, int], limit: int = LIMIT, passes: int = 3) -> pd.DataFrame:
+def passes_table(tensors: dict[str, int]) -> pd.DataFrame:
     """What inference finds after the preload: hits of each forward pass through LRU, pinned and HashMap, by replay."""
-    scan = list(tensors.items())
     rows = {}
-    for name, policy in {"LRU": kit.LRU(limit), "Pinned": kit.Pinned(limit), "HashMap, no limit": kit.HashMap()}.items():
-        hits = [kit.replay(repeated(scan, count), policy).hits for count in range(1, passes + 2)]
-        rows[name] = np.diff(hits)
-    return pd.DataFrame(rows, index=[f"hits of pass {count}" for count in range(1, passes + 1)]).T
+    for name, policy in {"LRU": kit.LRU(LIMIT), "Pinned": kit.Pinned(LIMIT), "HashMap, no limit": kit.HashMap()}.items():
+        rows[name] = np.diff([kit.replay(repeated(list(tensors.items()), count), policy).hits for count in range(1, 5)])
+    return pd.DataFrame(rows, index=[f"hits of pass {count}" for count in range(1, 4)]).T
 
 
 def answer(preloads: Preloads, explains: list[str], slowest: float, fastest: float) -> str:
@@ -156,9 +153,8 @@ def answer(preloads: Preloads, explains: list[str], slowest: float, fastest: flo
     why = " and ".join(explains) or "nothing tried"
     return (
         f"Nothing is broken but the size: what explains the evidence is that weights are {why}; after the preload "
-        f"{np.median(preloads.survivors):.0f} of {len(preloads.names)} tensors are left, and the first access of "
-        f"inference misses "
-        f"in {lost:.0%} of the orders. 45 to 1100 tokens a second were not tokens of that model, which its machine's bandwidth "
-        "limits to 3.7 in float32; a client that counts asked tokens prints such numbers for errors "
-        f"({slowest:.0f} to {fastest:,.0f} here), one possible cause."
+        f"{np.median(preloads.survivors):.0f} of {len(preloads.names)} tensors are left, and the first access of inference "
+        f"misses in {lost:.0%} of the orders. 45 to 1100 tokens a second were not tokens of that model, which its machine's "
+        f"bandwidth limits to 3.7 in float32; a client that counts asked tokens prints such numbers for errors ({slowest:.0f} "
+        f"to {fastest:,.0f} here), one possible cause."
     )

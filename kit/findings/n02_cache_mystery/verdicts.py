@@ -85,8 +85,7 @@ def judge_two_levels(lab, run: Live, tensors: int, prompt: int) -> None:
     lab.record(judge(
         "dual-level-cache", "requests that reach the outer cache after the first inference", "requests", [outer.gets - tensors],
         accept=(0, 0), how="counted", text=f"{outer.misses} misses in the first inference; "
-        f"{format_bytes(run.held_bytes)} are held "
-        "whatever the outer limit says",
+        f"{format_bytes(run.held_bytes)} are held whatever the outer limit says",
     ))  # fmt: skip
     loops = float(np.median(run.seconds[1:])) / prompt
     lab.record(judge(
@@ -108,10 +107,9 @@ def judge_speeds(lab, rungs: pd.DataFrame, caught: pd.DataFrame, tried: pd.DataF
         [value / goal for value, goal in zip(rungs['printed "tok/s"'], goals, strict=True)], accept=times(1.0, 1.5),
         in_ratio=True,
         tolerance="at each of 45, 500 and 1100",
-        text="one possible cause, not the one shown to be: a client that divides asked tokens by the time of an "
-        "error, whose delays "
-        f"we chose, prints this range, and gates stop {stopped} of {len(caught)} kinds of answer; factors that causes gave "
-        f"here: {causes.told(tried)}",
+        text="one possible cause, not the one shown to be: a client that divides asked tokens by the time of an error, whose "
+        f"delays we chose, prints this range, and gates stop {stopped} of {len(caught)} kinds of answer; factors that causes "
+        f"gave here: {causes.told(tried)}",
     ))  # fmt: skip
     for asked, printed in zip(goals, rungs['printed "tok/s"'], strict=True):
         lab.record(

@@ -9,6 +9,7 @@ from kit.cache.policies.base import Policy
 from kit.cache.traces import requests
 from kit.findings.live import Live
 from kit.findings.n04_attention.device import blocks_read, check_room
+from kit.lab import tables
 from kit.lab.device import Limits
 from kit.model.device import DeviceTransformer
 from kit.model.device_weights import DeviceWeights
@@ -65,8 +66,7 @@ def replay_agrees(runs: list[Live], file, fraction: float) -> pd.DataFrame:
         agree = (live.hits, live.bytes_hit, live.misses + live.prefetched, live.evictions, live.peak_bytes) == (
             replayed.hits, replayed.bytes_hit, replayed.misses, replayed.evictions, replayed.peak_bytes)  # fmt: skip
         rows.append((run.label, live.hits, replayed.hits, live.prefetched, live.evictions, replayed.evictions, agree))
-    names = ["policy", "hits", "replayed", "prefetched", "evictions", "evictions replayed", "all counts agree"]
-    return pd.DataFrame(rows, columns=names).set_index("policy")
+    return tables.frame(rows, "policy", "hits", "replayed", "prefetched", "evictions", "evictions replayed", "all counts agree")
 
 
 def same_as_the_cpu(runs: list[Live], file, passes: int) -> pd.DataFrame:
@@ -76,7 +76,7 @@ def same_as_the_cpu(runs: list[Live], file, passes: int) -> pd.DataFrame:
     for number in range(passes):
         right = model.step([1 + number % 3], context).double()
     rows = [(run.label, _rms(run.logits.double() - right) / float(right.std())) for run in runs]
-    return pd.DataFrame(rows, columns=["run", "rms / std"]).set_index("run")
+    return tables.frame(rows, "run", "rms / std")
 
 
 def _rms(difference: torch.Tensor) -> float:
@@ -105,8 +105,9 @@ def table(runs: list[Live], file, gpu: Limits) -> pd.DataFrame:
         rows.append((run.label, run.tokens_per_second, bound, run.tokens_per_second / bound, run.warm_byte_hit_rate,
                      run.tokens_per_second * over / 1e9, run.stats.prefetched / run.stats.gets,
                      run.held_bytes / 2**20))  # fmt: skip
-    names = ["run", "tok/s", "bound tok/s", "of the bound", "byte hit rate", "GB/s over the bus", "prefetched", "MiB held"]
-    return pd.DataFrame(rows, columns=names).set_index("run")
+    return tables.frame(
+        rows, "run", "tok/s", "bound tok/s", "of the bound", "byte hit rate", "GB/s over the bus", "prefetched", "MiB held"
+    )
 
 
 def record(lab, runs: list[Live], file, fraction: float) -> None:

@@ -7,6 +7,7 @@ import kit
 from kit.cache.faults import CopyOnHit
 from kit.cache.store import WeightCache
 from kit.cache.traces import Requests
+from kit.lab import tables
 from kit.lab.measure import Rounds, rounds, sampler
 
 ALONE = "look-up alone (nothing is read)"
@@ -41,5 +42,4 @@ def table(taken: Rounds, size: int) -> pd.DataFrame:
               *(float(pd.Series(taken.ratios(way, hit)).median()) for hit in (VIEW, COPY)))
         for way in taken.seconds
     }  # fmt: skip
-    names = ["ms", "f32, GB/s", "times a hit, a view", "times a hit, copied"]
-    return pd.DataFrame(rows, index=names).T.rename_axis("way")
+    return tables.frame(rows, "way", "ms", "f32, GB/s", "times a hit, a view", "times a hit, copied")

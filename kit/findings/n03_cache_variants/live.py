@@ -13,7 +13,7 @@ from kit.cache.traces import Requests, repeated, requests
 from kit.errors import ModelError
 from kit.findings.live import Live, decode, fastest, one_pass, plan
 from kit.findings.n03_cache_variants.replays import warm_rates
-from kit.lab import figures
+from kit.lab import figures, tables
 
 
 def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Live]:
@@ -21,7 +21,7 @@ def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Li
 
     The run without a cache comes first: its accesses are the future that MIN needs.
     """
-    capacity = max(1, round(fraction * order.working_set))
+    capacity = order.share(fraction)
     runs = [decode(file, kit.NoCache(), "NoCache", passes)]
     future = requests(runs[0].accesses)
     for name, make in POLICIES.items():
@@ -31,37 +31,37 @@ def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Li
 
 def replay_agrees(runs: list[Live], order: Requests, fraction: float) -> pd.DataFrame:
     """Live counts beside those of a replay of the very accesses: they must be the same numbers."""
-    capacity = max(1, round(fraction * order.working_set))
+    capacity = order.share(fraction)
     made = {name: make(capacity) for name, make in POLICIES.items()} | {"NoCache": kit.NoCache(), "HashMap": kit.HashMap()}
     rows = []
     for run in runs:
         replayed = kit.replay(run.accesses, made[run.label])
         rows.append((run.label, run.stats.hits, replayed.hits, run.stats.evictions, replayed.evictions,
                      run.stats.counts == replayed.counts))  # fmt: skip
-    names = ["policy", "hits", "replayed", "evictions", "evictions replayed", "all counts agree"]
-    return pd.DataFrame(rows, columns=names).set_index("policy")
+    return tables.frame(rows, "policy", "hits", "replayed", "evictions", "evictions replayed", "all counts agree")
 
 
 def points(runs: list[Live], order: Requests, fraction: float) -> pd.DataFrame:
     """Warm byte hit rate of each policy, live, and by a replay of the names and sizes alone, no weights at hand."""
-    capacity, passes = max(1, round(fraction * order.working_set)), len(runs[0].seconds)
+    capacity, passes = order.share(fraction), len(runs[0].seconds)
     scan = repeated(list(zip(order.keys, order.sizes, strict=True)), passes)
     rows = {
         run.label: (run.warm_byte_hit_rate, warm_rates(scan, POLICIES[run.label](capacity), 1)[1])
         for run in runs
         if run.label in POLICIES
     }
-    return pd.DataFrame(rows, index=["live", "replayed"]).T.rename_axis("policy")
+    return tables.frame(rows, "policy", "live", "replayed")
 
 
-def by_file(files: dict, fraction: float, passes: int, names=("LRU", "MRU", "CyclicAware", "Pinned")) -> pd.DataFrame:
+def by_file(files: dict, fraction: float, passes: int) -> pd.DataFrame:
     """Warm byte hit rates of some policies on several files: live, and by the sizes alone. They differ with the sizes of the
     tensors and never with the weights; a file that the kit cannot run has the replay only."""
     columns = {}
     for label, file in files.items():
         try:
             order = one_pass(file)
-            runs = [decode(file, POLICIES[name](max(1, round(fraction * order.working_set))), name, passes) for name in names]
+            capacity, names = order.share(fraction), ("LRU", "MRU", "CyclicAware", "Pinned")
+            runs = [decode(file, POLICIES[name](capacity), name, passes) for name in names]
             table = points(runs, order, fraction)
             columns[f"{label}, live"], columns[f"{label}, sizes alone"] = table["live"], table["replayed"]
         except ModelError as error:
@@ -96,8 +96,7 @@ def held_in_part(file, order: Requests, fraction: float, passes: int = 2) -> pd.
                 )
         hits = store.stats.bytes_hit / (passes - 1) / total
         rows.append(("the same share of each" if spread else "in order", store.stats.resident_bytes / total, hits, largest))
-    names = ["rows", "held", "byte hit rate, warm", "largest relative difference"]
-    return pd.DataFrame(rows, columns=names).set_index("rows")
+    return tables.frame(rows, "rows", "held", "byte hit rate, warm", "largest relative difference")
 
 
 # --- the three fixes of report 003 ----------------------------------------------------------------------------------
@@ -108,7 +107,7 @@ def fixes(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
 
     "verified": how many of two tensors option 1 finds after the preload. Misses are a token, after the preload.
     """
-    limit = max(1, round(share * order.working_set))
+    limit = order.share(share)
     first, last = order.keys[0], order.keys[-1]
     ways = {
         "as reported: LRU": kit.LRU(limit),
@@ -128,8 +127,9 @@ def fixes(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
         misses = (run.accesses["outcome"] != "hit").sum() / passes
         rows.append((name, found[0], misses, run.stats.resident_bytes / limit, run.stats.resident_bytes / 2**20,
                      1 / float(np.median(run.seconds)), max(run.seconds) / min(run.seconds)))  # fmt: skip
-    names = ["way", "verified, of 2", "misses a token", "memory / limit", "resident MiB", "tok/s", "slowest / fastest token"]
-    return pd.DataFrame(rows, columns=names).set_index("way")
+    return tables.frame(
+        rows, "way", "verified, of 2", "misses a token", "memory / limit", "resident MiB", "tok/s", "slowest / fastest token"
+    )
 
 
 # --- the five fields of report 002 ----------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def fixes(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
 
 def fields(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
     """The configuration of report 002 at ``share`` of the model, then with one field changed at a time, live."""
-    limit = max(1, round(share * order.working_set))
+    limit = order.share(share)
     base = {"max_memory_bytes": limit}
     changes = {
         "as reported": {},
@@ -173,9 +173,7 @@ def speed_figure(runs: list[Live], machine, working_set: int):
     places = np.arange(len(runs))
     bounds = fastest(machine, working_set, [run.warm_byte_hit_rate for run in runs])
     axes.barh(places, [run.tokens_per_second for run in runs], color=figures.BLUE, label="measured")
-    axes.vlines(
-        bounds, places - 0.45, places + 0.45, color=figures.BLACK, linestyle="--", lw=1.2, label="bound of this machine"
-    )
+    axes.vlines(bounds, places - 0.45, places + 0.45, **figures.DASHED, label="bound of this machine")
     for place, run, bound in zip(places, runs, bounds, strict=True):
         text = f" {run.stats.resident_bytes / 2**20:,.0f} MiB, {100 * run.warm_byte_hit_rate:.0f} % hit"
         axes.annotate(text, (bound, place), va="center", fontsize=8.5)

@@ -1,5 +1,4 @@
-"""Prefetch: live, by two dequantizers, beside its bounds; and by a model for machines with more cores than products "
-"can fill."""
+"""Prefetch: live, by two dequantizers, beside its bounds; and by a model for machines with cores to spare."""
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,7 @@ def take(
     ``first``: seconds of the first pass, with nothing cached and (``cold``) the file's pages out of the page cache where
     the system can do that, so close the file before; ``warm``: median of the later passes.
     """
-    capacity = max(1, round(fraction * order.working_set))
+    capacity = order.share(fraction)
     rows = []
     for number in range(rounds):
         for label in kinds[:: 1 if number % 2 == 0 else -1]:
@@ -77,21 +76,13 @@ def figure(tables: dict[str, pd.DataFrame]):
         places = np.arange(len(found))
         axes.barh(places - 0.2, found["first"], height=0.36, color=figures.ORANGE, label="first pass")
         axes.barh(places + 0.2, found["warm"], height=0.36, color=figures.BLUE, label="warm pass")
-        axes.vlines(
-            found["bound"],
-            places - 0.42,
-            places + 0.42,
-            color=figures.BLACK,
-            linestyle="--",
-            lw=1.4,
-            label="bound of a warm pass",
-        )
+        axes.vlines(found["bound"], places - 0.42, places + 0.42, label="bound of a warm pass", **figures.DASHED)
         axes.set_yticks(places, found.index)
         axes.set_title(f"{name} dequantizer")
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
     panels[-1, 0].set_xlabel("seconds a pass")
-    drawn.suptitle("Prefetch pays when there is waiting to hide and a core to hide it on", fontsize=12, fontweight="bold")
+    drawn.suptitle("Prefetch pays when there is waiting to hide and a core to hide it on")
     drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return drawn
 

@@ -10,7 +10,7 @@ from kit.cache.policies.pinned import Pinned, RowPlan
 from kit.cache.replay import replay, replay_hits
 from kit.cache.traces import Requests, decode_order, mixture_of_experts, repeated
 from kit.gguf.names import layer_of
-from kit.lab import figures
+from kit.lab import figures, tables
 from kit.synthetic.geometry import GEOMETRIES
 
 FRACTIONS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
@@ -29,9 +29,9 @@ def closed_forms(objects: int, fraction: float) -> pd.DataFrame:
     return table.assign(difference=table["replayed"] - table["closed form"])
 
 
-def dense(tokens: int, geometry: str = "granite-3.3-8b") -> Requests:
-    """A decode of ``tokens`` tokens of a whole dense model, in f32."""
-    return repeated(decode_order(GEOMETRIES[geometry]), tokens)
+def dense(tokens: int) -> Requests:
+    """A decode of ``tokens`` tokens of the whole granite-3.3-8b, in f32."""
+    return repeated(decode_order(GEOMETRIES["granite-3.3-8b"]), tokens)
 
 
 def warm_rates(trace: Requests, policy: Policy, warm: int) -> tuple[float, float]:
@@ -42,17 +42,14 @@ def warm_rates(trace: Requests, policy: Policy, warm: int) -> tuple[float, float
     return float(hit[late].mean()), float(sizes[hit[late]].sum() / sizes.sum())
 
 
-def curves(trace: Requests, fractions=FRACTIONS, policies=None, warm: int | None = None) -> pd.DataFrame:
-    """Policy by capacity (fractions of the working set): warm hit rate and byte hit rate, one row each.
-
-    ``warm``: the first token that counts, by default half-way through the trace.
-    """
-    warm = (max(trace.tokens) + 1) // 2 if warm is None else warm
-    rows = []
-    for name, make in (policies or POLICIES).items():
-        for fraction in fractions:
-            capacity = max(1, round(fraction * trace.working_set))
-            rows.append((name, fraction, *warm_rates(trace, make(capacity), warm)))
+def curves(trace: Requests, fractions=FRACTIONS) -> pd.DataFrame:
+    """Policy by capacity (fractions of the working set): hit rate and byte hit rate over the trace's second half."""
+    warm = (max(trace.tokens) + 1) // 2
+    rows = [
+        (name, fraction, *warm_rates(trace, make(trace.share(fraction)), warm))
+        for name, make in POLICIES.items()
+        for fraction in fractions
+    ]
     return pd.DataFrame(rows, columns=["policy", "capacity / working set", "hit rate", "byte hit rate"])
 
 
@@ -85,7 +82,7 @@ def curves_figure(by_objects: pd.DataFrame, by_bytes: pd.DataFrame):
                 100 * curve.index, 100 * curve, label=names, color=colors[place % len(colors)],
                 linestyle=_LINES[place // len(colors) % len(_LINES)],
             )  # fmt: skip
-        axes.plot([0, 100], [0, 100], "--", color=figures.BLACK, lw=1.2, label="bound: capacity / total")
+        axes.plot([0, 100], [0, 100], **figures.DASHED, label="bound: capacity / total")
         axes.set(ylabel=f"warm {column}, %", xlabel="capacity, % of the working set", title=title)
         axes.legend(loc="upper left", fontsize=8.5)
     return figure
@@ -125,7 +122,7 @@ def heat_maps(trace: Requests, fraction: float, policies=None):
     Policies without any hit share no panel; the title names them.
     """
     policies = POLICIES if policies is None else policies
-    capacity = max(1, round(fraction * trace.working_set))
+    capacity = trace.share(fraction)
     patterns: list[tuple[list[str], np.ndarray]] = []
     for name, make in policies.items():
         share = layer_shares(trace, make(capacity))
@@ -143,9 +140,7 @@ def heat_maps(trace: Requests, fraction: float, policies=None):
         axes.set_visible(False)
     if patterns:
         figure.colorbar(image, ax=grid, label="bytes hit, %", shrink=0.6)
-    figure.suptitle(
-        f"Which layers are held decides; never a hit: {', '.join(empty) or 'none of them'}", fontsize=11, fontweight="bold"
-    )
+    figure.suptitle(f"Which layers are held decides; never a hit: {', '.join(empty) or 'none of them'}", fontsize=11)
     figure.supxlabel("token", fontsize=10)
     figure.supylabel("layer", fontsize=10)
     return figure
@@ -160,7 +155,7 @@ def pinned_sets(trace: Requests, fraction: float, costs: dict[str, float] | None
     ``costs``: what a miss of each object costs (seconds, measured); bytes when there are none.
     """
     sizes = trace.objects
-    capacity = max(1, round(fraction * trace.working_set))
+    capacity = trace.share(fraction)
     rows_of = {name: (max(1, size // 4096), min(size, 4096)) for name, size in sizes.items()}
     plans = {"rows, in order": RowPlan(capacity, rows_of), "rows, the same share of each": RowPlan(capacity, rows_of, True)}
     ways = {
@@ -177,8 +172,7 @@ def pinned_sets(trace: Requests, fraction: float, costs: dict[str, float] | None
         hits, byte_hits = warm_rates(accesses, policy, 1)
         held = replay(accesses, policy).resident_bytes
         rows.append((name, held / capacity, hits, byte_hits, byte_hits / bound))
-    names = ["pinned", "capacity used", "hit rate", "byte hit rate", "of the bound"]
-    return pd.DataFrame(rows, columns=names).set_index("pinned")
+    return tables.frame(rows, "pinned", "capacity used", "hit rate", "byte hit rate", "of the bound")
 
 
 # --- where the order turns round ------------------------------------------------------------------------------------
@@ -188,7 +182,7 @@ def compare_kinds(kinds: dict[str, Requests], fraction: float) -> pd.DataFrame:
     """Policy by trace at one capacity (a fraction of each working set): byte hit rate of the whole run, and its bound."""
     columns = {}
     for kind, trace in kinds.items():
-        capacity = max(1, round(fraction * trace.working_set))
+        capacity = trace.share(fraction)
         rates = {name: replay(trace, make(capacity)).byte_hit_rate for name, make in POLICIES.items()}
         columns[kind] = rates | {"bound": interval_bound(trace, capacity)}
     return pd.DataFrame(columns)
@@ -205,11 +199,7 @@ def kinds_figure(table: pd.DataFrame, fraction: float):
         axes.grid(axis="y", visible=False)
     panels[0].legend(loc="center right")
     panels[0].invert_yaxis()
-    figure.suptitle(
-        f"At {fraction:.0%} of the working set: what is best for a dense model is not for experts",
-        fontsize=12,
-        fontweight="bold",
-    )
+    figure.suptitle(f"At {fraction:.0%} of the working set: what is best for a dense model is not for experts")
     return figure
 
 
@@ -233,7 +223,7 @@ def one_pass_figure(kinds: dict[str, Requests]):
         room, lru = lru_hit_curve(equal)
         best = min_hit_curve(equal)
         share = 100 / equal.working_set
-        axes.plot([0, 100], [0, 100], "--", color=figures.BLACK, lw=1.2, label="capacity / total")
+        axes.plot([0, 100], [0, 100], **figures.DASHED, label="capacity / total")
         axes.plot(share * np.arange(1, len(best) + 1), 100 * best / len(equal), color=figures.GREEN, label="MIN, keeps all")
         axes.step(
             share * np.r_[0, room, equal.working_set], 100 * np.r_[0, lru, lru[-1]] / len(equal), where="post",
@@ -242,7 +232,7 @@ def one_pass_figure(kinds: dict[str, Requests]):
         axes.set(title=kind, xlabel="capacity, % of the objects", xticks=range(0, 100, 25))
     panels[0].set_ylabel("hit rate, %")
     panels[0].legend(loc="upper left", fontsize=9)
-    figure.suptitle("A dense model leaves LRU nothing; a router leaves it much", fontsize=12, fontweight="bold")
+    figure.suptitle("A dense model leaves LRU nothing; a router leaves it much")
     return figure
 
 
@@ -250,7 +240,7 @@ def windows(kinds: dict[str, Requests], fraction: float) -> pd.DataFrame:
     """LFU within a window of so many passes, against LRU: byte hit rate of the whole run, by kind of trace."""
     rows = {}
     for kind, trace in kinds.items():
-        capacity = max(1, round(fraction * trace.working_set))
+        capacity = trace.share(fraction)
         a_pass = round(len(trace) / (max(trace.tokens) + 1))
         policies = {"LRU": LRU(capacity), "LFU, all time": LFU(capacity)}
         policies |= {f"LFU, window of {count} passes": LFU(capacity, window=count * a_pass) for count in (1, 4, 16)}
@@ -267,14 +257,5 @@ def advice(table: pd.DataFrame, fraction: float) -> pd.DataFrame:
         near = ", ".join(rates.index[rates >= best - 0.005])
         what = "pin" if rates["Pinned"] >= best - 0.005 else "measure: no fixed set is best"
         rows.append((kind, what, near, best, table.loc["bound", kind], rates["LRU"], rates["Pinned"], rates["CyclicAware"]))
-    names = [
-        "model",
-        "advice",
-        f"best at {fraction:.0%}",
-        "byte hit rate",
-        "bound",
-        "LRU (report 002)",
-        "Pinned",
-        "CyclicAware",
-    ]
-    return pd.DataFrame(rows, columns=names).set_index("model")
+    best = f"best at {fraction:.0%}"
+    return tables.frame(rows, "model", "advice", best, "byte hit rate", "bound", "LRU (report 002)", "Pinned", "CyclicAware")

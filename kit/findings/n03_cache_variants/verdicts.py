@@ -15,8 +15,7 @@ from kit.units import format_bytes
 
 
 def judge_lookups(lab, taken: Rounds) -> None:
-    """cache-lookup-speedup: the reports' own configuration, a slow dequantizer and a copy on every hit; the others "
-    "beside it."""
+    """cache-lookup-speedup: the reports' own configuration (a slow dequantizer, a copy on every hit) beside the others."""
     others = {
         f"{what}, {cache}": taken.ratios(miss, hit)
         for what, miss in (("gguf-py", hits.SLOW), ("the kit's dequantizer", hits.FAST))

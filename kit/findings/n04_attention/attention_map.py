@@ -53,7 +53,6 @@ def figure(found: list[np.ndarray], words: list[str], what: str):
     figures.bound(every, 1.0, "even over all tokens")
     every.set(xlabel="layer", ylabel="entropy of a head's attention, relative", ylim=(0, 1.1), title="Every head")
     every.legend(loc="lower right", fontsize=8.5)
-    drawn.suptitle(f"{what}: heads look at {math.exp(np.median(spreads) * math.log(len(words))):.1f} of {len(words)} "
-    f"tokens, in the median",
-                   fontsize=12, fontweight="bold")  # fmt: skip
+    typical = math.exp(np.median(spreads) * math.log(len(words)))
+    drawn.suptitle(f"{what}: heads look at {typical:.1f} of {len(words)} tokens, in the median")
     return drawn

@@ -28,7 +28,7 @@ def times(timed: pd.DataFrame):
     last = timed["context"].max()
     at_last = timed[timed["context"] == last].set_index("variant")["seconds"]
     slowest = at_last["loop"] / at_last.min()
-    axes.plot(bound["context"], bound["bound"], "--", color=figures.BLACK, linewidth=1.2, label="least on this machine")
+    axes.plot(bound["context"], bound["bound"], **figures.DASHED, label="least on this machine")
     figures.log(axes, "x", "y")
     axes.set(xlabel="context (positions)", ylabel="seconds a layer and token")
     axes.set_title(f"Attention of one token at {int(last)} positions: loops take {slowest:.0f} times the fastest")
@@ -42,11 +42,9 @@ def shares(table: pd.DataFrame, claimed=(10, 20)):
     for (label, share), marker in zip(table.items(), "so^", strict=True):
         left.plot(share.index, 100 * share, marker=marker, markersize=4, label=label)
         right.plot(share.index, amdahl(share), marker=marker, markersize=4, label=label)
-    left.set_ylabel("attention's share of a token (%)")
-    left.set_title("Attention is a small part of a token")
+    left.set(ylabel="attention's share of a token (%)", title="Attention is a small part of a token")
     right.axhspan(*claimed, color=figures.YELLOW, alpha=0.5, label=f"claimed: {claimed[0]:g} to {claimed[1]:g} times")
-    right.set_ylabel("times faster with no attention at all")
-    right.set_title("So replacing it gives little")
+    right.set(ylabel="times faster with no attention at all", title="So replacing it gives little")
     for axes in (left, right):
         figures.log(axes, "x", "y")
         axes.set_xlabel("context (positions)")
@@ -91,7 +89,7 @@ def kv_speeds(table: pd.DataFrame):
     bounds = table.drop_duplicates("KV cache").set_index("KV cache").loc[kinds]["bound tok/s"]
     for place, value in enumerate(bounds):
         label = "weights and KV cache at read bandwidth" if place == 0 else None
-        axes.hlines(value, place - 0.45, place + 0.45, color=figures.BLACK, linestyle="--", linewidth=1.2, label=label)
+        axes.hlines(value, place - 0.45, place + 0.45, **figures.DASHED, label=label)
     axes.set_xticks(range(len(kinds)), kinds)
     axes.set(xlabel="KV cache type", ylabel="tokens a second")
     axes.set_ylim(top=max(bounds.max(), table["tok/s"].max()) * 1.35)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.gguf.names import layer_of
-from kit.lab import measure
+from kit.lab import measure, tables
 from kit.lab.machine import Machine
 from kit.model.attention import ATTENTION
 from kit.model.config import Config
@@ -40,8 +40,9 @@ def predict(config: Config, machine: Machine, contexts, layers: int) -> pd.DataF
         nbytes = 4 * elements + layers * kv_bytes(config, context)
         least = max(machine.seconds_to_read(nbytes), machine.seconds_to_compute(flops))
         rows[context] = (flops, attention / flops, amdahl(attention / flops), nbytes, least)
-    names = ["FLOPs", "attention's share", "most it can give", "bytes in f32", "least seconds a token"]
-    return pd.DataFrame(rows, index=names).T.rename_axis("context")
+    return tables.frame(
+        rows, "context", "FLOPs", "attention's share", "most it can give", "bytes in f32", "least seconds a token"
+    )
 
 
 # --- the variants of attention
@@ -182,5 +183,5 @@ def roofline(config: Config, timed: pd.DataFrame, matrices: pd.DataFrame, weight
     seconds = measure.time(lambda: LINEAR["matmul"].apply(weights, largest, x), 3).median
     flops = 2 * prefill * weights.info(largest).elements
     points.append((f"projection matmul, {prefill} tokens", flops, weights.nbytes(largest) + 2 * x.nbytes, seconds))
-    table = pd.DataFrame(points, columns=["point", "flops", "bytes", "seconds"]).set_index("point")
+    table = tables.frame(points, "point", "flops", "bytes", "seconds")
     return table.assign(intensity=table["flops"] / table["bytes"], gflops=table["flops"] / table["seconds"] / 1e9)

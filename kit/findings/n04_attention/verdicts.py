@@ -11,8 +11,7 @@ from kit.units import format_bytes, format_seconds
 
 
 def judge_speedup(lab, pairs: pd.DataFrame, tokens: pd.DataFrame, share: float, context: int) -> None:
-    """attention-blas-speedup: attention in loops against BLAS, round by round (``pairs``, see one_token.paired), and "
-    "projections.
+    """attention-blas-speedup: attention and projections in loops against BLAS. ``pairs``: see one_token.paired.
 
     ``tokens``: seconds of a token's parts by way; ``share``: of the FLOPs, attention's at ``context``.
     """
@@ -47,9 +46,8 @@ def judge_warm(lab, tokens: pd.DataFrame, elements: int, prompt: int) -> None:
         [scale * prompt * float(value) for value in again], accept=times(claim.after, 4), in_ratio=True,
         at_least=(lab.machine.seconds_to_read(reported.f32_bytes()), "every f32 weight read once at measured bandwidth"),
         tolerance="a factor of 4: another machine, another prompt",
-        text=f"{format_seconds(scale * float(again.median()))} a token with nothing left to dequantize: {loops:.0%} "
-        f"is loops over columns; "
-        f"BLAS takes {format_seconds(scale * float(seconds.loc['cached'].median()))} on the same cached weights",
+        text=f"{format_seconds(scale * float(again.median()))} a token with nothing left to dequantize: {loops:.0%} is loops "
+        f"over columns; BLAS takes {format_seconds(scale * float(seconds.loc['cached'].median()))} on the same cached weights",
     ))  # fmt: skip
     lab.record(judge(
         claim.id, f"first inference over second, prompt of {prompt}", "x",
@@ -57,9 +55,8 @@ def judge_warm(lab, tokens: pd.DataFrame, elements: int, prompt: int) -> None:
         accept=times(194 / claim.after, 1.5),
         in_ratio=True, tolerance="reported: 194 s / 179 s",
         text="a cache that always hits saves the dequantizing, "
-        f"{tokens.loc['first', 'dequantize'].median() / (first + (prompt - 1) * float(again.median())):.0%} of the "
-        f"first inference, "
-        "and the loops take the rest",
+        f"{tokens.loc['first', 'dequantize'].median() / (first + (prompt - 1) * float(again.median())):.0%} of the first "
+        "inference, and the loops take the rest",
     ))  # fmt: skip
 
 
@@ -89,11 +86,8 @@ def answer(tokens: pd.DataFrame, pairs: pd.DataFrame, share: float, context: int
     again, cached = (float(tokens.sum(axis=1).loc[way].median()) for way in ("again", "cached"))
     gained = float((pairs["loops"] / pairs["blas"]).median())
     return (
-        f"At a context of {context} attention is {share:.1%} of a token's arithmetic, and BLAS for attention alone "
-        f"makes a token "
-        f"{gained:.2f} times as fast, where 10 to 20 was claimed. With all weights cached and everything in loops a "
-        f"token takes "
-        f"{format_seconds(again)}, by matrix products {format_seconds(cached)}, {again / cached:.3g} times: what "
-        f"cached weights "
-        "leave is the projections."
+        f"At a context of {context} attention is {share:.1%} of a token's arithmetic, and BLAS for attention alone makes a "
+        f"token {gained:.2f} times as fast, where 10 to 20 was claimed. With all weights cached and everything in loops a "
+        f"token takes {format_seconds(again)}, by matrix products {format_seconds(cached)}, {again / cached:.3g} times: what "
+        "cached weights leave is the projections."
     )

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from kit.claims import book
 from kit.claims import table as claims
 from kit.claims.book import NO_RECORD, Entry, Part, reported_in
-from kit.lab import figures
+from kit.lab import figures, tables
 from kit.units import format_quantity as quantity
 
 NOTHING = "–"
@@ -26,7 +26,7 @@ def tally(entries: list[Entry]) -> pd.DataFrame:
     """Claims by verdict, and what the word means."""
     meanings = claims.VERDICTS | {NO_RECORD: "nothing in this run judges it"}
     rows = [(word, count, meanings[word]) for word, count in book.tally(entries).items()]
-    return pd.DataFrame(rows, columns=["verdict", "claims", "meaning"]).set_index("verdict")
+    return tables.frame(rows, "verdict", "claims", "meaning")
 
 
 def answer(entries: list[Entry]) -> str:
@@ -126,8 +126,7 @@ def picture(entries: list[Entry]):
     axes.set_xlim(left, right)
     axes.set_yticks(range(len(entries)), [entry.claim.id for entry in entries], fontsize=8.5)
     axes.set_ylim(len(entries) - 0.4, -0.6)
-    axes.set_xlabel("times the figure that the report gives (1: as reported)")
-    axes.set_title("Claimed, measured, possible")
+    axes.set(xlabel="times the figure that the report gives (1: as reported)", title="Claimed, measured, possible")
     axes.grid(axis="y", visible=False)
     return figure
 
