@@ -39,3 +39,11 @@ class CodecError(KitError):
 
 class ReportError(KitError):
     """A run that cannot start: unknown notebook, parameter or profile, an output folder without rights."""
+
+
+def known(what: str, name, table: dict, error: type[KitError]):
+    """``table[name]``; for a name that is not there ``error``, with all that are."""
+    try:
+        return table[name]
+    except (KeyError, TypeError):
+        raise error(f"{what} {name!r} is not known; choose one of {', '.join(map(str, table))}") from None

@@ -108,8 +108,8 @@ def test_synth_writes_refuses_and_replaces(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["gpt-5"], "unknown geometry 'gpt-5'; known are granite-3.3-8b"),
-        (["tiny-llama", "--mix", "Q9"], "unknown mix 'Q9'; known are F32"),
+        (["gpt-5"], "geometry 'gpt-5' is not known; choose one of granite-3.3-8b"),
+        (["tiny-llama", "--mix", "Q9"], "mix 'Q9' is not known; choose one of F32"),
         (["tiny-llama", "--layers", "0"], "0 layers asked for"),
         (["tiny-llama", "-o", "nowhere/m.gguf"], "there is no folder nowhere"),
         (["tiny-llama", "-o", ".", "--force"], "cannot be written"),

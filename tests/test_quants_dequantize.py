@@ -231,12 +231,12 @@ def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        ({"qtype": "Q9_K"}, "unknown format 'Q9_K'; known are F32"),
+        ({"qtype": "Q9_K"}, "format 'Q9_K' is not known; choose one of F32"),
         ({"qtype": "Q8_1"}, "cannot dequantize Q8_1; it knows BF16"),
         ({"qtype": "I8"}, "cannot dequantize I8"),
-        ({"dtype": "float64"}, "unknown dtype 'float64'; known are float32, float16, bfloat16"),
+        ({"dtype": "float64"}, "dtype 'float64' is not known; choose one of float32, float16, bfloat16"),
         ({"dtype": torch.int8}, "unknown dtype torch.int8"),
-        ({"backend": "gpu"}, "unknown backend 'gpu'; known are reference, cpu"),
+        ({"backend": "gpu"}, "backend 'gpu' is not known; choose one of reference, cpu"),
         ({"backend": ["cpu"]}, "unknown backend"),
         ({"data": np.zeros(145, np.uint8)}, "a row of 145 bytes is no whole number of blocks of 144 bytes"),
         ({"data": np.zeros(144, np.int8)}, "uint8 array or tensor of at least one axis, not ndarray of int8, shape (144,)"),

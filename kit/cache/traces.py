@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from kit.errors import TraceError
+from kit.errors import TraceError, known
 from kit.lab.trace import Trace
 
 BYTES_PER_ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -63,9 +63,8 @@ def requests(source, tokens: int = 1, dtype: str = "float32") -> Requests:
     if isinstance(source, pd.DataFrame):
         return _of_frame(source)
     if hasattr(source, "tensors"):
-        if dtype not in BYTES_PER_ELEMENT:
-            raise TraceError(f"dtype {dtype!r}: known are {', '.join(BYTES_PER_ELEMENT)}")
-        pairs = [(name, info.elements * BYTES_PER_ELEMENT[dtype]) for name, info in source.tensors.items()]
+        each = known("dtype", dtype, BYTES_PER_ELEMENT, TraceError)
+        pairs = [(name, info.elements * each) for name, info in source.tensors.items()]
         return repeated(pairs, tokens)
     if isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
         return repeated(source, 1)

@@ -18,7 +18,7 @@ from kit.codec import predictors
 from kit.codec.streams import LONG, SHORT, STATE, streams_of
 from kit.codec.tiles import Tiles, checksum
 from kit.cpu.simd.vectors import jit
-from kit.errors import CodecError
+from kit.errors import CodecError, known
 
 # name -> (module, function, tiles at a time): imported at first use, so that naming a decoder costs nothing.
 DECODERS = {
@@ -93,9 +93,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 def find(decoder: str):
     """The function and the batch of the decoder of that name."""
-    if decoder not in DECODERS:
-        raise CodecError(f"decoder {decoder!r} is not known: take one of {', '.join(DECODERS)}")
-    module, function, at_a_time = DECODERS[decoder]
+    module, function, at_a_time = known("decoder", decoder, DECODERS, CodecError)
     return getattr(importlib.import_module(module), function), at_a_time
 
 

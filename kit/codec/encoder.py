@@ -10,7 +10,7 @@ from kit.codec.predictors import PREDICTORS
 from kit.codec.rans import LOWER
 from kit.codec.tiles import ALIGNMENT, READ_AHEAD, Layout, Tiles, checksum
 from kit.cpu.simd.vectors import jit
-from kit.errors import CodecError
+from kit.errors import CodecError, known
 
 _AT_A_TIME = 64  # tiles of one task
 
@@ -41,9 +41,7 @@ def encode(matrix, profile: str | Profile = "kit", name: str = "matrix", threads
     """
     matrix = np.asarray(matrix)
     if isinstance(profile, str):
-        if profile not in PROFILES:
-            raise CodecError(f"profile {profile!r} is not known: take one of {', '.join(PROFILES)}")
-        profile = PROFILES[profile]
+        profile = known("profile", profile, PROFILES, CodecError)
     if matrix.dtype != np.int8 or matrix.ndim != 2:
         raise CodecError(f"{name}: tiles hold a 2-D int8 matrix, not {matrix.ndim}-D {matrix.dtype}: quantize it first")
     if not matrix.size:

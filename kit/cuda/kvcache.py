@@ -2,7 +2,7 @@
 
 import torch
 
-from kit.errors import ModelError
+from kit.errors import ModelError, known
 from kit.units import format_bytes
 
 KV_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -19,11 +19,10 @@ class DeviceKVCache:
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: str, device: torch.device):
-        if dtype not in KV_DTYPES:
-            raise ModelError(f"KV cache type {dtype!r} is not known on a device; choose one of {', '.join(KV_DTYPES)}")
-        self.keys, self.values = torch.empty(2, layers, kv_heads, 0, head_dim, dtype=KV_DTYPES[dtype], device=device)
+        kept = known("KV cache type on a device", dtype, KV_DTYPES, ModelError)
+        self.keys, self.values = torch.empty(2, layers, kv_heads, 0, head_dim, dtype=kept, device=device)
         self.dtype, self.context, self.length, self.passes = dtype, context, 0, 0
-        self.bytes_per_position = 2 * layers * kv_heads * head_dim * KV_DTYPES[dtype].itemsize
+        self.bytes_per_position = 2 * layers * kv_heads * head_dim * kept.itemsize
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.graphs: dict[int, tuple] = {}

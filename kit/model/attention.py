@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.cpu.simd.vectors import jit
-from kit.errors import ModelError
+from kit.errors import ModelError, known
 
 QUERY_BLOCK, KEY_BLOCK = 128, 512  # scores of one block stay within a few MB a head
 
@@ -205,6 +205,4 @@ _ANY_MODEL = [name for name in ATTENTION if name != "sdpa"]
 
 def attention_named(name: str):
     """The variant of that name; ModelError with the known names for any other."""
-    if name not in ATTENTION:
-        raise ModelError(f"attention {name!r} is not known; choose one of {', '.join(ATTENTION)}")
-    return ATTENTION[name]
+    return known("attention", name, ATTENTION, ModelError)

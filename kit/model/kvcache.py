@@ -8,7 +8,7 @@ import torch
 from kit.cpu import threads
 from kit.cpu.history import History, append
 from kit.cpu.simd.tiers import tier
-from kit.errors import ModelError
+from kit.errors import ModelError, known
 from kit.units import format_bytes
 
 KV_TYPES = {"float32": 4.0, "float16": 2.0, "q8_0": 34 / 32}  # bytes an element
@@ -23,15 +23,14 @@ class KVCache:
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: str = "float32"):
-        if dtype not in KV_TYPES:
-            raise ModelError(f"KV cache type {dtype!r} is not known; choose one of {', '.join(KV_TYPES)}")
+        each = known("KV cache type", dtype, KV_TYPES, ModelError)
         if dtype == "q8_0" and head_dim % _QK8_0:
             raise ModelError(f"KV cache type 'q8_0' needs heads of a multiple of {_QK8_0} elements, not {head_dim}")
         self.dtype, self.context, self.length, self.passes = dtype, context, 0, 0
         self._keys, self._values = (
             [_Store(kv_heads, context, head_dim, dtype) for _ in range(layers)] for _ in ("keys", "values")
         )
-        self.bytes_per_position = int(2 * layers * kv_heads * head_dim * KV_TYPES[dtype])
+        self.bytes_per_position = int(2 * layers * kv_heads * head_dim * each)
 
     @property
     def nbytes(self) -> int:

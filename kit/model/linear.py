@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from kit.cpu.simd.vectors import jit
-from kit.errors import ModelError
+from kit.errors import ModelError, known
 
 
 class Linear(NamedTuple):
@@ -27,9 +27,7 @@ def _matmul(weights, name, x):
     return (x.to(weight.dtype) @ weight.T).float()
 
 
-GEMV_MAX_TOKENS = (
-    16  # tokens up to which reading a weight costs more than its arithmetic; torch's product reads it several times
-)
+GEMV_MAX_TOKENS = 16  # up to which reading a weight costs more than its arithmetic; torch's product reads it several times
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
@@ -99,8 +97,4 @@ LINEAR = {
 
 def linear_named(name: str | Linear) -> Linear:
     """The implementation of that name (a Linear is taken as it is); ModelError with the known names for any other."""
-    if isinstance(name, Linear):
-        return name
-    if name not in LINEAR:
-        raise ModelError(f"linear {name!r} is not known; choose one of {', '.join(LINEAR)}")
-    return LINEAR[name]
+    return name if isinstance(name, Linear) else known("linear", name, LINEAR, ModelError)

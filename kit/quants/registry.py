@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from kit.cpu.buffers import Buffers
-from kit.errors import QuantError
+from kit.errors import QuantError, known
 from kit.gguf.formats import FORMATS, Format
 
 # A backend is a module with knows(format), DEVICE (where its results live) and run(blocks, format, out): blocks are
@@ -31,12 +31,12 @@ def dequantize(
     earlier one of its size that nobody looks at any more, if there is any: fresh memory costs several times as long.
     Anything else raises QuantError.
     """
-    format = _look_up("format", qtype.name if isinstance(qtype, gguf.GGMLQuantizationType) else qtype, FORMATS)
+    format = known("format", qtype.name if isinstance(qtype, gguf.GGMLQuantizationType) else qtype, FORMATS, QuantError)
     dtype = dtype_named(dtype)
-    module = importlib.import_module(_look_up("backend", backend, BACKENDS))
+    module = importlib.import_module(known("backend", backend, BACKENDS, QuantError))
     if not module.knows(format):
-        known = ", ".join(sorted(other.name for other in FORMATS.values() if module.knows(other)))
-        raise QuantError(f"backend {backend!r} cannot dequantize {format.name}; it knows {known}")
+        knows = ", ".join(sorted(other.name for other in FORMATS.values() if module.knows(other)))
+        raise QuantError(f"backend {backend!r} cannot dequantize {format.name}; it knows {knows}")
     blocks, shape = _blocks(data, format, module.DEVICE)
     if out is None:
         large = module.DEVICE == "cpu" and blocks.nbytes >= _LARGE
@@ -50,14 +50,7 @@ def dequantize(
 
 def dtype_named(dtype) -> torch.dtype:
     """The torch dtype of a name in DTYPES (or of itself); QuantError lists the known ones."""
-    return dtype if dtype in DTYPES.values() else _look_up("dtype", dtype, DTYPES)
-
-
-def _look_up(what: str, name, table: dict):
-    try:
-        return table[name]
-    except (KeyError, TypeError):
-        raise QuantError(f"unknown {what} {name!r}; known are {', '.join(table)}") from None
+    return dtype if dtype in DTYPES.values() else known("dtype", dtype, DTYPES, QuantError)
 
 
 def _blocks(data, format: Format, device: str):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kit.errors import ModelError
+from kit.errors import ModelError, known
 from kit.gguf.formats import FORMATS
 from kit.model.config import Config, described_config
 from kit.synthetic.vocabulary import Vocabulary
@@ -82,9 +82,7 @@ class Geometry:
 
         ``layers`` overrides the model's own number. Raises ModelError for an unknown mix or a bad number of layers.
         """
-        rule = MIXES.get(mix)
-        if rule is None:
-            raise ModelError(f"unknown mix {mix!r}; known are {', '.join(MIXES)}")
+        rule = known("mix", mix, MIXES, ModelError)
         layers = self.layers if layers is None else layers
         if not 1 <= layers <= MAX_LAYERS:
             raise ModelError(f"{layers} layers asked for {self.name}, expected 1 to {MAX_LAYERS}")
@@ -265,8 +263,4 @@ GEOMETRIES: dict[str, Geometry] = {row.name: row for row in (*_PUBLISHED, *_TINY
 
 def geometry(name: str | Geometry) -> Geometry:
     """The row called ``name`` (a Geometry passes through). Raises ModelError that lists the known ones."""
-    if isinstance(name, Geometry):
-        return name
-    if name not in GEOMETRIES:
-        raise ModelError(f"unknown geometry {name!r}; known are {', '.join(GEOMETRIES)}")
-    return GEOMETRIES[name]
+    return name if isinstance(name, Geometry) else known("geometry", name, GEOMETRIES, ModelError)

@@ -3,7 +3,7 @@
 from kit.cache import POLICIES, UNLIMITED
 from kit.costs import ways
 from kit.costs.order import Order, order_of
-from kit.errors import CacheError, ModelError
+from kit.errors import CacheError, ModelError, known
 from kit.quants.registry import DTYPES
 from kit.units import parse_bytes
 
@@ -53,8 +53,7 @@ def measure(file, policy: str, capacity: str, dtype: str, tokens: int) -> tuple[
 
     CacheError for an unknown policy or capacity, ModelError for an unknown dtype.
     """
-    if dtype not in DTYPES:
-        raise ModelError(f"dtype: no {dtype!r}; there are: {', '.join(DTYPES)}")
+    known("dtype", dtype, DTYPES, ModelError)
     order = order_of(file, 1)
     total = working_set(file, order, dtype)
     way, lazy = way_of(policy, capacity, dtype, total), ways.Way("NoCache", None, dtype)
