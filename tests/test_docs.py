@@ -8,14 +8,19 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+import types
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
+
+import kit.findings
 from kit import cache
 from kit.claims import table as claims
 from kit.commands import cli
+from kit.lab import machine
 from kit.lab.paths import ROOT
 from kit.synthetic.write import synthesize
 
@@ -121,15 +126,40 @@ def test_every_claim_has_a_section_that_says_what_would_change_its_verdict():
         assert len(found) == 1 and "hat would change" in found[0], claim
 
 
+def blocks(heading):
+    """The indented blocks of a section of docs/extending.md; a blank line within a block belongs to it."""
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return [textwrap.dedent(block) for block in re.findall(r"(?:^ {4}.*\n(?:\n+(?= {4}))?)+", text, re.MULTILINE)]
+
+
 def test_the_policy_of_the_page_is_one(monkeypatch):
     monkeypatch.setattr(cache.policy, "POLICIES", {})
-    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    policy, test = (
-        textwrap.dedent(re.search(rf"^ {{4}}{start}.*?(?=^\S)", text, re.MULTILINE | re.DOTALL)[0])
-        for start in ("class Largest", "def test_largest")
-    )
+    policy, test = blocks("A policy")[:2]
     namespace = {"Policy": cache.policy.Policy}
     exec(policy, namespace)
     monkeypatch.setattr(cache, "POLICIES", {"Largest": namespace["Largest"]})
     exec(test, scope := {"cache": cache})
     scope["test_largest_evicts_the_largest"]()
+
+
+def test_the_finding_of_the_page_runs_and_its_test_can_fail(tmp_path, monkeypatch):
+    row, module, parameters, cells, _, test = blocks("A finding")
+    claim = claims.Claim(**yaml.safe_load(row)[0])
+    known = claims.load() | {claim.id: claim}
+    monkeypatch.setattr(claims, "load", lambda: known)
+    copying = types.ModuleType("kit.findings.copying")
+    monkeypatch.setitem(sys.modules, copying.__name__, copying)
+    monkeypatch.setattr(kit.findings, "copying", copying, raising=False)
+    exec(module, vars(copying))
+    exec(test, tested := {})
+    monkeypatch.setattr(machine, "of_run", lambda folder: tested["MACHINE"])
+    run = {}
+    exec(parameters, run)
+    run |= {"profile": "smoke", "out": str(tmp_path)}
+    exec(cells, run)
+    assert list(run["lab"].verdicts().index) == [claim.id] and run["pair"].ratio > 0
+    ((mark,),) = [tested["test_the_verdict_follows_the_ratio"].pytestmark]
+    for ratio, verdict in mark.args[1]:
+        tested["test_the_verdict_follows_the_ratio"](ratio, verdict, tmp_path, monkeypatch)
+    with pytest.raises(AssertionError):
+        tested["test_the_verdict_follows_the_ratio"](3.0, "reproduced in ratio", tmp_path, monkeypatch)

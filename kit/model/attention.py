@@ -95,20 +95,25 @@ def hidden(first_query: int, queries: int, first_key: int, keys: int, window: in
 
 def blas(q, k, v, scale, window=0, cap=0.0, sinks=None):
     """Two matrix products a key/value head and block of queries: the heads of a group are rows, nothing is repeated."""
-    heads, tokens, dim = q.shape
-    kv_heads, positions, _ = k.shape
-    q = (q * scale).view(kv_heads, heads // kv_heads, tokens, dim)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for start in range(0, tokens, QUERY_BLOCK):
-        rows = q[:, :, start : start + QUERY_BLOCK]
-        group_rows = rows.flatten(1, 2)
-        first, stop = _seen(positions - tokens + start, rows.shape[2], window)
-        scores = _capped(group_rows @ k[:, first:stop].mT, cap)
+    out = q.new_empty(q.shape)
+    for rows, query, first, stop, result in _query_blocks(q, k, scale, window, out):
+        scores = _capped(rows.flatten(1, 2) @ k[:, first:stop].mT, cap)
         if rows.shape[2] > 1:
-            mask = hidden(positions - tokens + start, rows.shape[2], first, stop - first, window, q.device)
+            mask = hidden(query, rows.shape[2], first, stop - first, window, q.device)
             scores.unflatten(1, rows.shape[1:3]).masked_fill_(mask, -math.inf)
-        out[:, :, start : start + QUERY_BLOCK] = (_softmax(scores, sinks) @ v[:, first:stop]).view(rows.shape)
-    return out.view(heads, tokens, dim)
+        result[:] = (_softmax(scores, sinks) @ v[:, first:stop]).view(rows.shape)
+    return out
+
+
+def _query_blocks(q, k, scale, window, out):
+    """Queries by blocks, the heads of a group as rows: (scaled queries (kv_heads, group, tokens, dim), position of the first,
+    the keys [first, stop) that any of them sees, their part of ``out``)."""
+    tokens = q.shape[1]
+    queries, results = (x.view(len(k), -1, *q.shape[1:]) for x in (q * scale, out))
+    for start in range(0, tokens, QUERY_BLOCK):
+        rows, result = (x[:, :, start : start + QUERY_BLOCK] for x in (queries, results))
+        query = k.shape[1] - tokens + start
+        yield rows, query, max(0, query - window + 1) if window else 0, query + rows.shape[2], result
 
 
 def _capped(scores, cap):
@@ -123,11 +128,6 @@ def _softmax(scores, sinks):
         sinks.view(len(scores), -1, 1).expand(-1, -1, scores.shape[1] * len(scores) // len(sinks)).reshape(*scores.shape[:2], 1)
     )
     return torch.cat((scores, rows), -1).softmax(-1)[..., :-1]
-
-
-def _seen(first_query, queries, window):
-    """The keys [first, stop) that any of ``queries`` positions from ``first_query`` sees."""
-    return max(0, first_query - window + 1) if window else 0, first_query + queries
 
 
 def sdpa(q, k, v, scale, window=0, cap=0.0, sinks=None):
@@ -146,19 +146,13 @@ def sdpa(q, k, v, scale, window=0, cap=0.0, sinks=None):
 
 def chunked(q, k, v, scale, window=0, cap=0.0, sinks=None):
     """Online softmax over blocks of keys (Milakov & Gimelshein 2018): memory does not grow with the context."""
-    heads, tokens, dim = q.shape
-    kv_heads, positions, _ = k.shape
-    q = (q * scale).view(kv_heads, heads // kv_heads, tokens, dim)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for start in range(0, tokens, QUERY_BLOCK):
-        rows = q[:, :, start : start + QUERY_BLOCK]
-        query = positions - tokens + start
+    out = q.new_empty(q.shape)
+    for rows, query, first, stop, result in _query_blocks(q, k, scale, window, out):
         largest = torch.full((*rows.shape[:3], 1), -math.inf, device=q.device)
         total = torch.zeros_like(largest)
         if sinks is not None:
-            largest, total = largest.copy_(sinks.view(*q.shape[:2], 1, 1)), total + 1
+            largest, total = largest.copy_(sinks.view(*rows.shape[:2], 1, 1)), total + 1
         value = torch.zeros(rows.shape, device=q.device)
-        first, stop = _seen(query, rows.shape[2], window)
         for key in range(first, stop, KEY_BLOCK):
             end = min(key + KEY_BLOCK, stop)
             scores = _capped(rows.flatten(1, 2) @ k[:, key:end].mT, cap).unflatten(1, rows.shape[1:3])
@@ -169,8 +163,8 @@ def chunked(q, k, v, scale, window=0, cap=0.0, sinks=None):
             total = total * shrink + weight.sum(-1, keepdim=True)
             value = value * shrink + (weight.flatten(1, 2) @ v[:, key:end]).view(rows.shape)
             largest = larger
-        out[:, :, start : start + QUERY_BLOCK] = value / total
-    return out.view(heads, tokens, dim)
+        result[:] = value / total
+    return out
 
 
 def fused(q, k, v, scale, window=0, cap=0.0, sinks=None):
