@@ -72,7 +72,7 @@ def _coder(matrix, tiles, profile, coder, zstd, samples) -> dict:
 
 
 def _times(measured, tiles) -> dict:
-    low, high = measured.spread
+    low, high = np.percentile(measured.samples, (25, 75))
     seconds = measured.median / tiles
     row = {"us": 1e6 * seconds, "low": 1e6 * low / tiles, "high": 1e6 * high / tiles}
     return row | {"gbps": TILE / seconds / 1e9, "first_ms": 1e3 * measured.first}

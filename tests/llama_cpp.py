@@ -1,5 +1,7 @@
 """llama.cpp as the independent answer: tokens and logits of a file; a test that asks skips where it is not installed."""
 
+import ctypes
+
 import pytest
 
 from kit.errors import ModelError
@@ -9,13 +11,21 @@ from kit.lab import llama_cpp
 def tokenize(path, texts, add_special=True, parse_special=True):
     """Token ids that llama.cpp gives for each of ``texts`` (bytes)."""
     with opened(path, vocabulary_only=True) as llama:
-        return [llama.tokenize(text, add_special, parse_special) for text in texts]
+        flags = ctypes.c_bool(add_special), ctypes.c_bool(parse_special)
+        room = 4 * max(map(len, texts), default=0) + 16
+        ids = (ctypes.c_int32 * room)()
+        return [ids[: llama._lib.llama_tokenize(llama._vocab, text, len(text), ids, room, *flags)] for text in texts]
 
 
 def detokenize(path, texts):
     """The text (bytes) of each list of ids, without control tokens."""
     with opened(path, vocabulary_only=True) as llama:
-        return [llama.detokenize(ids) for ids in texts]
+        return [b"".join(_piece(llama, token) for token in ids) for ids in texts]
+
+
+def _piece(llama, token):
+    room = ctypes.create_string_buffer(4096)
+    return room.raw[: llama._lib.llama_token_to_piece(llama._vocab, token, room, len(room), 0, ctypes.c_bool(False))]
 
 
 def logits(path, tokens, vocabulary=None):

@@ -132,9 +132,7 @@ class WeightCache:
             self._note(key, bypassed=1)
             return False
         self._values[key] = value
-        for name in evicted:
-            del self._values[name]
-            self._note(name, evictions=1)
+        self._evict(evicted)
         self._peak = max(self._peak, self._resident_bytes())
         return True
 

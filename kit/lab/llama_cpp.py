@@ -76,7 +76,7 @@ class Llama:
     """A file as llama.cpp holds it, on as many threads as the process has cores; usable in a ``with``.
 
     ``mode``: one of MODES. ``kv``: the type of its KV cache. ``exact``: float32 sums in attention (no flash attention).
-    ``vocabulary_only``: no weights, for ``tokenize`` alone. Raises ModelError when llama.cpp cannot load the file.
+    ``vocabulary_only``: no weights, for the tests of tokenizers. Raises ModelError when llama.cpp cannot load the file.
     """
 
     def __init__(self, path, mode="mmap", context=512, kv="float16", exact=False, vocabulary_only=False):
@@ -101,22 +101,6 @@ class Llama:
             self._context = ctypes.c_void_p(lib.llama_init_from_model(self._model, parameters))
             lib.llama_set_n_threads(self._context, usable_cores(), usable_cores())
             self._memory = ctypes.c_void_p(lib.llama_get_memory(self._context))
-
-    def tokenize(self, text: bytes, begin_and_end=True, special=True) -> list[int]:
-        """Token ids of ``text``."""
-        room = 4 * len(text) + 16
-        ids = (ctypes.c_int32 * room)()
-        flags = ctypes.c_bool(begin_and_end), ctypes.c_bool(special)
-        return ids[: self._lib.llama_tokenize(self._vocab, text, len(text), ids, room, *flags)]
-
-    def detokenize(self, ids) -> bytes:
-        """Text of ``ids``, piece by piece; control tokens have none."""
-        room = ctypes.create_string_buffer(4096)
-        pieces = []
-        for token in ids:
-            length = self._lib.llama_token_to_piece(self._vocab, token, room, len(room), 0, ctypes.c_bool(False))
-            pieces.append(room.raw[:length])
-        return b"".join(pieces)
 
     def logits(self, tokens, held: int = 0, wanted=None) -> np.ndarray:
         """Logits (wanted, vocabulary) after ``tokens`` (``wanted`` of them, the last; None: all), float32.

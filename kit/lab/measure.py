@@ -6,7 +6,7 @@ has finished its work. The first call of a way is a warm-up that touches what th
 
 import timeit
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from torch.utils.benchmark.utils.timer import timer as timer_with_sync
@@ -31,12 +31,6 @@ class Measurement:
     def median(self) -> float:
         """Median seconds a call."""
         return float(np.median(self.samples))
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        """First and third quartile, seconds."""
-        low, high = np.percentile(self.samples, (25, 75))
-        return float(low), float(high)
 
 
 @doing("measuring")
@@ -66,7 +60,6 @@ class Rounds:
     """
 
     seconds: Mapping[str, tuple[float, ...]]
-    first: Mapping[str, float] = field(default_factory=dict)
     state: State | None = None
     left_out: int = 0
 
@@ -142,11 +135,6 @@ class Paired:
         """Median of the paired ratios."""
         return float(np.median(self.ratios))
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of ``ratio``, over pairs."""
-        return interval_of(self.ratios)
-
 
 def compare(
     a: Callable[[], object], b: Callable[[], object], samples: int = 10, min_sample: float = 0.01,
@@ -188,12 +176,3 @@ def bootstrap_median(values, resamples: int = 2000, seed: int = 0) -> tuple[floa
     draws = np.random.default_rng(seed).choice(values, (resamples, values.size))
     low, high = np.percentile(np.median(draws, axis=1), (2.5, 97.5))
     return float(low), float(high)
-
-
-def fresh(nbytes: int, clock: Clock = timer_with_sync) -> float:
-    """Seconds until the process has ``nbytes`` of memory that it never had: a phase of its own, which the kernel spends.
-
-    Work into new memory takes this on top of its own time; work into memory that was touched before does not.
-    """
-    memory = np.empty(nbytes, np.uint8)
-    return timeit.Timer(lambda: memory[::4096].fill(1), timer=clock).timeit(1)

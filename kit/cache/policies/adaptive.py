@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 from kit.cache.policies.base import LRU, Policy
+from kit.cache.policies.queues import Queue
 
 
 class ARC(Policy):
@@ -13,8 +14,8 @@ class ARC(Policy):
 
     def __init__(self, capacity: int | str):
         super().__init__(capacity)
-        self._once, self._again = _Queue(), _Queue()
-        self._once_ghost, self._again_ghost = _Queue(), _Queue()
+        self._once, self._again = Queue(), Queue()
+        self._once_ghost, self._again_ghost = Queue(), Queue()
         self._target = 0.0  # bytes that the list "once" should have
         self._from_again_ghost = False  # for the object being inserted
 
@@ -70,8 +71,8 @@ class LIRS(Policy):
         super().__init__(capacity)
         self._cold_share = cold
         self._stack: OrderedDict[str, None] = OrderedDict()  # oldest use first
-        self._hot = _Queue()  # LIR
-        self._cold = _Queue()  # resident HIR
+        self._hot = Queue()  # LIR
+        self._cold = Queue()  # resident HIR
 
     def _touch(self, key):
         if key in self._hot:
@@ -152,23 +153,3 @@ class TinyLFU(LRU):
                 return False
             missing -= self._sizes[name]
         return missing <= 0
-
-
-class _Queue(OrderedDict):
-    """Names with sizes, oldest first, and their bytes."""
-
-    def __init__(self):
-        super().__init__()
-        self.bytes = 0
-
-    def push(self, key, size):
-        self[key] = size
-        self.bytes += size
-
-    def pop(self, key):
-        size = super().pop(key)
-        self.bytes -= size
-        return size
-
-    def oldest(self):
-        return next(iter(self))

@@ -5,6 +5,29 @@ from collections import OrderedDict
 from kit.cache.policies.base import Policy
 
 
+class Queue(OrderedDict):
+    """Names with sizes, oldest first, and their bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def push(self, key, size):
+        """Append."""
+        self[key] = size
+        self.bytes += size
+
+    def pop(self, key):
+        """Take out; its size."""
+        size = super().pop(key)
+        self.bytes -= size
+        return size
+
+    def oldest(self):
+        """The name that came first."""
+        return next(iter(self))
+
+
 class CLOCK(Policy):
     """FIFO with a second chance: an object used since it last came round goes back to the end (Corbato 1968)."""
 
@@ -80,29 +103,18 @@ class S3FIFO(Policy):
     def __init__(self, capacity: int | str, small: float = 0.1):
         super().__init__(capacity)
         self._small_share = small
-        self._small: OrderedDict[str, None] = OrderedDict()
-        self._main: OrderedDict[str, None] = OrderedDict()
-        self._small_bytes = 0
+        self._small, self._main, self._ghost = Queue(), Queue(), Queue()
         self._uses: dict[str, int] = {}
-        self._ghost: OrderedDict[str, int] = OrderedDict()
-        self._ghost_bytes = 0
 
     def _touch(self, key):
         self._uses[key] = min(self._uses[key] + 1, self.MAX_USES)
 
     def _added(self, key):
         self._uses[key] = 0
-        if key in self._ghost:
-            self._ghost_bytes -= self._ghost.pop(key)
-            self._main[key] = None
-        else:
-            self._small[key] = None
-            self._small_bytes += self._sizes[key]
-
-    def remove(self, key):
-        if key in self._small:
-            self._small_bytes -= self._sizes[key]
-        super().remove(key)
+        known = key in self._ghost
+        if known:
+            self._ghost.pop(key)
+        (self._main if known else self._small).push(key, self._sizes[key])
 
     def _removed(self, key):
         (self._small if key in self._small else self._main).pop(key)
@@ -110,23 +122,20 @@ class S3FIFO(Policy):
 
     def _victim(self):
         while True:
-            if self._small and (not self._main or self._small_bytes >= self._small_share * self.capacity):
-                key = next(iter(self._small))
+            if self._small and (not self._main or self._small.bytes >= self._small_share * self.capacity):
+                key = self._small.oldest()
                 if self._uses[key] < 2:
                     self._haunt(key)
                     return key
-                del self._small[key]
-                self._small_bytes -= self._sizes[key]
-                self._main[key] = None
+                self._main.push(key, self._small.pop(key))
             else:
-                key = next(iter(self._main))
+                key = self._main.oldest()
                 if not self._uses[key]:
                     return key
                 self._uses[key] -= 1
                 self._main.move_to_end(key)
 
     def _haunt(self, key):
-        self._ghost[key] = self._sizes[key]
-        self._ghost_bytes += self._sizes[key]
-        while self._ghost_bytes > (1 - self._small_share) * self.capacity:
-            self._ghost_bytes -= self._ghost.popitem(last=False)[1]
+        self._ghost.push(key, self._sizes[key])
+        while self._ghost.bytes > (1 - self._small_share) * self.capacity:
+            self._ghost.pop(self._ghost.oldest())
