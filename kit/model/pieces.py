@@ -36,11 +36,6 @@ class SentencePiece(Tokenizer):
         token = self._ids.get(left + right)
         return None if token is None else -self._scores[token]
 
-    def decode(self, ids, special=False):
-        """As Tokenizer.decode, without the space that encoding put in front."""
-        text = super().decode(ids, special)
-        return text.removeprefix(" ") if self._prefix else text
-
 
 class Unigram(Tokenizer):
     """The likeliest cut into pieces by their log probabilities (Kudo 2018), after the file's own normalization."""
@@ -120,11 +115,6 @@ class Unigram(Tokenizer):
             yield text
             start += length
 
-    def decode(self, ids, special=False):
-        """As Tokenizer.decode, without the space that encoding put in front."""
-        text = super().decode(ids, special)
-        return text.removeprefix(" ") if self._prefix else text
-
 
 class _Charsmap:
     """SentencePiece's precompiled normalization: a double-array trie of prefixes (Kanda 2018) and what replaces them."""
@@ -159,6 +149,8 @@ def _base(unit: int) -> int:
 
 class WordPiece(Tokenizer):
     """Words cut into the longest pieces from the left, each begun by a visible space; a word that cannot be is unknown."""
+
+    _prefix = b" "
 
     def __init__(self, file):
         super().__init__(file, ("bos",), {"bos": 101, "unknown": 100, "seperator": 102})
@@ -198,10 +190,6 @@ class WordPiece(Tokenizer):
             else:
                 return [self.unknown]
         return ids
-
-    def decode(self, ids, special=False):
-        """As Tokenizer.decode, without the space before the first word."""
-        return super().decode(ids, special).removeprefix(" ")
 
 
 _DROPPED = ("Cc", "Cf", "Cs", "Co")

@@ -32,6 +32,8 @@ class Tokenizer:
     """``end_tokens``: ids after which a model has no more to say; ``bos``: the id that begins a text, None when the file
     wants none; ``eos``: the same at the end."""
 
+    _prefix = b""  # what encoding puts before a text, and decoding takes away
+
     def __init__(self, file, adds: tuple[str, ...] = (), defaults: dict[str, int] | None = None):
         self.path = file.path
         self._metadata = metadata = file.metadata
@@ -122,7 +124,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Text of ``ids``; control tokens appear only with ``special``. Bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(self.piece(token, special) for token in ids).decode("utf-8", "replace")
+        text = b"".join(self.piece(token, special) for token in ids).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._prefix else text
 
     def stream(self) -> Callable[[int], str]:
         """A function from one token after another to the text that it completes: whole characters only."""
