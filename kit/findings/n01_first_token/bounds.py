@@ -6,6 +6,7 @@ import kit
 from kit.findings import reported
 from kit.findings.n01_first_token.ways import WAYS, working_set
 from kit.gguf import pagecache
+from kit.lab import tables
 
 FUSED = "compute from blocks"
 
@@ -25,7 +26,7 @@ def predict(file, machine, prompt_tokens: int, disk_gbps: float, dtype: str = "f
         "compute": (weights, f"{dtype} weights read once, or FLOPs", compute),
         FUSED: (blocks, "blocks read once, or FLOPs", fused),
     }
-    return pd.DataFrame(rows, index=["bytes", "bound", "seconds"]).T.rename_axis("phase")
+    return tables.frame(rows, "phase", "bytes", "bound", "seconds")
 
 
 def least_seconds(way: str, predicted: pd.DataFrame) -> float:
@@ -41,9 +42,9 @@ def least_seconds(way: str, predicted: pd.DataFrame) -> float:
     return least["read"] + least["dequantize"] + compute
 
 
-def disk_gbps(path, samples: int = 3) -> float:
-    """GB/s of reading the whole file, its pages dropped before (cached, where they cannot be): the best of some samples."""
-    return max(_read_gbps(path) for _ in range(samples))
+def disk_gbps(path) -> float:
+    """GB/s of reading the whole file, its pages dropped before (cached, where they cannot be): the best of three."""
+    return max(_read_gbps(path) for _ in range(3))
 
 
 def _read_gbps(path) -> float:

@@ -10,6 +10,7 @@ from kit.findings.n01_first_token.tables import ratios, samples, typical_runs
 from kit.findings.n01_first_token.ways import Run, phases
 from kit.findings.n04_attention.device import blocks_read, check_room
 from kit.gguf import pagecache
+from kit.lab import tables
 from kit.lab.device import Limits, synchronize
 from kit.model.device import DeviceTransformer
 from kit.model.device_weights import DeviceWeights
@@ -74,7 +75,7 @@ def predict(file, gpu: Limits, disk_gbps: float) -> pd.DataFrame:
         "upload": (nbytes, f"{gpu.host_to_device_gbps:.1f} GB/s from pinned host memory", gpu.seconds_from_host(nbytes)),
         "compute": (used, f"{gpu.read_gbps:,.0f} GB/s of device memory, blocks read once", gpu.seconds_to_read(used)),
     }
-    return pd.DataFrame(rows, index=["bytes", "bound", "seconds"]).T.rename_axis("phase")
+    return tables.frame(rows, "phase", "bytes", "bound", "seconds")
 
 
 def least_seconds(way: str, predicted: pd.DataFrame) -> float:

@@ -23,11 +23,11 @@ def bars(runs: list[Run]):
     return figure
 
 
-def gantt(runs: list[Run], wanted=("lazy", "preload", "overlapped")):
+def gantt(runs: list[Run]):
     """When each tensor was read, dequantized and used: one line a tensor, one panel a way (of those measured)."""
     colors = {"linear": figures.GREEN, "read": figures.SKY, "dequantize": figures.ORANGE}  # a linear waits for its weight
     typical = typical_runs(runs)
-    ways = [way for way in wanted if way in typical]
+    ways = [way for way in ("lazy", "preload", "overlapped") if way in typical]
     figure, panels = figures.new(len(ways), height=2.3 * len(ways), sharex=True, squeeze=False)
     panels = panels[:, 0]
     for axes, way in zip(panels, ways, strict=True):
@@ -37,8 +37,7 @@ def gantt(runs: list[Run], wanted=("lazy", "preload", "overlapped")):
         for what, color in colors.items():
             some = spans[spans["what"] == what]
             axes.barh(some["tensor"].map(order), some["seconds"], left=some["start"], height=1, color=color, label=what)
-        axes.set_title(WAYS[way].label)
-        axes.set_ylabel("tensor")
+        axes.set(title=WAYS[way].label, ylabel="tensor")
         axes.invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(colors))
     panels[-1].set_xlabel("seconds since the file was opened")

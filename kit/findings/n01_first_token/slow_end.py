@@ -1,5 +1,4 @@
-"""What makes 194 s: loops, their order, the length of the prompt, the dequantizer and the threads, each measured, "
-"then combined.
+"""What makes 194 s: loops, their order, the prompt's length, the dequantizer and the threads, each measured, then combined.
 
 Reports 000 and 001 name none of these. A cost is measured once a weight and scaled: by weights to the reports' model, by
 tokens to the prompt. ``evidence`` shows that both scalings hold here.
@@ -18,7 +17,7 @@ import kit
 from kit.findings import reported
 from kit.findings.n04_attention.variants import one_of_each_shape
 from kit.gguf.names import layer_of
-from kit.lab import figures, measure
+from kit.lab import figures, measure, tables
 from kit.lab.machine import usable_cores
 from kit.model.config import read_config
 from kit.model.linear import LINEAR
@@ -78,8 +77,7 @@ def evidence(file, costs: pd.DataFrame, dequantizing: pd.DataFrame, run, prompt_
     slow = parts.query("loops == 'along columns' and threads == 1 and dequantizer == 'gguf-py'")
     scaled = float(slow["seconds"].iloc[0])
     rows["the reported way through this file, run before its parts"] = scaled, run.seconds, run.seconds / scaled
-    names = ["scaled, s", "measured, s", "measured / scaled"]
-    return pd.DataFrame(rows, index=names).T.rename_axis("strided loops, one thread")
+    return tables.frame(rows, "strided loops, one thread", "scaled, s", "measured, s", "measured / scaled")
 
 
 def inference(costs: pd.DataFrame, dequantizing: pd.DataFrame, elements: int, prompts=PROMPTS) -> pd.DataFrame:

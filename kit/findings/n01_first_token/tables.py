@@ -5,6 +5,7 @@ import pandas as pd
 
 from kit.findings.n01_first_token.bounds import least_seconds
 from kit.findings.n01_first_token.ways import WAYS, Run
+from kit.lab import tables
 from kit.lab.measure import bootstrap_median
 from kit.units import format_bytes, format_seconds
 
@@ -16,7 +17,7 @@ def equality(runs: list[Run]) -> pd.DataFrame:
         run.way: (int(run.logits.argmax()), float((run.logits.double() - truth).pow(2).mean().sqrt() / truth.std()))
         for run in runs
     }
-    return pd.DataFrame(rows, index=["token", "rms / std"]).T.astype({"token": int})
+    return tables.frame(rows, "way", "token", "rms / std")
 
 
 def by_phase(runs: list[Run]) -> pd.DataFrame:
@@ -85,8 +86,7 @@ def steps(runs: list[Run]) -> pd.DataFrame:
             pairs = ratios(runs, slow, fast)
             before, after = np.median(samples(runs, slow)), np.median(samples(runs, fast))
             rows.append((change, before, after, np.median(pairs), *bootstrap_median(pairs)))
-    names = ["change", "before, s", "after, s", "times faster", "at least", "at most"]
-    return pd.DataFrame(rows, columns=names).set_index("change")
+    return tables.frame(rows, "change", "before, s", "after, s", "times faster", "at least", "at most")
 
 
 def answer(runs: list[Run], least_ms: pd.Series) -> str:
@@ -96,11 +96,8 @@ def answer(runs: list[Run], least_ms: pd.Series) -> str:
     warm = f"; a second request takes {told['warm']} from cached f32" if "warm" in told else ""
     return (
         f"From the closed file to the first token the reports' way takes {told['reported']} here and "
-        f"{'preloading ' + told['preload'] if 'preload' in told else 'loading lazily ' + told['lazy']}, but using the "
-        f"file's blocks where they lie takes "
-        f"{told['fused']}{warm} and {told['fused-warm']} from blocks: preloading moves the dequantizing, it does not "
-        f"remove it. "
-        f"The reports' 0.075 s cannot be a pass over their model in float32, which takes {least_ms['float32']:.0f} ms "
-        f"at 120 GB/s; from "
-        f"its blocks it could be ({least_ms['blocks of the file']:.0f} ms)."
+        f"{'preloading ' + told['preload'] if 'preload' in told else 'loading lazily ' + told['lazy']}, but using the file's "
+        f"blocks where they lie takes {told['fused']}{warm} and {told['fused-warm']} from blocks: preloading moves the "
+        "dequantizing, it does not remove it. The reports' 0.075 s cannot be a pass over their model in float32, which takes "
+        f"{least_ms['float32']:.0f} ms at 120 GB/s; from its blocks it could be ({least_ms['blocks of the file']:.0f} ms)."
     )

@@ -118,8 +118,7 @@ def measure(path, way: str, prompt: list[int], dtype: str = "float32") -> Run:
 
 
 def warm_up(path, prompt: list[int]) -> None:
-    """Run every way once on the tiny model at ``path``: kernels compile here, and no way pays for it (`make bench` "
-    "shows what it takes)."""
+    """Run every way once on the tiny model at ``path``: kernels compile here (`make bench` shows how long), and no way pays."""
     for way in WAYS:
         measure(path, way, prompt)
 

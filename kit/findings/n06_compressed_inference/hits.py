@@ -16,6 +16,7 @@ from kit.lab import figures
 from kit.synthetic.geometry import GEOMETRIES
 
 ENTRIES, INNER, LAYERS = 20, 50, 155  # report 004: cache=20/20, cache_size=50 inside it, the Linear layers of TinyLlama
+SHARE = 0.85  # of the tiles: the hit rate that it reports
 SIDE = 256
 POLICIES = {
     "MIN": MIN,
@@ -45,7 +46,7 @@ def curve(names: list[str], tokens: int = 6, points: int = 32) -> pd.DataFrame:
     Counts entries, as report 004 did; the same policy objects as in a live cache.
     """
     n = len(names)
-    marked = {min(ENTRIES, n), min(INNER, n), math.ceil(0.85 * n), max(1, n - 1)}
+    marked = {min(ENTRIES, n), min(INNER, n), math.ceil(SHARE * n), max(1, n - 1)}
     entries = sorted(marked | set(np.linspace(1, n, min(points, n)).astype(int).tolist()))
     scan = repeated([(name, 1) for name in names], tokens)
     hits = {
@@ -54,20 +55,20 @@ def curve(names: list[str], tokens: int = 6, points: int = 32) -> pd.DataFrame:
     return pd.DataFrame(hits, index=pd.Index(entries, name="entries"))
 
 
-def entries_needed(curve: pd.DataFrame, share: float = 0.85) -> pd.Series:
-    """The fewest entries of the curve's rows at which each policy reaches `share`."""
-    return (curve >= share).idxmax().rename(f"entries for {share:.0%}")
+def entries_needed(curve: pd.DataFrame) -> pd.Series:
+    """The fewest entries of the curve's rows at which each policy hits the reported 85 %."""
+    return (curve >= SHARE).idxmax().rename(f"entries for {SHARE:.0%}")
 
 
-def figure(curve: pd.DataFrame, share: float = 0.85):
+def figure(curve: pd.DataFrame):
     """Hit rate against entries, the reported point and the bound for every policy without prefetch."""
     drawn, axes = figures.new()
     n = curve.index.max()
     for (label, values), size in zip(curve.items(), (11, 8, 5, 3, 3), strict=True):  # equal curves: ring within ring
         axes.plot(curve.index, 100 * values, "o-", markersize=size, markerfacecolor="none", linewidth=1, label=label)
-    axes.plot([0, n], [0, 100], color=figures.BLACK, linestyle="--", linewidth=1.2, label="entries / layers: the bound")
-    axes.plot(ENTRIES, 100 * share, "*", color=figures.VERMILION, markersize=15, label=f"report 004: {share:.0%} at 20 of 20")
-    axes.axhline(100 * share, color=figures.VERMILION, linewidth=0.8)
+    axes.plot([0, n], [0, 100], **figures.DASHED, label="entries / layers: the bound")
+    axes.plot(ENTRIES, 100 * SHARE, "*", color=figures.VERMILION, markersize=15, label=f"report 004: {SHARE:.0%} at 20 of 20")
+    axes.axhline(100 * SHARE, color=figures.VERMILION, linewidth=0.8)
     most = 100 * min(ENTRIES, n) / n
     axes.set(title=f"20 entries for {n} layers hit at most {most:.1f} %, and LRU none", xlabel="entries")
     axes.set(ylabel="hit rate after the first pass, %", xlim=(0, n + 2), ylim=(-3, 103))

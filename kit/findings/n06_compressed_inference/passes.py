@@ -237,7 +237,7 @@ def figure(rows: pd.DataFrame, machine):
         axes.plot(row["held MiB"], row["token, s"], marker, color=color, markersize=9, label=label)
     held = np.array(sorted(rows["held MiB"]))
     least = [machine.seconds_to_read(rows.iloc[-1]["held MiB"] * 2**20)] * len(held)
-    axes.plot(held, least, "--", color=figures.BLACK, linewidth=1.2, label="every INT8 weight read once, at bandwidth")
+    axes.plot(held, least, **figures.DASHED, label="every INT8 weight read once, at bandwidth")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds))
     axes.yaxis.set_minor_formatter(lambda seconds, _: "")

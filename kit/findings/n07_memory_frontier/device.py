@@ -10,7 +10,7 @@ from kit.findings import reported
 from kit.findings.live import Live
 from kit.findings.n03_cache_variants.device import bounds, decode, matrices
 from kit.findings.n04_attention.device import blocks_read, check_room, whole_blocks
-from kit.lab import figures
+from kit.lab import figures, tables
 from kit.lab.device import Limits
 from kit.units import format_bytes, format_seconds
 
@@ -59,8 +59,7 @@ def table(points: list[Point]) -> pd.DataFrame:
     """One row a share: bytes held, seconds predicted by the bandwidths and measured, the error, tokens a second."""
     rows = [(point.live.label, point.held / 2**20, point.predicted, point.seconds, point.predicted / point.seconds - 1,
              1 / point.seconds) for point in points]  # fmt: skip
-    names = ["in device memory", "MiB held", "predicted, s", "measured, s", "error", "tok/s"]
-    return pd.DataFrame(rows, columns=names).set_index("in device memory")
+    return tables.frame(rows, "in device memory", "MiB held", "predicted, s", "measured, s", "error", "tok/s")
 
 
 def plane(file, points: list[Point], gpu: Limits):

@@ -80,7 +80,7 @@ def errors(predictions: list[Prediction], measured: list[Measured]):
     pairs = np.array([(seconds[found.way], found.seconds) for found in measured])
     off = np.abs(pairs[:, 0] / pairs[:, 1] - 1)
     ends = np.array([pairs.min() / 1.4, pairs.max() * 1.4])
-    axes.plot(ends, ends, "--", color=figures.BLACK, linewidth=1.2, label="predicted = measured")
+    axes.plot(ends, ends, **figures.DASHED, label="predicted = measured")
     axes.fill_between(ends, ends / 1.25, ends * 1.25, color="#dddddd", alpha=0.5, label="within a quarter")
     axes.plot(pairs[:, 0], pairs[:, 1], "o", color=figures.BLUE, label="a way")
     figures.log(axes, "x", "y")

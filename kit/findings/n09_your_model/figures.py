@@ -43,7 +43,7 @@ def hits(accesses: Requests, memory: int, points: int = 12):
     for name, style in zip(SHOWN, ("-", "-", "-", "-", ":"), strict=True):
         axes.plot(sizes / scale, [100 * curves[size].loc[name, "bytes hit"] for size in sizes], style, label=name)
     bound = [100 * upper_bound(accesses, size) for size in sizes]
-    axes.plot(sizes / scale, bound, "--", color=figures.BLACK, linewidth=1.2, label="bound without prefetch")
+    axes.plot(sizes / scale, bound, **figures.DASHED, label="bound without prefetch")
     axes.axvline(min(memory, whole) / scale, color="#777777", linewidth=1, label=f"given: {format_bytes(memory)}")
     axes.set(xlabel=f"{unit} of cache (right end: everything fits)", ylabel="bytes hit, %")
     axes.set(title="A cache smaller than the model: what each policy hits", ylim=(-3, 103))
