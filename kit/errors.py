@@ -34,7 +34,7 @@ class TokenizerError(KitError):
 
 
 class CodecError(KitError):
-    """Compressed tiles that cannot be made or decoded: names the tensor and the tile."""
+    """Compressed tiles that cannot be made or unpacked: names the tensor and the tile."""
 
 
 class ReportError(KitError):

@@ -246,5 +246,5 @@ def test_compress_and_verify_by_command(source, tmp_path):
 
 def test_verify_against_another_source(packed, tmp_path):
     other = synthesize(tmp_path / "other.gguf", "tiny-llama", seed=1)
-    with pytest.raises(CodecError, match="decodes to other values"):
+    with pytest.raises(CodecError, match="unpacks to other values"):
         verify(packed, source=other)

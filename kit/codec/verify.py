@@ -13,7 +13,7 @@ from kit.errors import CodecError
 
 
 def verify(path, decoder="interleaved", source=None, threads=1, progress=False) -> tuple[int, int]:
-    """Decode everything and compare: every tile with its checksum, every tensor with its CRC-32 and, with a `source`,
+    """Unpack everything and compare: every tile with its checksum, every tensor with its CRC-32 and, with a `source`,
     every matrix with what the weights of that file quantize to. (tensors, matrices) compared; CodecError at the first
     difference.
     """
@@ -38,5 +38,5 @@ def verify(path, decoder="interleaved", source=None, threads=1, progress=False) 
             else:
                 same = np.array_equal(blocks, decoded.view(torch.uint8).numpy())
             if not same:
-                raise CodecError(f"{path}: {name}: decodes to other values than {source} holds")
+                raise CodecError(f"{path}: {name}: unpacks to other values than {source} holds")
         return len(crcs), len(file.matrices)

@@ -92,7 +92,7 @@ class CompressedLinear:
 
     def __init__(self, name: str, matrix: Int8 | BF16, weights: CompressedWeights):
         self.name, self.matrix, self.weights = name, matrix, weights
-        self.nbytes = matrix.shape[0] * matrix.shape[1] * (1 if isinstance(matrix, Int8) else 2)  # decoded
+        self.nbytes = matrix.shape[0] * matrix.shape[1] * (1 if isinstance(matrix, Int8) else 2)  # unpacked
         self.tiles = len(matrix.tiles if isinstance(matrix, Int8) else matrix.exponents)
         self._scales = torch.tensor(matrix.scales) if isinstance(matrix, Int8) else None
 

@@ -15,10 +15,10 @@ def command():
 @command.command("verify")
 @click.argument("file")
 @click.option("--source", metavar="FILE", help="The file that it was made from: compare every value with it.")
-@click.option("--decoder", default="interleaved", show_default=True, help="Which decoder of kit.codec decodes.")
-@click.option("--threads", type=click.IntRange(1), help="How many threads decode.  [default: all cores]")
+@click.option("--decoder", default="interleaved", show_default=True, help="Which decoder of kit.codec unpacks.")
+@click.option("--threads", type=click.IntRange(1), help="How many threads unpack.  [default: all cores]")
 def verify(file, source, decoder, threads):
-    """Decode all of a compressed model and check it.
+    """Unpack all of a compressed model and check it.
 
     Compares FILE with its own checksums, and every value with the weights of --source when that is given.
 
@@ -35,4 +35,4 @@ def verify(file, source, decoder, threads):
 
     tensors, matrices = verify(file, decoder, source, threads or usable_cores(), progress=sys.stderr.isatty())
     compared = f"the checksums and {source}" if source else "the checksums"
-    click.echo(f"{file}: {tensors} tensors, {matrices} matrices decoded ({decoder}): all agree with {compared}")
+    click.echo(f"{file}: {tensors} tensors, {matrices} matrices unpacked ({decoder}): all agree with {compared}")

@@ -15,7 +15,7 @@ import click
 @click.option("--seed", default=0, show_default=True, help="The same seed draws the same tokens.")
 @click.option("--attention", default="fused", show_default=True, help="A variant of kit.attention.")
 @click.option("--linear", default="decoded", show_default=True, help="A variant of kit.linear.")
-@click.option("--cache", default="auto", show_default=True, help="Which decoded weights to keep; see above.")
+@click.option("--cache", default="auto", show_default=True, help="Which dequantized weights to keep; see above.")
 @click.option("--backend", default="cpu", show_default=True, help="The dequantizer.")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
 @click.option("--context", type=int, help="Most positions to hold.  [default: what the model was trained for]")
@@ -32,7 +32,7 @@ def command(
 
     \b
     --cache none          dequantize at every use
-            all           keep every decoded weight
+            all           keep every dequantized weight
             lru:4GiB      keep the most recently used
             pinned:4GiB   keep the first that fit, and never let go
             auto          all when they fit in 70 % of the free memory, else pinned with that much

@@ -7,13 +7,13 @@ from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile
 
 NO_WEIGHTS = "holds no weights (a vocabulary alone, perhaps): nothing to run"
-PRECISIONS = {"float32": 4, "float16": 2}  # bytes a weight once decoded
+PRECISIONS = {"float32": 4, "float16": 2}  # bytes a weight once dequantized
 
 
 def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[str, Any]:
     """Everything that `kit inspect --json` prints; sizes in bytes.
 
-    ``working_sets`` holds one row a way of keeping the weights: the blocks as they are, and all of them decoded.
+    ``working_sets`` holds one row a way of keeping the weights: the blocks as they are, and all of them dequantized.
     """
     infos = list(file.tensors.values())
     parameters = sum(info.elements for info in infos)
@@ -45,7 +45,7 @@ def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[
 
 
 def _plain(value: Any) -> Any:
-    """A short array as a list, a long one as its length and kind: no vocabulary is decoded for a summary."""
+    """A short array as a list, a long one as its length and kind: no vocabulary is read for a summary."""
     if isinstance(value, MetadataArray):
         return value.tolist() if len(value) <= 8 else repr(value)
     return value

@@ -22,7 +22,7 @@ class Linear(NamedTuple):
 
 
 def _matmul(weights, name, x):
-    """One matrix product with the decoded weight; a 16-bit weight takes x in its own type."""
+    """One matrix product with the dequantized weight; a 16-bit weight takes x in its own type."""
     weight = weights[name]
     return (x.to(weight.dtype) @ weight.T).float()
 
@@ -32,7 +32,7 @@ _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def _decoded(weights, name, x):
-    """The decoded weight: row by row by the kit's kernel for a few tokens, in float32, a matrix product for many."""
+    """The dequantized weight: row by row by the kit's kernel for a few tokens, in float32, a matrix product for many."""
     if len(x) > GEMV_MAX_TOKENS:
         return _matmul(weights, name, x)
     from kit.cpu.linear import linear

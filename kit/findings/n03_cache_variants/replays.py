@@ -1,4 +1,4 @@
-"""Every way to hold weights, replayed on whole models: policy by capacity, pinned sets, and where the order turns round."""
+"""Every way to hold weights, replayed on whole models: policy by capacity, pinned sets, and where the ranking reverses."""
 
 import numpy as np
 import pandas as pd
@@ -175,7 +175,7 @@ def pinned_sets(trace: Requests, fraction: float, costs: dict[str, float] | None
     return tables.frame(rows, "pinned", "capacity used", "hit rate", "byte hit rate", "of the bound")
 
 
-# --- where the order turns round ------------------------------------------------------------------------------------
+# --- where the ranking reverses -------------------------------------------------------------------------------------
 
 
 def compare_kinds(kinds: dict[str, Requests], fraction: float) -> pd.DataFrame:

@@ -23,7 +23,7 @@ class Way(NamedTuple):
     attention: str = "blas"
 
 
-WAYS = {  # in the order in which they run on one set of weights: the first finds nothing decoded
+WAYS = {  # in the order in which they run on one set of weights: the first finds nothing dequantized
     "first": Way("reports' first inference: slow dequantizer, loops", "strided", "loop"),
     "again": Way("reports' second inference: all cached, loops", "strided", "loop"),
     "loop-attention": Way("cached f32: BLAS projections, looped attention", attention="loop"),
@@ -88,7 +88,7 @@ def one_token(model: kit.Transformer, context: int, scale: float = 1.0, samples:
 def parts(frame: pd.DataFrame, scale: float = 1.0) -> dict[str, float]:
     """The spans of one token as seconds by part. Each layer counts ``scale`` times: a model with more of the same.
 
-    What is decoded within a projection or a norm counts as dequantizing.
+    What is dequantized within a projection or a norm counts as dequantizing.
     """
     whole = float(frame["seconds"][frame["what"] == "token"].sum())
     rest = whole - sum(_told(frame, frame["seconds"]).values())

@@ -19,7 +19,7 @@ from kit.units import format_bytes, format_seconds
 
 
 def run(file: CompressedFile, prompt: list[int], tokens: int) -> tuple[tuple[int, ...], list[float], int]:
-    """Generate ``tokens`` tokens greedily, every matrix decoded at every token: (tokens, seconds of each, bytes held).
+    """Generate ``tokens`` tokens greedily, every matrix unpacked at every token: (tokens, seconds of each, bytes held).
 
     With a GPU a token after the first is a replayed graph; a generation that is not counted captures it.
     """
@@ -46,7 +46,7 @@ def least_seconds(file: CompressedFile, gpu: Limits) -> float:
 def streamed(file: CompressedFile, gpu: Limits, samples: int) -> pd.DataFrame:
     """A pass over all matrices that wait in pinned host memory, as plain INT8 and as tiles: seconds, the least, GB/s of INT8.
 
-    The least is the longer of the bus and, for tiles, of what decoding moves in device memory.
+    The least is the longer of the bus and, for tiles, of what unpacking moves in device memory.
     """
     plain = plain_bytes(file)
     tiles = {name: matrix.tiles for name, matrix in file.matrices.items()}
@@ -75,7 +75,7 @@ def table(file: CompressedFile, seconds: list[float], held: int, gpu: Limits) ->
     token, least = float(np.median(seconds[1:])), least_seconds(file, gpu)
     row = (seconds[0], token, least, token / least, plain / token / 1e9, held / 2**20, plain / 2**20)
     names = ["first token, s", "token, s", "least, s", "times the least", "GB/s of INT8", "held MiB", "plain INT8 MiB"]
-    return pd.DataFrame([row], index=["tiles on the device, decoded at every token"], columns=names)
+    return pd.DataFrame([row], index=["tiles on the device, unpacked at every token"], columns=names)
 
 
 def verdicts(lab, file: CompressedFile, seconds: list[float], passes: pd.DataFrame, slow: list[float]) -> None:
@@ -101,7 +101,7 @@ def verdicts(lab, file: CompressedFile, seconds: list[float], passes: pd.DataFra
             text=f"{format_seconds(count * before)} -> {format_seconds(float(np.median(taken)))} on {lab.gpu.name}, no cache",
         ), device=lab.device)  # fmt: skip
     lab.record(
-        cold.id, quantity="first token on the device, all tiles decoded, scaled by tiles", unit="s",
+        cold.id, quantity="first token on the device, all tiles unpacked, scaled by tiles", unit="s",
         samples=[scale * seconds[0]], lower=least, lower_source=source, device=lab.device,
     )  # fmt: skip
     gain = passes.loc["plain INT8", "pass, s"] / passes.loc["tiles", "pass, s"]

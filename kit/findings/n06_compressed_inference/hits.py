@@ -1,4 +1,4 @@
-"""What a cache of decoded layers can hit: the reported geometry, hit rates by entries, and the bound of every policy."""
+"""What a cache of unpacked layers can hit: the reported geometry, hit rates by entries, and the bound of every policy."""
 
 import math
 from functools import partial

@@ -71,7 +71,7 @@ class Strategy:
     prefetch: bool = False
 
 
-LAZY = "simd"  # decodes every matrix at every token: what a MIN of the same decode may foresee
+LAZY = "simd"  # unpacks every matrix at every token: what a MIN of the same decode may foresee
 STRATEGIES = {
     LAZY: Strategy("no cache, simd", "simd", lambda _: NoCache()),
     "double": Strategy("before: inner LRU of {inner}, outer LRU of {entries}", "scalar-table",

@@ -85,7 +85,7 @@ def answer(memory: int, gpu: Limits, geometry: str = "granite-3.3-8b") -> str:
     return (
         f"{geometry} with {format_bytes(memory)} of {gpu.name}: {held / total:.0%} of its {format_bytes(total)} of blocks "
         f"stay, and a token takes at least {format_seconds(inside)}, {streamed / inside:.1f} times less than with none "
-        f"there. With all of them there it is {format_seconds(everything)}; decoded to f32 they would need "
+        f"there. With all of them there it is {format_seconds(everything)}; dequantized to f32 they would need "
         f"{format_bytes(decoded)} and take at least {format_seconds(gpu.seconds_to_read(decoded))}."
     )
 

@@ -1,4 +1,4 @@
-"""Compressed tiles on the frontier: what decoding and multiplying cost, a token predicted, and measured."""
+"""Compressed tiles on the frontier: what unpacking and multiplying cost, a token predicted, and measured."""
 
 import functools
 from contextlib import nullcontext
@@ -20,9 +20,9 @@ LINEARS = (PLAIN, PREFETCHED)
 
 
 def parts_and_costs(file, samples: int = 3) -> tuple[dict[str, Part], dict[Kind, Cost]]:
-    """The matrices of a CompressedFile, and what a matrix of each shape costs to decode and to multiply by.
+    """The matrices of a CompressedFile, and what a matrix of each shape costs to unpack and to multiply by.
 
-    ``elements`` counts INT8 values, which is also the bytes of a decoded matrix; ``blocks`` the bytes of its tiles.
+    ``elements`` counts INT8 values, which is also the bytes of an unpacked matrix; ``blocks`` the bytes of its tiles.
     """
     weights = CompressedWeights(file)
     parts, costs = {}, {}
@@ -45,7 +45,7 @@ def order_of(order: Order, parts: dict[str, Part], tied: bool) -> Order:
 
 
 def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Cost], machine) -> Prediction:
-    """Multiplications, and a decode for each miss of a replay. Prefetch adds nothing to either.
+    """Multiplications, and an unpacking for each miss of a replay. Prefetch adds nothing to either.
 
     Decoder and multiplication each use every core, so to run them at once saves only what one of them leaves idle; the
     prediction says none, the bound says all.
@@ -67,7 +67,7 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
 
 
 def layer_bytes(parts: dict[str, Part]) -> int:
-    """Decoded bytes of the largest layer, what lies outside all layers counted as one."""
+    """Unpacked bytes of the largest layer, what lies outside all layers counted as one."""
     totals: dict[int, int] = {}
     for name, part in parts.items():
         layer = kit.gguf.reader.layer_of(name)

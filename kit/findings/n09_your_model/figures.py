@@ -14,15 +14,15 @@ SHOWN = ("LRU", "Random", "CyclicAware", "Pinned", "MIN")  # one of those at 0, 
 
 
 def families(table: pd.DataFrame, biggest: int = 6):
-    """Seconds of a token by family of tensors, three ways: decoded each time, decoded once, straight from the blocks."""
+    """Seconds of a token by family of tensors, three ways: dequantized each time, once, straight from the blocks."""
     costs = table.fillna(0.0)[["dequantize", "multiply", "from blocks"]]
     rest = costs[costs.index == REST]
     costs = costs.drop(rest.index)
     others = costs.iloc[biggest:].sum().to_frame("all others").T if len(costs) > biggest else costs.iloc[:0]
     shown = pd.concat([costs.iloc[:biggest], others, rest])
     ways = {
-        "decoded each time": shown["dequantize"] + shown["multiply"],
-        "decoded once, kept": shown["multiply"],
+        "dequantized each time": shown["dequantize"] + shown["multiply"],
+        "dequantized once, kept": shown["multiply"],
         "straight from blocks": shown["from blocks"],
     }
     figure, axes = figures.new(height=2.9)

@@ -28,7 +28,7 @@ _TRIES = 3  # of a measurement that other processes disturb
 
 @dataclass
 class Study:
-    """``file``: an open GGUF; ``machine``: measured; ``memory``: bytes that decoded weights may take; ``tokens`` decoded.
+    """``file``: an open GGUF; ``machine``: measured; ``memory``: bytes that dequantized weights may take; ``tokens`` decoded.
 
     ``trace``: accesses recorded elsewhere, for the table of policies; the file's own order when None.
     """
@@ -118,7 +118,7 @@ class Study:
         return (
             f"{Path(facts['path']).name}: architecture {facts['architecture']}, {format_count(facts['parameters'])} "
             f"parameters in {facts['tensors']} tensors and {facts['layers']} layers; {blocks} of blocks ({types}), "
-            f"{decoded} once decoded to float32."
+            f"{decoded} once dequantized to float32."
         )
 
     def how(self) -> str:
