@@ -61,7 +61,7 @@ def test_what_cannot_be_resolved(hub, source, message):
 @pytest.mark.parametrize(
     "kind, message",
     [
-        (errors.GatedRepoError, "owner/model is gated: accept its licence"),
+        (errors.GatedRepoError, "owner/model is gated: accept its license"),
         (errors.RepositoryNotFoundError, "no repository owner/model, or it is private: set HF_TOKEN"),
         (errors.RevisionNotFoundError, "owner/model has no revision 'v9'"),
         (errors.RemoteEntryNotFoundError, "owner/model has no file 'm.gguf'"),

@@ -23,7 +23,7 @@ def package(tmp_path, monkeypatch):
         (folder / "__init__.py").write_text("raise SystemExit('data is not code')")
         (folder / "part").write_bytes(part)
     parts = (("tiny_part1", "part"), ("tiny_part2", "part"))
-    model = trained.Trained("t.gguf", hashlib.sha256(data).hexdigest(), parts, "a licence", "pip install tiny")
+    model = trained.Trained("t.gguf", hashlib.sha256(data).hexdigest(), parts, "a license", "pip install tiny")
     monkeypatch.setitem(trained.TRAINED, "tiny", model)
     monkeypatch.setenv("KIT_MODELS", str(tmp_path / "models"))
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -43,7 +43,7 @@ def test_the_name_alone_is_a_model(package, tmp_path):
 def test_the_command_mends_a_damaged_file(package, tmp_path):
     for _ in range(2):
         done = CliRunner().invoke(main, ["fetch", "tiny"])
-        assert done.exit_code == 0 and "a licence" in done.output
+        assert done.exit_code == 0 and "a license" in done.output
         file = tmp_path / "models" / "t.gguf"
         assert str(file) in done.output and file.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
         file.write_bytes(b"damaged")

@@ -64,7 +64,7 @@ def _download(source: str, repo: str, name: str, revision: str | None) -> Path:
 
     offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
     problems = {  # the first class that fits; a gated repository is a kind of RepositoryNotFoundError
-        errors.GatedRepoError: f"{repo} is gated: accept its licence on huggingface.co and set HF_TOKEN",
+        errors.GatedRepoError: f"{repo} is gated: accept its license on huggingface.co and set HF_TOKEN",
         errors.RepositoryNotFoundError: f"there is no repository {repo}, or it is private: set HF_TOKEN",
         errors.RevisionNotFoundError: f"{repo} has no revision {revision!r}",
         errors.LocalEntryNotFoundError: f"not in the cache {constants.HF_HUB_CACHE}, and {offline}",
