@@ -100,6 +100,12 @@ def plan(weights, order: Requests) -> list[tuple]:
     return [(name, weights.nbytes(name), partial(weights.load, name)) for name in order.objects]
 
 
+def relative_rms(ours: torch.Tensor, right: torch.Tensor) -> float:
+    """RMS difference of two tensors over the standard deviation of ``right``: what equality means where sums are rounded."""
+    ours, right = ours.double(), right.double()
+    return float((ours - right).pow(2).mean().sqrt() / right.std())
+
+
 def same_logits(runs: list[Live]) -> pd.DataFrame:
     """Largest difference of the last logits from those of the first run: what is cached must not change the answer."""
     rows = [(run.label, float((run.logits - runs[0].logits).abs().max())) for run in runs]

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from kit.findings.live import relative_rms
 from kit.findings.n01_first_token.bounds import least_seconds
 from kit.findings.n01_first_token.ways import WAYS, Run
 from kit.lab import tables
@@ -12,11 +13,8 @@ from kit.units import format_bytes, format_seconds
 
 def equality(runs: list[Run]) -> pd.DataFrame:
     """Do all ways give the same token? RMS difference of the logits over their standard deviation, against "lazy"."""
-    truth = next(run for run in runs if run.way == "lazy").logits.double()
-    rows = {
-        run.way: (int(run.logits.argmax()), float((run.logits.double() - truth).pow(2).mean().sqrt() / truth.std()))
-        for run in runs
-    }
+    truth = next(run for run in runs if run.way == "lazy").logits
+    rows = {run.way: (int(run.logits.argmax()), relative_rms(run.logits, truth)) for run in runs}
     return tables.frame(rows, "way", "token", "rms / std")
 
 

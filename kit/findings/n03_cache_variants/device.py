@@ -1,13 +1,12 @@
 """Caches of blocks in device memory: the same policies and counts; behind them pinned host memory and a second stream."""
 
 import pandas as pd
-import torch
 
 import kit
 from kit.cache import POLICIES
 from kit.cache.policies.base import Policy
 from kit.cache.traces import requests
-from kit.findings.live import Live
+from kit.findings.live import Live, relative_rms
 from kit.findings.n04_attention.device import blocks_read, check_room
 from kit.lab import tables
 from kit.lab.device import Limits
@@ -74,13 +73,8 @@ def same_as_the_cpu(runs: list[Live], file, passes: int) -> pd.DataFrame:
     model = kit.Transformer(kit.Weights(file), linear="fused", max_context=passes)
     context = model.new_cache()
     for number in range(passes):
-        right = model.step([1 + number % 3], context).double()
-    rows = [(run.label, _rms(run.logits.double() - right) / float(right.std())) for run in runs]
-    return tables.frame(rows, "run", "rms / std")
-
-
-def _rms(difference: torch.Tensor) -> float:
-    return float(difference.pow(2).mean().sqrt())
+        right = model.step([1 + number % 3], context)
+    return tables.frame([(run.label, relative_rms(run.logits, right)) for run in runs], "run", "rms / std")
 
 
 def bounds(gpu: Limits, read: int, missed: float) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from kit.claims.judge import judge as verdict_of
 from kit.cuda.kvcache import KV_DTYPES
 from kit.errors import ModelError
 from kit.findings import reported
+from kit.findings.live import relative_rms
 from kit.findings.n04_attention.figures import tokens_roofline
 from kit.lab.device import Limits
 from kit.lab.machine import memory_available
@@ -98,10 +99,9 @@ def check_room(file) -> None:
 def equality(file, prompt: list[int]) -> float:
     """RMS difference of the device's logits after ``prompt`` from those of the CPU's fused products, over their spread."""
     check_room(file)
-    right = kit.Transformer(kit.Weights(file), linear="fused").logits(prompt)[-1].double()
+    right = kit.Transformer(kit.Weights(file), linear="fused").logits(prompt)[-1]
     model = DeviceTransformer(DeviceWeights(file), max_context=len(prompt))
-    ours = model.step(prompt, model.new_cache()).double()
-    return float((ours - right).pow(2).mean().sqrt() / right.std())
+    return relative_rms(model.step(prompt, model.new_cache()), right)
 
 
 def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> list[Point]:

@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 
+from kit.findings.live import relative_rms
 from kit.gguf.names import layer_of
 from kit.lab import measure, tables
 from kit.lab.machine import Machine
@@ -127,9 +128,9 @@ def projections(weights, config: Config, machine: Machine, samples: int = 3) -> 
         exact = None
         for variant in PROJECTIONS:
             linear = LINEAR[variant]
-            y = linear.apply(weights, name, x).double()
+            y = linear.apply(weights, name, x)
             exact = y if exact is None else exact
-            error = float((y - exact).pow(2).mean().sqrt() / exact.std())
+            error = relative_rms(y, exact)
             stack = [name.replace("blk.0.", f"blk.{layer}.") for layer in range(config.layers)]
             timed = measure.time(_over_layers(linear, weights, stack, x), samples, min_sample=0.005)
             nbytes = linear.nbytes(weights, name)
