@@ -1,4 +1,4 @@
-"""Every error that a user can cause, by the floor that raises it.
+"""Every error that a user can cause, by the room that raises it.
 
 A message names the file, the tensor (or the option) and the remedy;
 the command line prints it as one line and exits with 2.

@@ -193,7 +193,7 @@ def test_the_reports_own_configuration_is_judged(tmp_path, monkeypatch, slow, ve
 
 
 def test_prefetch_gains_by_the_model_only_with_cores_to_spare():
-    table = prefetching.modelled(MACHINE, 20_000_000_000, 0.5, {"slow": 0.5, "fast": 10.0}, cores=(1, 2, 4, 64))
+    table = prefetching.modeled(MACHINE, 20_000_000_000, 0.5, {"slow": 0.5, "fast": 10.0}, cores=(1, 2, 4, 64))
     assert np.allclose(table.loc[[1, 2]], 1) and (table <= 2).all(axis=None)
     assert table.loc[4, "slow"] == pytest.approx((10 / 2 + 1) / (1 + 9 / 2))  # two of four cores bring 1 GB in the 1 s
     assert table.loc[64, "fast"] == pytest.approx((1 + 1) / 2)  # 30 GB over a bus of 15 GB/s

@@ -95,7 +95,7 @@ def judge(
 
 
 def spread_of(values: Sequence[float], how: str) -> tuple[float, float] | None:
-    """Where the median lies: with how runs differ when measured, the range of the values when the same on every run."""
+    """The interval of the median, wider by DRIFT for what runs differ by; of counted or computed values, their range."""
     if how != "measured":
         return min(values), max(values)
     if len(values) < 2:

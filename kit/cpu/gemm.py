@@ -1,4 +1,4 @@
-"""Many tokens times float32 activations: strips of a few rows are decoded to the first-level cache and multiplied there.
+"""Many tokens times float32 activations: strips of a few rows are dequantized to the first-level cache and multiplied there.
 
 The innermost tile is 4 rows by 6 tokens: 24 sums in registers, which take 10 loads for 24 multiplications.
 """

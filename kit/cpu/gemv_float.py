@@ -1,4 +1,4 @@
-"""Rows of blocks times float32 activations: sixteen weights at a time are decoded to registers and used there."""
+"""Rows of blocks times float32 activations: sixteen weights at a time are dequantized to registers and used there."""
 
 from numba import njit, types
 from numba.extending import overload

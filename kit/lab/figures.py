@@ -52,7 +52,7 @@ def bound(axes: Axes, value: float, label: str, vertical: bool = False) -> None:
 
 
 def log(axes: Axes, *names: str) -> None:
-    """Log scale on the axes named ("x", "y"), labelled with plain numbers: mathtext is off in this style."""
+    """Log scale on the axes named ("x", "y"), labeled with plain numbers: mathtext is off in this style."""
     for name in names:
         getattr(axes, f"set_{name}scale")("log")
         axis = getattr(axes, f"{name}axis")

@@ -14,7 +14,7 @@ from numba.extending import NativeValue, intrinsic, models, overload, register_m
 def jit(function):
     """numba.njit for kernels: no GIL, C arithmetic, compiled once a machine (a cache on disk, where one can be had).
 
-    A change of any file in kit/simd, kit/quants or the function's own folder makes the cached code stale; Numba itself
+    A change in kit/cpu, of kit/gguf/formats.py or in the function's own folder makes the cached code stale; Numba itself
     looks at the function's file alone, though the code of every primitive that it calls is compiled into it.
     """
     options = dict(nogil=True, error_model="numpy")

@@ -90,7 +90,7 @@ def figure(tables: dict[str, pd.DataFrame]):
 # --- more cores than products can fill
 
 
-def modelled(
+def modeled(
     machine, working_set: int, fraction: float, gbps_a_core: dict[str, float], cores=(2, 3, 4, 6, 8, 12, 16)
 ) -> pd.DataFrame:
     """Times that prefetch would make a warm pass faster, by cores and dequantizer (GB/s of f32 on one core, measured).
@@ -113,14 +113,14 @@ def modelled(
     return pd.DataFrame(rows, index=pd.Index(cores, name="cores"))
 
 
-def model_figure(modelled: pd.DataFrame, cores_here: int):
+def model_figure(modeled: pd.DataFrame, cores_here: int):
     """The gain by cores, a line a dequantizer; this machine marked."""
     drawn, axes = figures.new(height=3.4)
-    for (name, line), marker in zip(modelled.items(), "os", strict=False):
+    for (name, line), marker in zip(modeled.items(), "os", strict=False):
         axes.plot(line.index, line, marker=marker, label=f"{name} dequantizer")
     figures.bound(axes, 2.0, "bound: two parts overlap at best twofold")
     axes.axvline(cores_here, color=figures.ORANGE, lw=1.2, label="cores here")
-    axes.set(xlabel="cores", ylabel="times faster with prefetch", xticks=list(modelled.index), ylim=(0, 2.3))
-    axes.set_title(f"With cores to spare prefetch gains up to {modelled.max(axis=None):.2f}x: a model, not a measurement")
+    axes.set(xlabel="cores", ylabel="times faster with prefetch", xticks=list(modeled.index), ylim=(0, 2.3))
+    axes.set_title(f"With cores to spare prefetch gains up to {modeled.max(axis=None):.2f}x: a model, not a measurement")
     axes.legend(loc="lower right")
     return drawn

@@ -48,10 +48,10 @@ def judge_limit(lab, trace: Requests) -> None:
     ))  # fmt: skip
 
 
-def judge_prefetch(lab, runs: pd.DataFrame, table: pd.DataFrame, dequantizer: str, modelled: pd.Series) -> None:
+def judge_prefetch(lab, runs: pd.DataFrame, table: pd.DataFrame, dequantizer: str, modeled: pd.Series) -> None:
     """prefetch-ahead: the first pass with each kind of prefetch against none; later passes beside it, without a verdict.
 
-    ``modelled``: the gain by cores of prefetching.modelled.
+    ``modeled``: the gain by cores of prefetching.modeled.
     """
     slowest = runs.loc[runs["prefetch"] == "none", "first"].max()
     for label in table.index.drop("none"):
@@ -60,7 +60,7 @@ def judge_prefetch(lab, runs: pd.DataFrame, table: pd.DataFrame, dequantizer: st
             paired(runs, label, "first"), accept=(1, None), in_ratio=True, tolerance="faster",
             at_most=(slowest / table.loc[label, "bound"], "seconds without, measured, over the longer of loading and reading"),
             text="loads and products share these cores and one memory bus; by the model a machine of "
-            f"{modelled.index[-1]} cores would gain {modelled.iloc[-1]:.2f}x on later tokens",
+            f"{modeled.index[-1]} cores would gain {modeled.iloc[-1]:.2f}x on later tokens",
         ))  # fmt: skip
         lab.record(
             quantity=f"later tokens, {dequantizer} dequantizer: without over with prefetch, {label}", unit="x",
