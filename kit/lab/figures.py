@@ -80,13 +80,13 @@ def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
             artist.set_visible(True)
 
 
-def stacked_bars(axes: Axes, table, colors=PALETTE, unit: str = "s") -> None:
-    """Horizontal stacked bars: one a row of ``table`` (a DataFrame of non-negative parts), totals at the ends."""
+def stacked_bars(axes: Axes, table) -> None:
+    """Horizontal stacked bars: one a row of ``table`` (a DataFrame of parts in seconds), totals at the ends."""
     left = table.iloc[:, 0] * 0
-    for (part, values), color in zip(table.items(), colors, strict=False):
+    for (part, values), color in zip(table.items(), PALETTE, strict=False):
         axes.barh(table.index, values, left=left, label=part, color=color)
         left = left + values
     for row, total in left.items():
-        axes.annotate(f" {total:.3g} {unit}", (total, row), va="center", fontsize=9)
+        axes.annotate(f" {total:.3g} s", (total, row), va="center", fontsize=9)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)

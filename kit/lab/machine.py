@@ -103,13 +103,13 @@ def _measure_memory() -> tuple[dict[str, list[float]], dict[str, str]]:
     return samples | {"fresh_gbps": fresh}, sources | {"fresh_gbps": "torch.Tensor.zero_ over a new torch.empty, f32"}
 
 
-def _measure_flops(size: int = 2048) -> list[float]:
+def _measure_flops() -> list[float]:
     import torch
 
     from kit.lab import measure
 
-    a, b = torch.rand(size, size), torch.rand(size, size)
-    return [2 * size**3 / seconds / 1e9 for seconds in measure.time(lambda: a @ b, samples=7, min_sample=0).samples]
+    a, b = torch.rand(2048, 2048), torch.rand(2048, 2048)
+    return [2 * 2048**3 / seconds / 1e9 for seconds in measure.time(lambda: a @ b, samples=7, min_sample=0).samples]
 
 
 def describe() -> dict:

@@ -170,9 +170,9 @@ def interval_of(values) -> tuple[float, float]:
     return (float(np.exp(low)), float(np.exp(high))) if positive else (float(low), float(high))
 
 
-def bootstrap_median(values, resamples: int = 2000, seed: int = 0) -> tuple[float, float]:
+def bootstrap_median(values) -> tuple[float, float]:
     """95 % interval of the median of ``values`` by resampling with replacement (fixed seed)."""
     values = np.asarray(values, dtype=float)
-    draws = np.random.default_rng(seed).choice(values, (resamples, values.size))
+    draws = np.random.default_rng(0).choice(values, (2000, values.size))
     low, high = np.percentile(np.median(draws, axis=1), (2.5, 97.5))
     return float(low), float(high)
