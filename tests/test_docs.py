@@ -11,6 +11,7 @@ import tomllib
 import types
 
 import click
+import model_files
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -155,7 +156,7 @@ def test_the_finding_of_the_page_runs_and_its_test_can_fail(tmp_path, monkeypatc
     monkeypatch.setattr(machine, "of_run", lambda folder: tested["MACHINE"])
     run = {}
     exec(parameters, run)
-    run |= {"profile": "smoke", "out": str(tmp_path)}
+    run |= {"profile": "smoke", "out": str(tmp_path), "model": str(model_files.write(tmp_path, "tiny-llama"))}
     exec(cells, run)
     assert list(run["lab"].verdicts().index) == [claim.id] and run["pair"].ratio > 0
     ((mark,),) = [tested["test_the_verdict_follows_the_ratio"].pytestmark]
