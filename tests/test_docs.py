@@ -16,7 +16,6 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-
 import kit.findings
 from kit import cache
 from kit.claims import table as claims
