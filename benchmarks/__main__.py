@@ -23,7 +23,7 @@ NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
-@click.option("--only", help="The cases whose name holds this, of a benchmark that has cases: decode, products.")
+@click.option("--only", help="The cases whose name holds this, of a benchmark that has cases: decode, explain, products.")
 @click.option("--table", is_flag=True, help="Run nothing: print the newest record of every line that has a goal, in Markdown.")
 def main(names, save, only, table):
     """Run the benchmarks called NAME, by default all, and print their tables.

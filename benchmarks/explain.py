@@ -18,12 +18,12 @@ DTYPE = "float32"
 GOALS = {"median": 0.10, "worst": 0.25}  # of the errors
 
 
-def run(samples: int = 3) -> pd.DataFrame:
+def run(only: str = "", samples: int = 3) -> pd.DataFrame:
     """One row a file, memory and policy: seconds a token predicted and measured, the error, cores that others used
-    meanwhile; then the median and the worst error beside their goals."""
-    paths = {name: cached_model(name, "Q4_K_M", layers, folder=models_folder()) for name, layers in GENERATED.items()}
-    paths |= {name: models_folder() / f"{name}.gguf" for name in TRAINED}
-    rows = [row for path in paths.values() if path.exists() for row in _rows(path, max(2, samples))]
+    meanwhile; then the median and the worst error beside their goals. ``only``: the files whose name holds this."""
+    paths = [cached_model(name, "Q4_K_M", n, folder=models_folder()) for name, n in GENERATED.items() if only in name]
+    paths += [path for name in TRAINED if only in name and (path := models_folder() / f"{name}.gguf").exists()]
+    rows = [row for path in paths for row in _rows(path, max(2, samples))]
     errors = np.abs([row["error"] for row in rows])
     told = {"median": float(np.median(errors)), "worst": float(errors.max())}
     rows += [{"what": f"{word} error", "error": value, "goal": GOALS[word]} for word, value in told.items()]
