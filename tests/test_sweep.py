@@ -40,13 +40,13 @@ RECORD = "lab.record(quantity='seconds', unit='s', samples=[1.0 + seed, 2.0, 3.0
 
 @pytest.fixture
 def folder(tmp_path):
-    """Notebooks: `fast` and `slow`, which leaves a mark for every start and waits while there is a file `wait`."""
+    """Notebooks: `fast`; `slow`, which leaves a mark for every start and waits while `wait` exists; `waits` does only that."""
     folder = tmp_path / "notebooks"
     folder.mkdir()
     mark = f"marks = {str(tmp_path)!r}\nopen(f'{{marks}}/started-{{seed}}-{{os.getpid()}}', 'w').close()\n"
     wait = "while os.path.exists(f'{marks}/wait') and seed: time.sleep(0.05)"
     slow = (SESSION, mark + wait, "assert seed < 9, 'nine'\n" + RECORD)
-    for name, cells in {"slow": slow, "fast": ("print('seven')",)}.items():
+    for name, cells in {"slow": slow, "waits": ("import os, time\n" + mark + wait,), "fast": ("print('seven')",)}.items():
         made = [v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}), *map(v4.new_code_cell, cells)]
         nbformat.write(v4.new_notebook(cells=made), folder / f"{name}.ipynb")
     return folder
@@ -210,7 +210,7 @@ def test_the_cells_of_a_killed_worker_run_again(grid_of, tmp_path):
 
 
 def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest(grid_of, tmp_path):
-    grid_of("notebooks: [slow]\nprofile: smoke\nparameters: {seed: [0, 1]}")
+    grid_of("notebooks: [waits]\nprofile: smoke\nparameters: {seed: [0, 1]}")
     (tmp_path / "wait").touch()
     command = [
         sys.executable,
@@ -229,7 +229,7 @@ def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest(grid_of, tmp_path):
         )  # fmt: skip
 
     process = start()
-    waiting(lambda: list((tmp_path / "out").glob("slow-*")) and list(tmp_path.glob("started-1-*")))
+    waiting(lambda: list((tmp_path / "out").glob("waits-*")) and list(tmp_path.glob("started-1-*")))
     children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output, _ = process.communicate(timeout=60)

@@ -41,6 +41,18 @@ def linear(blocks, qtype, x):
     return linear.linear(torch.from_numpy(blocks), qtype, torch.from_numpy(x)).numpy()
 
 
+def linear_as_of(rows, blocks, qtype, x):
+    """(the same with as many rows a program as a matrix of ``rows`` rows has, how many those are)."""
+    from unittest.mock import patch
+
+    from kit.cuda import linear as module
+    from kit.gguf.formats import FORMATS
+
+    at_once = module.rows_of_a_program(FORMATS[qtype], rows, len(x))
+    with patch.object(module, "rows_of_a_program", lambda *_: at_once):
+        return linear(blocks, qtype, x), at_once
+
+
 def fused(blocks, x, gate, weight, residual, factor):
     """Q8_0 blocks: of x * silu(gate), of RMSNorm(x) * weight, and residual + factor * W x."""
     import torch
