@@ -18,7 +18,7 @@ from kit.cpu.threads import torch_alone
 
 DTYPES = ("float32", "float16", "bfloat16")
 _ENOUGH = 0.6  # seconds of walks, after which two are enough: one that is not counted and one that is
-_TOGETHER = 1 << 30  # bytes of decoded weights held at once while measuring
+_TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ PRECISION = {
 class Way:
     """A policy of kit.cache by name with its capacity (bytes; None: without limit), and how weights are used.
 
-    ``linear``: "decoded" with weights decoded to ``dtype``, one of FUSED, or what a finding adds (tiles, "pressed").
+    ``linear``: "decoded" with weights dequantized to ``dtype``, one of FUSED, or what a finding adds (tiles, "pressed").
     """
 
     policy: str
@@ -74,7 +74,7 @@ class Prediction:
     """A token in the steady state (the first is not counted).
 
     ``seconds``; ``bound``: the least that its bytes take at this machine's bandwidth; ``hit_rate`` of the cache (None where
-    matrices do not pass through it); ``held``: most bytes of decoded weights at once, the one in use among them;
+    matrices do not pass through it); ``held``: most bytes of dequantized weights at once, the one in use among them;
     ``pages``: bytes of the file that a token reads, which must stay in memory or be read again.
     """
 
@@ -87,7 +87,7 @@ class Prediction:
 
     @property
     def total(self) -> int:
-        """Bytes of memory in use: decoded weights and pages of the file."""
+        """Bytes of memory in use: dequantized weights and pages of the file."""
         return self.held + self.pages
 
 
