@@ -5,15 +5,13 @@ with a table of the 256 ways in which 8 lanes can ask. The tier is `kit.cpu.simd
 """
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from kit.codec import rans
 from kit.codec.rans import LOWER, SLOT_BITS, SLOTS
 from kit.codec.streams import SHORT, check_states, read_states
-from kit.cpu.simd.isa import lookup
+from kit.cpu.simd.isa import bits_set, expand, look_up, lookup
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.tiers import tier
 from kit.cpu.simd.vectors import bitcast, convert, jit, join, select, u8x16, u16x8, u16x16, u32x16
@@ -39,53 +37,6 @@ def decode_simd(streams, first, last, residuals, status):
     _decode_tiles(tier(), streams, first, last, residuals, status, _WAYS.ctypes.data)
 
 
-@intrinsic
-def _count(_, number):
-    """How many bits of an integer are set."""
-
-    def emit(context, builder, signature, args):
-        kind = args[0].type
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), f"llvm.ctpop.i{kind.width}")
-        return builder.zext(builder.call(function, args), ir.IntType(64))
-
-    return types.int64(number), emit
-
-
-@intrinsic
-def _look_up(_, table, slots):
-    """_look_up(address, slots): the 32-bit words at these places of a table, lane by lane.
-
-    Lanes leave the register in pairs, as 64 bits. On Zen 5, which runs a gather as microcode, that is an eighth faster.
-    """
-    word, pair = ir.IntType(32), ir.IntType(64)
-
-    def emit(context, builder, signature, args):
-        base = builder.inttoptr(args[0], word.as_pointer())
-        pairs = builder.bitcast(args[1], ir.VectorType(pair, slots.lanes // 2))
-        result = ir.Constant(args[1].type, ir.Undefined)
-        for i in range(slots.lanes // 2):
-            both = builder.extract_element(pairs, ir.Constant(word, i))
-            halves = builder.zext(builder.trunc(both, word), pair), builder.lshr(both, ir.Constant(pair, 32))
-            for j, place in enumerate(halves):
-                entry = builder.load(builder.gep(base, [place]))
-                result = builder.insert_element(result, entry, ir.Constant(word, 2 * i + j))
-        return result
-
-    return slots(table, slots), emit
-
-
-@intrinsic
-def _expand(_, mask, words):
-    """_expand(mask, v): the first lanes of v in the lanes that the mask sets, in order; zero elsewhere (AVX-512)."""
-
-    def emit(context, builder, signature, args):
-        kind = ir.FunctionType(args[1].type, [args[1].type, args[1].type, args[0].type])
-        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.avx512.mask.expand.v{words.lanes}i32")
-        return builder.call(function, [args[1], ir.Constant(args[1].type, None), args[0]])
-
-    return words(mask, words), emit
-
-
 def _next_words(tier, address, needy, ways):
     """The next words of the stream as u32x16, each in a lane that is needy; the other lanes hold anything."""
 
@@ -93,12 +44,12 @@ def _next_words(tier, address, needy, ways):
 @overload(_next_words)
 def _(tier, address, needy, ways):
     if tier.value == "avx512":
-        return lambda tier, address, needy, ways: _expand(needy, convert(u32x16, load(u16x16, address)))
+        return lambda tier, address, needy, ways: expand(needy, convert(u32x16, load(u16x16, address)))
 
     def shuffled(tier, address, needy, ways):
         bits = bitcast(types.uint16, needy)
         first = lookup(tier, load(u8x16, address), load(u8x16, ways + 16 * np.int64(bits & 0xFF)))
-        address += 2 * _count(np.uint8(bits & 0xFF))
+        address += 2 * bits_set(np.uint8(bits & 0xFF))
         second = lookup(tier, load(u8x16, address), load(u8x16, ways + 16 * np.int64(bits >> 8)))
         return convert(u32x16, join(bitcast(u16x8, first), bitcast(u16x8, second)))
 
@@ -124,13 +75,13 @@ def _decode_tile(tier, streams, tile, slots, states, residuals, ways):
     for done in range(0, whole, states.size):
         for lane in range(0, states.size, 16):
             x = load(u32x16, states.ctypes.data + 4 * lane)
-            entry = _look_up(table, x & (SLOTS - 1))
+            entry = look_up(table, x & (SLOTS - 1))
             store(to + done + lane, convert(u8x16, entry))
             x = (entry >> 8 & (SLOTS - 1)) * (x >> SLOT_BITS) + (entry >> 20)
             needy = x < _WORD
             x = select(needy, x << 16 | _next_words(tier, at, needy, ways), x)
             store(states.ctypes.data + 4 * lane, x)
-            at += 2 * _count(bitcast(types.uint16, needy))
+            at += 2 * bits_set(bitcast(types.uint16, needy))
         if at > end:
             return SHORT
     position = (at - units) // 2
