@@ -2,6 +2,9 @@
 
 import hashlib
 
+import llama_cpp
+import model_files
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -66,3 +69,25 @@ def test_wrong_parts_leave_nothing(package, tmp_path):
 
 def test_the_real_packages_join(gemma):
     assert trained._sha256(gemma) == trained.TRAINED["gemma-3-270m"].sha256
+
+
+@pytest.mark.slow
+def test_the_trained_model_says_what_llama_cpp_says(gemma, tmp_path):
+    """64 greedy tokens are the same, and so are logits past the window of 512 positions, straight from the blocks.
+
+    llama.cpp reads float32 weights: on blocks it would round the activations to eight bits. What remains of a difference
+    is its GELU, a table in float16.
+    """
+    whole = model_files.rewrite(gemma, tmp_path / "float32.gguf", lambda metadata, tensors: None)
+    model = kit.Transformer(kit.Weights(kit.open(gemma), kit.HashMap()), linear="fused", max_context=1024)
+    prompt = model.tokenizer.encode("The capital of France is")
+    long = model.tokenizer.encode("It was the best of times, it was the worst of times, and it rained. " * 40)[:600]
+    with llama_cpp.opened(whole, context=1024, kv="float32", exact=True) as llama:
+        assert prompt == llama.tokenize(b"The capital of France is")
+        theirs = [int(llama.logits(prompt, wanted=1)[0].argmax())]
+        while len(theirs) < 64:
+            theirs.append(int(llama.logits(theirs[-1:], len(prompt) + len(theirs) - 1)[0].argmax()))
+        expected = llama.logits(long, wanted=1)[0]
+    assert kit.generate(model, prompt, max_tokens=64, stop_at_end=False).tokens == theirs
+    off = model.step(long, model.new_cache()).numpy() - expected
+    assert np.sqrt(np.mean(off**2)) < 1e-3 * expected.std()
