@@ -55,6 +55,24 @@ def test_logits_and_weights_equal_transformers_own(files, name):
     assert all("conv" in key or "A_log" in key or "gate.weight" in key for key in dense), dense
 
 
+def test_frequencies_are_divided_as_llama_3_divides_them(files, tmp_path):
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
+    config = transformers.LlamaConfig(**hf_files.MODELS["llama"][1])
+    config.rope_parameters = scaling | {"original_max_position_embeddings": 16}
+    scaled = transformers.LlamaForCausalLM(config).eval()
+    plain = transformers.AutoModelForCausalLM.from_pretrained(
+        files("llama").parent, gguf_file=files("llama").name, dtype=torch.float32
+    )
+    scaled.load_state_dict(plain.state_dict())
+    divisors = (plain.model.rotary_emb.inv_freq / scaled.model.rotary_emb.inv_freq).numpy()
+    assert divisors.max() > 4
+    path = hf_files.write(tmp_path, "llama", lambda _, tensors: tensors.update({"rope_freqs.weight": divisors}))
+    assert_equal(kit.hf.load(path)[0], scaled)
+    path = hf_files.write(tmp_path, "llama", lambda _, tensors: tensors.update({"rope_freqs.weight": divisors[1:]}))
+    with pytest.raises(ModelError, match="rope_freqs"):
+        kit.hf.load(path)
+
+
 @pytest.mark.slow
 def test_a_trained_model_equals_transformers_own(gemma):
     model, tokenizer = kit.hf.load(gemma)
@@ -102,6 +120,12 @@ def test_the_trace_has_every_product_and_pass(files):
     assert linear.token.value_counts().to_dict() == {0: 15, 1: 15, 2: 15}  # 7 a layer and the output
     assert set(linear[linear.layer == 1].tensor) == {f"blk.1.{part}.weight" for part in PARTS}
     assert linear.nbytes.iloc[0] == kit.open(files("llama")).tensors[linear.tensor.iloc[0]].nbytes
+
+
+def test_a_trace_that_nobody_asked_for_holds_one_pass(llama):
+    llama.generate(TOKENS, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    frame = llama.lm_head.weight.source.weights.trace.frame()
+    assert (frame.what == "token").sum() == 1 and (frame.what == "linear").sum() == 15
 
 
 PARTS = "attn_q attn_k attn_v attn_output ffn_gate ffn_up ffn_down".split()
@@ -239,6 +263,14 @@ def test_norms_with_the_same_numbers_are_the_kits(files, name, count):
         before = norms[0](x)
         norms[0].weight.data.mul_(2)
         assert not torch.equal(norms[0](x), before)
+
+
+def test_text_comes_as_it_is_made(files):
+    pieces = []
+    answer = kit.hf.generate(files("llama"), [5, 17, 99], 6, on_text=pieces.append, stop_at_end=False)
+    assert "".join(pieces) == answer.text and len(answer.tokens) == 6
+    with pytest.raises(ModelError, match="at least 1"):
+        kit.hf.generate(files("llama"), [5], 0)
 
 
 @pytest.mark.parametrize("name", ["falcon", "t5", "mamba"])

@@ -8,7 +8,7 @@ import click
 @click.option("--model", metavar="FILE", help="The same, as an option.")
 @click.option("-p", "--prompt", help="Text to go on from.")
 @click.option("--tokens", metavar="IDS", help="Token ids to go on from, such as 1,450,7483, instead of a text.")
-@click.option("-n", "--max-tokens", default=64, show_default=True, help="How many tokens to generate.")
+@click.option("-n", "--max-tokens", default=64, show_default=True, type=click.IntRange(1), help="How many tokens to generate.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the most likely token; more draws.")
 @click.option("--top-k", default=0, show_default=True, help="Draw from this many of the most likely tokens (0: all).")
 @click.option("--top-p", default=1.0, show_default=True, help="Draw from the fewest that hold this probability.")

@@ -5,6 +5,7 @@ share), where stride and step are the bytes of one token's x and y; that of kit.
 """
 
 import functools
+import threading
 
 import numpy as np
 import torch
@@ -93,6 +94,26 @@ class Activations:
         return (ordered, sums), (gemv.preparing(), arguments, 1)
 
 
+class Product:
+    """``linear`` of one token, recorded once for a matrix that stays where it is: a call copies x, runs, and copies y."""
+
+    def __init__(self, blocks: np.ndarray, qtype: str, activations: str = "float32"):
+        format = FORMATS[qtype]
+        with torch.inference_mode(False):
+            self._x = torch.empty(1, blocks.shape[1] // format.block_bytes * format.block_elements)
+            self._y, self._forms = torch.empty(1, len(blocks)), Activations(self._x)
+        self._program, self._one = threads.Program(), threading.Lock()
+        for step in self._forms.product(blocks, qtype, self._y, activations):
+            self._program.add(*step)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x (1, columns) float32 -> (1, rows)."""
+        with self._one:
+            self._x.copy_(x)
+            self._program.run()
+            return self._y.clone()
+
+
 def _share(blocks, tokens) -> int:
     """Rows of a task."""
     share = max(_LEAST, blocks.nbytes // _MOST) // max(1, blocks.shape[1]) + 1
@@ -101,19 +122,22 @@ def _share(blocks, tokens) -> int:
 
 def _check(blocks, qtype, x, activations) -> Format:
     """The format; QuantError for anything that the kernels cannot take."""
-    known = [name for name, format in FORMATS.items() if format.codes or name in gemv_float.NUMBERS]
-    if qtype not in known:
-        raise QuantError(f"fused does not know {qtype!r}; it knows {', '.join(known)}")
+    format = FORMATS.get(qtype)
+    if format is None or not _knows(format):
+        raise QuantError(f"fused does not know {qtype!r}; it knows {', '.join(f.name for f in FORMATS.values() if _knows(f))}")
     if activations not in ACTIVATIONS:
         raise QuantError(f"activations {activations!r} is not one of {', '.join(ACTIVATIONS)}")
     if blocks.ndim != 2 or blocks.dtype != np.uint8 or not blocks.flags.c_contiguous:
         raise QuantError(f"{qtype}: blocks must be C-contiguous uint8 (rows, bytes), not {blocks.dtype} {blocks.shape}")
     if x.ndim != 2 or x.dtype != torch.float32 or x.device.type != "cpu":
         raise QuantError(f"{qtype}: x must be float32 (tokens, columns) on the CPU, not {x.dtype} {tuple(x.shape)}")
-    format = FORMATS[qtype]
     if blocks.shape[1] != format.nbytes(x.shape[1]) or x.shape[1] % format.block_elements:
         raise QuantError(f"{qtype}: rows of {blocks.shape[1]} bytes do not take {x.shape[1]} activations")
     return format
+
+
+def _knows(format):
+    return format.codes or format.name in gemv_float.NUMBERS
 
 
 @functools.cache

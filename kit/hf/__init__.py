@@ -11,7 +11,7 @@ import importlib.util
 
 from kit.errors import ModelError
 
-_HOME = {"load": "kit.hf.model", "generate": "kit.hf.text"}
+_HOME = {"load": "kit.hf.model", "model_over": "kit.hf.model", "Source": "kit.hf.stored", "generate": "kit.hf.text"}
 __all__ = list(_HOME)
 
 

@@ -19,6 +19,8 @@ from kit.hf.tables import parts_of, table_of
 from kit.hf.tokenizer import GGUFTokenizer, tokenizer_of
 from kit.lab.trace import Trace
 
+_DIVISORS = "rope_freqs.weight"
+
 
 def load(
     path: str | os.PathLike | GGUFFile,
@@ -38,17 +40,23 @@ def load(
     if torch.device(device).type != "cpu":
         raise ModelError(f"kit.hf.load runs on the CPU, not on {device!r}; the kit's own pass (kit.Transformer) runs on CUDA")
     file = path if isinstance(path, GGUFFile) else open_file(path)
-    source = Source(file, weights, cache, trace)
-    model = skeleton(file, config_of(file), model_class)
-    fill(model, file, source)
-    replace_norms(model)
-    Passes(source).listen(model)
-    model.save_pretrained = functools.partial(_refuse_to_save, file.path)
+    model = model_over(Source.of(file, weights, cache, trace), model_class, forget=trace is None)
     tokenizer = tokenizer_of(file)
     if isinstance(tokenizer, GGUFTokenizer) and model.can_generate():
         ends = sorted(tokenizer.own.end_tokens) or None
         model.generation_config.update(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id or (ends and ends[0]))
     return model, tokenizer
+
+
+def model_over(source: Source, model_class: type[PreTrainedModel] | None = None, forget: bool = False) -> PreTrainedModel:
+    """The model alone, over weights that are there already; ``forget`` as in kit.hf.passes."""
+    file = source.weights.file
+    model = skeleton(file, config_of(file), model_class)
+    fill(model, file, source)
+    replace_norms(model)
+    Passes(source, forget).listen(model)
+    model.save_pretrained = functools.partial(_refuse_to_save, file.path)
+    return model
 
 
 def _refuse_to_save(path, *_, **__):
@@ -62,6 +70,8 @@ def fill(model: PreTrainedModel, file: GGUFFile, source: Source) -> None:
     wanted = dict.fromkeys(model.state_dict(keep_vars=True))
     tensors: dict[str, list[str]] = {}
     for name in file.tensors:
+        if name == _DIVISORS:
+            continue
         target = table.target(name)
         if target not in wanted:
             raise ModelError(f"{file.path}: transformers has no place in {type(model).__name__} for the tensor {name!r}")
@@ -74,6 +84,18 @@ def fill(model: PreTrainedModel, file: GGUFFile, source: Source) -> None:
     model.tie_weights(missing_keys=set(absent), recompute_mapping=False)
     model._move_missing_keys_from_meta_to_device(set(), None, None, None)  # buffers that are computed and not stored
     model._initialize_missing_keys(is_quantized=False)
+    if _DIVISORS in file.tensors:
+        _divide_frequencies(model, source.weights.load(_DIVISORS).float(), file)
+
+
+def _divide_frequencies(model, divisors, file):
+    """Llama 3.1's longer context: what llama.cpp's converter made of ``rope_scaling`` and left out of the metadata."""
+    turning = [buffers for module in model.modules() if (buffers := module._buffers).get("inv_freq") is not None]
+    if not turning or any(buffers["inv_freq"].shape != divisors.shape for buffers in turning):
+        raise ModelError(f"{file.path}: {_DIVISORS!r} of shape {tuple(divisors.shape)} fits no frequencies of the model")
+    for buffers in turning:
+        for name in buffers.keys() & {"inv_freq", "original_inv_freq"}:
+            buffers[name] = buffers[name] / divisors
 
 
 def _weight(model, table, target, names, source):
@@ -83,7 +105,7 @@ def _weight(model, table, target, names, source):
     if min(map(len, shapes.values())) > 1 and _asks(model, target, place) and (found := parts_of(table, shapes)):
         value = StoredWeight(source, found[0], place.dtype, transposed=found[1])
     else:
-        arrays = {name: source.weights.load(name).numpy() for name in names}
+        arrays = {name: source.weights.load(name).float().numpy() for name in names}
         value = torch.tensor(table.convert(arrays)[target], dtype=place.dtype)
     if value.shape != place.shape:
         where = f"{source.weights.file.path}: {' + '.join(names)}"

@@ -19,7 +19,7 @@ class Linear(torch.nn.Linear):
     """
 
     def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
-        source = Source(_opened(file), weights, cache)
+        source = Source.of(_opened(file), weights, cache)
         out_features, in_features = source.weights.shape(name)
         super().__init__(in_features, out_features, device="meta", bias=_bias_of(name) in source.weights.file.tensors)
         _fill(self, source, name)
@@ -29,7 +29,7 @@ class Embedding(torch.nn.Embedding):
     """Rows of the tensor ``name``, each dequantized when it is looked up."""
 
     def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
-        source = Source(_opened(file), weights, cache)
+        source = Source.of(_opened(file), weights, cache)
         super().__init__(*source.weights.shape(name), device="meta")
         _fill(self, source, name)
 
@@ -47,7 +47,7 @@ def replace_linears(
     Raises ModelError for a path that is neither, a tensor that the file has not, or one of another shape; the model is
     unchanged then.
     """
-    source = Source(_opened(file), weights, cache)
+    source = Source.of(_opened(file), weights, cache)
     layers = {}
     for path, name in mapping.items():
         layer = dict(model.named_modules()).get(path)

@@ -10,10 +10,11 @@ from kit.model.linear import GEMV_MAX_TOKENS
 
 class Passes:
     """Before and after each pass. A pass of few tokens runs on the kit's threads: torch is kept to one, as its others wait by
-    spinning. ``trace.token`` is 0 for a prompt and counts the tokens decoded after it."""
+    spinning. ``trace.token`` is 0 for a prompt and counts the tokens decoded after it. With ``forget`` the trace holds one
+    pass: nobody asked for it."""
 
-    def __init__(self, source: Source):
-        self.trace, self._own = source.weights.trace, source.linear.own_threads
+    def __init__(self, source: Source, forget: bool = False):
+        self.trace, self._own, self._forget = source.weights.trace, source.linear.own_threads, forget
         self._start, self._threads = 0, None
 
     def listen(self, model: torch.nn.Module) -> None:
@@ -27,6 +28,8 @@ class Passes:
         past, state = kwargs.get("past_key_values"), kwargs.get("cache_params")  # of attention; of Mamba's kind
         ids = kwargs.get("input_ids", args[0] if args else None)
         continues = (past is not None and past.get_seq_length() > 0) or (state is not None and state.has_previous_state())
+        if self._forget:
+            self.trace.clear()
         self.trace.token = self.trace.token + 1 if continues else 0
         if self._own and ids is not None and ids.numel() <= GEMV_MAX_TOKENS:
             self._threads = torch.get_num_threads()

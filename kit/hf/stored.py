@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.cache.policies.base import HashMap, Policy
+from kit.cpu.linear import Product
 from kit.errors import ModelError
 from kit.gguf.names import layer_of
 from kit.gguf.reader import GGUFFile
@@ -26,30 +27,42 @@ WAYS = {  # weights= -> (policy of the cache, a row of kit.model.linear)
 
 
 class Source:
-    """Where the weights of a model live, and how a product is made from them: ``way`` names a row of WAYS.
+    """Where the weights of a model live, and how a product is made from them: ``linear`` names a row of kit.model.linear.
 
-    A copy of the model shares it. Pickled, it is the file's path and the way: the file is opened again where it is needed.
+    A copy of the model shares it. Pickled, it is what ``again`` says, the file's path and a row of WAYS: the file is opened
+    again where it is needed.
     """
 
-    def __init__(self, file: GGUFFile, way: str = "blocks", cache: Policy | None = None, trace: Trace | None = None):
+    def __init__(self, weights: Weights, linear: str, again: tuple | None = None):
+        self.weights, self.linear, self._again = weights, linear_named(linear), again
+        self._known: dict[str, tuple] = {}  # name -> layer, bytes that a product reads, how one token's is made
+
+    @classmethod
+    def of(cls, file: GGUFFile, way: str = "blocks", cache: Policy | None = None, trace: Trace | None = None) -> "Source":
+        """As kit.hf.load takes them: ``way`` names a row of WAYS."""
         if way not in WAYS:
             raise ModelError(f"weights {way!r} is not known; choose one of {', '.join(WAYS)}, or give cache= a policy")
         policy, linear = WAYS["float32" if cache is not None else way]
-        self.weights = Weights(file, cache=cache if cache is not None else policy and policy(), trace=trace)
-        self.linear = linear_named(linear)
-        self._again = None if cache is not None else (file.path, way)
-        self._known: dict[str, tuple[int, int]] = {}  # name -> layer, bytes that a product reads
+        weights = Weights(file, cache=cache if cache is not None else policy and policy(), trace=trace)
+        return cls(weights, linear, None if cache is not None else (file.path, way))
 
     def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x (tokens, in) float32 times the matrix ``name``: (tokens, out), with its span in the trace."""
         start = time.perf_counter_ns()
-        y = self.linear.apply(self.weights, name, x)
-        layer, nbytes = self._known.get(name) or self._learn(name)
+        layer, nbytes, of_one = self._known.get(name) or self._learn(name)
+        if of_one and len(x) == 1:
+            self.weights.blocks(name)  # an error, where the file is no longer what it was
+            y = of_one(x)
+        else:
+            y = self.linear.apply(self.weights, name, x)
         self.weights.trace.add("linear", start, time.perf_counter_ns(), name, layer, None, nbytes)
         return y
 
     def _learn(self, name):
-        return self._known.setdefault(name, (layer_of(name), self.linear.nbytes(self.weights, name)))
+        of_one = None
+        if self.linear.activations and not name.endswith("]"):  # an expert's buffers would be many times its blocks
+            of_one = Product(self.weights.blocks(name), self.weights.info(name).qtype, self.linear.activations)
+        return self._known.setdefault(name, (layer_of(name), self.linear.nbytes(self.weights, name), of_one))
 
     def __deepcopy__(self, memo):
         return self
@@ -61,7 +74,7 @@ class Source:
 
 
 def _reopened(path, way):
-    return Source(open_file(path), way)
+    return Source.of(open_file(path), way)
 
 
 class Part(NamedTuple):

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from transformers import TextStreamer
 
-from kit.errors import TokenizerError
+from kit.errors import ModelError, TokenizerError
 from kit.hf.model import load
 from kit.lab.trace import Trace
 from kit.model.generate import Generation
@@ -23,7 +24,9 @@ def generate(
     **ways,
 ) -> Generation:
     """Continue ``prompt`` with the model of ``file`` (a path or an open one); arguments as in kit.generate, and in
-    kit.hf.load for ``ways``. The text comes at once when done."""
+    kit.hf.load for ``ways``. ``on_text`` gets the text word by word."""
+    if max_tokens < 1:
+        raise ModelError(f"max_tokens is {max_tokens}, expected at least 1")
     trace = Trace()
     model, tokenizer = load(file, trace=trace, **ways)
     if tokenizer is None and isinstance(prompt, str):
@@ -35,6 +38,9 @@ def generate(
     )
     if not stop_at_end:
         model.generation_config.eos_token_id = None
+    if on_text and tokenizer is not None:
+        drawn["streamer"] = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        drawn["streamer"].on_finalized_text = lambda text, stream_end=False: on_text(text) if text else None
     ids = torch.tensor([answer.prompt])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, **drawn)[0].tolist()
     answer.tokens = out[1:] if model.config.is_encoder_decoder else out[len(answer.prompt) :]
@@ -43,6 +49,4 @@ def generate(
     answer.nbytes = frame[frame.what == "linear"].groupby("token").nbytes.sum().tolist()
     answer.text = tokenizer.decode(answer.tokens, skip_special_tokens=True) if tokenizer is not None else ""
     answer.stopped = "max_tokens" if len(answer.tokens) == max_tokens else "end of text"
-    if on_text:
-        on_text(answer.text)
     return answer

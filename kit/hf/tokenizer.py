@@ -1,6 +1,7 @@
 """The tokenizer of a file for transformers: the kit's own, which reads 262,144 words in a moment and gives llama.cpp's ids."""
 
 import transformers
+from tokenizers import AddedToken
 from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
 from kit.errors import ModelError, TokenizerError
@@ -20,12 +21,12 @@ def tokenizer_of(file) -> transformers.PreTrainedTokenizerBase | None:
         own = own_tokenizer_of(file)
     except TokenizerError:
         return _of_transformers(file)
-    return GGUFTokenizer(own, **_settings(file, own.tokens))
+    return GGUFTokenizer(own, **_settings(file, len(own), own.text))
 
 
-def _settings(file, tokens):
+def _settings(file, size, text):
     ids = {name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL.items()}
-    named = {name: tokens[number] for name, number in ids.items() if number is not None and number < len(tokens)}
+    named = {name: text(number) for name, number in ids.items() if number is not None and number < size}
     return named | {"chat_template": file.metadata.get("tokenizer.chat_template")}
 
 
@@ -38,7 +39,8 @@ def _of_transformers(file):
     except (ValueError, KeyError) as error:
         raise TokenizerError(f"{file.path}: {error}; give kit.hf.load tokenizer=False and the prompt as token ids") from None
     adds = {f"add_{name}_token": file.metadata.get(f"tokenizer.ggml.add_{name}_token", False) for name in ("bos", "eos")}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **adds, **_settings(file, parts["tokens"]))
+    settings = adds | _settings(file, len(parts["tokens"]), parts["tokens"].__getitem__)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
 
 class GGUFTokenizer(transformers.PreTrainedTokenizer):
@@ -48,30 +50,35 @@ class GGUFTokenizer(transformers.PreTrainedTokenizer):
 
     def __init__(self, own: Tokenizer, **settings):
         self.own = own
-        self._ids = {text: token for token, text in enumerate(own.tokens)}
-        super().__init__(padding_side="left", **settings)
+        named = {own.token(settings[name]): settings[name] for name in _SPECIAL if name in settings}
+        known = {token: AddedToken(text, special=True, normalized=False) for token, text in named.items()}
+        super().__init__(padding_side="left", added_tokens_decoder=known, **settings)
 
     @property
     def vocab_size(self) -> int:
-        return len(self.own.tokens)
+        return len(self.own)
 
     def get_vocab(self) -> dict[str, int]:
-        return self._ids | self._added_tokens_encoder
+        return {self.own.text(token): token for token in range(len(self.own))} | self._added_tokens_encoder
+
+    def _add_tokens(self, new_tokens, special_tokens=False):
+        return super()._add_tokens(new_tokens, special_tokens) if new_tokens else 0  # theirs asks for the whole vocabulary
 
     def tokenize(self, text, split_special_tokens=False, **_) -> list[str]:
         """The texts of the tokens, without begin and end."""
         ids = self.own.encode(text, special=not split_special_tokens)
-        return [self.own.tokens[token] for token in ids[self.own.bos is not None : len(ids) - (self.own.eos is not None)]]
+        return [self.own.text(token) for token in ids[self.own.bos is not None : len(ids) - (self.own.eos is not None)]]
 
     def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None) -> list[int]:
         begin, end = ([] if token is None else [token] for token in (self.own.bos, self.own.eos))
         return [*begin, *token_ids_0, *(token_ids_1 or ()), *end]
 
     def _convert_token_to_id(self, token):
-        return self._ids.get(token, self.own.unknown)
+        found = self.own.token(token)
+        return self.own.unknown if found is None else found
 
     def _convert_id_to_token(self, index):
-        return self.own.tokens[index]
+        return self.own.text(index)
 
     def _decode(self, token_ids, skip_special_tokens=False, **_):
         ids = [token_ids] if isinstance(token_ids, int) else token_ids

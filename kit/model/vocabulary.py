@@ -62,6 +62,17 @@ class Tokenizer:
         """The texts by id."""
         return [text.decode("utf-8", "replace") for text in self._texts]
 
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def text(self, token: int) -> str:
+        """The text of one token as the file has it; bytes that are not UTF-8 as the lone surrogates of ``surrogateescape``."""
+        return self._texts[token].decode("utf-8", "surrogateescape")
+
+    def token(self, text: str) -> int | None:
+        """The id whose ``text`` that is."""
+        return self._ids.get(text.encode("utf-8", "surrogateescape"))
+
     def _wanted(self, name, ids, default):
         if not self._metadata.get(f"tokenizer.ggml.add_{name}_token", default):
             return None
