@@ -82,8 +82,8 @@ def test_the_trained_model_says_what_llama_cpp_says(gemma, tmp_path):
     model = kit.Transformer(kit.Weights(kit.open(gemma), kit.HashMap()), linear="fused", max_context=1024)
     prompt = model.tokenizer.encode("The capital of France is")
     long = model.tokenizer.encode("It was the best of times, it was the worst of times, and it rained. " * 40)[:600]
+    assert [prompt] == llama_cpp.tokenize(whole, [b"The capital of France is"])
     with llama_cpp.opened(whole, context=1024, kv="float32", exact=True) as llama:
-        assert prompt == llama.tokenize(b"The capital of France is")
         theirs = [int(llama.logits(prompt, wanted=1)[0].argmax())]
         while len(theirs) < 64:
             theirs.append(int(llama.logits(theirs[-1:], len(prompt) + len(theirs) - 1)[0].argmax()))
