@@ -25,7 +25,8 @@ def detokenize(path, texts):
 
 def _piece(llama, token):
     room = ctypes.create_string_buffer(4096)
-    return room.raw[: llama._lib.llama_token_to_piece(llama._vocab, token, room, len(room), 0, ctypes.c_bool(False))]
+    length = llama._lib.llama_token_to_piece(llama._vocab, token, room, len(room), 0, ctypes.c_bool(False))
+    return room.raw[:length]
 
 
 def logits(path, tokens, vocabulary=None):
