@@ -4,7 +4,7 @@ import functools
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from traces import shifting, zipf
 
@@ -38,6 +38,9 @@ size_table = st.lists(st.integers(0, 9), min_size=13, max_size=13)
 @pytest.mark.parametrize("make", POLICIES, ids=name_of)
 @settings(max_examples=60, deadline=None)
 @given(keys=accesses, sizes=size_table, capacity=st.integers(1, 30), shrink=st.integers(0, 30))
+@example(
+    keys=[0] * 19 + [2, 9, 0], sizes=[0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], capacity=1, shrink=0
+)  # refused, then resized
 def test_contents_and_bytes_agree_with_a_plain_set(make, keys, sizes, capacity, shrink):
     policy, held = make(capacity), {}
     for step, number in enumerate(keys):

@@ -50,13 +50,15 @@ class NextUse(Policy, limited=False):
         own = -1 if self._typical is None else self._wait(key)
         if max(map(self._wait, self._sizes)) <= own:  # the usual case on a scan, without sorting
             return False
+        plan = []  # kept only when it is carried out: a resize must not find victims of an object that was refused
         for name in sorted(self._sizes, key=self._wait, reverse=True):
             if missing <= 0:
                 break
             if self._wait(name) <= own:
                 return False
-            self._plan.insert(0, name)
+            plan.insert(0, name)
             missing -= self._sizes[name]
+        self._plan = plan
         return True
 
     def _victim(self):
