@@ -43,8 +43,6 @@ def linear(blocks, qtype, x):
 
 def linear_as_of(rows, blocks, qtype, x):
     """(the same with as many rows a program as a matrix of ``rows`` rows has, how many those are)."""
-    from unittest.mock import patch
-
     from kit.cuda import linear as module
     from kit.gguf.formats import FORMATS
 
