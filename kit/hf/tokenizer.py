@@ -34,10 +34,13 @@ def _of_transformers(file):
     keys = {f"tokenizer.{key}": name for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items()}
     found = {keys[key]: value for key, value in file.metadata.items() if key in keys}
     parts = {name: value.tolist() if isinstance(value, MetadataArray) else value for name, value in found.items()}
+    kind = file.metadata["tokenizer.ggml.model"]
     try:
         backend, _ = convert_gguf_tokenizer(file.architecture, parts)
     except (ValueError, KeyError) as error:
-        raise TokenizerError(f"{file.path}: {error}; give kit.hf.load tokenizer=False and the prompt as token ids") from None
+        reason = f"{file.path}: neither the kit nor transformers has the tokenizer {kind!r} of {file.architecture!r} ({error})"
+        alone = "the model alone: kit.hf.model_over(kit.hf.Source.of(kit.open(path)))"
+        raise TokenizerError(f"{reason}; {alone}, and give the prompt as token ids") from None
     adds = {f"add_{name}_token": file.metadata.get(f"tokenizer.ggml.add_{name}_token", False) for name in ("bos", "eos")}
     settings = adds | _settings(file, len(parts["tokens"]), parts["tokens"].__getitem__)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
