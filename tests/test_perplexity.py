@@ -163,6 +163,9 @@ def test_quality_is_measured_once(path, cached, monkeypatch):
         assert both.loc["f16 KV"].equals(first.loc["f16 KV"])
     with kit.open(model_files.write(cached, "tiny-granite")) as other, pytest.raises(TypeError):
         quality.quality(other, ["f16 KV"], tokens=8)
+    monkeypatch.setattr(quality, "_CODE", quality._CODE[:-1])
+    with kit.open(path) as file, pytest.raises(TypeError):  # as if the code had changed
+        quality.quality(file, ["f16 KV"], tokens=8)
 
 
 def test_every_way_has_a_precision():

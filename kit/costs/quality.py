@@ -18,13 +18,13 @@ from kit.codec.int8 import quantize
 from kit.costs.ways import Way
 from kit.errors import GGUFError
 from kit.lab.files import replacing
-from kit.lab.machine import git_commit
-from kit.lab.paths import models_folder
+from kit.lab.paths import PACKAGE, models_folder
 from kit.model import perplexity
 from kit.model.weights import Weights
 
 _ROWS = 16  # of logits at a time, in float64
 _SAMPLE = 4096  # bytes of each end of a tensor that tell one file from another
+_CODE = (*(f"{part}/**/*.py" for part in ("codec", "cpu", "gguf", "model", "quants")), "costs/quality.py")
 
 
 class Precision(NamedTuple):
@@ -96,7 +96,7 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.D
     compared); kl, the mean KL divergence of the next-token distribution from float32's in nats, and its error; same, the
     share of tokens for which both find the same one most likely; tokens, scored; command, after ``kit perplexity``.
     Errors are one standard error, tokens taken as independent. A row is measured once and kept beside the generated
-    models, by what the file holds. ModelError for a file that the kit cannot run, TokenizerError for one without a tokenizer.
+    models, by what the file holds and the code that computes it. ModelError for a file that the kit cannot run, TokenizerError for one without a tokenizer.
     """
     names = list(PRECISIONS if names is None else names)
     exact = model_of(file, PRECISIONS[EXACT])
@@ -151,8 +151,10 @@ def _divergence(truth: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 def _digest(file, config, window) -> str:
-    """What the figures depend on: hyperparameters, the ends of every tensor, the tokens, and the code."""
-    digest = hashlib.sha256(repr((kit.__version__, git_commit(), config, window)).encode())
+    """What the figures depend on: hyperparameters, the ends of every tensor, the tokens, and the code that computes them."""
+    digest = hashlib.sha256(repr((torch.__version__, config, window)).encode())
+    for source in sorted(path for pattern in _CODE for path in PACKAGE.glob(pattern)):
+        digest.update(source.read_bytes())
     for name, info in file.tensors.items():
         data = np.ascontiguousarray(file.blocks(name)).reshape(-1)
         digest.update(repr((name, info.qtype, info.shape)).encode())

@@ -88,15 +88,15 @@ def _measure_memory() -> tuple[dict[str, list[float]], dict[str, str]]:
 
     count = min(512 << 20, memory_available() // 8) // 4
     nbytes = 4 * count
-    fresh = [nbytes / measure.time(torch.empty(count).zero_, samples=1).first / 1e9 for _ in range(2)]
-    source, target = torch.ones(count), torch.ones(count)
+    source, target = torch.empty(count), torch.empty(count)
+    fresh = [nbytes / measure.time(new.zero_, samples=0, min_sample=0).first / 1e9 for new in (source, target)]
     methods = {
         "read_gbps": ("torch.sum over f32", source.sum, nbytes),
         "write_gbps": ("torch.Tensor.zero_ over f32", target.zero_, nbytes),
         "copy_gbps": ("torch.Tensor.copy_ over f32, read + write", lambda: target.copy_(source), 2 * nbytes),
     }
     samples = {
-        name: [size / seconds / 1e9 for seconds in measure.time(function, samples=9, min_sample=0).samples]
+        name: [size / seconds / 1e9 for seconds in measure.time(function, samples=6, min_sample=0).samples]
         for name, (_, function, size) in methods.items()
     }
     sources = {name: text for name, (text, _, _) in methods.items()}
@@ -109,7 +109,7 @@ def _measure_flops() -> list[float]:
     from kit.lab import measure
 
     a, b = torch.rand(2048, 2048), torch.rand(2048, 2048)
-    return [2 * 2048**3 / seconds / 1e9 for seconds in measure.time(lambda: a @ b, samples=7, min_sample=0).samples]
+    return [2 * 2048**3 / seconds / 1e9 for seconds in measure.time(lambda: a @ b, samples=5, min_sample=0).samples]
 
 
 def describe() -> dict:

@@ -5,7 +5,7 @@ import pandas as pd
 
 from kit.claims import table as claims
 from kit.findings import reported
-from kit.lab import figures, tables
+from kit.lab import tables
 from kit.quants import exactness as compare
 from kit.quants import reference
 from kit.units import format_bytes, format_seconds
@@ -52,6 +52,8 @@ def answer(bounds: pd.DataFrame, machine, needed: pd.DataFrame) -> str:
 
 def roofline(file, machine, tokens=(1, 8, 64, 512)):
     """Attainable GFLOP/s against FLOPs a byte, with decode and prefill of this file marked, for f32 and for its blocks."""
+    from kit.lab import figures  # pyplot takes half a second, and kit explain draws nothing
+
     elements = sum(tensor.elements for tensor in file.tensors.values())
     blocks = sum(tensor.nbytes for tensor in file.tensors.values())
     intensity = np.logspace(-1, 4, 200)
