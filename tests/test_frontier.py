@@ -134,7 +134,7 @@ def test_every_chosen_way_is_measured_and_gives_the_same_logits(run):
     assert {found.way for found in measured} | set(left_out) == {p.way for p in predictions}
     assert {way.linear for way in left_out} <= {sweep.PRESSED.linear, sweep.PINNED_BLOCKS}  # where pages cannot be dropped
     same = sweep.equality(path, measured)
-    assert same["equal"].all(), same
+    assert same["equal"].all(), same.to_string()
     assert (
         0 < same.loc[Way("NoCache", None, "int8", tiles.PLAIN).label, "rms / std"]
     )  # INT8 is not exact: the comparison can tell

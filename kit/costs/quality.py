@@ -96,7 +96,8 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.D
     compared); kl, the mean KL divergence of the next-token distribution from float32's in nats, and its error; same, the
     share of tokens for which both find the same one most likely; tokens, scored; command, after ``kit perplexity``.
     Errors are one standard error, tokens taken as independent. A row is measured once and kept beside the generated
-    models, by what the file holds and the code that computes it. ModelError for a file that the kit cannot run, TokenizerError for one without a tokenizer.
+    models, by what the file holds and the code that computes logits. ModelError for a file that the kit cannot run,
+    TokenizerError for one without a tokenizer.
     """
     names = list(PRECISIONS if names is None else names)
     exact = model_of(file, PRECISIONS[EXACT])

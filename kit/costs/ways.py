@@ -165,9 +165,11 @@ def measure(way: Way, file, order: Order, tokens: int) -> Measured:
 
 
 def run(way: Way, weights, steps, tokens: int) -> Measured:
-    """``tokens`` steps after one that is not counted (two from blocks: the second records), through any ``weights``."""
-    for _ in range(1 + (way.linear in FUSED)):
+    """``tokens`` steps after one that is not counted, through any ``weights``."""
+    steps.step()
+    if way.linear in FUSED and isinstance(steps, Decode):  # its second token is recorded: one more, and taken back
         steps.step()
+        steps.cache.truncate(1)
     weights.trace.clear()
     for _ in range(tokens):
         result = steps.step()
