@@ -89,7 +89,7 @@ def _measure_memory() -> tuple[dict[str, list[float]], dict[str, str]]:
     count = min(512 << 20, memory_available() // 8) // 4
     nbytes = 4 * count
     source, target = torch.empty(count), torch.empty(count)
-    fresh = [nbytes / measure.time(new.zero_, samples=0, min_sample=0).first / 1e9 for new in (source, target)]
+    fresh = [nbytes / measure.time(new.zero_, samples=0).first / 1e9 for new in (source, target)]
     methods = {
         "read_gbps": ("torch.sum over f32", source.sum, nbytes),
         "write_gbps": ("torch.Tensor.zero_ over f32", target.zero_, nbytes),
