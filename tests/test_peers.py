@@ -22,7 +22,7 @@ def test_the_same_tokens_in_turn(path):
     before = psutil.Process().children()
     table = peers.compare(path, ["kit", "llama.cpp, mmap"], prompt=[5, 6, 7], tokens=6, rounds=2)
     assert (table.agree == 5).all() and not table.reason.any()
-    assert (table[["load", "first", "speed", "resident"]] > 0).all(axis=None)
+    assert (table[["imports", "load", "first", "speed", "resident", "beyond imports"]] > 0).all(axis=None)
     assert [len(samples) for samples in table.samples] == [2, 2]
     assert psutil.Process().children() == before
 
@@ -39,4 +39,4 @@ def test_what_cannot_run_is_named(path, tmp_path, monkeypatch):
 def test_a_process_that_dies_says_why(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"nothing")
     with pytest.raises(peers.ReportError, match=r"kit: .*m\.gguf"):
-        peers._start("kit", tmp_path / "m.gguf", 8, 0)
+        peers._start("kit", tmp_path / "m.gguf", 8, 0).ask(load=True)

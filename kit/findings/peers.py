@@ -1,5 +1,6 @@
 """What a user would pick instead: llama.cpp and transformers on the same file, each in a process of its own, in turn."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -96,6 +97,12 @@ ENGINES = {
     "kit in transformers, int8 activations": partial(_InTransformers, weights="blocks-int8"),
 }
 _PACKAGES = {"llama.cpp": "xllamacpp", "transformers": "transformers", "kit in transformers": "transformers"}
+_IMPORTS = {  # what an engine's process imports before its time to load counts
+    "kit": ("kit.model.transformer", "kit.cpu.linear"),
+    "llama.cpp": ("xllamacpp",),
+    "transformers": ("torch", "transformers.modeling_utils", "transformers.modeling_gguf_pytorch_utils"),
+    "kit in transformers": ("kit.hf.model", "kit.cpu.linear"),
+}
 
 
 def installed() -> list[str]:
@@ -111,10 +118,11 @@ def _missing(name) -> str:
 def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False) -> pd.DataFrame:
     """One row an engine (names of ENGINES; None: all): the same greedy tokens from the same file, ``rounds`` times in turn.
 
-    Only one process runs at a time, the others are stopped. ``prompt``: token ids (None: of PROMPT). Columns: load and
-    first, seconds until the file is open and then until the first token, in a new process with the file in the page
-    cache; speed, tokens a second, the median of ``samples``; resident and locked, bytes of the process after that;
-    agree, leading tokens that are the first engine's; reason, why there is nothing else in the row.
+    Only one process runs at a time, the others are stopped. ``prompt``: token ids (None: of PROMPT). Columns: imports, load
+    and first, seconds until the engine's libraries are imported, then the file is open, then until the first token, in
+    a new process with the file in the page cache; speed, tokens a second, the median of ``samples``;
+    resident and locked, bytes of the process after that; beyond imports, how many of the resident ones were not there when
+    the libraries were; agree, leading tokens that are the first engine's; reason, why there is nothing else in the row.
     """
     import kit
 
@@ -128,7 +136,8 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
             try:
                 running[name] = _start(name, path, context, needs.get(name, 0))
                 rows[name] = {
-                    "load": running[name].load,
+                    "imports": running[name].imports,
+                    "load": running[name].ask(load=True)[0],
                     "first": running[name].ask(begin=prompt)[0],
                     "samples": [],
                     "reason": "",
@@ -147,10 +156,11 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
             rows[name] |= engine.memory() | {
                 "speed": float(np.median(rows[name]["samples"])), "agree": _agree(said[name], next(iter(said.values()))),
             }  # fmt: skip
+            rows[name]["beyond imports"] = rows[name]["resident"] - engine.base
     finally:
         for engine in running.values():
             engine.close()
-    columns = ["load", "first", "speed", "samples", "resident", "locked", "agree", "reason"]
+    columns = ["imports", "load", "first", "speed", "samples", "resident", "beyond imports", "locked", "agree", "reason"]
     return pd.DataFrame.from_dict(rows, "index").reindex(columns=columns).rename_axis("engine")
 
 
@@ -175,7 +185,8 @@ class _Process:
         command = [sys.executable, "-m", "kit.findings.peers", name, str(path), str(context)]
         pipe = subprocess.PIPE
         self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        self.load = self._answer()[0]
+        self.imports = self._answer()[0]
+        self.base = self.memory()["resident"]
 
     def ask(self, **question) -> tuple[float, list[int]]:
         """(seconds, tokens) of one of the questions that ``serve`` answers."""
@@ -206,17 +217,20 @@ class _Process:
 
 
 def serve(name: str, path: str, context: str) -> None:
-    """The process's side. Each line of standard input is a question: {"begin": ids}, the prompt of a new text, or
-    {"steps": n}, so many more tokens; each line of standard output [seconds, tokens], at first those of loading."""
+    """The process's side. Each line of standard input is a question: {"load": true}, {"begin": ids}, the prompt of a new text,
+    or {"steps": n}, so many more tokens; each line of standard output [seconds, tokens], at first those of importing."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
     start = time.perf_counter()
-    engine = ENGINES[name](path, int(context))
+    for module in _IMPORTS[name.partition(",")[0]]:
+        importlib.import_module(module)
     print(json.dumps([time.perf_counter() - start, []]), file=out)
-    token = None
+    engine, token = None, None
     for line in sys.stdin:
         question, said = json.loads(line), []
         start = time.perf_counter()
+        if "load" in question:
+            engine = ENGINES[name](path, int(context))
         if "begin" in question:
             token = engine.begin(question["begin"])
             said.append(token)
