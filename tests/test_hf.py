@@ -15,7 +15,7 @@ from model_files import rewrite
 
 import kit
 import kit.hf
-from kit.errors import ModelError
+from kit.errors import ModelError, TokenizerError
 from kit.hf.norm import RMSNorm
 from kit.hf.stored import StoredWeight
 
@@ -288,3 +288,23 @@ def test_the_command_goes_on_where_the_kit_has_no_pass(files, name):
     answer = json.loads(done.stdout)
     assert (answer["tokens"], answer["via"]) == (out[-len(answer["tokens"]) :], "transformers")
     assert len(answer["tokens"]) == 4 and answer["decode_gb_per_second"] > 0
+
+
+def test_a_tokenizer_that_nobody_knows(files, tmp_path):
+    change = lambda metadata, _: metadata.update({"tokenizer.ggml.model": "odd", "tokenizer.ggml.tokens": ["a"] * 128})  # noqa: E731
+    path = rewrite(files("falcon"), tmp_path / "odd.gguf", change)
+    with pytest.raises(TokenizerError, match=r"'odd'.*kit\.hf\.model_over\(kit\.hf\.Source\.of\(kit\.open\(path\)\)\)"):
+        kit.hf.load(path)
+    assert kit.hf.model_over(kit.hf.Source.of(kit.open(path)))(input_ids=TOKENS).logits.isfinite().all()
+
+
+def test_the_vocabulary_goes_both_ways_and_is_read_late(files, tmp_path):
+    kind = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [0.0] * 128}
+    _, tokenizer = kit.hf.load(rewrite(files("llama"), tmp_path / "v.gguf", lambda metadata, _: metadata.update(kind)))
+    assert "tokens" not in vars(tokenizer.own)  # no second copy of every text
+    vocabulary = tokenizer.get_vocab()
+    assert len(tokenizer) == len(vocabulary) == 128
+    assert tokenizer.convert_ids_to_tokens(list(vocabulary.values())) == list(vocabulary)
+    assert tokenizer.convert_tokens_to_ids(list(vocabulary)) == list(vocabulary.values())
+    assert tokenizer.add_special_tokens({"additional_special_tokens": ["<extra>"]}) == 1
+    assert tokenizer.convert_tokens_to_ids("<extra>") == 128 and tokenizer.eos_token_id == 2
