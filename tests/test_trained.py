@@ -83,11 +83,10 @@ def test_the_trained_model_says_what_llama_cpp_says(gemma, tmp_path):
     prompt = model.tokenizer.encode("The capital of France is")
     long = model.tokenizer.encode("It was the best of times, it was the worst of times, and it rained. " * 40)[:600]
     assert [prompt] == llama_cpp.tokenize(whole, [b"The capital of France is"])
+    ours = kit.generate(model, prompt, max_tokens=64, stop_at_end=False).tokens
     with llama_cpp.opened(whole, context=1024, kv="float32", exact=True) as llama:
-        theirs = [int(llama.logits(prompt, wanted=1)[0].argmax())]
-        while len(theirs) < 64:
-            theirs.append(int(llama.logits(theirs[-1:], len(prompt) + len(theirs) - 1)[0].argmax()))
+        theirs = llama.logits(prompt + ours[:-1], wanted=64).argmax(1)  # after the same text, the same token each time
         expected = llama.logits(long, wanted=1)[0]
-    assert kit.generate(model, prompt, max_tokens=64, stop_at_end=False).tokens == theirs
+    assert ours == theirs.tolist()
     off = model.step(long, model.new_cache()).numpy() - expected
     assert np.sqrt(np.mean(off**2)) < 1e-3 * expected.std()
