@@ -58,10 +58,10 @@ def samples(runs: list[Run], way: str) -> list[float]:
 
 
 def ratios(runs: list[Run], slow: str, fast: str) -> list[float]:
-    """Seconds of ``slow`` over seconds of ``fast``, round by round; a way that ran once is compared with each round."""
+    """Seconds of ``slow`` over seconds of ``fast`` in the rounds of both; a way that ran once is compared with each round."""
     before, after = samples(runs, slow), samples(runs, fast)
     before = before * len(after) if len(before) == 1 else before
-    return [a / b for a, b in zip(before, after, strict=True)]
+    return [a / b for a, b in zip(before, after, strict=False)]
 
 
 STEPS = (  # from, to, what changed between them
