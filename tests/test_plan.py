@@ -13,6 +13,8 @@ import kit
 from kit.cpu import attention
 from kit.model import plan
 from kit.model.kvcache import KV_TYPES
+from kit.synthetic.geometry import GEOMETRIES
+from kit.synthetic.write import synthesize
 
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 24)]
 PLANNED = [
@@ -54,6 +56,14 @@ def test_every_architecture_equals_float64(folder, name):
     got = decode(model, PROMPT).double().numpy()
     assert rms(got, forward(PROMPT, *model_files.plain(path))[4:]) < 1e-5
     assert [span.outcome for span in model.trace.spans if span.what == "token"] == [""] + 20 * ["planned"]
+
+
+def test_a_scaled_embedding_of_several_tasks(folder):
+    """Of a hidden size above 1,024 only the first 1,024 numbers were scaled."""
+    geometry = dataclasses.replace(GEOMETRIES["tiny-granite"], name="wide", layers=1, hidden_size=1280)
+    path = synthesize(folder / "wide.gguf", geometry)
+    planned, right = (decode(model, PROMPT[:8]).numpy() for model in (transformer(path), unplanned(transformer(path))))
+    assert rms(planned, right) < 1e-5
 
 
 @pytest.mark.parametrize("kv_dtype", KV_TYPES)

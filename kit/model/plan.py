@@ -140,7 +140,7 @@ class Plan:
         self._blocks, x = self.weights.blocks(_EMBEDDING), self._new(1, c.hidden_size)
         self._embed = self._add(dequantize.step(self._blocks[:1], FORMATS[info.qtype], x))
         if c.embedding_scale != 1:
-            self._add((compiled("scale"), (x.data_ptr(), c.hidden_size, as_bits(c.embedding_scale)), 1))
+            self._add((compiled("scale"), (x.data_ptr(), c.hidden_size, as_bits(c.embedding_scale)), tasks_of(c.hidden_size)))
         self._span("embed", _EMBEDDING, -1, x.nbytes, first=self._embed)
         return x
 
