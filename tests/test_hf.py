@@ -15,6 +15,8 @@ from model_files import rewrite
 
 import kit
 import kit.hf
+from kit.costs.order import order_of
+from kit.costs.ways import BLOCKS, Way, measure
 from kit.errors import ModelError, TokenizerError
 from kit.hf.norm import RMSNorm
 from kit.hf.stored import StoredWeight
@@ -288,6 +290,38 @@ def test_the_command_goes_on_where_the_kit_has_no_pass(files, name):
     answer = json.loads(done.stdout)
     assert (answer["tokens"], answer["via"]) == (out[-len(answer["tokens"]) :], "transformers")
     assert len(answer["tokens"]) == 4 and answer["decode_gb_per_second"] > 0
+
+
+SELDOM = "enc.", "cross_attn_k", "cross_attn_v", "ssm_a"  # asked for with a prompt alone, and a vector a row
+
+
+@pytest.mark.parametrize("name", ["falcon", "t5", "mamba", "llama"])
+def test_the_order_of_use_and_a_measured_way_through_transformers(files, name):
+    with kit.open(files(name)) as file:
+        order = order_of(file, 2, "transformers" if name == "llama" else "")
+        assert (order.via, order.reason) == ("transformers", "")
+        matrices = {tensor for tensor, info in file.tensors.items() if len(info.shape) == 2 and info.elements >= 64 * 64}
+        matrices = {tensor for tensor in matrices if not any(part in tensor for part in SELDOM)}
+        assert matrices - set(order.names) <= {"token_embd.weight"}  # rows of it
+        blocks, limited = (measure(way, file, order, 2) for way in (BLOCKS, Way("LRU", 1 << 14, "bfloat16")))
+        assert (blocks.result - limited.result).std() < 0.05 * blocks.result.std()
+        assert len(blocks.samples) == 2 and limited.resident <= 1 << 14
+
+
+def test_via_names_whose_pass_it_is(files, tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from kit.commands.cli import main
+
+    monkeypatch.setattr("kit.lab.machine.probe", lambda: pytest.fail("measured first"))
+    change = lambda metadata, _: metadata.update({"general.architecture": "rwkv6"})  # noqa: E731
+    other = rewrite(files("llama"), tmp_path / "other.gguf", change)
+    cases = (files("falcon"), "kit", "'falcon' is not supported"), (other, "transformers", "cannot configure 'rwkv6'")
+    for path, via, words in cases:
+        with kit.open(path) as file, pytest.raises(ModelError, match=words):
+            order_of(file, 2, via)
+        done = CliRunner().invoke(main, ["explain", str(path), "--via", via])
+        assert done.exit_code == 2 and words in done.output
 
 
 def test_a_tokenizer_that_nobody_knows(files, tmp_path):

@@ -16,15 +16,16 @@ import click
     metavar="FILE",
     help="Weight accesses recorded elsewhere: oracleGeneral, or CSV with the columns tensor, nbytes.",
 )
+@click.option("--via", type=click.Choice(["kit", "transformers"]), help="Whose forward pass.  [default: kit's, if it has one]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
-def command(file, memory, tokens, trace, as_json, report):
+def command(file, memory, tokens, trace, via, as_json, report):
     """Explain what a model costs here and what to change.
 
     FILE is a GGUF file or hf://owner/repo/file.gguf. What it is; where the time of a token goes; the roofline; hits
     by policy for the memory given, from a replay of its own access order; the exactness of each backend on its own
-    tensors; what to change, predicted, and the best two measured. A file whose architecture the kit cannot run is
-    explained from its tensors alone.
+    tensors; what to change, predicted, and the best two measured. A file whose architecture the kit cannot run is run
+    through transformers, if `gguf-kit[hf]` is installed, and else explained from its tensors alone.
 
     \b
     kit explain model.gguf
@@ -37,6 +38,7 @@ def command(file, memory, tokens, trace, as_json, report):
     import sys
 
     import kit
+    from kit.costs.order import DECODES
     from kit.errors import CacheError
     from kit.findings.n09_your_model.study import Study, read_trace
     from kit.lab import machine
@@ -50,11 +52,14 @@ def command(file, memory, tokens, trace, as_json, report):
         raise CacheError(f"--memory {memory} holds nothing; give at least 1 byte, such as --memory 64MiB, or leave it out")
     memory = given
     accesses = read_trace(trace) if trace else None
+    if via:
+        with kit.open(file) as opened:
+            DECODES[via](kit.Weights(opened), "fused")  # what cannot be run is said before the machine is measured
     if report:
-        click.echo(_report(file, memory, tokens, trace, report))
+        click.echo(_report(file, memory, tokens, trace, via, report))
         return
     with kit.open(file) as opened:
-        study = Study(opened, machine.probe(), memory, tokens, accesses, progress=True)
+        study = Study(opened, machine.probe(), memory, tokens, accesses, progress=True, via=via or "")
         study.measure_best()
         if as_json:
             click.echo(json.dumps(finite(study.to_dict()), indent=1, allow_nan=False))
@@ -86,7 +91,7 @@ def _sections(study):
     yield paragraph(study.advise())
 
 
-def _report(file, memory, tokens, trace, folder):
+def _report(file, memory, tokens, trace, via, folder):
     """Notebook 09 on this file, as `kit reproduce` runs it; the path of its page."""
     from pathlib import Path
 
@@ -98,6 +103,8 @@ def _report(file, memory, tokens, trace, folder):
 
     model = absolute(file)
     texts = [f"memory={memory}", f"tokens={tokens}"]
+    if via:
+        texts.append(f"via={via}")
     if trace:
         texts.append(f"trace={Path(trace).resolve()}")
     request = runs.Request("quick", model, ("09",), tuple(texts))

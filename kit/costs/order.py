@@ -8,12 +8,14 @@ import numpy as np
 import torch
 
 import kit
+from kit import hf
 from kit.cache.traces import Requests
 from kit.cpu import dequantize as cpu
 from kit.cpu.threads import torch_alone
 from kit.errors import KitError, ModelError
 from kit.gguf.formats import FORMATS
 from kit.gguf.summary import NO_WEIGHTS
+from kit.model.config import ARCHITECTURES
 from kit.model.linear import linear_named
 
 FUSED = ("fused", "fused-int8")
@@ -48,6 +50,7 @@ class Order:
     outside all uses of weights (attention, norms, embedding). Both are empty or 0 when ``reason`` says why the file cannot
     be run; then every matrix and vector counts as used once a token, in file order. ``left_out``: tensors that nothing
     can dequantize. Those seconds are of tokens step by step; ``programs``, by linear, of those that run as a program.
+    ``via``: the row of DECODES that ran it.
     """
 
     tokens: list[list[str]]
@@ -56,6 +59,7 @@ class Order:
     reason: str = ""
     left_out: tuple[str, ...] = ()
     programs: dict[str, Program] = field(default_factory=dict)
+    via: str = "kit"
 
     @property
     def names(self) -> list[str]:
@@ -70,10 +74,16 @@ class Order:
         return Requests(keys, [size[key] for key in keys], numbers)
 
 
-def order_of(file, tokens: int = 4) -> Order:
-    """Decode ``tokens`` tokens straight from the blocks and keep what they asked for; else take the file's own order."""
+def order_of(file, tokens: int = 4, via: str = "") -> Order:
+    """Decode ``tokens`` tokens straight from the blocks and keep what they asked for; else take the file's own order.
+
+    ``via``: the row of DECODES to decode by, or it is an error; "": the kit's own pass, else transformers where it is there.
+    """
+    if via:
+        return _recorded(file, tokens, via)
     try:
-        return _recorded(file, tokens)
+        kit_has_it = file.architecture in ARCHITECTURES or not hf.installed()
+        return _recorded(file, tokens, "kit" if kit_has_it else "transformers")
     except KitError as error:
         if not any(info.elements for info in file.tensors.values()):
             raise ModelError(f"{file.path}: {NO_WEIGHTS}") from None
@@ -86,9 +96,9 @@ def order_of(file, tokens: int = 4) -> Order:
         return Order([_once(file, usable)] * tokens, reason=str(error), left_out=left_out)
 
 
-def _recorded(file, tokens):
+def _recorded(file, tokens, via):
     weights = kit.Weights(file)
-    steps = Decode(weights, "fused")
+    steps = DECODES[via](weights, "fused")
     steps.model.unplanned = "a recorded pass asks for no vector: the order of all uses is wanted"
     steps.step()  # pages, threads and compiled kernels are not part of a token
     weights.trace.clear()
@@ -101,10 +111,9 @@ def _recorded(file, tokens):
         vectors = (spans["what"] == "access") & ~spans["tensor"].str.endswith("bias")  # a bias is asked for in a product
         rest.append(seconds[-1] - float(spans.loc[(spans["what"] == "linear") | vectors, "seconds"].sum()))
         weights.trace.clear()
-    programs = {linear: _program(file, linear, min(tokens, _PROGRAM_TOKENS)) for linear in FUSED}
-    return Order(
-        order, tuple(seconds), float(np.median(rest)), programs={name: found for name, found in programs.items() if found}
-    )
+    programs = {linear: _program(file, linear, min(tokens, _PROGRAM_TOKENS)) for linear in FUSED if via == "kit"}
+    programs = {name: found for name, found in programs.items() if found}
+    return Order(order, tuple(seconds), float(np.median(rest)), programs=programs, via=via)
 
 
 def _program(file, linear, tokens) -> Program | None:
@@ -149,6 +158,30 @@ class Decode:
         if self.cache.length == self.cache.context:
             self.cache.truncate(0)
         return self.model.step([1 + self.cache.length % 3], self.cache)
+
+
+class DecodeInTransformers:
+    """The same through transformers' model of the file, over the same weights (kit.hf)."""
+
+    def __init__(self, weights, linear: str, tokens: int = 64):
+        self.model, self._context, self._held = hf.model_over(hf.Source(weights, linear)), tokens, 0
+
+    @torch.inference_mode()
+    def step(self) -> torch.Tensor:
+        """Logits of one more token; starts again from an empty context when it is full."""
+        first, ids = self._held % self._context == 0, torch.tensor([[1 + self._held % self._context % 3]])
+        past = {} if first else self._past
+        if self.model.config.is_encoder_decoder:
+            past = {"decoder_input_ids": ids} | past
+        out = self.model(**past if "encoder_outputs" in past else past | {"input_ids": ids}, use_cache=True)
+        self._past = {key: out[key] for key in ("past_key_values", "cache_params") if out.get(key) is not None}
+        if self.model.config.is_encoder_decoder:
+            self._past["encoder_outputs"] = (out.encoder_last_hidden_state,)
+        self._held += 1
+        return out.logits[0, -1]
+
+
+DECODES = {"kit": Decode, "transformers": DecodeInTransformers}
 
 
 class Walk:

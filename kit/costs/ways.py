@@ -11,7 +11,7 @@ from kit.cache import POLICIES, UNLIMITED
 from kit.cache.policies.base import Policy
 from kit.cache.replay import replay_hits
 from kit.costs.measured import Cost
-from kit.costs.order import FUSED, Decode, Kind, Order, Program, Walk, kind_of
+from kit.costs.order import DECODES, FUSED, Decode, Kind, Order, Program, Walk, kind_of
 from kit.quants.registry import DTYPES
 from kit.units import format_bytes
 
@@ -160,7 +160,7 @@ class Measured:
 def measure(way: Way, file, order: Order, tokens: int) -> Measured:
     """Decode ``tokens`` tokens (walk the tensors, where the forward pass is not known) after one that is not counted."""
     weights = kit.Weights(file, way.cache(), dtype=way.dtype)
-    steps = Walk(weights, way.linear, order.tokens[0]) if order.reason else Decode(weights, way.linear, tokens + 1)
+    steps = Walk(weights, way.linear, order.tokens[0]) if order.reason else DECODES[order.via](weights, way.linear, tokens + 1)
     return run(way, weights, steps, tokens)
 
 

@@ -30,7 +30,8 @@ _TRIES = 3  # of a measurement that other processes disturb
 class Study:
     """``file``: an open GGUF; ``machine``: measured; ``memory``: bytes that dequantized weights may take; ``tokens`` decoded.
 
-    ``trace``: accesses recorded elsewhere, for the table of policies; the file's own order when None.
+    ``trace``: accesses recorded elsewhere, for the table of policies; the file's own order when None. ``via``: whose forward
+    pass, as in kit.costs.order.order_of.
     """
 
     file: object
@@ -39,6 +40,7 @@ class Study:
     tokens: int = 16
     trace: Requests | None = None
     progress: bool = False
+    via: str = ""
     measured: dict[Way, Measured] = field(default_factory=dict)
 
     @cached_property
@@ -49,7 +51,7 @@ class Study:
     @cached_property
     def order(self) -> Order:
         """What a decode of ``tokens`` tokens asks for."""
-        return order_of(self.file, self.tokens)
+        return order_of(self.file, self.tokens, self.via)
 
     @cached_property
     def costs(self) -> dict[Kind, Cost]:
@@ -124,7 +126,8 @@ class Study:
     def how(self) -> str:
         """Whether the file was run or only its tensors were, and what was left out."""
         if not self.order.reason:
-            return f"The order of weight accesses was recorded from a decode of {len(self.order.tokens)} tokens."
+            whose = " through transformers (kit.hf): the kit's own pass was not used" * (self.order.via == "transformers")
+            return f"The order of weight accesses was recorded from a decode of {len(self.order.tokens)} tokens{whose}."
         text = (
             f"No token was generated ({self.order.reason}): a token stands for every tensor used once, in file order, and "
             "what is measured below is that walk."
