@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import kit
 from kit.commands.cli import main
 from kit.errors import GGUFError
+from kit.findings.session import Session
 from kit.gguf import trained
 from kit.gguf.sources import absolute, resolve
 from kit.synthetic.write import synthesize
@@ -39,6 +40,7 @@ def test_the_name_alone_is_a_model(package, tmp_path):
         assert file.architecture == "llama" and file.path == tmp_path / "models" / "t.gguf"
     assert (tmp_path / "models" / "t.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
     assert absolute("tiny") == "tiny" and absolute("x.gguf") == str(tmp_path / "x.gguf")
+    assert Session("01_first_token", model="tiny").path() == file.path  # notebooks read the file itself, too
     (tmp_path / "tiny").write_bytes(b"")
     assert resolve("tiny").name == "tiny"  # a file of that name comes first
 

@@ -16,6 +16,7 @@ from kit.claims import table as claims
 from kit.claims.judge import Judgment
 from kit.errors import ReportError
 from kit.findings.doctor import check_device
+from kit.gguf.sources import resolve
 from kit.lab import figures, machine, note, profiles, state, tables
 from kit.lab.device import Limits
 from kit.lab.paths import models_folder, results_folder
@@ -79,10 +80,10 @@ class Session:
             print(f"device = cpu: not measured; `kit reproduce --device cuda` adds {adds}")
         return self.device != "cpu"
 
-    def path(self, stands_for="granite-3.3-8b", mix="Q4_K_M") -> Path | str:
-        """Where the model lies that stands for one of the reports' models; generated on first use, in data/models."""
+    def path(self, stands_for="granite-3.3-8b", mix="Q4_K_M") -> Path:
+        """Where the model lies that stands for one of the reports' models; fetched or generated on first use."""
         if self.model:
-            return self.model
+            return resolve(self.model)
         from kit.synthetic.write import cached_model
 
         geometry, layers = self.profile.models[stands_for]
