@@ -37,7 +37,7 @@ PROFILES = {
             "quick",
             {"granite-3.3-8b": ("granite-3.3-8b", 4), "tinyllama-1.1b": ("tinyllama-1.1b", 4)},
             samples=5, tokens=5,
-            cost="real tensor shapes, four layers: within ten minutes, 8 GB of memory, 2 GB of disk",
+            cost="real tensor shapes, four layers: four to twelve minutes, 8 GB of memory, 2 GB of disk",
         ),
         Profile(
             "full",
