@@ -70,7 +70,7 @@ def of_run(folder: Path | None) -> Machine:
 
 
 def probe() -> Machine:
-    """Measure this machine (about two seconds; up to 1 GiB, less where memory is short)."""
+    """Measure this machine (two to five seconds; up to 1 GiB, less where memory is short)."""
     samples, methods = _measure_memory()
     samples["f32_gflops"], methods["f32_gflops"] = _measure_flops(), "torch.matmul of two 2048 x 2048 f32 matrices"
     best = {name: max(values) for name, values in samples.items()}
