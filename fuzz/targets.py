@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kit.lab.paths import data_file
+
 
 class Target(NamedTuple):
     """``modules``: what is instrumented for coverage. Modules of compiled code cannot be: of those, ``module:function``."""
@@ -146,6 +148,12 @@ def _grid(data: bytes) -> None:
     spec.read(_file(data, "grid.yaml"), notebooks_folder())
 
 
+def _claims(data: bytes) -> None:
+    from kit.claims import table
+
+    table.read(_file(data, "claims.yaml"))
+
+
 def _parameters(data: bytes) -> None:
     from kit.report import parameters
 
@@ -188,6 +196,7 @@ TARGETS = {
     "oracle": Target(_trace_seeds, _oracle, ("kit.cache.oracle", "kit.cache.replay")),
     "csv": Target(lambda: [b"name,nbytes\na,3\nb,5\n"], _csv, ("kit.findings.n09_your_model.study", "kit.cache.traces")),
     "grid": Target(lambda: [b"profile: smoke\nnotebooks: [decode]\nmodels: [tiny-llama]\n"], _grid, ("kit.report.sweep.spec",)),
+    "claims": Target(lambda: [data_file("claims.yaml").read_bytes()[:4096]], _claims, ("kit.claims.table",)),
     "parameters": Target(lambda: [b"n: int = 3  # how many\nx: float = 1.5\n"], _parameters, ("kit.report.parameters",)),
     "text": Target(lambda: ["Hello, wörld 123 \n\n 漢字🙂".encode()], _text, ("kit.model.tokenizer",)),
 }

@@ -33,6 +33,28 @@ def test_an_unknown_claim_is_an_error_that_lists_the_known():
         claims.get("x")
 
 
+ROW = "- {id: a, report: '001', claim: c, reported: r, notebook: n}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [", "not YAML"),
+        ("[" * 5000, "not YAML"),
+        ("id: a", "a list of claims is needed"),
+        ("- {id: a, before: fast}", "claim 1: wrong or unknown: 'before'; missing: report, claim, reported, notebook"),
+        (ROW + ROW, "claim 2: the id 'a' is an earlier claim's"),
+        (ROW.replace("}", ", ratio: [5]}"), "claim 1: wrong or unknown: 'ratio'"),
+    ],
+)
+def test_a_wrong_file_of_claims_is_one_error_that_names_the_row(tmp_path, text, says):
+    path = tmp_path / "claims.yaml"
+    path.write_text(text)
+    with pytest.raises(ReportError, match=says) as error:
+        claims.read(path)
+    assert str(error.value).startswith(str(path))
+
+
 def make(**changes):
     return Record(**(dict(run_id="r", notebook="n", quantity="q", unit="s", samples=[3.0, 1.0, 2.0]) | changes))
 

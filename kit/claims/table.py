@@ -1,11 +1,11 @@
 """The claims of the field reports (data/claims.yaml) and the verdicts that a record may give them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
-
-import yaml
+from pathlib import Path
 
 from kit.errors import ReportError
+from kit.lab.files import read_yaml
 from kit.lab.paths import data_file
 
 VERDICTS = {  # FINDINGS: what each word means
@@ -43,11 +43,43 @@ class Claim:
     ratio: tuple[float, float] | None = None
 
 
+_NEEDED = ("id", "report", "claim", "reported", "notebook")
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _is_range(value) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+
+
+_CHECKS = {field.name: lambda value: isinstance(value, str) for field in fields(Claim)} | {
+    "before": _is_number, "after": _is_number, "ratio": _is_range,
+}  # fmt: skip
+
+
 @cache
 def load() -> dict[str, Claim]:
     """All claims by id, in the order of the file."""
-    rows = yaml.safe_load(data_file("claims.yaml").read_text(encoding="utf-8"))
-    return {row["id"]: Claim(**row) for row in rows}
+    return read(data_file("claims.yaml"))
+
+
+def read(path: Path) -> dict[str, Claim]:
+    """The claims of a YAML file by id. ReportError names the file, the row and its key."""
+    rows = read_yaml(path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ReportError(f"{path}: a list of claims is needed, each with: {', '.join(_CHECKS)}")
+    claims: dict[str, Claim] = {}
+    for number, row in enumerate(rows, 1):
+        wrong = [repr(key) for key, value in row.items() if key not in _CHECKS or not _CHECKS[key](value)]
+        missing = [key for key in _NEEDED if key not in row]
+        if wrong or missing:
+            raise ReportError(f"{path}: claim {number}: wrong or unknown: {', '.join(wrong)}; missing: {', '.join(missing)}")
+        if row["id"] in claims:
+            raise ReportError(f"{path}: claim {number}: the id {row['id']!r} is an earlier claim's")
+        claims[row["id"]] = Claim(**row)
+    return claims
 
 
 def get(claim_id: str) -> Claim:

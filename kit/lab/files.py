@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and YAML that a person wrote."""
 
 import os
 import shutil
@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from kit.errors import GGUFError, KitError
+import yaml
+
+from kit.errors import GGUFError, KitError, ReportError
 from kit.units import format_bytes
 
 
@@ -37,3 +39,13 @@ def replacing(path: Path, size: int = 0, error: type[KitError] = GGUFError, reme
         raise error(f"{path}: cannot be written: {problem.strerror or problem}{remedy}") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def read_yaml(path: Path):
+    """What a YAML file says. ReportError names the file."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # not UTF-8 or no such date; nested too deep
+        raise ReportError(f"{path}: not YAML: {' '.join(str(error).split())}") from None

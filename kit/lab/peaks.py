@@ -1,15 +1,15 @@
 """Peaks of devices that the reports name (data/devices.yaml, each with its source), beside the machine measured here."""
 
 import pandas as pd
-import yaml
 
+from kit.lab.files import read_yaml
 from kit.lab.machine import Machine
 from kit.lab.paths import data_file
 
 
 def load() -> pd.DataFrame:
     """One row a device: id, name, read_gbps (10^9 bytes a second), memory_bytes, source."""
-    return pd.DataFrame(yaml.safe_load(data_file("devices.yaml").read_text(encoding="utf-8")))
+    return pd.DataFrame(read_yaml(data_file("devices.yaml")))
 
 
 def with_this_machine(machine: Machine) -> pd.DataFrame:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbformat
-import yaml
 
 import kit
 from kit.errors import ReportError
 from kit.lab import profiles
+from kit.lab.files import read_yaml
 from kit.report import parameters
 from kit.report.run import RESERVED
 from kit.synthetic.geometry import GEOMETRIES, MIXES
@@ -102,8 +102,9 @@ class Grid:
 
 def read(path: Path, notebooks: Path) -> Grid:
     """The grid of a spec file. ReportError names the file, the key, the value and what is known instead."""
+    spec = read_yaml(path)
     try:
-        return _grid(_load(path), path.parent, notebooks)
+        return _grid(_checked(spec), path.parent, notebooks)
     except ReportError as error:
         raise ReportError(f"{path}: {error}") from None
 
@@ -134,13 +135,7 @@ def _grid(spec: dict, folder: Path, notebooks: Path) -> Grid:
     return Grid(cells, sources)
 
 
-def _load(path: Path) -> dict:
-    try:
-        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReportError(error.strerror) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ReportError(f"not YAML: {' '.join(str(error).split())}") from None
+def _checked(spec) -> dict:
     if not isinstance(spec, dict):
         raise ReportError(f"a spec is a mapping with the keys {', '.join(KEYS)}")
     if unknown := sorted(str(key) for key in spec if key not in KEYS):
