@@ -1,5 +1,8 @@
 """Peers: the same tokens from processes of their own; what cannot run is a row with its reason."""
 
+from types import SimpleNamespace
+
+import pandas as pd
 import psutil
 import pytest
 from model_files import write
@@ -25,6 +28,16 @@ def test_the_same_tokens_in_turn(path):
     assert (table[["imports", "load", "first", "speed", "resident", "beyond imports"]] > 0).all(axis=None)
     assert [len(samples) for samples in table.samples] == [2, 2]
     assert psutil.Process().children() == before
+
+
+def test_a_run_measures_its_peers_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(peers, "compare", lambda path, *_, **__: asked.append(path) or pd.DataFrame({"speed": 2.0}, ["kit"]))
+    first, second = (SimpleNamespace(out=tmp_path, notebook=name) for name in ("01", "04"))
+    shown = [peers.of_run(lab, path).loc["kit", "tok/s"] for lab, path in ((first, "a"), (second, "a"), (second, "b"))]
+    assert shown == [2.0] * 3 and asked == ["a", "b"]
+    peers.of_run(second, "b")
+    assert asked == ["a", "b", "b"]  # a notebook that runs again measures again
 
 
 def test_what_cannot_run_is_named(path, tmp_path, monkeypatch):

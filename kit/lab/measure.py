@@ -48,7 +48,7 @@ def sampler(
     """(a function that takes one sample, seconds a call, of at least ``min_sample`` seconds; seconds of the warm-up)."""
     timer = timeit.Timer(function, timer=clock)  # timeit also keeps the garbage collector out
     first = timer.timeit(1)
-    number = max(1, round(min_sample / max(timer.timeit(1), 1e-9)))
+    number = max(1, round(min_sample / max(timer.timeit(1), 1e-9))) if min_sample else 1
     return lambda: timer.timeit(number) / number, first
 
 

@@ -17,11 +17,11 @@ from kit.gguf.names import layer_of
 from kit.lab import figures
 from kit.lab.machine import usable_cores
 
-_BYTES = 400 << 20  # of f32 that a sample dequantizes, at most: whole tensors of the first layers
+_BYTES = 250 << 20  # of f32 that a sample dequantizes, at most: whole tensors of the first layers
 DEQUANTIZERS = {"reference": "gguf-py", "cpu": "the kit's"}
 
 
-def measure(path, budget: float = 8.0, cores: int | None = None) -> pd.DataFrame:
+def measure(path, budget: float = 7.0, cores: int | None = None) -> pd.DataFrame:
     """One row a dequantizer, number of threads and round: seconds, bytes of f32. ``budget``: seconds for all of it."""
     command = [sys.executable, "-m", __name__, str(path), str(budget), str(cores or usable_cores())]
     child = subprocess.run(command, env=os.environ | {"KIT_THREADS": "1"}, capture_output=True, text=True)

@@ -118,7 +118,7 @@ def by_way(file, context: int, scale: float, samples: int = 3) -> tuple[kit.Weig
         model = kit.Transformer(weights, attention=way.attention, linear=way.linear)
         if name in ("fused", "cached"):
             one_token(model, context)  # pages of the file, threads, compiled kernels
-        taken = {"first": 1, "loop-projections": min(2, samples), "again": min(3, samples)}.get(name, samples)
+        taken = 1 if name == "first" else min(2, samples) if way.linear == "strided" else samples
         tables[name] = one_token(model, context, scale, taken)
     return weights, pd.concat(tables, names=["way", "sample"])
 
