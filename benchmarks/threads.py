@@ -1,13 +1,16 @@
 """The kit's thread pool beside Numba's own threads and a plain pool, on the products of one decoded token."""
 
 import functools
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import pandas as pd
 import torch
 from numba import njit, prange
 
+from benchmarks._turns import Side, serve
 from kit.cpu import threads
 from kit.cpu.linear import Activations
 from kit.cpu.simd.atomics import call
@@ -19,22 +22,17 @@ SHAPES = ((2048, 2048), (256, 2048), (256, 2048), (2048, 2048), (5632, 2048), (5
 LAYERS, FORMAT = 22, "Q4_K"
 
 
-def run(samples: int = 9) -> pd.DataFrame:
-    """One row a way to share the same compiled tasks out: milliseconds for a tinyllama-1.1b token's products, and the time of
-    the kit's program over it in samples taken in turn (above 1: the way is faster than the kit's)."""
-    program, held = _token()
-    steps = [(int(step[0]), step[3:].copy(), int(step[1])) for step in program.steps]
-    ways = {
-        "program of the kit's pool": program.run,
-        "the kit's pool, a step at a time": lambda: [threads.run(function, words, tasks) for function, words, tasks in steps],
-        "Numba's prange": lambda: [_shared(function, words.ctypes.data, tasks) for function, words, tasks in steps],
-        "ThreadPoolExecutor": functools.partial(_plain, ThreadPoolExecutor(threads.count()), steps),
-    }
+def run(samples: int = 15) -> pd.DataFrame:
+    """One row a way to share the same compiled tasks out: milliseconds for a tinyllama-1.1b token's products, the time of the
+    kit's program over it by processes in turn (above 1: the way is faster than the kit's) and its 95 % interval."""
+    with ExitStack() as stack:
+        sides = {way: stack.enter_context(Side("-m", "benchmarks.threads", way)) for way in WAYS}
+        seconds = pd.DataFrame([{way: side.sample() for way, side in sides.items()} for _ in range(samples)])
     rows = []
-    for name, way in ways.items():
-        pair = measure.compare(program.run, way, samples)
-        rows.append({"what": name, "ms": pair.b.median * 1e3, "ratio": 1 / pair.ratio})
-    del held
+    for way in WAYS:
+        ratios = seconds.iloc[:, 0] / seconds[way]
+        low, high = measure.interval_of(ratios) if way != seconds.columns[0] else (1.0, 1.0)
+        rows.append({"what": way, "ms": seconds[way].median() * 1e3, "ratio": ratios.median(), "low": low, "high": high})
     return pd.DataFrame(rows).set_index("what")
 
 
@@ -63,10 +61,22 @@ def _some(function, words, first, last):
         call(function, task, words)
 
 
-def _plain(pool, steps):
-    """Each step's tasks in as many equal parts as there are threads."""
+def _plain(pool, function, words, tasks):
+    """A step's tasks in as many equal parts as there are threads."""
     count = threads.count()
-    for function, words, tasks in steps:
-        ends = [tasks * part // count for part in range(count + 1)]
-        some = functools.partial(_some, function, words.ctypes.data)
-        list(pool.map(some, ends[:-1], ends[1:]))
+    ends = [tasks * part // count for part in range(count + 1)]
+    list(pool.map(functools.partial(_some, function, words.ctypes.data), ends[:-1], ends[1:]))
+
+
+WAYS = {  # name -> how it does one step of the token; None: all steps as one program
+    "program of the kit's pool": None,
+    "the kit's pool, a step at a time": lambda function, words, tasks: threads.run(function, words, tasks),
+    "Numba's prange": lambda function, words, tasks: _shared(function, words.ctypes.data, tasks),
+    "ThreadPoolExecutor": functools.partial(_plain, ThreadPoolExecutor(threads.count())),
+}
+
+
+if __name__ == "__main__":
+    program, memory = _token()
+    steps, one = [(int(step[0]), step[3:].copy(), int(step[1])) for step in program.steps], WAYS[sys.argv[1]]
+    serve(program.run if one is None else lambda: [one(*step) for step in steps])

@@ -1,7 +1,7 @@
 """Run the targets one after another, each in a process of its own, and print what came of it.
 
-A finding stops its target; the input lies in data/fuzz/<target>/. ``--record`` adds a line a target to
-results/reference/<machine>/fuzz.jsonl.
+A finding stops its target; the input lies in data/fuzz/<target>/. ``--record`` counts into
+results/reference/<machine>/fuzz.jsonl, a line for each target and commit.
 """
 
 import argparse
@@ -32,8 +32,7 @@ def main() -> int:
         parser.error("atheris is not installed: pip install --editable '.[fuzz]'")
     rows = [_run(name, options.minutes) for name in options.targets]
     if options.record:
-        with open(ROOT / "results" / "reference" / machine.machine_id() / "fuzz.jsonl", "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        _record(rows)
     return 1 if any(row["finding"] for row in rows) else 0
 
 
@@ -59,8 +58,19 @@ def _run(name: str, minutes: float) -> dict:
         flush=True,
     )
     if finding:
-        print(done.stderr[-4000:], file=sys.stderr)
+        print(f"ended with {done.returncode}\n{done.stderr[-4000:]}", file=sys.stderr)
     return row
+
+
+def _record(rows: list[dict]) -> None:
+    path = ROOT / "results" / "reference" / machine.machine_id() / "fuzz.jsonl"
+    kept = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    for row in rows:
+        before = next((r for r in kept if (r["target"], r["commit"]) == (row["target"], row["commit"])), None)
+        if before:
+            row |= {"inputs": row["inputs"] + before["inputs"], "finding": row["finding"] or before["finding"]}
+            kept.remove(before)
+    path.write_text("".join(json.dumps(row) + "\n" for row in kept + rows), encoding="utf-8")
 
 
 sys.exit(main())

@@ -62,11 +62,6 @@ def pytest_collectreport(report):
         _skips[report.longrepr[2].removeprefix("Skipped: ")] += 1
 
 
-def pytest_collection_modifyitems(items):
-    """What takes longest starts first: files are shared out among processes in order."""
-    items.sort(key=lambda item: item.path.name not in ("test_smoke.py", "test_hf.py"))
-
-
 def _avoidable():
     return [r for r in _skips if any(text in r and met() for text, met in COULD_BE_MET.items())]
 

@@ -140,6 +140,8 @@ def _checked(spec) -> dict:
         raise ReportError(f"a spec is a mapping with the keys {', '.join(KEYS)}")
     if unknown := sorted(str(key) for key in spec if key not in KEYS):
         raise ReportError(f"unknown: {', '.join(unknown)}; known are: {', '.join(KEYS)}")
+    if not isinstance(profile := spec.get("profile", ""), str):
+        raise ReportError(f"profile: {profile!r} is not a text")
     for key in KEYS[1:-1]:
         values = spec.get(key, [""])
         if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
