@@ -1,10 +1,10 @@
 """THE verdict engine: from the region that a claim accepts, what is possible at all, and samples, to a verdict."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from kit.claims.records import Record
 from kit.errors import ReportError
 from kit.lab.measure import DRIFT, Paired, interval_of
 from kit.units import format_quantity
@@ -15,36 +15,12 @@ Region = tuple[float | None, float | None]  # None: open to that side
 HOW = ("measured", "counted", "computed")  # how the samples came about; only measured ones differ from run to run
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judgment:
-    """A verdict with all that it rests on; the fields are those of kit.claims.records.Record, so a session records it."""
-
-    claim: str
-    quantity: str
-    unit: str
-    verdict: str
-    reason: str
-    tolerance: str
-    how: str
-    samples: list[float] = field(default_factory=list)
-    median: float | None = None
-    interval: list[float] | None = None
-    accept: list[float | None] | None = None
-    lower: float | None = None
-    lower_source: str = ""
-    upper: float | None = None
-    upper_source: str = ""
-    cure: str = ""
-    state: dict = field(default_factory=dict)
-    status: str = "ok"
-
-
 def judge(
     claim: str, quantity: str, unit: str, samples: Sequence[float] | Paired = (), *, accept: Region,
     text: str | Callable[[str], str], at_least: Bound | None = None, at_most: Bound | None = None, how: str = "measured",
     in_ratio: bool = False, cure: str = "", tolerance: str = "", decides: str = "", missing: str = "",
-) -> Judgment:  # fmt: skip
-    """The verdict on one quantity of a claim.
+) -> Record:  # fmt: skip
+    """The record of the verdict on one quantity of a claim; a session that records it adds whose run it is.
 
     ``samples``: raw, in ``unit``; of a comparison one ratio a PAIR, or kit.lab.measure.Paired itself.
     ``accept``: (low, high), where the claim holds; None leaves a side open. A claim that is a number has both sides.
@@ -84,7 +60,7 @@ def judge(
         values = [float(bound[0]) for bound in (at_least, at_most) if bound]
     words = missing or (text(verdict) if callable(text) else text)
     reason = "; ".join(filter(None, (words, why, noise, cure and f"here cured by {cure}")))
-    return Judgment(
+    return Record(
         claim=claim, quantity=quantity, unit=unit, verdict=verdict, reason=reason, how=how, cure=cure,
         tolerance=f"{region(accept, unit)}{f': {tolerance}' if tolerance else ''}", samples=values,
         median=float(np.median(values)) if values else None, interval=list(interval) if interval else None,

@@ -27,8 +27,8 @@ class Record:
     ``verdict`` is one of claims.VERDICTS, empty for a plain measurement.
     """
 
-    run_id: str
-    notebook: str
+    run_id: str = ""
+    notebook: str = ""
     quantity: str
     unit: str
     claim: str = ""

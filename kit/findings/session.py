@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import pandas as pd
 import kit
 from kit.claims import records
 from kit.claims import table as claims
-from kit.claims.judge import Judgment
 from kit.errors import ReportError
 from kit.findings.doctor import check_device
 from kit.gguf.sources import resolve
@@ -100,21 +99,18 @@ class Session:
         """The opened model (kit.GGUFFile) that stands for one of the reports' models."""
         return kit.open(self.path(stands_for, mix))
 
-    def record(self, claim: str | Judgment = "", device="cpu", **measured) -> records.Record:
-        """Write one record: a Judgment, or of a plain measurement quantity, unit, samples, bounds (see records.Record).
+    def record(self, claim: str | records.Record = "", device="cpu", **measured) -> records.Record:
+        """Write one record: a verdict of kit.claims.judge, or of a plain measurement quantity, unit, samples, bounds.
 
         ``device`` is where it was measured; its parameters say so, and for "cuda" which GPU it was.
         """
-        if isinstance(claim, Judgment):
-            measured = asdict(claim) | measured
-            claim = measured.pop("claim")
-        if claim:
-            claims.get(claim)
-        measured["state"] = measured.get("state") or self.state()
+        found = claim if isinstance(claim, records.Record) else records.Record(claim=claim, **measured)
+        if found.claim:
+            claims.get(found.claim)
         where = {"device": device} | ({"gpu": self.gpu.name} if device == "cuda" else {})
-        record = records.Record(
-            run_id=self.out.name, notebook=self.notebook, claim=claim, parameters=self.parameters | where,
-            machine_id=self.machine.id, commit=machine.git_commit(), kit_version=kit.__version__, **measured,
+        record = replace(
+            found, run_id=self.out.name, notebook=self.notebook, parameters=self.parameters | where, machine_id=self.machine.id,
+            commit=machine.git_commit(), kit_version=kit.__version__, state=found.state or self.state(),
         )  # fmt: skip
         self._records.append(record)
         records.append(self._log, record)

@@ -51,13 +51,19 @@ def bound(axes: Axes, value: float, label: str, vertical: bool = False) -> None:
     line(value, label=label, **DASHED)
 
 
-def log(axes: Axes, *names: str) -> None:
-    """Log scale on the axes named ("x", "y"), labeled with plain numbers: mathtext is off in this style."""
+def log(axes: Axes, *names: str, write=lambda value: f"{value:g}") -> None:
+    """Log scale on the axes named ("x", "y"), labeled by ``write``: mathtext is off in this style."""
     for name in names:
         getattr(axes, f"set_{name}scale")("log")
         axis = getattr(axes, f"{name}axis")
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_major_formatter(lambda value, _: write(value))
         axis.set_minor_formatter(NullFormatter())
+
+
+def rows(axes: Axes) -> None:
+    """Horizontal bars from the top down, without lines between them."""
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
 
 
 def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
@@ -82,11 +88,7 @@ def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
 
 def stacked_bars(axes: Axes, table) -> None:
     """Horizontal stacked bars: one a row of ``table`` (a DataFrame of parts in seconds), totals at the ends."""
-    left = table.iloc[:, 0] * 0
-    for (part, values), color in zip(table.items(), PALETTE, strict=False):
-        axes.barh(table.index, values, left=left, label=part, color=color)
-        left = left + values
-    for row, total in left.items():
-        axes.annotate(f" {total:.3g} s", (total, row), va="center", fontsize=9)
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
+    table.plot.barh(ax=axes, stacked=True, color=PALETTE, width=0.8, legend=False)
+    axes.bar_label(axes.containers[-1], [f" {total:.3g} s" for total in table.sum(axis=1)], fontsize=9)
+    axes.set_ylabel("")
+    rows(axes)

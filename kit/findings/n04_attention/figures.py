@@ -1,5 +1,6 @@
 """Attention and the projections: the figures of notebook 04."""
 
+import numpy as np
 import pandas as pd
 
 from kit.findings.n04_attention.one_token import PARTS, WAYS
@@ -22,16 +23,13 @@ COLORS = {
 def times(timed: pd.DataFrame):
     """Time of one query against its context, every variant, and the least that memory and arithmetic allow."""
     figure, axes = figures.new()
-    for variant, rows in timed.groupby("variant", sort=False):
-        axes.plot(rows["context"], rows["seconds"], marker="o", markersize=4, color=COLORS[variant], label=variant)
-    bound = timed.drop_duplicates("context")
-    last = timed["context"].max()
-    at_last = timed[timed["context"] == last].set_index("variant")["seconds"]
-    slowest = at_last["loop"] / at_last.min()
-    axes.plot(bound["context"], bound["bound"], **figures.DASHED, label="least on this machine")
+    seconds = timed.pivot(index="context", columns="variant", values="seconds")[timed["variant"].unique()]
+    seconds.plot(ax=axes, marker="o", markersize=4, color=COLORS)
+    timed.groupby("context")["bound"].first().plot(ax=axes, **figures.DASHED, label="least on this machine")
     figures.log(axes, "x", "y")
     axes.set(xlabel="context (positions)", ylabel="seconds a layer and token")
-    axes.set_title(f"Attention of one token at {int(last)} positions: loops take {slowest:.0f} times the fastest")
+    slowest = seconds["loop"].iloc[-1] / seconds.iloc[-1].min()
+    axes.set_title(f"Attention of one token at {seconds.index[-1]} positions: loops take {slowest:.0f} times the fastest")
     axes.legend(ncols=2)
     return figure
 
@@ -39,40 +37,32 @@ def times(timed: pd.DataFrame):
 def shares(table: pd.DataFrame, claimed=(10, 20)):
     """Attention's share of a token, and the most that replacing it can give, with the claimed speed-up marked."""
     figure, (left, right) = figures.new(1, 2, height=4.2)
-    for (label, share), marker in zip(table.items(), "so^", strict=True):
-        left.plot(share.index, 100 * share, marker=marker, markersize=4, label=label)
-        right.plot(share.index, amdahl(share), marker=marker, markersize=4, label=label)
+    for axes, values in ((left, 100 * table), (right, amdahl(table))):
+        values.plot(ax=axes, style=["-s", "-o", "-^"], markersize=4, legend=False)
+        figures.log(axes, "x", "y")
+        axes.set_xlabel("context (positions)")
     left.set(ylabel="attention's share of a token (%)", title="Attention is a small part of a token")
     right.axhspan(*claimed, color=figures.YELLOW, alpha=0.5, label=f"claimed: {claimed[0]:g} to {claimed[1]:g} times")
     right.set(ylabel="times faster with no attention at all", title="So replacing it gives little")
-    for axes in (left, right):
-        figures.log(axes, "x", "y")
-        axes.set_xlabel("context (positions)")
     right.set_ylim(0.9, max(40, amdahl(table.to_numpy().max()) * 1.5))
-    handles, labels = right.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
     return figure
 
 
 def projections(table: pd.DataFrame, read_gbps: float):
     """GB/s of weights by variant and matrix, on a log scale with the machine's read bandwidth."""
     figure, axes = figures.new(height=4.6)
-    speeds = table.pivot(index="tensor", columns="variant", values="GB/s")[list(dict.fromkeys(table["variant"]))]
-    speeds = speeds.loc[list(dict.fromkeys(table["tensor"]))]
-    height = 0.8 / len(speeds.columns)
-    for row, (variant, values) in enumerate(speeds.items()):
-        places = [place + (row + 0.5) * height - 0.4 for place in range(len(values))]
-        axes.barh(places, values, height=height * 0.9, color=COLORS[variant], label=variant)
-        for place, value in zip(places, values, strict=True):
-            axes.annotate(f" {value:.2g}", (value, place), va="center", fontsize=8.5)
+    speeds = table.pivot(index="tensor", columns="variant", values="GB/s")
+    speeds = speeds.loc[table["tensor"].unique(), table["variant"].unique()].rename(lambda name: name.removesuffix(".weight"))
+    speeds.plot.barh(ax=axes, width=0.8, color=COLORS, legend=False)
+    for bars in axes.containers:
+        axes.bar_label(bars, fmt=" {:.2g}", fontsize=8.5)
     figures.bound(axes, read_gbps, f"read bandwidth, {read_gbps:.0f} GB/s", vertical=True)
-    axes.set_yticks(range(len(speeds)), [name.removesuffix(".weight") for name in speeds.index])
     figures.log(axes, "x")
-    axes.set_xlabel("GB/s of weights, as each variant reads them (fused reads blocks, the others f32)")
+    axes.set(xlabel="GB/s of weights, as each variant reads them (fused reads blocks, the others f32)", ylabel="")
     axes.set_xlim(right=speeds.max().max() * 2.5)
     axes.set_title("One token through a projection: strides, not attention, were the cost")
-    axes.grid(axis="y", visible=False)
-    axes.invert_yaxis()
+    figures.rows(axes)
     figure.legend(loc="outside lower center", ncols=5)
     return figure
 
@@ -80,17 +70,12 @@ def projections(table: pd.DataFrame, read_gbps: float):
 def kv_speeds(table: pd.DataFrame):
     """Decoded tokens a second by attention and KV type, the bound of each type drawn above its bars."""
     figure, axes = figures.new()
-    kinds, variants = list(dict.fromkeys(table["KV cache"])), list(dict.fromkeys(table["attention"]))
-    width = 0.8 / len(variants)
-    for row, variant in enumerate(variants):
-        speeds = table[table["attention"] == variant].set_index("KV cache").loc[kinds]["tok/s"]
-        places = [place + (row + 0.5) * width - 0.4 for place in range(len(kinds))]
-        axes.bar(places, speeds, width=width * 0.9, color=COLORS[variant], label=variant)
-    bounds = table.drop_duplicates("KV cache").set_index("KV cache").loc[kinds]["bound tok/s"]
-    for place, value in enumerate(bounds):
-        label = "weights and KV cache at read bandwidth" if place == 0 else None
-        axes.hlines(value, place - 0.45, place + 0.45, **figures.DASHED, label=label)
-    axes.set_xticks(range(len(kinds)), kinds)
+    speeds, bounds = (table.pivot(index="KV cache", columns="attention", values=what) for what in ("tok/s", "bound tok/s"))
+    speeds = speeds.loc[table["KV cache"].unique(), table["attention"].unique()]
+    speeds.plot.bar(ax=axes, width=0.8, rot=0, color=COLORS)
+    bounds, places = bounds.loc[speeds.index].iloc[:, 0], np.arange(len(speeds))
+    label = "weights and KV cache at read bandwidth"
+    axes.hlines(bounds, places - 0.45, places + 0.45, **figures.DASHED, label=label)
     axes.set(xlabel="KV cache type", ylabel="tokens a second")
     axes.set_ylim(top=max(bounds.max(), table["tok/s"].max()) * 1.35)
     axes.set_title("A smaller KV cache helps only where the cache is what is read")

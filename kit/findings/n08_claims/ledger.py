@@ -126,7 +126,11 @@ def picture(entries: list[Entry]):
     axes.set_xlim(left, right)
     axes.set_yticks(range(len(entries)), [entry.claim.id for entry in entries], fontsize=8.5)
     axes.set_ylim(len(entries) - 0.4, -0.6)
-    axes.set(xlabel="times the figure that the report gives (1: as reported)", title="Claimed, measured, possible")
+    counts = book.tally(entries)
+    axes.set(xlabel="times the figure that the report gives (1: as reported)")
+    axes.set_title(
+        f"Of {len(entries)} claims {counts['reproduced'] + counts['reproduced in ratio']} hold, {counts['impossible']} cannot be"
+    )
     axes.grid(axis="y", visible=False)
     return figure
 

@@ -28,7 +28,9 @@ def families(table: pd.DataFrame, biggest: int = 6):
     figure, axes = figures.new(height=2.9)
     figures.stacked_bars(axes, pd.DataFrame(ways).T)
     axes.set_xlim(0, 1.15 * max(values.sum() for values in ways.values()))
-    axes.set(xlabel="seconds a token (sum of the measured costs)", title="Where a token's time goes")
+    lost = shown["dequantize"].sum() / ways["dequantized each time"].sum()
+    axes.set(xlabel="seconds a token (sum of the measured costs)")
+    axes.set_title(f"Where nothing is kept, dequantizing is {lost:.0%} of a token")
     axes.legend(ncols=4, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.45, -0.2))
     return figure
 
@@ -46,7 +48,10 @@ def hits(accesses: Requests, memory: int, points: int = 12):
     axes.plot(sizes / scale, bound, **figures.DASHED, label="bound without prefetch")
     axes.axvline(min(memory, whole) / scale, color="#777777", linewidth=1, label=f"given: {format_bytes(memory)}")
     axes.set(xlabel=f"{unit} of cache (right end: everything fits)", ylabel="bytes hit, %")
-    axes.set(title="A cache smaller than the model: what each policy hits", ylim=(-3, 103))
+    given = 100 * policies(accesses, memory, SHOWN)["bytes hit"]
+    best = given.drop("MIN").idxmax()
+    axes.set(title=f"With {format_bytes(memory)} LRU hits {given['LRU']:.0f} % of the bytes, {best} {given[best]:.0f} %")
+    axes.set_ylim(-3, 103)
     axes.legend(fontsize=8.5, loc="upper left")
     return figure
 
@@ -54,17 +59,20 @@ def hits(accesses: Requests, memory: int, points: int = 12):
 def advice(table: pd.DataFrame):
     """Predicted seconds a token as bars, measured as dots, the least possible as a line in each bar."""
     figure, axes = figures.new(height=1.5 + 0.36 * len(table))
+    now, best = table["predicted"].iloc[0], table["predicted"].idxmin()
     colors = [figures.VERMILION, *[figures.SKY] * (len(table) - 1)]
-    axes.barh(table.index, table["predicted"], color=colors, label="predicted")
+    labels = ["predicted, now", "predicted, instead", *["_"] * (len(table) - 2)]  # matplotlib skips what begins with _
+    axes.barh(table.index, table["predicted"], color=colors, label=labels)
     rows = np.arange(len(table))
     axes.vlines(table["least"], rows - 0.4, rows + 0.4, color=figures.BLACK, linestyle="--", linewidth=1.4, label="least")
     if "measured" in table:
         axes.plot(table["measured"], rows, "D", color=figures.ORANGE, markeredgecolor="black", label="measured")
     figures.log(axes, "x")
-    axes.set(xlabel="seconds a token (least: its bytes at this machine's bandwidth)", title="What to change")
+    axes.set(xlabel="seconds a token (least: its bytes at this machine's bandwidth)")
+    axes.set_title(f"{best}: {now / table.loc[best, 'predicted']:.1f} times as fast as now, predicted")
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.legend(fontsize=8.5, loc="upper center", bbox_to_anchor=(0.4, -0.12 - 0.5 / len(table)), ncols=3)
+    axes.legend(fontsize=8.5, loc="upper center", bbox_to_anchor=(0.4, -0.12 - 0.5 / len(table)), ncols=4)
     return figure
 
 

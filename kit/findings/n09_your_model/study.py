@@ -81,6 +81,15 @@ class Study:
         """Hits by policy for the memory given."""
         return tables.policies(self.accesses, self.memory)
 
+    def largest(self) -> str:
+        """What the largest weight does to an LRU."""
+        name, size = max(self.accesses.objects.items(), key=lambda item: item[1])
+        return (
+            f"The largest weight, {name}, is {format_bytes(size)} of {format_bytes(self.accesses.working_set)}. A smaller cache "
+            "lets it pass and keeps others; an LRU just large enough takes it in at every token and throws them out for it, so "
+            "there its curve can fall."
+        )
+
     def exactness(self) -> pd.DataFrame:
         """Format by backend on this file's own blocks."""
         return tables.exactness_of(self.file)
