@@ -158,10 +158,9 @@ def cliff_figure(swept: pd.DataFrame, machine, working_set: int, title: str):
     share = np.minimum(grid, 1)
     speed.plot(100 * grid, fastest(machine, working_set, share), **figures.DASHED, label="bound of this machine")
     hits.plot(100 * grid, 100 * share, **figures.DASHED, label="bound: capacity / working set")
-    marks = zip("os^D", (figures.VERMILION, figures.BLUE, figures.GREEN, figures.PURPLE), strict=True)
-    marks = dict(zip(swept["policy"].unique(), marks, strict=False))
-    for policy, rows in swept.groupby("policy", sort=False):
-        mark, color = marks[policy]
+    for (policy, rows), mark, color in zip(
+        swept.groupby("policy", sort=False), "os", (figures.VERMILION, figures.BLUE), strict=True
+    ):
         x = 100 * rows["capacity / working set"]
         speed.plot(x, rows["tok/s"], marker=mark, color=color, label=policy)
         hits.plot(x, 100 * rows["byte hit rate"], marker=mark, color=color, label=policy)

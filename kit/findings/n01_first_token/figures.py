@@ -47,15 +47,13 @@ def gantt(runs: list[Run]):
 def needed(limits: pd.DataFrame, target: float):
     """Least seconds a token on each device (log scale), the reported time as the bound."""
     figure, axes = figures.new(height=2.8)
-    axes.barh(limits.index, limits["least seconds a token"], color=figures.BLUE)
+    least = limits["least seconds a token"]
+    axes.bar_label(axes.barh(least.index, least, color=figures.BLUE), " " + least.map(format_seconds), fontsize=9)
     figures.bound(axes, target, f"reported: {format_seconds(target)}", vertical=True)
-    for row, seconds in limits["least seconds a token"].items():
-        axes.annotate(f" {format_seconds(seconds)}", (seconds, row), va="center", fontsize=9)
     figures.log(axes, "x")
-    axes.set_xlim(right=limits["least seconds a token"].max() * 4)
+    axes.set_xlim(right=least.max() * 4)
     axes.set_xlabel("least seconds a token: 30.44 GiB of f32 weights over read bandwidth")
     axes.set_title("0.075 s is out of reach of the machine that reported it")
-    axes.grid(axis="y", visible=False)
-    axes.invert_yaxis()
+    figures.rows(axes)
     axes.legend(loc="lower right")
     return figure

@@ -107,15 +107,12 @@ def figure(table: pd.DataFrame, target: float):
         label = f"{loops}, {threads} thread{'s' * (threads > 1)}, {dequantizer}"
         axes.plot(line["prompt"], line["seconds"], "-o" if dequantizer == "gguf-py" else "--s", ms=4, label=label,
                   color=colors[loops, threads > 1])  # fmt: skip
-    near = table[table["near"]]
-    axes.plot(
-        near["prompt"], near["seconds"], "o", ms=13, mfc="none", mec=figures.BLACK, label=f"within {NEAR:.0%} of {target:g} s"
-    )
+    near, ring = table[table["near"]], {"ms": 13, "mfc": "none", "mec": figures.BLACK}
+    axes.plot(near["prompt"], near["seconds"], "o", **ring, label=f"within {NEAR:.0%} of {target:g} s")
     figures.bound(axes, target, f"reported: {target:g} s")
     figures.log(axes, "x", "y")
-    axes.set(
-        xlabel="tokens of the prompt, which the reports do not give", ylabel="seconds of a first inference", xticks=PROMPTS
-    )
+    axes.set(xlabel="tokens of the prompt, which the reports do not give", xticks=PROMPTS)
+    axes.set_ylabel("seconds of a first inference")
     axes.set_title(f"{len(near)} of {len(table)} set-ups give {target:g} s: the report does not say which it was")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     return drawn

@@ -176,13 +176,11 @@ def ladder_figure(rungs: pd.DataFrame, honest: float, roofline: float):
     axes.barh(labels, rungs['printed "tok/s"'], color=figures.VERMILION, label="printed, no token made")
     axes.barh("the route that works, tokens counted", honest, color=figures.GREEN, label="measured, tokens counted")
     figures.bound(axes, roofline, f"roofline of this machine: {roofline:,.0f} tok/s", vertical=True)
-    for row, value in enumerate([*rungs['printed "tok/s"'], honest]):
-        axes.annotate(f" {value:,.0f}", (value, row), va="center", fontsize=9, bbox={"facecolor": "white", "lw": 0, "pad": 0.5})
-    axes.set_xscale("log")
+    for bars in axes.containers:
+        axes.bar_label(bars, fmt=" {:,.0f}", fontsize=9, bbox={"facecolor": "white", "lw": 0, "pad": 0.5})
+    figures.log(axes, "x", write="{:,.0f}".format)
     axes.set_xlim(min(10, honest / 2), 3 * max(1100, honest, roofline))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set(xlabel="tokens a second", title="A fast error looks like a fast model")
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
+    figures.rows(axes)
     axes.legend(loc="upper center", bbox_to_anchor=(0.3, -0.2), ncols=3, fontsize=9)
     return figure

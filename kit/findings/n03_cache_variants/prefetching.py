@@ -69,18 +69,15 @@ def paired(runs: pd.DataFrame, label: str, column: str) -> np.ndarray:
 
 def figure(tables: dict[str, pd.DataFrame]):
     """First and warm passes by kind of prefetch, a panel a dequantizer, the bound of each kind as a dashed mark."""
-    drawn, panels = figures.new(
-        len(tables), height=2.2 * len(tables) + 0.8, squeeze=False, height_ratios=[len(t) for t in tables.values()]
-    )
+    ratios = [len(found) for found in tables.values()]
+    drawn, panels = figures.new(len(tables), height=2.2 * len(tables) + 0.8, squeeze=False, height_ratios=ratios)
     for axes, (name, found) in zip(panels[:, 0], tables.items(), strict=True):
+        passes = found[["first", "warm"]].add_suffix(" pass")
+        passes.plot.barh(ax=axes, width=0.8, color=[figures.ORANGE, figures.BLUE], legend=False)
         places = np.arange(len(found))
-        axes.barh(places - 0.2, found["first"], height=0.36, color=figures.ORANGE, label="first pass")
-        axes.barh(places + 0.2, found["warm"], height=0.36, color=figures.BLUE, label="warm pass")
         axes.vlines(found["bound"], places - 0.42, places + 0.42, label="bound of a warm pass", **figures.DASHED)
-        axes.set_yticks(places, found.index)
-        axes.set_title(f"{name} dequantizer")
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
+        axes.set(title=f"{name} dequantizer", ylabel="")
+        figures.rows(axes)
     panels[-1, 0].set_xlabel("seconds a pass")
     drawn.suptitle("Prefetch pays when there is waiting to hide and a core to hide it on")
     drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
@@ -116,8 +113,7 @@ def modeled(
 def model_figure(modeled: pd.DataFrame, cores_here: int):
     """The gain by cores, a line a dequantizer; this machine marked."""
     drawn, axes = figures.new(height=3.4)
-    for (name, line), marker in zip(modeled.items(), "os", strict=False):
-        axes.plot(line.index, line, marker=marker, label=f"{name} dequantizer")
+    modeled.add_suffix(" dequantizer").plot(ax=axes, style=["-o", "-s"])
     figures.bound(axes, 2.0, "bound: two parts overlap at best twofold")
     axes.axvline(cores_here, color=figures.ORANGE, lw=1.2, label="cores here")
     axes.set(xlabel="cores", ylabel="times faster with prefetch", xticks=list(modeled.index), ylim=(0, 2.3))

@@ -95,11 +95,8 @@ def live_figure(points: pd.DataFrame, fraction: float):
     axes.barh(points.index, 100 * points["replayed"], color=figures.SKY, label="replayed from names and sizes")
     axes.plot(100 * points["live"], points.index, "o", color=figures.VERMILION, ms=5, label="live, with the weights")
     figures.bound(axes, 100 * fraction, "bound: capacity / total", vertical=True)
-    axes.set(
-        xlabel=f"warm byte hit rate at a capacity of {fraction:.0%}, %",
-        xlim=(0, max(100 * fraction, 100 * points.max(axis=None)) * 1.6),
-    )
-    axes.set_title("Live runs hit what the replays say")
+    axes.set(xlabel=f"warm byte hit rate at a capacity of {fraction:.0%}, %", title="Live runs hit what the replays say")
+    axes.set_xlim(0, 160 * max(fraction, points.max(axis=None)))
     axes.grid(axis="y", visible=False)
     axes.legend(loc="lower right")
     return figure
@@ -198,7 +195,7 @@ def kinds_figure(table: pd.DataFrame, fraction: float):
         axes.set(title=kind, xlabel="byte hit rate, %", xlim=(0, 100), xticks=range(0, 100, 25))
         axes.grid(axis="y", visible=False)
     panels[0].legend(loc="center right")
-    panels[0].invert_yaxis()
+    panels[0].invert_yaxis()  # of all: they share it
     figure.suptitle(f"At {fraction:.0%} of the working set: what is best for a dense model is not for experts")
     return figure
 

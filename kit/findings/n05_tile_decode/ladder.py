@@ -94,19 +94,16 @@ def figure(table: pd.DataFrame, bound: float):
     reported = pd.DataFrame({"new": ["report 004"], "seconds": [claim.before]}, index=["as reported"])
     shown = pd.concat([reported, table])
     drawn, axes = figures.new(height=5.2)
-    axes.barh(shown["new"], shown["seconds"], color=[figures.VERMILION] + [figures.BLUE] * len(table), height=0.65)
-    for place, row in enumerate(shown.itertuples()):
-        note = f" {format_seconds(row.seconds)}" + (f"  ({row.factor:.1f}x)" if row.factor == row.factor else "")
-        axes.annotate(note, (row.seconds, place), va="center", fontsize=9)
+    bars = axes.barh(shown["new"], shown["seconds"], color=[figures.VERMILION] + [figures.BLUE] * len(table), height=0.65)
+    factors = shown["factor"].map("  ({:.1f}x)".format, na_action="ignore").fillna("")
+    axes.bar_label(bars, " " + shown["seconds"].map(format_seconds) + factors, fontsize=9)
     axes.axvspan(1e-3, claim.after, color=figures.ORANGE, alpha=0.3, label="1-5 ms: expected of a GPU decoder")
     figures.bound(axes, bound, f"bytes / bandwidth: {format_seconds(bound)}", vertical=True)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds))
+    figures.log(axes, "x", write=format_seconds)
     told = [format_seconds(seconds) for seconds in (table["seconds"].iloc[0], table["seconds"].min())]
     axes.set(title=f"A tile, one step at a time: {told[0]} to {told[1]}", xlabel="time a tile")
     axes.set_xlim(bound / 3, 30 * shown["seconds"].max())
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
+    figures.rows(axes)
     axes.legend(loc="upper center", bbox_to_anchor=(0.3, -0.12), ncols=2, fontsize=9)
     return drawn
 

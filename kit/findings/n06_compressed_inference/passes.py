@@ -235,12 +235,9 @@ def figure(rows: pd.DataFrame, machine):
     for (label, row), marker, place in zip(rows.iterrows(), "osv^Dp*hX<>P", range(len(rows)), strict=True):
         color = figures.PALETTE[place % len(figures.PALETTE)]
         axes.plot(row["held MiB"], row["token, s"], marker, color=color, markersize=9, label=label)
-    held = np.array(sorted(rows["held MiB"]))
-    least = [machine.seconds_to_read(rows.iloc[-1]["held MiB"] * 2**20)] * len(held)
-    axes.plot(held, least, **figures.DASHED, label="every INT8 weight read once, at bandwidth")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds))
-    axes.yaxis.set_minor_formatter(lambda seconds, _: "")
+    least = machine.seconds_to_read(rows.iloc[-1]["held MiB"] * 2**20)
+    figures.bound(axes, least, "every INT8 weight read once, at bandwidth")
+    figures.log(axes, "y", write=format_seconds)
     axes.set(title="A fast decoder needs no cache; plain INT8 that fits is faster", ylabel="time a token")
     axes.set(xlabel="memory for weights, MiB")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=9)

@@ -39,8 +39,7 @@ def figure(table: pd.DataFrame, ratio: float, decoder: float):
     figures.bound(axes, decoder, f"unpacking one matrix, all cores: {decoder:.1f} GB/s", vertical=True)
     for color, (name, speed) in zip((figures.ORANGE, figures.GREEN, figures.PURPLE), LINKS.items(), strict=True):
         axes.axvline(speed, color=color, linewidth=1.5, label=f"{name}, {speed:g} GB/s")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda speed, _: f"{speed:g}")
+    figures.log(axes, "x")
     axes.set(title="Fewer bytes pay where the link is slower than the decoder", xlabel="link, GB/s")
     axes.set(ylabel="speed-up", ylim=(0, 1.3))
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=9)

@@ -128,9 +128,8 @@ def picture(entries: list[Entry]):
     axes.set_ylim(len(entries) - 0.4, -0.6)
     counts = book.tally(entries)
     axes.set(xlabel="times the figure that the report gives (1: as reported)")
-    axes.set_title(
-        f"Of {len(entries)} claims {counts['reproduced'] + counts['reproduced in ratio']} hold, {counts['impossible']} cannot be"
-    )
+    held = counts["reproduced"] + counts["reproduced in ratio"]
+    axes.set_title(f"Of {len(entries)} claims {held} hold, {counts['impossible']} are impossible")
     axes.grid(axis="y", visible=False)
     return figure
 

@@ -70,8 +70,7 @@ def advice(table: pd.DataFrame):
     figures.log(axes, "x")
     axes.set(xlabel="seconds a token (least: its bytes at this machine's bandwidth)")
     axes.set_title(f"{best}: {now / table.loc[best, 'predicted']:.1f} times as fast as now, predicted")
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
+    figures.rows(axes)
     axes.legend(fontsize=8.5, loc="upper center", bbox_to_anchor=(0.4, -0.12 - 0.5 / len(table)), ncols=4)
     return figure
 
@@ -89,7 +88,6 @@ def at(study, memory: int, dtype: str):
     right.barh([*(way.policy for way in ways[:-1]), "blocks"], seconds, color=figures.ORANGE)
     right.set(xlabel="seconds a token, predicted")
     for axes in (left, right):
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
+        figures.rows(axes)
     left.legend(fontsize=8.5)
     return figure
