@@ -85,8 +85,8 @@ class Study:
         """What the largest weight does to an LRU."""
         name, size = max(self.accesses.objects.items(), key=lambda item: item[1])
         return (
-            f"The largest weight, {name}, is {format_bytes(size)} of {format_bytes(self.accesses.working_set)}. A smaller cache "
-            "lets it pass and keeps others; an LRU just large enough takes it in at every token and throws the others "
+            f"The largest weight, {name}, is {format_bytes(size)} of {format_bytes(self.accesses.working_set)}. A smaller "
+            "cache lets it pass and keeps others; an LRU just large enough takes it in at every token and throws the others "
             "out for it, so there its curve can fall."
         )
 
