@@ -6,7 +6,7 @@ from huggingface_hub import constants, errors
 
 import kit
 from kit.errors import GGUFError
-from kit.gguf.sources import part_names, resolve
+from kit.gguf.sources import absolute, part_names, resolve
 from kit.synthetic.write import synthesize
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -86,3 +86,9 @@ def test_part_names():
         assert part_names(single) == [single]
     with pytest.raises(GGUFError, match="part 0 of 3"):
         part_names("a-00000-of-00003.gguf")
+
+
+def test_a_link_to_itself_is_one_error(tmp_path):
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    with pytest.raises(GGUFError, match=r"loop\.gguf: cannot be opened"):
+        kit.open(absolute(str(tmp_path / "loop.gguf")))

@@ -106,7 +106,7 @@ def _report(file, memory, tokens, trace, via, folder):
     if via:
         texts.append(f"via={via}")
     if trace:
-        texts.append(f"trace={Path(trace).resolve()}")
+        texts.append(f"trace={Path(trace).absolute()}")
     request = runs.Request("quick", model, ("09",), tuple(texts))
     jobs = runs.plan(request, paths.notebooks_folder())
     runs.check_model(model, jobs)

@@ -56,7 +56,7 @@ def resolve(path: str | os.PathLike) -> Path:
 def absolute(model: str) -> str:
     """What a user names, so that it means the same in another folder."""
     named = not model or model.startswith("hf://") or (model in TRAINED and not Path(model).exists())
-    return model if named else str(Path(model).resolve())
+    return model if named else str(Path(model).absolute())
 
 
 def _download(source: str, repo: str, name: str, revision: str | None) -> Path:

@@ -204,7 +204,7 @@ def _file(folder: Path, name: str) -> str:
     """The source of a model that is no geometry; a relative path starts at ``folder``, the spec's."""
     if name.startswith("hf://"):
         return name
-    source = (folder / Path(name).expanduser()).resolve()
+    source = (folder / Path(name).expanduser()).absolute()
     if not source.is_file():
         raise ReportError(f"models: {name}: neither a file nor one of: {', '.join(GEOMETRIES)}")
     return str(source)
