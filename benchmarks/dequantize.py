@@ -1,7 +1,6 @@
 """Dequantize 200 MB: the kit beside ggml's own code, gguf-py and the machine's non-temporal fill, on as many threads."""
 
 import ctypes
-import functools
 import importlib.util
 from pathlib import Path
 
@@ -17,12 +16,11 @@ import kit
 from kit.cpu import threads
 from kit.cpu.simd.memory import fence, stream
 from kit.cpu.simd.vectors import broadcast, f32x16
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import task
 from kit.gguf.formats import FORMATS
 from kit.lab import measure
 from kit.quants import reference
 from kit.quants.exactness import random_blocks
-from kit.quants.registry import DTYPES
 
 ROWS, COLUMNS = 12288, 4096  # 201 MB of float32
 COMMON = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
@@ -44,7 +42,7 @@ def run(names=None, samples: int = 7) -> pd.DataFrame:
         rows.append(_row(name, "float32", blocks, out, samples))
         if name in COMMON:
             halves = out.view(torch.float16)[: ROWS // 2].view(ROWS, COLUMNS)
-            rows += [_row(name, dtype, blocks, halves.view(DTYPES[dtype]), samples) for dtype in ("float16", "bfloat16")]
+            rows += [_row(name, kind, blocks, halves.view(getattr(torch, kind)), samples) for kind in ("float16", "bfloat16")]
     return pd.DataFrame(rows).set_index(["format", "dtype"])
 
 
@@ -99,9 +97,9 @@ def _fill_part(task, out, nbytes):
     fence()
 
 
-@functools.cache
-def _filler() -> int:
-    return compile_task(_fill_part)
+@task
+def _filler():
+    return _fill_part
 
 
 def _fill(out: torch.Tensor) -> None:
@@ -126,9 +124,9 @@ def _rows_part(task, function, blocks, out, row_bytes):
     _call_row(function, blocks + task * rows * row_bytes, out + task * _PART, rows * COLUMNS)
 
 
-@functools.cache
-def _caller() -> int:
-    return compile_task(_rows_part)
+@task
+def _caller():
+    return _rows_part
 
 
 def _ggml(name: str, blocks: np.ndarray, out: torch.Tensor):

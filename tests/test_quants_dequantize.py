@@ -58,7 +58,7 @@ def test_every_format_of_gguf_py_is_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_cpu_equals_gguf_py_on_random_blocks(name, dtype, small_chunks):
     blocks = random_blocks(name, 4099 if name not in BLOCKED else 67)
-    assert same(kit.dequantize(blocks, name, dtype), truth(blocks, name).to(DTYPES[dtype]))
+    assert same(kit.dequantize(blocks, name, dtype), truth(blocks, name).to(getattr(torch, dtype)))
 
 
 @pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier != simd.tier().value])
@@ -95,7 +95,7 @@ def test_rounding_is_torchs(dtype, tier):
     wide = (halves.astype(np.uint32) << 16)[:, None] | np.array([0x7FFF, 0x8000, 0x8001, 0x18000], np.uint32)
     values = np.concatenate([values, wide.view(np.float32).ravel()])
     with simd.using(tier):
-        assert same(kit.dequantize(values.view(np.uint8), "F32", dtype), torch.from_numpy(values).to(DTYPES[dtype]))
+        assert same(kit.dequantize(values.view(np.uint8), "F32", dtype), torch.from_numpy(values).to(getattr(torch, dtype)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -114,13 +114,35 @@ def test_any_bytes_in_any_shape(name, leading, data):
 # ---- layouts and memory
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype("float16")])
+def test_numpy_dtypes_give_arrays(dtype):
+    blocks = random_blocks("Q4_K", 2048)
+    right = truth(blocks, "Q4_K").numpy().astype(dtype)
+    for backend in ("cpu", "reference"):
+        result = kit.dequantize(blocks, "Q4_K", dtype, backend)
+        assert isinstance(result, np.ndarray) and same(torch.from_numpy(result), torch.from_numpy(right))
+    result = np.empty_like(right)
+    assert kit.dequantize(blocks, "Q4_K", np.dtype(dtype).name, out=result) is result
+    assert same(torch.from_numpy(result), torch.from_numpy(right))
+
+
+def test_neither_torch_nor_numba_is_imported_for_an_array():
+    code = """
+import sys, numpy as np, kit
+assert (kit.dequantize(np.zeros((2, 144), np.uint8), "Q4_K", np.float32) == 0).all()
+print({"torch", "numba", "gguf"} & set(sys.modules))"""
+    kit.dequantize(np.zeros((2, 144), np.uint8), "Q4_K")  # so that the machine code lies on the disk
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_plain_floats_of_any_length_touch_nothing_else(dtype, streams, monkeypatch):
     monkeypatch.setattr(cpu, "_cache_bytes", lambda: -1 if streams else 2**40)
     values = np.random.default_rng(0).standard_normal(64).astype(np.float32)
     for count in range(50):
-        out = torch.full((64,), 7, dtype=DTYPES[dtype])
+        out = torch.full((64,), 7, dtype=getattr(torch, dtype))
         kit.dequantize(values[:count].view(np.uint8), "F32", dtype, out=out[:count])
         assert same(out[:count], torch.from_numpy(values[:count]).to(out.dtype)) and (out[count:] == 7).all()
 
@@ -236,7 +258,7 @@ def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
         ({"qtype": "Q8_1"}, "cannot dequantize Q8_1; it knows BF16"),
         ({"qtype": "I8"}, "cannot dequantize I8"),
         ({"dtype": "float64"}, "dtype 'float64' is not known; choose one of float32, float16, bfloat16"),
-        ({"dtype": torch.int8}, "dtype torch.int8 is not known"),
+        ({"dtype": torch.int8}, "dtype 'int8' is not known"),
         ({"backend": "gpu"}, "backend 'gpu' is not known; choose one of reference, cpu"),
         ({"backend": ["cpu"]}, "backend ['cpu'] is not known"),
         ({"data": np.zeros(145, np.uint8)}, "a row of 145 bytes is no whole number of blocks of 144 bytes"),
@@ -246,7 +268,8 @@ def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
         ({"out": torch.empty(255)}, "shape (256,) on cpu, not Tensor of torch.float32, shape (255,)"),
         ({"out": torch.empty(256, dtype=torch.half)}, "not Tensor of torch.float16"),
         ({"out": torch.empty(512)[::2]}, "not contiguous"),
-        ({"out": np.empty(256, np.float32)}, "not ndarray"),
+        ({"out": np.empty(256)}, "not ndarray of float64"),
+        ({"out": np.empty(512, np.float32)[::2]}, "not contiguous"),
         ({"out": torch.empty(256, device="meta")}, "on meta"),
     ],
 )

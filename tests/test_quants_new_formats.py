@@ -90,7 +90,7 @@ def test_cpu_dequantizes(definition, tier):
     blocks = random_blocks(format.name, 37)
     with simd.using(tier):
         for dtype in DTYPES if tier == simd.available()[0] else ["float32"]:
-            right = weights(definition, blocks).to(DTYPES[dtype])
+            right = weights(definition, blocks).to(getattr(torch, dtype))
             assert torch.equal(kit.dequantize(blocks, format.name, dtype), right), dtype
 
 
@@ -106,7 +106,7 @@ def test_triton_dequantizes_and_multiplies(definition, call):
     blocks = random_blocks(format.name, 37)
     for dtype in DTYPES:
         found = call(worker.of_new_format, format, "dequantize", blocks, format.name, dtype)
-        assert np.array_equal(found, weights(definition, blocks).reshape(-1).to(DTYPES[dtype]).float()), dtype
+        assert np.array_equal(found, weights(definition, blocks).reshape(-1).to(getattr(torch, dtype)).float()), dtype
     for tokens in (1, 3, 9):
         blocks, x, right = whole_numbers(definition, 5, 512, tokens)
         found = call(worker.of_new_format, format, "linear", blocks, format.name, x.numpy())

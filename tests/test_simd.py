@@ -1,6 +1,8 @@
 """The vector primitives against numpy, in every tier that this CPU can run; the choice of a tier; the cache of kernels."""
 
+import math
 import operator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from numba import types
 from numba.core.serialize import dumps
 
-from kit.cpu import simd
+from kit.cpu import norm, simd, tasks
 from kit.cpu.simd import tiers, vectors
 from kit.cpu.simd.isa import bfloat_to_float, dot4, float_to_bfloat, gather, half_to_float, lookup
 from kit.cpu.simd.memory import load, store, stream
@@ -202,7 +204,7 @@ def test_dot4_never_saturates(tier, fill):
 @pytest.mark.parametrize("name", simd.available())
 def test_self_test_passes_and_can_fail(name, monkeypatch):
     assert simd.self_test(name) == []
-    monkeypatch.setattr(tiers, "_probe", lambda *arguments: None)
+    monkeypatch.setattr(tiers, "function", lambda *_: lambda *arguments: None)
     assert simd.self_test.__wrapped__(name) == ["half_to_float", "float_to_half", "lookup", "dot4"]
 
 
@@ -252,7 +254,38 @@ def test_a_changed_primitive_makes_cached_kernels_stale(tmp_path):
     (tmp_path / "kernel.py").write_text("2")
     vectors.source_stamp.cache_clear()
     assert vectors.source_stamp(tmp_path) != before
-    assert tiers._probe._cache._cache_file._source_stamp == vectors.source_stamp(tmp_path.joinpath(vectors.__file__).parent)
+    assert norm._rms_norm._cache._cache_file._source_stamp == vectors.source_stamp(Path(norm.__file__).parent)
+
+
+def test_a_task_is_compiled_once_and_anew_when_its_source_or_its_file_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    compiled = []
+    monkeypatch.setattr(tasks, "_compile", lambda *given: compiled.append(given) or compile_task(*given))
+
+    def value(number: str) -> int:
+        tasks._loaded.clear()  # as another process
+        return tasks.function(tasks.task(adding)(number), 1)(40)
+
+    assert (value("2"), value("2"), len(compiled)) == (42, 42, 1)
+    assert (value("3"), len(compiled)) == (43, 2)
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert (value("2"), len(compiled)) == (42, 3)
+    monkeypatch.setattr(tasks, "source_stamp", lambda folder: "another")
+    assert (value("2"), len(compiled)) == (42, 4)
+
+
+compile_task = tasks._compile
+
+
+def adding(number):
+    more = int(number.value)
+    return lambda task: task + more
+
+
+def test_a_task_that_needs_this_process_is_refused():
+    with pytest.raises(TypeError, match=r"needs numba_.* of this process"):
+        tasks.task(lambda: lambda task: math.frexp(float(task))[1])()
 
 
 def test_kernels_compile_where_no_cache_can_be_written(monkeypatch):

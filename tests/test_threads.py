@@ -10,7 +10,7 @@ from numba import types
 
 from kit.cpu import threads
 from kit.cpu.simd.memory import load, store
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import task
 
 i64 = types.int64
 
@@ -23,7 +23,7 @@ def _count(task, counters, more):
 
 @pytest.fixture(scope="module")
 def count():
-    return compile_task(_count)
+    return task(lambda: _count)()
 
 
 @pytest.mark.parametrize("tasks", [0, 1, 2, 3, 64, 5000])
@@ -80,13 +80,13 @@ def _sixteen(task, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, out):
 
 def test_every_parameter_arrives():
     out = np.zeros(11, np.int64)
-    threads.run(compile_task(_sixteen), (*range(1, 16), out.ctypes.data), 2)
+    threads.run(task(lambda: _sixteen)(), (*range(1, 16), out.ctypes.data), 2)
     assert (out[:2] == sum(n * n for n in range(1, 13))).all() and out[10] == 13 + 2 * 14 + 3 * 15
 
 
 def test_more_parameters_than_a_step_holds_are_an_error():
     with pytest.raises(TypeError, match="up to 16 parameters besides its number, not 17"):
-        compile_task(lambda task, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q: None)
+        task(lambda: lambda task, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q: None)()
 
 
 def _double_the_last(task, numbers, count):
@@ -96,7 +96,7 @@ def _double_the_last(task, numbers, count):
 
 
 def test_steps_of_a_program_see_what_those_before_them_wrote():
-    numbers, program, double = np.zeros((100, 8), np.int64), threads.Program(), compile_task(_double_the_last)
+    numbers, program, double = np.zeros((100, 8), np.int64), threads.Program(), task(lambda: _double_the_last)()
     for count in range(1, 8):
         program.add(double, (numbers.ctypes.data, count), 1 if count == 4 else 100)
     program.run()

@@ -15,8 +15,9 @@ from tqdm import tqdm
 import kit
 from kit.costs.order import FUSED, Kind, kind_of, use_of
 from kit.cpu.threads import torch_alone
+from kit.quants import registry
 
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = tuple(registry.DTYPES)
 _ENOUGH = 0.6  # seconds of walks, after which two are enough: one that is not counted and one that is
 _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring
 

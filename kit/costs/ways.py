@@ -124,7 +124,7 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
         bound = machine.seconds_to_read(sum(parts[name].blocks for name in uses) / tokens)
         vectors = sum(4 * part.elements for part in parts.values() if len(part.kind.shape) == 1)
         return Prediction(way, seconds, bound, None, vectors, pages)
-    decoded = {name: part.elements * DTYPES[way.dtype].itemsize for name, part in parts.items()}
+    decoded = {name: part.elements * DTYPES[way.dtype] for name, part in parts.items()}
     stats, hits = replay_hits(order.requests(decoded.__getitem__), way.cache())
     missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
     seconds = order.rest + sum(costs[parts[name].kind].multiply[way.dtype] for name in uses) / tokens

@@ -11,7 +11,7 @@ from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import add_up, greatest
 from kit.cpu.simd.vectors import bitcast, broadcast, convert, f32x16, i8x16, i32x16, jit, select, u32x16
 from kit.cpu.superblocks import UNIT, codes_of
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import task
 from kit.gguf.formats import Format
 
 f32, i64 = types.float32, types.int64
@@ -40,10 +40,10 @@ def order_of(format: Format) -> np.ndarray:
     return np.array(codes_of(format).order, np.int64)
 
 
-@functools.cache
-def quantizing() -> int:
+@task
+def quantizing():
     """The task of ``quantize``."""
-    return compile_task(_quantize_token)
+    return _quantize_token
 
 
 def _quantize_token(token, x, columns, tokens, records, order):

@@ -4,7 +4,6 @@ The history stays in float32, float16 or q8_0: a tile of it becomes float32 in t
 that share it. A task leaves its largest score, the sum of its weights and the weighted values; ``combine`` joins the chunks.
 """
 
-import functools
 import math
 
 import numpy as np
@@ -18,7 +17,7 @@ from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
 from kit.cpu.simd.tiers import tier
 from kit.cpu.simd.vectors import Static, bitcast, broadcast, extract, f32x16, i32x16, select
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import task
 
 f32, u32 = types.float32, types.uint32
 CHUNK, GROUP = 256, 64  # positions of a task; query heads that may share a key/value head
@@ -67,13 +66,10 @@ def chunk_arguments(q: int, keys: History, values: History, parts: int, group: i
     return q, *keys[1:], *values[1:], parts, group, dim, bits
 
 
-@functools.cache
-def attend_chunk(kind: str, tier: Static) -> int:
+@task
+def attend_chunk(kind: Static, tier: Static):
     """The task of a key/value head and a chunk of positions: the number of the one times ``chunks`` plus that of the other."""
-    return _attend_chunk(Static(kind), tier)
 
-
-def _attend_chunk(kind: Static, tier: Static) -> int:
     def attend_chunk(task, q, k, k_head, k_step, v, v_head, v_step, parts, group, dim, scale, first, positions, chunks):
         head, chunk, vectors = task // chunks, task % chunks, dim // LANES
         start = first + chunk * CHUNK
@@ -111,13 +107,13 @@ def _attend_chunk(kind: Static, tier: Static) -> int:
                 for e in range(0, 64 * vectors, 64):
                     _add_values(weights + 4 * (CHUNK * n + at), value + e, step, some, out + apart * n + e)
 
-    return compile_task(attend_chunk)
+    return attend_chunk
 
 
-@functools.cache
-def combine() -> int:
+@task
+def combine():
     """The task that joins the chunks of a query head."""
-    return compile_task(_combine)
+    return _combine
 
 
 def _combine(head, parts, out, dim, chunks):

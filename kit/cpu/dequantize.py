@@ -5,39 +5,35 @@ import re
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from kit.cpu import threads
-from kit.cpu.kernels import RAW, SINKS, dequantize_blocks
-from kit.cpu.simd.memory import fence, stack
 from kit.cpu.simd.tiers import tier
-from kit.cpu.simd.vectors import Static
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import Static, task
 from kit.gguf.formats import Format
 
 DEVICE = "cpu"
 _CHUNK = 2**17  # weights that a thread takes at a time
-_DTYPES = {getattr(torch, name): name for name in SINKS}
-_scratch = stack(256)
+_RAW = ("F32", "F16", "BF16")
 
 
 def knows(format: Format) -> bool:
     """Whether ``run`` takes it."""
-    return format.codes is not None or format.name in RAW
+    return format.codes is not None or format.name in _RAW
 
 
-def run(blocks: np.ndarray, format: Format, out: torch.Tensor) -> None:
-    """Dequantize C-contiguous ``blocks`` into ``out``; several Python threads may do so at once."""
+def run(blocks: np.ndarray, format: Format, out) -> None:
+    """Dequantize C-contiguous ``blocks`` into ``out``, a tensor or an array; several Python threads may do so at once."""
     threads.run(*step(blocks, format, out))
 
 
-def step(blocks: np.ndarray, format: Format, out: torch.Tensor) -> tuple[int, tuple[int, ...], int]:
+def step(blocks: np.ndarray, format: Format, out) -> tuple[int, tuple[int, ...], int]:
     """The same as (function, arguments, tasks) for kit.cpu.threads; the first argument is the address of the blocks."""
-    count, share = out.numel() // format.block_elements, max(1, _CHUNK // format.block_elements)
-    streams = out.nbytes > _cache_bytes() and out.data_ptr() % 64 == 0
+    address = out.ctypes.data if isinstance(out, np.ndarray) else out.data_ptr()
+    count, share = out.nbytes // out.itemsize // format.block_elements, max(1, _CHUNK // format.block_elements)
+    streams = out.nbytes > _cache_bytes() and address % 64 == 0
     sizes = format.block_bytes, format.block_elements * out.itemsize
-    kernel = _kernel(format, _DTYPES[out.dtype], tier())
-    return kernel, (blocks.ctypes.data, out.data_ptr(), count, share, *sizes, streams), -(-count // share)
+    kernel = _kernel(format, str(out.dtype).removeprefix("torch."), tier())
+    return kernel, (blocks.ctypes.data, address, count, share, *sizes, streams), -(-count // share)
 
 
 @functools.cache
@@ -49,20 +45,19 @@ def _cache_bytes() -> int:
     return max((int(match[1]) * units[match[2]] for match in found if match), default=2**25)
 
 
-@functools.cache
-def _kernel(format: Format, dtype: str, tier: Static) -> int:
-    """Compiled at the first use of a format, or had from the cache on disk."""
-    return _compile(Static(format), Static(dtype), tier)
-
-
-def _compile(format: Static, dtype: Static, tier: Static) -> int:
+@task
+def _kernel(format: Static, dtype: Static, tier: Static):
     """The task: ``share`` of ``count`` blocks from the address ``blocks`` to ``out``; past the caches if ``streams``."""
+    from kit.cpu.kernels import dequantize_blocks  # and Numba
+    from kit.cpu.simd.memory import fence, stack
+
+    scratch = stack(256)
 
     def chunk(task, blocks, out, count, share, block_bytes, out_bytes, streams):
         first = task * share
         blocks += first * block_bytes
         out += first * out_bytes
-        dequantize_blocks(format, dtype, tier, streams != 0, blocks, min(share, count - first), out, _scratch())
+        dequantize_blocks(format, dtype, tier, streams != 0, blocks, min(share, count - first), out, scratch())
         fence()
 
-    return compile_task(chunk)
+    return chunk

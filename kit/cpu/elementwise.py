@@ -1,7 +1,5 @@
 """What a token does between its matrix products, as tasks over float32 vectors of a multiple of 16 numbers."""
 
-import functools
-
 import numpy as np
 from numba import njit, types
 
@@ -9,7 +7,7 @@ from kit.cpu.attention import exp_of_negative
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import fma
 from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, select, swap_neighbors
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import Static, task
 
 f32, u32 = types.float32, types.uint32
 SHARE = 1024  # numbers of a task
@@ -25,10 +23,10 @@ def tasks_of(n: int) -> int:
     return -(-n // SHARE)
 
 
-@functools.cache
-def compiled(name: str) -> int:
+@task
+def compiled(name: Static):
     """The address of a task: "add", "scale", "silu", "gelu", "interleaved" or "neox"."""
-    return compile_task(_TASKS[name])
+    return _TASKS[name.value]
 
 
 def _add(task, x, y, n, factor):

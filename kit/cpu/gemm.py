@@ -13,7 +13,7 @@ from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.registers import add_products, several_of
 from kit.cpu.simd.sums import reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, f32x16
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import task
 
 i64 = types.int64
 FEWEST = 9  # tokens for which a strip pays; a tile's six must be there in any case
@@ -58,7 +58,8 @@ def padded(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(wide)
 
 
-def kernel(format: Static, tier: Static) -> int:
+@task
+def kernel(format: Static, tier: Static):
     """The task that kit.cpu.linear describes, for tokens >= FEWEST; x comes from ``padded``."""
     float32 = Static("float32")
 
@@ -93,4 +94,4 @@ def kernel(format: Static, tier: Static) -> int:
                             reduce_add(load(f32x16, at + t // _WIDTH * _SUMS + t % _WIDTH * 64)),
                         )
 
-    return compile_task(strips)
+    return strips

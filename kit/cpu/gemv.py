@@ -4,8 +4,6 @@ What is done to whole vectors of codes, and what is done once for a group's sum 
 faster than the kernel for any format and any number of tokens (kit.cpu.gemv_float).
 """
 
-import functools
-
 import torch
 from numba import njit, types
 from numba.extending import overload
@@ -16,7 +14,7 @@ from kit.cpu.simd.memory import load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, bitcast, broadcast, f32x16, u32x16
 from kit.cpu.superblocks import UNIT, codes, codes_of, spread, steps, unit_size
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import task
 from kit.gguf.formats import Format
 
 f32, i64 = types.float32, types.int64
@@ -41,10 +39,10 @@ def plane_of(format: Format) -> int:
     return format.codes.planes[0].run if codes_of(format).packed else 0
 
 
-@functools.cache
-def preparing() -> int:
+@task
+def preparing():
     """The task of ``prepare``."""
-    return compile_task(_prepare)
+    return _prepare
 
 
 def _prepare(task, x, columns, plane, ordered, sums):
@@ -214,7 +212,8 @@ def _(format, vector, part):
     return lambda format, vector, part: numbers(vector)
 
 
-def kernel(format: Static, tier: Static) -> int:
+@task
+def kernel(format: Static, tier: Static):
     """The task that kit.cpu.linear describes, for one token of whole units; ``sums`` as ``prepare`` makes them."""
 
     def single(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share, sums):
@@ -226,4 +225,4 @@ def kernel(format: Static, tier: Static) -> int:
             store(y + 4 * row, a)
             store(y + 4 * other, b)
 
-    return compile_task(single)
+    return single

@@ -8,7 +8,7 @@ from kit.cpu.scales import MINIMA
 from kit.cpu.simd.memory import copy, load, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x16
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import task
 from kit.gguf.formats import Format
 
 f32, i64 = types.float32, types.int64
@@ -142,7 +142,8 @@ def _raw_dots(numbers, width: int):
     return dots
 
 
-def kernel(format: Static, tier: Static) -> int:
+@task
+def kernel(format: Static, tier: Static):
     """The task that kit.cpu.linear describes."""
 
     def floating(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share):
@@ -156,4 +157,4 @@ def kernel(format: Static, tier: Static) -> int:
                 store(y + token * step + 4 * row, dot(format, tier, at, columns, x + token * stride, scratch))
                 token += 1
 
-    return compile_task(floating)
+    return floating

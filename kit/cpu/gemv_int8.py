@@ -8,7 +8,7 @@ from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x64, i32x16
 from kit.cpu.superblocks import codes, spread, steps, unit_size
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import task
 
 i64 = types.int64
 _AHEAD = 2048  # bytes: a row ends before the CPU itself has seen far enough ahead
@@ -81,7 +81,8 @@ def _tile(format, tier, blocks, row_bytes, rows, units, records, tokens, count, 
                 at += 64
 
 
-def kernel(format: Static, tier: Static) -> int:
+@task
+def kernel(format: Static, tier: Static):
     """The task that kit.cpu.linear describes; ``x`` is the address of the activations' records."""
 
     def integer(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share):
@@ -104,4 +105,4 @@ def kernel(format: Static, tier: Static) -> int:
                         at = sums + 64 * (r * count + t)
                         store(y + (token + t) * step + 4 * (row + r), reduce_add(load(f32x16, at)))
 
-    return compile_task(integer)
+    return integer

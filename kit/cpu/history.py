@@ -1,6 +1,5 @@
 """Keys and values in memory as float32, float16 or q8_0: sixteen elements of a head to float32, and new positions written."""
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from kit.cpu.activations import ROUNDER, ROUNDER_BITS
 from kit.cpu.simd.isa import float_to_half, half_to_float
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.vectors import Static, bitcast, broadcast, convert, extract, f32x16, i8x16, i32x16, select, u16x16
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import task
 
 f32, u16 = types.float32, types.uint16
 LANES = 16
@@ -69,14 +68,11 @@ def _(kind, tier, source, step, positions, vectors, scratch):
     return converted
 
 
-@functools.cache
-def append(kind: str, tier: Static) -> int:
+@task
+def append(kind: Static, tier: Static):
     """The task that writes new positions of a head: ``source`` (tokens, heads, dim) float32, ``token_bytes`` from one token to
     the next, to ``target`` and the heads and positions after it as in History."""
-    return _append(Static(kind), tier)
 
-
-def _append(kind: Static, tier: Static) -> int:
     def append(head, source, token_bytes, tokens, dim, target, head_bytes, step, position):
         source += 4 * dim * head
         target += head_bytes * head + step * position
@@ -85,7 +81,7 @@ def _append(kind: Static, tier: Static) -> int:
             source += token_bytes
             target += step
 
-    return compile_task(append)
+    return append
 
 
 def write_position(kind, tier, source, dim, target):

@@ -4,7 +4,6 @@ A task computes ``share`` rows of y, for all tokens: task(number, blocks, row_by
 share), where stride and step are the bytes of one token's x and y; that of kit.cpu.gemv takes one parameter more.
 """
 
-import functools
 import threading
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from kit.cpu import gemm, gemv, gemv_float, gemv_int8, threads
 from kit.cpu.activations import RECORD, order_of, quantize, quantizing
 from kit.cpu.simd.tiers import tier
-from kit.cpu.simd.vectors import Static
 from kit.cpu.superblocks import UNIT, codes_of, in_vectors
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
@@ -44,7 +42,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         module = gemv_float
     stride, share = x.stride(0) * x.itemsize, _share(blocks, tokens)
     threads.run(
-        _kernel(module, format, tier()),
+        module.kernel(format, tier()),
         (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share, *more),
         -(-rows // share),
     )
@@ -80,7 +78,7 @@ class Activations:
             module, x = gemv_float, self.x.data_ptr()
         share = _share(blocks, 1)
         arguments = blocks.ctypes.data, row_bytes, rows, columns, x, y.data_ptr(), 0, 0, 1, share, *more
-        return [*steps, (_kernel(module, format, tier()), arguments, -(-rows // share))]
+        return [*steps, (module.kernel(format, tier()), arguments, -(-rows // share))]
 
     def _quantized(self, format):
         columns = self.x.shape[1]
@@ -138,9 +136,3 @@ def _check(blocks, qtype, x, activations) -> Format:
 
 def _knows(format):
     return format.codes or format.name in gemv_float.NUMBERS
-
-
-@functools.cache
-def _kernel(module, format: Format, tier: Static) -> int:
-    """Compiled at the first use of a format, or had from the cache on disk."""
-    return module.kernel(Static(format), tier)

@@ -1,6 +1,5 @@
 """RMS normalization: y = x / sqrt(mean of x^2 + eps) * weight, over the last axis."""
 
-import functools
 import math
 
 import numpy as np
@@ -11,7 +10,7 @@ from numba import types
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, jit
-from kit.cpu.tasks import compile_task
+from kit.cpu.tasks import task
 
 f64 = types.float64
 SMALL_NORM = 2**15  # numbers up to which torch's call, made for any tensor, takes longer than its arithmetic
@@ -28,10 +27,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return y
 
 
-@functools.cache
-def task() -> int:
+@task
+def rows():
     """The task of a row: x, weight, y, n and the bits of eps as float64."""
-    return compile_task(_row)
+    return _row
 
 
 def _row(row, x, weight, y, n, eps):

@@ -1,29 +1,187 @@
-"""The task compiler: a function of a task's number and named integers becomes machine code that the thread pool calls."""
+"""Tasks: functions of a number and named integers as machine code that the thread pool calls, kept on disk.
 
+Numba compiles a task once a machine. A later process loads the object code by LLVM alone, which takes a few milliseconds;
+importing Numba takes half a second. So nothing here imports Numba before there is something to compile.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
 import inspect
+import os
+import platform
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from numba import types
-from numba.core.ccallback import CFunc
+import llvmlite.binding as llvm
+import platformdirs
 
-from kit.cpu.simd.atomics import WORDS
-from kit.cpu.simd.vectors import source_stamp
+from kit.errors import KitError
+from kit.lab.files import replacing
 
-_kept = []  # machine code lives as long as what compiled it
+# A step of kit.cpu.threads, in words: what to call, for how many tasks, the clock when they were done, and the arguments.
+FUNCTION, TASKS, DONE_AT, ARGUMENTS = 0, 1, 2, 3
+WORDS = 16  # arguments of a task
+
+# Its board, in bytes: a line of 64 for all, one for the tasks done, and then one for each thread's run of tasks.
+RUNS, STEP, PUT_UP, AWAKE, DONE = 0, 8, 24, 32, 64
+RUN, LINE = 128, 64
+NEXT, LIMIT, BASE = 0, 8, 16  # in a run's line
+
+_DIGEST = hashlib.sha256().digest_size
+_loaded: dict[str, int] = {}  # symbol -> address
+_lock = threading.Lock()  # of the engine
 
 
-def compile_task(function) -> int:
-    """Compile ``function(task, *parameters)``, int64 all of them and at most WORDS parameters, to the address that
-    kit.cpu.threads takes. It returns nothing and must not raise. The code comes from the cache on disk where there is one."""
-    count = len(inspect.signature(function).parameters)
+@dataclass(frozen=True)
+class Static:
+    """A constant that a kernel is compiled for, a string or a Format: its Numba type holds it, so that ``overload`` can
+    choose by it."""
+
+    value: Any
+
+
+def task(build: Callable) -> Callable[..., int]:
+    """Decorates ``build(*constants)``, which returns a Python function ``f(task, *parameters)``: int64 all of them, at most
+    WORDS parameters. It returns nothing, or an int64, and must not raise.
+
+    A call of the result with the constants (strings, Formats, or Static) gives the address of f's machine code, for
+    kit.cpu.threads. The code comes from the cache on disk where there is one; ``build`` gets each constant as a Static.
+    """
+    folder = Path(build.__code__.co_filename).parent
+
+    @functools.cache
+    def address(*constants) -> int:
+        values = [getattr(constant, "value", constant) for constant in constants]
+        names = ".".join([build.__module__, build.__qualname__, *(getattr(value, "name", value) for value in values)])
+        symbol = f"{names}-{_digest(repr(values), *_setting())[:16]}"
+        if symbol not in _loaded:
+            path, stamp = _place(folder) / f"{symbol}.o", source_stamp(folder).encode()
+            code = _read(path, stamp)
+            if code is None:
+                code = _compile(build(*map(Static, values)), symbol)
+                _keep(path, stamp, code)
+            _load(symbol, code)
+        return _loaded[symbol]
+
+    return functools.wraps(build)(address)
+
+
+def function(address: int, parameters: int) -> Callable[..., int]:
+    """The task at an address as a Python function of so many integers, its number included; it runs without the GIL."""
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * parameters)(address)
+
+
+# ---- object code on disk: a digest of the sources and the code, and the code
+
+
+@functools.cache
+def source_stamp(folder: Path) -> str:
+    """A digest of the sources from which a kernel in ``folder`` is compiled."""
+    here = Path(__file__).parent
+    sources = {path for place in (here, here / "simd", folder) for path in place.glob("*.py")}
+    return _digest(*(source.read_text("utf-8") for source in sorted(sources | {here.parent / "gguf" / "formats.py"})))
+
+
+@functools.cache
+def _setting() -> tuple[str, ...]:
+    """What object code depends on besides its source: Python, Numba, the CPU and its features."""
+    return platform.python_version(), version("numba"), version("llvmlite"), llvm.get_host_cpu_name(), *sorted(features())
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@functools.cache
+def features() -> frozenset[str]:
+    """The CPU features for which Numba compiles: this CPU's, or those of NUMBA_CPU_FEATURES."""
+    asked = os.environ.get("NUMBA_CPU_FEATURES")
+    if asked is not None:
+        return frozenset(name[1:] for name in asked.split(",") if name.startswith("+"))
+    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+
+
+def _place(folder: Path) -> Path:
+    """Where the object code of a folder's tasks lies: as Numba's own cache does, beside the source where it can be written."""
+    own = os.environ.get("NUMBA_CACHE_DIR")
+    beside = folder / "__pycache__"
+    user = platformdirs.user_cache_path("gguf-kit") / "kernels"
+    return Path(own) if own else beside if os.access(beside if beside.exists() else folder, os.W_OK) else user
+
+
+def _read(path: Path, stamp: bytes) -> bytes | None:
+    """The code, unless there is none, or it is stale or damaged."""
+    try:
+        kept = path.read_bytes()
+    except OSError:
+        return None
+    code = kept[_DIGEST:]
+    return code if kept[:_DIGEST] == hashlib.sha256(stamp + code).digest() else None
+
+
+def _keep(path: Path, stamp: bytes, code: bytes) -> None:
+    with contextlib.suppress(KitError, OSError):  # nowhere to write to: compile in each process
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(hashlib.sha256(stamp + code).digest() + code)
+
+
+# ---- object code in memory
+
+
+@functools.cache
+def _engine():
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+def _load(symbol: str, code: bytes) -> None:
+    with _lock:
+        if symbol not in _loaded:  # another thread may have been first
+            _engine().add_object_file(llvm.ObjectFileRef.from_data(code))
+            _engine().finalize_object()
+            _loaded[symbol] = _engine().get_function_address(symbol)
+
+
+def _compile(function: Callable, symbol: str) -> bytes:
+    """Object code in which ``symbol`` is the function, called as in C."""
+    from llvmlite import ir
+    from numba import types
+    from numba.core import compiler, event, registry
+    from numba.core.compiler_lock import global_compiler_lock
+
+    count, word = len(inspect.signature(function).parameters), ir.IntType(64)
     if count > 1 + WORDS:
         raise TypeError(f"{function.__qualname__}: a task takes up to {WORDS} parameters besides its number, not {count - 1}")
-    compiled = CFunc(function, ((types.int64,) * count, types.void), {}, {"error_model": "numpy"})
-    try:
-        compiled.enable_caching()
-        compiled._cache._cache_file._source_stamp = source_stamp(Path(function.__code__.co_filename).parent)
-    except RuntimeError:  # nowhere to write to: compile in each process
-        pass
-    compiled.compile()
-    _kept.append(compiled)
-    return compiled.address
+    target, flags = registry.cpu_target, compiler.Flags()
+    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.error_model = "numpy"
+    with global_compiler_lock, event.trigger_event("numba:compile"):
+        target.target_context.refresh()
+        compiled = compiler.compile_extra(
+            target.typing_context, target.target_context, function, (types.int64,) * count, None, flags, {}
+        )
+        library, context = compiled.library, compiled.target_context
+        module = library.create_ir_module(symbol)
+        entry = ir.Function(module, ir.FunctionType(word, [word] * count), symbol)
+        builder = ir.IRBuilder(entry.append_basic_block())
+        native = context.declare_function(module, compiled.fndesc)
+        arguments = compiled.fndesc.restype, compiled.fndesc.argtypes, entry.args
+        _, result = context.call_conv.call_function(builder, native, *arguments)
+        builder.ret(result if result.type == word else word(0))
+        library.add_ir_module(module)
+        library.enable_object_caching()
+        library.finalize()
+        foreign = [f.name for f in library._final_module.functions if f.is_declaration and not f.name.startswith("llvm.")]
+        foreign = [name for name in foreign if not hasattr(ctypes.CDLL(None), name)]
+        if foreign or library.has_dynamic_globals:
+            raise TypeError(f"{symbol}: its code needs {', '.join(foreign) or 'an address'} of this process")
+        return library._get_compiled_object()

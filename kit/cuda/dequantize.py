@@ -32,8 +32,9 @@ def knows(format: Format) -> bool:
     return format.codes is not None or format.name in STORED_FLOATS
 
 
-def run(blocks, format: Format, out: torch.Tensor) -> None:
+def run(blocks, format: Format, out) -> None:
     """Dequantize C-contiguous ``blocks`` (numpy array or tensor of uint8) into ``out`` on DEVICE."""
+    out = torch.as_tensor(out)
     blocks = torch.as_tensor(blocks).to(out.device)
     if blocks.data_ptr() % 16:
         blocks = blocks.clone()  # wide loads need addresses that a slice may not have

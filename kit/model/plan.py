@@ -151,7 +151,7 @@ class Plan:
         weight, y = self._weight(name), self._new(*x.shape)
         eps = int(np.float64(self.config.norm_eps).view(np.int64))
         arguments = x.data_ptr(), weight.data_ptr(), y.data_ptr(), len(weight), eps
-        first = self._add((norm.task(), arguments, -x.numel() // len(weight)))
+        first = self._add((norm.rows(), arguments, -x.numel() // len(weight)))
         self._span("norm", name, layer_of(name), first=first)
         return y
 

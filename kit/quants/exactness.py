@@ -13,7 +13,7 @@ from kit.cpu.linear import ACTIVATIONS, linear
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS
 from kit.quants import reference
-from kit.quants.registry import DTYPES, dequantize
+from kit.quants.registry import DTYPES, dequantize, dtype_named
 
 _INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 _BLOCKS = 64
@@ -43,7 +43,7 @@ def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,
                 with simd.using(tier):
                     result = linear(data, qtype, x, dtype) if fused else dequantize(data, qtype, dtype, backend).cpu()
                     ran = simd.tier().value if backend in ("cpu", "fused") else ""
-                right = (x.double() @ truth.double().T).float() if fused else truth.to(DTYPES[dtype])
+                right = (x.double() @ truth.double().T).float() if fused else truth.to(dtype_named(dtype))
                 row = {"qtype": qtype, "backend": backend, "tier": ran, "dtype": dtype, "weights": truth.numel()}
                 rows.append(row | _errors(result, right))
     return pd.DataFrame(rows)

@@ -17,9 +17,9 @@ def knows(format: Format) -> bool:
     return format.name in FORMATS
 
 
-def run(blocks: np.ndarray, format: Format, out: torch.Tensor) -> None:
+def run(blocks: np.ndarray, format: Format, out) -> None:
     """Dequantize C-contiguous ``blocks`` into ``out``, a bounded number at a time."""
-    blocks, out = blocks.reshape(-1, format.block_bytes), out.view(-1, format.block_elements)
+    blocks, out = blocks.reshape(-1, format.block_bytes), torch.as_tensor(out).view(-1, format.block_elements)
     qtype, step = gguf.GGMLQuantizationType[format.name], _CHUNK_WEIGHTS // format.block_elements
     with np.errstate(all="ignore"):  # NaN and infinite scales are data here
         for start in range(0, len(blocks), step):

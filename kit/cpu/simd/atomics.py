@@ -7,9 +7,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from kit.cpu.tasks import WORDS
+
 _I64 = ir.IntType(64)
 _X86 = platform.machine().lower() in ("x86_64", "amd64")
-WORDS = 16  # arguments of a task
 
 
 def _word(builder, address):

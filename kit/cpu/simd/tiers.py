@@ -6,13 +6,9 @@ import functools
 import os
 import warnings
 
-import llvmlite.binding as llvm
 import numpy as np
-from numba.core import config
 
-from kit.cpu.simd.isa import dot4, float_to_half, half_to_float, lookup
-from kit.cpu.simd.memory import load, store
-from kit.cpu.simd.vectors import Static, f32x16, i8x64, i32x16, jit, u8x16, u8x64, u16x16
+from kit.cpu.tasks import Static, features, function, task
 from kit.errors import KitError
 
 # What a tier's instructions need, as LLVM spells it; best first.
@@ -21,14 +17,6 @@ TIERS = {
     "avx2": {"avx2", "f16c", "ssse3"},
     "plain": set(),
 }
-
-
-@functools.cache
-def features() -> frozenset[str]:
-    """The CPU features for which Numba compiles: this CPU's, or those of NUMBA_CPU_FEATURES."""
-    if config.CPU_FEATURES is not None:
-        return frozenset(name[1:] for name in config.CPU_FEATURES.split(",") if name.startswith("+"))
-    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
 
 
 def available() -> list[str]:
@@ -83,7 +71,7 @@ def self_test(name: str) -> list[str]:
     widened, narrowed = np.empty(2**16, np.float32), np.empty(len(floats), np.uint16)
     picked, total = np.empty(16, np.uint8), np.ones(16, np.int32)
     arrays = (halves, widened, floats, narrowed, table, index, picked, a, b, total)
-    _probe(Static(name), len(halves), len(floats), *(array.ctypes.data for array in arrays))
+    function(_probe(name), 2 + len(arrays))(len(halves), len(floats), *(array.ctypes.data for array in arrays))
     with np.errstate(all="ignore"):
         rounded = floats.astype(np.float16)
     right = {
@@ -95,14 +83,22 @@ def self_test(name: str) -> list[str]:
     return [primitive for primitive, ok in right.items() if not ok]
 
 
-@jit
-def _probe(tier, n_halves, n_floats, halves, widened, floats, narrowed, table, index, picked, a, b, total):
-    for i in range(0, n_halves, 16):
-        store(widened + 4 * i, half_to_float(tier, load(u16x16, halves + 2 * i)))
-    for i in range(0, n_floats, 16):
-        store(narrowed + 2 * i, float_to_half(tier, load(f32x16, floats + 4 * i)))
-    store(picked, lookup(tier, load(u8x16, table), load(u8x16, index)))
-    store(total, dot4(tier, load(i32x16, total), load(u8x64, a), load(i8x64, b)))
+@task
+def _probe(tier: Static):
+    """Each of the primitives on each of the numbers."""
+    from kit.cpu.simd.isa import dot4, float_to_half, half_to_float, lookup  # and Numba
+    from kit.cpu.simd.memory import load, store
+    from kit.cpu.simd.vectors import f32x16, i8x64, i32x16, u8x16, u8x64, u16x16
+
+    def probe(n_halves, n_floats, halves, widened, floats, narrowed, table, index, picked, a, b, total):
+        for i in range(0, n_halves, 16):
+            store(widened + 4 * i, half_to_float(tier, load(u16x16, halves + 2 * i)))
+        for i in range(0, n_floats, 16):
+            store(narrowed + 2 * i, float_to_half(tier, load(f32x16, floats + 4 * i)))
+        store(picked, lookup(tier, load(u8x16, table), load(u8x16, index)))
+        store(total, dot4(tier, load(i32x16, total), load(u8x64, a), load(i8x64, b)))
+
+    return probe
 
 
 def describe() -> tuple[str, str, str]:

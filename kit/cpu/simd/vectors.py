@@ -1,14 +1,14 @@
 """Vectors in Numba kernels: types, lanes, conversions, arithmetic. All of it is plain LLVM, which runs on any CPU."""
 
-import functools
-import hashlib
 import operator
 from pathlib import Path
 
 from llvmlite import ir
 from numba import njit, types
 from numba.core.imputils import lower_constant
-from numba.extending import NativeValue, intrinsic, models, overload, register_model, unbox
+from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
+
+from kit.cpu.tasks import Static, source_stamp
 
 
 def jit(function):
@@ -26,31 +26,6 @@ def jit(function):
     return dispatcher
 
 
-@functools.cache
-def source_stamp(folder: Path) -> str:
-    """A digest of the sources from which a kernel in ``folder`` is compiled."""
-    simd = Path(__file__).parent
-    digest = hashlib.sha256()
-    for source in sorted(
-        {path for place in (simd, simd.parent, folder) for path in place.glob("*.py")}
-        | {simd.parents[1] / "gguf" / "formats.py"}
-    ):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()
-
-
-class Static:
-    """A constant that a kernel is compiled for, a string or a Format: its Numba type holds it, so that ``overload`` can
-    choose by it."""
-
-    def __init__(self, value):
-        self.value = value
-        self._numba_type_ = StaticType(value)
-
-    def __reduce__(self):  # the key of a kernel in Numba's cache: a type has a number that each process counts anew
-        return Static, (self.value,)
-
-
 class StaticType(types.Type):
     """The Numba type of ``Static(value)``."""
 
@@ -63,6 +38,7 @@ class StaticType(types.Type):
         return self.value
 
 
+typeof_impl.register(Static)(lambda static, _context: StaticType(static.value))
 register_model(StaticType)(models.OpaqueModel)
 unbox(StaticType)(lambda _type, _object, c: NativeValue(c.context.get_dummy_value()))
 lower_constant(StaticType)(lambda context, *_: context.get_dummy_value())

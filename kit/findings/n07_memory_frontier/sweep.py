@@ -48,7 +48,7 @@ class Subject:
         """Bytes of everything that passes through the cache of that dtype ("int8": of tiles)."""
         if dtype == "int8":
             return sum(part.elements for part in self.tile_parts.values())
-        return sum(part.elements for part in self.parts.values()) * ways.DTYPES[dtype].itemsize
+        return sum(part.elements for part in self.parts.values()) * ways.DTYPES[dtype]
 
     @property
     def blocks(self) -> int:

@@ -32,7 +32,7 @@ def way_of(policy: str, capacity: str, dtype: str, total: int) -> ways.Way:
 def working_set(file, order: Order, dtype: str) -> int:
     """Bytes of all weights that a decode uses, dequantized to ``dtype``."""
     parts = ways.parts_of(file, order)
-    return sum(part.elements for part in parts.values()) * DTYPES[dtype].itemsize
+    return sum(part.elements for part in parts.values()) * DTYPES[dtype]
 
 
 def records(measured: ways.Measured, total: int, machine) -> list[dict]:

@@ -1,0 +1,130 @@
+"""The compiled side of kit.cpu.threads: the board on which threads find the tasks of a step, and what they do with it.
+
+A run's tasks have tickets that count up for ever: a task is taken by moving NEXT on, which succeeds only below LIMIT; LIMIT
+moves after all else that the work needs, PUT_UP after every LIMIT, and STEP changes only after DONE has reached PUT_UP.
+"""
+
+from numba import njit
+from numba.types import int64
+
+from kit.cpu.simd.atomics import add, call, exchange, pause, read, ticks, write
+from kit.cpu.simd.memory import load, store
+from kit.cpu.tasks import (
+    ARGUMENTS,
+    AWAKE,
+    BASE,
+    DONE,
+    DONE_AT,
+    FUNCTION,
+    LIMIT,
+    LINE,
+    NEXT,
+    PUT_UP,
+    RUN,
+    RUNS,
+    STEP,
+    TASKS,
+    WORDS,
+)
+
+STEP_BYTES = 8 * (ARGUMENTS + WORDS)
+
+
+def lead(board, steps, at, count, patience):
+    """Go on with a program of which ``at`` steps have been put up: how many have been then, where the threads' tasks take
+    longer than ``patience`` looks, and count + 1 when all is done."""
+    while _all_done(board, patience):
+        if at:
+            store(steps + (at - 1) * STEP_BYTES + 8 * DONE_AT, ticks())
+        while at < count and load(int64, steps + at * STEP_BYTES + 8 * TASKS) <= 1:
+            _do_alone(steps + at * STEP_BYTES)
+            at += 1
+        if at == count:
+            return count + 1
+        _put_up(board, steps + at * STEP_BYTES)
+        _take_all(board, 0)
+        at += 1
+    return at
+
+
+@njit
+def _put_up(board, step):
+    """Give every run its share of a step's tasks."""
+    write(board + STEP, step)
+    runs, tasks = read(board + RUNS), load(int64, step + 8 * TASKS)
+    for number in range(runs):
+        run = board + RUN + LINE * number
+        first, last = tasks * number // runs, tasks * (number + 1) // runs
+        limit = read(run + LIMIT)
+        write(run + BASE, limit - first)
+        write(run + LIMIT, limit + last - first)
+    write(board + PUT_UP, read(board + PUT_UP) + tasks)
+
+
+@njit
+def _all_done(board, patience):
+    """Wait for the tasks that others took; False after ``patience`` looks."""
+    for _ in range(patience):
+        if read(board + DONE) == read(board + PUT_UP):
+            return True
+        pause()
+    return False
+
+
+def serve(board, number, patience):
+    """Work for as long as there is any, and until ``patience`` looks in a row have found none."""
+    add(board + AWAKE, 1)
+    looks, seen = 0, -1
+    while looks < patience:
+        put_up = read(board + PUT_UP)
+        if put_up != seen:  # one word, however many threads and runs there are
+            seen = put_up
+            _take_all(board, number)
+            looks = 0
+        else:
+            looks += 1
+            pause()
+    add(board + AWAKE, -1)
+
+
+@njit
+def _take_all(board, number):
+    """Do all of the thread's own tasks and those that the others have not taken yet."""
+    runs = read(board + RUNS)
+    for turn in range(number, number + runs):
+        run, tasks = board + RUN + LINE * (turn % runs), 0
+        while _take(board, run):
+            tasks += 1
+        if tasks:
+            add(board + DONE, tasks)
+
+
+@njit
+def _take(board, run):
+    """Take one task and do it; False when there is none."""
+    ticket = read(run + NEXT)
+    while ticket < read(run + LIMIT):
+        seen = exchange(run + NEXT, ticket, ticket + 1)
+        if seen == ticket:
+            step = read(board + STEP)
+            call(load(int64, step + 8 * FUNCTION), ticket - read(run + BASE), step + 8 * ARGUMENTS)
+            return True
+        ticket = seen
+    return False
+
+
+@njit
+def _do_alone(step):
+    """All tasks of a step on this thread."""
+    for number in range(abs(load(int64, step + 8 * TASKS))):
+        call(load(int64, step + 8 * FUNCTION), number, step + 8 * ARGUMENTS)
+    store(step + 8 * DONE_AT, ticks())
+
+
+def alone(steps, count):
+    for step in range(count):
+        _do_alone(steps + step * STEP_BYTES)
+
+
+def now():
+    return ticks()
