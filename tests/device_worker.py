@@ -88,7 +88,7 @@ def decode(path, folder):
             decode.judge(lab, file, points, name)
         decode.roofline(points, lab.gpu)
         decode.free_bytes = room
-        return (off, refused, [(point.nbytes, point.missing) for point in points], decode.table(points, lab.gpu), recorded(lab))
+        return (off, refused, points[["bytes", "missing"]].to_numpy().tolist(), decode.table(points, lab.gpu), recorded(lab))
 
 
 def tiles(folder):

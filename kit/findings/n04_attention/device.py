@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -27,23 +27,6 @@ from kit.units import format_bytes
 
 CONTEXTS = (1, 512, 4096, 32768, 131071)
 _SHARE = 0.8  # of the free memory that a KV cache may take; masks and activations need some, too
-
-
-@dataclass(frozen=True)
-class Point:
-    """One context and KV cache type: seconds of each token, what it reads and computes; ``missing``: why there are none."""
-
-    context: int
-    kv: str
-    samples: tuple[float, ...]
-    nbytes: int
-    flops: int
-    missing: str = ""
-
-    @property
-    def seconds(self) -> float:
-        """Median seconds a token, its logits on the host."""
-        return float(np.median(self.samples))
 
 
 def read_by_a_token(tensors: Mapping, experts: float = 1.0) -> tuple[int, int]:
@@ -104,26 +87,26 @@ def equality(file, prompt: list[int]) -> float:
     return relative_rms(model.step(prompt, model.new_cache()), right)
 
 
-def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> list[Point]:
-    """Decode after a random context of each length that the model knows; a KV cache that does not fit is left out.
+def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> pd.DataFrame:
+    """Decode after a random context of each length that the model knows, by KV cache type: ``samples`` (seconds a token, its
+    logits on the host) and their median, the ``bytes`` read and ``flops`` of a token; ``missing``: why there are no samples.
 
     With a GPU each token is a replayed CUDA graph, captured before the first that counts.
     """
     config, weights = read_config(file), DeviceWeights(file)
     blocks, elements = read_by_a_token(file.tensors, _experts_share(config))
-    points = []
-    for context in (n for n in contexts if n < config.context):
-        for kv in kinds:
-            held = kv_bytes(config, context, kv)
-            flops = 2 * elements + 4 * config.layers * config.heads * config.head_dim * context
-            need, have = kv_bytes(config, context + 1, kv), _SHARE * free_bytes()
-            missing = f"{format_bytes(need)} of keys and values, {format_bytes(have)} to have" if need > have else ""
-            taken = () if missing else _tokens(weights, context, kv, samples)
-            points.append(Point(context, kv, taken, blocks + held, flops, missing))
-    return points
+    rows = []
+    for context, kv in product((n for n in contexts if n < config.context), kinds):
+        flops = 2 * elements + 4 * config.layers * config.heads * config.head_dim * context
+        need, have = kv_bytes(config, context + 1, kv), _SHARE * free_bytes()
+        missing = f"{format_bytes(need)} of keys and values, {format_bytes(have)} to have" if need > have else ""
+        taken = [] if missing else _tokens(weights, context, kv, samples)
+        rows.append((context, kv, taken, np.median(taken) if taken else np.nan, blocks + kv_bytes(config, context, kv), flops,
+                     missing))  # fmt: skip
+    return pd.DataFrame(rows, columns=["context", "KV cache", "samples", "seconds", "bytes", "flops", "missing"])
 
 
-def _tokens(weights: DeviceWeights, context: int, kv: str, samples: int) -> tuple[float, ...]:
+def _tokens(weights: DeviceWeights, context: int, kv: str, samples: int) -> list[float]:
     model = DeviceTransformer(weights, max_context=context + 1, kv_dtype=kv)
     cache, taken = model.new_cache(), []
     cache.reserve(context + 1)
@@ -135,47 +118,42 @@ def _tokens(weights: DeviceWeights, context: int, kv: str, samples: int) -> tupl
         start = time.perf_counter()
         model.step([0], cache)  # ends with the logits on the host: the device has finished
         taken.append(time.perf_counter() - start)
-    return tuple(taken[2:])
+    return taken[2:]
 
 
-def table(points: list[Point], gpu: Limits) -> pd.DataFrame:
+def table(points: pd.DataFrame, gpu: Limits) -> pd.DataFrame:
     """One row a context and KV type: tokens a second, what read bandwidth allows, the share of it, GB/s; or why not."""
-    rows = []
-    for point in points:
-        row = {"context": point.context, "KV cache": point.kv}
-        if point.samples:
-            least = gpu.seconds_to_read(point.nbytes)
-            row |= {"tok/s": 1 / point.seconds, "bound tok/s": 1 / least, "of the bound": least / point.seconds,
-                    "GB/s": point.nbytes / point.seconds / 1e9}  # fmt: skip
-        rows.append(row | {"left out": point.missing})
-    return pd.DataFrame(rows).set_index(["context", "KV cache"])
+    least = points["bytes"].map(gpu.seconds_to_read)
+    told = {
+        "tok/s": 1 / points["seconds"], "bound tok/s": 1 / least, "of the bound": least / points["seconds"],
+        "GB/s": points["bytes"] / points["seconds"] / 1e9, "left out": points["missing"],
+    }  # fmt: skip
+    return points[["context", "KV cache"]].assign(**told).set_index(["context", "KV cache"])
 
 
-def roofline(points: list[Point], gpu: Limits):
+def roofline(points: pd.DataFrame, gpu: Limits):
     """GFLOP/s over FLOPs a byte of every token; the device's measured bandwidth and f32 peak are the roof."""
-    measured = [point for point in points if point.samples]
-    places = [(point.flops / point.nbytes, point.flops / point.seconds / 1e9) for point in measured]
-    index = pd.MultiIndex.from_tuples([(point.kv, point.context) for point in measured])
-    return tokens_roofline(pd.DataFrame(places, index, ["intensity", "gflops"]), gpu)
+    measured = points.dropna().set_index(["KV cache", "context"])
+    places = {"intensity": measured["flops"] / measured["bytes"], "gflops": measured["flops"] / measured["seconds"] / 1e9}
+    return tokens_roofline(pd.DataFrame(places), gpu)
 
 
-def judge(lab, file, points: list[Point], stands_for: str) -> None:
+def judge(lab, file, points: pd.DataFrame, stands_for: str) -> None:
     """Records of every point, and what the shortest context says of blas-500 and variance-45-1100.
 
     A file of fewer layers than ``stands_for`` is scaled by the bytes of its blocks.
     """
-    for point in points:
-        what = f"decode of {stands_for} on the device, context {point.context}, {point.kv} KV cache"
-        if not point.samples:
-            lab.record(quantity=what, unit="tok/s", status="skipped", reason=point.missing, device=lab.device)
+    for point in points.to_dict("records"):
+        what = f"decode of {stands_for} on the device, context {point['context']}, {point['KV cache']} KV cache"
+        if point["missing"]:
+            lab.record(quantity=what, unit="tok/s", status="skipped", reason=point["missing"], device=lab.device)
             continue
         lab.record(
-            quantity=what, unit="tok/s", samples=[1 / seconds for seconds in point.samples], device=lab.device,
-            upper=1 / lab.gpu.seconds_to_read(point.nbytes), upper_source="blocks, keys and values at read bandwidth",
+            quantity=what, unit="tok/s", samples=[1 / seconds for seconds in point["samples"]], device=lab.device,
+            upper=1 / lab.gpu.seconds_to_read(point["bytes"]), upper_source="blocks, keys and values at read bandwidth",
         )  # fmt: skip
-    shortest = next(point for point in points if point.samples)
     whole, share = whole_blocks(stands_for), reported.elements(stands_for) / reported.elements()
-    here = [blocks_read(file) / whole / seconds for seconds in shortest.samples]
+    here = [blocks_read(file) / whole / seconds for seconds in points.dropna()["samples"].iloc[0]]
     for name in ("blas-500", "variance-45-1100") if stands_for == reported.MODEL else ("variance-45-1100",):
         claim = claims.get(name)
         lab.record(verdict_of(
