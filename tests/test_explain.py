@@ -19,7 +19,7 @@ from kit.costs.measured import DTYPES, FUSED, Cost, Kind
 from kit.costs.order import Order, order_of
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Part, Way, measure, parts_of, predict
 from kit.errors import TraceError
-from kit.findings.n09_your_model import controls, figures, tables, text
+from kit.findings.n09_your_model import controls, figures, tables
 from kit.findings.n09_your_model.study import Study, read_trace
 from kit.lab import machine
 
@@ -189,10 +189,10 @@ def test_a_memory_that_holds_all_needs_no_choice():
 @given(st.lists(st.tuples(st.text(max_size=200), st.text(max_size=9)), min_size=1, max_size=5))
 def test_text_fits_the_terminal_and_cannot_move_its_cursor(rows):
     frame = pd.DataFrame({"a number": [value for _, value in rows]}, index=pd.Index([name for name, _ in rows], name="name"))
-    lines = text.table(frame).split("\n")
+    lines = tables.as_text(frame).split("\n")
     assert len(lines) == len(rows) + 1
     for line in lines:
-        assert len(line) <= text.WIDTH and line.isprintable()
+        assert len(line) <= tables.WIDTH and line.isprintable()
 
 
 # --- traces from elsewhere -------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def command(file, memory, tokens, trace, via, as_json, report):
 def _sections(study):
     from kit.costs import quality
     from kit.costs.columns import shown
-    from kit.findings.n09_your_model.text import paragraph, table
+    from kit.findings.n09_your_model.tables import as_text, paragraph
     from kit.units import format_bytes
 
     yield paragraph(study.what()) + "\n" + paragraph(study.how())
@@ -82,12 +82,12 @@ def _sections(study):
         ("EXACTNESS (against gguf-py, on rows of this file)", study.exactness()),
         ("WHAT TO CHANGE (seconds a token; the first row is what the reports did)", study.advice().drop(columns="hit rate")),
     ):
-        yield f"{title}\n{table(shown(frame))}"
+        yield f"{title}\n{as_text(shown(frame))}"
     title, found = "WHAT ROUNDING DOES TO THE ANSWERS", study.quality
     if isinstance(found, str):
         yield f"{title}\n{paragraph(f'Not measured: {found}')}"
     else:
-        yield f"{title} ({found.tokens.iloc[0]} tokens of English, one standard error)\n{table(quality.shown(found))}"
+        yield f"{title} ({found.tokens.iloc[0]} tokens of English, one standard error)\n{as_text(quality.shown(found))}"
     yield paragraph(study.advise())
 
 

@@ -81,19 +81,11 @@ class Session:
 
     def path(self, stands_for="granite-3.3-8b", mix="Q4_K_M") -> Path:
         """Where the model lies that stands for one of the reports' models; fetched or generated on first use."""
-        if self.model:
-            return resolve(self.model)
-        from kit.synthetic.write import cached_model
-
-        geometry, layers = self.profile.models[stands_for]
-        return cached_model(geometry, mix=mix, layers=layers, seed=self.seed, folder=models_folder())
+        return resolve(self.model) if self.model else _generated(self.profile, stands_for, mix, self.seed)
 
     def tiny(self, stands_for="granite-3.3-8b", mix="Q4_K_M") -> Path:
         """A tiny generated model of the same family, whatever the profile: for warming up and for equality on small shapes."""
-        from kit.synthetic.write import cached_model
-
-        geometry, layers = profiles.get("smoke").models[stands_for]
-        return cached_model(geometry, mix=mix, layers=layers, folder=models_folder())
+        return _generated(profiles.get("smoke"), stands_for, mix)
 
     def file(self, stands_for="granite-3.3-8b", mix="Q4_K_M"):
         """The opened model (kit.GGUFFile) that stands for one of the reports' models."""
@@ -147,3 +139,10 @@ class Session:
             if r.verdict
         ]
         return tables.frame(rows, "claim", "as reported", "quantity", "measured", "unit", "verdict", "reason")
+
+
+def _generated(profile: profiles.Profile, stands_for: str, mix: str, seed: int = 0) -> Path:
+    from kit.synthetic.write import cached_model  # no command needs it
+
+    geometry, layers = profile.models[stands_for]
+    return cached_model(geometry, mix=mix, layers=layers, seed=seed, folder=models_folder())

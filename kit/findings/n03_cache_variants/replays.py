@@ -1,5 +1,7 @@
 """Every way to hold weights, replayed on whole models: policy by capacity, pinned sets, and where the ranking reverses."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 
@@ -53,18 +55,19 @@ def curves(trace: Requests, fractions=FRACTIONS) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["policy", "capacity / working set", "hit rate", "byte hit rate"])
 
 
-def families(table: pd.DataFrame, column: str, within: float = 0.02) -> list[tuple[str, pd.Series]]:
-    """Policies whose curves nowhere differ by more than ``within`` share a line: (their names, the first one's curve)."""
+def alike(named: Iterable[tuple[str, object]], within: float = 0.02) -> list[tuple[list[str], object]]:
+    """Curves (or pictures) that nowhere differ by more than ``within`` are one: (their names, the first), the largest first."""
+    found: list[tuple[list[str], object]] = []
+    for name, values in named:
+        same = next((names for names, first in found if np.abs(values - first).max() <= within), None)
+        found.append(([name], values)) if same is None else same.append(name)
+    return sorted(found, key=lambda group: -group[1].mean())
+
+
+def families(table: pd.DataFrame, column: str) -> list[tuple[str, pd.Series]]:
+    """Policies whose curves are alike share a line: (their names, the first one's curve)."""
     wide = table.pivot(index="capacity / working set", columns="policy", values=column)[table["policy"].unique()]
-    found: list[tuple[list[str], pd.Series]] = []
-    for name, curve in wide.items():
-        for names, first in found:
-            if (curve - first).abs().max() <= within:
-                names.append(name)
-                break
-        else:
-            found.append(([name], curve))
-    return [(", ".join(names), curve) for names, curve in sorted(found, key=lambda item: -item[1].mean())]
+    return [(", ".join(names), curve) for names, curve in alike(wide.items())]
 
 
 _LINES = ("-", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))
@@ -120,13 +123,9 @@ def heat_maps(trace: Requests, fraction: float, policies=None):
     """
     policies = POLICIES if policies is None else policies
     capacity = trace.share(fraction)
-    patterns: list[tuple[list[str], np.ndarray]] = []
-    for name, make in policies.items():
-        share = layer_shares(trace, make(capacity))
-        same = next((names for names, known in patterns if np.allclose(known, share, atol=0.02)), None)
-        patterns.append(([name], share)) if same is None else same.append(name)
+    patterns = alike((name, layer_shares(trace, make(capacity))) for name, make in policies.items())
     empty = [name for names, share in patterns if not share.any() for name in names]
-    patterns = sorted(((names, share) for names, share in patterns if share.any()), key=lambda item: -item[1].mean())
+    patterns = [(names, share) for names, share in patterns if share.any()]
     rows = max(1, -(-len(patterns) // 3))
     figure, grid = figures.new(rows, 3, height=1.0 + 2.2 * rows, sharex=True, sharey=True, squeeze=False)
     for axes, (names, share) in zip(grid.flat, patterns, strict=False):

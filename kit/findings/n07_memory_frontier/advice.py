@@ -1,5 +1,7 @@
 """What the frontier says: the error of its predictions, what to do with so much memory, and the records of both."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from kit.costs.quality import precision_of
@@ -60,8 +62,8 @@ def answer(name: str, predictions: list[Prediction], memory: int, off: str, qual
     return " ".join(text)
 
 
-def record(lab, predictions: list[Prediction], measured: list[Measured], left_out: dict) -> None:
-    """A record for every measured way, one for the error of all predictions, and a row for what could not be measured."""
+def record_ways(lab, predictions: list[Prediction], measured: Iterable[Measured]) -> None:
+    """A record for every measured way, its prediction in the reason."""
     predicted = {found.way: found for found in predictions}
     for found in measured:
         said = predicted[found.way]
@@ -71,6 +73,11 @@ def record(lab, predictions: list[Prediction], measured: list[Measured], left_ou
             reason=f"predicted {format_seconds(said.seconds)} ({said.seconds / found.seconds - 1:+.0%}), "
             f"{format_bytes(said.held)} held and {format_bytes(said.pages)} of the file",
         )  # fmt: skip
+
+
+def record(lab, predictions: list[Prediction], measured: list[Measured], left_out: dict) -> None:
+    """A record for every measured way, one for the error of all predictions, and a row for what could not be measured."""
+    record_ways(lab, predictions, measured)
     lab.record(
         quantity="predicted over measured seconds a token, all ways", unit="x", samples=ratios(predictions, measured),
         tolerance="a quarter", reason=error(predictions, measured),

@@ -13,9 +13,11 @@ from kit.costs import ways
 from kit.costs.measured import DTYPES, Cost, measure_costs
 from kit.costs.order import Decode, Kind, Order, order_of
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Part, Prediction, Way, parts_of
+from kit.findings.live import relative_rms
 from kit.findings.n01_first_token.bounds import disk_gbps
 from kit.findings.n06_compressed_inference.passes import compressed_model
 from kit.findings.n07_memory_frontier import pressed, tiles
+from kit.findings.n09_your_model.tables import advice_table
 from kit.gguf import pagecache
 from kit.lab.machine import Machine, memory_available
 from kit.model.config import read_config
@@ -201,7 +203,7 @@ def equality(path: Path, measured: list[Measured]) -> pd.DataFrame:
     for found in measured:
         alone = found.way.linear in (PRESSED.linear, PINNED_BLOCKS)  # in a process of its own, every token is the first
         right = first if alone else truth
-        off = float((found.result - right).double().pow(2).mean().sqrt() / right.double().std())
+        off = relative_rms(found.result, right)
         tolerance = TOLERANCES[found.way.linear if found.way.linear in TOLERANCES else found.way.dtype]
         rows[found.way.label] = (off, tolerance, off <= tolerance)
     return pd.DataFrame(rows, index=["rms / std", "tolerance", "equal"]).T.astype({"equal": bool})
@@ -221,15 +223,9 @@ def pareto(predictions: list[Prediction]) -> list[Prediction]:
 
 def table(predictions: list[Prediction], measured: list[Measured] = ()) -> pd.DataFrame:
     """One row a way, the fastest first: seconds predicted and measured, the least, bytes held, pages of the file needed."""
-    real, rows = {found.way: found for found in measured}, []
-    for found in sorted(predictions, key=lambda prediction: prediction.seconds):
-        row = {"way": found.way.label, "predicted": found.seconds}
-        if found.way in real:
-            seconds = real[found.way].seconds
-            row |= {"measured": seconds, "error": found.seconds / seconds - 1}
-        row |= {"least": found.bound, "hit rate": found.hit_rate, "held": found.held, "file pages": found.pages}
-        rows.append(row | {"together": found.total})
-    return pd.DataFrame(rows).set_index("way")
+    ordered = sorted(predictions, key=lambda prediction: prediction.seconds)
+    found = advice_table(ordered, {found.way: found for found in measured}).drop(columns="faster")
+    return found.assign(together=found["held"] + found["file pages"])
 
 
 def layers_of(path: Path) -> int:

@@ -170,16 +170,6 @@ class Study:
             text += ", while other processes used the cores" * real.disturbed
         return text
 
-    def record(self, lab) -> None:
-        """One record for every way that was measured, its prediction in the reason."""
-        for found in self.predictions:
-            if real := self.measured.get(found.way):
-                lab.record(
-                    quantity=f"a token, {found.way.label}", unit="s", samples=list(real.samples), lower=found.bound,
-                    lower_source="its bytes at the machine's bandwidth", tolerance="none stated: noise of the machine",
-                    reason=f"predicted {format_seconds(found.seconds)}, {found.seconds / real.seconds - 1:+.0%}",
-                )  # fmt: skip
-
     def to_dict(self) -> dict:
         """Everything as plain data, for JSON."""
         frames = {
