@@ -1,6 +1,7 @@
 """A gallery of the reports' broken caches (kit.cache.faults), each run live beside the healthy store on the same accesses."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pandas as pd
 import torch
@@ -25,15 +26,6 @@ def _walk(cache, passes: int = 1) -> int:
     return len(loads)
 
 
-def _elsewhere(function):
-    """The result of ``function()`` in a thread of its own."""
-    results = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-    thread.join()
-    return results[0]
-
-
 def _two_levels(cache):
     first, later = _walk(cache), _walk(cache, 2)
     held = getattr(cache, "held_bytes", cache.stats.resident_bytes)
@@ -54,7 +46,7 @@ def _resetting(cache):
 
 def _thread_local(cache):
     _walk(cache)
-    return f"another thread loads {_elsewhere(lambda: _walk(cache))}"
+    return f"another thread loads {ThreadPoolExecutor(1).submit(_walk, cache).result()}"
 
 
 def _copying(cache):
@@ -77,28 +69,23 @@ def _upgrading(cache):
         return f"the first hit: {error}"
 
 
-GALLERY = {  # fault -> (broken, healthy, what to do with either)
-    "two levels, the inner one never forgets": (
-        lambda: faults.TwoLevels(kit.LRU(SMALL)), lambda: WeightCache(kit.Pinned(SMALL)), _two_levels,
-    ),
-    "the inner level removed, LRU left": (
-        lambda: faults.TwoLevels(kit.LRU(SMALL)).outer, lambda: WeightCache(kit.Pinned(SMALL)), _two_levels,
-    ),
-    "split instances": (lambda: faults.SplitInstances(kit.HashMap()), lambda: WeightCache(kit.HashMap()), _split),
-    "statistics that reset": (lambda: faults.ResettingStats(kit.HashMap()), lambda: WeightCache(kit.HashMap()), _resetting),
-    "thread-local maps": (lambda: faults.ThreadLocal(kit.HashMap()), lambda: WeightCache(kit.HashMap()), _thread_local),
-    "copy on hit": (lambda: faults.CopyOnHit(kit.HashMap()), lambda: WeightCache(kit.HashMap()), _copying),
-    "a prefetch queue that nobody reads": (
-        lambda: faults.DeadQueue(kit.Pinned(SMALL), ahead_bytes=8000), lambda: WeightCache(kit.Pinned(SMALL), ahead_bytes=8000),
-        _queue,
-    ),
-    "a read lock upgraded on a hit": (
-        lambda: faults.UpgradingLock(kit.HashMap()), lambda: WeightCache(kit.HashMap()), _upgrading,
-    ),
-}  # fmt: skip
+_FULL, _PINNED = partial(kit.LRU, SMALL), partial(kit.Pinned, SMALL)
+GALLERY = {  # fault -> (what makes the broken cache of a policy, that policy, the healthy store's, what to do with either)
+    "two levels, the inner one never forgets": (faults.TwoLevels, _FULL, _PINNED, _two_levels),
+    "the inner level removed, LRU left": (lambda policy: faults.TwoLevels(policy).outer, _FULL, _PINNED, _two_levels),
+    "split instances": (faults.SplitInstances, kit.HashMap, kit.HashMap, _split),
+    "statistics that reset": (faults.ResettingStats, kit.HashMap, kit.HashMap, _resetting),
+    "thread-local maps": (faults.ThreadLocal, kit.HashMap, kit.HashMap, _thread_local),
+    "copy on hit": (faults.CopyOnHit, kit.HashMap, kit.HashMap, _copying),
+    "a prefetch queue that nobody reads": (partial(faults.DeadQueue, ahead_bytes=8000), _PINNED, _PINNED, _queue),
+    "a read lock upgraded on a hit": (faults.UpgradingLock, kit.HashMap, kit.HashMap, _upgrading),
+}
 
 
 def gallery() -> pd.DataFrame:
     """Fault by fault: what the broken cache shows, and what the healthy store shows instead."""
-    rows = [(name, show(broken()), show(healthy())) for name, (broken, healthy, show) in GALLERY.items()]
+    rows = [
+        (name, show(broken(policy())), show(WeightCache(healthy(), ahead_bytes=8000)))
+        for name, (broken, policy, healthy, show) in GALLERY.items()
+    ]
     return tables.frame(rows, "fault", "with the fault", "without")

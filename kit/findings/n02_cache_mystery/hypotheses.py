@@ -4,9 +4,11 @@ A hypothesis holds when it contradicts nothing that the report saw and something
 """
 
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,16 +16,6 @@ import pandas as pd
 import kit
 from kit.cache import faults
 from kit.cache.store import WeightCache
-
-
-def _here(function):
-    function()
-
-
-def _other_thread(function):
-    worker = threading.Thread(target=function)
-    worker.start()
-    worker.join()
 
 
 @dataclass(frozen=True)
@@ -36,7 +28,7 @@ class Hypothesis:
     without: str = "limit"  # the hypothesis that lacks this trait: the plain LRU, for its own limit the cache without one
     pressed: float = 1.0  # of the limit: what the machine leaves the cache during the preload
     switch: str = ""  # a method to call between preload and inference
-    serve: Callable = _here
+    threaded: bool = False  # whether a thread of its own serves the request
     asks: bool = True  # whether inference reaches the model at all
 
 
@@ -52,67 +44,53 @@ HYPOTHESES = {
     ),
     "stats": Hypothesis("statistics that reset", lambda limit: faults.ResettingStats(kit.LRU(limit)), "hypothesis-stats"),
     "threads": Hypothesis(
-        "thread-local state", lambda limit: faults.ThreadLocal(kit.LRU(limit)), "hypothesis-thread-local", serve=_other_thread
+        "thread-local state", lambda limit: faults.ThreadLocal(kit.LRU(limit)), "hypothesis-thread-local", threaded=True
     ),
     "two levels": Hypothesis("two levels (report 000)", lambda limit: faults.TwoLevels(kit.LRU(limit))),
     "harness": Hypothesis("a client that never reaches the model", lambda limit: WeightCache(kit.LRU(limit)), asks=False),
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What a hypothesis shows in a preload of all tensors and the first access of inference."""
-
-    hits: int
-    misses: int
-    resident_bytes: int
-    misses_after: int
-    missed_first: bool
-    references: int
-    instances: int
-
-
-class _LazyTensor:
-    """A tensor as the report describes it: it holds a shared reference to the cache and asks it."""
-
-    def __init__(self, name: str, nbytes: int, cache):
-        self.name, self.nbytes, self.cache = name, nbytes, cache
-
-    def get(self, load):
-        return self.cache.get(self.name, self.nbytes, lambda: load(self.name))
-
-
 def _nothing(name: str) -> object:
     return object()
 
 
-def observe(hypothesis: Hypothesis, tensors: dict[str, int], limit: int, first: str, load=_nothing, seed: int = 0) -> Observed:
-    """Preload in one random order, then ask for ``first``. ``load(name)``: the values; without it they are empty."""
+def observe(
+    hypothesis: Hypothesis, tensors: dict[str, int], limit: int, first: str, load=_nothing, seed: int = 0
+) -> SimpleNamespace:
+    """Preload in one random order, then ask for ``first``. ``load(name)``: the values; without it they are empty.
+
+    Each tensor holds a shared reference to the cache and asks it, as the report describes it.
+    """
     cache = hypothesis.make(limit)
-    handles = [_LazyTensor(name, nbytes, cache) for name, nbytes in tensors.items()]
+    handles = [partial(cache.get, name, nbytes, partial(load, name)) for name, nbytes in tensors.items()]
     owner = (cache,)
     references = sys.getrefcount(owner[0]) - 1  # less the argument of this call
     for place in np.random.default_rng(seed).permutation(len(handles)):
-        handles[place].get(load)
+        handles[place]()
     if hypothesis.pressed < 1:
         cache.resize(int(hypothesis.pressed * limit))
-    before = cache.stats
-    resident = getattr(cache, "held_bytes", before.resident_bytes)
+    seen = SimpleNamespace(hits=cache.stats.hits, misses=cache.stats.misses, references=references, missed_first=False)
+    seen.resident_bytes = getattr(cache, "held_bytes", cache.stats.resident_bytes)
     answered = getattr(cache, "instance", cache)
     if hypothesis.switch:
         getattr(cache, hypothesis.switch)()
-    loaded, seen = [], []
+
+    def load_first():
+        seen.missed_first = True
+        return load(first)
 
     def first_access():
         if hypothesis.asks:
-            cache.get(first, tensors[first], lambda: loaded.append(1) or load(first))
-        seen.extend([cache.stats.misses, 1 + (getattr(cache, "instance", cache) is not answered)])
+            cache.get(first, tensors[first], load_first)
+        seen.misses_after = cache.stats.misses
+        seen.instances = 1 + (getattr(cache, "instance", cache) is not answered)
 
-    hypothesis.serve(first_access)
-    return Observed(before.hits, before.misses, resident, seen[0], bool(loaded), references, seen[1])
+    ThreadPoolExecutor(1).submit(first_access).result() if hypothesis.threaded else first_access()
+    return seen
 
 
-def evidence(tensors: dict[str, int], limit: int, first: str) -> dict[str, Callable[[Observed], bool]]:
+def evidence(tensors: dict[str, int], limit: int, first: str) -> dict[str, Callable[[SimpleNamespace], bool]]:
     """What report 001 saw, for so many tensors and this limit, as tests of what was observed."""
     count, largest = len(tensors), max(size for size in tensors.values() if size <= limit)
     return {
