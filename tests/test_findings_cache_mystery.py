@@ -13,7 +13,7 @@ import kit
 from kit.cache import faults
 from kit.claims.records import read
 from kit.findings import live as cache_live
-from kit.findings.n02_cache_mystery import causes, hypotheses, preload, pressure, verdicts
+from kit.findings.n02_cache_mystery import hypotheses, preload, pressure, verdicts
 from kit.findings.n02_cache_mystery import faults as cache_faults
 from kit.findings.n02_cache_mystery import load_test as harness
 from kit.lab import machine
@@ -172,10 +172,10 @@ def test_verdicts(file, tmp_path, monkeypatch):
 
 
 def uneven(rungs):
-    """causes.tried with invented runs: only the errors differ by 24 times."""
+    """harness.causes with invented runs: only the errors differ by 24 times."""
     honest, early = (SimpleNamespace(claimed=speed) for speed in (20.0, 200.0))
     swept = pd.DataFrame({"policy": ["LRU", "LRU"], "tok/s": [10.0, 15.0]})
-    return causes.tried(rungs, honest, early, [SimpleNamespace(tokens_per_second=speed) for speed in (1.0, 9.0)], swept)
+    return harness.causes(rungs, honest, early, [SimpleNamespace(tokens_per_second=speed) for speed in (1.0, 9.0)], swept)
 
 
 def test_causes_of_an_uneven_speed_are_named_beside_each_other():

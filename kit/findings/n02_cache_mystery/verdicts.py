@@ -7,7 +7,7 @@ from kit.claims import table as claims
 from kit.claims.judge import judge, times
 from kit.findings import reported
 from kit.findings.live import Live
-from kit.findings.n02_cache_mystery import causes, hypotheses
+from kit.findings.n02_cache_mystery import hypotheses, load_test
 from kit.findings.n02_cache_mystery.preload import LIMIT, MIB, REPORTED_MB, WATCHED, Preloads
 from kit.units import format_bytes
 
@@ -109,7 +109,7 @@ def judge_speeds(lab, rungs: pd.DataFrame, caught: pd.DataFrame, tried: pd.DataF
         tolerance="at each of 45, 500 and 1100",
         text="one possible cause, not the one shown to be: a client that divides asked tokens by the time of an error, whose "
         f"delays we chose, prints this range, and gates stop {stopped} of {len(caught)} kinds of answer; factors that causes "
-        f"gave here: {causes.told(tried)}",
+        f"gave here: {load_test.causes_told(tried)}",
     ))  # fmt: skip
     for asked, printed in zip(goals, rungs['printed "tok/s"'], strict=True):
         lab.record(

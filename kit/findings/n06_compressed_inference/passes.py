@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -51,22 +52,13 @@ def packed_bytes(file: CompressedFile) -> int:
 
 
 @dataclass(frozen=True)
-class Caches:
-    """What a strategy's cache is made from: entries in the reported ratio, the same share of bytes, the accesses to come."""
-
-    entries: int
-    inner: int
-    nbytes: int
-    future: object
-
-
-@dataclass(frozen=True)
 class Strategy:
-    """A way to hold the weights. ``cache(Caches)`` makes the cache; ``by`` says what it counts."""
+    """A way to hold the weights. ``cache(c)`` makes the cache, which counts what ``by`` says; c has ``entries`` and ``inner``
+    in the reported ratio, ``nbytes``, the same share of the bytes, and ``future``, the accesses to come."""
 
-    label: str  # with the numbers of a Caches
+    label: str  # with the numbers of c
     decoder: str
-    cache: Callable[[Caches], object]
+    cache: Callable[[SimpleNamespace], object]
     by: str = "bytes"
     prefetch: bool = False
 
@@ -124,8 +116,8 @@ def run(
     ``lazy``: the outcome of LAZY on the same prompt, whose accesses MIN foresees.
     """
     how, n = STRATEGIES[strategy], len(file.matrices)
-    caches = Caches(in_ratio(ENTRIES, n), in_ratio(INNER, n), max(1, plain_bytes(file) * ENTRIES // LAYERS),
-                    lazy and lazy.weights.trace)  # fmt: skip
+    caches = SimpleNamespace(entries=in_ratio(ENTRIES, n), inner=in_ratio(INNER, n), future=lazy and lazy.weights.trace,
+                             nbytes=max(1, plain_bytes(file) * ENTRIES // LAYERS))  # fmt: skip
     weights = CompressedWeights(file, how.cache(caches), how.decoder, by=how.by, progress=progress)
     model = kit.Transformer(weights, linear=weights.linear)
     kv, step, chosen, seconds = model.new_cache(len(prompt) + tokens), prompt, [], []

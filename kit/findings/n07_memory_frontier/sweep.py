@@ -170,7 +170,7 @@ def chosen(subject: Subject) -> list[Way]:
 
 
 def measure_all(path: Path, subject: Subject, predictions: list[Prediction], tokens: int) -> tuple[list[Measured], dict]:
-    """The chosen ways, each for ``tokens`` tokens; and the way -> reason of those that cannot be gone here."""
+    """The chosen ways, each for ``tokens`` tokens; and the way -> reason of those that cannot be measured here."""
     found, left_out = [], {}
     for way in (prediction.way for prediction in predictions if prediction.way.linear in (PRESSED.linear, PINNED_BLOCKS)):
         # first: pages cannot be dropped while this process maps them
