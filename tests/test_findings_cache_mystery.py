@@ -13,8 +13,8 @@ import kit
 from kit.cache import faults
 from kit.claims.records import read
 from kit.findings import live as cache_live
-from kit.findings.n02_cache_mystery import hypotheses, preload, pressure, verdicts
 from kit.findings.n02_cache_mystery import faults as cache_faults
+from kit.findings.n02_cache_mystery import hypotheses, preload, pressure, verdicts
 from kit.findings.n02_cache_mystery import load_test as harness
 from kit.lab import machine
 from kit.synthetic.write import cached_model
