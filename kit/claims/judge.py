@@ -1,12 +1,12 @@
 """THE verdict engine: from the region that a claim accepts, what is possible at all, and samples, to a verdict."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from kit.claims.records import Record
 from kit.errors import ReportError
-from kit.lab.measure import DRIFT, Paired, interval_of
+from kit.lab.measure import DRIFT, interval_of
 from kit.units import format_quantity
 
 Bound = tuple[float, str]  # a value that the quantity cannot pass, and where it comes from
@@ -16,21 +16,20 @@ HOW = ("measured", "counted", "computed")  # how the samples came about; only me
 
 
 def judge(
-    claim: str, quantity: str, unit: str, samples: Sequence[float] | Paired = (), *, accept: Region,
-    text: str | Callable[[str], str], at_least: Bound | None = None, at_most: Bound | None = None, how: str = "measured",
-    in_ratio: bool = False, cure: str = "", tolerance: str = "", decides: str = "", missing: str = "",
+    claim: str, quantity: str, unit: str, samples: Sequence[float] = (), *, accept: Region,
+    text: str, at_least: Bound | None = None, at_most: Bound | None = None, how: str = "measured",
+    in_ratio: bool = False, cure: str = "", tolerance: str = "", missing: str = "",
 ) -> Record:  # fmt: skip
     """The record of the verdict on one quantity of a claim; a session that records it adds whose run it is.
 
-    ``samples``: raw, in ``unit``; of a comparison one ratio a PAIR, or kit.lab.measure.Paired itself.
+    ``samples``: raw, in ``unit``; of a comparison one ratio a PAIR.
     ``accept``: (low, high), where the claim holds; None leaves a side open. A claim that is a number has both sides.
     ``at_least``, ``at_most``: (value, source), what the quantity can be at all.
     ``how``: "measured" (noise between runs is allowed for), "counted" (the same on every run) or "computed" (arithmetic
     alone; without samples the bounds stand for them, and they can only forbid).
     ``in_ratio``: the effect at another size or on another machine. ``cure``: what cured it here, when the report names
     another cure. ``tolerance``: why the region is as it is, in words. ``missing``: what is not here, so nothing was measured.
-    ``text``: the reason, one sentence, or a function that gives it for a verdict. ``decides``: what would decide an
-    undecided one (default: said from the samples).
+    ``text``: the reason, one sentence.
 
     - impossible: no accepted value is possible
     - reproduced (in ratio): the whole interval is accepted; not reproduced: none of it is
@@ -38,35 +37,30 @@ def judge(
     """
     if how not in HOW:
         raise ReportError(f"{claim}: how={how!r} is none of: {', '.join(HOW)}")
-    state = samples.state.to_dict() if isinstance(samples, Paired) and samples.state else {}
-    values = [float(value) for value in getattr(samples, "ratios", samples)]
+    values = [] if missing else [float(value) for value in samples]
     low, high = (float(at_least[0]) if at_least else -np.inf), (float(at_most[0]) if at_most else np.inf)
     least, most = (-np.inf if accept[0] is None else accept[0]), (np.inf if accept[1] is None else accept[1])
-    if missing:
-        values = []
-    elif not values and how != "computed":
+    if not values and how != "computed" and not missing:
         raise ReportError(f"{claim}: {quantity!r} has no samples: give them, or what is missing")
     interval = spread_of(values, how) if values else None
-    if missing:
-        verdict, why = "not measurable here", ""
-    else:
-        verdict, why = _decide(interval, (least, most), (low, high), unit, decides, len(values))
-        verdict = f"{verdict} in ratio" if in_ratio and verdict == "reproduced" else verdict
+    verdict, why = "not measurable here", ""
+    if not missing:
+        verdict, why = _decide(interval, (least, most), (low, high), unit, len(values))
+        verdict += " in ratio" * (in_ratio and verdict == "reproduced")
     middle, noise = float(np.median(values)) if values else None, ""
     if how == "measured" and interval and "beyond" not in why and not low <= middle <= high:
         bound = format_quantity(low if middle < low else high, unit)
         noise = f"the median lies beyond its bound of {bound}: noise, the interval meets it"
     if not values and not missing:
         values = [float(bound[0]) for bound in (at_least, at_most) if bound]
-    words = missing or (text(verdict) if callable(text) else text)
-    reason = "; ".join(filter(None, (words, why, noise, cure and f"here cured by {cure}")))
+    reason = "; ".join(filter(None, (missing or text, why, noise, cure and f"here cured by {cure}")))
     return Record(
         claim=claim, quantity=quantity, unit=unit, verdict=verdict, reason=reason, how=how, cure=cure,
         tolerance=f"{region(accept, unit)}{f': {tolerance}' if tolerance else ''}", samples=values,
         median=float(np.median(values)) if values else None, interval=list(interval) if interval else None,
         accept=list(accept), lower=at_least and float(at_least[0]), lower_source=at_least[1] if at_least else "",
         upper=at_most and float(at_most[0]), upper_source=at_most[1] if at_most else "",
-        state=state, status="skipped" if missing else "ok",
+        status="skipped" if missing else "ok",
     )  # fmt: skip
 
 
@@ -80,7 +74,7 @@ def spread_of(values: Sequence[float], how: str) -> tuple[float, float] | None:
     return (low / DRIFT if low > 0 else low * DRIFT), (high * DRIFT if high > 0 else high / DRIFT)
 
 
-def _decide(interval, accepted, possible, unit, decides, count) -> tuple[str, str]:
+def _decide(interval, accepted, possible, unit, count) -> tuple[str, str]:
     """(verdict, what the engine adds to the reason)."""
     if interval and (interval[0] > possible[1] or interval[1] < possible[0]):
         bound = format_quantity(possible[1] if interval[0] > possible[1] else possible[0], unit)
@@ -89,14 +83,14 @@ def _decide(interval, accepted, possible, unit, decides, count) -> tuple[str, st
         return "impossible", ""
     if interval is None:
         needed = "a measurement: no bound forbids it" if not count else "more samples: one has no interval"
-        return "undecided here", f"what would decide it: {decides or needed}"
+        return "undecided here", f"what would decide it: {needed}"
     if accepted[0] <= interval[0] and interval[1] <= accepted[1]:
         return "reproduced", ""
     if interval[1] < accepted[0] or interval[0] > accepted[1]:
         return "not reproduced", ""
     edge = next(edge for edge in accepted if interval[0] <= edge <= interval[1])
-    more = decides or f"more than {count} samples, or a quieter machine"
-    return ("undecided here", f"{_span(interval, unit)} holds the edge {format_quantity(edge, unit)}; {more} would decide it")
+    told = f"{_span(interval, unit)} holds the edge {format_quantity(edge, unit)}"
+    return "undecided here", f"{told}; more than {count} samples, or a quieter machine would decide it"
 
 
 def _span(interval, unit: str) -> str:

@@ -40,18 +40,16 @@ class Live:
     @property
     def warm_hit_rate(self) -> float:
         """Hits over accesses, after the first pass."""
-        return _rate(self.accesses[self.accesses["token"] > 0])
+        return float(np.mean(self._warm["outcome"] == "hit"))
 
     @property
     def warm_byte_hit_rate(self) -> float:
         """Bytes hit over bytes asked for, after the first pass."""
-        warm = self.accesses[self.accesses["token"] > 0]
-        return _rate(warm, warm["nbytes"])
+        return float(np.average(self._warm["outcome"] == "hit", weights=self._warm["nbytes"]))
 
-
-def _rate(accesses, weight=1.0):
-    hit = (accesses["outcome"] == "hit") * weight
-    return float(hit.sum() / (accesses["outcome"].notna() * weight).sum())
+    @property
+    def _warm(self) -> pd.DataFrame:
+        return self.accesses[(self.accesses["token"] > 0) & self.accesses["outcome"].notna()]
 
 
 def decode(

@@ -24,9 +24,9 @@ def f32_bytes(model: str = MODEL) -> int:
 
 
 @cache
-def block_bytes(model: str = MODEL, mix: str = "Q4_K_M") -> int:
-    """Bytes of a whole model as its file holds it."""
-    return sum(tensor.nbytes for tensor in GEOMETRIES[model].tensors(mix))
+def block_bytes() -> int:
+    """Bytes of the reports' whole model as its file, Q4_K_M, holds it."""
+    return sum(tensor.nbytes for tensor in GEOMETRIES[MODEL].tensors("Q4_K_M"))
 
 
 def machine() -> pd.Series:

@@ -79,17 +79,17 @@ class Session:
             print(f"device = cpu: not measured; `kit reproduce --device cuda` adds {adds}")
         return self.device != "cpu"
 
-    def path(self, stands_for="granite-3.3-8b", mix="Q4_K_M") -> Path:
+    def path(self, stands_for="granite-3.3-8b") -> Path:
         """Where the model lies that stands for one of the reports' models; fetched or generated on first use."""
-        return resolve(self.model) if self.model else _generated(self.profile, stands_for, mix, self.seed)
+        return resolve(self.model) if self.model else _generated(self.profile, stands_for, self.seed)
 
-    def tiny(self, stands_for="granite-3.3-8b", mix="Q4_K_M") -> Path:
+    def tiny(self, stands_for="granite-3.3-8b") -> Path:
         """A tiny generated model of the same family, whatever the profile: for warming up and for equality on small shapes."""
-        return _generated(profiles.get("smoke"), stands_for, mix)
+        return _generated(profiles.get("smoke"), stands_for)
 
-    def file(self, stands_for="granite-3.3-8b", mix="Q4_K_M"):
+    def file(self, stands_for="granite-3.3-8b"):
         """The opened model (kit.GGUFFile) that stands for one of the reports' models."""
-        return kit.open(self.path(stands_for, mix))
+        return kit.open(self.path(stands_for))
 
     def record(self, claim: str | records.Record = "", device="cpu", **measured) -> records.Record:
         """Write one record: a verdict of kit.claims.judge, or of a plain measurement quantity, unit, samples, bounds.
@@ -141,8 +141,8 @@ class Session:
         return tables.frame(rows, "claim", "as reported", "quantity", "measured", "unit", "verdict", "reason")
 
 
-def _generated(profile: profiles.Profile, stands_for: str, mix: str, seed: int = 0) -> Path:
+def _generated(profile: profiles.Profile, stands_for: str, seed: int = 0) -> Path:
     from kit.synthetic.write import cached_model  # no command needs it
 
     geometry, layers = profile.models[stands_for]
-    return cached_model(geometry, mix=mix, layers=layers, seed=seed, folder=models_folder())
+    return cached_model(geometry, layers=layers, seed=seed, folder=models_folder())

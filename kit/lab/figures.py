@@ -1,6 +1,7 @@
 """One house style for every figure: color-blind safe, readable at 800 px, bounds drawn as dashed lines."""
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
@@ -64,6 +65,16 @@ def rows(axes: Axes) -> None:
     """Horizontal bars from the top down, without lines between them."""
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
+
+
+def roof(machine, low: float, high: float, height: float | None = None):
+    """(figure, axes) with the roofline of a machine from ``low`` to ``high`` FLOPs a byte: its read bandwidth, then its peak."""
+    figure, axes = new(height=height)
+    places = np.geomspace(low, high, 200)
+    label = f"roof: {machine.read_gbps:.0f} GB/s, {machine.f32_gflops:.0f} GFLOP/s"
+    axes.plot(places, np.minimum(machine.f32_gflops, machine.read_gbps * places), **DASHED, label=label)
+    log(axes, "x", "y")
+    return figure, axes
 
 
 def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:

@@ -56,12 +56,7 @@ def roofline(file, machine, tokens=(1, 8, 64, 512)):
 
     elements = sum(tensor.elements for tensor in file.tensors.values())
     blocks = sum(tensor.nbytes for tensor in file.tensors.values())
-    intensity = np.logspace(-1, 4, 200)
-    figure, axes = figures.new()
-    roof = np.minimum(machine.f32_gflops, machine.read_gbps * intensity)
-    label = f"roof: {machine.read_gbps:.0f} GB/s, {machine.f32_gflops:.0f} GFLOP/s"
-    axes.plot(intensity, roof, "--", color=figures.BLACK, label=label)
-    figures.log(axes, "x", "y")
+    figure, axes = figures.roof(machine, 0.1, 1e4)
     for nbytes, name, color, marker in (
         (4 * elements, "f32 weights", figures.BLUE, "o"),
         (blocks, "blocks", figures.ORANGE, "s"),

@@ -110,13 +110,7 @@ def tokens_roofline(table: pd.DataFrame, device):
 
 
 def _under_a_roof(table, machine):
-    figure, axes = figures.new(height=4.8)
-    low, high = table["intensity"].min() / 2, table["intensity"].max() * 2
-    ridge = machine.f32_gflops / machine.read_gbps
-    roof = [value for value in (low, ridge, high) if low <= value <= high]
-    axes.plot(roof, [min(machine.f32_gflops, machine.read_gbps * value) for value in roof], "--", color=figures.BLACK,
-              linewidth=1.2, label=f"{machine.read_gbps:.0f} GB/s, then {machine.f32_gflops:.0f} GFLOP/s")  # fmt: skip
-    figures.log(axes, "x", "y")
+    figure, axes = figures.roof(machine, table["intensity"].min() / 2, table["intensity"].max() * 2, height=4.8)
     axes.set(xlabel="FLOPs a byte read", ylabel="GFLOP/s")
     return figure, axes
 
