@@ -74,12 +74,16 @@ def decode(
     with inside or nullcontext():
         for number in range(passes):
             logits = model.step([1 + number % 3] * prompt, context)
-    frame = trace.frame()
+    return lived(label or repr(cache), weights, logits)
+
+
+def lived(label: str, weights, logits: torch.Tensor) -> Live:
+    """What the trace and the store of ``weights`` tell of a decode."""
+    frame, stats = weights.trace.frame(), weights.store.stats
     seconds = tuple(frame.loc[frame["what"] == "token", "seconds"])
-    stats = weights.store.stats
     held = getattr(weights.store, "held_bytes", stats.resident_bytes)
     dequantizing = float(frame.loc[(frame["what"] == "dequantize") & (frame["token"] == frame["token"].min()), "seconds"].sum())
-    return Live(label or repr(cache), seconds, stats, frame[frame["what"] == "access"], logits, held, dequantizing)
+    return Live(label, seconds, stats, frame[frame["what"] == "access"], logits, held, dequantizing)
 
 
 def miss_costs(file) -> dict[str, float]:

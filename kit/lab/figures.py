@@ -68,7 +68,7 @@ def rows(axes: Axes) -> None:
 
 
 def roof(machine, low: float, high: float, height: float | None = None):
-    """(figure, axes) with the roofline of a machine from ``low`` to ``high`` FLOPs a byte: its read bandwidth, then its peak."""
+    """(figure, axes) with a machine's roofline from ``low`` to ``high`` FLOPs a byte: its read bandwidth, then its peak."""
     figure, axes = new(height=height)
     places = np.geomspace(low, high, 200)
     label = f"roof: {machine.read_gbps:.0f} GB/s, {machine.f32_gflops:.0f} GFLOP/s"

@@ -46,10 +46,9 @@ def explained() -> pd.DataFrame:
 
 def typical_runs(runs: list[Run]) -> dict[str, Run]:
     """The median run of each way."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.way, []).append(run)
-    return {way: sorted(group, key=lambda run: run.seconds)[len(group) // 2] for way, group in groups.items()}
+    ordered = sorted(runs, key=lambda run: run.seconds)
+    groups = {way: [run for run in ordered if run.way == way] for way in dict.fromkeys(run.way for run in runs)}
+    return {way: group[len(group) // 2] for way, group in groups.items()}
 
 
 def samples(runs: list[Run], way: str) -> list[float]:

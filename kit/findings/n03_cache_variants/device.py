@@ -6,7 +6,7 @@ import kit
 from kit.cache import POLICIES
 from kit.cache.policies.base import Policy
 from kit.cache.traces import requests
-from kit.findings.live import Live, relative_rms
+from kit.findings.live import Live, lived, relative_rms
 from kit.findings.n04_attention.device import blocks_read, check_room
 from kit.lab import tables
 from kit.lab.device import Limits
@@ -30,10 +30,7 @@ def decode(file, cache: Policy, label: str = "", passes: int = 4, ahead: bool = 
     context = model.new_cache()
     for number in range(passes):
         logits = model.step([1 + number % 3], context)
-    frame, stats = weights.trace.frame(), weights.store.stats
-    seconds = tuple(frame.loc[frame["what"] == "token", "seconds"])
-    accesses = frame[frame["what"] == "access"]  # those of the vectors, before the first token, among them
-    return Live(label or repr(cache), seconds, stats, accesses, logits, stats.resident_bytes)
+    return lived(label or repr(cache), weights, logits)  # accesses of the vectors, before the first token, among them
 
 
 def matrices(file) -> dict[str, int]:

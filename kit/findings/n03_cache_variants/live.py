@@ -157,11 +157,9 @@ def fields(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
         )  # fmt: skip
         rows.append((label, run.warm_byte_hit_rate, run.stats.prefetched, run.stats.misses, run.tokens_per_second,
                      run.stats.peak_bytes / 2**20))  # fmt: skip
-    table = pd.DataFrame(rows, columns=["field", "byte hit rate", "prefetched", "misses", "tok/s", "peak MiB"])
-    table = table.set_index("field")
-    first = table.iloc[0]
-    changed = (table[["byte hit rate", "prefetched", "misses"]] != first[["byte hit rate", "prefetched", "misses"]]).any(axis=1)
-    table["effect on what is loaded"] = np.where(changed, "yes", "none")
+    table = tables.frame(rows, "field", "byte hit rate", "prefetched", "misses", "tok/s", "peak MiB")
+    loaded = table[["byte hit rate", "prefetched", "misses"]]
+    table["effect on what is loaded"] = np.where((loaded != loaded.iloc[0]).any(axis=1), "yes", "none")
     table.iloc[0, -1] = "-"
     return table
 

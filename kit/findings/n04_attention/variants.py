@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -103,15 +104,20 @@ def times(config: Config, machine: Machine, contexts, samples: int = 5) -> pd.Da
         bound = max(machine.seconds_to_read(nbytes), machine.seconds_to_compute(flops))
         for name, variant in ATTENTION.items():
             if affordable(name, config, context):
-                timed = measure.time(_in_turn(variant, q, pairs, config), samples, min_sample=0.002)
+                call = partial(_attend, variant, q, config)
+                timed = measure.time(_in_turn(call, pairs), samples, min_sample=0.002)
                 rows.append((name, context, timed.median, bound, flops, nbytes))
     columns = ["variant", "context", "seconds", "bound", "flops", "bytes"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _in_turn(variant, q, pairs, config):
-    turn = itertools.cycle(pairs)
-    return lambda: variant(q, *next(turn), config.attention_scale, config.window)
+def _attend(variant, q, config, kv):
+    return variant(q, *kv, config.attention_scale, config.window)
+
+
+def _in_turn(work, items):
+    turn = itertools.cycle(items)
+    return lambda: work(next(turn))
 
 
 # --- the projections
@@ -132,18 +138,13 @@ def projections(weights, config: Config, machine: Machine, samples: int = 3) -> 
             exact = y if exact is None else exact
             error = relative_rms(y, exact)
             stack = [name.replace("blk.0.", f"blk.{layer}.") for layer in range(config.layers)]
-            timed = measure.time(_over_layers(linear, weights, stack, x), samples, min_sample=0.005)
+            timed = measure.time(_in_turn(partial(linear.apply, weights, x=x), stack), samples, min_sample=0.005)
             nbytes = linear.nbytes(weights, name)
             bound = machine.seconds_to_read(nbytes)
             flops = 2 * weights.info(name).elements
             rows.append((name, variant, timed.median, nbytes / timed.median / 1e9, timed.median / bound, error, flops, nbytes))
     columns = ["tensor", "variant", "seconds", "GB/s", "time / bound", "rms / std", "flops", "bytes"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def _over_layers(linear, weights, names, x):
-    turn = itertools.cycle(names)
-    return lambda: linear.apply(weights, next(turn), x)
 
 
 def one_of_each_shape(config: Config) -> list[str]:

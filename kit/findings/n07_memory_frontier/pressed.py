@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,21 +73,10 @@ def limited(nbytes: int) -> str:
     return ""
 
 
-@contextmanager
-def _pinned(path, nbytes):
-    """The first bytes of a file, mapped and touched: they stay in memory."""
-    if not nbytes:
-        yield
-        return
-    import numpy as np
-
-    mapped = np.memmap(path, np.uint8, "r", shape=nbytes)
-    mapped[::4096].max()
-    yield mapped
-
-
 def _child(path: str, tokens: int, pinned: int, limit: int) -> dict:
     import time
+
+    import numpy as np
 
     import kit
     from kit.costs.order import Decode
@@ -107,14 +96,15 @@ def _child(path: str, tokens: int, pinned: int, limit: int) -> dict:
     if group:
         token()  # a first pass fills what the group allows
     seconds, stayed = [], []
-    with _pinned(path, pinned):
-        for _ in range(tokens):
-            gc.collect()
-            if not group:
-                pagecache.drop(path)
-            stayed.append(pagecache.resident_fraction(path))
-            took, logits = token()
-            seconds.append(took)
+    first = np.memmap(path, np.uint8, "r", shape=pinned) if pinned else np.empty(0, np.uint8)
+    first[::4096].sum()  # what is mapped and has been touched stays in memory
+    for _ in range(tokens):
+        gc.collect()
+        if not group:
+            pagecache.drop(path)
+        stayed.append(pagecache.resident_fraction(path))
+        took, logits = token()
+        seconds.append(took)
     held = pinned / os.path.getsize(path)
     return {"seconds": seconds, "stayed": max(stayed), "held": held, "limit": group, "logits": logits.tolist()}
 
