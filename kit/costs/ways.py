@@ -15,6 +15,7 @@ from kit.costs.order import DECODES, FUSED, Decode, Kind, Order, Program, Walk, 
 from kit.quants.registry import DTYPES
 from kit.units import format_bytes
 
+BYTES = DTYPES | {"int8": 1}  # of a weight, by what a way keeps it as
 SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "int8"}
 SHORTS = {"tiles": "int8 tiles", "tiles, prefetched": "int8 tiles prefetched"}
 NAMES = {
@@ -124,7 +125,7 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
         bound = machine.seconds_to_read(sum(parts[name].blocks for name in uses) / tokens)
         vectors = sum(4 * part.elements for part in parts.values() if len(part.kind.shape) == 1)
         return Prediction(way, seconds, bound, None, vectors, pages)
-    decoded = {name: part.elements * DTYPES[way.dtype] for name, part in parts.items()}
+    decoded = {name: part.elements * BYTES[way.dtype] for name, part in parts.items()}
     stats, hits = replay_hits(order.requests(decoded.__getitem__), way.cache())
     missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
     seconds = order.rest + sum(costs[parts[name].kind].multiply[way.dtype] for name in uses) / tokens

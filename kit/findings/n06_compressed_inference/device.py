@@ -7,12 +7,12 @@ import pandas as pd
 
 import kit.codec
 from kit.claims import table as claims
-from kit.claims.judge import judge
 from kit.codec.container import CompressedFile
 from kit.codec.device import CompressedTransformer, TileWeights
 from kit.codec.streaming import Streamed
 from kit.findings.n06_compressed_inference.hits import reported_layers
 from kit.findings.n06_compressed_inference.passes import packed_bytes, plain_bytes
+from kit.findings.n06_compressed_inference.verdicts import faster
 from kit.lab.device import Limits, time_on_device
 from kit.lab.machine import usable_cores
 from kit.units import format_bytes, format_seconds
@@ -94,12 +94,8 @@ def verdicts(lab, file: CompressedFile, seconds: list[float], passes: pd.DataFra
         (token, "a token on the device: as reported over tiles unpacked at every token, scaled by tiles", 1, after),
         (five, "five tokens on the device, the first one cold: as reported over tiles unpacked at every token", 5, [total]),
     ):  # fmt: skip
-        lab.record(judge(
-            claim.id, quantity, "x", [count * before / second for second in taken], accept=(claim.before / claim.after, None),
-            at_most=(before / least, source), in_ratio=True, cure="a faster decoder, no cache at all",
-            tolerance="the reported factor or more",
-            text=f"{format_seconds(count * before)} -> {format_seconds(float(np.median(taken)))} on {lab.gpu.name}, no cache",
-        ), device=lab.device)  # fmt: skip
+        text = f"{format_seconds(count * before)} -> {format_seconds(float(np.median(taken)))} on {lab.gpu.name}, no cache"
+        lab.record(faster(claim, quantity, count, before, taken, (least, source), text), device=lab.device)
     lab.record(
         cold.id, quantity="first token on the device, all tiles unpacked, scaled by tiles", unit="s",
         samples=[scale * seconds[0]], lower=least, lower_source=source, device=lab.device,

@@ -2,14 +2,15 @@
 
 import functools
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
 import kit.codec.weights
 from kit.cache.policies.base import NoCache
 from kit.cache.prefetch import Prefetcher
-from kit.cache.replay import replay_hits
 from kit.codec.weights import CompressedWeights
+from kit.costs import ways
 from kit.costs.measured import Cost, Kind
 from kit.costs.order import Decode, Order
 from kit.costs.ways import Measured, Part, Prediction, Way, run
@@ -50,20 +51,12 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
     Decoder and multiplication each use every core, so to run them at once saves only what one of them leaves idle; the
     prediction says none, the bound says all.
     """
-    stats, hits = replay_hits(order.requests(lambda name: parts[name].elements), way.cache())
-    tokens = max(1, len(order.tokens) - 1)
-    uses = [name for token in order.tokens[-tokens:] for name in token]
-    missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
-    seconds = order.rest + sum(costs[parts[name].kind].multiply["int8"] for name in uses) / tokens
-    seconds += sum(costs[parts[name].kind].load["int8"] for name in missed) / tokens
-    read, wrote = (sum(parts[name].elements for name in names) / tokens for names in (uses, missed))
-    bounds = machine.seconds_to_read(read), machine.seconds_to_write(wrote)
-    bound = max(bounds) if way.linear == PREFETCHED else sum(bounds)
-    in_use = max((parts[name].elements for name in missed), default=0)
-    if way.linear == PREFETCHED:
-        in_use += 2 * layer_bytes(parts)
-    pages = sum(parts[name].blocks for name in set(missed))
-    return Prediction(way, seconds, bound, 1 - len(missed) / len(uses), stats.peak_bytes + in_use, pages)
+    found = ways.predict(way, parts, order, costs, machine)
+    if way.linear != PREFETCHED:
+        return found
+    later = order.tokens[1:] or order.tokens
+    reading = machine.seconds_to_read(sum(parts[name].elements for token in later for name in token) / len(later))
+    return replace(found, bound=max(reading, found.bound - reading), held=found.held + 2 * layer_bytes(parts))
 
 
 def layer_bytes(parts: dict[str, Part]) -> int:
