@@ -4,8 +4,12 @@ from functools import cache
 
 import pandas as pd
 
+from kit.claims import table as claims
+from kit.claims.judge import judge
+from kit.claims.records import Record
 from kit.lab import peaks
 from kit.synthetic.geometry import GEOMETRIES
+from kit.units import format_bytes
 
 MODEL = "granite-3.3-8b"
 MACHINE = "apple-m4"
@@ -37,6 +41,16 @@ def machine() -> pd.Series:
 def least_seconds(nbytes: float) -> float:
     """Seconds in which the reports' machine can read so many bytes once."""
     return nbytes / (machine()["read_gbps"] * 1e9)
+
+
+def speed_in_float32(claim: str, text: str) -> Record:
+    """The verdict on a claimed number of tokens a second of their model, by its float32 bytes and their bandwidth."""
+    nbytes, device = f32_bytes(), machine()
+    return judge(
+        claim, f"tokens a second of {MODEL} in float32 at the reports' bandwidth", "tok/s", how="computed", text=text,
+        accept=(claims.get(claim).after, None),
+        at_most=(1 / least_seconds(nbytes), f"{format_bytes(nbytes)} a token, {device['read_gbps']} GB/s: {device['source']}"),
+    )  # fmt: skip
 
 
 def least_by_width() -> pd.DataFrame:

@@ -83,13 +83,11 @@ def judge_frequency(lab, table: pd.DataFrame) -> None:
 
 def judge_fixes(lab, table: pd.DataFrame, working_set: int) -> None:
     """fix-verify, fix-pinned, fix-hashmap: misses after the preload, and the promised 500 tok/s against the bandwidth."""
-    device = reported.machine()
-    most = 1 / reported.least_seconds(working_set)
     held = {
         "fix-verify": ("1 verify: LRU, and look", "it looks and changes nothing"),
         "fix-pinned": ("2 pinned", "what fits is hit on every pass, what does not fit is missed on every pass"),
         "fix-hashmap": ("3 HashMap", f"all of it is held: {format_bytes(working_set)} for the report's model, "
-                        f"{working_set / device['memory_bytes']:.1f} times that machine's memory"),
+                        f"{working_set / reported.machine()['memory_bytes']:.1f} times that machine's memory"),
     }  # fmt: skip
     for claim, (way, what) in held.items():
         misses, before = (float(table.loc[label, "misses a token"]) for label in (way, "as reported: LRU"))
@@ -97,12 +95,9 @@ def judge_fixes(lab, table: pd.DataFrame, working_set: int) -> None:
             claim, "misses a token after the preload", "misses", [misses], accept=(0, 0), how="counted", tolerance="no misses",
             text=f"{misses:g} against {before:g} before, with {table.loc[way, 'memory / limit']:.1f} times the limit: {what}",
         ))  # fmt: skip
-        goal = claims.get(claim).after
-        lab.record(judge(
-            claim, f"tokens a second of {reported.MODEL} in float32 at the reports' bandwidth", "tok/s", accept=(goal, None),
-            how="computed", at_most=(most, f"{format_bytes(working_set)} a token: {device['source']}"),
-            text=f"no cache makes {goal:g} tok/s of {format_bytes(working_set)} a token; hits still read every weight",
-        ))  # fmt: skip
+        goal, nbytes = claims.get(claim).after, format_bytes(working_set)
+        text = f"no cache makes {goal:g} tok/s of {nbytes} a token; hits still read every weight"
+        lab.record(reported.speed_in_float32(claim, text))
 
 
 def answer(replayed: pd.DataFrame, fraction: float, taken: Rounds) -> str:
