@@ -1,5 +1,6 @@
 """Tokenizers: the same ids as llama.cpp on tricky text; text survives the way there and back."""
 
+import pickle
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from kit.errors import TokenizerError
 from kit.model.pretokenizers import PRE_TOKENIZERS
 from kit.model.tokenizer import tokenizer_of
 from kit.model.vocabulary import merge
+from kit.model.words import Words
 
 one_name_each = {kind: name for name, kind in reversed(PRE_TOKENIZERS.items())}.values()
 KINDS = {
@@ -39,6 +41,14 @@ def folder(tmp_path_factory):
 
 def open_tokenizer(path):
     return tokenizer_of(kit.open(path))
+
+
+@given(st.lists(st.binary(max_size=2)), st.lists(st.binary(max_size=2)))
+def test_words_are_found_as_by_a_dict(texts, others):
+    words = pickle.loads(pickle.dumps(Words(texts)))
+    assert list(words) == texts
+    expected = dict(zip(texts, range(len(texts)), strict=True))
+    assert [words.find(text) for text in texts + others] == [expected.get(text) for text in texts + others]
 
 
 @pytest.mark.parametrize("pre", one_name_each)

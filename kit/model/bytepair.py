@@ -7,6 +7,7 @@ from functools import lru_cache
 from kit.errors import TokenizerError
 from kit.model.pretokenizers import PRE_TOKENIZERS, byte_symbols
 from kit.model.vocabulary import BYTE, SPACE, Tokenizer, characters, encoded, merge, valid
+from kit.model.words import Words
 
 _VISIBLE = dict(enumerate(byte_symbols()))  # GPT-2's: no byte looks like a space or a control character
 _LINE_START = re.compile(f"(?m:^)(?=[^\n{SPACE}])")
@@ -29,35 +30,38 @@ class BytePair(Tokenizer):
         merges = file.metadata.get("tokenizer.ggml.merges")
         if merges is None and name != "kimi-k2":
             raise TokenizerError(f"{file.path}: a {'gemma4' if gemma else 'gpt2'} tokenizer without 'tokenizer.ggml.merges'")
-        lines = encoded(() if merges is None else merges)
-        self._ranks = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))  # the first of two counts
+        self._merges = Words(reversed(encoded(() if merges is None else merges)))  # of two equal ones the first counts
         self._kind = kind
-        self._words = _splitter(kind.patterns)
+        self._split = _splitter(kind.patterns)
         self._encode_word = lru_cache(1 << 16)(self._encode_word)
 
     def _encode_part(self, data, after_special):
         text = valid(data.replace(b" ", SPACE.encode()) if self._kind.raw else data)
         text = _LINE_START.sub(SPACE, text) if self._kind.spaced else text
-        return [token for word in self._words(text) for token in self._encode_word(word)]
+        return [token for word in self._split(text) for token in self._encode_word(word)]
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
         visible = word if self._kind.raw else word.encode().decode("latin-1").translate(_VISIBLE)
         whole = self._kind.whole_words or (self._kind.whole_lines and not word.strip("\n"))
-        if whole and visible.encode() in self._ids:
-            return (self._ids[visible.encode()],)
-        symbols = merge([c.encode() for c in visible], lambda left, right: self._ranks.get(left + b" " + right))
+        if whole and (token := self._words.find(visible.encode())) is not None:
+            return (token,)
+        symbols = merge([c.encode() for c in visible], self._priority)
         return tuple(token for symbol in symbols for token in self._symbol(symbol))
 
+    def _priority(self, left, right):
+        found = self._merges.find(left + b" " + right)
+        return None if found is None else -found
+
     def _symbol(self, symbol):
-        if symbol in self._ids:
-            return [self._ids[symbol]]
+        if (token := self._words.find(symbol)) is not None:
+            return [token]
         if self._kind.raw:
             return [self._byte(byte) for byte in symbol]
-        missing = [character for character in characters(symbol) if character not in self._ids]
+        missing = [character for character in characters(symbol) if character not in self._words]
         if missing:
             byte = _BYTES[missing[0].decode()]
             raise TokenizerError(f"{self.path}: the vocabulary has no token for the byte 0x{byte:02X}")
-        return [self._ids[character] for character in characters(symbol)]
+        return [self._words.find(character) for character in characters(symbol)]
 
     def _piece(self, kind, text):
         if self._kind.raw or kind == BYTE:

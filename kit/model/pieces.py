@@ -2,18 +2,20 @@
 
 import re
 import unicodedata
+from array import array
 
 import numpy as np
 
 from kit.errors import TokenizerError
 from kit.model.vocabulary import NORMAL, SPACE, UNUSED, USER_DEFINED, Tokenizer, characters, merge, valid
+from kit.model.words import Words
 
 _VISIBLE_SPACE = SPACE.encode()
 
 
-def _scores(file, count) -> list[float]:
-    scores = file.metadata.get("tokenizer.ggml.scores")
-    return [0.0] * count if scores is None else np.array(scores, np.float32).tolist()
+def _scores(file, count) -> array:
+    scores = file.metadata.get("tokenizer.ggml.scores", np.zeros(count))
+    return array("f", np.array(scores, np.float32).tobytes())
 
 
 class SentencePiece(Tokenizer):
@@ -21,19 +23,19 @@ class SentencePiece(Tokenizer):
 
     def __init__(self, file):
         super().__init__(file, ("bos",), {"bos": 1, "eos": 2, "unknown": 0})
-        self._scores = _scores(file, len(self._texts))
+        self._scores = _scores(file, len(self._words))
         self._prefix = b" " if file.metadata.get("tokenizer.ggml.add_space_prefix", True) else b""
 
     def _encode_part(self, data, after_special):
         data = (self._prefix + data if after_special else data).replace(b" ", _VISIBLE_SPACE)
         ids = []
         for symbol in merge(characters(data), self._priority):
-            token = self._ids.get(symbol)
+            token = self._words.find(symbol)
             ids += [token] if token is not None else [self._byte(byte) for byte in symbol]
         return ids
 
     def _priority(self, left, right):
-        token = self._ids.get(left + right)
+        token = self._words.find(left + right)
         return None if token is None else -self._scores[token]
 
 
@@ -46,16 +48,16 @@ class Unigram(Tokenizer):
             raise TokenizerError(f"{file.path}: a t5 tokenizer needs an unknown token")
         flag = lambda key: bool(file.metadata.get(f"tokenizer.ggml.{key}", False))  # noqa: E731
         self._prefix, self._merged = flag("add_space_prefix"), flag("remove_extra_whitespaces")
-        scores = _scores(file, len(self._texts))
+        scores = _scores(file, len(self._words))
         normal = [score for score, kind in zip(scores, self.kinds, strict=True) if kind == NORMAL]
         self._missing = float(np.float32(min(normal, default=0.0)) - np.float32(10))
         self._pieces = {
             text: (token, 0.0 if self.kinds[token] == USER_DEFINED else scores[token])
-            for token, text in enumerate(self._texts)
+            for token, text in enumerate(self._words)
             if self.kinds[token] in (NORMAL, USER_DEFINED, UNUSED)
         }
         self._longest = max(map(len, self._pieces), default=0)
-        own = [text for token, text in enumerate(self._texts) if self.kinds[token] == USER_DEFINED]
+        own = [text for token, text in enumerate(self._words) if self.kinds[token] == USER_DEFINED]
         self._own = {text[:length] for text in own for length in range(1, len(text) + 1)}
         self._charsmap = _Charsmap(file.metadata.get("tokenizer.ggml.precompiled_charsmap"))
 
@@ -159,12 +161,12 @@ class WordPiece(Tokenizer):
         self._strip = flag("strip_accents", self._lower)
         self.bos = file.metadata.get("tokenizer.ggml.bos_token_id", 101)
         self.eos = self.separator
-        self._longest = max(map(len, self._texts), default=0)
+        self._longest = max(map(len, self._words), default=0)
 
     def _encode_part(self, data, after_special):
-        return [token for word in self._words(valid(data)) for token in self._cut_word(_VISIBLE_SPACE + word.encode())]
+        return [token for word in self._split(valid(data)) for token in self._cut_word(_VISIBLE_SPACE + word.encode())]
 
-    def _words(self, text: str) -> list[str]:
+    def _split(self, text: str) -> list[str]:
         words = [""]
         for character in (unicodedata.normalize("NFD", c)[0] if self._strip else c for c in text):
             category = unicodedata.category(character)
@@ -183,8 +185,8 @@ class WordPiece(Tokenizer):
         ids, start = [], 0
         while start < len(word):
             for stop in range(min(len(word), start + self._longest + 1), start, -1):
-                if word[start:stop] in self._ids:
-                    ids.append(self._ids[word[start:stop]])
+                if (token := self._words.find(word[start:stop])) is not None:
+                    ids.append(token)
                     start = stop
                     break
             else:
@@ -205,17 +207,16 @@ class Rwkv(Tokenizer):
     def __init__(self, file):
         super().__init__(file)
         self.bos = self.eos = None
-        self._texts = [_ESCAPE.sub(_unescaped, text) for text in self._texts]
-        self._ids = dict(zip(self._texts, range(len(self._texts)), strict=True))
-        self._longest = max(map(len, self._texts), default=0)
+        self._words = Words(_ESCAPE.sub(_unescaped, text) for text in self._words)
+        self._longest = max(map(len, self._words), default=0)
 
     def _encode_part(self, data, after_special):
         ids, start = [], 0
         while start < len(data):
             ends = range(min(len(data), start + self._longest), start, -1)
-            stop = next((end for end in ends if data[start:end] in self._ids), start + 1)
-            ids.append(self._ids.get(data[start:stop], self.unknown))
-            start = stop
+            found = ((end, token) for end in ends if (token := self._words.find(data[start:end])) is not None)
+            start, token = next(found, (start + 1, self.unknown))
+            ids.append(token)
         return ids
 
     def _piece(self, kind, text):

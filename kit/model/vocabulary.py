@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from kit.errors import TokenizerError
+from kit.model.words import Words
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 # Files mark one token as the end; chat models end a turn by others, known by their text alone.
@@ -37,41 +38,40 @@ class Tokenizer:
     def __init__(self, file, adds: tuple[str, ...] = (), defaults: dict[str, int] | None = None):
         self.path = file.path
         self._metadata = metadata = file.metadata
-        self._texts = encoded(metadata["tokenizer.ggml.tokens"])
-        self._ids = dict(zip(self._texts, range(len(self._texts)), strict=True))
+        self._words = Words(encoded(metadata["tokenizer.ggml.tokens"]))
         kinds = metadata.get("tokenizer.ggml.token_type")
-        kinds = np.full(len(self._texts), NORMAL) if kinds is None else np.array(kinds)
-        ends = {text: self._ids[text.encode()] for text in END_TEXTS if text.encode() in self._ids}
+        kinds = np.full(len(self), NORMAL) if kinds is None else np.array(kinds)
+        ends = {text: token for text in END_TEXTS if (token := self._words.find(text.encode())) is not None}
         kinds[list(ends.values())] = CONTROL  # not every converter marks them
         for texts, text, kind in _NO_END:
             if texts <= ends.keys() and text in ends:
                 kinds[ends.pop(text)] = kind
-        kinds[[self._ids[text.encode()] for text in _SHOWN if text.encode() in self._ids]] = USER_DEFINED
+        kinds[[token for text in _SHOWN if (token := self._words.find(text.encode())) is not None]] = USER_DEFINED
         ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id", (defaults or {}).get(name)) for name in _NAMED}
         self.bos = self._wanted("bos", ids, "bos" in adds)
         self.eos = self._wanted("eos", ids, "eos" in adds)
         self.unknown, self.separator = ids["unknown"], ids["seperator"]
         self.end_tokens = ({ids["eos"], ids["eot"], ids["eom"]} | set(ends.values())) - {None}
         special = np.flatnonzero(np.isin(kinds, (UNKNOWN, CONTROL, USER_DEFINED))).tolist()
-        self._special = sorted(special, key=lambda token: -len(self._texts[token]))
+        self._special = sorted(special, key=lambda token: -len(self._words[token]))
         self._swallow = self._greedy()
         self.kinds: list[int] = kinds.tolist()
 
     @cached_property
     def tokens(self) -> list[str]:
         """The texts by id."""
-        return [text.decode("utf-8", "replace") for text in self._texts]
+        return [text.decode("utf-8", "replace") for text in self._words]
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._words)
 
     def text(self, token: int) -> str:
         """The text of one token as the file has it; bytes that are not UTF-8 as the lone surrogates of ``surrogateescape``."""
-        return self._texts[token].decode("utf-8", "surrogateescape")
+        return self._words[token].decode("utf-8", "surrogateescape")
 
     def token(self, text: str) -> int | None:
         """The id whose ``text`` that is."""
-        return self._ids.get(text.encode("utf-8", "surrogateescape"))
+        return self._words.find(text.encode("utf-8", "surrogateescape"))
 
     def _wanted(self, name, ids, default):
         if not self._metadata.get(f"tokenizer.ggml.add_{name}_token", default):
@@ -88,10 +88,11 @@ class Tokenizer:
             before = [b"<mask>"]
         elif "phi-3" in name or "phi3" in name:
             kept = (b"<unk>", b"<s>", b"<|endoftext|>")
-            after = [self._texts[token] for token in self._special if self._texts[token] not in kept]
+            after = [self._words[token] for token in self._special if self._words[token] not in kept]
         elif "modern-bert" in name:
             before = [b"[MASK]"]
-        return {self._ids[text]: (text in before, text in after) for text in (*before, *after) if text in self._ids}
+        found = {text: self._words.find(text) for text in (*before, *after)}
+        return {token: (text in before, text in after) for text, token in found.items() if token is not None}
 
     def encode(self, text: str | bytes, special: bool = True) -> list[int]:
         """Token ids of ``text``, begin and end tokens added where the file wants them.
@@ -117,7 +118,7 @@ class Tokenizer:
         """``data`` cut at special tokens, the longest first wherever they stand."""
         parts: list[bytes | int] = [data] if data else []
         for token in self._special:
-            text = self._texts[token]
+            text = self._words[token]
             if text in data and text and (special or self.kinds[token] == USER_DEFINED):
                 parts = [piece for part in parts for piece in self._cut(part, text, token)]
         return parts
@@ -145,9 +146,9 @@ class Tokenizer:
 
     def piece(self, token: int, special: bool = False) -> bytes:
         """The bytes of one token; none for an id beyond the vocabulary (embeddings are padded) or a control token."""
-        if token >= len(self._texts):
+        if token >= len(self._words):
             return b""
-        kind, text = self.kinds[token], self._texts[token]
+        kind, text = self.kinds[token], self._words[token]
         if kind in (UNKNOWN, CONTROL):
             return text if special else b""
         if kind == USER_DEFINED:
@@ -161,8 +162,8 @@ class Tokenizer:
     def _byte(self, byte: int) -> int:
         """The token of a byte that no other token covers."""
         for text in (b"<0x%02X>" % byte, bytes([byte])):
-            if text in self._ids:
-                return self._ids[text]
+            if (token := self._words.find(text)) is not None:
+                return token
         raise TokenizerError(f"{self.path}: the vocabulary has no token for the byte 0x{byte:02X}")
 
 
