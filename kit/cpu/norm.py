@@ -17,13 +17,14 @@ SMALL_NORM = 2**15  # numbers up to which torch's call, made for any tensor, tak
 _LANES = 16
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x (..., n) and weight (n,) float32 -> (..., n): in one compiled loop for few numbers, by torch for many."""
-    n = len(weight)
-    if x.numel() > SMALL_NORM or n % _LANES or not x.is_contiguous() or {x.dtype, weight.dtype} != {torch.float32}:
-        return F.rms_norm(x, weight.shape, weight.float(), eps)
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+    """x (..., n) and weight (n,) float32 -> (..., n): in one compiled loop for few numbers, by torch for many. The weight
+    counts from ``offset``."""
+    n, numbers = weight.shape[0], x.numel()
+    if numbers > SMALL_NORM or n % _LANES or not x.is_contiguous() or not x.dtype is weight.dtype is torch.float32:
+        return F.rms_norm(x, weight.shape, weight.float() + offset, eps)
     y = torch.empty_like(x)
-    _rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, x.numel() // n, eps)
+    _rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, numbers // n, eps, offset)
     return y
 
 
@@ -34,11 +35,12 @@ def rows():
 
 
 def _row(row, x, weight, y, n, eps):
-    _rms_norm(x + 4 * n * row, weight, y + 4 * n * row, n, 1, bitcast(f64, eps))
+    _rms_norm(x + 4 * n * row, weight, y + 4 * n * row, n, 1, bitcast(f64, eps), 0.0)
 
 
 @jit
-def _rms_norm(x, weight, y, n, rows, eps):
+def _rms_norm(x, weight, y, n, rows, eps, offset):
+    offset = np.float32(offset)
     for _ in range(rows):
         a = b = broadcast(f32x16, 0)
         for at in range(0, 4 * (n & -32), 128):
@@ -49,6 +51,6 @@ def _rms_norm(x, weight, y, n, rows, eps):
             a = a + v * v
         scale = np.float32(1 / math.sqrt(reduce_add(a + b) / n + eps))
         for at in range(0, 4 * n, 64):
-            store(y + at, load(f32x16, x + at) * scale * load(f32x16, weight + at))
+            store(y + at, load(f32x16, x + at) * scale * (load(f32x16, weight + at) + offset))
         x += 4 * n
         y += 4 * n

@@ -16,11 +16,12 @@ class RMSNorm(torch.nn.Module):
         self.weight, self.eps, self.offset = weight, eps, offset
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self.weight.float()
-        weight = weight + self.offset if self.offset else weight
+        weight = self.weight
         if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
-            return F.rms_norm(x.float(), weight.shape, weight, self.eps).type_as(x)
-        return rms_norm(x.float(), weight, self.eps).to(x.dtype)
+            return F.rms_norm(x.float(), weight.shape, weight.float() + self.offset, self.eps).type_as(x)
+        if x.dtype is weight.dtype is torch.float32:
+            return rms_norm(x, weight, self.eps, self.offset)
+        return rms_norm(x.float(), weight.float(), self.eps, self.offset).to(x.dtype)
 
 
 def replace_norms(model: torch.nn.Module) -> None:
