@@ -26,13 +26,10 @@ class Check(NamedTuple):
 
 def checks(measure: bool = False) -> list[Check]:
     """All rows; with ``measure`` also the machine's bandwidths and FLOP/s (about two seconds)."""
-    rows = [_python(), *_libraries(), _cores(), _features(), _memory(), gpu(), triton(), _peer()]
+    python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
+    rows = [python, *_libraries(), _cores(), _features(), _memory(), gpu(), triton(), _peer()]
     rows += [_folder("generated models", models_folder(), _QUICK_DISK), _folder("results", results_folder(), 10**8)]
     return rows + ([_speed()] if measure else [])
-
-
-def _python() -> Check:
-    return Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
 
 
 def _libraries() -> list[Check]:

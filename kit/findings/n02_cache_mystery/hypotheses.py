@@ -51,14 +51,8 @@ HYPOTHESES = {
 }  # fmt: skip
 
 
-def _nothing(name: str) -> object:
-    return object()
-
-
-def observe(
-    hypothesis: Hypothesis, tensors: dict[str, int], limit: int, first: str, load=_nothing, seed: int = 0
-) -> SimpleNamespace:
-    """Preload in one random order, then ask for ``first``. ``load(name)``: the values; without it they are empty.
+def observe(hypothesis: Hypothesis, tensors: dict[str, int], limit: int, first: str, load=id, seed: int = 0) -> SimpleNamespace:
+    """Preload in one random order, then ask for ``first``. ``load(name)``: the values; without it a number stands for them.
 
     Each tensor holds a shared reference to the cache and asks it, as the report describes it.
     """
@@ -102,7 +96,7 @@ def evidence(tensors: dict[str, int], limit: int, first: str) -> dict[str, Calla
     }
 
 
-def tried(tensors: dict[str, int], limit: int, first: str, load=_nothing, seeds=range(5)) -> pd.DataFrame:
+def tried(tensors: dict[str, int], limit: int, first: str, load=id, seeds=range(5)) -> pd.DataFrame:
     """Hypothesis by evidence: the share of random preload orders in which it shows what the report saw; and how many of
     these, shown in most orders, are not shown without its trait."""
     tests = evidence(tensors, limit, first)

@@ -86,16 +86,19 @@ def missed(run: Live) -> float:
     return float(warm.loc[warm["outcome"] != "hit", "nbytes"].sum() / warm["token"].nunique())
 
 
+def most(run: Live, file, gpu: Limits) -> float:
+    """Tokens a second that the run cannot pass: copies beside reading where it prefetched, else before it."""
+    return 1 / bounds(gpu, blocks_read(file), missed(run))[0 if run.stats.prefetched else 1]
+
+
 def table(runs: list[Live], file, gpu: Limits) -> pd.DataFrame:
     """One row a run: tokens a second after the first pass, its bound, byte hit rate, GB/s over the bus, bytes resident."""
-    rows = []
-    for run in runs:
-        over = missed(run)
-        ahead, alone = bounds(gpu, blocks_read(file), over)
-        bound = 1 / (ahead if run.stats.prefetched else alone)
-        rows.append((run.label, run.tokens_per_second, bound, run.tokens_per_second / bound, run.warm_byte_hit_rate,
-                     run.tokens_per_second * over / 1e9, run.stats.prefetched / run.stats.gets,
-                     run.held_bytes / 2**20))  # fmt: skip
+    rows = [
+        (run.label, run.tokens_per_second, most(run, file, gpu), run.tokens_per_second / most(run, file, gpu),
+         run.warm_byte_hit_rate, run.tokens_per_second * missed(run) / 1e9, run.stats.prefetched / run.stats.gets,
+         run.held_bytes / 2**20)
+        for run in runs
+    ]  # fmt: skip
     return tables.frame(
         rows, "run", "tok/s", "bound tok/s", "of the bound", "byte hit rate", "GB/s over the bus", "prefetched", "MiB held"
     )
@@ -104,10 +107,8 @@ def table(runs: list[Live], file, gpu: Limits) -> pd.DataFrame:
 def record(lab, runs: list[Live], file, fraction: float) -> None:
     """A record of every run."""
     for run in runs:
-        ahead, alone = bounds(lab.gpu, blocks_read(file), missed(run))
         lab.record(
             quantity=f"decode on the device, {run.label}, {fraction:.0%} of the blocks in its memory", unit="tok/s",
-            samples=[1 / seconds for seconds in run.seconds[1:]], device=lab.device,
-            upper=1 / (ahead if run.stats.prefetched else alone),
+            samples=[1 / seconds for seconds in run.seconds[1:]], device=lab.device, upper=most(run, file, lab.gpu),
             upper_source="blocks read once from device memory, missed ones over the bus, at measured bandwidths",
         )  # fmt: skip

@@ -121,7 +121,12 @@ def picture(entries: list[Entry]):
         axes.plot([1, span["most"]], [row, row], **_CLAIMED)
         if span["measured"]:
             axes.plot(span["measured"], row, zorder=4, **_MEASURED | {"color": color})
-    _legend(axes)
+    handles = [
+        Line2D([], [], label="claimed", **_CLAIMED),
+        Line2D([], [], label="measured (color: verdict)", **_MEASURED),
+        Patch(color=_POSSIBLE, label="possible, by the bounds"),
+    ]
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3, fontsize=9)
     figures.log(axes, "x")
     axes.set_xlim(left, right)
     axes.set_yticks(range(len(entries)), [entry.claim.id for entry in entries], fontsize=8.5)
@@ -153,15 +158,6 @@ def _without_figure(entry: Entry) -> str:
         return "not measured here"
     text = f"{record.quantity}: {quantity(record.median, record.unit)}"
     return text if len(text) <= 78 else text[:75] + "..."
-
-
-def _legend(axes) -> None:
-    handles = [
-        Line2D([], [], label="claimed", **_CLAIMED),
-        Line2D([], [], label="measured (color: verdict)", **_MEASURED),
-        Patch(color=_POSSIBLE, label="possible, by the bounds"),
-    ]
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3, fontsize=9)
 
 
 # --- records -----------------------------------------------------------------------------------------------------------
