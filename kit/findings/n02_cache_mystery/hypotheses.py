@@ -25,7 +25,7 @@ class Hypothesis:
     text: str
     make: Callable
     claim: str = ""
-    without: str = "limit"  # the hypothesis that lacks this trait: the plain LRU, for its own limit the cache without one
+    without: str = "limit"  # the same without the trait: the plain LRU; for the LRU's own limit, a cache that has none
     pressed: float = 1.0  # of the limit: what the machine leaves the cache during the preload
     switch: str = ""  # a method to call between preload and inference
     threaded: bool = False  # whether a thread of its own serves the request

@@ -101,17 +101,17 @@ def _told(frame, seconds):
 
     in_norms = of("read", "dequantize", rows=frame["tensor"].str.endswith("norm.weight"))
     is_embedding = (frame["what"] == "dequantize") & (frame["tensor"] == "token_embd.weight")
-    decoding, embedding = of("read", "dequantize"), float(seconds[is_embedding].head(1).sum())
+    dequantizing, embedding = of("read", "dequantize"), float(seconds[is_embedding].head(1).sum())
     return {
-        "dequantize": decoding,
-        "projections": of("linear") - (decoding - in_norms - embedding),
+        "dequantize": dequantizing,
+        "projections": of("linear") - (dequantizing - in_norms - embedding),
         "attention": of("attention"),
         "norms": of("norm") - in_norms,
     }
 
 
 def by_way(file, context: int, scale: float, samples: int = 3) -> tuple[kit.Weights, pd.DataFrame]:
-    """One token each way over one set of weights, which the first way decodes; a row a sample, index (way, sample)."""
+    """One token each way over one set of weights, which the first way dequantizes; a row a sample, index (way, sample)."""
     weights = kit.Weights(file, kit.HashMap(), backend="reference")
     tables = {}
     for name, way in WAYS.items():

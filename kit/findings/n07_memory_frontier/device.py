@@ -62,14 +62,14 @@ def plane(file, points: pd.DataFrame, gpu: Limits):
 
 def answer(memory: int, gpu: Limits, geometry: str = "granite-3.3-8b") -> str:
     """What to do with ``memory`` bytes of device memory, for the model of the reports, in two sentences."""
-    total, decoded = whole_blocks(geometry), reported.f32_bytes(geometry)
+    total, dequantized = whole_blocks(geometry), reported.f32_bytes(geometry)
     held = min(memory, total)
     inside, streamed, everything = (predict(total, share, gpu) for share in (held, 0, total))
     return (
         f"{geometry} with {format_bytes(memory)} of {gpu.name}: {held / total:.0%} of its {format_bytes(total)} of blocks "
         f"stay, and a token takes at least {format_seconds(inside)}, {streamed / inside:.1f} times less than with none "
         f"there. With all of them there it is {format_seconds(everything)}; dequantized to f32 they would need "
-        f"{format_bytes(decoded)} and take at least {format_seconds(gpu.seconds_to_read(decoded))}."
+        f"{format_bytes(dequantized)} and take at least {format_seconds(gpu.seconds_to_read(dequantized))}."
     )
 
 

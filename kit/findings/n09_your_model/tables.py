@@ -20,18 +20,18 @@ from kit.units import printable
 REST = "attention and the rest"
 
 
-def families(file, order: Order, costs, dtype: str = "float32") -> pd.DataFrame:
+def families(file, order: Order, costs) -> pd.DataFrame:
     """Where a token's time goes: one row a family of tensors (blk.N.ffn_up.weight -> ffn_up), the costliest first.
 
-    Seconds a token: to dequantize all of it to ``dtype``, to multiply by it decoded, to use it straight from its blocks.
+    Seconds a token: to dequantize all of it to float32, to multiply by it once dequantized, to use it straight from its blocks.
     """
-    weights, token, rows = kit.Weights(file, dtype=dtype), from_blocks("fused", order, costs), []
+    weights, token, rows = kit.Weights(file), from_blocks("fused", order, costs), []
     for name in (name for token in order.tokens for name in token):
         kind = kind_of(weights, name)
         cost = costs[kind]
         family = printable(re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name))
         sizes = weights.blocks(name).nbytes, weights.nbytes(name)
-        rows.append((family, 1, *sizes, cost.load[dtype], cost.multiply[dtype], token.products.get(kind, 0.0)))
+        rows.append((family, 1, *sizes, cost.load["float32"], cost.multiply["float32"], token.products.get(kind, 0.0)))
     names = ["family", "uses", "in the file", "decoded", "dequantize", "multiply", "from blocks"]
     table = pd.DataFrame(rows, columns=names).groupby("family").sum() / len(order.tokens)
     table.insert(0, "share", (table["dequantize"] + table["multiply"]) / (table["dequantize"] + table["multiply"]).sum())
