@@ -60,7 +60,7 @@ def _loop(kind, value, threads, tokens) -> float:
 
 
 def evidence(file, costs: pd.DataFrame, dequantizing: pd.DataFrame, run, prompt_tokens: int) -> pd.DataFrame:
-    """Whether both scalings hold: a matrix at every prompt length against one token, in turn; an inference against its parts."""
+    """Whether both scalings hold: a matrix at every prompt against one token, in turn; an inference against its parts."""
     name = max(one_of_each_shape(read_config(file)), key=lambda name: file.tensors[name].elements)  # calls are not what counts
     value, rows = kit.Weights(file)[name], {}
     _loop("strided", value[:, :1], 1, 1)  # compiles

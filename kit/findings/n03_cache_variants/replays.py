@@ -200,7 +200,7 @@ def kinds_figure(table: pd.DataFrame, fraction: float):
 
 
 def kinds(tokens: int, seed: int) -> dict[str, Requests]:
-    """A dense model, and two routers over 24 layers x 32 experts, four used a token, for eight times the tokens, of fewer bytes each.
+    """A dense model, and two routers over 24 layers x 32 experts, four used a token, for eight times as many tokens.
 
     The first router mostly keeps the experts of the token before; the second draws anew each time, a few far more often.
     """
