@@ -92,3 +92,8 @@ def test_a_link_to_itself_is_one_error(tmp_path):
     (tmp_path / "loop.gguf").symlink_to("loop.gguf")
     with pytest.raises(GGUFError, match=r"loop\.gguf: cannot be opened"):
         kit.open(absolute(str(tmp_path / "loop.gguf")))
+
+
+def test_the_home_of_nobody_is_one_error():
+    with pytest.raises(GGUFError, match="~nobody-by-this-name"):
+        kit.open("~nobody-by-this-name/model.gguf")

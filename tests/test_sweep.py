@@ -107,6 +107,7 @@ def test_a_grid_is_the_product_of_its_axes(grid_of):
         ("notebooks: [fast]\nquantizations: [Q9]", "no 'Q9'; there are: F32"),
         ("notebooks: [fast]\nmodels: [gpt]", "gpt: neither a file nor one of: granite"),
         ("notebooks: [fast]\nprofile: [smoke]", "profile: ['smoke'] is not a text"),
+        ("notebooks: [fast]\nmodels: [~nobody-by-this-name]", "neither a file nor one of"),
         ("- a\n- b", "a mapping with the keys"),
         ("notebooks: [", "not YAML"),
     ],

@@ -43,7 +43,7 @@ def resolve(path: str | os.PathLike) -> Path:
     if str(path) in TRAINED and not Path(path).exists():
         return fetch(str(path))
     if not str(path).startswith("hf://"):
-        return Path(path).expanduser()
+        return Path(os.path.expanduser(path))  # pathlib raises RuntimeError for a user that does not exist
     match = _HUB.fullmatch(str(path))
     if not match:
         raise GGUFError(f"{path}: expected hf://owner/repo/file.gguf or hf://owner/repo@revision/file.gguf")

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -204,7 +205,7 @@ def _file(folder: Path, name: str) -> str:
     """The source of a model that is no geometry; a relative path starts at ``folder``, the spec's."""
     if name.startswith("hf://"):
         return name
-    source = (folder / Path(name).expanduser()).absolute()
+    source = (folder / os.path.expanduser(name)).absolute()
     if not source.is_file():
         raise ReportError(f"models: {name}: neither a file nor one of: {', '.join(GEOMETRIES)}")
     return str(source)
