@@ -1,15 +1,11 @@
 """Overview: this machine's limits, what they allow a model, and the claims at a glance."""
 
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-
 import numpy as np
 import pandas as pd
 
 from kit.claims import table as claims
 from kit.findings import reported
 from kit.lab import tables
-from kit.lab.machine import usable_cores
 from kit.quants import exactness as compare
 from kit.quants import reference
 from kit.units import format_bytes, format_seconds
@@ -99,16 +95,10 @@ def plausibility(machine) -> pd.DataFrame:
 def exactness(file, every: bool = True) -> pd.DataFrame:
     """One row a format, one column a way to use it: "equal" bit for bit with gguf-py, or the largest error.
 
-    ``every``: dequantize all formats that gguf-py knows, in a process a core, for Numba compiles one kernel at a time in a
-    process; otherwise those of the file. The fused products, whose kernels take longer to compile, are compared (in float64)
-    for the formats of the file.
+    ``every``: dequantize all formats that gguf-py knows, otherwise those of the file. The fused products, whose kernels
+    take longer to compile, are compared (in float64) for the formats of the file.
     """
     own = sorted({tensor.qtype for tensor in file.tensors.values()} & reference.FORMATS)
-    if every:
-        with ProcessPoolExecutor(usable_cores(), get_context("spawn")) as pool:
-            found = [*pool.map(compare.exactness, ([name] for name in sorted(reference.FORMATS)))]
-    else:
-        found = [compare.exactness(own)]
-    found = pd.concat([*found, compare.exactness(own, backends=("fused",))])
+    found = pd.concat([compare.exactness(None if every else own), compare.exactness(own, backends=("fused",))])
     found["error"] = np.where(found["equal"], "equal", found["relative"].map("{:.0e} of the largest".format))
     return found.pivot(index="qtype", columns=["backend", "dtype"], values="error").fillna("–")
