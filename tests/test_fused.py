@@ -23,7 +23,7 @@ from kit.gguf.formats import FORMATS
 from kit.quants.exactness import exactness, random_blocks
 
 COMMON = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32"]
-OTHERS = ["Q4_1", "Q2_K", "Q3_K", "TQ1_0", "IQ4_XS", "MXFP4", "NVFP4", "IQ2_XXS"]  # one of each kind of scales
+OTHERS = ["Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "TQ1_0", "IQ4_XS", "MXFP4", "NVFP4", "IQ2_XXS"]  # one of each kind of scales
 ACCURACIES = ["float32", "int8"]
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 20)]
 
@@ -100,7 +100,7 @@ def test_the_other_formats_too(qtype, accuracy):
 @pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier != simd.tier().value])
 def test_the_other_tiers_too(tier, accuracy):
     with simd.using(tier):
-        for qtype in ("Q4_K", "Q6_K", "Q4_0"):
+        for qtype in ("Q4_K", "Q6_K", "Q4_0", "Q8_0", "Q5_0"):
             for tokens in (1, 6):
                 check(qtype, 5, shape(qtype, 2), tokens, accuracy)
 
@@ -129,6 +129,14 @@ def test_nothing_behind_the_last_row_is_read(qtype):
         x = activations(tokens, shape(qtype, 1))
         for accuracy in ACCURACIES:
             assert torch.equal(linear(guarded, qtype, x, accuracy), linear(blocks, qtype, x, accuracy))
+
+
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("qtype", ["Q8_0", "Q5_0", "MXFP4"])
+def test_the_end_of_a_row_takes_nothing_from_the_next(qtype, accuracy):
+    blocks, _ = matrix(qtype, 3, 320)
+    alone, blocks[1] = linear(blocks[:1], qtype, activations(1, 320), accuracy), 255  # NaN, or as large as can be
+    assert torch.equal(linear(blocks, qtype, activations(1, 320), accuracy)[:, :1], alone)
 
 
 @pytest.mark.parametrize("accuracy", ACCURACIES)

@@ -1,228 +1,229 @@
-"""One token times float32 activations: 64 bytes of codes are taken apart at a time, and the products of a group share a step.
+"""One token times float32 activations: 64 codes are taken apart at a time, and the products of a group share a step.
 
 What is done to whole vectors of codes, and what is done once for a group's sum and not once for a weight, is what makes this
 faster than the kernel for any format and any number of tokens (kit.cpu.gemv_float).
 """
 
+import functools
+
+import numpy as np
 import torch
 from numba import njit, types
 from numba.extending import overload
 
 from kit.cpu import threads
-from kit.cpu.simd.isa import nibbles_less, sixteen_less
-from kit.cpu.simd.memory import load, prefetch, stack, store
+from kit.cpu.simd.isa import gather, nibbles_less
+from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
-from kit.cpu.simd.vectors import Static, bitcast, broadcast, f32x16, u32x16
-from kit.cpu.superblocks import UNIT, codes, codes_of, spread, steps, unit_size
+from kit.cpu.simd.vectors import Static, bitcast, broadcast, convert, f32x16, i8x16, i32x16, u32x16
+from kit.cpu.superblocks import UNIT, codes, codes_of, spread, steps, unit_size, whole
 from kit.cpu.tasks import task
 from kit.gguf.formats import Format
 
-f32, i64 = types.float32, types.int64
-_AHEAD = 4096  # bytes; the CPU itself sees two rows as two streams that end soon
-_scratch = stack(256)  # 128 bytes for the reader of the steps, then those of two rows
+f32 = types.float32
+_AHEAD = 2048  # bytes: a row ends before the CPU itself has seen far enough ahead
+_scratch = stack(128 + 64 + 512)  # for the reader of the steps, the steps, and a unit that is copied
+_padded = stack(4 * UNIT)
 
 
 # ---- the activations
 
 
 def prepare(x: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (1, columns) in the order in which the format's kernel meets it, (1, columns), and the sums of each sixteen of it,
-    (columns / 16,), with which minima are taken off."""
-    plane = plane_of(format)
-    ordered, sums = torch.empty_like(x) if plane else x, torch.empty(x.shape[1] // 16)
-    threads.run(preparing(), (x.data_ptr(), x.shape[1], plane, ordered.data_ptr(), sums.data_ptr()), 1)
+    """x (1, columns) as the format's kernel takes it, filled up with zeros to whole units (units, 256), and the sums of each
+    sixteen of it (units, 16), with which minima are taken off."""
+    function, arguments, (ordered, sums) = preparing(x, layout_of(format))
+    threads.run(function, arguments, 1)
     return ordered, sums
 
 
-def plane_of(format: Format) -> int:
-    """How the task of ``prepare`` orders activations for a format."""
-    return format.codes.planes[0].run if codes_of(format).packed else 0
+def preparing(x: torch.Tensor, layout: "Layout") -> tuple[int, tuple[int, ...], tuple[torch.Tensor, torch.Tensor]]:
+    """The task of ``prepare``, its arguments, and what it writes."""
+    units, (places, factors) = -(-x.shape[1] // UNIT), _tables(*layout)
+    ordered, sums = torch.empty(units, UNIT), torch.empty(units, 16)
+    tensors = x.data_ptr(), x.shape[1], places.ctypes.data, factors.ctypes.data, ordered.data_ptr(), sums.data_ptr()
+    return _compiled(), tensors, (ordered, sums)
+
+
+Layout = tuple[tuple[int, ...], str]  # the order of a unit's sixteens, and how their codes become numbers
+
+
+def layout_of(format: Format) -> Layout:
+    """How ``prepare`` lays out activations for a format: as its codes come out of "words", sixteen at a time, each perhaps
+    still in its "byte" of them; or as they are, where codes are "numbers" already."""
+    low, *more = format.codes.planes
+    if format.signed(low) and not more and format.scales.group >= 32:
+        return tuple(range(16)), "numbers"
+    return codes_of(format).order, "words" if codes_of(format).packed else "bytes"
+
+
+@functools.cache
+def _tables(order, kind) -> tuple[np.ndarray, np.ndarray]:
+    """The place in a unit from which each activation comes (int32), and the number by which it is multiplied."""
+    places = 16 * np.array(order)[:, None] + np.arange(16)
+    if kind != "numbers":  # byte k of the sixteen words of a vector meets sixteen activations in a row
+        places = places.reshape(4, 4, 4, 4).transpose(0, 3, 1, 2)
+    factors = np.repeat(256.0 ** -np.arange(4.0) if kind == "bytes" else np.ones(4), 16)
+    return places.astype(np.int32).ravel(), np.tile(factors, 4).astype(np.float32)
 
 
 @task
-def preparing():
-    """The task of ``prepare``."""
+def _compiled():
     return _prepare
 
 
-def _prepare(task, x, columns, plane, ordered, sums):
-    """``plane``: a block's bytes hold so many codes in their low halves, and then as many in their high ones; or 0.
+def _prepare(task, x, columns, places, factors, ordered, sums):
+    padded = _padded()
+    for first in range(0, columns, UNIT):
+        unit = x + 4 * first
+        if columns - first < UNIT:
+            for at in range(0, 4 * UNIT, 64):
+                store(padded + at, broadcast(f32x16, 0))
+            copy(unit, 4 * (columns - first), padded)
+            unit = padded
+        for at in range(0, 4 * UNIT, 64):
+            store(sums + at // 16, reduce_add(load(f32x16, unit + at)))
+            numbers = gather(f32x16, unit, load(i32x16, places + at))
+            store(ordered + at, numbers * load(f32x16, factors + at))
+        ordered += 4 * UNIT
+        sums += 64
 
-    Of 64 bytes read as sixteen words, the same four bits of all words meet sixteen activations in a row.
-    """
-    for n in range(columns // 16):
-        store(sums + 4 * n, reduce_add(load(f32x16, x + 64 * n)))
-    if plane:
-        for chunk in range(0, columns, 128):
-            for byte in range(64):
-                low = chunk + 2 * plane * (byte // plane) + byte % plane
-                to = chunk + 32 * (byte % 4) + byte // 4
-                store(ordered + 4 * to, load(f32, x + 4 * low))
-                store(ordered + 4 * (to + 16), load(f32, x + 4 * (low + plane)))
 
-
-# ---- rows, two at a time: between them they read the activations once, which with 32 KB of them is what a row waits for
+# ---- a row
 
 
 @njit
-def two_rows(format, tier, row, other, units, x, sums, scratch):
-    """The products of two rows of ``units`` units with the activations of ``prepare``."""
+def one_row(format, tier, row, sixteens, end, x, sums, scratch):
+    """The product of a row of 16 * ``sixteens`` weights and the activations of ``prepare``; ``end``: of the matrix."""
     size, lows = unit_size(format), has_lows(format)
-    pair = 2 * (other - row)
-    ahead = pair * (_AHEAD // max(1, pair) + 1)  # where the lines of a later pair lie as these do
-    a = b = c = d = low_a = low_b = broadcast(f32x16, 0)
-    for _ in range(units):
+    a = b = c = broadcast(f32x16, 0)
+    for left in range(sixteens, 0, -16):
         for line in range(0, size, 64):
-            prefetch(row + ahead + line)
-            prefetch(other + ahead + line)
-        step, low = steps(format, tier, row, scratch)
-        other_step, other_low = steps(format, tier, other, scratch)
-        a, b, c, d = add_unit(format, tier, row, other, step, other_step, x, scratch + 128, a, b, c, d)
+            prefetch(row + _AHEAD + line)
+        unit = whole(format, row, end, scratch + 192)
+        step, low = steps(format, tier, unit, left, scratch)
+        a, b = add_unit(format, tier, unit, left, step, x, scratch + 128, a, b)
         if lows:
-            low_a = fma(low, load(f32x16, sums), low_a)
-            low_b = fma(other_low, load(f32x16, sums), low_b)
+            c = fma(low, load(f32x16, sums), c)
         sums += 64
         row += size
-        other += size
         x += 4 * UNIT
-    return reduce_add(a + c) - reduce_add(low_a), reduce_add(b + d) - reduce_add(low_b)
+    return reduce_add((a + b) - c)
 
 
 def has_lows(format):
-    """Whether the format has minima, which the steps' lows then are; the lows of signed codes only undo a bias."""
+    """Whether the numbers that codes become lie above the weights, by a minimum or by the bias of codes in bytes."""
 
 
-def add_unit(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
-    """The sums of one row (a and c) and the other (b and d) + the products of a unit; scratch: 128 bytes."""
+def add_unit(format, tier, unit, sixteens, step, x, scratch, a, b):
+    """a and b, together the products so far, + those of a unit of which the first ``sixteens`` times 16 weights count;
+    scratch: 64 bytes."""
 
 
 @overload(has_lows)
 def _(format):
-    lows = format.value.scales.sign != 0
+    lows = format.value.scales.sign != 0 or (layout_of(format.value)[1] == "bytes" and format.value.bias != 0)
     return lambda format: lows
 
 
 @overload(add_unit, jit_options={"forceinline": True})
-def _(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
-    read_packed = codes_of(format.value).packed
+def _(format, tier, unit, sixteens, step, x, scratch, a, b):
+    cut = format.value.block_elements < UNIT and max(layout_of(format.value)[0][:8]) < 8
 
-    def of_bytes(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
+    def of_numbers(format, tier, unit, sixteens, step, x, scratch, a, b):
         store(scratch, step)
-        store(scratch + 64, other_step)
-        v, w = codes(format, tier, row), codes(format, tier, other)
-        a, b = add_bytes(format, tier, 0, v[0], w[0], x, scratch, a, b)
-        c, d = add_bytes(format, tier, 1, v[1], w[1], x, scratch, c, d)
-        a, b = add_bytes(format, tier, 2, v[2], w[2], x, scratch, a, b)
-        c, d = add_bytes(format, tier, 3, v[3], w[3], x, scratch, c, d)
-        return a, b, c, d
+        for n in range(0, 8 if sixteens <= 8 else 16, 4):
+            a = fma(dot_of_numbers(format, n, unit, x), broadcast(f32x16, load(f32, scratch + 4 * n)), a)
+            b = fma(dot_of_numbers(format, n + 2, unit, x), broadcast(f32x16, load(f32, scratch + 4 * n + 8)), b)
+        return a, b
 
-    def of_words(format, tier, row, other, step, other_step, x, scratch, a, b, c, d):
-        v, w = read_packed(row), read_packed(other)
-        p, q = dots_of_words(format, tier, v[0], w[0], x)
-        a, b = fma(p, spread(format, 0, step), a), fma(q, spread(format, 0, other_step), b)
-        p, q = dots_of_words(format, tier, v[0] >> 4, w[0] >> 4, x + 64)
-        c, d = fma(p, spread(format, 1, step), c), fma(q, spread(format, 1, other_step), d)
-        p, q = dots_of_words(format, tier, v[1], w[1], x + 2 * UNIT)
-        a, b = fma(p, spread(format, 2, step), a), fma(q, spread(format, 2, other_step), b)
-        p, q = dots_of_words(format, tier, v[1] >> 4, w[1] >> 4, x + 2 * UNIT + 64)
-        c, d = fma(p, spread(format, 3, step), c), fma(q, spread(format, 3, other_step), d)
-        return a, b, c, d
+    def of_words(format, tier, unit, sixteens, step, x, scratch, a, b):
+        v = words(format, tier, unit)
+        a = fma(dot(format, tier, v[0], x), spread(format, 0, step), a)
+        b = fma(dot(format, tier, v[1], x + 256), spread(format, 1, step), b)
+        if cut and sixteens <= 8:
+            return a, b
+        a = fma(dot(format, tier, v[2], x + 512), spread(format, 2, step), a)
+        b = fma(dot(format, tier, v[3], x + 768), spread(format, 3, step), b)
+        return a, b
 
-    return of_words if read_packed else of_bytes
+    return of_numbers if layout_of(format.value)[1] == "numbers" else of_words
 
 
-# ---- codes of half a byte
+# ---- codes in words: four in each, of half a byte at the lower end or of a byte
+
+
+def words(format, tier, unit):
+    """The codes of a unit: four vectors u32x16."""
+
+
+@overload(words, jit_options={"forceinline": True})
+def _(format, tier, unit):
+    packed = codes_of(format.value).packed
+
+    def of_halves(format, tier, unit):
+        first, second = packed(unit)
+        v, w = bitcast(u32x16, first), bitcast(u32x16, second)
+        return v, v >> 4, w, w >> 4
+
+    def of_bytes(format, tier, unit):
+        a, b, c, d = codes(format, tier, unit)
+        return bitcast(u32x16, a), bitcast(u32x16, b), bitcast(u32x16, c), bitcast(u32x16, d)
+
+    return of_halves if packed else of_bytes
 
 
 @njit(forceinline=True)
-def dots_of_words(format, tier, packed, other, x):
-    """The products of the low halves of 64 bytes, of two rows, and the activations at x, in sixteen lanes."""
-    v, w = bitcast(u32x16, packed), bitcast(u32x16, other)
-    y = load(f32x16, x)
-    a, b = nibble(format, tier, v) * y, nibble(format, tier, w) * y
-    y = load(f32x16, x + 128)
-    a, b = fma(nibble(format, tier, v >> 8), y, a), fma(nibble(format, tier, w >> 8), y, b)
-    y = load(f32x16, x + 256)
-    a, b = fma(nibble(format, tier, v >> 16), y, a), fma(nibble(format, tier, w >> 16), y, b)
-    y = load(f32x16, x + 384)
-    return fma(nibble(format, tier, v >> 24), y, a), fma(nibble(format, tier, w >> 24), y, b)
+def dot(format, tier, words, x):
+    """The products of 64 codes and the activations at x, in sixteen lanes."""
+    total = number(format, tier, words, 0) * load(f32x16, x)
+    total = fma(number(format, tier, words, 1), load(f32x16, x + 64), total)
+    total = fma(number(format, tier, words, 2), load(f32x16, x + 128), total)
+    return fma(number(format, tier, words, 3), load(f32x16, x + 192), total)
 
 
-def nibble(format, tier, words):
-    """The number that the low four bits of each word (u32x16) stand for, as float32."""
+def number(format, tier, words, byte):
+    """The codes in the first (second ...) byte of each word as float32: less their bias if they take half of it; else in
+    their place, 256 ** byte times as large."""
 
 
-@overload(nibble, jit_options={"forceinline": True})
-def _(format, tier, words):
-    number = nibbles_less(format.value.bias)
-    return lambda format, tier, words: number(tier, words)
+@overload(number, jit_options={"forceinline": True}, prefer_literal=True)
+def _(format, tier, words, byte):
+    shift, planes = 8 * byte.literal_value, format.value.codes.planes
+    if codes_of(format.value).packed:
+        look_up = nibbles_less(format.value.bias)
+        return lambda format, tier, words, byte: look_up(tier, words >> shift)
+    mask, kind = 255 << shift, u32x16 if format.value.codes.below(len(planes)) == 8 else i32x16
+    return lambda format, tier, words, byte: convert(f32x16, bitcast(kind, words & mask))
 
 
-# ---- codes in bytes
+# ---- codes that are numbers
 
 
-def add_bytes(format, tier, part, vector, other, x, steps, total, other_total):
-    """The totals of two rows + the products of the first (second ...) 64 codes of a unit of each, their steps (64 bytes of
-    the one, then of the other) and the activations at x."""
+def dot_of_numbers(format, n, unit, x):
+    """The products of sixteens n and n + 1 of a unit, which share a step, in sixteen lanes."""
 
 
-@overload(add_bytes, jit_options={"forceinline": True}, prefer_literal=True)
-def _(format, tier, part, vector, other, x, steps, total, other_total):
-    a, b, c, d = codes_of(format.value).order[4 * part.literal_value :][:4]
-    shared = format.value.scales.group >= 32 and (a ^ 1, c ^ 1) == (b, d)  # neighbors, which have one step
+@overload(dot_of_numbers, jit_options={"forceinline": True})
+def _(format, n, unit, x):
+    block, size, (plane,) = format.value.block_elements, format.value.block_bytes, format.value.codes.planes
+    first = format.value.at(plane.field) + plane.start
 
-    @njit(forceinline=True)
-    def scaled(product, steps, n, total):
-        return fma(product, broadcast(f32x16, load(f32, steps + 4 * n)), total)
+    def dot(format, n, unit, x):
+        at = unit + 16 * n // block * size + first + 16 * n % block
+        product = convert(f32x16, load(i8x16, at)) * load(f32x16, x + 64 * n)
+        return fma(convert(f32x16, load(i8x16, at + 16)), load(f32x16, x + 64 * n + 64), product)
 
-    def pairs(format, tier, part, vector, other, x, steps, total, other_total):
-        y, z = load(f32x16, x + 64 * a), load(f32x16, x + 64 * b)
-        p = fma(sixteen(format, vector, 1), z, sixteen(format, vector, 0) * y)
-        q = fma(sixteen(format, other, 1), z, sixteen(format, other, 0) * y)
-        total, other_total = scaled(p, steps, a, total), scaled(q, steps + 64, a, other_total)
-        y, z = load(f32x16, x + 64 * c), load(f32x16, x + 64 * d)
-        p = fma(sixteen(format, vector, 3), z, sixteen(format, vector, 2) * y)
-        q = fma(sixteen(format, other, 3), z, sixteen(format, other, 2) * y)
-        return scaled(p, steps, c, total), scaled(q, steps + 64, c, other_total)
-
-    def singles(format, tier, part, vector, other, x, steps, total, other_total):
-        y = load(f32x16, x + 64 * a)
-        total = scaled(sixteen(format, vector, 0) * y, steps, a, total)
-        other_total = scaled(sixteen(format, other, 0) * y, steps + 64, a, other_total)
-        y = load(f32x16, x + 64 * b)
-        total = scaled(sixteen(format, vector, 1) * y, steps, b, total)
-        other_total = scaled(sixteen(format, other, 1) * y, steps + 64, b, other_total)
-        y = load(f32x16, x + 64 * c)
-        total = scaled(sixteen(format, vector, 2) * y, steps, c, total)
-        other_total = scaled(sixteen(format, other, 2) * y, steps + 64, c, other_total)
-        y = load(f32x16, x + 64 * d)
-        total = scaled(sixteen(format, vector, 3) * y, steps, d, total)
-        return total, scaled(sixteen(format, other, 3) * y, steps + 64, d, other_total)
-
-    return pairs if shared else singles
-
-
-def sixteen(format, vector, part):
-    """sixteen(format, v, 1): the numbers that bytes 16 to 31 of the codes (u8x64) stand for, as float32."""
-
-
-@overload(sixteen, jit_options={"forceinline": True}, prefer_literal=True)
-def _(format, vector, part):
-    numbers = sixteen_less(format.value.bias, part.literal_value)
-    return lambda format, vector, part: numbers(vector)
+    return dot
 
 
 @task
 def kernel(format: Static, tier: Static):
-    """The task that kit.cpu.linear describes, for one token of whole units; ``sums`` as ``prepare`` makes them."""
+    """The task that kit.cpu.linear describes, for one token; ``x`` and ``sums`` as ``prepare`` makes them."""
 
     def single(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share, sums):
-        units, scratch, last = columns // UNIT, _scratch(), min(rows, (task + 1) * share) - 1
-        for row in range(task * share, last + 1, 2):
-            other = min(row + 1, last)  # the last of an odd number of rows is its own neighbor
-            at = blocks + row * row_bytes
-            a, b = two_rows(format, tier, at, at + (other - row) * row_bytes, units, x, sums, scratch)
-            store(y + 4 * row, a)
-            store(y + 4 * other, b)
+        sixteens, end, scratch = columns // 16, blocks + rows * row_bytes, _scratch()
+        for row in range(task * share, min(rows, (task + 1) * share)):
+            store(y + 4 * row, one_row(format, tier, blocks + row * row_bytes, sixteens, end, x, sums, scratch))
 
     return single

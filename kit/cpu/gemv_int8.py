@@ -4,17 +4,17 @@ from numba import njit, types
 
 from kit.cpu.activations import RECORD, SCALE, SUMS
 from kit.cpu.simd.isa import dot4
-from kit.cpu.simd.memory import copy, load, prefetch, stack, store
+from kit.cpu.simd.memory import load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x64, i32x16
-from kit.cpu.superblocks import codes, spread, steps, unit_size
+from kit.cpu.superblocks import codes, spread, steps, unit_size, whole
 from kit.cpu.tasks import task
 
 i64 = types.int64
 _AHEAD = 2048  # bytes: a row ends before the CPU itself has seen far enough ahead
 ROWS, TOKENS = 8, 32  # a tile: its activations of one unit and its sums fit the first-level cache
 
-_scratch = stack(128 + 512)  # a unit's steps and lows, and the unit itself: a code takes a byte at most
+_scratch = stack(128 + 512)  # a unit's steps and lows, and the unit itself where it is copied
 _sums = stack(64 * ROWS * TOKENS)
 
 
@@ -29,56 +29,46 @@ def _products(tier, codes, steps, record):
 
 
 @njit(forceinline=True)
-def _unpack(format, tier, unit, scratch):
+def _unpack(format, tier, unit, sixteens, end, scratch):
     """A unit's codes, the steps of their lanes, and the lows."""
-    step, low = steps(format, tier, unit, scratch)
+    at = whole(format, unit, end, scratch + 128)
+    step, low = steps(format, tier, at, sixteens, scratch)
     spreads = spread(format, 0, step), spread(format, 1, step), spread(format, 2, step), spread(format, 3, step)
-    return codes(format, tier, unit), spreads, low
-
-
-@njit(forceinline=True)
-def _locate(format, row, unit, row_bytes, scratch):
-    """The address of a unit's blocks; those of a unit that the row's end cuts off are copied and filled up with zeros."""
-    size = unit_size(format)
-    at = unit * size
-    if at + size <= row_bytes:
-        return row + at
-    for i in range(0, size, 64):
-        store(scratch + 128 + i, broadcast(f32x16, 0))
-    copy(row + at, row_bytes - at, scratch + 128)
-    return scratch + 128
+    return codes(format, tier, at), spreads, low
 
 
 @njit
-def _one_token(format, tier, row, row_bytes, units, record, scratch):
-    """The product of a row and the only token."""
+def _one_token(format, tier, row, sixteens, end, record, scratch):
+    """The product of a row of 16 * ``sixteens`` weights and the only token; ``end``: of the matrix."""
     a = b = broadcast(f32x16, 0)
-    for unit in range(units):
+    for left in range(sixteens, 0, -16):
         for line in range(0, unit_size(format), 64):
-            prefetch(row + unit * unit_size(format) + _AHEAD + line)
-        weights, spreads, low = _unpack(format, tier, _locate(format, row, unit, row_bytes, scratch), scratch)
+            prefetch(row + _AHEAD + line)
+        weights, spreads, low = _unpack(format, tier, row, left, end, scratch)
         a = fma(_products(tier, weights, spreads, record), load(f32x16, record + SCALE), a)
         b = fma(low, load(f32x16, record + SUMS), b)
+        row += unit_size(format)
         record += RECORD
     return reduce_add(a + b)
 
 
 @njit
-def _tile(format, tier, blocks, row_bytes, rows, units, records, tokens, count, sums, scratch):
+def _tile(format, tier, blocks, row_bytes, rows, sixteens, end, records, tokens, count, sums, scratch):
     """The products of ``rows`` rows and ``count`` of the tokens to ``sums``: (rows, count) vectors, lanes to be added."""
     for i in range(rows * count):
         store(sums + 64 * i, broadcast(f32x16, 0))
-    for unit in range(units):
+    for left in range(sixteens, 0, -16):
         for row in range(rows):
-            at = _locate(format, blocks + row * row_bytes, unit, row_bytes, scratch)
-            weights, spreads, low = _unpack(format, tier, at, scratch)
-            record, at = records + unit * tokens * RECORD, sums + 64 * row * count
+            weights, spreads, low = _unpack(format, tier, blocks + row * row_bytes, left, end, scratch)
+            record, at = records, sums + 64 * row * count
             for _ in range(count):
                 y = fma(low, load(f32x16, record + SUMS), load(f32x16, at))
                 y = fma(_products(tier, weights, spreads, record), load(f32x16, record + SCALE), y)
                 store(at, y)
                 record += RECORD
                 at += 64
+        blocks += unit_size(format)
+        records += tokens * RECORD
 
 
 @task
@@ -86,18 +76,18 @@ def kernel(format: Static, tier: Static):
     """The task that kit.cpu.linear describes; ``x`` is the address of the activations' records."""
 
     def integer(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share):
-        units, scratch, sums = (columns + 255) // 256, _scratch(), _sums()
+        sixteens, end, scratch, sums = columns // 16, blocks + rows * row_bytes, _scratch(), _sums()
         first, last = task * share, min(rows, (task + 1) * share)
         if tokens == 1:
             for row in range(first, last):
-                store(y + 4 * row, _one_token(format, tier, blocks + row * row_bytes, row_bytes, units, x, scratch))
+                store(y + 4 * row, _one_token(format, tier, blocks + row * row_bytes, sixteens, end, x, scratch))
             return
         for row in range(first, last, ROWS):
             height = min(ROWS, last - row)
             for token in range(0, tokens, TOKENS):
                 count = min(TOKENS, tokens - token)
                 _tile(
-                    format, tier, blocks + row * row_bytes, row_bytes, height, units,
+                    format, tier, blocks + row * row_bytes, row_bytes, height, sixteens, end,
                     x + token * RECORD, tokens, count, sums, scratch,
                 )  # fmt: skip
                 for t in range(count):

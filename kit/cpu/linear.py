@@ -35,7 +35,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         x, module = quantize(x, format), gemv_int8
     elif tokens >= gemm.FEWEST:
         x, module = gemm.padded(x), gemm
-    elif tokens == 1 and in_vectors(format) and columns % UNIT == 0:
+    elif tokens == 1 and in_vectors(format):
         module, (x, sums) = gemv, gemv.prepare(x, format)
         more = (sums.data_ptr(),)
     else:
@@ -72,8 +72,9 @@ class Activations:
         (rows, row_bytes), columns, more, steps = blocks.shape, self.x.shape[1], (), []
         if activations == "int8" and format.codes is not None:
             module, (x, *_), steps = gemv_int8, *self._once(codes_of(format).order, lambda: self._quantized(format))
-        elif in_vectors(format) and columns % UNIT == 0:
-            module, (x, *more), steps = gemv, *self._once(gemv.plane_of(format), lambda: self._ordered(format))
+        elif in_vectors(format):
+            layout = gemv.layout_of(format)
+            module, (x, *more), steps = gemv, *self._once(layout, lambda: self._ordered(layout))
         else:
             module, x = gemv_float, self.x.data_ptr()
         share = _share(blocks, 1)
@@ -85,11 +86,9 @@ class Activations:
         records = torch.empty(-(-columns // UNIT), RECORD, dtype=torch.uint8)
         return (records,), (quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), order_of(format).ctypes.data), 1)
 
-    def _ordered(self, format):
-        plane, columns = gemv.plane_of(format), self.x.shape[1]
-        ordered, sums = torch.empty_like(self.x) if plane else self.x, torch.empty(columns // 16)
-        arguments = self.x.data_ptr(), columns, plane, ordered.data_ptr(), sums.data_ptr()
-        return (ordered, sums), (gemv.preparing(), arguments, 1)
+    def _ordered(self, layout):
+        function, arguments, made = gemv.preparing(self.x, layout)
+        return made, (function, arguments, 1)
 
 
 class Product:

@@ -10,15 +10,31 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from kit.cpu.kernels import parts_of
 from kit.cpu.scales import MINIMA
 from kit.cpu.simd.isa import half_to_float
-from kit.cpu.simd.memory import load
-from kit.cpu.simd.vectors import Vector, bitcast, constant, convert, interleave, join, u8x16, u8x32, u8x64, u16x32
+from kit.cpu.simd.memory import copy, load, store
+from kit.cpu.simd.vectors import (
+    Vector,
+    bitcast,
+    broadcast,
+    constant,
+    convert,
+    f32x16,
+    interleave,
+    join,
+    mask16,
+    mask64,
+    pick,
+    select,
+    u8x16,
+    u8x32,
+    u8x64,
+    u16x32,
+)
 from kit.gguf.formats import Format
 
 UNIT = 256
@@ -36,10 +52,13 @@ class Codes(NamedTuple):
 
 
 def in_vectors(format: Format) -> bool:
-    """Whether each 16 codes lie in 16 bytes in a row, so that whole vectors of them can be taken apart."""
+    """Whether each 16 codes lie in 16 bytes in a row, a highest bit of theirs perhaps in 2, so that whole vectors of them
+    can be taken apart."""
     if not format.codes or not format.codes.planes or format.codes.values:
         return False
-    return all(plane.step == 1 and (plane.run >= 16 or plane.bits == 8) for plane in format.codes.planes)
+    low, *more = format.codes.planes
+    in_bytes = all(plane.step == 1 and (plane.run >= 16 or plane.bits == 8) for plane in (low, *more))
+    return in_bytes or (low.run >= 16 and low.step == 1 and all(plane.run == plane.bits == plane.step == 1 for plane in more))
 
 
 @functools.cache
@@ -76,8 +95,33 @@ def _vector(format: Format, part):
     flip = constant(u8x64, *[128 if any(map(format.signed, format.codes.planes)) else 0] * 64)
     read = njit(lambda unit: flip(), forceinline=True)
     for i, plane in enumerate(format.codes.planes):
-        read = _with_bits(read, format, plane, format.codes.below(i), part)
+        add = _with_lanes if plane.run == plane.bits == 1 else _with_bits
+        read = add(read, format, plane, format.codes.below(i), part)
     return read
+
+
+def _with_lanes(read, format: Format, plane, below: int, part):
+    """The codes of ``read`` with the bits of a plane that has one for each lane."""
+    bits, bit = _halves([_place(format, plane, n)[0] for n in part]), 1 << below
+
+    @njit(forceinline=True)
+    def more(unit):
+        codes = read(unit)
+        return select(bitcast(mask64, bits(unit)), codes + bit, codes)
+
+    return more
+
+
+def _halves(places):
+    """A reader of the 64 bits that lie 16 at each of four places."""
+    a, b, c, d = places
+
+    @njit(forceinline=True)
+    def four(unit):
+        e, f, g, h = load(u16, unit + a), load(u16, unit + b), load(u16, unit + c), load(u16, unit + d)
+        return u64(e) | (u64(f) << u64(16)) | (u64(g) << u64(32)) | (u64(h) << u64(48))
+
+    return four
 
 
 def _with_bits(read, format: Format, plane, below: int, part):
@@ -140,8 +184,18 @@ def codes(format, tier, unit):
     """The codes of the unit at an address: four vectors u8x64."""
 
 
-def steps(format, tier, unit, scratch):
-    """The steps and the lows of a unit's weights, two vectors f32x16; scratch: the address of 128 bytes."""
+def steps(format, tier, unit, sixteens, scratch):
+    """The steps and the lows of a unit's weights, two vectors f32x16, zeros but for the first ``sixteens`` times 16 weights;
+    scratch: the address of 128 bytes."""
+
+
+def whole(format, unit, end, scratch):
+    """The address of a unit; where it reaches over ``end``, the end of the matrix, that of a copy in the scratch, of 512
+    bytes."""
+
+
+def spread(format, part, steps):
+    """spread(format, 0, steps): the step of each four codes in the first (second ...) vector of a unit."""
 
 
 @overload(unit_size)
@@ -157,18 +211,47 @@ def _(format, tier, unit):
 
 
 @overload(steps, jit_options={"forceinline": True})
-def _(format, tier, unit, scratch):
-    sign, bias = format.value.scales.sign, format.value.bias
+def _(format, tier, unit, sixteens, scratch):
+    sign, bias, cut = format.value.scales.sign, format.value.bias, format.value.block_elements < UNIT
     read, read_low = (_in_halves if _is_halves(format.value) else _in_scratch)(format.value)
 
-    def read_steps(format, tier, unit, scratch):
-        step = read(tier, unit, scratch)
+    @njit(forceinline=True)
+    def first(sixteens, numbers):  # those of another row may be NaN
+        mask = bitcast(mask16, u16((1 << min(16, sixteens)) - 1))
+        return select(mask, numbers, broadcast(f32x16, 0)) if cut else numbers
+
+    def read_steps(format, tier, unit, sixteens, scratch):
+        step = first(sixteens, read(tier, unit, scratch))
         if sign == 0:
             return step, step * bias
-        low = read_low(tier, unit, scratch) * -sign
+        low = first(sixteens, read_low(tier, unit, scratch)) * -sign
         return step, (step * bias + low if bias else low)
 
     return read_steps
+
+
+@overload(whole, jit_options={"forceinline": True})
+def _(format, unit, end, scratch):
+    size = format.value.nbytes(UNIT)
+    if format.value.block_elements == UNIT:
+        return lambda format, unit, end, scratch: unit
+
+    def copied(format, unit, end, scratch):
+        if unit + size <= end:
+            return unit
+        for i in range(0, size, 64):
+            store(scratch + i, broadcast(f32x16, 0))
+        copy(unit, end - unit, scratch)
+        return scratch
+
+    return copied
+
+
+@overload(spread, jit_options={"forceinline": True}, prefer_literal=True)
+def _(format, part, steps):
+    order = codes_of(format.value).order[4 * part.literal_value :][:4]
+    picked = pick(*(order[lane // 4] for lane in range(16)))
+    return lambda format, part, steps: picked(steps)
 
 
 def _in_scratch(format: Format):
@@ -216,31 +299,13 @@ def _in_halves(format: Format):
     size = format.block_bytes
 
     def reader(field: str):
-        at = format.at(field)
-
-        @njit(forceinline=True)
-        def four(block):
-            a, b = load(u16, block), load(u16, block + size)
-            c, d = load(u16, block + 2 * size), load(u16, block + 3 * size)
-            return bitcast(u16x4, u64(a) | (u64(b) << u64(16)) | (u64(c) << u64(32)) | (u64(d) << u64(48)))
+        first, second = (_halves([format.at(field) + size * block for block in range(at, at + 4)]) for at in (0, 4))
 
         @njit(forceinline=True)
         def eight(tier, unit, scratch):
-            vector = half_to_float(tier, join(four(unit + at), four(unit + at + 4 * size)))
+            vector = half_to_float(tier, join(bitcast(u16x4, first(unit)), bitcast(u16x4, second(unit))))
             return interleave(vector, vector)
 
         return eight
 
     return reader(format.scales.d), reader(format.scales.dmin or format.scales.d)
-
-
-@intrinsic(prefer_literal=True)
-def spread(_, format, part, vector):
-    """spread(format, 0, steps): the step of each four codes in the first (second ...) vector of a unit."""
-    order, first = codes_of(format.value).order, 4 * part.literal_value
-
-    def emit(context, builder, signature, args):
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), 16), [order[first + lane // 4] for lane in range(16)])
-        return builder.shuffle_vector(args[2], args[2], lanes)
-
-    return vector(format, part, vector), emit

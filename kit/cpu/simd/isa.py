@@ -269,21 +269,3 @@ def nibbles_less(bias: int):
         return f32x16(tier, words), emit
 
     return numbers
-
-
-def sixteen_less(bias: int, part: int):
-    """A primitive f(v): bytes 16 * part ... of a u8x64, less ``bias``, as float32."""
-
-    @intrinsic
-    def numbers(_, vector):
-        first = 16 * part
-
-        def emit(context, builder, signature, args):
-            words = ir.VectorType(ir.IntType(32), 16)
-            signed = builder.sub(args[0], ir.Constant(args[0].type, [bias] * 64))
-            picked = builder.shuffle_vector(signed, signed, ir.Constant(words, list(range(first, first + 16))))
-            return builder.sitofp((builder.sext if bias else builder.zext)(picked, words), f32x16.llvm)
-
-        return f32x16(vector), emit
-
-    return numbers
