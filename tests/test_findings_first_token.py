@@ -63,7 +63,7 @@ def test_lazy_ways_miss_every_tensor_once_and_warm_ones_hit(runs):
         if run.way in ("fused", "fused-warm"):  # only the norms are dequantized and kept
             expected = (0, 5) if run.way == "fused" else (5, 0)
         else:
-            expected = (count, 0) if ways.WAYS[run.way].keeps_all else (0, count)
+            expected = (count, 0) if ways.WAYS[run.way].preload is not None else (0, count)
         assert (run.hits, run.misses) == expected, run.way
         assert run.seconds > 0 and run.held_bytes > 0
 

@@ -26,8 +26,10 @@ class Check(NamedTuple):
 
 def checks(measure: bool = False) -> list[Check]:
     """All rows; with ``measure`` also the machine's bandwidths and FLOP/s (about two seconds)."""
+    from kit.cpu import simd
+
     python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
-    rows = [python, *_libraries(), _cores(), _features(), _memory(), gpu(), triton(), _peer()]
+    rows = [python, *_libraries(), _cores(), Check("vector tier", *simd.describe()), _memory(), gpu(), triton(), _peer()]
     rows += [_folder("generated models", models_folder(), _QUICK_DISK), _folder("results", results_folder(), 10**8)]
     return rows + ([_speed()] if measure else [])
 
@@ -48,12 +50,6 @@ def _cores() -> Check:
     state = "ok" if threads == cores else "note"
     remedy = "" if threads == cores else f"unset OMP_NUM_THREADS, or set it to {cores}, to use every core"
     return Check("cores", state, f"{cores} usable ({machine.cpu_name()}); torch uses {threads} threads", remedy)
-
-
-def _features() -> Check:
-    from kit.cpu import simd
-
-    return Check("vector tier", *simd.describe())
 
 
 def _memory() -> Check:

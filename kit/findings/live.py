@@ -128,16 +128,14 @@ def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
 # --- from too small to large enough ---------------------------------------------------------------------------------
 
 
-def makers(order: Requests) -> dict[str, Callable[[int], Policy]]:
-    """LRU, and a pinned set that wastes no room: chosen by knapsack over bytes, what a miss costs here."""
-    sizes = order.objects
-    return {"LRU": kit.LRU, "Pinned (knapsack)": lambda limit: kit.Pinned(limit, names=knapsack(sizes, sizes, limit))}
-
-
 def sweep(file, order: Requests, fractions, passes=3) -> pd.DataFrame:
-    """Decode at each capacity (a fraction of the working set) with each of ``makers``: speed, live and replayed hit rate."""
-    rows = []
-    for label, make in makers(order).items():
+    """Decode at each capacity (a fraction of the working set): speed, live and replayed hit rate.
+
+    By LRU, and by a pinned set that wastes no room: chosen by knapsack over bytes, what a miss costs here.
+    """
+    sizes, rows = order.objects, []
+    knapsacked = lambda limit: kit.Pinned(limit, names=knapsack(sizes, sizes, limit))  # noqa: E731
+    for label, make in {"LRU": kit.LRU, "Pinned (knapsack)": knapsacked}.items():
         for fraction in fractions:
             capacity = order.share(fraction)
             run = decode(file, make(capacity), passes=passes)

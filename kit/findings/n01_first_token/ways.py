@@ -28,11 +28,6 @@ class Way:
     warm: bool = False  # measure the second request, not the first
     most: int = 99
 
-    @property
-    def keeps_all(self) -> bool:
-        """Whether the way is about having every dequantized weight in memory."""
-        return self.preload is not None
-
 
 _LAZY, _PRELOAD = "each tensor dequantized at its first use", "every tensor dequantized before the request"
 WAYS = {
@@ -82,7 +77,7 @@ def ways_that_fit(file, dtype: str = "float32") -> dict[str, str]:
     """Each way, and why it cannot be measured here: empty when it can, else the memory that is missing."""
     need, have = working_set(file, dtype), memory_available()
     missing = f"all weights in {dtype} need {format_bytes(need)}, {format_bytes(have)} are free"
-    return {way: missing if how.keeps_all and need > 0.9 * have else "" for way, how in WAYS.items()}
+    return {way: missing if how.preload is not None and need > 0.9 * have else "" for way, how in WAYS.items()}
 
 
 def working_set(file, dtype: str = "float32") -> int:
@@ -115,12 +110,6 @@ def measure(path, way: str, prompt: list[int], dtype: str = "float32") -> Run:
     frame = trace.frame()
     file.close()
     return Run(way, frame, phases(frame), logits, after.resident_bytes, hits, misses, cold)
-
-
-def warm_up(path, prompt: list[int]) -> None:
-    """Run every way once on the tiny model at ``path``: kernels compile here (`make bench` shows how long), and no way pays."""
-    for way in WAYS:
-        measure(path, way, prompt)
 
 
 def _warm_memory(path, dtype: str) -> bool:

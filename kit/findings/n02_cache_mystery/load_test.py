@@ -201,8 +201,3 @@ def causes(rungs: pd.DataFrame, honest: Exchange, early: Exchange, runs: list[Li
     table = tables.frame(rows, "cause", "slowest tok/s", "fastest tok/s", "tokens made")
     factor = (table["fastest tok/s"] / table["slowest tok/s"]).astype(float)
     return table.assign(factor=factor, **{f"as much as {WANTED:.0f} times": factor >= 0.9 * WANTED})
-
-
-def causes_told(table: pd.DataFrame) -> str:
-    """The causes with the factors that they gave, in a sentence."""
-    return "; ".join(f"{cause} {row['factor']:.3g}x" for cause, row in table.iterrows())

@@ -7,7 +7,7 @@ from kit.claims import table as claims
 from kit.claims.judge import judge, times
 from kit.findings import reported
 from kit.findings.live import Live
-from kit.findings.n02_cache_mystery import hypotheses, load_test
+from kit.findings.n02_cache_mystery import hypotheses
 from kit.findings.n02_cache_mystery.preload import LIMIT, MIB, REPORTED_MB, WATCHED, Preloads
 from kit.units import format_bytes
 
@@ -101,6 +101,7 @@ def judge_two_levels(lab, run: Live, tensors: int, prompt: int) -> None:
 def judge_speeds(lab, rungs: pd.DataFrame, caught: pd.DataFrame, tried: pd.DataFrame) -> None:
     """variance-45-1100 and blas-500: one cause that prints such numbers beside others, and what the bandwidth forbids."""
     goals = (45, 500, 1100)
+    told = "; ".join(f"{cause} {factor:.3g}x" for cause, factor in tried["factor"].items())
     stopped = int((caught["stopped by"] != "none: it counts").sum())
     lab.record(judge(
         "variance-45-1100", 'printed for errors on loopback over the reported "tok/s"', "x",
@@ -109,7 +110,7 @@ def judge_speeds(lab, rungs: pd.DataFrame, caught: pd.DataFrame, tried: pd.DataF
         tolerance="at each of 45, 500 and 1100",
         text="one possible cause, not the one shown to be: a client that divides asked tokens by the time of an error, whose "
         f"delays we chose, prints this range, and gates stop {stopped} of {len(caught)} kinds of answer; factors that causes "
-        f"gave here: {load_test.causes_told(tried)}",
+        f"gave here: {told}",
     ))  # fmt: skip
     for asked, printed in zip(goals, rungs['printed "tok/s"'], strict=True):
         lab.record(

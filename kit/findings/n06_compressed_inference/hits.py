@@ -55,11 +55,6 @@ def curve(names: list[str], tokens: int = 6, points: int = 32) -> pd.DataFrame:
     return pd.DataFrame(hits, index=pd.Index(entries, name="entries"))
 
 
-def entries_needed(curve: pd.DataFrame) -> pd.Series:
-    """The fewest entries of the curve's rows at which each policy hits the reported 85 %."""
-    return (curve >= SHARE).idxmax().rename(f"entries for {SHARE:.0%}")
-
-
 def figure(curve: pd.DataFrame):
     """Hit rate against entries, the reported point and the bound for every policy without prefetch."""
     drawn, axes = figures.new()

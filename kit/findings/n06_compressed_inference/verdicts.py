@@ -11,7 +11,7 @@ from kit.claims.judge import judge, times
 from kit.claims.records import Record
 from kit.codec.container import CompressedFile
 from kit.findings.n06_compressed_inference.hits import ENTRIES, INNER, LAYERS, reported_layers
-from kit.findings.n06_compressed_inference.passes import LAZY, Outcome, run
+from kit.findings.n06_compressed_inference.passes import LAZY, Outcome
 from kit.lab import measure
 from kit.units import format_seconds
 
@@ -47,15 +47,11 @@ def slow_layer(file: CompressedFile, samples: int = 2, largest: bool = False) ->
     return SlowLayer(name, len(encoded["layer"]), list(found.seconds["layer"]), list(found.seconds["tile"]))
 
 
-def cold_starts(file: CompressedFile, prompt: list[int], tokens: int, samples: int) -> list[tuple[float, ...]]:
-    """Seconds of each of ``tokens`` tokens without a cache, ``samples`` times from the start."""
-    return [run(file, LAZY, prompt, tokens).seconds for _ in range(samples)]
-
-
 def verdicts(lab, outcomes: dict[str, Outcome], curve, slow: list[float], layer: SlowLayer, starts) -> None:
     """Write the verdicts of double-cache, hit-rate-85, token-time, five-tokens, cold-token and layer-50s.
 
-    ``slow``: seconds for one tile as reported; ``layer``: for a real layer; ``starts``: see cold_starts.
+    ``slow``: seconds for one tile as reported; ``layer``: for a real layer; ``starts``: seconds of each token without a cache,
+    from the start as often as there are.
     """
     _caches(lab, outcomes, curve)
     tiles = reported_layers()

@@ -11,17 +11,12 @@ from kit.findings.n09_your_model import figures
 from kit.units import format_bytes
 
 
-def is_live() -> bool:
-    """Whether somebody sits before this kernel: Jupyter's server names the notebook to it, a batch does not."""
-    return "JPY_SESSION_NAME" in os.environ
-
-
 def explore(study, steps: int = 24) -> None:
     """Hits by policy and predicted seconds a token for a memory and a dtype: to be chosen by hand when there is one.
 
     Without anybody to choose, the figure is drawn once, for the memory that was given and float32.
     """
-    if not is_live():
+    if "JPY_SESSION_NAME" not in os.environ:  # Jupyter's server names the notebook to its kernel, a batch does not
         figures.at(study, study.memory, DTYPES[0])
         return
     import ipywidgets
