@@ -13,6 +13,7 @@ from kit.costs import ways
 from kit.costs.measured import DTYPES, Cost, measure_costs
 from kit.costs.order import Decode, Kind, Order, order_of
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Part, Prediction, Way, parts_of
+from kit.findings import reported
 from kit.findings.live import relative_rms
 from kit.findings.n01_first_token.bounds import disk_gbps
 from kit.findings.n06_compressed_inference.passes import compressed_model
@@ -91,14 +92,14 @@ def prepare(path: Path, machine: Machine, tokens: int) -> tuple[Subject, Costs]:
         return subject, Costs(measure_costs(file, order.names), tile_costs, disk, machine, cold, direct)
 
 
-def whole_model(subject: Subject, costs: Costs, layers: int, geometry="granite-3.3-8b", mix="Q4_K_M") -> Subject | None:
-    """The model that a file of ``layers`` layers was cut from; None when it has tensors whose cost was not measured.
+def whole_model(subject: Subject, costs: Costs, layers: int) -> Subject | None:
+    """The reports' model, from which a file of ``layers`` layers was cut; None when it has tensors whose cost was not measured.
 
     What lies outside the weights grows with the layers, and its tiles take the same share of their INT8 bytes.
     """
-    model = GEOMETRIES[geometry]
-    specs = {spec.name: spec for spec in model.tensors(mix)}
-    names = [name for name, _ in decode_order(model, mix)]
+    model = GEOMETRIES[reported.MODEL]
+    specs = {spec.name: spec for spec in model.tensors()}
+    names = [name for name, _ in decode_order(model)]
     parts = {name: Part(Kind(specs[name].qtype, specs[name].shape), specs[name].nbytes, specs[name].elements) for name in names}
     if not {part.kind for part in parts.values()} <= set(costs.plain):
         return None
@@ -110,7 +111,7 @@ def whole_model(subject: Subject, costs: Costs, layers: int, geometry="granite-3
     more = model.layers / layers
     programs = {name: found._replace(rest=more * found.rest) for name, found in subject.order.programs.items()}
     order = Order([names] * 3, rest=more * subject.order.rest, programs=programs)
-    return Subject(geometry, parts, order, packed, tiles.order_of(order, packed, model.tied))
+    return Subject(reported.MODEL, parts, order, packed, tiles.order_of(order, packed, model.tied))
 
 
 def asked(file: Subject, costs: Costs, memory: int, layers: int) -> tuple[Subject, int]:
@@ -120,8 +121,7 @@ def asked(file: Subject, costs: Costs, memory: int, layers: int) -> tuple[Subjec
     """
     if model := whole_model(file, costs, layers):
         return model, memory
-    whole = 4 * sum(spec.elements for spec in GEOMETRIES["granite-3.3-8b"].tensors("Q4_K_M"))
-    return file, max(1, int(memory / whole * file.working_set("float32")))
+    return file, max(1, int(memory / reported.f32_bytes() * file.working_set("float32")))
 
 
 def all_ways(subject: Subject, memory: int | None = None, shares=SHARES) -> list[Way]:
