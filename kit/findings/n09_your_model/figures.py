@@ -31,7 +31,7 @@ def families(table: pd.DataFrame, biggest: int = 6):
     lost = shown["dequantize"].sum() / ways["dequantized each time"].sum()
     axes.set(xlabel="seconds a token (sum of the measured costs)")
     axes.set_title(f"Where nothing is kept, dequantizing is {lost:.0%} of a token")
-    axes.legend(ncols=4, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.45, -0.2))
+    axes.legend(ncols=4, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.45, -0.27))
     return figure
 
 
