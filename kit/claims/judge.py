@@ -6,7 +6,7 @@ import numpy as np
 
 from kit.claims.records import Record
 from kit.errors import ReportError
-from kit.lab.measure import DRIFT, interval_of
+from kit.lab.measure import DRIFT, Paired, interval_of
 from kit.units import format_quantity
 
 Bound = tuple[float, str]  # a value that the quantity cannot pass, and where it comes from
@@ -16,13 +16,13 @@ HOW = ("measured", "counted", "computed")  # how the samples came about; only me
 
 
 def judge(
-    claim: str, quantity: str, unit: str, samples: Sequence[float] = (), *, accept: Region,
+    claim: str, quantity: str, unit: str, samples: Sequence[float] | Paired = (), *, accept: Region,
     text: str, at_least: Bound | None = None, at_most: Bound | None = None, how: str = "measured",
     in_ratio: bool = False, cure: str = "", tolerance: str = "", missing: str = "",
 ) -> Record:  # fmt: skip
     """The record of the verdict on one quantity of a claim; a session that records it adds whose run it is.
 
-    ``samples``: raw, in ``unit``; of a comparison one ratio a PAIR.
+    ``samples``: raw, in ``unit``; of a comparison one ratio a PAIR, or kit.lab.measure.Paired itself.
     ``accept``: (low, high), where the claim holds; None leaves a side open. A claim that is a number has both sides.
     ``at_least``, ``at_most``: (value, source), what the quantity can be at all.
     ``how``: "measured" (noise between runs is allowed for), "counted" (the same on every run) or "computed" (arithmetic
@@ -37,7 +37,8 @@ def judge(
     """
     if how not in HOW:
         raise ReportError(f"{claim}: how={how!r} is none of: {', '.join(HOW)}")
-    values = [] if missing else [float(value) for value in samples]
+    values = [] if missing else [float(value) for value in getattr(samples, "ratios", samples)]
+    state = getattr(samples, "state", None)
     low, high = (float(at_least[0]) if at_least else -np.inf), (float(at_most[0]) if at_most else np.inf)
     least, most = (-np.inf if accept[0] is None else accept[0]), (np.inf if accept[1] is None else accept[1])
     if not values and how != "computed" and not missing:
@@ -60,7 +61,7 @@ def judge(
         median=float(np.median(values)) if values else None, interval=list(interval) if interval else None,
         accept=list(accept), lower=at_least and float(at_least[0]), lower_source=at_least[1] if at_least else "",
         upper=at_most and float(at_most[0]), upper_source=at_most[1] if at_most else "",
-        status="skipped" if missing else "ok",
+        state=state.to_dict() if state else {}, status="skipped" if missing else "ok",
     )  # fmt: skip
 
 

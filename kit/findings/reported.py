@@ -43,9 +43,9 @@ def least_seconds(nbytes: float) -> float:
     return nbytes / (machine()["read_gbps"] * 1e9)
 
 
-def speed_in_float32(claim: str, text: str) -> Record:
-    """The verdict on a claimed number of tokens a second of their model, by its float32 bytes and their bandwidth."""
-    nbytes, device = f32_bytes(), machine()
+def speed_in_float32(claim: str, nbytes: int, text: str) -> Record:
+    """The verdict on a claimed number of tokens a second of their model, by its ``nbytes`` in float32 and their bandwidth."""
+    device = machine()
     return judge(
         claim, f"tokens a second of {MODEL} in float32 at the reports' bandwidth", "tok/s", how="computed", text=text,
         accept=(claims.get(claim).after, None),

@@ -97,7 +97,7 @@ def judge_fixes(lab, table: pd.DataFrame, working_set: int) -> None:
         ))  # fmt: skip
         goal, nbytes = claims.get(claim).after, format_bytes(working_set)
         text = f"no cache makes {goal:g} tok/s of {nbytes} a token; hits still read every weight"
-        lab.record(reported.speed_in_float32(claim, text))
+        lab.record(reported.speed_in_float32(claim, working_set, text))
 
 
 def answer(replayed: pd.DataFrame, fraction: float, taken: Rounds) -> str:
