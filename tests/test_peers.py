@@ -43,7 +43,9 @@ def test_a_run_measures_its_peers_once(tmp_path, monkeypatch):
 def test_what_cannot_run_is_named(path, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "_PACKAGES", {"llama.cpp": "no_such_package"})
     monkeypatch.setattr(peers, "memory_available", lambda: 1)
-    reasons = peers.compare(path, ["llama.cpp, mmap", "transformers"], prompt=[5], tokens=2).reason
+    names = ["llama.cpp, mmap", "transformers", "transformers, another way"]
+    reasons = peers.compare(path, names, prompt=[5], tokens=2).reason
+    assert reasons["transformers, another way"] == "as transformers"
     assert reasons["llama.cpp, mmap"] == "llama.cpp, mmap: not installed: pip install no_such_package"
     assert "transformers: needs about" in reasons["transformers"] and "1 B are free" in reasons["transformers"]
     assert "llama.cpp, mmap" not in peers.installed() and "kit" in peers.installed()

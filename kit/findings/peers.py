@@ -133,6 +133,9 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
     context, running, rows = len(prompt) + tokens, {}, {}
     try:
         for name in tqdm(engines or ENGINES, "peers", file=sys.stderr, disable=not (progress and sys.stderr.isatty())):
+            if rows.get(family := name.partition(",")[0], {}).get("reason"):
+                rows[name] = {"reason": f"as {family}"}  # another way of an engine that cannot open the file
+                continue
             try:
                 running[name] = _start(name, path, context, needs.get(name, 0))
                 rows[name] = {
@@ -165,13 +168,13 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
 
 
 def of_run(lab, path) -> pd.DataFrame:
-    """The engines of a run beside each other on one file, 12 tokens after a prompt of 4: measured by the first notebook that
+    """The engines of a run beside each other on one file, 8 tokens after a prompt of 4: measured by the first notebook that
     asks, and read from the run's peers.json by the others, so that their figures agree. transformers converts for minutes."""
     kept = lab.out / "peers.json"
     told = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     if told.get("file") != str(path) or told["by"] == lab.notebook:
         engines = [name for name in installed() if name != "transformers"]
-        rows = compare(path, engines, prompt=[1, 5, 9, 2], tokens=12, rounds=3).to_dict("index")
+        rows = compare(path, engines, prompt=[1, 5, 9, 2], tokens=8, rounds=3).to_dict("index")
         told = {"file": str(path), "by": lab.notebook, "engines": rows}
         kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     table = pd.DataFrame.from_dict(told["engines"], "index").rename_axis("engine").rename(columns={"speed": "tok/s"})
