@@ -1,7 +1,7 @@
 """The verdicts on report 004's caches and times. Speeds are scaled to the 15,784 tiles of the report's model."""
 
+import timeit
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from kit.claims.records import Record
 from kit.codec.container import CompressedFile
 from kit.findings.n06_compressed_inference.hits import ENTRIES, INNER, LAYERS, reported_layers
 from kit.findings.n06_compressed_inference.passes import LAZY, Outcome
-from kit.lab import measure
 from kit.units import format_seconds
 
 REPORTED = 0.295  # seconds a tile, report 004
@@ -39,12 +38,12 @@ def slow_layer(file: CompressedFile, samples: int = 2, largest: bool = False) ->
     several = [name for name, size in sizes.items() if size >= 4 << 16] or list(sizes)
     name = (max if largest else min)(several, key=sizes.__getitem__)
     values = kit.codec.decode(file.matrices[name].tiles, "simd")
-    ways, encoded = {}, {}
-    for part, matrix in (("layer", values), ("tile", np.ascontiguousarray(values[:256, :256]))):
-        encoded[part] = kit.codec.encode(matrix, "reported")
-        ways[part] = measure.sampler(partial(kit.codec.decode, encoded[part], "python"), 0)[0]
-    found = measure.rounds(ways, least=samples, budget=0)
-    return SlowLayer(name, len(encoded["layer"]), list(found.seconds["layer"]), list(found.seconds["tile"]))
+    layer, tile = (kit.codec.encode(matrix, "reported") for matrix in (values, np.ascontiguousarray(values[:256, :256])))
+    kit.codec.decode(tile, "python")  # warms up
+    taken = [[timeit.timeit(lambda at=at: kit.codec.decode(at, "python"), number=1) for at in (layer, tile)]
+             for _ in range(samples)]  # fmt: skip
+    seconds, alone = (list(column) for column in zip(*taken, strict=True))
+    return SlowLayer(name, len(layer), seconds, alone)
 
 
 def verdicts(lab, outcomes: dict[str, Outcome], curve, slow: list[float], layer: SlowLayer, starts) -> None:
