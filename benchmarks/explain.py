@@ -22,7 +22,7 @@ def run(only: str = "", samples: int = 3) -> pd.DataFrame:
     """One row a file, memory and policy: seconds a token predicted and measured, the error, cores that others used
     meanwhile; then the median and the worst error beside their goals. ``only``: the files whose name holds this."""
     paths = [cached_model(name, "Q4_K_M", n, folder=models_folder()) for name, n in GENERATED.items() if only in name]
-    paths += [path for name in TRAINED if only in name and (path := models_folder() / f"{name}.gguf").exists()]
+    paths += [path for name in TRAINED if only in name and (path := models_folder() / TRAINED[name].file).exists()]
     rows = [row for path in paths for row in _rows(path, max(2, samples))]
     errors = np.abs([row["error"] for row in rows])
     told = {"median": float(np.median(errors)), "worst": float(errors.max())}

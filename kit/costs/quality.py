@@ -23,6 +23,7 @@ from kit.model import perplexity
 from kit.model.weights import Weights
 
 _ROWS = 16  # of logits at a time, in float64
+_ROUNDED_ROWS = 256  # of weights at a time: what rounding makes of them stays in the CPU's caches
 _SAMPLE = 4096  # bytes of each end of a tensor that tell one file from another
 _CODE = (*(f"{part}/**/*.py" for part in ("codec", "cpu", "gguf", "model", "quants")), "costs/quality.py")
 
@@ -80,7 +81,9 @@ class Rounded(Weights):
         return self._round(name, super().rows(name, index))
 
     def _round(self, name, weight):
-        return weight if name in self._kept else weight.copy_(self._rounding(weight))
+        for rows in () if name in self._kept else weight.split(_ROUNDED_ROWS):
+            rows.copy_(self._rounding(rows))
+        return weight
 
 
 def model_of(file, precision: Precision, **options) -> "kit.Transformer":
