@@ -1,5 +1,6 @@
 """Bytes, seconds, counts and names, between what people read and write and what programs hold."""
 
+import json
 import math
 import re
 
@@ -89,3 +90,8 @@ def finite(value):
         return [finite(item) for item in value]
     value = value.item() if hasattr(value, "item") else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_json(value) -> str:
+    """Plain data as the text that ``--json`` prints."""
+    return json.dumps(finite(value), indent=1, allow_nan=False)

@@ -1,6 +1,5 @@
 """Write a compressed model: from a GGUF or safetensors file to the container of kit.codec.container."""
 
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +43,7 @@ def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool =
     try:
         with (
             replacing(out, len(head)) as handle,
-            tqdm(total=len(infos), desc=out.name, unit="tensor", file=sys.stderr, disable=not progress) as bar,
+            tqdm(total=len(infos), desc=out.name, unit="tensor", disable=None if progress else True) as bar,
         ):
             handle.write(head)
             for i, data in enumerate(_data(source, coding, threads)):

@@ -1,6 +1,5 @@
 """Verify a compressed model: by its checksums, and against the file that it came from."""
 
-import sys
 import zlib
 
 import numpy as np
@@ -25,7 +24,7 @@ def verify(path, decoder="interleaved", source=None, threads=1, progress=False) 
             if zlib.crc32(file.gguf.raw(name)) != right:
                 raise CodecError(f"{path}: {name}: the CRC-32 of its bytes differs: the file is damaged")
         originals = dict(matrices_of(open_source(source))) if source else {}
-        for name, matrix in tqdm(file.matrices.items(), unit="matrix", file=sys.stderr, disable=not progress):
+        for name, matrix in tqdm(file.matrices.items(), unit="matrix", disable=None if progress else True):
             decoded = unpack_matrix(matrix, decoder, threads)
             if not source:
                 continue

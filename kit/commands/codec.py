@@ -28,11 +28,10 @@ def verify(file, source, decoder, threads):
 
     Exit code: 0 all agree, 2 something does not, or FILE cannot be read.
     """
-    import sys
 
     from kit.codec.verify import verify
     from kit.lab.machine import usable_cores
 
-    tensors, matrices = verify(file, decoder, source, threads or usable_cores(), progress=sys.stderr.isatty())
+    tensors, matrices = verify(file, decoder, source, threads or usable_cores(), progress=True)
     compared = f"the checksums and {source}" if source else "the checksums"
     click.echo(f"{file}: {tensors} tensors, {matrices} matrices unpacked ({decoder}): all agree with {compared}")

@@ -22,7 +22,6 @@ def command(file, output, coding, threads, force):
 
     Exit code: 0 written, 2 not.
     """
-    import sys
     from pathlib import Path
 
     from kit.codec.compressor import compress
@@ -34,7 +33,7 @@ def command(file, output, coding, threads, force):
 
     if Path(output).exists() and not force:
         raise CodecError(f"{output}: exists already; --force replaces it")
-    compress(file, output, coding, threads or usable_cores(), progress=sys.stderr.isatty())
+    compress(file, output, coding, threads or usable_cores(), progress=True)
     with CompressedFile(output) as compressed:
         weights = CompressedWeights(compressed)
         tiles = sum(layer.tiles for layer in weights.layers.values())

@@ -2,6 +2,8 @@
 
 import click
 
+from kit.units import to_json
+
 _MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
 
 
@@ -23,9 +25,7 @@ def command(measure, as_json):
 
     rows = checks(measure)
     if as_json:
-        import json
-
-        click.echo(json.dumps([row._asdict() for row in rows], indent=1))
+        click.echo(to_json([row._asdict() for row in rows]))
     else:
         for row in rows:
             mark, color = _MARKS[row.state]

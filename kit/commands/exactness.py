@@ -2,6 +2,8 @@
 
 import click
 
+from kit.units import to_json
+
 
 @click.command("exactness")
 @click.argument("file", required=False)
@@ -36,8 +38,6 @@ def command(file, backends, tiers, rows, tokens, as_json):
 
     Exit code: 0 all equal, 1 something differs, 2 nothing could be compared.
     """
-    import json
-
     import kit
     from kit.cpu import simd
     from kit.quants.exactness import exactness, sample
@@ -56,7 +56,7 @@ def command(file, backends, tiers, rows, tokens, as_json):
             "quality": [] if reason else answers.to_dict("records"),
             "no_quality": reason,
         }
-        click.echo(json.dumps(told, indent=1))
+        click.echo(to_json(told))
     else:
         click.echo(_matrix(table))
         if file and tokens:

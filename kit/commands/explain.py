@@ -11,7 +11,6 @@ import click
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
 @click.option(
     "--trace",
-    "trace",
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
     help="Weight accesses recorded elsewhere: oracleGeneral, or CSV with the columns tensor, nbytes.",
@@ -34,38 +33,33 @@ def command(file, memory, tokens, trace, via, as_json, report):
 
     Exit code: 0 explained, 2 it could not be.
     """  # fmt: skip
-    import json
-    import sys
-
     import kit
     from kit.costs.order import DECODES
     from kit.errors import CacheError
     from kit.findings.n09_your_model.study import Study, read_trace
     from kit.lab import machine
-    from kit.units import finite, parse_bytes
+    from kit.units import parse_bytes, to_json
 
     try:
-        given = parse_bytes(memory) if memory is not None else int(0.7 * machine.memory_available())
+        room = parse_bytes(memory) if memory is not None else int(0.7 * machine.memory_available())
     except ValueError as error:
         raise CacheError(f"--memory: {error}") from None
-    if given < 1:
+    if room < 1:
         raise CacheError(f"--memory {memory} holds nothing; give at least 1 byte, such as --memory 64MiB, or leave it out")
-    memory = given
     accesses = read_trace(trace) if trace else None
     if via:
         with kit.open(file) as opened:
             DECODES[via](kit.Weights(opened), "fused")  # what cannot be run is said before the machine is measured
     if report:
-        click.echo(_report(file, memory, tokens, trace, via, report))
+        click.echo(_report(file, room, tokens, trace, via, report))
         return
     with kit.open(file) as opened:
-        study = Study(opened, machine.probe(), memory, tokens, accesses, progress=True, via=via or "")
+        study = Study(opened, machine.probe(), room, tokens, accesses, progress=True, via=via or "")
         study.measure_best()
         if as_json:
-            click.echo(json.dumps(finite(study.to_dict()), indent=1, allow_nan=False))
+            click.echo(to_json(study.to_dict()))
         else:
             click.echo("\n\n".join(_sections(study)))
-    sys.exit(0)
 
 
 def _sections(study):

@@ -18,14 +18,13 @@ def command(name):
 
     Exit code: 0 it is there, 2 it is not, and what is missing.
     """
-    from kit.errors import GGUFError
+    from kit.errors import GGUFError, known
     from kit.gguf.trained import TRAINED, fetch
 
     if name is None:
-        for known, model in TRAINED.items():
-            click.echo(f"{known}\n  {model.file}\n  {model.install}\n  {model.license}")
+        for title, model in TRAINED.items():
+            click.echo(f"{title}\n  {model.file}\n  {model.install}\n  {model.license}")
         return
-    if name not in TRAINED:
-        raise GGUFError(f"{name}: no such trained model; kit fetch knows {', '.join(TRAINED)}")
+    known("trained model", name, TRAINED, GGUFError)
     click.echo(fetch(name, verify=True))
     click.echo(TRAINED[name].license, err=True)

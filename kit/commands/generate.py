@@ -2,6 +2,8 @@
 
 import click
 
+from kit.units import to_json
+
 
 @click.command("generate")
 @click.argument("file", required=False)
@@ -46,7 +48,6 @@ def command(
     Exit code: 0 generated, 2 not.
     """  # fmt: skip
     import functools
-    import json
 
     import kit
     from kit.errors import ModelError
@@ -78,7 +79,7 @@ def command(
     )
     speed = answer.speed() | {"peak_memory_bytes": peak_memory(), "cache": repr(policy), "via": via}
     if as_json:
-        click.echo(json.dumps({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed, indent=1))
+        click.echo(to_json({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed))
     else:
         click.echo("" if prompt is not None else answer.text or " ".join(map(str, answer.tokens)))
         click.echo("\n".join(_lines(answer, speed)), err=True)

@@ -2,7 +2,7 @@
 
 import click
 
-from kit.units import finite, format_bytes, format_count, printable
+from kit.units import format_bytes, format_count, printable, to_json
 
 _WIDTH = 100
 
@@ -25,8 +25,6 @@ def command(file, tensors, metadata, as_json):
 
     Exit code: 0 shown, 2 the file cannot be read.
     """
-    import json
-
     import kit
     from kit.gguf.summary import NO_WEIGHTS, summarize
     from kit.lab.machine import memory_available, memory_limit
@@ -34,7 +32,7 @@ def command(file, tensors, metadata, as_json):
     with kit.open(file) as opened:
         facts = summarize(opened, memory_limit(), memory_available())
     if as_json:
-        click.echo(json.dumps(finite(facts), indent=1, allow_nan=False))
+        click.echo(to_json(facts))
         return
     holds = [_types(facts), _memory(facts)] if facts["parameters"] else [[NO_WEIGHTS]]
     sections = [_overview(facts), *holds, _metadata(facts, None if metadata else 12)]

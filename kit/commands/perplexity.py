@@ -2,6 +2,8 @@
 
 import click
 
+from kit.units import to_json
+
 
 @click.command("perplexity")
 @click.argument("file")
@@ -37,7 +39,6 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
 
     Exit code: 0 measured, 2 not.
     """  # fmt: skip
-    import json
     from pathlib import Path
 
     import kit
@@ -61,7 +62,7 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
         "seconds": found.seconds, "tokens_per_second": found.passed / found.seconds,
     }  # fmt: skip
     if as_json:
-        click.echo(json.dumps(facts, indent=1))
+        click.echo(to_json(facts))
         return
     click.echo(f"{found.value:.3f} ± {found.error:.3f}")
     click.echo(

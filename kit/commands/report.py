@@ -1,10 +1,12 @@
 """`kit report`: join, compare, send and re-render the results of runs."""
 
-import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
+
+from kit.units import to_json
 
 EXIT_CHANGED = 1
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -67,7 +69,7 @@ def diff_command(a, b, confidence, everything, as_json):
     rows = [records.read(sorted(load(folder).folder.glob("*.jsonl"))) for folder in (a, b)]
     changes = diff.compare(*rows, confidence=confidence)
     if as_json:
-        click.echo(json.dumps([change.to_dict() for change in changes], indent=1))
+        click.echo(to_json(list(map(asdict, changes))))
     else:
         shown = [change for change in changes if everything or change.matters or change.state == "too few samples"]
         click.echo("\n".join(map(_line, shown)) + "\n" * bool(shown), nl=False)

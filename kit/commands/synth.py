@@ -42,7 +42,6 @@ def command(name, mix, layers, seed, output, force):
 
     Exit code: 0 written, 2 not.
     """
-    import sys
     from pathlib import Path
 
     from kit.errors import GGUFError
@@ -52,5 +51,5 @@ def command(name, mix, layers, seed, output, force):
     path = Path(output or f"{name.replace('/', '_')}-{mix.replace('/', '_')}.gguf")
     if path.exists() and not force:
         raise GGUFError(f"{path}: exists already; --force replaces it")
-    synthesize(path, name, mix=mix, layers=layers, seed=seed, progress=sys.stderr.isatty())
+    synthesize(path, name, mix=mix, layers=layers, seed=seed, progress=True)
     click.echo(f"{path}: {format_bytes(path.stat().st_size)}")

@@ -2,6 +2,8 @@
 
 import click
 
+from kit.units import to_json
+
 
 @click.command("verify")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False), metavar="RUN...")
@@ -19,7 +21,6 @@ def command(runs, everything, as_json):
 
     Exit code: 0 no verdict flips, 1 one does, 2 the runs cannot be compared.
     """
-    import json
     import sys
     from dataclasses import asdict
 
@@ -30,7 +31,7 @@ def command(runs, everything, as_json):
     inside = [row for row in rows if row.flips and row.quantity]
     claims = [row for row in rows if not row.quantity]
     if as_json:
-        click.echo(json.dumps([asdict(row) | {"flips": row.flips} for row in rows], indent=1))
+        click.echo(to_json([asdict(row) | {"flips": row.flips} for row in rows]))
     else:
         for line in _table([row for row in rows if everything or row.differs], len(runs)):
             click.echo(line)

@@ -4,7 +4,6 @@ Tensors of one kind cost the same, so a few of each are walked in the order of a
 them: threads stay awake, pages stay mapped, memory is used again, and what was used before has left the caches.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ def measure_costs(
     chosen = [name for name in names if name in chosen]
     ways = [(dtype, "decoded", held) for dtype in dtypes for held in (False, True)]
     ways += [(dtypes[0], linear, False) for linear in FUSED]
-    bar = tqdm(ways, "costs", file=sys.stderr, disable=not (progress and sys.stderr.isatty()))
+    bar = tqdm(ways, "costs", disable=None if progress else True)
     seconds = {way: _walked(file, chosen, *way, samples, clock) for way in bar}
     costs = {}
     for kind in by_kind:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -113,7 +112,7 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.D
     missing = [name for name in names if name not in known]
     if missing:
         truth = exact.logits(window)[:-1]
-        bar = tqdm(missing, "quality", file=sys.stderr, disable=not (progress and sys.stderr.isatty()))
+        bar = tqdm(missing, "quality", disable=None if progress else True)
         for name in bar:
             bar.set_postfix_str(name)
             logits = truth if name == EXACT else model_of(file, PRECISIONS[name]).logits(window)[:-1]

@@ -132,7 +132,7 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
         path, needs = file.path, {"transformers": 2 * weights.working_set}  # it converts all to float32, one by one
     context, running, rows = len(prompt) + tokens, {}, {}
     try:
-        for name in tqdm(engines or ENGINES, "peers", file=sys.stderr, disable=not (progress and sys.stderr.isatty())):
+        for name in tqdm(engines or ENGINES, "peers", disable=None if progress else True):
             if rows.get(family := name.partition(",")[0], {}).get("reason"):
                 rows[name] = {"reason": f"as {family}"}  # another way of an engine that cannot open the file
                 continue

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -53,7 +52,7 @@ def fetch(name: str, verify: bool = False) -> Path:
     digest, size = hashlib.sha256(), sum(part.stat().st_size for part in parts)
     from tqdm import tqdm  # not needed to open a file that is here
 
-    bar = tqdm(desc=name, total=size, unit="B", unit_scale=True, file=sys.stderr, disable=not sys.stderr.isatty())
+    bar = tqdm(desc=name, total=size, unit="B", unit_scale=True, disable=None)
     with replacing(target, size) as out, bar:
         for part in parts:
             for chunk in _chunks(part):

@@ -1,7 +1,6 @@
 """Perplexity: how surprised a model is by a text, token by token, over windows that overlap."""
 
 import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ def perplexity(model, ids: Sequence[int], bos=None, context=512, stride=None, pr
     if not parts:
         raise ModelError(f"a text of {len(ids)} tokens has none to score; give a longer one")
     found, passed, seconds = [], 0, 0.0
-    bar = tqdm(parts, "perplexity", file=sys.stderr, disable=not (progress and sys.stderr.isatty()), unit="window")
+    bar = tqdm(parts, "perplexity", disable=None if progress else True, unit="window")
     for window, first in bar:
         start = time.perf_counter()
         logits = model.logits(window, first - 1)

@@ -1,7 +1,6 @@
 """exactness: for every format, backend, tier and dtype, whether the numbers are those of gguf-py, and how far off if not."""
 
 import itertools
-import sys
 
 import numpy as np
 import pandas as pd
@@ -33,7 +32,7 @@ def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,
     """
     rows = []
     qtypes = sorted(reference.FORMATS if blocks is None else blocks) if qtypes is None else qtypes
-    for qtype in tqdm(qtypes, "compare", file=sys.stderr, disable=not (progress and sys.stderr.isatty())):
+    for qtype in tqdm(qtypes, "compare", disable=None if progress else True):
         data = random_blocks(qtype, _BLOCKS) if blocks is None else blocks[qtype]
         truth = dequantize(data, qtype, backend="reference")
         x = torch.randn(_PROMPT, truth.shape[-1], generator=torch.Generator().manual_seed(0))

@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,10 +41,6 @@ class Change:
         """Changed beyond the noise, or judged otherwise."""
         both = not self.state.startswith("only")
         return self.state == "changed" or (both and self.verdict_a != self.verdict_b)
-
-    def to_dict(self) -> dict:
-        """All fields, for JSON."""
-        return asdict(self)
 
 
 def compare(a: Iterable[Record], b: Iterable[Record], confidence=0.99, resamples=4000, seed=0) -> list[Change]:

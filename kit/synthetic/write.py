@@ -6,7 +6,6 @@ random numbers depend on the seed and the tensor's name alone, so a tensor is th
 
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,4 +99,4 @@ def _chunks(spec: TensorSpec, model: Geometry, seed: int) -> Iterator[np.ndarray
 
 
 def _bar(name: str, size: int, shown: bool):
-    return tqdm(total=size, desc=name, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, disable=not shown)
+    return tqdm(total=size, desc=name, unit="B", unit_scale=True, unit_divisor=1024, disable=None if shown else True)
