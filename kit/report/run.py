@@ -204,7 +204,6 @@ def perform(
     """Run the jobs one after another. A notebook that fails becomes a failed row and a failed record; the rest goes on."""
     run.planned = sorted({*run.planned, *(job.name for job in jobs)})
     run.save()
-    machine.of_run(run.folder)
     for job in jobs:
         log = run.folder / f"{job.name}.jsonl"
         for stale in (log, log.with_suffix(".ipynb"), log.with_suffix(".html")):

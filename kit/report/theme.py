@@ -2,15 +2,19 @@
 
 import base64
 import hashlib
+import math
 from functools import cache
 from importlib import resources
 
 import jinja2
 
 from kit import units
-from kit.claims.table import COLORS
+from kit.claims.book import reported_in
+from kit.claims.records import Record
+from kit.claims.table import COLORS, Claim
 from kit.report.content import visible
-from kit.report.scale import positions
+
+MARGIN = 0.06  # of the width of a picture of a verdict, left free on both sides
 
 
 @cache
@@ -55,3 +59,28 @@ def render(template: str, **context) -> str:
 def data_uri(content: bytes, mime: str) -> str:
     """Content to embed in a page, for an image or a download."""
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"
+
+
+def positions(row: Record, claim: Claim | None) -> dict | None:
+    """The picture of a verdict: places from 0 to 1 along a log axis; None where fewer than two positive numbers are known.
+
+    ``possible``: (from, to), open ends reaching the edge, None without bounds; ``measured``: a place or None;
+    ``reported``: places of the report's figure (two for a range), when it is in the record's unit.
+    """
+    reported = [value for value in dict.fromkeys((claim and reported_in(claim, row.unit)) or ()) if value is not None]
+    numbers = [value for value in (row.lower, row.median, row.upper, *reported) if value is not None and value > 0]
+    if len(set(numbers)) < 2:
+        return None
+    low, high = math.log(min(numbers)), math.log(max(numbers))
+
+    def place(value: float | None) -> float | None:
+        if value is None or value <= 0:
+            return None
+        return MARGIN + (1 - 2 * MARGIN) * (math.log(value) - low) / (high - low)
+
+    lower, upper = place(row.lower), place(row.upper)
+    return {
+        "possible": None if lower is upper is None else (lower or 0.0, 1.0 if upper is None else upper),
+        "measured": place(row.median),
+        "reported": [place(value) for value in reported if value > 0],
+    }

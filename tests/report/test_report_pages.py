@@ -10,7 +10,7 @@ from kit import units
 from kit.claims import table as claims
 from kit.claims.records import Record
 from kit.claims.table import Claim
-from kit.report import content, html, scale, theme
+from kit.report import content, html, theme
 
 ALLOWED_TO_LOAD = ("data:",)
 
@@ -163,13 +163,13 @@ def record(**fields):
 
 def test_the_scale_orders_what_is_possible_measured_and_reported():
     claim = Claim("c", "000", "", "", "n", before=194, after=0.075, unit="s")
-    at = scale.positions(record(samples=[10.0], lower=1.0, upper=100.0), claim)
+    at = theme.positions(record(samples=[10.0], lower=1.0, upper=100.0), claim)
     low, high = at["possible"]
     assert 0 < at["reported"][0] < low < at["measured"] < high < 1
     assert at["measured"] == pytest.approx((low + high) / 2), "10 is half way from 1 to 100 on a log axis"
-    assert scale.positions(record(samples=[10.0], lower=1.0), None)["possible"][1] == 1
-    assert scale.positions(record(samples=[10.0]), None) is None
-    assert scale.positions(record(samples=[-1.0], lower=0.0), None) is None
+    assert theme.positions(record(samples=[10.0], lower=1.0), None)["possible"][1] == 1
+    assert theme.positions(record(samples=[10.0]), None) is None
+    assert theme.positions(record(samples=[-1.0], lower=0.0), None) is None
 
 
 def test_the_answer_opens_the_page_and_is_told_on_the_card():
