@@ -8,7 +8,7 @@ from kit.costs.measured import measure_costs
 from kit.costs.order import order_of
 from kit.costs.ways import BLOCKS, Way, measure, parts_of, predict
 from kit.gguf.trained import TRAINED
-from kit.lab import machine, state
+from kit.lab import machine
 from kit.lab.paths import models_folder
 from kit.synthetic.write import cached_model
 
@@ -19,8 +19,11 @@ GOALS = {"median": 0.10, "worst": 0.25}  # of the errors
 
 
 def run(only: str = "", samples: int = 3) -> pd.DataFrame:
-    """One row a file, memory and policy: seconds a token predicted and measured, the error, cores that others used
-    meanwhile; then the median and the worst error beside their goals. ``only``: the files whose name holds this."""
+    """One row a file, memory and policy: seconds a token predicted and measured, the error, whether other processes
+    disturbed all of three tries; then the median and the worst error beside their goals.
+
+    ``only``: the files whose name holds this.
+    """
     paths = [cached_model(name, "Q4_K_M", n, folder=models_folder()) for name, n in GENERATED.items() if only in name]
     paths += [path for name in TRAINED if only in name and (path := models_folder() / TRAINED[name].file).exists()]
     rows = [row for path in paths for row in _rows(path, max(2, samples))]
@@ -39,7 +42,6 @@ def _rows(path, tokens):
         sized = [Way(policy, int(share * whole)) for share in SHARES for policy in ("LRU", "Pinned")]
         for way in [*sized, BLOCKS]:
             found = predict(way, parts, order, costs, here)
-            with state.Watch() as watch:
-                real = measure(way, file, order, tokens)
+            real = measure(way, file, order, tokens, tries=3)
             yield {"what": f"{path.stem[:24]}, {way.label}", "predicted": found.seconds, "seconds": real.seconds,
-                   "error": found.seconds / real.seconds - 1, "others": watch.others}  # fmt: skip
+                   "error": found.seconds / real.seconds - 1, "disturbed": real.disturbed}  # fmt: skip

@@ -12,6 +12,7 @@ from kit.cache.policies.base import Policy
 from kit.cache.replay import replay_hits
 from kit.costs.measured import Cost
 from kit.costs.order import DECODES, FUSED, Decode, Kind, Order, Program, Walk, kind_of
+from kit.lab import state
 from kit.quants.registry import DTYPES
 from kit.units import format_bytes
 
@@ -158,11 +159,18 @@ class Measured:
         return float(np.median(self.samples))
 
 
-def measure(way: Way, file, order: Order, tokens: int) -> Measured:
-    """Decode ``tokens`` tokens (walk the tensors, where the forward pass is not known) after one that is not counted."""
-    weights = kit.Weights(file, way.cache(), dtype=way.dtype)
-    steps = Walk(weights, way.linear, order.tokens[0]) if order.reason else DECODES[order.via](weights, way.linear, tokens + 1)
-    return run(way, weights, steps, tokens)
+def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measured:
+    """Decode ``tokens`` tokens (walk the tensors, where the forward pass is not known) after one that is not counted; again,
+    ``tries`` times in all, where other processes disturb it."""
+    for _ in range(tries):
+        weights = kit.Weights(file, way.cache(), dtype=way.dtype)
+        with state.Watch() as watch:
+            decode = DECODES[order.via]
+            steps = Walk(weights, way.linear, order.tokens[0]) if order.reason else decode(weights, way.linear, tokens + 1)
+            found = run(way, weights, steps, tokens)
+        if not watch.busy:
+            break
+    return replace(found, disturbed=watch.busy)
 
 
 def run(way: Way, weights, steps, tokens: int) -> Measured:

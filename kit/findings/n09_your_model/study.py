@@ -1,6 +1,6 @@
 """A study of one file: everything that kit explain and notebook 09 say about it, gathered once."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from kit.errors import KitError, TraceError
 from kit.findings.n00_start_here.overview import token_bounds
 from kit.findings.n09_your_model import tables
 from kit.gguf.summary import summarize
-from kit.lab import state
 from kit.lab.machine import memory_available, memory_limit
 from kit.units import format_bytes, format_count, format_seconds
 
@@ -106,12 +105,7 @@ class Study:
     def measure_best(self, best: int = 2) -> dict[Way, Measured]:
         """Measure the reports' cache and the ``best`` fastest of the others; again where other processes disturbed it."""
         for prediction in self.predictions[: best + 1]:
-            for _ in range(_TRIES):
-                with state.Watch() as watch:
-                    found = measure(prediction.way, self.file, self.order, min(self.tokens, 5))
-                self.measured[prediction.way] = replace(found, disturbed=watch.busy)
-                if not watch.busy:
-                    break
+            self.measured[prediction.way] = measure(prediction.way, self.file, self.order, min(self.tokens, 5), _TRIES)
         return self.measured
 
     def advice(self) -> pd.DataFrame:
