@@ -6,8 +6,6 @@ import pandas as pd
 from kit.claims import table as claims
 from kit.findings import reported
 from kit.lab import tables
-from kit.quants import exactness as compare
-from kit.quants import reference
 from kit.units import format_bytes, format_seconds
 
 BLOCKS = "the file's blocks"
@@ -98,6 +96,9 @@ def exactness(file, every: bool = True) -> pd.DataFrame:
     ``every``: dequantize all formats that gguf-py knows, otherwise those of the file. The fused products, whose kernels
     take longer to compile, are compared (in float64) for the formats of the file.
     """
+    from kit.quants import exactness as compare  # and Numba, which no figure before needs
+    from kit.quants import reference
+
     own = sorted({tensor.qtype for tensor in file.tensors.values()} & reference.FORMATS)
     found = pd.concat([compare.exactness(None if every else own), compare.exactness(own, backends=("fused",))])
     found["error"] = np.where(found["equal"], "equal", found["relative"].map("{:.0e} of the largest".format))
