@@ -5,11 +5,9 @@ because report 004 used one, and because the encoder measures before it believes
 """
 
 import numpy as np
-from llvmlite import ir
-from numba.extending import intrinsic
 
 from kit.cpu.simd.memory import load, store
-from kit.cpu.simd.vectors import extract, jit, u8x64
+from kit.cpu.simd.vectors import extract, jit, move_up, u8x64
 
 PREDICTORS = ("none", "left", "left2", "up")  # a position in this tuple is the predictor's number in a stream
 NONE, LEFT, LEFT2, UP = range(len(PREDICTORS))
@@ -61,27 +59,15 @@ def _add_up(row):
     total = np.uint8(0)
     for j in range(0, whole, 64):
         sums = load(u8x64, address + j)
-        sums = sums + _moved(sums, 1)
-        sums = sums + _moved(sums, 2)
-        sums = sums + _moved(sums, 4)
-        sums = sums + _moved(sums, 8)
-        sums = sums + _moved(sums, 16)
-        sums = sums + _moved(sums, 32)
+        sums = sums + move_up(sums, 1)
+        sums = sums + move_up(sums, 2)
+        sums = sums + move_up(sums, 4)
+        sums = sums + move_up(sums, 8)
+        sums = sums + move_up(sums, 16)
+        sums = sums + move_up(sums, 32)
         sums = sums + total
         store(address + j, sums)
         total = extract(sums, 63)
     for j in range(whole, row.size):
         total = np.uint8(total + row[j])
         row[j] = total
-
-
-@intrinsic(prefer_literal=True)
-def _moved(_, vector, count):
-    """_moved(v, n): each lane holds what lay n lanes (a constant) below it, the first n zero."""
-    lanes, shift = vector.lanes, count.literal_value
-
-    def emit(context, builder, signature, args):
-        below = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [lanes + lane - shift for lane in range(lanes)])
-        return builder.shuffle_vector(ir.Constant(args[0].type, None), args[0], below)
-
-    return vector(vector, count), emit

@@ -11,7 +11,6 @@ import torch
 from numba import njit, types
 from numba.extending import overload
 
-from kit.cpu import threads
 from kit.cpu.simd.isa import gather, nibbles_less
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
@@ -29,27 +28,20 @@ _padded = stack(4 * UNIT)
 # ---- the activations
 
 
-def prepare(x: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (1, columns) as the format's kernel takes it, filled up with zeros to whole units (units, 256), and the sums of each
-    sixteen of it (units, 16), with which minima are taken off."""
-    function, arguments, (ordered, sums) = preparing(x, layout_of(format))
-    threads.run(function, arguments, 1)
-    return ordered, sums
-
-
 def preparing(x: torch.Tensor, layout: "Layout") -> tuple[int, tuple[int, ...], tuple[torch.Tensor, torch.Tensor]]:
-    """The task of ``prepare``, its arguments, and what it writes."""
+    """A task and its arguments, and what it makes of x (1, columns): x as the kernel takes it, filled up with zeros to whole
+    units (units, 256), and the sums of each sixteen of it (units, 16), with which minima are taken off."""
     units, (places, factors) = -(-x.shape[1] // UNIT), _tables(*layout)
     ordered, sums = torch.empty(units, UNIT), torch.empty(units, 16)
-    tensors = x.data_ptr(), x.shape[1], places.ctypes.data, factors.ctypes.data, ordered.data_ptr(), sums.data_ptr()
-    return _compiled(), tensors, (ordered, sums)
+    addresses = places.ctypes.data, factors.ctypes.data, ordered.data_ptr(), sums.data_ptr()
+    return _task(), (x.data_ptr(), x.shape[1], *addresses), (ordered, sums)
 
 
 Layout = tuple[tuple[int, ...], str]  # the order of a unit's sixteens, and how their codes become numbers
 
 
 def layout_of(format: Format) -> Layout:
-    """How ``prepare`` lays out activations for a format: as its codes come out of "words", sixteen at a time, each perhaps
+    """How ``preparing`` lays out activations for a format: as its codes come out of "words", sixteen at a time, each perhaps
     still in its "byte" of them; or as they are, where codes are "numbers" already."""
     low, *more = format.codes.planes
     if format.signed(low) and not more and format.scales.group >= 32:
@@ -68,7 +60,7 @@ def _tables(order, kind) -> tuple[np.ndarray, np.ndarray]:
 
 
 @task
-def _compiled():
+def _task():
     return _prepare
 
 
@@ -94,7 +86,7 @@ def _prepare(task, x, columns, places, factors, ordered, sums):
 
 @njit
 def one_row(format, tier, row, sixteens, end, x, sums, scratch):
-    """The product of a row of 16 * ``sixteens`` weights and the activations of ``prepare``; ``end``: of the matrix."""
+    """The product of a row of 16 * ``sixteens`` weights and the activations of ``preparing``; ``end``: of the matrix."""
     size, lows = unit_size(format), has_lows(format)
     a = b = c = broadcast(f32x16, 0)
     for left in range(sixteens, 0, -16):
@@ -219,7 +211,7 @@ def _(format, n, unit, x):
 
 @task
 def kernel(format: Static, tier: Static):
-    """The task that kit.cpu.linear describes, for one token; ``x`` and ``sums`` as ``prepare`` makes them."""
+    """The task that kit.cpu.linear describes, for one token; ``x`` and ``sums`` as ``preparing`` makes them."""
 
     def single(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share, sums):
         sixteens, end, scratch = columns // 16, blocks + rows * row_bytes, _scratch()

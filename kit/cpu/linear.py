@@ -18,7 +18,7 @@ from kit.gguf.formats import FORMATS, Format
 
 ACTIVATIONS = ("float32", "int8")
 _LEAST, _MOST = 2**14, 256  # a task takes at least so many bytes of blocks, and there are at most so many tasks
-_TILE = 16  # rows: what every kernel's tiles divide; for one token those are of two rows
+_TILE = 16  # rows of several tokens: what every kernel's tiles divide
 
 
 def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "float32") -> torch.Tensor:
@@ -28,22 +28,23 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     eight bits with one scale for 256 columns, except where the weights are F32, F16 or BF16. Raises QuantError.
     """
     format = _check(blocks, qtype, x, activations)
-    eight_bit = activations == "int8" and format.codes is not None
     (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
-    x, y, more = x.contiguous(), torch.empty(tokens, rows), ()
-    if eight_bit:
+    x, y = x.contiguous(), torch.empty(tokens, rows)
+    if tokens == 1:
+        forms = Activations(x)  # holds what the steps have the addresses of
+        for step in forms.product(blocks, qtype, y, activations):
+            threads.run(*step)
+        return y
+    if activations == "int8" and format.codes is not None:
         x, module = quantize(x, format), gemv_int8
     elif tokens >= gemm.FEWEST:
         x, module = gemm.padded(x), gemm
-    elif tokens == 1 and in_vectors(format):
-        module, (x, sums) = gemv, gemv.prepare(x, format)
-        more = (sums.data_ptr(),)
     else:
         module = gemv_float
     stride, share = x.stride(0) * x.itemsize, _share(blocks, tokens)
     threads.run(
         module.kernel(format, tier()),
-        (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share, *more),
+        (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share),
         -(-rows // share),
     )
     return y
@@ -114,7 +115,7 @@ class Product:
 def _share(blocks, tokens) -> int:
     """Rows of a task."""
     share = max(_LEAST, blocks.nbytes // _MOST) // max(1, blocks.shape[1]) + 1
-    return share + -share % (2 if tokens == 1 else _TILE)
+    return share if tokens == 1 else share + -share % _TILE
 
 
 def _check(blocks, qtype, x, activations) -> Format:

@@ -171,6 +171,18 @@ def swap_neighbors(_, vector):
     return result(vector), emit
 
 
+@intrinsic(prefer_literal=True)
+def move_up(_, vector, count):
+    """move_up(v, n): each lane holds what lay n lanes (a constant) below it, the first n zero."""
+
+    def emit(context, builder, signature, args):
+        first = vector.lanes - count.literal_value
+        below = ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), list(range(first, first + vector.lanes)))
+        return builder.shuffle_vector(ir.Constant(args[0].type, None), args[0], below)
+
+    return vector(vector, count), emit
+
+
 @intrinsic
 def extract(_, vector, lane):
     """extract(v, i): the number in lane i."""
