@@ -9,7 +9,7 @@ from kit.gguf.formats import FORMATS
 from kit.lab import measure
 from kit.quants.exactness import random_blocks
 
-NAMES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "Q5_0", "F16", "BF16", "F32")
+NAMES = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q5_K", "Q4_0", "F16", "BF16", "F32")
 LEAST, HOPED = 0.85, 0.95
 ROWS, COLUMNS = 4096, 4096
 
@@ -41,7 +41,7 @@ def _row(name, accuracy, numbers, samples) -> dict:
             linear(matrix, name, x, accuracy)
 
     pair = measure.compare(products, numbers.sum, samples, min_sample=0.1)
-    share, low, high = np.array([pair.ratio, *pair.interval]) * count * blocks.nbytes / numbers.nbytes
+    share, low, high = np.array([pair.ratio, *measure.interval_of(pair.ratios)]) * count * blocks.nbytes / numbers.nbytes
     return {
         "what": f"product, {name}, {accuracy}, of read", "GB/s": count * blocks.nbytes / pair.a.median / 1e9,
         "read GB/s": numbers.nbytes / pair.b.median / 1e9, "ratio": share, "low": low, "high": high,
