@@ -29,25 +29,20 @@ from kit.errors import CodecError
 TILE_VALUES = 1 << 16  # a tile is at most 64 KiB, so that what a length promises is bounded
 ALIGNMENT = 16
 READ_AHEAD = 512  # bytes: two registers' worth of words for 128 lanes may be read past the end of a stream
-HEADER = np.dtype(
-    [
-        ("magic", "S4"),
-        ("version", "<u2"),
-        ("unit_bits", "u1"),
-        ("slot_bits", "u1"),
-        ("lanes", "<u2"),
-        ("predictor", "u1"),
-        ("reserved", "u1"),
-        ("rows", "<u4"),
-        ("columns", "<u4"),
-        ("tile_rows", "<u4"),
-        ("tile_columns", "<u4"),
-        ("tables", "<u4"),
-        ("stream_bytes", "<u8"),
-    ]
+_FIELDS = (
+    "magic S4, version <u2, unit_bits u1, slot_bits u1, lanes <u2, predictor u1, reserved u1, rows <u4, columns <u4, "
+    "tile_rows <u4, tile_columns <u4, tables <u4, stream_bytes <u8"
 )
+HEADER = np.dtype([tuple(field.split()) for field in _FIELDS.split(", ")])
 MAGIC, VERSION = b"KTIL", 1
 LANES = {8: (1,), 16: (16, 32, 64, 128)}  # bits a unit -> how many states may share a stream
+
+
+def _require(name: str, *facts: tuple[bool, str]) -> None:
+    """CodecError for the first of the facts (whether it holds, what else is the case) that does not hold."""
+    for holds, otherwise in facts:
+        if not holds:
+            raise CodecError(f"{name}: {otherwise}: these are not tiles of this kit, or they are damaged")
 
 
 class Layout(NamedTuple):
@@ -73,15 +68,14 @@ class Layout(NamedTuple):
 
     def check(self, name: str) -> None:
         """CodecError for a layout that no encoder writes."""
-        for sound, reason in (
+        _require(
+            name,
             (self.unit_bits in LANES, f"units of {self.unit_bits} bits"),
             (self.lanes in LANES.get(self.unit_bits, ()), f"{self.lanes} lanes with units of {self.unit_bits} bits"),
             (0 <= self.predictor < len(PREDICTORS), f"predictor number {self.predictor}"),
             (self.rows > 0 and self.columns > 0, f"a shape of {self.rows} x {self.columns}"),
             (0 < self.tile_rows * self.tile_columns <= TILE_VALUES, f"tiles of {self.tile_rows} x {self.tile_columns}"),
-        ):
-            if not sound:
-                raise CodecError(f"{name}: {reason}: these are not tiles of this kit, or they are damaged")
+        )
 
 
 @dataclass(frozen=True)
@@ -102,17 +96,19 @@ class Tiles:
         self.layout.check(self.name)
         tiles, unit = self.layout.grid[0] * self.layout.grid[1], self.layout.unit_bits // 8
         sums = self.frequencies.sum(axis=1, dtype=np.int64)
-        for sound, reason in (
+        _require(
+            self.name,
             (len(self.frequencies) in (1, tiles), f"{len(self.frequencies)} tables for {tiles} tiles"),
             ((sums == SLOTS).all(), f"a table does not sum to {SLOTS}"),
             ((self.frequencies <= MOST).all(), f"a frequency above {MOST}"),
             (self.checksums.size == self.lengths.size == tiles, f"{self.lengths.size} streams for {tiles} tiles"),
             ((self.lengths >= 4 * self.layout.lanes).all(), "a stream shorter than its states"),
             ((self.lengths % unit == 0).all(), "a stream of half a unit"),
-            (end_of(self.lengths) + READ_AHEAD == self.streams.size, "lengths that do not add up to the streams' bytes"),
-        ):
-            if not sound:
-                raise CodecError(f"{self.name}: {reason}: these are not tiles of this kit, or they are damaged")
+            (
+                _aligned(self.lengths).sum() + READ_AHEAD == self.streams.size,
+                "lengths that do not add up to the streams' bytes",
+            ),
+        )
 
     def __len__(self) -> int:
         return self.lengths.size
@@ -133,7 +129,8 @@ class Tiles:
     @cached_property
     def starts(self) -> np.ndarray:
         """First byte of each tile's stream in ``streams``, (tiles,) int64."""
-        return starts_of(self.lengths)
+        padded = _aligned(self.lengths)
+        return np.cumsum(padded) - padded
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -164,40 +161,33 @@ class Tiles:
         """Views of the serial form (any buffer). CodecError when they are none."""
         data = np.frombuffer(data, np.uint8)
 
-        def require(condition, reason):
-            if not condition:
-                raise CodecError(f"{name}: {reason}: these are not tiles of this kit, or they are damaged")
-
-        require(data.size >= HEADER.itemsize, f"{data.size} bytes are too few for a header")
+        _require(name, (data.size >= HEADER.itemsize, f"{data.size} bytes are too few for a header"))
         header = data[: HEADER.itemsize].view(HEADER)[0]
-        require(bytes(header["magic"]) == MAGIC, f"starts with {bytes(data[:4])!r} where {MAGIC!r} should be")
-        require(header["version"] == VERSION, f"version {header['version']}, and this kit reads {VERSION}")
-        require(header["slot_bits"] == SLOT_BITS, f"2^{header['slot_bits']} slots where 2^{SLOT_BITS} are known")
-        require(header["reserved"] == 0, "a reserved byte is not zero")
+        _require(
+            name,
+            (bytes(header["magic"]) == MAGIC, f"starts with {bytes(data[:4])!r} where {MAGIC!r} should be"),
+            (header["version"] == VERSION, f"version {header['version']}, and this kit reads {VERSION}"),
+            (header["slot_bits"] == SLOT_BITS, f"2^{header['slot_bits']} slots where 2^{SLOT_BITS} are known"),
+            (header["reserved"] == 0, "a reserved byte is not zero"),
+        )
         layout = Layout(*(int(header[key]) for key in Layout._fields))
         layout.check(name)
         tiles, tables = layout.grid[0] * layout.grid[1], int(header["tables"])
-        require(tables in (1, tiles), f"{tables} tables for {tiles} tiles")
-        streams_at = _streams_at(tables, tiles)
-        require(data.size == streams_at + int(header["stream_bytes"]), f"{data.size} bytes do not fit the header's counts")
+        _require(name, (tables in (1, tiles), f"{tables} tables for {tiles} tiles"))
+        streams_at, size = _streams_at(tables, tiles), int(header["stream_bytes"])
+        _require(name, (data.size == streams_at + size, f"{data.size} bytes do not fit the header's counts"))
         frequencies = data[HEADER.itemsize :][: 512 * tables].view("<u2").reshape(tables, 256)
         index = data[HEADER.itemsize + 512 * tables :][: 8 * tiles].view("<u4").reshape(2, tiles)
         return cls(layout, frequencies, index[0], index[1], data[streams_at:], name)
 
 
-def starts_of(lengths) -> np.ndarray:
-    """First byte of each stream, each rounded up to ALIGNMENT, (tiles,) int64."""
-    padded = (lengths.astype(np.int64) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    return np.cumsum(padded) - padded
-
-
-def end_of(lengths) -> int:
-    """Bytes of all streams with their alignment, without READ_AHEAD."""
-    return int(((lengths.astype(np.int64) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT).sum())
+def _aligned(nbytes):
+    """Rounded up to ALIGNMENT: a number or an array, int64."""
+    return -(-np.int64(nbytes) // ALIGNMENT) * ALIGNMENT
 
 
 def _streams_at(tables: int, tiles: int) -> int:
-    return (HEADER.itemsize + 512 * tables + 8 * tiles + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return int(_aligned(HEADER.itemsize + 512 * tables + 8 * tiles))
 
 
 @jit
