@@ -25,7 +25,7 @@ def test_the_same_tokens_in_turn(path):
     before = psutil.Process().children()
     table = peers.compare(path, ["kit", "llama.cpp, mmap"], prompt=[5, 6, 7], tokens=6, rounds=2)
     assert (table.agree == 5).all() and not table.reason.any()
-    assert (table[["imports", "load", "first", "speed", "resident", "beyond imports"]] > 0).all(axis=None)
+    assert (table[["imports", "load", "first", "prefill", "speed", "resident", "beyond imports", "mapped"]] > 0).all(axis=None)
     assert [len(samples) for samples in table.samples] == [2, 2]
     assert psutil.Process().children() == before
 

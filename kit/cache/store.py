@@ -6,8 +6,6 @@ from collections import Counter, defaultdict
 from concurrent.futures import Future
 from functools import partial
 
-import pandas as pd
-
 from kit.cache.policies.base import Policy, parse_capacity
 from kit.cache.stats import Stats
 from kit.errors import CacheError
@@ -251,8 +249,10 @@ class WeightCache:
             entries = len(self.policy) + len(self._pinned)
             return Stats(entries=entries, resident_bytes=self._resident_bytes(), peak_bytes=self._peak, **seconds, **totals)
 
-    def table(self, by: str = "tensor") -> pd.DataFrame:
-        """Counts by "tensor" or by "layer", one row each: the fields of Stats that can be told apart."""
+    def table(self, by: str = "tensor"):
+        """A DataFrame of counts by "tensor" or by "layer", one row each: the fields of Stats that can be told apart."""
+        import pandas as pd
+
         columns = ["hits", "misses", "bypassed", "shared", "prefetched", "errors", "evictions", "bytes_requested"]
         columns += ["bytes_hit", "bytes_loaded", "ns_loading", "ns_saved"]
         with self._lock:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pandas as pd
 
 from kit.errors import TraceError, known
 from kit.lab.trace import Trace
@@ -60,7 +59,7 @@ def requests(source, tokens: int = 1, dtype: str = "float32") -> Requests:
     if isinstance(source, Trace):
         spans = [span for span in source.spans if span.what == "access" and span.outcome != "error"]
         return Requests([s.tensor for s in spans], [s.nbytes for s in spans], [s.token for s in spans])
-    if isinstance(source, pd.DataFrame):
+    if hasattr(source, "columns"):
         return _of_frame(source)
     if hasattr(source, "tensors"):
         each = known("dtype", dtype, BYTES_PER_ELEMENT, TraceError)
@@ -71,7 +70,7 @@ def requests(source, tokens: int = 1, dtype: str = "float32") -> Requests:
     raise TraceError(f"{type(source).__name__} is no trace: give a Trace, its DataFrame, a GGUF file or (name, bytes)")
 
 
-def _of_frame(frame: pd.DataFrame) -> Requests:
+def _of_frame(frame) -> Requests:
     missing = {"tensor", "nbytes"} - set(frame.columns)
     if missing:
         raise TraceError(f"the frame is no trace: it lacks the column {', '.join(sorted(missing))}")

@@ -120,9 +120,10 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
 
     Only one process runs at a time, the others are stopped. ``prompt``: token ids (None: of PROMPT). Columns: imports, load
     and first, seconds until the engine's libraries are imported, then the file is open, then until the first token, in
-    a new process with the file in the page cache; speed, tokens a second, the median of ``samples``;
-    resident and locked, bytes of the process after that; beyond imports, how many of the resident ones were not there when
-    the libraries were; agree, leading tokens that are the first engine's; reason, why there is nothing else in the row.
+    a new process with the file in the page cache; prefill, tokens a second of the prompt, median; speed, those after it, the
+    median of ``samples``; resident and locked, bytes of the process after that; mapped, those of the file itself among the
+    resident; beyond imports, how many of the resident ones were not there when the libraries were; agree, leading tokens that
+    are the first engine's; reason, why there is nothing else in the row.
     """
     import kit
 
@@ -142,6 +143,7 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
                     "imports": running[name].imports,
                     "load": running[name].ask(load=True)[0],
                     "first": running[name].ask(begin=prompt)[0],
+                    "prompts": [],
                     "samples": [],
                     "reason": "",
                 }
@@ -152,18 +154,20 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
         said = {}
         for _ in range(rounds):
             for name, engine in running.items():
-                engine.ask(begin=prompt)
+                rows[name]["prompts"].append(len(prompt) / engine.ask(begin=prompt)[0])
                 seconds, said[name] = engine.ask(steps=tokens - 1)
                 rows[name]["samples"].append((tokens - 1) / seconds)
         for name, engine in running.items():
             rows[name] |= engine.memory() | {
+                "prefill": float(np.median(rows[name].pop("prompts"))), "mapped": engine.mapped(path),
                 "speed": float(np.median(rows[name]["samples"])), "agree": _agree(said[name], next(iter(said.values()))),
             }  # fmt: skip
             rows[name]["beyond imports"] = rows[name]["resident"] - engine.base
     finally:
         for engine in running.values():
             engine.close()
-    columns = ["imports", "load", "first", "speed", "samples", "resident", "beyond imports", "locked", "agree", "reason"]
+    columns = ["imports", "load", "first", "prefill", "speed", "samples", "resident", "beyond imports", "mapped", "locked"]
+    columns += ["agree", "reason"]
     return pd.DataFrame.from_dict(rows, "index").reindex(columns=columns).rename_axis("engine")
 
 
@@ -226,6 +230,11 @@ class _Process:
         lines = status.read_text().splitlines() if status.exists() else ()
         locked = next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmLck:")), 0)
         return {"resident": psutil.Process(self._child.pid).memory_info().rss, "locked": locked}
+
+    def mapped(self, path) -> int:
+        """Bytes of the file that are resident as they are mapped; 0 where the system cannot tell."""
+        maps = psutil.Process(self._child.pid).memory_maps() if hasattr(psutil.Process, "memory_maps") else ()
+        return sum(part.rss for part in maps if part.path == os.path.realpath(path))
 
     def close(self) -> None:
         """End the process."""

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import pandas as pd
-
 
 class Span(NamedTuple):
     """One thing that happened. Times are nanoseconds of ``time.perf_counter_ns``; -1 means "not of a layer (token)"."""
@@ -48,8 +46,10 @@ class Trace:
         finally:
             self.add(what, start, time.perf_counter_ns(), tensor, layer, None, nbytes, outcome)
 
-    def frame(self) -> pd.DataFrame:
-        """One row a span: the fields of Span, times in seconds since the first start, and ``seconds`` (end - start)."""
+    def frame(self):
+        """A DataFrame, a row a span: the fields of Span, times in seconds since the first start, ``seconds`` (end - start)."""
+        import pandas as pd  # a tenth of the memory of a process that only runs a model
+
         frame = pd.DataFrame(list(self.spans), columns=Span._fields)
         zero = frame["start"].min() if len(frame) else 0
         frame["start"] = (frame["start"] - zero) / 1e9
