@@ -5,7 +5,6 @@ All have ``get(key, size, load)`` and ``stats``, as WeightCache has, so each can
 
 import queue
 import threading
-import time
 from contextlib import contextmanager
 
 from kit.cache.policies.base import Policy
@@ -173,39 +172,25 @@ class _ReadWriteLock:
     """Many readers or one writer; waiting longer than ``timeout`` seconds is a CacheError."""
 
     def __init__(self, timeout: float):
-        self._timeout = timeout
-        self._changed = threading.Condition()
-        self._readers, self._writing = 0, False
+        self._timeout, self._changed = timeout, threading.Condition()
+        self._held = 0  # readers; -1: the writer
 
-    @contextmanager
     def read(self):
-        self._enter(lambda: not self._writing)
-        self._readers += 1
-        self._changed.release()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._readers -= 1
-                self._changed.notify_all()
+        return self._hold(lambda: self._held >= 0, 1)
+
+    def write(self):
+        return self._hold(lambda: self._held == 0, -1)
 
     @contextmanager
-    def write(self):
-        self._enter(lambda: not self._writing and not self._readers)
-        self._writing = True
-        self._changed.release()
+    def _hold(self, free, change):
+        with self._changed:
+            if not self._changed.wait_for(free, self._timeout):
+                readers = max(0, self._held)
+                raise CacheError(f"deadlock: waited {self._timeout} s for a lock that {readers} reader(s) hold")
+            self._held += change
         try:
             yield
         finally:
             with self._changed:
-                self._writing = False
+                self._held -= change
                 self._changed.notify_all()
-
-    def _enter(self, free):
-        """Acquire ``_changed`` once ``free()`` holds."""
-        deadline = time.monotonic() + self._timeout
-        self._changed.acquire()
-        if not self._changed.wait_for(free, deadline - time.monotonic()):
-            readers = self._readers
-            self._changed.release()
-            raise CacheError(f"deadlock: waited {self._timeout} s for a lock that {readers} reader(s) hold")

@@ -1,10 +1,12 @@
 """oracleGeneral traces: 24-byte records that libCacheSim and its peers read, with a JSON sidecar that names tensors."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 
+from kit.cache.policies.offline import next_uses
 from kit.cache.traces import Requests
 from kit.errors import TraceError
 
@@ -28,10 +30,7 @@ def write(trace: Requests, path: str | Path) -> Path:
     records["time"] = np.maximum(trace.tokens, 0)
     records["id"] = [ids[key] for key in trace.keys]
     records["size"] = trace.sizes
-    following = {}
-    for index in range(len(trace) - 1, -1, -1):
-        records["next"][index] = following.get(trace.keys[index], -1)
-        following[trace.keys[index]] = index
+    records["next"] = [-1 if index == math.inf else index for index in next_uses(trace.keys)]
     records.tofile(path)
     sidecar(path).write_text(json.dumps({"format": "oracleGeneral", "names": names}, indent=0), encoding="utf-8")
     return path

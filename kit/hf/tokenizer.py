@@ -69,8 +69,7 @@ class GGUFTokenizer(transformers.PreTrainedTokenizer):
 
     def tokenize(self, text, split_special_tokens=False, **_) -> list[str]:
         """The texts of the tokens, without begin and end."""
-        ids = self.own.encode(text, special=not split_special_tokens)
-        return [self.own.text(token) for token in ids[self.own.bos is not None : len(ids) - (self.own.eos is not None)]]
+        return [self.own.text(token) for token in self.own.encode(text, not split_special_tokens, ends=False)]
 
     def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None) -> list[int]:
         begin, end = ([] if token is None else [token] for token in (self.own.bos, self.own.eos))

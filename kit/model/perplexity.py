@@ -48,9 +48,7 @@ def english() -> str:
 def encode(tokenizer, text: str, limit: int | None = None) -> list[int]:
     """Token ids of ``text`` without those that begin and end it, ``limit`` at most."""
     text = text if limit is None else text[: 16 * limit + 64]  # words are seldom longer: no need to encode a library
-    ids = tokenizer.encode(text, special=False)
-    ids = ids[tokenizer.bos is not None : len(ids) - (tokenizer.eos is not None)]
-    return ids[:limit]
+    return tokenizer.encode(text, special=False, ends=False)[:limit]
 
 
 def windows(ids: Sequence[int], bos: int | None, context: int, stride: int) -> Iterator[tuple[list[int], int]]:

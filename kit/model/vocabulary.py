@@ -94,8 +94,8 @@ class Tokenizer:
         found = {text: self._words.find(text) for text in (*before, *after)}
         return {token: (text in before, text in after) for text, token in found.items() if token is not None}
 
-    def encode(self, text: str | bytes, special: bool = True) -> list[int]:
-        """Token ids of ``text``, begin and end tokens added where the file wants them.
+    def encode(self, text: str | bytes, special: bool = True, ends: bool = True) -> list[int]:
+        """Token ids of ``text``, with ``ends`` begin and end tokens added where the file wants them.
 
         ``special``: the text of a control token such as ``<s>`` becomes that token. Bytes need not be valid UTF-8;
         a str brings invalid bytes as the lone surrogates of ``surrogateescape``.
@@ -104,15 +104,14 @@ class Tokenizer:
             data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
             raise TokenizerError(f"the text is not Unicode at position {error.start}: {error.reason}") from None
-        ids = [] if self.bos is None else [self.bos]
-        after_special = True
+        ids, after_special = [self.bos] if ends and self.bos is not None else [], True
         for part in self._parts(data, special):
             if isinstance(part, int):
                 ids.append(part)
             else:
                 ids += self._encode_part(part, after_special)
             after_special = isinstance(part, int)
-        return ids if self.eos is None else [*ids, self.eos]
+        return [*ids, self.eos] if ends and self.eos is not None else ids
 
     def _parts(self, data: bytes, special: bool) -> list[bytes | int]:
         """``data`` cut at special tokens, the longest first wherever they stand."""
