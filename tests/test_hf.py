@@ -95,6 +95,15 @@ def test_generating_equals_transformers_own_with_every_way(files):
         assert torch.equal(model.generate(TOKENS, max_new_tokens=24, do_sample=False), expected), arguments
 
 
+def test_a_long_prompt_equals_transformers_own(files, llama, monkeypatch):
+    monkeypatch.setattr("kit.hf.stored._PIECE", 1000)  # in several pieces, the last a short one
+    tokens = torch.arange(200)[None] * 7 % 128
+    path = files("llama")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(llama(tokens).logits, theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
 def test_activations_of_eight_bits_are_near(files):
     exact, rounded = (kit.hf.load(files("llama"), weights)[0](TOKENS).logits for weights in ("blocks", "blocks-int8"))
     assert 0 < (rounded - exact).std() < 0.05 * exact.std()
