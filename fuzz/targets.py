@@ -185,8 +185,8 @@ _KINDS = []
 def _text(data: bytes) -> None:
     text = data.decode("utf-8", "ignore")
     for tokenizer in _tokenizers():
-        ids = tokenizer.encode(text)
-        assert tokenizer.decode(ids) == text, tokenizer
+        back = tokenizer.decode(tokenizer.encode(text))
+        assert back in (text, text.replace("\u2581", " ")), tokenizer  # SentencePiece writes a space as that character
 
 
 TARGETS = {
