@@ -14,7 +14,7 @@ from numba.extending import overload
 from kit.cpu import codes, scales
 from kit.cpu.simd.isa import bfloat_to_float, float_to_bfloat, float_to_half, half_to_float
 from kit.cpu.simd.memory import copy, load, store, stream
-from kit.cpu.simd.vectors import convert, f32x16, u16x16
+from kit.cpu.simd.vectors import convert, f32x16, join, u16x16
 from kit.gguf.formats import Format
 
 f32 = types.float32
@@ -76,40 +76,57 @@ def _blocked(format: Format, narrow, width: int):
     weights, block_bytes = format.block_elements, format.block_bytes
     shift, minima = group.bit_length() - 5, scales.MINIMA
 
+    @njit
+    def numbers(tier, block, j, scratch):
+        at = scratch + 4 * (j >> shift)
+        x = convert(f32x16, read_codes(tier, block, j)) * load(f32, at)
+        if minimum < 0:
+            x = x - load(f32, at + minima)
+        elif minimum > 0:
+            x = x + load(f32, at + minima)
+        return narrow(tier, x)
+
+    line, step = _line(numbers, width, weights)
+
     def loop(format, dtype, tier, streams, blocks, count, out, scratch):
         for _ in range(count):
             read_scales(tier, blocks, scratch)
-            for j in range(weights // 16):
-                at = scratch + 4 * (j >> shift)
-                x = convert(f32x16, read_codes(tier, blocks, j)) * load(f32, at)
-                if minimum < 0:
-                    x = x - load(f32, at + minima)
-                elif minimum > 0:
-                    x = x + load(f32, at + minima)
+            for j in range(0, weights // 16, step):
+                x = line(tier, blocks, j, scratch)
                 if streams:
-                    stream(out + 16 * width * j, narrow(tier, x))
+                    stream(out + 16 * width * j, x)
                 else:
-                    store(out + 16 * width * j, narrow(tier, x))
+                    store(out + 16 * width * j, x)
             blocks += block_bytes
             out += width * weights
 
     return loop
 
 
+def _line(numbers, width: int, weights: int = 32):
+    """(a function like ``numbers``, which gives the j-th sixteen, that gives 64 bytes of them; how many sixteens these are):
+    half a line past the caches costs as long as a whole one."""
+    if width == 4 or weights % 32:
+        return numbers, 1
+    two = njit(lambda tier, at, j, scratch: join(numbers(tier, at, j, scratch), numbers(tier, at, j + 1, scratch)))
+    return two, 2
+
+
 def _raw(format: Format, narrow, width: int):
-    numbers, source_width = RAW[format.name]
+    read, source_width = RAW[format.name]
+    line, step = _line(njit(lambda tier, at, j, scratch: narrow(tier, read(tier, at + 16 * source_width * j))), width)
 
     def loop(format, dtype, tier, streams, blocks, count, out, scratch):
-        whole = count & -16
-        for i in range(0, whole, 16):
-            x = narrow(tier, numbers(tier, blocks + source_width * i))
+        whole = count & -(16 * step)
+        for j in range(0, whole // 16, step):
+            x = line(tier, blocks, j, scratch)
             if streams:
-                stream(out + width * i, x)
+                stream(out + 16 * width * j, x)
             else:
-                store(out + width * i, x)
+                store(out + 16 * width * j, x)
         if whole < count:  # neither a byte read nor one written past the end
             copy(blocks + source_width * whole, source_width * (count - whole), scratch)
-            store(scratch + 64, narrow(tier, numbers(tier, scratch)))
-            copy(scratch + 64, width * (count - whole), out + width * whole)
+            store(scratch + 128, line(tier, scratch, 0, scratch))
+            copy(scratch + 128, width * (count - whole), out + width * whole)
 
     return loop
