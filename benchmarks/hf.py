@@ -11,7 +11,7 @@ ENGINES = {  # engine -> its row in README
     "transformers": "transformers, `gguf_file=` (float32)",
     "kit in transformers": "`kit.hf.load`",
     "kit in transformers, int8 activations": '`kit.hf.load(..., "blocks-int8")`',
-    "kit": "`kit generate --linear fused`",
+    "kit": "`kit generate`",
     "kit, int8 activations": "`kit generate --linear fused-int8`",
     "llama.cpp, mmap": "llama.cpp",
 }
