@@ -96,7 +96,8 @@ def test_generating_equals_transformers_own_with_every_way(files):
 
 
 def test_a_long_prompt_equals_transformers_own(files, llama, monkeypatch):
-    monkeypatch.setattr("kit.hf.stored._PIECE", 1000)  # in several pieces, the last a short one
+    monkeypatch.setattr("kit.model.linear.MANY_TOKENS", 200)
+    monkeypatch.setattr("kit.model.linear._PIECE", 1000)  # in several pieces, the last a short one
     tokens = torch.arange(200)[None] * 7 % 128
     path = files("llama")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)

@@ -15,11 +15,8 @@ from kit.gguf.reader import open as open_file
 from kit.lab.trace import Trace
 from kit.model.linear import linear_named
 from kit.model.weights import Weights
-from kit.quants import dequantize
 
 _aten = torch.ops.aten
-_MANY = 128  # tokens whose arithmetic is worth a dequantization
-_PIECE = 2**21  # numbers dequantized at a time
 
 
 WAYS = {  # weights= -> (policy of the cache, a row of kit.model.linear)
@@ -56,19 +53,9 @@ class Source:
         if of_one and len(x) == 1:
             self.weights.blocks(name)  # an error, where the file is no longer what it was
             y = of_one(x)
-        elif len(x) >= _MANY and self.linear.activations == "float32":
-            y = self._product_of_many(name, x)
         else:
             y = self.linear.apply(self.weights, name, x)
         self.weights.trace.add("linear", start, time.perf_counter_ns(), name, layer, None, nbytes)
-        return y
-
-    def _product_of_many(self, name, x):
-        """By torch, from some rows at a time dequantized: twice as fast as from blocks, and no whole matrix in memory."""
-        blocks, qtype, rows = self.weights.blocks(name), self.weights.info(name).qtype, -(-_PIECE // x.shape[1])
-        y = torch.empty(len(x), len(blocks))
-        for start in range(0, len(blocks), rows):
-            torch.mm(x, dequantize(blocks[start : start + rows], qtype).T, out=y[:, start : start + rows])
         return y
 
     def _learn(self, name):

@@ -8,6 +8,7 @@ import torch
 
 from kit.cpu.simd.vectors import jit
 from kit.errors import ModelError, known
+from kit.quants import dequantize
 
 
 class Linear(NamedTuple):
@@ -76,9 +77,24 @@ def _held(weights, name):
 
 def _fused(weights, name, x, activations="float32"):
     """Straight from the file's blocks; the cache is not asked."""
+    blocks, qtype = weights.blocks(name), weights.info(name).qtype
+    if len(x) >= MANY_TOKENS and activations == "float32":
+        return _in_pieces(blocks, qtype, x)
     from kit.cpu.linear import linear  # brings in the kernels, which no other way needs
 
-    return linear(weights.blocks(name), weights.info(name).qtype, x, activations)
+    return linear(blocks, qtype, x, activations)
+
+
+MANY_TOKENS = 256  # whose arithmetic is worth a dequantization
+_PIECE = 2**21  # numbers dequantized at a time
+
+
+def _in_pieces(blocks, qtype, x):
+    """By torch, from some rows at a time dequantized: no whole matrix in memory."""
+    y, rows = torch.empty(len(x), len(blocks)), -(-_PIECE // x.shape[1])
+    for start in range(0, len(blocks), rows):
+        torch.mm(x, dequantize(blocks[start : start + rows], qtype).T, out=y[:, start : start + rows])
+    return y
 
 
 def _stored(weights, name):
