@@ -15,7 +15,7 @@ from kit.lab.paths import ROOT
 
 _OTHERS = {"gpu_session"}  # a script of its own
 WHY = {  # what is known of a line that is missed
-    "Q8_0, float32, times the old": "one row at a time where the old took two; 1.3 and more at 640 columns; not taken apart",
+    "Q8_0, float32, times the old": "one row at a time where the old took two; not taken apart",
     "Q6_K, float32, times the old": "one row at a time where the old took two; not taken apart",
 }
 NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_")} - _OTHERS)
