@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+from types import SimpleNamespace
 
 import gguf
 import model_files
@@ -20,6 +21,7 @@ from kit.cpu.linear import linear
 from kit.cpu.simd.memory import store
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS
+from kit.model import linear as model_linear
 from kit.quants.exactness import exactness, random_blocks
 
 COMMON = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32"]
@@ -182,6 +184,17 @@ def test_errors_say_what_is_wrong(change, message):
 def test_the_exactness_table_has_both_accuracies():
     table = exactness(["Q4_K", "Q6_K"], backends=("fused",)).set_index(["qtype", "dtype"]).relative
     assert (table[:, "float32"] < 1e-6).all() and table[:, "int8"].between(1e-4, 3e-2).all()
+
+
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("qtype", ["Q4_K", "Q8_0", "F16"])
+def test_many_tokens_in_pieces_equal_float64(qtype, accuracy, monkeypatch):
+    monkeypatch.setattr(model_linear, "_PIECE", 3000)  # several rows at a time, the last piece a short one
+    (blocks, numbers), x = matrix(qtype, 50, shape(qtype, 2)), activations(model_linear.MANY_TOKENS, shape(qtype, 2))
+    weights = SimpleNamespace(blocks=lambda name: blocks, info=lambda name: SimpleNamespace(qtype=qtype))
+    y = model_linear.linear_named({"float32": "fused", "int8": "fused-int8"}[accuracy]).apply(weights, "", x).numpy()
+    right = (rounded(x)[0] if accuracy == "int8" and FORMATS[qtype].codes else x.numpy().astype(np.float64)) @ numbers.T
+    assert np.abs(y - right).max() < 1e-5 * right.std()
 
 
 # ---- models

@@ -96,7 +96,6 @@ def test_generating_equals_transformers_own_with_every_way(files):
 
 
 def test_a_long_prompt_equals_transformers_own(files, llama, monkeypatch):
-    monkeypatch.setattr("kit.model.linear.MANY_TOKENS", 200)
     monkeypatch.setattr("kit.model.linear._PIECE", 1000)  # in several pieces, the last a short one
     tokens = torch.arange(200)[None] * 7 % 128
     path = files("llama")

@@ -134,7 +134,8 @@ def test_what_is_measured_is_what_runs(tmp_path, model, name):
     if name == "f32":
         assert apart < 1e-5 * exact.std()
     else:
-        assert apart < 0.2 * (running - exact).square().mean().sqrt()
+        noise = 2e-6 * exact.std()  # of float32 sums: those of a float16 cache lie little above it
+        assert apart < 0.2 * (running - exact).square().mean().sqrt() + noise
 
 
 def test_quality_by_its_definition(path, cached):

@@ -8,6 +8,7 @@ import torch
 
 from kit.cpu.simd.vectors import jit
 from kit.errors import ModelError, known
+from kit.gguf.formats import FORMATS
 from kit.quants import dequantize
 
 
@@ -77,15 +78,16 @@ def _held(weights, name):
 
 def _fused(weights, name, x, activations="float32"):
     """Straight from the file's blocks; the cache is not asked."""
-    blocks, qtype = weights.blocks(name), weights.info(name).qtype
-    if len(x) >= MANY_TOKENS and activations == "float32":
-        return _in_pieces(blocks, qtype, x)
+    from kit.cpu.activations import rounded
     from kit.cpu.linear import linear  # brings in the kernels, which no other way needs
 
-    return linear(blocks, qtype, x, activations)
+    blocks, qtype = weights.blocks(name), weights.info(name).qtype
+    if len(x) < MANY_TOKENS:
+        return linear(blocks, qtype, x, activations)
+    return _in_pieces(blocks, qtype, rounded(x) if activations == "int8" and FORMATS[qtype].codes else x)
 
 
-MANY_TOKENS = 256  # whose arithmetic is worth a dequantization
+MANY_TOKENS = 128  # whose arithmetic is worth a dequantization
 _PIECE = 2**21  # numbers dequantized at a time
 
 
