@@ -37,9 +37,10 @@ def quantize(x: torch.Tensor, format: Format) -> torch.Tensor:
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """The numbers that the codes of ``quantize`` stand for: x (tokens, columns) float32, and so the result."""
     units = torch.nn.functional.pad(x, (0, -x.shape[1] % UNIT)).view(len(x), -1, UNIT)
-    largest = units.abs().amax(-1, keepdim=True)
-    scale, inverse = largest / 127, torch.where(largest < float(_SMALLEST), 0, 127 / largest)
-    return ((units * inverse).round() * scale).view(len(x), -1)[:, : x.shape[1]]
+    low, high = units.aminmax(dim=-1, keepdim=True)
+    largest = torch.maximum(high, -low)
+    codes = (units * torch.where(largest < float(_SMALLEST), 0, 127 / largest)).round_()
+    return codes.mul_(largest / 127).view(len(x), -1)[:, : x.shape[1]]
 
 
 @functools.cache

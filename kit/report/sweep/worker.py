@@ -67,11 +67,14 @@ def run_cell(cell: Cell, source: str, timeout: float | None = None) -> Answer:
         request = runs.Request(cell.profile, _local(cell.model), (cell.notebook,), texts, device)
         jobs = runs.plan(request, notebooks)
         run = runs.start(folder, request)
+        environment = folder / "environment.json"
         if _environment:
-            (folder / "environment.json").write_bytes(_environment["json"])
+            environment.write_bytes(_environment["json"])
         started = time.monotonic()
         runs.perform(run, jobs, timeout, on_cell=_cancellation())
-        _environment["json"] = (folder / "environment.json").read_bytes()
+        if not environment.exists():  # the notebook opened no session
+            machine.of_run(folder)
+        _environment["json"] = environment.read_bytes()
         row = run.notebooks[cell.notebook]
         reason = f"cell {row.cell}: {row.reason}" if row.reason else ""
         files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
