@@ -34,10 +34,11 @@ def test_a_run_measures_its_peers_once(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(peers, "compare", lambda path, *_, **__: asked.append(path) or pd.DataFrame({"speed": 2.0}, ["kit"]))
     first, second = (SimpleNamespace(out=tmp_path, notebook=name) for name in ("01", "04"))
-    shown = [peers.of_run(lab, path).loc["kit", "tok/s"] for lab, path in ((first, "a"), (second, "a"), (second, "b"))]
-    assert shown == [2.0] * 3 and asked == ["a", "b"]
-    peers.of_run(second, "b")
-    assert asked == ["a", "b", "b"]  # a notebook that runs again measures again
+    shown = [peers.of_run(lab, path).loc["kit", "tok/s"] for lab, path in ((first, "a"), (second, "a"), (second, "/home/b"))]
+    assert shown == [2.0] * 3 and asked == ["a", "/home/b"]
+    peers.of_run(second, "/home/b")
+    assert asked == ["a", "/home/b", "/home/b"]  # a notebook that runs again measures again
+    assert "/home" not in (second.out / "peers.json").read_text()  # a run is shared
 
 
 def test_what_cannot_run_is_named(path, tmp_path, monkeypatch):

@@ -176,10 +176,10 @@ def of_run(lab, path) -> pd.DataFrame:
     asks, and read from the run's peers.json by the others, so that their figures agree. transformers converts for minutes."""
     kept = lab.out / "peers.json"
     told = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    if told.get("file") != str(path) or told["by"] == lab.notebook:
+    if told.get("file") != Path(path).name or told["by"] == lab.notebook:
         engines = [name for name in installed() if name != "transformers"]
         rows = compare(path, engines, prompt=[1, 5, 9, 2], tokens=8, rounds=3).to_dict("index")
-        told = {"file": str(path), "by": lab.notebook, "engines": rows}
+        told = {"file": Path(path).name, "by": lab.notebook, "engines": rows}
         kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     table = pd.DataFrame.from_dict(told["engines"], "index").rename_axis("engine").rename(columns={"speed": "tok/s"})
     return table.reindex(columns=["load", "first", "tok/s", "agree", "resident", "locked", "reason"])
