@@ -12,7 +12,7 @@ from kit.claims.judge import judge
 from kit.claims.records import Record
 from kit.errors import ReportError
 from kit.findings.session import Session
-from kit.lab import machine, measure, tables
+from kit.lab import figures, machine, measure, tables
 from kit.lab.paths import ROOT
 from kit.lab.state import State
 
@@ -31,6 +31,18 @@ def test_every_claim_of_the_findings_has_its_row():
 def test_an_unknown_claim_is_an_error_that_lists_the_known():
     with pytest.raises(ReportError, match=r"no claim 'x'.*first-token-preload"):
         claims.get("x")
+
+
+def test_a_thumbnail_leaves_out_the_legends_of_axes_and_of_the_figure(tmp_path):
+    for name, legends in (("with", True), ("without", False)):
+        figure, axes = figures.new()
+        axes.plot([1, 2], label="what")
+        if legends:
+            axes.legend()
+            figure.legend(loc="outside lower center")
+        figures.thumbnail(figure, tmp_path / f"{name}.png")
+        assert all(legend.get_visible() for legend in figure.legends)
+    assert (tmp_path / "with.png").read_bytes() == (tmp_path / "without.png").read_bytes()
 
 
 ROW = "- {id: a, report: '001', claim: c, reported: r, notebook: n}\n"

@@ -81,7 +81,7 @@ def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
     """Save the figure drawn anew at that size (inches), without its small print; the figure stays as it was."""
     size = figure.get_size_inches()
     figure.set_size_inches(width, height)
-    small = []
+    small = [*figure.legends]
     for axes in figure.axes:
         small += [axes.get_legend(), axes.xaxis.label, axes.yaxis.label, axes._left_title, axes.title, *axes.texts]
         for axis in (axes.xaxis, axes.yaxis):  # names of bars take the room of the bars; every other number is enough
