@@ -90,11 +90,13 @@ def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
     try:
         for artist in hidden:
             artist.set_visible(False)
+            artist.set_in_layout(False)  # a figure's legend keeps its room unseen
         figure.savefig(path, dpi=200)
     finally:
         figure.set_size_inches(*size)
         for artist in hidden:
             artist.set_visible(True)
+            artist.set_in_layout(True)
 
 
 def stacked_bars(axes: Axes, table) -> None:
