@@ -41,7 +41,7 @@ def test_a_thumbnail_leaves_out_the_legends_of_axes_and_of_the_figure(tmp_path):
             axes.legend()
             figure.legend(loc="outside lower center")
         figures.thumbnail(figure, tmp_path / f"{name}.png")
-        assert all(legend.get_visible() for legend in figure.legends)
+        assert len(figure.legends) == legends
     assert (tmp_path / "with.png").read_bytes() == (tmp_path / "without.png").read_bytes()
 
 

@@ -81,7 +81,8 @@ def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
     """Save the figure drawn anew at that size (inches), without its small print; the figure stays as it was."""
     size = figure.get_size_inches()
     figure.set_size_inches(width, height)
-    small = [*figure.legends]
+    legends, small = figure.legends[:], []
+    figure.legends.clear()  # hidden, they would keep their room
     for axes in figure.axes:
         small += [axes.get_legend(), axes.xaxis.label, axes.yaxis.label, axes._left_title, axes.title, *axes.texts]
         for axis in (axes.xaxis, axes.yaxis):  # names of bars take the room of the bars; every other number is enough
@@ -90,13 +91,12 @@ def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
     try:
         for artist in hidden:
             artist.set_visible(False)
-            artist.set_in_layout(False)  # a figure's legend keeps its room unseen
         figure.savefig(path, dpi=200)
     finally:
         figure.set_size_inches(*size)
         for artist in hidden:
             artist.set_visible(True)
-            artist.set_in_layout(True)
+        figure.legends[:] = legends
 
 
 def stacked_bars(axes: Axes, table) -> None:
