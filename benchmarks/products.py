@@ -1,9 +1,12 @@
-"""One token times matrices that no cache holds, by format: GB/s of blocks beside what memory gives to reads, in turn."""
+"""One token times matrices that no cache holds, by format: GB/s beside what memory gives to reads, processes in turn."""
+
+import sys
 
 import numpy as np
 import pandas as pd
 import torch
 
+from benchmarks._turns import Side, serve
 from kit.cpu.linear import linear
 from kit.gguf.formats import FORMATS
 from kit.lab import measure
@@ -19,9 +22,8 @@ def run(only: str = "", samples: int = 5, total: int = 256 << 20) -> pd.DataFram
 
     only: the formats whose name holds this. total: bytes of the matrices of a format.
     """
-    numbers = torch.ones(total // 4)
     rows = [
-        _row(name, accuracy, numbers, samples)
+        _row(name, accuracy, samples, total)
         for name in NAMES
         if only in name
         for accuracy in ("int8", "float32")
@@ -30,21 +32,35 @@ def run(only: str = "", samples: int = 5, total: int = 256 << 20) -> pd.DataFram
     return pd.DataFrame(rows).set_index("what")
 
 
-def _row(name, accuracy, numbers, samples) -> dict:
-    count = max(2, numbers.nbytes // FORMATS[name].nbytes(ROWS * COLUMNS))
-    pool = random_blocks(name, 4096)
-    blocks = np.resize(pool, (ROWS * COLUMNS // FORMATS[name].block_elements, pool.shape[1])).reshape(ROWS, -1)
-    matrices, x = [blocks.copy() for _ in range(count)], torch.randn(1, COLUMNS)
-
-    def products():
-        for matrix in matrices:
-            linear(matrix, name, x, accuracy)
-
-    pair = measure.compare(products, numbers.sum, samples, min_sample=0.1)
-    share, low, high = np.array([pair.ratio, *measure.interval_of(pair.ratios)]) * count * blocks.nbytes / numbers.nbytes
+def _row(name, accuracy, samples, total) -> dict:
+    with (
+        Side("-m", "benchmarks.products", name, accuracy, str(total)) as ours,
+        Side("-m", "benchmarks.products", str(total)) as read,
+    ):
+        seconds = np.array([[ours.sample(), read.sample()] for _ in range(samples)])
+    blocks, speeds = _count(name, total) * FORMATS[name].nbytes(ROWS * COLUMNS), total / seconds[:, 1]
+    shares = blocks / seconds[:, 0] / speeds
+    low, high = measure.interval_of(shares)
+    share = float(np.median(shares))
     return {
-        "what": f"product, {name}, {accuracy}, of read", "GB/s": count * blocks.nbytes / pair.a.median / 1e9,
-        "read GB/s": numbers.nbytes / pair.b.median / 1e9, "ratio": share, "low": low, "high": high,
-        "least": LEAST, "hoped": HOPED,
+        "what": f"product, {name}, {accuracy}, of read", "GB/s": blocks / np.median(seconds[:, 0]) / 1e9,
+        "read GB/s": np.median(speeds) / 1e9, "ratio": share, "low": low, "high": high, "least": LEAST, "hoped": HOPED,
         "missed": "missed" if share < LEAST else "",
     }  # fmt: skip
+
+
+def _count(name, total) -> int:
+    return max(2, total // FORMATS[name].nbytes(ROWS * COLUMNS))
+
+
+def _products(name, accuracy, total):
+    """A function that multiplies one token by every matrix."""
+    pool = random_blocks(name, 4096)
+    blocks = np.resize(pool, (ROWS * COLUMNS // FORMATS[name].block_elements, pool.shape[1])).reshape(ROWS, -1)
+    matrices, x = [blocks.copy() for _ in range(_count(name, total))], torch.randn(1, COLUMNS)
+    return lambda: [linear(matrix, name, x, accuracy) for matrix in matrices]
+
+
+if __name__ == "__main__":
+    *what, nbytes = sys.argv[1:]
+    serve(_products(*what, int(nbytes)) if what else torch.ones(int(nbytes) // 4).sum)
