@@ -70,7 +70,7 @@ def _plain(pool, function, words, tasks):
 
 WAYS = {  # name -> how it does one step of the token; None: all steps as one program
     "program of the kit's pool": None,
-    "the kit's pool, a step at a time": lambda function, words, tasks: threads.run(function, words, tasks),
+    "the kit's pool, a step at a time": threads.run,
     "Numba's prange": lambda function, words, tasks: _shared(function, words.ctypes.data, tasks),
     "ThreadPoolExecutor": functools.partial(_plain, ThreadPoolExecutor(threads.count())),
 }

@@ -286,7 +286,7 @@ def test_text_comes_as_it_is_made(files):
 
 
 @pytest.mark.parametrize("name", ["falcon", "t5", "mamba"])
-def test_the_command_goes_on_where_the_kit_has_no_pass(files, name):
+def test_the_command_goes_on_where_the_kit_has_no_pass(files, name, monkeypatch):
     from click.testing import CliRunner
 
     from kit.commands.cli import main
@@ -299,6 +299,12 @@ def test_the_command_goes_on_where_the_kit_has_no_pass(files, name):
     answer = json.loads(done.stdout)
     assert (answer["tokens"], answer["via"]) == (out[-len(answer["tokens"]) :], "transformers")
     assert len(answer["tokens"]) == 4 and answer["decode_gb_per_second"] > 0
+    asked, generate = [], kit.hf.generate
+    monkeypatch.setattr(kit.hf, "generate", lambda *arguments, **ways: asked.append(ways) or generate(*arguments, **ways))
+    for option in ([], ["--linear", "fused-int8"], ["--cache", "none"]):
+        assert CliRunner().invoke(main, [*arguments, *option]).exit_code == 0
+    assert [ways.get("weights") for ways in asked] == ["blocks", "blocks-int8", None]
+    assert ["cache" in ways for ways in asked] == [False, False, True]
 
 
 SELDOM = "enc.", "cross_attn_k", "cross_attn_v", "ssm_a"  # asked for with a prompt alone, and a vector a row

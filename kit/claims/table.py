@@ -1,6 +1,6 @@
 """The claims of the field reports (data/claims.yaml) and the verdicts that a record may give them."""
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Claim:
     ratio: tuple[float, float] | None = None
 
 
-_NEEDED = ("id", "report", "claim", "reported", "notebook")
+_NEEDED = [field.name for field in fields(Claim) if field.default is MISSING]
 
 
 def _is_number(value) -> bool:

@@ -74,7 +74,9 @@ def command(
         start, via = kit.generate, "the kit's own pass"
         model = kit.Transformer(kit.Weights(opened, policy, backend), attention, linear, context, kv)
     else:
-        start, via, model = functools.partial(kit.hf.generate, cache=policy), "transformers", opened
+        blocks = {"fused": "blocks", "fused-int8": "blocks-int8"}.get(linear)
+        ways = {"weights": blocks} if blocks else {"cache": policy}
+        start, via, model = functools.partial(kit.hf.generate, **ways), "transformers", opened
     answer = start(
         model,
         _ids(tokens) if prompt is None else prompt,
