@@ -1,11 +1,11 @@
-"""The ggml block formats as data, a row a format: what a GGUF file can name, how a block is laid out, what its bits mean.
+"""The ggml block formats as data: one row a format with its name, its id, the layout of a block and the meaning of its bits.
 
 A row of a tensor is a whole number of blocks. ``layout`` is the block as a packed little-endian numpy dtype with the
 field names of ggml-common.h: ``raw.view(FORMATS["Q4_K"].layout)["dmin"]`` reads a field, and ``.byteswap()`` of such a
 view turns blocks of a big-endian file into native ones. A field has the width at which ggml reads it, which is wider
 than the struct declares for ``qh`` of Q5_0 and Q5_1, ``qs`` of IQ2_XXS, ``signs`` of IQ3_XXS and ``scales`` of IQ1_M.
 
-``codes`` and ``scales`` say what a weight is, and every backend and the encoder of synthetic files are made from them:
+``codes`` and ``scales`` define a weight. Every backend, and the encoder of synthetic files, reads them:
 
     weight[i] = scale[i // group] * code[i] (+- minimum[i // group])        in float32, rounded after each operation
 """
@@ -19,10 +19,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Plane:
-    """Unsigned integers of ``bits`` each, packed into the bytes of a field; of 8 bits in a field of signed bytes, signed.
+    """Integers of ``bits`` each, packed into the bytes of a field; unsigned, except 8-bit ones in a field of signed bytes.
 
     "qs 32x4": the low 4 bits of 32 bytes are integers 0 to 31, their high 4 bits the next 32, and the next 32 bytes hold
-    the next 64. "qs[7::8] 8x4>>4" are bytes 7, 15, 23 ... of the field, from bit 4 up.
+    the next 64. "qs[7::8] 8x4>>4" reads bytes 7, 15, 23 ... of the field, from bit 4 up.
     """
 
     field: str
@@ -41,9 +41,9 @@ class Plane:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers in a block: ``values[n]``, or ``(n - less) * times``; n from ``planes``, the first has its lowest bits.
+    """Numbers in a block: ``values[n]``, or ``(n - less) * times``. ``planes`` hold the bits of n, the lowest ones first.
 
-    Where the bits lie in no planes, ``function`` names what reads n: each backend has one of that name.
+    A layout that planes cannot describe is read by ``function``, which every backend defines under that name.
     """
 
     planes: tuple[Plane, ...] = ()
@@ -53,22 +53,22 @@ class Numbers:
     function: str = ""
 
     def below(self, plane: int) -> int:
-        """The bits of the planes before one."""
+        """Bits of n that the planes before ``plane`` hold."""
         return sum(other.bits for other in self.planes[:plane])
 
 
 @dataclass(frozen=True)
 class Scales:
-    """What ``group`` weights share: d times a number of ``steps`` (or d alone), and perhaps a minimum, dmin times another.
+    """The scale of ``group`` weights, d times a number of ``steps`` (or d alone), and their minimum, if any: dmin times one.
 
-    The steps of the minima follow those of the scales. d and dmin are halves; or d is a byte for each group, which stands
-    for TABLES[table][byte]. Where none of this holds, ``function`` names what reads scales and minima.
+    The steps of the minima follow those of the scales. d and dmin are float16. With ``table``, d is one byte a group and
+    the scale is TABLES[table][byte]. Other layouts are read by ``function``, as in Numbers.
     """
 
     group: int
     d: str = "d"
     dmin: str = ""
-    sign: int = 0  # of the minimum: +1, -1, or 0 for none
+    sign: int = 0  # of the minimum: +1 (added), -1 (subtracted), or 0 for none
     steps: Numbers | None = None
     table: str = ""
     function: str = ""
@@ -76,7 +76,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class Format:
-    """One ggml type: its name and id, the weights in a block, the block's layout, and what its bits mean if it has any."""
+    """One ggml type: name, id, weights in a block, layout of a block; codes and scales if the kit itself dequantizes it."""
 
     name: str
     id: int
@@ -91,7 +91,7 @@ class Format:
             if steps := self.scales.steps:
                 parts.append((steps, self.groups * (2 if self.scales.dmin else 1)))
             elif not (self.scales.table or self.scales.function or self.groups == 1):
-                raise ValueError(f"{self.name}: one scale a block, but groups of {self.scales.group} of its weights")
+                raise ValueError(f"{self.name}: one scale a block, but groups of {self.scales.group} of its weights: add steps")
             for plane, count in ((plane, count) for numbers, count in parts for plane in numbers.planes):
                 byte, shift = plane.place(np.arange(count))
                 if byte.max() >= self.layout[plane.field].itemsize or shift.max() + plane.bits > 8:
@@ -107,31 +107,31 @@ class Format:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of storage for each weight, scales included."""
+        """Storage of a weight in bits, its share of the scales included."""
         return 8 * self.block_bytes / self.block_elements
 
     def nbytes(self, elements: int) -> int:
-        """Bytes that ``elements`` weights take; elements must be a multiple of ``block_elements``."""
+        """Bytes of ``elements`` weights, a multiple of ``block_elements``."""
         return elements // self.block_elements * self.block_bytes
 
     @property
     def groups(self) -> int:
-        """Scales in a block."""
+        """Groups in a block, each with its scale."""
         return self.block_elements // self.scales.group
 
     @property
     def bias(self) -> int:
-        """What makes every code one of 0 to 255 when it is added."""
+        """The number which, added to any code, gives 0 to 255."""
         if self.codes.values:
             return -min(self.codes.values)
         return 128 if any(map(self.signed, self.codes.planes)) else self.codes.less
 
     def at(self, field: str) -> int:
-        """Where a field lies in the block, in bytes."""
+        """Offset of a field in the block, bytes."""
         return self.layout.fields[field][1]
 
     def alignment(self, plane: Plane) -> int:
-        """1, 2 or 4: what a plane's bytes are a multiple of away from an address that is one of 4, block after block."""
+        """1, 2 or 4: alignment in bytes of the plane's first byte in every block, when the first block is aligned to 4."""
         return gcd(self.block_bytes, self.at(plane.field) + plane.start, 4)
 
     def signed(self, plane: Plane) -> bool:
@@ -140,7 +140,7 @@ class Format:
 
 
 def numbers(planes: str = "", **rest) -> Numbers:
-    """Numbers of ``"qs 32x4, qh[8:] 32x1"``: each plane's field (or a slice of its bytes), run and bits."""
+    """Numbers from text such as ``"qs 32x4, qh[8:] 32x1"``: each plane's field (or a slice of its bytes), run and bits."""
     pattern, found = re.compile(r"(\w+)(?:\[(\d+)::?(\d+)?\])? (\d+)x(\d+)(?:>>(\d+))?"), []
     for part in planes.split(", ") if planes else ():
         field, start, step, run, bits, shift = pattern.fullmatch(part).groups()
@@ -149,18 +149,18 @@ def numbers(planes: str = "", **rest) -> Numbers:
 
 
 def scales(group: int, fields: str = "d", steps: Numbers | None = None, table: str = "", function: str = "") -> Scales:
-    """Scales of ``"d"``, ``"d + m"`` or ``"d - dmin"``."""
+    """Scales from text: ``"d"``, ``"d + m"`` or ``"d - dmin"`` name the fields of scale and minimum."""
     d, sign, dmin = fields.split() if " " in fields else (fields, "", "")
     return Scales(group, d, dmin, {"": 0, "+": 1, "-": -1}[sign], steps, table, function)
 
 
 def row(name: str, id: int, block_elements: int, fields: str, codes=None, scales=None) -> Format:
-    """A Format; fields: ``"d <f2, qs 16u1"``, name and numpy type (with its count) of each field, in order."""
+    """A Format. ``fields``: name and numpy type (with a count) of each field in order, ``"d <f2, qs 16u1"``."""
     layout = np.dtype([tuple(field.split()) for field in fields.split(", ")])
     return Format(name, id, block_elements, layout, codes, scales)
 
 
-# Scales in a byte, halved because E2M1 below is doubled.
+# Scales of one byte, halved because the values of E2M1 below are doubled.
 _BYTE = np.arange(256)
 _E4M3 = np.where(_BYTE & 0x78, 8 + (_BYTE & 7), 2 * (_BYTE & 7)) * np.exp2((_BYTE >> 3 & 15) - 11.0)
 TABLES = {

@@ -1,8 +1,8 @@
-"""A file mapped into memory that notices when somebody changes it under the map.
+"""A memory-mapped file that detects changes made after it was mapped.
 
-A page that lies beyond the end of a file that shrank cannot be read: the process dies of SIGBUS. So size and time of
-change are compared before a tensor is read. What no check can see (a network file system or a disk that loses a page
-in the middle) still ends the process; for that, ``KIT_READING`` names a file in which the last tensor read is noted.
+If the file shrinks, reading a page beyond its new end kills the process (SIGBUS), so size and modification time are
+compared before each tensor is read. A disk or network file system that fails in the middle of a read still kills the
+process; the file that ``KIT_READING`` names then tells which tensor was being read.
 """
 
 import mmap
@@ -18,12 +18,12 @@ from kit.lab.note import Note
 
 
 class MappedFile:
-    """``data`` is the whole file, a read-only uint8 view that lives as long as anything looks at it."""
+    """``data``: the whole file as a read-only uint8 array; it stays valid as long as any view of it exists."""
 
     def __init__(self, path: Path):
         self.path = path
         try:
-            status = path.stat()  # before open, which would wait for the other end of a pipe
+            status = path.stat()  # before open, which would block on a named pipe
             if not stat.S_ISREG(status.st_mode):
                 raise GGUFError(f"{path}: is {'a folder' if path.is_dir() else 'no regular file'}; name a GGUF file")
             if status.st_size == 0:
@@ -41,7 +41,7 @@ class MappedFile:
         return status.st_size, status.st_mtime_ns
 
     def check(self, tensor: str) -> None:
-        """Call before reading ``tensor``. GGUFError when the file is not as it was when it was mapped."""
+        """Call before reading ``tensor``: GGUFError when the file has changed since it was mapped."""
         now = self._stamp()
         if now != self._seen:
             (before, _), (size, _) = self._seen, now

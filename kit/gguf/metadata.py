@@ -1,4 +1,4 @@
-"""The header of a GGUF file: a cursor that never leaves the file, and key-value pairs whose arrays stay in the map.
+"""The metadata of a GGUF file: a cursor that checks every read, and key-value pairs whose arrays are read when asked for.
 
 Layout: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
@@ -12,26 +12,17 @@ import numpy as np
 from kit.errors import GGUFError
 
 STRING, ARRAY, BOOL = 8, 9, 7
-SCALARS = {  # type id -> (name, numpy type without byte order)
-    0: ("uint8", "u1"),
-    1: ("int8", "i1"),
-    2: ("uint16", "u2"),
-    3: ("int16", "i2"),
-    4: ("uint32", "u4"),
-    5: ("int32", "i4"),
-    6: ("float32", "f4"),
-    BOOL: ("bool", "u1"),
-    10: ("uint64", "u8"),
-    11: ("int64", "i8"),
-    12: ("float64", "f8"),
-}
-MAX_NAME = 65_535  # bytes of a key, by the specification; the same for the name of a tensor
-MAX_STRINGS = 1 << 23  # strings of one array: eight times the largest vocabulary, yet walked within a second
+SCALARS = {  # type id -> numpy's type code without byte order; a bool is a byte that must be 0 or 1
+    0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", BOOL: "u1", 10: "u8", 11: "i8", 12: "f8",
+}  # fmt: skip
+NAMES = {kind: "bool" if kind == BOOL else np.dtype(code).name for kind, code in SCALARS.items()} | {STRING: "string"}
+MAX_NAME = 65_535  # bytes of a key (from the specification) and of a tensor's name
+MAX_STRINGS = 1 << 23  # strings of one array: eight times the largest vocabulary
 _BATCH = 4096
 
 
 class Cursor:
-    """Reads a mapped file from front to back; whatever does not fit is a GGUFError with the byte offset.
+    """Reads a mapped file from front to back; raises GGUFError with the byte offset for anything malformed.
 
     ``data`` is the whole file as uint8, ``order`` is "<" or ">".
     """
@@ -40,13 +31,13 @@ class Cursor:
         self.path, self.data, self.order, self.position = path, data, order, position
 
     def fail(self, offset: int, problem: str) -> NoReturn:
-        """Raise the GGUFError that names the file and the offset."""
-        if len(problem) > 500:  # a name of the file may be 65,535 bytes long
+        """Raise a GGUFError that names the file and the offset."""
+        if len(problem) > 500:  # a tensor's name in it may have 65,535 bytes
             problem = f"{problem[:250]} ... {problem[-250:]}"
         raise GGUFError(f"{self.path}: byte {offset:,}: {problem}")
 
     def take(self, nbytes: int, what: str) -> np.ndarray:
-        """The next ``nbytes`` as a view, or the error that the file ends too early."""
+        """The next ``nbytes`` as a view; GGUFError when the file ends before."""
         start, left = self.position, len(self.data) - self.position
         if nbytes > left:
             self.fail(start, f"expected {nbytes:,} bytes of {what}, but the file ends after {left:,} more")
@@ -54,11 +45,11 @@ class Cursor:
         return self.data[start : self.position]
 
     def number(self, dtype: str, what: str) -> int | float:
-        """One number of a numpy type such as ``"u8"``."""
+        """One number of a numpy type code such as ``"u8"``."""
         return np.frombuffer(self.take(int(dtype[1]), what), self.order + dtype)[0].item()
 
     def count(self, what: str, each: int, dtype: str = "u8") -> int:
-        """A count of things that take at least ``each`` bytes: no more than the rest of the file can hold."""
+        """A count of items of at least ``each`` bytes; GGUFError when the rest of the file cannot hold so many."""
         start, count = self.position, self.number(dtype, what)
         left = len(self.data) - self.position
         if count * each > left:
@@ -77,10 +68,10 @@ class Cursor:
             self.fail(start + 8 + error.start, f"expected UTF-8 in {what}, found {error.reason}")
 
     def walk_strings(self, count: int, what: str) -> np.ndarray:
-        """Step over ``count`` strings; returns the offset of each (its length field), int64.
+        """Step over ``count`` strings; returns the offsets of their length fields, (count,) int64.
 
-        Nearly every token is shorter than 256 bytes, so a batch is walked by the low byte of each length alone and
-        the whole lengths are checked afterwards at once; a batch with a longer string in it is walked again, exactly.
+        Fast path: a batch is walked by the lowest byte of each length, and the full lengths are then checked at once.
+        A batch with a string of 256 bytes or more is walked again by full lengths.
         """
         exact = struct.Struct(self.order + "Q").unpack_from
         low = 0 if self.order == "<" else 7
@@ -115,14 +106,14 @@ class Cursor:
 
 
 class MetadataArray(Sequence):
-    """An array of the metadata, left in the file until it is asked for; behaves as a read-only sequence.
+    """An array of the metadata as a read-only sequence; its elements are read from the map when asked for.
 
     ``kind`` is the GGUF element type: "string", "float32", "bool", ... A slice gives a list.
     """
 
     def __init__(self, cursor: Cursor, start: int, key: str, kind: str, *, offsets=None, items=None):
         self._file, self._start, self._key, self.kind = cursor, start, key, kind
-        self._offsets, self._items = offsets, items  # of strings; of everything else
+        self._offsets, self._items = offsets, items  # one is None: offsets for strings, items for all other kinds
 
     def __len__(self) -> int:
         return len(self._offsets if self._items is None else self._items)
@@ -154,7 +145,7 @@ class MetadataArray(Sequence):
         return list(self)
 
     def encoded(self) -> list[bytes]:
-        """All strings as they lie in the file: UTF-8, unless the file is wrong."""
+        """All strings as the bytes in the file, which should be UTF-8 and are not checked."""
         data, sizes = self._file.data, self._file.order + "u8"
         lengths = data[self._offsets[:, None] + np.arange(8)].view(sizes)[:, 0] if len(self) else self._offsets
         first = int(self._offsets[0]) if len(self) else 0
@@ -205,7 +196,7 @@ def _read_value(cursor: Cursor, key: str, kind: int) -> Any:
         return _read_array(cursor, key)
     if kind not in SCALARS:
         cursor.fail(start - 4, f"type {kind} of {key!r}, expected a GGUF value type from 0 to 12")
-    value = cursor.number(SCALARS[kind][1], f"the value of {key!r}")
+    value = cursor.number(SCALARS[kind], f"the value of {key!r}")
     if kind != BOOL:
         return value
     if value > 1:
@@ -224,7 +215,7 @@ def _read_array(cursor: Cursor, key: str) -> MetadataArray:
     if kind not in SCALARS:
         what = "an array of arrays" if kind == ARRAY else f"an array of type {kind}"
         cursor.fail(start, f"{key!r} is {what}, expected strings, numbers or booleans")
-    name, dtype = SCALARS[kind]
-    count = cursor.count(f"elements of {key!r}", int(dtype[1]))
-    items = cursor.take(count * int(dtype[1]), repr(key)).view(cursor.order + dtype)
-    return MetadataArray(cursor, start, key, name, items=items)
+    dtype = np.dtype(cursor.order + SCALARS[kind])
+    count = cursor.count(f"elements of {key!r}", dtype.itemsize)
+    items = cursor.take(count * dtype.itemsize, repr(key)).view(dtype)
+    return MetadataArray(cursor, start, key, NAMES[kind], items=items)

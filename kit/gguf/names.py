@@ -1,4 +1,4 @@
-"""Names of tensors: the layer that one belongs to, and one expert of a stack."""
+"""Names of tensors: the layer in a name, and one expert of a stacked tensor."""
 
 import re
 from functools import lru_cache
@@ -8,13 +8,13 @@ from kit.errors import ModelError
 
 @lru_cache(1 << 16)
 def layer_of(name: str) -> int:
-    """N of a tensor name that starts with "blk.N.", else -1."""
+    """N for a tensor name that starts with "blk.N.", else -1."""
     match = re.match(r"blk\.(\d{1,9})\.", name, re.ASCII)
     return int(match[1]) if match else -1
 
 
 def find_tensor(file, name: str) -> tuple[str, int | None]:
-    """Where a matrix lies: a plain name -> (name, None), one expert ``"stack[3]"`` -> ("stack", 3).
+    """(tensor, expert) of a matrix's name: ("name", None) for ``"name"``, ("stack", 3) for expert 3, ``"stack[3]"``.
 
     ``file`` is anything with ``path`` and ``tensors``. ModelError when it has no such tensor or expert.
     """

@@ -1,4 +1,4 @@
-"""Open a GGUF file by memory map: header, metadata and the tensor table are read, tensor data is not touched."""
+"""Open a GGUF file by memory map: header, metadata and tensor table are read at once, tensor data when asked for."""
 
 import math
 import os
@@ -24,9 +24,9 @@ MAX_ELEMENTS = 2**63 - 1  # ggml counts elements in int64
 class TensorInfo(NamedTuple):
     """One row of the tensor table.
 
-    ``qtype`` is the ggml name ("Q4_K"; "UNKNOWN_99" for an id that this version does not know), ``shape`` has rows
-    first (ggml's dimensions reversed), ``offset`` is absolute in the file ``paths[part]``. ``nbytes`` of an unknown
-    type is the space up to the next tensor.
+    ``qtype`` is the ggml name ("Q4_K"; "UNKNOWN_99" for an unknown id), ``shape`` has rows first (ggml's dimensions
+    reversed), ``offset`` counts from the start of the file ``paths[part]``. ``nbytes`` of an unknown type is the space
+    up to the next tensor.
     """
 
     name: str
@@ -43,17 +43,17 @@ class TensorInfo(NamedTuple):
 
     @property
     def layer(self) -> int:
-        """N of a name that starts with "blk.N.", else -1."""
+        """N for a name that starts with "blk.N.", else -1."""
         return layer_of(self.name)
 
     @property
     def is_known(self) -> bool:
-        """Whether the kit knows the block format, so that the bytes can be read."""
+        """Whether the kit knows the block format."""
         return self.qtype in FORMATS
 
 
 class _Part(NamedTuple):
-    """One file of a split model (or the only one)."""
+    """One file of a split model, or the only file."""
 
     version: int
     order: str
@@ -66,8 +66,8 @@ class _Part(NamedTuple):
 class GGUFFile:
     """An open GGUF file, or all parts of a split one; made by :func:`open`.
 
-    ``metadata`` maps keys to Python values (arrays stay lazy, see MetadataArray), ``tensors`` names to TensorInfo in
-    file order. The views that ``raw`` gives stay valid after ``close``: the map lives as long as any of them.
+    ``metadata``: key -> Python value, or MetadataArray. ``tensors``: name -> TensorInfo, in file order. The arrays that
+    ``raw`` and ``blocks`` return stay valid after ``close``.
     """
 
     def __init__(self, paths: list[Path], parts: list[_Part]):
@@ -78,7 +78,7 @@ class GGUFFile:
         self.tensors: dict[str, TensorInfo] = {info.name: info for part in parts for info in part.tensors}
         self._orders = [part.order for part in parts]
         self._files: list[MappedFile] | None = [part.file for part in parts]
-        self._views: dict[str, np.ndarray] = {}  # what ``blocks`` gave: asked for at every use of a weight
+        self._views: dict[str, np.ndarray] = {}  # results of ``blocks``, which is called at every use of a weight
 
     @property
     def architecture(self) -> str:
@@ -113,7 +113,7 @@ class GGUFFile:
         return self._views.setdefault(name, data.reshape(shape))
 
     def close(self) -> None:
-        """Let go of the map; reading a tensor afterwards is a GGUFError."""
+        """Close the file; reading a tensor afterwards is a GGUFError."""
         for file in self._files or ():
             file.close()
         self._files = None
@@ -137,10 +137,10 @@ class GGUFFile:
 
 
 def open(path: str | os.PathLike) -> GGUFFile:
-    """Open a GGUF file (version 2 or 3, either byte order), all parts of a split one, or ``hf://owner/repo/file.gguf``.
+    """Open a GGUF file (version 2 or 3, either byte order): a path, ``hf://owner/repo/file.gguf`` or a trained model's name.
 
-    Any part of a split file may be named. Raises GGUFError: the message names the file, the byte offset and what was
-    expected there.
+    Naming any part of a split file opens all parts. Raises GGUFError: the message names the file, the byte offset and
+    what was expected there.
     """
     paths = part_paths(resolve(path))
     parts = [_read_part(part_path, number) for number, part_path in enumerate(paths)]
@@ -172,7 +172,7 @@ def _read_part(path: Path, number: int) -> _Part:
 
 
 def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[TensorInfo]:
-    rows: list[tuple[TensorInfo, int]] = []  # and where the row's offset field lies
+    rows: list[tuple[TensorInfo, int]] = []  # with the position of the row's offset field, for error messages
     names = set()
     for _ in range(count):
         start = cursor.position
@@ -202,14 +202,14 @@ def _read_shape(cursor: Cursor, name: str) -> tuple[int, ...]:
     if dimensions > MAX_DIMENSIONS:
         cursor.fail(start, f"{name!r} has {dimensions:,} dimensions, expected at most {MAX_DIMENSIONS}")
     shape = tuple(cursor.number("u8", f"a dimension of {name!r}") for _ in range(dimensions))[::-1]
-    # The product without the zeros: 2^60 x 0 overflows as soon as anyone multiplies in another order.
+    # Without the zeros: a product such as 2^60 x 2^60 x 0 overflows when it is multiplied from the left.
     if math.prod(size or 1 for size in shape) > MAX_ELEMENTS:
         cursor.fail(start, f"{name!r} has shape {shape}, expected at most 2^63 - 1 elements")
     return shape
 
 
 def _placed(cursor: Cursor, rows: list[tuple[TensorInfo, int]], base: int, alignment: int) -> list[TensorInfo]:
-    """Offsets made absolute; every tensor checked to be aligned, inside the file, and clear of the others."""
+    """The tensors with absolute offsets, each checked to be aligned, inside the file, and clear of the others."""
     size = len(cursor.data)
     infos = []
     for info, where in rows:
@@ -238,7 +238,7 @@ def _placed(cursor: Cursor, rows: list[tuple[TensorInfo, int]], base: int, align
 
 
 def _check_split(paths: list[Path], parts: list[_Part]) -> None:
-    """The parts of a split file agree with their names, with each other and with the tensor count of the first."""
+    """Check that the parts of a split file agree with their names, each other and the first part's tensor count."""
     names: set[str] = set()
     for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
         for key, expected in (("split.count", len(paths)), ("split.no", number)):

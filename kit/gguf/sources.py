@@ -1,4 +1,4 @@
-"""From what a user names (a path, a trained model, one part of a split model, ``hf://...``) to files on this disk."""
+"""Local files of a model that a user names: a path, a trained model, one part of a split model, ``hf://...``."""
 
 import os
 import re
@@ -37,8 +37,7 @@ def part_paths(path: Path) -> list[Path]:
 def resolve(path: str | os.PathLike) -> Path:
     """The local file for a path, the name of a trained model, or ``hf://owner/repo[@revision]/file.gguf``.
 
-    The last is downloaded when not cached. huggingface_hub does the work: its cache folder, its token (HF_TOKEN), its
-    offline mode (HF_HUB_OFFLINE=1).
+    Files of the Hub are downloaded by huggingface_hub into its cache; HF_TOKEN and HF_HUB_OFFLINE=1 apply.
     """
     if str(path) in TRAINED and not Path(path).exists():
         return fetch(str(path))
@@ -54,7 +53,7 @@ def resolve(path: str | os.PathLike) -> Path:
 
 
 def absolute(model: str) -> str:
-    """What a user names, so that it means the same in another folder."""
+    """``model`` with a path made absolute; "", hf:// and the names of trained models are kept."""
     named = not model or model.startswith("hf://") or (model in TRAINED and not Path(model).exists())
     return model if named else str(Path(model).absolute())
 
@@ -63,7 +62,7 @@ def _download(source: str, repo: str, name: str, revision: str | None) -> Path:
     from huggingface_hub import constants, errors, hf_hub_download
 
     offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
-    problems = {  # the first class that fits; a gated repository is a kind of RepositoryNotFoundError
+    problems = {  # the first class that fits: GatedRepoError is a RepositoryNotFoundError
         errors.GatedRepoError: f"{repo} is gated: accept its license on huggingface.co and set HF_TOKEN",
         errors.RepositoryNotFoundError: f"there is no repository {repo}, or it is private: set HF_TOKEN",
         errors.RevisionNotFoundError: f"{repo} has no revision {revision!r}",

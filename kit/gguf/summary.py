@@ -1,4 +1,4 @@
-"""What a GGUF file holds, as plain data for `kit inspect`: types, sizes, working sets, what fits in memory."""
+"""The contents of a GGUF file as plain data for `kit inspect`: types, sizes, working sets, what fits in memory."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ PRECISIONS = {"float32": 4, "float16": 2}  # bytes a weight once dequantized
 def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[str, Any]:
     """Everything that `kit inspect --json` prints; sizes in bytes.
 
-    ``working_sets`` holds one row a way of keeping the weights: the blocks as they are, and all of them dequantized.
+    ``working_sets``: the size of the weights as blocks and dequantized, and whether it fits in memory.
     """
     infos = list(file.tensors.values())
     parameters = sum(info.elements for info in infos)
@@ -45,7 +45,7 @@ def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[
 
 
 def _plain(value: Any) -> Any:
-    """A short array as a list, a long one as its length and kind: no vocabulary is read for a summary."""
+    """A short array as a list, a long one as text with its length and type, so that no vocabulary is read."""
     if isinstance(value, MetadataArray):
         return value.tolist() if len(value) <= 8 else repr(value)
     return value

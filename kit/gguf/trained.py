@@ -1,8 +1,7 @@
-"""Trained models that come as Python packages: their parts joined into one file, checked, kept beside the generated ones."""
+"""Trained models that are installed as Python packages: their parts are joined into one file in the models folder."""
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ _CHUNK = 1 << 20
 
 
 class Trained(NamedTuple):
-    """A model in packages that carry nothing but data: (module, file in it) of each part in order, and the whole's SHA-256."""
+    """A model: its file's name and SHA-256, (module, file in it) of each part in order, license, how to install."""
 
     file: str
     sha256: str
@@ -38,10 +37,10 @@ TRAINED = {
 
 
 def fetch(name: str, verify: bool = False) -> Path:
-    """The file of the trained model ``name``, joined from its installed parts when it is not there yet.
+    """The file of the trained model ``name``, joined from its installed parts when it does not exist.
 
-    It appears whole and with the right SHA-256, or not at all. ``verify``: check a file that is there, too, and join it
-    anew when it is not what it should be. GGUFError says what is missing and how to get it.
+    The file appears whole and with the right SHA-256, or not at all. ``verify``: also check an existing file, and join
+    it anew when its SHA-256 is wrong. GGUFError says what is missing and how to get it.
     """
     model = TRAINED[name]
     target = models_folder() / model.file
@@ -50,15 +49,15 @@ def fetch(name: str, verify: bool = False) -> Path:
     parts = [_part(name, *part) for part in model.parts]
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), sum(part.stat().st_size for part in parts)
-    from tqdm import tqdm  # not needed to open a file that is here
+    from tqdm import tqdm  # not needed to open an existing file
 
     bar = tqdm(desc=name, total=size, unit="B", unit_scale=True, disable=None)
     with replacing(target, size) as out, bar:
         for part in parts:
-            for chunk in _chunks(part):
-                digest.update(chunk)
-                out.write(chunk)
-                bar.update(len(chunk))
+            with part.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+                    bar.update(out.write(chunk))
         if digest.hexdigest() != model.sha256:
             raise GGUFError(
                 f"{name}: the joined parts have another SHA-256 than the model: install them again: {model.install}"
@@ -76,14 +75,6 @@ def _part(name, module, file) -> Path:
     return path
 
 
-def _chunks(path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
-
-
 def _sha256(path) -> str:
-    digest = hashlib.sha256()
-    for chunk in _chunks(path):
-        digest.update(chunk)
-    return digest.hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

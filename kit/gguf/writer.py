@@ -8,17 +8,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from kit.gguf.formats import FORMATS
+from kit.gguf.metadata import ARRAY, NAMES, STRING
 from kit.lab.files import replacing
 
 ALIGNMENT = 32
-_ARRAY_TYPES = {
-    "uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "uint32": 4, "int32": 5, "float32": 6, "bool": 7, "uint64": 10,
-    "int64": 11, "float64": 12,
-}  # fmt: skip
+_TYPES = {name: kind for kind, name in NAMES.items()}
 
 
 class Spec(Protocol):
-    """A tensor to be written: ggml type name, shape with rows first, bytes of its blocks."""
+    """A tensor to be written. ``qtype``: its ggml type's name, ``shape``: rows first, ``nbytes``: of its blocks."""
 
     name: str
     qtype: str
@@ -27,8 +25,11 @@ class Spec(Protocol):
 
 
 def header(metadata: dict[str, Any], specs: Sequence[Spec], pairs: Sequence[bytes] = (), alignment=ALIGNMENT) -> bytes:
-    """Everything before the tensor data: magic, metadata, tensor table, padding. ``pairs`` are metadata as they stood in
-    another file. Its length depends on names and dimensions, not on sizes."""
+    """Everything before the tensor data: magic, metadata, tensor table, padding.
+
+    ``pairs``: further metadata pairs, already encoded. The length depends on the metadata and on the tensors' names and
+    numbers of dimensions, not on their sizes.
+    """
     out = [b"GGUF", struct.pack("<IQQ", 3, len(specs), len(pairs) + len(metadata)), *pairs]
     for key, value in metadata.items():
         out += [_string(key), _value(value)]
@@ -42,7 +43,7 @@ def header(metadata: dict[str, Any], specs: Sequence[Spec], pairs: Sequence[byte
 
 
 def write(path: Path, metadata: dict[str, Any], specs: Sequence[Spec], data: Iterable[np.ndarray]) -> Path:
-    """A file of these tensors, whole or not at all; ``data``: the blocks of each."""
+    """Write a file of these tensors, whole or not at all. ``data``: the blocks of each tensor in order."""
     with replacing(path, sum(spec.nbytes for spec in specs)) as out:
         out.write(header(metadata, specs))
         for blocks in data:
@@ -52,7 +53,7 @@ def write(path: Path, metadata: dict[str, Any], specs: Sequence[Spec], data: Ite
 
 
 def padded(nbytes: int, alignment: int = ALIGNMENT) -> int:
-    """The next multiple of the alignment."""
+    """``nbytes`` rounded up to a multiple of the alignment."""
     return -(-nbytes // alignment) * alignment
 
 
@@ -64,18 +65,15 @@ def _string(text: str) -> bytes:
 def _value(value: Any) -> bytes:
     """A metadata value with its type: bool, int (uint32 if it can be), float (float32), str, list, numpy array."""
     match value:
-        case bool():
-            return struct.pack("<I?", 7, value)
-        case int():
-            return struct.pack("<II", 4, value) if 0 <= value < 2**32 else struct.pack("<Iq", 11, value)
-        case float():
-            return struct.pack("<If", 6, value)
+        case bool() | int() | float():
+            small = {bool: "bool", int: "uint32" if 0 <= value < 2**32 else "int64", float: "float32"}[type(value)]
+            return struct.pack("<I", _TYPES[small]) + np.array(value, small).tobytes()
         case str():
-            return struct.pack("<I", 8) + _string(value)
+            return struct.pack("<I", STRING) + _string(value)
         case [str(), *_]:
-            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))
+            return struct.pack("<IIQ", ARRAY, STRING, len(value)) + b"".join(map(_string, value))
         case list():
             return _value(np.array(value, {int: np.int32, float: np.float32}.get(type(value[0])) if value else np.int32))
         case np.ndarray():
-            return struct.pack("<IIQ", 9, _ARRAY_TYPES[value.dtype.name], len(value)) + value.tobytes()
+            return struct.pack("<IIQ", ARRAY, _TYPES[value.dtype.name], len(value)) + value.tobytes()
     raise TypeError(f"no GGUF type for {value!r}")

@@ -1,4 +1,4 @@
-"""What the CUDA device can do, measured: the limits beside which its kernels are shown; and how device work is timed."""
+"""Measured limits of the CUDA device, which figures draw beside its kernels, and the timing of device work."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -8,7 +8,7 @@ import torch
 
 from kit.lab import measure
 
-_FLUSH_BYTES = 256 << 20  # larger than any L2 so far
+_FLUSH_BYTES = 256 << 20  # larger than any L2 cache
 _BUFFER_BYTES = 2 << 30
 _LAUNCHES = 200
 _MATRIX = 4096
@@ -16,7 +16,7 @@ _MATRIX = 4096
 
 @dataclass(frozen=True)
 class Limits:
-    """What a CUDA device can do, as probe_device measured it: the bounds of everything that runs on it."""
+    """Limits of a CUDA device as probe_device measured them; GB/s are 10^9 bytes a second."""
 
     name: str
     memory_bytes: int
@@ -29,7 +29,7 @@ class Limits:
 
     @classmethod
     def of(cls, measured: dict) -> "Limits":
-        """From kit.lab.machine.Machine.gpu: of each limit the best sample, as for the CPU, so that no bound is too near."""
+        """From kit.lab.machine.Machine.gpu: the best sample of each limit, so that a bound is never too low."""
         best = {name: (min if name == "launch_us" else max)(values) for name, values in measured["samples"].items()}
         return cls(**{entry.name: (measured | best)[entry.name] for entry in fields(cls)})
 
@@ -42,20 +42,20 @@ class Limits:
         return nbytes / (self.write_gbps * 1e9)
 
     def seconds_from_host(self, nbytes: float) -> float:
-        """The least time in which ``nbytes`` of pinned host memory reach the device."""
+        """The least time to copy ``nbytes`` of pinned host memory to the device."""
         return nbytes / (self.host_to_device_gbps * 1e9)
 
 
 def synchronize() -> None:
-    """Wait until the device has done all that was asked of it; kernels that are interpreted on the CPU already have."""
+    """Wait until the device has finished all its work; without a CUDA device (interpreted kernels) nothing is pending."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def time_on_device(work: Callable[[], object], samples: int = 20) -> list[float]:
-    """Seconds of each sample by CUDA events, after three warm-up calls; before each, writes flush the L2 cache.
+    """Seconds of each sample by CUDA events, after three warm-up calls; the L2 cache is flushed before each sample.
 
-    Where kernels are interpreted on the CPU (tests), by its clock.
+    Without a CUDA device (interpreted kernels in tests) the CPU's clock is used.
     """
     if not torch.cuda.is_available():
         return list(measure.time(work, samples, min_sample=0).samples)
@@ -75,10 +75,10 @@ def time_on_device(work: Callable[[], object], samples: int = 20) -> list[float]
 
 
 def probe_device() -> dict:
-    """Bandwidths in GB/s (10^9 bytes; copy counts read + write), GFLOP/s of f32 and microseconds a launch: samples,
-    methods, medians.
+    """Measure the device: {limit: median, "samples": {limit: list}, "methods": {limit: text}}.
 
-    Takes 4 GiB of device memory, or half of what is free, and about two seconds.
+    Limits: bandwidths in GB/s (10^9 bytes; copy counts read + write), GFLOP/s of float32, microseconds a launch.
+    Takes 4 GiB of device memory, or half of the free memory, and about two seconds.
     """
     count = min(_BUFFER_BYTES, torch.cuda.mem_get_info()[0] // 4) // 4
     source = torch.rand(count, device="cuda")

@@ -1,11 +1,11 @@
-"""One house style for every figure: color-blind safe, readable at 800 px, bounds drawn as dashed lines."""
+"""The style of every figure: color-blind safe, readable at 800 px, bounds drawn as dashed lines."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-# Okabe and Ito's palette: told apart with every common kind of color blindness, and in gray.
+# Okabe and Ito's palette: distinguishable with every common kind of color blindness, and in gray.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
 )  # fmt: skip
@@ -68,7 +68,7 @@ def rows(axes: Axes) -> None:
 
 
 def roof(machine, low: float, high: float, height: float | None = None):
-    """(figure, axes) with a machine's roofline from ``low`` to ``high`` FLOPs a byte: its read bandwidth, then its peak."""
+    """(figure, axes) with a machine's roofline from ``low`` to ``high`` FLOPs a byte."""
     figure, axes = new(height=height)
     places = np.geomspace(low, high, 200)
     label = f"roof: {machine.read_gbps:.0f} GB/s, {machine.f32_gflops:.0f} GFLOP/s"
@@ -78,14 +78,14 @@ def roof(machine, low: float, high: float, height: float | None = None):
 
 
 def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
-    """Save the figure drawn anew at that size (inches), without its small print; the figure stays as it was."""
+    """Save the figure at that size (inches) without legends, titles and axis labels; the figure itself is not changed."""
     size = figure.get_size_inches()
     figure.set_size_inches(width, height)
     legends, small = figure.legends[:], []
-    figure.legends.clear()  # hidden, they would keep their room
+    figure.legends.clear()  # a hidden legend would still take space
     for axes in figure.axes:
         small += [axes.get_legend(), axes.xaxis.label, axes.yaxis.label, axes._left_title, axes.title, *axes.texts]
-        for axis in (axes.xaxis, axes.yaxis):  # names of bars take the room of the bars; every other number is enough
+        for axis in (axes.xaxis, axes.yaxis):  # hide the names of bars, and every other number
             small += axis.get_ticklabels()[:: 1 if axis.have_units() else 2]
     hidden = [artist for artist in small if artist and artist.get_visible()]
     try:
@@ -100,8 +100,8 @@ def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
 
 
 def stacked_bars(axes: Axes, table) -> None:
-    """Horizontal stacked bars: one a row of ``table`` (a DataFrame of parts in seconds), totals at the ends."""
-    left = table.iloc[:, 0] * 0  # not by pandas: a thumbnail leaves out the names of bars that matplotlib placed by name
+    """Horizontal stacked bars: one for each row of ``table`` (columns: parts in seconds), totals at the ends."""
+    left = table.iloc[:, 0] * 0  # pandas' bars lie at numbers, and thumbnail hides names only where bars lie at names
     for (part, values), color in zip(table.items(), PALETTE, strict=False):
         bars = axes.barh(table.index, values, left=left, label=part, color=color)
         left = left + values

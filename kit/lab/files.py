@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and YAML that a person wrote."""
+"""Writing files that appear whole or not at all, and reading YAML."""
 
 import os
 import shutil
@@ -15,9 +15,9 @@ from kit.units import format_bytes
 
 @contextmanager
 def replacing(path: Path, size: int = 0, error: type[KitError] = GGUFError, remedy: str = "") -> Iterator[BinaryIO]:
-    """A file beside ``path`` that takes its place when the body succeeds, and vanishes when it does not.
+    """A new binary file that replaces ``path`` when the ``with`` body succeeds, and is deleted when it fails.
 
-    ``size``: bytes that it will have, as far as known. Raises ``error``, which ends with ``remedy``.
+    ``size``: expected bytes, 0 if unknown. Raises ``error``, whose message ends with ``remedy``.
     """
     path = Path(path)
     if path.is_dir():
@@ -42,10 +42,10 @@ def replacing(path: Path, size: int = 0, error: type[KitError] = GGUFError, reme
 
 
 def read_yaml(path: Path):
-    """What a YAML file says. ReportError names the file."""
+    """The content of a YAML file as plain data. ReportError names the file."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # not UTF-8 or no such date; nested too deep
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an impossible date
         raise ReportError(f"{path}: not YAML: {' '.join(str(error).split())}") from None

@@ -1,4 +1,4 @@
-"""llama.cpp as a peer: the library inside the wheel ``xllamacpp``, through ctypes. Tokens, logits and steps of a file."""
+"""llama.cpp for comparison: logits of a GGUF file, by ctypes from the shared library in the wheel ``xllamacpp``."""
 
 import ctypes
 import importlib.util
@@ -13,7 +13,7 @@ from kit.lab.machine import usable_cores
 MODES = {"mmap": 1, "no-mmap": 0, "mlock": 3}  # llama_load_mode; mlock maps and locks
 _KV_TYPES = {"float32": 0, "float16": 1, "q8_0": 8}  # ggml_type
 
-# (offset, default) of fields around those that are set: with another layout it is an error and not a crash.
+# (offset, default) of int32 fields beside those that are set: a wheel with another layout is an error, not a crash.
 _LAYOUTS = {
     "llama_model_default_params": ((16, -1), (20, 1), (24, -1), (28, 1), (72, 0x00010000)),
     "llama_context_default_params": ((0, 512), (4, 2048), (8, 512), (12, 1), (28, 4), (32, 4), (52, -1), (104, 1), (108, 1)),
@@ -24,7 +24,7 @@ _POINTERS = "model_load_from_file init_from_model model_get_vocab get_logits get
 
 
 class _Parameters(ctypes.Structure):
-    """A parameter struct passed by value; longer than any, and only a few fields at known offsets are touched."""
+    """A parameter struct passed by value: longer than llama.cpp's own, with fields set at known offsets."""
 
     _fields_ = (("bytes", ctypes.c_uint8 * 1024),)
 
@@ -51,7 +51,7 @@ def available() -> bool:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The shared library; ModelError when it is not installed, or lays out its parameters in a way not known here."""
+    """The shared library. ModelError when it is not installed, or the layout of its parameter structs is unknown."""
     if not available():
         raise ModelError("llama.cpp is not installed: pip install xllamacpp")
     package = Path(importlib.util.find_spec("xllamacpp").origin).parent
@@ -61,7 +61,7 @@ def library() -> ctypes.CDLL:
         function.restype = _Parameters
         defaults = function()
         if any(ctypes.c_int32.from_buffer(defaults, offset).value != value for offset, value in layout):
-            raise ModelError(f"this llama.cpp lays out {name} in another way than the one that pyproject.toml names")
+            raise ModelError(f"{name} has an unknown layout: install the version of xllamacpp that pyproject.toml names")
     for name in _POINTERS.split():
         getattr(lib, f"llama_{name}").restype = ctypes.c_void_p
     lib.llama_log_set(_silent, None)
@@ -73,10 +73,10 @@ _silent = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class Llama:
-    """A file as llama.cpp holds it, on as many threads as the process has cores; usable in a ``with``.
+    """A GGUF file loaded by llama.cpp, one thread a core; usable in a ``with``.
 
-    ``mode``: one of MODES. ``kv``: the type of its KV cache. ``exact``: float32 sums in attention (no flash attention).
-    ``vocabulary_only``: no weights, for the tests of tokenizers. Raises ModelError when llama.cpp cannot load the file.
+    ``mode``: one of MODES. ``kv``: type of the KV cache. ``exact``: float32 sums in attention (no flash attention).
+    ``vocabulary_only``: load no weights. Raises ModelError when llama.cpp cannot load the file.
     """
 
     def __init__(self, path, mode="mmap", context=512, kv="float16", exact=False, vocabulary_only=False):
@@ -103,9 +103,9 @@ class Llama:
             self._memory = ctypes.c_void_p(lib.llama_get_memory(self._context))
 
     def logits(self, tokens, held: int = 0, wanted=None) -> np.ndarray:
-        """Logits (wanted, vocabulary) after ``tokens`` (``wanted`` of them, the last; None: all), float32.
+        """Logits (wanted, vocabulary) float32 of the last ``wanted`` of ``tokens`` (None: of all).
 
-        They follow the first ``held`` positions of what came before; the rest is forgotten.
+        The first ``held`` positions of the KV cache are kept, ``tokens`` follow them.
         """
         self._lib.llama_memory_seq_rm(self._memory, 0, held, -1)
         n = len(tokens)

@@ -1,4 +1,4 @@
-"""What this machine is and can do: cores, memory, libraries, and the measured limits that every plot draws."""
+"""Properties of this machine: cores, memory, libraries, and the measured limits that figures draw."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ FEATURES = ("avx2", "avx512f", "avx512bw", "avx512vl", "avx512vbmi2", "avx512vnn
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine as measured. Bandwidths in GB/s (10^9 bytes), copy counts read + write; FLOP/s in GFLOP/s of f32."""
+    """A measured machine. Bandwidths in GB/s (10^9 bytes; copy counts read + write), GFLOP/s of float32."""
 
     id: str
     cpu: str
@@ -33,7 +33,7 @@ class Machine:
     write_gbps: float
     copy_gbps: float
     f32_gflops: float
-    fresh_gbps: float  # writing memory that the process has just been given: the kernel clears (a VM's host finds) its pages
+    fresh_gbps: float  # writing newly allocated memory, whose pages the kernel must provide and clear
     samples: dict[str, list[float]] = field(repr=False, default_factory=dict)
     methods: dict[str, str] = field(repr=False, default_factory=dict)
     gpu: dict | None = None
@@ -48,14 +48,14 @@ class Machine:
         return nbytes / (self.write_gbps * 1e9)
 
     def seconds_to_compute(self, flops: float) -> float:
-        """The least time for ``flops`` floating-point operations in f32."""
+        """The least time for ``flops`` operations in float32."""
         return flops / (self.f32_gflops * 1e9)
 
 
 def of_run(folder: Path | None) -> Machine:
-    """The machine of a run: read from ``folder/environment.json`` when it wrote that, else measured and written.
+    """The machine of a run: read from ``folder/environment.json`` if this machine wrote it, else measured and written.
 
-    Measured anew where memory is much faster now: bounds from a busy moment would lie inside what is measured later.
+    It is measured anew when memory is now much faster than in the file: measurements would exceed its bounds.
     """
     path = Path(folder) / "environment.json" if folder else None
     if path and path.exists():
@@ -70,7 +70,7 @@ def of_run(folder: Path | None) -> Machine:
 
 
 def probe() -> Machine:
-    """Measure this machine (two to five seconds; up to 1 GiB, less where memory is short)."""
+    """Measure this machine: two to five seconds, up to 1 GiB of memory."""
     samples, methods = _measure_memory()
     samples["f32_gflops"], methods["f32_gflops"] = _measure_flops(), "torch.matmul of two 2048 x 2048 f32 matrices"
     best = {name: max(values) for name, values in samples.items()}
@@ -81,7 +81,7 @@ def probe() -> Machine:
 
 
 def _measure_memory() -> tuple[dict[str, list[float]], dict[str, str]]:
-    """GB/s of read, write and copy over buffers larger than any cache: a list of samples and a method each."""
+    """(samples, methods) of each bandwidth, GB/s, over buffers larger than any cache."""
     import torch
 
     from kit.lab import measure
@@ -113,7 +113,7 @@ def _measure_flops() -> list[float]:
 
 
 def describe() -> dict:
-    """System and library versions, threads, git commit: what a reader needs to repeat a run."""
+    """Versions of system and libraries, threads, CPU features and git commit, for a run's record."""
     import torch
 
     return {
@@ -128,7 +128,7 @@ def describe() -> dict:
 
 @cache
 def machine_id() -> str:
-    """A short name that stays the same on one machine and says what it is, e.g. ``amd-epyc-2c-23g-5f1c``."""
+    """A short stable name of the machine, such as ``amd-epyc-2c-23g-5f1c``: CPU, cores, GiB of memory, a hash of them."""
     facts = (cpu_name(), usable_cores(), round(memory_limit() / 2**30))
     words = "-".join(cpu_name().lower().replace("(r)", "").replace("(tm)", "").split()[:3])
     words = "".join(c for c in words if c.isalnum() or c == "-")
@@ -137,7 +137,7 @@ def machine_id() -> str:
 
 @cache
 def cpu_name() -> str:
-    """The processor's own name."""
+    """The CPU's model name."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(errors="replace").splitlines():
@@ -148,7 +148,7 @@ def cpu_name() -> str:
 
 @cache
 def cpu_features() -> list[str]:
-    """The vector extensions that this CPU has, of those that matter here."""
+    """Those of FEATURES that this CPU has."""
     import llvmlite.binding as llvm
 
     features = llvm.get_host_cpu_features()
@@ -161,7 +161,7 @@ def usable_cores() -> int:
 
 
 def memory_limit() -> int:
-    """Bytes this process may use: the machine's memory, or the cgroup's limit where that is lower (a pod)."""
+    """Bytes this process may use: the machine's memory, or the cgroup's limit if that is lower."""
     limits = [psutil.virtual_memory().total]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -172,12 +172,12 @@ def memory_limit() -> int:
 
 
 def memory_available() -> int:
-    """Bytes that can be taken now without swapping."""
+    """Bytes that can be allocated now without swapping."""
     return min(psutil.virtual_memory().available, memory_limit())
 
 
 def gpu() -> dict | None:
-    """Name, memory and capability of the first CUDA device, None when there is none."""
+    """Name, memory and compute capability of the first CUDA device, None when there is none."""
     import torch
 
     if not torch.cuda.is_available():

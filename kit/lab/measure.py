@@ -1,7 +1,7 @@
-"""One timing protocol: ways in turn, round by round, until their ratio is decided; samples of one state of the machine.
+"""The timing protocol: candidates are timed alternately, in rounds, until their ratio is decided.
 
-Every function takes its clock. The usual one is torch.utils.benchmark's: perf_counter, after a CUDA device (if there is one)
-has finished its work. The first call of a way is a warm-up that touches what the run touches, and is reported apart.
+Every function takes a clock; the default is torch.utils.benchmark's, perf_counter after synchronizing with a CUDA device.
+The first call of a candidate is a warm-up, which is reported apart.
 """
 
 import timeit
@@ -15,14 +15,14 @@ from kit.lab.note import doing
 from kit.lab.state import State, probe
 
 Clock = Callable[[], float]
-DRIFT = 1.1  # what the median of a timing differs by between two runs on one machine, as a factor
-_BATCH = 5  # rounds between two looks at the machine's state
-_NARROW = 1.05  # an interval of this ratio is as good as the machine repeats itself: more samples would tell nothing
+DRIFT = 1.1  # factor by which medians differ between two runs on one machine
+_BATCH = 5  # rounds between two probes of the machine's state
+_NARROW = 1.05  # an interval whose ends have this ratio is final: the machine does not repeat itself better
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds a call, one number a sample, in the order taken. ``first`` is the warm-up call, reported apart."""
+    """``samples``: seconds of a call, in the order taken. ``first``: seconds of the warm-up call."""
 
     samples: tuple[float, ...]
     first: float
@@ -45,8 +45,9 @@ def time(
 def sampler(
     function: Callable[[], object], min_sample: float = 0.01, clock: Clock = timer_with_sync
 ) -> tuple[Callable[[], float], float]:
-    """(a function that takes one sample, seconds a call, of at least ``min_sample`` seconds; seconds of the warm-up)."""
-    timer = timeit.Timer(function, timer=clock)  # timeit also keeps the garbage collector out
+    """(sample, first): a function that takes one sample of at least ``min_sample`` seconds and returns the seconds of a
+    call, and the seconds of the warm-up call."""
+    timer = timeit.Timer(function, timer=clock)  # it also disables the garbage collector
     first = timer.timeit(1)
     number = max(1, round(min_sample / max(timer.timeit(1), 1e-9))) if min_sample else 1
     return lambda: timer.timeit(number) / number, first
@@ -54,9 +55,10 @@ def sampler(
 
 @dataclass(frozen=True)
 class Rounds:
-    """Ways that were measured in turn: sample i of every way is of one round, all rounds of one state of the machine.
+    """Seconds of candidates that were timed alternately: sample i of each is from the same round.
 
-    ``state`` is that state, None when no two looks at the machine agreed; ``left_out`` counts rounds of other states.
+    ``state``: the machine's state in all rounds, None when it was never stable. ``left_out``: number of rounds in other
+    states, whose samples are dropped.
     """
 
     seconds: Mapping[str, tuple[float, ...]]
@@ -64,11 +66,11 @@ class Rounds:
     left_out: int = 0
 
     def ratios(self, slow: str, fast: str) -> np.ndarray:
-        """(rounds,) time of ``slow`` over time of ``fast``, round by round: above 1, ``fast`` is that many times faster."""
+        """(rounds,) time of ``slow`` over time of ``fast`` in each round: above 1, ``fast`` is that many times faster."""
         return np.array(self.seconds[slow]) / np.array(self.seconds[fast])
 
     def median(self, way: str) -> float:
-        """Median seconds of a way."""
+        """Median seconds of a candidate."""
         return float(np.median(self.seconds[way]))
 
 
@@ -77,11 +79,11 @@ def rounds(
     ways: Mapping[str, Callable[[], float]], least: int = 10, budget: float = 10.0,
     enough: Callable[[Rounds], bool] = lambda so_far: True, clock: Clock = timer_with_sync, look: Callable[[], State] = probe,
 ) -> Rounds:  # fmt: skip
-    """Take every way once a round, every other round backwards: at least ``least`` rounds, then until ``enough`` or ``budget``.
+    """Sample every candidate once a round, in reverse order every other round.
 
-    A way is a function that returns its seconds (see sampler); what it warms up, it has. The machine's state is looked at
-    every few rounds. Rounds between two looks that differ are left out, and of several states the one with most rounds is
-    kept, so that up to three times ``least`` rounds are taken where it changes.
+    ways: candidate -> function that returns its seconds (see sampler). At least ``least`` rounds are taken, then more until
+    ``enough(rounds so far)`` or ``budget`` seconds. The machine's state is probed every few rounds: rounds in which it
+    changed are dropped, and only those in the most frequent state are kept, so up to three times ``least`` are taken.
     """
     start, taken, before = clock(), [], look()  # taken: (state or None, seconds by way) of each round
     while True:
@@ -102,7 +104,7 @@ def rounds(
 
 
 def _of_one_state(taken: list[tuple[State | None, dict[str, float]]], ways: Sequence[str]) -> Rounds:
-    """The rounds of the commonest state; all of them when there is none."""
+    """The rounds in the most frequent state; all rounds when no state was stable."""
     groups: list[tuple[State, list]] = []
     for state, seconds in taken:
         if state is None:
@@ -118,7 +120,7 @@ def _of_one_state(taken: list[tuple[State | None, dict[str, float]]], ways: Sequ
 
 @dataclass(frozen=True)
 class Paired:
-    """Two candidates timed in turn, so that what the machine does to one it does to the other."""
+    """Two candidates timed alternately, so that a change of the machine's speed affects both."""
 
     a: Measurement
     b: Measurement
@@ -140,7 +142,7 @@ def compare(
     a: Callable[[], object], b: Callable[[], object], samples: int = 10, min_sample: float = 0.01,
     edges: Sequence[float | None] = (), budget: float = 10.0, clock: Clock = timer_with_sync, look: Callable[[], State] = probe,
 ) -> Paired:  # fmt: skip
-    """Time A and B in pairs: ``samples`` at least, more until ``decided`` about all ``edges`` or ``budget`` seconds."""
+    """Time A and B in pairs: at least ``samples``, then more until ``decided`` for all ``edges`` or ``budget`` seconds."""
     (sample_a, first_a), (sample_b, first_b) = (sampler(function, min_sample, clock) for function in (a, b))
     enough = lambda so_far: decided(so_far.ratios("b", "a"), edges)  # noqa: E731
     found = rounds({"a": sample_a, "b": sample_b}, samples, budget, enough, clock, look)
@@ -149,7 +151,7 @@ def compare(
 
 
 def decided(ratios, edges: Sequence[float | None]) -> bool:
-    """Whether the interval of ``ratios``, with the drift between runs, holds no edge, or more samples would tell nothing."""
+    """Whether the interval of ``ratios``, widened by DRIFT, contains no edge, or is so narrow that more samples are useless."""
     low, high = interval_of(ratios)
     clear = not any(edge is not None and low / DRIFT <= edge <= high * DRIFT for edge in edges)
     return clear or 0 < high <= low * _NARROW
@@ -159,7 +161,8 @@ _STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantiles by num
 
 
 def interval_of(values) -> tuple[float, float]:
-    """95 % interval of the median of two samples or more: bootstrap; below six Student's t, of logarithms if positive."""
+    """95 % interval of the median of two samples or more: bootstrap; below six samples Student's t (of logarithms if all
+    are positive)."""
     values = np.asarray(values, dtype=float)
     if values.size not in _STUDENT_T:
         return bootstrap_median(values)

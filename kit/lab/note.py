@@ -1,4 +1,4 @@
-"""What a notebook's process is doing, in files that the run's process reads: while it lives, and when it has died."""
+"""Notes of what a notebook's process is doing, in files that other processes can read even after it has died."""
 
 import mmap
 import os
@@ -9,7 +9,7 @@ _BYTES = 4096
 
 
 class Note:
-    """One line of text in the file that the environment variable ``name`` names; without that variable, nothing."""
+    """One line of text in the file named by the environment variable ``name``; without that variable, no file."""
 
     def __init__(self, name: str):
         self.text, self._page = "", None
@@ -22,14 +22,14 @@ class Note:
         return self._page is not None
 
     def write(self, text: str) -> None:
-        """Replace the line; as cheap as a copy of a page."""
+        """Replace the line (a copy into a memory map)."""
         self.text = text
         if self._page is not None:
             self._page[:] = text.encode()[:_BYTES].ljust(_BYTES)
 
 
 def read(path: Path) -> str:
-    """The line in the file that a Note of another process writes; empty when there is none."""
+    """The line that a Note of another process wrote to ``path``; "" when there is none."""
     return path.read_bytes().decode(errors="replace").strip() if path.exists() else ""
 
 
@@ -38,7 +38,7 @@ _doing = Note("KIT_DOING")
 
 @contextmanager
 def doing(what: str):
-    """Say what is being done, until the ``with`` ends: the progress line of `kit reproduce` shows it."""
+    """Note ``what`` until the ``with`` ends; the progress line of `kit reproduce` shows it."""
     before = _doing.text
     _doing.write(what)
     try:
@@ -48,7 +48,7 @@ def doing(what: str):
 
 
 def tell_compilation() -> None:
-    """Say that Numba compiles while it does, where somebody reads it."""
+    """Note "compiling" whenever Numba compiles, if the note is written to a file."""
     if not _doing:
         return
     from numba.core import event

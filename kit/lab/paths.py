@@ -1,4 +1,4 @@
-"""Where the kit's own files lie: in the checkout when there is one, else in the package and the user's folders."""
+"""Paths of the kit's own files: in the checkout if there is one, else in the package and the user's folders."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import platformdirs
 from kit.errors import ReportError
 
 PACKAGE = Path(__file__).resolve().parents[1]
-ROOT = PACKAGE.parent  # of a checkout
+ROOT = PACKAGE.parent  # the folder of the checkout, if there is one
 IN_CHECKOUT = (ROOT / "pyproject.toml").is_file() and (ROOT / "notebooks").is_dir()
 
 
@@ -18,7 +18,7 @@ def _shipped(name: str) -> Path:
 
 
 def notebooks_folder() -> Path:
-    """The kit's notebooks."""
+    """The folder of the kit's notebooks."""
     return _shipped("notebooks")
 
 
@@ -31,11 +31,11 @@ def data_file(name: str) -> Path:
 
 
 def models_folder() -> Path:
-    """Where generated models are kept: ``KIT_MODELS``, else data/models of the checkout, else the user's cache."""
+    """The folder of generated models: ``KIT_MODELS``, else data/models of the checkout, else in the user's cache."""
     own = ROOT / "data" / "models" if IN_CHECKOUT else platformdirs.user_cache_path("gguf-kit") / "models"
     return Path(os.environ.get("KIT_MODELS") or own)
 
 
 def results_folder() -> Path:
-    """Where runs go unless told otherwise: ``KIT_RESULTS``, else results/ of the checkout, else ./kit-results."""
+    """The default folder of runs: ``KIT_RESULTS``, else results/ of the checkout, else ./kit-results."""
     return Path(os.environ.get("KIT_RESULTS") or (ROOT / "results" if IN_CHECKOUT else Path.cwd() / "kit-results"))

@@ -1,4 +1,4 @@
-"""Peaks of devices that the reports name (data/devices.yaml, each with its source), beside the machine measured here."""
+"""Peak bandwidths of the devices in data/devices.yaml (each with its source), beside this machine's."""
 
 import pandas as pd
 
@@ -8,12 +8,12 @@ from kit.lab.paths import data_file
 
 
 def load() -> pd.DataFrame:
-    """One row a device: id, name, read_gbps (10^9 bytes a second), memory_bytes, source."""
+    """One row for each device: id, name, read_gbps (10^9 bytes a second), memory_bytes, source."""
     return pd.DataFrame(read_yaml(data_file("devices.yaml")))
 
 
 def with_this_machine(machine: Machine) -> pd.DataFrame:
-    """The devices of the file, this machine first with its measured read bandwidth."""
+    """``load()`` with this machine and its measured read bandwidth as the first row."""
     here = {
         "id": machine.id, "name": f"this machine ({machine.cpu}, {machine.cores} cores)", "read_gbps": machine.read_gbps,
         "memory_bytes": machine.memory_bytes, "source": "measured: " + machine.methods.get("read_gbps", ""),

@@ -1,4 +1,4 @@
-"""What smoke, quick and full mean: which model stands for those of the reports, and how much is measured."""
+"""The profiles smoke, quick and full: the models that stand for those of the reports, and the effort of measuring."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from kit.errors import ReportError
 class Profile:
     """One size of a run.
 
-    ``models`` maps a model of the reports to (geometry, layers; None: all); ``samples`` a timing; ``tokens`` decoded.
-    A comparison takes ``pairs`` at least and ``budget`` seconds at most; ``patience``: seconds to wait for a busy machine
-    (KIT_PATIENCE=0 does not wait).
+    ``models``: model of the reports -> (geometry, layers or None for all). ``samples``: of a timing. ``tokens``: decoded.
+    ``pairs``, ``budget``: least number of pairs and most seconds of a comparison. ``patience``: seconds to wait for other
+    processes to leave the cores (KIT_PATIENCE=0: none).
     """
 
     name: str

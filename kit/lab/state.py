@@ -1,4 +1,4 @@
-"""The machine's state, which changes within minutes where its hardware stays: what memory gives now, and who else works."""
+"""The machine's state, which changes within minutes: its memory bandwidth now, and the load by other processes."""
 
 import time
 from collections.abc import Callable
@@ -7,26 +7,26 @@ from functools import cache
 
 import psutil
 
-NEAR = 1.25  # two states whose bandwidths differ by less than this factor are one
+NEAR = 1.25  # states whose bandwidths differ by less than this factor count as the same
 _PROBE_BYTES = 96 << 20
-_BUSY = 0.25  # cores that others keep busy before a measurement is disturbed
+_BUSY = 0.25  # cores used by others from which a measurement counts as disturbed
 _SAMPLE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class State:
-    """GB/s of reading memory and of filling it, by the best of three short passes over 96 MiB each."""
+    """GB/s of reading and of filling memory: each the best of three passes over 96 MiB."""
 
     read_gbps: float
     fill_gbps: float
 
     def near(self, other: "State") -> bool:
-        """Whether samples taken in the two states may stand in one list."""
+        """Whether the two states count as the same, so that their samples may be combined."""
         ratios = self.read_gbps / other.read_gbps, self.fill_gbps / other.fill_gbps
         return all(1 / NEAR < ratio < NEAR for ratio in ratios)
 
     def to_dict(self) -> dict[str, float]:
-        """For a record, three digits."""
+        """The fields with three significant digits, for a record."""
         return {name: float(f"{value:.3g}") for name, value in asdict(self).items()}
 
 
@@ -50,7 +50,7 @@ def _buffers():
 
 
 class Watch:
-    """What other processes took of the cores inside a ``with``: ``others`` (cores) and ``busy`` once it has ended."""
+    """Load by other processes during a ``with``: after its end, ``others`` (cores) and ``busy``."""
 
     others, busy = 0.0, False
 
@@ -61,7 +61,7 @@ class Watch:
     def __exit__(self, *_):
         (start, before), (end, after) = self._start, self._now()
         self.others = max(0.0, (after - before) / max(end - start, 1e-9))
-        self.busy = self.others > _BUSY and end - start >= _SAMPLE_SECONDS  # the system counts in hundredths of a second
+        self.busy = self.others > _BUSY and end - start >= _SAMPLE_SECONDS  # CPU times have a resolution of 10 ms
 
     @staticmethod
     def _now() -> tuple[float, float]:
@@ -71,18 +71,18 @@ class Watch:
 
 
 def cores_used_by_others(seconds: float = _SAMPLE_SECONDS) -> float:
-    """Cores that other processes kept busy over the next moment."""
+    """Cores that other processes use during the next ``seconds``."""
     with Watch() as watch:
         time.sleep(seconds)
     return watch.others
 
 
 def settle(patience: float, used: Callable[[], float] = cores_used_by_others, sleep: Callable = time.sleep) -> str:
-    """Wait up to ``patience`` seconds for other processes to leave the cores alone; "" when they do, else what to know."""
+    """Wait up to ``patience`` seconds until other processes leave the cores; returns "" then, else a warning."""
     waited = 0.0
     while (others := used()) > _BUSY:
         if waited >= patience:
-            return f"other processes use {others:.1f} cores: times measured now are theirs, too"
+            return f"other processes use {others:.1f} cores: they disturb times that are measured now"
         sleep(min(2.0, patience - waited))
         waited += min(2.0, patience - waited)
     return ""

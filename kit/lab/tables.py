@@ -1,4 +1,4 @@
-"""One house style for every table: three digits, thousands apart, units in the heads, nothing that reads nan."""
+"""The style of every table: three significant digits, thousands separated, an en dash for nan."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -7,15 +7,15 @@ from pandas.io.formats.style import Styler
 
 
 def frame(rows: Iterable[tuple] | Mapping[str, tuple], *names: str) -> pd.DataFrame:
-    """Rows as a table, its columns named; the first is the index (of a mapping: the key)."""
+    """A DataFrame of rows with columns ``names``; the first column (the keys of a mapping) becomes the index."""
     rows = [(key, *values) for key, values in rows.items()] if isinstance(rows, Mapping) else rows
     return pd.DataFrame(rows, columns=list(names)).set_index(names[0])
 
 
 def shown(table: pd.DataFrame, **formats: str | Callable) -> Styler:
-    """The table as a page shows it. ``formats``: column -> what else than ``number`` formats it (``"{:.1%}"``).
+    """The table as a page shows it. ``formats``: formats of columns that differ from ``number``, such as ``"{:.1%}"``.
 
-    A head of several words goes in as ``**{"byte hit rate": "{:.0%}"}``.
+    A column's name with spaces is passed as ``**{"byte hit rate": "{:.0%}"}``.
     """
     unknown = [name for name in formats if name not in table.columns]
     if unknown:
@@ -24,7 +24,7 @@ def shown(table: pd.DataFrame, **formats: str | Callable) -> Styler:
 
 
 def number(value) -> str:
-    """A cell as people read it: 0.000123, 0.95, 39.1, 1,234; yes and no; text as it is."""
+    """A cell as text: numbers as 0.000123, 0.95, 39.1 or 1,234, booleans as yes or no."""
     if pd.api.types.is_bool(value):
         return "yes" if value else "no"
     if not pd.api.types.is_number(value):

@@ -1,4 +1,4 @@
-"""Trace: what happened to which tensor, when. Every count, every plot and every replay is derived from it."""
+"""Trace: a list of timed events (spans), from which counts, figures and replays are derived."""
 
 import time
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """One thing that happened. Times are nanoseconds of ``time.perf_counter_ns``; -1 means "not of a layer (token)"."""
+    """One event. Times are nanoseconds of ``time.perf_counter_ns``; layer or token -1: of no layer or token."""
 
     what: str  # open, read, dequantize, access, linear, attention, norm, sample, token, ...
     tensor: str
@@ -20,9 +20,9 @@ class Span(NamedTuple):
 
 
 class Trace:
-    """A list of spans. Appending is atomic under the interpreter lock, so threads may share one trace.
+    """A list of spans. Threads may share one trace, since appending is atomic under the interpreter lock.
 
-    ``token`` is the running token (0 = the prompt), which the transformer sets; spans take it unless told otherwise.
+    ``token``: number of the current token (0: the prompt), set by the transformer; the default token of new spans.
     """
 
     def __init__(self):
@@ -47,8 +47,8 @@ class Trace:
             self.add(what, start, time.perf_counter_ns(), tensor, layer, None, nbytes, outcome)
 
     def frame(self):
-        """A DataFrame, a row a span: the fields of Span, times in seconds since the first start, ``seconds`` (end - start)."""
-        import pandas as pd  # a tenth of the memory of a process that only runs a model
+        """A DataFrame with one row for each span: the fields of Span, and ``seconds``; start and end in s from the first."""
+        import pandas as pd  # here, because a process that only runs a model does not need it
 
         frame = pd.DataFrame(list(self.spans), columns=Span._fields)
         zero = frame["start"].min() if len(frame) else 0

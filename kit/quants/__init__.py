@@ -1,7 +1,4 @@
-"""ggml block formats -> numbers: one table of formats, one registry of backends, one signature.
-
-``formats`` needs numpy alone, so the rest is imported at first use.
-"""
+"""Dequantize ggml blocks: ``dequantize`` with its backends, imported at first use."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""exactness: for every format, backend, tier and dtype, whether the numbers are those of gguf-py, and how far off if not."""
+"""exactness: compare dequantized numbers with those of gguf-py, for every format, backend, tier and dtype."""
 
 import itertools
 
@@ -16,19 +16,19 @@ from kit.quants.registry import DTYPES, dequantize, dtype_named
 
 _INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 _BLOCKS = 64
-_PROMPT = 5  # tokens that fused multiplies the weights with
+_PROMPT = 5  # rows of activations in a fused product
 
 
 def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,), blocks=None, progress=False) -> pd.DataFrame:
     """One row for each format, backend, tier and dtype: whether it equals the reference, and the largest error.
 
     qtypes: names, by default all of ``blocks``, or all that gguf-py can dequantize. tiers: of the cpu backend
-    (kit.cpu.simd.available()); None is the one that runs. blocks: {name: uint8 array of whole blocks} to test on, by default
+    (kit.cpu.simd.available()); None is the fastest one. blocks: {name: uint8 array of whole blocks} to test on, by default
     random ones with finite scales.
-    The reference is gguf-py's float32, rounded to nearest even by torch. Of the backend "fused", which has no dtypes but
-    two accuracies, the products with random activations are compared with those in float64.
-    Columns: qtype, backend, tier, dtype, weights, equal (every bit, or both NaN), ulp (representable numbers between the
-    two, at most), relative (to the largest weight, or product).
+    The reference is gguf-py's float32, rounded to nearest even by torch. For the backend "fused" the dtype column holds
+    the type of its activations, and products with random activations are compared with products in float64.
+    Columns: qtype, backend, tier, dtype, weights, equal (every bit, or both NaN), ulp (largest difference, counted in
+    representable numbers), relative (largest difference over the largest weight or product).
     """
     rows = []
     qtypes = sorted(reference.FORMATS if blocks is None else blocks) if qtypes is None else qtypes
@@ -49,9 +49,9 @@ def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,
 
 
 def sample(file, rows: int) -> dict[str, np.ndarray]:
-    """{format: (blocks, bytes of a block)} of the first ``rows`` rows of every tensor of an open GGUF file.
+    """{format: (blocks, bytes of a block) uint8}: the first ``rows`` rows of every tensor of an open GGUF file.
 
-    Tensors of a format that gguf-py cannot dequantize are left out; QuantError when that leaves none.
+    Tensors of a format that gguf-py cannot dequantize are left out; QuantError when none is left.
     """
     found = {}
     for name, info in file.tensors.items():
@@ -65,7 +65,7 @@ def sample(file, rows: int) -> dict[str, np.ndarray]:
 
 
 def random_blocks(qtype: str, count: int, seed: int = 0) -> np.ndarray:
-    """(count, bytes of a block) uint8: random bits, but every scale, and every number of F16, BF16 and F32, is finite."""
+    """(count, bytes of a block) uint8 of random bits, in which every floating-point number is finite."""
     format = FORMATS[qtype]
     blocks = np.random.default_rng(seed).integers(0, 256, (count, format.block_bytes), dtype=np.uint8)
     fields = blocks.view(format.layout)[:, 0]
@@ -73,10 +73,11 @@ def random_blocks(qtype: str, count: int, seed: int = 0) -> np.ndarray:
         kind = format.layout[name]
         if kind.kind == "f" or qtype == "BF16":
             bits = 8 * kind.itemsize
-            fields[name].view(f"u{kind.itemsize}")[:] &= ~np.array(2 ** (bits - 2), f"u{kind.itemsize}")  # of the exponent
-    if qtype == "IQ1_M":  # the same bit of a half-precision scale in four pieces
+            exponent = ~np.array(2 ** (bits - 2), f"u{kind.itemsize}")  # clears its highest bit
+            fields[name].view(f"u{kind.itemsize}")[:] &= exponent
+    if qtype == "IQ1_M":  # the same bit of a float16 scale whose bits are spread over four integers
         fields["scales"][:, 3] &= 0xBFFF
-    if format.scales and format.scales.table == "E8M0":  # nothing but an exponent
+    if format.scales and format.scales.table == "E8M0":  # a byte that is only an exponent
         fields[format.scales.d] &= 0xBF
     return blocks
 
@@ -92,6 +93,6 @@ def _errors(result: torch.Tensor, truth: torch.Tensor) -> dict:
 
 
 def _ordered(values: torch.Tensor) -> torch.Tensor:
-    """Integers in the order of the floats, one apart for neighbors."""
+    """Integers in the order of the floats; neighboring floats differ by 1."""
     bits = values.view(_INTEGERS[values.dtype]).long()
     return torch.where(bits < 0, torch.iinfo(_INTEGERS[values.dtype]).min - bits, bits)

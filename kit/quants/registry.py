@@ -1,4 +1,4 @@
-"""dequantize: the one way from blocks to numbers, whatever the format, the backend and the dtype."""
+"""dequantize: blocks of any format to numbers of any dtype, by any backend."""
 
 import importlib
 
@@ -8,24 +8,25 @@ from kit.cpu.buffers import Buffers
 from kit.errors import QuantError, known
 from kit.gguf.formats import FORMATS, Format
 
-# A backend is a module with knows(format), DEVICE (where its results live) and run(blocks, format, out): blocks are
-# C-contiguous bytes (numpy array, or tensor on DEVICE), out a contiguous tensor, or array where DEVICE is the CPU.
+# A backend is a module with knows(format), DEVICE (of its results) and run(blocks, format, out). blocks: C-contiguous bytes
+# (numpy array, or tensor on DEVICE). out: a contiguous tensor, or a numpy array where DEVICE is "cpu".
 BACKENDS = {"reference": "kit.quants.reference", "cpu": "kit.cpu.dequantize", "triton": "kit.cuda.dequantize"}
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number
-_LARGE = 2**18  # bytes of blocks
+_LARGE = 2**18  # bytes of blocks from which the result's memory is reused
 _results = Buffers()
 
 
 def dequantize(data, qtype, dtype="float32", backend: str = "cpu", out=None):
-    """The numbers in ``data``: (*leading, bytes of a row) uint8 -> tensor or array of shape (*leading, weights of a row).
+    """Dequantize ``data``: (*leading, bytes of a row) uint8 -> tensor or array of shape (*leading, weights of a row).
 
     data: numpy array or tensor of whole ggml blocks; it may be a read-only view of a mapped file.
-    qtype: a name in FORMATS ("Q4_K"), or gguf's own constant of it. dtype: "float32", "float16", "bfloat16" or the torch
-    dtype give a tensor; np.float32 and np.float16 give a numpy array, and torch is not imported. What is not float32 is
-    the float32 result rounded to nearest even. backend: a name in BACKENDS ("reference" is gguf-py, which defines right).
-    out: a contiguous tensor or array of the result's shape and dtype to write to. Without it a large result lies in memory
-    of an earlier one of its size that nobody looks at any more, if there is any: fresh memory costs several times as long.
-    Anything else raises QuantError.
+    qtype: a name in FORMATS ("Q4_K") or a member of gguf.GGMLQuantizationType.
+    dtype: "float32", "float16", "bfloat16" or a torch dtype give a tensor; np.float32 and np.float16 give a numpy array
+    without importing torch. 16-bit results are the float32 result rounded to nearest even.
+    backend: a name in BACKENDS; "reference" is gguf-py, which defines the right result.
+    out: a contiguous tensor or array of the result's shape and dtype. Without it, a large result reuses the memory of an
+    earlier result of its size that is no longer referenced, because filling fresh memory takes several times as long.
+    Raises QuantError for anything else.
     """
     format = known("format", getattr(qtype, "name", qtype), FORMATS, QuantError)
     in_numpy = isinstance(dtype, (type, np.dtype))
@@ -46,7 +47,7 @@ def dequantize(data, qtype, dtype="float32", backend: str = "cpu", out=None):
 
 
 def dtype_named(dtype):
-    """The torch dtype of a name in DTYPES (or of itself); QuantError lists the known ones."""
+    """The torch dtype of a name in DTYPES, or of a torch dtype; QuantError lists the known names."""
     import torch
 
     name = str(dtype).removeprefix("torch.")
@@ -56,7 +57,7 @@ def dtype_named(dtype):
 
 def _empty(shape, dtype, device, large: bool):
     if isinstance(dtype, np.dtype) and device != "cpu":
-        raise QuantError(f"arrays lie in main memory and the backend works on {device}: ask for a torch dtype")
+        raise QuantError(f"numpy arrays lie in main memory, but the backend works on {device}: ask for a torch dtype")
     if device == "cpu" and large:
         return _results.empty(shape, dtype)
     if isinstance(dtype, np.dtype):
@@ -67,7 +68,7 @@ def _empty(shape, dtype, device, large: bool):
 
 
 def _is_tensor(data) -> bool:
-    """Whether it is a torch tensor; what is no numpy array must be looked at by torch."""
+    """Whether ``data`` is a torch tensor; torch is not imported for a numpy array."""
     if isinstance(data, np.ndarray):
         return False
     import torch
@@ -76,7 +77,7 @@ def _is_tensor(data) -> bool:
 
 
 def _blocks(data, format: Format, device: str):
-    """``data`` as C-contiguous bytes (a numpy array, or a tensor already on the device), and the shape of its weights."""
+    """``data`` as C-contiguous bytes (a numpy array, or a tensor that is on ``device``), and the shape of its weights."""
     tensor = _is_tensor(data)
     if not (tensor or isinstance(data, np.ndarray)) or str(data.dtype) not in ("uint8", "torch.uint8") or not data.ndim:
         raise QuantError(f"{format.name}: blocks must be a uint8 array or tensor of at least one axis, not {_told(data)}")
@@ -110,6 +111,6 @@ def _check_out(out, shape, dtype: str, device: str) -> None:
 
 
 def _told(value) -> str:
-    """How an error message names a value: its type, and dtype and shape where it has them."""
+    """A value's type, and its dtype and shape if it has them, for an error message."""
     told = type(value).__name__
     return f"{told} of {value.dtype}, shape {tuple(value.shape)}" if hasattr(value, "dtype") else told

@@ -1,6 +1,6 @@
-"""Quantize float32 weights into blocks: by gguf-py where it can, else from the description of the format.
+"""Quantize float32 weights into blocks: by gguf-py where it can, else from the format's row in the table.
 
-Plain round-to-nearest: enough for random weights; llama.cpp searches for better scales.
+Plain rounding to nearest, which is enough for random weights; llama.cpp searches for better scales.
 """
 
 import gguf
@@ -11,10 +11,10 @@ from kit.gguf.formats import FORMATS, TABLES, Format, Numbers
 
 
 def encode(values: np.ndarray, qtype: str) -> np.ndarray:
-    """Blocks of ``values`` (float32, (..., a multiple of a block's weights)), uint8 with the last axis as bytes."""
+    """values (..., weights of a row) float32 -> (..., bytes of a row) uint8. QuantError for a format without an encoder."""
     try:
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[qtype]).view(np.uint8)
-    except (KeyError, NotImplementedError):  # a type that gguf-py does not have, or can only dequantize
+    except (KeyError, NotImplementedError):  # gguf-py lacks the type, or can only dequantize it
         format = FORMATS[qtype]
     if not format.codes or not format.codes.planes or format.scales.function not in ("", "six_bits"):
         raise QuantError(f"weights cannot be quantized to {qtype}: there is no encoder for it")
@@ -23,10 +23,10 @@ def encode(values: np.ndarray, qtype: str) -> np.ndarray:
 
 
 def _blocks(x: np.ndarray, format: Format) -> np.ndarray:
-    """x (blocks, groups, group) as (blocks, bytes of a block) uint8."""
+    """x (blocks, groups, weights of a group) -> (blocks, bytes of a block) uint8."""
     blocks, codes, sign = np.zeros((len(x), format.block_bytes), np.uint8), format.codes, format.scales.sign
     least, most = (min(codes.values), max(codes.values)) if codes.values else _range(format, codes)
-    if sign:  # what is added to a group to make its least number the least code; steps cannot be negative
+    if sign:  # the offset that makes a group's minimum the least code; a stored multiple of dmin cannot be negative
         low = -x.min(-1) if sign > 0 and not format.scales.steps else np.maximum(-x.min(-1), 0)
         wanted = [(x.max(-1) + low) / (most - least), -sign * low]
     else:
@@ -36,8 +36,7 @@ def _blocks(x: np.ndarray, format: Format) -> np.ndarray:
         x = x - sign * minimum[0][..., None]
     ratio = (x / np.maximum(scale, 1e-30)[..., None]).reshape(len(x), -1)
     if codes.values:
-        found, places = np.unique(codes.values, return_index=True)
-        n = places[np.searchsorted((found[1:] + found[:-1]) / 2, ratio)].astype(np.uint8)
+        n = _nearest(codes.values, ratio)
     else:
         signed = any(map(format.signed, codes.planes))
         n = (np.rint(ratio).clip(least, most) + codes.less).astype(np.int8 if signed else np.uint8).view(np.uint8)
@@ -45,20 +44,25 @@ def _blocks(x: np.ndarray, format: Format) -> np.ndarray:
     return blocks
 
 
+def _nearest(values, x: np.ndarray) -> np.ndarray:
+    """Index of the value that is nearest to each x, uint8."""
+    found, places = np.unique(values, return_index=True)
+    return places[np.searchsorted((found[1:] + found[:-1]) / 2, x)].astype(np.uint8)
+
+
 def _range(format: Format, numbers: Numbers) -> tuple[float, float]:
-    """The least and the greatest integer of planes, ``less`` taken off."""
+    """The least and the greatest integer that the planes hold, minus ``less``."""
     if any(map(format.signed, numbers.planes)):
         return -127, 127
     return -numbers.less, (1 << sum(plane.bits for plane in numbers.planes)) - 1 - numbers.less
 
 
 def _store_scales(blocks, format: Format, wanted) -> list[np.ndarray]:
-    """Write scales, and minima if there are any, next to the wanted ones (blocks, groups); those that come out."""
+    """Store the wanted scales, and minima if there are any, each (blocks, groups); returns them as they were rounded."""
     scales, stored = format.scales, []
     if scales.table:
         table = TABLES[scales.table]
-        found, places = np.unique(table, return_index=True)
-        n = places[np.searchsorted((found[1:] + found[:-1]) / 2, wanted[0])].astype(np.uint8)
+        n = _nearest(table, wanted[0])
         blocks[:, format.at(scales.d) :][:, : format.groups] = n
         return [table[n]]
     fields, multiples = blocks.view(format.layout)[:, 0], []
@@ -83,23 +87,19 @@ def _store_scales(blocks, format: Format, wanted) -> list[np.ndarray]:
 
 
 def _store(blocks, format: Format, numbers: Numbers, n: np.ndarray) -> None:
-    """Write integers (blocks, count) uint8 to their planes."""
-    below = 0
-    for plane in numbers.planes:
+    """Store integers (blocks, count) uint8 in their planes."""
+    for index, plane in enumerate(numbers.planes):
         fields, first = 8 // plane.bits, format.at(plane.field) + plane.start
         short = -n.shape[1] % (fields * plane.run)
         runs = np.pad(n, ((0, 0), (0, short))).reshape(len(n), -1, fields, plane.run)
-        runs = (runs >> below & (1 << plane.bits) - 1) << plane.shift
-        packed = runs[:, :, 0]
-        for field in range(1, fields):
-            packed = packed | runs[:, :, field] << field * plane.bits
-        packed = packed.reshape(len(n), -1)
+        bits = runs >> numbers.below(index) & (1 << plane.bits) - 1
+        shifts = np.arange(plane.shift, 8, plane.bits, dtype=np.uint8)[:fields, None]
+        packed = np.bitwise_or.reduce(bits << shifts, axis=2).reshape(len(n), -1)
         blocks[:, first : first + plane.step * packed.shape[1] : plane.step] |= packed
-        below += plane.bits
 
 
 def _store_six_bits(packed, sc, m) -> None:
-    """Eight scales and eight minima of six bits in the twelve bytes of Q4_K and Q5_K."""
+    """Store eight scales and eight minima of six bits each in the twelve bytes that Q4_K and Q5_K have for them."""
     packed[:, 0:4] = sc[:, :4] | (sc[:, 4:] >> 4) << 6
     packed[:, 4:8] = m[:, :4] | (m[:, 4:] >> 4) << 6
     packed[:, 8:12] = (sc[:, 4:] & 15) | (m[:, 4:] & 15) << 4

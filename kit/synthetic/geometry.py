@@ -1,4 +1,4 @@
-"""Model geometries as rows of one table, and quantization mixes as rules: which tensors a model has, of which type.
+"""Model geometries as rows of one table, and quantization mixes as rules: a model's tensors and their types.
 
 Hyperparameters are those of each model's published config.json; the rules are those of llama.cpp's ``llama-quantize``.
 """
@@ -15,7 +15,7 @@ from kit.gguf.formats import FORMATS
 from kit.model.config import Config, described_config
 from kit.synthetic.vocabulary import Vocabulary
 
-MAX_LAYERS = 9999  # nobody's model; a larger number is a slip of the keyboard
+MAX_LAYERS = 9999  # a larger number is a typing error
 
 
 class TensorSpec(NamedTuple):
@@ -32,13 +32,13 @@ class TensorSpec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its blocks."""
+        """Bytes of the blocks."""
         return FORMATS[self.qtype].nbytes(self.elements)
 
 
 class Scaling(NamedTuple):
-    """Llama 3.1's stretching of the RoPE wavelengths: by ``factor`` beyond ``context / low``, not at all below
-    ``context / high``, and blended between."""
+    """RoPE scaling of Llama 3.1: wavelengths above ``context / low`` grow by ``factor``, those below ``context / high``
+    stay, those between are blended."""
 
     factor: float
     low: float
@@ -46,7 +46,7 @@ class Scaling(NamedTuple):
     context: int
 
     def factors(self, base: float, head_dim: int) -> np.ndarray:
-        """What each frequency is divided by, float32 (head_dim / 2): the tensor ``rope_freqs.weight``."""
+        """The divisor of each frequency, float32 (head_dim / 2): the tensor ``rope_freqs.weight``."""
         wavelength = 2 * np.pi * base ** (np.arange(0, head_dim, 2) / head_dim)
         blend = np.clip((self.context / wavelength - self.low) / (self.high - self.low), 0, 1)
         return (1 / ((1 - blend) / self.factor + blend)).astype(np.float32)
@@ -54,10 +54,10 @@ class Scaling(NamedTuple):
 
 @dataclass(frozen=True)
 class Geometry:
-    """One model: everything its GGUF file says apart from the weights. Its tensors follow from its architecture's row.
+    """Everything in a model's GGUF file except its weights. The list of tensors follows from the architecture's row.
 
-    ``more`` are further metadata keys below the architecture ("embedding_scale", "expert_count", ...); with
-    "expert_count", ``intermediate_size`` is that of one expert. ``biases``: the layers that have one.
+    ``more``: further metadata keys of the architecture ("embedding_scale", "expert_count", ...); with "expert_count",
+    ``intermediate_size`` is that of one expert. ``biases``: the matrices that have a bias ("attn_q", ...).
     """
 
     name: str
@@ -80,7 +80,7 @@ class Geometry:
     def tensors(self, mix: str = "Q4_K_M", layers: int | None = None) -> list[TensorSpec]:
         """All tensors in order of use, with the types that llama.cpp would choose for ``mix``.
 
-        ``layers`` overrides the model's own number. Raises ModelError for an unknown mix or a bad number of layers.
+        ``layers`` replaces the model's own number. Raises ModelError for an unknown mix or a bad number of layers.
         """
         rule = known("mix", mix, MIXES, ModelError)
         layers = self.layers if layers is None else layers
@@ -95,12 +95,12 @@ class Geometry:
         ]
 
     def config(self, layers: int | None = None) -> Config:
-        """The hyperparameters that the transformer will read from the file."""
+        """The Config that a transformer reads from such a file."""
         described = SimpleNamespace(path=self.name, architecture=self.architecture, metadata=self._hyperparameters(layers))
         return described_config(described, self.vocabulary.size, self.tied)
 
     def _has(self, name: str) -> bool:
-        """Whether the model has a tensor that its architecture leaves open."""
+        """Whether the model has this optional tensor of its architecture."""
         if name == "rope_freqs.weight":
             return self.rope_scaling is not None
         return name.split(".")[2] in self.biases
@@ -124,7 +124,7 @@ class Geometry:
         return {f"{self.architecture}.{key}": value for key, value in own.items()}
 
     def metadata(self, mix: str = "Q4_K_M", layers: int | None = None) -> dict:
-        """Metadata of the file, tokenizer included; ints are written as uint32 and floats as float32."""
+        """Metadata of the file, tokenizer included."""
         return {
             "general.architecture": self.architecture,
             "general.type": "model",

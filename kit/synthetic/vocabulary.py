@@ -1,4 +1,4 @@
-"""A minimal valid tokenizer of any size: bytes, common English words learnt by BPE, special tokens, padding."""
+"""A minimal valid tokenizer of any size: bytes, common English words learned by BPE, special tokens, unused tokens."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 from kit.model.pretokenizers import byte_symbols
 
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # llama.cpp's token types
-_SPACE = {"gpt2": "Ġ", "llama": "▁"}  # how each kind writes the space before a word
+_SPACE = {"gpt2": "Ġ", "llama": "▁"}  # the character for the space before a word
 WORDS = (
     "the of and to in is that it was for on are as with they at be this have from or one had by word but not what all "
     "were we when your can said there use an each which she do how their if will up other about out many then them these "
@@ -27,8 +27,10 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokenizer of a model: ``kind`` is ``tokenizer.ggml.model`` ("gpt2": byte-level BPE, "llama": SentencePiece),
-    ``pre`` its pre-tokenizer, ``special`` the control tokens by id, ``size`` the exact number of tokens."""
+    """The tokenizer of a model. ``kind``: ``tokenizer.ggml.model`` ("gpt2": byte-level BPE, "llama": SentencePiece).
+
+    ``pre``: name of the pre-tokenizer. ``size``: number of tokens. ``special``: control tokens by id.
+    """
 
     kind: str
     pre: str
@@ -69,7 +71,7 @@ class Vocabulary:
 
 @cache
 def _pieces(kind: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens in order of rank, and the merges that make them; SentencePiece needs its letters as tokens, too."""
+    """Tokens in order of rank, and the merges that make them; for SentencePiece, single letters are tokens too."""
     merges = _learn_merges(_SPACE[kind])
     merged = list(dict.fromkeys(left + right for left, right in merges))
     if kind == "gpt2":
@@ -81,7 +83,7 @@ def _pieces(kind: str) -> tuple[list[str], list[tuple[str, str]]]:
 def _learn_merges(space: str) -> list[tuple[str, str]]:
     """Byte-pair encoding on WORDS, weighted by Zipf's law (Sennrich et al., 2016), until every word is one token."""
     words = {tuple(space + word): len(WORDS) / rank for rank, word in enumerate(WORDS, start=1)}
-    words |= {tuple(word.capitalize()): 1 / rank for rank, word in enumerate(WORDS, start=1)}  # at the start of a text
+    words |= {tuple(word.capitalize()): 1 / rank for rank, word in enumerate(WORDS, start=1)}  # first word of a text
     merges = []
     while True:
         pairs = Counter()

@@ -1,7 +1,7 @@
-"""Write a GGUF file of any geometry with random but valid blocks, as a stream: the f32 model never exists.
+"""Write a GGUF file of any geometry with random but valid blocks, in pieces: the float32 model is never in memory.
 
-Each matrix gets a pool of blocks, truly quantized from N(0, 0.02), and is filled with permutations of that pool. The
-random numbers depend on the seed and the tensor's name alone, so a tensor is the same in a file of any layer count.
+Each matrix has a pool of blocks, quantized from normal numbers of standard deviation 0.02, and is filled with permutations
+of that pool. The random numbers depend on the seed and the tensor's name alone: a tensor is the same at any layer count.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from kit.lab.note import doing
 from kit.synthetic.encode import encode
 from kit.synthetic.geometry import Geometry, TensorSpec, geometry
 
-SIGMA = 0.02  # of the weights, as in a freshly initialized transformer
-REVISION = 2  # part of a cached file's name: count it up whenever the same arguments give other bytes
+SIGMA = 0.02  # standard deviation of the weights, as in a freshly initialized transformer
+REVISION = 2  # part of a cached file's name: raise it whenever the same arguments give other bytes
 _UNIT = 256  # weights that stay together when a pool is permuted: a super-block, or 8 blocks of 32
-_POOL = 512  # units in a pool: 131,072 weights
+_POOL = 512  # such units in a pool: 131,072 weights
 
 
 def synthesize(
@@ -35,8 +35,8 @@ def synthesize(
 ) -> Path:
     """Write ``path``: the geometry's tensors in the types of ``mix``, metadata and a minimal tokenizer.
 
-    The same arguments give the same bytes. The file appears whole or not at all: it is written under a temporary name
-    beside ``path`` and then renamed. Raises GGUFError when the disk is too small or cannot be written.
+    The same arguments give the same bytes. The file appears whole or not at all. Raises GGUFError when the disk is too
+    small or cannot be written.
     """
     path, model = Path(path), geometry(model)
     specs = model.tensors(mix, layers)
@@ -57,7 +57,7 @@ def cached_model(
     folder: str | os.PathLike = "data/models",
     progress: bool = False,
 ) -> Path:
-    """The path of such a file in ``folder``; it is written on the first call and reused afterwards."""
+    """The path of a synthesized file in ``folder``, written on the first call and reused afterwards."""
     model = geometry(model)
     depth = model.layers if layers is None else layers
     path = Path(folder) / f"{model.name}-{mix}-{depth}layers-seed{seed}-r{REVISION}.gguf"
@@ -81,15 +81,15 @@ def _stream(head: bytes, specs: list[TensorSpec], model: Geometry, seed: int) ->
 
 
 def _chunks(spec: TensorSpec, model: Geometry, seed: int) -> Iterator[np.ndarray]:
-    """The bytes of a tensor in pieces of about a pool, uint8; the last may be too long."""
+    """The bytes of a tensor in pieces of one pool, uint8; the last piece may be too long."""
     name = f"{seed}/{spec.name}".encode()
     random = np.random.Generator(np.random.SFC64(int.from_bytes(hashlib.sha256(name).digest())))
     if spec.name == "rope_freqs.weight":
         yield model.rope_scaling.factors(model.rope_base, model.head_dim).view(np.uint8)
         return
     if len(spec.shape) == 1:
-        centre, spread = (0, SIGMA) if spec.name.endswith(".bias") else (1, 0.05)
-        yield (centre + spread * random.standard_normal(spec.shape, np.float32)).view(np.uint8)
+        mean, sigma = (0, SIGMA) if spec.name.endswith(".bias") else (1, 0.05)
+        yield (mean + sigma * random.standard_normal(spec.shape, np.float32)).view(np.uint8)
         return
     units = -(-spec.elements // _UNIT)
     values = SIGMA * random.standard_normal((min(units, _POOL), _UNIT), np.float32)
