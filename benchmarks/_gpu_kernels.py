@@ -10,10 +10,9 @@ from kit.codec.triton_kernels import finish_kernel, rans_kernel
 from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel
 from kit.cuda.formats import constants_of
 from kit.cuda.gemv import STEP_WEIGHTS, blocks_kernel, rows_of_a_program
-from kit.gguf.formats import FORMATS
+from kit.gguf.formats import DTYPES, FORMATS
 
 _POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def dequantizer(qtype: str, dtype: str, weights: int = 2**28) -> Case:
     at_once = WEIGHTS_A_PROGRAM // format.block_elements
     constants = constants_of(format) | {"BLOCKS": at_once, "BITS": False}
     return Case(
-        f"dequantize {qtype} to {dtype}", "weights", weights, format.nbytes(weights), weights * _BYTES[dtype],
+        f"dequantize {qtype} to {dtype}", "weights", weights, format.nbytes(weights), weights * DTYPES[dtype],
         3 * weights, weights // WEIGHTS_A_PROGRAM, 1, dequantize_kernel,
         {"blocks": "*u8", "table": "*i32", "out": _POINTERS[dtype], "count": "i32"}, constants, fusion=False,
     )  # fmt: skip

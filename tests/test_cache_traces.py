@@ -32,7 +32,7 @@ def test_only_accesses_that_did_not_fail_count():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (5, "int is no trace"), ("file", "str is no trace"), ([1, 2], r"\(name, bytes\)"), ([("a", -1)], "negative"),
+        (5, "int is not a trace"), ("file", "str is not a trace"), ([1, 2], r"\(name, bytes\)"), ([("a", -1)], "negative"),
         ([("a", "b")], r"\(name, bytes\)"), (pd.DataFrame({"x": [1]}), "lacks the column nbytes, tensor"),
     ],
 )  # fmt: skip

@@ -18,10 +18,9 @@ import kit
 from kit.cpu import dequantize as cpu
 from kit.cpu import simd
 from kit.errors import QuantError
-from kit.gguf.formats import FORMATS
+from kit.gguf.formats import DTYPES, FORMATS
 from kit.quants import BACKENDS, reference
 from kit.quants.exactness import random_blocks
-from kit.quants.registry import DTYPES
 
 NAMES = sorted(reference.FORMATS)
 BLOCKED = [name for name in NAMES if FORMATS[name].block_elements > 1]

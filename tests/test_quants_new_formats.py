@@ -8,9 +8,8 @@ import triton_worker as worker
 import kit
 from kit.cpu import simd
 from kit.cpu.linear import linear
-from kit.gguf.formats import FORMATS, numbers, row, scales
+from kit.gguf.formats import DTYPES, FORMATS, numbers, row, scales
 from kit.quants.exactness import random_blocks
-from kit.quants.registry import DTYPES
 from kit.synthetic.encode import encode
 
 # Row and definition, in plain numpy: fields of n blocks -> codes (n, weights), and scale and minimum of each weight.

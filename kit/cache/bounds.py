@@ -1,4 +1,4 @@
-"""What is possible: closed forms for a cyclic scan, bounds for any trace, and which objects a static cache should hold."""
+"""Hit rates in closed form for a cyclic scan, upper bounds for any trace, and the best contents of a static cache."""
 
 import math
 
@@ -10,17 +10,17 @@ from kit.errors import CacheError
 
 
 def random_hit_rate(objects: int, capacity: int) -> float:
-    """Random replacement on a cyclic scan: the root of h = exp(-(1-h) N/C) below 1.
+    """Random replacement on a cyclic scan of N objects with room for C: the root of h = exp(-(1-h) N/C) below 1.
 
-    An object survives a whole cycle of (1-h) N evictions, each of which spares it with probability 1 - 1/C.
+    A hit means that the object survived a cycle of (1-h) N evictions, each with probability 1 - 1/C.
     """
     return _root(lambda h: math.exp(-(1 - h) * objects / capacity))
 
 
 def two_random_hit_rate(objects: int, capacity: int) -> float:
-    """The older of two random objects goes: h = 1 - y^2 where y = tanh(y N/C).
+    """Evicting the older of two random objects on a cyclic scan: h = 1 - y^2 where y = tanh(y N/C).
 
-    With G(u) the residents used within the last u requests, an object of age u goes at the rate 2 (1-h) G(u) / C^2, so
+    With G(u) residents used within the last u requests, an object of age u is evicted at the rate 2 (1-h) G(u) / C^2, so
     G'' = -2 (1-h) G G' / C^2, G(0) = 0, G'(0) = 1, G(N) = C; then G = C tanh(y u/C) / y and h = G'(N).
     """
     return _root(lambda h: 1 - math.tanh(math.sqrt(1 - h) * objects / capacity) ** 2)
@@ -37,24 +37,11 @@ def _root(step) -> float:
     return rate
 
 
-CYCLIC = {  # policy -> steady-state hit rate on a scan of N equal objects with room for C of them, 2 <= C < N
-    "NoCache": lambda n, c: 0.0,
-    "LRU": lambda n, c: 0.0,
-    "FIFO": lambda n, c: 0.0,
-    "CLOCK": lambda n, c: 0.0,
-    "SIEVE": lambda n, c: 0.0,
-    "ARC": lambda n, c: 0.0,
-    "LFU": lambda n, c: 0.0,
-    "Random": random_hit_rate,
-    "TwoRandom": two_random_hit_rate,
-    "LIP": lambda n, c: (c - 1) / n,
-    "MRU": lambda n, c: (c - 1) / (n - 1),
-    "MIN without bypass": lambda n, c: (c - 1) / (n - 1),
-    "TinyLFU": lambda n, c: c / n,
-    "Pinned": lambda n, c: c / n,
-    "CyclicAware": lambda n, c: c / n,
-    "MIN": lambda n, c: c / n,
-}
+# Policy -> steady-state hit rate on a scan of N equal objects with room for C of them, 2 <= C < N.
+CYCLIC = dict.fromkeys(("NoCache", "LRU", "FIFO", "CLOCK", "SIEVE", "ARC", "LFU"), lambda n, c: 0.0)
+CYCLIC |= {"Random": random_hit_rate, "TwoRandom": two_random_hit_rate, "LIP": lambda n, c: (c - 1) / n}
+CYCLIC |= dict.fromkeys(("MRU", "MIN without bypass"), lambda n, c: (c - 1) / (n - 1))
+CYCLIC |= dict.fromkeys(("TinyLFU", "Pinned", "CyclicAware", "MIN"), lambda n, c: c / n)
 
 
 def cyclic_hit_rate(policy: str, objects: int, capacity: int) -> float:
@@ -68,37 +55,36 @@ def cyclic_hit_rate(policy: str, objects: int, capacity: int) -> float:
 
 
 def interval_bound(trace: Requests, capacity: int, by: str = "bytes") -> float:
-    """No policy without prefetch hits a larger share of this trace, whatever the sizes.
+    """Upper bound of the hit rate (of ``by``: "bytes" or "objects") of any policy without prefetch, for any sizes.
 
-    To hit, an object must have been held since its last access: size x time of room. All intervals together get
-    capacity x (length of the trace); the bound takes the cheapest a hit ("objects") or a byte ("bytes"), the last one
-    in part (Berger, Beckmann, Harchol-Balter, SIGMETRICS 2018, PFOO-U). On a cyclic scan that is C/N.
+    A hit needs the object to be held since its last access, which takes size x interval of space-time. The cache has
+    capacity x (length of the trace) of it; the bound spends that on the cheapest intervals, the last one in part (PFOO-U:
+    Berger, Beckmann, Harchol-Balter, SIGMETRICS 2018). On a cyclic scan it is C/N.
     """
     last: dict[str, int] = {}
-    spans, sizes = [], []
+    intervals = []  # (length, size)
     for index, (key, size) in enumerate(zip(trace.keys, trace.sizes, strict=True)):
         if key in last and size <= capacity:
-            spans.append(index - last[key])
-            sizes.append(size)
+            intervals.append((index - last[key], size))
         last[key] = index
-    spans, sizes = np.array(spans, float), np.array(sizes, float)
+    lengths, sizes = np.array(intervals, float).reshape(-1, 2).T
     worth = sizes if by == "bytes" else np.ones_like(sizes)
-    order = np.argsort(spans if by == "bytes" else spans * sizes, kind="stable")  # room for each unit of worth
+    order = np.argsort(lengths if by == "bytes" else lengths * sizes, kind="stable")  # by space-time for each unit of worth
     room = capacity * len(trace)
-    area = np.cumsum((spans * sizes)[order])
-    fits = int(np.searchsorted(area, room, side="right"))
-    total = worth[order][:fits].sum()
+    worth, area = worth[order], (lengths * sizes)[order]
+    used = np.cumsum(area)
+    fits = int(np.searchsorted(used, room, side="right"))
+    total = worth[:fits].sum()
     if fits < len(order):
-        spare = room - (area[fits - 1] if fits else 0.0)
-        total += worth[order[fits]] * spare / (spans * sizes)[order[fits]]
+        total += worth[fits] * (room - (used[fits - 1] if fits else 0.0)) / area[fits]
     return float(total / max(1, sum(trace.sizes) if by == "bytes" else len(trace)))
 
 
 def knapsack(costs: dict[str, float], sizes: dict[str, int], capacity: int, cells: int = 20_000) -> list[str]:
-    """Names whose total cost is the largest that fits in ``capacity`` bytes: what a static cache should pin.
+    """Names with the largest total cost whose sizes fit in ``capacity`` bytes: what a static cache should pin.
 
-    Dynamic programming over ``cells`` steps of size; sizes are rounded up, so the set always fits and is optimal when
-    capacity / cells divides all sizes. Objects of equal size and cost are interchangeable.
+    Dynamic programming over sizes in at most ``cells`` steps. Sizes are rounded up to whole steps, so the set always fits;
+    it is optimal when a step divides all sizes.
     """
     grain = max(1, math.gcd(*sizes.values()) if sizes else 1, -(-capacity // cells))
     room = capacity // grain
@@ -125,10 +111,10 @@ def knapsack(costs: dict[str, float], sizes: dict[str, int], capacity: int, cell
 
 
 def lru_hit_curve(trace: Requests) -> tuple[np.ndarray, np.ndarray]:
-    """All LRU caches in one pass (Mattson et al. 1970): capacities (bytes, rising) and the hits that each reaches.
+    """(capacities, hits) of all LRU caches in one pass (Mattson et al. 1970); capacities in bytes, rising.
 
-    A cache of at least ``capacities[i]`` bytes, and less than the next, has ``hits[i]`` hits; exact from the largest
-    object up (a smaller cache must bypass it, which changes what the others see).
+    A cache of at least ``capacities[i]`` bytes, and less than the next, has ``hits[i]`` hits. Exact for capacities not
+    below the largest object, which a smaller cache would bypass.
     """
     distances = np.sort([d for d in stack_distances(trace) if d is not None])
     capacities, counts = np.unique(distances, return_counts=True)
@@ -136,10 +122,10 @@ def lru_hit_curve(trace: Requests) -> tuple[np.ndarray, np.ndarray]:
 
 
 def min_hit_curve(trace: Requests) -> np.ndarray:
-    """All MIN caches (without bypass) in one pass: (distinct objects,) hits with room for 1, 2, ... equal objects.
+    """Hits of all MIN caches (without bypass) in one pass: (distinct objects,), with room for 1, 2, ... equal objects.
 
-    Mattson's stack with the next use as priority: an object asked for moves to the top, and on the way down to where it
-    was each level keeps the object that is needed sooner. Sizes do not count. At most accesses x objects steps.
+    Mattson's stack with the next use as priority: an accessed object moves to the top, and each level down to its old
+    place keeps the object that is needed sooner. Takes at most accesses x objects steps.
     """
     following = next_uses(trace.keys)
     stack: list[tuple[float, str]] = []  # (next use, key), top first
@@ -159,9 +145,9 @@ def min_hit_curve(trace: Requests) -> np.ndarray:
 
 
 def stack_distances(trace: Requests) -> list[int | None]:
-    """For each access, the bytes of all objects used since the same key was (itself included); None the first time.
+    """For each access, the bytes of all objects used since the key's last access (itself included); None the first time.
 
-    A Fenwick tree over time holds each object's size at its last use: n log n.
+    A Fenwick tree over time holds each object's size at its last use: n log n steps.
     """
     length = len(trace)
     tree, last, total, distances = [0] * (length + 1), {}, 0, []

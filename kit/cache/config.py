@@ -1,4 +1,4 @@
-"""The configuration of report 002, field by field; notebook 03 measures what each one does."""
+"""The cache configuration of report 002; notebook 03 measures the effect of each field."""
 
 import time
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from kit.errors import CacheError
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The fields of ``DequantizationCacheConfig``, with its defaults where the report gives one.
+    """The fields of ``DequantizationCacheConfig``, with its defaults where the report gives them.
 
-    ``max_memory_bytes``: limit of what is kept. ``prefetch_ahead``: layers loaded ahead (0: none).
-    ``use_frequency_priority``: evict the least often used of the last ``frequency_window`` seconds, not the least
-    recently used. ``enable_async_prefetch``: prefetch in a thread of its own, else in the asking thread.
+    ``max_memory_bytes``: limit of resident bytes. ``prefetch_ahead``: layers loaded ahead (0: none).
+    ``use_frequency_priority``: evict the object used least often in the last ``frequency_window`` seconds, instead of the
+    least recently used. ``enable_async_prefetch``: prefetch in another thread, else in the thread that calls get.
     """
 
     max_memory_bytes: int | str = "512 MiB"
@@ -29,18 +29,18 @@ class CacheConfig:
         if self.prefetch_ahead < 0:
             raise CacheError(f"prefetch_ahead: {self.prefetch_ahead} layers; give 0 (none) or more")
         if not self.frequency_window > 0:
-            raise CacheError(f"frequency_window: {self.frequency_window!r} s remembers nothing; give a positive number")
+            raise CacheError(f"frequency_window: {self.frequency_window!r} s; give a positive number of seconds")
 
     def policy(self) -> Policy:
-        """LRU, or LFU within the window when ``use_frequency_priority``."""
+        """LFU within the window when ``use_frequency_priority``, else LRU."""
         if self.use_frequency_priority:
             return LFU(self.max_memory_bytes, window=self.frequency_window, clock=time.monotonic)
         return LRU(self.max_memory_bytes)
 
     def prefetcher(self, store: WeightCache, plan) -> Prefetcher | None:
-        """The Prefetcher that the fields ask for over ``plan`` (``[(key, size, load), ...]``), None for none.
+        """The Prefetcher over ``plan`` (``[(key, size, load), ...]``), None when ``prefetch_ahead`` is 0.
 
-        The store gets room for the ``prefetch_ahead + 1`` largest layers beside its limit.
+        The store gets room for ``prefetch_ahead + 1`` layers beside its limit.
         """
         if not self.prefetch_ahead:
             return None

@@ -1,6 +1,6 @@
-"""The reports' broken caches, on purpose: each is a few lines over the real store and shows one symptom.
+"""Caches with the faults of the reports, built over the real store to reproduce one symptom each.
 
-All have ``get(key, size, load)`` and ``stats``, as WeightCache has, so each can take its place in a Weights object.
+All have ``get(key, size, load)`` and ``stats`` as WeightCache has, and can replace it in a Weights object.
 """
 
 import queue
@@ -14,11 +14,11 @@ from kit.errors import CacheError
 
 
 class TwoLevels:
-    """A second cache in front of the store, unknown to it. By default it never forgets: every tensor object keeps what it
-    once got (LazyTensor.cached_data, report 000). ``keeps``: it is an LRU of so many entries (report 004: 50).
+    """A second cache in front of the store. It is unbounded (LazyTensor.cached_data, report 000), or with ``keeps`` an LRU
+    of that many entries (report 004: 50).
 
-    Symptom without a limit: the outer cache sees each tensor once, all misses, and nothing after; memory is that of the
-    whole model whatever the outer limit says. With one: both miss, for a scan is longer than either.
+    Symptom if unbounded: the outer cache counts one miss for each tensor and no hit, and memory holds the whole model
+    whatever the outer limit is. With ``keeps``: both caches miss, because a scan is longer than either.
     """
 
     def __init__(self, policy: Policy, trace=None, keeps: int | None = None):
@@ -27,7 +27,7 @@ class TwoLevels:
         self.keeps = keeps
 
     def get(self, key, size, load):
-        """From the inner level if that still holds it, else through the outer one."""
+        """The value from the inner cache, else from the outer one."""
         found = self.inner.pop(key, None) or (self.outer.get(key, size, load), size)
         self.inner[key] = found
         if self.keeps is not None and len(self.inner) > self.keeps:
@@ -36,24 +36,24 @@ class TwoLevels:
 
     @property
     def instance(self) -> WeightCache:
-        """The real store behind."""
+        """The outer cache."""
         return self.outer
 
     @property
     def stats(self) -> Stats:
-        """What the outer cache says about itself."""
+        """Statistics of the outer cache."""
         return self.outer.stats
 
     @property
     def held_bytes(self) -> int:
-        """What is in memory really."""
+        """Bytes that the inner cache really holds."""
         return sum(size for _, size in self.inner.values())
 
 
 class SplitInstances:
-    """Two caches where one was meant: ``switch()`` stands between preload and inference (report 001, hypothesis 2).
+    """Two caches instead of one: ``switch()`` changes between them after the preload (report 001, hypothesis 2).
 
-    Symptom: the second one starts empty, and its count of misses too.
+    Symptom: inference starts with an empty cache, whose counts start at 0.
     """
 
     def __init__(self, policy: Policy, trace=None):
@@ -61,25 +61,25 @@ class SplitInstances:
         self.get = self._caches[0].get
 
     def switch(self) -> None:
-        """From here on the other instance answers."""
+        """Use the other instance from now on."""
         self._caches.reverse()
         self.get = self._caches[0].get
 
     @property
     def instance(self) -> WeightCache:
-        """The one that answers now."""
+        """The instance in use."""
         return self._caches[0]
 
     @property
     def stats(self) -> Stats:
-        """Counts of the instance that answers now."""
+        """Statistics of the instance in use."""
         return self.instance.stats
 
 
 class ResettingStats(WeightCache):
-    """Reading the statistics sets them back (report 001, hypothesis 3).
+    """Reading the statistics resets them (report 001, hypothesis 3).
 
-    Symptom: a second reading shows only what happened since the first: counters fall, the objects are still there.
+    Symptom: a second reading counts only what happened since the first, while the objects are still resident.
     """
 
     @property
@@ -95,7 +95,7 @@ class ResettingStats(WeightCache):
 class ThreadLocal:
     """A cache for each thread (report 001, hypothesis 4).
 
-    Symptom: what the loading thread put in, a serving thread misses; memory grows with the threads.
+    Symptom: another thread misses what the loading thread cached; memory grows with the number of threads.
     """
 
     def __init__(self, policy: Policy, trace=None):
@@ -104,36 +104,36 @@ class ThreadLocal:
 
     @property
     def instance(self) -> WeightCache:
-        """The one of the calling thread."""
+        """The cache of the calling thread."""
         if not hasattr(self._local, "cache"):
             self._local.cache = WeightCache(self._policy.fresh(), self._trace)
         return self._local.cache
 
     def get(self, key, size, load):
-        """From the cache of the calling thread."""
+        """The value from the cache of the calling thread."""
         return self.instance.get(key, size, load)
 
     @property
     def stats(self) -> Stats:
-        """Counts of the calling thread's cache."""
+        """Statistics of the calling thread's cache."""
         return self.instance.stats
 
 
 class CopyOnHit(WeightCache):
-    """Hands out a copy each time, as ``Vec<f32>.clone()`` does in reports 002 and 003.
+    """Returns a copy at every hit, as ``Vec<f32>.clone()`` does in reports 002 and 003.
 
-    Symptom: a hit reads and writes the whole tensor again, so it costs as much memory traffic as it saves.
+    Symptom: a hit reads and writes the whole tensor, which costs as much memory traffic as it saves.
     """
 
     def get(self, key, size, load):
-        """A private copy of the value."""
+        """A copy of the value."""
         return super().get(key, size, load).clone()
 
 
 class DeadQueue(WeightCache):
     """Prefetch requests go into a queue that no thread reads (report 002).
 
-    Symptom: the queue grows, nothing is ever served by a prefetch, every count is that of a cache without one.
+    Symptom: the queue grows, no get is served by a prefetch, and all counts are those of a cache without prefetch.
     """
 
     def __init__(self, policy: Policy, trace=None, ahead_bytes: int = 0):
@@ -141,16 +141,16 @@ class DeadQueue(WeightCache):
         self.queue = queue.SimpleQueue()
 
     def prefetch(self, key, size, load):
-        """Note the wish; False: nothing was loaded."""
+        """Queue the request; returns False, since nothing is loaded."""
         self.queue.put((key, size, load))
         return False
 
 
 class UpgradingLock(WeightCache):
-    """A hit takes the read lock, then asks for the write lock to move the entry up, still holding the first.
+    """A hit takes the read lock and then, still holding it, the write lock to update the order of use.
 
-    Symptom: the writer waits for all readers and is one of them: the first hit never returns. Here it gives up after
-    ``timeout`` seconds with a CacheError.
+    Symptom: the first hit deadlocks, because the writer waits for all readers and is one of them. Here it raises
+    CacheError after ``timeout`` seconds.
     """
 
     def __init__(self, policy: Policy, trace=None, timeout: float = 0.2):
@@ -158,10 +158,9 @@ class UpgradingLock(WeightCache):
         self._rw = _ReadWriteLock(timeout)
 
     def get(self, key, size, load):
-        """As in the store, with the lock order of the fault."""
+        """As in the store, with the faulty lock order."""
         with self._rw.read():
-            resident = key in self.policy
-            if resident:
+            if key in self.policy:
                 with self._rw.write():
                     return super().get(key, size, load)
         with self._rw.write():
@@ -169,7 +168,7 @@ class UpgradingLock(WeightCache):
 
 
 class _ReadWriteLock:
-    """Many readers or one writer; waiting longer than ``timeout`` seconds is a CacheError."""
+    """A lock for many readers or one writer; CacheError after waiting for ``timeout`` seconds."""
 
     def __init__(self, timeout: float):
         self._timeout, self._changed = timeout, threading.Condition()

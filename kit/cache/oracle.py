@@ -1,4 +1,4 @@
-"""oracleGeneral traces: 24-byte records that libCacheSim and its peers read, with a JSON sidecar that names tensors."""
+"""oracleGeneral traces: the 24-byte records that libCacheSim reads, with a JSON sidecar for the tensors' names."""
 
 import json
 import math
@@ -15,34 +15,33 @@ LARGEST = 2**32 - 1
 
 
 def write(trace: Requests, path: str | Path) -> Path:
-    """Write ``path`` and ``path``.json; TraceError when an object has 4 GiB or more, which a record cannot say.
+    """Write ``path`` and ``path``.json; TraceError when an object has 4 GiB or more, which a record cannot hold.
 
-    Ids are the places (from 1) of the names in the sidecar; ``time`` is the token; ``next`` is the index of the next
-    access to the same object, -1 for none.
+    ``id``: place (from 1) of the name in the sidecar. ``time``: the token. ``next``: index of the next access to the
+    object, -1 for none.
     """
     path = Path(path)
-    large = next((key for key, size in zip(trace.keys, trace.sizes, strict=True) if size > LARGEST), None)
-    if large is not None:
-        raise TraceError(f"{path}: {large} has 4 GiB or more; an oracleGeneral record holds at most {LARGEST} bytes")
-    names = list(dict.fromkeys(trace.keys))
-    ids = {name: number for number, name in enumerate(names, start=1)}
+    for key, size in zip(trace.keys, trace.sizes, strict=True):
+        if size > LARGEST:
+            raise TraceError(f"{path}: {key} has 4 GiB or more; an oracleGeneral record holds at most {LARGEST} bytes")
+    ids = {name: number for number, name in enumerate(dict.fromkeys(trace.keys), start=1)}
     records = np.zeros(len(trace), RECORD)
     records["time"] = np.maximum(trace.tokens, 0)
     records["id"] = [ids[key] for key in trace.keys]
     records["size"] = trace.sizes
     records["next"] = [-1 if index == math.inf else index for index in next_uses(trace.keys)]
     records.tofile(path)
-    sidecar(path).write_text(json.dumps({"format": "oracleGeneral", "names": names}, indent=0), encoding="utf-8")
+    sidecar(path).write_text(json.dumps({"format": "oracleGeneral", "names": list(ids)}, indent=0), encoding="utf-8")
     return path
 
 
 def read(path: str | Path) -> Requests:
-    """The accesses of an oracleGeneral file; names from its sidecar, else ``object.<id>``. TraceError when it is none."""
+    """The accesses of an oracleGeneral file, with names from its sidecar, else ``object.<id>``. TraceError if malformed."""
     path = Path(path)
     nbytes = path.stat().st_size if path.is_file() else None
     if not nbytes or nbytes % RECORD.itemsize:
         what = "no such file" if nbytes is None else f"{nbytes} bytes are no whole number of 24-byte records"
-        raise TraceError(f"{path}: no oracleGeneral trace ({what})")
+        raise TraceError(f"{path}: not an oracleGeneral trace ({what})")
     records = np.fromfile(path, RECORD)
     named = _names(path)
     ids = records["id"].tolist()
@@ -53,7 +52,7 @@ def read(path: str | Path) -> Requests:
 
 
 def sidecar(path: Path) -> Path:
-    """Where the names of a trace lie."""
+    """Path of the JSON file with the names of a trace."""
     return path.with_name(path.name + ".json")
 
 

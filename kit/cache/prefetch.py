@@ -1,4 +1,4 @@
-"""Prefetch: loads of the next layers, started before anybody asks, by worker threads or in the asking thread."""
+"""Prefetch: load the next layers before they are requested, in worker threads or in the requesting thread."""
 
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,12 +9,12 @@ from kit.gguf.names import layer_of
 
 
 class Prefetcher:
-    """Watches a WeightCache and, when a get enters a new layer, loads the ``ahead`` layers that come next.
+    """Watches a WeightCache and, when a get enters a new layer, loads the next ``ahead`` layers.
 
-    ``plan``: ``[(key, size, load), ...]`` in the order of use; what belongs to no layer (output norm and projection)
-    counts as one more layer at the end, and after the end comes the start: the next token. What is held already is not
-    loaded, and what finds no room in the store's ``ahead_bytes`` is left to the get. ``workers`` threads, or none with
-    ``asynchronous=False``: then the asking thread loads ahead itself. Close it (or use ``with``) to end the threads.
+    ``plan``: ``[(key, size, load), ...]`` in order of use. Tensors of no layer (output norm and projection) count as one
+    more layer at the end, which is followed by the first layer: the next token. Resident tensors, and those that do not
+    fit the store's ``ahead_bytes``, are not loaded. ``workers``: number of threads; with ``asynchronous=False`` the
+    requesting thread loads. Close it (or use ``with``) to end the threads.
     """
 
     def __init__(self, store, plan, ahead: int = 1, workers: int = 1, asynchronous: bool = True):
@@ -31,7 +31,7 @@ class Prefetcher:
         store.prefetcher = self
 
     def saw(self, key: str) -> None:
-        """A get of ``key`` begins: on entering a layer, prefetch those that follow."""
+        """Called at the start of every get: prefetches the next layers when ``key`` is of a new layer."""
         layer = layer_of(key)
         if layer == self._current or layer not in self._layers:
             return
@@ -41,7 +41,7 @@ class Prefetcher:
             self.prefetch(self._order[(place + step) % len(self._order)])
 
     def prefetch(self, layer: int) -> list[Future]:
-        """Load what is not held of ``layer``: the futures of the loads, none when they have been done already."""
+        """Load a layer's tensors: the futures of the loads, or [] when this thread has loaded them."""
         if layer not in self._layers:
             raise CacheError(f"prefetch: no layer {layer} in the plan; there are {self._order[0]} to {self._order[-1]}")
         jobs = [partial(self.store.prefetch, *item) for item in self._layers[layer]]
@@ -57,7 +57,7 @@ class Prefetcher:
         return max(sum(size for _, size, _ in items) for items in self._layers.values())
 
     def close(self) -> None:
-        """Stop watching, drop what has not begun, and wait for the loads that have."""
+        """Stop watching, cancel loads that have not begun, and wait for those that have."""
         self.store.prefetcher = None
         if self._pool:
             self._pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Runs a policy over a recorded trace, sizes only: what would this cache have done?"""
+"""Simulation of a cache: run a policy over a recorded trace without loading anything."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def replay(trace, cache: Policy, tokens: int = 1, dtype: str = "float32") -> Sta
 
 
 def replay_hits(accesses: Requests, cache: Policy) -> tuple[Stats, np.ndarray]:
-    """The stats of ``replay``, and for each access whether it hit: (accesses,) bool."""
+    """(the stats of ``replay``, whether each access hit: (accesses,) bool)."""
     policy = cache.fresh()
     if isinstance(policy, MIN):
         policy.foresee(accesses)
@@ -36,19 +36,11 @@ def replay_hits(accesses: Requests, cache: Policy) -> tuple[Stats, np.ndarray]:
             bypassed += 1
         else:
             evictions += len(evicted)
-            if policy.resident_bytes > peak:
-                peak = policy.resident_bytes
+            peak = max(peak, policy.resident_bytes)
     hits = sum(hit)
     stats = Stats(
-        hits=hits,
-        misses=len(accesses) - hits,
-        bypassed=bypassed,
-        evictions=evictions,
-        entries=len(policy),
-        resident_bytes=policy.resident_bytes,
-        peak_bytes=peak,
-        bytes_requested=bytes_hit + bytes_loaded,
-        bytes_hit=bytes_hit,
-        bytes_loaded=bytes_loaded,
-    )
+        hits=hits, misses=len(accesses) - hits, bypassed=bypassed, evictions=evictions, entries=len(policy),
+        resident_bytes=policy.resident_bytes, peak_bytes=peak,
+        bytes_requested=bytes_hit + bytes_loaded, bytes_hit=bytes_hit, bytes_loaded=bytes_loaded,
+    )  # fmt: skip
     return stats, np.frombuffer(hit, dtype=bool)

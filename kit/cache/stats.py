@@ -1,4 +1,4 @@
-"""What a cache did, counted the same way for a live store and for a replay."""
+"""Statistics of a cache, counted the same way in a live store and in a replay."""
 
 from dataclasses import asdict, dataclass
 
@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 class Stats:
     """Counts of one run. Every get is exactly one of: a hit, a miss, shared, prefetched or an error.
 
-    ``misses`` counts loads, those of objects that were not kept (``bypassed``) among them; ``shared`` counts gets that
-    waited for the load of another thread, ``prefetched`` gets whose load had been started ahead. A replay has one
-    thread and no prefetch, so there these two and ``errors`` are 0.
+    ``misses``: gets that loaded, including those whose object was not kept (``bypassed``). ``shared``: gets that waited
+    for the load of another thread. ``prefetched``: gets whose load a prefetch had started. A replay has one thread and no
+    prefetch: there ``shared``, ``prefetched`` and ``errors`` are 0.
     """
 
     hits: int = 0
@@ -26,24 +26,24 @@ class Stats:
     bytes_hit: int = 0
     bytes_loaded: int = 0
     seconds_loading: float = 0.0
-    seconds_saved: float = 0.0  # for every hit, what the last load of that object took
+    seconds_saved: float = 0.0  # sum over hits of the seconds of that object's last load
 
     @property
     def gets(self) -> int:
-        """All requests."""
+        """Number of gets."""
         return self.hits + self.misses + self.shared + self.prefetched + self.errors
 
     @property
     def hit_rate(self) -> float:
-        """Hits over gets, 0 when nothing was asked."""
+        """Hits over gets, 0 without gets."""
         return self.hits / self.gets if self.gets else 0.0
 
     @property
     def byte_hit_rate(self) -> float:
-        """Bytes served from the cache over bytes asked for, 0 when nothing was asked."""
+        """Bytes of hits over bytes of gets, 0 without gets."""
         return self.bytes_hit / self.bytes_requested if self.bytes_requested else 0.0
 
     @property
     def counts(self) -> dict[str, int]:
-        """The fields that a replay must reproduce exactly: all but the two that are seconds."""
+        """The fields that a replay must reproduce exactly: all except times."""
         return {name: value for name, value in asdict(self).items() if not name.startswith("seconds")}

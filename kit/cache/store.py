@@ -1,4 +1,4 @@
-"""WeightCache: get or load with single flight a key, counted; the policy decides, the store holds the arrays."""
+"""WeightCache: the live cache. A policy decides what it keeps; several threads that miss one key share one load."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from kit.units import format_bytes
 
 
 class _Flight(Future):
-    """One load under way. ``ahead``: a prefetch started it; ``wanted``: a get waits for it."""
+    """A load in progress. ``ahead``: a prefetch started it. ``wanted``: a get waits for it."""
 
     def __init__(self, ahead: bool):
         super().__init__()
@@ -22,46 +22,45 @@ class _Flight(Future):
 
 
 class WeightCache:
-    """Holds what its policy keeps. Safe under threads: the lock is held for bookkeeping only, never during a load.
+    """A thread-safe cache of the values that its policy keeps. The lock is never held during a load.
 
-    A hit returns the very array that was loaded (no copy): do not write to it. Each get adds one span "access" to the
-    trace, with the outcome hit, miss, bypass (loaded, not kept), shared (waited for the load of another thread),
-    prefetch (its load had been started ahead) or error.
+    A hit returns the loaded value itself, not a copy: do not write to it. Each get adds one span "access" to the trace,
+    with the outcome hit, miss, bypass (loaded, not kept), shared (waited for the load of another thread), prefetch (a
+    prefetch had started its load) or error.
 
-    Memory is the limit of the policy, plus ``ahead_bytes`` for prefetched values that nobody has asked for yet, plus
-    the loads in flight. Prefetched values wait outside the policy, which decides about them when they are asked for:
-    so its decisions, and a replay, are the same with and without prefetch.
+    Memory is limited to the policy's capacity, plus ``ahead_bytes`` for prefetched values not yet requested, plus loads in
+    progress. A prefetched value is offered to the policy when it is requested, so the policy's decisions, and those of a
+    replay, are the same with and without prefetch.
     """
 
     def __init__(self, policy: Policy, trace=None, ahead_bytes: int = 0):
         self.policy = policy
         self.trace = trace
         self.ahead_bytes = ahead_bytes
-        self.prefetcher = None  # told of every get when there is one (kit.cache.prefetch)
+        self.prefetcher = None  # a kit.cache.prefetch.Prefetcher, which is told of every get
         self._lock = threading.Lock()
         self._values: dict[str, object] = {}
         self._flights: dict[str, _Flight] = {}
-        self._staged: dict[str, tuple[object, int]] = {}  # prefetched, not yet asked for
-        self._ahead_used = 0  # bytes staged or in flight ahead
+        self._staged: dict[str, tuple[object, int]] = {}  # prefetched, not yet requested: value, bytes
+        self._ahead_used = 0  # bytes of staged values and of prefetches in progress
         self._pinned: dict[str, int] = {}
         self._counts: defaultdict[str, defaultdict] = defaultdict(partial(defaultdict, int))  # by key
-        self._hits: defaultdict[str, int] = defaultdict(int)  # those not in _counts yet
-        self._loads: dict[str, tuple[int, int]] = {}  # a key's last load: bytes, nanoseconds
+        self._hits: defaultdict[str, int] = defaultdict(int)  # by key, not yet added to _counts
+        self._loads: dict[str, tuple[int, int]] = {}  # last load of a key: bytes, nanoseconds
         self._peak = 0  # most bytes resident at once
 
     # --- get ---------------------------------------------------------------------------------------------------------
 
     def get(self, key: str, size: int, load):
-        """The value of ``key``: resident, or from ``load()``, which runs once however many threads ask.
+        """The value of ``key``: resident, or from ``load()``, which runs once for all threads that wait for it.
 
-        ``size`` is what the value occupies (bytes). An error of ``load`` reaches every waiting thread and leaves
-        nothing behind.
+        ``size``: bytes of the value. An error of ``load`` is raised in every waiting thread; nothing is cached then.
         """
         start = 0 if self.trace is None else time.perf_counter_ns()
         if self.prefetcher is not None:
             self.prefetcher.saw(key)
         with self._lock:
-            if key in self._pinned or self.policy.request(key, size):  # as short as can be: most gets end here
+            if key in self._pinned or self.policy.request(key, size):  # the shortest path, because most gets are hits
                 self._hits[key] += 1
                 value = self._values[key]
                 if self.trace is None:
@@ -96,7 +95,7 @@ class WeightCache:
         return value
 
     def _fly(self, key, size, load, flight) -> str:
-        """Load for ``flight``, keep or stage the value, wake who waits; the outcome of the access."""
+        """Load, keep or stage the value, and set the result of ``flight``; returns the outcome of the access."""
         start = time.perf_counter_ns()
         try:
             value = load()
@@ -124,7 +123,7 @@ class WeightCache:
         return "miss" if kept else "bypass"
 
     def _keep(self, key, size, value) -> bool:
-        """Offer a loaded value to the policy (lock held)."""
+        """Offer a loaded value to the policy; whether it is kept (lock held)."""
         evicted = self.policy.insert(key, size)
         if evicted is None:
             self._note(key, bypassed=1)
@@ -135,7 +134,7 @@ class WeightCache:
         return True
 
     def _count_hits(self, *keys):
-        """Enter the hits since the last load, each of which saved as much as that load took (lock held)."""
+        """Move the hits of ``keys`` into the counts; each saved the time of the key's last load (lock held)."""
         for key in keys:
             if hits := self._hits.pop(key, 0):
                 size, took = self._loads[key]
@@ -152,12 +151,12 @@ class WeightCache:
         if self.trace is not None:
             self.trace.add("access", start, time.perf_counter_ns(), key, layer_of(key), None, size, outcome)
 
-    # --- ahead of the gets -------------------------------------------------------------------------------------------
+    # --- prefetch ----------------------------------------------------------------------------------------------------
 
     def prefetch(self, key: str, size: int, load) -> bool:
-        """Load ``key`` in this thread before anybody asks; False when there is no need, or no room in ``ahead_bytes``.
+        """Load ``key`` in this thread before it is requested; False when it is held, does not fit ``ahead_bytes`` or fails.
 
-        An error of ``load`` reaches the get that waits for it, if there is one; the next get tries again.
+        An error of ``load`` is raised in the get that waits for it, if there is one; a later get loads again.
         """
         with self._lock:
             held = key in self.policy or key in self._pinned or key in self._staged or key in self._flights
@@ -177,13 +176,13 @@ class WeightCache:
     # --- pins and limits ---------------------------------------------------------------------------------------------
 
     def pin(self, key: str, size: int, load) -> None:
-        """Load ``key`` if need be and never evict it. CacheError when all pins together would not fit the limit."""
+        """Load ``key`` if it is not resident, and never evict it. CacheError when all pins would not fit the limit."""
         if key in self._pinned:
             return
         if sum(self._pinned.values()) + size > self.limit:
             raise CacheError(
-                f"pin {key!r}: its {format_bytes(size)} do not fit beside the pins there are "
-                f"({format_bytes(sum(self._pinned.values()))} of {format_bytes(self.limit)}); unpin, or resize the cache"
+                f"pin {key!r}: {format_bytes(size)} do not fit: {format_bytes(sum(self._pinned.values()))} of "
+                f"{format_bytes(self.limit)} are pinned; unpin, or resize the cache"
             )
         value = self.get(key, size, load)
         with self._lock:
@@ -195,7 +194,7 @@ class WeightCache:
             self._peak = max(self._peak, self._resident_bytes())
 
     def unpin(self, key: str) -> None:
-        """Hand a pinned key back to the policy; CacheError when it is not pinned."""
+        """Return a pinned key to the policy; CacheError when it is not pinned."""
         with self._lock:
             if key not in self._pinned:
                 raise CacheError(f"unpin {key!r}: it is not pinned; pinned are {', '.join(self._pinned) or 'none'}")
@@ -205,7 +204,7 @@ class WeightCache:
             self._keep(key, size, value)
 
     def resize(self, limit: int | str) -> None:
-        """Change the limit in bytes, evicting what no longer fits; CacheError when the pins do not fit."""
+        """Change the limit in bytes and evict what no longer fits; CacheError when the pins do not fit."""
         limit = parse_capacity(limit)
         with self._lock:
             pinned = sum(self._pinned.values())
@@ -214,7 +213,7 @@ class WeightCache:
             self._evict(self.policy.resize(limit - pinned))
 
     def clear(self) -> None:
-        """Let everything go, pins and prefetched values too; the counts stay."""
+        """Drop all values, pinned and prefetched ones included; the counts stay."""
         with self._lock:
             self.policy.resize(self.policy.capacity + sum(self._pinned.values()))
             for key in list(self.policy):
@@ -230,13 +229,13 @@ class WeightCache:
 
     @property
     def limit(self) -> int:
-        """Bytes that may be resident: the policy's and the pins'."""
+        """Bytes that may be resident, pinned ones included."""
         return self.policy.capacity + sum(self._pinned.values())
 
     def _resident_bytes(self):
         return self.policy.resident_bytes + sum(self._pinned.values())
 
-    # --- what happened -----------------------------------------------------------------------------------------------
+    # --- statistics --------------------------------------------------------------------------------------------------
 
     @property
     def stats(self) -> Stats:
@@ -250,7 +249,7 @@ class WeightCache:
             return Stats(entries=entries, resident_bytes=self._resident_bytes(), peak_bytes=self._peak, **seconds, **totals)
 
     def table(self, by: str = "tensor"):
-        """A DataFrame of counts by "tensor" or by "layer", one row each: the fields of Stats that can be told apart."""
+        """A DataFrame with one row for each "tensor" or "layer" and those fields of Stats that can be counted by row."""
         import pandas as pd
 
         columns = ["hits", "misses", "bypassed", "shared", "prefetched", "errors", "evictions", "bytes_requested"]

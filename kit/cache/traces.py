@@ -1,4 +1,4 @@
-"""Sequences of weight accesses: recorded live, read from a file, or built from a model or a distribution."""
+"""Sequences of weight accesses: recorded live, or generated from a model's tensors or a random router."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,14 +7,13 @@ from functools import cached_property
 import numpy as np
 
 from kit.errors import TraceError, known
+from kit.gguf.formats import DTYPES
 from kit.lab.trace import Trace
-
-BYTES_PER_ELEMENT = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Accesses in order: what was asked for, how large it is (bytes, at least 0) and in which token."""
+    """Accesses in order: name, size (bytes, at least 0) and token number of each."""
 
     keys: list[str]
     sizes: list[int]
@@ -28,7 +27,7 @@ class Requests:
 
     @property
     def objects(self) -> dict[str, int]:
-        """Each key with its size, in order of first access."""
+        """Each key with the size of its first access, in order of first access."""
         found: dict[str, int] = {}
         for key, size in zip(self.keys, self.sizes, strict=True):
             found.setdefault(key, size)
@@ -36,23 +35,23 @@ class Requests:
 
     @cached_property
     def working_set(self) -> int:
-        """Bytes of all different objects."""
+        """Bytes of all objects, each counted once."""
         return sum(self.objects.values())
 
     def share(self, fraction: float) -> int:
-        """A capacity of that fraction of the working set, in bytes; 1 at least."""
+        """``fraction`` of the working set in bytes, at least 1."""
         return max(1, round(fraction * self.working_set))
 
     def counted(self) -> "Requests":
-        """The same accesses with every size 1: a capacity then counts objects."""
+        """The same accesses with every size 1, so that a capacity counts objects."""
         return Requests(self.keys, [1] * len(self), self.tokens)
 
 
 def requests(source, tokens: int = 1, dtype: str = "float32") -> Requests:
     """Accesses of a Trace, of its DataFrame, of ``[(name, bytes), ...]``, or of ``tokens`` passes over a GGUF file.
 
-    Of a trace only the spans "access" that did not fail count. A file stands for a decode that asks for each tensor
-    once a token, in file order, at the size of ``dtype``. TraceError when the source is none of these.
+    From a trace, only spans "access" without errors are taken. For a file, each token accesses every tensor once, in file
+    order, at its size in ``dtype``. TraceError for any other source.
     """
     if isinstance(source, Requests):
         return source
@@ -62,18 +61,18 @@ def requests(source, tokens: int = 1, dtype: str = "float32") -> Requests:
     if hasattr(source, "columns"):
         return _of_frame(source)
     if hasattr(source, "tensors"):
-        each = known("dtype", dtype, BYTES_PER_ELEMENT, TraceError)
+        each = known("dtype", dtype, DTYPES, TraceError)
         pairs = [(name, info.elements * each) for name, info in source.tensors.items()]
         return repeated(pairs, tokens)
     if isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
         return repeated(source, 1)
-    raise TraceError(f"{type(source).__name__} is no trace: give a Trace, its DataFrame, a GGUF file or (name, bytes)")
+    raise TraceError(f"{type(source).__name__} is not a trace: give a Trace, its DataFrame, a GGUF file or (name, bytes)")
 
 
 def _of_frame(frame) -> Requests:
     missing = {"tensor", "nbytes"} - set(frame.columns)
     if missing:
-        raise TraceError(f"the frame is no trace: it lacks the column {', '.join(sorted(missing))}")
+        raise TraceError(f"the DataFrame is not a trace: it lacks the column {', '.join(sorted(missing))}")
     if "what" in frame:
         frame = frame[frame["what"] == "access"]
     if "outcome" in frame:
@@ -83,7 +82,7 @@ def _of_frame(frame) -> Requests:
 
 
 def repeated(pairs, tokens: int) -> Requests:
-    """``tokens`` passes over ``[(name, bytes), ...]`` in that order: the cyclic scan of a dense model."""
+    """``tokens`` passes over ``[(name, bytes), ...]`` in that order: a cyclic scan, as of a dense model."""
     try:
         pairs = [(name, int(size)) for name, size in pairs]
     except (TypeError, ValueError):
@@ -96,20 +95,20 @@ def repeated(pairs, tokens: int) -> Requests:
 
 
 def decode_order(geometry, mix: str = "Q4_K_M", dtype: str = "float32", layers: int | None = None):
-    """``[(name, bytes), ...]`` of a model (kit.synthetic.geometry) in the order in which a decode step asks for them."""
+    """``[(name, bytes), ...]`` of a model (kit.synthetic.geometry) in the order in which a decode step uses them."""
     elements = {spec.name: spec.elements for spec in geometry.tensors(mix, layers)}
     order = geometry.config(layers).order_of_use(elements)
-    return [(name, elements[name] * BYTES_PER_ELEMENT[dtype]) for name in order]
+    return [(name, elements[name] * DTYPES[dtype]) for name in order]
 
 
 def mixture_of_experts(
     layers: int = 24, experts: int = 32, used: int = 4, tokens: int = 200, skew: float = 1.0, locality: float = 0.3,
     expert_bytes: int = 16 << 20, dense_bytes: int = 32 << 20, seed: int = 0,
 ) -> Requests:  # fmt: skip
-    """A decode through a router: each layer asks for its dense weights, then for ``used`` of its ``experts``.
+    """Decode of a mixture of experts: each layer accesses its dense weights, then ``used`` of its ``experts``.
 
-    The popularity of a layer's experts falls as k^-``skew`` (each layer its own order; 0 is uniform), and with
-    probability ``locality`` a token keeps the experts that the token before it used in that layer.
+    The k-th most popular expert of a layer is chosen with a probability proportional to k^-``skew``. With probability
+    ``locality`` a layer uses the experts of the previous token again.
     """
     draw = np.random.default_rng(seed)
     share = np.arange(1, experts + 1, dtype=float) ** -skew

@@ -12,8 +12,8 @@ from kit.cache.policies.base import Policy
 from kit.cache.replay import replay_hits
 from kit.costs.measured import Cost
 from kit.costs.order import DECODES, FUSED, Decode, Kind, Order, Program, Walk, kind_of
+from kit.gguf.formats import DTYPES
 from kit.lab import state
-from kit.quants.registry import DTYPES
 from kit.units import format_bytes
 
 BYTES = DTYPES | {"int8": 1}  # of a weight, by what a way keeps it as

@@ -221,5 +221,6 @@ _TABLE = (
     row("Q1_0", 41, 128, "d <f2, qs 16u1"),
 )  # fmt: skip
 
+DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a dequantized weight
 FORMATS: dict[str, Format] = {format.name: format for format in _TABLE}
 BY_ID: dict[int, Format] = {format.id: format for format in _TABLE}

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from kit.gguf.formats import FORMATS
+from kit.gguf.formats import DTYPES, FORMATS
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile
 
 NO_WEIGHTS = "holds no weights (a vocabulary alone, perhaps): nothing to run"
-PRECISIONS = {"float32": 4, "float16": 2}  # bytes a weight once dequantized
 
 
 def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[str, Any]:
@@ -18,7 +17,7 @@ def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[
     infos = list(file.tensors.values())
     parameters = sum(info.elements for info in infos)
     sizes = {"blocks": sum(info.nbytes for info in infos)}
-    sizes |= {precision: parameters * width for precision, width in PRECISIONS.items()}
+    sizes |= {dtype: parameters * DTYPES[dtype] for dtype in ("float32", "float16")}
     prefix = file.architecture + "."
     return {
         "path": str(file.path),

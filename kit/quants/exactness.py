@@ -10,9 +10,9 @@ from tqdm import tqdm
 from kit.cpu import simd
 from kit.cpu.linear import ACTIVATIONS, linear
 from kit.errors import QuantError
-from kit.gguf.formats import FORMATS
+from kit.gguf.formats import DTYPES, FORMATS
 from kit.quants import reference
-from kit.quants.registry import DTYPES, dequantize, dtype_named
+from kit.quants.registry import dequantize, dtype_named
 
 _INTEGERS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 _BLOCKS = 64

@@ -6,12 +6,11 @@ import numpy as np
 
 from kit.cpu.buffers import Buffers
 from kit.errors import QuantError, known
-from kit.gguf.formats import FORMATS, Format
+from kit.gguf.formats import DTYPES, FORMATS, Format
 
 # A backend is a module with knows(format), DEVICE (of its results) and run(blocks, format, out). blocks: C-contiguous bytes
 # (numpy array, or tensor on DEVICE). out: a contiguous tensor, or a numpy array where DEVICE is "cpu".
 BACKENDS = {"reference": "kit.quants.reference", "cpu": "kit.cpu.dequantize", "triton": "kit.cuda.dequantize"}
-DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a number
 _LARGE = 2**18  # bytes of blocks from which the result's memory is reused
 _results = Buffers()
 

@@ -1,4 +1,4 @@
-"""Policies that remember what they let go and adapt to it: ARC, LIRS, TinyLFU admission."""
+"""Policies that adapt to the accesses of evicted objects too: ARC, LIRS, TinyLFU admission."""
 
 from collections import OrderedDict
 
@@ -7,9 +7,9 @@ from kit.cache.policies.queues import Queue
 
 
 class ARC(Policy):
-    """Two LRU lists, used once and used again, whose shares follow the hits in their ghosts.
+    """Two LRU lists, of objects used once and used again; hits in their ghost lists shift capacity between them.
 
-    Megiddo and Modha, FAST 2003, with bytes for counts; with equal sizes it is the published algorithm.
+    Megiddo and Modha, FAST 2003, in bytes instead of objects; with equal sizes it is the published algorithm.
     """
 
     def __init__(self, capacity: int | str):
@@ -20,10 +20,7 @@ class ARC(Policy):
         self._from_again_ghost = False  # for the object being inserted
 
     def _touch(self, key):
-        if key in self._once:
-            self._again.push(key, self._once.pop(key))
-        else:
-            self._again.push(key, self._again.pop(key))
+        self._again.push(key, (self._once if key in self._once else self._again).pop(key))
 
     def insert(self, key, size):
         remembered = None
@@ -61,9 +58,9 @@ class ARC(Policy):
 
 
 class LIRS(Policy):
-    """Keeps objects whose last two uses lie close together; newcomers share ``cold`` of the capacity.
+    """Protects objects whose last two uses lie close together; the others share ``cold`` of the capacity.
 
-    Jiang and Zhang, SIGMETRICS 2002, with bytes for blocks. The stack holds the names of all objects used since the
+    Jiang and Zhang, SIGMETRICS 2002, in bytes instead of blocks. The stack holds the keys of all objects used since the
     oldest use of a protected one.
     """
 
@@ -71,7 +68,7 @@ class LIRS(Policy):
         super().__init__(capacity)
         self._cold_share = cold
         self._stack: OrderedDict[str, None] = OrderedDict()  # oldest use first
-        self._hot = Queue()  # LIR
+        self._hot = Queue()  # protected: LIR in the paper
         self._cold = Queue()  # resident HIR
 
     def _touch(self, key):
@@ -100,7 +97,7 @@ class LIRS(Policy):
         self._demote(self._hot_limit())
 
     def _demote(self, limit):
-        """Oldest protected objects become ordinary ones until the protected fit in ``limit`` bytes."""
+        """Make the oldest protected objects ordinary ones until the protected fit in ``limit`` bytes."""
         while self._hot.bytes > limit:
             self._prune()
             key = next(iter(self._stack))
@@ -123,10 +120,10 @@ class LIRS(Policy):
 
 
 class TinyLFU(LRU):
-    """LRU that admits an object only when it was asked for more often than each object it would replace.
+    """LRU that admits an object only if it was requested more often than each object that it would replace.
 
-    Einziger et al., ACM TOS 2017; exact counts stand for the sketch (a model has hundreds of names, not millions). All
-    counts are halved after ``sample`` requests for each known name, so that the past fades.
+    Einziger et al., ACM TOS 2017, with exact counts instead of a sketch, since a model has only hundreds of tensors. All
+    counts are halved after every ``sample`` requests for each known key.
     """
 
     def __init__(self, capacity: int | str, sample: int = 10):
@@ -146,7 +143,7 @@ class TinyLFU(LRU):
     def _admits(self, key, size):
         missing = self.resident_bytes + size - self.capacity
         asked = self._counts.get(key, 0)
-        for name in self._order:
+        for name in self._sizes:
             if missing <= 0:
                 return True
             if self._counts.get(name, 0) >= asked:

@@ -1,7 +1,7 @@
-"""Policies only decide what stays: the same small object drives the live store and the replay.
+"""Cache policies: they decide which objects stay, in the live store and in the replay alike.
 
-The protocol: ``request`` once for every access; after a miss, ``insert`` once the object has been loaded. Sizes and
-capacity share one unit: bytes, or 1 for each object to count objects.
+Protocol: ``request`` once for every access; after a miss, ``insert`` when the object has been loaded. Sizes and capacity
+are in bytes, or in objects when every size is 1.
 """
 
 import heapq
@@ -24,14 +24,15 @@ def parse_capacity(capacity: int | str) -> int:
     return limit
 
 
-POLICIES: dict[str, type["Policy"]] = {}  # every policy that a capacity alone makes, by name: what comparisons run over
+POLICIES: dict[str, type["Policy"]] = {}  # name -> policy that needs only a capacity; comparisons run over all of them
 
 
 class Policy:
-    """Base of all policies: byte accounting and the eviction loop. A subclass keeps an order and picks victims.
+    """Base of all policies: byte accounting and the eviction loop.
 
-    Hooks of a subclass: ``_touch`` (a hit), ``_added``, ``_removed`` and ``_victim``; ``_admits`` may refuse an object.
-    A subclass enters POLICIES as it is defined, unless it is made with ``limited=False``.
+    Hooks for subclasses: ``_touch`` (a hit), ``_added``, ``_removed``, ``_victim`` (the key to evict; by default the first
+    of ``_sizes``, which are in order of insertion) and ``_admits`` (False refuses an object). Subclasses are listed in
+    POLICIES, except those defined with ``limited=False``.
     """
 
     def __init_subclass__(cls, limited: bool = True):
@@ -46,7 +47,7 @@ class Policy:
     def __init__(self, capacity: int | str):
         self.capacity = parse_capacity(capacity)
         self.resident_bytes = 0
-        self._sizes: dict[str, int] = {}
+        self._sizes: OrderedDict[str, int] = OrderedDict()
 
     def fresh(self):
         """A new, empty policy made with the same arguments."""
@@ -67,14 +68,14 @@ class Policy:
         return iter(self._sizes)
 
     def request(self, key: str, size: int) -> bool:
-        """Note one access; True when the object is resident."""
+        """Record one access; whether the object is resident."""
         if key in self._sizes:
             self._touch(key)
             return True
         return False
 
     def insert(self, key: str, size: int) -> list[str] | None:
-        """Offer a loaded object: the keys evicted for it, or None when it is not kept."""
+        """Offer a loaded object; returns the keys evicted for it, or None when it is not kept."""
         if size > self.capacity or not self._admits(key, size):
             return None
         evicted = self._make_room(size)
@@ -84,12 +85,12 @@ class Policy:
         return evicted
 
     def remove(self, key: str) -> None:
-        """Let a resident object go; KeyError when it is not resident."""
+        """Drop a resident object; KeyError when it is not resident."""
         self.resident_bytes -= self._sizes.pop(key)
         self._removed(key)
 
     def resize(self, capacity: float) -> list[str]:
-        """Change the limit (bytes; 0 keeps nothing); the keys evicted to meet it."""
+        """Change the capacity (0 keeps nothing); returns the keys evicted."""
         self.capacity = capacity
         return self._make_room(0)
 
@@ -128,72 +129,58 @@ class NoCache(Policy, limited=False):
 
 
 class Unbounded(Policy, limited=False):
-    """Keeps everything, without a limit."""
+    """Keeps everything."""
 
     def __init__(self):
         super().__init__(1)
         self.capacity = math.inf
 
 
-HashMap = Unbounded  # as option 3 of report 003 calls it
+HashMap = Unbounded  # its name in option 3 of report 003
 
 
 class FIFO(Policy):
-    """Evicts what came in first, used or not."""
+    """Evicts the object inserted first."""
 
 
 class LRU(Policy):
-    """Evicts what was used longest ago (Mattson et al. 1970)."""
-
-    def __init__(self, capacity: int | str):
-        super().__init__(capacity)
-        self._order = OrderedDict()  # oldest use first
+    """Evicts the least recently used object (Mattson et al. 1970)."""
 
     def _touch(self, key):
-        self._order.move_to_end(key)
-
-    def _added(self, key):
-        self._order[key] = None
-
-    def _removed(self, key):
-        del self._order[key]
-
-    def _victim(self):
-        return next(iter(self._order))
+        self._sizes.move_to_end(key)
 
 
 class MRU(LRU):
-    """Evicts what was used last: on a cyclic scan (C-1)/(N-1) hits, what MIN reaches when it must keep every object."""
+    """Evicts the most recently used object. Cyclic scan: (C-1)/(N-1) hits, as many as MIN without bypass."""
 
     def _victim(self):
-        return next(reversed(self._order))
+        return next(reversed(self._sizes))
 
 
 class LIP(LRU):
-    """LRU that inserts at the cold end: an object must be hit once to climb (Qureshi et al., ISCA 2007)."""
+    """LRU that inserts an object as the least recently used one; its first hit moves it up (Qureshi et al., ISCA 2007)."""
 
     def _added(self, key):
-        self._order[key] = None
-        self._order.move_to_end(key, last=False)
+        self._sizes.move_to_end(key, last=False)
 
 
 class LFU(Policy):
-    """Evicts the least often used, among equals the least recently used.
+    """Evicts the least frequently used object, and among equals the least recently used.
 
-    ``window`` is the reports' ``frequency_window``: only uses of the last ``window`` count, in requests, or in the unit
-    of ``clock()`` when one is given. None counts every use since the start, those of objects not held among them.
+    ``window`` (``frequency_window`` in the reports): only the uses of the last ``window`` requests count, or of the last
+    ``window`` units of ``clock()`` if one is given. None: all uses since the start count, also those of evicted objects.
     """
 
     def __init__(self, capacity: int | str, window: float | None = None, clock=None):
         super().__init__(capacity)
         if window is not None and not window > 0:
-            raise CacheError(f"LFU window: {window!r} remembers nothing; give a positive number, or None for all")
+            raise CacheError(f"LFU window: {window!r} holds nothing; give a positive number, or None for all uses")
         self._window, self._clock = window, clock
         self._requests = 0
         self._uses = deque()  # (time, key) inside the window
         self._count: dict[str, int] = {}
         self._last: dict[str, int] = {}  # number of the request that used the key last
-        self._heap: list[tuple[int, int, str]] = []  # (count, last, key); what no longer agrees is stale
+        self._heap: list[tuple[int, int, str]] = []  # (count, last, key); entries that differ from the dicts are stale
 
     def request(self, key, size):
         self._requests += 1
@@ -227,7 +214,7 @@ class LFU(Policy):
 
 
 class Random(Policy):
-    """Evicts any object; on a cyclic scan the hit rate solves h = exp(-(1-h) N/C)."""
+    """Evicts a random object. Cyclic scan: the hit rate solves h = exp(-(1-h) N/C)."""
 
     def __init__(self, capacity: int | str, seed: int = 0):
         super().__init__(capacity)
@@ -249,7 +236,7 @@ class Random(Policy):
 
 
 class TwoRandom(Random):
-    """Draws two objects and evicts the one used longer ago; cyclic: h = 1 - y^2 with y = tanh(y N/C)."""
+    """Evicts the less recently used of two random objects. Cyclic scan: h = 1 - y^2 with y = tanh(y N/C)."""
 
     def __init__(self, capacity: int | str, seed: int = 0):
         super().__init__(capacity, seed)

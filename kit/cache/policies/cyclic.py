@@ -1,21 +1,21 @@
-"""CyclicAware, a policy of ours: finds a scan while it runs and holds a fixed part of it; guarded by a shadow LRU.
+"""CyclicAware, the kit's own policy: it detects a cyclic scan and keeps a fixed part of it; a shadow LRU guards it.
 
-A forward pass asks for the same tensors in the same order, token after token. The first repeated access tells how long
-the loop is; from then on nothing is thrown out for an object that will be needed later than what it would replace.
+A forward pass accesses the same tensors in the same order for every token. The first repeated access gives the length of
+the cycle; from then on no object is evicted for one that will be needed later.
 """
 
 from kit.cache.policies.base import LRU, Policy
 
 
 class NextUse(Policy, limited=False):
-    """Predicts each next use from past gaps between uses, evicts the farthest, refuses what is farther still.
+    """Predicts each object's next use from the gaps between its uses; evicts the farthest, refuses one that is farther.
 
-    An object seen once is expected after the gap that is typical for the trace (in a loop all gaps are alike); before
-    any gap is known the policy is LRU. One that is ``OVERDUE`` is expected after as long again as it has been absent.
-    When every prediction is right this is MIN with bypass.
+    An object used once is predicted with the typical gap of the trace; before any gap is known the policy is LRU. An
+    overdue object (absent for more than OVERDUE of its gaps) is expected after as long again as it has been absent. With
+    right predictions this is MIN with bypass.
     """
 
-    OVERDUE = 1.5  # times its usual gap
+    OVERDUE = 1.5
 
     def __init__(self, capacity: int | str):
         super().__init__(capacity)
@@ -23,7 +23,7 @@ class NextUse(Policy, limited=False):
         self._last: dict[str, int] = {}
         self._gap: dict[str, float] = {}
         self._typical: float | None = None
-        self._plan: list[str] = []  # victims of the object being admitted, farthest last
+        self._plan: list[str] = []  # victims for the object being admitted; the farthest is the last
 
     def request(self, key, size):
         self._now += 1
@@ -35,7 +35,7 @@ class NextUse(Policy, limited=False):
         return super().request(key, size)
 
     def _wait(self, key) -> float:
-        """Requests until the next use, as far as the past can tell."""
+        """Predicted number of requests until the next use."""
         absent = self._now - self._last.get(key, self._now)
         gap = self._gap.get(key, self._typical)
         if gap is None or absent > self.OVERDUE * gap:
@@ -48,9 +48,9 @@ class NextUse(Policy, limited=False):
         if missing <= 0:
             return True
         own = -1 if self._typical is None else self._wait(key)
-        if max(map(self._wait, self._sizes)) <= own:  # the usual case on a scan, without sorting
+        if max(map(self._wait, self._sizes)) <= own:  # the usual case on a scan, decided without sorting
             return False
-        plan = []  # kept only when it is carried out: a resize must not find victims of an object that was refused
+        plan = []  # stored only if the object is admitted: otherwise a later resize would evict by it
         for name in sorted(self._sizes, key=self._wait, reverse=True):
             if missing <= 0:
                 break
@@ -66,25 +66,25 @@ class NextUse(Policy, limited=False):
 
 
 class CyclicAware(Policy):
-    """Does what NextUse does, unless LRU would do better: both run as shadows, the contents follow the one that leads.
+    """Follows NextUse or LRU, whichever hits more: both run as shadow caches, and the contents follow the leading one.
 
-    A switch needs a lead of a quarter of the capacity in bytes hit: a wrong start costs that much, and then a refill.
-    On a scan LRU never leads. The first pass is all misses; from the second on as much is hit as fits.
+    A switch needs a lead of a quarter of the capacity in bytes hit. On a cyclic scan NextUse always leads: the first pass
+    misses, and from the second on capacity / working set of the bytes are hits.
     """
 
     def __init__(self, capacity: int | str):
         super().__init__(capacity)
-        self._rhythm, self._lru = NextUse(capacity), LRU(capacity)
-        self._leader: Policy = self._rhythm
-        self._lead = 0  # bytes that LRU hit more than NextUse, a counter that saturates at the margin
-        self._stale: dict[str, None] = {}  # residents that the leader does not hold, to be evicted first
+        self._next_use, self._lru = NextUse(capacity), LRU(capacity)
+        self._leader: Policy = self._next_use
+        self._lead = 0  # bytes hit by LRU minus those by NextUse, limited to plus or minus the margin
+        self._stale: dict[str, None] = {}  # residents that the leader does not hold; they are evicted first
 
     def request(self, key, size):
-        self._lead += size * (self._shadow(self._lru, key, size) - self._shadow(self._rhythm, key, size))
+        self._lead += size * (self._shadow(self._lru, key, size) - self._shadow(self._next_use, key, size))
         margin = self.capacity // 4
         self._lead = max(-margin, min(margin, self._lead))
         if abs(self._lead) == margin:
-            self._follow(self._lru if self._lead > 0 else self._rhythm)
+            self._follow(self._lru if self._lead > 0 else self._next_use)
         return super().request(key, size)
 
     def _shadow(self, expert, key, size) -> bool:
@@ -111,7 +111,7 @@ class CyclicAware(Policy):
         self._stale.pop(key, None)
 
     def resize(self, capacity):
-        for expert in (self._rhythm, self._lru):
+        for expert in (self._next_use, self._lru):
             expert.resize(capacity)
         self._stale = {name: None for name in self._sizes if name not in self._leader}
         return super().resize(capacity)

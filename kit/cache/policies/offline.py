@@ -1,4 +1,4 @@
-"""MIN, which knows the future: the yardstick for every policy without prefetch (Belady 1966)."""
+"""MIN, the offline optimum for policies without prefetch (Belady 1966): it knows the future accesses."""
 
 import heapq
 import math
@@ -9,7 +9,7 @@ from kit.errors import CacheError
 
 
 def next_uses(keys) -> list[float]:
-    """For each access the index of the next one to the same key, inf when there is none."""
+    """For each access the index of the next access to the same key, inf when there is none."""
     upcoming, following = {}, [math.inf] * len(keys)
     for index in range(len(keys) - 1, -1, -1):
         following[index] = upcoming.get(keys[index], math.inf)
@@ -18,11 +18,11 @@ def next_uses(keys) -> list[float]:
 
 
 class MIN(Policy):
-    """Evicts what will be used farthest in the future; with ``bypass`` also refuses what is farther than all residents.
+    """Evicts the object that is used farthest in the future; with ``bypass``, refuses an object used farther than those.
 
-    Optimal when sizes are equal (with ``bypass`` among all policies without prefetch, without it among those that keep
-    every object). For unequal sizes the optimum is NP-hard: MIN then is a good policy and
-    :func:`kit.cache.bounds.interval_bound` the bound. ``future`` is the trace to come; ``kit.replay`` fills it in.
+    Optimal for equal sizes: with ``bypass`` among all policies without prefetch, without it among those that keep every
+    accessed object. For unequal sizes the optimum is NP-hard, and :func:`kit.cache.bounds.interval_bound` bounds it.
+    ``future``: the trace to come, which ``kit.replay`` fills in.
     """
 
     def __init__(self, capacity: int | str, bypass: bool = True, future=None):
@@ -30,13 +30,13 @@ class MIN(Policy):
         self._bypass = bypass
         self._now = -1
         self._next: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []  # (-next use, key); what disagrees with _next is stale
+        self._heap: list[tuple[float, str]] = []  # (-next use, key); entries that differ from _next are stale
         self._future: Requests | None = None
         if future is not None:
             self.foresee(requests(future))
 
     def foresee(self, future: Requests) -> None:
-        """Take the accesses to come, all of them in order."""
+        """Set the future accesses, all of them in order."""
         self._future, self._following = future, next_uses(future.keys)
 
     def request(self, key, size):
@@ -44,7 +44,7 @@ class MIN(Policy):
         if self._future is None:
             raise CacheError("MIN must know the future: give MIN(capacity, future=trace), or use kit.replay")
         if self._now >= len(self._future) or self._future.keys[self._now] != key:
-            raise CacheError(f"MIN: access {self._now} is {key!r}, which is not what its future trace says")
+            raise CacheError(f"MIN: access {self._now} is {key!r}, which differs from its future trace")
         self._next[key] = self._following[self._now]
         if resident := super().request(key, size):
             heapq.heappush(self._heap, (-self._next[key], key))
@@ -68,7 +68,7 @@ class MIN(Policy):
         return missing <= 0
 
     def _farthest(self):
-        """The valid top of the heap; a sentinel that loses every comparison when nothing is resident."""
+        """The heap's first valid entry, (-next use, key); (inf, "") when nothing is resident."""
         while self._heap:
             negative, key = self._heap[0]
             if key in self._sizes and -negative == self._next[key]:

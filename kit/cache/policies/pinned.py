@@ -1,4 +1,4 @@
-"""Pinned sets: what is kept is decided once and never evicted, the best that a cyclic scan allows without prefetch."""
+"""Pinned sets: objects that are never evicted, the optimum for a cyclic scan without prefetch."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,8 @@ from kit.units import format_bytes
 class Pinned(Policy):
     """Keeps the first objects that fit and never evicts; with ``names``, keeps only those.
 
-    A cyclic scan then hits on every object held from the second pass on: capacity / total by bytes, the bound for
-    every policy without prefetch. What to name: :func:`kit.cache.bounds.knapsack` over measured miss costs, or the
-    parts of a :class:`RowPlan`.
+    On a cyclic scan the byte hit rate from the second pass on is held bytes / all bytes. Names can be chosen by
+    :func:`kit.cache.bounds.knapsack` over measured miss costs, or by a :class:`RowPlan`.
     """
 
     def __init__(self, capacity: int | str, names=None):
@@ -26,7 +25,7 @@ class Pinned(Policy):
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a tensor: what a partly held tensor is made of. ``key`` names them in caches and traces."""
+    """Rows ``start`` to ``stop`` (exclusive) of a tensor; ``key`` is their name in caches and traces."""
 
     tensor: str
     start: int
@@ -40,11 +39,11 @@ class Rows:
 
 
 class RowPlan:
-    """Which rows of each tensor a cache of ``capacity`` bytes holds, so that no byte of it stays empty.
+    """The rows of each tensor that a cache of ``capacity`` bytes holds, so that the capacity is used fully.
 
-    ``tensors``: ``{name: (rows, bytes a row)}`` in the order of use. Whole tensors are taken in that order and the last
-    one in part; with ``spread`` every tensor is held to the same share instead, so that each layer leaves the same
-    amount to load, which a prefetch can hide behind the layer before it.
+    ``tensors``: ``{name: (rows, bytes a row)}`` in order of use. Tensors are held in that order, the last one in part. With
+    ``spread`` the same share of every tensor is held: then every layer leaves the same amount to load, which a prefetch
+    can hide behind the layer before it.
     """
 
     def __init__(self, capacity: int | str, tensors: dict[str, tuple[int, int]], spread: bool = False):
@@ -78,10 +77,7 @@ class RowPlan:
         return Requests(*map(list, zip(*split, strict=True)))
 
     def get(self, store, name: str, load_rows) -> list[tuple[Rows, object]]:
-        """The parts of a tensor, each from the store or from ``load_rows(start, stop)``.
-
-        A product with the tensor is the products with its parts, one below the other: nothing is copied together.
-        """
+        """The parts of a tensor, each from the store or from ``load_rows(start, stop)``; the parts are not concatenated."""
         if name not in self.parts:
             raise CacheError(f"{name!r} is not in the row plan of {format_bytes(self.capacity)}")
         return [

@@ -1,4 +1,4 @@
-"""Policies made of queues with a bit or a small count an object: CLOCK, SIEVE, S3-FIFO."""
+"""Policies made of FIFO queues with a bit or a small count for each object: CLOCK, SIEVE, S3-FIFO."""
 
 from collections import OrderedDict
 
@@ -6,34 +6,34 @@ from kit.cache.policies.base import Policy
 
 
 class Queue(OrderedDict):
-    """Names with sizes, oldest first, and their bytes."""
+    """Keys with sizes, oldest first, and the total in ``bytes``."""
 
     def __init__(self):
         super().__init__()
         self.bytes = 0
 
     def push(self, key, size):
-        """Append."""
+        """Append a key."""
         self[key] = size
         self.bytes += size
 
     def pop(self, key):
-        """Take out; its size."""
+        """Remove a key; returns its size."""
         size = super().pop(key)
         self.bytes -= size
         return size
 
     def oldest(self):
-        """The name that came first."""
+        """The first key."""
         return next(iter(self))
 
 
 class CLOCK(Policy):
-    """FIFO with a second chance: an object used since it last came round goes back to the end (Corbato 1968)."""
+    """FIFO with a second chance: at its turn, an object used since its last turn goes back to the end (Corbato 1968)."""
 
     def __init__(self, capacity: int | str):
         super().__init__(capacity)
-        self._queue: OrderedDict[str, bool] = OrderedDict()  # oldest first; True: used since
+        self._queue: OrderedDict[str, bool] = OrderedDict()  # oldest first; True: used since its last turn
 
     def _touch(self, key):
         self._queue[key] = True
@@ -54,7 +54,7 @@ class CLOCK(Policy):
 
 
 class SIEVE(Policy):
-    """A FIFO whose hand goes from old to new and leaves used objects where they are (Zhang et al., NSDI 2024)."""
+    """FIFO with a hand that moves from old to new and skips used objects where they are (Zhang et al., NSDI 2024)."""
 
     def __init__(self, capacity: int | str):
         super().__init__(capacity)
@@ -92,10 +92,11 @@ class SIEVE(Policy):
 
 
 class S3FIFO(Policy):
-    """A small FIFO for new objects, a main one for those used again, a ghost of names (Yang et al., SOSP 2023).
+    """A small FIFO for new objects, a main FIFO, and a ghost queue of evicted keys (Yang et al., SOSP 2023).
 
-    As in the paper: ``small`` of the capacity is for newcomers; one used at least twice there moves on, the others
-    leave their name in a ghost as large as the main queue, and come back straight into the main queue.
+    ``small``: share of the capacity for new objects. An object used at least twice there moves to the main queue; others
+    leave their key in the ghost queue, whose objects enter the main queue directly. The ghost holds as many bytes as the
+    main queue.
     """
 
     MAX_USES = 3
@@ -111,10 +112,11 @@ class S3FIFO(Policy):
 
     def _added(self, key):
         self._uses[key] = 0
-        known = key in self._ghost
-        if known:
+        queue = self._small
+        if key in self._ghost:
             self._ghost.pop(key)
-        (self._main if known else self._small).push(key, self._sizes[key])
+            queue = self._main
+        queue.push(key, self._sizes[key])
 
     def _removed(self, key):
         (self._small if key in self._small else self._main).pop(key)
@@ -125,7 +127,7 @@ class S3FIFO(Policy):
             if self._small and (not self._main or self._small.bytes >= self._small_share * self.capacity):
                 key = self._small.oldest()
                 if self._uses[key] < 2:
-                    self._haunt(key)
+                    self._remember(key)
                     return key
                 self._main.push(key, self._small.pop(key))
             else:
@@ -135,7 +137,7 @@ class S3FIFO(Policy):
                 self._uses[key] -= 1
                 self._main.move_to_end(key)
 
-    def _haunt(self, key):
+    def _remember(self, key):
         self._ghost.push(key, self._sizes[key])
         while self._ghost.bytes > (1 - self._small_share) * self.capacity:
             self._ghost.pop(self._ghost.oldest())

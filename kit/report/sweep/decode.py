@@ -4,7 +4,7 @@ from kit.cache import POLICIES, UNLIMITED
 from kit.costs import ways
 from kit.costs.order import Order, order_of
 from kit.errors import CacheError, ModelError, known
-from kit.quants.registry import DTYPES
+from kit.gguf.formats import DTYPES
 from kit.units import parse_bytes
 
 LIVE = {name: policy for name, policy in POLICIES.items() if name != "MIN"}  # MIN needs the future
