@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import FixedFormatter, NullFormatter
 
 # Okabe and Ito's palette: distinguishable with every common kind of color blindness, and in gray.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
@@ -83,10 +83,12 @@ def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
     figure.set_size_inches(width, height)
     legends, small = figure.legends[:], []
     figure.legends.clear()  # a hidden legend would still take space
+    scales = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
     for axes in figure.axes:
         small += [axes.get_legend(), axes.xaxis.label, axes.yaxis.label, axes._left_title, axes.title, *axes.texts]
-        for axis in (axes.xaxis, axes.yaxis):  # hide the names of bars, and every other number
-            small += axis.get_ticklabels()[:: 1 if axis.have_units() else 2]
+    for axis in scales:  # hide the names of bars, and every other number
+        named = axis.have_units() or isinstance(axis.get_major_formatter(), FixedFormatter)
+        small += axis.get_ticklabels()[:: 1 if named else 2]
     hidden = [artist for artist in small if artist and artist.get_visible()]
     try:
         for artist in hidden:
@@ -96,6 +98,8 @@ def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
         figure.set_size_inches(*size)
         for artist in hidden:
             artist.set_visible(True)
+        for axis in scales:
+            axis.reset_ticks()  # ticks that were made meanwhile are copies of a hidden one
         figure.legends[:] = legends
 
 

@@ -52,6 +52,15 @@ class Machine:
         return flops / (self.f32_gflops * 1e9)
 
 
+LIMITS = {  # a field of Machine that is measured -> what it is, for tables
+    "read_gbps": "reading memory, GB/s",
+    "write_gbps": "writing memory, GB/s",
+    "copy_gbps": "copying memory, GB/s",
+    "fresh_gbps": "writing fresh memory, GB/s",
+    "f32_gflops": "f32 arithmetic, GFLOP/s",
+}
+
+
 def of_run(folder: Path | None) -> Machine:
     """The machine of a run: read from ``folder/environment.json`` if this machine wrote it, else measured and written.
 

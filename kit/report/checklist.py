@@ -36,11 +36,8 @@ def checklist(run: Run, rows: Iterable[Record], names: Iterable[str]) -> list[It
         Item("Machine", None, run.machine_id),
         Item("Seeds", bool(seeds) if rows else None, ", ".join(seeds) or "no record states one"),
         Item("Samples", None, _samples(counts, len(measured))),
-        Item("Tolerances", _all(row.tolerance for row in judged),
-             f"stated by {sum(bool(row.tolerance) for row in judged)} of {len(judged)} verdicts"),
-        Item("Bounds", _all(row.lower_source or row.upper_source for row in judged),
-             f"stated with their source by {sum(bool(row.lower_source or row.upper_source) for row in judged)}"
-             f" of {len(judged)} verdicts"),
+        _stated("Tolerances", [row.tolerance for row in judged]),
+        _stated("Bounds", [row.lower_source or row.upper_source for row in judged]),
         Item("Not run", not not_run, "; ".join(not_run) or "nothing: everything planned was measured"),
     ]  # fmt: skip
 
@@ -67,6 +64,8 @@ def _samples(counts: list[int], measured: int) -> str:
     return f"{span} a measurement, {measured} measurements; the raw ones are in the records"
 
 
-def _all(stated: Iterable) -> bool | None:
-    stated = list(stated)
-    return all(map(bool, stated)) if stated else None
+def _stated(title: str, sources: list[str]) -> Item:
+    if not sources:
+        return Item(title, None, "no verdicts here")
+    count = sum(map(bool, sources))
+    return Item(title, count == len(sources), f"stated by {count} of {len(sources)} verdicts")

@@ -57,17 +57,16 @@ def answers(entries: list[Entry], rows: list[tuple[Record, str]]) -> list[dict]:
         entry = by_id[name]
         claim, deciding = entry.claim, entry.decisive
         own = [row for row, _ in rows if row.claim == name and row.unit == claim.unit and row.status == "ok"]
-        real = [row for row in own if row.how != "computed"] or [
-            part.record for part in entry.parts if part.record.status == "ok"
-        ]
-        ends = sorted({row.median for row in real if row.unit == real[0].unit}, reverse=claim.unit == "s")
+        real = [row for row in own if row.how != "computed"]
+        real = real or [part.record for part in entry.parts if part.record.status == "ok"]
         if not deciding or not real:
             continue
+        real = sorted((row for row in real if row.unit == real[0].unit), key=lambda row: row.median, reverse=claim.unit == "s")
         bounded = [row for row in (deciding.record, *own, *real) if row.lower is not None or row.upper is not None]
         bounded.sort(key=lambda row: row.unit != real[0].unit)
         found.append({
             "question": question, "claim": claim, "verdict": entry.verdict, "decides": deciding,
-            "ends": ends[:1] + ends[1:][-1:], "unit": real[0].unit, "bound": bounded[0] if bounded else None,
+            "ends": real[:1] + real[-1:] * (real[0].median != real[-1].median), "bound": bounded[0] if bounded else None,
             "how": "Measured" if any(row.how != "computed" for row in real) else "Computed",
         })  # fmt: skip
     return found

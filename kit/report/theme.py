@@ -12,6 +12,7 @@ from kit import units
 from kit.claims.book import reported_in
 from kit.claims.records import Record
 from kit.claims.table import COLORS, Claim
+from kit.lab.machine import LIMITS
 from kit.report.content import visible
 
 MARGIN = 0.06  # of the width of a picture of a verdict, left free on both sides
@@ -31,7 +32,7 @@ def _environment() -> jinja2.Environment:
     )  # fmt: skip
     environment.filters |= {"quantity": units.format_quantity, "seconds": units.format_seconds, "bytes": units.format_bytes}
     environment.globals |= {"policy": _policy(), "style": _asset("page.css") + _tones(), "script": _asset("page.js")}
-    environment.globals["positions"] = positions
+    environment.globals |= {"positions": positions, "limits": LIMITS}
     return environment
 
 

@@ -6,6 +6,7 @@ import pandas as pd
 from kit.claims import table as claims
 from kit.findings import reported
 from kit.lab import tables
+from kit.lab.machine import LIMITS
 from kit.units import format_bytes, format_seconds
 
 BLOCKS = "the file's blocks"
@@ -15,7 +16,7 @@ WEIGHT_BYTES = {"f32": 4.0, "f16, bf16": 2.0, "int8": 1.0}
 def limits(machine) -> pd.DataFrame:
     """One row a limit of this machine: the best sample, the spread of all samples, how it was measured."""
     rows = [
-        (name, max(values), float(np.median(values)), min(values), machine.methods[name])
+        (LIMITS[name], max(values), float(np.median(values)), min(values), machine.methods[name])
         for name, values in machine.samples.items()
     ]
     return tables.frame(rows, "limit", "best", "median", "worst", "measured by")
