@@ -1,8 +1,13 @@
-"""kit beside llama.cpp on the same file, each in a process of its own, in turn: decode, prefill, first token."""
+"""kit beside llama.cpp on the same file, each in a process of its own, in turn: decode, prefill, first token.
+
+The cases of TIERS mask features of the CPU from both sides; they need a build of llama.cpp (see kit.lab.llama_cpp).
+"""
 
 import json
+import os
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,7 +15,7 @@ import torch
 
 import kit
 from benchmarks._turns import Side, serve
-from kit.errors import GGUFError
+from kit.errors import KitError, ModelError
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import measure
 from kit.lab.llama_cpp import Llama, available
@@ -23,13 +28,24 @@ GOALS = {"fused-int8": (1.0, 1.25), "fused": (0.85, 1.0)}
 FAR, PREFILL = {"fused-int8": (0.9, 1.1), "fused": (0.9, 1.1)}, {"fused-int8": (1.2, 1.6), "fused": (0.9, 1.1)}
 BOTH = {"fused-int8": (1 / 1.5, 1.0), "fused": (1 / 1.5, 1.0)}
 OPENS = "open and first token"
+V3 = "+sse4.1,+ssse3,+avx,+avx2,+f16c,+fma,+bmi,+bmi2"
+V4 = V3 + ",+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd"
+TIERS = {  # a CPU without some of this one's features: (its name and features for Numba, ATen's kernels, llama.cpp's backend)
+    "decode on AVX-512 with VNNI": (
+        "x86-64-v4", f"{V4},+avx512vnni,+avx512vbmi,+avx512vbmi2", "avx512", "icelake",
+    ),
+    "decode on AVX-512 without VNNI": ("x86-64-v4", V4, "avx512", "skylakex"),
+    "decode on AVX2 with VNNI": ("x86-64-v3", f"{V3},+avxvnni", "avx2", "alderlake"),
+    "decode on AVX2": ("x86-64-v3", V3, "avx2", "haswell"),
+}  # fmt: skip
+LESS = {"fused-int8": (0.8, 1.0), "fused": (0.8, 1.0)}
 CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a way: at least and hoped for, models)
     "decode": (64, 1, "float16", GOALS, MODELS),
     "decode at 4096": (4095, 1, "float16", FAR, (SHORT,)),
     "decode at 4096, q8_0 cache": (4095, 1, "q8_0", FAR, (SHORT,)),
     "prefill of 512": (0, 512, "float16", PREFILL, (SHORT, "gemma-3-270m")),
     OPENS: (0, 1, "float16", BOTH, ("tinyllama-1.1b",)),
-}
+} | {tier: (64, 1, "float16", LESS, ("tinyllama-1.1b, 4 layers", "gemma-3-270m")) for tier in TIERS}
 
 
 def run(only: str = "", samples: int = 5) -> pd.DataFrame:
@@ -50,14 +66,15 @@ def _path(model):
 def _case(model, case, samples):
     _, tokens, _, goals, _ = CASES[case]
     try:
-        path = _path(model)
-    except GGUFError as error:
+        path, environment = _path(model), _environment(case)
+    except KitError as error:
         yield {"what": f"{case}, {model}", "missed": str(error)}
         return
     sides = [*goals, "llama.cpp"] if available() else list(goals)
     with ExitStack() as stack:
         processes = [
-            stack.enter_context(Side("-m", "benchmarks.decode", json.dumps([side, str(path), case]))) for side in sides
+            stack.enter_context(Side("-m", "benchmarks.decode", json.dumps([side, str(path), case]), **environment))
+            for side in sides
         ]
         before = _read_gbps()
         seconds = np.array([[process.sample() for process in processes] for _ in range(samples)])
@@ -73,6 +90,17 @@ def _case(model, case, samples):
             "missed": "missed" if np.median(ratios) < least else "",
             "read GB/s before": before, "after": after,
         }  # fmt: skip
+
+
+def _environment(case) -> dict[str, str]:
+    """The variables that keep both sides from what a CPU of this tier lacks; ModelError without a llama.cpp for it."""
+    if case not in TIERS:
+        return {}
+    name, features, aten, backend = TIERS[case]
+    build = Path(os.environ.get("LLAMA_CPP", "libggml-cpu")).with_name(f"libggml-cpu-{backend}.so")
+    if not build.exists():
+        raise ModelError(f"no {build}: set LLAMA_CPP to a backend of a llama.cpp built with -DGGML_CPU_ALL_VARIANTS=ON")
+    return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "ATEN_CPU_CAPABILITY": aten, "LLAMA_CPP": str(build)}
 
 
 def _read_gbps() -> float:

@@ -1,7 +1,12 @@
-"""llama.cpp for comparison: logits of a GGUF file, by ctypes from the shared library in the wheel ``xllamacpp``."""
+"""llama.cpp for comparison: logits of a GGUF file, by ctypes from the shared library in the wheel ``xllamacpp``.
+
+The wheel is compiled for AVX2 without VNNI. The variable LLAMA_CPP names the CPU backend of another build to use instead,
+of one with -DGGML_CPU_ALL_VARIANTS=ON and -DGGML_BACKEND_DL=ON: .../bin/libggml-cpu-icelake.so.
+"""
 
 import ctypes
 import importlib.util
+import os
 from functools import cache
 from pathlib import Path
 
@@ -45,8 +50,8 @@ class _Batch(ctypes.Structure):
 
 
 def available() -> bool:
-    """Whether the wheel is installed."""
-    return importlib.util.find_spec("xllamacpp") is not None
+    """Whether the wheel is installed, or a build is named."""
+    return bool(os.environ.get("LLAMA_CPP")) or importlib.util.find_spec("xllamacpp") is not None
 
 
 @cache
@@ -54,8 +59,11 @@ def library() -> ctypes.CDLL:
     """The shared library. ModelError when it is not installed, or the layout of its parameter structs is unknown."""
     if not available():
         raise ModelError("llama.cpp is not installed: pip install xllamacpp")
-    package = Path(importlib.util.find_spec("xllamacpp").origin).parent
-    lib = ctypes.CDLL(str(next(package.glob("*.so"))))
+    backend = os.environ.get("LLAMA_CPP")
+    if backend:
+        lib = _built(Path(backend))
+    else:
+        lib = ctypes.CDLL(str(next(Path(importlib.util.find_spec("xllamacpp").origin).parent.glob("*.so"))))
     for name, layout in _LAYOUTS.items():
         function = getattr(lib, name)
         function.restype = _Parameters
@@ -70,6 +78,19 @@ def library() -> ctypes.CDLL:
 
 
 _silent = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
+
+
+def _built(backend: Path) -> ctypes.CDLL:
+    """libllama.so beside a CPU backend, with that backend loaded."""
+    try:
+        lib = ctypes.CDLL(str(backend.with_name("libllama.so")))
+    except OSError as error:
+        raise ModelError(f"LLAMA_CPP={backend}: {error}") from None
+    lib.llama_log_set(_silent, None)
+    lib.ggml_backend_load.restype = ctypes.c_void_p
+    if not lib.ggml_backend_load(str(backend).encode()):
+        raise ModelError(f"LLAMA_CPP={backend}: not a CPU backend of ggml that this CPU can run")
+    return lib
 
 
 class Llama:
