@@ -24,7 +24,7 @@ NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
-@click.option("--only", help="The cases whose name holds this, of a benchmark that has cases: decode, explain, products.")
+@click.option("--only", help="The cases whose name holds this: of decode, dequantize, explain, products, variants.")
 @click.option("--table", is_flag=True, help="Run nothing: print README's table of the newest records.")
 def main(names, save, only, table):
     """Run the benchmarks called NAME, by default all, and print their tables.
@@ -62,7 +62,7 @@ def _table(names) -> str:
         interval = f"{row['low']:.2f} to {row['high']:.2f}" if row.get("low") else ""
         state = "missed" if row["ratio"] < row["least"] else ""
         undecided = "undecided" if row.get("low") and row["low"] < row["least"] <= row["high"] else ""
-        told = "; ".join(filter(None, (state, undecided, state and WHY.get(what))))
+        told = "; ".join(filter(None, (state, undecided, state and (row.get("why") or WHY.get(what)))))
         goals = f"{row['least']:.2g}, {row['hoped']:.2g}"
         lines.append(f"| {what} | {row['ratio']:.2f} | {interval} | {goals} | {told} | {commit} |")
     return "\n".join(lines)

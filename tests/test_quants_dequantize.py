@@ -2,10 +2,12 @@
 
 import mmap
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 import kit
 from kit.cpu import dequantize as cpu
-from kit.cpu import simd
+from kit.cpu import simd, tasks
 from kit.errors import QuantError
 from kit.gguf.formats import DTYPES, FORMATS
 from kit.quants import BACKENDS, reference
@@ -77,8 +79,24 @@ def test_cpu_equals_gguf_py_at_the_extremes(name):
     scales = [field for field in ("d", "dmin", "m") if field in fields.dtype.names and fields[field].dtype == "<f2"]
     for turn, field in enumerate(scales):
         fields[field] = np.roll(np.repeat(np.array(HALVES, np.uint16), 7), 7 * turn).view(np.float16)
-    assert same(kit.dequantize(blocks, name), truth(blocks, name))
-    assert same(kit.dequantize(blocks, name, "float16"), truth(blocks, name).half())
+    for dtype in DTYPES:
+        assert same(kit.dequantize(blocks, name, dtype), truth(blocks, name).to(getattr(torch, dtype))), dtype
+
+
+def test_every_half_as_bfloat16():
+    halves = np.arange(2**16, dtype=np.uint16)
+    assert same(kit.dequantize(halves.view(np.uint8), "F16", "bfloat16"), torch.from_numpy(halves.view(np.float16)).bfloat16())
+
+
+@pytest.mark.skipif("avx512" not in simd.available(), reason="looks for instructions of AVX-512")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "F16"])
+def test_results_larger_than_the_caches_go_past_them(name, dtype):
+    """The machine code holds a non-temporal store of 64 bytes: LLVM has none for vectors of half or bfloat type."""
+    kit.dequantize(np.zeros(FORMATS[name].block_bytes, np.uint8), name, dtype)
+    symbol = next(symbol for symbol in tasks._loaded if f".dequantize._kernel.{name}.{dtype}.avx512" in symbol)
+    code = (tasks._place(Path(cpu.__file__).parent) / f"{symbol}.o").read_bytes()
+    assert re.search(rb"\x62.[\x7c\x7d\xfd]\x48[\x2b\xe7]", code, re.DOTALL)  # vmovntps or vmovntdq zmm
 
 
 @pytest.mark.parametrize("tier", simd.available())

@@ -19,6 +19,7 @@ from kit.cpu.simd.vectors import (
     i32x16,
     join,
     mask16,
+    mask32,
     pick,
     select,
     u8x8,
@@ -76,9 +77,10 @@ def _plane(format: Format, plane: Plane, lanes: int, element):
 
         return plane_of_runs
 
-    if run == bits == step == 1 and lanes == 16:  # a bit a lane is a mask
-        first, one, zero = first + plane.start, constant(wide, *[1] * 16), constant(wide, *[0] * 16)
-        return njit(lambda block, j: select(bitcast(mask16, load(u16, block + first + 2 * j)), one(), zero()))
+    if run == bits == step == 1 and lanes in (16, 32):  # a bit a lane is a mask
+        first, one, zero = first + plane.start, constant(wide, *[1] * lanes), constant(wide, *[0] * lanes)
+        mask, word = (mask16, u16) if lanes == 16 else (mask32, u32)
+        return njit(lambda block, j: select(bitcast(mask, load(word, block + first + lanes // 8 * j)), one(), zero()))
 
     bytes_, shifts = (part.tolist() for part in plane.place(np.arange(lanes)))
     if step == 1:

@@ -13,6 +13,7 @@ from kit.gguf.formats import Format
 
 DEVICE = "cpu"
 _CHUNK = 2**17  # weights that a thread takes at a time
+_SHARED = 2**24  # bytes of a last-level cache on which to count, however large: others use it, too
 _RAW = ("F32", "F16", "BF16")
 
 
@@ -30,7 +31,7 @@ def step(blocks: np.ndarray, format: Format, out) -> tuple[int, tuple[int, ...],
     """The same as (function, arguments, tasks) for kit.cpu.threads; the first argument is the address of the blocks."""
     address = out.ctypes.data if isinstance(out, np.ndarray) else out.data_ptr()
     count, share = out.nbytes // out.itemsize // format.block_elements, max(1, _CHUNK // format.block_elements)
-    streams = out.nbytes > _cache_bytes() and address % 64 == 0
+    streams = out.nbytes > min(_SHARED, _cache_bytes()) and address % 64 == 0
     sizes = format.block_bytes, format.block_elements * out.itemsize
     kernel = _kernel(format, str(out.dtype).removeprefix("torch."), tier())
     return kernel, (blocks.ctypes.data, address, count, share, *sizes, streams), -(-count // share)

@@ -8,16 +8,20 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
 from kit.cpu import codes, scales
-from kit.cpu.simd.isa import bfloat_to_float, float_to_bfloat, float_to_half, half_to_float
-from kit.cpu.simd.memory import copy, load, store, stream
-from kit.cpu.simd.vectors import convert, f32x16, join, u16x16
+from kit.cpu.codes import integers
+from kit.cpu.simd.isa import bfloat_to_float, float_to_bfloat, float_to_half, floats_to_bfloats, half_to_float, lookup
+from kit.cpu.simd.memory import copy, load, prefetch, store, stream
+from kit.cpu.simd.vectors import constant, convert, f32x16, join, u16x16, u16x32
+from kit.cpu.tasks import features
 from kit.gguf.formats import Format
 
 f32 = types.float32
+_AHEAD = 3072  # bytes of blocks that are fetched before they are read
 
 
 class Kernel(NamedTuple):
@@ -46,11 +50,11 @@ RAW = {
     "BF16": (njit(lambda tier, address: bfloat_to_float(load(u16x16, address))), 2),
 }
 
-# Sixteen float32 as what is stored, and the bytes of one number.
-SINKS = {
-    "float32": (njit(lambda tier, x: x), 4),
-    "float16": (njit(lambda tier, x: float_to_half(tier, x)), 2),
-    "bfloat16": (njit(lambda tier, x: float_to_bfloat(x)), 2),
+# Two times sixteen float32 as the 64 bytes that are stored: half a line past the caches costs as long as a whole one.
+PAIRS = {
+    "float32": None,
+    "float16": njit(lambda tier, a, b: join(float_to_half(tier, a), float_to_half(tier, b))),
+    "bfloat16": njit(lambda tier, a, b: join(float_to_bfloat(a), float_to_bfloat(b))),
 }
 
 
@@ -68,62 +72,94 @@ def dequantize_blocks(format, dtype, tier, streams, blocks, count, out, scratch)
 @overload(dequantize_blocks)
 def _(format, dtype, tier, streams, blocks, count, out, scratch):
     make = _raw if format.value.name in RAW else _blocked
-    return make(format.value, *SINKS[dtype.value])
+    return make(format.value, dtype.value, tier.value)
 
 
-def _blocked(format: Format, narrow, width: int):
+def _blocked(format: Format, dtype: str, tier: str):
     read_codes, read_scales, group, minimum = parts_of(format)
     weights, block_bytes = format.block_elements, format.block_bytes
     shift, minima = group.bit_length() - 5, scales.MINIMA
 
     @njit
-    def numbers(tier, block, j, scratch):
+    def scaled(x, j, scratch):
         at = scratch + 4 * (j >> shift)
-        x = convert(f32x16, read_codes(tier, block, j)) * load(f32, at)
+        x = x * load(f32, at)
         if minimum < 0:
             x = x - load(f32, at + minima)
         elif minimum > 0:
             x = x + load(f32, at + minima)
-        return narrow(tier, x)
+        return x
 
-    line, step = _line(numbers, width, weights)
+    pair = _pair(dtype, subnormal=format.scales.table == "E8M0")
+    if pair and tier == "avx512" and format.codes.planes and format.codes.bits <= 5:
+        line = _looked_up(format, scaled, pair)
+    else:
+        line = _line(njit(lambda tier, at, j, scratch: scaled(convert(f32x16, read_codes(tier, at, j)), j, scratch)), pair)
+    step = 2 if pair else 1
+    width = 4 // step
 
     def loop(format, dtype, tier, streams, blocks, count, out, scratch):
         for _ in range(count):
+            if streams:
+                for i in range(0, block_bytes, 64):
+                    prefetch(blocks + _AHEAD + i)
             read_scales(tier, blocks, scratch)
             for j in range(0, weights // 16, step):
-                x = line(tier, blocks, j, scratch)
-                if streams:
-                    stream(out + 16 * width * j, x)
-                else:
-                    store(out + 16 * width * j, x)
+                _put(streams, out + 16 * width * j, line(tier, blocks, j, scratch))
             blocks += block_bytes
             out += width * weights
 
     return loop
 
 
-def _line(numbers, width: int, weights: int = 32):
-    """(a function like ``numbers``, which gives the j-th sixteen, that gives 64 bytes of them; how many sixteens these are):
-    half a line past the caches costs as long as a whole one."""
-    if width == 4 or weights % 32:
-        return numbers, 1
-    two = njit(lambda tier, at, j, scratch: join(numbers(tier, at, j, scratch), numbers(tier, at, j + 1, scratch)))
-    return two, 2
+@njit(forceinline=True)
+def _put(streams, address, line):
+    if streams:
+        stream(address, line)
+    else:
+        store(address, line)
 
 
-def _raw(format: Format, narrow, width: int):
+def _pair(dtype: str, subnormal: bool):
+    """PAIRS[dtype], or one instruction in its place where the CPU has it and no number can be ``subnormal``."""
+    if dtype == "bfloat16" and not subnormal and "avx512bf16" in features():
+        return njit(lambda tier, a, b: floats_to_bfloats(tier, a, b))
+    return PAIRS[dtype]
+
+
+def _line(numbers, pair):
+    """A function like ``numbers``, which gives the j-th sixteen as float32, that gives the 64 bytes to store from there on."""
+    if pair is None:
+        return numbers
+    return njit(lambda tier, at, j, scratch: pair(tier, numbers(tier, at, j, scratch), numbers(tier, at, j + 1, scratch)))
+
+
+def _looked_up(format: Format, scaled, pair):
+    """A line of 16-bit numbers for codes of up to five bits: they are looked up among the numbers that a group can hold."""
+    codes, halves = format.codes, format.scales.group == 16  # the two groups of a line have half a table each
+    values = [*(codes.values or np.arange(2**codes.bits) - codes.less), *[0] * 16]
+    first, second = (constant(f32x16, *values[at : at + 16]) for at in (0, 16 if codes.bits == 5 else 0))
+    read, offset = integers(format, codes, 32, types.uint16), constant(u16x32, *[0] * 16, *[16 * halves] * 16)
+
+    @njit
+    def line(tier, block, j, scratch):
+        table = pair(tier, scaled(first(), j, scratch), scaled(second(), j + 1, scratch))
+        return lookup(tier, table, read(block, j >> 1) | offset())
+
+    return line
+
+
+def _raw(format: Format, dtype: str, tier: str):
     read, source_width = RAW[format.name]
-    line, step = _line(njit(lambda tier, at, j, scratch: narrow(tier, read(tier, at + 16 * source_width * j))), width)
+    numbers = njit(lambda tier, at, j, scratch: read(tier, at + 16 * source_width * j))
+    pair = _pair(dtype, subnormal=format.name != "F16")
+    line, step = _line(numbers, pair), 2 if pair else 1
+    width = 4 // step
 
     def loop(format, dtype, tier, streams, blocks, count, out, scratch):
         whole = count & -(16 * step)
         for j in range(0, whole // 16, step):
-            x = line(tier, blocks, j, scratch)
-            if streams:
-                stream(out + 16 * width * j, x)
-            else:
-                store(out + 16 * width * j, x)
+            _put(streams, out + 16 * width * j, line(tier, blocks, j, scratch))
         if whole < count:  # neither a byte read nor one written past the end
             copy(blocks + source_width * whole, source_width * (count - whole), scratch)
             store(scratch + 128, line(tier, scratch, 0, scratch))

@@ -164,6 +164,7 @@ def _compile(function: Callable, symbol: str) -> bytes:
     target, flags = registry.cpu_target, compiler.Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"
+    llvm.initialize_native_asmparser()  # for instructions that LLVM is given as text
     with global_compiler_lock, event.trigger_event("numba:compile"):
         target.target_context.refresh()
         compiled = compiler.compile_extra(

@@ -56,6 +56,11 @@ class Numbers:
         """Bits of n that the planes before ``plane`` hold."""
         return sum(other.bits for other in self.planes[:plane])
 
+    @property
+    def bits(self) -> int:
+        """The bits of all planes."""
+        return self.below(len(self.planes))
+
 
 @dataclass(frozen=True)
 class Scales:

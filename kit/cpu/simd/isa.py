@@ -66,6 +66,9 @@ def float_to_half(_, tier, vector):
 
     def emit(context, builder, signature, args):
         value = args[1]
+        if tier.value == "avx512" and vector.lanes == 16:  # LLVM does not stream what has the type of a half
+            nearest, kept, every = ir.Constant(_I32, 8), ir.Constant(result.llvm, None), ir.Constant(_I16, -1)
+            return _call(builder, "llvm.x86.avx512.mask.vcvtps2ph.512", result.llvm, [value, nearest, kept, every])
         if tier.value != "plain":
             return builder.bitcast(builder.fptrunc(value, _with_lanes(value.type, _F16)), result.llvm)
         word, constant = _with_lanes(value.type, _I32), _like(value.type, _I32)
@@ -106,6 +109,18 @@ def float_to_bfloat(_, vector):
 
 
 @intrinsic
+def floats_to_bfloats(_, tier, a, b):
+    """floats_to_bfloats(tier, a, b): the same for two f32x16, by AVX512-BF16, which takes subnormals for zero; u16x32."""
+    result = Vector(types.uint16, 32)
+
+    def emit(context, builder, signature, args):
+        kind = ir.FunctionType(result.llvm, [f32x16.llvm] * 2)  # LLVM does not stream what has the type of a bfloat
+        return builder.asm(kind, "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v", args[1:], side_effect=False)
+
+    return result(tier, a, b), emit
+
+
+@intrinsic
 def bfloat_to_float(_, bits):
     """bfloat_to_float(b): bfloat16 bits (uint16 lanes) as float32."""
     result = Vector(types.float32, bits.lanes)
@@ -120,13 +135,15 @@ def bfloat_to_float(_, bits):
 
 @intrinsic
 def lookup(_, tier, table, index):
-    """lookup(tier, table, i): table[i] lane by lane; table and index are 16 bytes each, every index below 16."""
+    """lookup(tier, table, i): table[i] lane by lane; 16 bytes or 32 words each, every index below 16 or 32."""
 
     def emit(context, builder, signature, args):
-        if tier.value != "plain":
+        if tier.value == "avx512" and table.lanes == 32:
+            return _call(builder, "llvm.x86.avx512.permvar.hi.512", args[1].type, args[1:])
+        if tier.value != "plain" and table.lanes == 16:
             return _call(builder, "llvm.x86.ssse3.pshuf.b.128", args[1].type, args[1:])
         result = ir.Constant(args[1].type, ir.Undefined)
-        for lane in range(16):
+        for lane in range(table.lanes):
             place = ir.Constant(_I32, lane)
             picked = builder.extract_element(args[1], builder.extract_element(args[2], place))
             result = builder.insert_element(result, picked, place)

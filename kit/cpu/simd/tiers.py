@@ -67,17 +67,18 @@ def self_test(name: str) -> list[str]:
     floats = np.concatenate([halves.astype(np.uint32) << 16 | low for low in (0, 0x1000, 0x7FFF, 0xFFFF)]).view(np.float32)
     random = np.random.default_rng(0)
     table, index = random.integers(0, 256, 16, np.uint8), random.integers(0, 16, 16, np.uint8)
+    words, places = random.integers(0, 2**16, 32, np.uint16), random.integers(0, 32, 32, np.uint16)
     a, b = random.integers(0, 256, 64, np.uint8), random.integers(-128, 128, 64, np.int8)
     widened, narrowed = np.empty(2**16, np.float32), np.empty(len(floats), np.uint16)
-    picked, total = np.empty(16, np.uint8), np.ones(16, np.int32)
-    arrays = (halves, widened, floats, narrowed, table, index, picked, a, b, total)
+    picked, chosen, total = np.empty(16, np.uint8), np.empty(32, np.uint16), np.ones(16, np.int32)
+    arrays = (halves, widened, floats, narrowed, table, index, picked, words, places, chosen, a, b, total)
     function(_probe(name), 2 + len(arrays))(len(halves), len(floats), *(array.ctypes.data for array in arrays))
     with np.errstate(all="ignore"):
         rounded, exact = floats.astype(np.float16), halves.view(np.float16).astype(np.float32)
     right = {
         "half_to_float": np.array_equal(widened, exact, equal_nan=True),
         "float_to_half": np.array_equal(narrowed.view(np.float16), rounded, equal_nan=True),
-        "lookup": np.array_equal(picked, table[index]),
+        "lookup": np.array_equal(picked, table[index]) and np.array_equal(chosen, words[places]),
         "dot4": np.array_equal(total, 1 + (a.astype(np.int32) * b).reshape(16, 4).sum(1)),
     }
     return [primitive for primitive, ok in right.items() if not ok]
@@ -88,14 +89,15 @@ def _probe(tier: Static):
     """Each of the primitives on each of the numbers."""
     from kit.cpu.simd.isa import dot4, float_to_half, half_to_float, lookup  # and Numba
     from kit.cpu.simd.memory import load, store
-    from kit.cpu.simd.vectors import f32x16, i8x64, i32x16, u8x16, u8x64, u16x16
+    from kit.cpu.simd.vectors import f32x16, i8x64, i32x16, u8x16, u8x64, u16x16, u16x32
 
-    def probe(n_halves, n_floats, halves, widened, floats, narrowed, table, index, picked, a, b, total):
+    def probe(n_halves, n_floats, halves, widened, floats, narrowed, table, index, picked, words, places, chosen, a, b, total):
         for i in range(0, n_halves, 16):
             store(widened + 4 * i, half_to_float(tier, load(u16x16, halves + 2 * i)))
         for i in range(0, n_floats, 16):
             store(narrowed + 2 * i, float_to_half(tier, load(f32x16, floats + 4 * i)))
         store(picked, lookup(tier, load(u8x16, table), load(u8x16, index)))
+        store(chosen, lookup(tier, load(u16x32, words), load(u16x32, places)))
         store(total, dot4(tier, load(i32x16, total), load(u8x64, a), load(i8x64, b)))
 
     return probe
