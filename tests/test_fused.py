@@ -17,7 +17,7 @@ from reference_model import forward
 
 import kit
 from kit.cpu import simd, superblocks
-from kit.cpu.linear import linear
+from kit.cpu.linear import MANY_TOKENS, linear
 from kit.cpu.simd.memory import store
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS
@@ -107,10 +107,27 @@ def test_the_other_tiers_too(tier, accuracy):
                 check(qtype, 5, shape(qtype, 2), tokens, accuracy)
 
 
+@pytest.mark.parametrize("tier", [None, simd.tier().value])  # with the CPU's matrix unit, if it has one, and without
 @pytest.mark.parametrize("accuracy", ACCURACIES)
 @pytest.mark.parametrize("tokens", [33, 140])  # more than a tile of int8; than the sums of a strip
-def test_long_prompts_and_many_rows(accuracy, tokens):
-    check("Q4_K", 301, 1280, tokens, accuracy)
+def test_long_prompts_and_many_rows(accuracy, tokens, tier):
+    with simd.using(tier):
+        check("Q4_K", 301, 1280, tokens, accuracy)
+
+
+@pytest.mark.parametrize("qtype", ["Q4_K", "Q6_K", "Q5_0", "Q2_K"])  # groups of 32 and of 16, with minima and without
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=st.integers(1, 70), columns=st.integers(1, 6), tokens=st.sampled_from([16, 17, 31, 513, 530]), seed=st.integers(0, 9)
+)
+def test_prompts_in_int8_equal_float64(qtype, rows, columns, tokens, seed):
+    check(qtype, rows, columns * {32: 96}.get(FORMATS[qtype].block_elements, 256), tokens, "int8", seed)
+
+
+def test_a_tier_that_was_asked_for_leaves_the_matrix_unit_alone():
+    assert simd.matrix() == (simd.tiers.MATRIX <= simd.features()), "the system forbids it, or its products are wrong"
+    with simd.using("plain"):
+        assert not simd.matrix()
 
 
 def test_small_blocks_in_rows_shorter_than_a_unit():
@@ -127,30 +144,32 @@ def test_nothing_behind_the_last_row_is_read(qtype):
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(pages.ctypes.data + size), mmap.PAGESIZE, 0) == 0
     guarded = pages[size - blocks.nbytes : size].reshape(blocks.shape)
     guarded[:] = blocks
-    for tokens in (1, 2, 4, 9):
+    for tokens in (1, 2, 4, 9, 16):
         x = activations(tokens, shape(qtype, 1))
         for accuracy in ACCURACIES:
             assert torch.equal(linear(guarded, qtype, x, accuracy), linear(blocks, qtype, x, accuracy))
 
 
+@pytest.mark.parametrize("tokens", [1, 16])
 @pytest.mark.parametrize("accuracy", ACCURACIES)
-@pytest.mark.parametrize("qtype", ["Q8_0", "Q5_0", "MXFP4"])
-def test_the_end_of_a_row_takes_nothing_from_the_next(qtype, accuracy):
-    blocks, _ = matrix(qtype, 3, 320)
-    alone, blocks[1] = linear(blocks[:1], qtype, activations(1, 320), accuracy), 255  # NaN, or as large as can be
-    assert torch.equal(linear(blocks, qtype, activations(1, 320), accuracy)[:, :1], alone)
+@pytest.mark.parametrize("qtype", ["Q8_0", "Q5_0", "Q4_1", "MXFP4"])
+def test_the_end_of_a_row_takes_nothing_from_the_next(qtype, accuracy, tokens):
+    (blocks, _), x = matrix(qtype, 3, 320), activations(tokens, 320)
+    alone, blocks[1] = linear(blocks[:1], qtype, x, accuracy), 255  # NaN, or as large as can be
+    assert torch.equal(linear(blocks, qtype, x, accuracy)[:, :1], alone)
 
 
+@pytest.mark.parametrize("tokens", [2, 16])
 @pytest.mark.parametrize("accuracy", ACCURACIES)
-def test_zeros_tiny_numbers_and_nan(accuracy):
+def test_zeros_tiny_numbers_and_nan(accuracy, tokens):
     blocks, _ = matrix("Q4_K", 3, 256)
-    assert (linear(blocks, "Q4_K", torch.zeros(2, 256), accuracy) == 0).all()
-    assert linear(blocks, "Q4_K", torch.full((1, 256), 1e-40), accuracy).abs().max() < 1e-36
+    assert (linear(blocks, "Q4_K", torch.zeros(tokens, 256), accuracy) == 0).all()
+    assert linear(blocks, "Q4_K", torch.full((tokens - 1, 256), 1e-40), accuracy).abs().max() < 1e-36
     for bad in (torch.nan, torch.inf):
-        x = torch.ones(2, 256)
+        x = torch.ones(tokens, 256)
         x[1, 200] = bad
         y = linear(blocks, "Q4_K", x, accuracy)
-        assert y[0].isfinite().all() and not y[1].isfinite().any()
+        assert y[0].isfinite().all() and not y[1].isfinite().any() and y[2:].isfinite().all()
 
 
 def test_transposed_activations():
@@ -186,13 +205,15 @@ def test_the_exactness_table_has_both_accuracies():
     assert (table[:, "float32"] < 1e-6).all() and table[:, "int8"].between(1e-4, 3e-2).all()
 
 
+@pytest.mark.parametrize("tier", [None, simd.tier().value])
 @pytest.mark.parametrize("accuracy", ACCURACIES)
 @pytest.mark.parametrize("qtype", ["Q4_K", "Q8_0", "F16"])
-def test_many_tokens_in_pieces_equal_float64(qtype, accuracy, monkeypatch):
+def test_a_prompt_equals_float64_with_the_matrix_unit_and_in_pieces(qtype, accuracy, tier, monkeypatch):
     monkeypatch.setattr(model_linear, "_PIECE", 3000)  # several rows at a time, the last piece a short one
-    (blocks, numbers), x = matrix(qtype, 50, shape(qtype, 2)), activations(model_linear.MANY_TOKENS, shape(qtype, 2))
+    (blocks, numbers), x = matrix(qtype, 50, shape(qtype, 2)), activations(MANY_TOKENS, shape(qtype, 2))
     weights = SimpleNamespace(blocks=lambda name: blocks, info=lambda name: SimpleNamespace(qtype=qtype))
-    y = model_linear.linear_named({"float32": "fused", "int8": "fused-int8"}[accuracy]).apply(weights, "", x).numpy()
+    with simd.using(tier):
+        y = model_linear.linear_named({"float32": "fused", "int8": "fused-int8"}[accuracy]).apply(weights, "", x).numpy()
     right = (rounded(x)[0] if accuracy == "int8" and FORMATS[qtype].codes else x.numpy().astype(np.float64)) @ numbers.T
     assert np.abs(y - right).max() < 1e-5 * right.std()
 

@@ -248,6 +248,7 @@ import numpy as np, torch, kit
 from kit.cpu import simd
 from kit.quants.exactness import exactness
 assert simd.available()[0] == {tier!r}, simd.available()
+assert not simd.matrix()
 assert exactness(["Q4_K", "Q8_0", "IQ4_NL", "IQ2_S", "F16"], dtypes=["float32"]).equal.all()
 assert exactness(["Q4_K"], dtypes=["float16"]).equal.all()
 """

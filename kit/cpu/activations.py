@@ -7,9 +7,9 @@ import torch
 from numba import types
 
 from kit.cpu import threads
-from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import add_up, greatest
-from kit.cpu.simd.vectors import bitcast, broadcast, convert, f32x16, i8x16, i32x16, jit, select, u32x16
+from kit.cpu.simd.vectors import bitcast, broadcast, convert, f32x16, i8x16, i32x16, jit, select, swap_neighbors, u32x16
 from kit.cpu.superblocks import UNIT, codes_of
 from kit.cpu.tasks import task
 from kit.gguf.formats import Format
@@ -22,25 +22,28 @@ SUMS, SCALE, RECORD = UNIT, UNIT + 64, UNIT + 128
 _SMALLEST = np.float32(1e-36)  # below it, activations are zeros: 127 / x would overflow
 
 
-def quantize(x: torch.Tensor, format: Format) -> torch.Tensor:
-    """The records of x (tokens, columns) float32: (units, tokens, RECORD) uint8, 64-byte aligned.
+def quantize(x: torch.Tensor, order: np.ndarray, group: int = 16) -> torch.Tensor:
+    """The records of x (tokens, columns) float32: (units, tokens, RECORD) uint8, 64-byte aligned; order: see ``order_of``.
 
-    code = round(x / scale) to nearest even, scale = largest |x| / 127. Columns are filled up to units with zeros.
+    code = round(x / scale) to nearest even, scale = largest |x| / 127. Columns are filled up to units with zeros. Where
+    ``group`` is 32, each sum is that of two neighbors.
     """
     tokens, columns = x.shape
     units = -(-columns // UNIT)
     records = torch.empty(units, tokens, RECORD, dtype=torch.uint8)  # torch aligns to 64 bytes
-    threads.run(quantizing(), (x.data_ptr(), columns, tokens, records.data_ptr(), order_of(format).ctypes.data), tokens)
+    threads.run(quantizing(), (x.data_ptr(), columns, tokens, records.data_ptr(), order.ctypes.data, group), tokens)
     return records
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """The numbers that the codes of ``quantize`` stand for: x (tokens, columns) float32, and so the result."""
-    units = torch.nn.functional.pad(x, (0, -x.shape[1] % UNIT)).view(len(x), -1, UNIT)
-    low, high = units.aminmax(dim=-1, keepdim=True)
-    largest = torch.maximum(high, -low)
-    codes = (units * torch.where(largest < float(_SMALLEST), 0, 127 / largest)).round_()
-    return codes.mul_(largest / 127).view(len(x), -1)[:, : x.shape[1]]
+    tokens, columns = x.shape
+    x, y = x.contiguous(), torch.empty(tokens, columns)
+    threads.run(_rounding(), (x.data_ptr(), columns, y.data_ptr(), NATURAL.ctypes.data), tokens)
+    return y
+
+
+NATURAL = np.arange(16)  # the order of the weights
 
 
 @functools.cache
@@ -55,10 +58,32 @@ def quantizing():
     return _quantize_token
 
 
-def _quantize_token(token, x, columns, tokens, records, order):
+def _quantize_token(token, x, columns, tokens, records, order, group):
     x += 4 * columns * token
     for unit in range((columns + 255) // 256):
-        _quantize_unit(x + 1024 * unit, min(16, columns // 16 - 16 * unit), records + (unit * tokens + token) * RECORD, order)
+        record = records + (unit * tokens + token) * RECORD
+        _quantize_unit(x + 1024 * unit, min(16, columns // 16 - 16 * unit), record, order)
+        if group == 32:
+            sums = load(f32x16, record + SUMS)
+            store(record + SUMS, sums + swap_neighbors(sums))
+
+
+@task
+def _rounding():
+    """The task of ``rounded``."""
+
+    def round_token(token, x, columns, y, order):
+        record = _record()
+        for at in range(4 * columns * token, 4 * columns * (token + 1), 4 * UNIT):
+            sixteens = min(16, (4 * columns * (token + 1) - at) // 64)
+            _quantize_unit(x + at, sixteens, record, order)
+            for n in range(sixteens):
+                store(y + at + 64 * n, convert(f32x16, load(i8x16, record + 16 * n)) * load(f32x16, record + SCALE))
+
+    return round_token
+
+
+_record = stack(RECORD)
 
 
 @jit

@@ -9,15 +9,16 @@ import threading
 import numpy as np
 import torch
 
-from kit.cpu import gemm, gemv, gemv_float, gemv_int8, threads
-from kit.cpu.activations import RECORD, order_of, quantize, quantizing
-from kit.cpu.simd.tiers import tier
+from kit.cpu import gemm, gemm_int8, gemv, gemv_float, gemv_int8, threads
+from kit.cpu.activations import NATURAL, RECORD, order_of, quantize, quantizing
+from kit.cpu.simd.tiers import matrix, tier
 from kit.cpu.superblocks import UNIT, codes_of, in_vectors
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
 
 ACTIVATIONS = ("float32", "int8")
 _LEAST, _MOST = 2**14, 256  # a task takes at least so many bytes of blocks, and there are at most so many tasks
+MANY_TOKENS = 128  # whose arithmetic is worth a dequantization
 _TILE = 16  # rows of several tokens: what every kernel's tiles divide
 
 
@@ -35,13 +36,17 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         for step in forms.product(blocks, qtype, y, activations):
             threads.run(*step)
         return y
+    share = _share(blocks, tokens)
     if activations == "int8" and format.codes is not None:
-        x, module = quantize(x, format), gemv_int8
+        if tokens >= gemm_int8.FEWEST and matrix():
+            x, module, share = quantize(x, NATURAL, gemm_int8.group_of(format)), gemm_int8, gemm_int8.share(rows)
+        else:
+            x, module = quantize(x, order_of(format)), gemv_int8
     elif tokens >= gemm.FEWEST:
         x, module = gemm.padded(x), gemm
     else:
         module = gemv_float
-    stride, share = x.stride(0) * x.itemsize, _share(blocks, tokens)
+    stride = x.stride(0) * x.itemsize
     threads.run(
         module.kernel(format, tier()),
         (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share),
@@ -51,6 +56,11 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
 
 
 Step = tuple[int, tuple[int, ...], int]  # function, arguments, tasks
+
+
+def in_pieces(qtype: str, tokens: int, activations: str) -> bool:
+    """Whether so many tokens are multiplied sooner by torch, from pieces of the matrix dequantized on the way."""
+    return tokens >= MANY_TOKENS and not (activations == "int8" and FORMATS[qtype].codes and matrix())
 
 
 class Activations:
@@ -85,7 +95,8 @@ class Activations:
     def _quantized(self, format):
         columns = self.x.shape[1]
         records = torch.empty(-(-columns // UNIT), RECORD, dtype=torch.uint8)
-        return (records,), (quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), order_of(format).ctypes.data), 1)
+        arguments = self.x.data_ptr(), columns, 1, records.data_ptr(), order_of(format).ctypes.data, 16
+        return (records,), (quantizing(), arguments, 1)
 
     def _ordered(self, layout):
         function, arguments, made = gemv.preparing(self.x, layout)

@@ -79,15 +79,14 @@ def _held(weights, name):
 def _fused(weights, name, x, activations="float32"):
     """Straight from the file's blocks; the cache is not asked."""
     from kit.cpu.activations import rounded
-    from kit.cpu.linear import linear  # brings in the kernels, which no other way needs
+    from kit.cpu.linear import in_pieces, linear  # brings in the kernels, which no other way needs
 
     blocks, qtype = weights.blocks(name), weights.info(name).qtype
-    if len(x) < MANY_TOKENS:
+    if not in_pieces(qtype, len(x), activations):
         return linear(blocks, qtype, x, activations)
     return _in_pieces(blocks, qtype, rounded(x) if activations == "int8" and FORMATS[qtype].codes else x)
 
 
-MANY_TOKENS = 128  # whose arithmetic is worth a dequantization
 _PIECE = 2**21  # numbers dequantized at a time
 
 

@@ -15,6 +15,6 @@ The primitives of ``special`` use an instruction that LLVM does not find by itse
 are those of the scalar arithmetic, bit for bit.
 """
 
-from kit.cpu.simd.tiers import TIERS, available, describe, features, self_test, tier, using
+from kit.cpu.simd.tiers import TIERS, available, describe, features, matrix, self_test, tier, using
 
-__all__ = ["TIERS", "available", "describe", "features", "self_test", "tier", "using"]
+__all__ = ["TIERS", "available", "describe", "features", "matrix", "self_test", "tier", "using"]

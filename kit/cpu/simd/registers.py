@@ -5,7 +5,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kit.cpu.simd.vectors import f32x16
+from kit.cpu.simd.vectors import Vector, _splat, f32x16
 
 
 def several_of(count: int):
@@ -51,3 +51,39 @@ def add_products(_, sums, rows, tokens):
         return context.make_tuple(builder, signature.return_type, results)
 
     return sums(sums, rows, tokens), emit
+
+
+@intrinsic
+def sum_of_products(_, kind, vectors, address, step, total):
+    """sum_of_products(i32x16, v, address, step, c): c + v[0] * a + v[1] * b + ..., with what lies ``step`` bytes apart from the
+    address on: vectors, or numbers (of types.float32) for all lanes."""
+    of = kind.instance_type
+
+    def emit(context, builder, signature, args):
+        kind = ir.FunctionType(total.llvm, [total.llvm] * 3)
+        fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32")
+        result, element = args[4], of.llvm if isinstance(of, Vector) else ir.FloatType()
+        for i, vector in enumerate(cgutils.unpack_tuple(builder, args[1])):
+            place = builder.add(args[2], builder.mul(args[3], ir.Constant(args[3].type, i)))
+            loaded = builder.load(builder.inttoptr(place, element.as_pointer()))
+            loaded.align = 4
+            loaded = builder.sitofp(loaded, total.llvm) if isinstance(of, Vector) else _splat(builder, loaded, total)
+            result = builder.call(fma, [vector, loaded, result])
+        return result
+
+    return total(kind, vectors, types.int64, types.int64, total), emit
+
+
+@intrinsic
+def transpose(_, vectors):
+    """transpose(v): 16 vectors of lane 0 of all 16, lane 1 of all ..."""
+
+    def emit(context, builder, signature, args):
+        rows = cgutils.unpack_tuple(builder, args[0])
+        halves = [[lane + other for lane in range(start, start + 8) for other in (0, 16)] for start in (0, 8)]
+        masks = [ir.Constant(ir.VectorType(ir.IntType(32), 16), half) for half in halves]
+        for _ in range(4):  # each riffles the vectors as a pack of cards
+            rows = [builder.shuffle_vector(rows[i], rows[i + 8], mask) for i in range(8) for mask in masks]
+        return context.make_tuple(builder, vectors, rows)
+
+    return vectors(vectors), emit

@@ -2,8 +2,10 @@
 
 import contextlib
 import contextvars
+import ctypes
 import functools
 import os
+import sys
 import warnings
 
 import numpy as np
@@ -17,6 +19,7 @@ TIERS = {
     "avx2": {"avx2", "f16c", "ssse3"},
     "plain": set(),
 }
+MATRIX = TIERS["avx512"] | {"amx-tile", "amx-int8"}
 
 
 def available() -> list[str]:
@@ -58,6 +61,40 @@ def _choose(asked: str | None) -> Static:
             raise KitError(f"SIMD tier {candidate!r} computes wrong results on this CPU: {wrong}")
         warnings.warn(f"SIMD tier {candidate!r} fails its self-test ({wrong}); trying the next", stacklevel=4)
     raise KitError("no SIMD tier passes its self-test on this CPU: use backend='reference'")
+
+
+def matrix() -> bool:
+    """Whether kernels use the CPU's matrix unit (kit.cpu.simd.amx): unless a tier was asked for, where there is one that
+    the system lets this process use, and its products are right."""
+    return not (_asked.get() or os.environ.get("KIT_SIMD")) and MATRIX <= features() and _matrix_works()
+
+
+@functools.cache
+def _matrix_works() -> bool:
+    permit, tile_data = 0x1023, 18  # of Linux's system call arch_prctl, for all threads of the process
+    if sys.platform != "linux" or ctypes.CDLL(None).syscall(158, permit, tile_data):
+        return False
+    random = np.random.default_rng(0)
+    left, right = random.integers(-128, 128, (2, 16, 64), np.int8)
+    sums, scratch = np.empty((16, 16), np.int32), np.empty(64, np.uint8)
+    function(_matrix_probe(), 5)(0, *(array.ctypes.data for array in (left, right, sums, scratch)))
+    columns = right.reshape(16, 16, 4).swapaxes(0, 1).reshape(16, 64)
+    if wrong := not np.array_equal(sums, left.astype(np.int32) @ columns.T.astype(np.int32)):
+        warnings.warn("the CPU's matrix unit fails its self-test; going on without it", stacklevel=4)
+    return not wrong
+
+
+@task
+def _matrix_probe():
+    """One product of tiles."""
+    from kit.cpu.simd.amx import configure, multiply, release  # and Numba
+
+    def probe(task, left, right, sums, scratch):
+        configure(64, scratch)
+        multiply(left, 64, right, sums)
+        release()
+
+    return probe
 
 
 @functools.cache
@@ -107,6 +144,7 @@ def describe() -> tuple[str, str, str]:
     """For `kit doctor`: state ("ok", "note"), what runs and what this CPU has, and the remedy for what fails."""
     failing = [name for name in available() if self_test(name)]
     finding = f"{tier().value} runs; this CPU has {', '.join(available())}"
+    finding += "; prompts by its matrix unit (AMX)" if matrix() else ""
     if failing:
         return ("note", f"{finding}; wrong results from {', '.join(failing)}", "update numba and llvmlite, or report this CPU")
     return "ok", finding, ""
