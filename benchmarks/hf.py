@@ -28,7 +28,7 @@ def run(prompt: int = 512, tokens: int = 24, rounds: int = 3) -> pd.DataFrame:
     table["of llama.cpp"] = table["speed"] / table["speed"]["llama.cpp, mmap"]
     table["of transformers"] = table["speed"] / table["speed"]["transformers"]
     table["of the file"] = table["beyond imports"] / path.stat().st_size
-    return table.drop(columns=["samples", "locked"])
+    return table.drop(columns="samples")
 
 
 def markdown(rows: list[dict]) -> str:

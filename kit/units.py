@@ -47,7 +47,7 @@ def format_seconds(seconds: float) -> str:
     for unit, scale in (("s", 1), ("ms", 1e3), ("us", 1e6)):
         if abs(seconds) * scale >= 1:
             return f"{_three(seconds * scale)} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
+    return f"{seconds * 1e9:.0f} ns" if seconds else "0 s"
 
 
 def _three(value: float) -> str:

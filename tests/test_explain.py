@@ -143,7 +143,7 @@ def test_families_add_up_to_the_whole(study):
     table = study.families().drop(tables.REST)
     used = {name: study.file.tensors[name] for name in study.order.names}
     assert table["in the file"].sum() == sum(info.nbytes for info in used.values())
-    assert table["decoded"].sum() == 4 * sum(info.elements for info in used.values())
+    assert table["in float32"].sum() == 4 * sum(info.elements for info in used.values())
     assert table["share"].sum() == pytest.approx(1)
     assert table.loc["ffn_up", "uses"] == 2
 

@@ -132,8 +132,8 @@ def test_a_whole_run_draws_and_judges(tiny, tmp_path, monkeypatch):
     timed = attention.times(config, MACHINE, [1, 16, 64], samples=1)
     weights, tokens = one_token.by_way(file, 8, 1.0, samples=1)
     shares = attention.shares(config, timed, tokens, 2)
-    matrices = attention.projections(weights, config, MACHINE, samples=1)
-    assert (matrices["rms / std"] < 1e-5).all()
+    matrices = attention.projections(weights, config, samples=1)
+    assert (matrices["rms / std"] < 1e-5).all() and (matrices["time / bound"] >= 1).all()
     speeds = one_token.kv_speeds(weights, MACHINE, 8, 1.0, samples=1)
     table = one_token.token_table(tokens, MACHINE, attention.elements_read(config, 2))
     assert list(table["total, s"]) == pytest.approx(list(table.filter(like=", s").drop(columns="total, s").sum(axis=1)))
@@ -141,7 +141,7 @@ def test_a_whole_run_draws_and_judges(tiny, tmp_path, monkeypatch):
     assert (points["gflops"] > 0).all() and points.loc["projection fused", "intensity"] > 3
     for figure in (
         attention_figures.times(timed), attention_figures.shares(shares), attention_figures.kv_speeds(speeds),
-        attention_figures.projections(matrices, 20.0), attention_figures.roofline(points, MACHINE),
+        attention_figures.projections(matrices), attention_figures.roofline(points, MACHINE),
         attention_figures.token_bars(tokens, 0.01),
     ):  # fmt: skip
         figure.canvas.draw()

@@ -60,7 +60,7 @@ def test_heat_maps_say_the_rate_that_a_replay_has():
     pinned = np.array(drawn[0].images[0].get_array())
     assert pinned.shape == (11, 4) and (pinned[:3, 1:] == 100).all()
     assert pinned[3:].sum() == 0 and pinned[:, 0].sum() == 0
-    assert len(drawn) == 1 and drawn[0].get_title(loc="left") == "Pinned" and "never a hit: LRU" in figure.get_suptitle()
+    assert len(drawn) == 1 and drawn[0].get_title(loc="left") == "Pinned" and "no hits at all: LRU" in figure.get_suptitle()
 
 
 def test_rows_use_all_of_the_capacity():

@@ -73,11 +73,12 @@ def lab(folder):
             time.sleep(0.1)
         yield found[1], found[2]
     finally:
-        children = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGTERM)
-        for child in psutil.wait_procs(children, timeout=20)[1]:
-            child.kill()
-        process.wait()
+        if process.poll() is None:  # a server that died has nothing left to end: its own error is the one to see
+            children = psutil.Process(process.pid).children(recursive=True)
+            os.killpg(process.pid, signal.SIGTERM)
+            for child in psutil.wait_procs(children, timeout=20)[1]:
+                child.kill()
+            process.wait()
 
 
 def _answers(port, host="127.0.0.1"):

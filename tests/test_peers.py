@@ -46,7 +46,7 @@ def test_what_cannot_run_is_named(path, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "memory_available", lambda: 1)
     names = ["llama.cpp, mmap", "transformers", "transformers, another way"]
     reasons = peers.compare(path, names, prompt=[5], tokens=2).reason
-    assert reasons["transformers, another way"] == "as transformers"
+    assert reasons["transformers, another way"] == "see transformers"
     assert reasons["llama.cpp, mmap"] == "llama.cpp, mmap: not installed: pip install no_such_package"
     assert "transformers: needs about" in reasons["transformers"] and "1 B are free" in reasons["transformers"]
     assert "llama.cpp, mmap" not in peers.installed() and "kit" in peers.installed()

@@ -6,7 +6,7 @@ from kit.lab.tables import number
 from kit.units import format_bytes, format_count, format_seconds
 
 _SECONDS = ("dequantize", "multiply", "from blocks", "predicted", "measured", "least", "least seconds a token")
-_BYTES = ("in the file", "decoded", "held", "file pages", "together", "peak", "bytes")
+_BYTES = ("in the file", "in float32", "held", "file pages", "together", "peak", "bytes")
 _SHARES = ("share", "hit rate", "bytes hit", "upper bound")
 _FORMATS = (
     dict.fromkeys(_SECONDS, format_seconds)

@@ -1,4 +1,4 @@
-"""Decodes a model through a cache and keeps what happened: the live points of both cache notebooks."""
+"""Decode a model through a cache and keep what happened, for both cache notebooks."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,7 +21,7 @@ from kit.lab import figures, tables
 class Live:
     """One decode: seconds of each pass (the first is the prompt's), counts, every access, the last logits.
 
-    ``held_bytes`` is what the store really holds, which only a broken one tells apart from its statistics.
+    ``held_bytes``: what the store holds; the statistics of a broken store may say otherwise.
     """
 
     label: str
@@ -58,8 +58,7 @@ def decode(
 ) -> Live:  # fmt: skip
     """Decode ``passes`` tokens one by one from an empty context, with fixed inputs, through ``cache``.
 
-    ``prompt``: tokens a pass, for a pass that is an inference of its own (a prompt's), not a token.
-
+    ``prompt``: tokens a pass: 1 decodes, more make each pass the inference of a prompt.
     ``fault(policy, trace)`` puts a broken store (kit.cache.faults) in place of the real one; ``prepare(weights)`` runs
     before the first pass and may return a context manager to decode inside (a prefetcher).
     """
@@ -114,6 +113,9 @@ def same_logits(runs: list[Live]) -> pd.DataFrame:
     return tables.frame(rows, "run", "largest difference")
 
 
+RATES = dict.fromkeys(["of the bound", "hit rate", "byte hit rate"], "{:.1%}")  # how a page writes columns of ``table``
+
+
 def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
     """One row a run: speed after the first pass, its share of the bound for that hit rate, GB/s read, hits, memory."""
     rows = [
@@ -131,7 +133,7 @@ def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
 def sweep(file, order: Requests, fractions, passes=3) -> pd.DataFrame:
     """Decode at each capacity (a fraction of the working set): speed, live and replayed hit rate.
 
-    By LRU, and by a pinned set that wastes no room: chosen by knapsack over bytes, what a miss costs here.
+    The policies are LRU and a pinned set that a knapsack over bytes chose.
     """
     sizes, rows = order.objects, []
     knapsacked = lambda limit: kit.Pinned(limit, names=knapsack(sizes, sizes, limit))  # noqa: E731

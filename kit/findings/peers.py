@@ -97,7 +97,7 @@ ENGINES = {
     "kit in transformers, int8 activations": partial(_InTransformers, weights="blocks-int8"),
 }
 _PACKAGES = {"llama.cpp": "xllamacpp", "transformers": "transformers", "kit in transformers": "transformers"}
-_IMPORTS = {  # what an engine's process imports before its time to load counts
+_IMPORTS = {  # what an engine's process imports before loading is timed
     "kit": ("kit.model.transformer", "kit.cpu.linear"),
     "llama.cpp": ("xllamacpp",),
     "transformers": ("torch", "transformers.modeling_utils", "transformers.modeling_gguf_pytorch_utils"),
@@ -121,9 +121,9 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
     Only one process runs at a time, the others are stopped. ``prompt``: token ids (None: of PROMPT). Columns: imports, load
     and first, seconds until the engine's libraries are imported, then the file is open, then until the first token, in
     a new process with the file in the page cache; prefill, tokens a second of the prompt, median; speed, those after it, the
-    median of ``samples``; resident and locked, bytes of the process after that; mapped, those of the file itself among the
-    resident; beyond imports, how many of the resident ones were not there when the libraries were; agree, leading tokens that
-    are the first engine's; reason, why there is nothing else in the row.
+    median of ``samples``; resident, bytes of the process after that; mapped, those of the file itself
+    among them; beyond imports, those that were not there when the libraries were; agree, leading tokens equal to the first
+    engine's; reason, why the rest of the row is empty.
     """
     import kit
 
@@ -135,7 +135,7 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
     try:
         for name in tqdm(engines or ENGINES, "peers", disable=None if progress else True):
             if rows.get(family := name.partition(",")[0], {}).get("reason"):
-                rows[name] = {"reason": f"as {family}"}  # another way of an engine that cannot open the file
+                rows[name] = {"reason": f"see {family}"}  # another way of an engine that cannot open the file
                 continue
             try:
                 running[name] = _start(name, path, context, needs.get(name, 0))
@@ -158,22 +158,24 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
                 seconds, said[name] = engine.ask(steps=tokens - 1)
                 rows[name]["samples"].append((tokens - 1) / seconds)
         for name, engine in running.items():
-            rows[name] |= engine.memory() | {
-                "prefill": float(np.median(rows[name].pop("prompts"))), "mapped": engine.mapped(path),
+            rows[name] |= {
+                "resident": engine.memory(), "mapped": engine.mapped(path),
+                "prefill": float(np.median(rows[name].pop("prompts"))),
                 "speed": float(np.median(rows[name]["samples"])), "agree": _agree(said[name], next(iter(said.values()))),
             }  # fmt: skip
             rows[name]["beyond imports"] = rows[name]["resident"] - engine.base
     finally:
         for engine in running.values():
             engine.close()
-    columns = ["imports", "load", "first", "prefill", "speed", "samples", "resident", "beyond imports", "mapped", "locked"]
-    columns += ["agree", "reason"]
+    columns = ["imports", "load", "first", "prefill", "speed", "samples", "resident", "beyond imports", "mapped", "agree"]
+    columns += ["reason"]
     return pd.DataFrame.from_dict(rows, "index").reindex(columns=columns).rename_axis("engine")
 
 
 def of_run(lab, path) -> pd.DataFrame:
     """The engines of a run beside each other on one file, 8 tokens after a prompt of 4: measured by the first notebook that
-    asks, and read from the run's peers.json by the others, so that their figures agree. transformers converts for minutes."""
+    asks, and read from the run's peers.json by the others, so that their figures agree. Not by plain transformers, which would
+    convert the file for minutes."""
     kept = lab.out / "peers.json"
     told = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     if told.get("file") != Path(path).name or told["by"] == lab.notebook:
@@ -182,7 +184,7 @@ def of_run(lab, path) -> pd.DataFrame:
         told = {"file": Path(path).name, "by": lab.notebook, "engines": rows}
         kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     table = pd.DataFrame.from_dict(told["engines"], "index").rename_axis("engine").rename(columns={"speed": "tok/s"})
-    return table.reindex(columns=["load", "first", "tok/s", "agree", "resident", "locked", "reason"])
+    return table.reindex(columns=["load", "first", "tok/s", "agree", "resident", "reason"])
 
 
 def _agree(tokens, others) -> int:
@@ -207,7 +209,7 @@ class _Process:
         pipe = subprocess.PIPE
         self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self.imports = self._answer()[0]
-        self.base = self.memory()["resident"]
+        self.base = self.memory()
 
     def ask(self, **question) -> tuple[float, list[int]]:
         """(seconds, tokens) of one of the questions that ``serve`` answers."""
@@ -220,16 +222,14 @@ class _Process:
         line = self._child.stdout.readline()
         if not line:
             said = self._child.communicate()[1].strip().splitlines()
-            raise ReportError(f"{self.name}: {said[-1] if said else f'ended with {self._child.returncode}'}")
+            reason = said[-1].removeprefix("kit.errors.") if said else f"ended with {self._child.returncode}"
+            raise ReportError(f"{self.name}: {reason}")
         self._child.send_signal(signal.SIGSTOP)
         return json.loads(line)
 
-    def memory(self) -> dict[str, int]:
-        """Bytes resident and, on Linux, locked."""
-        status = Path(f"/proc/{self._child.pid}/status")
-        lines = status.read_text().splitlines() if status.exists() else ()
-        locked = next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmLck:")), 0)
-        return {"resident": psutil.Process(self._child.pid).memory_info().rss, "locked": locked}
+    def memory(self) -> int:
+        """Bytes resident."""
+        return psutil.Process(self._child.pid).memory_info().rss
 
     def mapped(self, path) -> int:
         """Bytes of the file that are resident as they are mapped; 0 where the system cannot tell."""
@@ -243,8 +243,8 @@ class _Process:
 
 
 def serve(name: str, path: str, context: str) -> None:
-    """The process's side. Each line of standard input is a question: {"load": true}, {"begin": ids}, the prompt of a new text,
-    or {"steps": n}, so many more tokens; each line of standard output [seconds, tokens], at first those of importing."""
+    """The engine's process. A line of standard input is {"load": true}, {"begin": ids} for a new prompt, or {"steps": n} for n
+    more tokens; a line of standard output is [seconds, tokens], the first for importing."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
     start = time.perf_counter()

@@ -109,7 +109,7 @@ class Session:
         return record
 
     def once(self, quantity: str, unit: str, measure: Callable[[], Sequence[float]]) -> list[float]:
-        """Samples of a quantity that several notebooks show: measured by the first of a run that asks, read by the others."""
+        """Samples of a quantity that several notebooks show: the first of a run measures it, the others read its record."""
         for row in records.read(sorted(self.out.glob("*.jsonl"))):
             given = {name: row.parameters.get(name) for name in ("profile", "model", "seed")}
             if (row.quantity, row.unit) == (quantity, unit) and given.items() <= self.parameters.items() and row.samples:
@@ -117,7 +117,7 @@ class Session:
         return self.record(quantity=quantity, unit=unit, samples=list(measure())).samples
 
     def picture(self, figure) -> None:
-        """Take a figure as the notebook's picture on the front page of the run, drawn anew for that size."""
+        """Save a figure as the notebook's picture on the run's front page, drawn anew in that size."""
         figures.thumbnail(figure, self.out / f"{self.notebook}.png")
 
     def skip(self, claim: str, quantity: str, reason: str) -> records.Record:

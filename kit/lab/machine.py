@@ -99,17 +99,19 @@ def _measure_memory() -> tuple[dict[str, list[float]], dict[str, str]]:
     nbytes = 4 * count
     source, target = torch.empty(count), torch.empty(count)
     fresh = [nbytes / measure.time(new.zero_, samples=0).first / 1e9 for new in (source, target)]
-    methods = {
-        "read_gbps": ("torch.sum over f32", source.sum, nbytes),
-        "write_gbps": ("torch.Tensor.zero_ over f32", target.zero_, nbytes),
-        "copy_gbps": ("torch.Tensor.copy_ over f32, read + write", lambda: target.copy_(source), 2 * nbytes),
-    }
-    samples = {
-        name: [size / seconds / 1e9 for seconds in measure.time(function, samples=6, min_sample=0).samples]
-        for name, (_, function, size) in methods.items()
-    }
-    sources = {name: text for name, (text, _, _) in methods.items()}
-    return samples | {"fresh_gbps": fresh}, sources | {"fresh_gbps": "torch.Tensor.zero_ over a new torch.empty, f32"}
+    matrix, vector = source[: count // 4096 * 4096].view(-1, 4096), torch.ones(4096)
+    ways = (
+        ("read_gbps", "torch.sum over f32", source.sum, nbytes),
+        ("read_gbps", "an f32 matrix times a vector", lambda: matrix @ vector, nbytes),
+        ("write_gbps", "torch.Tensor.zero_ over f32", target.zero_, nbytes),
+        ("copy_gbps", "torch.Tensor.copy_ over f32, read + write", lambda: target.copy_(source), 2 * nbytes),
+    )
+    samples, methods = {"fresh_gbps": fresh}, {"fresh_gbps": "torch.Tensor.zero_ over a new torch.empty, f32"}
+    for name, method, function, size in ways:
+        rates = [size / seconds / 1e9 for seconds in measure.time(function, samples=6, min_sample=0).samples]
+        if max(rates) > max(samples.get(name, [0])):  # of two ways to read the faster one is the bound
+            samples[name], methods[name] = rates, method
+    return samples, methods
 
 
 def _measure_flops() -> list[float]:

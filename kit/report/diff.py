@@ -46,8 +46,8 @@ class Change:
 def compare(a: Iterable[Record], b: Iterable[Record], confidence=0.99, resamples=4000, seed=0) -> list[Change]:
     """Every quantity of two runs, those that changed first.
 
-    Records pair by notebook, claim, quantity, unit and parameters (of a model file only its name counts); the first with the
-    first where several agree in all of these.
+    Records pair by notebook, claim, quantity, unit and parameters (of a model file only its name counts); several that agree
+    in all of these pair in their order.
     """
     left, right = _keyed(a), _keyed(b)
     generator = np.random.default_rng(seed)

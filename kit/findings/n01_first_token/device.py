@@ -27,7 +27,7 @@ PHASES = ("open", "read", "upload", "compute")
 def measure(path, way: str, prompt: list[int]) -> Run:
     """Run one way to the first token of ``prompt`` (two tokens or more); the clock stops with the logits on the host.
 
-    Phases: "read" fills pinned memory from the file, "upload" is what of the copy to the device it does not hide.
+    Phases: "read" fills pinned memory from the file, "upload" is the part of the copy to the device that it does not hide.
     Dequantized weights do not exist; ``held_bytes`` counts blocks in device memory.
     """
     trace, cold = kit.Trace(), pagecache.drop(path)

@@ -18,14 +18,15 @@ def bars(runs: list[Run]):
     figures.log(log, "x")
     log.set_xlim(parts.sum(axis=1).min() / 20, parts.sum(axis=1).max() * 4)
     linear.set_title("Preloading moves the cost; it does not remove it")
-    log.set_title("On a log scale: only the blocks, used where they lie, need neither")
+    log.set_title("The same on a log scale: from blocks almost nothing is dequantized")
     linear.legend(loc="center right")
     return figure
 
 
 def gantt(runs: list[Run]):
     """When each tensor was read, dequantized and used: one line a tensor, one panel a way (of those measured)."""
-    colors = {"linear": figures.GREEN, "read": figures.SKY, "dequantize": figures.ORANGE}  # a linear waits for its weight
+    colors = {"linear": figures.VERMILION, "read": figures.ORANGE, "dequantize": figures.GREEN}  # as in ``bars``
+    names = {"linear": "multiply (waits for its weight)"}
     typical = typical_runs(runs)
     ways = [way for way in ("lazy", "preload", "overlapped") if way in typical]
     figure, panels = figures.new(len(ways), height=2.3 * len(ways), sharex=True, squeeze=False)
@@ -36,7 +37,14 @@ def gantt(runs: list[Run]):
         order = {name: row for row, name in enumerate(dict.fromkeys(spans["tensor"]))}
         for what, color in colors.items():
             some = spans[spans["what"] == what]
-            axes.barh(some["tensor"].map(order), some["seconds"], left=some["start"], height=1, color=color, label=what)
+            axes.barh(
+                some["tensor"].map(order),
+                some["seconds"],
+                left=some["start"],
+                height=1,
+                color=color,
+                label=names.get(what, what),
+            )
         axes.set(title=WAYS[way].label, ylabel="tensor")
         axes.invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(colors))

@@ -75,14 +75,14 @@ def figure(taken: pd.DataFrame, write_gbps: float):
     """GB/s of f32 by threads, a line a dequantizer; the store's bandwidth is the ceiling."""
     table = speeds(taken)
     drawn, axes = figures.new(height=3.4)
-    table.plot(ax=axes, style=["-o", "-s"], xticks=table.index, ylim=(0, write_gbps * 1.25))
+    table.plot(ax=axes, legend=False, style=["-o", "-s"], xticks=table.index, ylim=(0, write_gbps * 1.25))
     for (threads, _), value in table.stack().items():
         axes.annotate(f" {value:.3g}", (threads, value), va="bottom", fontsize=9)
     figures.bound(axes, write_gbps, f"write bandwidth, {write_gbps:.1f} GB/s")
     axes.set(xlabel="threads, each with a tensor of its own", ylabel="GB/s of f32")
     gained = ", ".join(f"{name} {gain:.1f}x" for name, gain in (table.iloc[-1] / table.iloc[0]).items())
     axes.set_title(f"{table.index[-1]} tensors at once, beside one: {gained}")
-    axes.legend(loc="center right")
+    drawn.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return drawn
 
 

@@ -61,7 +61,7 @@ def _loop(kind, value, threads, tokens) -> float:
 
 def evidence(file, costs: pd.DataFrame, dequantizing: pd.DataFrame, run, prompt_tokens: int) -> pd.DataFrame:
     """Whether both scalings hold: a matrix at every prompt against one token, in turn; an inference against its parts."""
-    name = max(one_of_each_shape(read_config(file)), key=lambda name: file.tensors[name].elements)  # calls are not what counts
+    name = max(one_of_each_shape(read_config(file)), key=lambda name: file.tensors[name].elements)
     value, rows = kit.Weights(file)[name], {}
     _loop("strided", value[:, :1], 1, 1)  # compiles
     one = min(_loop("strided", value, 1, 1) for _ in range(2))
@@ -120,8 +120,8 @@ def figure(table: pd.DataFrame, target: float):
 
 def told(table: pd.DataFrame, target: float) -> str:
     """Which combinations give the reported time, in a sentence."""
-    near = [f"{row.loops} on {row.threads} with {row.dequantizer} at {row.prompt} tokens ({row.seconds:.0f} s)"
-            for row in table[table["near"]].itertuples()]  # fmt: skip
+    near = [f"{row.seconds:.0f} s: loops {row.loops}, {row.threads} thread{'s' * (row.threads > 1)}, {row.dequantizer} "
+            f"dequantizer, prompt of {row.prompt}" for row in table[table["near"]].itertuples()]  # fmt: skip
     low, high, which = table["seconds"].min(), table["seconds"].max(), "; ".join(near) or "none"
     return (
         f"{len(near)} of {len(table)} set-ups come within {NEAR:.0%} of {target:g} s ({which}); "

@@ -14,7 +14,10 @@ from kit.units import format_bytes, format_seconds
 def equality(runs: list[Run]) -> pd.DataFrame:
     """Do all ways give the same token? RMS difference of the logits over their standard deviation, against "lazy"."""
     truth = next(run for run in runs if run.way == "lazy").logits
-    rows = {run.way: (int(run.logits.argmax()), relative_rms(run.logits, truth)) for run in runs}
+    rows = {
+        WAYS[run.way].label if run.way in WAYS else run.way: (int(run.logits.argmax()), relative_rms(run.logits, truth))
+        for run in runs
+    }
     return tables.frame(rows, "way", "token", "rms / std")
 
 
@@ -31,10 +34,11 @@ def against_bounds(runs: list[Run], predicted: pd.DataFrame) -> pd.DataFrame:
     rows = {}
     for way, run in typical_runs(runs).items():
         wrote, least = run.frame.query("what == 'dequantize'")["nbytes"].sum(), least_seconds(way, predicted)
+        spent = run.phases["dequantize"]
         rows[WAYS[way].label] = {
             "total, s": run.seconds, "bound, s": least, "times the bound": run.seconds / least,
             "f32 held": format_bytes(run.held_bytes),
-            "dequantized, GB/s": wrote / run.phases["dequantize"] / 1e9 if wrote else np.nan,
+            "dequantized, GB/s": wrote / spent / 1e9 if spent > 0.01 * run.seconds else np.nan,  # else only vectors
         }  # fmt: skip
     return pd.DataFrame(rows).T.infer_objects().rename_axis("way")
 

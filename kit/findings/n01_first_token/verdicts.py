@@ -27,8 +27,8 @@ def judge_preload(lab, file, runs: list[Run], predicted: pd.DataFrame, left_out:
         claim.id, f"a token of {reported.MODEL} in float32 on the reports' machine", "s", accept=(None, claim.after),
         how="computed",
         at_least=(least["float32"], f"{format_bytes(reported.f32_bytes())} over {reported.machine()['read_gbps']:g} GB/s"),
-        text=f"so {claim.after} s was no pass over preloaded float32 weights; this holds for float32 alone: from the file's "
-        f"blocks, which nobody preloads, a token needs {format_seconds(least['blocks of the file'])}",
+        text=f"no pass over preloaded float32 weights takes {claim.after} s on that machine; from the file's blocks, which "
+        f"need no preload, a token takes {format_seconds(least['blocks of the file'])} at least",
     ))  # fmt: skip
     lab.record(claim.id, quantity="first token as reported", unit="s", samples=samples(runs, "reported"))
     if not missing:
@@ -76,7 +76,7 @@ def judge_parallel(lab, runs: list[Run], predicted: pd.DataFrame, taken: pd.Data
             parallel.gains(taken, dequantizer), accept=(1, None), in_ratio=True, tolerance="faster", missing=missing,
             at_most=(float(alone["seconds"].max()) / least,
             "seconds on one thread, measured, over the bytes at write bandwidth"),
-            text="one tensor a thread: the store's bandwidth is the ceiling, and a fast dequantizer is near it",
+            text="one tensor a thread: write bandwidth is the ceiling, and a fast dequantizer is near it",
         ))  # fmt: skip
     missing = left_out.get("overlapped", "")
     whole = [] if missing else samples(runs, "preload")

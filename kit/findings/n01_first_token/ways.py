@@ -45,7 +45,7 @@ WAYS = {
     "fused-warm": Way("fused, warm", "the second request, from the file's blocks", linear="fused", warm=True),
 }
 PHASES = ("open", "read", "dequantize", "compute")
-_SPANS = {  # phase -> its spans; an instant inside the spans of several phases counts for the first of them
+_SPANS = {  # phase -> its spans
     "dequantize": "dequantize",
     "read": "read",
     "upload": "upload",
@@ -113,7 +113,7 @@ def measure(path, way: str, prompt: list[int], dtype: str = "float32") -> Run:
 
 
 def _warm_memory(path, dtype: str) -> bool:
-    """Touch and release as much memory as the way will hold, so that the first way does not pay for all (fresh_gbps).
+    """Touch and release as much memory as the way will hold, so that no way pays for fresh pages (fresh_gbps).
 
     False, with nothing touched, when it would not fit.
     """
@@ -126,7 +126,7 @@ def _warm_memory(path, dtype: str) -> bool:
 
 
 def phases(frame: pd.DataFrame, names: tuple[str, ...] = PHASES) -> dict[str, float]:
-    """Wall seconds by phase, each instant counted once: dequantizing before reading before all else of the answer."""
+    """Wall seconds by phase; an instant inside spans of several phases counts for the first of them in _SPANS."""
     marks = np.unique(frame[["start", "end"]])
     middles, left, parts = (marks[1:] + marks[:-1]) / 2, np.diff(marks), {}
     for phase, what in _SPANS.items():

@@ -58,7 +58,7 @@ def _queue(cache):
     with Prefetcher(cache, [(key, size, lambda: torch.zeros(1000)) for key, size in SCAN], asynchronous=False):
         _walk(cache, 2)
     waiting = cache.queue.qsize() if hasattr(cache, "queue") else 0
-    return f"served by a prefetch: {cache.stats.prefetched} of {cache.stats.gets}; wishes nobody read: {waiting}"
+    return f"served by a prefetch: {cache.stats.prefetched} of {cache.stats.gets}; requests nobody read: {waiting}"
 
 
 def _upgrading(cache):

@@ -1,6 +1,6 @@
 """What explains report 001? Each hypothesis is one trait of the cache, added to an LRU of its limit, and run.
 
-A hypothesis holds when it contradicts nothing that the report saw and something of it cannot be had without the trait.
+A hypothesis holds when it contradicts nothing that the report saw, and some of that is not seen without the trait.
 """
 
 import sys
@@ -118,7 +118,7 @@ def contradicted(table: pd.DataFrame, key: str) -> list[str]:
 
 def worded(table: pd.DataFrame) -> pd.DataFrame:
     """The same with the hypotheses in words."""
-    return table.rename(index={key: hypothesis.text for key, hypothesis in HYPOTHESES.items()}).rename_axis("on an LRU")
+    return table.rename(index={key: hypothesis.text for key, hypothesis in HYPOTHESES.items()}).rename_axis("trait of an LRU")
 
 
 def strong_count(tensors: dict[str, int], limit: int) -> int:

@@ -7,6 +7,7 @@ import pandas as pd
 
 import kit
 from kit.cache.traces import decode_order, repeated
+from kit.findings import reported
 from kit.lab import figures, tables
 from kit.synthetic.geometry import GEOMETRIES
 from kit.units import format_bytes
@@ -130,7 +131,7 @@ def preload_figure(preloads: Preloads):
     memory.hist(preloads.resident_bytes / MIB, bins=60, color=figures.SKY)
     figures.bound(memory, LIMIT / MIB, "limit: 4096 MiB", vertical=True)
     memory.axvline(REPORTED_MB, color=figures.VERMILION, label="report: 3920 MB, read as MiB")
-    memory.set(xlabel="MiB in the cache after the preload", ylabel="orders", title="The limit is full: 3920 is ordinary")
+    memory.set(xlabel="MiB in the cache after the preload", ylabel="orders", title="3920 MiB: an ordinary full cache")
     memory.set_xlim(left=3200)
     memory.legend(loc="upper left", fontsize=8.5)
     left.hist(preloads.survivors, bins=np.arange(preloads.survivors.min(), preloads.survivors.max() + 2), color=figures.SKY)
@@ -152,9 +153,9 @@ def answer(preloads: Preloads, explains: list[str], slowest: float, fastest: flo
     lost = 1 - preloads.watched[WATCHED[0]].mean()
     why = " and ".join(explains) or "nothing tried"
     return (
-        f"Nothing is broken but the size: what explains the evidence is that weights are {why}; after the preload "
-        f"{np.median(preloads.survivors):.0f} of {len(preloads.names)} tensors are left, and the first access of inference "
-        f"misses in {lost:.0%} of the orders. 45 to 1100 tokens a second were not tokens of that model, which its machine's "
-        f"bandwidth limits to 3.7 in float32; a client that counts asked tokens prints such numbers for errors ({slowest:.0f} "
-        f"to {fastest:,.0f} here), one possible cause."
+        f"The cache works and is too small: weights are {why}, {np.median(preloads.survivors):.0f} of {len(preloads.names)} "
+        f"tensors are left after the preload, and the first access of inference misses in {lost:.0%} of the orders. 45 to 1100 "
+        f"tokens a second were not tokens of that model, which the bandwidth of its machine limits to "
+        f"{1 / reported.least_seconds(reported.f32_bytes()):.1f} in float32; one possible cause is a client that counts the "
+        f"tokens it asked for: it prints {slowest:.0f} to {fastest:,.0f} here, for errors."
     )

@@ -66,9 +66,9 @@ def judge_hypotheses(lab, table: pd.DataFrame) -> None:
         if key == "limit":
             pressed = "; ".join(hypotheses.contradicted(table, "pressure")) or "nothing"
             text += (
-                f", and without a limit {needed} of {len(table.columns) - 1} go away; the machine's own memory plays "
-                f"no part: the cache "
-                f"and the file leave half of 16 GiB free, and had it taken half of the cache, that would contradict: {pressed}"
+                f", and without a limit {needed} of the {len(table.columns) - 1} kinds are gone; the machine's memory plays no "
+                "part: cache and file leave half of 16 GiB free, and a machine that took half of the cache would contradict: "
+                f"{pressed}"
             )
         elif not needed:
             text += ", and eviction by the cache's own 4 GiB limit explains all of it without this"
@@ -87,14 +87,13 @@ def judge_two_levels(lab, run: Live, tensors: int, prompt: int) -> None:
         accept=(0, 0), how="counted", text=f"{outer.misses} misses in the first inference; "
         f"{format_bytes(run.held_bytes)} are held whatever the outer limit says",
     ))  # fmt: skip
-    loops = float(np.median(run.seconds[1:])) / prompt
+    one_token = run.dequantizing / (run.dequantizing + float(np.median(run.seconds[1:])) / prompt)
     lab.record(judge(
         "warm-inference", f"inference with every tensor cached over the first, prompt of {prompt}, strided loops", "x",
         [seconds / run.seconds[0] for seconds in run.seconds[1:]], accept=times(1.0, 1.5), in_ratio=True,
         tolerance="the report: 0.92 and 1.09",
         text=f"{run.dequantizing / run.seconds[0]:.0%} of the first inference was dequantizing, all that caching can "
-        f"take away; the "
-        f"loops remain, and of a prompt of one token dequantizing were {run.dequantizing / (run.dequantizing + loops):.0%}",
+        f"take away; the loops remain. With a prompt of one token it would be {one_token:.0%}",
     ))  # fmt: skip
 
 
@@ -108,9 +107,9 @@ def judge_speeds(lab, rungs: pd.DataFrame, caught: pd.DataFrame, tried: pd.DataF
         [value / goal for value, goal in zip(rungs['printed "tok/s"'], goals, strict=True)], accept=times(1.0, 1.5),
         in_ratio=True,
         tolerance="at each of 45, 500 and 1100",
-        text="one possible cause, not the one shown to be: a client that divides asked tokens by the time of an error, whose "
-        f"delays we chose, prints this range, and gates stop {stopped} of {len(caught)} kinds of answer; factors that causes "
-        f"gave here: {told}",
+        text="one possible cause, not a proven one: a client that divides the tokens it asked for by the time until an error, "
+        f"with delays that we chose, prints this range; the gates stop {stopped} of {len(caught)} kinds of answer. "
+        f"Fastest over slowest by cause: {told}",
     ))  # fmt: skip
     for asked, printed in zip(goals, rungs['printed "tok/s"'], strict=True):
         lab.record(

@@ -19,7 +19,7 @@ FAST, SLOW = "miss, the kit's dequantizer", "miss, gguf-py's dequantizer"
 def take(file, order: Requests, samples: int = 20, budget: float = 8.0) -> tuple[Rounds, int]:
     """Every way to have a layer's largest weight ready and read once (a product with a vector), in turn; its bytes of f32.
 
-    Not the embedding: a copy of it takes so much fresh memory that the system's pace of handing it out is what one measures.
+    Not the embedding: a copy of it would measure how fast the system hands out fresh memory.
     """
     name = max((name for name in order.objects if layer_of(name) >= 0), key=order.objects.get)
     size = order.objects[name]

@@ -54,8 +54,8 @@ def points(runs: list[Live], order: Requests, fraction: float) -> pd.DataFrame:
 
 
 def by_file(files: dict, fraction: float, passes: int) -> pd.DataFrame:
-    """Warm byte hit rates of some policies on several files: live, and by the sizes alone. They differ with the sizes of the
-    tensors and never with the weights; a file that the kit cannot run has the replay only."""
+    """Warm byte hit rates of some policies on several files: live, and by the sizes alone. They depend on the sizes of the
+    tensors and not on the weights; a file that the kit cannot run is named and left out."""
     columns = {}
     for label, file in files.items():
         try:

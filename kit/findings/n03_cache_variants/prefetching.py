@@ -79,12 +79,11 @@ def figure(tables: dict[str, pd.DataFrame]):
         axes.set(title=f"{name} dequantizer", ylabel="")
         figures.rows(axes)
     panels[-1, 0].set_xlabel("seconds a pass")
-    drawn.suptitle("Prefetch pays when there is waiting to hide and a core to hide it on")
+    gains = {name: found["warm"].iloc[0] / found["warm"].iloc[1:].min() for name, found in tables.items()}
+    told = ", ".join(f"{gain:.2f}x with {name} dequantizer" for name, gain in gains.items())
+    drawn.suptitle(f"The best prefetch makes a warm pass {told} as fast")
     drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return drawn
-
-
-# --- more cores than products can fill
 
 
 def modeled(
@@ -92,8 +91,8 @@ def modeled(
 ) -> pd.DataFrame:
     """Times that prefetch would make a warm pass faster, by cores and dequantizer (GB/s of f32 on one core, measured).
 
-    Products take the bus with the cores of this machine; cores beyond those dequantize meanwhile, and all of them what is
-    left then. Without prefetch all cores dequantize, then all multiply. Reading and writing share the bus (copy bandwidth).
+    As many cores as this machine has multiply; further cores dequantize meanwhile, and then all of them what is left.
+    Without prefetch all cores dequantize, then all multiply. Reading and writing share the bus (copy bandwidth).
     """
     reading, missed = machine.seconds_to_read(working_set), (1 - fraction) * working_set
     shared = (working_set + missed) / machine.copy_gbps / 1e9

@@ -136,7 +136,7 @@ def heat_maps(trace: Requests, fraction: float, policies=None):
         axes.set_visible(False)
     if patterns:
         figure.colorbar(image, ax=grid, label="bytes hit, %", shrink=0.6)
-    figure.suptitle(f"Which layers are held decides; never a hit: {', '.join(empty) or 'none of them'}", fontsize=11)
+    figure.suptitle(f"Hits by layer and token; no hits at all: {', '.join(empty) or 'none of the policies'}", fontsize=11)
     figure.supxlabel("token", fontsize=10)
     figure.supylabel("layer", fontsize=10)
     return figure
@@ -239,7 +239,7 @@ def windows(kinds: dict[str, Requests], fraction: float) -> pd.DataFrame:
         capacity = trace.share(fraction)
         a_pass = round(len(trace) / (max(trace.tokens) + 1))
         policies = {"LRU": LRU(capacity), "LFU, all time": LFU(capacity)}
-        policies |= {f"LFU, window of {count} passes": LFU(capacity, window=count * a_pass) for count in (1, 4, 16)}
+        policies |= {f"LFU, passes in its window: {count}": LFU(capacity, window=count * a_pass) for count in (1, 4, 16)}
         rows[kind] = {name: replay(trace, policy).byte_hit_rate for name, policy in policies.items()}
     return pd.DataFrame(rows)
 
@@ -252,6 +252,6 @@ def advice(table: pd.DataFrame, fraction: float) -> pd.DataFrame:
         best = rates.max()
         near = ", ".join(rates.index[rates >= best - 0.005])
         what = "pin" if rates["Pinned"] >= best - 0.005 else "measure: no fixed set is best"
-        rows.append((kind, what, near, best, table.loc["bound", kind], rates["LRU"], rates["Pinned"], rates["CyclicAware"]))
+        rows.append((kind, what, near, best, table.loc["bound", kind], rates["LRU"], rates["Pinned"]))
     best = f"best at {fraction:.0%}"
-    return tables.frame(rows, "model", "advice", best, "byte hit rate", "bound", "LRU (report 002)", "Pinned", "CyclicAware")
+    return tables.frame(rows, "model", "advice", best, "byte hit rate", "bound", "LRU (report 002)", "Pinned")

@@ -49,15 +49,16 @@ def shares(table: pd.DataFrame, claimed=(10, 20)):
     return figure
 
 
-def projections(table: pd.DataFrame, read_gbps: float):
-    """GB/s of weights by variant and matrix, on a log scale with the machine's read bandwidth."""
+def projections(table: pd.DataFrame):
+    """GB/s of weights by variant and matrix, on a log scale; the fastest read of the same rounds is the bound."""
     figure, axes = figures.new(height=4.6)
     speeds = table.pivot(index="tensor", columns="variant", values="GB/s")
     speeds = speeds.loc[table["tensor"].unique(), table["variant"].unique()].rename(lambda name: name.removesuffix(".weight"))
     speeds.plot.barh(ax=axes, width=0.8, color=COLORS, legend=False)
     for bars in axes.containers:
         axes.bar_label(bars, fmt=" {:.2g}", fontsize=8.5)
-    figures.bound(axes, read_gbps, f"read bandwidth, {read_gbps:.0f} GB/s", vertical=True)
+    bound = table["read GB/s"].iloc[0]
+    figures.bound(axes, bound, f"read bandwidth beside, {bound:.0f} GB/s", vertical=True)
     figures.log(axes, "x")
     axes.set(xlabel="GB/s of weights, as each variant reads them (fused reads blocks, the others f32)", ylabel="")
     axes.set_xlim(right=speeds.max().max() * 2.5)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import timeit
 from functools import partial
 
 import numpy as np
@@ -19,7 +20,7 @@ from kit.model.linear import LINEAR
 
 TOLERANCE = 1e-6  # of every variant in f32, largest difference from float64 on standard normal inputs
 PYTHON_STEPS = 300_000  # multiplications a call that plain Python is asked for: about a tenth of a second
-TOUCHED_BYTES = 128 << 20  # keys and values timed in turn: more than a cache holds, as between the layers of a model
+TOUCHED_BYTES = 256 << 20  # what is read between two uses of the same memory: more than a cache holds
 PROJECTIONS = ("matmul", "loop", "strided", "fused")  # float32 throughout, so that all must agree
 
 
@@ -123,27 +124,34 @@ def _in_turn(work, items):
 # --- the projections
 
 
-def projections(weights, config: Config, machine: Machine, samples: int = 3) -> pd.DataFrame:
-    """Seconds of one token through a matrix of each shape by PROJECTIONS, with GB/s of the weights as each reads them.
+def projections(weights, config: Config, samples: int = 3) -> pd.DataFrame:
+    """Seconds of one token through a matrix of each shape by PROJECTIONS, with GB/s of the weights as each variant reads them.
 
-    Timed over the layers in turn, so that the weights come from memory and not from a cache.
+    The variants run in turn, each after numpy read other memory on one thread: this evicts the weights from the caches, and
+    torch's threads fall asleep. "read GB/s" is the fastest read of the same rounds, the bound of all.
     """
-    rows = []
+    other, vector = torch.ones(TOUCHED_BYTES // 4).view(-1, 4096), torch.ones(4096)
+    taken, errors = {}, {}
     for name in one_of_each_shape(config):
         x = torch.randn(1, weights.info(name).shape[-1], generator=torch.Generator().manual_seed(0))
-        exact = None
-        for variant in PROJECTIONS:
-            linear = LINEAR[variant]
-            y = linear.apply(weights, name, x)
-            exact = y if exact is None else exact
-            error = relative_rms(y, exact)
-            stack = [name.replace("blk.0.", f"blk.{layer}.") for layer in range(config.layers)]
-            timed = measure.time(_in_turn(partial(linear.apply, weights, x=x), stack), samples, min_sample=0.005)
-            nbytes = linear.nbytes(weights, name)
-            bound = machine.seconds_to_read(nbytes)
-            flops = 2 * weights.info(name).elements
-            rows.append((name, variant, timed.median, nbytes / timed.median / 1e9, timed.median / bound, error, flops, nbytes))
-    columns = ["tensor", "variant", "seconds", "GB/s", "time / bound", "rms / std", "flops", "bytes"]
+        results = {variant: LINEAR[variant].apply(weights, name, x) for variant in PROJECTIONS}
+        errors[name] = {variant: relative_rms(y, results[PROJECTIONS[0]]) for variant, y in results.items()}
+        stack = [name.replace("blk.0.", f"blk.{layer}.") for layer in range(config.layers)]
+
+        def once(work, *arguments):
+            other.numpy().max()
+            return timeit.timeit(lambda: [work(*each) for each in arguments], number=1) / len(arguments)
+
+        ways = {
+            variant: partial(once, LINEAR[variant].apply, *((weights, each, x) for each in stack)) for variant in PROJECTIONS
+        }
+        taken[name] = measure.rounds(ways | {"read": partial(once, torch.mv, (other, vector))}, samples, budget=0)
+    read, rows = other.nbytes / min(min(found.seconds["read"]) for found in taken.values()), []
+    for (name, found), variant in itertools.product(taken.items(), PROJECTIONS):
+        nbytes, seconds = LINEAR[variant].nbytes(weights, name), found.median(variant)
+        speeds = seconds, nbytes / seconds / 1e9, seconds * read / nbytes
+        rows.append((name, variant, *speeds, errors[name][variant], read / 1e9, 2 * weights.info(name).elements, nbytes))
+    columns = ["tensor", "variant", "seconds", "GB/s", "time / bound", "rms / std", "read GB/s", "flops", "bytes"]
     return pd.DataFrame(rows, columns=columns)
 
 

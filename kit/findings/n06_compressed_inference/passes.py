@@ -195,7 +195,7 @@ def same_tokens(outcomes: dict[str, Outcome]) -> pd.DataFrame:
 
 
 def hits_by_layer(outcome: Outcome) -> pd.DataFrame:
-    """Hits of one run by layer (-1: the output), in matrices and in tiles, and what was unpacked."""
+    """Hits of one run by layer, in matrices and in tiles, and what was unpacked."""
     spans, passes = outcome.weights.trace.frame(), len(outcome.tokens)
     tiles = {name: layer.tiles for name, layer in outcome.weights.layers.items()}
     rows = pd.DataFrame([(layer_of(name), count) for name, count in tiles.items()], columns=["layer", "tiles"])
@@ -206,7 +206,7 @@ def hits_by_layer(outcome: Outcome) -> pd.DataFrame:
     frame["tiles unpacked"] = by_layer.sum().reindex(frame.index, fill_value=0)
     frame["hits"] = passes * frame["matrices"] - frame["unpacked"]
     frame["tiles hit"] = passes * frame["tiles"] - frame["tiles unpacked"]
-    return frame
+    return frame.rename(index={-1: "output"})
 
 
 def capacity(file: CompressedFile) -> str:

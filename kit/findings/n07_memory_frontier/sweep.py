@@ -115,7 +115,7 @@ def whole_model(subject: Subject, costs: Costs, layers: int) -> Subject | None:
 
 
 def asked(file: Subject, costs: Costs, memory: int, layers: int) -> tuple[Subject, int]:
-    """Whom the question is about and how much memory it has: granite-3.3-8b and ``memory`` where the costs allow that.
+    """The model of the question and its memory: granite-3.3-8b and ``memory`` where the costs allow that.
 
     Else the file itself, with the share of its f32 weights that ``memory`` is of those of granite-3.3-8b.
     """

@@ -81,12 +81,13 @@ def at(study, memory: int, dtype: str):
     figure, (left, right) = figures.new(1, 2, height=3.2)
     left.barh(SHOWN, 100 * policies(accesses, memory, SHOWN)["bytes hit"][list(SHOWN)], color=figures.SKY)
     figures.bound(left, 100 * upper_bound(accesses, memory), "bound", vertical=True)
-    left.set(xlabel="bytes hit, %", title=f"{format_bytes(memory)}, {dtype}", xlim=(0, 105))
+    left.set(xlabel="bytes hit, %", title=f"With {format_bytes(memory)}, {dtype}", xlim=(0, 105))
     ways = [*(Way(name, memory, dtype) for name in SHOWN if name != "MIN"), BLOCKS]
     parts = parts_of(study.file, study.order)
     seconds = [predict(way, parts, study.order, study.costs, study.machine).seconds for way in ways]
-    right.barh([*(way.policy for way in ways[:-1]), "blocks"], seconds, color=figures.ORANGE)
-    right.set(xlabel="seconds a token, predicted")
+    names = [*(way.policy for way in ways[:-1]), "blocks"]
+    right.barh(names, seconds, color=figures.ORANGE)
+    right.set(xlabel="seconds a token, predicted", title=f"Fastest: {names[int(np.argmin(seconds))]}")
     for axes in (left, right):
         figures.rows(axes)
     left.legend(fontsize=8.5)

@@ -32,7 +32,7 @@ def families(file, order: Order, costs) -> pd.DataFrame:
         family = printable(re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name))
         sizes = weights.blocks(name).nbytes, weights.nbytes(name)
         rows.append((family, 1, *sizes, cost.load["float32"], cost.multiply["float32"], token.products.get(kind, 0.0)))
-    names = ["family", "uses", "in the file", "decoded", "dequantize", "multiply", "from blocks"]
+    names = ["family", "uses", "in the file", "in float32", "dequantize", "multiply", "from blocks"]
     table = pd.DataFrame(rows, columns=names).groupby("family").sum() / len(order.tokens)
     table.insert(0, "share", (table["dequantize"] + table["multiply"]) / (table["dequantize"] + table["multiply"]).sum())
     table = table.sort_values("share", ascending=False)
