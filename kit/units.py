@@ -71,7 +71,7 @@ def format_quantity(value: float | None, unit: str = "") -> str:
         return _BY_UNIT[unit](value)
     large = abs(value) >= 1000
     number = f"{value:,.0f}" if large and value < 1e9 else f"{value:.4g}" if not large else format_count(value)
-    return f"{number}x" if unit == "x" else f"{number} {unit}".rstrip()
+    return f"{number}{unit}" if unit in ("x", "%") else f"{number} {unit}".rstrip()
 
 
 _BY_UNIT = {"s": format_seconds, "B": format_bytes}

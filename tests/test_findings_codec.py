@@ -217,7 +217,7 @@ def test_verdicts_of_compressed_inference(outcomes, lab):
     assert next(r for r in rows if r.claim == "cold-token").lower == pytest.approx(78.92)
     assert next(r for r in rows if r.claim == "layer-50s").median == pytest.approx(0.295 * 15784 / 155)
     assert next(r for r in rows if "times one" in r.quantity).median == 1
-    assert "85 %" in verdicts.answer(outcomes[1], [0.295], [(0.02, 0.01, 0.01)])
+    assert "85%" in verdicts.answer(outcomes[1], [0.295], [(0.02, 0.01, 0.01)])
 
 
 def test_a_slower_machine_would_get_another_verdict(outcomes, lab):

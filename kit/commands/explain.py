@@ -6,7 +6,7 @@ import click
 @click.command("explain")
 @click.argument("file")
 @click.option(
-    "--memory", metavar="SIZE", help="What dequantized weights may take, such as 4GiB.  [default: 70 % of what is free]"
+    "--memory", metavar="SIZE", help="What dequantized weights may take, such as 4GiB.  [default: 70% of what is free]"
 )
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
 @click.option(

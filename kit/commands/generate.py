@@ -41,7 +41,7 @@ def command(
             all           keep every dequantized weight
             lru:4GiB      keep the most recently used
             pinned:4GiB   keep the first that fit, and never let go
-            auto          all when they fit in 70 % of the free memory, else pinned with that much
+            auto          all when they fit in 70% of the free memory, else pinned with that much
 
     \b
     kit generate model.gguf -p "The capital of France is" -n 5

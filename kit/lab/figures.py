@@ -5,6 +5,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, NullFormatter
 
+from kit.units import format_seconds
+
 # Okabe and Ito's palette: distinguishable with every common kind of color blindness, and in gray.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
@@ -109,5 +111,5 @@ def stacked_bars(axes: Axes, table) -> None:
     for (part, values), color in zip(table.items(), PALETTE, strict=False):
         bars = axes.barh(table.index, values, left=left, label=part, color=color)
         left = left + values
-    axes.bar_label(bars, [f" {total:.3g} s" for total in left], fontsize=9)
+    axes.bar_label(bars, [f" {format_seconds(total)}" for total in left], fontsize=9)
     rows(axes)

@@ -47,6 +47,7 @@ def gantt(runs: list[Run]):
             )
         axes.set(title=WAYS[way].label, ylabel="tensor")
         axes.invert_yaxis()
+    figure.suptitle("Preloading does the same work, before the first use")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(colors))
     panels[-1].set_xlabel("seconds since the file was opened")
     return figure

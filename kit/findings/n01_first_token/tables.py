@@ -79,7 +79,7 @@ STEPS = (  # from, to, what changed between them
 
 
 def steps(runs: list[Run]) -> pd.DataFrame:
-    """What each change brought: seconds before and after, and their ratio round by round with its 95 % interval."""
+    """What each change brought: seconds before and after, and their ratio round by round with its 95% interval."""
     rows = []
     measured = {run.way for run in runs}
     for slow, fast, change in STEPS:

@@ -86,7 +86,7 @@ def predict(tensors: dict[str, int], limit: int = LIMIT) -> pd.DataFrame:
 
 
 def preload_table(preloads: Preloads, references: int) -> pd.DataFrame:
-    """The report's numbers beside what plain eviction gives: median, the middle 95 %, how many orders round to the report's."""
+    """The report's numbers beside what plain eviction gives: median, the middle 95%, how many orders round to the report's."""
     count = len(preloads.names)
     rows = {
         "memory at the end, MiB": (REPORTED_MB, preloads.resident_bytes / MIB),
@@ -101,7 +101,7 @@ def preload_table(preloads: Preloads, references: int) -> pd.DataFrame:
         (what, reported, np.median(values), *np.percentile(values, (2.5, 97.5)), 100 * np.mean(np.round(values) == reported))
         for what, (reported, values) in rows.items()
     ]
-    table = tables.frame(table, "", "report", "median", "2.5 %", "97.5 %", "orders as reported, %")
+    table = tables.frame(table, "", "report", "median", "2.5%", "97.5%", "orders as reported, %")
     table.loc[table["report"].isna(), "orders as reported, %"] = np.nan
     return table
 
@@ -116,7 +116,7 @@ def unit_of_the_report(preloads: Preloads) -> pd.DataFrame:
         )
         for unit, size in units.items()
     }
-    return tables.frame(rows, "unit", "2.5 %", "97.5 %", f"orders that end at or below {REPORTED_MB}, %")
+    return tables.frame(rows, "unit", "2.5%", "97.5%", f"orders that end at or below {REPORTED_MB}, %")
 
 
 def survival(preloads: Preloads) -> pd.DataFrame:

@@ -25,8 +25,8 @@ def judge_preload(lab, preloads: Preloads, checked: pd.DataFrame, references: in
     )  # fmt: skip
     lab.record(judge(
         "preload-memory", f"orders that end at or below {REPORTED_MB} MiB", "%", [100 * np.mean(resident <= REPORTED_MB)],
-        accept=(2.5, 97.5), how="counted", tolerance="the report's value lies in the middle 95 % of orders",
-        text=f"the middle 95 % is {low:,.0f} to {high:,.0f} MiB: 3920 is where a full 4 GiB LRU stops, not {count} tensors; as "
+        accept=(2.5, 97.5), how="counted", tolerance="the report's value lies in the middle 95% of orders",
+        text=f"the middle 95% is {low:,.0f} to {high:,.0f} MiB: 3920 is where a full 4 GiB LRU stops, not {count} tensors; as "
         f"10^6 bytes it would be lower than all but {megabytes:.1%} of the orders, so the report's MB is 2^20 bytes",
     ))  # fmt: skip
     lab.record(judge(

@@ -173,7 +173,7 @@ def speed_figure(runs: list[Live], machine, working_set: int):
     axes.barh([run.label for run in runs], [run.tokens_per_second for run in runs], color=figures.BLUE, label="measured")
     axes.vlines(bounds, places - 0.45, places + 0.45, **figures.DASHED, label="bound of this machine")
     for place, run, bound in zip(places, runs, bounds, strict=True):
-        text = f" {run.stats.resident_bytes / 2**20:,.0f} MiB, {100 * run.warm_byte_hit_rate:.0f} % hit"
+        text = f" {run.stats.resident_bytes / 2**20:,.0f} MiB, {100 * run.warm_byte_hit_rate:.0f}% hit"
         axes.annotate(text, (bound, place), va="center", fontsize=8.5)
     axes.set(xlabel="tokens a second", title="What memory buys depends on the policy")
     axes.set_xlim(right=1.35 * bounds.max())

@@ -41,9 +41,9 @@ def shares(table: pd.DataFrame, claimed=(10, 20)):
         values.plot(ax=axes, style=["-s", "-o", "-^"], markersize=4, legend=False)
         figures.log(axes, "x", "y")
         axes.set_xlabel("context (positions)")
-    left.set(ylabel="attention's share of a token (%)", title="Attention is a small part of a token")
+    left.set(ylabel="attention's share of a token (%)", title="Attention's share grows with the context")
     right.axhspan(*claimed, color=figures.YELLOW, alpha=0.5, label=f"claimed: {claimed[0]:g} to {claimed[1]:g} times")
-    right.set(ylabel="times faster with no attention at all", title="So replacing it gives little")
+    right.set(ylabel="times faster with no attention at all", title="The most that replacing it can give")
     right.set_ylim(0.9, max(40, amdahl(table.to_numpy().max()) * 1.5))
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
     return figure

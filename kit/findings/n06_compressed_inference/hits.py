@@ -65,7 +65,7 @@ def figure(curve: pd.DataFrame):
     axes.plot(ENTRIES, 100 * SHARE, "*", color=figures.VERMILION, markersize=15, label=f"report 004: {SHARE:.0%} at 20 of 20")
     axes.axhline(100 * SHARE, color=figures.VERMILION, linewidth=0.8)
     most = 100 * min(ENTRIES, n) / n
-    axes.set(title=f"20 entries for {n} layers hit at most {most:.1f} %, and LRU none", xlabel="entries")
+    axes.set(title=f"20 entries for {n} layers hit at most {most:.1f}%, and LRU none", xlabel="entries")
     axes.set(ylabel="hit rate after the first pass, %", xlim=(0, n + 2), ylim=(-3, 103))
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=9)
     return drawn

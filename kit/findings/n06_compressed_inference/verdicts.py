@@ -78,7 +78,7 @@ def _caches(lab, outcomes, curve):
         "hit-rate-85", "hit rate after the first token, LRU of 20 entries for 155 layers, in ratio", "%",
         [100 * rate for rate in fixed.hit_rates], accept=(80, 90), how="counted", tolerance="five points",
         at_most=(100 * bound, "entries over layers: a cyclic scan, any policy without prefetch"),
-        text=f"LRU hits {np.mean(fixed.hit_rates):.0%}, no policy more than {bound:.1%}; 85 % needs {needed['Pinned']} entries "
+        text=f"LRU hits {np.mean(fixed.hit_rates):.0%}, no policy more than {bound:.1%}; 85% needs {needed['Pinned']} entries "
         f"pinned, {needed['LRU']} with LRU",
     ))  # fmt: skip
 
@@ -107,7 +107,7 @@ def _times(lab, scale, compressed, tiles, slow, layer, starts):
             claim, f"{quantity}: as reported over simd without a cache", count, before, after, least,
             f"{format_seconds(count * before)} -> {format_seconds(typical)}; at 295 ms a tile a pass is "
             f"{REPORTED * tiles / 60:.1f} min, 96 min are {token.before / tiles * 1e3:.0f} ms a tile, and 35 s for five tokens "
-            "would need both 1.4 ms a tile and 85 % hits",
+            "would need both 1.4 ms a tile and 85% hits",
         ))  # fmt: skip
     arithmetic = 0.005 * tiles
     lab.record(judge(
@@ -150,7 +150,7 @@ def answer(outcomes: dict[str, Outcome], slow: list[float], starts) -> str:
     hits = [f"{np.mean(outcomes[name].hit_rates):.0%}" for name in ("double", "fixed")]
     return (
         f"Neither the two caches nor the one that is left hit anything on a cyclic scan ({' and '.join(hits)}), and 20 entries "
-        f"for 155 layers can hit {ENTRIES / LAYERS:.1%} at most, not 85 %. Five tokens go from "
+        f"for 155 layers can hit {ENTRIES / LAYERS:.1%} at most, not 85%. Five tokens go from "
         f"{format_seconds(5 * float(np.median(slow)) * tiles)} to {format_seconds(total)} by a faster decoder alone; plain "
         "INT8 that fits in memory is faster still, and tiles pay only over a slow link."
     )

@@ -50,7 +50,7 @@ def hits(accesses: Requests, memory: int, points: int = 12):
     axes.set(xlabel=f"{unit} of cache (right end: everything fits)", ylabel="bytes hit, %")
     given = 100 * policies(accesses, memory, SHOWN)["bytes hit"]
     best = given.drop("MIN").idxmax()
-    axes.set(title=f"With {format_bytes(memory)} LRU hits {given['LRU']:.0f} % of the bytes, {best} {given[best]:.0f} %")
+    axes.set(title=f"With {format_bytes(memory)} LRU hits {given['LRU']:.0f}% of the bytes, {best} {given[best]:.0f}%")
     axes.set_ylim(-3, 103)
     axes.legend(fontsize=8.5, loc="upper left")
     return figure
