@@ -184,7 +184,7 @@ def test_any_bytes_are_no_safetensors(tmp_path_factory, data):
 
 
 def test_files_that_are_not_ours(source, packed, tmp_path):
-    with pytest.raises(CodecError, match="is not compressed by this kit"):
+    with pytest.raises(CodecError, match="is not a compressed model"):
         CompressedFile(source)
     with pytest.raises(CodecError, match="compressed already"):
         compress(packed, tmp_path / "again.gguf")

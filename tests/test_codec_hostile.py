@@ -119,11 +119,11 @@ def test_a_table_that_does_not_sum():
         ({"frequencies": np.full((1, 256), 17, np.uint16)}, "sum to 4096"),
         ({"frequencies": np.eye(1, 256, dtype=np.uint16) * 4096}, "frequency above 4095"),
         ({"frequencies": np.full((2, 256), 16, np.uint16)}, "2 tables for 9 tiles"),
-        ({"lengths": np.full(9, 2**31, np.uint32)}, "do not add up"),
+        ({"lengths": np.full(9, 2**31, np.uint32)}, "lengths that differ"),
         ({"lengths": np.full(9, 60, np.uint32)}, "shorter than its states"),
         ({"lengths": np.full(9, 131, np.uint32)}, "half a unit"),
         ({"lengths": np.full(8, 132, np.uint32)}, "8 streams for 9 tiles"),
-        ({"streams": np.zeros(0, np.uint8)}, "do not add up"),
+        ({"streams": np.zeros(0, np.uint8)}, "lengths that differ"),
     ],
 )
 def test_tiles_that_lie_cannot_be_made(change, message):

@@ -143,7 +143,7 @@ def test_every_chosen_way_is_measured_and_gives_the_same_logits(run):
 def test_live_hit_rates_are_the_predicted_ones(run):
     predicted = {p.way: p.hit_rate for p in run[3]}
     for found in run[4]:
-        if found.way.linear in ("decoded", tiles.PLAIN):
+        if found.way.linear in ("dequantized", tiles.PLAIN):
             assert found.hit_rate == pytest.approx(predicted[found.way]), found.way.label
 
 

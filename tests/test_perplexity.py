@@ -116,7 +116,7 @@ def live(file, name, folder):
         weights = CompressedWeights(CompressedFile(compress(file.path, folder / "m.kit")))
         return kit.Transformer(weights, linear=weights.linear)
     dtype = {"f16": "float16", "bf16": "bfloat16"}.get(name, "float32")
-    linear = {"int8 activations": "fused-int8", "f16": "decoded", "bf16": "decoded"}.get(name, "fused")
+    linear = {"int8 activations": "fused-int8", "f16": "dequantized", "bf16": "dequantized"}.get(name, "fused")
     kv = {"f16 KV": "float16", "q8_0 KV": "q8_0"}.get(name, "float32")
     return kit.Transformer(kit.Weights(file, dtype=dtype), linear=linear, kv_dtype=kv)
 

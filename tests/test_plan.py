@@ -110,7 +110,7 @@ def test_two_caches_and_a_truncated_one_do_not_disturb_each_other(folder):
     [
         ("tiny-qwen3moe", {}, "experts"),
         ("tiny-gemma2", {}, "capped"),
-        ("tiny-llama", dict(linear="decoded"), "do not read blocks"),
+        ("tiny-llama", dict(linear="dequantized"), "do not read blocks"),
         ("tiny-llama", dict(attention="blas"), "not fused"),
     ],
 )

@@ -55,12 +55,12 @@ def fused(blocks, x, gate, weight, residual, factor):
     """Q8_0 blocks: of x * silu(gate), of RMSNorm(x) * weight, and residual + factor * W x."""
     import torch
 
-    from kit.cuda.linear import apply, spread, spread_norm
+    from kit.cuda.linear import apply, pack_activations, pack_norm
 
     blocks, x, gate, weight, residual = map(torch.from_numpy, (blocks, x, gate, weight, residual))
-    gated = apply(blocks, "Q8_0", spread(x, gate))
-    normed = apply(blocks, "Q8_0", spread_norm(x, weight, 1e-5))
-    return [y.numpy() for y in (gated, normed, apply(blocks, "Q8_0", spread(x), residual.clone(), factor))]
+    gated = apply(blocks, "Q8_0", pack_activations(x, gate))
+    normed = apply(blocks, "Q8_0", pack_norm(x, weight, 1e-5))
+    return [y.numpy() for y in (gated, normed, apply(blocks, "Q8_0", pack_activations(x), residual.clone(), factor))]
 
 
 def tiles(serial, on_device):

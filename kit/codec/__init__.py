@@ -1,4 +1,4 @@
-"""Tile-compressed weights: an int8 matrix as independently coded tiles (rANS), decoders by name, compressed models."""
+"""Tile-compressed weights: int8 matrices as independently coded tiles (rANS), their decoders, compressed models."""
 
 from kit.codec.decoders import DECODERS, decode
 from kit.codec.encoder import PROFILES, Profile, encode

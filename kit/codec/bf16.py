@@ -1,7 +1,7 @@
-"""bfloat16 without loss: exponents coded in tiles, sign and mantissa as they are.
+"""Lossless compression of bfloat16: exponents are coded in tiles, signs and mantissas stored as they are.
 
-The exponents of trained weights carry some 2.6 bits of their 8, signs and mantissas all of theirs, so about 11 of 16
-bits are left: the idea of DFloat11 (Zhang et al. 2025), with rANS in the place of Huffman codes.
+In trained weights the exponents have an entropy of some 2.6 bits, so about 11 of 16 bits remain: DFloat11 (Zhang et al.
+2025) with rANS instead of Huffman codes.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from kit.errors import CodecError
 
 @dataclass(frozen=True)
 class BF16:
-    """A compressed bfloat16 matrix: the tiles of its exponents, and a byte of sign and mantissa a value."""
+    """A compressed bfloat16 matrix: tiles of its exponents, and one byte of sign and mantissa for each value."""
 
     exponents: Tiles
     rest: np.ndarray  # (rows, columns) uint8: sign << 7 | mantissa

@@ -1,4 +1,4 @@
-"""Write a compressed model: from a GGUF or safetensors file to the container of kit.codec.container."""
+"""Compress a model: from a GGUF or safetensors file to the container of kit.codec.container."""
 
 import zlib
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ from kit.gguf.writer import header
 from kit.lab.files import replacing
 from kit.quants import dequantize
 
-_STRIP = 1 << 24  # weights that are dequantized at a time: 64 MiB of float32
+_CHUNK_WEIGHTS = 1 << 24  # weights that are dequantized at a time: 64 MiB of float32
 
 
 def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool = False) -> Path:
     """Write the compressed form of a GGUF or safetensors file to `out`, whole or not at all.
 
-    CodecError for a coding that is not known, a tensor that it cannot take, a NaN or an infinity in the weights, a
-    folder or disk that cannot be written.
+    CodecError for an unknown coding, a tensor that it cannot code, a NaN or an infinity in the weights, or a file that
+    cannot be written.
     """
     if coding not in CODINGS:
         raise CodecError(f"coding {coding!r} is not known: take one of {', '.join(CODINGS)}")
@@ -36,7 +36,7 @@ def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool =
     pairs = [] if isinstance(source, SafetensorsFile) else _pairs(source)
     infos = [part for info in source.tensors.values() for part in _parts(source, info, coding)]
     if not any(info.name.endswith(".tiles") for info in infos):
-        raise CodecError(f"{path}: holds no matrix of a linear layer: there is nothing to compress")
+        raise CodecError(f"{path}: has no matrix of a linear layer: there is nothing to compress")
     alignment = (pairs and source.alignment) or 32
     crcs = np.zeros(len(infos), np.uint32)
     head = _header(pairs, coding, infos, crcs, alignment)
@@ -61,12 +61,12 @@ def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool =
 
 
 def open_source(path):
-    """The file to compress: a SafetensorsFile by its ending, else a GGUFFile."""
+    """The file to compress: a SafetensorsFile for a name that ends in .safetensors, else a GGUFFile."""
     return SafetensorsFile(path) if Path(path).suffix == ".safetensors" else reader.open(path)
 
 
 def _pairs(source) -> list[bytes]:
-    """The source's metadata pairs as they stand in the file."""
+    """The source's metadata pairs as encoded in the file, except ``split.*``."""
     if source.byteorder != "little":
         raise CodecError(f"{source.path}: big-endian files cannot be compressed: convert to little-endian first")
     data = np.memmap(source.path, np.uint8, "r")
@@ -83,7 +83,7 @@ def _pairs(source) -> list[bytes]:
 
 
 def _is_linear(source, info) -> bool:
-    """Whether the tensor is what linear layers multiply by: an embedding is one only where nothing else is the output."""
+    """Whether the tensor is the matrix of a linear layer; an embedding is one if the model has no other output matrix."""
     if len(info.shape) not in (2, 3) or not info.name.endswith("weight") or info.qtype not in FORMATS:
         return False
     if info.name == "token_embd.weight":
@@ -92,7 +92,7 @@ def _is_linear(source, info) -> bool:
 
 
 def matrices_of(source) -> Iterator[tuple[str, tuple[np.ndarray, str]]]:
-    """(name, (blocks (rows, bytes), qtype)) of every linear layer's matrix: NAME, or NAME[0] ... for a stack of experts."""
+    """(name, (blocks (rows, bytes), qtype)) of every linear layer: NAME, or NAME[0], NAME[1] ... for a stack of experts."""
     for info in source.tensors.values():
         if _is_linear(source, info):
             for name, blocks in _matrices(source, info):
@@ -107,7 +107,7 @@ def _matrices(source, info):
 
 
 def _parts(source, info, coding) -> list[TensorInfo]:
-    """The tensors of the container that hold this one, their sizes and offsets still open."""
+    """The container's tensors for this one; their offsets, and the sizes of tiles, are 0."""
     if not _is_linear(source, info):
         if info.qtype not in FORMATS:
             raise CodecError(f"{source.path}: tensor {info.name!r} is {info.qtype}, which the kit does not know")
@@ -126,7 +126,7 @@ def _parts(source, info, coding) -> list[TensorInfo]:
 
 
 def _data(source, coding, threads) -> Iterator[np.ndarray]:
-    """The bytes of every tensor of the container, in order; the tiles of one matrix are all that is ever held."""
+    """The bytes of every tensor of the container, in order; only one matrix is in memory at a time."""
     for info in source.tensors.values():
         if not _is_linear(source, info):
             yield np.ascontiguousarray(source.blocks(info.name)).reshape(-1)
@@ -135,7 +135,7 @@ def _data(source, coding, threads) -> Iterator[np.ndarray]:
             if coding == "bf16":
                 bits = np.ascontiguousarray(blocks).view("<u2")
                 if (bits & 0x7F80 == 0x7F80).any():
-                    raise CodecError(f"{source.path}: {name}: holds a NaN or an infinity: mend the source first")
+                    raise CodecError(f"{source.path}: {name}: contains a NaN or an infinity: repair the source")
                 matrix = pack_bf16(bits, name, threads)
                 yield np.frombuffer(matrix.exponents.to_bytes(), np.uint8)
                 yield matrix.rest.reshape(-1)
@@ -146,18 +146,18 @@ def _data(source, coding, threads) -> Iterator[np.ndarray]:
 
 
 def quantized(blocks: np.ndarray, qtype: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """int8 matrix and scales of ggml blocks (rows, bytes), a strip of rows at a time: never the whole in float32."""
+    """(int8 (rows, columns), float32 scales (rows,)) of ggml blocks (rows, bytes), dequantized some rows at a time."""
     columns = blocks.shape[1] // FORMATS[qtype].block_bytes * FORMATS[qtype].block_elements
     values, scales = np.empty((len(blocks), columns), np.int8), np.empty(len(blocks), np.float32)
-    strip = max(1, _STRIP // columns)
-    for row in range(0, len(blocks), strip):
-        part = slice(row, row + strip)
+    rows = max(1, _CHUNK_WEIGHTS // columns)
+    for first in range(0, len(blocks), rows):
+        part = slice(first, first + rows)
         values[part], scales[part] = quantize(dequantize(blocks[part], qtype), name)
     return values, scales
 
 
 def _header(pairs, coding, infos, crcs, alignment) -> bytes:
-    """Its length does not depend on sizes and checksums: it is written twice."""
+    """The file's header. Its length is independent of sizes and checksums, so that it can be written again at the end."""
     ours = {} if pairs else {"general.architecture": "unknown"}
     ours |= {"kit.codec.version": VERSION, "kit.codec.coding": coding, "kit.codec.crc32": crcs.view(np.int32)}
     return header(ours, infos, pairs, alignment)

@@ -1,6 +1,6 @@
-"""A compressed model in one file: a GGUF (version 3, little endian) that holds streams in the place of weights.
+"""A compressed model in one file: a GGUF (version 3, little endian) with coded tiles instead of weights.
 
-Metadata: that of the source, byte by byte (less ``split.*``), and
+Metadata: that of the source, byte for byte (without ``split.*``), and
 
     kit.codec.version    uint32         1
     kit.codec.coding     string         "int8" (quantized) or "bf16" (lossless)
@@ -13,8 +13,8 @@ Tensors: a linear layer's matrix NAME becomes two, a stack of experts one pair e
     bf16    NAME.tiles      I8 (bytes)           the exponents
             NAME.rest       I8 (rows, columns)   sign << 7 | mantissa
 
-Everything else (norms, biases, an embedding that is no linear layer) is as it was in the source. So any GGUF reader can
-list the file, and the model's tokenizer and hyperparameters are found where they always are.
+All other tensors (norms, biases, an embedding that is not the output matrix too) are those of the source. Any GGUF reader
+can list the file and read the model's tokenizer and hyperparameters.
 """
 
 from dataclasses import dataclass
@@ -51,10 +51,10 @@ class Int8:
 
 
 class CompressedFile:
-    """An open compressed model: what a GGUFFile offers, with ``matrices`` for the coded layers.
+    """An open compressed model, used like a GGUFFile.
 
-    ``tensors`` lists the model's own names and shapes (qtype "I8" or "BF16" for what is coded), ``matrices`` maps the name
-    of each coded matrix (NAME, or NAME[expert]) to an Int8 or a BF16. Opening reads headers and indices, no stream.
+    ``tensors``: the model's names and shapes (qtype "I8" or "BF16" for coded ones). ``matrices``: name of a coded matrix
+    (NAME, or NAME[expert]) -> Int8 or BF16. Opening reads headers and indices, no stream.
     """
 
     def __init__(self, path):
@@ -62,7 +62,7 @@ class CompressedFile:
         self.path, self.metadata, self.architecture = self.gguf.path, self.gguf.metadata, self.gguf.architecture
         version, self.coding = self.metadata.get("kit.codec.version"), self.metadata.get("kit.codec.coding")
         if version is None:
-            raise CodecError(f"{path}: is not compressed by this kit: `kit compress {path} -o OUT` writes what is")
+            raise CodecError(f"{path}: is not a compressed model: `kit compress {path} -o OUT` writes one")
         if version != VERSION or self.coding not in CODINGS:
             raise CodecError(f"{path}: version {version}, coding {self.coding!r}; this kit reads version {VERSION}")
         self.matrices: dict[str, Int8 | BF16] = {}
@@ -91,11 +91,11 @@ class CompressedFile:
         self.tensors[stack] = TensorInfo(stack, qtype, shape, info.offset, info.nbytes)
 
     def blocks(self, name: str) -> np.ndarray:
-        """The ggml blocks of a tensor that is not coded, as GGUFFile.blocks."""
+        """The ggml blocks of a tensor that is not coded; see GGUFFile.blocks."""
         return self.gguf.blocks(name)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.gguf.close()
 
     def __enter__(self):
@@ -106,7 +106,7 @@ class CompressedFile:
 
 
 def unpack_matrix(matrix: Int8 | BF16, decoder="interleaved", threads=1, out=None) -> torch.Tensor:
-    """The int8 values (in `out`, if given) or the bfloat16 weights, (rows, columns)."""
+    """The int8 values of an Int8 (in `out`, if given) or the bfloat16 weights of a BF16, (rows, columns)."""
     if isinstance(matrix, Int8):
         return torch.from_numpy(decode(matrix.tiles, decoder, out, threads))
     return torch.from_numpy(unpack_bf16(matrix, decoder, threads)).view(torch.bfloat16)

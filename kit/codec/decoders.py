@@ -1,9 +1,8 @@
-"""The decoders by name, and what they share: checks, predictor, checksum, threads.
+"""The decoders by name, and the steps that they share: predictor, checksum, threads.
 
-A decoder turns streams into residuals; everything after that is the same for all. It is a function
-``(streams: Streams, first, last, residuals, status)``: for each tile of [first, last) write its residuals to
-``residuals[tile - first]`` (uint8, room for a whole tile) and OK or what went wrong to ``status[tile - first]``.
-It reads nothing before ``begin`` and nothing from ``end + READ_AHEAD`` on, whatever the bytes say, and it always ends.
+A decoder is a function ``(streams: Streams, first, last, residuals, status)``. For each tile from first up to last it
+writes the residuals to ``residuals[tile - first]`` (uint8, room for a whole tile) and a status (kit.codec.streams) to
+``status[tile - first]``. For any bytes it terminates, and reads only from ``begin`` up to ``end + READ_AHEAD``.
 """
 
 import functools
@@ -20,7 +19,7 @@ from kit.codec.tiles import Tiles, checksum
 from kit.cpu.simd.vectors import jit
 from kit.errors import CodecError, known
 
-# name -> (module, function, tiles at a time): imported at first use, so that naming a decoder costs nothing.
+# name -> (module, function, tiles of one call); imported at first use.
 DECODERS = {
     "python": ("kit.codec.scalar", "python", 1),
     "scalar-linear": ("kit.codec.scalar", "linear", 8),
@@ -34,21 +33,20 @@ DECODERS = {
 REASONS = {
     SHORT: "the stream ends before the tile does",
     LONG: "the stream goes on after the tile has ended",
-    STATE: "a state ends where no encoder starts",
+    STATE: "a final state is not one from which an encoder starts",
 }
 
 
 def decode(tiles: Tiles, decoder: str = "interleaved", out=None, threads: int = 1) -> np.ndarray:
     """The int8 matrix (rows, columns) of `tiles`, written to `out` if given.
 
-    CodecError for a decoder that is not known or cannot run here, and for a tile that does not decode: it names the
-    tensor, the tile and the reason.
+    CodecError for a decoder that is unknown or cannot run here; for a damaged tile, it names tensor, tile and reason.
     """
     run, at_a_time = find(decoder)
     if out is None:
         out = np.empty(tiles.shape, np.int8)
     elif out.shape != tiles.shape or out.dtype != np.int8:
-        raise CodecError(f"{tiles.name}: out is {out.dtype} {out.shape}, and the matrix int8 {tiles.shape}")
+        raise CodecError(f"{tiles.name}: out is {out.dtype} {out.shape}, but the matrix is int8 {tiles.shape}")
     streams = streams_of(tiles)
     room = tiles.layout.tile_rows * tiles.layout.tile_columns
 
@@ -76,7 +74,7 @@ _own = threading.local()
 
 
 def _room(tiles: int, values: int) -> np.ndarray:
-    """(tiles, values) uint8 of this thread's own, the same memory at every call: fresh pages cost more than decoding."""
+    """(tiles, values) uint8, the same memory at every call of this thread: new pages take longer than decoding."""
     if getattr(_own, "room", np.empty(0)).size < tiles * values:
         _own.room = np.empty(tiles * values, np.uint8)
     return _own.room[: tiles * values].reshape(tiles, values)
@@ -84,7 +82,7 @@ def _room(tiles: int, values: int) -> np.ndarray:
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads that stay: starting them takes as long as some ten tiles."""
+    """A pool that is kept, because starting threads takes as long as decoding some ten tiles."""
     return ThreadPoolExecutor(threads, "unpack")
 
 
@@ -92,14 +90,14 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def find(decoder: str):
-    """The function and the batch of the decoder of that name."""
+    """(function, tiles of one call) of a decoder; CodecError lists the known names."""
     module, function, at_a_time = known("decoder", decoder, DECODERS, CodecError)
     return getattr(importlib.import_module(module), function), at_a_time
 
 
 @jit
 def _finish(residuals, layout, checksums, first, last, out):
-    """Undo the predictor, compare the checksum, put each tile in its place; the first tile that is wrong, or -1."""
+    """Undo the predictor, compare the checksum and copy each tile into ``out``; the first tile that differs, or -1."""
     across = -(-layout.columns // layout.tile_columns)
     for tile in range(first, last):
         row, column = tile // across * layout.tile_rows, tile % across * layout.tile_columns
@@ -112,5 +110,5 @@ def _finish(residuals, layout, checksums, first, last, out):
         for i in range(height):
             line = out[row + i]
             for j in range(width):
-                line[np.uint64(column + j)] = values[np.uint64(i * width + j)]  # unsigned: no test for negatives
+                line[np.uint64(column + j)] = values[np.uint64(i * width + j)]  # unsigned: Numba adds no test for negatives
     return -1

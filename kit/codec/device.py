@@ -1,4 +1,4 @@
-"""A compressed model on the device: its tiles lie there, and each matrix is unpacked anew, into one buffer, when it is used."""
+"""A compressed model on the device: tiles stay in device memory; each matrix is decoded into one buffer when used."""
 
 from itertools import accumulate, pairwise
 
@@ -13,9 +13,9 @@ from kit.model.device_weights import DeviceWeights
 
 
 class TileWeights(DeviceWeights):
-    """DeviceWeights of a CompressedFile. ``coded`` maps the matrices that are tiles to (tiles, scales) on the device.
+    """DeviceWeights of a CompressedFile. ``coded``: name of a matrix -> (tiles, scales) on the device.
 
-    CodecError for a model whose matrices are compressed as BF16, or by expert: neither is decoded on a device.
+    CodecError for matrices that are coded as BF16 or are experts: these have no decoder on a device.
     """
 
     def __init__(self, file: CompressedFile, trace=None):
@@ -36,7 +36,7 @@ class TileWeights(DeviceWeights):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes on the device: tiles, scales, what is not coded, and the buffer for the matrix in use."""
+        """Bytes on the device: tiles, scales, tensors that are not coded, and the buffer for the matrix in use."""
         coded = sum(loaded.nbytes + scales.nbytes for loaded, scales in self.coded.values())
         return coded + self._room.nbytes + self.store.stats.resident_bytes
 
@@ -47,11 +47,11 @@ class TileWeights(DeviceWeights):
         return self.unpacked(name) * self.coded[name][1][:, None]
 
     def resident(self, names):
-        """The blocks of those of ``names`` that are not coded; see DeviceWeights."""
+        """The blocks of ``names``, without the coded ones; see DeviceWeights."""
         return super().resident(name for name in names if name not in self.coded)
 
     def unpacked(self, name: str) -> torch.Tensor:
-        """The int8 values (out, in) of a coded matrix, good until the next is unpacked; ``verify`` says whether they are."""
+        """The int8 values (out, in) of a coded matrix, valid until the next is decoded, and only if ``verify`` succeeds."""
         loaded, _ = self.coded[name]
         rows, columns = loaded.tiles.shape
         first, last = self._place[name]
@@ -59,14 +59,14 @@ class TileWeights(DeviceWeights):
         return start(loaded, out, self._found[:, first:last])[0]
 
     def verify(self) -> None:
-        """Wait for the device; CodecError names the first tile that did not decode to what was encoded."""
+        """Wait for the device and check all tiles; CodecError names the first that failed, and the reason."""
         found = self._found.cpu().numpy()
         for name, (first, last) in self._place.items():
             verify(self.coded[name][0].tiles, found[:, first:last])
 
 
 class CompressedTransformer(DeviceTransformer):
-    """DeviceTransformer over TileWeights. Every pass unpacks every matrix; nothing comes of one whose tiles are damaged."""
+    """DeviceTransformer over TileWeights. Every pass decodes every matrix and raises CodecError if tiles are damaged."""
 
     def _forward(self, tokens, cache, wanted):
         logits = super()._forward(tokens, cache, wanted)

@@ -1,4 +1,4 @@
-"""Encode an int8 matrix into tiles, under one of two profiles."""
+"""Encode an int8 matrix into tiles."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from kit.codec.tiles import ALIGNMENT, READ_AHEAD, Layout, Tiles, checksum
 from kit.cpu.simd.vectors import jit
 from kit.errors import CodecError, known
 
-_AT_A_TIME = 64  # tiles of one task
+_TASK_TILES = 64  # tiles that one task encodes
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How to cut and code. Several predictors: the one with the least entropy on the matrix is taken."""
+    """How to cut and code. Of several predictors, the one with the least entropy on the matrix is taken."""
 
     predictors: tuple[str, ...]
     lanes: int
@@ -28,7 +28,7 @@ class Profile:
 
 
 PROFILES = {
-    # Report 004: LEFT, then a second difference; one stream and one table a tile.
+    # Report 004: differences of differences, one state, one table for each tile.
     "reported": Profile(predictors=("left2",), lanes=1, unit_bits=8, table_a_tile=True),
     "kit": Profile(predictors=("none", "left", "up"), lanes=128, unit_bits=16, table_a_tile=False),
 }
@@ -47,7 +47,7 @@ def encode(matrix, profile: str | Profile = "kit", name: str = "matrix", threads
     if not matrix.size:
         raise CodecError(f"{name}: the matrix is empty ({matrix.shape[0]} x {matrix.shape[1]}): nothing to encode")
     lanes = profile.lanes
-    while lanes > 16 and matrix.size < 128 * lanes:  # a small matrix does not pay for many states
+    while lanes > 16 and matrix.size < 128 * lanes:  # in a small matrix many states cost more than they speed up
         lanes //= 2
 
     def layout_for(predictor):
@@ -57,7 +57,7 @@ def encode(matrix, profile: str | Profile = "kit", name: str = "matrix", threads
     candidates = [layout_for(predictor) for predictor in profile.predictors]
     matrix = np.ascontiguousarray(matrix)
     tiles = candidates[0].grid[0] * candidates[0].grid[1]
-    parts = [(first, min(first + _AT_A_TIME, tiles)) for first in range(0, tiles, _AT_A_TIME)]
+    parts = [(first, min(first + _TASK_TILES, tiles)) for first in range(0, tiles, _TASK_TILES)]
     with ThreadPoolExecutor(threads) as pool:
         counts = [sum(pool.map(lambda part, c=c: _count(matrix, c, *part), parts)) for c in candidates]
         best = min(range(len(candidates)), key=lambda i: rans.entropy(counts[i]))
@@ -65,7 +65,7 @@ def encode(matrix, profile: str | Profile = "kit", name: str = "matrix", threads
         tables = np.repeat(table, tiles, axis=0) if profile.table_a_tile else table
         checksums, lengths = np.empty(tiles, np.uint32), np.empty(tiles, np.uint32)
         unit = f"u{layout.unit_bits // 8}"
-        most = 3 * layout.tile_rows * layout.tile_columns // 2 * 8 // layout.unit_bits  # units, at 12 bits a value
+        most = 3 * layout.tile_rows * layout.tile_columns // 2 * 8 // layout.unit_bits  # units of a tile: 12 bits a value
 
         def code(part):
             room = np.empty(most, unit)
@@ -77,7 +77,7 @@ def encode(matrix, profile: str | Profile = "kit", name: str = "matrix", threads
 
 @jit
 def _cut(matrix, layout, tile):
-    """The tile as a view of the matrix."""
+    """A tile as a view of the matrix."""
     across = -(-layout.columns // layout.tile_columns)
     row, column = tile // across * layout.tile_rows, tile % across * layout.tile_columns
     return matrix[row : row + layout.tile_rows, column : column + layout.tile_columns]
@@ -85,7 +85,7 @@ def _cut(matrix, layout, tile):
 
 @jit
 def _histogram(symbols, counts):
-    four = np.zeros((4, 256), np.int64)  # neighbors are often equal: four counters do not wait for each other
+    four = np.zeros((4, 256), np.int64)  # equal neighbors increment different counters, which avoids waiting for the store
     for i in range(symbols.size):
         four[i & 3, symbols[i]] += 1
     counts += four.sum(axis=0)
@@ -93,7 +93,7 @@ def _histogram(symbols, counts):
 
 @jit
 def _count(matrix, layout, first, last):
-    """How often each residual occurs in tiles first to last, (256,) int64."""
+    """Counts of each residual in the tiles from first up to last (exclusive), (256,) int64."""
     counts = np.zeros(256, np.int64)
     residuals = np.empty(layout.tile_rows * layout.tile_columns, np.uint8)
     for tile in range(first, last):
@@ -105,9 +105,9 @@ def _count(matrix, layout, first, last):
 
 @jit
 def _encode_tiles(matrix, layout, lower, units, tables, checksums, lengths, first, last):
-    """Code tiles first to last: fills their checksums and lengths, and their tables if there is one a tile.
+    """Code the tiles from first up to last; returns their streams, each padded to ALIGNMENT, (bytes,) uint8.
 
-    `units` is room for one tile's units and gives their type. Returns the streams, each padded to ALIGNMENT.
+    Writes `checksums` and `lengths`, and `tables` if each tile has one. `units`: working memory for one tile's units.
     """
     symbols_of_tile = np.empty(layout.tile_rows * layout.tile_columns, np.uint8)
     states = np.empty(layout.lanes, np.uint32)

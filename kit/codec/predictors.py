@@ -1,7 +1,7 @@
-"""Predictors: what is coded in place of a value, modulo 256, row by row of a tile; each is undone exactly.
+"""Predictors: a tile codes the differences between values and their predictions, modulo 256 (residuals).
 
-On independent weights every one of them costs bits (a difference of two Gaussians is wider than either); they are here
-because report 004 used one, and because the encoder measures before it believes.
+On independent weights they cost bits, because a difference of two Gaussians is wider than either. Report 004 used one;
+the encoder measures the entropy with each and takes the best.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.vectors import extract, jit, move_up, u8x64
 
-PREDICTORS = ("none", "left", "left2", "up")  # a position in this tuple is the predictor's number in a stream
+PREDICTORS = ("none", "left", "left2", "up")  # the index is the predictor's number in a header
 NONE, LEFT, LEFT2, UP = range(len(PREDICTORS))
 
 
@@ -17,7 +17,7 @@ NONE, LEFT, LEFT2, UP = range(len(PREDICTORS))
 def apply(tile, predictor, residuals):
     """Write the residuals of tile (h, w) int8, row after row, to residuals (h * w,) uint8.
 
-    left: x[j] - x[j-1]; left2: the difference of those differences; up: x[i] - x[i-1]. Outside the tile all is 0.
+    left: x[j] - x[j-1]. left2: the differences of those. up: x[i] - x[i-1]. Values outside the tile count as 0.
     """
     height, width = tile.shape
     for i in range(height):
@@ -28,7 +28,7 @@ def apply(tile, predictor, residuals):
             for j in range(width):
                 row[j] = np.uint8(np.uint8(tile[i, j]) - np.uint8(tile[i - 1, j]))
         if predictor == LEFT or predictor == LEFT2:
-            for _ in range(predictor):  # LEFT is number 1, LEFT2 number 2: so many differences
+            for _ in range(predictor):  # LEFT is 1: one difference; LEFT2 is 2: two
                 before = np.uint8(0)
                 for j in range(width):
                     value = row[j]
@@ -54,7 +54,7 @@ def undo(residuals, predictor, height, width):
 
 @jit
 def _add_up(row):
-    """Running sums modulo 256 in place, 64 at a time: six shifted additions in a register, then what came before."""
+    """Prefix sums modulo 256 of row (n,) uint8, in place: 64 at a time by six shifted additions, plus the total before."""
     address, whole = row.ctypes.data, row.size // 64 * 64
     total = np.uint8(0)
     for j in range(0, whole, 64):

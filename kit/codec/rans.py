@@ -1,9 +1,9 @@
-"""Range asymmetric numeral systems (rANS): frequency tables, and one tile's symbols coded into a stream.
+"""Range asymmetric numeral systems (rANS): frequency tables, and the coding of one tile's symbols into a stream.
 
 Duda, "Asymmetric numeral systems" (2013); Giesen, "Interleaved entropy coders" (2014). Symbol ``s`` owns ``f[s]`` of the
-4096 slots, from ``start[s]`` on. A state ``x`` gives the symbol that owns slot ``x mod 4096`` and becomes
-``f[s] * (x >> 12) + (x mod 4096) - start[s]``; when it falls below its lower bound it takes the next unit of the stream:
-``x = x << bits | unit``. Units are bytes (lower bound 2^23, as report 004 has it) or 16-bit words (lower bound 2^16).
+4096 slots, from ``start[s]`` on. Decoding a value from state ``x`` gives the symbol that owns slot ``x mod 4096``, and
+``x = f[s] * (x >> 12) + (x mod 4096) - start[s]``; a state below its lower bound takes the next unit of the stream:
+``x = x << bits | unit``. Units are bytes (lower bound 2^23, as in report 004) or 16-bit words (lower bound 2^16).
 """
 
 import numpy as np
@@ -12,18 +12,18 @@ from kit.cpu.simd.vectors import jit
 
 SLOT_BITS = 12
 SLOTS = 1 << SLOT_BITS
-MOST = SLOTS - 1  # slots of one symbol at most, so that a frequency fits 12 bits; costs 0.00035 bits a symbol
-LOWER = {8: 1 << 23, 16: 1 << 16}  # bits a unit -> lower bound of a state
+MOST = SLOTS - 1  # slots of one symbol at most, so that a frequency fits 12 bits
+LOWER = {8: 1 << 23, 16: 1 << 16}  # bits of a unit -> lower bound of a state
 
 
 @jit
 def normalize(counts):
-    """Frequencies (256,) uint16 that sum to 4096, at least 1 for every symbol that occurs, from counts (256,) int64.
+    """counts (256,) int64 -> frequencies (256,) uint16 that sum to 4096, at least 1 for every symbol that occurs.
 
-    Rounded proportions, then the slots left over (or lent) go one by one where that costs the fewest bits.
+    Proportions are rounded; then single slots are added or taken where that costs the fewest bits.
     """
     total = counts.sum()
-    constant = counts.max() == total  # one symbol alone: the slot it may not have goes to another
+    constant = counts.max() == total  # only one symbol occurs: the slot that it may not own goes to another
     frequencies = np.zeros(256, np.int64)
     for symbol in range(256):
         if counts[symbol]:
@@ -46,7 +46,7 @@ def normalize(counts):
 
 @jit
 def first_slots(frequencies):
-    """The first slot of each symbol, (257,) int64: [s], [s + 1] bound the slots of symbol s."""
+    """(257,) int64: symbol s owns the slots from [s] up to [s + 1], exclusive."""
     starts = np.zeros(257, np.int64)
     starts[1:] = np.cumsum(frequencies.astype(np.int64))
     return starts
@@ -54,7 +54,7 @@ def first_slots(frequencies):
 
 @jit
 def slot_table(frequencies):
-    """All that a decoder asks about a slot in 32 bits, (4096,) uint32: symbol | frequency << 8 | (slot - start) << 20."""
+    """(4096,) uint32: symbol | frequency << 8 | (slot - start) << 20 of the symbol that owns each slot."""
     table = np.empty(SLOTS, np.uint32)
     slot = 0
     for symbol in range(256):
@@ -65,7 +65,7 @@ def slot_table(frequencies):
 
 
 def entropy(counts) -> float:
-    """Order-0 entropy in bits a symbol of counts (256,): what no code that ignores the neighbors can beat."""
+    """Order-0 entropy of counts (256,), bits a symbol: the lower bound of codes that ignore neighboring values."""
     p = np.asarray(counts, np.float64)
     p = p[p > 0] / p.sum()
     return float(-(p * np.log2(p)).sum())
@@ -73,10 +73,10 @@ def entropy(counts) -> float:
 
 @jit
 def encode_symbols(symbols, frequencies, starts, bits, lower, states, units):
-    """Code symbols (n,) uint8 into the END of `units`, last symbol first; returns the index of the first unit.
+    """Code symbols (n,) uint8, the last one first, into the end of `units`; returns the index of the first unit.
 
-    Symbol i belongs to state i mod lanes. `states` (lanes,) uint32 holds the states that the decoder will end in and
-    receives those that it starts from. `units`: uint8 or uint16, at least 12 / bits units a symbol long.
+    Symbol i belongs to state i mod lanes. `states` (lanes,) uint32: the decoder's final states on entry, its initial states
+    on return. `units`: uint8 or uint16, at least 12 / bits units for each symbol.
     """
     lanes = states.size
     factor = np.uint32(lower >> SLOT_BITS << bits)

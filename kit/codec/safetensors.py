@@ -1,7 +1,7 @@
-"""Tensors of a safetensors file, as the compressor needs them: names, types, shapes and bytes.
+"""Tensors of a safetensors file for the compressor: names, types, shapes and bytes.
 
 The format is an 8-byte length, that many bytes of JSON (name -> dtype, shape, data_offsets), and the data
-(https://github.com/huggingface/safetensors). Reading it takes less code than a dependency would.
+(https://github.com/huggingface/safetensors). It is read here to map the file and check it like a GGUF file.
 """
 
 import json
@@ -17,7 +17,7 @@ from kit.gguf.reader import TensorInfo
 
 
 class SafetensorsFile:
-    """What of a GGUFFile the compressor uses: ``path``, ``tensors``, ``blocks``. There is no metadata to run a model by."""
+    """A safetensors file with those members of GGUFFile that the compressor uses: ``path``, ``tensors``, ``blocks``."""
 
     def __init__(self, path):
         self.path = Path(path)

@@ -1,4 +1,4 @@
-"""One value after the other: report 004's algorithm in plain Python, compiled, and with a better search."""
+"""Decoders of one value at a time: report 004's algorithm in Python, compiled, and with faster searches."""
 
 import numpy as np
 
@@ -7,21 +7,21 @@ from kit.codec.rans import SLOT_BITS, SLOTS
 from kit.codec.streams import OK, SHORT, check_states, read_states
 from kit.cpu.simd.vectors import jit
 
-LINEAR, BINARY, TABLE = range(3)  # how the symbol that owns a slot is found
+LINEAR, BINARY, TABLE = range(3)  # the search for the symbol that owns a slot
 
 
 def linear(streams, first, last, residuals, status):
-    """Search the 256 symbols from the first on: some 128 comparisons a value."""
+    """Linear search through the 256 symbols: some 128 comparisons a value."""
     _scalar(streams, first, last, LINEAR, residuals, status)
 
 
 def binary(streams, first, last, residuals, status):
-    """Halve the 256 symbols eight times: eight comparisons that no branch predictor can guess."""
+    """Binary search through the 256 symbols: eight comparisons a value, whose branches are unpredictable."""
     _scalar(streams, first, last, BINARY, residuals, status)
 
 
 def table(streams, first, last, residuals, status):
-    """Look the slot up in a table of 4096: one load."""
+    """Look-up in a table of the 4096 slots: one load a value."""
     _scalar(streams, first, last, TABLE, residuals, status)
 
 
@@ -38,7 +38,7 @@ def _decode_tile(streams, tile, frequencies, search, states, residuals):
     starts = rans.first_slots(frequencies)
     slots = rans.slot_table(frequencies) if search == TABLE else np.empty(0, np.uint32)
     lower, bits = np.uint32(streams.lower), np.uint32(8 * streams.units.itemsize)
-    most = 2 // streams.units.itemsize  # two bytes or one word, at most, refill a state
+    most = 2 // streams.units.itemsize  # at most two bytes or one word refill a state
     position, end = read_states(streams, tile, states), streams.end[tile]
     lane = 0
     for i in range(streams.coded[tile]):
@@ -60,7 +60,7 @@ def _decode_tile(streams, tile, frequencies, search, states, residuals):
             frequency, offset = np.uint32(frequencies[symbol]), np.uint32(slot - np.uint32(starts[symbol]))
         residuals[i] = symbol
         x = np.uint32(np.uint32(frequency * np.uint32(x >> np.uint32(SLOT_BITS))) + offset)
-        for _ in range(most):  # no branch: whether a state needs a unit cannot be guessed; one past the end may be read
+        for _ in range(most):  # without branches, which would be unpredictable; a unit past the end may be read
             low = x < lower
             refilled = np.uint32(np.uint32(x << bits) | np.uint32(streams.units[position]))
             x = refilled if low else x
@@ -75,7 +75,7 @@ def _decode_tile(streams, tile, frequencies, search, states, residuals):
 
 
 def python(streams, first, last, residuals, status):
-    """What the reports' decoder does, a value at a time, interpreted: the definition that the others are tested against."""
+    """The reports' decoder in interpreted Python; the definition that the other decoders are tested against."""
     lanes, lower, bits = streams.lanes, streams.lower, 8 * streams.units.itemsize
     for tile in range(first, last):
         frequencies = streams.frequencies[tile % len(streams.frequencies)].tolist()

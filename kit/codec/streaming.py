@@ -1,7 +1,7 @@
-"""INT8 matrices that stay in pinned host memory and cross the bus at every use, compressed or plain.
+"""INT8 matrices in pinned host memory that are copied to the device at every use, compressed or plain.
 
-While one matrix is decoded and used, the next one arrives in the other of two buffers, on a stream of its own: a pass takes
-the longer of bus and decoder, and compressed weights are faster by the ratio of sizes where the bus is the longer.
+Copying and decoding overlap: while one matrix is used, the next one is copied to the other of two buffers on its own CUDA
+stream. A pass takes as long as the slower of the two; where that is the bus, compression speeds it up by its ratio.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,18 +18,18 @@ from kit.errors import CodecError
 
 
 class Plain:
-    """An int8 matrix (rows, columns) as it is: what has arrived is the matrix."""
+    """An int8 matrix (rows, columns) that is copied uncompressed."""
 
     def __init__(self, matrix: np.ndarray):
         self.host, self.shape = pinned(np.ascontiguousarray(matrix).view(np.uint8).reshape(-1)), matrix.shape
 
     def open(self, arrived: torch.Tensor) -> torch.Tensor:
-        """The matrix from its bytes on the device."""
+        """The matrix, from its bytes on the device."""
         return arrived.view(torch.int8).view(self.shape)
 
 
 class Coded:
-    """Tiles: their streams cross the bus, their index and table wait on the device. ``found``: see codec.triton.start."""
+    """Tiles whose streams are copied, while index and tables stay on the device. ``found``: see codec.triton.start."""
 
     def __init__(self, tiles: Tiles, found: torch.Tensor):
         units = streams_of(tiles).units
@@ -37,23 +37,23 @@ class Coded:
         self.index, self._units = codec.index_on_device(tiles), getattr(torch, units.dtype.name)
 
     def open(self, arrived: torch.Tensor) -> torch.Tensor:
-        """Launch the decoder on the streams as they lie on the device; nothing waits for it."""
+        """The matrix, by a decoder launched on the streams on the device, without waiting for it."""
         loaded = codec.DeviceTiles(self.tiles, arrived.view(self._units), *self.index)
         return codec.start(loaded, found=self.found)[0]
 
 
 class Streamed:
-    """``for name, matrix in Streamed(matrices)``: int8 matrices (rows, columns) on the device, in order, as often as asked.
+    """``for name, matrix in Streamed(matrices)``: int8 matrices (rows, columns) on the device, in order; repeatable.
 
-    ``matrices`` maps names to Tiles or to int8 arrays. Work on a matrix belongs on the stream that was current when the
-    pass began; the matrix is gone when the next is asked for. What tiles decoded to is verified at the end of the pass,
-    with one wait for all: until then nothing that came of it may leave. CodecError names the tensor, the tile, the reason.
+    ``matrices`` maps names to Tiles or to int8 arrays. Use each matrix on the CUDA stream that was current when the pass
+    began, and only until the next one is requested. Decoded tiles are verified at the end of the pass, so results are
+    valid only after it: CodecError names the tensor, the tile and the reason.
     """
 
     def __init__(self, matrices: Mapping[str, Tiles | np.ndarray]):
         for name, matrix in matrices.items():
             if not isinstance(matrix, Tiles) and (matrix.dtype != np.int8 or matrix.ndim != 2):
-                raise CodecError(f"{name}: {matrix.ndim}-D {matrix.dtype}, where an int8 matrix or its tiles should be")
+                raise CodecError(f"{name}: expected an int8 matrix or its tiles, not {matrix.ndim}-D {matrix.dtype}")
         self._tiles = [matrix for matrix in matrices.values() if isinstance(matrix, Tiles)]
         self._found = torch.zeros((2, sum(map(len, self._tiles))), dtype=torch.uint32, device=codec.device())
         found = iter(self._a_matrix(self._found))
@@ -65,7 +65,7 @@ class Streamed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that cross the bus in a pass."""
+        """Bytes copied to the device in a pass."""
         return sum(matrix.host.nbytes for matrix in self.matrices.values())
 
     @property
@@ -92,7 +92,7 @@ class Streamed:
 
 
 class _Bus:
-    """One pass over ``hosts`` through two buffers. Without a copying stream (no device) each copy is made when it is sent."""
+    """Copies of one pass, through two buffers. ``copying``: the CUDA stream of copies; None (no device): copies block."""
 
     def __init__(self, hosts: list[torch.Tensor], copying):
         self.hosts, self.copying = hosts, copying
@@ -104,7 +104,7 @@ class _Bus:
             copying.wait_stream(self.computing)  # the buffers' memory may still be in use there
 
     def send(self, number: int) -> None:
-        """Start the copy of that matrix, if there is one, as soon as its buffer is released."""
+        """Start the copy of matrix ``number``, if it exists, after its buffer has been released."""
         if number >= len(self.hosts):
             return
         with torch.cuda.stream(self.copying) if self.copying else nullcontext():
@@ -115,18 +115,18 @@ class _Bus:
                 self.arrived[number % 2].record()
 
     def take(self, number: int) -> torch.Tensor:
-        """The bytes of that matrix; what is launched from now on finds them there."""
+        """The bytes of matrix ``number`` on the device; kernels launched from now on wait for them."""
         if self.copying:
             self.computing.wait_event(self.arrived[number % 2])
         return self._buffer(number)
 
     def release(self, number: int) -> None:
-        """Nothing launched from now on looks at that matrix."""
+        """Release the buffer of matrix ``number``, after the kernels launched so far."""
         if self.copying:
             self.released[number % 2].record(self.computing)
 
     def close(self) -> None:
-        """The buffers' memory is free once the copies under way have arrived."""
+        """Keep the buffers' memory until the copies in progress have ended."""
         if self.copying:
             self.computing.wait_stream(self.copying)
 

@@ -1,4 +1,4 @@
-"""A matrix's streams as the decoders see them, and how a tile's states are read and checked: the same for all."""
+"""A matrix's streams as arrays for the decoders; reading and checking a tile's states, which all decoders share."""
 
 from typing import NamedTuple
 
@@ -8,24 +8,24 @@ from kit.codec.rans import LOWER
 from kit.codec.tiles import Tiles
 from kit.cpu.simd.vectors import jit
 
-OK, SHORT, LONG, STATE = range(4)  # what became of a tile
+OK, SHORT, LONG, STATE = range(4)  # status of a decoded tile; see kit.codec.decoders.REASONS
 
 
 class Streams(NamedTuple):
-    """Positions count units (bytes or 16-bit words) from the first stream; all arrays are read-only."""
+    """The streams of a matrix; positions are indices into ``units``, all arrays are read-only."""
 
     units: np.ndarray  # (units,) uint8 or uint16
     begin: np.ndarray  # (tiles,) int64, first unit of the states
-    end: np.ndarray  # (tiles,) int64, behind the last unit
-    coded: np.ndarray  # (tiles,) int64, values that are coded; the final states carry the rest
-    values: np.ndarray  # (tiles,) int64, values of the tile
+    end: np.ndarray  # (tiles,) int64, one past the last unit
+    coded: np.ndarray  # (tiles,) int64, number of coded values; the final states hold the others
+    values: np.ndarray  # (tiles,) int64, number of values
     frequencies: np.ndarray  # (1 or tiles, 256) uint16
     lanes: int
     lower: int  # lower bound of a state
 
 
 def streams_of(tiles: Tiles) -> Streams:
-    """The streams of `tiles`, as views."""
+    """The streams of `tiles`."""
     unit = tiles.layout.unit_bits // 8
     begin = tiles.starts // unit
     end = begin + tiles.lengths.astype(np.int64) // unit
@@ -35,7 +35,7 @@ def streams_of(tiles: Tiles) -> Streams:
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """A read-only view: what lies in memory and what lies in a mapped file then share one compiled kernel."""
+    """A read-only view, so that Numba compiles one kernel for arrays in memory and in mapped files."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -43,7 +43,7 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 @jit
 def read_states(streams, tile, states):
-    """Fill states (lanes,) uint32 from the head of the tile's stream; returns the position behind them."""
+    """Fill states (lanes,) uint32 from the start of the tile's stream; returns the position after them."""
     position = streams.begin[tile]
     each = 4 // streams.units.itemsize
     for lane in range(states.size):
@@ -57,7 +57,7 @@ def read_states(streams, tile, states):
 
 @jit
 def check_states(streams, tile, states, position, residuals):
-    """Whether the tile ended as an encoder begins; writes the values that the final states carry."""
+    """Status of a tile from its final states and position; writes the values that the final states hold."""
     if position != streams.end[tile]:
         return LONG if position < streams.end[tile] else SHORT
     coded, values = streams.coded[tile], streams.values[tile]

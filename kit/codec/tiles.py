@@ -1,18 +1,18 @@
 """Tiles: an int8 matrix as independently coded rectangles, and its serial form.
 
-One serialized matrix (little endian; all offsets from its first byte):
+One serialized matrix (little endian):
 
-    header       HEADER, 40 bytes: what every field below needs
-    tables       `tables` x 256 uint16: frequencies, each row sums to 4096; one row for all tiles, or one a tile
-    checksums    a tile: uint32, `checksum` of its decoded bytes
-    lengths      a tile: uint32, bytes of its stream
-    streams      from the next multiple of 16: a tile's stream starts at a multiple of 16; READ_AHEAD zero bytes at the end
+    header       HEADER, 40 bytes
+    tables       (tables, 256) uint16: frequencies, each row sums to 4096; one row for all tiles, or one for each
+    checksums    (tiles,) uint32: `checksum` of the decoded bytes
+    lengths      (tiles,) uint32: bytes of the stream
+    streams      at the next multiple of 16; each stream starts at a multiple of 16, READ_AHEAD zero bytes follow the last
 
-Tiles go row by row over the matrix; those at the right and lower edge are smaller. A stream is `lanes` states (uint32,
-lane 0 first), then units of `unit_bits`, in the order in which the lanes take them: value i of a tile belongs to lane
-i mod lanes, so 32 lanes of a warp, 16 of an AVX-512 register or 8 of an AVX2 register advance together, and each takes the
-next unit in lane order. With 16-bit units the last 2 x lanes values are not coded: the low 16 bits of the final states
-carry them (lane l: values 2 l and 2 l + 1), which pays back most of what the states cost; their high halves must be 1.
+Tiles are ordered row by row over the matrix; those at the right and lower edges may be smaller. A stream is `lanes` states
+(uint32, lane 0 first), then units of `unit_bits` bits. Value i of a tile belongs to lane i mod lanes. At each step all
+lanes advance by one value (32 lanes of a warp, 16 of an AVX-512 register or 8 of an AVX2 register at once), and the lanes
+that need a unit take the next ones in lane order. With 16-bit units the last 2 x lanes values are not coded: lane l's
+final state holds values 2 l and 2 l + 1 in its low 16 bits, which saves most of the bytes of the states, and 1 above.
 """
 
 from dataclasses import dataclass, field
@@ -26,27 +26,27 @@ from kit.codec.rans import MOST, SLOT_BITS, SLOTS
 from kit.cpu.simd.vectors import jit
 from kit.errors import CodecError
 
-TILE_VALUES = 1 << 16  # a tile is at most 64 KiB, so that what a length promises is bounded
+TILE_VALUES = 1 << 16  # values of a tile at most: bounds the memory that a damaged header can ask for
 ALIGNMENT = 16
-READ_AHEAD = 512  # bytes: two registers' worth of words for 128 lanes may be read past the end of a stream
+READ_AHEAD = 512  # bytes past the end of a stream that a decoder may read: two steps of 128 lanes
 _FIELDS = (
     "magic S4, version <u2, unit_bits u1, slot_bits u1, lanes <u2, predictor u1, reserved u1, rows <u4, columns <u4, "
     "tile_rows <u4, tile_columns <u4, tables <u4, stream_bytes <u8"
 )
 HEADER = np.dtype([tuple(field.split()) for field in _FIELDS.split(", ")])
 MAGIC, VERSION = b"KTIL", 1
-LANES = {8: (1,), 16: (16, 32, 64, 128)}  # bits a unit -> how many states may share a stream
+LANES = {8: (1,), 16: (16, 32, 64, 128)}  # bits of a unit -> allowed numbers of lanes
 
 
 def _require(name: str, *facts: tuple[bool, str]) -> None:
-    """CodecError for the first of the facts (whether it holds, what else is the case) that does not hold."""
-    for holds, otherwise in facts:
+    """CodecError for the first fact (condition, problem) whose condition is false."""
+    for holds, problem in facts:
         if not holds:
-            raise CodecError(f"{name}: {otherwise}: these are not tiles of this kit, or they are damaged")
+            raise CodecError(f"{name}: {problem}: these are not tiles of this kit, or they are damaged")
 
 
 class Layout(NamedTuple):
-    """How a matrix is cut and coded; see the module's docstring."""
+    """How a matrix is cut into tiles and coded; see the module's docstring."""
 
     rows: int
     columns: int
@@ -58,12 +58,12 @@ class Layout(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Tiles down, tiles across."""
+        """(tiles down, tiles across)."""
         return -(-self.rows // self.tile_rows), -(-self.columns // self.tile_columns)
 
     @property
     def tail(self) -> int:
-        """Values at the end of a tile that the final states carry."""
+        """Values at the end of a tile that the final states hold."""
         return 2 * self.lanes if self.unit_bits == 16 else 0
 
     def check(self, name: str) -> None:
@@ -82,7 +82,7 @@ class Layout(NamedTuple):
 class Tiles:
     """A compressed int8 matrix. ``name`` appears in errors; arrays may be read-only views of a file.
 
-    Whatever a decoder relies on is checked here, so that no compiled loop meets a table or a length that lies: CodecError.
+    Everything that compiled decoders rely on is checked here: CodecError.
     """
 
     layout: Layout
@@ -104,10 +104,7 @@ class Tiles:
             (self.checksums.size == self.lengths.size == tiles, f"{self.lengths.size} streams for {tiles} tiles"),
             ((self.lengths >= 4 * self.layout.lanes).all(), "a stream shorter than its states"),
             ((self.lengths % unit == 0).all(), "a stream of half a unit"),
-            (
-                _aligned(self.lengths).sum() + READ_AHEAD == self.streams.size,
-                "lengths that do not add up to the streams' bytes",
-            ),
+            (_aligned(self.lengths).sum() + READ_AHEAD == self.streams.size, "lengths that differ from the streams' bytes"),
         )
 
     def __len__(self) -> int:
@@ -123,7 +120,7 @@ class Tiles:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the serial form: header, tables, index, streams and padding, all told."""
+        """Bytes of the serial form."""
         return _streams_at(len(self.frequencies), len(self)) + self.streams.size
 
     @cached_property
@@ -141,13 +138,13 @@ class Tiles:
         return np.stack([np.repeat(rows, across), np.tile(columns, down)], axis=1)
 
     def error(self, tile: int, reason: str) -> CodecError:
-        """The error for one tile: names tensor, tile and reason."""
+        """A CodecError that names tensor, tile and reason."""
         across = self.layout.grid[1]
         where = f"tile {tile} of {len(self)} (row {tile // across}, column {tile % across} of the grid)"
         return CodecError(f"{self.name}: {where}: {reason}")
 
     def to_bytes(self) -> bytes:
-        """The serial form of the module's docstring."""
+        """The serial form; see the module's docstring."""
         header = np.zeros((), HEADER)
         for key in Layout._fields:
             header[key] = getattr(self.layout, key)
@@ -158,9 +155,8 @@ class Tiles:
 
     @classmethod
     def from_bytes(cls, data, name: str = "matrix") -> "Tiles":
-        """Views of the serial form (any buffer). CodecError when they are none."""
+        """Tiles as views of their serial form (any buffer). CodecError when it is malformed."""
         data = np.frombuffer(data, np.uint8)
-
         _require(name, (data.size >= HEADER.itemsize, f"{data.size} bytes are too few for a header"))
         header = data[: HEADER.itemsize].view(HEADER)[0]
         _require(
@@ -182,7 +178,7 @@ class Tiles:
 
 
 def _aligned(nbytes):
-    """Rounded up to ALIGNMENT: a number or an array, int64."""
+    """``nbytes`` (number or array) rounded up to ALIGNMENT, int64."""
     return -(-np.int64(nbytes) // ALIGNMENT) * ALIGNMENT
 
 
@@ -192,9 +188,9 @@ def _streams_at(tables: int, tiles: int) -> int:
 
 @jit
 def checksum(values):
-    """Sum of v[i] * (2 i + 1) modulo 2^32 over 32-bit words (the last one filled with zeros) of values (n,) uint8.
+    """Sum of v[i] * (2 i + 1) modulo 2^32 over the 32-bit words (the last padded with zeros) of values (n,) uint8.
 
-    Every factor is odd, so no change within one word goes unseen, and the sum can be had by any number of lanes.
+    The factors are odd, so every change within one word changes the sum; and the terms can be added in any order.
     """
     words = values[: values.size // 4 * 4].view(np.uint32)
     total = np.uint32(0)

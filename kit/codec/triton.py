@@ -1,7 +1,7 @@
-"""The decoder `triton`: tiles on the GPU, or with TRITON_INTERPRET=1 on the CPU; alone or by thousands.
+"""The decoder `triton`: tiles on the GPU, or on the CPU with TRITON_INTERPRET=1.
 
-Streams, states and tables are read on the device; the predictor is undone and the checksum summed there, too. Eight bytes
-a tile come back to be compared: at once (``decode_on_device``), or whenever the caller likes (``start``, ``verify``).
+The device decodes the streams, undoes the predictor and computes the checksums. The status and checksum of each tile come
+back to the host: at once (``decode_on_device``), or when the caller calls ``verify`` after ``start``.
 """
 
 from typing import NamedTuple
@@ -19,8 +19,8 @@ from kit.cuda.memory import pinned
 from kit.errors import CodecError
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-_AT_ONCE = 4096  # values of a tile that the finishing kernel holds in registers
-TOUCHED_TILES = 256  # up to two a multiprocessor of an H200: their streams are fetched before they are decoded
+_FINISH_VALUES = 4096  # values of a tile that finish_kernel holds in registers
+TOUCHED_TILES = 256  # up to two tiles a multiprocessor of an H200, streams are loaded into the cache before decoding
 
 if not INTERPRETED and not torch.cuda.is_available():
     raise CodecError(
@@ -42,22 +42,22 @@ class DeviceTiles(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that crossed to the device."""
+        """Bytes on the device."""
         return sum(part.nbytes for part in self[1:])
 
 
 def device() -> torch.device:
-    """Where this decoder works."""
+    """The device of this decoder: "cuda", or "cpu" with TRITON_INTERPRET=1."""
     return torch.device("cpu" if INTERPRETED else "cuda")
 
 
 def upload(tiles: Tiles) -> DeviceTiles:
-    """Copy ``tiles`` to the device, through pinned host memory, on the current stream and without waiting for it."""
+    """Copy ``tiles`` to the device through pinned memory, on the current CUDA stream, without waiting."""
     return DeviceTiles(tiles, _to_device(streams_of(tiles).units), *index_on_device(tiles))
 
 
 def index_on_device(tiles: Tiles) -> tuple[torch.Tensor, ...]:
-    """All of DeviceTiles but the units: a few bytes a tile and a table, which may stay when the streams come and go."""
+    """begin, end, coded, values and slots of DeviceTiles, which stay on the device when streams are copied at every use."""
     streams = streams_of(tiles)
     if len(tiles) and not (streams.begin[0] >= 0 and streams.end[-1] <= streams.units.size):
         raise CodecError(f"{tiles.name}: the lengths of its tiles go beyond its streams")
@@ -70,7 +70,7 @@ def _to_device(array: np.ndarray) -> torch.Tensor:
 
 
 def decode_tiles(streams, first, last, residuals, status):
-    """The signature of every decoder (kit.codec.decoders): residuals and status come back to the host."""
+    """The decoder function of kit.codec.decoders: residuals and status are copied to the host."""
     on_device = [_to_device(array) for array in (streams.units, streams.begin, streams.end, streams.coded, streams.values)]
     tables = streams.frequencies if len(streams.frequencies) == 1 else streams.frequencies[first:last]
     slots = _to_device(np.stack([rans.slot_table(frequencies) for frequencies in tables]))
@@ -83,22 +83,22 @@ def decode_tiles(streams, first, last, residuals, status):
 
 
 def decode_on_device(loaded: DeviceTiles, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The int8 matrix (rows, columns) on the device. CodecError names the first tile that does not decode, and why."""
+    """The int8 matrix (rows, columns) on the device. CodecError names the first tile that fails, and the reason."""
     out, found = start(loaded, out)
     verify(loaded.tiles, found.cpu().numpy())
     return out
 
 
 def start(loaded: DeviceTiles, out: torch.Tensor | None = None, found=None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch the decoding and return at once, without waiting for the device: the matrix, and what ``verify`` must see.
+    """Launch the decoding without waiting: (matrix, found).
 
-    That is (2, tiles) uint32 on the device, written to ``found`` if given: what became of each tile, and its checksum.
+    found: (2, tiles) uint32 on the device, the status and checksum of each tile, for ``verify``.
     """
     tiles, layout = loaded.tiles, loaded.tiles.layout
     if out is None:
         out = torch.empty(tiles.shape, dtype=torch.int8, device=device())
     elif out.shape != tiles.shape or out.dtype != torch.int8 or not out.is_contiguous():
-        raise CodecError(f"{tiles.name}: out is {out.dtype} {tuple(out.shape)}, and the matrix int8 {tiles.shape}")
+        raise CodecError(f"{tiles.name}: out is {out.dtype} {tuple(out.shape)}, but the matrix is int8 {tiles.shape}")
     room = layout.tile_rows * layout.tile_columns
     residuals = torch.empty((len(tiles), room), dtype=torch.uint8, device=out.device)
     found = torch.empty((2, len(tiles)), dtype=torch.uint32, device=out.device) if found is None else found
@@ -106,13 +106,13 @@ def start(loaded: DeviceTiles, out: torch.Tensor | None = None, found=None) -> t
     width = triton.next_power_of_2(layout.tile_columns)
     finish_kernel[(len(tiles),)](
         residuals, found[1], out, room, layout.rows, layout.columns, layout.tile_rows, layout.tile_columns,
-        PREDICTOR=layout.predictor, HEIGHT=max(1, _AT_ONCE // width), WIDTH=width, num_warps=4,
+        PREDICTOR=layout.predictor, HEIGHT=max(1, _FINISH_VALUES // width), WIDTH=width, num_warps=4,
     )  # fmt: skip
     return out, found
 
 
 def verify(tiles: Tiles, found: np.ndarray) -> None:
-    """Compare what ``start`` found, brought to the host. CodecError names the first tile that did not decode, and why."""
+    """Check the ``found`` of ``start``, copied to the host. CodecError names the first tile that failed, and the reason."""
     status, sums = found
     for tile in np.flatnonzero(status)[:1]:
         raise tiles.error(int(tile), f"{REASONS[int(status[tile])]} (decoder triton)")

@@ -1,8 +1,8 @@
-"""The tile decoder's kernels: one program a tile; imported without a GPU, too, so that they can be compiled for one.
+"""The tile decoder's kernels: one program for each tile. They can be imported and compiled without a GPU.
 
-A warp holds all lanes, those that are THREADS apart in one thread. Which of them take a unit of the stream is one bit a
-lane; the bits of 32 threads are one sum (the hardware's warp reduction), and a lane's place among those that take follows
-from a population count of the bits below its thread's: no scan across the warp stands in the chain from state to state.
+A warp holds all lanes; lanes that are THREADS apart share a thread. The lanes that take a unit of the stream form a bit
+mask, one bit a thread, by a warp reduction; a lane's place among them is the population count of the bits below its own.
+That avoids a scan across the warp at every step.
 """
 
 import triton
@@ -17,7 +17,7 @@ _LEFT, _LEFT2, _UP = (tl.constexpr(number) for number in (predictors.LEFT, predi
 
 @triton.jit
 def _population(bits):
-    """How many bits are set, in the steps that LLVM makes one instruction of."""
+    """Number of set bits, written so that LLVM makes it one instruction."""
     bits = bits - ((bits >> 1) & 0x55555555)
     bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
     return ((((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
@@ -25,20 +25,10 @@ def _population(bits):
 
 @triton.jit
 def _step(
-    units,
-    stop,
-    slots,
-    residuals,
-    state,
-    position,
-    active,
-    thread,
-    lane,
-    UNIT_BITS: tl.constexpr,
-    LOWER: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    """One value of each active lane; then those whose state fell too low take a unit each, in the order of the lanes."""
+    units, stop, slots, residuals, state, position, active, thread, lane,
+    UNIT_BITS: tl.constexpr, LOWER: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Decode one value of each active lane; lanes whose state is below LOWER then take a unit each, in lane order."""
     bit = (1 << thread.to(tl.uint64)).to(tl.uint32)
     entry = tl.load(slots + (state & _SLOT_MASK).to(tl.int32))
     moved = ((entry >> 8) & _SLOT_MASK) * (state >> _SLOT_BITS) + (entry >> 20)
@@ -63,9 +53,9 @@ def _step(
 
 @triton.jit
 def _touch(units, stop, slots, UNIT_BITS: tl.constexpr):
-    """Bring the first 64 KiB of a stream and its table into the L1 cache, every sector of 32 bytes at once.
+    """Load the first 64 KiB of a stream, and its table, into the L1 cache by one load in every sector of 32 bytes.
 
-    0, which is known only when they are there: otherwise the compiler would leave the loads out.
+    Returns 0, computed from the loaded values so that the compiler keeps the loads.
     """
     at = tl.arange(0, 2048) * (256 // UNIT_BITS)
     seen = tl.sum((tl.load(units + at, at < stop, 0) & 1).to(tl.int32))
@@ -75,26 +65,13 @@ def _touch(units, stop, slots, UNIT_BITS: tl.constexpr):
 
 @triton.jit
 def rans_kernel(
-    units,
-    begin,
-    end,
-    coded,
-    values,
-    slots,
-    residuals,
-    status,
-    room,
-    slots_a_tile,
-    THREADS: tl.constexpr,
-    EACH: tl.constexpr,
-    UNIT_BITS: tl.constexpr,
-    LOWER: tl.constexpr,
-    TOUCH: tl.constexpr,
-):
-    """Decode one tile a program: THREADS (at most 32) x EACH lanes. Units from ``end`` on are never read.
+    units, begin, end, coded, values, slots, residuals, status, room, slots_a_tile,
+    THREADS: tl.constexpr, EACH: tl.constexpr, UNIT_BITS: tl.constexpr, LOWER: tl.constexpr, TOUCH: tl.constexpr,
+):  # fmt: skip
+    """Decode one tile with THREADS (at most 32) x EACH lanes. Units from ``end`` on are never read.
 
-    With TOUCH a tile's stream is fetched before it is decoded, not as it is: where few tiles share a multiprocessor, none
-    of them has others to work on while it waits for memory, and their streams fit its cache.
+    With TOUCH the tile's stream is first loaded into the L1 cache. That pays when few tiles share a multiprocessor: their
+    streams fit its cache, and there are no other tiles to work on while one waits for memory.
     """
     tile = tl.program_id(0)
     start = tl.load(begin + tile)
@@ -126,7 +103,7 @@ def rans_kernel(
             units, stop, slots, residuals + done, state, position, done + lane < todo, thread, lane, UNIT_BITS, LOWER, False
         )
 
-    # It ended well if the stream did, too, and every state is one from which an encoder starts.
+    # The tile is OK if it ends where its stream ends and every state is one from which an encoder starts.
     if UNIT_BITS == 16:
         at = todo + 2 * lane
         low, high = state & 255, (state >> 8) & 255
@@ -142,19 +119,10 @@ def rans_kernel(
 
 @triton.jit
 def finish_kernel(
-    residuals,
-    sums,
-    out,
-    room,
-    rows,
-    columns,
-    tile_rows,
-    tile_columns,
-    PREDICTOR: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Undo the predictor of one tile a program, HEIGHT rows at a time; write its place in ``out`` and its checksum."""
+    residuals, sums, out, room, rows, columns, tile_rows, tile_columns,
+    PREDICTOR: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Undo one tile's predictor, HEIGHT rows at a time; write its values to ``out`` (rows, columns) and its checksum."""
     tile = tl.program_id(0)
     across = tl.cdiv(columns, tile_columns)
     row, column = tile // across * tile_rows, tile % across * tile_columns

@@ -1,4 +1,4 @@
-"""Verify a compressed model: by its checksums, and against the file that it came from."""
+"""Verify a compressed model by its checksums and, if given, against its source."""
 
 import zlib
 
@@ -12,9 +12,9 @@ from kit.errors import CodecError
 
 
 def verify(path, decoder="interleaved", source=None, threads=1, progress=False) -> tuple[int, int]:
-    """Unpack everything and compare: every tile with its checksum, every tensor with its CRC-32 and, with a `source`,
-    every matrix with what the weights of that file quantize to. (tensors, matrices) compared; CodecError at the first
-    difference.
+    """Check every tile's checksum, every tensor's CRC-32 and, with a `source`, every matrix against that file's weights.
+
+    Returns the numbers of tensors and matrices; CodecError at the first difference.
     """
     with CompressedFile(path) as file:
         crcs = file.metadata["kit.codec.crc32"].numpy().astype(np.uint32).tolist()

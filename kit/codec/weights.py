@@ -1,4 +1,4 @@
-"""Linear layers over compressed weights: unpacked through any cache with any decoder, then multiply by the INT8 values."""
+"""Linear layers over compressed weights: matrices are unpacked by any decoder through any cache and multiplied as INT8."""
 
 import math
 import sys
@@ -26,17 +26,17 @@ from kit.quants import dequantize
 class CompressedWeights(Mapping, WeightSource):
     """The weights of a CompressedFile, for a Transformer: ``kit.Transformer(weights)``.
 
-    ``cache`` holds unpacked matrices, one byte a weight: a policy (None: every use unpacks anew) or anything with ``get``
-    and ``stats``. ``by="entries"`` counts each matrix as 1, as report 004's caches did, instead of its bytes.
-    ``decoder`` and ``threads`` as in kit.codec.decode (None: all cores). ``progress``: see ProgressLine.
+    ``cache``: for unpacked matrices (one byte a weight), a policy (None: every use unpacks) or an object with ``get`` and
+    ``stats``. ``by="entries"``: a matrix counts as 1, as in report 004's caches, instead of its bytes. ``decoder`` and
+    ``threads``: see kit.codec.decode (None: all cores). ``progress``: see ProgressLine.
 
-    Each use adds the store's span "access" and, when it unpacks, a span "unpack" to ``trace``.
+    Each use adds a span "access" and, when it unpacks, a span "unpack" to ``trace``.
     """
 
     def __init__(
         self, file: CompressedFile, cache=None, decoder="interleaved", threads=None, by="bytes", trace=None, progress=None
     ):
-        find(decoder)  # an unknown name is an error here, not in the middle of a token
+        find(decoder)  # an unknown name is an error here, not at the first token
         self.file, self.decoder, self.threads, self.by = file, decoder, threads or usable_cores(), by
         self.trace = Trace() if trace is None else trace
         cache = NoCache() if cache is None else cache
@@ -46,13 +46,13 @@ class CompressedWeights(Mapping, WeightSource):
         self.linear = Linear(lambda weights, name, x: weights.layer(name)(x), lambda weights, name: weights.layer(name).nbytes)
 
     def layer(self, name: str) -> "CompressedLinear":
-        """The linear layer of exactly that path; ModelError when there is none."""
+        """The linear layer of a matrix by its full name; ModelError when there is none."""
         if name not in self.layers:
-            raise ModelError(f"{self.file.path}: no compressed matrix {name!r} among the {len(self.layers)}, by full names")
+            raise ModelError(f"{self.file.path}: no compressed matrix {name!r} ; give the full name")
         return self.layers[name]
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The tensor in floating point: a norm as it is stored, a matrix unpacked (through the cache) and scaled."""
+        """The tensor in floating point; a coded matrix is unpacked (through the cache) and scaled."""
         if name in self.layers:
             return self.layers[name].weight()
         stack, expert = find_tensor(self.file, name)
@@ -67,28 +67,28 @@ class CompressedWeights(Mapping, WeightSource):
         return len(self.file.tensors)
 
     def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
-        """(len(index), in): some rows of a matrix (an embedding), float32."""
+        """Rows ``index`` of a matrix (an embedding), (len(index), in) float32."""
         if name in self.layers:
             return self.layers[name].weight(index)
         return dequantize(self.file.blocks(name)[index.numpy()], self.info(name).qtype)
 
     def nbytes(self, name: str) -> int:
-        """Bytes of the tensor in floating point: what a matmul reads."""
+        """Bytes of the tensor in floating point."""
         return math.prod(self.shape(name)) * (2 if self.file.coding == "bf16" and name in self.layers else 4)
 
     @property
     def unpacked_bytes(self) -> int:
-        """Bytes of all matrices unpacked: what a cache that holds everything holds."""
+        """Bytes of all matrices when unpacked."""
         return sum(layer.nbytes for layer in self.layers.values())
 
     @property
     def compressed_bytes(self) -> int:
-        """Bytes of all matrices as they lie in the file."""
+        """Bytes of all matrices in the file."""
         return sum(matrix.nbytes for matrix in self.file.matrices.values())
 
 
 class CompressedLinear:
-    """y = W x, W unpacked when the cache does not hold it. Made by CompressedWeights."""
+    """y = W x; W is unpacked when the cache does not hold it. Made by CompressedWeights."""
 
     def __init__(self, name: str, matrix: Int8 | BF16, weights: CompressedWeights):
         self.name, self.matrix, self.weights = name, matrix, weights
@@ -97,7 +97,7 @@ class CompressedLinear:
         self._scales = torch.tensor(matrix.scales) if isinstance(matrix, Int8) else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x (tokens, in) float32 -> (tokens, out) float32: the scale of a row is applied to its dot product."""
+        """x (tokens, in) float32 -> (tokens, out) float32; a row's scale multiplies its dot product."""
         start = time.perf_counter_ns()
         values, decoded = self.values()
         if self.weights.progress is not None:
@@ -107,7 +107,7 @@ class CompressedLinear:
         return multiply(values.view(torch.uint8).numpy(), "I8", x).mul_(self._scales)
 
     def values(self) -> tuple[torch.Tensor, bool]:
-        """The unpacked matrix (int8 or bfloat16), from the cache or anew, and whether it had to be unpacked."""
+        """(the unpacked matrix as int8 or bfloat16, whether it had to be unpacked)."""
         decoded = False
 
         def load():
@@ -118,27 +118,27 @@ class CompressedLinear:
         return self.weights.store.get(self.name, self.size, load), decoded
 
     def load(self) -> torch.Tensor:
-        """Unpack anew, past the cache: what the cache calls, and a prefetch ahead of it."""
+        """Unpack the matrix without the cache; a miss and a prefetch call this."""
         with self.weights.trace.span("unpack", self.name, layer_of(self.name), self.matrix.nbytes):
             out = None if self._scales is None else self.weights.buffers.empty(self.matrix.shape, torch.int8).numpy()
             return unpack_matrix(self.matrix, self.weights.decoder, self.weights.threads, out)
 
     @property
     def size(self) -> int:
-        """What it counts in the cache."""
+        """Its size in the cache: bytes, or 1."""
         return 1 if self.weights.by == "entries" else self.nbytes
 
     def weight(self, index=slice(None)) -> torch.Tensor:
-        """Rows of the matrix as floating point, float32 (scaled INT8) or bfloat16."""
+        """Rows ``index`` of the matrix, float32 (scaled INT8) or bfloat16."""
         values = self.values()[0][index]
         return values if self._scales is None else values * self._scales[index, None]
 
 
 class ProgressLine:
-    """Report 004's progress line, every so many uses, with counters that are true.
+    """Prints report 004's progress line after every ``every`` uses, with correct counters.
 
-    ``[Op   50] MISS time=  320ms avg=  280ms cache=20/20``: whether this use unpacked and what that took; the average of
-    all so far; what the cache holds of what it may hold.
+    ``[Op   50] MISS time=  320ms avg=  280ms cache=20/20``: hit or miss and time of this use, average time of all uses,
+    the cache's contents and capacity.
     """
 
     def __init__(self, every: int = 50, file=None):
@@ -147,18 +147,15 @@ class ProgressLine:
         self.seconds = 0.0
 
     def __call__(self, layer: CompressedLinear, hit: bool, seconds: float) -> None:
-        """Count one use, and print the line when it is time."""
+        """Count one use; print the line after ``every`` uses."""
         self.operations += 1
         self.hits += hit
         self.seconds += seconds
         if self.operations % self.every == 0:
             average = self.seconds / self.operations
             what = f"[Op {self.operations:4}] {'HIT ' if hit else 'MISS'}"
-            line = f"{what} time={1e3 * seconds:7.2f}ms avg={1e3 * average:7.2f}ms cache={_filled(layer.weights.store)}"
+            store = layer.weights.store
+            policy = getattr(store, "policy", None) or store.outer.policy
+            cache = f"{policy.resident_bytes}/{policy.capacity}"
+            line = f"{what} time={1e3 * seconds:7.2f}ms avg={1e3 * average:7.2f}ms cache={cache}"
             print(line, file=self.file or sys.stderr)
-
-
-def _filled(store) -> str:
-    """What a cache holds, of what it may: entries where it counts those, else bytes."""
-    policy = getattr(store, "policy", None) or store.outer.policy
-    return f"{policy.resident_bytes}/{policy.capacity}"

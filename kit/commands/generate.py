@@ -33,7 +33,7 @@ def command(
     and KV cache that they read; peak memory.
 
     \b
-    --linear auto         fused, straight from the file's blocks; decoded where a --cache or --backend is asked for
+    --linear auto         fused, straight from the file's blocks; dequantized where a --cache or --backend is asked for
              fused-int8   activations rounded to eight bits, as llama.cpp does: faster, not the same numbers
 
     \b
@@ -68,7 +68,7 @@ def command(
     if not any(info.elements for info in opened.tensors.values()):
         raise ModelError(f"{opened.path}: {NO_WEIGHTS}")
     if linear == "auto":
-        linear = "fused" if (cache, backend) == ("auto", "cpu") else "decoded"
+        linear = "fused" if (cache, backend) == ("auto", "cpu") else "dequantized"
     policy = _policy(cache, kit.Weights(opened).working_set)
     if opened.architecture in ARCHITECTURES or not kit.hf.installed():
         start, via = kit.generate, "the kit's own pass"

@@ -42,14 +42,14 @@ def measure_costs(
         by_kind.setdefault(kind_of(plain, name), []).append(name)
     chosen = {name for members in by_kind.values() for name in members[:samples]}
     chosen = [name for name in names if name in chosen]
-    ways = [(dtype, "decoded", held) for dtype in dtypes for held in (False, True)]
+    ways = [(dtype, "dequantized", held) for dtype in dtypes for held in (False, True)]
     ways += [(dtypes[0], linear, False) for linear in FUSED]
     bar = tqdm(ways, "costs", disable=None if progress else True)
     seconds = {way: _walked(file, chosen, *way, samples, clock) for way in bar}
     costs = {}
     for kind in by_kind:
-        kept = {dtype: seconds[dtype, "decoded", True][kind] for dtype in dtypes}
-        load = {dtype: max(0.0, seconds[dtype, "decoded", False][kind] - kept[dtype]) for dtype in dtypes}
+        kept = {dtype: seconds[dtype, "dequantized", True][kind] for dtype in dtypes}
+        load = {dtype: max(0.0, seconds[dtype, "dequantized", False][kind] - kept[dtype]) for dtype in dtypes}
         costs[kind] = Cost(load, kept, {linear: seconds[dtypes[0], linear, False][kind] for linear in FUSED})
     return costs
 

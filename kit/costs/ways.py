@@ -38,13 +38,13 @@ PRECISION = {
 class Way:
     """A policy of kit.cache by name with its capacity (bytes; None: without limit), and how weights are used.
 
-    ``linear``: "decoded" with weights dequantized to ``dtype``, one of FUSED, or what a finding adds (tiles, "pressed").
+    ``linear``: "dequantized" with weights dequantized to ``dtype``, one of FUSED, or what a finding adds (tiles, "pressed").
     """
 
     policy: str
     capacity: int | None = None
     dtype: str = "float32"
-    linear: str = "decoded"
+    linear: str = "dequantized"
 
     @property
     def label(self) -> str:
@@ -52,7 +52,7 @@ class Way:
         if self.linear in NAMES:
             return NAMES[self.linear].format(format_bytes(self.capacity or 0))
         size = format_bytes(self.capacity or 0)
-        work = "dequantized" if self.linear == "decoded" else "unpacked"
+        work = "dequantized" if self.linear == "dequantized" else "unpacked"
         named = {"NoCache": f"{work} each time", "HashMap": "all kept", "Pinned": f"{size} pinned"}
         return f"{named.get(self.policy, f'{self.policy} of {size}')}, {SHORTS.get(self.linear, SHORT[self.dtype])}"
 

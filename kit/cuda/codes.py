@@ -1,9 +1,9 @@
-"""Codes and scales of ggml blocks as Triton device functions: from the description of a format, and by hand where that says so.
+"""Codes and scales of ggml blocks as Triton device functions, generated from a format's row or named by it.
 
-``unpack`` gives codes, scale and low of sub-blocks: block is the address of each block (blocks, 1, 1), s the sub-block
-(1, groups, 1), j the word in it (1, 1, words), table the address of the format's look-up table. A word is four codes in the
-four bytes of a uint32; weight = scale * (code - bias) - low, in this order of operations, so that float32 results equal
-gguf-py's bit for bit. Scales and lows have one element a sub-block.
+``unpack`` returns codes, scales and minima of sub-blocks. block: address of each block (blocks, 1, 1); s: sub-block
+(1, groups, 1); j: word in it (1, 1, words); table: address of the format's look-up table. A word is four codes in the four
+bytes of a uint32. weight = scale * (code - bias) - minimum, in this order of operations, so that float32 results equal
+gguf-py's bit for bit. Scales and minima have one element for each sub-block.
 """
 
 import triton
@@ -14,12 +14,12 @@ from kit.gguf.formats import Format
 
 @triton.jit
 def unpack(block, s, j, table, FORMAT: tl.constexpr, CODES: tl.constexpr, SCALES: tl.constexpr):
-    """CODES and SCALES: ``regular_codes`` and ``regular_scales``, or the functions that the format names.
+    """(codes, scale, minimum). CODES and SCALES: ``regular_codes`` and ``regular_scales``, or functions of the format.
 
-    Nibbles of whole sub-blocks stay where they are: those of odd ones are 16 times as large, and meet a sixteenth of the
-    scale. That saves a shift a word and is exact: a scale is zero or at least 2^-24.
+    Where all codes of a sub-block are high nibbles, they are not shifted: codes are 16 times as large and the scale a
+    sixteenth. That saves a shift for each word and is exact, since a scale is zero or at least 2^-24.
     """
-    scale, low = SCALES(block, s, table, FORMAT)
+    scale, minimum = SCALES(block, s, table, FORMAT)
     if stay_in_place(FORMAT):
         PLANE: tl.constexpr = FORMAT.codes.planes[0]
         words: tl.constexpr = FORMAT.scales.group // 4
@@ -27,14 +27,14 @@ def unpack(block, s, j, table, FORMAT: tl.constexpr, CODES: tl.constexpr, SCALES
         high = s // subs % 2
         at = (s // (2 * subs) * subs + s % subs) * words + j
         word = _word(_field(block, PLANE, FORMAT), at, FORMAT.alignment(PLANE))
-        return word & (0x0F0F0F0F << (4 * high).to(tl.uint32)), scale * tl.where(high == 1, 1 / 16, 1.0), low
+        return word & (0x0F0F0F0F << (4 * high).to(tl.uint32)), scale * tl.where(high == 1, 1 / 16, 1.0), minimum
     else:
-        return CODES(block, s, j, table, FORMAT), scale, low
+        return CODES(block, s, j, table, FORMAT), scale, minimum
 
 
 @triton.constexpr_function
 def stay_in_place(format: Format) -> bool:
-    """Whether all codes of a sub-block are low nibbles, or all high ones, and nothing is done to them but scaling."""
+    """Whether the codes of each sub-block are all low or all high nibbles, and are only scaled."""
     codes = format.codes
     if len(codes.planes) != 1 or codes.less or codes.values:
         return False
@@ -61,9 +61,9 @@ def _short(address):
 
 @triton.jit
 def _word(address, at, ALIGN: tl.constexpr):
-    """Word ``at``: one load of 32 bits, or two or four narrower ones where blocks are aligned to less.
+    """32 bits at index ``at``: one load, or two or four narrower ones for blocks with less alignment.
 
-    Counted in words and not in bytes, so that the compiler sees neighbors and loads up to 16 bytes at once.
+    The index counts words, so that the compiler sees consecutive words and loads up to 16 bytes at once.
     """
     if ALIGN == 4:
         return tl.load(address.to(tl.pointer_type(tl.uint32)) + at)
@@ -82,39 +82,39 @@ def _half(address):
 
 @triton.jit
 def _number(code):
-    """An unsigned integer below 2^23 as float32 without a conversion: the mantissa of 2^23 + code."""
+    """An unsigned integer below 2^23 as float32, without a conversion: it is the mantissa of 2^23 + code."""
     return (code | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
 
 
 @triton.jit
-def _spread(bits):
-    """Bit i of four to the lowest bit of byte i: the products of 2^i and 2^(7 i) never meet."""
+def _bits_to_bytes(bits):
+    """Bit i of four becomes the lowest bit of byte i."""
     return ((bits & 15) * 0x00204081) & 0x01010101
 
 
 @triton.jit
 def _signed(magnitudes, signs):
-    """Magnitudes below 128, negated where the bit of ``signs`` (four) is set: 128 + value in every byte, no borrows."""
-    negative = _spread(signs) * 0x7F
+    """128 + value in each byte, from magnitudes below 128 and four sign bits; no byte borrows from the next."""
+    negative = _bits_to_bytes(signs) * 0x7F
     return ((magnitudes ^ negative) | 0x80808080) - negative
 
 
 @triton.jit
 def _even(signs):
-    """Seven sign bits and the eighth that makes their number even (ksigns_iq2xs of ggml)."""
+    """Seven sign bits, and an eighth for even parity (ksigns_iq2xs of ggml)."""
     folded = signs ^ (signs >> 4)
     return signs | (((0x6996 >> (folded & 15)) & 1) << 7)
 
 
 @triton.jit
 def _pairs(nibbles, table):
-    """Codes below 16 in bytes to the bytes of the table, which holds 256 pairs."""
+    """Four codes below 16, in bytes, looked up in the table of 256 pairs of codes; int8 values in bytes."""
     both = nibbles | (nibbles >> 4)
     low, high = tl.load(table + (both & 255)), tl.load(table + ((both >> 16) & 255))
     return (low | (high << 16)).to(tl.uint32, bitcast=True)
 
 
-# ---- from the description of a format
+# ---- codes and scales from a format's row
 
 
 @triton.jit
@@ -131,7 +131,7 @@ def regular_codes(block, s, j, table, FORMAT: tl.constexpr):
 
 @triton.jit
 def _plane_word(block, g, PLANE: tl.constexpr, FORMAT: tl.constexpr):
-    """Integers 4 g ... 4 g + 3 of a plane, in four bytes; signed ones raised by 128."""
+    """Integers 4 g to 4 g + 3 of a plane, in four bytes; 128 is added to signed ones."""
     tl.static_assert(PLANE.step == 1 and PLANE.shift == 0 and PLANE.run != 2, "no kernel for such planes of codes")
     run: tl.constexpr = PLANE.run // 4
     fields: tl.constexpr = 8 // PLANE.bits
@@ -149,28 +149,28 @@ def _plane_word(block, g, PLANE: tl.constexpr, FORMAT: tl.constexpr):
         four = _byte(field + g)
         return (four | (four << 6) | (four << 12) | (four << 18)) & 0x03030303
     else:
-        return _spread(_byte(field + g // 2) >> (4 * (g % 2)).to(tl.uint32))
+        return _bits_to_bytes(_byte(field + g // 2) >> (4 * (g % 2)).to(tl.uint32))
 
 
 @triton.jit
 def regular_scales(block, s, table, FORMAT: tl.constexpr):
-    """Scale and low of sub-block s."""
+    """Scale and minimum of sub-block s."""
     scales: tl.constexpr = FORMAT.scales
-    low = 0.0
+    minimum = 0.0
     if scales.table != "":
         at: tl.constexpr = 256 if len(FORMAT.codes.values) else 0
         scale = tl.load(table + at + _byte(block + FORMAT.at(scales.d) + s)).to(tl.float32, bitcast=True)
     elif scales.steps is None:
         scale = _half(block + FORMAT.at(scales.d))
         if scales.dmin != "":
-            low = _half(block + FORMAT.at(scales.dmin))
+            minimum = _half(block + FORMAT.at(scales.dmin))
     else:
         scale = _half(block + FORMAT.at(scales.d)) * _step(block, s, FORMAT)
         if scales.dmin != "":
-            low = _half(block + FORMAT.at(scales.dmin)) * _step(block, FORMAT.groups + s, FORMAT)
+            minimum = _half(block + FORMAT.at(scales.dmin)) * _step(block, FORMAT.groups + s, FORMAT)
     if scales.sign > 0:
-        low = _negative(low)
-    return scale, low
+        minimum = _negative(minimum)
+    return scale, minimum
 
 
 @triton.jit
@@ -180,8 +180,8 @@ def _step(block, i, FORMAT: tl.constexpr):
     n = _integer(block, i, steps.planes[0], FORMAT)
     for k in tl.static_range(1, len(steps.planes)):
         n |= _integer(block, i, steps.planes[k], FORMAT) << steps.below(k)
-    raised: tl.constexpr = 128 if FORMAT.signed(steps.planes[0]) else 0
-    return (_number(n ^ raised) - (steps.less + raised)) * steps.times
+    offset: tl.constexpr = 128 if FORMAT.signed(steps.planes[0]) else 0
+    return (_number(n ^ offset) - (steps.less + offset)) * steps.times
 
 
 @triton.jit
@@ -195,16 +195,16 @@ def _integer(block, i, PLANE: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def _negative(x):
-    """-x for zeros, too: some versions of Triton write a minus as 0 - x, which turns 0.0 into 0.0 and not into -0.0."""
+    """-x, also for 0.0: some versions of Triton compute a minus as 0 - x, which gives 0.0 instead of -0.0."""
     return x * -1.0
 
 
-# ---- scales and codes that lie in no planes
+# ---- codes and scales that planes cannot describe
 
 
 @triton.jit
 def six_bits(block, s, table, FORMAT: tl.constexpr):
-    """Q4_K, Q5_K: 6 bits each, the upper two of the last four packed above others."""
+    """Q4_K, Q5_K: 6 bits each; the upper two bits of the last four share bytes with the first four."""
     byte = block + FORMAT.at("scales") + s % 4
     d, m, both = _byte(byte), _byte(byte + 4), _byte(byte + 8)
     first = s < 4
@@ -215,7 +215,7 @@ def six_bits(block, s, table, FORMAT: tl.constexpr):
 
 @triton.jit
 def tq1_0(block, s, j, table, FORMAT: tl.constexpr):
-    """Five digits of base 3 a byte: multiplied by 3^k modulo 256, the k-th is what thrice the byte carries over."""
+    """Five base-3 digits in a byte: digit k is the carry (bits 8 and up) of 3 * (byte * 3^k modulo 256)."""
     long, short = j < 40, j < 60
     digit = tl.where(long, j // 8, tl.where(short, (j - 40) // 4, j - 60))
     word = _word(block + FORMAT.at("qs"), tl.where(long, j % 8, tl.where(short, 8 + (j - 40) % 4, 12)), 2)
@@ -226,7 +226,7 @@ def tq1_0(block, s, j, table, FORMAT: tl.constexpr):
     return even | odd
 
 
-# ---- grids: four or eight weights a look-up
+# ---- grids: four or eight weights from one look-up
 
 
 @triton.jit
@@ -268,7 +268,7 @@ def iq3_s(block, s, j, table, FORMAT: tl.constexpr):
 
 @triton.jit
 def _ternary(index, below, j, table):
-    """8 x -+ 1 for x in -1, 0, 1; the grid holds 8 + 8 x, the bias is 9."""
+    """9 + (8 x - 1 or 8 x + 1) for x in -1, 0, 1; the grid holds 8 + 8 x, and 9 is the bias."""
     grid = tl.load(table + 2 * index + (j % 2).to(tl.uint32))
     return grid + tl.where(below != 0, 0, 0x02020202).to(tl.uint32)
 

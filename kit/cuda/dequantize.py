@@ -1,4 +1,4 @@
-"""The triton backend: every block format on the GPU, or, with TRITON_INTERPRET=1 set before Python starts, on the CPU."""
+"""The triton backend: dequantizes on the GPU, or on the CPU with TRITON_INTERPRET=1 set before Python starts."""
 
 from functools import cache
 
@@ -28,7 +28,7 @@ def table_of(format: Format, device: torch.device) -> torch.Tensor:
 
 
 def knows(format: Format) -> bool:
-    """Whether ``run`` takes it."""
+    """Whether ``run`` can dequantize the format."""
     return format.codes is not None or format.name in STORED_FLOATS
 
 
@@ -37,7 +37,7 @@ def run(blocks, format: Format, out) -> None:
     out = torch.as_tensor(out)
     blocks = torch.as_tensor(blocks).to(out.device)
     if blocks.data_ptr() % 16:
-        blocks = blocks.clone()  # wide loads need addresses that a slice may not have
+        blocks = blocks.clone()  # wide loads need an alignment that a slice may lack
     if format.name in STORED_FLOATS:
         out.view(-1).copy_(blocks.view(-1).view(STORED_FLOATS[format.name]))
         return

@@ -1,4 +1,4 @@
-"""What the kernels must know of a format when they are compiled, and the table in which they look up."""
+"""A format's compile-time constants and look-up table for the Triton kernels."""
 
 import gguf
 import numpy as np
@@ -8,17 +8,19 @@ from kit.gguf.formats import TABLES, Format
 
 
 def constants_of(format: Format) -> dict[str, object]:
-    """The format, and the device functions of its codes and scales."""
+    """Compile-time arguments of a kernel: the format, and the device functions of its codes and scales."""
     return {"FORMAT": format, "CODES": CODES[format.codes.function], "SCALES": SCALES[format.scales.function]}
 
 
 def look_up_table(format: Format) -> np.ndarray:
-    """int32: what two codes of four bits stand for, in two bytes, or ggml's grid, four bytes a word, raised by the bias in
-    both cases (grids with signs are not); then the bits of the scales that a byte stands for. A zero where there is nothing."""
+    """int32, two parts, or one zero for a format without tables.
+
+    First the codes: the values of each pair of 4-bit codes in two bytes, or ggml's grid with four bytes in a word; the bias
+    is added to both, except for grids whose signs are stored apart. Then the float32 bits of the scale of each byte.
+    """
     parts = []
     if format.codes.values:
-        values = np.array(format.codes.values, np.int32) + format.bias
-        values = np.resize(values, 16)
+        values = np.resize(np.array(format.codes.values, np.int32) + format.bias, 16)
         parts.append((values[None] | values[:, None] << 8).reshape(-1))
     elif format.codes.function.startswith("iq"):
         quant = getattr(gguf.quants, format.name)

@@ -1,10 +1,9 @@
-"""y = W x straight from ggml blocks, for one token or a few; imported without a GPU, too, to be compiled for one.
+"""Kernels for y = W x from ggml blocks, for one or a few tokens. They can be imported and compiled without a GPU.
 
-An integer below 2^24 that is read as a float32 bit pattern is that integer times 2^-149, subnormal or nearly: codes need
-no conversion when x is scaled up by a power of two to make up for it, and products stay exact inside the FMA. x comes as
-*planes* (tokens, 5, words): the elements 0, 1, 2 and 3 of every four, scaled, and the sums of every four, which meet the
-bias and the minimum. Where codes are words of four, planes have their layout: neither moves between threads. Zeros fill
-the planes up to a whole number of steps: no load of x needs a mask.
+An integer below 2^24, read as the bits of a float32, is that integer times 2^-149. So codes need no conversion if x is
+scaled up by a power of two; products are exact inside the FMA. x is packed into *planes* (tokens, 5, words): elements 0,
+1, 2 and 3 of every four, scaled, and the sum of every four, which is multiplied by bias and minimum. Planes have the layout
+of words of four codes, so no data moves between threads. Zeros pad them to whole steps, so loads of x need no mask.
 """
 
 import triton
@@ -14,27 +13,27 @@ from kit.cuda.codes import unpack
 from kit.gguf.formats import Format
 
 PLANES = 5
-STEP_WEIGHTS = 2048  # of one row a step: 128 threads with 16 consecutive weights each
+STEP_WEIGHTS = 2048  # weights of one row in a step: 128 threads with 16 consecutive weights each
 STEP_WORDS = STEP_WEIGHTS // 4
-_SCALE = tl.constexpr(2.0**96)  # times code * 2^-149: code * 2^-53. x itself must lie below 2^32
-_BACK = tl.constexpr(2.0**53)  # scales must lie below 2^74; a float16 times a few bits does
+_SCALE = tl.constexpr(2.0**96)  # of x, so that a product is code * x * 2^-53; |x| must be below 2^32
+_BACK = tl.constexpr(2.0**53)  # of scales, which must be below 2^74; a float16 times a few bits is
 
 
 def rows_of_a_program(format: Format, rows: int, tokens: int) -> int:
-    """How many rows share what a step loads of x: more where codes come by wide loads into few registers, and where rows
-    abound, so that all multiprocessors still have programs enough to wait for memory with."""
+    """Rows of a program, which share its loads of x: more for formats with 16-byte loads, if there are enough rows to keep
+    all multiprocessors busy."""
     return max(1, (8 if format.block_bytes % 16 == 0 and rows >= 4096 else 4) // tokens)
 
 
 @triton.jit
 def _place_of(part):
-    """2^-8, 2^-16: how much higher the second and third code of a word lie than the first and (shifted down) the last."""
+    """The factor that undoes the position of a code in its word: 2^-8 for the second, 2^-16 for the third, else 1."""
     return tl.where(part == 1, 1 / 256, tl.where(part == 2, 1 / 65536, 1.0))
 
 
 @triton.jit
 def _store_planes(planes, value, word, padded):
-    """value (n, 4) float32, the words ``word`` (n,) of one token, to its planes of ``padded`` words."""
+    """Store value (n, 4) float32, the words ``word`` (n,) of one token, in its planes of ``padded`` words each."""
     part, inside = tl.arange(0, 4)[None, :], word < padded
     scaled = value * (_SCALE * _place_of(part))
     tl.store(planes + part * padded + word[:, None], scaled, inside[:, None])
@@ -42,21 +41,21 @@ def _store_planes(planes, value, word, padded):
 
 
 @triton.jit
-def spread_kernel(x, gate, planes, words, padded, SWIGLU: tl.constexpr, BLOCK: tl.constexpr):
-    """x (tokens, 4 * words) to planes; with SWIGLU x * silu(gate). A program takes BLOCK words of a token."""
+def pack_kernel(x, gate, planes, words, padded, SWIGLU: tl.constexpr, BLOCK: tl.constexpr):
+    """Pack x (tokens, 4 * words), or with SWIGLU x * silu(gate), into planes; BLOCK words of one token."""
     word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token, inside = tl.program_id(1), word < words
     place = token * words * 4 + word[:, None] * 4 + tl.arange(0, 4)[None, :]
     value = tl.load(x + place, inside[:, None], 0.0)
     if SWIGLU:
-        opening = tl.load(gate + place, inside[:, None], 0.0)
-        value *= opening / (1.0 + tl.exp(-opening))
+        gated = tl.load(gate + place, inside[:, None], 0.0)
+        value *= gated / (1.0 + tl.exp(-gated))
     _store_planes(planes + token * padded * 5, value, word, padded)
 
 
 @triton.jit
 def norm_kernel(x, weight, planes, words, padded, eps, BLOCK: tl.constexpr):
-    """RMSNorm of x (tokens, 4 * words) times weight, to planes. A program takes a token; BLOCK >= padded."""
+    """Pack RMSNorm(x) * weight into planes, x (tokens, 4 * words); one token, BLOCK >= padded."""
     word = tl.arange(0, BLOCK)
     token, inside = tl.program_id(0), word < words
     place = word[:, None] * 4 + tl.arange(0, 4)[None, :]
@@ -68,25 +67,13 @@ def norm_kernel(x, weight, planes, words, padded, eps, BLOCK: tl.constexpr):
 
 @triton.jit
 def blocks_kernel(
-    blocks,
-    table,
-    planes,
-    y,
-    rows,
-    blocks_a_row,
-    factor,
-    FORMAT: tl.constexpr,
-    CODES: tl.constexpr,
-    SCALES: tl.constexpr,
-    TOKENS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    ADD: tl.constexpr,
-):
-    """ROWS rows of y (TOKENS, rows) a program, CHUNK blocks of each a step. Axes: token, row, block, sub-block, word.
+    blocks, table, planes, y, rows, blocks_a_row, factor, FORMAT: tl.constexpr, CODES: tl.constexpr, SCALES: tl.constexpr,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of y (TOKENS, rows) = W x, or with ADD y += factor * W x; CHUNK blocks of each row in a step.
 
-    Rows beyond the last repeat it and are not stored; blocks beyond a row's last repeat that and meet an x of zero. With
-    ADD y grows by factor * W x.
+    Axes: token, row, block, sub-block, word. Past the last row that row is computed again and not stored; past a row's
+    last block that block is multiplied by zeros.
     """
     BYTES: tl.constexpr = FORMAT.block_bytes
     SUBS: tl.constexpr = FORMAT.groups
@@ -105,16 +92,16 @@ def blocks_kernel(
         block = at + b
         here = planes + block * SUBS * WORDS
         at_block = first + tl.minimum(block, blocks_a_row - 1) * BYTES
-        codes, scale, low = unpack(at_block, s, j, table, FORMAT, CODES, SCALES)
+        codes, scale, minimum = unpack(at_block, s, j, table, FORMAT, CODES, SCALES)
         product = (codes & 0xFF).to(tl.float32, bitcast=True) * tl.load(here)
         product += (codes & 0xFF00).to(tl.float32, bitcast=True) * tl.load(here + padded)
         product += (codes & 0xFF0000).to(tl.float32, bitcast=True) * tl.load(here + 2 * padded)
         product += (codes >> 24).to(tl.float32, bitcast=True) * tl.load(here + 3 * padded)
-        # Four words lie in one thread: they are added before they meet the scale that they share.
+        # The four words of a thread share a scale, so they are added first.
         product = tl.sum(product.reshape(TOKENS, ROWS, CHUNK, SUBS, WORDS // 4, 4), axis=5)
         sums = tl.sum(tl.load(here + 4 * padded).reshape(TOKENS, 1, CHUNK, SUBS, WORDS // 4, 4), axis=5)
         total += product * (scale * _BACK)
-        total -= sums * (scale * FORMAT.bias + low)
+        total -= sums * (scale * FORMAT.bias + minimum)
     sums = tl.sum(total.reshape(TOKENS, ROWS, CHUNK * SUBS * WORDS // 4), axis=2)
     _store_rows(y, sums, row, rows, factor, TOKENS, ADD)
 
@@ -131,7 +118,7 @@ def _store_rows(y, sums, row, rows, factor, TOKENS: tl.constexpr, ADD: tl.conste
 def floats_kernel(
     weight, planes, y, rows, words, factor, TOKENS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, ADD: tl.constexpr
 ):
-    """The same for weights that are float16, bfloat16 or float32: CHUNK words of four columns a step."""
+    """As blocks_kernel, for weights stored as numbers (F32, F16, BF16, I8): CHUNK words of four columns in a step."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = tl.minimum(row, rows - 1)[None, :, None, None].to(tl.int64)
     token, part = tl.arange(0, TOKENS)[:, None, None, None], tl.arange(0, 4)[None, None, None, :]

@@ -1,4 +1,4 @@
-"""Linear layers on the device: fused with the dequantizer for a few tokens, by a matrix product for many."""
+"""Linear layers on a CUDA device: from blocks for a few tokens, by dequantizing and a matrix product for many."""
 
 import torch
 import triton
@@ -12,41 +12,41 @@ from kit.cuda.gemv import (
     blocks_kernel,
     floats_kernel,
     norm_kernel,
+    pack_kernel,
     rows_of_a_program,
-    spread_kernel,
 )
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS
 
-FUSED_TOKENS = 8  # beyond, dequantizing once costs less than reading x again for every few rows
-_STORED = STORED_FLOATS | {"I8": torch.int8}  # numbers as they lie; what an INT8 is worth is the caller's to say
+FUSED_TOKENS = 8  # for more tokens, dequantizing and a matrix product are faster
+_STORED = STORED_FLOATS | {"I8": torch.int8}  # weights stored as numbers; the caller applies the scales of I8
 
 
 def linear(blocks: torch.Tensor, qtype: str, x: torch.Tensor) -> torch.Tensor:
     """x (tokens, in) float32 -> (tokens, out) float32 for the matrix in ``blocks`` (out, bytes of a row), uint8.
 
-    Up to FUSED_TOKENS tokens read the blocks once and no dequantized weight is ever stored; more go through a float32
-    matrix and one product. Everything lies on one device. |x| must lie below 2^32. Raises QuantError for a format
-    without a kernel and for an x that does not fit the rows.
+    For up to FUSED_TOKENS tokens the blocks are read once and no dequantized weights are stored; more tokens take a float32
+    matrix and one product. |x| must be below 2^32. Raises QuantError for a format without a kernel, and for an x that does
+    not fit the rows.
     """
     _check(blocks, qtype, x.shape[1])
-    return apply(blocks, qtype, spread(x))
+    return apply(blocks, qtype, pack_activations(x))
 
 
-def spread(x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-    """What ``apply`` reads of x (tokens, in) float32, or of x * silu(gate): planes (tokens, 5, words) for few tokens, for
-    many the product itself (tokens, in)."""
+def pack_activations(x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+    """x (tokens, in) float32, or x * silu(gate), in the form that ``apply`` takes: planes (tokens, 5, words) for up to
+    FUSED_TOKENS tokens, else a tensor (tokens, in)."""
     if len(x) > FUSED_TOKENS:
         return x if gate is None else x * torch.nn.functional.silu(gate)
     planes, words = _planes(x), x.shape[1] // 4
     padded = planes.shape[2]
     grid, other = (padded // STEP_WORDS, len(x)), x if gate is None else gate
-    spread_kernel[grid](x, other, planes, words, padded, SWIGLU=gate is not None, BLOCK=STEP_WORDS, num_warps=4)
+    pack_kernel[grid](x, other, planes, words, padded, SWIGLU=gate is not None, BLOCK=STEP_WORDS, num_warps=4)
     return planes
 
 
-def spread_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same of RMSNorm(x) * weight; x (tokens, in) and weight (in,) float32."""
+def pack_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm(x) * weight in the form that ``apply`` takes; x (tokens, in) and weight (in,) float32."""
     if len(x) > FUSED_TOKENS:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
     planes, words = _planes(x), x.shape[1] // 4
@@ -63,22 +63,22 @@ def _padded(columns):
     return triton.cdiv(columns // 4, STEP_WORDS) * STEP_WORDS
 
 
-def apply(blocks: torch.Tensor, qtype: str, spread_x: torch.Tensor, add_to=None, factor: float = 1.0) -> torch.Tensor:
-    """W x from ``spread(x)``, (tokens, out) float32; or ``add_to + factor * W x``, written to ``add_to``."""
-    if spread_x.ndim == 2:
-        _check(blocks, qtype, spread_x.shape[1])
-        y = spread_x @ _dequantized(blocks, qtype).T
+def apply(blocks: torch.Tensor, qtype: str, packed: torch.Tensor, add_to=None, factor: float = 1.0) -> torch.Tensor:
+    """W x from ``pack_activations(x)``, (tokens, out) float32; or ``add_to + factor * W x``, written to ``add_to``."""
+    if packed.ndim == 2:
+        _check(blocks, qtype, packed.shape[1])
+        y = packed @ _dequantized(blocks, qtype).T
         return y if add_to is None else add_to.add_(y, alpha=factor)
     format = FORMATS[qtype]
-    blocks_a_row, words = blocks.shape[1] // format.block_bytes, spread_x.shape[2]
+    blocks_a_row, words = blocks.shape[1] // format.block_bytes, packed.shape[2]
     columns = blocks_a_row * format.block_elements
     if _padded(columns) != words:
         raise QuantError(f"x of {4 * words} columns with its zeros does not fit rows of {columns} weights of {qtype}")
-    tokens, rows = len(spread_x), len(blocks)
+    tokens, rows = len(packed), len(blocks)
     full = triton.next_power_of_2(tokens)
-    if full > tokens:  # tiles have a power of two of tokens
-        zeros = spread_x.new_zeros(full - tokens, *spread_x.shape[1:])
-        y = apply(blocks, qtype, torch.cat([spread_x, zeros]))[:tokens]
+    if full > tokens:  # kernels take a power of two of tokens
+        zeros = packed.new_zeros(full - tokens, *packed.shape[1:])
+        y = apply(blocks, qtype, torch.cat([packed, zeros]))[:tokens]
         return y if add_to is None else add_to.add_(y, alpha=factor)
     out = torch.empty(tokens, rows, dtype=torch.float32, device=blocks.device) if add_to is None else add_to
     at_once = rows_of_a_program(format, rows, tokens)
@@ -86,10 +86,10 @@ def apply(blocks: torch.Tensor, qtype: str, spread_x: torch.Tensor, add_to=None,
     grid = (triton.cdiv(rows, at_once),)
     if qtype in _STORED:
         weight = blocks.view(_STORED[qtype])
-        floats_kernel[grid](weight, spread_x, out, rows, columns // 4, factor, CHUNK=STEP_WORDS, **shared)
+        floats_kernel[grid](weight, packed, out, rows, columns // 4, factor, CHUNK=STEP_WORDS, **shared)
         return out
     blocks_kernel[grid](
-        blocks, table_of(format, blocks.device), spread_x, out, rows, blocks_a_row, factor,
+        blocks, table_of(format, blocks.device), packed, out, rows, blocks_a_row, factor,
         CHUNK=STEP_WEIGHTS // format.block_elements, **constants_of(format), **shared,
     )  # fmt: skip
     return out

@@ -53,7 +53,7 @@ class Live:
 
 
 def decode(
-    file, cache: Policy, label: str = "", passes: int = 4, backend: str = "cpu", linear: str = "decoded",
+    file, cache: Policy, label: str = "", passes: int = 4, backend: str = "cpu", linear: str = "dequantized",
     attention: str = "blas", fault: Callable | None = None, prepare: Callable | None = None, prompt: int = 1,
 ) -> Live:  # fmt: skip
     """Decode ``passes`` tokens one by one from an empty context, with fixed inputs, through ``cache``.

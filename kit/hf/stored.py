@@ -22,7 +22,7 @@ _aten = torch.ops.aten
 WAYS = {  # weights= -> (policy of the cache, a row of kit.model.linear)
     "blocks": (None, "fused"),
     "blocks-int8": (None, "fused-int8"),
-    "float32": (HashMap, "decoded"),
+    "float32": (HashMap, "dequantized"),
 }
 
 

@@ -1,37 +1,37 @@
-"""The architectures that the transformer runs: a row each, and what the columns mean."""
+"""The architectures that the transformer runs: one table with a row for each."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What differs between families that share RMSNorm, RoPE, grouped-query attention and gated feed-forward layers.
+    """The differences between families; all have RMSNorm, RoPE, grouped-query attention and gated feed-forward layers.
 
-    ``rope``: which two elements of a head turn together: ``"interleaved"`` (2i and 2i+1; the GGUF converter permutes
-    llama's q and k for it) or ``"neox"`` (i and i + half). ``norms``: the norms of a block, "" for none: before
-    attention, after it (ahead of the residual sum), before the feed-forward layer, after it.
+    ``rope``: the pairs of elements that RoPE rotates: ``"interleaved"`` (2i and 2i+1; the GGUF converter permutes llama's
+    q and k for it) or ``"neox"`` (i and i + half). ``norms``: names of a block's norms, "" for none: before attention,
+    after it, before the feed-forward layer, after it; those after come before the residual sum.
     """
 
     rope: str = "interleaved"
     norms: tuple[str, str, str, str] = ("attn_norm", "", "ffn_norm", "")
-    qk_norm: str = ""  # RMSNorm before RoPE of each query and key "head", or of "all" heads of a token together
-    fused: bool = False  # attn_qkv is q, k and v, one above the other, and ffn_up is gate and up
+    qk_norm: str = ""  # RMSNorm of queries and keys before RoPE: by "head", or over "all" heads of a token
+    fused: bool = False  # attn_qkv is the rows of q, k and v; ffn_up is those of gate and up
     activation: str = "silu"  # of the gate: "silu", "gelu" (by tanh), "clamped" (gpt-oss)
     scaled: bool = False  # granite's four multipliers are read from the metadata
     root_scaled: bool = False  # embeddings are multiplied by sqrt(hidden_size)
-    hidden_scaled: int = 0  # with so many layers, queries are scaled as heads of hidden_size / heads elements
-    soft_caps: tuple[float, float] = (0.0, 0.0)  # of scores and of logits, where the file does not say; 0: none
-    sinks: bool = False  # a logit a head that takes its share of the softmax and has no value
-    period: int = 0  # of so many layers the last sees all positions, the others the window; 0: all see the window
-    local_base: float = 0.0  # RoPE base of the layers with a window; 0: that of the others
-    local_scaled: bool = True  # their frequencies are stretched for long contexts, as those of the others
-    unturned: int = 0  # every so many layers one has no RoPE; 0: none
+    hidden_scaled: int = 0  # a model with this number of layers scales queries by (hidden_size / heads)^-0.5
+    soft_caps: tuple[float, float] = (0.0, 0.0)  # of scores and of logits, if the file has none; 0: no cap
+    sinks: bool = False  # attention sinks: a further logit of each head in the softmax, without a value
+    period: int = 0  # in each group of this many layers the last attends to all positions; 0: all have the window
+    local_base: float = 0.0  # RoPE base of layers with a window; 0: that of the others
+    local_scaled: bool = True  # RoPE scaling applies to layers with a window too
+    no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
 
 
 _SANDWICH = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 
-# Biases, tied embeddings, the width of a window, RoPE scaling and experts are no columns: the file shows them by its
-# tensors and metadata, and any row may have them. Files of Mistral models call themselves llama or mistral.
+# Biases, tied embeddings, the size of the window, RoPE scaling and experts follow from a file's tensors and metadata in
+# every architecture. Files of Mistral models name the architecture llama or mistral.
 ARCHITECTURES = {
     "llama": Architecture(),
     "mistral": Architecture(),
@@ -43,7 +43,7 @@ ARCHITECTURES = {
     "qwen3": Architecture("neox", qk_norm="head"),
     "qwen3moe": Architecture("neox", qk_norm="head"),
     "phi3": Architecture("neox", fused=True),
-    "smollm3": Architecture(unturned=4),
+    "smollm3": Architecture(no_rope_every=4),
     "olmo2": Architecture(
         "neox", ("", "post_attention_norm", "", "post_ffw_norm"), qk_norm="all", period=4, local_scaled=False
     ),

@@ -1,9 +1,9 @@
-"""Causal grouped-query attention in several ways, one signature: the reports' loops beside what replaces them.
+"""Causal grouped-query attention in several variants with one signature: the reports' loops and faster ones.
 
 Every variant takes q (heads, tokens, head_dim), k and v (kv_heads, positions, head_dim), all float32, and returns
-(heads, tokens, head_dim). Query t stands at position ``positions - tokens + t`` and sees the ``window`` positions up
-to its own (0: all of them); query head h reads key/value head ``h // (heads / kv_heads)``. With ``cap``, a scaled score
-s becomes ``cap * tanh(s / cap)``; ``sinks`` (heads,) are scores of a further key of each head, whose value is zero.
+(heads, tokens, head_dim). Query t is at position ``positions - tokens + t`` and attends to the ``window`` positions up to
+its own (0: all); query head h uses key/value head ``h // (heads / kv_heads)``. With ``cap``, a scaled score s becomes
+``cap * tanh(s / cap)``; ``sinks`` (heads,) are scores of a further key of each head, whose value is zero.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from kit.cpu.simd.vectors import jit
 from kit.errors import ModelError, known
 
-QUERY_BLOCK, KEY_BLOCK = 128, 512  # scores of one block stay within a few MB a head
+QUERY_BLOCK, KEY_BLOCK = 128, 512  # the scores of a block take at most a few MB a head
 
 
 def _loop(q, k, v, scale, window, cap, sinks, out):
@@ -48,7 +48,7 @@ def _loop(q, k, v, scale, window, cap, sinks, out):
 
 
 def _strided(q, k, v, scale, window, cap, sinks, out):
-    """The same sums column by column: the inner loop strides over the keys, a cache line for every element."""
+    """The same sums column by column: the inner loop strides over the keys and loads a cache line for every element."""
     heads, tokens, dim = q.shape
     positions = k.shape[1]
     group = heads // k.shape[0]
@@ -75,7 +75,7 @@ def _strided(q, k, v, scale, window, cap, sinks, out):
 
 
 def _over_arrays(kernel):
-    """The common signature around a kernel that fills a numpy array."""
+    """An attention function from a kernel that fills a numpy array."""
 
     def attention(q, k, v, scale, window=0, cap=0.0, sinks=None):
         out = torch.empty(q.shape, dtype=torch.float32)
@@ -87,14 +87,14 @@ def _over_arrays(kernel):
 
 
 def hidden(first_query: int, queries: int, first_key: int, keys: int, window: int, device=None) -> torch.Tensor:
-    """True where a query may not look, (queries, keys): at later positions, and at or before its own - window."""
+    """(queries, keys): True at keys that a query must not attend to, those after it or outside its window."""
     query = torch.arange(first_query, first_query + queries, device=device)[:, None]
     key = torch.arange(first_key, first_key + keys, device=device)
     return (key > query) | (key <= query - window) if window else key > query
 
 
 def blas(q, k, v, scale, window=0, cap=0.0, sinks=None):
-    """Two matrix products a key/value head and block of queries: the heads of a group are rows, nothing is repeated."""
+    """Two matrix products for each key/value head and block of queries; the heads of a group are rows of one matrix."""
     out = q.new_empty(q.shape)
     for rows, query, first, stop, result in _query_blocks(q, k, scale, window, out):
         scores = _capped(rows.flatten(1, 2) @ k[:, first:stop].mT, cap)
@@ -106,8 +106,8 @@ def blas(q, k, v, scale, window=0, cap=0.0, sinks=None):
 
 
 def _query_blocks(q, k, scale, window, out):
-    """Queries by blocks, the heads of a group as rows: (scaled queries (kv_heads, group, tokens, dim), position of the first,
-    the keys [first, stop) that any of them sees, their part of ``out``)."""
+    """Blocks of queries: (scaled queries (kv_heads, group, tokens, head_dim), position of the first query, first and stop
+    of the keys that any of them attends to, their part of ``out``)."""
     tokens = q.shape[1]
     queries, results = (x.view(len(k), -1, *q.shape[1:]) for x in (q * scale, out))
     for start in range(0, tokens, QUERY_BLOCK):
@@ -121,17 +121,16 @@ def _capped(scores, cap):
 
 
 def _softmax(scores, sinks):
-    """Over the keys of scores (kv_heads, group * tokens, keys); a sink takes its share and is left out."""
+    """Softmax over the keys of scores (kv_heads, group * tokens, keys), and the sinks, whose share is dropped."""
     if sinks is None:
         return scores.softmax(-1)
-    rows = (
-        sinks.view(len(scores), -1, 1).expand(-1, -1, scores.shape[1] * len(scores) // len(sinks)).reshape(*scores.shape[:2], 1)
-    )
-    return torch.cat((scores, rows), -1).softmax(-1)[..., :-1]
+    tokens = scores.shape[1] * len(scores) // len(sinks)
+    column = sinks.repeat_interleave(tokens).view(*scores.shape[:2], 1)
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
 
 
 def sdpa(q, k, v, scale, window=0, cap=0.0, sinks=None):
-    """torch's own fused attention, grouped heads included; it has no caps and no sinks."""
+    """torch's fused attention with grouped heads; it has neither caps nor sinks."""
     if cap or sinks is not None:
         raise ModelError(f"attention 'sdpa' has neither soft caps nor sinks; choose one of {', '.join(_ANY_MODEL)}")
     tokens, positions = q.shape[1], k.shape[1]
@@ -145,7 +144,7 @@ def sdpa(q, k, v, scale, window=0, cap=0.0, sinks=None):
 
 
 def chunked(q, k, v, scale, window=0, cap=0.0, sinks=None):
-    """Online softmax over blocks of keys (Milakov & Gimelshein 2018): memory does not grow with the context."""
+    """Online softmax over blocks of keys (Milakov & Gimelshein 2018); its memory is independent of the context."""
     out = q.new_empty(q.shape)
     for rows, query, first, stop, result in _query_blocks(q, k, scale, window, out):
         largest = torch.full((*rows.shape[:3], 1), -math.inf, device=q.device)
@@ -168,16 +167,16 @@ def chunked(q, k, v, scale, window=0, cap=0.0, sinks=None):
 
 
 def fused(q, k, v, scale, window=0, cap=0.0, sinks=None):
-    """One query by the kit's kernel (kit.cpu.attention), on its threads; what that does not take is ``blas``."""
+    """The kit's kernel (kit.cpu.attention) for one query; ``blas`` for arguments that the kernel does not take."""
     if variant_for("fused", q, k, v, cap, sinks) == "blas":
         return blas(q, k, v, scale, window, cap, sinks)
-    from kit.cpu.attention import attend  # brings in the kernel, which no other variant needs
+    from kit.cpu.attention import attend  # here, because other variants do not need the kernel
 
     return attend(q, k, v, scale, window)
 
 
 def variant_for(name: str, q, k, v, cap=0.0, sinks=None) -> str:
-    """The name of what computes ``name``: "blas" where the kernel of "fused" does not take the arguments."""
+    """The variant that runs for ``name``: "blas" for "fused" with arguments that its kernel does not take."""
     if name != "fused":
         return name
     from kit.cpu.attention import takes
@@ -198,5 +197,5 @@ _ANY_MODEL = [name for name in ATTENTION if name != "sdpa"]
 
 
 def attention_named(name: str):
-    """The variant of that name; ModelError with the known names for any other."""
+    """The variant of that name; ModelError lists the known names."""
     return known("attention", name, ATTENTION, ModelError)

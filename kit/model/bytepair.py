@@ -1,4 +1,4 @@
-"""Byte-pair vocabularies (``gpt2``, ``gemma4``): words cut by the file's pre-tokenizer, merged by rank."""
+"""Byte-pair vocabularies (``gpt2``, ``gemma4``): the pre-tokenizer cuts text into words; symbols are merged by rank."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,13 +9,13 @@ from kit.model.pretokenizers import PRE_TOKENIZERS, byte_symbols
 from kit.model.vocabulary import BYTE, SPACE, Tokenizer, characters, encoded, merge, valid
 from kit.model.words import Words
 
-_VISIBLE = dict(enumerate(byte_symbols()))  # GPT-2's: no byte looks like a space or a control character
+_VISIBLE = dict(enumerate(byte_symbols()))  # byte -> GPT-2's printable character for it
 _LINE_START = re.compile(f"(?m:^)(?=[^\n{SPACE}])")
 _BYTES = {character: byte for byte, character in _VISIBLE.items()}
 
 
 class BytePair(Tokenizer):
-    """Symbols are bytes, each as a visible character; in a ``raw`` vocabulary characters, with visible spaces."""
+    """Byte-pair encoding; symbols are bytes, each written as a printable character, or characters if the kind is ``raw``."""
 
     def __init__(self, file):
         gemma = file.metadata["tokenizer.ggml.model"] == "gemma4"
@@ -30,7 +30,7 @@ class BytePair(Tokenizer):
         merges = file.metadata.get("tokenizer.ggml.merges")
         if merges is None and name != "kimi-k2":
             raise TokenizerError(f"{file.path}: a {'gemma4' if gemma else 'gpt2'} tokenizer without 'tokenizer.ggml.merges'")
-        self._merges = Words(reversed(encoded(() if merges is None else merges)))  # of two equal ones the first counts
+        self._merges = Words(reversed(encoded(() if merges is None else merges)))  # reversed: find takes the last of equals
         self._kind = kind
         self._split = _splitter(kind.patterns)
         self._encode_word = lru_cache(1 << 16)(self._encode_word)
@@ -71,7 +71,7 @@ class BytePair(Tokenizer):
 
 
 def _splitter(patterns: Sequence[str]) -> Callable[[str], list[str]]:
-    """A function that cuts text into words. Python's ``re`` has no \\p{L}; the tokenizers library brings Oniguruma."""
+    """A function that cuts text into words, by Oniguruma in the tokenizers library: Python's ``re`` has no \\p{L}."""
     from tokenizers import Regex, pre_tokenizers
 
     cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns])

@@ -1,4 +1,4 @@
-"""A file's hyperparameters, and its tensors in the order in which a forward pass reads them."""
+"""The hyperparameters of a file, and its tensors in the order in which a forward pass reads them."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -12,13 +12,13 @@ from kit.model.architectures import ARCHITECTURES, Architecture
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions: the angle of pair i at position p is p * base^(-2i / dims), or less in long contexts.
+    """RoPE: pair i of a head is rotated by p * base^(-2i / dims) at position p; long contexts scale these frequencies.
 
-    "linear" divides every frequency by ``factor``; "yarn" (Peng et al. 2023) divides the slow ones, leaves the fast
-    ones and blends between; llama 3 brings its divisors as the tensor ``rope_freqs.weight``.
+    Linear scaling divides all frequencies by ``factor``; yarn (Peng et al. 2023) divides the low ones, keeps the high ones
+    and blends between; llama 3 stores divisors in the tensor ``rope_freqs.weight``.
     """
 
-    dims: int  # the first of each head's elements turn; 0: no positions at all
+    dims: int  # number of elements of each head that are rotated, from the first; 0: no RoPE
     base: float
     factor: float
     yarn: bool
@@ -30,7 +30,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Hyperparameters of one file (keys of the GGUF specification); widths and lengths count elements."""
+    """Hyperparameters of one file; sizes count elements."""
 
     architecture: str
     family: Architecture
@@ -40,16 +40,16 @@ class Config:
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate_size: int  # of one expert, where there are experts
+    intermediate_size: int  # of one expert in a mixture of experts
     context: int
     norm_eps: float
     rope: RopeConfig
     local_rope: RopeConfig  # of the layers with a window
-    window: int  # a query of a local layer sees this many positions, its own included; 0: all
-    local: tuple[bool, ...]  # a layer: whether it has the window
+    window: int  # positions that a query of a local layer attends to, its own included; 0: all
+    local: tuple[bool, ...]  # for each layer, whether it has the window
     experts: int  # 0: a dense model
     experts_used: int
-    shared_intermediate_size: int  # of the expert that every token passes; 0: none
+    shared_intermediate_size: int  # of the expert that all tokens use; 0: none
     embedding_scale: float
     residual_scale: float
     attention_scale: float
@@ -59,12 +59,13 @@ class Config:
     tied: bool  # the output projection is the embedding
 
     def window_of(self, layer: int) -> int:
-        """Positions that a query of this layer sees; 0: all."""
+        """Positions that a query of this layer attends to; 0: all."""
         return self.window if self.local[layer] else 0
 
     def rope_of(self, layer: int) -> RopeConfig | None:
-        """How this layer turns queries and keys; None: not at all."""
-        if self.family.unturned and (layer + 1) % self.family.unturned == 0:
+        """RoPE of this layer; None: it has none."""
+        every = self.family.no_rope_every
+        if every and (layer + 1) % every == 0:
             return None
         return self.local_rope if self.local[layer] else self.rope
 
@@ -73,12 +74,15 @@ class Config:
         return {name: shape for name, shape, needed in self.layout() if needed}
 
     def optional_tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of what a file may have besides: biases of the projections, llama 3's RoPE frequencies."""
+        """Name -> shape of tensors that a file may also have: biases of the projections, llama 3's RoPE divisors."""
         return {name: shape for name, shape, needed in self.layout() if not needed}
 
     def order_of_use(self, names: Collection[str]) -> list[str]:
-        """Those of ``names`` that each token reads whole, in order: the embedding comes last where it is the output
-        projection, and of an embedding that is not, a token reads a row. Experts (``stack[3]``) come one after another."""
+        """Those of ``names`` that each token reads whole, in order of use.
+
+        The embedding is the last if it is the output projection, else it is left out, since a token reads one row of it.
+        An expert's matrices (``stack[3]``) follow one another.
+        """
         order = [name for name, *_ in self.layout() if name.startswith(("blk.", "output"))]
         place = {name: at for at, name in enumerate(order + ["token_embd.weight"] * self.tied)}
 
@@ -90,7 +94,7 @@ class Config:
         return sorted((name for name in names if when(name)[2] >= 0), key=when)
 
     def layout(self) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-        """(name, shape, whether it must be there) of all tensors, in order of use."""
+        """(name, shape, whether it is required) of all tensors, in order of use."""
         yield "token_embd.weight", (self.vocabulary, self.hidden_size), True
         yield "rope_freqs.weight", (self.rope.dims // 2,), False
         for layer in range(self.layers):
@@ -160,7 +164,7 @@ class _Keys:
         return self._read(key, default, str, "text")
 
     def local(self, period: int, layers: int) -> tuple[bool, ...]:
-        """Which layers have the window: by the file's period, its list of flags, or the family's period."""
+        """For each layer, whether it has the window: by the file's list of flags, its period, or the family's period."""
         found = self.file.metadata.get(f"{self.file.architecture}.attention.sliding_window_pattern", period)
         if not isinstance(found, int) and len(found) == layers:
             return tuple(map(bool, found))
@@ -173,7 +177,7 @@ class _Keys:
         if value is _REQUIRED:
             raise ModelError(f"{self.file.path}: the metadata key {key!r} is missing; the forward pass needs it")
         if not isinstance(value, (str, int, float)) and len(set(value)) == 1:
-            value = value[0]  # one value a layer, all alike
+            value = value[0]  # a list with the same value for each layer
         if not isinstance(value, kind):
             raise ModelError(f"{self.file.path}: the metadata key {key!r} should be {wanted}, it is {value!r:.60}")
         if kind is int and value < (default is _REQUIRED):
@@ -184,8 +188,8 @@ class _Keys:
 def read_config(file) -> Config:
     """The hyperparameters of ``file`` (a GGUFFile), checked against its tensor table; no tensor data is read.
 
-    Raises ModelError for an architecture that is not in the table, a key that is missing or senseless, and a tensor
-    that is missing or of another shape than the keys say.
+    Raises ModelError for an unknown architecture, a missing or invalid key, and a tensor that is missing or whose shape
+    contradicts the keys.
     """
     if not any(info.elements for info in file.tensors.values()):
         raise ModelError(f"{file.path}: {NO_WEIGHTS}")
@@ -196,7 +200,7 @@ def read_config(file) -> Config:
 
 
 def described_config(file, vocabulary: int, tied: bool) -> Config:
-    """The same by ``architecture`` and ``metadata`` alone, of a file that may not be written yet."""
+    """The Config from ``file.architecture`` and ``file.metadata`` alone; the file need not exist yet."""
     family = ARCHITECTURES.get(file.architecture)
     if family is None:
         raise ModelError(
@@ -209,14 +213,14 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
     head_dim = keys.count("attention.key_length", hidden_size // heads)
     experts = keys.count("expert_count", 0)
     expert_size = keys.count("expert_feed_forward_length", 0) if experts else 0
-    positions = keys.flag("rope.scaling.finetuned", True) or not family.scaled  # granite's "no positions" is this flag
+    positions = keys.flag("rope.scaling.finetuned", True) or not family.scaled  # granite without RoPE sets it to false
     rope = _rope(file, keys, keys.count("rope.dimension_count", head_dim) if positions else 0)
     local_base = keys.number("rope.freq_base_swa", family.local_base) or rope.base
     window = keys.count("attention.sliding_window", 0)
     stretch = {} if family.local_scaled else {"factor": 1.0, "yarn": False, "attention_factor": 1.0}
 
     def multiplier(key, default):
-        return keys.number(key, 0) or default if family.scaled else default  # 0 is "none", as in llama.cpp
+        return keys.number(key, 0) or default if family.scaled else default  # 0 means none, as in llama.cpp
 
     return Config(
         architecture=file.architecture,
@@ -250,10 +254,10 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
 
 
 def _rope(file, keys, dims) -> RopeConfig:
-    scaling = keys.text("rope.scaling.type", "linear")  # with a factor of 1 unless the file has one
+    scaling = keys.text("rope.scaling.type", "linear")  # with factor 1 if the file has no factor
     if scaling not in ("none", "linear", "yarn"):
         raise ModelError(f"{file.path}: RoPE scaling {scaling!r} is not supported; the kit knows none, linear, yarn")
-    factor = keys.number("rope.scaling.factor", 0) or keys.number("rope.scale_linear", 0) or 1.0  # the old key
+    factor = keys.number("rope.scaling.factor", 0) or keys.number("rope.scale_linear", 0) or 1.0  # old files: scale_linear
     return RopeConfig(
         dims=dims,
         base=keys.number("rope.freq_base", 10000.0),
@@ -270,8 +274,8 @@ def _check(file, config):
     keys = _Keys(file)
     value_dim, gating = keys.count("attention.value_length", config.head_dim), keys.count("expert_gating_func", 0)
     for sound, problem in (
-        (gating in (0, 1, 3), f"experts chosen by function {gating} where softmax (1) was expected"),
-        (value_dim == config.head_dim, f"values of {value_dim} elements and keys of {config.head_dim}"),
+        (gating in (0, 1, 3), f"experts are chosen by gating function {gating}, expected softmax (1)"),
+        (value_dim == config.head_dim, f"values have {value_dim} elements, but keys {config.head_dim}"),
         (config.kv_heads and config.heads % config.kv_heads == 0, f"{config.heads} heads, {config.kv_heads} KV heads"),
         (config.rope.dims % 2 == 0 and config.rope.dims <= config.head_dim, f"RoPE over {config.rope.dims} elements"),
         (config.experts_used <= config.experts, f"{config.experts_used} of {config.experts} experts a token"),

@@ -11,7 +11,7 @@ from kit.model.attention import ATTENTION, variant_for
 
 
 class CpuOps:
-    """Ops of kit.model.forward for ``tokens`` after what ``cache`` holds. An input is the tensor (tokens, in) itself."""
+    """Ops of kit.model.forward for ``tokens`` after the positions in ``cache``. An input is a tensor (tokens, in)."""
 
     def __init__(self, model, tokens, cache):
         self.config, self.weights, self.trace = model.config, model.weights, model.trace
@@ -86,7 +86,7 @@ class CpuOps:
 
 
 def _clamped(gate, up):
-    """gpt-oss: sigmoid with a slope of 1.702, both sides limited to 7, and up counts from -1."""
+    """The activation of gpt-oss: gate * sigmoid(1.702 gate) * (up + 1), with gate and up clamped at 7."""
     gate, up = gate.clamp(max=7), up.clamp(-7, 7)
     return gate.mul_(torch.sigmoid(1.702 * gate)).mul_(up.add_(1))
 
@@ -99,12 +99,12 @@ ACTIVATIONS = {
 
 
 def best_experts(scores, used):
-    """(share, expert), (tokens, used) each: softmax over the best alone, which all softmaxes of the scores agree on."""
+    """(share, expert) of the ``used`` best experts, (tokens, used) each; shares are a softmax over their scores."""
     best, chosen = scores.topk(used)
     return best.softmax(-1), chosen
 
 
 def scaled_logits(y, config):
-    """y / scale, kept within the cap."""
+    """Logits divided by the scale, with the soft cap."""
     y = y.div_(config.logit_scale)
     return y.div_(config.logit_cap).tanh_().mul_(config.logit_cap) if config.logit_cap else y

@@ -1,4 +1,4 @@
-"""Transformer on the device, from blocks: prefill in one pass, decoding as CUDA graphs with static buffers."""
+"""Transformer on a CUDA device, from blocks: prefill in one pass, decoding by CUDA graphs."""
 
 import time
 
@@ -15,12 +15,12 @@ from kit.quants import dequantize
 
 
 class DeviceTransformer(Transformer):
-    """kit.Transformer over DeviceWeights: the same ``step``, ``logits`` and ``new_cache``, and so kit.generate.
+    """kit.Transformer over DeviceWeights: the same ``step``, ``logits`` and ``new_cache``, so kit.generate takes it.
 
-    Linear layers read the blocks where they lie; attention is torch's SDPA over a cache of ``kv_dtype`` on the device.
-    ``graphs`` (None: on CUDA): one token is a replayed CUDA graph, which needs every block to stay on the device; its
-    parts leave no spans in the trace, only "token". Without, the tensor after the one in use is prefetched. A model with
-    experts runs without (None) or not at all (ModelError): which of them a token wants is known only when it is there.
+    Linear layers read blocks in device memory; attention is torch's SDPA over a cache of ``kv_dtype`` on the device.
+    ``graphs`` (None: yes on CUDA, no for a mixture of experts): a token is a replayed CUDA graph. That needs all blocks
+    resident on the device, and adds only the span "token" to the trace. Without graphs, the next tensor is prefetched
+    while one is in use. ``graphs=True`` for a mixture of experts is a ModelError, because the graph cannot choose experts.
     """
 
     def __init__(self, weights: DeviceWeights, max_context=None, kv_dtype="float32", graphs: bool | None = None):
@@ -32,18 +32,18 @@ class DeviceTransformer(Transformer):
         matrices = [name for name in names if len(self.file.tensors[name].shape) == 2 and "bias" not in name]
         self.vectors = {name: weights[name] for name in names if name not in matrices and "_exps.w" not in name}
         self._held = weights.resident(matrices) if self.graphs else {}
-        order = matrices[1:] + matrices[:1]  # the embedding comes last again where it is the output projection
+        order = matrices[1:] + matrices[:1]  # after the last matrix comes the first, for the next token
         self._next = dict(zip(matrices, order, strict=True))
         self.cos_sin = {key: rope.cos_sin(0, self.max_context).to(weights.device) for key, rope in self.ropes.items()}
 
     def new_cache(self, context: int | None = None) -> DeviceKVCache:
-        """An empty key/value cache for up to ``context`` positions (None: ``max_context``); it takes memory as it fills."""
+        """An empty key/value cache for up to ``context`` positions (None: ``max_context``), allocated as it fills."""
         c = self.config
         shape = c.layers, c.kv_heads, c.head_dim, context or self.max_context
         return DeviceKVCache(*shape, self.kv_dtype, self.weights.device)
 
     def _forward(self, tokens, cache, wanted):
-        """(wanted tokens, vocabulary) float32 on the host."""
+        """Logits (wanted tokens, vocabulary) float32 on the host."""
         start = time.perf_counter_ns()
         self.trace.token = cache.passes
         cache.reserve(cache.length + len(tokens))
@@ -55,14 +55,13 @@ class DeviceTransformer(Transformer):
             ops = DeviceOps(self, torch.as_tensor(tokens).to(positions), positions, cache, stop)
             logits = forward(ops, self.config, wanted)
         logits = logits.cpu()
-        if not logits.sum().isfinite():  # NaN and infinity stay in a sum; a mask of the vocabulary takes longer
-            self._blame()
+        self._check_finite(logits)
         cache.advance(len(tokens))
         self.trace.add("token", start, time.perf_counter_ns(), nbytes=cache.nbytes)
         return logits
 
     def _replay(self, token, cache):
-        """Logits of one token by the graph for as many positions as it can see; captured when first wanted."""
+        """Logits of one token by the graph for its number of positions, which is captured at first use."""
         cache.token.fill_(token)
         cache.position.fill_(cache.length)
         seen = cache.rounded(cache.length + 1)
@@ -77,18 +76,18 @@ class DeviceTransformer(Transformer):
             ops = DeviceOps(self, cache.token, cache.position, cache, seen)
             return forward(ops, self.config, slice(None))
 
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # compiles kernels, which a capture must not
+        warm_up = torch.cuda.Stream()
+        warm_up.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm_up):  # compiles the kernels, which a capture cannot do
             one_pass()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(warm_up)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             logits = one_pass()
         return graph, logits
 
     def blocks(self, name: str) -> torch.Tensor:
-        """The blocks of a matrix; those of the next one start to be copied. Graphs have all at addresses that stay."""
+        """The blocks of a matrix on the device; without graphs, also starts the copy of the next matrix."""
         if self.graphs:
             return self._held[name]
         blocks = self.weights.blocks(name)
@@ -96,13 +95,13 @@ class DeviceTransformer(Transformer):
         return blocks
 
     def expects(self, names: list[str], router: str) -> None:
-        """These experts come after ``router``, in that order, and then what comes after all experts."""
+        """Set the order of use: ``router``, these experts' matrices, then the matrix after all experts."""
         self._next |= dict(zip(names, [*names[1:], self._next[router]], strict=True))
 
     def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
-        """(len(index), in) float32: rows of an embedding."""
+        """Rows ``index`` of an embedding, (len(index), in) float32."""
         return dequantize(self.blocks(name).index_select(0, index), self.weights.info(name).qtype, backend="triton")
 
     def product(self, name: str, input: torch.Tensor, add_to: torch.Tensor | None, factor: float) -> torch.Tensor:
-        """W input, or ``add_to + factor * W input`` in its place."""
+        """W input, or ``add_to + factor * W input``, written to ``add_to``."""
         return apply(self.blocks(name), self.weights.info(name).qtype, input, add_to, factor)

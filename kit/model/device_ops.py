@@ -1,15 +1,17 @@
-"""The operations of a forward pass on the device, from blocks; without graphs the next tensor is prefetched."""
+"""The operations of a forward pass on a CUDA device, from blocks."""
 
 import torch
 import torch.nn.functional as F
 
-from kit.cuda.linear import spread, spread_norm
+from kit.cuda.linear import pack_activations, pack_norm
 from kit.model.cpu_ops import ACTIVATIONS, best_experts, scaled_logits
 
 
 class DeviceOps:
-    """Ops of kit.model.forward, from tensors on the device alone: ``tokens`` at ``positions``, of a cache of which ``seen``
-    positions are looked at. An input is what ``spread`` makes of a tensor: planes for few tokens, itself for many."""
+    """Ops of kit.model.forward for ``tokens`` at ``positions`` (tensors on the device) over ``seen`` positions of ``cache``.
+
+    An input is the result of ``pack_activations``: planes for few tokens, the tensor itself for many.
+    """
 
     def __init__(self, model, tokens, positions, cache, seen):
         self.model, self.config, self.vectors = model, model.config, model.vectors
@@ -24,7 +26,7 @@ class DeviceOps:
 
     def norm(self, x, name):
         x = x.contiguous()
-        return spread_norm(x, self.vectors[name], self.config.norm_eps) if name else spread(x)
+        return pack_norm(x, self.vectors[name], self.config.norm_eps) if name else pack_activations(x)
 
     def rms_norm(self, x, name):
         return F.rms_norm(x, x.shape[-1:], self.vectors[name], self.config.norm_eps)
@@ -47,12 +49,12 @@ class DeviceOps:
         keys, values = self.cache.append(layer, self.positions, k, v, self.seen)
         sinks = self.vectors[f"blk.{layer}.attn_sinks.weight"] if c.family.sinks else None
         visible = self.visible[c.local[layer]]
-        return spread(grouped_attention(q, keys, values, visible, c.attention_scale, c.attention_cap, sinks))
+        return pack_activations(grouped_attention(q, keys, values, visible, c.attention_scale, c.attention_cap, sinks))
 
     def activate(self, gate, up):
         if self.config.family.activation == "silu":
-            return spread(up.contiguous(), gate.contiguous())
-        return spread(ACTIVATIONS[self.config.family.activation](gate, up))
+            return pack_activations(up.contiguous(), gate.contiguous())
+        return pack_activations(ACTIVATIONS[self.config.family.activation](gate, up))
 
     def route(self, name, input):
         self.router = name
@@ -62,17 +64,18 @@ class DeviceOps:
         self.model.expects(names, self.router)
 
     def rows(self, input, index):
-        rows = input[index]  # planes, or the tensor itself where there are many: spread again, for they may be few now
-        return spread(rows) if rows.ndim == 2 else rows
+        rows = input[index]  # planes, or a tensor of many tokens, which is packed again because few may be left
+        return pack_activations(rows) if rows.ndim == 2 else rows
 
     def logits(self, name, input):
         return scaled_logits(self.linear(name, input), self.config)
 
 
 def grouped_attention(q, keys, values, visible, scale, cap=0.0, sinks=None):
-    """q (tokens, heads, head_dim), keys and values (kv_heads, seen, head_dim), visible (tokens, seen) -> (tokens, heads *
-    head_dim) float32. The heads of a group are more queries of one key/value head: keys are read once and not repeated.
-    By torch's SDPA; that has no soft cap and no sinks, and the models that have them take two products and a softmax.
+    """Attention: q (tokens, heads, head_dim), keys and values (kv_heads, seen, head_dim) -> (tokens, heads * head_dim) float32.
+
+    visible: (tokens, seen) bool. The heads of a group count as further queries of their key/value head, so that keys are
+    not repeated. It is torch's SDPA, or two products and a softmax for soft caps and sinks, which SDPA lacks.
     """
     tokens, heads, _ = q.shape
     group = heads // len(keys)

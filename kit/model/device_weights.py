@@ -1,4 +1,4 @@
-"""The blocks of a GGUF file on a device: copied once, kept as a policy says, and never stored dequantized."""
+"""The blocks of a GGUF file in device memory, cached by a policy."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -19,19 +19,18 @@ from kit.units import format_bytes, parse_bytes
 
 
 class _Copy(NamedTuple):
-    """Blocks on the device and the event after which they are there (None on the CPU)."""
+    """Blocks on the device, and the CUDA event of the end of their copy (None on the CPU)."""
 
     blocks: torch.Tensor
     done: object
 
 
 class DeviceWeights(WeightSource):
-    """``blocks(name)`` is a tensor's blocks (out, bytes of a row), uint8, on the device; ``stack[3]`` those of one expert.
+    """``blocks(name)``: a tensor's blocks on the device, uint8 (out, bytes of a row); ``stack[3]`` names one expert.
 
-    ``cache`` decides which stay there: its capacity counts bytes of device memory (None: all of them); ``store`` has the
-    statistics and each access adds a span "access" to ``trace``, as for kit.Weights. ``host`` decides which are also
-    kept in pinned host memory (None: none), from where a copy runs at the full speed of the bus; ``host_store`` counts.
-    ``ahead`` bytes of device memory hold what ``prefetch`` copies on a stream of its own while others compute.
+    ``cache``: policy of the blocks in device memory (None: all are kept); ``store`` has its statistics, and each access
+    adds a span "access" to ``trace``. ``host``: policy of copies in pinned host memory (None: none), which are transferred
+    at the full speed of the bus; ``host_store`` has its statistics. ``ahead``: bytes of device memory for ``prefetch``.
     """
 
     linear = "fused"
@@ -57,23 +56,23 @@ class DeviceWeights(WeightSource):
         if copy.done is not None:
             stream = torch.cuda.current_stream()
             stream.wait_event(copy.done)
-            copy.blocks.record_stream(stream)  # evicted, its memory is not used again before this stream is through
+            copy.blocks.record_stream(stream)  # after an eviction, memory is reused only when this stream has finished
         return copy.blocks
 
     def prefetch(self, name: str) -> bool:
-        """Start the copy of ``name`` on the second stream and return at once; False when it is there or has no room."""
+        """Start the copy of ``name`` on a second CUDA stream; False when it is resident or does not fit ``ahead``."""
         return self.store.prefetch(name, self.nbytes(name), lambda: self._copy(name))
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The tensor dequantized anew, float32 on the device: for vectors, and where a whole matrix is wanted."""
+        """The tensor dequantized, float32 on the device."""
         return dequantize(self.blocks(name), self.info(name).qtype, backend="triton").view(self.shape(name))
 
     def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
-        """(len(index), in) float32: some rows of a matrix; ``index`` lies on the device."""
+        """Rows ``index`` (on the device) of a matrix, (len(index), in) float32."""
         return dequantize(self.blocks(name).index_select(0, index), self.info(name).qtype, backend="triton")
 
     def resident(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """The blocks of all ``names``, at addresses that stay (CUDA graphs); ModelError when the policy lets one go."""
+        """The blocks of all ``names`` at fixed addresses, for CUDA graphs; ModelError when the policy does not keep one."""
         held = {name: self.blocks(name) for name in names}
         gone = [name for name in held if name not in self.store.policy]
         if gone:
@@ -92,7 +91,7 @@ class DeviceWeights(WeightSource):
             return _Copy(host.to(self.device, non_blocking=True), self._copying.record_event())
 
     def _pinned(self, name: str) -> torch.Tensor:
-        """A copy of the mapped file's blocks in memory from which the device can read by itself."""
+        """The blocks copied from the mapped file to pinned memory."""
         stack, expert = find_tensor(self.file, name)
         blocks = self.file.blocks(stack)
         return pinned(blocks if expert is None else blocks[expert])

@@ -1,4 +1,4 @@
-"""The forward pass of every architecture, once: what is computed is written here, how is the business of an Ops."""
+"""The forward pass of all architectures, written over the operations of an Ops object."""
 
 from typing import Protocol
 
@@ -8,49 +8,49 @@ from kit.model.config import Config
 
 
 class Ops(Protocol):
-    """The operations of one pass: CpuOps, DeviceOps, or whatever records them to be replayed.
+    """The operations of one pass; implemented by CpuOps, DeviceOps and Plan, which records them.
 
-    x is the residual stream (tokens, hidden_size) float32. An *input* is what a linear layer takes, in a form of the
-    implementation's own: it comes from ``norm``, ``activate`` or ``attend`` and goes to ``linear`` and ``rows`` alone.
-    All else is tensors, of which the pass itself only takes views.
+    x is the residual stream (tokens, hidden_size) float32. An *input* of a linear layer has a form of the implementation's
+    own: ``norm``, ``activate`` and ``attend`` return it, ``linear``, ``rows`` and ``route`` take it. All other values are
+    tensors, of which the pass itself only takes views.
     """
 
     def embed(self) -> torch.Tensor:
-        """x of the pass's tokens: rows of the embedding, scaled."""
+        """x of the tokens: scaled rows of the embedding."""
 
     def norm(self, x: torch.Tensor, name: str):
-        """The input made of RMSNorm(x) with the weight ``name``; of x itself where the name is empty."""
+        """RMSNorm(x) with the weight ``name``, or x itself for an empty name, as an input."""
 
     def rms_norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """RMSNorm over the last axis with the weight ``name``, as a tensor."""
+        """RMSNorm over the last axis of x with the weight ``name``."""
 
     def linear(self, name: str, input, add_to: torch.Tensor | None = None) -> torch.Tensor:
-        """W input + the bias, if the file has one: (tokens, out); or that, scaled, added to the residual stream."""
+        """W input + bias (if the file has one), (tokens, out); with ``add_to`` it is scaled and added to that instead."""
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """x += y, scaled as the residual stream wants it."""
+        """x += residual_scale * y."""
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-        """RoPE, the KV cache, attention: heads (tokens, heads, head_dim) -> the input of the output projection."""
+        """RoPE, KV cache and attention of q, k, v (tokens, heads, head_dim); the input of the output projection."""
 
     def activate(self, gate: torch.Tensor, up: torch.Tensor):
-        """The input made of activation(gate) * up."""
+        """activation(gate) * up, as an input."""
 
     def route(self, name: str, input) -> tuple[torch.Tensor, torch.Tensor]:
-        """(share, expert) of each token's best experts, by the router ``name``: (tokens, experts used) each."""
+        """(share, expert) of each token's best experts by the router ``name``, (tokens, experts_used) each."""
 
     def expects(self, names: list[str]) -> None:
-        """The experts' weights that come next, in order: for a prefetch."""
+        """Announces the experts' matrices that are used next, in order, for a prefetch."""
 
     def rows(self, input, index: torch.Tensor):
-        """The input of some of the tokens."""
+        """The input of the tokens ``index``."""
 
     def logits(self, name: str, input) -> torch.Tensor:
-        """The output projection, scaled and capped: (tokens, vocabulary)."""
+        """The output projection with logit scale and cap, (tokens, vocabulary)."""
 
 
 def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
-    """Logits (wanted tokens, vocabulary) of the tokens that ``ops`` was made for."""
+    """Logits (wanted tokens, vocabulary) of the tokens of ``ops``."""
     x = ops.embed()
     for layer in range(config.layers):
         block = f"blk.{layer}."
@@ -93,7 +93,7 @@ def _hidden(ops, c, block, suffix, input):
 
 
 def _add_linear(ops, x, name, input, norm):
-    """x += W input, or the norm of it."""
+    """x += W input, or x += RMSNorm(W input)."""
     if norm:
         ops.add(x, ops.rms_norm(ops.linear(name, input), norm))
     else:
@@ -101,7 +101,7 @@ def _add_linear(ops, x, name, input, norm):
 
 
 def _experts(ops, c, block, input, x):
-    """Each token passes its ``experts_used`` best experts; an expert is read only when some token wants it."""
+    """Weighted sum of each token's ``experts_used`` best experts (tokens, hidden_size); reads only experts in use."""
     share, chosen = ops.route(f"{block}ffn_gate_inp.weight", input)
     out, experts = torch.zeros_like(x), chosen.unique().tolist()
     parts = ("up", "down") if c.family.fused else ("gate", "up", "down")

@@ -1,4 +1,4 @@
-"""generate: prefill the prompt, then decode token by token; text as it comes, and what each part took."""
+"""generate: prefill the prompt, then decode token by token, with the time and bytes of each forward pass."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from kit.model.transformer import Transformer
 
 @dataclass
 class Generation:
-    """What came out, and for each forward pass the seconds it took and the bytes of weights and KV cache it read.
+    """The generated tokens and text; ``seconds`` of each forward pass, and ``nbytes`` of weights and KV cache that it read.
 
-    The first pass takes the prompt: ``seconds[0]`` is the time to first token; each other one decodes a token.
-    ``stopped`` says why it ended: "end of text", "max_tokens" or "context".
+    The first pass takes the prompt, each other one decodes a token. ``stopped`` is the reason of the end: "end of text",
+    "max_tokens" or "context".
     """
 
     prompt: list[int]
@@ -27,11 +27,11 @@ class Generation:
 
     @property
     def ttft(self) -> float:
-        """Seconds from the start of the first pass to the first token."""
+        """Time to first token, seconds."""
         return self.seconds[0]
 
     def speed(self) -> dict[str, float | int | str | None]:
-        """Prefill and decode apart, in tokens a second and GB/s read; None for a decode that did not happen."""
+        """Tokens a second and GB/s read of prefill and of decode; None if nothing was decoded."""
         decoding = sum(self.seconds[1:])
         return {
             "time_to_first_token_seconds": self.ttft,
@@ -57,12 +57,13 @@ def generate(
     stop_at_end: bool = True,
     cache: KVCache | None = None,
 ) -> Generation:
-    """Continue ``prompt`` (text, or token ids as they are) by up to ``max_tokens`` tokens.
+    """Continue ``prompt`` (text or token ids) by up to ``max_tokens`` tokens.
 
-    Sampling as in kit.model.sampling.Sampler. ``on_text`` gets the text piece by piece, whole characters only.
-    ``stop_at_end=False`` goes on after the model's end-of-text token. ``cache``: a KV cache to go on from (None: a new
-    one). Raises ModelError for a prompt that is empty or does not fit, TokenizerError when text is asked of a file
-    without a tokenizer that the kit knows; ids need none, and then the answer has no text and no end.
+    For the sampling parameters see kit.model.sampling.Sampler. ``on_text`` is called with pieces of text, whole characters
+    only. ``stop_at_end=False``: continue after the model's end-of-text token. ``cache``: a KV cache with the positions
+    before the prompt (None: a new one). Raises ModelError for a prompt that is empty or does not fit the context, and
+    TokenizerError for a text prompt or ``on_text`` if the file has no known tokenizer; without one, the answer has no text
+    and does not stop at the end of text.
     """
     if max_tokens < 1:
         raise ModelError(f"max_tokens is {max_tokens}, expected at least 1")

@@ -1,4 +1,4 @@
-"""The key/value cache: grows in place, in float32, float16 or q8_0 (ggml's blocks of 32 with one scale)."""
+"""The key/value cache on the CPU, in float32, float16 or q8_0 (ggml's blocks of 32 with one scale)."""
 
 import mmap
 
@@ -11,15 +11,15 @@ from kit.cpu.simd.tiers import tier
 from kit.errors import ModelError, known
 from kit.units import format_bytes
 
-KV_TYPES = {"float32": 4.0, "float16": 2.0, "q8_0": 34 / 32}  # bytes an element
+KV_TYPES = {"float32": 4.0, "float16": 2.0, "q8_0": 34 / 32}  # bytes of an element
 _QK8_0 = 32
 
 
 class KVCache:
-    """Keys and values of up to ``context`` positions, all layers.
+    """Keys and values of up to ``context`` positions in all layers.
 
-    Address space for the whole context is reserved and the operating system gives memory as positions are written, so
-    growth never copies what is held. ``length`` positions are filled; ``passes`` counts forward passes.
+    Address space for the whole context is reserved at once; the operating system provides memory as positions are written,
+    so nothing is ever copied to grow. ``length``: positions held. ``passes``: forward passes so far.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: str = "float32"):
@@ -38,33 +38,33 @@ class KVCache:
         return self.length * self.bytes_per_position
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k and v (tokens, kv_heads, head_dim) of ``layer`` after the positions held; all of the layer's keys and
-        values, float32 (kv_heads, positions, head_dim). ``advance`` makes them count, once every layer has written."""
+        """Write k and v (tokens, kv_heads, head_dim) of ``layer`` after the positions held; returns all keys and values of
+        the layer, (kv_heads, positions, head_dim) float32. ``advance`` ends the pass, when every layer has written."""
         self.write(layer, k, v)
         stop = self.length + len(k)
         return self._keys[layer].read(stop), self._values[layer].read(stop)
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """The same, without reading anything."""
+        """Write k and v of ``layer`` as ``append`` does, without returning anything."""
         self._keys[layer].write(self.length, k)
         self._values[layer].write(self.length, v)
 
     def histories(self, layer: int) -> tuple[History, History]:
-        """Where a layer's keys and values lie, and how."""
+        """Addresses and layout of a layer's keys and values, for kernels."""
         return self._keys[layer].history, self._values[layer].history
 
     def advance(self, tokens: int) -> None:
-        """Close a pass: ``tokens`` more positions are held."""
+        """End a pass: ``tokens`` more positions are held."""
         self.length += tokens
         self.passes += 1
 
     def truncate(self, length: int) -> None:
-        """Forget the positions from ``length`` on."""
+        """Drop the positions from ``length`` on."""
         self.length = min(self.length, length)
 
 
 def _reserve(shape, dtype) -> torch.Tensor:
-    """Zeros that take memory page by page, at first touch."""
+    """Zeros whose memory is allocated page by page, at the first write."""
     dtype = np.dtype(dtype)
     nbytes = int(np.prod(shape)) * dtype.itemsize
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -77,7 +77,7 @@ def _reserve(shape, dtype) -> torch.Tensor:
 
 
 class _Store:
-    """Keys, or values, of a layer: (kv_heads, context, bytes of a head), written by the kernel of the kind."""
+    """The keys, or the values, of a layer: ``data`` (kv_heads, context, bytes of a head)."""
 
     def __init__(self, kv_heads, context, head_dim, kind):
         self.head_dim, self.kind = head_dim, kind
@@ -85,13 +85,13 @@ class _Store:
         self.history = History(kind, self.data.data_ptr(), self.data.stride(0), self.data.stride(1))
 
     def write(self, position, rows):
-        """rows (tokens, kv_heads, head_dim) float32 to the positions from ``position`` on."""
+        """Store rows (tokens, kv_heads, head_dim) float32 at ``position`` and after."""
         rows = rows.contiguous()
         arguments = rows.data_ptr(), 4 * rows.stride(0), len(rows), self.head_dim, *self.history[1:], position
         threads.run(append(self.kind, tier()), arguments, rows.shape[1])
 
     def read(self, stop):
-        """The first positions in float32, (kv_heads, stop, head_dim); the memory itself where it holds float32."""
+        """The first ``stop`` positions, (kv_heads, stop, head_dim) float32; a view if float32 is stored."""
         data = self.data[:, :stop]
         if self.kind != "q8_0":
             return data.view(getattr(torch, self.kind)).float()

@@ -1,4 +1,4 @@
-"""Linear layers: y = W x, where W comes out of a Weights object. One table; what the transformer calls by name."""
+"""Linear layers y = W x over a weight source: the table of variants that a Transformer uses by name."""
 
 import functools
 from collections.abc import Callable
@@ -13,28 +13,31 @@ from kit.quants import dequantize
 
 
 class Linear(NamedTuple):
-    """One way to apply a weight. ``apply(weights, name, x)``: x (tokens, in) float32 -> (tokens, out) float32, never x
-    itself. ``nbytes(weights, name)``: the weight bytes that one application must read, for the GB/s beside a speed.
-    ``own_threads``: up to GEMV_MAX_TOKENS it is on the kit's threads and not on torch's, which then keep off the cores."""
+    """A variant of the linear layer.
+
+    ``apply(weights, name, x)``: x (tokens, in) float32 -> a new tensor (tokens, out) float32. ``nbytes(weights, name)``:
+    bytes of weights that one application reads. ``own_threads``: up to GEMV_MAX_TOKENS tokens it runs on the kit's threads,
+    and torch's must be idle. ``activations``: the type of activations in a variant that reads blocks, else "".
+    """
 
     apply: Callable
     nbytes: Callable
     own_threads: bool = False
-    activations: str = ""  # what the kernel does to x, of a way that reads a file's blocks: such passes can be recorded
+    activations: str = ""
 
 
 def _matmul(weights, name, x):
-    """One matrix product with the dequantized weight; a 16-bit weight takes x in its own type."""
+    """One torch product with the dequantized weight; x is converted to the weight's type."""
     weight = weights[name]
     return (x.to(weight.dtype) @ weight.T).float()
 
 
-GEMV_MAX_TOKENS = 16  # up to which reading a weight costs more than its arithmetic; torch's product reads it several times
+GEMV_MAX_TOKENS = 16  # up to this many tokens the kit's kernel, which reads a weight once, is faster than torch's product
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-def _decoded(weights, name, x):
-    """The dequantized weight: row by row by the kit's kernel for a few tokens, in float32, a matrix product for many."""
+def _dequantized(weights, name, x):
+    """The dequantized weight, by the kit's kernel for a few tokens, by a torch product for many."""
     if len(x) > GEMV_MAX_TOKENS:
         return _matmul(weights, name, x)
     from kit.cpu.linear import linear
@@ -44,7 +47,7 @@ def _decoded(weights, name, x):
 
 
 def _in_loops(kernel):
-    """``apply`` around a kernel that fills numpy arrays, on one thread."""
+    """An ``apply`` from a kernel that adds to a numpy array, on one thread."""
     kernel = jit(kernel)
 
     def apply(weights, name, x):
@@ -57,7 +60,7 @@ def _in_loops(kernel):
 
 
 def _rows(weight, x, out):
-    """Row by row: the inner loop walks along memory, one multiplication at a time."""
+    """Row by row: the inner loop reads consecutive weights."""
     for token in range(x.shape[0]):
         for row in range(weight.shape[0]):
             for column in range(weight.shape[1]):
@@ -65,7 +68,7 @@ def _rows(weight, x, out):
 
 
 def _columns(weight, x, out):
-    """Column by column, so the inner loop strides by the length of a row: what the reports' projections did."""
+    """Column by column, as in the reports' projections: the inner loop strides by the length of a row."""
     for token in range(x.shape[0]):
         for column in range(weight.shape[1]):
             for row in range(weight.shape[0]):
@@ -77,9 +80,9 @@ def _held(weights, name):
 
 
 def _fused(weights, name, x, activations="float32"):
-    """Straight from the file's blocks; the cache is not asked."""
+    """From the file's blocks, without the cache."""
     from kit.cpu.activations import rounded
-    from kit.cpu.linear import in_pieces, linear  # brings in the kernels, which no other way needs
+    from kit.cpu.linear import in_pieces, linear  # here, because other variants do not need the kernels
 
     blocks, qtype = weights.blocks(name), weights.info(name).qtype
     if not in_pieces(qtype, len(x), activations):
@@ -87,11 +90,11 @@ def _fused(weights, name, x, activations="float32"):
     return _in_pieces(blocks, qtype, rounded(x) if activations == "int8" and FORMATS[qtype].codes else x)
 
 
-_PIECE = 2**21  # numbers dequantized at a time
+_PIECE = 2**21  # weights dequantized at a time
 
 
 def _in_pieces(blocks, qtype, x):
-    """By torch, from some rows at a time dequantized: no whole matrix in memory."""
+    """By torch products with some rows dequantized at a time, so that no whole matrix is in memory."""
     y, rows = torch.empty(len(x), len(blocks)), -(-_PIECE // x.shape[1])
     for start in range(0, len(blocks), rows):
         torch.mm(x, dequantize(blocks[start : start + rows], qtype).T, out=y[:, start : start + rows])
@@ -103,7 +106,7 @@ def _stored(weights, name):
 
 
 LINEAR = {
-    "decoded": Linear(_decoded, _held, own_threads=True),
+    "dequantized": Linear(_dequantized, _held, own_threads=True),
     "matmul": Linear(_matmul, _held),
     "loop": Linear(_in_loops(_rows), _held),
     "strided": Linear(_in_loops(_columns), _held),
@@ -113,5 +116,5 @@ LINEAR = {
 
 
 def linear_named(name: str | Linear) -> Linear:
-    """The implementation of that name (a Linear is taken as it is); ModelError with the known names for any other."""
+    """The variant of that name (a Linear is returned as it is); ModelError lists the known names."""
     return name if isinstance(name, Linear) else known("linear", name, LINEAR, ModelError)

@@ -1,4 +1,4 @@
-"""Perplexity: how surprised a model is by a text, token by token, over windows that overlap."""
+"""Perplexity of a model on a text, over overlapping windows."""
 
 import math
 import time
@@ -12,13 +12,13 @@ from tqdm import tqdm
 
 from kit.errors import ModelError
 
-_ROWS = 32  # of logits at a time: a row of a large vocabulary takes a megabyte
+_ROWS = 32  # rows of logits at a time: one row of a large vocabulary takes 1 MB
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """``surprisal``: -log p of each scored token, nats, float64. ``seconds``: what the forward passes took for ``passed``
-    tokens, those among them that only gave context."""
+    """``surprisal``: -log p of each scored token in nats, float64. ``seconds``: of the forward passes over ``passed``
+    tokens, which include those that are only context."""
 
     surprisal: np.ndarray
     passed: int
@@ -26,42 +26,42 @@ class Perplexity:
 
     @property
     def value(self) -> float:
-        """e to the mean surprisal: the number of equally likely tokens that the model hesitates between."""
+        """The perplexity: e to the power of the mean surprisal."""
         return math.exp(self.surprisal.mean())
 
     @property
     def error(self) -> float:
-        """One standard error of ``value``, tokens taken as independent."""
+        """Standard error of ``value``, with tokens assumed independent."""
         return self.value * standard_error(self.surprisal)
 
 
 def standard_error(samples: np.ndarray) -> float:
-    """Of the mean of ``samples``; NaN for fewer than two."""
+    """Standard error of the mean of ``samples``; NaN for fewer than two."""
     return float(samples.std(ddof=1) / math.sqrt(len(samples))) if len(samples) > 1 else math.nan
 
 
 def english() -> str:
-    """A text that every Python carries: the help on its own language."""
+    """An English text that is part of every Python: the help on the language."""
     return "\n".join(topics.topics[name] for name in sorted(topics.topics))
 
 
 def encode(tokenizer, text: str, limit: int | None = None) -> list[int]:
-    """Token ids of ``text`` without those that begin and end it, ``limit`` at most."""
-    text = text if limit is None else text[: 16 * limit + 64]  # words are seldom longer: no need to encode a library
+    """At most ``limit`` token ids of ``text``, without begin and end tokens."""
+    text = text if limit is None else text[: 16 * limit + 64]  # enough characters for so many tokens
     return tokenizer.encode(text, special=False, ends=False)[:limit]
 
 
 def windows(ids: Sequence[int], bos: int | None, context: int, stride: int) -> Iterator[tuple[list[int], int]]:
-    """(window, first): tokens for one forward pass, and the place in it of the first that no window before has scored.
+    """(window, first): tokens for one forward pass, and the index of the first of them that is not yet scored.
 
-    A window has ``context`` tokens, begins with ``bos`` unless that is None, and starts ``stride`` later than the last.
+    A window has ``context`` tokens, the first of which is ``bos`` unless that is None; windows start ``stride`` apart.
     """
     begin = [] if bos is None else [bos]
     room = context - len(begin)
     if not 1 <= stride < context:
-        limit = context - 1  # the first token of a window has nothing before it that predicts it
+        limit = context - 1  # no token before the first of a window predicts it
         raise ModelError(f"windows of {context} tokens cannot start {stride} apart; give a stride from 1 to {limit}")
-    done = 1 - len(begin)  # nothing stands before the first token of all
+    done = 1 - len(begin)  # without bos the text's first token cannot be scored
     for start in range(0, len(ids), stride):
         stop = min(start + room, len(ids))
         if done < stop:
@@ -70,7 +70,7 @@ def windows(ids: Sequence[int], bos: int | None, context: int, stride: int) -> I
 
 
 def perplexity(model, ids: Sequence[int], bos=None, context=512, stride=None, progress=False) -> Perplexity:
-    """Of ``ids`` under ``model`` (a kit.Transformer); ``stride``: half a window unless given.
+    """The Perplexity of ``model`` (a kit.Transformer) on ``ids``; ``stride``: half a window by default.
 
     ModelError when there is no token to score.
     """
@@ -90,7 +90,7 @@ def perplexity(model, ids: Sequence[int], bos=None, context=512, stride=None, pr
 
 
 def surprisal(logits: torch.Tensor, targets: Sequence[int]) -> np.ndarray:
-    """-log p of each target, float64, from the logits before it (targets, vocabulary)."""
+    """-log p of each target, (targets,) float64. ``logits``: (targets, vocabulary), each before its target."""
     index = torch.as_tensor(targets)
     parts = [
         rows.logsumexp(1) - rows.gather(1, index[start : start + _ROWS, None])[:, 0]

@@ -1,4 +1,4 @@
-"""Vocabularies of pieces with scores or none: SentencePiece (``llama``), unigram (``t5``), WordPiece (``bert``), ``rwkv``."""
+"""Tokenizers without merges: SentencePiece (``llama``), unigram (``t5``), WordPiece (``bert``), ``rwkv``."""
 
 import re
 import unicodedata
@@ -19,7 +19,7 @@ def _scores(file, count) -> array:
 
 
 class SentencePiece(Tokenizer):
-    """Pieces merged by score, spaces made visible, unknown characters as bytes (``<0xE2>``)."""
+    """Pieces are merged by score; a space is written as "▁", unknown characters as bytes (``<0xE2>``)."""
 
     def __init__(self, file):
         super().__init__(file, ("bos",), {"bos": 1, "eos": 2, "unknown": 0})
@@ -40,7 +40,7 @@ class SentencePiece(Tokenizer):
 
 
 class Unigram(Tokenizer):
-    """The likeliest cut into pieces by their log probabilities (Kudo 2018), after the file's own normalization."""
+    """The most probable segmentation by the pieces' log probabilities (Kudo 2018), after the file's normalization."""
 
     def __init__(self, file):
         super().__init__(file, ("eos",), {"eos": 1, "unknown": 2})
@@ -84,7 +84,7 @@ class Unigram(Tokenizer):
         return ids[::-1]
 
     def _normalized(self, data: bytes) -> bytes:
-        """Characters replaced by the file's map, spaces made visible, merged or put in front as the file says."""
+        """Characters replaced by the file's map; spaces written as "▁", merged and added in front if the file says so."""
         out, word, begun = [], False, False
         for text in self._replaced(data):
             for byte in re.findall(b" |[^ ]+", text):
@@ -105,7 +105,7 @@ class Unigram(Tokenizer):
         while start < len(data):
             length = 0
             while start + length < len(data) and data[start : start + length + 1] in self._own:
-                length += 1  # the user's tokens stay as they are, and so does what only begins like one
+                length += 1  # user-defined tokens, and their prefixes, are not replaced
             text = data[start : start + length]
             if not length:
                 length, text = self._charsmap.longest(data, start)
@@ -119,7 +119,7 @@ class Unigram(Tokenizer):
 
 
 class _Charsmap:
-    """SentencePiece's precompiled normalization: a double-array trie of prefixes (Kanda 2018) and what replaces them."""
+    """SentencePiece's precompiled normalization: a double-array trie of prefixes (Kanda 2018) and their replacements."""
 
     def __init__(self, blob):
         data = b"" if blob is None else np.array(blob).astype(np.uint8).tobytes()
@@ -128,7 +128,7 @@ class _Charsmap:
         self._replacements = data[4 + size :]
 
     def longest(self, data: bytes, start: int) -> tuple[int, bytes]:
-        """(bytes of the longest prefix of data[start:] that is replaced, what replaces it); (0, b"") for none."""
+        """(length of the longest prefix of data[start:] in the map, its replacement); (0, b"") for none."""
         length, found = 0, b""
         if not self._units:
             return length, found
@@ -150,7 +150,7 @@ def _base(unit: int) -> int:
 
 
 class WordPiece(Tokenizer):
-    """Words cut into the longest pieces from the left, each begun by a visible space; a word that cannot be is unknown."""
+    """Words, each with "▁" in front, are cut into the longest pieces from the left; else a word is the unknown token."""
 
     _prefix = b" "
 
@@ -195,14 +195,14 @@ class WordPiece(Tokenizer):
 
 
 _DROPPED = ("Cc", "Cf", "Cs", "Co")
-_CHINESE = re.compile(  # as BERT counts: each such character is a word
+_CHINESE = re.compile(  # BERT's list; each such character is a word
     "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f\U0002b920-\U0002ceaf"
     "\uf900-\ufaff\U0002f800-\U0002fa1f]"
 )
 
 
 class Rwkv(Tokenizer):
-    """The longest token at each place; the file writes bytes as Python does (``\\x80``, ``\\n``)."""
+    """The longest token at each position; the file writes bytes as Python does (``\\x80``, ``\\n``)."""
 
     def __init__(self, file):
         super().__init__(file)

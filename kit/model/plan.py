@@ -1,4 +1,4 @@
-"""A token's pass as a program: recorded once from kit.model.forward, then run by the threads without Python in between."""
+"""The forward pass of one token, recorded once from kit.model.forward and then run by the kit's threads without Python."""
 
 from typing import NamedTuple
 
@@ -17,13 +17,13 @@ from kit.lab.trace import Span
 from kit.model.cpu_ops import scaled_logits
 from kit.model.forward import forward
 
-_ROTATED = {"interleaved": 16, "neox": 32}  # what the dimensions that turn must be a multiple of
-_TABLE = 512  # positions whose cosines and sines are held
+_ROTATED = {"interleaved": 16, "neox": 32}  # rotated elements of a head must be a multiple of this
+_TABLE = 512  # positions in the table of cosines and sines
 _EMBEDDING = "token_embd.weight"
 
 
 def obstacle(model) -> str:
-    """What keeps a model's tokens from being recorded; "" when nothing does."""
+    """The reason why a model's pass cannot be recorded; "" when it can."""
     c, weights = model.config, model.weights
     ropes = [rope for rope in map(c.rope_of, range(c.layers)) if rope]
     vectors = [shape[-1] for name, shape in c.tensors().items() if name != "rope_freqs.weight"]
@@ -35,14 +35,14 @@ def obstacle(model) -> str:
         f"the activation is {c.family.activation}": c.family.activation not in ("silu", "gelu"),
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,
         "a size is no multiple of 16": any(n % 16 for n in (*vectors, c.head_dim, c.hidden_size)),
-        "a head turns by parts of vectors": any(rope.dims % _ROTATED[c.family.rope] for rope in ropes),
+        "RoPE rotates parts of a vector": any(rope.dims % _ROTATED[c.family.rope] for rope in ropes),
         "too many query heads share a key": c.heads > attention.GROUP * c.kv_heads,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 class _Op(NamedTuple):
-    """What a span of the trace tells about some steps."""
+    """The fields of a trace's span for the steps from ``first`` to ``last``."""
 
     what: str
     tensor: str
@@ -54,10 +54,10 @@ class _Op(NamedTuple):
 
 
 class Plan:
-    """The Ops that record a model's pass over one token, and what they recorded: ``step`` runs it.
+    """Ops that record a model's pass over one token into a program; ``step`` runs it.
 
-    Norm weights and biases are held; matrices are read where the file is mapped. The cache's memory is written and read in
-    place, so a plan belongs to one cache.
+    Norm weights and biases are copied; matrices are read from the mapped file. The program holds addresses of the KV cache,
+    so a plan belongs to one cache.
     """
 
     def __init__(self, model, cache):
@@ -65,7 +65,7 @@ class Plan:
         self._how, self._ropes = model.linear.activations, model.ropes
         self.program, self._ops, self._held = Program(), [], []
         self._position_bytes = cache.bytes_per_position // self.config.layers
-        self._turns, self._attentions, self._appends = [], [], []
+        self._rotations, self._attentions, self._appends = [], [], []
         self._tables: dict = {}
         most = self.config.heads * attention.chunks_of(0, cache.context) * attention.part_bytes(self.config.head_dim)
         self._parts = torch.empty(most, dtype=torch.uint8)
@@ -75,7 +75,7 @@ class Plan:
     # ---- running
 
     def step(self, token: int, position: int) -> torch.Tensor:
-        """Logits (1, vocabulary) after ``token`` at a position of the cache, where its keys and values are written."""
+        """Logits (1, vocabulary) after ``token``, whose keys and values are written to ``position`` of the cache."""
         steps = self.program.steps
         steps[self._embed, Program.ARGUMENT] = self._blocks.ctypes.data + int(token) * self._blocks.shape[1]
         self._move_to(position)
@@ -84,14 +84,14 @@ class Plan:
         return scaled_logits(self._logits.clone(), self.config)
 
     def _move_to(self, position):
-        """Set what depends on the position."""
+        """Set the arguments that depend on the position."""
         steps, at = self.program.steps, Program.ARGUMENT
         if position // _TABLE != self._position // _TABLE or self._position < 0:
             for key, table in self._tables.items():
                 table.fill(self._ropes[key], position // _TABLE * _TABLE)
         self._position = position
-        for turn, table in self._turns:
-            steps[turn, at + 3] = table.address(position % _TABLE)
+        for rotation, table in self._rotations:
+            steps[rotation, at + 3] = table.address(position % _TABLE)
         steps[self._appends, at + 7] = position
         for (chunk, join), window in self._attentions:
             first = max(0, position + 1 - window) if window else 0
@@ -101,7 +101,7 @@ class Plan:
             steps[join, at + 3] = chunks
 
     def _record(self, position):
-        """A span for each operation, timed by the threads' own clock."""
+        """Add a span for each operation to the trace, with times taken by the threads."""
         ends = self.program.ends().tolist()
         starts = [self.program.started, *ends]
         self.trace.spans.extend(
@@ -117,7 +117,7 @@ class Plan:
     # ---- recording
 
     def _add(self, *steps) -> int:
-        """Append (function, arguments, tasks); the first one's index."""
+        """Append steps (function, arguments, tasks); returns the index of the first."""
         return min(self.program.add(*step) for step in steps)
 
     def _span(self, what, tensor, layer, nbytes=0, outcome="", *, first):
@@ -181,7 +181,7 @@ class Plan:
             table = self._tables.setdefault(rope, _Table(rope.dims, c.family.rope))
             for heads in (q, k):
                 arguments = heads.data_ptr(), c.head_dim, rope.dims, 0
-                self._turns.append((self._add((compiled(c.family.rope), arguments, -heads.shape[1])), table))
+                self._rotations.append((self._add((compiled(c.family.rope), arguments, -heads.shape[1])), table))
             self._span("rope", "", layer, first=first)
         first, histories = len(self.program.steps), self._cache.histories(layer)
         for history, new in zip(histories, (k, v), strict=True):
@@ -208,14 +208,14 @@ class Plan:
 
 
 class _Table:
-    """Cosines, and sines with the sign of an element's place in its pair, of _TABLE positions."""
+    """Cosines and sines of _TABLE positions for each element of a head; sines are negative for the first of a pair."""
 
     def __init__(self, dims: int, layout: str):
         self._numbers, self._layout = np.empty((_TABLE, 2, dims), np.float32), layout
 
     def fill(self, rope, start: int) -> None:
-        turns = rope.cos_sin(start, _TABLE)[:, 0].numpy()
-        cos, sin = turns.real, turns.imag
+        rotations = rope.cos_sin(start, _TABLE)[:, 0].numpy()
+        cos, sin = rotations.real, rotations.imag
         cosines, sines = self._numbers[:, 0], self._numbers[:, 1]
         if self._layout == "interleaved":
             cosines[:, ::2], cosines[:, 1::2], sines[:, ::2], sines[:, 1::2] = cos, cos, -sin, sin

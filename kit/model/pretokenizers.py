@@ -1,7 +1,7 @@
-"""How byte-pair vocabularies cut text into words before merging: patterns by the name in ``tokenizer.ggml.pre``.
+"""Pre-tokenizers: the patterns that cut text into words before merging, by the name in ``tokenizer.ggml.pre``.
 
-The patterns are part of the models' tokenizers; where llama.cpp approximates one, its approximation is followed, so
-that both give the same tokens. Oniguruma syntax.
+The patterns are those of the models' tokenizers, or llama.cpp's approximations, so that both give the same tokens. They
+are in Oniguruma's syntax.
 """
 
 from typing import NamedTuple
@@ -17,13 +17,13 @@ _LINES = rf"\s*[\r\n]+|{_BLANKS}"
 _HALVES = "|".join(rf"\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"  # of blanks
 _HAN = r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2EBEF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}"
 _KANA = r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+"
-_HANGUL = r"[[\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]&&[^\s]]+"  # what stands between CJK and it, too
+_HANGUL = r"[[\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]&&[^\s]]+"  # and the code points between it and CJK
 _SCRIPTS = (
     r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{8C48}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}\x{FF65}-\x{FF9F}"
     r"\x{2F00}-\x{2FDF}\x{0E40}-\x{0E7F}\x{0E80}-\x{0EFF}\x{1780}-\x{17FF}"
     r"\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+"
 )
-_LATIN = (  # and Greek, Cyrillic, Georgian, ...: what has two cases
+_LATIN = (  # letters of all scripts with two cases: Latin, Greek, Cyrillic, Georgian, ...
     "["
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷ"
     "ᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ"
@@ -40,7 +40,7 @@ LINE = r"[^\n]+|\n+"
 
 
 def _cased(letter: str, suffix: str = "") -> str:
-    """A word is capitals and then small letters; one outside ASCII is either (llama.cpp's reading of \\p{Lu}, \\p{Ll})."""
+    """Words of capitals and then small letters; letters outside ASCII count as both (llama.cpp's \\p{Lu} and \\p{Ll})."""
     capital, small = rf"[{letter}&&[^a-z]]", rf"[{letter}&&[^A-Z]]"
     words = f"{capital}*{small}+", f"{capital}+{small}*"
     return "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{word}{suffix}" for word in words)
@@ -61,16 +61,16 @@ EXAONE = (
 _WORD_AFTER_SYMBOL = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
 DEEPSEEK3 = rf"{_WORD_AFTER_SYMBOL}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES}"
 SPARK = rf"{_WORD_AFTER_SYMBOL}| ?[\p{{P}}\p{{S}}]+|[\r\n]|{_BLANKS}"
-_THREES = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # digits in threes from the right; what is before joins the first
+_THREES = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # digits in threes from the right, with the text before them
 
 
 class PreTokenizer(NamedTuple):
-    """``patterns`` cut one after another, each within the pieces that the one before left; what matches none is a piece.
+    """``patterns`` are applied in order, each to the pieces of the one before; text between matches is a piece too.
 
-    ``whole_words``: a word that is a token is taken as it is, without merging. ``add_bos``: unless the file says.
-    ``raw``: merges are of characters as they are, spaces made visible as SentencePiece does, bytes as ``<0xE2>``;
-    otherwise of bytes, each a visible character. ``whole_lines``: newlines that are a token are taken as they are, and a
-    text begins with its token whatever the file says. ``spaced``: every line begins with a space.
+    ``whole_words``: a word that is a token is not merged. ``add_bos``: the default if the file does not say. ``raw``:
+    symbols are characters, with a space as "▁" and bytes as ``<0xE2>``, instead of bytes as printable characters.
+    ``whole_lines``: newlines that are a token are not merged, and a text always begins with bos. ``spaced``: every line
+    begins with a space.
     """
 
     patterns: tuple[str, ...]
@@ -126,7 +126,7 @@ PRE_TOKENIZERS = {name: kind for names, kind in _KINDS.items() for name in names
 
 
 def byte_symbols() -> list[str]:
-    """GPT-2's printable character for each byte: itself where printable, else the next one from U+0100 on."""
+    """GPT-2's printable character for each byte: itself if printable, else the next one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]

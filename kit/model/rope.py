@@ -1,4 +1,4 @@
-"""Rotary position embedding: the frequencies of a file and the two ways to pair a head's elements."""
+"""Rotary position embedding: a file's frequencies, and rotation in the two layouts of pairs."""
 
 import math
 
@@ -8,7 +8,7 @@ from kit.model.config import RopeConfig
 
 
 def frequencies(rope: RopeConfig, divisors: torch.Tensor | None = None) -> tuple[torch.Tensor, float]:
-    """Radians per position of every pair, float64 (dims / 2,), and the factor by which yarn lengthens the vectors.
+    """(frequencies, scale): radians per position of each pair, (dims / 2,) float64; the factor of the rotated vectors.
 
     ``divisors``: llama 3's ``rope_freqs.weight``. Source: Peng et al. 2023 (YaRN) and ggml's ``rope_yarn``.
     """
@@ -19,45 +19,45 @@ def frequencies(rope: RopeConfig, divisors: torch.Tensor | None = None) -> tuple
     if not rope.yarn:
         return base / rope.factor, rope.attention_factor
 
-    def pair_that_turns(times):  # the pair that makes so many turns within the original context
-        return rope.dims * math.log(rope.original_context / (times * 2 * math.pi)) / (2 * math.log(rope.base))
+    def pair_with(rotations):  # the pair (a real number) that makes so many rotations within the original context
+        return rope.dims * math.log(rope.original_context / (rotations * 2 * math.pi)) / (2 * math.log(rope.base))
 
-    low = max(0, math.floor(pair_that_turns(rope.beta_fast)))
-    high = min(rope.dims - 1, math.ceil(pair_that_turns(rope.beta_slow)))
+    low = max(0, math.floor(pair_with(rope.beta_fast)))
+    high = min(rope.dims - 1, math.ceil(pair_with(rope.beta_slow)))
     fast = 1 - ((pair - low) / max(0.001, high - low)).clamp(0, 1)
     return base * (fast + (1 - fast) / rope.factor), rope.attention_factor * (1 + 0.1 * math.log(rope.factor))
 
 
 class Rope:
-    """Turns queries and keys in place: ``cos_sin`` once a pass, ``rotate`` once a layer.
+    """Rotates queries and keys in place: call ``cos_sin`` once a pass and ``rotate`` once a layer.
 
-    ``layout`` is "interleaved" or "neox"; with no dimensions to turn, ``rotate`` leaves everything as it is.
+    ``layout``: "interleaved" or "neox". If ``rope.dims`` is 0, ``rotate`` does nothing.
     """
 
     def __init__(self, rope: RopeConfig, layout: str, divisors: torch.Tensor | None = None):
         self.rotate = _LAYOUTS[layout if rope.dims else "none"]
-        self._frequencies, self._length = frequencies(rope, divisors)
+        self._frequencies, self._scale = frequencies(rope, divisors)
 
     def cos_sin(self, start: int, count: int) -> torch.Tensor:
-        """exp(i angle) of ``count`` positions from ``start``: complex64 (count, 1, dims / 2)."""
+        """scale * exp(i angle) of ``count`` positions from ``start``: (count, 1, dims / 2) complex64."""
         positions = torch.arange(start, start + count, dtype=torch.float64)
         angles = torch.outer(positions, self._frequencies)
-        return torch.polar(torch.full_like(angles, self._length), angles).to(torch.complex64)[:, None]
+        return torch.polar(torch.full_like(angles, self._scale), angles).to(torch.complex64)[:, None]
 
 
 def _interleaved(x, cos_sin):
-    """x (tokens, heads, head_dim) float32, ``cos_sin`` from Rope.cos_sin: elements 2i and 2i + 1 are one complex number."""
+    """Rotate x (tokens, heads, head_dim) float32 in place; elements 2i and 2i + 1 are one complex number."""
     head = x[..., : 2 * cos_sin.shape[-1]]
     torch.view_as_complex(head.unflatten(-1, (-1, 2))).mul_(cos_sin)
 
 
 def _halves(x, cos_sin):
-    """The same for the pairs (i, i + dims / 2), as in GPT-NeoX."""
+    """Rotate x as _interleaved does, with the pairs (i, i + dims / 2) of GPT-NeoX."""
     real, imaginary = x[..., : 2 * cos_sin.shape[-1]].chunk(2, -1)
     cos, sin = cos_sin.real, cos_sin.imag
-    turned = real * cos - imaginary * sin
+    rotated = real * cos - imaginary * sin
     imaginary.mul_(cos).add_(real * sin)
-    real.copy_(turned)
+    real.copy_(rotated)
 
 
 _LAYOUTS = {"interleaved": _interleaved, "neox": _halves, "none": lambda x, cos_sin: None}

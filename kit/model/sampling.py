@@ -1,4 +1,4 @@
-"""Sampler: the next token from logits, greedy or drawn."""
+"""Sampler: choose the next token from logits, greedily or at random."""
 
 import math
 
@@ -8,10 +8,10 @@ from kit.errors import ModelError
 
 
 class Sampler:
-    """Greedy at temperature 0; else drawn from the ``top_k`` most likely tokens (0: all) and, of these, the fewest that
-    hold ``top_p`` of the probability, at ``temperature``. The same seed draws the same tokens.
+    """Greedy at temperature 0, else random at ``temperature``: among the ``top_k`` most probable tokens (0: all) and, of
+    these, the fewest with a total probability of ``top_p``. The same seed gives the same tokens.
 
-    The order top-k, top-p, temperature is llama.cpp's. Raises ModelError for a setting out of range.
+    The order top-k, top-p, temperature is llama.cpp's. Raises ModelError for a value out of range.
     """
 
     def __init__(self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0):
@@ -26,7 +26,7 @@ class Sampler:
         self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """A token id from logits (vocabulary,); ties go to the lowest id when greedy."""
+        """A token id from logits (vocabulary,); greedy sampling takes the lowest id of equal logits."""
         if self.temperature == 0:
             return int(logits.argmax())
         values, ids = logits.double().sort(descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, from a GGUF file's own metadata; the same ids as llama.cpp."""
+"""The tokenizer of a GGUF file, from its metadata; it gives the same ids as llama.cpp."""
 
 from kit.errors import TokenizerError
 from kit.model.bytepair import BytePair
@@ -11,7 +11,7 @@ _KINDS = {
 
 
 def tokenizer_of(file) -> Tokenizer:
-    """The tokenizer that ``file`` (a GGUFFile) brings; TokenizerError when it brings none, or one of another kind."""
+    """The tokenizer of ``file`` (a GGUFFile); TokenizerError when it has none, or one of an unknown kind."""
     name = file.metadata.get("tokenizer.ggml.model", "none")
     if "tokenizer.ggml.tokens" not in file.metadata or name in ("none", "no_vocab"):
         raise TokenizerError(f"{file.path}: the file has no tokenizer; give the prompt as token ids")

@@ -1,4 +1,4 @@
-"""Transformer: a model over a weight source, on the CPU: checks what it is asked, runs passes, blames bad weights."""
+"""Transformer: a model over a weight source on the CPU. It checks arguments, runs passes and reports bad weights."""
 
 import time
 from collections.abc import Sequence
@@ -22,13 +22,12 @@ from kit.model.tokenizer import Tokenizer, tokenizer_of
 
 
 class Transformer:
-    """A model over ``weights[name]``; every linear layer, norm and attention adds a span to ``weights.trace``.
+    """A model over a kit.model.weights.WeightSource; each linear layer, norm and attention adds a span to its trace.
 
-    ``weights`` is a kit.model.weights.WeightSource. ``attention`` and ``linear`` name variants of kit.model.attention and
-    kit.model.linear (None: what the weights say); ``max_context`` limits the positions
-    (None: as many as the file was trained for); ``kv_dtype`` is float32, float16 or q8_0. Raises ModelError for a
-    file that it cannot run, before any tensor data is read. Tokens after the first pass run as a program recorded once
-    (kit.model.plan); ``unplanned`` says why not, where they cannot be.
+    ``attention`` and ``linear``: variants of kit.model.attention and kit.model.linear (None: the default of the weights).
+    ``max_context``: limit of positions (None: the file's context length). ``kv_dtype``: float32, float16 or q8_0. Raises
+    ModelError for a file that it cannot run, before any tensor data is read. After the first pass, single tokens run as a
+    recorded program (kit.model.plan); if that is impossible, ``unplanned`` is the reason.
     """
 
     def __init__(self, weights, attention="fused", linear=None, max_context=None, kv_dtype="float32"):
@@ -54,19 +53,19 @@ class Transformer:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer, built when first asked for; TokenizerError when the file has none that the kit knows."""
+        """The file's tokenizer, made at first use; TokenizerError when it has none, or one of an unknown kind."""
         return tokenizer_of(self.file)
 
     def logits(self, tokens: Sequence[int], first: int = 0) -> torch.Tensor:
-        """Logits after each of ``tokens`` from the ``first`` on, (tokens - first, vocabulary) float32; nothing is kept."""
+        """Logits after each of ``tokens`` from index ``first`` on, (tokens - first, vocabulary) float32."""
         self._check_tokens(tokens, 0, self.max_context)
         return self._forward(tokens, self.new_cache(len(tokens)), slice(first, None))
 
     def step(self, tokens: Sequence[int], cache: KVCache) -> torch.Tensor:
-        """Logits after the last of ``tokens``, (vocabulary,) float32; ``cache`` holds what came before and grows.
+        """Logits after the last of ``tokens``, (vocabulary,) float32; ``cache`` holds the positions before and grows.
 
-        The prompt goes in at once (prefill), then one token a step (decode). Raises ModelError when there are no
-        tokens, one is outside the vocabulary, or they do not fit the context; the cache is unchanged then.
+        A prompt is passed at once (prefill), then one token a step (decode). Raises ModelError when there are no tokens,
+        one is outside the vocabulary, or they do not fit the context; the cache is unchanged then.
         """
         self._check_tokens(tokens, cache.length, cache.context)
         return self._forward(tokens, cache, slice(-1, None))[0]
@@ -85,28 +84,29 @@ class Transformer:
             )
 
     def _forward(self, tokens, cache, wanted):
-        """Logits (wanted tokens, vocabulary); the cache holds the tokens afterwards."""
+        """Logits (wanted tokens, vocabulary) float32; appends the tokens to the cache."""
         start = time.perf_counter_ns()
         self.trace.token = cache.passes
         with torch_alone() if self.linear.own_threads and len(tokens) <= GEMV_MAX_TOKENS else nullcontext():
             plan = self._plan(cache) if len(tokens) == 1 and cache.length else None
             logits = plan.step(tokens[0], cache.length) if plan else forward(CpuOps(self, tokens, cache), self.config, wanted)
-        if not logits.sum().isfinite():  # NaN and infinity stay in a sum; a mask of the vocabulary takes longer
-            self._blame()
+        self._check_finite(logits)
         cache.advance(len(tokens))
         self.trace.add("token", start, time.perf_counter_ns(), nbytes=cache.nbytes, outcome="planned" if plan else "")
         return logits
 
     def _plan(self, cache):
-        """The recorded pass over one token for this cache, from its second token on; None where it cannot be recorded."""
+        """The recorded pass over one token for this cache, made at first use; None if it cannot be recorded."""
         if self.unplanned:
             return None
         if cache not in self._plans:
             self._plans[cache] = Plan(self, cache)
         return self._plans[cache]
 
-    def _blame(self):
-        """Logits came out NaN or infinite: name the first tensor, in the order of use, that has such weights."""
+    def _check_finite(self, logits):
+        """ModelError for NaN or infinite logits; it names the first tensor in order of use that has such weights."""
+        if logits.sum().isfinite():  # NaN and infinity propagate; a mask of the vocabulary takes longer
+            return
         for name in self.config.tensors() | self.config.optional_tensors():
             bad = (~self.weights[name].isfinite()).nonzero() if name in self.file.tensors else ()
             if len(bad):
@@ -116,6 +116,6 @@ class Transformer:
                     "fetch or convert the file again"
                 )
         raise ModelError(
-            f"{self.file.path}: the logits are NaN or infinite though every weight is finite: something overflows; "
+            f"{self.file.path}: the logits are NaN or infinite though every weight is finite: a number overflows; "
             "use float32 for the weights and the KV cache"
         )

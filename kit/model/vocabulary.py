@@ -1,4 +1,4 @@
-"""What every tokenizer shares: the texts by id, special tokens, begin and end, and decoding. Only metadata is read."""
+"""The base of all tokenizers: tokens by id, special tokens, begin and end tokens, decoding."""
 
 import codecs
 import heapq
@@ -12,28 +12,27 @@ from kit.errors import TokenizerError
 from kit.model.words import Words
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
-# Files mark one token as the end; chat models end a turn by others, known by their text alone.
+# A file names one end token; the others that end a chat model's turn are known only by their text.
 END_TEXTS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <|endoftext|> <|eom_id|> <|end_of_text|> "
     "<end_of_turn> </s> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <eos> <turn|> <|tool_response> "
     "<｜end▁of▁sentence｜> [e~[".split()
 )
-_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss: control tokens that are read as text
-_NO_END = (  # where a file has all of the first, the second is no end
+_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # control tokens of gpt-oss that decode to their text
+_NO_END = (  # in a vocabulary with all of the first, the second is not an end token but of the third kind
     ({"<|return|>", "<|call|>"}, "<|end|>", USER_DEFINED),
     ({"<|calls|>", "<|flush|>"}, "<|end|>", USER_DEFINED),
     ({"<|tool_response>"}, "</s>", NORMAL),
 )
-_NAMED = ("bos", "eos", "eot", "eom", "unknown", "seperator")  # GGUF's own spelling
+_NAMED = ("bos", "eos", "eot", "eom", "unknown", "seperator")  # "seperator" is GGUF's spelling
 _BLANKS = b" \t\n\v\f\r"
-SPACE = "▁"  # SentencePiece's visible space
+SPACE = "▁"  # SentencePiece's character for a space
 
 
 class Tokenizer:
-    """``end_tokens``: ids after which a model has no more to say; ``bos``: the id that begins a text, None when the file
-    wants none; ``eos``: the same at the end."""
+    """``bos``, ``eos``: ids that begin and end a text, None if the file adds none. ``end_tokens``: ids that end an answer."""
 
-    _prefix = b""  # what encoding puts before a text, and decoding takes away
+    _prefix = b""  # added before a text by encoding, removed by decoding
 
     def __init__(self, file, adds: tuple[str, ...] = (), defaults: dict[str, int] | None = None):
         self.path = file.path
@@ -42,7 +41,7 @@ class Tokenizer:
         kinds = metadata.get("tokenizer.ggml.token_type")
         kinds = np.full(len(self), NORMAL) if kinds is None else np.array(kinds)
         ends = {text: token for text in END_TEXTS if (token := self._words.find(text.encode())) is not None}
-        kinds[list(ends.values())] = CONTROL  # not every converter marks them
+        kinds[list(ends.values())] = CONTROL  # some converters do not mark them
         for texts, text, kind in _NO_END:
             if texts <= ends.keys() and text in ends:
                 kinds[ends.pop(text)] = kind
@@ -59,18 +58,18 @@ class Tokenizer:
 
     @cached_property
     def tokens(self) -> list[str]:
-        """The texts by id."""
+        """The text of each token."""
         return [text.decode("utf-8", "replace") for text in self._words]
 
     def __len__(self) -> int:
         return len(self._words)
 
     def text(self, token: int) -> str:
-        """The text of one token as the file has it; bytes that are not UTF-8 as the lone surrogates of ``surrogateescape``."""
+        """The text of one token as in the file; invalid UTF-8 becomes the lone surrogates of ``surrogateescape``."""
         return self._words[token].decode("utf-8", "surrogateescape")
 
     def token(self, text: str) -> int | None:
-        """The id whose ``text`` that is."""
+        """The id of the token with this ``text``, or None."""
         return self._words.find(text.encode("utf-8", "surrogateescape"))
 
     def _wanted(self, name, ids, default):
@@ -81,7 +80,7 @@ class Tokenizer:
         return ids[name]
 
     def _greedy(self) -> dict[int, tuple[bool, bool]]:
-        """Special tokens that take the blanks before or after them; which do is nowhere in a file but in names."""
+        """Special token -> whether it absorbs the blanks before and after it; known only from the model's name."""
         before, after = [], []
         name = str(self._metadata.get("general.name", "")).lower()
         if str(self._metadata.get("tokenizer.ggml.pre", "")).startswith(("jina-v2-de", "jina-v2-es", "jina-v2-code")):
@@ -95,10 +94,10 @@ class Tokenizer:
         return {token: (text in before, text in after) for text, token in found.items() if token is not None}
 
     def encode(self, text: str | bytes, special: bool = True, ends: bool = True) -> list[int]:
-        """Token ids of ``text``, with ``ends`` begin and end tokens added where the file wants them.
+        """Token ids of ``text``; with ``ends``, the begin and end tokens that the file asks for are added.
 
-        ``special``: the text of a control token such as ``<s>`` becomes that token. Bytes need not be valid UTF-8;
-        a str brings invalid bytes as the lone surrogates of ``surrogateescape``.
+        ``special``: the text of a control token such as ``<s>`` becomes that token. Bytes need not be valid UTF-8; in a str,
+        invalid bytes are the lone surrogates of ``surrogateescape``.
         """
         try:
             data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
@@ -114,7 +113,7 @@ class Tokenizer:
         return [*ids, self.eos] if ends and self.eos is not None else ids
 
     def _parts(self, data: bytes, special: bool) -> list[bytes | int]:
-        """``data`` cut at special tokens, the longest first wherever they stand."""
+        """``data`` cut at special tokens, longer tokens first."""
         parts: list[bytes | int] = [data] if data else []
         for token in self._special:
             text = self._words[token]
@@ -134,17 +133,17 @@ class Tokenizer:
         return pieces
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
-        """Text of ``ids``; control tokens appear only with ``special``. Bytes that are not UTF-8 become U+FFFD."""
+        """Text of ``ids``, with control tokens only if ``special``; invalid UTF-8 becomes U+FFFD."""
         text = b"".join(self.piece(token, special) for token in ids).decode("utf-8", "replace")
         return text.removeprefix(" ") if self._prefix else text
 
     def stream(self) -> Callable[[int], str]:
-        """A function from one token after another to the text that it completes: whole characters only."""
+        """A function to call with one token after another; it returns the text that is complete, whole characters only."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda token: decoder.decode(self.piece(token))
 
     def piece(self, token: int, special: bool = False) -> bytes:
-        """The bytes of one token; none for an id beyond the vocabulary (embeddings are padded) or a control token."""
+        """The bytes of one token; b"" for a control token, and for an id beyond the vocabulary (embeddings are padded)."""
         if token >= len(self._words):
             return b""
         kind, text = self.kinds[token], self._words[token]
@@ -155,11 +154,11 @@ class Tokenizer:
         return b"" if kind == UNUSED else self._piece(kind, text)
 
     def _piece(self, kind, text):
-        """Of a normal token or a byte, as SentencePiece writes them."""
+        """The bytes of a normal token or a byte token in SentencePiece's form."""
         return bytes([int(text[3:5], 16)]) if kind == BYTE else text.replace(SPACE.encode(), b" ")
 
     def _byte(self, byte: int) -> int:
-        """The token of a byte that no other token covers."""
+        """The token of a single byte; TokenizerError when there is none."""
         for text in (b"<0x%02X>" % byte, bytes([byte])):
             if (token := self._words.find(text)) is not None:
                 return token
@@ -167,17 +166,17 @@ class Tokenizer:
 
 
 def encoded(strings) -> list[bytes]:
-    """The strings of a metadata array (or of any sequence) as UTF-8."""
+    """The strings of a metadata array, or of any sequence, as UTF-8."""
     return strings.encoded() if hasattr(strings, "encoded") else [text.encode() for text in strings]
 
 
 def valid(data: bytes) -> str:
-    """``data`` as text, U+FFFD for every byte that is not UTF-8."""
+    """``data`` as text; every byte of invalid UTF-8 becomes U+FFFD."""
     return re.sub("[\udc80-\udcff]", "\ufffd", data.decode("utf-8", "surrogateescape"))
 
 
 def characters(data: bytes) -> list[bytes]:
-    """Cut by the length that each first byte announces, valid or not, as llama.cpp does."""
+    """``data`` cut into characters by the lengths in their first bytes, valid or not, as llama.cpp does."""
     pieces, start = [], 0
     while start < len(data):
         length = (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 3, 4)[data[start] >> 4]
@@ -187,10 +186,10 @@ def characters(data: bytes) -> list[bytes]:
 
 
 def merge(symbols: list, priority: Callable) -> list:
-    """Merge neighbors while any pair has a priority: lowest first, leftmost of equals.
+    """Merge neighboring symbols while any pair has a priority: the lowest first, the leftmost of equals.
 
-    ``priority(left, right)`` is None for a pair that does not merge. Byte-pair encoding (Sennrich et al. 2016) in
-    O(n log n): a doubly linked list and a heap of candidates, stale ones known by their length.
+    ``priority(left, right)``: None for a pair that does not merge. Byte-pair encoding (Sennrich et al. 2016) in O(n log n)
+    steps: a doubly linked list and a heap of candidates; a stale candidate has another length than its symbols.
     """
     left_of, right_of = list(range(-1, len(symbols) - 1)), [*range(1, len(symbols)), -1]
     heap = []

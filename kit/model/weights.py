@@ -1,4 +1,4 @@
-"""Weights: a file, a dequantizer and a cache as one mapping; ``weights["blk.0.attn_q.weight"]`` is an array."""
+"""Weights: the dequantized tensors of a file, through a cache; ``weights["blk.0.attn_q.weight"]`` is a tensor."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -21,13 +21,13 @@ _PAGE = 4096
 
 
 class WeightSource(Protocol):
-    """What a Transformer reads its tensors from, by the names of the file; ``stack[3]`` is one expert of a stack.
+    """A source of a Transformer's tensors, by their names in the file; ``stack[3]`` names one expert of a stack.
 
-    There are Weights (dequantized through a cache, or read in place as blocks), kit.codec.weights.CompressedWeights
-    (tiles, unpacked through a cache), kit.model.device_weights.DeviceWeights (blocks on a CUDA device, dequantized where
-    they are used) and kit.codec.device.TileWeights (tiles there). ``file`` has path, metadata, architecture and tensors;
-    ``store`` is the WeightCache with the statistics; ``linear`` is how a Transformer multiplies by a matrix when it is
-    not told otherwise: a name of kit.model.linear or a Linear.
+    Implemented by Weights (dequantized through a cache, or blocks in place), kit.codec.weights.CompressedWeights (tiles,
+    unpacked through a cache), kit.model.device_weights.DeviceWeights (blocks on a CUDA device) and
+    kit.codec.device.TileWeights (tiles on a device). ``file`` has path, metadata, architecture and tensors; ``store`` is
+    the WeightCache with the statistics; ``linear`` is a Transformer's default linear layer: a name in kit.model.linear, or
+    a Linear.
     """
 
     file: GGUFFile
@@ -36,16 +36,16 @@ class WeightSource(Protocol):
     linear: str | Linear
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The whole tensor in floating point, (out, in) or (n,): norms and biases, and for some ways matrices."""
+        """The whole tensor in floating point, (out, in) or (n,)."""
 
     def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
-        """(len(index), in) in floating point: some rows of a matrix (an embedding)."""
+        """Rows ``index`` of a matrix (an embedding) in floating point, (len(index), in)."""
 
     def nbytes(self, name: str) -> int:
-        """Bytes of the tensor in the form in which this source hands it out."""
+        """Bytes of the tensor as this source returns it."""
 
     def info(self, name: str) -> TensorInfo:
-        """Its TensorInfo (of the whole stack for an expert), by default from the file; ModelError names the file."""
+        """The tensor's TensorInfo (for an expert, that of its stack); ModelError when the file has no such tensor."""
         return self.file.tensors[find_tensor(self.file, name)[0]]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -57,12 +57,12 @@ class WeightSource(Protocol):
 class Weights(Mapping, WeightSource):
     """The dequantized tensors of a GGUF file, shape (out, in), by name.
 
-    ``cache`` is a policy (None: every access dequantizes anew); ``backend`` and ``dtype`` as in kit.dequantize. Each
-    access adds a span "access" to ``trace``, and on a load "read" (pages brought in) and "dequantize". A stack of
-    experts is read one at a time, as ``name[expert]``: to the cache each is an object of its own.
+    ``cache``: a policy (None: every access dequantizes). ``backend`` and ``dtype``: see kit.dequantize. Each access adds a
+    span "access" to ``trace``, and each load also "read" and "dequantize". Experts are separate objects of the cache, with
+    the names ``stack[3]``.
     """
 
-    linear = "decoded"
+    linear = "dequantized"
 
     def __init__(self, file: GGUFFile, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None):
         self.file = file
@@ -83,31 +83,30 @@ class Weights(Mapping, WeightSource):
         return len(self.file.tensors)
 
     def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
-        """(len(index), in): some rows of a matrix, dequantized alone without asking the cache (an embedding)."""
+        """Rows ``index`` of a matrix (an embedding), (len(index), in), dequantized without the cache."""
         blocks = self.blocks(name)[index.numpy()]
         with self.trace.span("dequantize", name, layer_of(name), blocks.nbytes):
             return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)
 
     def nbytes(self, name: str) -> int:
-        """Bytes of the dequantized tensor: what it costs to keep."""
+        """Bytes of the dequantized tensor."""
         return math.prod(self.shape(name)) * self.dtype.itemsize
 
     def blocks(self, name: str) -> np.ndarray:
-        """The tensor's blocks as they lie in the file, (out, bytes of a row), uint8."""
+        """The tensor's blocks in the mapped file, uint8 (out, bytes of a row)."""
         stack, expert = find_tensor(self.file, name)
         blocks = self.file.blocks(stack)
         return blocks if expert is None else blocks[expert]
 
     @property
     def working_set(self) -> int:
-        """Bytes of all tensors dequantized."""
+        """Bytes of all tensors when dequantized."""
         return sum(map(self.nbytes, self))
 
     def preload(self, names: Iterable[str] | None = None, workers: int = 1, read_ahead: bool = False) -> None:
-        """Load ``names`` (all by default) into the cache: one after another, or by ``workers`` threads.
+        """Load ``names`` (all by default) into the cache by ``workers`` threads.
 
-        With ``read_ahead`` one more thread brings the file's pages into memory ahead of the dequantizer, so that
-        reading and dequantizing overlap.
+        ``read_ahead``: a further thread reads the file's pages into memory, so that reading and dequantizing overlap.
         """
         names = list(self if names is None else names)
         with ThreadPoolExecutor(workers + read_ahead) as pool:
@@ -118,14 +117,14 @@ class Weights(Mapping, WeightSource):
                 reading.result()
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor's blocks, each page touched: a fault or a disk read is counted here, not as dequantizing."""
+        """The tensor's blocks, with every page read into memory; the span "read" has the time of that."""
         blocks = self.blocks(name)
         with self.trace.span("read", name, layer_of(name), blocks.nbytes):
             np.bitwise_or.reduce(blocks.reshape(-1)[::_PAGE])
         return blocks
 
     def load(self, name: str) -> torch.Tensor:
-        """Read and dequantize the tensor anew, past the cache: what the cache calls, and what a prefetch calls ahead."""
+        """Read and dequantize the tensor without the cache; a miss and a prefetch call this."""
         blocks = self.read(name)
         qtype, shape = self.info(name).qtype, self.shape(name)
         with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):

@@ -23,7 +23,7 @@ class Way:
     what: str
     backend: str = "cpu"
     preload: dict | None = None
-    linear: str = "decoded"
+    linear: str = "dequantized"
     attention: str = "blas"
     warm: bool = False  # measure the second request, not the first
     most: int = 99

@@ -8,9 +8,9 @@ from kit.findings.n07_memory_frontier import sweep, tiles
 from kit.lab import figures
 
 LINES = {  # name -> (dtype, linear, policy), color, style
-    "f32, LRU": (("float32", "decoded", "LRU"), figures.VERMILION, ":"),
-    "f32, pinned": (("float32", "decoded", "Pinned"), figures.BLUE, "-"),
-    "f16, pinned": (("float16", "decoded", "Pinned"), figures.GREEN, "-"),
+    "f32, LRU": (("float32", "dequantized", "LRU"), figures.VERMILION, ":"),
+    "f32, pinned": (("float32", "dequantized", "Pinned"), figures.BLUE, "-"),
+    "f16, pinned": (("float16", "dequantized", "Pinned"), figures.GREEN, "-"),
     "INT8 tiles, pinned": (("int8", tiles.PLAIN, "Pinned"), figures.PURPLE, "-"),
     "blocks, pinned": (("float32", sweep.PINNED_BLOCKS, "Pinned"), figures.BLACK, "-"),
 }

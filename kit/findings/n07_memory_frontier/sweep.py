@@ -130,7 +130,7 @@ def all_ways(subject: Subject, memory: int | None = None, shares=SHARES) -> list
     ``memory``: one more size for every cache, bytes.
     """
     found = []
-    for dtype, linears in (*((dtype, ("decoded",)) for dtype in DTYPES), ("int8", tiles.LINEARS)):
+    for dtype, linears in (*((dtype, ("dequantized",)) for dtype in DTYPES), ("int8", tiles.LINEARS)):
         whole = subject.working_set(dtype)
         policies = POLICIES if dtype != "int8" else ("Pinned",)
         for linear in linears:
@@ -160,7 +160,7 @@ def predict(way: Way, subject: Subject, costs: Costs) -> Prediction:
 def chosen(subject: Subject) -> list[Way]:
     """The ways to measure: the ends of every line, its middle, and for pinned f32 the quarters."""
     found = [BLOCKS, BLOCKS_INT8, PRESSED, pinned_blocks(subject.blocks // 2)]
-    for dtype, linear in (*((dtype, "decoded") for dtype in DTYPES), ("int8", tiles.PLAIN), ("int8", tiles.PREFETCHED)):
+    for dtype, linear in (*((dtype, "dequantized") for dtype in DTYPES), ("int8", tiles.PLAIN), ("int8", tiles.PREFETCHED)):
         middle = int(0.5 * subject.working_set(dtype))
         found += [Way("NoCache", None, dtype, linear), Way("Pinned", middle, dtype, linear)]
         found += [Way("HashMap", None, dtype, linear)] * (linear != tiles.PREFETCHED)
