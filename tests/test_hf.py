@@ -202,10 +202,10 @@ def test_compiled_with_breaks_in_the_graph(llama):
 @pytest.mark.parametrize(
     ("act", "words"),
     [
-        (lambda model: model.to("meta"), "stays in its file"),
+        (lambda model: model.to("meta"), "cannot be moved"),
         (lambda model: torch.nn.init.zeros_(model.lm_head.weight), "read-only"),
         (lambda model: peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"])).merge_and_unload(), "read-only"),
-        (lambda model: model.save_pretrained("nowhere"), "stay in"),
+        (lambda model: model.save_pretrained("nowhere"), "not saved again"),
         (lambda model: kit.hf.load(model.lm_head.weight.source.weights.file, weights="int3"), "choose one of blocks"),
         (lambda model: kit.hf.load(model.lm_head.weight.source.weights.file, device="cuda"), "runs on the CPU"),
         (lambda model: pickle.dumps(kit.hf.load(model.lm_head.weight.source.weights.file, cache=kit.HashMap())[0]), "cache"),

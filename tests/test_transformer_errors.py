@@ -83,9 +83,9 @@ def test_a_missing_key(source, tmp_path, key):
         ("block_count", "two", "should be a count"),
         ("rope.dimension_count", 66, "RoPE over 66 elements"),
         ("rope.scaling.type", "longrope", "RoPE scaling 'longrope' is not supported"),
-        ("attention.value_length", 32, "values of 32 elements and keys of 64"),
+        ("attention.value_length", 32, "values have 32 elements, but keys 64"),
         ("attention.head_count_kv", [2, 4], "should be a count"),
-        ("expert_gating_func", 2, "experts chosen by function 2 where softmax"),
+        ("expert_gating_func", 2, "experts are chosen by gating function 2"),
     ],
 )
 def test_a_senseless_key(source, tmp_path, key, value, message):
@@ -183,5 +183,5 @@ def test_an_overflow_is_told_from_bad_weights(source, tmp_path):
 
     path = model_files.rewrite(source, tmp_path / "large.gguf", change)
     model = kit.Transformer(kit.Weights(kit.open(path)), kv_dtype="float16")
-    with pytest.raises(ModelError, match="every weight is finite: something overflows; use float32"):
+    with pytest.raises(ModelError, match="every weight is finite: a number overflows; use float32"):
         model.logits([5, 6])

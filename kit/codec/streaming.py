@@ -53,7 +53,7 @@ class Streamed:
     def __init__(self, matrices: Mapping[str, Tiles | np.ndarray]):
         for name, matrix in matrices.items():
             if not isinstance(matrix, Tiles) and (matrix.dtype != np.int8 or matrix.ndim != 2):
-                raise CodecError(f"{name}: expected an int8 matrix or its tiles, not {matrix.ndim}-D {matrix.dtype}")
+                raise CodecError(f"{name}: {matrix.ndim}-D {matrix.dtype}, expected an int8 matrix or its tiles")
         self._tiles = [matrix for matrix in matrices.values() if isinstance(matrix, Tiles)]
         self._found = torch.zeros((2, sum(map(len, self._tiles))), dtype=torch.uint32, device=codec.device())
         found = iter(self._a_matrix(self._found))

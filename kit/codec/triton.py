@@ -12,7 +12,7 @@ import triton
 
 from kit.codec import rans
 from kit.codec.decoders import REASONS
-from kit.codec.streams import streams_of
+from kit.codec.streams import Streams, streams_of
 from kit.codec.tiles import Tiles
 from kit.codec.triton_kernels import finish_kernel, rans_kernel
 from kit.cuda.memory import pinned
@@ -61,6 +61,10 @@ def index_on_device(tiles: Tiles) -> tuple[torch.Tensor, ...]:
     streams = streams_of(tiles)
     if len(tiles) and not (streams.begin[0] >= 0 and streams.end[-1] <= streams.units.size):
         raise CodecError(f"{tiles.name}: the lengths of its tiles go beyond its streams")
+    return _index(streams)
+
+
+def _index(streams: Streams) -> tuple[torch.Tensor, ...]:
     slots = np.stack([rans.slot_table(frequencies) for frequencies in streams.frequencies])
     return tuple(map(_to_device, (streams.begin, streams.end, streams.coded, streams.values, slots)))
 
@@ -71,13 +75,12 @@ def _to_device(array: np.ndarray) -> torch.Tensor:
 
 def decode_tiles(streams, first, last, residuals, status):
     """The decoder function of kit.codec.decoders: residuals and status are copied to the host."""
-    on_device = [_to_device(array) for array in (streams.units, streams.begin, streams.end, streams.coded, streams.values)]
-    tables = streams.frequencies if len(streams.frequencies) == 1 else streams.frequencies[first:last]
-    slots = _to_device(np.stack([rans.slot_table(frequencies) for frequencies in tables]))
+    parts = {name: getattr(streams, name)[first:last] for name in ("begin", "end", "coded", "values")}
+    if len(streams.frequencies) > 1:
+        parts["frequencies"] = streams.frequencies[first:last]
     into = torch.zeros(residuals.shape, dtype=torch.uint8, device=device())
     found = torch.empty(last - first, dtype=torch.uint8, device=device())
-    per_tile = [part[first:last] for part in on_device[1:]]
-    _launch(on_device[0], *per_tile, slots, into, found, streams.lanes, streams.lower)
+    _launch(_to_device(streams.units), *_index(streams._replace(**parts)), into, found, streams.lanes, streams.lower)
     residuals[...] = into.cpu().numpy()
     status[...] = found.cpu().numpy()
 

@@ -1,4 +1,4 @@
-"""The columns of the cost model as people read them: seconds, bytes, shares, each by the name of its column."""
+"""Formats of the cost model's tables: the name of a column gives its unit."""
 
 import pandas as pd
 
@@ -17,7 +17,7 @@ _FORMATS = (
 
 
 def shown(frame: pd.DataFrame) -> pd.DataFrame:
-    """The table with its numbers as text: units by the column's name, an en dash for what there is not."""
+    """The table with its numbers as text, with units, and an en dash for missing values."""
     columns = {}
     for name, values in frame.items():
         write = _FORMATS.get(name, number)

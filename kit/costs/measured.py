@@ -1,7 +1,7 @@
-"""What one use of a tensor costs here: held, loaded and used, or used as its blocks lie in the file.
+"""The measured cost of one use of a tensor: from the cache, after a load, or from the file's blocks.
 
-Tensors of one kind cost the same, so a few of each are walked in the order of a decode, one after another as a decode uses
-them: threads stay awake, pages stay mapped, memory is used again, and what was used before has left the caches.
+Tensors of one kind cost the same, so only a few of each are measured. They are used one after another in the order of a
+decode, so that threads, mapped pages, reused memory and CPU caches are in the same state as in a decode.
 """
 
 import time
@@ -17,15 +17,16 @@ from kit.cpu.threads import torch_alone
 from kit.quants import registry
 
 DTYPES = tuple(registry.DTYPES)
-_ENOUGH = 0.6  # seconds of walks, after which two are enough: one that is not counted and one that is
+_ENOUGH = 0.6  # seconds after which no further walk begins, once one has been counted
 _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one use for one token, by dtype: ``multiply`` of a weight that is held, ``load`` what a miss adds to that.
+    """Seconds of one use of a tensor for one token; a vector is only fetched.
 
-    ``fused``: of a use straight from the blocks, by linear. A vector is asked for and not multiplied by.
+    ``multiply``: dtype -> with the weight in the cache. ``load``: dtype -> further seconds of a miss. ``fused``: linear
+    variant of FUSED -> from the blocks.
     """
 
     load: dict[str, float]
@@ -36,7 +37,7 @@ class Cost:
 def measure_costs(
     file, names, dtypes=DTYPES, samples: int = 3, progress: bool = False, clock: Callable[[], float] = time.perf_counter
 ) -> dict[Kind, Cost]:
-    """The cost of every kind among ``names``: medians over up to ``samples`` tensors of it in ``samples`` walks."""
+    """The cost of every kind among ``names``: medians over up to ``samples`` tensors of the kind, in ``samples`` walks."""
     plain, by_kind = kit.Weights(file), {}
     for name in names:
         by_kind.setdefault(kind_of(plain, name), []).append(name)
@@ -55,7 +56,7 @@ def measure_costs(
 
 
 def _walked(file, names, dtype, linear, held: bool, samples, clock) -> dict[Kind, float]:
-    """Median seconds of a use by kind, over up to ``samples`` walks after one that is not counted."""
+    """Median seconds of a use by kind, over up to ``samples`` walks after a warm-up."""
     taken: dict[Kind, list[float]] = {}
     for batch in _batches(file, names):
         weights = kit.Weights(file, kit.HashMap() if held else None, dtype=dtype)
@@ -74,7 +75,7 @@ def _walked(file, names, dtype, linear, held: bool, samples, clock) -> dict[Kind
 
 
 def _batches(file, names) -> Iterator[list[str]]:
-    """The names in order, cut where more than _TOGETHER bytes would be held."""
+    """The names in order, in batches of at most _TOGETHER bytes of dequantized weights."""
     weights, batch, held = kit.Weights(file), [], 0
     for name in names:
         if batch and held + weights.nbytes(name) > _TOGETHER:

@@ -1,4 +1,4 @@
-"""The order in which a decode asks for weights: recorded from a live decode, or from the tensors alone."""
+"""The order in which a decode uses weights, recorded from a live decode or derived from the file's tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ from kit.model.config import ARCHITECTURES
 from kit.model.linear import linear_named
 
 FUSED = ("fused", "fused-int8")
-_PROGRAM_TOKENS = 8  # at most, of each recorded program
+_PROGRAM_TOKENS = 8  # most tokens that are timed with each recorded program
 
 
 class Kind(NamedTuple):
-    """Tensors of one kind cost the same: ggml type and shape (of one expert, where there is a stack)."""
+    """ggml type and shape (of one expert of a stack); tensors of one kind cost the same."""
 
     qtype: str
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ def kind_of(weights, name: str) -> Kind:
 
 
 class Program(NamedTuple):
-    """A token that runs as one recorded program (kit.model.plan): seconds of a product by kind, and of all the rest."""
+    """Cost of a token that runs as a recorded program (kit.model.plan): seconds of a product by kind, and of the rest."""
 
     rest: float
     products: dict[Kind, float]
@@ -44,13 +44,12 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """``tokens[t]`` names the tensors that token t asks for, in order (``stack[expert]`` for an expert).
+    """``tokens[t]``: names of the tensors that token t uses, in order (``stack[expert]`` for an expert).
 
-    ``seconds``: of each token of the decode that recorded it, straight from the blocks; ``rest``: of those, the median
-    outside all uses of weights (attention, norms, embedding). Both are empty or 0 when ``reason`` says why the file cannot
-    be run; then every matrix and vector counts as used once a token, in file order. ``left_out``: tensors that nothing
-    can dequantize. Those seconds are of tokens step by step; ``programs``, by linear, of those that run as a program.
-    ``via``: the row of DECODES that ran it.
+    ``seconds``: of each token of the recording decode, which reads blocks and runs no program. ``rest``: median seconds of
+    a token outside uses of weights (attention, norms, embedding). ``reason``: why the file cannot be run, else ""; with a
+    reason, ``seconds`` is empty, and every token uses all tensors once, in file order. ``left_out``: tensors of a format
+    that the kit cannot dequantize. ``programs``: linear variant -> cost of a token as a program. ``via``: row of DECODES.
     """
 
     tokens: list[list[str]]
@@ -67,7 +66,7 @@ class Order:
         return list(dict.fromkeys(name for token in self.tokens for name in token))
 
     def requests(self, nbytes) -> Requests:
-        """The same as accesses to a cache; ``nbytes(name)`` is what a tensor occupies there."""
+        """The order as accesses to a cache; ``nbytes(name)``: bytes of a tensor there."""
         size = {name: nbytes(name) for name in self.names}
         keys = [name for token in self.tokens for name in token]
         numbers = [number for number, token in enumerate(self.tokens) for _ in token]
@@ -75,9 +74,9 @@ class Order:
 
 
 def order_of(file, tokens: int = 4, via: str = "") -> Order:
-    """Decode ``tokens`` tokens straight from the blocks and keep what they asked for; else take the file's own order.
+    """Decode ``tokens`` tokens from blocks and record the tensors in use; for a file that cannot run, use the file's order.
 
-    ``via``: the row of DECODES to decode by, or it is an error; "": the kit's own pass, else transformers where it is there.
+    ``via``: a row of DECODES, whose failure is an error; "": the kit's pass, or transformers for other architectures.
     """
     if via:
         return _recorded(file, tokens, via)
@@ -99,8 +98,8 @@ def order_of(file, tokens: int = 4, via: str = "") -> Order:
 def _recorded(file, tokens, via):
     weights = kit.Weights(file)
     steps = DECODES[via](weights, "fused")
-    steps.model.unplanned = "a recorded pass asks for no vector: the order of all uses is wanted"
-    steps.step()  # pages, threads and compiled kernels are not part of a token
+    steps.model.unplanned = "a recorded program does not fetch vectors, but the order of all uses is wanted"
+    steps.step()  # warm-up: pages, threads, compiled kernels
     weights.trace.clear()
     order, seconds, rest = [], [], []
     for _ in range(tokens):
@@ -108,7 +107,7 @@ def _recorded(file, tokens, via):
         spans = weights.trace.frame()
         order.append(spans.loc[spans["what"].isin(("linear", "access")), "tensor"].tolist())
         seconds.append(float(spans.loc[spans["what"] == "token", "seconds"].sum()))
-        vectors = (spans["what"] == "access") & ~spans["tensor"].str.endswith("bias")  # a bias is asked for in a product
+        vectors = (spans["what"] == "access") & ~spans["tensor"].str.endswith("bias")  # a bias is part of a product's span
         rest.append(seconds[-1] - float(spans.loc[(spans["what"] == "linear") | vectors, "seconds"].sum()))
         weights.trace.clear()
     programs = {linear: _program(file, linear, min(tokens, _PROGRAM_TOKENS)) for linear in FUSED if via == "kit"}
@@ -117,12 +116,12 @@ def _recorded(file, tokens, via):
 
 
 def _program(file, linear, tokens) -> Program | None:
-    """Medians over ``tokens`` tokens of a recorded pass; None where it cannot be recorded."""
+    """Median costs over ``tokens`` tokens of a recorded program; None when the pass cannot be recorded."""
     weights = kit.Weights(file)
     steps = Decode(weights, linear)
     if steps.model.unplanned:
         return None
-    for _ in range(3):  # the second token records, the third touches what the program will touch
+    for _ in range(3):  # the second token records the program, the third warms it up
         steps.step()
     weights.trace.clear()
     for _ in range(tokens):
@@ -136,7 +135,7 @@ def _program(file, linear, tokens) -> Program | None:
 
 
 def _once(file, names) -> list[str]:
-    """Every tensor once, each expert of a stack by itself; an embedding only where there is no other output matrix."""
+    """Every tensor once, with the experts of a stack one by one; the embedding only if it is the output matrix."""
     order = []
     for name in names:
         shape = file.tensors[name].shape
@@ -147,28 +146,28 @@ def _once(file, names) -> list[str]:
 
 
 class Decode:
-    """Tokens one after another through kit.Transformer, fixed inputs, the context growing from empty."""
+    """Decode through kit.Transformer with fixed token ids, from an empty context."""
 
     def __init__(self, weights, linear: str, tokens: int = 64):
         self.model = kit.Transformer(weights, linear=linear)
         self.cache = self.model.new_cache(min(tokens, self.model.max_context))
 
     def step(self) -> torch.Tensor:
-        """Logits of one more token; starts again from an empty context when it is full."""
+        """Logits of one more token; a full context is emptied first."""
         if self.cache.length == self.cache.context:
             self.cache.truncate(0)
         return self.model.step([1 + self.cache.length % 3], self.cache)
 
 
 class DecodeInTransformers:
-    """The same through transformers' model of the file, over the same weights (kit.hf)."""
+    """Decode through transformers' model of the file, over the same weights (kit.hf)."""
 
     def __init__(self, weights, linear: str, tokens: int = 64):
         self.model, self._context, self._held = hf.model_over(hf.Source(weights, linear)), tokens, 0
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor:
-        """Logits of one more token; starts again from an empty context when it is full."""
+        """Logits of one more token; a full context is emptied first."""
         first, ids = self._held % self._context == 0, torch.tensor([[1 + self._held % self._context % 3]])
         past = {} if first else self._past
         if self.model.config.is_encoder_decoder:
@@ -192,14 +191,14 @@ class Walk:
         self._matrices = [is_matrix(weights.info(name)) for name in order]
 
     def step(self) -> torch.Tensor:
-        """The products one after another, 1-D; a vector is only asked for."""
+        """All products in order, concatenated to one axis; a vector is only fetched."""
         with self.trace.span("token"), torch_alone():
             results = [use() for use in self._uses]
         return torch.cat([result.flatten() for result, matrix in zip(results, self._matrices, strict=True) if matrix])
 
 
 def use_of(weights, linear: str, name: str) -> Callable[[], torch.Tensor]:
-    """What a decode does with ``name`` for one token: multiply by a matrix, ask for a vector."""
+    """A function that does what a decode does with ``name`` for one token: multiply by a matrix, or fetch a vector."""
     if not is_matrix(weights.info(name)):
         return lambda: weights[name]
     width = weights.info(name).shape[-1]
@@ -208,5 +207,5 @@ def use_of(weights, linear: str, name: str) -> Callable[[], torch.Tensor]:
 
 
 def is_matrix(info) -> bool:
-    """Whether a tensor (or each expert of a stack) is something to multiply by, not a vector."""
+    """Whether a tensor, or each expert of a stack, is a matrix."""
     return len(info.shape) >= 2

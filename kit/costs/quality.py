@@ -1,4 +1,4 @@
-"""What a way of holding the weights does to the answers: perplexity, and how far the next-token distribution moves."""
+"""The effect of a precision on a model's quality: perplexity, and KL divergence of the next-token distribution."""
 
 import hashlib
 import json
@@ -21,14 +21,17 @@ from kit.lab.paths import PACKAGE, models_folder
 from kit.model import perplexity
 from kit.model.weights import Weights
 
-_ROWS = 16  # of logits at a time, in float64
-_ROUNDED_ROWS = 256  # of weights at a time: what rounding makes of them stays in the CPU's caches
-_SAMPLE = 4096  # bytes of each end of a tensor that tell one file from another
+_ROWS = 16  # rows of logits in float64 at a time
+_ROUNDED_ROWS = 256  # rows of weights that are rounded at a time, so that they stay in the CPU's caches
+_SAMPLE = 4096  # bytes of each end of a tensor that are part of a file's digest
 _CODE = (*(f"{part}/**/*.py" for part in ("codec", "cpu", "gguf", "model", "quants")), "costs/quality.py")
 
 
 class Precision(NamedTuple):
-    """What a way rounds: ``weights`` (a function of a float32 tensor), activations (by ``linear``), the KV cache."""
+    """What is rounded: ``weights`` (a function of a float32 tensor), activations (by ``linear``), the KV cache (``kv``).
+
+    ``command``: options of `kit perplexity` for it.
+    """
 
     weights: Callable[[torch.Tensor], torch.Tensor] | None = None
     linear: str = "fused"
@@ -37,7 +40,7 @@ class Precision(NamedTuple):
 
 
 def _int8(weight: torch.Tensor) -> torch.Tensor:
-    """A matrix as kit.codec stores it, INT8 with a scale a row."""
+    """A matrix rounded as kit.codec stores it: INT8 with a scale for each row."""
     values, scales = quantize(weight)
     return torch.from_numpy(values) * torch.from_numpy(scales)[:, None]
 
@@ -56,17 +59,17 @@ _BY_DTYPE = {"float32": EXACT, "float16": "f16", "bfloat16": "bf16", "int8": "IN
 
 
 def rounding_to(dtype: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What rounds float32 weights to ``dtype``; None for float32."""
+    """The function that rounds float32 weights to ``dtype``; None for float32."""
     return PRECISIONS[_BY_DTYPE[dtype]].weights
 
 
 def precision_of(way: Way) -> str:
-    """The name in PRECISIONS of what a way of kit.costs rounds."""
+    """The name in PRECISIONS for a Way."""
     return "int8 activations" if way.linear == "fused-int8" else _BY_DTYPE[way.dtype]
 
 
 class Rounded(Weights):
-    """Weights that ``rounding`` has changed, in float32: what arithmetic on them gives, whatever kernel does it."""
+    """Weights in float32 that ``rounding`` has changed."""
 
     def __init__(self, file, rounding):
         super().__init__(file)
@@ -86,20 +89,19 @@ class Rounded(Weights):
 
 
 def model_of(file, precision: Precision, **options) -> "kit.Transformer":
-    """The model of an open file with its weights, activations and KV cache rounded so."""
+    """The model of an open file with weights, activations and KV cache rounded to ``precision``."""
     weights = Rounded(file, precision.weights) if precision.weights else Weights(file)
     return kit.Transformer(weights, linear=precision.linear, kv_dtype=precision.kv, **options)
 
 
 def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.DataFrame:
-    """One row a precision (``names`` of PRECISIONS; None: all), measured on ``tokens`` tokens of an English text.
+    """One row for each precision (``names`` of PRECISIONS; None: all), measured on ``tokens`` tokens of an English text.
 
-    Columns: perplexity and its error; ratio, of the perplexity to float32's, and its error (smaller: the same tokens are
-    compared); kl, the mean KL divergence of the next-token distribution from float32's in nats, and its error; same, the
-    share of tokens for which both find the same one most likely; tokens, scored; command, after ``kit perplexity``.
-    Errors are one standard error, tokens taken as independent. A row is measured once and kept beside the generated
-    models, by what the file holds and the code that computes logits. ModelError for a file that the kit cannot run,
-    TokenizerError for one without a tokenizer.
+    Columns, with standard errors in ``..._error``: perplexity; ratio (perplexity over that of float32); kl (mean KL
+    divergence of the next-token distribution from that of float32, nats); same (share of tokens with the same most
+    probable token); tokens (scored); command (options of ``kit perplexity``). Standard errors assume independent tokens.
+    Rows are stored in the models folder under a digest of the file and of the code that computes logits. ModelError for a
+    file that the kit cannot run, TokenizerError for one without a tokenizer.
     """
     names = list(PRECISIONS if names is None else names)
     exact = model_of(file, PRECISIONS[EXACT])
@@ -123,7 +125,7 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.D
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """The same for reading: errors beside their figures, the least of them left out."""
+    """The table of ``quality`` as text, with each error beside its figure."""
     pairs = {"perplexity": "{:.2f} ± {:.2f}", "ratio": "{:.4f} ± {:.4f}", "kl": "{:.1e} ± {:.0e}"}
     columns = {
         name: [form.format(*pair) for pair in zip(table[name], table[f"{name}_error"], strict=True)]
@@ -154,7 +156,7 @@ def _divergence(truth: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 def _digest(file, config, window) -> str:
-    """What the figures depend on: hyperparameters, the ends of every tensor, the tokens, and the code that computes them."""
+    """A digest of what the figures depend on: hyperparameters, samples of every tensor, tokens, code."""
     digest = hashlib.sha256(repr((torch.__version__, config, window)).encode())
     for source in sorted(path for pattern in _CODE for path in PACKAGE.glob(pattern)):
         digest.update(source.read_bytes())
@@ -178,4 +180,4 @@ def _write(path, known):
         with replacing(path, 0) as out:
             out.write(json.dumps(known, indent=1).encode())
     except (OSError, GGUFError):
-        pass  # measured again the next time
+        pass  # they are measured again at the next call

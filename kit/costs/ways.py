@@ -1,4 +1,4 @@
-"""Ways of holding weights: what a token takes and what is held, predicted from costs and a replay, then measured."""
+"""Ways of holding weights: time and memory of a token, predicted from costs and a replay, and measured."""
 
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from kit.gguf.formats import DTYPES
 from kit.lab import state
 from kit.units import format_bytes
 
-BYTES = DTYPES | {"int8": 1}  # of a weight, by what a way keeps it as
+BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
 SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "int8"}
 SHORTS = {"tiles": "int8 tiles", "tiles, prefetched": "int8 tiles prefetched"}
 NAMES = {
@@ -36,9 +36,9 @@ PRECISION = {
 
 @dataclass(frozen=True)
 class Way:
-    """A policy of kit.cache by name with its capacity (bytes; None: without limit), and how weights are used.
+    """A policy of kit.cache by name, its capacity (bytes; None: unlimited), and how weights are used.
 
-    ``linear``: "dequantized" with weights dequantized to ``dtype``, one of FUSED, or what a finding adds (tiles, "pressed").
+    ``linear``: "dequantized" (to ``dtype``), one of FUSED, or a variant that a finding adds (tiles, "pressed").
     """
 
     policy: str
@@ -48,7 +48,7 @@ class Way:
 
     @property
     def label(self) -> str:
-        """In a few words, for tables."""
+        """A short name for tables."""
         if self.linear in NAMES:
             return NAMES[self.linear].format(format_bytes(self.capacity or 0))
         size = format_bytes(self.capacity or 0)
@@ -58,11 +58,11 @@ class Way:
 
     @property
     def precision(self) -> str:
-        """What is rounded on the way, in words."""
+        """What is rounded, in words."""
         return PRECISION.get(self.linear) or PRECISION[self.dtype]
 
     def cache(self) -> Policy:
-        """A new policy object."""
+        """A new policy."""
         return UNLIMITED[self.policy]() if self.capacity is None else POLICIES[self.policy](self.capacity)
 
 
@@ -73,11 +73,11 @@ BLOCKS_INT8 = replace(BLOCKS, linear="fused-int8")
 
 @dataclass(frozen=True)
 class Prediction:
-    """A token in the steady state (the first is not counted).
+    """A token in the steady state, without the first one.
 
-    ``seconds``; ``bound``: the least that its bytes take at this machine's bandwidth; ``hit_rate`` of the cache (None where
-    matrices do not pass through it); ``held``: most bytes of dequantized weights at once, the one in use among them;
-    ``pages``: bytes of the file that a token reads, which must stay in memory or be read again.
+    ``seconds``: predicted. ``bound``: least seconds for its bytes at this machine's bandwidth. ``hit_rate``: of the cache
+    (None if matrices are not cached). ``held``: most bytes of dequantized weights at once, including the one in use.
+    ``pages``: bytes of the file that a token reads; they stay in the page cache or are read again.
     """
 
     way: Way
@@ -89,12 +89,12 @@ class Prediction:
 
     @property
     def total(self) -> int:
-        """Bytes of memory in use: dequantized weights and pages of the file."""
+        """Bytes of memory: dequantized weights and pages of the file."""
         return self.held + self.pages
 
 
 class Part(NamedTuple):
-    """What counts of one tensor (or expert): its kind, the bytes of its blocks, its weights."""
+    """One tensor (or expert): its kind, bytes of its blocks, number of weights."""
 
     kind: Kind
     blocks: int
@@ -102,7 +102,7 @@ class Part(NamedTuple):
 
 
 def parts_of(file, order: Order) -> dict[str, Part]:
-    """The tensors that a decode of an open file uses."""
+    """Name -> Part of the tensors that a decode of an open file uses."""
     weights = kit.Weights(file)
     width = weights.dtype.itemsize
     return {
@@ -111,12 +111,12 @@ def parts_of(file, order: Order) -> dict[str, Part]:
 
 
 def from_blocks(linear: str, order: Order, costs: dict[Kind, Cost]) -> Program:
-    """What a token straight from the blocks costs: as the recorded program, where it is one (its norms are of the rest)."""
+    """Cost of a token from blocks: that of the recorded program (whose rest includes norms), else from single uses."""
     return order.programs.get(linear) or Program(order.rest, {kind: cost.fused[linear] for kind, cost in costs.items()})
 
 
 def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Cost], machine) -> Prediction:
-    """Costs of all uses, plus the load of each miss that a replay of ``order`` through the way's policy shows."""
+    """Predict a way: the costs of all uses, plus a load for each miss in a replay of ``order`` with the way's policy."""
     tokens = max(1, len(order.tokens) - 1)
     uses = [name for token in order.tokens[-tokens:] for name in token]
     if way.linear in FUSED:
@@ -126,24 +126,24 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
         bound = machine.seconds_to_read(sum(parts[name].blocks for name in uses) / tokens)
         vectors = sum(4 * part.elements for part in parts.values() if len(part.kind.shape) == 1)
         return Prediction(way, seconds, bound, None, vectors, pages)
-    decoded = {name: part.elements * BYTES[way.dtype] for name, part in parts.items()}
-    stats, hits = replay_hits(order.requests(decoded.__getitem__), way.cache())
+    nbytes = {name: part.elements * BYTES[way.dtype] for name, part in parts.items()}
+    stats, hits = replay_hits(order.requests(nbytes.__getitem__), way.cache())
     missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
     seconds = order.rest + sum(costs[parts[name].kind].multiply[way.dtype] for name in uses) / tokens
     seconds += sum(costs[parts[name].kind].load[way.dtype] for name in missed) / tokens
-    bound = machine.seconds_to_read(sum(decoded[name] for name in uses) / tokens)
-    bound += machine.seconds_to_write(sum(decoded[name] for name in missed) / tokens)
-    in_use = max((decoded[name] for name in missed), default=0)
+    bound = machine.seconds_to_read(sum(nbytes[name] for name in uses) / tokens)
+    bound += machine.seconds_to_write(sum(nbytes[name] for name in missed) / tokens)
+    in_use = max((nbytes[name] for name in missed), default=0)
     pages = sum(parts[name].blocks for name in set(missed))
     return Prediction(way, seconds, bound, 1 - len(missed) / len(uses), stats.peak_bytes + in_use, pages)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A way as it was measured: seconds of each token after the first, hit rate of those tokens, bytes resident.
+    """A measured way. ``samples``: seconds of each token after the first. ``hit_rate``: of those. ``resident``: bytes.
 
-    ``disturbed``: other processes used the cores meanwhile.
-    ``result``: the logits of the last token, or the products of a walk one after another: ways compare by it.
+    ``result``: logits of the last token, or the products of a walk, to compare ways. ``disturbed``: whether other processes
+    used the cores meanwhile.
     """
 
     way: Way
@@ -160,8 +160,8 @@ class Measured:
 
 
 def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measured:
-    """Decode ``tokens`` tokens (walk the tensors, where the forward pass is not known) after one that is not counted; again,
-    ``tries`` times in all, where other processes disturb it."""
+    """Decode ``tokens`` tokens after a warm-up (or walk over the tensors of a file that cannot run); at most ``tries`` times,
+    until other processes do not disturb it."""
     for _ in range(tries):
         weights = kit.Weights(file, way.cache(), dtype=way.dtype)
         with state.Watch() as watch:
@@ -174,9 +174,9 @@ def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measur
 
 
 def run(way: Way, weights, steps, tokens: int) -> Measured:
-    """``tokens`` steps after one that is not counted, through any ``weights``."""
+    """Measure ``tokens`` steps over any ``weights`` after a warm-up."""
     steps.step()
-    if way.linear in FUSED and isinstance(steps, Decode):  # its second token is recorded: one more, and taken back
+    if way.linear in FUSED and isinstance(steps, Decode):  # the second token records the program, so it is dropped too
         steps.step()
         steps.cache.truncate(1)
     weights.trace.clear()

@@ -33,7 +33,7 @@ def dequantize_kernel(
     index = tl.minimum(tl.arange(0, BLOCKS), (count - 1 - first).to(tl.int32))
     s, j = tl.arange(0, SUBS)[None, :, None], tl.arange(0, WORDS)[None, None, :]
     block = blocks + first * BYTES + index[:, None, None] * BYTES
-    codes, scale, low = unpack(block, s, j, table, FORMAT, CODES, SCALES)
+    codes, scale, minimum = unpack(block, s, j, table, FORMAT, CODES, SCALES)
     byte = (8 * tl.arange(0, 4)).to(tl.uint32)[None, None, None, :]
     number = (((codes[:, :, :, None] >> byte) & 255) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + FORMAT.bias)
     value = (number.reshape(BLOCKS, SUBS, 4 * WORDS) * scale - minimum).reshape(BLOCKS, 4 * SUBS * WORDS)

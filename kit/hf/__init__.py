@@ -1,4 +1,4 @@
-"""hf: a GGUF file as a transformers model whose weights stay in the kit: blocks in place, or any of its caches.
+"""hf: a GGUF file as a transformers model whose weights stay in the kit, as blocks in place or in a cache.
 
     model, tokenizer = kit.hf.load("model.gguf")
     model.generate(**tokenizer("The capital of France is", return_tensors="pt"), max_new_tokens=32)
@@ -16,7 +16,7 @@ __all__ = list(_HOME)
 
 
 def installed() -> bool:
-    """Whether transformers is there."""
+    """Whether transformers is installed."""
     return importlib.util.find_spec("transformers") is not None
 
 

@@ -1,28 +1,28 @@
-"""The model of a file as transformers knows it, without a number in it: its configuration and its modules."""
+"""The transformers model of a file without its weights: configuration and modules."""
 
 import tempfile
 from pathlib import Path
 
-import gguf
 import numpy as np
 import torch
 import transformers
 
 from kit.errors import ModelError
+from kit.gguf import writer
 from kit.gguf.metadata import MetadataArray
-from kit.gguf.reader import GGUFFile
+from kit.gguf.reader import GGUFFile, TensorInfo
 
 
 def config_of(file: GGUFFile) -> transformers.PretrainedConfig:
-    """The configuration, by transformers' own tables; ModelError when it has none for the architecture.
+    """The configuration by transformers' tables; ModelError when it has none for the architecture.
 
-    transformers reads a whole file for it, word by word of the vocabulary: it gets one of the metadata and the tensors' names.
+    transformers reads a whole file, which is slow; here it gets a small one with the metadata and the tensors' names.
     """
     if "token_embd.weight" not in file.tensors:
         raise ModelError(f"{file.path}: no tensor 'token_embd.weight': this is not a language model")
     vocabulary = file.tensors["token_embd.weight"].shape[0]
     with tempfile.TemporaryDirectory() as folder:
-        _write_head(Path(folder, "head.gguf"), file, file.metadata | {f"{file.architecture}.vocab_size": vocabulary})
+        _write_head(Path(folder, "head.gguf"), file, vocabulary)
         try:
             return transformers.AutoConfig.from_pretrained(folder, gguf_file="head.gguf", vocab_size=vocabulary)
         except (ValueError, KeyError) as error:
@@ -30,26 +30,19 @@ def config_of(file: GGUFFile) -> transformers.PretrainedConfig:
             raise ModelError(f"{file.path}: {said}; kit explain works on any file") from None
 
 
-def _write_head(path, file, metadata):
-    writer = gguf.GGUFWriter(path, file.architecture)
-    for key, value in metadata.items():
-        if isinstance(value, MetadataArray):
-            if len(value) <= 4096 and not key.startswith("tokenizer."):
-                writer.add_array(key, value.tolist())
-        elif key != "general.architecture":
-            kinds = {bool: writer.add_bool, int: writer.add_int64, float: writer.add_float64, str: writer.add_string}
-            kinds[type(value)](key, value)
-    writer.add_array("tokenizer.ggml.tokens", ["<s>"])
-    for name in file.tensors:
-        writer.add_tensor(name, np.zeros(1, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def _write_head(path, file, vocabulary):
+    metadata = {f"{file.architecture}.vocab_size": vocabulary, "tokenizer.ggml.tokens": ["<s>"]}
+    for key, value in file.metadata.items():
+        if not isinstance(value, MetadataArray):
+            metadata.setdefault(key, value)
+        elif len(value) <= 4096 and not key.startswith("tokenizer."):
+            metadata[key] = value.tolist() if value.kind == "string" else value.numpy()
+    specs = [TensorInfo(name, "F32", (1,), 0, 4) for name in file.tensors]
+    writer.write(path, metadata, specs, [np.zeros(1, np.float32)] * len(specs))
 
 
 def skeleton(file: GGUFFile, config, model_class=None) -> transformers.PreTrainedModel:
-    """The model on the meta device, in the class that its configuration names (or ``model_class``)."""
+    """The model on the meta device, of the class named in its configuration (or ``model_class``)."""
     cls = model_class or _class_of(file, config)
     with transformers.utils.ContextManagers(cls.get_init_context(torch.float32, False, False, None)):
         return cls(config).eval()

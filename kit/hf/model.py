@@ -1,4 +1,4 @@
-"""load: a transformers model and its tokenizer from a GGUF file, with every matrix left where it lies."""
+"""load: a transformers model and its tokenizer from a GGUF file, whose matrices are read in place."""
 
 import functools
 import os
@@ -30,12 +30,12 @@ def load(
     device: str = "cpu",
     model_class: type[PreTrainedModel] | None = None,
 ):
-    """(model, tokenizer) of a GGUF file: any architecture that transformers maps, in float32 on the CPU, frozen.
+    """(model, tokenizer) of a GGUF file of any architecture that transformers maps; float32 on the CPU, weights frozen.
 
-    weights: "blocks" (products straight from the file's blocks, in its own size), "blocks-int8" (the same with activations
-    rounded to eight bits, as llama.cpp does) or "float32" (dequantized once, kept). ``cache``: a policy such as
-    kit.LRU("4 GiB"), which keeps dequantized float32 weights within its limit. ``trace`` gets a span for each product, look-up
-    and pass. The tokenizer is None for a file without a vocabulary. Raises ModelError, which names the file and the tensor.
+    weights: "blocks" (products from the file's blocks), "blocks-int8" (the same with activations rounded to 8 bits, as in
+    llama.cpp) or "float32" (dequantized once and kept). ``cache``: a policy such as kit.LRU("4 GiB") for dequantized float32
+    weights. ``trace``: gets a span for each product, look-up and pass. The tokenizer is None for a file without a
+    vocabulary. Raises ModelError, which names the file and the tensor.
     """
     if torch.device(device).type != "cpu":
         raise ModelError(f"kit.hf.load runs on the CPU, not on {device!r}; the kit's own pass (kit.Transformer) runs on CUDA")
@@ -49,7 +49,7 @@ def load(
 
 
 def model_over(source: Source, model_class: type[PreTrainedModel] | None = None, forget: bool = False) -> PreTrainedModel:
-    """The model alone, over weights that are there already; ``forget`` as in kit.hf.passes."""
+    """The model alone, over an existing Source; ``forget``: see kit.hf.passes."""
     file = source.weights.file
     model = skeleton(file, config_of(file), model_class)
     fill(model, file, source)
@@ -60,12 +60,12 @@ def model_over(source: Source, model_class: type[PreTrainedModel] | None = None,
 
 
 def _refuse_to_save(path, *_, **__):
-    raise ModelError(f"the weights stay in {path} and are not saved again; save the adapter that you trained")
+    raise ModelError(f"the weights are those of {path} and are not saved again; save the adapter that you trained")
 
 
 def fill(model: PreTrainedModel, file: GGUFFile, source: Source) -> None:
-    """Give every parameter of a model on the meta device its weight of the file: a StoredWeight where the module asks it for
-    products or rows, its numbers elsewhere. A tensor without a place and a place without a tensor are ModelErrors."""
+    """Give every parameter of a model on the meta device its weight from the file: a StoredWeight if its module only needs
+    products or rows, else the numbers. ModelError for a tensor without a parameter, or a parameter without a tensor."""
     table = table_of(file, model)
     wanted = dict.fromkeys(model.state_dict(keep_vars=True))
     tensors: dict[str, list[str]] = {}
@@ -89,11 +89,11 @@ def fill(model: PreTrainedModel, file: GGUFFile, source: Source) -> None:
 
 
 def _divide_frequencies(model, divisors, file):
-    """Llama 3.1's longer context: what llama.cpp's converter made of ``rope_scaling`` and left out of the metadata."""
-    turning = [buffers for module in model.modules() if (buffers := module._buffers).get("inv_freq") is not None]
-    if not turning or any(buffers["inv_freq"].shape != divisors.shape for buffers in turning):
+    """Apply Llama 3.1's RoPE scaling, which llama.cpp's converter stores as divisors and not in the metadata."""
+    found = [buffers for module in model.modules() if (buffers := module._buffers).get("inv_freq") is not None]
+    if not found or any(buffers["inv_freq"].shape != divisors.shape for buffers in found):
         raise ModelError(f"{file.path}: {_DIVISORS!r} of shape {tuple(divisors.shape)} fits no frequencies of the model")
-    for buffers in turning:
+    for buffers in found:
         for name in buffers.keys() & {"inv_freq", "original_inv_freq"}:
             buffers[name] = buffers[name] / divisors
 
@@ -102,7 +102,7 @@ def _weight(model, table, target, names, source):
     """The weight ``target`` of the model from the tensors ``names`` of the file."""
     place = model.get_parameter_or_buffer(target)
     shapes = {name: source.weights.shape(name) for name in names}
-    if min(map(len, shapes.values())) > 1 and _asks(model, target, place) and (found := parts_of(table, shapes)):
+    if min(map(len, shapes.values())) > 1 and _needs_products(model, target, place) and (found := parts_of(table, shapes)):
         value = StoredWeight(source, found[0], place.dtype, transposed=found[1])
     else:
         arrays = {name: source.weights.load(name).float().numpy() for name in names}
@@ -113,8 +113,8 @@ def _weight(model, table, target, names, source):
     return value
 
 
-def _asks(model, target, place):
-    """Whether the module takes only products, look-ups and single experts of the weight."""
+def _needs_products(model, target, place):
+    """Whether the module uses the weight only for products, look-ups and single experts."""
     module = model.get_submodule(target.rpartition(".")[0])
     return isinstance(module, (torch.nn.Linear, torch.nn.Embedding, Conv1D)) or (place.ndim == 3 and "experts" in target)
 
@@ -126,4 +126,4 @@ def _set(model, target, value):
         module._buffers[leaf] = value
     else:
         setattr(module, leaf, torch.nn.Parameter(value, requires_grad=False))
-    getattr(module, leaf)._is_hf_initialized = True  # transformers' own mark: it draws random numbers for all others
+    getattr(module, leaf)._is_hf_initialized = True  # otherwise transformers initializes it with random numbers

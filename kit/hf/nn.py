@@ -1,4 +1,4 @@
-"""Modules for any model of torch whose weights lie in a GGUF file: a layer, an embedding, or all layers of a model."""
+"""torch modules whose weights are tensors of a GGUF file: a linear layer, an embedding, or layers of an existing model."""
 
 import os
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from kit.hf.stored import Part, Source, StoredWeight
 
 
 class Linear(torch.nn.Linear):
-    """y = x W^T + b: the tensor ``name`` of ``file`` (a path or an open one) and, where the file has it, the bias beside it.
+    """y = x W^T + b, with W the tensor ``name`` of ``file`` (a path or an open file) and b its bias, if the file has one.
 
-    weights, cache: as in kit.hf.load.
+    weights, cache: see kit.hf.load.
     """
 
     def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
@@ -26,7 +26,7 @@ class Linear(torch.nn.Linear):
 
 
 class Embedding(torch.nn.Embedding):
-    """Rows of the tensor ``name``, each dequantized when it is looked up."""
+    """An embedding: rows of the tensor ``name``, dequantized when they are looked up."""
 
     def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
         source = Source.of(_opened(file), weights, cache)
@@ -41,11 +41,10 @@ def replace_linears(
     weights: str = "blocks",
     cache: Policy | None = None,
 ) -> torch.nn.Module:
-    """Give layers of ``model`` the weights of ``file``, in place: ``mapping`` is the path of a Linear or Embedding in the model
-    -> the name of its tensor. Their biases come from the file where it has them; all other parameters stay what they are.
+    """Replace the weights of layers of ``model`` in place. ``mapping``: path of a Linear or Embedding -> name of its tensor.
 
-    Raises ModelError for a path that is neither, a tensor that the file has not, or one of another shape; the model is
-    unchanged then.
+    Biases are replaced if the file has them; all other parameters stay. Raises ModelError for a path of another module, a
+    tensor that is missing, or one of another shape; the model is unchanged then.
     """
     source = Source.of(_opened(file), weights, cache)
     layers = {}

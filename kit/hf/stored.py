@@ -1,4 +1,4 @@
-"""StoredWeight: a tensor whose numbers stay in a weight source; a product or a look-up asks the source for it."""
+"""StoredWeight: a torch tensor without numbers of its own; products and look-ups are computed by a weight source."""
 
 import time
 from typing import NamedTuple
@@ -17,9 +17,7 @@ from kit.model.linear import linear_named
 from kit.model.weights import Weights
 
 _aten = torch.ops.aten
-
-
-WAYS = {  # weights= -> (policy of the cache, a row of kit.model.linear)
+WAYS = {  # weights= -> (policy of the cache, variant of kit.model.linear)
     "blocks": (None, "fused"),
     "blocks-int8": (None, "fused-int8"),
     "float32": (HashMap, "dequantized"),
@@ -27,19 +25,19 @@ WAYS = {  # weights= -> (policy of the cache, a row of kit.model.linear)
 
 
 class Source:
-    """Where the weights of a model live, and how a product is made from them: ``linear`` names a row of kit.model.linear.
+    """The weights of a model, and the variant of kit.model.linear that multiplies by them.
 
-    A copy of the model shares it. Pickled, it is what ``again`` says, the file's path and a row of WAYS: the file is opened
-    again where it is needed.
+    Copies of the model share it. ``again``: (path of the file, row of WAYS), which is what pickling stores; unpickling opens
+    the file again.
     """
 
     def __init__(self, weights: Weights, linear: str, again: tuple | None = None):
         self.weights, self.linear, self._again = weights, linear_named(linear), again
-        self._known: dict[str, tuple] = {}  # name -> layer, bytes that a product reads, how one token's is made
+        self._known: dict[str, tuple] = {}  # name -> layer, bytes that a product reads, function for one token or None
 
     @classmethod
     def of(cls, file: GGUFFile, way: str = "blocks", cache: Policy | None = None, trace: Trace | None = None) -> "Source":
-        """As kit.hf.load takes them: ``way`` names a row of WAYS."""
+        """A Source with the arguments of kit.hf.load; ``way``: a row of WAYS."""
         if way not in WAYS:
             raise ModelError(f"weights {way!r} is not known; choose one of {', '.join(WAYS)}, or give cache= a policy")
         policy, linear = WAYS["float32" if cache is not None else way]
@@ -47,11 +45,11 @@ class Source:
         return cls(weights, linear, None if cache is not None else (file.path, way))
 
     def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """x (tokens, in) float32 times the matrix ``name``: (tokens, out), with its span in the trace."""
+        """x (tokens, in) float32 times the matrix ``name``, (tokens, out); adds a span to the trace."""
         start = time.perf_counter_ns()
         layer, nbytes, of_one = self._known.get(name) or self._learn(name)
         if of_one and len(x) == 1:
-            self.weights.blocks(name)  # an error, where the file is no longer what it was
+            self.weights.blocks(name)  # raises GGUFError if the file has changed
             y = of_one(x)
         else:
             y = self.linear.apply(self.weights, name, x)
@@ -60,7 +58,7 @@ class Source:
 
     def _learn(self, name):
         of_one = None
-        if self.linear.activations and not name.endswith("]"):  # an expert's buffers would be many times its blocks
+        if self.linear.activations and not name.endswith("]"):  # not for experts: the buffers of all would be too large
             of_one = Product(self.weights.blocks(name), self.weights.info(name).qtype, self.linear.activations)
         return self._known.setdefault(name, (layer_of(name), self.linear.nbytes(self.weights, name), of_one))
 
@@ -69,7 +67,7 @@ class Source:
 
     def __reduce__(self):
         if self._again is None:
-            raise ModelError(f"{self.weights.file.path}: a model over a cache is not pickled: the cache is this process's")
+            raise ModelError(f"{self.weights.file.path}: a model over a cache cannot be pickled: load it without cache=")
         return _reopened, self._again
 
 
@@ -78,18 +76,18 @@ def _reopened(path, way):
 
 
 class Part(NamedTuple):
-    """Rows of one matrix of the file, in the order of ``rows`` (None: as they lie)."""
+    """Rows of one matrix of the file: those of the index ``rows``, or all in order (None)."""
 
     name: str
     rows: torch.Tensor | None = None
 
 
 class StoredWeight(torch.Tensor):
-    """A frozen weight (out, in), or of experts (experts, out, in), made of ``parts`` one below the other.
+    """A frozen weight (out, in), or of experts (experts, out, in): the rows of all ``parts``, concatenated.
 
-    It has a shape and a dtype and holds no numbers. F.linear, F.embedding, torch.addmm (a Conv1D's, with ``transposed``) and
-    one expert by its index ask the source; any other operation gets the numbers, dequantized for that once. Writing to it is
-    a ModelError.
+    It has a shape and a dtype, but no storage. F.linear, F.embedding, torch.addmm (of a Conv1D, with ``transposed``) and
+    indexing by one expert use the source; every other operation dequantizes the whole weight once. Writing raises
+    ModelError.
     """
 
     @staticmethod
@@ -107,7 +105,7 @@ class StoredWeight(torch.Tensor):
         return StoredWeight(**now | changes)
 
     def same(self, other: torch.Tensor) -> bool:
-        """Whether ``other`` is this very weight of the same file."""
+        """Whether ``other`` is the same weight of the same file."""
         return isinstance(other, StoredWeight) and self._identity() == other._identity()
 
     def _identity(self):
@@ -115,7 +113,7 @@ class StoredWeight(torch.Tensor):
         return self.source.weights.file.path, [part.name for part in self.parts], *rows
 
     def numbers(self) -> torch.Tensor:
-        """The whole weight dequantized (by the source's cache, when it has one)."""
+        """The whole weight dequantized, through the source's cache."""
         parts = [_ordered(self._matrix(part.name), part.rows, -2) for part in self.parts]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
         return (whole.T if self.transposed else whole).to(self.dtype)
@@ -143,7 +141,7 @@ class StoredWeight(torch.Tensor):
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def lookup(self, index: torch.Tensor) -> torch.Tensor:
-        """The rows ``index``, (*index.shape, in): dequantized alone."""
+        """The rows ``index``, (*index.shape, in); only these are dequantized."""
         (part,) = self.parts
         start = time.perf_counter_ns()
         flat = index.flatten()
@@ -167,7 +165,7 @@ class StoredWeight(torch.Tensor):
         handler = _HANDLERS.get(func)
         if handler is not None:
             return handler(*args, **kwargs or {})
-        with torch._C.DisableTorchFunctionSubclass():  # what comes out is an ordinary tensor
+        with torch._C.DisableTorchFunctionSubclass():  # results are ordinary tensors
             return func(*args, **kwargs or {})
 
     @classmethod
@@ -178,11 +176,11 @@ class StoredWeight(torch.Tensor):
         if func is _aten._to_copy.default and torch.device(kwargs.get("device") or "cpu").type == "cpu":
             return args[0].like(dtype=kwargs.get("dtype") or args[0].dtype)
         if func is _aten.copy_.default and isinstance(args[0], StoredWeight) and args[0].same(args[1]):
-            return args[0]  # a state_dict of the same file
+            return args[0]  # load_state_dict with the same weights
         if func._schema.is_mutable and isinstance(args[0], StoredWeight):
             raise ModelError(f"{args[0]!r} is read-only ({func}): train an adapter beside it")
         if func is _aten._to_copy.default:
-            raise ModelError(f"{args[0]!r} stays in its file; give device= to kit.hf.load instead of moving it afterwards")
+            raise ModelError(f"{args[0]!r} cannot be moved to another device: kit.hf runs on the CPU")
         return func(*torch.utils._pytree.tree_map_only(StoredWeight, StoredWeight.numbers, args), **kwargs)
 
 
@@ -191,7 +189,7 @@ def _parameter(source, parts, dtype, transposed):
 
 
 class _Product(torch.autograd.Function):
-    """y = W x; the gradient of x is W^T times that of y, from the dequantized weight."""
+    """y = W x; the gradient of x is W^T times that of y, with W dequantized."""
 
     @staticmethod
     def forward(ctx, x, weight):

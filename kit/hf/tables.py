@@ -1,8 +1,8 @@
-"""Which rows of which tensor of the file become which weight of the model: read off transformers' own tables.
+"""The mapping from tensors of the file to weights of the model, found by running transformers' own conversion.
 
-transformers undoes what llama.cpp's converter did (rows of q and k in another order, gate and up in one stack, a matrix
-transposed, 1 added to a norm) by functions over whole arrays. A matrix is not put through them: they get the numbers of its
-rows instead, and where the numbers come out is where the rows belong.
+transformers undoes the changes of llama.cpp's converter (permuted rows of q and k, gate and up in one tensor, transposed
+matrices, 1 added to a norm) by functions over whole arrays. For matrices these functions are run on arrays of row numbers;
+the result shows the place of each row, and no weight is converted.
 """
 
 from collections import defaultdict
@@ -19,12 +19,12 @@ from kit.hf.stored import Part
 
 
 def table_of(file, model):
-    """The tables for the architecture of ``file``; transformers has two kinds."""
+    """The conversion table for the architecture of ``file``; transformers has two kinds."""
     return (Converters if is_gguf_arch_supported(file.architecture) else Processors)(file, model)
 
 
 class Processors:
-    """The tables of ``modeling_gguf_pytorch_utils``: a processor a family, and names from gguf-py."""
+    """The tables of ``modeling_gguf_pytorch_utils``: a processor for each family, and names from gguf-py."""
 
     def __init__(self, file, model):
         config = model.config.get_text_config()
@@ -35,11 +35,11 @@ class Processors:
             raise ModelError(f"{file.path}: {error}") from None
 
     def target(self, name: str) -> str | None:
-        """The weight of the model that the tensor becomes, or has a part in."""
+        """The weight of the model that the tensor is, or is a part of; None for neither."""
         return self._names.get(name) or self._names.get(name.removesuffix(".weight"))
 
     def convert(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What these tensors of the file become, by the names of the model."""
+        """Weights by their names in the model, from tensors by their names in the file."""
         made: dict[str, Any] = {}
         for name, array in arrays.items():
             result = self._processor.process(
@@ -51,7 +51,7 @@ class Processors:
 
 
 class _Names(NamedTuple):
-    """The names of a model: all that the table of names asks of it."""
+    """A stand-in for a model, with the members that get_gguf_hf_weights_map uses."""
 
     config: Any
     names: tuple[str, ...]
@@ -65,7 +65,7 @@ class _Names(NamedTuple):
 
     @classmethod
     def of(cls, model, config) -> "_Names":
-        """Down to the module that holds the list of layers; further down a name says nothing by itself."""
+        """The names of ``model``, with children down to the module that holds the list of layers."""
         children = tuple((name, cls.of(child, config)) for name, child in model.named_children() if _holds_layers(child))
         return cls(config, tuple(model.state_dict(keep_vars=True)), children)
 
@@ -77,7 +77,7 @@ def _holds_layers(module):
 
 
 class Converters:
-    """The tables of ``transformers.integrations.gguf``: renamings, and operations by the renamed key."""
+    """The tables of ``transformers.integrations.gguf``: renamings and operations; members as in Processors."""
 
     def __init__(self, file, model):
         table = get_gguf_conversion_mapping(file.architecture, model.config)
@@ -109,9 +109,12 @@ class Converters:
 
 
 def parts_of(table, shapes: dict[str, tuple[int, ...]]) -> tuple[tuple[Part, ...], bool] | None:
-    """What a weight of the model is made of, given all the matrices (name -> shape) that have a part in it: parts one below
-    the other, and whether the model wants the whole transposed. None when it is not made of whole rows."""
-    for columns in (2, None):  # two columns show any order; tables that look at the width get all of them
+    """(parts, transposed) of the weight of the model that is made of these matrices (name -> shape).
+
+    ``parts`` are concatenated by rows; ``transposed``: the model's weight is the transpose of that. None when the weight is
+    not made of whole rows.
+    """
+    for columns in (2, None):  # two columns show the order of rows; some conversions need the true number of columns
         numbered, starts, start = {}, {}, 0
         for name, shape in shapes.items():
             wide = *shape[:-1], columns or shape[-1]
@@ -129,7 +132,7 @@ def parts_of(table, shapes: dict[str, tuple[int, ...]]) -> tuple[tuple[Part, ...
 
 
 def _parts(out, starts):
-    """Read the numbers: whole rows, of every expert the same, each tensor's together."""
+    """Parts from converted row numbers; None unless rows are whole, equal for all experts, and grouped by tensor."""
     width = next(iter(starts.values()))[1][-1]
     rows = out[..., 0]
     if out.shape[-1] != width or (out != rows[..., None] + np.arange(width)).any() or (rows % width).any():

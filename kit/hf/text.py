@@ -1,4 +1,4 @@
-"""generate: text from a transformers model over the kit's weights, accounted for as kit.generate does."""
+"""generate: text from a transformers model over the kit's weights, with the result of kit.generate."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,8 +23,10 @@ def generate(
     stop_at_end: bool = True,
     **ways,
 ) -> Generation:
-    """Continue ``prompt`` with the model of ``file`` (a path or an open one); arguments as in kit.generate, and in
-    kit.hf.load for ``ways``. ``on_text`` gets the text word by word."""
+    """Continue ``prompt`` with the model of ``file`` (a path or an open file).
+
+    For the arguments see kit.generate, and kit.hf.load for ``ways``. ``on_text`` is called with whole words.
+    """
     if max_tokens < 1:
         raise ModelError(f"max_tokens is {max_tokens}, expected at least 1")
     trace = Trace()
@@ -33,16 +35,16 @@ def generate(
         raise TokenizerError(f"{file}: the file has no tokenizer; give the prompt as token ids")
     answer = Generation(tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt))
     torch.manual_seed(seed)
-    drawn = (
-        {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p} if temperature else {"do_sample": False}
-    )
+    options: dict = {"do_sample": temperature > 0}
+    if temperature:
+        options |= {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     if not stop_at_end:
         model.generation_config.eos_token_id = None
     if on_text and tokenizer is not None:
-        drawn["streamer"] = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        drawn["streamer"].on_finalized_text = lambda text, stream_end=False: on_text(text) if text else None
+        options["streamer"] = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        options["streamer"].on_finalized_text = lambda text, stream_end=False: on_text(text) if text else None
     ids = torch.tensor([answer.prompt])
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, **drawn)[0].tolist()
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, **options)[0].tolist()
     answer.tokens = out[1:] if model.config.is_encoder_decoder else out[len(answer.prompt) :]
     frame = trace.frame()
     answer.seconds = frame.loc[frame.what == "token", "seconds"].tolist()

@@ -1,4 +1,4 @@
-"""The tokenizer of a file for transformers: the kit's own, which reads 262,144 words in a moment and gives llama.cpp's ids."""
+"""The tokenizer of a file for transformers: the kit's own, which opens fast and gives llama.cpp's ids."""
 
 import transformers
 from tokenizers import AddedToken
@@ -13,8 +13,7 @@ _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad
 
 
 def tokenizer_of(file) -> transformers.PreTrainedTokenizerBase | None:
-    """The kit's tokenizer, or for a kind that it does not know the one that transformers builds from the same metadata. None
-    for a file without a vocabulary."""
+    """The kit's tokenizer, or that of transformers for a kind that the kit lacks; None for a file without a vocabulary."""
     if file.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
         return None
     try:
@@ -65,10 +64,10 @@ class GGUFTokenizer(transformers.PreTrainedTokenizer):
         return {self.own.text(token): token for token in range(len(self.own))} | self._added_tokens_encoder
 
     def _add_tokens(self, new_tokens, special_tokens=False):
-        return super()._add_tokens(new_tokens, special_tokens) if new_tokens else 0  # theirs asks for the whole vocabulary
+        return super()._add_tokens(new_tokens, special_tokens) if new_tokens else 0  # theirs builds the whole vocabulary
 
     def tokenize(self, text, split_special_tokens=False, **_) -> list[str]:
-        """The texts of the tokens, without begin and end."""
+        """The texts of the tokens, without begin and end tokens."""
         return [self.own.text(token) for token in self.own.encode(text, not split_special_tokens, ends=False)]
 
     def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None) -> list[int]:

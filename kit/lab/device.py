@@ -90,20 +90,17 @@ def probe_device() -> dict:
         for _ in range(_LAUNCHES):
             tiny.add_(1)
 
-    nbytes = source.nbytes
-    work = {
-        "read_gbps": ("torch.sum over f32", source.sum, nbytes),
-        "write_gbps": ("torch.Tensor.zero_ over f32", target.zero_, nbytes),
-        "copy_gbps": ("torch.Tensor.copy_ over f32, read + write", lambda: target.copy_(source), 2 * nbytes),
-        "host_to_device_gbps": ("copy_ from pinned memory", lambda: target[: len(host)].copy_(host, True), host.nbytes),
-    }
-    seconds = {name: time_on_device(function) for name, (_, function, _) in work.items()}
-    samples = {name: [work[name][2] / second / 1e9 for second in taken] for name, taken in seconds.items()}
-    samples["launch_us"] = [second / _LAUNCHES * 1e6 for second in time_on_device(launches)]
-    methods = {name: text for name, (text, _, _) in work.items()}
-    methods["launch_us"] = f"{_LAUNCHES} additions to one number, one after another"
     square = torch.rand(_MATRIX, _MATRIX, device="cuda")
-    samples["f32_gflops"] = [2 * _MATRIX**3 / second / 1e9 for second in time_on_device(lambda: square @ square)]
-    methods["f32_gflops"] = f"torch.matmul of two {_MATRIX} x {_MATRIX} f32 matrices"
+    samples, methods = {}, {}
+    for name, amount, method, work in (
+        ("read_gbps", source.nbytes, "torch.sum over f32", source.sum),
+        ("write_gbps", source.nbytes, "torch.Tensor.zero_ over f32", target.zero_),
+        ("copy_gbps", 2 * source.nbytes, "torch.Tensor.copy_ over f32, read + write", lambda: target.copy_(source)),
+        ("host_to_device_gbps", host.nbytes, "copy_ from pinned memory", lambda: target[: len(host)].copy_(host, True)),
+        ("f32_gflops", 2 * _MATRIX**3, f"torch.matmul of two {_MATRIX} x {_MATRIX} f32 matrices", lambda: square @ square),
+    ):
+        samples[name], methods[name] = [amount / second / 1e9 for second in time_on_device(work)], method
+    samples["launch_us"] = [second / _LAUNCHES * 1e6 for second in time_on_device(launches)]
+    methods["launch_us"] = f"{_LAUNCHES} additions to one number, one after another"
     medians = {name: float(np.median(values)) for name, values in samples.items()}
     return medians | {"samples": samples, "methods": methods}
