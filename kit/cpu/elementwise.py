@@ -1,8 +1,10 @@
 """What a token does between its matrix products, as tasks over float32 vectors of a multiple of 16 numbers."""
 
 import numpy as np
+import torch
 from numba import njit, types
 
+from kit.cpu import threads
 from kit.cpu.attention import exp_of_negative
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import fma
@@ -21,6 +23,17 @@ def as_bits(number: float) -> int:
 def tasks_of(n: int) -> int:
     """Tasks over n numbers."""
     return -(-n // SHARE)
+
+
+def run(name: str, *tensors: torch.Tensor, factor: float | None = None) -> bool:
+    """Apply a task to all numbers of tensors of one size, on the kit's threads. False, and nothing is done, where they are not
+    contiguous float32 of a multiple of 16 numbers on the CPU."""
+    n = tensors[0].numel()
+    if n % 16 or not all(x.is_cpu and x.is_contiguous() and x.dtype == torch.float32 for x in tensors):
+        return False
+    last = () if factor is None else (as_bits(factor),)
+    threads.run(compiled(name), (*(x.data_ptr() for x in tensors), n, *last), tasks_of(n))
+    return True
 
 
 @task

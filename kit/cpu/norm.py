@@ -7,35 +7,44 @@ import torch
 import torch.nn.functional as F
 from numba import types
 
+from kit.cpu import threads
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, jit
 from kit.cpu.tasks import task
 
-f64 = types.float64
-SMALL_NORM = 2**15  # numbers up to which torch's call, made for any tensor, takes longer than its arithmetic
+f32, f64, u32 = types.float32, types.float64, types.uint32
+SMALL_NORM = 2**15  # numbers up to which one thread is done before others have begun
 _LANES = 16
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
-    """x (..., n) and weight (n,) float32 -> (..., n): in one compiled loop for few numbers, by torch for many. The weight
+    """x (..., n) and weight (n,) float32 -> (..., n): in one compiled loop for few numbers, on all threads for many. The weight
     counts from ``offset``."""
     n, numbers = weight.shape[0], x.numel()
-    if numbers > SMALL_NORM or n % _LANES or not x.is_contiguous() or not x.dtype is weight.dtype is torch.float32:
+    if n % _LANES or not x.is_contiguous() or not x.dtype is weight.dtype is torch.float32:
         return F.rms_norm(x, weight.shape, weight.float() + offset, eps)
     y = torch.empty_like(x)
+    if numbers > SMALL_NORM:
+        threads.run(rows(), (x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, *as_bits(eps, offset)), numbers // n)
+        return y
     _rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, numbers // n, eps, offset)
     return y
 
 
+def as_bits(eps: float, offset: float = 0.0) -> tuple[int, int]:
+    """The last two arguments of the task ``rows``."""
+    return int(np.float64(eps).view(np.int64)), int(np.float32(offset).view(np.uint32))
+
+
 @task
 def rows():
-    """The task of a row: x, weight, y, n and the bits of eps as float64."""
+    """The task of a row: x, weight, y, n, the bits of eps as float64, those of the offset as float32."""
     return _row
 
 
-def _row(row, x, weight, y, n, eps):
-    _rms_norm(x + 4 * n * row, weight, y + 4 * n * row, n, 1, bitcast(f64, eps), 0.0)
+def _row(row, x, weight, y, n, eps, offset):
+    _rms_norm(x + 4 * n * row, weight, y + 4 * n * row, n, 1, bitcast(f64, eps), bitcast(f32, u32(offset)))
 
 
 @jit

@@ -5,6 +5,7 @@ import time
 import torch
 import torch.nn.functional as F
 
+from kit.cpu.elementwise import run
 from kit.cpu.norm import rms_norm
 from kit.gguf.names import layer_of
 from kit.model.attention import ATTENTION, variant_for
@@ -48,7 +49,8 @@ class CpuOps:
         return y
 
     def add(self, x, y):
-        x.add_(y, alpha=self.config.residual_scale)
+        if not run("add", x, y, factor=self.config.residual_scale):
+            x.add_(y, alpha=self.config.residual_scale)
 
     def attend(self, layer, q, k, v):
         c, start = self.config, time.perf_counter_ns()
@@ -92,8 +94,8 @@ def _clamped(gate, up):
 
 
 ACTIVATIONS = {
-    "silu": lambda gate, up: F.silu(gate).mul_(up),
-    "gelu": lambda gate, up: F.gelu(gate, approximate="tanh").mul_(up),
+    "silu": lambda gate, up: gate if run("silu", gate, up, gate) else F.silu(gate).mul_(up),
+    "gelu": lambda gate, up: gate if run("gelu", gate, up, gate) else F.gelu(gate, approximate="tanh").mul_(up),
     "clamped": _clamped,
 }
 

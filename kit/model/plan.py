@@ -149,8 +149,7 @@ class Plan:
 
     def rms_norm(self, x, name):
         weight, y = self._weight(name), self._new(*x.shape)
-        eps = int(np.float64(self.config.norm_eps).view(np.int64))
-        arguments = x.data_ptr(), weight.data_ptr(), y.data_ptr(), len(weight), eps
+        arguments = x.data_ptr(), weight.data_ptr(), y.data_ptr(), len(weight), *norm.as_bits(self.config.norm_eps)
         first = self._add((norm.rows(), arguments, -x.numel() // len(weight)))
         self._span("norm", name, layer_of(name), first=first)
         return y
