@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import types
+from numba import njit, types
 from numba.core.serialize import dumps
 
 from kit.cpu import norm, simd, tasks
-from kit.cpu.simd import tiers, vectors
+from kit.cpu.simd import isa, tiers, vectors
 from kit.cpu.simd.isa import bfloat_to_float, dot4, float_to_bfloat, gather, half_to_float, lookup
 from kit.cpu.simd.memory import load, store, stream
 from kit.cpu.simd.vectors import (
@@ -191,12 +191,24 @@ def _dots(tier, a, b, out):
 @pytest.mark.parametrize("tier", TIERS, ids=lambda tier: tier.value)
 @pytest.mark.parametrize("fill", [None, (255, -128), (255, 127), (0, -128)])
 def test_dot4_never_saturates(tier, fill):
+    _check_dot4(_dots, tier, fill)
+
+
+@pytest.mark.skipif("avx2" not in simd.available(), reason="needs a CPU with AVX2")
+def test_dot4_of_avx2_without_vnni_never_saturates(monkeypatch):
+    monkeypatch.setattr(isa, "VNNI", ())
+    kernel = njit(_dots.py_func)
+    for fill in (None, (255, -128), (255, 127), (0, -128)):
+        _check_dot4(kernel, Static("avx2"), fill)
+
+
+def _check_dot4(kernel, tier, fill):
     random = np.random.default_rng(0)
     a, b = random.integers(0, 256, 64, np.uint8), random.integers(-128, 128, 64, np.int8)
     if fill:
         a[:], b[:] = fill
     out = np.zeros(24, np.int32)
-    call(_dots, tier, a, b, out)
+    call(kernel, tier, a, b, out)
     sums = (a.astype(np.int32) * b).reshape(16, 4).sum(1)
     assert np.array_equal(out, np.concatenate([sums - 7, sums[:8] + 7]))
 

@@ -6,6 +6,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kit.cpu.simd.vectors import Vector, _llvm, f32x16
+from kit.cpu.tasks import features
+
+VNNI = {"avxvnni"}, {"avx512vnni", "avx512vl"}  # either gives dot products of bytes in 256 bits
 
 
 def _call(builder, name: str, result: ir.Type, args):
@@ -164,8 +167,8 @@ def dot4(_, tier, total, a, b):
         if tier.value == "avx512":
             return _call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", args[1].type, args[1:])
         if tier.value == "avx2" and lanes % 8 == 0:
-            parts = [_dot_of_32_bytes(builder, *args[2:], first) for first in range(0, 4 * lanes, 32)]
-            return builder.add(args[1], parts[0] if lanes == 8 else _end_to_end(builder, *parts))
+            parts = [_eight_lanes(builder, args[1:], first) for first in range(0, lanes, 8)]
+            return parts[0] if lanes == 8 else _end_to_end(builder, *parts)
         # in 32 bits, where nothing saturates (AVX2's multiply-add of bytes does)
         word = ir.VectorType(_I32, 4 * lanes)
         product = builder.mul(builder.zext(args[2], word), builder.sext(args[3], word))
@@ -178,22 +181,22 @@ def dot4(_, tier, total, a, b):
     return total(tier, total, a, b), emit
 
 
-def _dot_of_32_bytes(builder, a, b, first: int):
-    """Eight sums of four products of bytes from ``first`` on, by AVX2.
+def _eight_lanes(builder, vectors, first: int):
+    """Lanes ``first`` to ``first`` + 7 of ``dot4``: by VNNI in 256 bits where the CPU has it, else by AVX2's multiply-add.
 
-    Its multiply-add of bytes saturates at 16 bits, so a is taken in two parts with which it cannot: the low seven bits
-    (2 * 127 * -128 fits) and the highest (2 * 128 * -128 just fits). Where a is known to be small the second part is zero
-    and LLVM drops it.
+    That of bytes saturates at 16 bits, so a is taken in two parts with which it cannot: the low seven bits (2 * 127 * -128
+    fits) and the highest (2 * 128 * -128 just fits). Where a is known to be small the second part is zero and LLVM drops it.
     """
-    lanes = ir.Constant(ir.VectorType(_I32, 32), list(range(first, first + 32)))
-    a, b = (builder.shuffle_vector(vector, vector, lanes) for vector in (a, b))
-    bytes_, words, sums = (ir.VectorType(ir.IntType(bits), 256 // bits) for bits in (8, 16, 32))
-    ones, total = ir.Constant(words, [1] * 16), None
+    places = (ir.Constant(ir.VectorType(_I32, 8 * n), list(range(first * n, (first + 8) * n))) for n in (1, 4, 4))
+    total, a, b = (builder.shuffle_vector(v, v, place) for v, place in zip(vectors, places, strict=True))
+    if any(needs <= features() for needs in VNNI):
+        return _call(builder, "llvm.x86.avx512.vpdpbusd.256", total.type, [total, a, b])
+    bytes_, words = (ir.VectorType(ir.IntType(bits), 256 // bits) for bits in (8, 16))
     for bits in (0x7F, 0x80):
         part = builder.and_(a, ir.Constant(bytes_, [bits] * 32))
         pairs = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", words, [part, b])
-        fours = _call(builder, "llvm.x86.avx2.pmadd.wd", sums, [pairs, ones])
-        total = fours if total is None else builder.add(total, fours)
+        fours = _call(builder, "llvm.x86.avx2.pmadd.wd", total.type, [pairs, ir.Constant(words, [1] * 16)])
+        total = builder.add(total, fours)
     return total
 
 
