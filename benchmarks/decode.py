@@ -70,6 +70,8 @@ def _case(model, case, samples):
     except KitError as error:
         yield {"what": f"{case}, {model}", "missed": str(error)}
         return
+    build = Path(os.environ.get("LLAMA_CPP", "")).stem
+    beside = f", beside {build}" if build and not environment else ""
     sides = [*goals, "llama.cpp"] if available() else list(goals)
     with ExitStack() as stack:
         processes = [
@@ -83,7 +85,7 @@ def _case(model, case, samples):
         ratios = seconds[:, -1] / seconds[:, column] if available() else np.full(samples, np.nan)
         low, high = measure.bootstrap_median(ratios)
         yield {
-            "what": f"{case}, {way}, {model}",
+            "what": f"{case}, {way}, {model}{beside}",
             "tok/s": tokens / np.median(seconds[:, column]),
             "llama.cpp": tokens / np.median(seconds[:, -1]) if available() else np.nan,
             "ratio": np.median(ratios), "low": low, "high": high, "least": least, "hoped": hoped,
