@@ -134,7 +134,7 @@ def sdpa(q, k, v, scale, window=0, cap=0.0, sinks=None):
     if cap or sinks is not None:
         raise ModelError(f"attention 'sdpa' has neither soft caps nor sinks; choose one of {', '.join(_ANY_MODEL)}")
     tokens, positions = q.shape[1], k.shape[1]
-    square = tokens == positions and not window
+    square = tokens == positions and (not window or window >= tokens)
     mask = None if square or tokens == 1 else ~hidden(positions - tokens, tokens, 0, positions, window, q.device)
     if tokens == 1 and window:
         k, v = k[:, -window:], v[:, -window:]
@@ -167,21 +167,26 @@ def chunked(q, k, v, scale, window=0, cap=0.0, sinks=None):
 
 
 def fused(q, k, v, scale, window=0, cap=0.0, sinks=None):
-    """The kit's kernel (kit.cpu.attention) for one query; ``blas`` for arguments that the kernel does not take."""
-    if variant_for("fused", q, k, v, cap, sinks) == "blas":
-        return blas(q, k, v, scale, window, cap, sinks)
-    from kit.cpu.attention import attend  # here, because other variants do not need the kernel
+    """One query by the kit's kernel (kit.cpu.attention), on its threads; what that does not take as ``variant_for`` says."""
+    variant = variant_for("fused", q, k, v, window, cap, sinks)
+    if variant != "fused":
+        return ATTENTION[variant](q, k, v, scale, window, cap, sinks)
+    from kit.cpu.attention import attend  # brings in the kernel, which no other variant needs
 
     return attend(q, k, v, scale, window)
 
 
-def variant_for(name: str, q, k, v, cap=0.0, sinks=None) -> str:
-    """The variant that runs for ``name``: "blas" for "fused" with arguments that its kernel does not take."""
+def variant_for(name: str, q, k, v, window=0, cap=0.0, sinks=None) -> str:
+    """The variant that runs for ``name``. For "fused" with arguments that its kernel does not take: "sdpa", which leaves out
+    the blocks that a causal mask hides, where the queries are all positions and no window, cap or sink counts; else "blas"."""
     if name != "fused":
         return name
     from kit.cpu.attention import takes
 
-    return name if takes(q, k, v) and not cap and sinks is None else "blas"
+    plain, tokens, positions = not cap and sinks is None, q.shape[1], k.shape[1]
+    if plain and takes(q, k, v):
+        return name
+    return "sdpa" if plain and tokens == positions and (not window or window >= tokens) else "blas"
 
 
 ATTENTION = {

@@ -62,7 +62,7 @@ class CpuOps:
         keys, values = self.cache.append(layer, k, v)
         q, window = q.transpose(0, 1), c.window_of(layer)
         sinks = self.weights[f"blk.{layer}.attn_sinks.weight"] if c.family.sinks else None
-        variant = variant_for(self._attention, q, keys, values, c.attention_cap, sinks)
+        variant = variant_for(self._attention, q, keys, values, window, c.attention_cap, sinks)
         mixed = ATTENTION[variant](q, keys, values, c.attention_scale, window, c.attention_cap, sinks)
         mixed = mixed.transpose(0, 1).flatten(1)
         self.trace.add("rope", start, rotated, "", layer)
