@@ -13,7 +13,7 @@ from numba.core.serialize import dumps
 
 from kit.cpu import norm, simd, tasks
 from kit.cpu.simd import isa, tiers, vectors
-from kit.cpu.simd.isa import bfloat_to_float, dot4, float_to_bfloat, gather, half_to_float, lookup
+from kit.cpu.simd.isa import bfloat_to_float, dot4, float_to_bfloat, half_to_float, lookup
 from kit.cpu.simd.memory import load, store, stream
 from kit.cpu.simd.vectors import (
     Static,
@@ -39,7 +39,6 @@ from kit.cpu.simd.vectors import (
     u8x32,
     u8x64,
     u16x16,
-    u32x16,
 )
 from kit.errors import KitError
 
@@ -146,19 +145,6 @@ def test_every_bfloat_survives():
     a, out = np.arange(2**16, dtype=np.uint16), np.zeros(2**16, np.float32)
     call(_bfloat, a, out, 2**16)
     assert np.array_equal(out, (a.astype(np.uint32) << 16).view(np.float32), equal_nan=True)
-
-
-@jit
-def _memory(table, index, out):
-    store(out, gather(u32x16, table, load(i32x16, index)))
-
-
-def test_gather():
-    random = np.random.default_rng(0)
-    table, index = random.integers(0, 2**32, 100, np.uint32), random.integers(0, 100, 16, np.int32)
-    out = np.zeros(16, np.uint32)
-    call(_memory, table, index, out)
-    assert np.array_equal(out, table[index])
 
 
 # ---- tiers

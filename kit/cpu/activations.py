@@ -1,4 +1,9 @@
-"""Activations rounded to eight bits: one scale for 256 numbers, as ggml's Q8_K, laid out for one format's codes."""
+"""Activations as signed digits of eight bits with one scale for 256 numbers, laid out for one format's codes.
+
+    x = scale (first + second / 2^8 + third / 2^16)
+
+One digit is int8, as ggml's Q8_K. Three are 24 bits, float32's accuracy beside the largest of the 256.
+"""
 
 import functools
 
@@ -16,40 +21,55 @@ from kit.gguf.formats import Format
 
 f32, i64 = types.float32, types.int64
 
-# A record holds 256 activations: their codes in the order of the format's codes; for each 16 of them, in their own order,
-# minus their sum; and the scale, in each of 16 lanes. The records of one unit lie together, a token after another.
+# A record holds 256 activations: their first digits in the order of the format's codes; for each 16 of them, in their own
+# order, minus their sum; the unit of the last digit, in each of 16 lanes; and behind these RECORD bytes the other digits,
+# 256 bytes each. The records of one unit lie together, a token after another.
 SUMS, SCALE, RECORD = UNIT, UNIT + 64, UNIT + 128
+DIGITS = {"int8": 1, "float32": 3}
 _SMALLEST = np.float32(1e-36)  # below it, activations are zeros: 127 / x would overflow
 
 
-def quantize(x: torch.Tensor, order: np.ndarray, group: int = 16) -> torch.Tensor:
-    """The records of x (tokens, columns) float32: (units, tokens, RECORD) uint8, 64-byte aligned; order: see ``order_of``.
+def quantize(x: torch.Tensor, order: int, digits: int = 1, group: int = 16) -> torch.Tensor:
+    """The records of x (tokens, columns) float32: (units, tokens, bytes) uint8, 64-byte aligned; order: from ``order_of``.
 
-    code = round(x / scale) to nearest even, scale = largest |x| / 127. Columns are filled up to units with zeros. Where
-    ``group`` is 32, each sum is that of two neighbors.
+    scale = largest |x| / 127, and x / scale is rounded to nearest even in its last digit. Columns are filled up to units
+    with zeros. Where ``group`` is 32, each sum is that of two neighbors.
     """
     tokens, columns = x.shape
-    units = -(-columns // UNIT)
-    records = torch.empty(units, tokens, RECORD, dtype=torch.uint8)  # torch aligns to 64 bytes
-    threads.run(quantizing(), (x.data_ptr(), columns, tokens, records.data_ptr(), order.ctypes.data, group), tokens)
+    records = torch.empty(-(-columns // UNIT), tokens, record_bytes(digits), dtype=torch.uint8)  # torch aligns to 64 bytes
+    threads.run(quantizing(), (x.data_ptr(), columns, tokens, records.data_ptr(), order, digits, group), tokens)
     return records
 
 
+def record_bytes(digits: int) -> int:
+    """Bytes of a record."""
+    return RECORD + UNIT * (digits - 1)
+
+
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """The numbers that the codes of ``quantize`` stand for: x (tokens, columns) float32, and so the result."""
+    """The numbers that int8 stands for: x (tokens, columns) float32, and so the result."""
     tokens, columns = x.shape
     x, y = x.contiguous(), torch.empty(tokens, columns)
-    threads.run(_rounding(), (x.data_ptr(), columns, y.data_ptr(), NATURAL.ctypes.data), tokens)
+    threads.run(_rounding(), (x.data_ptr(), columns, y.data_ptr(), address(NATURAL)), tokens)
     return y
 
 
-NATURAL = np.arange(16)  # the order of the weights
+NATURAL = tuple(range(16))  # the order of the weights
+
+
+def order_of(format: Format) -> int:
+    """The address of the order of the format's codes."""
+    return address(codes_of(format).order)
+
+
+def address(order: tuple[int, ...]) -> int:
+    """The address of an order, int64; it stays."""
+    return _array(order).ctypes.data
 
 
 @functools.cache
-def order_of(format: Format) -> np.ndarray:
-    """The order of the format's codes, int64, at an address that stays."""
-    return np.array(codes_of(format).order, np.int64)
+def _array(order) -> np.ndarray:
+    return np.array(order, np.int64)
 
 
 @task
@@ -58,11 +78,12 @@ def quantizing():
     return _quantize_token
 
 
-def _quantize_token(token, x, columns, tokens, records, order, group):
+def _quantize_token(token, x, columns, tokens, records, order, digits, group):
     x += 4 * columns * token
+    size = RECORD + UNIT * (digits - 1)
     for unit in range((columns + 255) // 256):
-        record = records + (unit * tokens + token) * RECORD
-        _quantize_unit(x + 1024 * unit, min(16, columns // 16 - 16 * unit), record, order)
+        record = records + (unit * tokens + token) * size
+        _quantize_unit(x + 1024 * unit, min(16, columns // 16 - 16 * unit), record, order, digits)
         if group == 32:
             sums = load(f32x16, record + SUMS)
             store(record + SUMS, sums + swap_neighbors(sums))
@@ -76,7 +97,7 @@ def _rounding():
         record = _record()
         for at in range(4 * columns * token, 4 * columns * (token + 1), 4 * UNIT):
             sixteens = min(16, (4 * columns * (token + 1) - at) // 64)
-            _quantize_unit(x + at, sixteens, record, order)
+            _quantize_unit(x + at, sixteens, record, order, 1)
             for n in range(sixteens):
                 store(y + at + 64 * n, convert(f32x16, load(i8x16, record + 16 * n)) * load(f32x16, record + SCALE))
 
@@ -87,7 +108,7 @@ _record = stack(RECORD)
 
 
 @jit
-def _quantize_unit(x, sixteens, record, order):
+def _quantize_unit(x, sixteens, record, order, digits):
     """One record from ``sixteens`` times 16 numbers at x."""
     magnitudes = broadcast(u32x16, 0)
     for n in range(sixteens):  # of positive floats, NaN included, the bits are in the order of the numbers
@@ -97,17 +118,22 @@ def _quantize_unit(x, sixteens, record, order):
     scale, inverse = largest / f32(127), f32(127) / largest
     if largest < _SMALLEST:
         scale = inverse = f32(0)
-    store(record + SCALE, broadcast(f32x16, scale))
+    last, fine = scale * f32(2**-16), f32(2**16 if digits > 1 else 0)
+    store(record + SCALE, broadcast(f32x16, last if digits > 1 else scale))
     for place in range(16):
-        n = load(i64, order + 8 * place)
+        n, at = load(i64, order + 8 * place), record + 16 * place
+        code = broadcast(i32x16, 0)
         if n < sixteens:
-            rounded = load(f32x16, x + 64 * n) * inverse + ROUNDER
-            codes = bitcast(i32x16, rounded) - ROUNDER_BITS
-            store(record + 16 * place, convert(i8x16, codes))
-            store(record + SUMS + 4 * n, f32(-add_up(codes)) * scale)
-        else:
-            store(record + 16 * place, broadcast(i8x16, 0))
-            store(record + SUMS + 4 * n, f32(0))
+            number = load(f32x16, x + 64 * n) * inverse
+            nearest = number + ROUNDER
+            rest = (number - (nearest - ROUNDER)) * fine + ROUNDER  # the difference is exact
+            code = ((bitcast(i32x16, nearest) - ROUNDER_BITS) << 16) + (bitcast(i32x16, rest) - ROUNDER_BITS)
+        store(record + SUMS + 4 * n, f32(-add_up(code)) * last)
+        second = (code + 128) >> 8  # a digit is the low byte, signed; what is above it is the number without the digit
+        store(at, convert(i8x16, (second + 128) >> 8))
+        if digits > 1:
+            store(at + RECORD, convert(i8x16, second))
+            store(at + RECORD + UNIT, convert(i8x16, code))
 
 
 # Added to a number below 2^22, 1.5 * 2^23 leaves its nearest integer in the low bits.

@@ -8,13 +8,13 @@ from numba import njit, types
 from numba.extending import overload
 
 from kit.cpu import threads
-from kit.cpu.activations import RECORD, SCALE, SUMS, order_of
+from kit.cpu.activations import RECORD, SCALE, SUMS
 from kit.cpu.simd.amx import configure, multiply, release
 from kit.cpu.simd.memory import copy, load, stack, store
 from kit.cpu.simd.registers import several_of, sum_of_products, transpose
 from kit.cpu.simd.sums import fma
 from kit.cpu.simd.vectors import Static, broadcast, f32x16, i32x16
-from kit.cpu.superblocks import UNIT, codes, steps, unit_size, whole
+from kit.cpu.superblocks import UNIT, codes, codes_of, steps, unit_size, whole
 from kit.cpu.tasks import task
 from kit.gguf.formats import Format
 
@@ -62,7 +62,7 @@ def _(format):
 
 @overload(unpack)
 def _(format, tier, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
-    order, minima = order_of(format.value), format.value.scales.sign != 0
+    order, minima = codes_of(format.value).order, format.value.scales.sign != 0
     bias = 0 if minima else format.value.bias
 
     def unpacked(format, tier, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):

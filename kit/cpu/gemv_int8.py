@@ -1,16 +1,17 @@
 """Rows of blocks times int8 activations: dot products of bytes, four codes an int32 lane, a unit of 256 weights at a time."""
 
 from numba import njit, types
+from numba.extending import overload
 
-from kit.cpu.activations import RECORD, SCALE, SUMS
+from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, record_bytes
 from kit.cpu.simd.isa import dot4
 from kit.cpu.simd.memory import load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x64, i32x16
-from kit.cpu.superblocks import codes, spread, steps, unit_size, whole
+from kit.cpu.superblocks import UNIT, codes, spread, steps, unit_size, whole
 from kit.cpu.tasks import task
 
-i64 = types.int64
+f32 = types.float32
 _AHEAD = 2048  # bytes: a row ends before the CPU itself has seen far enough ahead
 ROWS, TOKENS = 8, 32  # a tile: its activations of one unit and its sums fit the first-level cache
 
@@ -18,14 +19,46 @@ _scratch = stack(128 + 512)  # a unit's steps and lows, and the unit itself wher
 _sums = stack(64 * ROWS * TOKENS)
 
 
+def _dots(format, tier, activations, codes, digit):
+    """The sums of four codes times four activations, in units of the last digit, in 16 lanes; digit: the address of the
+    first digits of 64 activations."""
+
+
+@overload(_dots, jit_options={"forceinline": True})
+def _(format, tier, activations, codes, digit):
+    def of_one(format, tier, activations, codes, digit):
+        return convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes, load(i8x64, digit)))
+
+    def of_three(format, tier, activations, codes, digit):
+        first = dot4(tier, broadcast(i32x16, 0), codes, load(i8x64, digit))
+        if small:
+            second = dot4(tier, first << 8, codes, load(i8x64, digit + RECORD))
+            return convert(f32x16, dot4(tier, second << 8, codes, load(i8x64, digit + RECORD + UNIT)))
+        second = dot4(tier, broadcast(i32x16, 0), codes, load(i8x64, digit + RECORD))
+        rest = dot4(tier, second << 8, codes, load(i8x64, digit + RECORD + UNIT))
+        return fma(convert(f32x16, first), broadcast(f32x16, 65536), convert(f32x16, rest))
+
+    planes = format.value.codes.planes
+    small = planes and not format.value.codes.values and format.value.codes.below(len(planes)) <= 6  # 4 * 63 * 2^23 < 2^31
+    return {"int8": of_one, "float32": of_three}[activations.value]
+
+
 @njit(forceinline=True)
-def _products(tier, codes, steps, record):
-    """The sums of step * code * activation code, before the activations' scale, in 16 lanes."""
-    a = convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes[0], load(i8x64, record)))
-    b = convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes[1], load(i8x64, record + 64)))
-    c = convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes[2], load(i8x64, record + 128)))
-    d = convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes[3], load(i8x64, record + 192)))
+def _products(format, tier, activations, codes, steps, record):
+    """The sums of step * code * activation, before the activations' scale, in 16 lanes."""
+    a, b = _dots(format, tier, activations, codes[0], record), _dots(format, tier, activations, codes[1], record + 64)
+    c, d = _dots(format, tier, activations, codes[2], record + 128), _dots(format, tier, activations, codes[3], record + 192)
     return fma(a, steps[0], b * steps[1]) + fma(c, steps[2], d * steps[3])
+
+
+def _record_bytes(activations):
+    """Bytes of a record of activations."""
+
+
+@overload(_record_bytes)
+def _(activations):
+    size = record_bytes(DIGITS[activations.value])
+    return lambda activations: size
 
 
 @njit(forceinline=True)
@@ -38,22 +71,22 @@ def _unpack(format, tier, unit, sixteens, end, scratch):
 
 
 @njit
-def _one_token(format, tier, row, sixteens, end, record, scratch):
+def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
     """The product of a row of 16 * ``sixteens`` weights and the only token; ``end``: of the matrix."""
     a = b = broadcast(f32x16, 0)
     for left in range(sixteens, 0, -16):
         for line in range(0, unit_size(format), 64):
             prefetch(row + _AHEAD + line)
         weights, spreads, low = _unpack(format, tier, row, left, end, scratch)
-        a = fma(_products(tier, weights, spreads, record), load(f32x16, record + SCALE), a)
+        a = fma(_products(format, tier, activations, weights, spreads, record), load(f32x16, record + SCALE), a)
         b = fma(low, load(f32x16, record + SUMS), b)
         row += unit_size(format)
-        record += RECORD
+        record += _record_bytes(activations)
     return reduce_add(a + b)
 
 
 @njit
-def _tile(format, tier, blocks, row_bytes, rows, sixteens, end, records, tokens, count, sums, scratch):
+def _tile(format, tier, activations, blocks, row_bytes, rows, sixteens, end, records, tokens, count, sums, scratch):
     """The products of ``rows`` rows and ``count`` of the tokens to ``sums``: (rows, count) vectors, lanes to be added."""
     for i in range(rows * count):
         store(sums + 64 * i, broadcast(f32x16, 0))
@@ -63,16 +96,16 @@ def _tile(format, tier, blocks, row_bytes, rows, sixteens, end, records, tokens,
             record, at = records, sums + 64 * row * count
             for _ in range(count):
                 y = fma(low, load(f32x16, record + SUMS), load(f32x16, at))
-                y = fma(_products(tier, weights, spreads, record), load(f32x16, record + SCALE), y)
+                y = fma(_products(format, tier, activations, weights, spreads, record), load(f32x16, record + SCALE), y)
                 store(at, y)
-                record += RECORD
+                record += _record_bytes(activations)
                 at += 64
         blocks += unit_size(format)
-        records += tokens * RECORD
+        records += tokens * _record_bytes(activations)
 
 
 @task
-def kernel(format: Static, tier: Static):
+def kernel(format: Static, tier: Static, activations: Static):
     """The task that kit.cpu.linear describes; ``x`` is the address of the activations' records."""
 
     def integer(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share):
@@ -80,15 +113,15 @@ def kernel(format: Static, tier: Static):
         first, last = task * share, min(rows, (task + 1) * share)
         if tokens == 1:
             for row in range(first, last):
-                store(y + 4 * row, _one_token(format, tier, blocks + row * row_bytes, sixteens, end, x, scratch))
+                store(y + 4 * row, _one_token(format, tier, activations, blocks + row * row_bytes, sixteens, end, x, scratch))
             return
         for row in range(first, last, ROWS):
             height = min(ROWS, last - row)
             for token in range(0, tokens, TOKENS):
                 count = min(TOKENS, tokens - token)
                 _tile(
-                    format, tier, blocks + row * row_bytes, row_bytes, height, sixteens, end,
-                    x + token * RECORD, tokens, count, sums, scratch,
+                    format, tier, activations, blocks + row * row_bytes, row_bytes, height, sixteens, end,
+                    x + token * _record_bytes(activations), tokens, count, sums, scratch,
                 )  # fmt: skip
                 for t in range(count):
                     for r in range(height):

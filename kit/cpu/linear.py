@@ -1,7 +1,7 @@
 """linear: y = W x from blocks, the rows shared out among the threads of kit.cpu.threads.
 
 A task computes ``share`` rows of y, for all tokens: task(number, blocks, row_bytes, rows, columns, x, y, stride, step, tokens,
-share), where stride and step are the bytes of one token's x and y; that of kit.cpu.gemv takes one parameter more.
+share), where stride and step are the bytes of one token's x and y.
 """
 
 import threading
@@ -9,10 +9,10 @@ import threading
 import numpy as np
 import torch
 
-from kit.cpu import gemm, gemm_int8, gemv, gemv_float, gemv_int8, threads
-from kit.cpu.activations import NATURAL, RECORD, order_of, quantize, quantizing
+from kit.cpu import gemm, gemm_int8, gemv_float, gemv_int8, threads
+from kit.cpu.activations import DIGITS, NATURAL, address, order_of, quantize, quantizing, record_bytes
 from kit.cpu.simd.tiers import matrix, tier
-from kit.cpu.superblocks import UNIT, codes_of, in_vectors
+from kit.cpu.superblocks import UNIT
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
 
@@ -33,22 +33,21 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     x, y = x.contiguous(), torch.empty(tokens, rows)
     if tokens == 1:
         forms = Activations(x)  # holds what the steps have the addresses of
-        for step in forms.product(blocks, qtype, y, activations):
-            threads.run(*step)
+        threads.run_all(forms.product(blocks, qtype, y, activations))
         return y
     share = _share(blocks, tokens)
-    if activations == "int8" and format.codes is not None:
-        if tokens >= gemm_int8.FEWEST and matrix():
-            x, module, share = quantize(x, NATURAL, gemm_int8.group_of(format)), gemm_int8, gemm_int8.share(rows)
-        else:
-            x, module = quantize(x, order_of(format)), gemv_int8
+    if activations == "int8" and format.codes is not None and tokens >= gemm_int8.FEWEST and matrix():
+        x, share = quantize(x, address(NATURAL), group=gemm_int8.group_of(format)), gemm_int8.share(rows)
+        kernel = gemm_int8.kernel(format, tier())
+    elif format.codes is not None and (activations == "int8" or tokens < 2 * gemm.FEWEST):
+        x, kernel = quantize(x, order_of(format), DIGITS[activations]), gemv_int8.kernel(format, tier(), activations)
     elif tokens >= gemm.FEWEST:
-        x, module = gemm.padded(x), gemm
+        x, kernel = gemm.padded(x), gemm.kernel(format, tier())
     else:
-        module = gemv_float
+        kernel = gemv_float.kernel(format, tier())
     stride = x.stride(0) * x.itemsize
     threads.run(
-        module.kernel(format, tier()),
+        kernel,
         (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share),
         -(-rows // share),
     )
@@ -69,38 +68,26 @@ class Activations:
     def __init__(self, x: torch.Tensor):
         self.x, self._made = x, {}
 
-    def _once(self, key, make) -> tuple[tuple[int, ...], list[Step]]:
-        """Addresses of a form, and the step that makes it, if none has yet."""
-        if key in self._made:
-            return self._made[key][0], []
-        tensors, step = make()
-        self._made[key] = tuple(tensor.data_ptr() for tensor in tensors), tensors
-        return self._made[key][0], [step]
-
     def product(self, blocks: np.ndarray, qtype: str, y: torch.Tensor, activations: str) -> list[Step]:
         """Steps after which y (1, rows) holds the product of the matrix and x, as ``linear`` computes it."""
         format = _check(blocks, qtype, self.x, activations)
-        (rows, row_bytes), columns, more, steps = blocks.shape, self.x.shape[1], (), []
-        if activations == "int8" and format.codes is not None:
-            module, (x, *_), steps = gemv_int8, *self._once(codes_of(format).order, lambda: self._quantized(format))
-        elif in_vectors(format):
-            layout = gemv.layout_of(format)
-            module, (x, *more), steps = gemv, *self._once(layout, lambda: self._ordered(layout))
+        (rows, row_bytes), columns, steps = blocks.shape, self.x.shape[1], []
+        if format.codes is not None:
+            x, steps = self._quantized(format, DIGITS[activations])
+            kernel = gemv_int8.kernel(format, tier(), activations)
         else:
-            module, x = gemv_float, self.x.data_ptr()
+            x, kernel = self.x.data_ptr(), gemv_float.kernel(format, tier())
         share = _share(blocks, 1)
-        arguments = blocks.ctypes.data, row_bytes, rows, columns, x, y.data_ptr(), 0, 0, 1, share, *more
-        return [*steps, (module.kernel(format, tier()), arguments, -(-rows // share))]
+        arguments = blocks.ctypes.data, row_bytes, rows, columns, x, y.data_ptr(), 0, 0, 1, share
+        return [*steps, (kernel, arguments, -(-rows // share))]
 
-    def _quantized(self, format):
-        columns = self.x.shape[1]
-        records = torch.empty(-(-columns // UNIT), RECORD, dtype=torch.uint8)
-        arguments = self.x.data_ptr(), columns, 1, records.data_ptr(), order_of(format).ctypes.data, 16
-        return (records,), (quantizing(), arguments, 1)
-
-    def _ordered(self, layout):
-        function, arguments, made = gemv.preparing(self.x, layout)
-        return made, (function, arguments, 1)
+    def _quantized(self, format, digits) -> tuple[int, list[Step]]:
+        """The address of x's records, and the step that makes them, if none has yet."""
+        key, columns, steps = (order_of(format), digits), self.x.shape[1], []
+        if key not in self._made:
+            self._made[key] = records = torch.empty(-(-columns // UNIT), record_bytes(digits), dtype=torch.uint8)
+            steps = [(quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), *key, 16), 1)]
+        return self._made[key].data_ptr(), steps
 
 
 class Product:

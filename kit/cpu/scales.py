@@ -10,10 +10,11 @@ from numba import njit, types
 from kit.cpu.codes import integers
 from kit.cpu.simd.isa import half_to_float
 from kit.cpu.simd.memory import load, store
-from kit.cpu.simd.vectors import Vector, bitcast, convert, f32x8, u8x8
+from kit.cpu.simd.vectors import Vector, bitcast, convert, f32x16, high, join, low, pick, u8x8
 from kit.gguf.formats import TABLES, Format
 
 u8, u16, u32, u64, f32 = types.uint8, types.uint16, types.uint32, types.uint64, types.float32
+u16x2 = Vector(u16, 2)
 MINIMA = 64  # sixteen scales come first
 
 
@@ -64,20 +65,33 @@ def _table(at: int, groups: int, numbers: np.ndarray):
 
 def six_bits(format: Format):
     """Q4_K, Q5_K: eight scales and eight minima of six bits in twelve bytes, in units of d and dmin."""
-    d, dmin, packed = (format.at(field) for field in ("d", "dmin", "scales"))
+    both = scales_and_minima(format)
 
     @njit
     def scales(tier, block, scratch):
+        numbers = both(tier, block)
+        store(scratch, low(numbers))
+        store(scratch + MINIMA, high(numbers))
+
+    return scales
+
+
+def scales_and_minima(format: Format):
+    """Q4_K, Q5_K: a reader of the eight scales and then the eight minima of the block at an address, f32x16."""
+    halves, packed, each = format.at("d"), format.at("scales"), pick(*[0] * 8, *[1] * 8)  # d, and dmin behind it
+
+    @njit(forceinline=True)
+    def both(tier, block):
         first = u64(load(u32, block + packed))
         second = u64(load(u32, block + packed + 4))
         third = u64(load(u32, block + packed + 8))
         nibble, six, two = u64(0x0F0F0F0F), u64(0x3F3F3F3F), u64(0x30303030)
         steps = (first & six) | (((third & nibble) | ((first >> u64(2)) & two)) << u64(32))
         lows = (second & six) | ((((third >> u64(4)) & nibble) | ((second >> u64(2)) & two)) << u64(32))
-        store(scratch, convert(f32x8, bitcast(u8x8, steps)) * half_to_float(tier, load(u16, block + d)))
-        store(scratch + MINIMA, convert(f32x8, bitcast(u8x8, lows)) * half_to_float(tier, load(u16, block + dmin)))
+        integers = join(bitcast(u8x8, steps), bitcast(u8x8, lows))
+        return convert(f32x16, integers) * each(half_to_float(tier, load(u16x2, block + halves)))
 
-    return scales
+    return both
 
 
 def iq1_m(format: Format):

@@ -14,7 +14,7 @@ from numba import njit, types
 from numba.extending import overload
 
 from kit.cpu.kernels import parts_of
-from kit.cpu.scales import MINIMA
+from kit.cpu.scales import MINIMA, scales_and_minima
 from kit.cpu.simd.isa import half_to_float
 from kit.cpu.simd.memory import copy, load, store
 from kit.cpu.simd.vectors import (
@@ -42,16 +42,13 @@ u16, u64, f32, u16x4 = types.uint16, types.uint64, types.float32, Vector(types.u
 
 
 class Codes(NamedTuple):
-    """``read(tier, unit) -> four u8x64``; ``order``: the 16 weights 16 n ... that come first, second ... in the vectors;
-    ``packed(unit) -> two u8x64`` where each byte holds two codes: the low four bits of the first vector are the first
-    vector of codes, its high ones the second."""
+    """``read(tier, unit) -> four u8x64``; ``order``: the 16 weights 16 n ... that come first, second ... in the vectors."""
 
     read: Callable
     order: tuple[int, ...]
-    packed: Callable | None = None
 
 
-def in_vectors(format: Format) -> bool:
+def _in_vectors(format: Format) -> bool:
     """Whether each 16 codes lie in 16 bytes in a row, a highest bit of theirs perhaps in 2, so that whole vectors of them
     can be taken apart."""
     if not format.codes or not format.codes.planes or format.codes.values:
@@ -64,9 +61,9 @@ def in_vectors(format: Format) -> bool:
 @functools.cache
 def codes_of(format: Format) -> Codes:
     """The codes of a format's super-blocks."""
-    if not in_vectors(format):
+    if not _in_vectors(format):
         return Codes(_any(format), tuple(range(16)))
-    low, *_ = planes = format.codes.planes
+    low = format.codes.planes[0]
     chunks = sorted({_place(format, low, n)[0] for n in range(16)})
 
     def rank(n: int):  # 64 bytes of the low plane at a time, and in them bit after bit
@@ -77,10 +74,7 @@ def codes_of(format: Format) -> Codes:
     parts = [order[i : i + 4] for i in (0, 4, 8, 12)]
     a, b, c, d = (_vector(format, part) for part in parts)
     read = njit(lambda tier, unit: (a(unit), b(unit), c(unit), d(unit)), forceinline=True)
-    if (len(planes), low.bits) != (1, 4) or low.run > 64:
-        return Codes(read, order)
-    first, second = (_bytes([_place(format, low, n)[0] for n in part]) for part in parts[::2])
-    return Codes(read, order, njit(lambda unit: (first(unit), second(unit)), forceinline=True))
+    return Codes(read, order)
 
 
 def _place(format: Format, plane, n: int) -> tuple[int, int]:
@@ -213,7 +207,7 @@ def _(format, tier, unit):
 @overload(steps, jit_options={"forceinline": True})
 def _(format, tier, unit, sixteens, scratch):
     sign, bias, cut = format.value.scales.sign, format.value.bias, format.value.block_elements < UNIT
-    read, read_low = (_in_halves if _is_halves(format.value) else _in_scratch)(format.value)
+    read, read_low = _steps_and_lows(format.value)
 
     @njit(forceinline=True)
     def first(sixteens, numbers):  # those of another row may be NaN
@@ -254,6 +248,20 @@ def _(format, part, steps):
     return lambda format, part, steps: picked(steps)
 
 
+def _steps_and_lows(format: Format):
+    """Readers of the steps and then the lows."""
+    if format.scales.function == "six_bits":
+        both = scales_and_minima(format)
+        steps, lows = (pick(*(first + n // 2 for n in range(16))) for first in (0, 8))
+        return (
+            njit(lambda tier, unit, scratch: steps(both(tier, unit)), forceinline=True),
+            njit(lambda tier, unit, scratch: lows(both(tier, unit)), forceinline=True),
+        )
+    scales = format.scales
+    in_halves = format.block_elements == scales.group == 32 and not (scales.steps or scales.table or scales.function)
+    return (_in_halves if in_halves else _in_scratch)(format)
+
+
 def _in_scratch(format: Format):
     """Readers of the steps and then the lows, by way of the dequantizer's reader and the scratch."""
     read, size, groups = parts_of(format).scales, format.block_bytes, format.groups
@@ -284,11 +292,6 @@ def _doubled(read):
         return interleave(vector, vector)
 
     return twice
-
-
-def _is_halves(format: Format) -> bool:
-    scales = format.scales
-    return format.block_elements == scales.group == 32 and not (scales.steps or scales.table or scales.function)
 
 
 def _in_halves(format: Format):

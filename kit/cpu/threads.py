@@ -45,7 +45,7 @@ class Program:
 
         One task, or -``tasks`` of them, run on the caller's thread and cost no more than the calls.
         """
-        self.steps = np.concatenate([self.steps, _step(function, arguments, tasks)])
+        self.steps = np.concatenate([self.steps, _rows([(function, arguments, tasks)])])
         return len(self.steps) - 1
 
     def run(self) -> None:
@@ -66,15 +66,21 @@ def run(function: int, arguments: Sequence[int], tasks: int) -> None:
     function: an address from ``kit.cpu.tasks``; arguments: up to WORDS integers. While another thread is inside ``run``,
     the work is done on the caller's thread alone. There are as many threads as the process has cores, or KIT_THREADS.
     """
-    _pool().run(_step(function, arguments, tasks))
+    run_all([(function, arguments, tasks)])
 
 
-def _step(function, arguments, tasks):
-    """One row of a program's steps."""
-    step = np.zeros((1, ARGUMENTS + WORDS), np.int64)
-    step[0, FUNCTION], step[0, TASKS] = function, tasks
-    step[0, ARGUMENTS : ARGUMENTS + len(arguments)] = arguments
-    return step
+def run_all(steps: Sequence[tuple[int, Sequence[int], int]]) -> None:
+    """``run`` for several steps, one after another."""
+    _pool().run(_rows(steps))
+
+
+def _rows(steps):
+    """The rows of a program."""
+    rows = np.zeros((len(steps), ARGUMENTS + WORDS), np.int64)
+    for row, (address, arguments, tasks) in zip(rows, steps, strict=True):
+        row[FUNCTION], row[TASKS] = address, tasks
+        row[ARGUMENTS : ARGUMENTS + len(arguments)] = arguments
+    return rows
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kit.cpu.simd.vectors import Vector, _llvm, f32x16
+from kit.cpu.simd.vectors import Vector, f32x16
 from kit.cpu.tasks import features
 
 VNNI = {"avxvnni"}, {"avx512vnni", "avx512vl"}  # either gives dot products of bytes in 256 bits
@@ -205,23 +205,6 @@ def _end_to_end(builder, a, b):
 
 
 @intrinsic
-def gather(_, kind, address, index):
-    """gather(u32x16, address, i): the numbers at address + i * (bytes of one), i an int32 lane each."""
-    result = kind.instance_type
-    element = _llvm(result.element)
-
-    def emit(context, builder, signature, args):
-        base = builder.inttoptr(args[1], element.as_pointer())
-        pointers = builder.gep(base, [args[2]], source_etype=element)
-        pointers.type = ir.VectorType(element.as_pointer(), result.lanes)  # llvmlite takes it for one pointer
-        mask = ir.Constant(ir.VectorType(ir.IntType(1), result.lanes), [1] * result.lanes)
-        name = f"llvm.masked.gather.v{result.lanes}{_suffix(element)}.v{result.lanes}p0"
-        return _call(builder, name, result.llvm, [pointers, ir.Constant(_I32, 1), mask, ir.Constant(result.llvm, ir.Undefined)])
-
-    return result(kind, types.int64, index), emit
-
-
-@intrinsic
 def look_up(_, table, slots):
     """look_up(address, slots): the 32-bit words at these places of a table, lane by lane.
 
@@ -264,28 +247,3 @@ def bits_set(_, number):
         return builder.zext(_call(builder, f"llvm.ctpop.i{kind.width}", kind, args), ir.IntType(64))
 
     return types.int64(number), emit
-
-
-def _suffix(element: ir.Type) -> str:
-    """How LLVM spells an element type in an intrinsic's name."""
-    return "f32" if element == _F32 else f"i{element.width}"
-
-
-def nibbles_less(bias: int):
-    """A primitive f(tier, w): the low four bits of each word (u32x16), less ``bias``, as float32.
-
-    A look-up in a table of sixteen, where the CPU has one that wide: neither masks nor conversions.
-    """
-
-    @intrinsic
-    def numbers(_, tier, words):
-        def emit(context, builder, signature, args):
-            if tier.value == "avx512":
-                table = ir.Constant(f32x16.llvm, [float(code - bias) for code in range(16)])
-                return _call(builder, "llvm.x86.avx512.permvar.sf.512", f32x16.llvm, [table, args[1]])
-            fifteen, less = (ir.Constant(args[1].type, [number] * 16) for number in (15, bias))
-            return builder.sitofp(builder.sub(builder.and_(args[1], fifteen), less), f32x16.llvm)
-
-        return f32x16(tier, words), emit
-
-    return numbers
