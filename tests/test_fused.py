@@ -12,10 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from numba import njit
 from reference_model import forward
 
 import kit
+from kit.cpu import activations as activations_in_digits
 from kit.cpu import simd, superblocks
 from kit.cpu.linear import MANY_TOKENS, linear
 from kit.cpu.simd.memory import store
@@ -170,6 +172,37 @@ def test_zeros_tiny_numbers_and_nan(accuracy, tokens):
         x[1, 200] = bad
         y = linear(blocks, "Q4_K", x, accuracy)
         assert y[0].isfinite().all() and not y[1].isfinite().any() and y[2:].isfinite().all()
+
+
+@pytest.mark.parametrize("qtype", ["Q4_K", "Q8_0"])
+@settings(max_examples=40, deadline=None)
+@given(x=hnp.arrays(np.float32, 256, elements=st.floats(-1e6, 1e6, width=32)))
+def test_three_digits_hold_24_bits_of_the_largest(qtype, x):
+    """And minus the sum of each sixteen; one digit is the first of them, rounded."""
+    format = FORMATS[qtype]
+    order = np.array(superblocks.codes_of(format).order)
+    record = activations_in_digits.quantize(torch.from_numpy(x[None]), activations_in_digits.order_of(format), 3).numpy()[0, 0]
+    first, second, third = (record[at : at + 256].view(np.int8).astype(np.float64) for at in (0, 384, 640))
+    unit = float(record[320:324].view(np.float32)[0])
+    numbers = unit * (65536 * first + 256 * second + third)
+    largest = np.abs(x).max().astype(np.float64)
+    right = x.reshape(16, 16).astype(np.float64)
+    assert np.abs(numbers - right[order].ravel()).max() <= largest * 2**-23
+    assert np.abs(record[256:320].view(np.float32) + right.sum(1)).max() <= 16 * largest * 2**-23
+
+
+@pytest.mark.parametrize("qtype", ["Q4_K", "Q6_K", "Q8_0", "IQ4_XS"])
+def test_the_largest_codes_times_the_largest_digits_do_not_overflow(qtype):
+    """The highest code everywhere, and activations whose digits are all at an end."""
+    blocks, _ = matrix(qtype, 4, 256)
+    for field in {plane.field for plane in FORMATS[qtype].codes.planes}:
+        blocks.view(FORMATS[qtype].layout)[field] = 127 if qtype == "Q8_0" else 255
+    w = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[qtype]).astype(np.float64)
+    for near in (1, -1, 1 - 2**-9, 2**-9 - 1, 1 - 2**-17):
+        x = torch.full((1, 256), near, dtype=torch.float32)
+        x[0, 0] = 1
+        right = x.double().numpy() @ w.T
+        assert np.abs(linear(blocks, qtype, x).numpy() - right).max() < 1e-6 * np.abs(w).sum(1).max()
 
 
 def test_transposed_activations():

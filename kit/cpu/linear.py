@@ -25,8 +25,9 @@ _TILE = 16  # rows of several tokens: what every kernel's tiles divide
 def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "float32") -> torch.Tensor:
     """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes of a row) uint8: (tokens, rows) float32.
 
-    qtype: any format that the cpu backend of kit.dequantize knows, or I8. activations: "float32", or "int8": x is rounded to
-    eight bits with one scale for 256 columns, except where the weights are F32, F16 or BF16. Raises QuantError.
+    qtype: any format that the cpu backend of kit.dequantize knows, or I8. activations: "int8" rounds x to eight bits, with one
+    scale for 256 columns; "float32" to 24 bits for up to 17 tokens, which errs by 2^-24 of the largest of the 256. Where the
+    weights are F32, F16 or BF16, x is not rounded. Raises QuantError.
     """
     format = _check(blocks, qtype, x, activations)
     (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
