@@ -26,7 +26,7 @@ f32, i64 = types.float32, types.int64
 # 256 bytes each. The records of one unit lie together, a token after another.
 SUMS, SCALE, RECORD = UNIT, UNIT + 64, UNIT + 128
 DIGITS = {"int8": 1, "float32": 3}
-_SMALLEST = np.float32(1e-36)  # below it, activations are zeros: 127 / x would overflow
+_SMALLEST = np.float32(1e-31)  # of 256 the largest: below it all are zeros, for a last digit's unit would be no normal number
 
 
 def quantize(x: torch.Tensor, order: int, digits: int = 1, group: int = 16) -> torch.Tensor:

@@ -26,8 +26,8 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes of a row) uint8: (tokens, rows) float32.
 
     qtype: any format that the cpu backend of kit.dequantize knows, or I8. activations: "int8" rounds x to eight bits, with one
-    scale for 256 columns; "float32" to 24 bits for up to 17 tokens, which errs by 2^-24 of the largest of the 256. Where the
-    weights are F32, F16 or BF16, x is not rounded. Raises QuantError.
+    scale for 256 columns; "float32" to 24 bits for up to 17 tokens, an error of 2^-22 of the largest of the 256 at most.
+    Where the weights are F32, F16 or BF16, x is not rounded. Raises QuantError.
     """
     format = _check(blocks, qtype, x, activations)
     (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
