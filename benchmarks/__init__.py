@@ -1,1 +1,1 @@
-"""Benchmarks: the kit beside its peers and the machine, in one run. `python -m benchmarks` says how."""
+"""Benchmarks: the kit beside its peers and the machine's limits; see `python -m benchmarks --help`."""

@@ -1,4 +1,4 @@
-"""Rows of the benchmark `gpu` about tiles: decoded where they lie, streamed over the bus, and nvCOMP's ANS beside them."""
+"""Rows of the benchmark `gpu` about tiles: decoded in device memory, streamed from the host, and by nvCOMP's ANS."""
 
 import numpy as np
 import torch
@@ -15,8 +15,7 @@ _WEIGHTS = (("a scale a row", "row", 0.0), ("a scale a tensor, one weight of 16 
 
 
 def tile_rows(here: bool) -> list[dict]:
-    """Tiles decoded on the device: with the check on the host (a wait), and the kernels alone. None without a GPU: the
-    counted rows stand for them."""
+    """Tiles decoded on the device, with the check on the host and by the kernels alone; no rows without a GPU."""
     if not here:
         return []
     from kit.codec.triton import decode_on_device, start, upload
@@ -37,8 +36,8 @@ def tile_rows(here: bool) -> list[dict]:
 def nvcomp_row(ours: list[dict], here: bool) -> dict:
     """nvCOMP's ANS over the values of the largest of ``tile_rows``, in chunks of a tile's size.
 
-    ``times_ours``: its time over that of our kernels. What goes wrong in the peer (its import, its API, its CUDA calls) is
-    said in the row. A CUDA error would also end what runs after it: measure this last.
+    ``times_ours``: its time over that of our kernels. An error of nvCOMP (import, API, CUDA) is reported in the row. Call
+    it last, because a CUDA error makes later CUDA calls fail.
     """
     count = _TILES[-1]
     row = {"kernel": f"nvCOMP ANS, {count} tiles", "per": "tile", "measured_us": NOT_MEASURED}
@@ -58,7 +57,7 @@ def nvcomp_row(ours: list[dict], here: bool) -> dict:
 
 
 def _nvcomp(values: torch.Tensor) -> tuple[float, int]:
-    """Median seconds of a decode without waits (both configurations are made before), and the packed bytes."""
+    """(median seconds of a decode without synchronization, compressed bytes)."""
     from nvidia import nvcomp
 
     from kit.lab.device import time_on_device
@@ -77,8 +76,10 @@ def _nvcomp(values: torch.Tensor) -> tuple[float, int]:
 
 
 def streaming_rows(device: dict, here: bool) -> list[dict]:
-    """A pass over matrices in pinned host memory: plain INT8, and compressed. ``times_plain``: how much faster than plain,
-    at most (the ratio of what crosses the bus) and measured; each matrix is also read once on the device, by a sum."""
+    """A pass over matrices in pinned host memory, plain INT8 and compressed; each is also read on the device, by a sum.
+
+    ``times_plain``: speed over that of plain INT8, measured, and its bound (the ratio of bytes copied).
+    """
     rows = []
     for name, scales, greatest in _WEIGHTS:
         matrices = {f"{number}": _weights(number, scales, greatest) for number in range(_MATRICES if here else 1)}
@@ -118,7 +119,7 @@ def _weights(seed: int, scales: str, greatest: float) -> np.ndarray:
 
 
 def _matrix(tiles: int) -> np.ndarray:
-    """That many tiles of 256 x 256 normal values, int8."""
+    """An int8 matrix of so many tiles of 256 x 256 normal values."""
     across = min(tiles, 16)
     values = np.random.default_rng(0).normal(0, 30, (tiles // across * 256, across * 256))
     return np.clip(values, -127, 127).astype(np.int8)

@@ -1,4 +1,4 @@
-"""Compile the kernels for a GPU that is not here, and count what the machine code does: Triton brings its assembler along."""
+"""Compile kernels without a GPU, by Triton's own assembler, and count the instructions of the machine code."""
 
 import re
 import subprocess
@@ -22,8 +22,9 @@ _KINDS = {  # kind -> the beginnings of its instructions' names in SASS
 
 @dataclass(frozen=True)
 class Compiled:
-    """PTX and SASS of one kernel. ``opcodes`` are the SASS instructions in order, with their modifiers, up to the last EXIT:
-    behind it lies what a warp runs in place of a shuffle when its threads have come apart, which no kernel here lets happen.
+    """PTX and SASS of one kernel. ``opcodes``: SASS instructions with modifiers, in order, up to the last EXIT.
+
+    After it comes only code for shuffles in diverged warps, which do not occur here.
     """
 
     ptx: str
@@ -43,8 +44,8 @@ class Compiled:
 def compile_for(kernel, types: dict[str, str], constants: dict, num_warps=4, fusion=True, capability=HOPPER) -> Compiled:
     """Machine code of a @triton.jit function; no GPU is needed.
 
-    types: argument -> Triton's name of its type ("*u8", "i32"); pointers count as aligned to 16 bytes, as torch's
-    are. constants: the tl.constexpr arguments. fusion: whether products and sums may become FMAs.
+    types: argument -> Triton's name of its type ("*u8", "i32"); pointers are assumed aligned to 16 bytes, as torch's are.
+    constants: the tl.constexpr arguments. fusion: whether products and sums may become FMAs.
     """
     place = kernel.arg_names.index
     source = ASTSource(

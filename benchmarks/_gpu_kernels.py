@@ -1,4 +1,4 @@
-"""What each kernel moves and computes at real sizes, and the least time that this takes on a device: counted, not measured."""
+"""Bytes and operations of each kernel at real sizes, counted, and the least time that a device needs for them."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ _POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 class Case:
     """One launch: its work, and how to compile it.
 
-    read, written: bytes that must cross the device's memory once; flops: on float32, an FMA is two. programs: the grid;
-    trips: how often each goes round its longest loop.
+    read, written: bytes of device memory, each once. flops: in float32, an FMA counts as two. programs: size of the grid.
+    trips: iterations of the longest loop.
     """
 
     name: str
@@ -38,16 +38,16 @@ class Case:
     fusion: bool = True
 
     def compile(self) -> Compiled:
-        """Its machine code for a Hopper GPU."""
+        """The machine code of a case for a Hopper GPU."""
         return compile_for(self.kernel, self.types, self.constants, self.warps, self.fusion)
 
     def instructions(self, compiled: Compiled) -> int:
-        """Instructions that all warps together issue."""
+        """Instructions issued by all warps."""
         once, again = compiled.counts()["all"], compiled.counts(compiled.loop)["all"]
         return self.programs * self.warps * (once + (self.trips - 1) * again if again else once)
 
     def bounds(self, device: dict, compiled: Compiled) -> dict[str, float]:
-        """Seconds that memory and instruction issue take at least on ``device`` (a row of data/devices.yaml)."""
+        """Least seconds for memory and for instruction issue on ``device`` (a row of data/devices.yaml)."""
         rate = device["copy_gbps"] if self.written > self.read / 10 else device["read_gbps"]
         issue = 4 * device["multiprocessors"] * device["clock_ghz"] * 1e9  # four schedulers a multiprocessor
         return {"memory": (self.read + self.written) / rate / 1e9, "issue": self.instructions(compiled) / issue}
@@ -83,7 +83,7 @@ def gemv(qtype: str, rows: int, columns: int, tokens: int = 1) -> Case:
 
 
 def tile_decoder(tiles: int, bits: float = 7.2, lanes: int = 128) -> list[Case]:
-    """Both kernels of the decoder over ``tiles`` tiles of 64 KiB, coded in ``bits`` a value."""
+    """Both kernels of the tile decoder over ``tiles`` tiles of 64 KiB with ``bits`` bits a value."""
     values = 1 << 16
     rans_types = dict.fromkeys(("begin", "end", "coded", "values"), "*i64")
     rans_types |= {"units": "*u16", "slots": "*u32", "residuals": "*u8", "status": "*u32", "room": "i32", "slots_a_tile": "i32"}

@@ -1,5 +1,7 @@
-"""Processes that do the same work in turn: while one is timed the others are stopped (SIGSTOP), so that nobody's threads
-spin over another's. Imports nothing of the kit: a process may run an older one."""
+"""Processes that are timed alternately; the others are stopped (SIGSTOP), so that their threads do not spin meanwhile.
+
+This module imports nothing of the kit, because a process may run an older checkout.
+"""
 
 import os
 import signal

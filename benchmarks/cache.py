@@ -21,8 +21,8 @@ PEERS = {"LRU": "LRU", "FIFO": "FIFO", "CLOCK": "Clock", "SIEVE": "Sieve", "S3FI
 
 
 def run(samples: int = 3, capacity: int = 4 << 30) -> pd.DataFrame:
-    """One row a policy: seconds of the replay, its goal, libCacheSim's seconds on the same trace, and the byte hit rate
-    beside the bound; then Mattson's one pass over all capacities, and seconds of a live hit against a dict's."""
+    """One row for each policy: seconds of the replay, its goal, libCacheSim's seconds on the same trace, byte hit rate and
+    its bound; then Mattson's pass over all capacities, and seconds of a live hit and of a dict look-up."""
     trace = repeated(decode_order(GEOMETRIES["granite-3.3-8b"]), 100)
     bound = interval_bound(trace, capacity)
     rows = []

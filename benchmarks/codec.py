@@ -21,10 +21,10 @@ GOALS = {"scalar-table": (300, 300), "interleaved": (90, 60), "simd": (25, 15), 
 
 
 def run(samples: int = 7) -> pd.DataFrame:
-    """One row a profile and coder: microseconds a tile (median, quartiles), GB/s of values, bits a weight all told.
+    """One row for each profile and coder: microseconds a tile (median, quartiles), GB/s of values, bits a weight.
 
-    first_ms: the first call in this process, compiling or loading what was compiled included. times_zstd and
-    two_threads are ratios of samples taken in turn: speed over zstd's, and two threads' over one's.
+    first_ms: the first call in this process, including compiling. times_zstd, two_threads: median ratios of alternating
+    samples, speed over that of zstd and speed of two threads over that of one.
     """
     weights = torch.randn(TILES * TILE // 2048, 2048, generator=torch.Generator().manual_seed(0))
     matrix, _ = quantize(weights)

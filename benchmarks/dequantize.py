@@ -1,4 +1,4 @@
-"""Dequantize 200 MB: the kit beside ggml's own code, gguf-py and the machine's non-temporal fill, on as many threads."""
+"""Dequantize 200 MB: the kit beside ggml's own code, gguf-py and a non-temporal fill, all on the same number of threads."""
 
 import ctypes
 import importlib.util
@@ -30,11 +30,11 @@ OTHER = {"gguf_py": (40, 40), "fill": (0, 0.6)}
 
 
 def run(only: str = "", samples: int = 7) -> pd.DataFrame:
-    """One row a format and dtype: GB/s of output, and ratios of samples taken in turn, that to the fill with its interval.
+    """One row for each format and dtype: GB/s of output, and median ratios of alternating samples.
 
-    only: the formats whose name holds this. of_fill is the share of the fill's speed; bytes_allow is what it could be if
-    memory moved the blocks, too, as fast as the fill; of_traffic is the one over the other. missed names the least goals
-    that the format does not reach.
+    only: formats whose name contains this. of_fill: share of the fill's speed, with its interval. bytes_allow: that share
+    if blocks were read as fast as the fill writes. of_traffic: of_fill over bytes_allow. missed: the least goals that the
+    format does not reach.
     """
     out = torch.ones(ROWS, COLUMNS)
     rows = []
@@ -70,7 +70,7 @@ def _row(name, dtype, blocks, out, samples) -> dict:
 
 
 def _missed(goals: dict, row: dict):
-    """The least goals that a row misses, and those that not even the fill would reach, so fast is the peer."""
+    """The least goals that a row misses; marks those that even the fill would miss, because the peer is so fast."""
     for against, (least, _) in goals.items():
         reached = row.get("of_fill" if against == "fill" else f"times_{against}", np.inf)
         if reached < least:
@@ -79,7 +79,7 @@ def _missed(goals: dict, row: dict):
 
 
 def _blocks(name: str) -> np.ndarray:
-    """(ROWS, bytes of a row): random blocks, some of them many times over."""
+    """(ROWS, bytes of a row) uint8 of random blocks, with repetitions."""
     count = ROWS * COLUMNS // FORMATS[name].block_elements
     some = random_blocks(name, min(count, 2**20))
     return np.resize(some, (count, some.shape[1])).reshape(ROWS, -1)
@@ -105,7 +105,7 @@ def _filler():
 
 
 def _fill(out: torch.Tensor) -> None:
-    """Non-temporal stores and nothing else; not of zeros, which some CPUs write at twice the speed of memory."""
+    """Fill by non-temporal stores; not with zeros, which some CPUs write at twice the speed of memory."""
     threads.run(_filler(), (out.data_ptr(), out.nbytes), -(-out.nbytes // _PART))
 
 

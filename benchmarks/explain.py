@@ -1,4 +1,4 @@
-"""kit explain's predictions against measurements: eight sizes of memory, three files, the reports' cache and a pinned set."""
+"""Predictions of kit explain against measurements: three files, eight sizes of memory, an LRU and a pinned set."""
 
 import numpy as np
 import pandas as pd

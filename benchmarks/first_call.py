@@ -35,8 +35,11 @@ print(json.dumps(times))
 
 
 def run(names=NAMES) -> pd.DataFrame:
-    """One row a step, milliseconds: with an empty cache, in the next process, and the second call. The first format pays
-    for threads and the self-test of the tier too; the last row is all steps up to its first array beside the goal."""
+    """One row for each step, milliseconds: with an empty cache, in the next process, and of the second call.
+
+    The first format includes starting threads and the tier's self-test. The last row is the sum of all steps up to the
+    first array, beside its goal.
+    """
     path = str(cached_model("tinyllama-1.1b", layers=4, folder=models_folder()))
     with tempfile.TemporaryDirectory() as folder:
         cold, cached = (_child(path, names, folder) for _ in range(2))

@@ -1,10 +1,10 @@
-"""The first hour on a GPU: what is worth most first, each part in a process and a time limit of its own, saved when it ends.
+"""The first hour on a GPU: parts in order of value, each in its own process with a time limit, and saved when it ends.
 
     python -m benchmarks.gpu_session [--out FOLDER] [--part NAME]... [--tiny]
 
-Each part appends one line of JSON to FOLDER/session.jsonl: its name, rows, seconds, and the error if it failed; the next
-one runs in any case, and what a line says is done is not run again. Nothing comes from a network. ``--tiny`` runs every
-part on tiny shapes, with kernels that are interpreted on the CPU, to see that the script comes to its end.
+Each part appends one line of JSON to FOLDER/session.jsonl: name, rows, seconds, and the error if it failed. A failed part
+does not stop the next one; parts that are done are not repeated. No network is needed. ``--tiny`` runs every part on tiny
+shapes with kernels interpreted on the CPU, as a test of this script.
 """
 
 import json
@@ -46,11 +46,11 @@ def _median(work, samples: int) -> float:
 
 
 def product_seconds(blocks: torch.Tensor, qtype: str, tokens: int = 1, samples: int = 20) -> float:
-    """Median seconds of the product of a matrix and activations that are spread already."""
-    from kit.cuda.linear import apply, spread
+    """Median seconds of the product of a matrix with packed activations."""
+    from kit.cuda.linear import apply, pack_activations
 
     columns = blocks.shape[1] // FORMATS[qtype].block_bytes * FORMATS[qtype].block_elements
-    x = spread(torch.randn(tokens, columns, device=_device()))
+    x = pack_activations(torch.randn(tokens, columns, device=_device()))
     return _median(lambda: apply(blocks, qtype, x), samples)
 
 
@@ -62,9 +62,9 @@ def dequantize_seconds(blocks: torch.Tensor, qtype: str, out: torch.Tensor, samp
 
 
 def device_model(name: str):
-    """A transformer on the device, of the model file in the models' folder, which is written if it is not there.
+    """A transformer on the device, of a model file in the models folder, which is written if it does not exist.
 
-    "tiny" is one layer of 32 columns: what an interpreter gets through in seconds.
+    "tiny": one layer of 32 columns, which the interpreter runs in seconds.
     """
     import kit
     from kit.model.device import DeviceTransformer
@@ -85,7 +85,7 @@ def device_model(name: str):
 
 
 def limits(tiny: bool) -> list[dict]:
-    """What this device can do: the bounds of all that follows."""
+    """The measured limits of the device."""
     from kit.lab.device import probe_device
 
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Inference: what Python and the trace cost of a token, prefill against the machine's FLOP/s, attention and projections."""
+"""Inference: the cost of Python and of the trace in a token, prefill against peak FLOP/s, attention, projections."""
 
 import functools
 import tempfile
@@ -42,7 +42,7 @@ def run(layers: int | None = None) -> pd.DataFrame:
 
 
 def _stepper(model, held: int = 64):
-    """A function that decodes one token at a context of ``held``, time after time at the same place."""
+    """A function that decodes one token at position ``held``, the same at every call."""
     cache = model.new_cache(held + 1)
     model.step([5] * held, cache)
 
@@ -55,7 +55,7 @@ def _stepper(model, held: int = 64):
 
 
 def _token(weights, folder):
-    """A decoded token beside the bare products; what is left of it when the arithmetic is (nearly) taken away."""
+    """A decoded token beside its products alone, and the time that remains without their arithmetic."""
     model = kit.Transformer(weights)
     step = _stepper(model)
     matrices = [weights[name] for name, shape in model.config.tensors().items() if len(shape) == 2][1:]
@@ -78,7 +78,7 @@ def _token(weights, folder):
 
 
 def _hollow(weights, folder, trace):
-    """A model that makes the same calls on matrices of 64 x 64, so that hardly anything but the calls takes time."""
+    """A model that makes the same calls on matrices of 64 x 64, to measure the cost of the calls."""
     source = GEOMETRIES[MODEL]
     vocabulary = replace(source.vocabulary, size=512)
     sizes = dict(vocabulary=vocabulary, hidden_size=64, intermediate_size=64, head_dim=2)
@@ -102,7 +102,7 @@ def _prefill(weights):
 
 
 def _projections(weights):
-    """One projection of one token by each variant, GB/s of the weights as it reads them."""
+    """One projection of one token by each variant, GB/s of the weights that it reads."""
     name = "blk.0.ffn_gate.weight"
     x = torch.rand(1, weights.info(name).shape[1])
     for variant, linear in LINEAR.items():

@@ -23,8 +23,8 @@ LAYERS, FORMAT = 22, "Q4_K"
 
 
 def run(samples: int = 15) -> pd.DataFrame:
-    """One row a way to share the same compiled tasks out: milliseconds for a tinyllama-1.1b token's products, the time of the
-    kit's program over it by processes in turn (above 1: the way is faster than the kit's) and its 95 % interval."""
+    """One row for each way to distribute the same compiled tasks: milliseconds for the products of a tinyllama-1.1b token,
+    and the time of the kit's program over that (above 1: faster than the kit's), with its 95 % interval."""
     with ExitStack() as stack:
         sides = {way: stack.enter_context(Side("-m", "benchmarks.threads", way)) for way in WAYS}
         seconds = pd.DataFrame([{way: side.sample() for way, side in sides.items()} for _ in range(samples)])
@@ -37,7 +37,7 @@ def run(samples: int = 15) -> pd.DataFrame:
 
 
 def _token():
-    """A program of the products of a token, and the memory that it reads: every layer has matrices of its own."""
+    """(a program of the products of a token, the memory that it reads); every layer has its own matrices."""
     program, held = Program(), []
     pool = random_blocks(FORMAT, 4096)
     for _ in range(LAYERS):
@@ -62,7 +62,7 @@ def _some(function, words, first, last):
 
 
 def _plain(pool, function, words, tasks):
-    """A step's tasks in as many equal parts as there are threads."""
+    """Run a step's tasks in equal parts, one for each thread."""
     count = threads.count()
     ends = [tasks * part // count for part in range(count + 1)]
     list(pool.map(functools.partial(_some, function, words.ctypes.data), ends[:-1], ends[1:]))

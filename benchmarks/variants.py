@@ -1,4 +1,4 @@
-"""This kit beside another checkout (KIT_OLD=folder) and beside the SIMD tiers of lesser CPUs, a process each, in turn."""
+"""This kit beside an older checkout (KIT_OLD=folder) and beside lower SIMD tiers, in alternating processes."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def run(only: str = "", samples: int = 5):
 
 
 def _work(way, what, tokens, path):
-    """A function that does the case once, by whichever kit this process imports."""
+    """A function that runs the case once, with the kit that this process imports."""
     import torch
 
     import kit

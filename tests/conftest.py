@@ -21,6 +21,12 @@ def close_figures():
 
 
 @pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """An empty folder for the files of a test module."""
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="module")
 def call():
     """``call(function, *args)`` runs a function of triton_worker in a process that interprets Triton's kernels."""
     from triton_worker import interpret

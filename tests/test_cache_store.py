@@ -11,22 +11,15 @@ from hypothesis import strategies as st
 
 import kit
 from fuzz.soak import soak
+from kit.cache import POLICIES
 from kit.cache.config import CacheConfig
-from kit.cache.policies.adaptive import ARC, LIRS, TinyLFU
-from kit.cache.policies.base import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random, TwoRandom
-from kit.cache.policies.cyclic import CyclicAware
+from kit.cache.policies.base import LRU, HashMap, NoCache
 from kit.cache.policies.offline import MIN
 from kit.cache.policies.pinned import Pinned, RowPlan
-from kit.cache.policies.queues import CLOCK, S3FIFO, SIEVE
 from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
 from kit.cache.traces import repeated, requests
 from kit.errors import CacheError
-
-ALL = [
-    NoCache, HashMap, FIFO, LRU, MRU, LIP, LFU, Random, TwoRandom, CLOCK, SIEVE, S3FIFO, ARC, LIRS, TinyLFU, Pinned,
-    CyclicAware, MIN,
-]  # fmt: skip
 
 
 def make(policy, capacity, future):
@@ -35,7 +28,7 @@ def make(policy, capacity, future):
     return policy(capacity, future=future) if policy is MIN else policy(capacity)
 
 
-@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("policy", [NoCache, HashMap, *POLICIES.values()])
 @settings(max_examples=25, deadline=None)
 @given(
     keys=st.lists(st.integers(0, 9), min_size=1, max_size=60),

@@ -254,11 +254,6 @@ def test_a_prompt_equals_float64_with_the_matrix_unit_and_in_pieces(qtype, accur
 # ---- models
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.mark.parametrize("mix", ["F32", "Q4_K_M", "Q8_0"])
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-granite", "tiny-qwen3moe"])
 def test_logits_equal_float64(folder, name, mix):

@@ -23,11 +23,6 @@ PLANNED = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
 def transformer(path, **how):
     return kit.Transformer(kit.Weights(kit.open(path)), **{"linear": "fused", **how})
 

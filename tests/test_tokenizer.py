@@ -34,11 +34,6 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("vocabularies")
-
-
 def open_tokenizer(path):
     return tokenizer_of(kit.open(path))
 

@@ -18,12 +18,7 @@ from kit.model.linear import LINEAR
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 40)]
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def reference(folder):
     """Name of a model -> its float64 logits after each token of PROMPT, computed once."""
     known = {}

@@ -167,7 +167,7 @@ def test_a_grown_and_shortened_cache_gives_the_same_logits(tmp_path):
 
 
 def test_a_cache_without_room_is_one_clear_error():
-    from kit.cuda.kvcache import DeviceKVCache
+    from kit.model.device_kvcache import DeviceKVCache
 
     cache = DeviceKVCache(40, 8, 128, 1 << 30, "float32", torch.device("cuda"))
     cache.reserve(256)

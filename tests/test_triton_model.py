@@ -9,7 +9,7 @@ import torch
 import triton_worker as worker
 
 import kit
-from kit.cuda.kvcache import DeviceKVCache
+from kit.model.device_kvcache import DeviceKVCache
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 

@@ -2,13 +2,14 @@
 
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 
 from kit.errors import CacheError
 from kit.gguf.names import layer_of
 
 
-class Prefetcher:
+class Prefetcher(AbstractContextManager):
     """Watches a WeightCache and, when a get enters a new layer, loads the next ``ahead`` layers.
 
     ``plan``: ``[(key, size, load), ...]`` in order of use. Tensors of no layer (output norm and projection) count as one
@@ -61,9 +62,6 @@ class Prefetcher:
         self.store.prefetcher = None
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()

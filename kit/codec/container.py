@@ -17,6 +17,7 @@ All other tensors (norms, biases, an embedding that is not the output matrix too
 can list the file and read the model's tokenizer and hyperparameters.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,7 @@ class Int8:
         return self.tiles.nbytes + self.scales.nbytes
 
 
-class CompressedFile:
+class CompressedFile(AbstractContextManager):
     """An open compressed model, used like a GGUFFile.
 
     ``tensors``: the model's names and shapes (qtype "I8" or "BF16" for coded ones). ``matrices``: name of a coded matrix
@@ -97,9 +98,6 @@ class CompressedFile:
     def close(self) -> None:
         """Close the file."""
         self.gguf.close()
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *exception):
         self.close()

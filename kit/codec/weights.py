@@ -15,7 +15,7 @@ from kit.codec.decoders import find
 from kit.cpu.buffers import Buffers
 from kit.cpu.linear import linear as multiply
 from kit.errors import ModelError
-from kit.gguf.names import find_tensor, layer_of
+from kit.gguf.names import blocks_of, layer_of
 from kit.lab.machine import usable_cores
 from kit.lab.trace import Trace
 from kit.model.linear import Linear
@@ -55,10 +55,7 @@ class CompressedWeights(Mapping, WeightSource):
         """The tensor in floating point; a coded matrix is unpacked (through the cache) and scaled."""
         if name in self.layers:
             return self.layers[name].weight()
-        stack, expert = find_tensor(self.file, name)
-        blocks = self.file.blocks(stack)
-        blocks = blocks if expert is None else blocks[expert]
-        return dequantize(blocks, self.info(name).qtype).reshape(self.shape(name))
+        return dequantize(blocks_of(self.file, name), self.info(name).qtype).reshape(self.shape(name))
 
     def __iter__(self):
         return iter(self.file.tensors)

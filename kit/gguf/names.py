@@ -24,3 +24,10 @@ def find_tensor(file, name: str) -> tuple[str, int | None]:
     if stack in file.tensors and expert.isdecimal() and int(expert) < file.tensors[stack].shape[0]:
         return stack, int(expert)
     raise ModelError(f"{file.path}: no tensor {name!r}; `kit inspect --tensors` lists them")
+
+
+def blocks_of(file, name: str):
+    """The blocks of a matrix, or of one expert ``"stack[3]"``: uint8 (out, bytes of a row)."""
+    stack, expert = find_tensor(file, name)
+    blocks = file.blocks(stack)
+    return blocks if expert is None else blocks[expert]

@@ -7,6 +7,7 @@ of one with -DGGML_CPU_ALL_VARIANTS=ON and -DGGML_BACKEND_DL=ON: .../bin/libggml
 import ctypes
 import importlib.util
 import os
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def _built(backend: Path) -> ctypes.CDLL:
     return lib
 
 
-class Llama:
+class Llama(AbstractContextManager):
     """A GGUF file loaded by llama.cpp, one thread a core; usable in a ``with``.
 
     ``mode``: one of MODES. ``kv``: type of the KV cache. ``exact``: float32 sums in attention (no flash attention).
@@ -146,9 +147,6 @@ class Llama:
         if self._context:
             self._lib.llama_free(self._context)
         self._lib.llama_model_free(self._model)
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, *_):
         self.close()

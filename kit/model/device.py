@@ -4,9 +4,9 @@ import time
 
 import torch
 
-from kit.cuda.kvcache import DeviceKVCache
 from kit.cuda.linear import apply
 from kit.errors import ModelError
+from kit.model.device_kvcache import DeviceKVCache
 from kit.model.device_ops import DeviceOps
 from kit.model.device_weights import DeviceWeights
 from kit.model.forward import forward

@@ -10,7 +10,7 @@ from kit.cache.store import WeightCache
 from kit.cuda.dequantize import DEVICE
 from kit.cuda.memory import pinned
 from kit.errors import ModelError
-from kit.gguf.names import find_tensor
+from kit.gguf.names import blocks_of
 from kit.gguf.reader import GGUFFile
 from kit.lab.trace import Trace
 from kit.model.weights import WeightSource
@@ -92,6 +92,4 @@ class DeviceWeights(WeightSource):
 
     def _pinned(self, name: str) -> torch.Tensor:
         """The blocks copied from the mapped file to pinned memory."""
-        stack, expert = find_tensor(self.file, name)
-        blocks = self.file.blocks(stack)
-        return pinned(blocks if expert is None else blocks[expert])
+        return pinned(blocks_of(self.file, name))

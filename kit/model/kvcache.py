@@ -15,27 +15,43 @@ KV_TYPES = {"float32": 4.0, "float16": 2.0, "q8_0": 34 / 32}  # bytes of an elem
 _QK8_0 = 32
 
 
-class KVCache:
+class Positions:
+    """What key/value caches on all devices count: ``length`` positions held of ``context``, ``passes`` forward passes."""
+
+    def __init__(self, context: int, dtype: str, bytes_per_position: int):
+        self.context, self.dtype, self.bytes_per_position = context, dtype, bytes_per_position
+        self.length = self.passes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the positions held."""
+        return self.length * self.bytes_per_position
+
+    def advance(self, tokens: int) -> None:
+        """End a pass: ``tokens`` more positions are held."""
+        self.length += tokens
+        self.passes += 1
+
+    def truncate(self, length: int) -> None:
+        """Drop the positions from ``length`` on."""
+        self.length = min(self.length, length)
+
+
+class KVCache(Positions):
     """Keys and values of up to ``context`` positions in all layers.
 
     Address space for the whole context is reserved at once; the operating system provides memory as positions are written,
-    so nothing is ever copied to grow. ``length``: positions held. ``passes``: forward passes so far.
+    so nothing is ever copied to grow.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: str = "float32"):
         each = known("KV cache type", dtype, KV_TYPES, ModelError)
         if dtype == "q8_0" and head_dim % _QK8_0:
             raise ModelError(f"KV cache type 'q8_0' needs heads of a multiple of {_QK8_0} elements, not {head_dim}")
-        self.dtype, self.context, self.length, self.passes = dtype, context, 0, 0
+        super().__init__(context, dtype, int(2 * layers * kv_heads * head_dim * each))
         self._keys, self._values = (
             [_Store(kv_heads, context, head_dim, dtype) for _ in range(layers)] for _ in ("keys", "values")
         )
-        self.bytes_per_position = int(2 * layers * kv_heads * head_dim * each)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the positions held."""
-        return self.length * self.bytes_per_position
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k and v (tokens, kv_heads, head_dim) of ``layer`` after the positions held; returns all keys and values of
@@ -52,15 +68,6 @@ class KVCache:
     def histories(self, layer: int) -> tuple[History, History]:
         """Addresses and layout of a layer's keys and values, for kernels."""
         return self._keys[layer].history, self._values[layer].history
-
-    def advance(self, tokens: int) -> None:
-        """End a pass: ``tokens`` more positions are held."""
-        self.length += tokens
-        self.passes += 1
-
-    def truncate(self, length: int) -> None:
-        """Drop the positions from ``length`` on."""
-        self.length = min(self.length, length)
 
 
 def _reserve(shape, dtype) -> torch.Tensor:

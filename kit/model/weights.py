@@ -11,7 +11,7 @@ import torch
 from kit.cache.policies.base import NoCache, Policy
 from kit.cache.store import WeightCache
 from kit.cpu.buffers import Buffers
-from kit.gguf.names import find_tensor, layer_of
+from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.gguf.reader import GGUFFile, TensorInfo
 from kit.lab.trace import Trace
 from kit.model.linear import Linear
@@ -94,9 +94,7 @@ class Weights(Mapping, WeightSource):
 
     def blocks(self, name: str) -> np.ndarray:
         """The tensor's blocks in the mapped file, uint8 (out, bytes of a row)."""
-        stack, expert = find_tensor(self.file, name)
-        blocks = self.file.blocks(stack)
-        return blocks if expert is None else blocks[expert]
+        return blocks_of(self.file, name)
 
     @property
     def working_set(self) -> int:

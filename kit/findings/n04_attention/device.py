@@ -12,7 +12,6 @@ import torch
 import kit
 from kit.claims import table as claims
 from kit.claims.judge import judge as verdict_of
-from kit.cuda.kvcache import KV_DTYPES
 from kit.errors import ModelError
 from kit.findings import reported
 from kit.findings.live import relative_rms
@@ -21,6 +20,7 @@ from kit.lab.device import Limits
 from kit.lab.machine import memory_available
 from kit.model.config import Config, read_config
 from kit.model.device import DeviceTransformer
+from kit.model.device_kvcache import KV_DTYPES
 from kit.model.device_weights import DeviceWeights
 from kit.synthetic.geometry import GEOMETRIES
 from kit.units import format_bytes

@@ -3,33 +3,28 @@
 import torch
 
 from kit.errors import ModelError, known
+from kit.model.kvcache import Positions
 from kit.units import format_bytes
 
 KV_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _SMALLEST = 256  # least capacity, positions
 
 
-class DeviceKVCache:
+class DeviceKVCache(Positions):
     """Keys and values of up to ``context`` positions in all layers: (layers, kv_heads, capacity, head_dim) each.
 
     The capacity is a power of two (at least 256, at most ``context``) and doubles when it is full; CUDA graphs, which hold
-    addresses, are dropped then. ``length``: positions held. ``passes``: forward passes so far. ``token`` and ``position``:
-    the inputs of a graph. ``graphs``: number of positions that a graph attends to -> (graph, its logits).
+    addresses, are dropped then. ``token`` and ``position``: the inputs of a graph. ``graphs``: number of positions that a
+    graph attends to -> (graph, its logits).
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: str, device: torch.device):
         kept = known("KV cache type on a device", dtype, KV_DTYPES, ModelError)
         self.keys, self.values = torch.empty(2, layers, kv_heads, 0, head_dim, dtype=kept, device=device)
-        self.dtype, self.context, self.length, self.passes = dtype, context, 0, 0
-        self.bytes_per_position = 2 * layers * kv_heads * head_dim * kept.itemsize
+        super().__init__(context, dtype, 2 * layers * kv_heads * head_dim * kept.itemsize)
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.graphs: dict[int, tuple] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the positions held."""
-        return self.length * self.bytes_per_position
 
     @property
     def capacity(self) -> int:
@@ -69,12 +64,3 @@ class DeviceKVCache:
         keys.index_copy_(1, positions, k.transpose(0, 1).to(keys.dtype))
         values.index_copy_(1, positions, v.transpose(0, 1).to(values.dtype))
         return keys[:, :seen], values[:, :seen]
-
-    def advance(self, tokens: int) -> None:
-        """End a pass: ``tokens`` more positions are held."""
-        self.length += tokens
-        self.passes += 1
-
-    def truncate(self, length: int) -> None:
-        """Drop the positions from ``length`` on."""
-        self.length = min(self.length, length)
