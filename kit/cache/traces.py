@@ -94,11 +94,11 @@ def repeated(pairs, tokens: int) -> Requests:
     return Requests([name for name, _ in pairs] * tokens, [size for _, size in pairs] * tokens, numbered)
 
 
-def decode_order(geometry, mix: str = "Q4_K_M", dtype: str = "float32", layers: int | None = None):
-    """``[(name, bytes), ...]`` of a model (kit.synthetic.geometry) in the order in which a decode step uses them."""
+def decode_order(geometry, mix: str = "Q4_K_M", layers: int | None = None) -> list[tuple[str, int]]:
+    """``[(name, bytes in float32), ...]`` of a model (kit.synthetic.geometry), in the order of use in a decode step."""
     elements = {spec.name: spec.elements for spec in geometry.tensors(mix, layers)}
     order = geometry.config(layers).order_of_use(elements)
-    return [(name, elements[name] * DTYPES[dtype]) for name in order]
+    return [(name, elements[name] * DTYPES["float32"]) for name in order]
 
 
 def mixture_of_experts(

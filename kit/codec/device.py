@@ -41,7 +41,7 @@ class TileWeights(DeviceWeights):
         return coded + self._room.nbytes + self.store.stats.resident_bytes
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The tensor as float32 on the device, decoded or dequantized anew."""
+        """The tensor as float32 on the device."""
         if name not in self.coded:
             return super().__getitem__(name)
         return self.unpacked(name) * self.coded[name][1][:, None]

@@ -5,7 +5,7 @@ decode, so that threads, mapped pages, reused memory and CPU caches are in the s
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from kit.cpu.threads import torch_alone
 from kit.quants import registry
 
 DTYPES = tuple(registry.DTYPES)
+_SAMPLES = 3  # tensors of a kind, and walks over them
 _ENOUGH = 0.6  # seconds after which no further walk begins, once one has been counted
 _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring
 
@@ -34,19 +35,17 @@ class Cost:
     fused: dict[str, float]
 
 
-def measure_costs(
-    file, names, dtypes=DTYPES, samples: int = 3, progress: bool = False, clock: Callable[[], float] = time.perf_counter
-) -> dict[Kind, Cost]:
-    """The cost of every kind among ``names``: medians over up to ``samples`` tensors of the kind, in ``samples`` walks."""
+def measure_costs(file, names, dtypes=DTYPES, progress: bool = False) -> dict[Kind, Cost]:
+    """The cost of every kind among ``names``: medians over up to _SAMPLES tensors of the kind, in as many walks."""
     plain, by_kind = kit.Weights(file), {}
     for name in names:
         by_kind.setdefault(kind_of(plain, name), []).append(name)
-    chosen = {name for members in by_kind.values() for name in members[:samples]}
+    chosen = {name for members in by_kind.values() for name in members[:_SAMPLES]}
     chosen = [name for name in names if name in chosen]
     ways = [(dtype, "dequantized", held) for dtype in dtypes for held in (False, True)]
     ways += [(dtypes[0], linear, False) for linear in FUSED]
     bar = tqdm(ways, "costs", disable=None if progress else True)
-    seconds = {way: _walked(file, chosen, *way, samples, clock) for way in bar}
+    seconds = {way: _walked(file, chosen, *way) for way in bar}
     costs = {}
     for kind in by_kind:
         kept = {dtype: seconds[dtype, "dequantized", True][kind] for dtype in dtypes}
@@ -55,22 +54,22 @@ def measure_costs(
     return costs
 
 
-def _walked(file, names, dtype, linear, held: bool, samples, clock) -> dict[Kind, float]:
-    """Median seconds of a use by kind, over up to ``samples`` walks after a warm-up."""
+def _walked(file, names, dtype, linear, held: bool) -> dict[Kind, float]:
+    """Median seconds of a use by kind, over up to _SAMPLES walks after a warm-up."""
     taken: dict[Kind, list[float]] = {}
     for batch in _batches(file, names):
         weights = kit.Weights(file, kit.HashMap() if held else None, dtype=dtype)
         uses = [(kind_of(weights, name), use_of(weights, linear, name)) for name in batch]
-        began = clock()
-        for walk in range(samples + 1):
-            if walk > 1 and clock() - began > _ENOUGH:
+        began = time.perf_counter()
+        for walk in range(_SAMPLES + 1):
+            if walk > 1 and time.perf_counter() - began > _ENOUGH:
                 break
             weights.trace.clear()
             with torch_alone():
                 for kind, use in uses:
-                    start = clock()
+                    start = time.perf_counter()
                     use()
-                    taken.setdefault(kind, []).extend([clock() - start] * (walk > 0))
+                    taken.setdefault(kind, []).extend([time.perf_counter() - start] * (walk > 0))
     return {kind: float(np.median(seconds)) for kind, seconds in taken.items()}
 
 

@@ -184,7 +184,7 @@ DECODES = {"kit": Decode, "transformers": DecodeInTransformers}
 
 
 class Walk:
-    """Every tensor used once, one after another: what is left of a token when nobody knows the forward pass."""
+    """One use of every tensor in order: a substitute for a token of a file that cannot be run."""
 
     def __init__(self, weights, linear: str, order: list[str]):
         self.trace, self._uses = weights.trace, [use_of(weights, linear, name) for name in order]

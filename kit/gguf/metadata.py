@@ -24,11 +24,11 @@ _BATCH = 4096
 class Cursor:
     """Reads a mapped file from front to back; raises GGUFError with the byte offset for anything malformed.
 
-    ``data`` is the whole file as uint8, ``order`` is "<" or ">".
+    ``data``: the whole file as uint8. ``order``: "<" for little-endian, ">" for big-endian files.
     """
 
-    def __init__(self, path, data: np.ndarray, order: str = "<", position: int = 0):
-        self.path, self.data, self.order, self.position = path, data, order, position
+    def __init__(self, path, data: np.ndarray, position: int = 0):
+        self.path, self.data, self.position, self.order = path, data, position, "<"
 
     def fail(self, offset: int, problem: str) -> NoReturn:
         """Raise a GGUFError that names the file and the offset."""
@@ -48,9 +48,9 @@ class Cursor:
         """One number of a numpy type code such as ``"u8"``."""
         return np.frombuffer(self.take(int(dtype[1]), what), self.order + dtype)[0].item()
 
-    def count(self, what: str, each: int, dtype: str = "u8") -> int:
+    def count(self, what: str, each: int) -> int:
         """A count of items of at least ``each`` bytes; GGUFError when the rest of the file cannot hold so many."""
-        start, count = self.position, self.number(dtype, what)
+        start, count = self.position, self.number("u8", what)
         left = len(self.data) - self.position
         if count * each > left:
             self.fail(start, f"{count:,} {what}, expected at most {left // each:,} in the {left:,} bytes that are left")

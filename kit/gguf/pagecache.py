@@ -1,4 +1,4 @@
-"""Is a file in the operating system's page cache? Cold and warm reads are different measurements; this tells them apart."""
+"""The operating system's page cache: drop a file from it, and find out how much of a file is in it."""
 
 import ctypes
 import mmap
@@ -10,9 +10,9 @@ import numpy as np
 
 
 def drop(path: Path) -> bool:
-    """Ask the kernel to forget the file's cached pages (no rights needed); True when at most 1 % stayed.
+    """Ask the kernel to drop the file's cached pages (no rights needed); True when at most 1 % remain.
 
-    Pages that a process has mapped stay, so close the file first. False where the system cannot (macOS).
+    Pages that a process has mapped remain, so close the file first. False on systems without posix_fadvise (macOS).
     """
     if not hasattr(os, "posix_fadvise"):
         return False
@@ -23,7 +23,7 @@ def drop(path: Path) -> bool:
 
 
 def resident_fraction(path: Path) -> float:
-    """Share of the file's pages that are in memory, by mincore(2); 1.0 where the system cannot tell."""
+    """Share of the file's pages in memory, by mincore(2); 1.0 on systems other than Linux."""
     size = os.path.getsize(path)
     if not size or not sys.platform.startswith("linux"):
         return 1.0
@@ -32,5 +32,5 @@ def resident_fraction(path: Path) -> float:
         pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
         address = np.frombuffer(view, np.uint8)
         result = libc.mincore(ctypes.c_void_p(address.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(pages.ctypes.data))
-        del address  # the map cannot close while an array looks at it
+        del address  # a map cannot be closed while an array refers to it
     return float(np.mean(pages & 1)) if result == 0 else 1.0

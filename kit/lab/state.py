@@ -1,6 +1,7 @@
 """The machine's state, which changes within minutes: its memory bandwidth now, and the load by other processes."""
 
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -30,16 +31,11 @@ class State:
         return {name: float(f"{value:.3g}") for name, value in asdict(self).items()}
 
 
-def probe(clock: Callable[[], float] = time.perf_counter) -> State:
+def probe() -> State:
     """The state now, in about 30 ms."""
     source, target = _buffers()
-    return State(*(max(source.nbytes / _seconds(work, clock) for _ in range(3)) / 1e9 for work in (source.sum, target.zero_)))
-
-
-def _seconds(work, clock) -> float:
-    start = clock()
-    work()
-    return clock() - start
+    seconds = (min(timeit.repeat(work, number=1, repeat=3)) for work in (source.sum, target.zero_))
+    return State(*(source.nbytes / taken / 1e9 for taken in seconds))
 
 
 @cache
@@ -70,10 +66,10 @@ class Watch:
         return time.perf_counter(), busy - own.user - own.system
 
 
-def cores_used_by_others(seconds: float = _SAMPLE_SECONDS) -> float:
-    """Cores that other processes use during the next ``seconds``."""
+def cores_used_by_others() -> float:
+    """Cores that other processes use during the next 0.1 s."""
     with Watch() as watch:
-        time.sleep(seconds)
+        time.sleep(_SAMPLE_SECONDS)
     return watch.others
 
 

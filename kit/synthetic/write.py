@@ -42,7 +42,8 @@ def synthesize(
     specs = model.tensors(mix, layers)
     head = header(model.metadata(mix, layers), specs)
     size = len(head) + sum(padded(spec.nbytes) for spec in specs)
-    with doing(f"generating {model.name}"), replacing(path, size) as handle, _bar(path.name, size, progress) as bar:
+    bar = tqdm(total=size, desc=path.name, unit="B", unit_scale=True, unit_divisor=1024, disable=None if progress else True)
+    with doing(f"generating {model.name}"), replacing(path, size) as handle, bar:
         for chunk in _stream(head, specs, model, seed):
             handle.write(chunk)
             bar.update(len(chunk))
@@ -55,7 +56,6 @@ def cached_model(
     layers: int | None = None,
     seed: int = 0,
     folder: str | os.PathLike = "data/models",
-    progress: bool = False,
 ) -> Path:
     """The path of a synthesized file in ``folder``, written on the first call and reused afterwards."""
     model = geometry(model)
@@ -66,7 +66,7 @@ def cached_model(
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise GGUFError(f"{path.parent}: cannot be made: {error.strerror}") from None
-        synthesize(path, model, mix, layers, seed, progress)
+        synthesize(path, model, mix, layers, seed)
     return path
 
 
@@ -96,7 +96,3 @@ def _chunks(spec: TensorSpec, model: Geometry, seed: int) -> Iterator[np.ndarray
     pool = encode(values, spec.qtype).reshape(len(values), -1)
     for start in range(0, units, _POOL):
         yield pool[random.permutation(len(pool))[: units - start]].reshape(-1)
-
-
-def _bar(name: str, size: int, shown: bool):
-    return tqdm(total=size, desc=name, unit="B", unit_scale=True, unit_divisor=1024, disable=None if shown else True)
