@@ -13,7 +13,7 @@ import torch
 from kit.codec import triton as codec
 from kit.codec.streams import streams_of
 from kit.codec.tiles import Tiles
-from kit.cuda.memory import pinned
+from kit.cuda.device import DEVICE, INTERPRETED, pinned
 from kit.errors import CodecError
 
 
@@ -55,13 +55,13 @@ class Streamed:
             if not isinstance(matrix, Tiles) and (matrix.dtype != np.int8 or matrix.ndim != 2):
                 raise CodecError(f"{name}: {matrix.ndim}-D {matrix.dtype}, expected an int8 matrix or its tiles")
         self._tiles = [matrix for matrix in matrices.values() if isinstance(matrix, Tiles)]
-        self._found = torch.zeros((2, sum(map(len, self._tiles))), dtype=torch.uint32, device=codec.device())
+        self._found = torch.zeros((2, sum(map(len, self._tiles))), dtype=torch.uint32, device=DEVICE)
         found = iter(self._a_matrix(self._found))
         self.matrices = {
             name: Coded(matrix, next(found)) if isinstance(matrix, Tiles) else Plain(matrix)
             for name, matrix in matrices.items()
         }
-        self._copying = None if codec.INTERPRETED else torch.cuda.Stream()
+        self._copying = None if INTERPRETED else torch.cuda.Stream()
 
     @property
     def nbytes(self) -> int:
@@ -97,7 +97,7 @@ class _Bus:
     def __init__(self, hosts: list[torch.Tensor], copying):
         self.hosts, self.copying = hosts, copying
         largest = max((host.numel() for host in hosts), default=0)
-        self.buffers = [torch.empty(largest, dtype=torch.uint8, device=codec.device()) for _ in range(2)]
+        self.buffers = [torch.empty(largest, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
         if copying:
             self.computing = torch.cuda.current_stream()
             self.arrived, self.released = ([torch.cuda.Event(), torch.cuda.Event()] for _ in range(2))

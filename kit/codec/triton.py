@@ -15,18 +15,13 @@ from kit.codec.decoders import REASONS
 from kit.codec.streams import Streams, streams_of
 from kit.codec.tiles import Tiles
 from kit.codec.triton_kernels import finish_kernel, rans_kernel
-from kit.cuda.memory import pinned
+from kit.cuda.device import DEVICE, pinned, require
 from kit.errors import CodecError
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
 _FINISH_VALUES = 4096  # values of a tile that finish_kernel holds in registers
 TOUCHED_TILES = 256  # up to two tiles a multiprocessor of an H200, streams are loaded into the cache before decoding
 
-if not INTERPRETED and not torch.cuda.is_available():
-    raise CodecError(
-        "decoder 'triton' needs a CUDA device and torch sees none: choose 'simd' or 'interleaved' (`kit doctor` says what "
-        "is missing), or set TRITON_INTERPRET=1 before Python starts to run its kernels slowly on the CPU"
-    )
+require("decoder 'triton'", "'simd' or 'interleaved'", CodecError)
 
 
 class DeviceTiles(NamedTuple):
@@ -44,11 +39,6 @@ class DeviceTiles(NamedTuple):
     def nbytes(self) -> int:
         """Bytes on the device."""
         return sum(part.nbytes for part in self[1:])
-
-
-def device() -> torch.device:
-    """The device of this decoder: "cuda", or "cpu" with TRITON_INTERPRET=1."""
-    return torch.device("cpu" if INTERPRETED else "cuda")
 
 
 def upload(tiles: Tiles) -> DeviceTiles:
@@ -70,7 +60,7 @@ def _index(streams: Streams) -> tuple[torch.Tensor, ...]:
 
 
 def _to_device(array: np.ndarray) -> torch.Tensor:
-    return pinned(array).to(device(), non_blocking=True)
+    return pinned(array).to(DEVICE, non_blocking=True)
 
 
 def decode_tiles(streams, first, last, residuals, status):
@@ -78,8 +68,8 @@ def decode_tiles(streams, first, last, residuals, status):
     parts = {name: getattr(streams, name)[first:last] for name in ("begin", "end", "coded", "values")}
     if len(streams.frequencies) > 1:
         parts["frequencies"] = streams.frequencies[first:last]
-    into = torch.zeros(residuals.shape, dtype=torch.uint8, device=device())
-    found = torch.empty(last - first, dtype=torch.uint8, device=device())
+    into = torch.zeros(residuals.shape, dtype=torch.uint8, device=DEVICE)
+    found = torch.empty(last - first, dtype=torch.uint8, device=DEVICE)
     _launch(_to_device(streams.units), *_index(streams._replace(**parts)), into, found, streams.lanes, streams.lower)
     residuals[...] = into.cpu().numpy()
     status[...] = found.cpu().numpy()
@@ -99,7 +89,7 @@ def start(loaded: DeviceTiles, out: torch.Tensor | None = None, found=None) -> t
     """
     tiles, layout = loaded.tiles, loaded.tiles.layout
     if out is None:
-        out = torch.empty(tiles.shape, dtype=torch.int8, device=device())
+        out = torch.empty(tiles.shape, dtype=torch.int8, device=DEVICE)
     elif out.shape != tiles.shape or out.dtype != torch.int8 or not out.is_contiguous():
         raise CodecError(f"{tiles.name}: out is {out.dtype} {tuple(out.shape)}, but the matrix is int8 {tiles.shape}")
     room = layout.tile_rows * layout.tile_columns

@@ -6,19 +6,14 @@ import torch
 import triton
 
 from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel
+from kit.cuda.device import DEVICE, INTERPRETED, require  # noqa: F401 - kit.quants.registry reads DEVICE
 from kit.cuda.formats import constants_of, look_up_table
 from kit.errors import QuantError
 from kit.gguf.formats import Format
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
-DEVICE = "cpu" if INTERPRETED else "cuda"
 STORED_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
-if not INTERPRETED and not torch.cuda.is_available():
-    raise QuantError(
-        "backend 'triton' needs a CUDA device and torch sees none: choose backend 'cpu' (`kit doctor` says what is "
-        "missing), or set TRITON_INTERPRET=1 before Python starts to run its kernels slowly on the CPU"
-    )
+require("backend 'triton'", "backend 'cpu'", QuantError)
 
 
 @cache

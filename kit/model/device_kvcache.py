@@ -3,10 +3,11 @@
 import torch
 
 from kit.errors import ModelError, known
+from kit.gguf.formats import DTYPES
 from kit.model.kvcache import Positions
 from kit.units import format_bytes
 
-KV_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+KV_DTYPES = {name: getattr(torch, name) for name in DTYPES}
 _SMALLEST = 256  # least capacity, positions
 
 

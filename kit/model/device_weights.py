@@ -7,8 +7,7 @@ import torch
 
 from kit.cache.policies.base import HashMap, NoCache, Policy
 from kit.cache.store import WeightCache
-from kit.cuda.dequantize import DEVICE
-from kit.cuda.memory import pinned
+from kit.cuda.device import DEVICE, pinned
 from kit.errors import ModelError
 from kit.gguf.names import blocks_of
 from kit.gguf.reader import GGUFFile
