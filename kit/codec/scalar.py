@@ -1,5 +1,7 @@
 """Decoders of one value at a time: report 004's algorithm in Python, compiled, and with faster searches."""
 
+import functools
+
 import numpy as np
 
 from kit.codec import rans
@@ -10,27 +12,17 @@ from kit.cpu.simd.vectors import jit
 LINEAR, BINARY, TABLE = range(3)  # the search for the symbol that owns a slot
 
 
-def linear(streams, first, last, residuals, status):
-    """Linear search through the 256 symbols: some 128 comparisons a value."""
-    _scalar(streams, first, last, LINEAR, residuals, status)
-
-
-def binary(streams, first, last, residuals, status):
-    """Binary search through the 256 symbols: eight comparisons a value, whose branches are unpredictable."""
-    _scalar(streams, first, last, BINARY, residuals, status)
-
-
-def table(streams, first, last, residuals, status):
-    """Look-up in a table of the 4096 slots: one load a value."""
-    _scalar(streams, first, last, TABLE, residuals, status)
-
-
 @jit
-def _scalar(streams, first, last, search, residuals, status):
+def _scalar(search, streams, first, last, residuals, status):
     states = np.empty(streams.lanes, np.uint32)
     for tile in range(first, last):
         frequencies = streams.frequencies[tile % len(streams.frequencies)]
         status[tile - first] = _decode_tile(streams, tile, frequencies, search, states, residuals[tile - first])
+
+
+linear = functools.partial(_scalar, LINEAR)  # some 128 comparisons a value
+binary = functools.partial(_scalar, BINARY)  # eight comparisons a value, whose branches are unpredictable
+table = functools.partial(_scalar, TABLE)  # one load a value, from a table of the 4096 slots
 
 
 @jit

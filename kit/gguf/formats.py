@@ -64,7 +64,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Scales:
-    """The scale of ``group`` weights, d times a number of ``steps`` (or d alone), and their minimum, if any: dmin times one.
+    """The scale of ``group`` weights: d times a number of ``steps``, or d alone; and with dmin their minimum, likewise.
 
     The steps of the minima follow those of the scales. d and dmin are float16. With ``table``, d is one byte a group and
     the scale is TABLES[table][byte]. Other layouts are read by ``function``, as in Numbers.

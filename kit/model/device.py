@@ -32,7 +32,7 @@ class DeviceTransformer(Transformer):
         matrices = [name for name in names if len(self.file.tensors[name].shape) == 2 and "bias" not in name]
         self.vectors = {name: weights[name] for name in names if name not in matrices and "_exps.w" not in name}
         self._held = weights.resident(matrices) if self.graphs else {}
-        order = matrices[1:] + matrices[:1]  # after the last matrix comes the first, for the next token
+        order = matrices[1:] + matrices[:1]  # after the last comes the embedding: as output projection, or for the next token
         self._next = dict(zip(matrices, order, strict=True))
         self.cos_sin = {key: rope.cos_sin(0, self.max_context).to(weights.device) for key, rope in self.ropes.items()}
 

@@ -1,13 +1,5 @@
-"""Dequantize ggml blocks: ``dequantize`` with its backends, imported at first use."""
+"""Dequantize ggml blocks."""
 
-import importlib
+from kit.quants.registry import BACKENDS, dequantize
 
-_HOME = {"dequantize": "kit.quants.registry", "BACKENDS": "kit.quants.registry"}
-__all__ = list(_HOME)
-
-
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module 'kit.quants' has no attribute {name!r}")
-    globals()[name] = value = getattr(importlib.import_module(_HOME[name]), name)
-    return value
+__all__ = ["BACKENDS", "dequantize"]

@@ -23,7 +23,7 @@ def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,
     """One row for each format, backend, tier and dtype: whether it equals the reference, and the largest error.
 
     qtypes: names, by default all of ``blocks``, or all that gguf-py can dequantize. tiers: of the cpu backend
-    (kit.cpu.simd.available()); None is the fastest one. blocks: {name: uint8 array of whole blocks} to test on, by default
+    (kit.cpu.simd.available()); None is the current one. blocks: {name: uint8 array of whole blocks} to test on, by default
     random ones with finite scales.
     The reference is gguf-py's float32, rounded to nearest even by torch. For the backend "fused" the dtype column holds
     the type of its activations, and products with random activations are compared with products in float64.

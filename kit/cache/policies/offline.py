@@ -18,7 +18,7 @@ def next_uses(keys) -> list[float]:
 
 
 class MIN(Policy):
-    """Evicts the object that is used farthest in the future; with ``bypass``, refuses an object used farther than those.
+    """Evicts the object that is used farthest in the future; with ``bypass``, refuses an object used later than its victims.
 
     Optimal for equal sizes: with ``bypass`` among all policies without prefetch, without it among those that keep every
     accessed object. For unequal sizes the optimum is NP-hard, and :func:`kit.cache.bounds.interval_bound` bounds it.
