@@ -1,4 +1,4 @@
-"""What tests/test_device.py runs in a process where Triton's kernels are interpreted: the findings of kit.findings.device."""
+"""Functions that tests/test_device.py runs in another process, where Triton's kernels are interpreted."""
 
 import timeit
 from dataclasses import replace
@@ -13,7 +13,7 @@ LIMITS = {
 
 
 def start():
-    """The process's first call."""
+    """The first call in the process."""
     interpret()
     from kit.cuda import linear
 
@@ -21,7 +21,7 @@ def start():
 
 
 def session(folder, notebook):
-    """A session that says "cuda" of the interpreter, with invented limits."""
+    """A session with the interpreter as its device "cuda", and invented limits."""
     import kit
     from kit.lab import machine
     from kit.lab.device import Limits

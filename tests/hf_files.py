@@ -104,7 +104,7 @@ def _tensors(config, architecture):
 
 
 def _stored_shape(key, shape, architecture):
-    """The shape as llama.cpp's converter leaves it in the file."""
+    """The shape that llama.cpp's converter writes to the file."""
     if key.endswith(("ffn_gate_exps", "ffn_up_exps")):
         return shape[0], shape[1] // 2, shape[2]
     if architecture == "gpt2" and key.endswith(_TRANSPOSED):

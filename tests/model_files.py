@@ -1,4 +1,4 @@
-"""Small F32 model files for tests: one a family and one a feature, written by the kit."""
+"""Small F32 model files for tests, one for each family and feature, written by the kit."""
 
 from dataclasses import replace
 from pathlib import Path

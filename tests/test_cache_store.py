@@ -112,7 +112,7 @@ def test_a_failing_load_reaches_every_waiter_and_leaves_nothing():
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("gets", "resize", "prefetch"), [(10_000, False, False), (1_500, True, True)])
 def test_stress_of_eight_threads(gets, resize, prefetch):
-    """Over failing loaders: no deadlock, no double load, no byte too many, every count exact (fuzz/soak.py: more)."""
+    """With failing loads: no deadlock, no load twice at a time, no byte above the limit, exact counts (more: fuzz/soak.py)."""
     counted = soak(gets, resize=resize, prefetch=prefetch)
     assert counted["gets"] == 8 * gets and (counted["prefetched"] > 0) == prefetch
 

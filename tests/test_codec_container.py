@@ -195,7 +195,7 @@ def test_files_that_are_not_ours(source, packed, tmp_path):
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_damaged_container_is_a_kit_error(packed, tmp_path_factory, data):
-    """A byte anywhere changed: verify says so, or the byte did not matter (padding)."""
+    """With any byte changed, verify raises, or the byte is padding."""
     content = bytearray(packed.read_bytes())
     place = data.draw(st.integers(0, len(content) - 1))
     content[place] ^= data.draw(st.integers(1, 255))
@@ -213,7 +213,7 @@ def test_a_damaged_container_is_a_kit_error(packed, tmp_path_factory, data):
 
 @contextmanager
 def full_disk(nbytes):
-    """Files may grow to so many bytes: what a full disk does, without one."""
+    """Limit the size of files, to simulate a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:

@@ -32,7 +32,7 @@ def decoders(profile):
 
 
 def outcome(data, decoder):
-    """Nothing, or an assertion: the matrix or CodecError are the two things that may come out."""
+    """Decode; asserts that the result is the encoded matrix or a CodecError."""
     try:
         result = kit.codec.decode(Tiles.from_bytes(data, "blk.3.ffn_up.weight"), decoder)
     except CodecError:
@@ -44,7 +44,7 @@ def outcome(data, decoder):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_flipped_bytes(profile, data):
-    """Anywhere: header, tables, checksums, lengths, states, words, padding."""
+    """Bytes flipped anywhere: header, tables, checksums, lengths, states, words, padding."""
     serial = bytearray(SERIAL[profile])
     for _ in range(data.draw(st.integers(1, 3))):
         serial[data.draw(st.integers(0, len(serial) - 1))] = data.draw(st.integers(0, 255))
@@ -56,7 +56,7 @@ def test_flipped_bytes(profile, data):
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_garbage_streams(profile, data):
-    """Tables and counts intact, streams replaced by anything: zeros, ones, noise. No decoder hangs or reads outside."""
+    """Valid tables and counts, but streams of zeros, ones or noise: no decoder hangs or reads outside its buffer."""
     tiles = Tiles.from_bytes(SERIAL[profile])
     kind = data.draw(st.sampled_from(["zeros", "ones", "noise"]))
     random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
@@ -127,14 +127,14 @@ def test_a_table_that_does_not_sum():
     ],
 )
 def test_tiles_that_lie_cannot_be_made(change, message):
-    """Not from a file either way: no decoder ever sees them."""
+    """Tiles with contradictory fields cannot be constructed, from a file or directly."""
     with pytest.raises(CodecError, match=message):
         replace(Tiles.from_bytes(SERIAL["kit"]), **change)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_error_names_tensor_tile_and_reason(profile):
-    """One word in the middle of tile 4 changed: each decoder says so, and none speaks of another tile."""
+    """With one word of tile 4 changed, the error of each decoder names that tile."""
     tiles = Tiles.from_bytes(SERIAL[profile], "blk.3.ffn_up.weight")
     streams = tiles.streams.copy()
     streams[tiles.starts[4] + tiles.lengths[4] // 2] ^= 0x40
@@ -155,7 +155,7 @@ def test_a_stream_that_is_fine_but_of_another_tile_fails_its_checksum():
 
 @pytest.mark.parametrize("decoder", [name for name in CPU if name != "python"])
 def test_nothing_is_read_behind_the_padding(decoder):
-    """Streams of zeros, which take a word for every value, end where the next page may not be read: a read there kills."""
+    """Streams of zeros (one word for each value) end before a protected page: reading further kills the process."""
     tiles = kit.codec.encode(np.zeros((256, 256), np.int8))
     page = mmap.PAGESIZE
     room = -(-tiles.streams.size // page) * page

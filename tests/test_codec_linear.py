@@ -83,7 +83,7 @@ def test_tokens_are_those_of_the_uncompressed_int8_model(reference, file, cache,
 
 
 def test_every_linear_takes_them(source, file):
-    """As a mapping of float tensors the compressed weights serve any other linear, too."""
+    """Compressed weights are also a mapping of float tensors, which any other linear variant can use."""
     weights = CompressedWeights(file, HashMap())
     expected = kit.Transformer(Uncompressed(source, kit.HashMap())).logits(PROMPT)
     assert torch.allclose(kit.Transformer(weights).logits(PROMPT), expected, rtol=0, atol=1e-5)
@@ -142,7 +142,7 @@ def test_the_progress_line_counts_true(file):
 
 
 def test_memory_is_used_again(file):
-    """Without a cache a decoded matrix lies where another lay; a matrix that somebody holds is left alone."""
+    """Without a cache matrices share memory, except for one that is still referenced."""
     weights = CompressedWeights(file)
     name = "blk.0.ffn_up.weight"
     held = weights.layers[name].values()[0]

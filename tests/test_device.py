@@ -170,7 +170,7 @@ def small(tmp_path_factory):
 
 
 def check(rows, count):
-    """So many records, all of the device, with bounds that what they bound can meet: none is faster than possible."""
+    """Check the number of records, that all are of the device, and that none is faster than its bound."""
     assert len(rows) == count
     for row in rows:
         assert row["parameters"]["device"] == "cuda" and row["parameters"]["gpu"] == worker.LIMITS["name"]

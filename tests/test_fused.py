@@ -40,7 +40,7 @@ def matrix(qtype, rows, columns, seed=0):
 
 
 def shape(qtype, units):
-    """Columns of a few units of 256, for small blocks with some left over."""
+    """Columns: a few units of 256, and for small blocks a rest."""
     return 256 * units + {256: 0, 1: 37, 64: 64}.get(FORMATS[qtype].block_elements, 96)
 
 
@@ -49,7 +49,7 @@ def activations(tokens, columns, seed=0):
 
 
 def rounded(x):
-    """x (tokens, columns) as int8 activations stand for it, and the scale of each, by numpy: one for 256 columns."""
+    """(x rounded to int8 activations, the scale of each), by numpy; a scale is shared by 256 columns."""
     tokens, columns = x.shape
     units = np.zeros((tokens, -(-columns // 256) * 256), np.float32)
     units[:, :columns] = x
@@ -78,7 +78,7 @@ def check(qtype, rows, columns, tokens, accuracy, seed=0):
 
 
 def relative_rms(y, right, w, x):
-    """RMS of the error over the RMS of what the products of random signs would sum to."""
+    """RMS of the error over the expected RMS of the sum, for products of random signs."""
     return np.sqrt(((y - right) ** 2).mean() / ((x.astype(np.float64) ** 2) @ (w**2).T).mean())
 
 
@@ -139,7 +139,7 @@ def test_small_blocks_in_rows_shorter_than_a_unit():
 @pytest.mark.skipif(os.name != "posix", reason="needs mprotect")
 @pytest.mark.parametrize("qtype", COMMON)
 def test_nothing_behind_the_last_row_is_read(qtype):
-    """The blocks end where a page begins that cannot be read: one byte further and the process is gone."""
+    """The blocks end before a protected page: reading one byte more kills the process."""
     blocks, _ = matrix(qtype, 3, shape(qtype, 1))
     size = -(-blocks.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     pages = np.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), np.uint8)

@@ -144,7 +144,7 @@ def test_many_strings_claimed_in_a_sparse_file_are_not_walked(tmp_path):
 
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory):
-    """A valid file with every kind of thing in it, in both byte orders."""
+    """A valid file with all kinds of metadata and tensors, in both byte orders."""
 
     def fill(writer):
         writer.add_uint32("llama.block_count", 1)
@@ -186,7 +186,7 @@ def mutate(data, change):
 
 
 def use_everything(path):
-    """Open the file and read all that it claims to hold."""
+    """Open the file and read everything in it."""
     with kit.open(path) as file:
         for value in file.metadata.values():
             if isinstance(value, MetadataArray):
@@ -213,7 +213,7 @@ def test_a_damaged_file_opens_or_is_a_gguf_error(valid, tmp_path_factory, which,
 
 
 def test_every_truncation_and_every_huge_number(valid, tmp_path):
-    """Not by chance: cut at every third byte, and 2^62 written over every third."""
+    """The file cut at every third byte, and 2^62 written over every third byte."""
     path = tmp_path / "x.gguf"
     for source in valid:
         data = source.read_bytes()

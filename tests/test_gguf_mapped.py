@@ -69,7 +69,7 @@ def test_closing_lets_go_of_the_file_and_keeps_views(path):
 
 
 def opened(path) -> list[str]:
-    """This process's descriptors and maps of a file; other tests' descriptors may come and go meanwhile."""
+    """The path of a file, once for each descriptor and map that this process has of it."""
     here = psutil.Process()
     return [held.path for held in here.open_files() + here.memory_maps() if held.path == str(path)]
 
@@ -87,7 +87,7 @@ def test_safetensors_too(tmp_path):
 
 
 def test_a_lost_page_ends_the_notebook_and_names_the_tensor(path, tmp_path):
-    """What no check can see: the page goes after it. The kernel dies of it; the run goes on and says what was read."""
+    """The file shrinks after the check: the notebook's kernel dies, and the run names the tensor that was being read."""
     source = tmp_path / "reads.ipynb"
     code = f"import os, kit\nblocks = kit.open({str(path)!r}).blocks({NAME!r})\nos.truncate({str(path)!r}, 4096)\nblocks.sum()"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), source)

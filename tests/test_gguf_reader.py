@@ -174,7 +174,7 @@ def test_layer_of(name, layer):
     order=st.sampled_from("<>"),
 )
 def test_arrays_of_strings_of_any_length(tmp_path_factory, strings, order):
-    """Short strings are walked by a guess that must be right: batches of 4 here, so that every border is crossed."""
+    """Arrays of strings of all lengths, walked in batches of 4, so that batches end everywhere."""
     path = tmp_path_factory.mktemp("strings") / "x.gguf"
     payload = b"".join(text(value.encode(), order) for value in strings)
     pair = text(b"s", order) + struct.pack(order + "IIQ", 9, 8, len(strings)) + payload

@@ -14,7 +14,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A cache with the repository owner/model at one commit; the folder of its files is returned."""
+    """The folder of files of the repository owner/model, at one commit, in a Hub cache."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "models--owner--model"

@@ -10,7 +10,7 @@ FAST, SLOW = State(20.0, 10.0), State(10.0, 10.0)
 
 
 class World:
-    """A clock, work that takes what it is told, and a machine whose state is read off a list."""
+    """A simulated clock, work of given durations, and a machine whose states are a list."""
 
     def __init__(self, *states):
         self.now, self.log, self.states = 0.0, [], list(states or [FAST])
@@ -69,7 +69,7 @@ def test_a_budget_ends_what_cannot_be_decided():
 
 
 def test_samples_of_two_states_are_not_mixed():
-    """Two looks fast, then slow for good: the batch in between is nobody's, and the ratio is that of one state."""
+    """The state changes from fast to slow: the batch in between is dropped, and the ratio is of one state."""
     world = World(FAST, FAST, SLOW)
     slow = lambda n: 2.0 if len(world.states) == 1 else 1.0  # noqa: E731
     pair = measure.compare(world.work("a", 1.0), world.work("b", slow), 10, 0, budget=0, **world.given())

@@ -111,7 +111,7 @@ def decoded(model, tokens):
 
 
 def live(file, name, folder):
-    """The way that ``name`` stands for, as it runs."""
+    """The model of precision ``name``, as it runs outside of quality()."""
     if name == "INT8 tiles":
         weights = CompressedWeights(CompressedFile(compress(file.path, folder / "m.kit")))
         return kit.Transformer(weights, linear=weights.linear)
@@ -177,7 +177,7 @@ def test_every_way_has_a_precision():
 
 @pytest.mark.slow
 def test_a_trained_model_is_as_surprised_as_in_llama_cpp(gemma):
-    """llama.cpp rounds activations, which on trained weights moves single tokens by percents: within the noise of that."""
+    """Equal within a tolerance, because llama.cpp rounds activations, which changes single tokens by percents."""
     with kit.open(gemma) as file:
         model = quality.model_of(file, quality.PRECISIONS["f32"])
         ids = [model.tokenizer.bos, *perplexity.encode(model.tokenizer, perplexity.english(), 24)]

@@ -54,7 +54,7 @@ def test_every_architecture_equals_float64(folder, name):
 
 
 def test_a_scaled_embedding_of_several_tasks(folder):
-    """Of a hidden size above 1,024 only the first 1,024 numbers were scaled."""
+    """Regression: of a larger hidden size only the first 1,024 numbers were scaled."""
     geometry = dataclasses.replace(GEOMETRIES["tiny-granite"], name="wide", layers=1, hidden_size=1280)
     path = synthesize(folder / "wide.gguf", geometry)
     planned, right = (decode(model, PROMPT[:8]).numpy() for model in (transformer(path), unplanned(transformer(path))))
@@ -64,7 +64,7 @@ def test_a_scaled_embedding_of_several_tasks(folder):
 @pytest.mark.parametrize("kv_dtype", KV_TYPES)
 @pytest.mark.parametrize("linear", ["fused", "fused-int8"])
 def test_long_contexts_equal_the_pass_that_is_not_recorded(folder, linear, kv_dtype, monkeypatch):
-    """More positions than a chunk of attention and than a table of cosines hold."""
+    """More positions than one chunk of attention, and than the table of cosines."""
     monkeypatch.setattr(plan, "_TABLE", 16)
     path = model_files.write(folder, "tiny-llama", "Q4_K_M")
     tokens = (PROMPT * 20)[: attention.CHUNK + 40]

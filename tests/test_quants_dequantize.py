@@ -92,7 +92,7 @@ def test_every_half_as_bfloat16():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "F16"])
 def test_results_larger_than_the_caches_go_past_them(name, dtype):
-    """The machine code holds a non-temporal store of 64 bytes: LLVM has none for vectors of half or bfloat type."""
+    """The machine code contains non-temporal stores of 64 bytes."""
     kit.dequantize(np.zeros(FORMATS[name].block_bytes, np.uint8), name, dtype)
     symbol = next(symbol for symbol in tasks._loaded if f".dequantize._kernel.{name}.{dtype}.avx512" in symbol)
     code = (tasks._place(Path(cpu.__file__).parent) / f"{symbol}.o").read_bytes()
@@ -102,7 +102,7 @@ def test_results_larger_than_the_caches_go_past_them(name, dtype):
 @pytest.mark.parametrize("tier", simd.available())
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rounding_is_torchs(dtype, tier):
-    """Ties, overflow to infinity, subnormals, NaN: the middle and both sides of every 16th half and bfloat16."""
+    """Ties, overflow to infinity, subnormals, NaN: at and beside the middle between every 16th pair of neighbors."""
     halves = np.arange(0, 2**16, 16, dtype=np.uint16)
     with np.errstate(all="ignore"):
         near = halves.view(np.float16).astype(np.float32)

@@ -30,7 +30,7 @@ def three_bits(f):
 
 
 def values_of_pairs(f):
-    """Two weights a byte, one next to the other, that stand for values; the scale is half a power of two."""
+    """Two neighboring weights in a byte, which are indices of values; the scale is half a power of two."""
     codes = np.stack([f["qs"] & 15, f["qs"] >> 4], axis=-1).reshape(-1, 32)
     return np.array(VALUES)[codes].astype(np.float64), np.repeat(np.exp2(f["e"] - 128.0), 16, axis=1), None
 
@@ -51,7 +51,7 @@ MADE_UP = {
 
 
 def weights(definition, blocks) -> torch.Tensor:
-    """What the blocks (n, bytes) stand for, float32, rounded after each operation."""
+    """The weights of blocks (n, bytes), float32, rounded after each operation."""
     codes, scale, minimum = definition(blocks.view(MADE_UP[definition].layout)[:, 0])
     numbers = codes.astype(np.float32) * scale.astype(np.float32)
     return torch.from_numpy(numbers if minimum is None else numbers - minimum.astype(np.float32))
@@ -113,7 +113,7 @@ def test_triton_dequantizes_and_multiplies(definition, call):
 
 
 def test_synthetic_weights_are_encoded(definition):
-    """Each weight of a group is off by half a step at most, where scales are exact; and what was encoded comes back."""
+    """The error is at most half a step if scales are exact; encoding dequantized weights gives them again."""
     format = MADE_UP[definition]
     x = np.random.default_rng(0).standard_normal((6, 512), np.float32)
     decoded = weights(definition, encode(x, format.name).reshape(-1, format.block_bytes)).reshape(6, 512).numpy()
@@ -124,7 +124,7 @@ def test_synthetic_weights_are_encoded(definition):
 
 
 def test_two_definitions_of_one_name_are_two_formats(monkeypatch):
-    """Compiled code is kept by all that a row says, and not by its name."""
+    """Compiled code is cached by the whole row, not by its name."""
     blocks = random_blocks("Q8_0", 3)
     for less in (0, 3):
         monkeypatch.setitem(FORMATS, "Twin", row("Twin", 95, 32, "d <f2, qs 32u1", numbers("qs 32x8", less=less), scales(32)))

@@ -45,7 +45,7 @@ def test_gguf_py_reads_what_the_table_says_and_weights_are_normal(tmp_path, name
 @pytest.mark.parametrize("qtype, tolerance", [("F32", 0), ("F16", 2e-3), ("BF16", 8e-3), ("Q8_0", 0.02), ("Q6_K", 0.05),
                                               ("Q5_0", 0.1), ("Q4_K", 0.15), ("Q4_0", 0.2)])  # fmt: skip
 def test_encode_is_a_quantizer(qtype, tolerance):
-    """Error against the values as a share of their spread; a wrong bit of packing costs a hundred percent."""
+    """Error relative to the values' standard deviation; one wrongly packed bit makes it about 1."""
     values = 0.02 * np.random.default_rng(1).standard_normal((40, 512), np.float32)
     values[0], values[1] = 0, np.abs(values[1])
     decoded = gguf.quants.dequantize(encode(values, qtype), gguf.GGMLQuantizationType[qtype]).reshape(values.shape)
@@ -74,7 +74,7 @@ def test_no_two_rows_of_the_embedding_are_equal(tmp_path):
 
 
 def test_a_large_tensor_is_a_stream(tmp_path):
-    """qwen2.5's embedding: 545 MB in f32, of rows that are no whole units; never in memory."""
+    """qwen2.5's embedding, 545 MB in float32, with rows that are not whole units, is never in memory."""
     spec = next(s for s in GEOMETRIES["qwen2.5-0.5b"].tensors("Q4_K_M") if s.name == "token_embd.weight")
     tracemalloc.start()
     nbytes = sum(len(chunk) for chunk in synthetic._stream(b"", [spec], GEOMETRIES["qwen2.5-0.5b"], 0))

@@ -118,7 +118,7 @@ def tokenizers(folder):
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(st.characters(exclude_characters="▁", exclude_categories=["Cs"])))
 def test_text_survives(tokenizers, text):
-    """Any text but SentencePiece's own sign for a space."""
+    """Any text without SentencePiece's character for a space."""
     for tokenizer in tokenizers:
         ids = tokenizer.encode(text, special=False)
         assert tokenizer.decode(ids) == text
@@ -163,7 +163,7 @@ def test_merge_is_the_lowest_rank_first(symbols, ranks):
 
 
 def edited(path, **keys):
-    """The file's metadata with other ``tokenizer.ggml.*`` keys (None: without), as far as a tokenizer looks."""
+    """A stand-in for the file with other ``tokenizer.ggml.*`` keys (None removes a key)."""
     file = kit.open(path)
     metadata = dict(file.metadata.items()) | {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
 

@@ -64,7 +64,7 @@ def rounded_gelu(monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in model_files.MODELS if name != "partial"])  # llama.cpp refuses it
 def test_equals_llama_cpp(folder, rounded_gelu, name):
-    """On weights stored as F32; llama.cpp takes no notice of a llama or phi file's window: the prompt stays within it."""
+    """With F32 weights and a prompt within the window, since llama.cpp ignores the window of llama and phi files."""
     prompt = PROMPT[:16] if name in ("tiny-mistral", "tiny-phi3") else PROMPT
     theirs = llama_cpp.logits(model_files.write(folder, name), prompt, 512)
     tolerance = 2e-4 if "gemma" in name else 1e-5  # a last bit of float16 now and then, carried on from layer to layer
@@ -81,7 +81,7 @@ def test_past_the_window_it_equals_llama_cpp(folder, rounded_gelu, name):
 
 
 def test_large_activations_are_clamped_in_gpt_oss(folder):
-    """The gates of a generated file are small: here they are not, and without the limit the logits differ."""
+    """With large gates, unlike those of a generated file; without the clamp the logits differ."""
 
     def change(metadata, tensors):
         for name in [name for name in tensors if "ffn_gate_exps.w" in name or "ffn_up_exps.w" in name]:

@@ -1,4 +1,4 @@
-"""Each bad input gives one clear error that names what is wrong and what would do."""
+"""Each bad input gives one clear error that names the problem and the remedy."""
 
 import model_files
 import numpy as np

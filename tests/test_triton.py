@@ -42,7 +42,7 @@ def same_bits(a, b):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("qtype", QTYPES)
 def test_every_format_is_bit_exact(call, qtype, dtype):
-    """One program and a bit, so that the last is not full; NaN, infinite, subnormal and negative zero scales."""
+    """More than one program, the last one not full; NaN, infinite, subnormal and negative zero scales."""
     rng = np.random.default_rng(7)
     blocks = random_blocks(qtype, 4096 // FORMATS[qtype].block_elements + 1, rng)
     right = kit.dequantize(blocks.reshape(-1), qtype, dtype, backend="reference").float().numpy()
@@ -66,7 +66,7 @@ def test_without_a_gpu_it_says_what_to_do():
 @pytest.mark.parametrize("qtype", FUSED)
 @pytest.mark.parametrize("rows, columns, tokens", [(5, 512, 1), (3, 2304, 2), (2, 256, 3), (2, 256, 9)])
 def test_linear_layers_from_blocks(call, qtype, rows, columns, tokens):
-    """Rows that are no multiple of a program's, columns that are none of a step's, padded and unfused token counts."""
+    """Rows and columns that are no multiples of a program's and a step's; padded, and not fused, token counts."""
     rng = np.random.default_rng(rows)
     if qtype in ("F16", "BF16", "F32"):
         weight = torch.from_numpy(rng.normal(size=(rows, columns)).astype(np.float32))
@@ -139,7 +139,7 @@ def test_wide_loads_of_aligned_blocks():
 
 @interpreting
 def test_counted_instructions_leave_room_for_the_goals():
-    """What an H200 must issue takes less time than the aims allow: 82 % of bandwidth, 0.16 us a tile. Counted, not timed."""
+    """Counted instructions take less time on an H200 than the goals allow: 82 % of bandwidth, 0.16 us a tile."""
     from benchmarks._gpu_kernels import gemv, tile_decoder
     from kit.lab import peaks as devices
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.fixture(autouse=True)
 def poisoned():
-    """What torch.empty gives in a test is not zero: a gigabyte of 0xA5 goes back to the allocator before."""
+    """Make torch.empty return memory that is not zero: a gigabyte of 0xA5 is freed to the allocator before each test."""
     torch.full((1 << 30,), 0xA5, dtype=torch.uint8, device="cuda")
     yield
     torch.cuda.synchronize()  # an error of this test's kernels is reported here, and not in the next test
@@ -38,7 +38,7 @@ def test_every_format_is_bit_exact(qtype, dtype):
 @pytest.mark.parametrize("rows, columns, tokens", [(4099, 12800, tokens) for tokens in (1, 2, 3, 8, 64)] + [(257, 2304, 1)])
 @pytest.mark.parametrize("qtype", FUSED)
 def test_linear_layers_from_blocks(qtype, rows, columns, tokens):
-    """Rows that are no multiple of a program's, of eight rows and of four; columns that are none of a step's."""
+    """Rows that are no multiple of a program's (8 or 4), columns that are no multiple of a step's."""
     from kit.cuda.linear import linear
 
     rng = np.random.default_rng()
@@ -84,7 +84,7 @@ def random_matrices(*shapes):
 
 @pytest.mark.parametrize("compressed", [True, False])
 def test_streams_keep_bytes_and_order_while_matrices_are_in_use(compressed):
-    """Each use takes milliseconds longer than a copy: a buffer that is written too early shows."""
+    """Each use takes longer than a copy, so that a buffer written too early gives wrong numbers."""
     from kit.codec.streaming import Streamed
 
     plain = random_matrices((4096, 4096), (1024, 4096), (4096, 4096), (300, 1000), (12800, 4096), (1024, 4096))

@@ -23,7 +23,7 @@ def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
 
 
 def test_the_models_logits_and_tokens(call, tmp_path):
-    """A device cache that is too small for the model: the blocks stream through it, and every number stays."""
+    """With a device cache smaller than the model, blocks stream through it, and the numbers are the same."""
     path = synthesize(tmp_path / "tiny.gguf", "tiny-qwen3")
     model = kit.Transformer(kit.Weights(kit.open(path)))
     prompt = list(range(12))
@@ -52,7 +52,7 @@ def test_every_architecture_gives_the_cpus_logits(call, tmp_path, name):
 
 
 def test_the_cache_grows_and_keeps_what_it_holds():
-    """By powers of two up to the context; graphs of old addresses go, those of addresses that stay do not."""
+    """Capacity grows by powers of two up to the context; graphs are dropped only when the addresses change."""
     cache = DeviceKVCache(2, 1, 4, 600, "float32", torch.device("cpu"))
     rows, graphs = torch.randn(600, 1, 4), []
     capacities = []

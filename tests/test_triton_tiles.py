@@ -36,7 +36,7 @@ def test_tiles(call, profile, shape, on_device):
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_damaged_tiles_are_an_error_or_right(call, data):
-    """Any byte of tables, index or streams may be anything: the matrix, or one error that names the tile."""
+    """With any byte of tables, index or streams changed: the matrix, or an error that names the tile."""
     matrix = small_matrix((5, 40))
     serial = bytearray(kit.codec.encode(matrix, Profile(("left",), 16, 16, False, 8, 40)).to_bytes())
     for at in data.draw(st.lists(st.integers(40, len(serial) - 1), min_size=1, max_size=4)):
@@ -102,7 +102,7 @@ def test_a_streams_buffers_are_written_only_when_nobody_uses_them(call, count):
 
 @pytest.mark.parametrize("flipped", ["w0", "w2"])
 def test_a_streams_damaged_tile_is_named_at_the_end_of_the_pass(call, flipped):
-    """The others of the pass are right, and the error comes before a second pass begins."""
+    """The other matrices are right, and the error is raised at the end of the pass."""
     serial, plain = serial_and_plain([(9, 40), (9, 24), (9, 40)], Profile(("none",), 16, 16, False, 8, 40))
     tiles = kit.codec.Tiles.from_bytes(serial[flipped])
     wrong = tiles.checksums.copy()

@@ -1,4 +1,4 @@
-"""What the Triton tests run in a process of their own, where TRITON_INTERPRET=1 is set before triton is imported."""
+"""Functions that the Triton tests run in another process, where TRITON_INTERPRET=1 is set before triton is imported."""
 
 import os
 from collections import Counter
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def interpret():
-    """The process's first call. Fresh tensors are poisoned from here on: NaN, or the greatest integer."""
+    """The first call in the process. From here on new tensors are filled with NaN, or the greatest integer."""
     os.environ["TRITON_INTERPRET"] = "1"
     import torch
 
@@ -17,7 +17,7 @@ def interpret():
 
 
 def dequantize(blocks, qtype, dtype, offset=0):
-    """As bits, from a poisoned tensor with a guard behind; ``offset`` moves the blocks off their alignment."""
+    """Dequantized bits, from a filled tensor with a guard after it; ``offset`` changes the alignment of the blocks."""
     import torch
 
     import kit
@@ -108,7 +108,7 @@ def streamed(matrices, passes=1):
 
 
 class _Stream:
-    """A CUDA stream as far as order goes. ``seen`` maps each stream to how many of its steps are certain to be over."""
+    """A stand-in for a CUDA stream. ``seen``: stream -> number of its steps that have certainly ended."""
 
     def __init__(self):
         self.seen = Counter()

@@ -1,4 +1,4 @@
-"""Hard texts, vocabularies learnt from them, and GGUF files that hold nothing but a vocabulary.
+"""Difficult texts, vocabularies learned from them, and GGUF files with only a vocabulary.
 
 A vocabulary has merges enough to make one token of each text, so every cut that a tokenizer makes shows in its ids.
 """
@@ -42,7 +42,7 @@ BROKEN = [b"\xff", b"a\xe2\x82", b"\xc3(", b"\xf0\x9f\x98", b"ok\x80\x81ok", b"\
 
 
 def scrambled(count):
-    """Random strings over what makes tokenizers stumble, always the same."""
+    """Random strings of characters that are difficult for tokenizers, the same at every call."""
     alphabet = "aZé漢😀'sT \u00a0\u3000\n\r\t1٣½.,!<>|/\u0301\u200d_$한"
     dice = random.Random(0)
     return ["".join(dice.choices(alphabet, k=dice.randint(1, 24))) for _ in range(count)]
@@ -82,7 +82,7 @@ def byte_pair_file(path, pre, special=("<|eot|>", "<tool>"), raw=False, **keys):
 
 
 def _new(pieces, known):
-    """Each of ``pieces`` once, without those that are known."""
+    """``pieces`` without repetitions and known ones."""
     return [piece for piece in dict.fromkeys(pieces) if piece not in known]
 
 
