@@ -13,6 +13,7 @@ import pandas as pd
 import kit
 from kit.claims import records
 from kit.claims import table as claims
+from kit.claims.judge import judge
 from kit.errors import ReportError
 from kit.findings.doctor import check_device
 from kit.gguf.sources import resolve
@@ -92,7 +93,7 @@ class Session:
         return kit.open(self.path(stands_for))
 
     def record(self, claim: str | records.Record = "", device="cpu", **measured) -> records.Record:
-        """Write one record: a verdict of kit.claims.judge, or of a plain measurement quantity, unit, samples, bounds.
+        """Write one record: one that is made already, or of a plain measurement quantity, unit, samples, bounds.
 
         ``device`` is where it was measured; its parameters say so, and for "cuda" which GPU it was.
         """
@@ -107,6 +108,10 @@ class Session:
         self._records.append(record)
         records.append(self._log, record)
         return record
+
+    def judge(self, claim: str, quantity: str, unit: str, samples=(), device="cpu", **rules) -> records.Record:
+        """Write the record of a verdict: kit.claims.judge.judge has the ``rules``."""
+        return self.record(judge(claim, quantity, unit, samples, **rules), device)
 
     def once(self, quantity: str, unit: str, measure: Callable[[], Sequence[float]]) -> list[float]:
         """Samples of a quantity that several notebooks show: the first of a run measures it, the others read its record."""

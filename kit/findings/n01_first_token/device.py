@@ -4,7 +4,6 @@ import pandas as pd
 
 import kit
 from kit.claims import table as claims
-from kit.claims.judge import judge as verdict_of
 from kit.findings import reported
 from kit.findings.n01_first_token.tables import ratios, samples, typical_runs
 from kit.findings.n01_first_token.ways import Run, phases
@@ -102,18 +101,18 @@ def judge(lab, file, on_cpu: list[Run], runs: list[Run], predicted: pd.DataFrame
             quantity=f"first token on the device, {what}", unit="s", samples=samples(runs, way), device=lab.device,
             lower=least_seconds(way, predicted), lower_source="the blocks' bytes at the measured bandwidths it passes",
         )  # fmt: skip
-    lab.record(verdict_of(
-        claim.id, "first token as reported (CPU) over a token from blocks on the device", "x", ratios(on_cpu + runs,
-        "reported", "graph"),
-        accept=(100, None), in_ratio=True, tolerance="hundreds to thousands, as 2,600x is",
-        text=f"on {lab.gpu.name} nothing is dequantized ahead; the blocks are read where they lie",
-    ), device=lab.device)  # fmt: skip
+    lab.judge(
+        claim.id, "first token as reported (CPU) over a token from blocks on the device", "x",
+        ratios(on_cpu + runs, "reported", "graph"), accept=(100, None), in_ratio=True,
+        tolerance="hundreds to thousands, as 2,600x is",
+        text=f"on {lab.gpu.name} nothing is dequantized ahead; the blocks are read where they lie", device=lab.device,
+    )  # fmt: skip
     scale = reported.elements() / sum(tensor.elements for tensor in file.tensors.values())
     whole = [scale * seconds for seconds in samples(runs, "second")]
-    lab.record(verdict_of(
-        claim.id, f"second request on the device, for the weights of {reported.MODEL}", "s", whole,
-        accept=(None, claim.after), in_ratio=True,
+    lab.judge(
+        claim.id, f"second request on the device, for the weights of {reported.MODEL}", "s", whole, accept=(None, claim.after),
+        in_ratio=True,
         at_least=(scale * least_seconds("second", predicted), f"blocks read once at {lab.gpu.read_gbps:,.0f} GB/s"),
-        text=f"{scale:.3g} times these weights, from blocks in {lab.gpu.read_gbps:,.0f} GB/s of device memory, no "
-        f"preload of f32",
-    ), device=lab.device)  # fmt: skip
+        text=f"{scale:.3g} times these weights, from blocks in {lab.gpu.read_gbps:,.0f} GB/s of device memory, no preload of "
+        "f32", device=lab.device,
+    )  # fmt: skip

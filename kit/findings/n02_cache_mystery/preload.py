@@ -64,7 +64,7 @@ def check(preloads: Preloads, limit: int = LIMIT, runs: int = 20) -> pd.DataFram
         stats = kit.replay(pairs, kit.LRU(limit))
         rows.append(
             (preloads.survivors[draw], stats.entries, preloads.resident_bytes[draw], stats.resident_bytes,
-             stats.hits, stats.misses, stats.evictions)
+             stats.hits, stats.misses, stats.evictions),
         )  # fmt: skip
     names = "survivors,replayed survivors,resident,replayed resident,hits,misses,evictions"
     return pd.DataFrame(rows, columns=names.split(","))

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from kit.claims import table as claims
-from kit.claims.judge import judge, times
+from kit.claims.judge import times
 from kit.findings import reported
 from kit.findings.live import Live
 from kit.findings.n02_cache_mystery import hypotheses
@@ -23,37 +23,35 @@ def judge_preload(lab, preloads: Preloads, checked: pd.DataFrame, references: in
         samples=resident.tolist(), lower=(LIMIT - preloads.sizes.max()) / MIB, lower_source="the limit less the largest tensor",
         upper=LIMIT / MIB, upper_source="the limit",
     )  # fmt: skip
-    lab.record(judge(
+    lab.judge(
         "preload-memory", f"orders that end at or below {REPORTED_MB} MiB", "%", [100 * np.mean(resident <= REPORTED_MB)],
         accept=(2.5, 97.5), how="counted", tolerance="the report's value lies in the middle 95% of orders",
         text=f"the middle 95% is {low:,.0f} to {high:,.0f} MiB: 3920 is where a full 4 GiB LRU stops, not {count} tensors; as "
         f"10^6 bytes it would be lower than all but {megabytes:.1%} of the orders, so the report's MB is 2^20 bytes",
-    ))  # fmt: skip
-    lab.record(judge(
+    )  # fmt: skip
+    lab.judge(
         "preload-memory", "bytes that hold all tensors in float32", "B", accept=(None, LIMIT), how="computed",
         at_least=(total, "4 bytes a weight"), tolerance="the limit of the report's cache",
-        text=f"{format_bytes(total)} do not fit in {format_bytes(LIMIT)}; {np.median(preloads.survivors):.0f} of "
-        f"{count} tensors stay",
-    ))  # fmt: skip
+        text=f"{format_bytes(total)} do not fit in {format_bytes(LIMIT)}; {np.median(preloads.survivors):.0f} of {count} "
+        "tensors stay",
+    )  # fmt: skip
     why = "a preload touches each tensor once, so it cannot hit: the rate says nothing about the cache"
-    lab.record(
-        judge("preload-hit-rate", "hits of the preload", "hits", checked["hits"], accept=(0, 0), how="counted", text=why)
-    )
-    lab.record(judge(
-        "preload-hit-rate", "misses of the preload", "misses", checked["misses"], accept=(362, 362), how="counted", text=why
-    ))  # fmt: skip
+    for what, goal in (("hits", 0), ("misses", 362)):
+        lab.judge(
+            "preload-hit-rate", f"{what} of the preload", what, checked[what], accept=(goal, goal), how="counted", text=why
+        )
     goal = claims.get("miss-counter").after
-    lab.record(judge(
+    lab.judge(
         "miss-counter", f"orders in which the misses go on to {goal:g}", "%",
         [100 * np.mean(count + ~preloads.watched[WATCHED[0]] == goal)], accept=(50, None), how="counted",
         tolerance="most orders",
         text=f"{count} misses of the preload and one for {WATCHED[0]}; 178 is the same counter read on the way",
-    ))  # fmt: skip
-    lab.record(judge(
+    )  # fmt: skip
+    lab.judge(
         "strong-count", "references to one cache that all tensors share", "references", [references],
         accept=(claims.get("strong-count").after,) * 2, how="counted",
         text=f"{count} tensors, the owner and one local make {references}: the count shows one instance and no fault",
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def judge_hypotheses(lab, table: pd.DataFrame) -> None:
@@ -72,29 +70,29 @@ def judge_hypotheses(lab, table: pd.DataFrame) -> None:
             )
         elif not needed:
             text += ", and eviction by the cache's own 4 GiB limit explains all of it without this"
-        lab.record(judge(
+        lab.judge(
             hypothesis.claim, "evidence of report 001 that only it explains, contradicting none", "kinds",
-            [0 if against else needed],
-            accept=(1, None), how="counted", tolerance="each shown in most preload orders", text=text,
-        ))  # fmt: skip
+            [0 if against else needed], accept=(1, None), how="counted", tolerance="each shown in most preload orders",
+            text=text,
+        )  # fmt: skip
 
 
 def judge_two_levels(lab, run: Live, tensors: int, prompt: int) -> None:
     """dual-level-cache and warm-inference, from inferences with the two-level fault, a slow dequantizer and strided loops."""
     outer = run.stats
-    lab.record(judge(
+    lab.judge(
         "dual-level-cache", "requests that reach the outer cache after the first inference", "requests", [outer.gets - tensors],
         accept=(0, 0), how="counted", text=f"{outer.misses} misses in the first inference; "
         f"{format_bytes(run.held_bytes)} are held whatever the outer limit says",
-    ))  # fmt: skip
+    )  # fmt: skip
     one_token = run.dequantizing / (run.dequantizing + float(np.median(run.seconds[1:])) / prompt)
-    lab.record(judge(
+    lab.judge(
         "warm-inference", f"inference with every tensor cached over the first, prompt of {prompt}, strided loops", "x",
         [seconds / run.seconds[0] for seconds in run.seconds[1:]], accept=times(1.0, 1.5), in_ratio=True,
         tolerance="the report: 0.92 and 1.09",
-        text=f"{run.dequantizing / run.seconds[0]:.0%} of the first inference was dequantizing, all that caching can "
-        f"take away; the loops remain. With a prompt of one token it would be {one_token:.0%}",
-    ))  # fmt: skip
+        text=f"{run.dequantizing / run.seconds[0]:.0%} of the first inference was dequantizing, all that caching can take "
+        f"away; the loops remain. With a prompt of one token it would be {one_token:.0%}",
+    )  # fmt: skip
 
 
 def judge_speeds(lab, rungs: pd.DataFrame, caught: pd.DataFrame, tried: pd.DataFrame) -> None:
@@ -102,15 +100,14 @@ def judge_speeds(lab, rungs: pd.DataFrame, caught: pd.DataFrame, tried: pd.DataF
     goals = (45, 500, 1100)
     told = "; ".join(f"{cause} {factor:.3g}x" for cause, factor in tried["factor"].items())
     stopped = int((caught["stopped by"] != "none: it counts").sum())
-    lab.record(judge(
+    lab.judge(
         "variance-45-1100", 'printed for errors on loopback over the reported "tok/s"', "x",
         [value / goal for value, goal in zip(rungs['printed "tok/s"'], goals, strict=True)], accept=times(1.0, 1.5),
-        in_ratio=True,
-        tolerance="at each of 45, 500 and 1100",
+        in_ratio=True, tolerance="at each of 45, 500 and 1100",
         text="one possible cause, not a proven one: a client that divides the tokens it asked for by the time until an error, "
-        f"with delays that we chose, prints this range; the gates stop {stopped} of {len(caught)} kinds of answer. "
-        f"Fastest over slowest by cause: {told}",
-    ))  # fmt: skip
+        f"with delays that we chose, prints this range; the gates stop {stopped} of {len(caught)} kinds of answer. Fastest "
+        f"over slowest by cause: {told}",
+    )  # fmt: skip
     for asked, printed in zip(goals, rungs['printed "tok/s"'], strict=True):
         lab.record(
             "variance-45-1100", quantity=f"printed for an error, where {asked} is reported", unit="tok/s", samples=[printed]

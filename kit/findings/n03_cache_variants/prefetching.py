@@ -80,8 +80,8 @@ def figure(tables: dict[str, pd.DataFrame]):
         figures.rows(axes)
     panels[-1, 0].set_xlabel("seconds a pass")
     gains = {name: found["warm"].iloc[0] / found["warm"].iloc[1:].min() for name, found in tables.items()}
-    told = ", ".join(f"{gain:.2f}x with {name} dequantizer" for name, gain in gains.items())
-    drawn.suptitle(f"The best prefetch makes a warm pass {told} as fast")
+    told = ", ".join(f"{gain:.2f}x ({name} dequantizer)" for name, gain in gains.items())
+    drawn.suptitle(f"Best prefetch of a warm pass: {told}")
     drawn.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return drawn
 

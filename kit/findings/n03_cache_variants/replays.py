@@ -55,11 +55,11 @@ def curves(trace: Requests, fractions=FRACTIONS) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["policy", "capacity / working set", "hit rate", "byte hit rate"])
 
 
-def alike(named: Iterable[tuple[str, object]], within: float = 0.02) -> list[tuple[list[str], object]]:
-    """Curves (or pictures) that nowhere differ by more than ``within`` are one: (their names, the first), the largest first."""
+def alike(named: Iterable[tuple[str, object]]) -> list[tuple[list[str], object]]:
+    """Curves (or pictures) that nowhere differ by more than 0.02 are one: (their names, the first), the largest first."""
     found: list[tuple[list[str], object]] = []
     for name, values in named:
-        same = next((names for names, first in found if np.abs(values - first).max() <= within), None)
+        same = next((names for names, first in found if np.abs(values - first).max() <= 0.02), None)
         found.append(([name], values)) if same is None else same.append(name)
     return sorted(found, key=lambda group: -group[1].mean())
 

@@ -6,7 +6,6 @@ import pandas as pd
 import kit
 from kit.cache.traces import Requests
 from kit.claims import table as claims
-from kit.claims.judge import judge
 from kit.findings import reported
 from kit.findings.n03_cache_variants import hits
 from kit.findings.n03_cache_variants.prefetching import paired
@@ -22,13 +21,13 @@ def judge_lookups(lab, taken: Rounds) -> None:
         for cache, hit in (("views", hits.VIEW), ("copies", hits.COPY))
     }
     beside = "; ".join(f"{label} {np.median(ratios):.1f}x" for label, ratios in others.items())
-    lab.record(judge(
+    lab.judge(
         "cache-lookup-speedup", "a weight dequantized by gguf-py over a hit that copies it, ready and read once", "x",
         others["gguf-py, copies"], accept=claims.get("cache-lookup-speedup").ratio, in_ratio=True,
         tolerance="the configuration of reports 002 and 003",
-        text=f"the factor is that of the dequantizer and of the copy ({beside}); a look-up alone reads no weight and "
-        f"proves nothing",
-    ))  # fmt: skip
+        text=f"the factor is that of the dequantizer and of the copy ({beside}); a look-up alone reads no weight and proves "
+        "nothing",
+    )  # fmt: skip
     for label, ratios in others.items():
         lab.record(quantity=f"a weight dequantized over a hit, ready and read once: {label}", unit="x", samples=ratios.tolist())
 
@@ -39,13 +38,13 @@ def judge_limit(lab, trace: Requests) -> None:
     stats = kit.replay(trace, kit.LRU(int(limit)))
     share = min(1.0, limit / trace.working_set)
     uses = pd.Series(trace.keys).value_counts() / (max(trace.tokens) + 1)
-    lab.record(judge(
+    lab.judge(
         "lru-512mb", "byte hit rate of a 512 MiB LRU, granite-3.3-8b decoded", "%", [100 * stats.byte_hit_rate],
         accept=(50 * share, None), how="counted", tolerance="half of what a pinned set of that size hits",
         at_most=(100 * share, "capacity over working set"),
         text=f"{stats.hits} hits in {stats.gets:,} accesses: every weight is used {uses.min():g} times a token, so none is "
         f"hot: {format_bytes(trace.working_set)} pass through {format_bytes(limit)}",
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def judge_prefetch(lab, runs: pd.DataFrame, table: pd.DataFrame, dequantizer: str, modeled: pd.Series) -> None:
@@ -55,13 +54,13 @@ def judge_prefetch(lab, runs: pd.DataFrame, table: pd.DataFrame, dequantizer: st
     """
     slowest = runs.loc[runs["prefetch"] == "none", "first"].max()
     for label in table.index.drop("none"):
-        lab.record(judge(
+        lab.judge(
             "prefetch-ahead", f"first token, {dequantizer} dequantizer: without over with prefetch, {label}", "x",
             paired(runs, label, "first"), accept=(1, None), in_ratio=True, tolerance="faster",
             at_most=(slowest / table.loc[label, "bound"], "seconds without, measured, over the longer of loading and reading"),
-            text="loads and products share these cores and one memory bus; by the model a machine of "
-            f"{modeled.index[-1]} cores would gain {modeled.iloc[-1]:.2f}x on later tokens",
-        ))  # fmt: skip
+            text=f"loads and products share these cores and one memory bus; by the model a machine of {modeled.index[-1]} "
+            f"cores would gain {modeled.iloc[-1]:.2f}x on later tokens",
+        )  # fmt: skip
         lab.record(
             quantity=f"later tokens, {dequantizer} dequantizer: without over with prefetch, {label}", unit="x",
             samples=paired(runs, label, "warm").tolist(),
@@ -73,12 +72,11 @@ def judge_frequency(lab, table: pd.DataFrame) -> None:
     for kind in table.columns:
         gains = (table[kind].drop("LRU") - table.loc["LRU", kind]) * 100
         why = "; every weight is used equally often, so frequency orders nothing" if np.allclose(gains, 0) else ""
-        lab.record(judge(
+        lab.judge(
             "frequency-priority", f"byte hit rate, frequency priority in its best window less LRU: {kind}", "points",
-            [gains.max()],
-            accept=(2, None), how="counted", in_ratio=True, tolerance="more than a difference of orders",
+            [gains.max()], accept=(2, None), how="counted", in_ratio=True, tolerance="more than a difference of orders",
             text=f"{gains.max():+.1f} points in the best window, {gains.min():+.1f} in the worst{why}",
-        ))  # fmt: skip
+        )  # fmt: skip
 
 
 def judge_fixes(lab, table: pd.DataFrame, working_set: int) -> None:
@@ -91,10 +89,10 @@ def judge_fixes(lab, table: pd.DataFrame, working_set: int) -> None:
     }  # fmt: skip
     for claim, (way, what) in held.items():
         misses, before = (float(table.loc[label, "misses a token"]) for label in (way, "as reported: LRU"))
-        lab.record(judge(
+        lab.judge(
             claim, "misses a token after the preload", "misses", [misses], accept=(0, 0), how="counted", tolerance="no misses",
             text=f"{misses:g} against {before:g} before, with {table.loc[way, 'memory / limit']:.1f} times the limit: {what}",
-        ))  # fmt: skip
+        )  # fmt: skip
         goal, nbytes = claims.get(claim).after, format_bytes(working_set)
         text = f"no cache makes {goal:g} tok/s of {nbytes} a token; hits still read every weight"
         lab.record(reported.speed_in_float32(claim, working_set, text))

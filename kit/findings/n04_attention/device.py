@@ -11,7 +11,6 @@ import torch
 
 import kit
 from kit.claims import table as claims
-from kit.claims.judge import judge as verdict_of
 from kit.errors import ModelError
 from kit.findings import reported
 from kit.findings.live import relative_rms
@@ -156,9 +155,10 @@ def judge(lab, file, points: pd.DataFrame, stands_for: str) -> None:
     here = [blocks_read(file) / whole / seconds for seconds in points.dropna()["samples"].iloc[0]]
     for name in ("blas-500", "variance-45-1100") if stands_for == reported.MODEL else ("variance-45-1100",):
         claim = claims.get(name)
-        lab.record(verdict_of(
+        lab.judge(
             claim.id, f"tokens a second for the weights of {stands_for}, from blocks on the device", "tok/s", here,
             accept=(claim.after, None), in_ratio=True,
             at_most=(1 / lab.gpu.seconds_to_read(whole), f"{format_bytes(whole)} of blocks at {lab.gpu.read_gbps:,.0f} GB/s"),
             text=f"batch 1 on {lab.gpu.name}, a CUDA graph a token, of a model with {share:.0%} of the reports' weights",
-        ), device=lab.device)  # fmt: skip
+            device=lab.device,
+        )  # fmt: skip

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from kit.claims import table as claims
-from kit.claims.judge import judge, times
+from kit.claims.judge import times
 from kit.findings import reported
 from kit.findings.n04_attention.variants import amdahl
 from kit.units import format_bytes, format_seconds
@@ -17,19 +17,19 @@ def judge_speedup(lab, pairs: pd.DataFrame, tokens: pd.DataFrame, share: float, 
     """
     claim, ratios = claims.get("attention-blas-speedup"), pairs["loops"] / pairs["blas"]
     most = float(amdahl(pairs["attention"] / pairs["loops"]).max())
-    lab.record(judge(
+    lab.judge(
         claim.id, f"a token at context {context}: attention in loops over attention by BLAS", "x", ratios, accept=claim.ratio,
         in_ratio=True, at_most=(most, "Amdahl's law: the loops' largest share of a round's time removed altogether"),
         text=f"attention is {share:.1%} of the FLOPs at {context} positions, so free attention gives at most "
-        f"{amdahl(share):.3f}x where all "
-        f"FLOPs take equally long, {most:.2f}x by the time that its loops take here (if all else takes the same in both)",
-    ))  # fmt: skip
+        f"{amdahl(share):.3f}x where all FLOPs take equally long, {most:.2f}x by the time that its loops take here (if all "
+        "else takes the same in both)",
+    )  # fmt: skip
     slow, fast = (tokens.sum(axis=1).loc[way] for way in ("loop-projections", "cached"))
-    lab.record(judge(
+    lab.judge(
         claim.id, f"a token at context {context}: projections in strided loops over projections by BLAS", "x",
         [one / float(fast.median()) for one in slow], accept=(claim.ratio[0], None), in_ratio=True,
         text=f"from the projections alone, which do {1 - share:.1%} of the FLOPs",
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def judge_warm(lab, tokens: pd.DataFrame, elements: int, prompt: int) -> None:
@@ -41,23 +41,22 @@ def judge_warm(lab, tokens: pd.DataFrame, elements: int, prompt: int) -> None:
     claim, scale, seconds = claims.get("warm-inference"), reported.elements() / elements, tokens.sum(axis=1)
     first, again = float(seconds.loc["first"].median()), seconds.loc["again"]
     loops = float((tokens.loc["again", "projections"] / again).median())
-    lab.record(judge(
+    lab.judge(
         claim.id, f"second inference, prompt of {prompt}, all cached, loops, for the weights of {reported.MODEL}", "s",
         [scale * prompt * float(value) for value in again], accept=times(claim.after, 4), in_ratio=True,
         at_least=(lab.machine.seconds_to_read(reported.f32_bytes()), "every f32 weight read once at measured bandwidth"),
         tolerance="a factor of 4: another machine, another prompt",
         text=f"{format_seconds(scale * float(again.median()))} a token with nothing left to dequantize: {loops:.0%} is loops "
         f"over columns; BLAS takes {format_seconds(scale * float(seconds.loc['cached'].median()))} on the same cached weights",
-    ))  # fmt: skip
-    lab.record(judge(
+    )  # fmt: skip
+    lab.judge(
         claim.id, f"first inference over second, prompt of {prompt}", "x",
         [(first + (prompt - 1) * float(value)) / (prompt * float(value)) for value in again],
-        accept=times(194 / claim.after, 1.5),
-        in_ratio=True, tolerance="reported: 194 s / 179 s",
+        accept=times(194 / claim.after, 1.5), in_ratio=True, tolerance="reported: 194 s / 179 s",
         text="a cache that always hits saves the dequantizing, "
         f"{tokens.loc['first', 'dequantize'].median() / (first + (prompt - 1) * float(again.median())):.0%} of the first "
         "inference, and the loops take the rest",
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def judge_500(lab, tokens: pd.DataFrame, elements: int) -> None:
@@ -72,13 +71,12 @@ def judge_500(lab, tokens: pd.DataFrame, elements: int) -> None:
             upper=1 / lab.machine.seconds_to_read(nbytes),
             upper_source=f"{format_bytes(nbytes)} at this machine's read bandwidth",
         )  # fmt: skip
-        lab.record(judge(
+        lab.judge(
             claim.id, f"tokens a second of {reported.MODEL} on the reports' machine, from {what}", "tok/s",
-            accept=(claim.after, None),
-            how="computed", at_most=(1 / reported.least_seconds(nbytes),
-            f"{format_bytes(nbytes)} over {device['read_gbps']:g} GB/s"),
+            accept=(claim.after, None), how="computed",
+            at_most=(1 / reported.least_seconds(nbytes), f"{format_bytes(nbytes)} over {device['read_gbps']:g} GB/s"),
             text=f"{claim.after:g} were not tokens of it; here {np.median(here):.2f} tok/s",
-        ))  # fmt: skip
+        )  # fmt: skip
 
 
 def answer(tokens: pd.DataFrame, pairs: pd.DataFrame, share: float, context: int) -> str:

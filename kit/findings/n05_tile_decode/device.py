@@ -6,7 +6,6 @@ import torch
 
 import kit.codec
 from kit.claims import table as claims
-from kit.claims.judge import judge
 from kit.codec.int8 import quantize
 from kit.codec.triton import decode_on_device, upload
 from kit.findings.n05_tile_decode import ladder as cpu
@@ -66,15 +65,15 @@ def verdicts(lab, table: pd.DataFrame, raw: list[list[float]], slow: list[float]
     alone, fastest = table["seconds"].iloc[0], table.loc[table["seconds"].idxmin()]
     typical = float(np.median(slow))
     gain = [typical / seconds for seconds in raw[int(table["seconds"].idxmin())]]
-    lab.record(judge(
+    lab.judge(
         claim.id, f"a tile: as reported over triton, {fastest['new']}", "x", gain, accept=(59, None), in_ratio=True,
         at_most=(typical / fastest["bound"], source), tolerance="the report expects 59x, 60 to 300 times",
-        text=f"{format_seconds(typical)} -> {format_seconds(fastest['seconds'])} on {lab.gpu.name}, "
-        f"{fastest['GB/s']:,.3g} GB/s of values",
-    ), device=lab.device)  # fmt: skip
-    lab.record(judge(
+        text=f"{format_seconds(typical)} -> {format_seconds(fastest['seconds'])} on {lab.gpu.name}, {fastest['GB/s']:,.3g} "
+        "GB/s of values", device=lab.device,
+    )  # fmt: skip
+    lab.judge(
         "generic-decoder", "one tile alone, by an explicit GPU decoder", "s", raw[0], accept=(None, claim.after),
         at_least=(table["bound"].iloc[0], source), in_ratio=True, tolerance="the report expects 1 to 5 ms",
-        text=f"{format_seconds(alone)} alone, {format_seconds(fastest['seconds'])} {fastest['new']}: a GPU needs many "
-        "tiles at a time, and an explicit decoder is not what made the CPU slow",
-    ), device=lab.device)  # fmt: skip
+        text=f"{format_seconds(alone)} alone, {format_seconds(fastest['seconds'])} {fastest['new']}: a GPU needs many tiles "
+        "at a time, and an explicit decoder is not what made the CPU slow", device=lab.device,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 
 import kit.codec
 from kit.claims import table as claims
-from kit.claims.judge import judge, times
+from kit.claims.judge import times
 from kit.codec.int8 import quantize
 from kit.findings.n05_tile_decode import native
 from kit.findings.n05_tile_decode.bits import SIDE, TILE
@@ -137,18 +137,18 @@ def verdicts(lab, table: pd.DataFrame, raw: dict[str, list[float]], bits: float)
     seconds = table["seconds"]
     told = {name: format_seconds(seconds[name]) for name in seconds.index}
     gain = [slow / fast for slow, fast in zip(raw["python"], raw["simd"], strict=True)]
-    lab.record(judge(
+    lab.judge(
         claim.id, "a tile: as reported and interpreted over the fastest on one core", "x", gain, accept=(59, None),
         at_most=(seconds["python"] / bound[0], bound[1]), in_ratio=True, cure="compiled code on one core, not a GPU",
         tolerance="the report expects 59x, 60 to 300 times",
         text=f"{told['python']} -> {told['native -O3']} by compiling alone, {told['scalar-linear']} with the sums of the "
         f"frequencies kept: still a linear search, without a table, with one state; all steps together end at {told['simd']}",
-    ))  # fmt: skip
-    lab.record(judge(
+    )  # fmt: skip
+    lab.judge(
         "generic-decoder", "a tile by native code on one CPU thread, not optimized, a context and copies a tile", "s",
         raw["native -O0, careless"], accept=times(claim.before, 2), at_least=bound,
         tolerance="the CPU is the cause if its code takes the reported 295 ms, within a factor of 2 for another machine",
         text=f"{told['native -O0, careless']}: even unoptimized native code with a context and copies a tile is "
         f"{claim.before / seconds['native -O0, careless']:.0f} times faster than 295 ms on one CPU thread, optimized "
         f"{claim.before / seconds['native -O3']:.0f} times; an interpreter takes {told['python']}",
-    ))  # fmt: skip
+    )  # fmt: skip

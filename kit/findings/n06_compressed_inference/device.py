@@ -101,7 +101,7 @@ def verdicts(lab, file: CompressedFile, seconds: list[float], passes: pd.DataFra
     plain, packed = plain_bytes(file), packed_bytes(file)
     lab.record(
         quantity="a pass from pinned memory: plain INT8 over tiles", unit="x", samples=[gain], device=lab.device,
-        upper=plain / packed, upper_source=f"bytes saved: {format_bytes(plain)} over {format_bytes(packed)}",
-        tolerance="1.4x", reason=f"the bus gives {lab.gpu.host_to_device_gbps:.1f} GB/s, tiles arrive as "
+        upper=plain / packed, upper_source=f"bytes saved: {format_bytes(plain)} over {format_bytes(packed)}", tolerance="1.4x",
+        reason=f"the bus gives {lab.gpu.host_to_device_gbps:.1f} GB/s, tiles arrive as "
         f"{passes.loc['tiles', 'GB/s of INT8']:.1f} GB/s of INT8",
     )  # fmt: skip

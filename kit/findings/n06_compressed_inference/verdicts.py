@@ -63,24 +63,24 @@ def verdicts(lab, outcomes: dict[str, Outcome], curve, slow: list[float], layer:
 def _caches(lab, outcomes, curve):
     double, unlimited, fixed = (outcomes[name] for name in ("double", "unlimited", "fixed"))
     layers = len(double.weights.layers)
-    lab.record(judge(
+    lab.judge(
         "double-cache", "hit rate after the first token, inner LRU of 50 and outer LRU of 20 for 155 layers, in ratio", "%",
-        [100 * rate for rate in double.hit_rates], accept=(0, 0),
-        at_most=(100 * INNER / LAYERS, "inner entries over layers"), how="counted", in_ratio=True,
-        cure="a pinned set, not one cache fewer", tolerance="every layer on every pass, as reported",
+        [100 * rate for rate in double.hit_rates], accept=(0, 0), at_most=(100 * INNER / LAYERS, "inner entries over layers"),
+        how="counted", in_ratio=True, cure="a pinned set, not one cache fewer",
+        tolerance="every layer on every pass, as reported",
         text=f"{double.label.partition(': ')[2]} unpack {double.decodes[-1]} of {layers} matrices a token, and one LRU alone "
         f"{fixed.decodes[-1]}: two caches are not the cause. An inner one without limit unpacks {unlimited.decodes[-1]}",
-    ))  # fmt: skip
+    )  # fmt: skip
     lab.record("double-cache", quantity="hits that the outer cache reports behind an inner one without limit", unit="hits",
                samples=[unlimited.outer_hits], how="counted")  # fmt: skip
     bound, needed = ENTRIES / LAYERS, (curve >= 0.85).idxmax()
-    lab.record(judge(
+    lab.judge(
         "hit-rate-85", "hit rate after the first token, LRU of 20 entries for 155 layers, in ratio", "%",
         [100 * rate for rate in fixed.hit_rates], accept=(80, 90), how="counted", tolerance="five points",
         at_most=(100 * bound, "entries over layers: a cyclic scan, any policy without prefetch"),
         text=f"LRU hits {np.mean(fixed.hit_rates):.0%}, no policy more than {bound:.1%}; 85% needs {needed['Pinned']} entries "
         f"pinned, {needed['LRU']} with LRU",
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def _times(lab, scale, compressed, tiles, slow, layer, starts):
@@ -106,16 +106,16 @@ def _times(lab, scale, compressed, tiles, slow, layer, starts):
         lab.record(faster(
             claim, f"{quantity}: as reported over simd without a cache", count, before, after, least,
             f"{format_seconds(count * before)} -> {format_seconds(typical)}; at 295 ms a tile a pass is "
-            f"{REPORTED * tiles / 60:.1f} min, 96 min are {token.before / tiles * 1e3:.0f} ms a tile, and 35 s for five tokens "
-            "would need both 1.4 ms a tile and 85% hits",
+            f"{REPORTED * tiles / 60:.1f} min, 96 min are {token.before / tiles * 1e3:.0f} ms a tile, and 35 s for five "
+            "tokens would need both 1.4 ms a tile and 85% hits",
         ))  # fmt: skip
     arithmetic = 0.005 * tiles
-    lab.record(judge(
+    lab.judge(
         cold.id, "a pass that unpacks all tiles at 5 ms", "s", accept=(8, 10), how="computed",
         at_least=(arithmetic, f"{tiles:,} tiles at 5 ms"), tolerance="as reported",
         text=f"{tiles:,} tiles at 5 ms are {arithmetic:.1f} s; measured here, all unpacked, the first token takes "
         f"{format_seconds(float(np.median(first)))}, {1e6 * np.median(first) / tiles:.0f} us a tile with all else in it",
-    ))  # fmt: skip
+    )  # fmt: skip
     lab.record(cold.id, quantity="first token, every tile unpacked by simd, scaled by tiles", unit="s", samples=first,
                lower=least[0], lower_source=least[1])  # fmt: skip
 
@@ -132,12 +132,12 @@ def faster(claim, quantity: str, count: int, before: float, after: list[float], 
 def _layers(lab, tiles, slow):
     claim, counts = claims.get("layer-50s"), list(tiles.values())
     mean = REPORTED * sum(counts) / len(counts)
-    lab.record(judge(
+    lab.judge(
         claim.id, "seconds a layer at the reported 295 ms a tile, mean of all 155", "s", [mean], how="computed",
         accept=times(claim.after, 1.25), tolerance="about 50 s: a quarter",
         text=f"176 tiles at 295 ms are {REPORTED * 176:.1f} s, which {counts.count(176)} of {len(counts)} layers have; the "
         f"mean layer takes {mean:.0f} s, the output {REPORTED * max(counts):.0f} s",
-    ))  # fmt: skip
+    )  # fmt: skip
     lab.record(claim.id, quantity="an ffn layer of 176 tiles, as reported, interpreted", unit="s",
                samples=[176 * seconds for seconds in slow])  # fmt: skip
 

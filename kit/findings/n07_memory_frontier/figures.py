@@ -28,7 +28,7 @@ def plane(subject, predictions: list[Prediction], costs, rings=(), memory: int |
     unit, name = next((size, name) for size, name in UNITS if max(p.total for p in predictions) >= size)
     front = sweep.pareto(predictions)
     axes.step([p.total / unit for p in front], [p.seconds for p in front], where="post", color=figures.YELLOW, linewidth=6,
-              alpha=0.6, zorder=0, label="Pareto front: least memory and time")  # fmt: skip
+              alpha=0.6, zorder=0, label="Pareto front")  # fmt: skip
     for label, (key, color, style) in LINES.items():
         line = _line(predictions, *key)
         axes.plot([p.total / unit for p in line], [p.seconds for p in line], style, color=color, label=label)
@@ -51,7 +51,7 @@ def plane(subject, predictions: list[Prediction], costs, rings=(), memory: int |
     figures.log(axes, "y")
     axes.set(xlabel=f"{name} of memory in use: weights and pages of the file", ylabel="seconds a token", title=title)
     axes.set_xlim(left=0)
-    axes.legend(fontsize=8.5, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    figure.legend(*axes.get_legend_handles_labels(), fontsize=8.5, ncols=4, loc="outside lower center")
     return figure
 
 

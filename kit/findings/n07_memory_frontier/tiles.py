@@ -20,7 +20,7 @@ PLAIN, PREFETCHED = "tiles", "tiles, prefetched"
 LINEARS = (PLAIN, PREFETCHED)
 
 
-def parts_and_costs(file, samples: int = 3) -> tuple[dict[str, Part], dict[Kind, Cost]]:
+def parts_and_costs(file) -> tuple[dict[str, Part], dict[Kind, Cost]]:
     """The matrices of a CompressedFile, and what a matrix of each shape costs to unpack and to multiply by.
 
     ``elements`` counts INT8 values, which is also the bytes of an unpacked matrix; ``blocks`` the bytes of its tiles.
@@ -33,8 +33,8 @@ def parts_and_costs(file, samples: int = 3) -> tuple[dict[str, Part], dict[Kind,
         name = next(name for name, part in parts.items() if part.kind == kind)
         x = torch.randn(1, kind.shape[1], generator=torch.Generator().manual_seed(0))
         layer = CompressedWeights(file, kit.HashMap()).layer(name)
-        load = measure.time(weights.layers[name].load, samples=samples, min_sample=0).median
-        multiply = measure.time(functools.partial(layer, x), samples=samples, min_sample=0).median
+        load = measure.time(weights.layers[name].load, samples=3, min_sample=0).median
+        multiply = measure.time(functools.partial(layer, x), samples=3, min_sample=0).median
         costs[kind] = Cost({"int8": load}, {"int8": multiply}, {})
     return parts, costs
 

@@ -11,7 +11,7 @@ from kit.findings.n09_your_model import figures
 from kit.units import format_bytes
 
 
-def explore(study, steps: int = 24) -> None:
+def explore(study) -> None:
     """Hits by policy and predicted seconds a token for a memory and a dtype: to be chosen by hand when there is one.
 
     Without anybody to choose, the figure is drawn once, for the memory that was given and float32.
@@ -22,7 +22,7 @@ def explore(study, steps: int = 24) -> None:
     import ipywidgets
 
     largest = study.accesses.working_set
-    sizes = sorted({study.memory, *np.linspace(largest / steps, largest, steps).astype(int).tolist()})
+    sizes = sorted({study.memory, *np.linspace(largest / 24, largest, 24).astype(int).tolist()})
     memory = ipywidgets.SelectionSlider(
         options=[(format_bytes(size), size) for size in sizes], value=study.memory, description="memory",
         continuous_update=False,

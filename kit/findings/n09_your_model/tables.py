@@ -74,11 +74,11 @@ def _first_token(accesses: Requests) -> int:
     return next((place for place, token in enumerate(tokens) if token != tokens[0]), 0)
 
 
-def exactness_of(file, rows: int = 2) -> pd.DataFrame:
-    """Each backend that runs here on the first rows of this file's own tensors, against gguf-py: format by backend."""
+def exactness_of(file) -> pd.DataFrame:
+    """Each backend that runs here on the first two rows of this file's own tensors, against gguf-py: format by backend."""
     from kit.lab.machine import gpu
 
-    table = exactness(blocks=sample(file, rows), backends=("cpu", "triton") if gpu() else ("cpu",))
+    table = exactness(blocks=sample(file, 2), backends=("cpu", "triton") if gpu() else ("cpu",))
     told = ["equal" if row.equal else f"{row.ulp} ulp, {row.relative:.1e}" for row in table.itertuples()]
     wide = table.assign(told=told, how=table["backend"] + " " + table["dtype"])
     wide = wide.pivot(index=["qtype", "weights"], columns="how", values="told").reset_index("weights")
@@ -133,13 +133,13 @@ def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | 
 WIDTH = 100
 
 
-def as_text(frame: pd.DataFrame, width: int = WIDTH) -> str:
+def as_text(frame: pd.DataFrame) -> str:
     """A frame of text as columns, the index first; the first column gives way when the lines would be too long."""
     index = frame.index.name or ""
     rows = [[index, *map(str, frame.columns)]]
     rows += [[printable(key), *map(printable, values)] for key, values in zip(frame.index, frame.to_numpy(), strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widths[0] = min(widths[0], width - sum(widths[1:]) - 2 * (len(widths) - 1))
+    widths[0] = min(widths[0], WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1))
     return "\n".join(_line(row, widths) for row in rows)
 
 
@@ -148,6 +148,6 @@ def _line(row, widths) -> str:
     return "  ".join([first.ljust(widths[0]), *(cell.rjust(room) for cell, room in zip(row[1:], widths[1:], strict=True))])
 
 
-def paragraph(text: str, width: int = WIDTH) -> str:
-    """Text wrapped at ``width`` columns."""
-    return textwrap.fill(printable(text), width)
+def paragraph(text: str) -> str:
+    """Text wrapped at WIDTH columns."""
+    return textwrap.fill(printable(text), WIDTH)
