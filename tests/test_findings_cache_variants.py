@@ -99,7 +99,7 @@ def test_the_order_turns_round():
 def test_every_policy_live_gives_the_same_answer_and_its_replay_the_same_counts(live):
     _, order, runs = live
     assert {run.label for run in runs} == {*POLICIES, "NoCache", "HashMap"}
-    assert (cache_live.same_logits(runs)["largest difference"] == 0).all()
+    assert cache_live.same_logits(runs)
     agreement = variants.replay_agrees(runs, order, 0.5)
     assert agreement["all counts agree"].all()
     points = variants.points(runs, order, 0.5)

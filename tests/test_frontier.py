@@ -163,7 +163,7 @@ def test_figures_and_records(run, tmp_path):
     figure = figures.plane(subject, everything, costs, figures.rings(predictions, measured, kl, 2.0), 1 << 20, "A title")
     figure.canvas.draw()
     axes = figure.axes[0]
-    assert len(axes.get_legend().get_texts()) <= 10
+    assert len(figure.legends[0].get_texts()) <= 10
     assert axes.get_yscale() == "log" and "memory" in axes.get_xlabel()
     figures.errors(predictions, measured).canvas.draw()
     assert len(sweep.table(predictions, measured)) == len(predictions)

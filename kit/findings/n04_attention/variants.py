@@ -106,20 +106,14 @@ def times(config: Config, machine: Machine, contexts, samples: int = 5) -> pd.Da
         bound = max(machine.seconds_to_read(nbytes), machine.seconds_to_compute(flops))
         for name, variant in ATTENTION.items():
             if affordable(name, config, context):
-                call = partial(_attend, variant, q, config)
-                timed = measure.time(_in_turn(call, pairs), samples, min_sample=0.002)
+                turn = itertools.cycle(pairs)
+
+                def once(variant=variant, q=q, turn=turn):
+                    return variant(q, *next(turn), config.attention_scale, config.window)
+
+                timed = measure.time(once, samples, min_sample=0.002)
                 rows.append((name, context, timed.median, bound, flops, nbytes))
-    columns = ["variant", "context", "seconds", "bound", "flops", "bytes"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def _attend(variant, q, config, kv):
-    return variant(q, *kv, config.attention_scale, config.window)
-
-
-def _in_turn(work, items):
-    turn = itertools.cycle(items)
-    return lambda: work(next(turn))
+    return pd.DataFrame(rows, columns=["variant", "context", "seconds", "bound", "flops", "bytes"])
 
 
 # --- the projections
