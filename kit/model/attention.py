@@ -167,18 +167,21 @@ def chunked(q, k, v, scale, window=0, cap=0.0, sinks=None):
 
 
 def fused(q, k, v, scale, window=0, cap=0.0, sinks=None):
-    """One query by the kit's kernel (kit.cpu.attention), on its threads; what that does not take as ``variant_for`` says."""
+    """The kit's kernel (kit.cpu.attention) for one query; other arguments go to the variant that ``variant_for`` names."""
     variant = variant_for("fused", q, k, v, window, cap, sinks)
     if variant != "fused":
         return ATTENTION[variant](q, k, v, scale, window, cap, sinks)
-    from kit.cpu.attention import attend  # brings in the kernel, which no other variant needs
+    from kit.cpu.attention import attend  # here, because other variants do not need the kernel
 
     return attend(q, k, v, scale, window)
 
 
 def variant_for(name: str, q, k, v, window=0, cap=0.0, sinks=None) -> str:
-    """The variant that runs for ``name``. For "fused" with arguments that its kernel does not take: "sdpa", which leaves out
-    the blocks that a causal mask hides, where the queries are all positions and no window, cap or sink counts; else "blas"."""
+    """The variant that runs for ``name``.
+
+    "fused" with arguments that its kernel does not take runs as "sdpa" if the queries are all positions and there is no
+    window, cap or sink, because SDPA skips the blocks that a causal mask hides; else as "blas".
+    """
     if name != "fused":
         return name
     from kit.cpu.attention import takes
