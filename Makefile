@@ -6,7 +6,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 
-.PHONY: help reproduce test verify bench fuzz docs lab lint clean
+.PHONY: help reproduce test verify bench fuzz llama docs lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,15 @@ bench: $(STAMP) ## the benchmarks: ratios beside their bounds and peers
 fuzz: $(STAMP) ## every fuzz target for MINUTES=1 each; ARGS="gguf tiles" for some
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m fuzz --minutes $(or $(MINUTES),1) $(ARGS)
+
+LLAMA := build/llama.cpp
+llama: $(STAMP) ## llama.cpp for every tier of CPU, of the wheel's version: LLAMA_CPP=build/llama.cpp/bin/libggml-cpu-haswell.so
+	$(BIN)/pip download --quiet --dest $(LLAMA) --no-deps --no-binary xllamacpp "$$($(BIN)/pip freeze | grep ^xllamacpp==)"
+	tar --directory $(LLAMA) --strip-components 1 -xzf $(LLAMA)/xllamacpp-*.tar.gz
+	cmake -S $(LLAMA)/thirdparty/llama.cpp -B $(LLAMA) -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
+		$(patsubst %,-DGGML_%=ON,BACKEND_DL CPU_ALL_VARIANTS) -DGGML_NATIVE=OFF \
+		$(patsubst %,-DLLAMA_BUILD_%=OFF,COMMON TESTS EXAMPLES TOOLS SERVER)
+	cmake --build $(LLAMA) --target llama --parallel
 
 docs: $(STAMP) ## the documentation as a site that works offline: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
