@@ -1,7 +1,8 @@
 """Rows of blocks times many int8 activations by the CPU's matrix unit: products of tiles, 16 tokens by 16 rows.
 
-The product of a group of weights that share a step gives int32 sums; vectors scale them and add them up while the matrix unit
-works on the next 16 tokens. A product and the store of its sums take 29 cycles, however wide the group is.
+The product of a group of weights that share a step gives int32 sums, which vectors scale and add up. On a Xeon of 3.1 GHz a
+product and the store of its sums take 29 to 32 cycles, however wide the group is, and the vectors 22, or 34 with minima. The
+times add up (54 and 77), though vectors and matrix unit are given independent work.
 """
 
 from numba import njit, types
