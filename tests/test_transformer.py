@@ -11,6 +11,7 @@ from reference_model import forward
 
 import kit
 from kit.cache.traces import decode_order
+from kit.gguf import pagecache
 from kit.model import cpu_ops
 from kit.model.kvcache import KV_TYPES, KVCache
 from kit.model.linear import LINEAR
@@ -199,6 +200,29 @@ def test_the_router_reads_only_the_experts_that_it_chose(folder):
     assert asked == model.config.order_of_use(set(asked)), "an expert's three matrices come together"
     stats = kit.replay(model.trace, kit.LRU("8 MiB"))
     assert 0 < stats.hits < stats.hits + stats.misses == (frame.what == "access").sum()
+
+
+def test_the_first_pass_over_blocks_reads_ahead_in_order(folder, monkeypatch):
+    called = []
+    monkeypatch.setattr(pagecache, "read_ahead", called.append)
+    model = model_of(folder, "tiny-llama", linear="fused")
+    assert torch.equal(model.logits(PROMPT[:2]), model.logits(PROMPT[:2]))
+    order = [model.file.raw(name).ctypes.data for name in model.config.order_of_use(model.file.tensors)]
+    assert [[span.ctypes.data for span in spans] for spans in called] == [order]  # once
+    model_of(folder, "tiny-llama").logits(PROMPT[:2])
+    assert len(called) == 1  # what is dequantized comes through the cache
+
+
+def test_pages_that_are_missing_are_read_ahead(tmp_path):
+    path = tmp_path / "pages"
+    path.write_bytes(bytes(2**24))
+    if not pagecache.drop(path):
+        pytest.skip("the file system keeps this file's pages")
+    data = np.memmap(path, np.uint8, "r")
+    parts = data[100 : 2**23], data[-5000:]
+    assert [pagecache.resident(part) for part in parts] == [0, 0]
+    pagecache.read_ahead(parts)
+    assert [pagecache.resident(part) for part in parts] == [1, 1]
 
 
 # --- the KV cache

@@ -2,6 +2,9 @@
 
 import math
 import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kit.errors import GGUFError
+from kit.gguf import pagecache
 from kit.gguf.formats import BY_ID, FORMATS
 from kit.gguf.mapped import MappedFile
 from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
@@ -111,6 +115,15 @@ class GGUFFile:
         if self._orders[info.part] == ">":
             return data.view(FORMATS[info.qtype].layout).byteswap().view(np.uint8).reshape(shape)
         return self._views.setdefault(name, data.reshape(shape))
+
+    @contextmanager
+    def reading_ahead(self, names: Sequence[str]) -> Iterator[None]:
+        """In the body of a ``with``, a thread brings missing pages of these tensors into memory, in this order."""
+        spans = [self._files[info.part].data[info.offset : info.offset + info.nbytes] for info in map(self._info, names)]
+        thread = threading.Thread(target=pagecache.read_ahead, args=(spans,), name="kit-read-ahead", daemon=True)
+        thread.start()
+        yield
+        thread.join()
 
     def close(self) -> None:
         """Close the file; reading a tensor afterwards is a GGUFError."""

@@ -10,6 +10,7 @@ import torch
 
 from kit.cpu.threads import torch_alone
 from kit.errors import ModelError
+from kit.lab.machine import memory_available
 from kit.model.attention import attention_named
 from kit.model.config import read_config
 from kit.model.cpu_ops import CpuOps
@@ -45,6 +46,9 @@ class Transformer:
         self.ropes = {rope: Rope(rope, c.family.rope, divisors) for rope in map(c.rope_of, range(c.layers)) if rope}
 
         self.unplanned, self._plans = obstacle(self), WeakKeyDictionary()
+        used = [self.file.tensors[name] for name in c.order_of_use(self.file.tensors) if "_exps." not in name]
+        fit = self.linear.activations and sum(info.nbytes for info in used) < memory_available()
+        self._unread = [info.name for info in used] if fit else []  # of the experts, a token reads few
 
     def new_cache(self, context: int | None = None) -> KVCache:
         """An empty key/value cache for up to ``context`` positions (None: ``max_context``)."""
@@ -87,9 +91,11 @@ class Transformer:
         """Logits (wanted tokens, vocabulary) float32; appends the tokens to the cache."""
         start = time.perf_counter_ns()
         self.trace.token = cache.passes
-        with torch_alone() if self.linear.own_threads and len(tokens) <= GEMV_MAX_TOKENS else nullcontext():
+        alone = torch_alone() if self.linear.own_threads and len(tokens) <= GEMV_MAX_TOKENS else nullcontext()
+        with alone, self.file.reading_ahead(self._unread) if self._unread else nullcontext():
             plan = self._plan(cache) if len(tokens) == 1 and cache.length else None
             logits = plan.step(tokens[0], cache.length) if plan else forward(CpuOps(self, tokens, cache), self.config, wanted)
+        self._unread = []
         self._check_finite(logits)
         cache.advance(len(tokens))
         self.trace.add("token", start, time.perf_counter_ns(), nbytes=cache.nbytes, outcome="planned" if plan else "")

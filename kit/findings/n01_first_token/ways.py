@@ -41,7 +41,7 @@ WAYS = {
         "preloaded while reading", f"{_PRELOAD}, a thread reads ahead", preload={"workers": 1, "read_ahead": True}
     ),
     "warm": Way("warm", "the second request after a preload", preload={"workers": 1}, warm=True),
-    "fused": Way("fused", "weights used from the file's blocks, read as it goes; nothing to preload", linear="fused"),
+    "fused": Way("fused", "weights used from the file's blocks, read ahead by a thread; nothing to preload", linear="fused"),
     "fused-warm": Way("fused, warm", "the second request, from the file's blocks", linear="fused", warm=True),
 }
 PHASES = ("open", "read", "dequantize", "compute")
