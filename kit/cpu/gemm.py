@@ -16,7 +16,7 @@ from kit.cpu.simd.vectors import Static, broadcast, f32x16
 from kit.cpu.tasks import task
 
 i64 = types.int64
-FEWEST = 16  # tokens for which a strip pays; a tile's six must be there in any case
+FEWEST = 9  # tokens for which a strip pays; a tile's six must be there in any case
 _HEIGHT, _WIDTH = 4, 6  # rows and tokens of a tile
 _ROWS, _TOKENS, _COLUMNS = 16, 132, 512  # a piece's sums stay in the second-level cache, a strip in the first
 _STRIDE = 4 * _COLUMNS + 64  # bytes of a row of the strip: no power of two, so that rows share no cache set

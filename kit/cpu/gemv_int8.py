@@ -42,8 +42,8 @@ def _(format, tier, activations, codes, digit):
         rest = dot4(tier, second << 8, codes, load(i8x64, digit + RECORD + UNIT))
         return fma(convert(f32x16, first), broadcast(f32x16, 65536), convert(f32x16, rest))
 
-    planes = format.value.codes.planes
-    small = planes and not format.value.codes.values and format.value.codes.below(len(planes)) <= 6  # 4 * 63 * 2^23 < 2^31
+    numbers = format.value.codes
+    small = numbers.planes and not numbers.values and numbers.bits <= 6  # 4 * 63 * 2^23 < 2^31
     return {"int8": of_one, "float32": of_three}[activations.value]
 
 

@@ -38,10 +38,12 @@ class FirstLayers:
     """A GGUFFile with only its first ``layers`` layers: what fits in memory of a model that does not."""
 
     def __init__(self, file, layers: int):
-        self.path, self.architecture = file.path, file.architecture
+        self._file = file
         self.metadata = dict(file.metadata.items()) | {f"{file.architecture}.block_count": layers}
         self.tensors = {name: tensor for name, tensor in file.tensors.items() if layer_of(name) < layers}
-        self.raw, self.blocks = file.raw, file.blocks
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
 
 
 def what_fits(file, share: float = 0.5, most: int | None = None) -> FirstLayers:
