@@ -15,7 +15,7 @@ from kit.lab.paths import ROOT
 
 _OTHERS = {"gpu_session"}  # a script of its own
 WHY = {  # what is known of a line that is missed
-    "Q8_0, float32, times the old": "28 cycles of arithmetic and 42 of reading 256 weights take 50 on a core",
+    "Q8_0, float32, times the old": "28 cycles of arithmetic and 42 of reading 256 weights take 50 on a core"
 }
 NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_")} - _OTHERS)
 
