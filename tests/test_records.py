@@ -145,6 +145,8 @@ def test_a_table_reads_as_people_write():
     frame = pd.DataFrame({"bytes": [16342376448.0, 0.00012345], "rate": [0.131, np.nan], "same": [True, False]})
     text = tables.shown(frame, rate="{:.0%}").to_string(delimiter="|")
     assert "16,342,376,448|13%|yes" in text and "0.000123|–|no" in text
+    seconds = tables.shown(pd.DataFrame({"total, s": [0.000345, np.nan], 512: [1.0, 2.0]})).to_string(delimiter="|")
+    assert [line.split("|")[1:] for line in seconds.splitlines()] == [["total", "512"], ["345 us", "1"], ["–", "2"]]
     with pytest.raises(KeyError, match="no column 'ratio': there are bytes"):
         tables.shown(frame, ratio="{}")
 

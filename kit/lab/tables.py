@@ -1,9 +1,13 @@
-"""The style of every table: three significant digits, thousands separated, an en dash for nan."""
+"""The style of every table: three significant digits, thousands separated, seconds with their unit, an en dash for nan."""
 
 from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 from pandas.io.formats.style import Styler
+
+from kit.units import format_seconds
+
+_SECONDS = ", s"
 
 
 def frame(rows: Iterable[tuple] | Mapping[str, tuple], *names: str) -> pd.DataFrame:
@@ -13,14 +17,17 @@ def frame(rows: Iterable[tuple] | Mapping[str, tuple], *names: str) -> pd.DataFr
 
 
 def shown(table: pd.DataFrame, **formats: str | Callable) -> Styler:
-    """The table as a page shows it. ``formats``: formats of columns that differ from ``number``, such as ``"{:.1%}"``.
+    """The table as a page shows it. ``formats``: formats of columns, such as ``"{:.1%}"``; of other columns ``number``.
 
-    A column's name with spaces is passed as ``**{"byte hit rate": "{:.0%}"}``.
+    A column's name with spaces is passed as ``**{"byte hit rate": "{:.0%}"}``. The column "total, s" is headed "total" and
+    holds "345 us".
     """
     unknown = [name for name in formats if name not in table.columns]
     if unknown:
         raise KeyError(f"no column {unknown[0]!r}: there are {', '.join(map(str, table.columns))}")
-    return table.style.format({name: formats.get(name, number) for name in table.columns}, na_rep="–")
+    defaults = {name: format_seconds if str(name).endswith(_SECONDS) else number for name in table.columns}
+    style = table.style.format(defaults | formats, na_rep="–")
+    return style.format_index(lambda name: str(name).removesuffix(_SECONDS), axis="columns")
 
 
 def number(value) -> str:

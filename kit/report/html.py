@@ -68,6 +68,7 @@ def cells_of(path: Path) -> list[dict]:
             shown["body"] = body if any(one["headings"] for one in cells) else _TITLE.sub("", body, count=1)
             section = shown["headings"][-1][2] if shown["headings"] else section
         elif cell.cell_type == "code":
+            shown["drawn"] = "lab.picture(" in cell.source
             shown["lines"] = len(cell.source.splitlines())
             shown["body"] = content.code(cell.source)
             shown["tags"] = cell.metadata.get("tags", [])
@@ -93,6 +94,12 @@ def summary(cells: list[dict]) -> str:
         if cell["kind"] == "markdown" and (match := re.search(r"<p>(.*?)</p>", cell["body"], re.DOTALL)):
             return unescape(re.sub(r"<[^>]*>", "", match[1])).strip().removeprefix("Question. ")
     return ""
+
+
+def picture(cells: list[dict]) -> str | None:
+    """The first image of the cell that calls ``lab.picture``, as a data URI."""
+    images = (output["body"] for cell in cells if cell.get("drawn") for output in cell["outputs"] if output["kind"] == "image")
+    return next(images, None)
 
 
 def merged(outputs: list) -> list:

@@ -73,7 +73,7 @@ def answers(entries: list[Entry], rows: list[tuple[Record, str]]) -> list[dict]:
 
 
 def card(run: Run, name: str, cells: list[dict]) -> dict:
-    """What the front page shows of one notebook."""
+    """What the front page shows of one notebook; of a run without its .png files, the figure at its full size."""
     state = run.notebooks.get(name)
     headings = [text for cell in cells for _, _, text in cell["headings"]]
     picture = run.folder / f"{name}.png"
@@ -82,7 +82,7 @@ def card(run: Run, name: str, cells: list[dict]) -> dict:
         "title": headings[0] if headings else name,
         "summary": html.summary(cells),
         "status": state.status if state else "not run",
-        "thumbnail": theme.data_uri(picture.read_bytes(), "image/png") if picture.exists() else None,
+        "thumbnail": theme.data_uri(picture.read_bytes(), "image/png") if picture.exists() else html.picture(cells),
     }
 
 

@@ -1,6 +1,7 @@
 """Several runs: what changed beyond noise, machines side by side, one file to send."""
 
 import json
+import re
 import shutil
 import zipfile
 
@@ -134,3 +135,11 @@ def test_html_renders_the_same_pages_again(slower):
     assert invoke("html", slower).exit_code == 0
     assert (slower / "04_after.html").read_text() == before
     assert "33.0 s" in (slower / "index.html").read_text()
+
+
+def test_the_front_page_of_a_run_without_its_small_pictures_has_the_figures(slower):
+    (slower / "01_first_token.png").unlink()
+    assert invoke("html", slower).exit_code == 0
+    front, page = ((slower / name).read_text() for name in ("index.html", "01_first_token.html"))
+    figure = re.search(r'<figure>.*?<img src="(data:image/png[^"]+)"', page)[1]
+    assert f'src="{figure}" alt="A figure of 01_first_token"' in front
