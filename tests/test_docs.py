@@ -17,6 +17,7 @@ import yaml
 from click.testing import CliRunner
 
 import kit.findings
+from benchmarks import _speeds
 from kit import cache
 from kit.claims import table as claims
 from kit.commands import cli
@@ -163,3 +164,7 @@ def test_the_finding_of_the_page_runs_and_its_test_can_fail(tmp_path, monkeypatc
         tested["test_the_verdict_follows_the_ratio"](ratio, verdict, tmp_path, monkeypatch)
     with pytest.raises(AssertionError):
         tested["test_the_verdict_follows_the_ratio"](3.0, "reproduced in ratio", tmp_path, monkeypatch)
+
+
+def test_speeds_are_those_of_the_records():
+    assert (ROOT / "docs" / "speeds.md").read_text().endswith(_speeds.MARK + _speeds.table(_speeds.newest()))
