@@ -39,7 +39,7 @@ def write(folder, *rows, name="01_first_token"):
 def test_an_empty_folder_lists_every_claim_and_its_notebook(tmp_path):
     entries = book.read(tmp_path)
     assert [e.claim.id for e in entries] == list(claims.load())
-    assert all(e.verdict == book.NO_RECORD and e.claim.notebook in e.missing for e in entries)
+    assert all(e.verdict == claims.NO_RECORD and e.claim.notebook in e.missing for e in entries)
     assert len(ledger.table(entries)) == len(entries)
     assert ledger.tally(entries)["claims"].sum() == len(entries)
 

@@ -2,7 +2,7 @@
 
 import bisect
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,35 +10,24 @@ from pathlib import Path
 from kit.claims import records
 from kit.claims import table as claims
 from kit.claims.records import Record
-from kit.claims.table import Claim
+from kit.claims.table import NO_RECORD, VERDICTS, WORDS, Claim
 from kit.errors import ReportError
 
 STATE = "run.json"  # in the folder of a run: what was asked, and how each notebook ended
 OWN = "08_claims"  # the notebook that reads this book, and so does not stand in it
-NO_RECORD = "no record"
-STRICTEST_FIRST = (
-    "impossible", "not reproduced", "undecided here", "reproduced in ratio", "reproduced", "not measurable here",
-)  # fmt: skip
-DECIDED = ("impossible", "not reproduced", "reproduced in ratio", "reproduced")
 RULE = (
     "A claim has as many parts as records judge it, and it holds only as far as all of them hold: its verdict is the "
-    f"strictest of theirs, in the order {', '.join(STRICTEST_FIRST[:-1])}. A part that is not measurable here decides only "
+    f"strictest of theirs, in the order {', '.join(list(VERDICTS)[:-1])}. A part that is not measurable here decides only "
     "when there is no other."
 )
 
 
 @dataclass(frozen=True)
 class Part:
-    """One record that judges a claim, and where it was measured: a page of the report, empty when there is none."""
+    """One record that judges a claim, and the link to the cell that measured it; empty without a page."""
 
     record: Record
-    anchor: str = ""
-    page: str = ""
-
-    @property
-    def link(self) -> str:
-        """Where a reader finds the cell that measured it; empty without a page."""
-        return self.page and self.page + self.anchor
+    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,7 +52,7 @@ class Entry:
 
 def strictest(verdicts) -> str:
     """One verdict for several, by RULE."""
-    return min(verdicts, key=STRICTEST_FIRST.index, default=NO_RECORD)
+    return min(verdicts, key=list(VERDICTS).index, default=NO_RECORD)
 
 
 def read(folder: Path) -> list[Entry]:
@@ -76,7 +65,7 @@ def read(folder: Path) -> list[Entry]:
         page = next((name for name in (f"{path.stem}.html", f"{path.stem}.ipynb") if (folder / name).exists()), "")
         for record, anchor in anchored(path, state.get(path.stem)):
             if record.verdict:
-                found.setdefault(record.claim, []).append(Part(record, anchor, page))
+                found.setdefault(record.claim, []).append(Part(record, page and page + anchor))
     return [
         Entry(claim, tuple(found.get(name, ())), "" if name in found else _missing(claim, folder, state))
         for name, claim in claims.load().items()
@@ -111,7 +100,7 @@ def _missing(claim: Claim, folder: Path, state: dict[str, dict]) -> str:
 def tally(entries: Sequence[Entry]) -> dict[str, int]:
     """Claims by verdict, every verdict named, the strictest first."""
     counted = Counter(entry.verdict for entry in entries)
-    return {word: counted[word] for word in (*STRICTEST_FIRST, NO_RECORD)}
+    return {word: counted[word] for word in WORDS}
 
 
 def reported_in(claim: Claim, unit: str) -> tuple[float, float] | None:
@@ -140,7 +129,7 @@ class Across:
     @property
     def flips(self) -> bool:
         """Whether two runs decided it, and not alike. Undecided, not measurable and not there contradict nothing."""
-        return len({word for word in self.verdicts if word in DECIDED}) > 1
+        return len({word for word in self.verdicts if WORDS[word].decides}) > 1
 
     @property
     def differs(self) -> bool:
@@ -161,24 +150,21 @@ def across(folders: Sequence[Path]) -> list[Across]:
             raise ReportError(f"these runs are not of one {name}: {', '.join(map(repr, dict.fromkeys(values)))}")
     rows = []
     for entries in zip(*books, strict=True):
-        rows.append(Across(entries[0].claim.id, "", tuple(entry.verdict for entry in entries)))
-        parts = [_by_quantity(entry) for entry in entries]
-        several = (
-            Across(entries[0].claim.id, quantity, tuple(words.get(quantity, NO_RECORD) for words in parts))
-            for quantity in dict.fromkeys(quantity for words in parts for quantity in words)
-        )
-        rows += [part for part in several if part.differs and not all(len(words) == 1 for words in parts)]
+        claim, parts = entries[0].claim.id, [_by_quantity(entry) for entry in entries]
+        rows.append(Across(claim, "", tuple(entry.verdict for entry in entries)))
+        for quantity in dict.fromkeys(quantity for words in parts for quantity in words):
+            part = Across(claim, quantity, tuple(words.get(quantity, NO_RECORD) for words in parts))
+            rows += [part] * (part.differs and any(len(words) > 1 for words in parts))
     return rows
 
 
 def _by_quantity(entry: Entry) -> dict[str, str]:
-    """Quantity and device of each part -> verdict; the strictest of those that agree in both."""
-    found: dict[str, str] = {}
+    """Quantity and device of each part -> verdict; the strictest where several parts agree in both."""
+    found = defaultdict(list)
     for part in entry.parts:
         device = part.record.parameters.get("device", "cpu")
-        name = part.record.quantity + ("" if device == "cpu" else f" ({device})")
-        found[name] = strictest([part.record.verdict, *([found[name]] if name in found else [])])
-    return found
+        found[part.record.quantity + f" ({device})" * (device != "cpu")].append(part.record.verdict)
+    return {name: strictest(verdicts) for name, verdicts in found.items()}
 
 
 def _setting(folder: Path, book: Sequence[Entry]) -> dict[str, str]:

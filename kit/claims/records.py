@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from kit.claims.table import VERDICTS
 from kit.errors import ReportError
@@ -24,7 +23,7 @@ class Record:
     ``accept`` is the region (low, high) in which the claim holds, ``tolerance`` says it in words, ``interval`` is what the
     samples leave open, ``how`` one of kit.claims.judge.HOW, ``cure`` what cured it here when the report names another cure.
     ``state`` is the machine's, around the measurement; ``machine_id`` is its hardware.
-    ``verdict`` is one of claims.VERDICTS, empty for a plain measurement.
+    ``verdict`` is one of kit.claims.table.VERDICTS, empty for a plain measurement.
     """
 
     run_id: str = ""
@@ -81,15 +80,10 @@ def read(paths: Iterable[Path]) -> list[Record]:
     known = {entry.name for entry in fields(Record)}
     records = []
     for path in paths:
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
             try:
                 row = json.loads(line)
                 records.append(Record(**{key: value for key, value in row.items() if key in known}))
             except (ValueError, TypeError, AttributeError) as error:
                 raise ReportError(f"{path}, line {number}: not a record ({error})") from None
     return records
-
-
-def frame(records: Iterable[Record]) -> pd.DataFrame:
-    """One row a record, columns as in Record."""
-    return pd.DataFrame([asdict(record) for record in records], columns=[entry.name for entry in fields(Record)])

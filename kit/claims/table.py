@@ -3,29 +3,31 @@
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from kit.errors import ReportError
+from kit.errors import ReportError, known
 from kit.lab.files import read_yaml
 from kit.lab.paths import data_file
 
-VERDICTS = {  # FINDINGS: what each word means
-    "reproduced": "measured here within the stated tolerance",
-    "reproduced in ratio": "the effect, at another size or on another machine, within the tolerance of the ratio",
-    "undecided here": "the interval touches the threshold, or repeated runs disagree; the reason says what would decide it",
-    "not reproduced": "measured, and it is otherwise",
-    "impossible": "a stated bound forbids it; the bound is measured or sourced",
-    "not measurable here": "something is missing: a GPU, memory, a file",
-}
 
-COLORS = {  # one color a verdict, on pages and in figures; readable on white
-    "reproduced": "#00795a",
-    "reproduced in ratio": "#1d6fa5",
-    "undecided here": "#6a4fa3",
-    "not reproduced": "#a15c00",
-    "impossible": "#a4332b",
-    "not measurable here": "#6b747d",
-    "no record": "#7d6e63",
+class Verdict(NamedTuple):
+    """What the word means, its color on pages and in figures (readable on white), and whether it decides a claim."""
+
+    meaning: str
+    color: str
+    decides: bool = True
+
+
+VERDICTS = {  # the words that a record may carry, the strictest first
+    "impossible": Verdict("a stated bound forbids it; the bound is measured or sourced", "#a4332b"),
+    "not reproduced": Verdict("measured, and it is otherwise", "#a15c00"),
+    "undecided here": Verdict("the samples leave it open; the reason says what would decide it", "#6a4fa3", False),
+    "reproduced in ratio": Verdict("the effect at another size or on another machine, within the ratio's tolerance", "#1d6fa5"),
+    "reproduced": Verdict("measured here within the stated tolerance", "#00795a"),
+    "not measurable here": Verdict("something is missing: a GPU, memory, a file", "#6b747d", False),
 }
+NO_RECORD = "no record"
+WORDS = VERDICTS | {NO_RECORD: Verdict("nothing in this run judges it", "#7d6e63", False)}
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,4 @@ def read(path: Path) -> dict[str, Claim]:
 
 def get(claim_id: str) -> Claim:
     """The claim of that id; ReportError lists the known ones."""
-    try:
-        return load()[claim_id]
-    except KeyError:
-        raise ReportError(f"no claim {claim_id!r} in data/claims.yaml; there are: {', '.join(load())}") from None
+    return known("data/claims.yaml: claim", claim_id, load(), ReportError)

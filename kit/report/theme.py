@@ -11,7 +11,7 @@ import jinja2
 from kit import units
 from kit.claims.book import reported_in
 from kit.claims.records import Record
-from kit.claims.table import COLORS, Claim
+from kit.claims.table import WORDS, Claim
 from kit.lab.machine import LIMITS
 from kit.report.content import visible
 
@@ -39,7 +39,7 @@ def _environment() -> jinja2.Environment:
 def _tones() -> str:
     """The rules that give a verdict its color; lighter on a dark page."""
     rules = []
-    for word, color in COLORS.items():
+    for word, (_, color, _) in WORDS.items():
         name = f".tone-{word.replace(' ', '-')}"
         dark = f'@media screen {{ :root[data-theme="dark"] {name} {{ --tone: color-mix(in srgb, {color} 45%, white); }} }}'
         rules += [f"{name} {{ --tone: {color}; }}", dark]

@@ -1,15 +1,16 @@
 """The ledger: every claim of data/claims.yaml with the verdict that the records of a run give it, or what is missing."""
 
-import html
+import textwrap
 
 import pandas as pd
 from IPython.display import HTML
+from markupsafe import Markup, escape
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from kit.claims import book
-from kit.claims import table as claims
-from kit.claims.book import NO_RECORD, Entry, Part, reported_in
+from kit.claims.book import Entry, Part, reported_in
+from kit.claims.table import NO_RECORD, WORDS
 from kit.lab import figures, tables
 from kit.units import format_quantity as quantity
 
@@ -24,8 +25,7 @@ _POSSIBLE = "#cccccc"
 
 def tally(entries: list[Entry]) -> pd.DataFrame:
     """Claims by verdict, and what the word means."""
-    meanings = claims.VERDICTS | {NO_RECORD: "nothing in this run judges it"}
-    rows = [(word, count, meanings[word]) for word, count in book.tally(entries).items()]
+    rows = [(word, count, WORDS[word].meaning) for word, count in book.tally(entries).items()]
     return tables.frame(rows, "verdict", "claims", "meaning")
 
 
@@ -40,60 +40,46 @@ def answer(entries: list[Entry]) -> str:
     )
 
 
-def table(entries: list[Entry]) -> pd.DataFrame:
-    """One row a claim: its verdict and the part that decided it, or what is missing."""
-    return pd.DataFrame([_row(entry, entry.decisive, entry.verdict) for entry in entries])
+def table(entries: list[Entry]) -> list[tuple[Entry, Part | None]]:
+    """Every claim with the part that decided it."""
+    return [(entry, entry.decisive) for entry in entries]
 
 
-def parts(entries: list[Entry]) -> pd.DataFrame:
-    """One row a part of every claim that several records judge."""
-    several = [(entry, part) for entry in entries if len(entry.parts) > 1 for part in entry.parts]
-    return pd.DataFrame([_row(entry, part, part.record.verdict) for entry, part in several])
+def parts(entries: list[Entry]) -> list[tuple[Entry, Part]]:
+    """Every part of every claim that several records judge."""
+    return [(entry, part) for entry in entries if len(entry.parts) > 1 for part in entry.parts]
 
 
-def _row(entry: Entry, part: Part | None, verdict: str) -> dict[str, str]:
-    claim, record = entry.claim, part.record if part else None
-    words = {"claim": claim.id, "report": claim.report, "claimed": claim.reported, "verdict": verdict}
-    if record is None:
-        blank = dict.fromkeys(("measured", "lower bound", "upper bound", "tolerance"), NOTHING)
-        return words | blank | {"reason": f"missing: {entry.missing}", "where": claim.notebook, "link": ""}
-    return words | {
-        "measured": f"{record.quantity}: {quantity(record.median, record.unit)}",
-        "lower bound": _bound(record.lower, record.lower_source, record.unit),
-        "upper bound": _bound(record.upper, record.upper_source, record.unit),
-        "tolerance": record.tolerance or NOTHING,
-        "reason": record.reason,
-        "where": record.notebook,
-        "link": part.link,
-    }
-
-
-def _bound(value: float | None, source: str, unit: str) -> str:
-    return NOTHING if value is None else f"{quantity(value, unit)} ({source})" if source else quantity(value, unit)
-
-
-def shown(frame: pd.DataFrame) -> HTML:
-    """A table of this module as HTML, all text escaped: verdicts as badges, a link to the cell that measured each."""
-    rows = "".join(map(_html_row, frame.map(html.escape).to_dict("records")))
+def shown(rows: list[tuple[Entry, Part | None]]) -> HTML:
+    """Rows of ``table`` or ``parts`` as HTML, all text escaped: verdicts as badges, a link to the cell that measured each."""
     head = "".join(f"<th>{name}</th>" for name in ("claim", "verdict", "measured and possible", "reason"))
-    return HTML(f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
+    body = "".join(_html_row(entry, part) for entry, part in rows)
+    return HTML(f'<table class="claims"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
 
 
-def _html_row(row: dict[str, str]) -> str:
-    where = f'<a href="{row["link"]}">{row["where"]}</a>' if row["link"] else row["where"]
-    details = [
-        f"{label} {row[name]}"
-        for name, label in (("lower bound", "at least"), ("upper bound", "at most"), ("tolerance", "tolerance:"))
-        if row[name] != NOTHING
-    ]
-    under = '<span class="under">{}</span>'
+def _html_row(entry: Entry, part: Part | None) -> Markup:
+    claim, under = entry.claim, Markup('<span class="under">{}</span>').format
+    if part is None:
+        verdict, where, measured, details, reason = NO_RECORD, claim.notebook, NOTHING, [], f"missing: {entry.missing}"
+    else:
+        record = part.record
+        verdict, where, reason = record.verdict, record.notebook, record.reason
+        measured = f"{record.quantity}: {quantity(record.median, record.unit)}"
+        bounds = ("at least", record.lower, record.lower_source), ("at most", record.upper, record.upper_source)
+        details = [
+            f"{word} {quantity(value, record.unit)}{f' ({source})' if source else ''}"
+            for word, value, source in bounds
+            if value is not None
+        ]
+        details += [f"tolerance: {record.tolerance}"] * bool(record.tolerance)
+        where = Markup('<a href="{}">{}</a>').format(part.link, where) if part.link else where
     cells = (
-        f"{row['claim']}{under.format(row['claimed'])}{under.format('report ' + row['report'])}",
-        f'<span class="badge tone-{row["verdict"].replace(" ", "-")}">{row["verdict"]}</span>',
-        row["measured"] + "".join(map(under.format, details)),
-        row["reason"] + under.format(where),
+        escape(claim.id) + under(claim.reported) + under(f"report {claim.report}"),
+        Markup('<span class="badge tone-{}">{}</span>').format(verdict.replace(" ", "-"), verdict),
+        escape(measured) + Markup().join(map(under, details)),
+        escape(reason) + under(where),
     )
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return Markup("<tr>{}</tr>").format(Markup().join(map(Markup("<td>{}</td>").format, cells)))
 
 
 # --- the picture -----------------------------------------------------------------------------------------------------
@@ -109,7 +95,7 @@ def picture(entries: list[Entry]):
     marks = [value for span in spans.values() for value in span.values() if value]
     left, right = min([*marks, 0.1]) / 2, max([*marks, 10.0]) * 2
     for row, entry in enumerate(entries):
-        color, span = claims.COLORS[entry.verdict], spans.get(entry.claim.id)
+        color, span = WORDS[entry.verdict].color, spans.get(entry.claim.id)
         axes.annotate(entry.verdict, (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=color)
         if span is None:
             place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
@@ -156,8 +142,7 @@ def _without_figure(entry: Entry) -> str:
     record = entry.decisive.record
     if record.median is None:
         return "not measured here"
-    text = f"{record.quantity}: {quantity(record.median, record.unit)}"
-    return text if len(text) <= 78 else text[:75] + "..."
+    return textwrap.shorten(f"{record.quantity}: {quantity(record.median, record.unit)}", 78, placeholder=" ...")
 
 
 # --- records -----------------------------------------------------------------------------------------------------------
