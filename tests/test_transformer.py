@@ -1,5 +1,7 @@
 """Logits against an independent float64 forward pass and against llama.cpp; what a pass reads; the KV cache."""
 
+import threading
+
 import gguf
 import llama_cpp
 import model_files
@@ -11,6 +13,7 @@ from reference_model import forward
 
 import kit
 from kit.cache.traces import decode_order
+from kit.errors import ModelError
 from kit.gguf import pagecache
 from kit.model import cpu_ops
 from kit.model.kvcache import KV_TYPES, KVCache
@@ -204,7 +207,7 @@ def test_the_router_reads_only_the_experts_that_it_chose(folder):
 
 def test_the_first_pass_over_blocks_reads_ahead_in_order(folder, monkeypatch):
     called = []
-    monkeypatch.setattr(pagecache, "read_ahead", called.append)
+    monkeypatch.setattr(pagecache, "read_ahead", lambda spans, ended: called.append(spans))
     model = model_of(folder, "tiny-llama", linear="fused")
     assert torch.equal(model.logits(PROMPT[:2]), model.logits(PROMPT[:2]))
     order = [model.file.raw(name).ctypes.data for name in model.config.order_of_use(model.file.tensors)]
@@ -221,8 +224,22 @@ def test_pages_that_are_missing_are_read_ahead(tmp_path):
     data = np.memmap(path, np.uint8, "r")
     parts = data[100 : 2**23], data[-5000:]
     assert [pagecache.resident(part) for part in parts] == [0, 0]
-    pagecache.read_ahead(parts)
+    pagecache.read_ahead(parts, threading.Event())
     assert [pagecache.resident(part) for part in parts] == [1, 1]
+
+
+def test_reading_ahead_ends_when_the_pass_fails(folder, monkeypatch):
+    read, read_ahead = [], pagecache.read_ahead
+
+    def from_a_slow_disk(spans, ended):
+        monkeypatch.setattr(pagecache, "resident", lambda part: read.append(part) or ended.wait(60))
+        read_ahead(spans, ended)
+
+    monkeypatch.setattr(pagecache, "read_ahead", from_a_slow_disk)
+    file = model_of(folder, "tiny-llama").file
+    with pytest.raises(ModelError), file.reading_ahead(list(file.tensors)):
+        raise ModelError
+    assert len(read) <= 1 and "kit-read-ahead" not in [thread.name for thread in threading.enumerate()]
 
 
 # --- the KV cache

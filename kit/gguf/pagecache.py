@@ -5,6 +5,7 @@ import functools
 import mmap
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,15 +44,15 @@ def resident(data: np.ndarray) -> float:
     return float(np.mean(found & 1)) if known else 1.0
 
 
-def read_ahead(arrays: Sequence[np.ndarray]) -> None:
+def read_ahead(arrays: Sequence[np.ndarray], ended: threading.Event) -> None:
     """Bring the missing pages of arrays over mapped files into memory, in this order, by madvise(2) (Linux 5.14).
 
-    It reads as fast as the disk does, which the page faults of a kernel's threads do not.
+    It reads as fast as the disk does, which the page faults of a kernel's threads do not. It stops when ``ended`` is set.
     """
     for data in arrays:
         for part in (data[at : at + _PART] for at in range(0, data.nbytes, _PART)):
-            if resident(part) < 1 and _libc().madvise(*_pages(part), _POPULATE_READ):
-                return  # not known to this system, or the file has become shorter
+            if ended.is_set() or (resident(part) < 1 and _libc().madvise(*_pages(part), _POPULATE_READ)):
+                return  # madvise fails on a system that does not know it, and for a file that has become shorter
 
 
 _PART, _POPULATE_READ = 2**22, 22

@@ -118,12 +118,16 @@ class GGUFFile:
 
     @contextmanager
     def reading_ahead(self, names: Sequence[str]) -> Iterator[None]:
-        """In the body of a ``with``, a thread brings missing pages of these tensors into memory, in this order."""
+        """While the body of a ``with`` runs, a thread brings missing pages of these tensors into memory, in this order."""
         spans = [self._files[info.part].data[info.offset : info.offset + info.nbytes] for info in map(self._info, names)]
-        thread = threading.Thread(target=pagecache.read_ahead, args=(spans,), name="kit-read-ahead", daemon=True)
+        ended = threading.Event()
+        thread = threading.Thread(target=pagecache.read_ahead, args=(spans, ended), name="kit-read-ahead", daemon=True)
         thread.start()
-        yield
-        thread.join()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def close(self) -> None:
         """Close the file; reading a tensor afterwards is a GGUFError."""
