@@ -44,7 +44,7 @@ def first_token(path, folder):
     """(logits against the CPU's, table, records)."""
     import kit
     from kit.findings.n01_first_token import device as on_device
-    from kit.findings.n01_first_token import tables, ways
+    from kit.findings.n01_first_token import results, ways
 
     lab = session(folder, "01_first_token")
     on_cpu = ways.measure(path, "lazy", PROMPT)
@@ -52,7 +52,7 @@ def first_token(path, folder):
     with kit.open(path) as file:
         predicted = on_device.predict(file, lab.gpu, 1.0)
         on_device.judge(lab, file, [replace(on_cpu, way="reported")], runs, predicted)
-    return tables.equality([on_cpu, *runs]), on_device.table(runs, predicted), recorded(lab)
+    return results.equality([on_cpu, *runs]), on_device.table(runs, predicted), recorded(lab)
 
 
 def caches(path, folder):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import kit
 from kit.claims.records import read
 from kit.findings import reported
-from kit.findings.n01_first_token import bounds, figures, parallel, slow_end, tables, verdicts, ways
+from kit.findings.n01_first_token import parallel, results, slow_end, verdicts, ways
 from kit.findings.session import Session
 from kit.lab import machine, peaks
 from kit.synthetic.write import cached_model
@@ -26,7 +26,7 @@ def spans(intervals, what):
 @given(INTERVALS, INTERVALS, INTERVALS)
 def test_each_instant_belongs_to_one_phase(dequantize, read, answer):
     """Counted independently: unit steps on a line, each claimed by the first phase that covers it."""
-    frame = pd.concat([spans(dequantize, "dequantize"), spans(read, "read"), spans(answer, "answer")])
+    frame = pd.concat([spans(dequantize, "dequantize"), spans(read, "read"), spans(answer, "compute")])
     owner = [None] * 81
     for phase, intervals in (("compute", answer), ("read", read), ("dequantize", dequantize)):  # later ones win
         for start, end in intervals:
@@ -37,7 +37,7 @@ def test_each_instant_belongs_to_one_phase(dequantize, read, answer):
 
 
 def test_0_075_s_needs_more_than_the_reports_machine_has():
-    limits = bounds.needed(0.075, peaks.load())
+    limits = ways.needed(0.075, peaks.load())
     assert limits.iloc[0]["least seconds a token"] == pytest.approx(8_170_864_640 * 4 / 120e9)
     assert limits.iloc[0]["times too slow"] > 3.6
     least = reported.least_by_width()["least ms a token"]
@@ -51,7 +51,7 @@ def runs(tmp_path_factory):
 
 
 def test_every_way_gives_the_same_token(runs):
-    same = tables.equality(runs[1])
+    same = results.equality(runs[1])
     assert same["token"].nunique() == 1
     assert same["rms / std"].max() < 1e-4
 
@@ -71,10 +71,10 @@ def test_lazy_ways_miss_every_tensor_once_and_warm_ones_hit(runs):
 def test_ratios_are_taken_round_by_round(runs):
     """Not all cross products: two rounds of each give two ratios; a way that ran once is compared with every round."""
     measured = runs[1]
-    slow, fast = tables.samples(measured, "lazy"), tables.samples(measured, "preload")
-    assert tables.ratios(measured, "lazy", "preload") == [slow[0] / fast[0], slow[1] / fast[1]]
+    slow, fast = results.samples(measured, "lazy"), results.samples(measured, "preload")
+    assert results.ratios(measured, "lazy", "preload") == [slow[0] / fast[0], slow[1] / fast[1]]
     once = [run for run in measured if run.way != "reported"] + [run for run in measured if run.way == "reported"][:1]
-    assert len(tables.ratios(once, "reported", "warm")) == 2
+    assert len(results.ratios(once, "reported", "warm")) == 2
 
 
 COSTS = pd.DataFrame([("along columns", 1, 5e-9), ("along rows", 1, 1e-9)], columns=["loops", "threads", "seconds a weight"])
@@ -111,23 +111,23 @@ def test_all_tables_and_figures_and_verdicts_come_out(runs, tmp_path, monkeypatc
     monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
     lab = Session("01_first_token", profile="smoke", out=str(tmp_path))
     file = kit.open(path)
-    predicted = bounds.predict(file, MACHINE, 3, bounds.disk_gbps(path))
-    limits = bounds.needed(0.075, peaks.with_this_machine(MACHINE))
+    predicted = ways.predict(file, MACHINE, 3, ways.disk_gbps(path))
+    limits = ways.needed(0.075, peaks.with_this_machine(MACHINE))
     labels = [way.label for way in ways.WAYS.values()]
-    assert list(tables.by_phase(measured).index) == labels == list(tables.against_bounds(measured, predicted).index)
-    found, least = tables.against_bounds(measured, predicted)["bound, s"], predicted["seconds"]
+    assert list(results.by_phase(measured).index) == labels == list(results.against_bounds(measured, predicted).index)
+    found, least = results.against_bounds(measured, predicted)["bound, s"], predicted["seconds"]
     assert found["warm"] == least["compute"] and found["fused, warm"] == least["compute from blocks"]
     in_a_row = pytest.approx(least["read"] + least["dequantize"] + least["compute"])
     assert found["lazy, fast"] == found["preloaded"] == in_a_row
     assert found["preloaded while reading"] < found["preloaded"] and found["fused"] < found["preloaded"]
-    assert np.isfinite(tables.steps(measured)["times faster"]).all()
-    for figure in (figures.bars(measured), figures.gantt(measured), figures.needed(limits, 0.075)):
+    assert np.isfinite(results.steps(measured)["times faster"]).all()
+    for figure in (results.bars(measured), results.gantt(measured), results.needed(limits, 0.075)):
         figure.canvas.draw()
     judge(lab, file, measured, predicted, {})
     judged = {record.claim for record in read([lab.out / "01_first_token.jsonl"]) if record.verdict}
     assert judged == {"first-token-preload", "cold-inference", "parallel-dequant", "cache-4gb-feasible"}
     assert lab.verdicts().loc["cache-4gb-feasible", "verdict"] == "impossible"
-    assert "41 ms" in tables.answer(measured, reported.least_by_width()["least ms a token"])
+    assert "41 ms" in results.answer(measured, reported.least_by_width()["least ms a token"])
 
 
 TAKEN = pd.DataFrame(
@@ -150,7 +150,7 @@ def test_parallel_dequantizing_is_judged_by_what_was_measured(runs, tmp_path, mo
     for seconds in (1.0, 2.0):  # two threads take half as long; or all the longer
         lab = Session("01_first_token", profile="smoke", out=str(tmp_path))
         taken = TAKEN.assign(seconds=TAKEN["seconds"].where(TAKEN["threads"] == 1, 0.5 * seconds**2))
-        verdicts.judge_parallel(lab, measured, bounds.predict(kit.open(path), MACHINE, 3, 1.0), taken, {})
+        verdicts.judge_parallel(lab, measured, ways.predict(kit.open(path), MACHINE, 3, 1.0), taken, {})
         words.append(set(lab.verdicts()["verdict"].iloc[:2]))
     assert words == [{"reproduced in ratio"}, {"not reproduced"}]
 
@@ -167,8 +167,8 @@ def test_what_does_not_fit_in_memory_is_left_out_with_its_reason(runs, tmp_path,
     assert lazy.held_bytes == 0 and lazy.misses == len(file.tensors)
     rest = [run for run in measured if run.way not in left_out]
     lab = Session("01_first_token", profile="smoke", out=str(tmp_path))
-    predicted = bounds.predict(file, MACHINE, 3, 1.0)
+    predicted = ways.predict(file, MACHINE, 3, 1.0)
     judge(lab, file, rest, predicted, left_out)
-    figures.gantt(rest), tables.steps(rest), tables.against_bounds(rest, predicted)
+    results.gantt(rest), results.steps(rest), results.against_bounds(rest, predicted)
     assert lab.verdicts().loc["parallel-dequant", "verdict"].iloc[-1] == "not measurable here"
-    assert tables.answer(rest, reported.least_by_width()["least ms a token"])
+    assert results.answer(rest, reported.least_by_width()["least ms a token"])

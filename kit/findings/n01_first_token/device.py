@@ -5,7 +5,7 @@ import pandas as pd
 import kit
 from kit.claims import table as claims
 from kit.findings import reported
-from kit.findings.n01_first_token.tables import ratios, samples, typical_runs
+from kit.findings.n01_first_token.results import by_phase, ratios, samples, typical_runs
 from kit.findings.n01_first_token.ways import Run, phases
 from kit.findings.n04_attention.device import blocks_read, check_room
 from kit.gguf import pagecache
@@ -49,12 +49,12 @@ def measure(path, way: str, prompt: list[int]) -> Run:
             cache.truncate(len(prompt) - 1)
         trace.clear()
     before = weights.store.stats
-    with trace.span("answer"):
+    with trace.span("compute"):
         logits = model.step(asked, cache)
     after, frame = weights.store.stats, trace.frame()
     file.close()
     counts = after.resident_bytes, after.hits - before.hits, after.misses - before.misses
-    return Run(way, frame, phases(frame, PHASES), logits, *counts, cold)
+    return Run(way, WAYS[way], frame, phases(frame, PHASES), logits, *counts, cold)
 
 
 def measure_all(path, prompt: list[int], repeats: int) -> list[Run]:
@@ -85,12 +85,9 @@ def least_seconds(way: str, predicted: pd.DataFrame) -> float:
 
 def table(runs: list[Run], predicted: pd.DataFrame) -> pd.DataFrame:
     """One row a way: seconds by phase, in all, and the least possible; bytes on the device."""
-    rows = {
-        WAYS[way]: {**run.phases, "total": run.seconds, "bound": least_seconds(way, predicted),
-        "held": format_bytes(run.held_bytes)}
-        for way, run in typical_runs(runs).items()
-    }  # fmt: skip
-    return pd.DataFrame(rows).T.infer_objects().rename_axis("seconds")
+    typical = typical_runs(runs)
+    held = [format_bytes(run.held_bytes) for run in typical.values()]
+    return by_phase(runs).assign(bound=[least_seconds(way, predicted) for way in typical], held=held)
 
 
 def judge(lab, file, on_cpu: list[Run], runs: list[Run], predicted: pd.DataFrame) -> None:

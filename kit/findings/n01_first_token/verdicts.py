@@ -5,9 +5,8 @@ import pandas as pd
 from kit.claims import table as claims
 from kit.findings import reported
 from kit.findings.n01_first_token import parallel, slow_end
-from kit.findings.n01_first_token.bounds import FUSED, least_seconds
-from kit.findings.n01_first_token.tables import ratios, samples
-from kit.findings.n01_first_token.ways import Run
+from kit.findings.n01_first_token.results import ratios, samples
+from kit.findings.n01_first_token.ways import FUSED, Run, least_seconds
 from kit.units import format_bytes, format_seconds
 
 
@@ -15,10 +14,9 @@ def judge_preload(lab, file, runs: list[Run], predicted: pd.DataFrame, left_out:
     """first-token-preload: the effect, what preloading moves, and what 0.075 s would take in float32 and from blocks."""
     claim = claims.get("first-token-preload")
     missing = left_out.get("warm", "")
-    effect = [] if missing else ratios(runs, "reported", "warm")
     lab.judge(
-        claim.id, "first token as reported over first token warm", "x", effect, accept=(100, None), in_ratio=True,
-        tolerance="hundreds to thousands, as 2,600x is", missing=missing,
+        claim.id, "first token as reported over first token warm", "x", ratios(runs, "reported", "warm"), accept=(100, None),
+        in_ratio=True, tolerance="hundreds to thousands, as 2,600x is", missing=missing,
         text="slow dequantizing and strided loops against one pass over cached weights",
     )  # fmt: skip
     least = reported.least_by_width()["least ms a token"] / 1e3
@@ -77,12 +75,10 @@ def judge_parallel(lab, runs: list[Run], predicted: pd.DataFrame, taken: pd.Data
             text="one tensor a thread: write bandwidth is the ceiling, and a fast dequantizer is near it",
         )  # fmt: skip
     missing = left_out.get("overlapped", "")
-    whole = [] if missing else samples(runs, "preload")
     lab.judge(
         "parallel-dequant", "closed file to token: preloaded over preloaded while the file is read", "x",
-        [] if missing else ratios(runs, "preload", "overlapped"), accept=(1, None), in_ratio=True, tolerance="faster",
-        missing=missing,
-        at_most=None if missing else (max(whole) / least_seconds("overlapped", predicted),
+        ratios(runs, "preload", "overlapped"), accept=(1, None), in_ratio=True, tolerance="faster", missing=missing,
+        at_most=None if missing else (max(samples(runs, "preload")) / least_seconds("overlapped", predicted),
         "seconds in a row, measured, over the longer part"),
         text="only waiting for the file can be hidden, and dequantizing takes every core already",
     )  # fmt: skip

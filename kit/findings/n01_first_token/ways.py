@@ -1,4 +1,4 @@
-"""First token: the ways from a closed file to a token, and where each spends its time."""
+"""First token: the ways from a closed file to a token, the least that each can take, and where each spends its time."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,9 @@ import pandas as pd
 import torch
 
 import kit
+from kit.findings import reported
 from kit.gguf import pagecache
+from kit.lab import tables
 from kit.lab.machine import memory_available
 from kit.units import format_bytes
 
@@ -45,13 +47,8 @@ WAYS = {
     "fused-warm": Way("fused, warm", "the second request, from the file's blocks", linear="fused", warm=True),
 }
 PHASES = ("open", "read", "dequantize", "compute")
-_SPANS = {  # phase -> its spans
-    "dequantize": "dequantize",
-    "read": "read",
-    "upload": "upload",
-    "open": "open",
-    "compute": "answer",
-}
+_FIRST = ("dequantize", "read", "upload", "open", "compute")  # the phase that an instant inside several counts for
+FUSED = "compute from blocks"
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,7 @@ class Run:
     """One way, once: spans, seconds by phase, logits of the prompt's last token, bytes held, whether the file was cold."""
 
     way: str
+    label: str
     frame: pd.DataFrame
     phases: dict[str, float]
     logits: torch.Tensor
@@ -103,13 +101,12 @@ def measure(path, way: str, prompt: list[int], dtype: str = "float32") -> Run:
         model.logits(prompt)
         trace.clear()
     before = weights.store.stats
-    with trace.span("answer"):
+    with trace.span("compute"):
         logits = model.logits(prompt)[-1]
-    after = weights.store.stats
-    hits, misses = after.hits - before.hits, after.misses - before.misses
-    frame = trace.frame()
+    after, frame = weights.store.stats, trace.frame()
     file.close()
-    return Run(way, frame, phases(frame), logits, after.resident_bytes, hits, misses, cold)
+    counts = after.resident_bytes, after.hits - before.hits, after.misses - before.misses
+    return Run(way, how.label, frame, phases(frame), logits, *counts, cold)
 
 
 def _warm_memory(path, dtype: str) -> bool:
@@ -126,11 +123,66 @@ def _warm_memory(path, dtype: str) -> bool:
 
 
 def phases(frame: pd.DataFrame, names: tuple[str, ...] = PHASES) -> dict[str, float]:
-    """Wall seconds by phase; an instant inside spans of several phases counts for the first of them in _SPANS."""
+    """Wall seconds by phase; an instant inside spans of several phases counts for the first of them in _FIRST."""
     marks = np.unique(frame[["start", "end"]])
     middles, left, parts = (marks[1:] + marks[:-1]) / 2, np.diff(marks), {}
-    for phase, what in _SPANS.items():
-        begun, ended = (np.searchsorted(np.sort(frame.loc[frame["what"] == what, end]), middles) for end in ("start", "end"))
+    for phase in _FIRST:
+        begun, ended = (np.searchsorted(np.sort(frame.loc[frame["what"] == phase, end]), middles) for end in ("start", "end"))
         parts[phase] = float(left[begun > ended].sum())
         left[begun > ended] = 0  # claimed
     return {phase: parts[phase] for phase in names}
+
+
+# --- the least that any way can take, here and on the reports' machine -----------------------------------------------
+
+
+def predict(file, machine, prompt_tokens: int, disk_gbps: float, dtype: str = "float32") -> pd.DataFrame:
+    """The least seconds of each phase on this machine: bytes over bandwidth, or FLOPs over peak where that is more.
+
+    Dequantizing writes every weight in ``dtype``; a pass over the prompt reads each once, or reads the blocks instead.
+    """
+    blocks = sum(tensor.nbytes for tensor in file.tensors.values())
+    arithmetic = machine.seconds_to_compute(2 * prompt_tokens * sum(t.elements for t in file.tensors.values()))
+    weights = working_set(file, dtype)
+    compute, fused = (max(machine.seconds_to_read(nbytes), arithmetic) for nbytes in (weights, blocks))
+    rows = {
+        "read": (blocks, f"{disk_gbps:.1f} GB/s from disk, measured here", blocks / disk_gbps / 1e9),
+        "dequantize": (weights, f"{dtype} written at write bandwidth", machine.seconds_to_write(weights)),
+        "compute": (weights, f"{dtype} weights read once, or FLOPs", compute),
+        FUSED: (blocks, "blocks read once, or FLOPs", fused),
+    }
+    return tables.frame(rows, "phase", "bytes", "bound", "seconds")
+
+
+def least_seconds(way: str, predicted: pd.DataFrame) -> float:
+    """The bound of a way: its phases in a row, or the longer of two that it overlaps."""
+    how, least = WAYS[way], predicted["seconds"]
+    compute = least[FUSED if how.linear == "fused" else "compute"]
+    if how.warm:
+        return compute
+    if how.linear == "fused":
+        return max(least["read"], compute)  # the blocks are read as they are used
+    if (how.preload or {}).get("read_ahead"):
+        return max(least["read"], least["dequantize"]) + compute
+    return least["read"] + least["dequantize"] + compute
+
+
+def disk_gbps(path) -> float:
+    """GB/s of reading the whole file, its pages dropped before (cached, where they cannot be): the best of three."""
+    speeds = []
+    for _ in range(3):
+        pagecache.drop(path)
+        with kit.open(path) as file:
+            weights = kit.Weights(file)
+            for name in weights:
+                weights.read(name)
+            frame = weights.trace.frame()
+        speeds.append(frame["nbytes"].sum() / frame["seconds"].sum() / 1e9)
+    return float(max(speeds))
+
+
+def needed(seconds: float, devices: pd.DataFrame) -> pd.DataFrame:
+    """What it takes to read the reports' model in f32 in ``seconds``: what each device can read, and its least time."""
+    least = reported.f32_bytes() / devices["read_gbps"] / 1e9
+    columns = {"read GB/s": devices["read_gbps"], "times too slow": least / seconds, "least seconds a token": least}
+    return pd.DataFrame(columns).set_axis(devices["name"].rename("device"))

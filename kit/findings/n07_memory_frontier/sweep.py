@@ -15,7 +15,7 @@ from kit.costs.order import Decode, Kind, Order, order_of
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Part, Prediction, Way, parts_of
 from kit.findings import reported
 from kit.findings.live import relative_rms
-from kit.findings.n01_first_token.bounds import disk_gbps
+from kit.findings.n01_first_token.ways import disk_gbps
 from kit.findings.n06_compressed_inference.passes import compressed_model
 from kit.findings.n07_memory_frontier import pressed, tiles
 from kit.findings.n09_your_model.tables import advice_table

@@ -1,12 +1,11 @@
-"""First token: the runs of all ways as tables."""
+"""First token: the runs of all ways as tables and figures."""
 
 import numpy as np
 import pandas as pd
 
 from kit.findings.live import relative_rms
-from kit.findings.n01_first_token.bounds import least_seconds
-from kit.findings.n01_first_token.ways import WAYS, Run
-from kit.lab import tables
+from kit.findings.n01_first_token.ways import WAYS, Run, least_seconds
+from kit.lab import figures, tables
 from kit.lab.measure import bootstrap_median
 from kit.units import format_bytes, format_seconds
 
@@ -14,33 +13,25 @@ from kit.units import format_bytes, format_seconds
 def equality(runs: list[Run]) -> pd.DataFrame:
     """Do all ways give the same token? RMS difference of the logits over their standard deviation, against "lazy"."""
     truth = next(run for run in runs if run.way == "lazy").logits
-    rows = {
-        WAYS[run.way].label if run.way in WAYS else run.way: (int(run.logits.argmax()), relative_rms(run.logits, truth))
-        for run in runs
-    }
+    rows = [(run.label, int(run.logits.argmax()), relative_rms(run.logits, truth)) for run in runs]
     return tables.frame(rows, "way", "token", "rms / std")
 
 
 def by_phase(runs: list[Run]) -> pd.DataFrame:
     """One row a way, its median run: seconds by phase and in all, and whether the file's pages were gone."""
-    rows = {
-        WAYS[way].label: {**run.phases, "total": run.seconds, "cold file": run.cold} for way, run in typical_runs(runs).items()
-    }
-    return pd.DataFrame(rows).T.infer_objects().rename_axis("seconds")
+    rows = {run.label: {**run.phases, "total": run.seconds, "cold file": run.cold} for run in typical_runs(runs).values()}
+    return pd.DataFrame.from_dict(rows, "index").rename_axis("seconds")
 
 
 def against_bounds(runs: list[Run], predicted: pd.DataFrame) -> pd.DataFrame:
     """One row a way: its total over its bound, f32 weights held afterwards, GB/s of f32 written while dequantizing."""
-    rows = {}
+    rows = []
     for way, run in typical_runs(runs).items():
-        wrote, least = run.frame.query("what == 'dequantize'")["nbytes"].sum(), least_seconds(way, predicted)
-        spent = run.phases["dequantize"]
-        rows[WAYS[way].label] = {
-            "total, s": run.seconds, "bound, s": least, "times the bound": run.seconds / least,
-            "f32 held": format_bytes(run.held_bytes),
-            "dequantized, GB/s": wrote / spent / 1e9 if spent > 0.01 * run.seconds else np.nan,  # else only vectors
-        }  # fmt: skip
-    return pd.DataFrame(rows).T.infer_objects().rename_axis("way")
+        least, spent = least_seconds(way, predicted), run.phases["dequantize"]
+        wrote = run.frame.query("what == 'dequantize'")["nbytes"].sum()
+        speed = wrote / spent / 1e9 if spent > 0.01 * run.seconds else np.nan  # else only vectors
+        rows.append((run.label, run.seconds, least, run.seconds / least, format_bytes(run.held_bytes), speed))
+    return tables.frame(rows, "way", "total, s", "bound, s", "times the bound", "f32 held", "dequantized, GB/s")
 
 
 def explained() -> pd.DataFrame:
@@ -102,3 +93,59 @@ def answer(runs: list[Run], least_ms: pd.Series) -> str:
         "dequantizing, it does not remove it. The reports' 0.075 s cannot be a pass over their model in float32, which takes "
         f"{least_ms['float32']:.0f} ms at 120 GB/s; from its blocks it could be ({least_ms['blocks of the file']:.0f} ms)."
     )
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def bars(runs: list[Run]):
+    """Stacked bars of the phases, linear and on a log scale: a phase that vanishes in one is told in the other."""
+    parts = pd.DataFrame({run.label: run.phases for run in typical_runs(runs).values()}).T
+    figure, (linear, log) = figures.new(2, height=6.6)
+    for axes in (linear, log):
+        figures.stacked_bars(axes, parts)
+        axes.set_xlabel("seconds from the closed file to the token (warm: from the request)", fontsize=9.5)
+    figures.log(log, "x")
+    log.set_xlim(parts.sum(axis=1).min() / 20, parts.sum(axis=1).max() * 4)
+    linear.set_title("Preloading moves the cost; it does not remove it")
+    log.set_title("The same on a log scale: from blocks almost nothing is dequantized")
+    linear.legend(loc="center right")
+    return figure
+
+
+def gantt(runs: list[Run]):
+    """When each tensor was read, dequantized and used: one line a tensor, one panel a way (of those measured)."""
+    colors = {"linear": figures.VERMILION, "read": figures.ORANGE, "dequantize": figures.GREEN}  # as in ``bars``
+    names = {"linear": "multiply (waits for its weight)"}
+    typical = typical_runs(runs)
+    ways = [way for way in ("lazy", "preload", "overlapped") if way in typical]
+    figure, panels = figures.new(len(ways), height=2.3 * len(ways), sharex=True, squeeze=False)
+    panels = panels[:, 0]
+    for axes, way in zip(panels, ways, strict=True):
+        run = typical[way]
+        spans = run.frame[run.frame["what"].isin(colors)]
+        rows = pd.Series(pd.factorize(spans["tensor"])[0], spans.index)
+        for what, color in colors.items():
+            some, label = spans[spans["what"] == what], names.get(what, what)
+            axes.barh(rows[some.index], some["seconds"], left=some["start"], height=1, color=color, label=label)
+        axes.set(title=run.label, ylabel="tensor")
+        axes.invert_yaxis()
+    figure.suptitle("Preloading does the same work, before the first use")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(colors))
+    panels[-1].set_xlabel("seconds since the file was opened")
+    return figure
+
+
+def needed(limits: pd.DataFrame, target: float):
+    """Least seconds a token on each device (log scale), the reported time as the bound."""
+    figure, axes = figures.new(height=2.8)
+    least = limits["least seconds a token"]
+    axes.bar_label(axes.barh(least.index, least, color=figures.BLUE), " " + least.map(format_seconds), fontsize=9)
+    figures.bound(axes, target, f"reported: {format_seconds(target)}", vertical=True)
+    figures.log(axes, "x")
+    axes.set_xlim(right=least.max() * 4)
+    axes.set_xlabel("least seconds a token: 30.44 GiB of f32 weights over read bandwidth")
+    axes.set_title("0.075 s is out of reach of the machine that reported it")
+    figures.rows(axes)
+    axes.legend(loc="lower right")
+    return figure
