@@ -1,5 +1,6 @@
 """Peers: the same tokens from processes of their own; what cannot run is a row with its reason."""
 
+import sys
 from types import SimpleNamespace
 
 import pandas as pd
@@ -56,3 +57,14 @@ def test_a_process_that_dies_says_why(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"nothing")
     with pytest.raises(peers.ReportError, match=r"kit: .*m\.gguf"):
         peers._start("kit", tmp_path / "m.gguf", 8, 0).ask(load=True)
+
+
+@pytest.mark.timeout(20)
+def test_a_process_may_say_more_than_a_pipe_holds(tmp_path, monkeypatch):
+    talker = tmp_path / "python"
+    talker.write_text(f"#!{sys.executable}\nimport sys\nsys.stderr.write('x' * 10**6)\nprint('[0.5, []]', flush=True)\ninput()")
+    talker.chmod(0o755)
+    monkeypatch.setattr(peers.sys, "executable", str(talker))
+    process = peers._Process("kit", tmp_path, 8)
+    process.close()
+    assert process.imports == 0.5

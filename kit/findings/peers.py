@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -24,77 +25,62 @@ from kit.units import format_bytes
 PROMPT = "The capital of France is"
 
 
-class _Kit:
-    def __init__(self, path, context, linear):
-        import kit
-
-        self._model = kit.Transformer(kit.Weights(kit.open(path)), linear=linear, max_context=context)
-
-    def begin(self, ids):
-        self._cache = self._model.new_cache()
-        return self.step(*ids)
-
-    def step(self, *ids):
-        return int(self._model.step(ids, self._cache).argmax())
+# An engine is a function of (path, context). It loads the model and returns ``step(ids, state)``, which evaluates these tokens
+# after those of ``state`` (None: none) and returns the most probable next token and the state after them.
 
 
-class _Llama:
-    def __init__(self, path, context, mode):
-        self._model = llama_cpp.Llama(path, mode, context)
+def _kit(path, context, linear):
+    import kit
 
-    def begin(self, ids):
-        self._held = 0
-        return self.step(*ids)
+    model = kit.Transformer(kit.Weights(kit.open(path)), linear=linear, max_context=context)
 
-    def step(self, *ids):
-        logits = self._model.logits(ids, self._held, wanted=1)
-        self._held += len(ids)
-        return int(logits.argmax())
+    def step(ids, cache):
+        cache = model.new_cache() if cache is None else cache
+        return int(model.step(ids, cache).argmax()), cache
+
+    return step
 
 
-class _Transformers:
-    def __init__(self, path, context):
-        import torch
-        import transformers
+def _llama(path, context, mode):
+    model = llama_cpp.Llama(path, mode, context)
 
-        transformers.utils.logging.set_verbosity_error()
-        torch.set_num_threads(usable_cores())
-        self._model, self._torch = self._load(Path(path)), torch
+    def step(ids, held):
+        held = held or 0
+        return int(model.logits(ids, held, wanted=1).argmax()), held + len(ids)
 
-    def _load(self, path):
-        import transformers
-
-        return transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
-
-    def begin(self, ids):
-        self._held = None
-        return self.step(*ids)
-
-    def step(self, *ids):
-        with self._torch.inference_mode():
-            out = self._model(self._torch.tensor([ids]), past_key_values=self._held, use_cache=True, logits_to_keep=1)
-        self._held = out.past_key_values
-        return int(out.logits[0, -1].argmax())
+    return step
 
 
-class _InTransformers(_Transformers):
-    def __init__(self, path, context, weights):
-        self._weights = weights
-        super().__init__(path, context)
+def _transformers(path, context, weights=""):
+    """``weights``: how the kit's layers hold the file's weights; empty: transformers' own conversion to float32."""
+    import torch
+    import transformers
 
-    def _load(self, path):
+    transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(usable_cores())
+    path = Path(path)
+    if weights:
         from kit.hf import load
 
-        return load(path, self._weights)[0]
+        model = load(path, weights)[0]
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
+
+    @torch.inference_mode()
+    def step(ids, held):
+        out = model(torch.tensor([ids]), past_key_values=held, use_cache=True, logits_to_keep=1)
+        return int(out.logits[0, -1].argmax()), out.past_key_values
+
+    return step
 
 
 ENGINES = {
-    "kit": partial(_Kit, linear="fused"),
-    "kit, int8 activations": partial(_Kit, linear="fused-int8"),
-    **{f"llama.cpp, {mode}": partial(_Llama, mode=mode) for mode in llama_cpp.MODES},
-    "transformers": _Transformers,
-    "kit in transformers": partial(_InTransformers, weights="blocks"),
-    "kit in transformers, int8 activations": partial(_InTransformers, weights="blocks-int8"),
+    "kit": partial(_kit, linear="fused"),
+    "kit, int8 activations": partial(_kit, linear="fused-int8"),
+    **{f"llama.cpp, {mode}": partial(_llama, mode=mode) for mode in llama_cpp.MODES},
+    "transformers": _transformers,
+    "kit in transformers": partial(_transformers, weights="blocks"),
+    "kit in transformers, int8 activations": partial(_transformers, weights="blocks-int8"),
 }
 _PACKAGES = {"llama.cpp": "xllamacpp", "transformers": "transformers", "kit in transformers": "transformers"}
 _IMPORTS = {  # what an engine's process imports before loading is timed
@@ -103,6 +89,21 @@ _IMPORTS = {  # what an engine's process imports before loading is timed
     "transformers": ("torch", "transformers.modeling_utils", "transformers.modeling_gguf_pytorch_utils"),
     "kit in transformers": ("kit.hf.model", "kit.cpu.linear"),
 }
+
+
+_COLUMNS = [
+    "imports",
+    "load",
+    "first",
+    "prefill",
+    "speed",
+    "samples",
+    "resident",
+    "beyond imports",
+    "mapped",
+    "agree",
+    "reason",
+]
 
 
 def installed() -> list[str]:
@@ -118,12 +119,12 @@ def _missing(name) -> str:
 def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False) -> pd.DataFrame:
     """One row an engine (names of ENGINES; None: all): the same greedy tokens from the same file, ``rounds`` times in turn.
 
-    Only one process runs at a time, the others are stopped. ``prompt``: token ids (None: of PROMPT). Columns: imports, load
-    and first, seconds until the engine's libraries are imported, then the file is open, then until the first token, in
-    a new process with the file in the page cache; prefill, tokens a second of the prompt, median; speed, those after it, the
-    median of ``samples``; resident, bytes of the process after that; mapped, those of the file itself
-    among them; beyond imports, those that were not there when the libraries were; agree, leading tokens equal to the first
-    engine's; reason, why the rest of the row is empty.
+    Only one process runs at a time, the others are stopped. ``prompt``: token ids (None: of PROMPT). Columns:
+    imports, load, first: seconds until the engine's libraries are imported, then until the file is open, then until the first
+    token, in a new process with the file in the page cache. prefill: tokens a second of the prompt, the median. speed: tokens
+    a second after it, the median of ``samples``. resident: bytes of the process at the end; mapped: those of them that are
+    the file's; beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. reason:
+    why the rest of the row is empty.
     """
     import kit
 
@@ -139,14 +140,9 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
                 continue
             try:
                 running[name] = _start(name, path, context, needs.get(name, 0))
-                rows[name] = {
-                    "imports": running[name].imports,
-                    "load": running[name].ask(load=True)[0],
-                    "first": running[name].ask(begin=prompt)[0],
-                    "prompts": [],
-                    "samples": [],
-                    "reason": "",
-                }
+                load, first = running[name].ask(load=True)[0], running[name].ask(begin=prompt)[0]
+                rows[name] = {"imports": running[name].imports, "load": load, "first": first, "reason": ""}
+                rows[name] |= {"prefill": [], "samples": []}
             except KitError as error:
                 rows[name] = {"reason": str(error).replace(str(path), path.name)}
                 if name in running:
@@ -154,22 +150,18 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
         said = {}
         for _ in range(rounds):
             for name, engine in running.items():
-                rows[name]["prompts"].append(len(prompt) / engine.ask(begin=prompt)[0])
+                rows[name]["prefill"].append(len(prompt) / engine.ask(begin=prompt)[0])
                 seconds, said[name] = engine.ask(steps=tokens - 1)
                 rows[name]["samples"].append((tokens - 1) / seconds)
         for name, engine in running.items():
-            rows[name] |= {
-                "resident": engine.memory(), "mapped": engine.mapped(path),
-                "prefill": float(np.median(rows[name].pop("prompts"))),
-                "speed": float(np.median(rows[name]["samples"])), "agree": _agree(said[name], next(iter(said.values()))),
-            }  # fmt: skip
-            rows[name]["beyond imports"] = rows[name]["resident"] - engine.base
+            row, resident = rows[name], engine.memory()
+            row |= {"prefill": float(np.median(row["prefill"])), "speed": float(np.median(row["samples"]))}
+            row |= {"resident": resident, "mapped": engine.mapped(path), "beyond imports": resident - engine.base}
+            row["agree"] = int(np.equal(said[name], next(iter(said.values()))).cumprod().sum())
     finally:
         for engine in running.values():
             engine.close()
-    columns = ["imports", "load", "first", "prefill", "speed", "samples", "resident", "beyond imports", "mapped", "agree"]
-    columns += ["reason"]
-    return pd.DataFrame.from_dict(rows, "index").reindex(columns=columns).rename_axis("engine")
+    return pd.DataFrame.from_dict(rows, "index").reindex(columns=_COLUMNS).rename_axis("engine")
 
 
 def of_run(lab, path) -> pd.DataFrame:
@@ -187,11 +179,6 @@ def of_run(lab, path) -> pd.DataFrame:
     return table.reindex(columns=["load", "first", "tok/s", "agree", "resident", "reason"])
 
 
-def _agree(tokens, others) -> int:
-    pairs = list(zip(tokens, others, strict=True))
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), len(pairs))
-
-
 def _start(name, path, context, need) -> "_Process":
     if package := _missing(name):
         raise ReportError(f"{name}: not installed: pip install {package}")
@@ -206,8 +193,8 @@ class _Process:
     def __init__(self, name, path, context):
         self.name = name
         command = [sys.executable, "-m", "kit.findings.peers", name, str(path), str(context)]
-        pipe = subprocess.PIPE
-        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the engine
+        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said, text=True)
         self.imports = self._answer()[0]
         self.base = self.memory()
 
@@ -221,7 +208,9 @@ class _Process:
     def _answer(self):
         line = self._child.stdout.readline()
         if not line:
-            said = self._child.communicate()[1].strip().splitlines()
+            self._child.wait()
+            self._said.seek(0)
+            said = self._said.read().strip().splitlines()
             reason = said[-1].removeprefix("kit.errors.") if said else f"ended with {self._child.returncode}"
             raise ReportError(f"{self.name}: {reason}")
         self._child.send_signal(signal.SIGSTOP)
@@ -251,17 +240,17 @@ def serve(name: str, path: str, context: str) -> None:
     for module in _IMPORTS[name.partition(",")[0]]:
         importlib.import_module(module)
     print(json.dumps([time.perf_counter() - start, []]), file=out)
-    engine, token = None, None
     for line in sys.stdin:
         question, said = json.loads(line), []
         start = time.perf_counter()
         if "load" in question:
-            engine = ENGINES[name](path, int(context))
+            step = ENGINES[name](path, int(context))
         if "begin" in question:
-            token = engine.begin(question["begin"])
+            state = None  # the last prompt's KV cache is freed first
+            token, state = step(question["begin"], state)
             said.append(token)
         for _ in range(question.get("steps", 0)):
-            token = engine.step(token)
+            token, state = step([token], state)
             said.append(token)
         print(json.dumps([time.perf_counter() - start, said]), file=out)
 
