@@ -26,7 +26,7 @@ def test_two_levels_the_outer_sees_each_tensor_once_and_the_limit_means_nothing(
     cache = faults.TwoLevels(LRU(30))
     assert len(run(cache, 3)) == 8
     assert (cache.stats.hits, cache.stats.misses, cache.held_bytes) == (0, 8, 80)
-    inner_removed = cache.outer
+    inner_removed = cache.instance
     assert len(run(inner_removed, 3)) == 24 and inner_removed.stats.hits == 0  # and without the inner level: all misses
 
 
@@ -62,12 +62,12 @@ def test_copy_on_hit_never_hands_out_the_same_memory():
 
 
 def test_a_dead_queue_grows_and_nothing_comes_of_it():
-    cache = faults.DeadQueue(LRU(30), ahead_bytes=100)
+    cache = faults.DeadQueue(LRU(30))
     plan = [(key, size, lambda: 0) for key, size in SCAN]
     with Prefetcher(cache, plan, asynchronous=False):
         run(cache, 2)
     assert cache.queue.qsize() == 16 and cache.stats.prefetched == 0 and cache.stats.misses == 16
-    real = WeightCache(LRU(30), ahead_bytes=100)
+    real = WeightCache(LRU(30))
     with Prefetcher(real, plan, asynchronous=False):
         run(real, 2)
     assert real.stats.prefetched == 15

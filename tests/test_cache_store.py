@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import kit
 from fuzz.soak import soak
 from kit.cache import POLICIES
-from kit.cache.config import CacheConfig
 from kit.cache.policies.base import LRU, HashMap, NoCache
 from kit.cache.policies.offline import MIN
 from kit.cache.policies.pinned import Pinned, RowPlan
@@ -212,32 +211,11 @@ def test_prefetch_keeps_to_its_budget_and_survives_errors():
         prefetcher.prefetch(7)
 
 
-def test_the_five_fields_of_the_configuration():
-    default = CacheConfig()
-    assert isinstance(default.policy(), LRU) and default.policy().capacity == 512 << 20
-    assert CacheConfig(max_memory_bytes=30).policy().capacity == 30
-    policy = CacheConfig(max_memory_bytes=20, use_frequency_priority=True, frequency_window=0.05).policy()
-    for key in "aab":
-        if not policy.request(key, 10):
-            policy.insert(key, 10)
-    policy.request("c", 10)
-    assert policy.insert("c", 10) == ["b"]  # a was used more often in the window
-    time.sleep(0.06)
-    policy.request("c", 10)
-    policy.request("d", 10)
-    assert policy.insert("d", 10) == ["a"]  # and its uses have left it
-    store = WeightCache(default.policy())
-    assert default.prefetcher(store, plan_of(3, [])) is None
-    loads = []
-    ahead = CacheConfig(prefetch_ahead=2)
-    with ahead.prefetcher(store, plan_of(4, loads)):
+def test_a_store_without_room_gets_it_for_the_layers_ahead_and_the_next():
+    store, loads = WeightCache(LRU(100)), []
+    with Prefetcher(store, plan_of(4, loads), ahead=2, asynchronous=False):
         store.get("blk.0.a", 10, lambda: "mine")
         assert loads == ["blk.1.a", "blk.1.b", "blk.2.a", "blk.2.b"] and store.ahead_bytes == 60
-    with CacheConfig(prefetch_ahead=1, enable_async_prefetch=True).prefetcher(store, plan_of(3, loads)) as prefetcher:
-        assert all(isinstance(future.result(10), bool) for future in prefetcher.prefetch(2))
-    for wrong in ({"max_memory_bytes": 0}, {"prefetch_ahead": -1}, {"frequency_window": 0}):
-        with pytest.raises(CacheError, match=next(iter(wrong)).split("_")[0] + "|capacity"):
-            CacheConfig(**wrong)
 
 
 @pytest.mark.parametrize("spread", [False, True])

@@ -116,8 +116,15 @@ def lru_hit_curve(trace: Requests) -> tuple[np.ndarray, np.ndarray]:
     A cache of at least ``capacities[i]`` bytes, and less than the next, has ``hits[i]`` hits. Exact for capacities not
     below the largest object, which a smaller cache would bypass.
     """
-    distances = np.sort([d for d in stack_distances(trace) if d is not None])
-    capacities, counts = np.unique(distances, return_counts=True)
+    number = {key: place for place, key in enumerate(trace.objects)}
+    last, sizes = np.full(len(number), -1), np.zeros(len(number), np.int64)  # index and bytes of each object's last access
+    distances = []  # of each repeated access: bytes of all objects accessed since the object's last access, itself included
+    for now, (key, size) in enumerate(zip(trace.keys, trace.sizes, strict=True)):
+        place = number[key]
+        if last[place] >= 0:
+            distances.append((last >= last[place]) @ sizes)
+        last[place], sizes[place] = now, size
+    capacities, counts = np.unique(np.array(distances, np.int64), return_counts=True)
     return capacities, np.cumsum(counts)
 
 
@@ -142,33 +149,3 @@ def min_hit_curve(trace: Requests) -> np.ndarray:
         else:
             stack.append(carried)
     return np.cumsum(depths)
-
-
-def stack_distances(trace: Requests) -> list[int | None]:
-    """For each access, the bytes of all objects used since the key's last access (itself included); None the first time.
-
-    A Fenwick tree over time holds each object's size at its last use: n log n steps.
-    """
-    length = len(trace)
-    tree, last, total, distances = [0] * (length + 1), {}, 0, []
-    for now, (key, size) in enumerate(zip(trace.keys, trace.sizes, strict=True), start=1):
-        before = last.get(key)
-        if before is None:
-            distances.append(None)
-            total += size
-        else:
-            older, index = 0, before - 1
-            while index:
-                older += tree[index]
-                index &= index - 1
-            distances.append(total - older)
-            _tree_add(tree, before, -size)
-        _tree_add(tree, now, size)
-        last[key] = now
-    return distances
-
-
-def _tree_add(tree, index, amount):
-    while index < len(tree):
-        tree[index] += amount
-        index += index & -index

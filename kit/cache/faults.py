@@ -13,36 +13,41 @@ from kit.cache.store import WeightCache
 from kit.errors import CacheError
 
 
-class TwoLevels:
+class _Instances:
+    """Several caches that pass for one: ``instance`` is the WeightCache that serves the caller now."""
+
+    instance: WeightCache
+
+    def get(self, key, size, load):
+        """The value from the instance in use."""
+        return self.instance.get(key, size, load)
+
+    @property
+    def stats(self) -> Stats:
+        """Statistics of the instance in use."""
+        return self.instance.stats
+
+
+class TwoLevels(_Instances):
     """A second cache in front of the store. It is unbounded (LazyTensor.cached_data, report 000), or with ``keeps`` an LRU
     of that many entries (report 004: 50).
 
-    Symptom if unbounded: the outer cache counts one miss for each tensor and no hit, and memory holds the whole model
-    whatever the outer limit is. With ``keeps``: both caches miss, because a scan is longer than either.
+    Symptom if unbounded: the store, ``instance``, counts one miss for each tensor and no hit, and memory holds the whole
+    model whatever the store's limit is. With ``keeps``: both caches miss, because a scan is longer than either.
     """
 
     def __init__(self, policy: Policy, trace=None, keeps: int | None = None):
-        self.outer = WeightCache(policy, trace)
+        self.instance = WeightCache(policy, trace)
         self.inner: dict[str, tuple[object, int]] = {}
         self.keeps = keeps
 
     def get(self, key, size, load):
-        """The value from the inner cache, else from the outer one."""
-        found = self.inner.pop(key, None) or (self.outer.get(key, size, load), size)
+        """The value from the inner cache, else from the store."""
+        found = self.inner.pop(key, None) or (super().get(key, size, load), size)
         self.inner[key] = found
         if self.keeps is not None and len(self.inner) > self.keeps:
             del self.inner[next(iter(self.inner))]  # the least recently used one
         return found[0]
-
-    @property
-    def instance(self) -> WeightCache:
-        """The outer cache."""
-        return self.outer
-
-    @property
-    def stats(self) -> Stats:
-        """Statistics of the outer cache."""
-        return self.outer.stats
 
     @property
     def held_bytes(self) -> int:
@@ -50,30 +55,18 @@ class TwoLevels:
         return sum(size for _, size in self.inner.values())
 
 
-class SplitInstances:
+class SplitInstances(_Instances):
     """Two caches instead of one: ``switch()`` changes between them after the preload (report 001, hypothesis 2).
 
     Symptom: inference starts with an empty cache, whose counts start at 0.
     """
 
     def __init__(self, policy: Policy, trace=None):
-        self._caches = [WeightCache(policy.fresh(), trace), WeightCache(policy.fresh(), trace)]
-        self.get = self._caches[0].get
+        self.instance, self._other = WeightCache(policy.fresh(), trace), WeightCache(policy.fresh(), trace)
 
     def switch(self) -> None:
         """Use the other instance from now on."""
-        self._caches.reverse()
-        self.get = self._caches[0].get
-
-    @property
-    def instance(self) -> WeightCache:
-        """The instance in use."""
-        return self._caches[0]
-
-    @property
-    def stats(self) -> Stats:
-        """Statistics of the instance in use."""
-        return self.instance.stats
+        self.instance, self._other = self._other, self.instance
 
 
 class ResettingStats(WeightCache):
@@ -92,31 +85,14 @@ class ResettingStats(WeightCache):
         return snapshot
 
 
-class ThreadLocal:
+class ThreadLocal(threading.local, _Instances):
     """A cache for each thread (report 001, hypothesis 4).
 
     Symptom: another thread misses what the loading thread cached; memory grows with the number of threads.
     """
 
-    def __init__(self, policy: Policy, trace=None):
-        self._policy, self._trace = policy, trace
-        self._local = threading.local()
-
-    @property
-    def instance(self) -> WeightCache:
-        """The cache of the calling thread."""
-        if not hasattr(self._local, "cache"):
-            self._local.cache = WeightCache(self._policy.fresh(), self._trace)
-        return self._local.cache
-
-    def get(self, key, size, load):
-        """The value from the cache of the calling thread."""
-        return self.instance.get(key, size, load)
-
-    @property
-    def stats(self) -> Stats:
-        """Statistics of the calling thread's cache."""
-        return self.instance.stats
+    def __init__(self, policy: Policy, trace=None):  # threading.local calls it once in every thread
+        self.instance = WeightCache(policy.fresh(), trace)
 
 
 class CopyOnHit(WeightCache):
@@ -136,8 +112,8 @@ class DeadQueue(WeightCache):
     Symptom: the queue grows, no get is served by a prefetch, and all counts are those of a cache without prefetch.
     """
 
-    def __init__(self, policy: Policy, trace=None, ahead_bytes: int = 0):
-        super().__init__(policy, trace, ahead_bytes)
+    def __init__(self, policy: Policy, trace=None):
+        super().__init__(policy, trace)
         self.queue = queue.SimpleQueue()
 
     def prefetch(self, key, size, load):
@@ -155,35 +131,23 @@ class UpgradingLock(WeightCache):
 
     def __init__(self, policy: Policy, trace=None, timeout: float = 0.2):
         super().__init__(policy, trace)
-        self._rw = _ReadWriteLock(timeout)
-
-    def get(self, key, size, load):
-        """As in the store, with the faulty lock order."""
-        with self._rw.read():
-            if key in self.policy:
-                with self._rw.write():
-                    return super().get(key, size, load)
-        with self._rw.write():
-            return super().get(key, size, load)
-
-
-class _ReadWriteLock:
-    """A lock for many readers or one writer; CacheError after waiting for ``timeout`` seconds."""
-
-    def __init__(self, timeout: float):
         self._timeout, self._changed = timeout, threading.Condition()
         self._held = 0  # readers; -1: the writer
 
-    def read(self):
-        return self._hold(lambda: self._held >= 0, 1)
-
-    def write(self):
-        return self._hold(lambda: self._held == 0, -1)
+    def get(self, key, size, load):
+        """As in the store, with the faulty lock order."""
+        with self._hold(1):
+            if key in self.policy:
+                with self._hold(-1):
+                    return super().get(key, size, load)
+        with self._hold(-1):
+            return super().get(key, size, load)
 
     @contextmanager
-    def _hold(self, free, change):
+    def _hold(self, change):
+        """The lock as one more reader (1) or as the only writer (-1); CacheError after waiting for the timeout."""
         with self._changed:
-            if not self._changed.wait_for(free, self._timeout):
+            if not self._changed.wait_for(lambda: self._held >= 0 if change > 0 else self._held == 0, self._timeout):
                 readers = max(0, self._held)
                 raise CacheError(f"deadlock: waited {self._timeout} s for a lock that {readers} reader(s) hold")
             self._held += change

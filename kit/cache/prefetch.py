@@ -14,8 +14,8 @@ class Prefetcher(AbstractContextManager):
 
     ``plan``: ``[(key, size, load), ...]`` in order of use. Tensors of no layer (output norm and projection) count as one
     more layer at the end, which is followed by the first layer: the next token. Resident tensors, and those that do not
-    fit the store's ``ahead_bytes``, are not loaded. ``workers``: number of threads; with ``asynchronous=False`` the
-    requesting thread loads. Close it (or use ``with``) to end the threads.
+    fit the store's ``ahead_bytes`` (0 becomes room for ``ahead + 1`` layers), are not loaded. ``workers``: number of
+    threads; with ``asynchronous=False`` the requesting thread loads. Close it (or use ``with``) to end the threads.
     """
 
     def __init__(self, store, plan, ahead: int = 1, workers: int = 1, asynchronous: bool = True):
@@ -26,6 +26,8 @@ class Prefetcher(AbstractContextManager):
         for key, size, load in plan:
             layers[layer_of(key)].append((key, size, load))
         self._layers = dict(layers)
+        largest = max(sum(size for _, size, _ in items) for items in layers.values())
+        store.ahead_bytes = store.ahead_bytes or (ahead + 1) * largest
         self._order = list(layers)
         self._pool = ThreadPoolExecutor(workers, "prefetch") if asynchronous else None
         self._current: int | None = None
@@ -51,11 +53,6 @@ class Prefetcher(AbstractContextManager):
         for job in jobs:
             job()
         return []
-
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes of the largest layer."""
-        return max(sum(size for _, size, _ in items) for items in self._layers.values())
 
     def close(self) -> None:
         """Stop watching, cancel loads that have not begun, and wait for those that have."""

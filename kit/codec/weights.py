@@ -152,7 +152,7 @@ class ProgressLine:
             average = self.seconds / self.operations
             what = f"[Op {self.operations:4}] {'HIT ' if hit else 'MISS'}"
             store = layer.weights.store
-            policy = getattr(store, "policy", None) or store.outer.policy
+            policy = getattr(store, "instance", store).policy
             cache = f"{policy.resident_bytes}/{policy.capacity}"
             line = f"{what} time={1e3 * seconds:7.2f}ms avg={1e3 * average:7.2f}ms cache={cache}"
             print(line, file=self.file or sys.stderr)

@@ -12,6 +12,7 @@ import torch
 import kit
 from kit.cache.bounds import knapsack
 from kit.cache.policies.base import Policy
+from kit.cache.prefetch import Prefetcher
 from kit.cache.stats import Stats
 from kit.cache.traces import Requests, requests
 from kit.lab import figures, tables
@@ -96,9 +97,16 @@ def one_pass(file) -> Requests:
     return requests(decode(file, kit.NoCache(), passes=1).accesses)
 
 
-def plan(weights, order: Requests) -> list[tuple]:
-    """``[(key, size, load), ...]`` for a Prefetcher over ``weights``, in the order of ``one_pass``."""
-    return [(name, weights.nbytes(name), partial(weights.load, name)) for name in order.objects]
+def prefetching(order: Requests, arguments: dict | None) -> Callable:
+    """A ``prepare`` for ``decode``: a Prefetcher with these arguments, in the order of ``one_pass``; None: no prefetch."""
+
+    def prepare(weights):
+        if arguments is None:
+            return None
+        plan = [(name, weights.nbytes(name), partial(weights.load, name)) for name in order.objects]
+        return Prefetcher(weights.store, plan, **arguments)
+
+    return prepare
 
 
 def relative_rms(ours: torch.Tensor, right: torch.Tensor) -> float:

@@ -72,12 +72,12 @@ def _upgrading(cache):
 _FULL, _PINNED = partial(kit.LRU, SMALL), partial(kit.Pinned, SMALL)
 GALLERY = {  # fault -> (what makes the broken cache of a policy, that policy, the healthy store's, what to do with either)
     "two levels, the inner one never forgets": (faults.TwoLevels, _FULL, _PINNED, _two_levels),
-    "the inner level removed, LRU left": (lambda policy: faults.TwoLevels(policy).outer, _FULL, _PINNED, _two_levels),
+    "the inner level removed, LRU left": (lambda policy: faults.TwoLevels(policy).instance, _FULL, _PINNED, _two_levels),
     "split instances": (faults.SplitInstances, kit.HashMap, kit.HashMap, _split),
     "statistics that reset": (faults.ResettingStats, kit.HashMap, kit.HashMap, _resetting),
     "thread-local maps": (faults.ThreadLocal, kit.HashMap, kit.HashMap, _thread_local),
     "copy on hit": (faults.CopyOnHit, kit.HashMap, kit.HashMap, _copying),
-    "a prefetch queue that nobody reads": (partial(faults.DeadQueue, ahead_bytes=8000), _PINNED, _PINNED, _queue),
+    "a prefetch queue that nobody reads": (faults.DeadQueue, _PINNED, _PINNED, _queue),
     "a read lock upgraded on a hit": (faults.UpgradingLock, kit.HashMap, kit.HashMap, _upgrading),
 }
 
@@ -85,7 +85,7 @@ GALLERY = {  # fault -> (what makes the broken cache of a policy, that policy, t
 def gallery() -> pd.DataFrame:
     """Fault by fault: what the broken cache shows, and what the healthy store shows instead."""
     rows = [
-        (name, show(broken(policy())), show(WeightCache(healthy(), ahead_bytes=8000)))
+        (name, show(broken(policy())), show(WeightCache(healthy())))
         for name, (broken, policy, healthy, show) in GALLERY.items()
     ]
     return tables.frame(rows, "fault", "with the fault", "without")

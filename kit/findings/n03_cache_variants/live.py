@@ -1,17 +1,18 @@
 """Ways to hold weights, live on one file: every policy, rows of matrices, the three fixes of report 003, the five fields."""
 
+import time
+
 import numpy as np
 import pandas as pd
 import torch
 
 import kit
 from kit.cache import POLICIES
-from kit.cache.config import CacheConfig
 from kit.cache.policies.pinned import RowPlan
 from kit.cache.store import WeightCache
 from kit.cache.traces import Requests, repeated, requests
 from kit.errors import ModelError
-from kit.findings.live import Live, decode, fastest, one_pass, plan
+from kit.findings.live import Live, decode, fastest, one_pass, prefetching
 from kit.findings.n03_cache_variants.replays import warm_rates
 from kit.lab import figures, tables
 
@@ -138,23 +139,18 @@ def fixes(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
 def fields(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
     """The configuration of report 002 at ``share`` of the model, then with one field changed at a time, live."""
     limit = order.share(share)
-    base = {"max_memory_bytes": limit}
-    changes = {
-        "as reported": {},
-        "max_memory_bytes x 2": {"max_memory_bytes": 2 * limit},
-        "max_memory_bytes = the model": {"max_memory_bytes": order.working_set},
-        "prefetch_ahead = 1": {"prefetch_ahead": 1},
-        "prefetch_ahead = 1, enable_async_prefetch": {"prefetch_ahead": 1, "enable_async_prefetch": True},
-        "use_frequency_priority": {"use_frequency_priority": True},
-        "use_frequency_priority, frequency_window = 0.1 s": {"use_frequency_priority": True, "frequency_window": 0.1},
+    changes = {  # field -> (policy, arguments of Prefetcher)
+        "as reported": (kit.LRU(limit), None),
+        "max_memory_bytes x 2": (kit.LRU(2 * limit), None),
+        "max_memory_bytes = the model": (kit.LRU(order.working_set), None),
+        "prefetch_ahead = 1": (kit.LRU(limit), {"asynchronous": False}),
+        "prefetch_ahead = 1, enable_async_prefetch": (kit.LRU(limit), {}),
+        "use_frequency_priority": (kit.LFU(limit, window=60.0, clock=time.monotonic), None),
+        "use_frequency_priority, frequency_window = 0.1 s": (kit.LFU(limit, window=0.1, clock=time.monotonic), None),
     }
     rows = []
-    for label, change in changes.items():
-        config = CacheConfig(**base | change)
-        run = decode(
-            file, config.policy(), label, passes,
-            prepare=lambda weights, config=config: config.prefetcher(weights.store, plan(weights, order)),
-        )  # fmt: skip
+    for label, (policy, ahead) in changes.items():
+        run = decode(file, policy, label, passes, prepare=prefetching(order, ahead))
         rows.append((label, run.warm_byte_hit_rate, run.stats.prefetched, run.stats.misses, run.tokens_per_second,
                      run.stats.peak_bytes / 2**20))  # fmt: skip
     table = tables.frame(rows, "field", "byte hit rate", "prefetched", "misses", "tok/s", "peak MiB")

@@ -4,9 +4,8 @@ import numpy as np
 import pandas as pd
 
 import kit
-from kit.cache.prefetch import Prefetcher
 from kit.cache.traces import Requests
-from kit.findings.live import decode, plan
+from kit.findings.live import decode, prefetching
 from kit.gguf import pagecache
 from kit.lab import figures
 
@@ -31,17 +30,10 @@ def take(
     rows = []
     for number in range(rounds):
         for label in kinds[:: 1 if number % 2 == 0 else -1]:
-
-            def begin(weights, arguments=AHEAD[label]):
-                if arguments is None:
-                    return None
-                prefetcher = Prefetcher(weights.store, plan(weights, order), **arguments)
-                weights.store.ahead_bytes = prefetcher.layer_bytes * (prefetcher.ahead + 1)
-                return prefetcher
-
             cold = pagecache.drop(path)
             with kit.open(path) as file:
-                run = decode(file, kit.Pinned(capacity), label, passes, backend=backend, prepare=begin)
+                prepare = prefetching(order, AHEAD[label])
+                run = decode(file, kit.Pinned(capacity), label, passes, backend=backend, prepare=prepare)
             rows.append((label, number, cold, run.seconds[0], float(np.median(run.seconds[1:])), run.stats.prefetched,
                          run.stats.gets))  # fmt: skip
     return pd.DataFrame(rows, columns=["prefetch", "round", "cold", "first", "warm", "prefetched", "gets"])

@@ -125,8 +125,7 @@ def run(
         if how.prefetch:
             layers = [weights.layers[name] for name in model.config.order_of_use(weights.layers)]
             plan = [(layer.name, layer.size, layer.load) for layer in layers]
-            prefetcher = stack.enter_context(Prefetcher(weights.store, plan))
-            weights.store.ahead_bytes = 2 * prefetcher.layer_bytes
+            stack.enter_context(Prefetcher(weights.store, plan))
         for _ in range(tokens):
             start = time.perf_counter()
             logits = model.step(step, kv)

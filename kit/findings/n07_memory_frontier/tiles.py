@@ -75,6 +75,5 @@ def measure_tiles(way: Way, file, tokens: int) -> Measured:
     if way.linear == PREFETCHED:
         plan = [(name, layer.size, layer.load) for name, layer in weights.layers.items()]
         ahead = Prefetcher(weights.store, plan)
-        weights.store.ahead_bytes = 2 * ahead.layer_bytes
     with ahead:
         return run(way, weights, Decode(weights, weights.linear, tokens + 1), tokens)
