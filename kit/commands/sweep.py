@@ -1,6 +1,7 @@
 """`kit sweep`: notebooks over a grid, on this machine or on a Dask cluster."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -72,7 +73,8 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
     cells, interrupted = [], False
     try:
         with terminate_as_interrupt(), run.connect(scheduler, workers) as client:
-            cells = run.plan(grid, run.kinds(client))
+            kinds = run.kinds(client)  # only what ran on one kind of machine can be compared
+            cells = [replace(cell, kind=kind) for cell in grid.cells for kind in kinds]
             _perform(run, client, grid, cells, out, timeout, sys.stderr.isatty() if progress is None else progress)
     except KeyboardInterrupt:
         interrupted = True

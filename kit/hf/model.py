@@ -2,22 +2,27 @@
 
 import functools
 import os
+import tempfile
+import time
+from pathlib import Path
 
+import numpy as np
 import torch
+import transformers
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from kit.cache.policies.base import Policy
 from kit.errors import ModelError
-from kit.gguf.reader import GGUFFile
-from kit.gguf.reader import open as open_file
-from kit.hf.config import config_of, skeleton
+from kit.gguf import writer
+from kit.gguf.metadata import MetadataArray
+from kit.gguf.reader import GGUFFile, TensorInfo
 from kit.hf.norm import replace_norms
-from kit.hf.passes import Passes
 from kit.hf.stored import Source, StoredWeight
 from kit.hf.tables import parts_of, table_of
 from kit.hf.tokenizer import GGUFTokenizer, tokenizer_of
 from kit.lab.trace import Trace
+from kit.model.linear import GEMV_MAX_TOKENS
 
 _DIVISORS = "rope_freqs.weight"
 
@@ -39,9 +44,8 @@ def load(
     """
     if torch.device(device).type != "cpu":
         raise ModelError(f"kit.hf.load runs on the CPU, not on {device!r}; the kit's own pass (kit.Transformer) runs on CUDA")
-    file = path if isinstance(path, GGUFFile) else open_file(path)
-    model = model_over(Source.of(file, weights, cache, trace), model_class, forget=trace is None)
-    tokenizer = tokenizer_of(file)
+    source = Source.of(path, weights, cache, trace)
+    model, tokenizer = model_over(source, model_class, forget=trace is None), tokenizer_of(source.weights.file)
     if isinstance(tokenizer, GGUFTokenizer) and model.can_generate():
         ends = sorted(tokenizer.own.end_tokens) or None
         model.generation_config.update(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id or (ends and ends[0]))
@@ -49,12 +53,17 @@ def load(
 
 
 def model_over(source: Source, model_class: type[PreTrainedModel] | None = None, forget: bool = False) -> PreTrainedModel:
-    """The model alone, over an existing Source; ``forget``: see kit.hf.passes."""
+    """The model alone, over an existing Source; ``forget``: see Passes."""
     file = source.weights.file
-    model = skeleton(file, config_of(file), model_class)
-    fill(model, file, source)
+    config = config_of(file)
+    cls = model_class or _class_of(file, config)
+    with transformers.utils.ContextManagers(cls.get_init_context(torch.float32, False, False, None)):  # on the meta device
+        model = cls(config).eval()
+    fill(model, source)
     replace_norms(model)
-    Passes(source, forget).listen(model)
+    passes = Passes(source, forget)
+    model.register_forward_pre_hook(passes.before, with_kwargs=True)
+    model.register_forward_hook(passes.after, always_call=True)
     model.save_pretrained = functools.partial(_refuse_to_save, file.path)
     return model
 
@@ -63,9 +72,47 @@ def _refuse_to_save(path, *_, **__):
     raise ModelError(f"the weights are those of {path} and are not saved again; save the adapter that you trained")
 
 
-def fill(model: PreTrainedModel, file: GGUFFile, source: Source) -> None:
+def config_of(file: GGUFFile) -> transformers.PretrainedConfig:
+    """The configuration by transformers' tables; ModelError when it has none for the architecture.
+
+    transformers reads a whole file, which is slow; here it gets a small one with the metadata and the tensors' names.
+    """
+    if "token_embd.weight" not in file.tensors:
+        raise ModelError(f"{file.path}: no tensor 'token_embd.weight': this is not a language model")
+    vocabulary = file.tensors["token_embd.weight"].shape[0]
+    with tempfile.TemporaryDirectory() as folder:
+        _write_head(Path(folder, "head.gguf"), file, vocabulary)
+        try:
+            return transformers.AutoConfig.from_pretrained(folder, gguf_file="head.gguf", vocab_size=vocabulary)
+        except (ValueError, KeyError) as error:
+            said = f"transformers cannot configure {file.architecture!r}: {str(error).rstrip('.')}"
+            raise ModelError(f"{file.path}: {said}; kit explain works on any file") from None
+
+
+def _write_head(path, file, vocabulary):
+    metadata = {f"{file.architecture}.vocab_size": vocabulary, "tokenizer.ggml.tokens": ["<s>"]}
+    for key, value in file.metadata.items():
+        if not isinstance(value, MetadataArray):
+            metadata.setdefault(key, value)
+        elif len(value) <= 4096 and not key.startswith("tokenizer."):
+            metadata[key] = value.tolist() if value.kind == "string" else value.numpy()
+    specs = [TensorInfo(name, "F32", (1,), 0, 4) for name in file.tensors]
+    writer.write(path, metadata, specs, [np.zeros(1, np.float32)] * len(specs))
+
+
+def _class_of(file, config):
+    for name in config.architectures or ():
+        return getattr(transformers, name)
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel):
+        if type(config) in auto._model_mapping:
+            return auto._model_mapping[type(config)]
+    raise ModelError(f"{file.path}: transformers has no model for {type(config).__name__}; give kit.hf.load a model_class")
+
+
+def fill(model: PreTrainedModel, source: Source) -> None:
     """Give every parameter of a model on the meta device its weight from the file: a StoredWeight if its module only needs
     products or rows, else the numbers. ModelError for a tensor without a parameter, or a parameter without a tensor."""
+    file = source.weights.file
     table = table_of(file, model)
     wanted = dict.fromkeys(model.state_dict(keep_vars=True))
     tensors: dict[str, list[str]] = {}
@@ -127,3 +174,38 @@ def _set(model, target, value):
     else:
         setattr(module, leaf, torch.nn.Parameter(value, requires_grad=False))
     getattr(module, leaf)._is_hf_initialized = True  # otherwise transformers initializes it with random numbers
+
+
+class Passes:
+    """Hooks before and after each pass.
+
+    A pass of few tokens runs on the kit's threads, so torch is limited to one thread meanwhile: its idle threads would spin.
+    ``trace.token`` is 0 for a prompt and counts the tokens decoded after it. ``forget``: clear the trace at each pass, for a
+    model whose user gave no trace.
+    """
+
+    def __init__(self, source: Source, forget: bool = False):
+        self.trace, self._own, self._forget = source.weights.trace, source.linear.own_threads, forget
+        self._start, self._threads = 0, None
+
+    @torch.compiler.disable
+    def before(self, model, args, kwargs):
+        """Count the token, limit torch's threads."""
+        past, state = kwargs.get("past_key_values"), kwargs.get("cache_params")  # of attention; of models such as Mamba
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        continues = (past is not None and past.get_seq_length() > 0) or (state is not None and state.has_previous_state())
+        if self._forget:
+            self.trace.clear()
+        self.trace.token = self.trace.token + 1 if continues else 0
+        if self._own and ids is not None and ids.numel() <= GEMV_MAX_TOKENS:
+            self._threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+        self._start = time.perf_counter_ns()
+
+    @torch.compiler.disable
+    def after(self, model, args, output):
+        """Add a span for the pass, restore torch's threads."""
+        self.trace.add("token", self._start, time.perf_counter_ns())
+        if self._threads:
+            torch.set_num_threads(self._threads)
+            self._threads = None

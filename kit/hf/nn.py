@@ -8,7 +8,6 @@ import torch
 from kit.cache.policies.base import Policy
 from kit.errors import ModelError
 from kit.gguf.reader import GGUFFile
-from kit.gguf.reader import open as open_file
 from kit.hf.stored import Part, Source, StoredWeight
 
 
@@ -19,7 +18,7 @@ class Linear(torch.nn.Linear):
     """
 
     def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
-        source = Source.of(_opened(file), weights, cache)
+        source = Source.of(file, weights, cache)
         out_features, in_features = source.weights.shape(name)
         super().__init__(in_features, out_features, device="meta", bias=_bias_of(name) in source.weights.file.tensors)
         _fill(self, source, name)
@@ -29,7 +28,7 @@ class Embedding(torch.nn.Embedding):
     """An embedding: rows of the tensor ``name``, dequantized when they are looked up."""
 
     def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
-        source = Source.of(_opened(file), weights, cache)
+        source = Source.of(file, weights, cache)
         super().__init__(*source.weights.shape(name), device="meta")
         _fill(self, source, name)
 
@@ -46,7 +45,7 @@ def replace_linears(
     Biases are replaced if the file has them; all other parameters stay. Raises ModelError for a path of another module, a
     tensor that is missing, or one of another shape; the model is unchanged then.
     """
-    source = Source.of(_opened(file), weights, cache)
+    source = Source.of(file, weights, cache)
     layers = {}
     for path, name in mapping.items():
         layer = dict(model.named_modules()).get(path)
@@ -71,7 +70,3 @@ def _fill(layer, source: Source, name: str) -> None:
 
 def _bias_of(name):
     return name.removesuffix("weight") + "bias"
-
-
-def _opened(file):
-    return file if isinstance(file, GGUFFile) else open_file(file)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from kit.cache.policies.base import HashMap, Policy
 from kit.cpu.linear import Product
-from kit.errors import ModelError
+from kit.errors import ModelError, known
 from kit.gguf.names import layer_of
 from kit.gguf.reader import GGUFFile
 from kit.gguf.reader import open as open_file
@@ -36,11 +36,11 @@ class Source:
         self._known: dict[str, tuple] = {}  # name -> layer, bytes that a product reads, function for one token or None
 
     @classmethod
-    def of(cls, file: GGUFFile, way: str = "blocks", cache: Policy | None = None, trace: Trace | None = None) -> "Source":
-        """A Source with the arguments of kit.hf.load; ``way``: a row of WAYS."""
-        if way not in WAYS:
-            raise ModelError(f"weights {way!r} is not known; choose one of {', '.join(WAYS)}, or give cache= a policy")
+    def of(cls, file, way: str = "blocks", cache: Policy | None = None, trace: Trace | None = None) -> "Source":
+        """A Source with the arguments of kit.hf.load: ``file`` a path or an open file, ``way`` a row of WAYS."""
+        known("weights", way, WAYS, ModelError)
         policy, linear = WAYS["float32" if cache is not None else way]
+        file = file if isinstance(file, GGUFFile) else open_file(file)
         weights = Weights(file, cache=cache if cache is not None else policy and policy(), trace=trace)
         return cls(weights, linear, None if cache is not None else (file.path, way))
 
@@ -68,11 +68,7 @@ class Source:
     def __reduce__(self):
         if self._again is None:
             raise ModelError(f"{self.weights.file.path}: a model over a cache cannot be pickled: load it without cache=")
-        return _reopened, self._again
-
-
-def _reopened(path, way):
-    return Source.of(open_file(path), way)
+        return Source.of, self._again
 
 
 class Part(NamedTuple):

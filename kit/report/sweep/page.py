@@ -1,6 +1,8 @@
 """What a sweep leaves to read: the page over all cells, one long table, and one row a cell."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -13,8 +15,27 @@ from kit.report.sweep.spec import Cell
 NOT_RUN = {"status": "not run", "seconds": None, "reason": ""}
 
 
+class Result(NamedTuple):
+    """A cell, its state (as in cell.json, or NOT_RUN) and its records."""
+
+    cell: Cell
+    state: dict
+    records: list[records.Record]
+
+    @property
+    def measured(self) -> dict[tuple[str, str], float]:
+        """(quantity, unit) -> median, of the records without a verdict."""
+        return {(row.quantity, row.unit): row.median for row in self.records if not row.verdict and row.status == "ok"}
+
+
+def results(out: Path, cells: list[Cell]) -> list[Result]:
+    """The results of the cells in the folder of a sweep."""
+    logs = ((cell, sorted((out / cell.name).glob("*.jsonl"))) for cell in cells)
+    return [Result(cell, state_of(out, cell) or NOT_RUN, records.read(paths)) for cell, paths in logs]
+
+
 def write(out: Path, cells: list[Cell]) -> Path | None:
-    """Pages of the cells that ran, table.csv, and index.html over them all: its path, None when none ran."""
+    """Pages of the cells that ran, table.csv (a row a record), and index.html over them all: its path, None when none ran."""
     ran = [cell for cell in cells if (out / cell.name / STATE).exists()]
     for cell in ran:
         if not (out / cell.name / "index.html").exists():
@@ -23,69 +44,39 @@ def write(out: Path, cells: list[Cell]) -> Path | None:
             index.write(run)
     if not ran:
         return None
-    rows = {cell: _records(out, cell) for cell in cells}
-    measurements(rows).to_csv(out / "table.csv", index=False)
-    states = {cell: state_of(out, cell) or NOT_RUN for cell in cells}
+    found = results(out, cells)
+    names = ("claim", "quantity", "unit", "median", "lower", "upper", "verdict")
+    rows = [
+        {"notebook": cell.notebook} | cell.facts | {name: getattr(row, name) for name in names}
+        for cell, _, measured in found
+        for row in measured
+    ]
+    pd.DataFrame(rows).to_csv(out / "table.csv", index=False)
+    groups = {cell.notebook: [result for result in found if result.cell.notebook == cell.notebook] for cell in cells}
     page = theme.render(
         "sweep.html.j2",
         folder=out.resolve().name,
-        cells=len(cells),
-        failed=[(cell, state) for cell, state in states.items() if state["status"] == "failed"],
+        results=found,
+        pages={cell.name for cell in ran},
         machines=list({cell.kind: html.environment(out / cell.name) for cell in ran}.items()),
-        groups=[
-            _group(notebook, {cell: rows[cell] for cell in cells if cell.notebook == notebook}, states, ran)
-            for notebook in dict.fromkeys(cell.notebook for cell in cells)
-        ],
-        verdicts=[(cell, row) for cell, found in rows.items() for row in found if row.verdict],
-    )
+        groups=[(notebook, _names(r.cell.facts for r in group), _names(r.measured for r in group), group)
+                for notebook, group in groups.items()],
+        verdicts=[(result.cell, row) for result in found for row in result.records if row.verdict],
+    )  # fmt: skip
     write_atomically(out / "index.html", page)
     return out / "index.html"
-
-
-def _group(notebook: str, rows: dict[Cell, list[records.Record]], states: dict[Cell, dict], ran: list[Cell]) -> dict:
-    """One notebook's table: a row a cell, a column for each setting and each plain measurement."""
-    measured = {
-        cell: {(row.quantity, row.unit): row.median for row in found if not row.verdict and row.status == "ok"}
-        for cell, found in rows.items()
-    }
-    settings = {name: None for cell in rows for name in facts(cell)}
-    return {
-        "notebook": notebook,
-        "axes": list(settings),
-        "quantities": list(dict.fromkeys(key for found in measured.values() for key in found)),
-        "rows": [
-            {"facts": [facts(cell).get(name, "") for name in settings], "page": cell.name if cell in ran else "",
-             "status": states[cell]["status"], "seconds": states[cell]["seconds"], "measured": measured[cell]}
-            for cell in rows
-        ],
-    }  # fmt: skip
-
-
-def facts(cell: Cell) -> dict[str, str]:
-    """What distinguishes a cell from the others of its notebook."""
-    return {"model": cell.model.label or f"of the profile {cell.profile}"} | cell.settings | {"machine": cell.kind}
-
-
-def _records(out: Path, cell: Cell) -> list[records.Record]:
-    return records.read(sorted((out / cell.name).glob("*.jsonl")))
-
-
-def measurements(rows: dict[Cell, list[records.Record]]) -> pd.DataFrame:
-    """One row a record: notebook and facts of its cell, then claim, quantity, unit, median, bounds and verdict."""
-    names = ("claim", "quantity", "unit", "median", "lower", "upper", "verdict")
-    return pd.DataFrame(
-        {"notebook": cell.notebook} | facts(cell) | {name: getattr(row, name) for name in names}
-        for cell, found in rows.items()
-        for row in found
-    )
 
 
 def table(out: Path, cells: list[Cell]) -> pd.DataFrame:
     """One row a cell: what it is, how it ended, its seconds, the medians of its plain measurements, and the reason."""
     rows = []
-    for cell in cells:
-        state = state_of(out, cell) or NOT_RUN
-        row = {"notebook": cell.notebook, **facts(cell), "status": state["status"], "seconds": state["seconds"]}
-        row |= {r.quantity: r.median for r in _records(out, cell) if not r.verdict and r.status == "ok"}
-        rows.append(row | {"reason": state["reason"]})
+    for result in results(out, cells):
+        cell, state = result.cell, result.state
+        row = {"notebook": cell.notebook, **cell.facts, "status": state["status"], "seconds": state["seconds"]}
+        medians = {quantity: median for (quantity, _), median in result.measured.items()}
+        rows.append(row | medians | {"reason": state["reason"]})
     return pd.DataFrame(rows)
+
+
+def _names(rows: Iterable[dict]) -> list:
+    return list({name: None for row in rows for name in row})

@@ -5,8 +5,8 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import dask
@@ -26,41 +26,26 @@ def connect(scheduler: str = "", workers: int = 1, wait: float = 60) -> Iterator
 
     ReportError when there is no scheduler, no worker within ``wait`` seconds, or one with another version of the kit.
     """
-    with dask.config.set({"distributed.nanny.pre-spawn-environ": {}}):  # a notebook may use all threads
-        with _cluster(scheduler, workers) as address, _client(address, wait) as client:
-            try:
-                client.wait_for_workers(1, timeout=wait)
-            except TimeoutError:
-                raise ReportError(f"{address}: no worker within {wait:g} s; start one: dask worker {address}") from None
-            try:
-                client.register_plugin(Prepare())
-            except Exception as error:  # whatever the worker raised: most likely it has no kit
-                raise ReportError(f"a worker of {address} cannot run the kit: {error}") from error
-            yield client
-
-
-@contextmanager
-def _cluster(scheduler: str, workers: int) -> Iterator[str]:
-    if scheduler:
-        yield scheduler
-        return
-    with (
-        tempfile.TemporaryDirectory(prefix="kit-dask-") as folder,
-        LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0",
-            local_directory=folder, silence_logs=50,
-        ) as cluster,
-    ):  # fmt: skip
-        yield cluster.scheduler_address
-
-
-@contextmanager
-def _client(address: str, wait: float) -> Iterator[Client]:
-    try:
-        client = Client(address, timeout=wait, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise ReportError(f"--scheduler {address}: {error}") from None
-    with client:
+    with ExitStack() as stack:
+        stack.enter_context(dask.config.set({"distributed.nanny.pre-spawn-environ": {}}))  # a notebook may use all threads
+        if not scheduler:
+            cluster = LocalCluster(
+                n_workers=workers, threads_per_worker=1, processes=True, memory_limit=0, dashboard_address="127.0.0.1:0",
+                local_directory=stack.enter_context(tempfile.TemporaryDirectory(prefix="kit-dask-")), silence_logs=50,
+            )  # fmt: skip
+            scheduler = stack.enter_context(cluster).scheduler_address
+        try:
+            client = stack.enter_context(Client(scheduler, timeout=wait, set_as_default=False))
+        except (OSError, ValueError) as error:
+            raise ReportError(f"--scheduler {scheduler}: {error}") from None
+        try:
+            client.wait_for_workers(1, timeout=wait)
+        except TimeoutError:
+            raise ReportError(f"{scheduler}: no worker within {wait:g} s; start one: dask worker {scheduler}") from None
+        try:
+            client.register_plugin(Prepare())
+        except Exception as error:  # whatever the worker raised: most likely it has no kit
+            raise ReportError(f"a worker of {scheduler} cannot run the kit: {error}") from error
         yield client
 
 
@@ -71,11 +56,6 @@ def kinds(client: Client) -> list[str]:
         if version != kit.__version__:
             raise ReportError(f"the worker {address} has kit {version}, this is {kit.__version__}: install the same there")
     return sorted({kind for _, kind in found.values()})
-
-
-def plan(grid: Grid, machines: list[str]) -> list[Cell]:
-    """The cells of a grid on every kind of machine: only what ran on one kind can be compared."""
-    return [replace(cell, kind=kind) for cell in grid.cells for kind in machines]
 
 
 def state_of(out: Path, cell: Cell) -> dict | None:
@@ -115,7 +95,7 @@ def perform(
     try:
         for future in as_completed(list(futures), loop=client.loop):
             cell = futures[future]
-            answer = _answer(future, cell)
+            answer = _answer(future, cell.kind)
             keep(out, cell, answer)
             on_end(cell, answer)
             future.release()
@@ -123,14 +103,14 @@ def perform(
         client.cancel(list(futures), force=True)
 
 
-def _answer(future, cell: Cell) -> Answer:
+def _answer(future, kind: str) -> Answer:
     try:
         return future.result()
     except KilledWorker:
         reason = "it took three workers with it, one after another (out of memory?)"
     except Exception as error:  # whatever stopped it on the worker is this cell's failure, not the sweep's
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    return Answer("failed", reason, 0.0, cell.kind, "", {})
+    return Answer("failed", reason, 0.0, kind, "", {})
 
 
 def keep(out: Path, cell: Cell, answer: Answer) -> None:

@@ -89,8 +89,10 @@ class Cell:
         """In words: the notebook, the model and the settings."""
         return " ".join(filter(None, [self.notebook, self.model.label, *self.settings.values()]))
 
-    def __hash__(self):
-        return hash(self.key)
+    @property
+    def facts(self) -> dict[str, str]:
+        """What distinguishes the cell from the others of its notebook."""
+        return {"model": self.model.label or f"of the profile {self.profile}"} | self.settings | {"machine": self.kind}
 
 
 @dataclass(frozen=True)

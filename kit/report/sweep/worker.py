@@ -4,7 +4,7 @@ import os
 import socket
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import dask
@@ -14,7 +14,7 @@ import kit
 from kit.lab import machine
 from kit.lab.paths import models_folder
 from kit.report import run as runs
-from kit.report.sweep.spec import Cell, Model
+from kit.report.sweep.spec import Cell
 from kit.synthetic.write import cached_model
 
 _environment: dict[str, bytes] = {}  # this machine as measured for this process's first cell: its environment.json
@@ -55,16 +55,19 @@ def identity() -> tuple[str, str]:
     return kit.__version__, machine.machine_id()
 
 
-def run_cell(cell: Cell, source: str, timeout: float | None = None) -> Answer:
+def run_cell(cell: Cell, text: str, timeout: float | None = None) -> Answer:
     """Run a cell's notebook (its text) here with everything that `kit reproduce` writes; a model is generated if need be."""
     with tempfile.TemporaryDirectory(prefix="kit-sweep-") as base:
         notebooks, folder = Path(base) / "notebooks", Path(base) / cell.name
         notebooks.mkdir()
-        (notebooks / f"{cell.notebook}.ipynb").write_text(source, encoding="utf-8")
+        (notebooks / f"{cell.notebook}.ipynb").write_text(text, encoding="utf-8")
         settings = {"device": "cpu"} | cell.settings
         device = settings.pop("device")
         texts = tuple(f"{name}={value}" for name, value in settings.items())
-        request = runs.Request(cell.profile, _local(cell.model), (cell.notebook,), texts, device)
+        source, *generated = astuple(cell.model)
+        if cell.model.geometry:
+            source = str(cached_model(*generated, models_folder()))
+        request = runs.Request(cell.profile, source, (cell.notebook,), texts, device)
         jobs = runs.plan(request, notebooks)
         run = runs.start(folder, request)
         environment = folder / "environment.json"
@@ -92,10 +95,3 @@ def _cancellation():
             raise InterruptedError(f"{job.name}: the sweep was interrupted")
 
     return check
-
-
-def _local(model: Model) -> str:
-    if not model.geometry:
-        return model.source
-    folder = models_folder()
-    return str(cached_model(model.geometry, model.mix, model.layers, model.seed, folder))
