@@ -52,9 +52,9 @@ def _row(name, dtype, blocks, out, samples) -> dict:
         kit.dequantize(blocks, name, dtype, out=out)
 
     filled = measure.compare(ours, lambda: _fill(out), samples, min_sample=0)
-    (low, high), allowed = measure.interval_of(filled.ratios), out.nbytes / (out.nbytes + blocks.nbytes)
-    row = {"format": name, "dtype": dtype, "gbps": out.nbytes / filled.a.median / 1e9}
-    row |= {"fill_gbps": out.nbytes / filled.b.median / 1e9, "of_fill": filled.ratio, "bytes_allow": allowed}
+    (low, high), allowed = measure.interval_of(filled.ratios()), out.nbytes / (out.nbytes + blocks.nbytes)
+    row = {"format": name, "dtype": dtype, "gbps": out.nbytes / filled.median("a") / 1e9}
+    row |= {"fill_gbps": out.nbytes / filled.median("b") / 1e9, "of_fill": filled.ratio, "bytes_allow": allowed}
     row |= {"of_traffic": filled.ratio / allowed, "what": f"{name} to {dtype}, of the fill"}
     least, hoped = (0.8, 0.95) if dtype == "float32" else (0.85, 0.95)
     row |= {"ratio": filled.ratio, "low": low, "high": high, "least": least, "hoped": hoped}
@@ -64,7 +64,7 @@ def _row(name, dtype, blocks, out, samples) -> dict:
         for peer, theirs in peers.items():
             if theirs:
                 paired = measure.compare(ours, theirs, samples if peer == "ggml" else 3, min_sample=0)
-                row |= {f"{peer}_gbps": out.nbytes / paired.b.median / 1e9, f"times_{peer}": paired.ratio}
+                row |= {f"{peer}_gbps": out.nbytes / paired.median("b") / 1e9, f"times_{peer}": paired.ratio}
         row["missed"] = ", ".join(_missed(GOALS.get(name, OTHER), row))
     return row
 

@@ -67,14 +67,14 @@ def _token(weights, folder):
 
     pair = measure.compare(products, step, samples=9)
     nbytes = sum(matrix.nbytes for matrix in matrices)
-    gbps = nbytes / pair.b.median / 1e9
-    yield "decode, f32 cached", 1 / pair.b.median, "tok/s", f"{gbps:.1f} GB/s; the bare products", 1 / pair.ratio, ""
+    gbps = nbytes / pair.median("b") / 1e9
+    yield "decode, f32 cached", 1 / pair.median("b"), "tok/s", f"{gbps:.1f} GB/s; the bare products", 1 / pair.ratio, ""
     traced, silent = (_stepper(_hollow(weights, folder, trace)) for trace in (Trace(), _Silent()))
     hollow = measure.compare(silent, traced, samples=15)
-    share = hollow.b.median / pair.b.median
-    yield "Python and dispatch a token", hollow.b.median * 1e3, "ms", "a decoded token", share, "<= 0.05"
-    spans = hollow.b.median - hollow.a.median
-    yield "Trace a token", spans * 1e3, "ms", "a decoded token", spans / pair.b.median, "<= 0.02"
+    share = hollow.median("b") / pair.median("b")
+    yield "Python and dispatch a token", hollow.median("b") * 1e3, "ms", "a decoded token", share, "<= 0.05"
+    spans = hollow.median("b") - hollow.median("a")
+    yield "Trace a token", spans * 1e3, "ms", "a decoded token", spans / pair.median("b"), "<= 0.02"
 
 
 def _hollow(weights, folder, trace):
@@ -96,9 +96,9 @@ def _prefill(weights):
     flops = 2 * (PREFILL * sum(elements[:-1]) + elements[-1])  # the output head sees the last token alone
     square = torch.rand(2048, 2048)
     pair = measure.compare(lambda: square @ square, lambda: model.step([5] * PREFILL, model.new_cache()), samples=7)
-    peak, got = 2 * 2048**3 / pair.a.median / 1e9, flops / pair.b.median / 1e9
+    peak, got = 2 * 2048**3 / pair.median("a") / 1e9, flops / pair.median("b") / 1e9
     name = f"prefill of {PREFILL}, f32 cached"
-    return name, PREFILL / pair.b.median, "tok/s", f"{got:.0f} of {peak:.0f} GFLOP/s", got / peak, ">= 0.6"
+    return name, PREFILL / pair.median("b"), "tok/s", f"{got:.0f} of {peak:.0f} GFLOP/s", got / peak, ">= 0.6"
 
 
 def _projections(weights):
@@ -108,7 +108,7 @@ def _projections(weights):
     for variant, linear in LINEAR.items():
         timed = functools.partial(linear.apply, weights, name, x)
         pair = measure.compare(lambda: LINEAR["matmul"].apply(weights, name, x), timed, samples=5)
-        gbps = linear.nbytes(weights, name) / pair.b.median / 1e9
+        gbps = linear.nbytes(weights, name) / pair.median("b") / 1e9
         yield f"ffn_gate of one token, {variant}", gbps, "GB/s", "time of matmul", pair.ratio, ""
 
 
@@ -120,5 +120,5 @@ def _attention(context: int = 1024):
     for name, variant in ATTENTION.items():
         timed = functools.partial(variant, q, k, v, 0.125)
         pair = measure.compare(lambda: ATTENTION["blas"](q, k, v, 0.125), timed, samples=3 if name == "python" else 7)
-        gbps = (k.nbytes + v.nbytes) / pair.b.median / 1e9
+        gbps = (k.nbytes + v.nbytes) / pair.median("b") / 1e9
         yield f"attention over {context}, {name}", gbps, "GB/s", "time of blas", pair.ratio, ""

@@ -153,7 +153,7 @@ def test_a_table_reads_as_people_write():
 
 
 def test_a_session_records_a_judgment_with_all_that_it_rests_on(session):
-    pair = measure.Paired(*(measure.Measurement((s,) * 6, s) for s in (1.0, 3.0)), state=State(20.0, 10.0))
+    pair = measure.Rounds({"a": (1.0,) * 6, "b": (3.0,) * 6}, state=State(20.0, 10.0))
     found = judge("token-time", "q", "x", pair, accept=(2, None), at_most=(9, "physics"), text="because", in_ratio=True)
     back = session.record(found)
     assert records.read([session.out / "01_first_token.jsonl"]) == [back]

@@ -6,7 +6,7 @@ import numpy as np
 
 from kit.claims.records import Record
 from kit.errors import ReportError
-from kit.lab.measure import DRIFT, Paired, interval_of
+from kit.lab.measure import DRIFT, Rounds, interval_of
 from kit.units import format_quantity
 
 Bound = tuple[float, str]  # a value that the quantity cannot pass, and where it comes from
@@ -16,13 +16,13 @@ HOW = ("measured", "counted", "computed")  # how the samples came about; only me
 
 
 def judge(
-    claim: str, quantity: str, unit: str, samples: Sequence[float] | Paired = (), *, accept: Region,
+    claim: str, quantity: str, unit: str, samples: Sequence[float] | Rounds = (), *, accept: Region,
     text: str, at_least: Bound | None = None, at_most: Bound | None = None, how: str = "measured",
     in_ratio: bool = False, cure: str = "", tolerance: str = "", missing: str = "",
 ) -> Record:  # fmt: skip
     """The record of the verdict on one quantity of a claim; a session that records it adds whose run it is.
 
-    ``samples``: raw, in ``unit``; of a comparison one ratio a PAIR, or kit.lab.measure.Paired itself.
+    ``samples``: raw, in ``unit``; or what kit.lab.measure.compare returned: one ratio a pair.
     ``accept``: (low, high), where the claim holds; None leaves a side open. A claim that is a number has both sides.
     ``at_least``, ``at_most``: (value, source), what the quantity can be at all.
     ``how``: "measured" (noise between runs is allowed for), "counted" (the same on every run) or "computed" (arithmetic
@@ -37,8 +37,10 @@ def judge(
     """
     if how not in HOW:
         raise ReportError(f"{claim}: how={how!r} is none of: {', '.join(HOW)}")
-    values = [] if missing else [float(value) for value in getattr(samples, "ratios", samples)]
-    state = getattr(samples, "state", None)
+    state = None
+    if isinstance(samples, Rounds):
+        samples, state = samples.ratios(), samples.state
+    values = [] if missing else [float(value) for value in samples]
     low, high = (float(at_least[0]) if at_least else -np.inf), (float(at_most[0]) if at_most else np.inf)
     least, most = (-np.inf if accept[0] is None else accept[0]), (np.inf if accept[1] is None else accept[1])
     if not values and how != "computed" and not missing:

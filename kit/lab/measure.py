@@ -65,9 +65,14 @@ class Rounds:
     state: State | None = None
     left_out: int = 0
 
-    def ratios(self, slow: str, fast: str) -> np.ndarray:
+    def ratios(self, slow: str = "b", fast: str = "a") -> np.ndarray:
         """(rounds,) time of ``slow`` over time of ``fast`` in each round: above 1, ``fast`` is that many times faster."""
         return np.array(self.seconds[slow]) / np.array(self.seconds[fast])
+
+    @property
+    def ratio(self) -> float:
+        """Median time of "b" over "a", of ``compare``."""
+        return float(np.median(self.ratios()))
 
     def median(self, way: str) -> float:
         """Median seconds of a candidate."""
@@ -118,36 +123,13 @@ def _of_one_state(taken: list[tuple[State | None, dict[str, float]]], ways: Sequ
     return Rounds(seconds, state=state, left_out=len(taken) - len(members))
 
 
-@dataclass(frozen=True)
-class Paired:
-    """Two candidates timed alternately, so that a change of the machine's speed affects both."""
-
-    a: Measurement
-    b: Measurement
-    state: State | None = None
-    left_out: int = 0
-
-    @property
-    def ratios(self) -> np.ndarray:
-        """(pairs,) time of B over time of A: above 1, A is that many times faster."""
-        return np.array(self.b.samples) / np.array(self.a.samples)
-
-    @property
-    def ratio(self) -> float:
-        """Median of the paired ratios."""
-        return float(np.median(self.ratios))
-
-
 def compare(
     a: Callable[[], object], b: Callable[[], object], samples: int = 10, min_sample: float = 0.01,
     edges: Sequence[float | None] = (), budget: float = 10.0, clock: Clock = timer_with_sync, look: Callable[[], State] = probe,
-) -> Paired:  # fmt: skip
-    """Time A and B in pairs: at least ``samples``, then more until ``decided`` for all ``edges`` or ``budget`` seconds."""
-    (sample_a, first_a), (sample_b, first_b) = (sampler(function, min_sample, clock) for function in (a, b))
-    enough = lambda so_far: decided(so_far.ratios("b", "a"), edges)  # noqa: E731
-    found = rounds({"a": sample_a, "b": sample_b}, samples, budget, enough, clock, look)
-    one, other = (Measurement(found.seconds[way], first) for way, first in (("a", first_a), ("b", first_b)))
-    return Paired(one, other, found.state, found.left_out)
+) -> Rounds:  # fmt: skip
+    """Time "a" and "b" in pairs: at least ``samples``, then more until ``decided`` for all ``edges`` or ``budget`` seconds."""
+    ways = {way: sampler(function, min_sample, clock)[0] for way, function in (("a", a), ("b", b))}
+    return rounds(ways, samples, budget, lambda so_far: decided(so_far.ratios(), edges), clock, look)
 
 
 def decided(ratios, edges: Sequence[float | None]) -> bool:

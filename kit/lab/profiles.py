@@ -1,4 +1,4 @@
-"""The profiles smoke, quick and full: the models that stand for those of the reports, and the effort of measuring."""
+"""The profiles smoke, quick and full: the models that stand for those of the reports, the samples of a timing, the cost."""
 
 from dataclasses import dataclass
 
@@ -9,41 +9,31 @@ from kit.errors import ReportError
 class Profile:
     """One size of a run.
 
-    ``models``: model of the reports -> (geometry, layers or None for all). ``samples``: of a timing. ``tokens``: decoded.
-    ``pairs``, ``budget``: least number of pairs and most seconds of a comparison. ``patience``: seconds to wait for other
-    processes to leave the cores (KIT_PATIENCE=0: none).
+    ``models``: model of the reports -> (geometry, layers or None for all). ``samples``: of a timing. ``patience``: seconds
+    to wait for other processes to leave the cores (KIT_PATIENCE=0: none).
     """
 
     name: str
     models: dict[str, tuple[str, int | None]]
     samples: int
-    tokens: int
+    patience: float
     cost: str
-    pairs: int = 10
-    budget: float = 10.0
-    patience: float = 20.0
 
 
 PROFILES = {
     profile.name: profile
     for profile in (
         Profile(
-            "smoke",
-            {"granite-3.3-8b": ("tiny-granite", None), "tinyllama-1.1b": ("tiny-llama", None)},
-            samples=3, tokens=3, pairs=10, budget=0.5, patience=0,
-            cost="tiny geometry: all notebooks in about two minutes, under 2 GB",
+            "smoke", {"granite-3.3-8b": ("tiny-granite", None), "tinyllama-1.1b": ("tiny-llama", None)}, 3, 0.0,
+            "tiny geometry: all notebooks in about two minutes, under 2 GB",
         ),
         Profile(
-            "quick",
-            {"granite-3.3-8b": ("granite-3.3-8b", 4), "tinyllama-1.1b": ("tinyllama-1.1b", 4)},
-            samples=5, tokens=5,
-            cost="real tensor shapes, four layers: four to twelve minutes, 8 GB of memory, 2 GB of disk",
+            "quick", {"granite-3.3-8b": ("granite-3.3-8b", 4), "tinyllama-1.1b": ("tinyllama-1.1b", 4)}, 5, 20.0,
+            "real tensor shapes, four layers: four to twelve minutes, 8 GB of memory, 2 GB of disk",
         ),
         Profile(
-            "full",
-            {"granite-3.3-8b": ("granite-3.3-8b", None), "tinyllama-1.1b": ("tinyllama-1.1b", None)},
-            samples=5, tokens=5, budget=60.0, patience=120.0,
-            cost="true geometry: an hour or more, 24 GB of memory and up, 10 GB of disk",
+            "full", {"granite-3.3-8b": ("granite-3.3-8b", None), "tinyllama-1.1b": ("tinyllama-1.1b", None)}, 5, 120.0,
+            "true geometry: an hour or more, 24 GB of memory and up, 10 GB of disk",
         ),
     )
 }  # fmt: skip
