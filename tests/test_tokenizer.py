@@ -17,8 +17,7 @@ import kit
 from kit.errors import TokenizerError
 from kit.model.pretokenizers import PRE_TOKENIZERS
 from kit.model.tokenizer import tokenizer_of
-from kit.model.vocabulary import merge
-from kit.model.words import Words
+from kit.model.vocabulary import Words, merge
 
 one_name_each = {kind: name for name, kind in reversed(PRE_TOKENIZERS.items())}.values()
 KINDS = {
@@ -185,6 +184,12 @@ def edited(path, **keys):
 def test_an_unusable_tokenizer(folder, keys, message):
     with pytest.raises(TokenizerError, match=message):
         tokenizer_of(edited(byte_pair_file(folder / "e.gguf", "llama-bpe"), **keys))
+
+
+def test_scores_for_fewer_tokens(folder):
+    for make in (sentence_piece_file, unigram_file):
+        with pytest.raises(TokenizerError, match=r"1 scores for .* tokens: convert"):
+            tokenizer_of(edited(make(folder / "e.gguf"), scores=np.zeros(1)))
 
 
 def test_a_byte_without_a_token(folder):

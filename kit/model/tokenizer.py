@@ -1,9 +1,222 @@
-"""The tokenizer of a GGUF file, from its metadata; it gives the same ids as llama.cpp."""
+"""The tokenizer of a GGUF file: SentencePiece (``llama``), unigram (``t5``), WordPiece (``bert``), ``rwkv``, byte pairs.
+
+All give the same ids as llama.cpp; text that needs a byte for which the vocabulary has no token is an error.
+"""
+
+import re
+import unicodedata
+from array import array
+
+import numpy as np
 
 from kit.errors import TokenizerError
 from kit.model.bytepair import BytePair
-from kit.model.pieces import Rwkv, SentencePiece, Unigram, WordPiece
-from kit.model.vocabulary import Tokenizer
+from kit.model.vocabulary import NORMAL, SPACE, UNUSED, USER_DEFINED, Tokenizer, Words, characters, merge, valid
+
+_VISIBLE_SPACE = SPACE.encode()
+
+
+def _scores(tokenizer, file) -> array:
+    scores = np.array(file.metadata.get("tokenizer.ggml.scores", np.zeros(len(tokenizer))), np.float32)
+    if len(scores) != len(tokenizer):
+        raise TokenizerError(f"{file.path}: {len(scores)} scores for {len(tokenizer)} tokens: convert the model again")
+    return array("f", scores.tobytes())
+
+
+class SentencePiece(Tokenizer):
+    """Pieces are merged by score; a space is written as "▁", unknown characters as bytes (``<0xE2>``)."""
+
+    def __init__(self, file):
+        super().__init__(file, ("bos",), {"bos": 1, "eos": 2, "unknown": 0})
+        self._scores = _scores(self, file)
+        self._prefix = b" " if file.metadata.get("tokenizer.ggml.add_space_prefix", True) else b""
+
+    def _encode_part(self, data, after_special):
+        data = (self._prefix + data if after_special else data).replace(b" ", _VISIBLE_SPACE)
+        ids = []
+        for symbol in merge(characters(data), self._priority):
+            token = self._words.find(symbol)
+            ids += [token] if token is not None else [self._byte(byte) for byte in symbol]
+        return ids
+
+    def _priority(self, left, right):
+        token = self._words.find(left + right)
+        return None if token is None else -self._scores[token]
+
+
+class Unigram(Tokenizer):
+    """The most probable segmentation by the pieces' log probabilities (Kudo 2018), after the file's normalization."""
+
+    def __init__(self, file):
+        super().__init__(file, ("eos",), {"eos": 1, "unknown": 2})
+        self._prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", False)
+        self._merged = file.metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)
+        scores = _scores(self, file)
+        normal = [score for score, kind in zip(scores, self.kinds, strict=True) if kind == NORMAL]
+        self._missing = float(np.float32(min(normal, default=0.0)) - np.float32(10))
+        self._pieces = {
+            text: (token, 0.0 if self.kinds[token] == USER_DEFINED else scores[token])
+            for token, text in enumerate(self._words)
+            if self.kinds[token] in (NORMAL, USER_DEFINED, UNUSED)
+        }
+        self._longest = max(map(len, self._pieces), default=0)
+        own = [text for text, kind in zip(self._words, self.kinds, strict=True) if kind == USER_DEFINED]
+        self._own = {text[:length] for text in own for length in range(1, len(text) + 1)}
+        self._charsmap = _Charsmap(file.metadata.get("tokenizer.ggml.precompiled_charsmap"))
+
+    def _encode_part(self, data, after_special):
+        data = self._normalized(data)
+        best: list[tuple[float, int, int]] = [(0.0, 0, self.unknown)] + [(-np.inf, 0, self.unknown)] * len(data)
+        start = 0
+        for character in characters(data):
+            sum_, stop, single = best[start][0], start + len(character), False
+            for end in range(start + 1, min(start + self._longest, len(data)) + 1):
+                token, score = self._pieces.get(data[start:end], (None, 0.0))
+                if token is not None:
+                    single |= end == stop
+                    if sum_ + score > best[end][0]:
+                        best[end] = sum_ + score, start, token
+            if not single and sum_ + self._missing > best[stop][0]:
+                best[stop] = sum_ + self._missing, start, self.unknown
+            start = stop
+        ids, at = [], len(data)
+        while at:
+            _, at, token = best[at]
+            if not (ids and token == ids[-1] == self.unknown):
+                ids.append(token)
+        return ids[::-1]
+
+    def _normalized(self, data: bytes) -> bytes:
+        """Characters replaced by the file's map; spaces written as "▁", merged and added in front if the file says so."""
+        out, word, begun = [], False, False
+        for text in self._replaced(data):
+            for byte in re.findall(b" |[^ ]+", text):
+                if byte != b" ":
+                    if not word and (self._merged or (self._prefix and not begun)):
+                        out.append(_VISIBLE_SPACE)
+                        begun = True
+                    word = True
+                    out.append(byte)
+                else:
+                    word = False
+                    if not self._merged:
+                        out.append(_VISIBLE_SPACE)
+        return b"".join(out)
+
+    def _replaced(self, data):
+        start = 0
+        while start < len(data):
+            length = 0
+            while start + length < len(data) and data[start : start + length + 1] in self._own:
+                length += 1  # user-defined tokens, and their prefixes, are not replaced
+            text = data[start : start + length]
+            if not length:
+                length, text = self._charsmap.longest(data, start)
+            if not length:
+                character = characters(data[start : start + 4])[0]
+                text = valid(character).encode()
+                length = len(character) if text == character else 1
+                text = text if text == character else "\ufffd".encode()
+            yield text
+            start += length
+
+
+class _Charsmap:
+    """SentencePiece's precompiled normalization: a double-array trie of prefixes (Kanda 2018) and their replacements."""
+
+    def __init__(self, blob):
+        data = b"" if blob is None else np.array(blob).astype(np.uint8).tobytes()
+        size = int.from_bytes(data[:4], "little")
+        self._units = np.frombuffer(data[4 : 4 + size], "<u4").tolist()
+        self._replacements = data[4 + size :]
+
+    def longest(self, data: bytes, start: int) -> tuple[int, bytes]:
+        """(length of the longest prefix of data[start:] in the map, its replacement); (0, b"") for none."""
+        length, found = 0, b""
+        if not self._units:
+            return length, found
+        node = _base(self._units[0])
+        for place in range(start, len(data)):
+            node ^= data[place]
+            if not data[place] or node >= len(self._units) or self._units[node] & 0x800000FF != data[place]:
+                break
+            unit = self._units[node]
+            node ^= _base(unit)
+            if unit >> 8 & 1:
+                at = self._units[node] & 0x7FFFFFFF
+                length, found = place - start + 1, self._replacements[at : self._replacements.index(b"\0", at)]
+        return length, found
+
+
+def _base(unit: int) -> int:
+    return unit >> 10 << ((unit & 1 << 9) >> 6)
+
+
+class WordPiece(Tokenizer):
+    """Words, each with "▁" in front, are cut into the longest pieces from the left; else a word is the unknown token."""
+
+    _prefix = b" "
+
+    def __init__(self, file):
+        super().__init__(file, ("bos",), {"bos": 101, "unknown": 100, "seperator": 102})
+        self._lower = file.metadata.get("tokenizer.ggml.normalizer.lowercase", True)
+        self._strip = file.metadata.get("tokenizer.ggml.normalizer.strip_accents", self._lower)
+        self.bos = file.metadata.get("tokenizer.ggml.bos_token_id", 101)
+        self.eos = self.separator
+
+    def _encode_part(self, data, after_special):
+        return [token for word in self._split(valid(data)) for token in self._cut_word(_VISIBLE_SPACE + word.encode())]
+
+    def _split(self, text: str) -> list[str]:
+        words = [""]
+        for character in (unicodedata.normalize("NFD", c)[0] if self._strip else c for c in text):
+            category = unicodedata.category(character)
+            if character.isspace() and not "\x1c" <= character <= "\x1f":
+                words.append("")
+                continue
+            if character in "\0\ufffd" or category in _DROPPED or (self._strip and category[0] == "M"):
+                continue
+            character = character.lower()[0] if self._lower else character
+            alone = category[0] == "P" or (character < "\x7f" and category[0] == "S") or _CHINESE.match(character)
+            words += [character, ""] if alone else []
+            words[-1] += "" if alone else character
+        return [word for word in words if word]
+
+    def _cut_word(self, word: bytes) -> list[int]:
+        ids = list(self._words.longest(word))
+        return [self.unknown] if None in ids else ids
+
+
+_DROPPED = ("Cc", "Cf", "Cs", "Co")
+_CHINESE = re.compile(  # BERT's list; each such character is a word
+    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f\U0002b920-\U0002ceaf"
+    "\uf900-\ufaff\U0002f800-\U0002fa1f]"
+)
+
+
+class Rwkv(Tokenizer):
+    """The longest token at each position; the file writes bytes as Python does (``\\x80``, ``\\n``)."""
+
+    def __init__(self, file):
+        super().__init__(file)
+        self.bos = self.eos = None
+        self._words = Words(_ESCAPE.sub(_unescaped, text) for text in self._words)
+
+    def _encode_part(self, data, after_special):
+        return [self.unknown if token is None else token for token in self._words.longest(data)]
+
+    def _piece(self, kind, text):
+        return text
+
+
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(.))", re.DOTALL)
+
+
+def _unescaped(match) -> bytes:
+    if match[1]:
+        return bytes([int(match[1], 16)])
+    return {b"t": b"\t", b"n": b"\n", b"r": b"\r"}.get(match[2], match[2])
+
 
 _KINDS = {
     "llama": SentencePiece, "gpt2": BytePair, "gemma4": BytePair, "bert": WordPiece, "t5": Unigram, "rwkv": Rwkv,

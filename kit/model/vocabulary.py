@@ -1,15 +1,14 @@
-"""The base of all tokenizers: tokens by id, special tokens, begin and end tokens, decoding."""
+"""The base of all tokenizers: tokens by id and ids by token, special tokens, begin and end tokens, decoding."""
 
 import codecs
 import heapq
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
 
 from kit.errors import TokenizerError
-from kit.model.words import Words
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
 # A file names one end token; the others that end a chat model's turn are known only by their text.
@@ -27,6 +26,59 @@ _NO_END = (  # in a vocabulary with all of the first, the second is not an end t
 _NAMED = ("bos", "eos", "eot", "eom", "unknown", "seperator")  # "seperator" is GGUF's spelling
 _BLANKS = b" \t\n\v\f\r"
 SPACE = "▁"  # SentencePiece's character for a space
+
+
+class Words(Sequence):
+    """The tokens of a vocabulary: ``words[id]`` is a text, ``words.find(text)`` its id.
+
+    All texts are one bytes object; the ids are in a hash table with open addressing and linear probing, at most half full.
+    This takes a seventh of the memory of a list and a dict.
+    """
+
+    def __init__(self, texts: Iterable[bytes]):
+        texts = list(texts)
+        count = len(texts)
+        size = 1 << (2 * count - 1).bit_length()
+        self._blob, self._mask, self._most = b"".join(texts), size - 1, max(map(len, texts), default=0)
+        self._stops = memoryview(np.cumsum(np.fromiter(map(len, texts), np.int64, count)))
+        slots, left = np.fromiter(map(hash, texts), np.int64, count) & self._mask, np.arange(count, dtype=np.int32)
+        table = np.full(size, -1, np.int32)
+        while len(left):
+            free = table[slots] < 0
+            table[slots[free]] = left[free]  # numpy stores the last of several, so find returns the last of equal texts
+            lost = table[slots] != left
+            left, slots = left[lost], (slots[lost] + 1) & self._mask
+        self._table = memoryview(table)
+
+    def __len__(self) -> int:
+        return len(self._stops)
+
+    def __getitem__(self, index: int) -> bytes:
+        return self._blob[self._stops[index - 1] if index else 0 : self._stops[index]]
+
+    def __contains__(self, text) -> bool:
+        return self.find(text) is not None
+
+    def find(self, text: bytes) -> int | None:
+        """The id of ``text``, the last of several; None when it is not in the vocabulary."""
+        slot = hash(text) & self._mask
+        while (found := self._table[slot]) >= 0:
+            if self[found] == text:
+                return found
+            slot = slot + 1 & self._mask
+        return None
+
+    def longest(self, data: bytes) -> Iterator[int | None]:
+        """Ids of the longest texts into which ``data`` can be cut from the left; None for a byte where no text begins."""
+        start = 0
+        while start < len(data):
+            stops = range(min(len(data), start + self._most), start, -1)
+            found = ((stop, token) for stop in stops if (token := self.find(data[start:stop])) is not None)
+            start, token = next(found, (start + 1, None))
+            yield token
+
+    def __reduce__(self):
+        return Words, (list(self),)
 
 
 class Tokenizer:
