@@ -19,7 +19,7 @@ from kit.costs.measured import DTYPES, FUSED, Cost, Kind
 from kit.costs.order import Order, order_of
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Part, Way, measure, parts_of, predict
 from kit.errors import TraceError
-from kit.findings.n09_your_model import controls, figures, tables
+from kit.findings.n09_your_model import figures, tables
 from kit.findings.n09_your_model.study import Study, read_trace
 from kit.lab import machine
 
@@ -84,7 +84,7 @@ SIZES = st.lists(st.integers(1, 40), min_size=2, max_size=8)
 def invented(sizes, tokens=4):
     names = [f"blk.{i}.weight" for i in range(len(sizes))]
     kinds = {name: Kind("Q4_K", (size, 1)) for name, size in zip(names, sizes, strict=True)}
-    parts = {name: Part(kinds[name], size, size) for name, size in zip(names, sizes, strict=True)}
+    parts = {name: Part(kinds[name], size) for name, size in zip(names, sizes, strict=True)}
     costs = {kind: Cost({"float32": kind.shape[0]}, {"float32": 0.25}, {"fused": 0.125}) for kind in kinds.values()}
     return parts, Order([names] * tokens, rest=3.0), costs
 
@@ -214,12 +214,12 @@ def test_what_is_no_trace_is_one_error(tmp_path, content):
 def test_controls_when_somebody_is_there_and_a_figure_when_not(study, monkeypatch):
     drawn, displayed = [], []
     monkeypatch.setattr(figures, "at", lambda study, memory, dtype: drawn.append((memory, dtype)))
-    monkeypatch.setattr(controls, "display", lambda *shown: displayed.extend(shown))
+    monkeypatch.setattr(figures, "display", lambda *shown: displayed.extend(shown))
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    controls.explore(study)
+    figures.explore(study)
     assert drawn == [(study.memory, "float32")] and not displayed
     monkeypatch.setenv("JPY_SESSION_NAME", "notebook")
-    controls.explore(study)
+    figures.explore(study)
     memory, dtype = displayed[0].children
     dtype.value = "float16"
     memory.value = memory.options[-1][1]

@@ -44,8 +44,8 @@ def invented():
     plain = {Kind(*key): Cost(ones, ones, dict.fromkeys(FUSED, 1.0)) for key in specs}
     packed = {Kind("I8", shape): Cost({"int8": 2.0}, {"int8": 1.0}, {}) for _, shape in specs if len(shape) == 2}
     shape = (4096, 4096)
-    parts = {"blk.0.attn_q.weight": Part(Kind("Q4_K", shape), 9 << 20, 1 << 24)}
-    tile_parts = {"blk.0.attn_q.weight": Part(Kind("I8", shape), 3 << 22, 1 << 24)}
+    parts = {"blk.0.attn_q.weight": Part(Kind("Q4_K", shape), 9 << 20)}
+    tile_parts = {"blk.0.attn_q.weight": Part(Kind("I8", shape), 3 << 22)}
     order = Order([list(parts)] * 3, rest=0.5)
     file = sweep.Subject("file", parts, order, tile_parts, order)
     return file, sweep.Costs(plain, packed, 2.0, MACHINE)
@@ -101,7 +101,7 @@ def test_the_quality_lost_is_told_with_its_figure():
 
 def test_tiles_decode_once_for_each_miss():
     shape, names = (256, 256), ["token_embd.weight", "blk.0.ffn_up.weight"]
-    parts = {name: Part(Kind("I8", shape), 50_000, 65_536) for name in names}
+    parts = {name: Part(Kind("I8", shape), 50_000) for name in names}
     costs = {Kind("I8", shape): Cost({"int8": 10.0}, {"int8": 1.0}, {})}
     plain = Order([["blk.0.attn_norm.weight", names[1], names[0]]] * 3, rest=0.5)
     order = tiles.order_of(plain, parts, tied=True)

@@ -170,9 +170,9 @@ def test_quality_is_measured_once(path, cached, monkeypatch):
 
 
 def test_every_way_has_a_precision():
-    assert [quality.precision_of(way) for way in (LAZY, BLOCKS, BLOCKS_INT8)] == ["f32", "f32", "int8 activations"]
-    assert quality.precision_of(Way("LRU", 1, "bfloat16")) == "bf16"
-    assert quality.precision_of(Way("Pinned", 1, "int8", "tiles")) == "INT8 tiles"
+    assert [way.precision for way in (LAZY, BLOCKS, BLOCKS_INT8)] == ["f32", "f32", "int8 activations"]
+    assert Way("LRU", 1, "bfloat16").precision == "bf16"
+    assert Way("Pinned", 1, "int8", "tiles").precision == "INT8 tiles"
 
 
 @pytest.mark.slow

@@ -64,8 +64,7 @@ def command(file, memory, tokens, trace, via, as_json, report):
 
 def _sections(study):
     from kit.costs import quality
-    from kit.costs.columns import shown
-    from kit.findings.n09_your_model.tables import as_text, paragraph
+    from kit.findings.n09_your_model.tables import as_text, paragraph, shown
     from kit.units import format_bytes
 
     yield paragraph(study.what()) + "\n" + paragraph(study.how())

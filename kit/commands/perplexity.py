@@ -50,7 +50,7 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
     if rounding and linear.startswith("fused"):
         raise click.UsageError(f"--linear {linear} multiplies with the file's own blocks: no --dtype goes with it")
     with kit.open(file) as opened:
-        model = model_of(opened, Precision(rounding, linear, kv))
+        model = model_of(opened, Precision(weights=rounding, linear=linear, kv=kv))
         tokenizer = model.tokenizer
         words = perplexity.english() if text is None else Path(text).read_text(encoding="utf-8", errors="replace")
         ids = perplexity.encode(tokenizer, words, tokens)

@@ -188,24 +188,18 @@ class Walk:
 
     def __init__(self, weights, linear: str, order: list[str]):
         self.trace, self._uses = weights.trace, [use_of(weights, linear, name) for name in order]
-        self._matrices = [is_matrix(weights.info(name)) for name in order]
 
     def step(self) -> torch.Tensor:
-        """All products in order, concatenated to one axis; a vector is only fetched."""
+        """All products and fetched vectors in order, concatenated to one axis."""
         with self.trace.span("token"), torch_alone():
             results = [use() for use in self._uses]
-        return torch.cat([result.flatten() for result, matrix in zip(results, self._matrices, strict=True) if matrix])
+        return torch.cat([result.flatten() for result in results])
 
 
 def use_of(weights, linear: str, name: str) -> Callable[[], torch.Tensor]:
     """A function that does what a decode does with ``name`` for one token: multiply by a matrix, or fetch a vector."""
-    if not is_matrix(weights.info(name)):
+    *_, width = shape = weights.info(name).shape
+    if len(shape) < 2:
         return lambda: weights[name]
-    width = weights.info(name).shape[-1]
     x = torch.randn(1, width, generator=torch.Generator().manual_seed(width))
     return lambda: linear_named(linear).apply(weights, name, x)
-
-
-def is_matrix(info) -> bool:
-    """Whether a tensor, or each expert of a stack, is a matrix."""
-    return len(info.shape) >= 2

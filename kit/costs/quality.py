@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from tqdm import tqdm
 import kit
 from kit.codec.compressor import matrices_of
 from kit.codec.int8 import quantize
-from kit.costs.ways import Way
+from kit.costs.ways import PRECISION_OF
 from kit.errors import GGUFError
 from kit.lab.files import replacing
 from kit.lab.paths import PACKAGE, models_folder
@@ -28,15 +29,16 @@ _CODE = (*(f"{part}/**/*.py" for part in ("codec", "cpu", "gguf", "model", "quan
 
 
 class Precision(NamedTuple):
-    """What is rounded: ``weights`` (a function of a float32 tensor), activations (by ``linear``), the KV cache (``kv``).
+    """What is rounded: ``told`` in words, ``command`` as options of `kit perplexity`.
 
-    ``command``: options of `kit perplexity` for it.
+    ``weights``: a function that rounds a float32 tensor. Activations are rounded by ``linear``, the KV cache by ``kv``.
     """
 
+    told: str = ""
+    command: str = ""
     weights: Callable[[torch.Tensor], torch.Tensor] | None = None
     linear: str = "fused"
     kv: str = "float32"
-    command: str = ""
 
 
 def _int8(weight: torch.Tensor) -> torch.Tensor:
@@ -47,25 +49,19 @@ def _int8(weight: torch.Tensor) -> torch.Tensor:
 
 EXACT = "f32"
 PRECISIONS = {
-    EXACT: Precision(),
-    "f16": Precision(lambda weight: weight.half().float(), "matmul", command="--dtype float16"),
-    "bf16": Precision(lambda weight: weight.bfloat16().float(), "matmul", command="--dtype bfloat16"),
-    "int8 activations": Precision(linear="fused-int8", command="--linear fused-int8"),
-    "INT8 tiles": Precision(_int8, "matmul", command="--dtype int8"),
-    "f16 KV": Precision(kv="float16", command="--kv float16"),
-    "q8_0 KV": Precision(kv="q8_0", command="--kv q8_0"),
+    EXACT: Precision("exact to float32"),
+    "f16": Precision("weights rounded to 11 bits", "--dtype float16", lambda weight: weight.half().float(), "matmul"),
+    "bf16": Precision("weights rounded to 8 bits", "--dtype bfloat16", lambda weight: weight.bfloat16().float(), "matmul"),
+    "int8 activations": Precision("activations rounded to 8 bits", "--linear fused-int8", linear="fused-int8"),
+    "INT8 tiles": Precision("weights rounded to 8 bits, a scale a row", "--dtype int8", _int8, "matmul"),
+    "f16 KV": Precision("keys and values rounded to 11 bits", "--kv float16", kv="float16"),
+    "q8_0 KV": Precision("keys and values rounded to 8 bits, a scale for 32", "--kv q8_0", kv="q8_0"),
 }
-_BY_DTYPE = {"float32": EXACT, "float16": "f16", "bfloat16": "bf16", "int8": "INT8 tiles"}
 
 
 def rounding_to(dtype: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The function that rounds float32 weights to ``dtype``; None for float32."""
-    return PRECISIONS[_BY_DTYPE[dtype]].weights
-
-
-def precision_of(way: Way) -> str:
-    """The name in PRECISIONS for a Way."""
-    return "int8 activations" if way.linear == "fused-int8" else _BY_DTYPE[way.dtype]
+    return PRECISIONS[PRECISION_OF[dtype]].weights
 
 
 class Rounded(Weights):
@@ -175,9 +171,7 @@ def _read(path) -> dict:
 
 
 def _write(path, known):
-    try:
+    with suppress(OSError, GGUFError):  # what cannot be written is measured again at the next call
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, 0) as out:
+        with replacing(path) as out:
             out.write(json.dumps(known, indent=1).encode())
-    except (OSError, GGUFError):
-        pass  # they are measured again at the next call

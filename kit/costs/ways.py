@@ -1,5 +1,6 @@
 """Ways of holding weights: time and memory of a token, predicted from costs and a replay, and measured."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,20 +18,15 @@ from kit.lab import state
 from kit.units import format_bytes
 
 BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
-SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "int8"}
-SHORTS = {"tiles": "int8 tiles", "tiles, prefetched": "int8 tiles prefetched"}
+PRECISION_OF = {  # dtype or linear variant -> row of kit.costs.quality.PRECISIONS
+    "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "INT8 tiles", "fused-int8": "int8 activations",
+}  # fmt: skip
+TILES = {"tiles": "int8 tiles", "tiles, prefetched": "int8 tiles prefetched"}
 NAMES = {
     "fused": "blocks as they lie",
     "fused-int8": "blocks, int8 activations",
     "pressed": "blocks, page cache too small",
     "pinned blocks": "blocks, {} pinned",
-}
-PRECISION = {
-    "float32": "exact to float32",
-    "float16": "weights rounded to 11 bits",
-    "bfloat16": "weights rounded to 8 bits",
-    "int8": "weights rounded to 8 bits, a scale a row",
-    "fused-int8": "activations rounded to 8 bits",
 }
 
 
@@ -49,17 +45,17 @@ class Way:
     @property
     def label(self) -> str:
         """A short name for tables."""
-        if self.linear in NAMES:
-            return NAMES[self.linear].format(format_bytes(self.capacity or 0))
         size = format_bytes(self.capacity or 0)
+        if self.linear in NAMES:
+            return NAMES[self.linear].format(size)
         work = "dequantized" if self.linear == "dequantized" else "unpacked"
         named = {"NoCache": f"{work} each time", "HashMap": "all kept", "Pinned": f"{size} pinned"}
-        return f"{named.get(self.policy, f'{self.policy} of {size}')}, {SHORTS.get(self.linear, SHORT[self.dtype])}"
+        return f"{named.get(self.policy, f'{self.policy} of {size}')}, {TILES.get(self.linear, PRECISION_OF[self.dtype])}"
 
     @property
     def precision(self) -> str:
-        """What is rounded, in words."""
-        return PRECISION.get(self.linear) or PRECISION[self.dtype]
+        """Its row of kit.costs.quality.PRECISIONS."""
+        return PRECISION_OF.get(self.linear) or PRECISION_OF[self.dtype]
 
     def cache(self) -> Policy:
         """A new policy."""
@@ -94,20 +90,21 @@ class Prediction:
 
 
 class Part(NamedTuple):
-    """One tensor (or expert): its kind, bytes of its blocks, number of weights."""
+    """One tensor (or expert): its kind, bytes of its blocks."""
 
     kind: Kind
     blocks: int
-    elements: int
+
+    @property
+    def elements(self) -> int:
+        """Number of weights."""
+        return math.prod(self.kind.shape)
 
 
 def parts_of(file, order: Order) -> dict[str, Part]:
     """Name -> Part of the tensors that a decode of an open file uses."""
     weights = kit.Weights(file)
-    width = weights.dtype.itemsize
-    return {
-        name: Part(kind_of(weights, name), weights.blocks(name).nbytes, weights.nbytes(name) // width) for name in order.names
-    }
+    return {name: Part(kind_of(weights, name), weights.blocks(name).nbytes) for name in order.names}
 
 
 def from_blocks(linear: str, order: Order, costs: dict[Kind, Cost]) -> Program:

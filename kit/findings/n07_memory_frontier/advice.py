@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from kit.costs.quality import precision_of
+from kit.costs.quality import PRECISIONS
 from kit.costs.ways import Measured, Prediction, Way
 from kit.units import format_bytes, format_seconds
 
@@ -25,16 +25,13 @@ def error(predictions: list[Prediction], measured: list[Measured]) -> str:
 
 def kl_of(quality):
     """A function of a way: its KL divergence from float32 by a table of kit.costs.quality; NaN where that has no row."""
-    return lambda way: float(quality["kl"].get(precision_of(way), np.nan))
+    return lambda way: float(quality["kl"].get(way.precision, np.nan))
 
 
 def lost(way: Way, quality) -> str:
     """What a way loses of the answers, in words."""
-    name = precision_of(way)
-    if name not in quality.index:
-        return way.precision
-    row = quality.loc[name]
-    return f"{way.precision}, KL {row['kl']:.1e} nats" if row["kl"] else way.precision
+    kl = quality["kl"].get(way.precision, 0.0)
+    return PRECISIONS[way.precision].told + (f", KL {kl:.1e} nats" if kl else "")
 
 
 def best(predictions: list[Prediction], memory: int) -> Prediction:

@@ -100,13 +100,14 @@ def whole_model(subject: Subject, costs: Costs, layers: int) -> Subject | None:
     model = GEOMETRIES[reported.MODEL]
     specs = {spec.name: spec for spec in model.tensors()}
     names = [name for name, _ in decode_order(model)]
-    parts = {name: Part(Kind(specs[name].qtype, specs[name].shape), specs[name].nbytes, specs[name].elements) for name in names}
+    parts = {name: Part(Kind(specs[name].qtype, specs[name].shape), specs[name].nbytes) for name in names}
     if not {part.kind for part in parts.values()} <= set(costs.plain):
         return None
     share = sum(part.blocks for part in subject.tile_parts.values()) / subject.working_set("int8")
-    matrices = {name: part for name, part in parts.items() if len(part.kind.shape) == 2}
     packed = {
-        name: Part(Kind("I8", part.kind.shape), int(share * part.elements), part.elements) for name, part in matrices.items()
+        name: Part(Kind("I8", part.kind.shape), int(share * part.elements))
+        for name, part in parts.items()
+        if len(part.kind.shape) == 2
     }
     more = model.layers / layers
     programs = {name: found._replace(rest=more * found.rest) for name, found in subject.order.programs.items()}

@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 import kit.codec.weights
-from kit.cache.policies.base import NoCache
 from kit.cache.prefetch import Prefetcher
 from kit.codec.weights import CompressedWeights
 from kit.costs import ways
@@ -23,14 +22,12 @@ LINEARS = (PLAIN, PREFETCHED)
 def parts_and_costs(file) -> tuple[dict[str, Part], dict[Kind, Cost]]:
     """The matrices of a CompressedFile, and what a matrix of each shape costs to unpack and to multiply by.
 
-    ``elements`` counts INT8 values, which is also the bytes of an unpacked matrix; ``blocks`` the bytes of its tiles.
+    ``elements`` are the bytes of an unpacked matrix, too; ``blocks`` those of its tiles.
     """
     weights = CompressedWeights(file)
-    parts, costs = {}, {}
-    for name, layer in weights.layers.items():
-        parts[name] = Part(Kind("I8", layer.matrix.shape), layer.matrix.nbytes, layer.nbytes)
-    for kind in dict.fromkeys(part.kind for part in parts.values()):
-        name = next(name for name, part in parts.items() if part.kind == kind)
+    parts = {name: Part(Kind("I8", layer.matrix.shape), layer.matrix.nbytes) for name, layer in weights.layers.items()}
+    costs = {}
+    for kind, name in {part.kind: name for name, part in parts.items()}.items():
         x = torch.randn(1, kind.shape[1], generator=torch.Generator().manual_seed(0))
         layer = CompressedWeights(file, kit.HashMap()).layer(name)
         load = measure.time(weights.layers[name].load, samples=3, min_sample=0).median
@@ -70,7 +67,7 @@ def layer_bytes(parts: dict[str, Part]) -> int:
 
 def measure_tiles(way: Way, file, tokens: int) -> Measured:
     """Decode ``tokens`` tokens from a CompressedFile the way given, after one that is not counted."""
-    weights = CompressedWeights(file, NoCache() if way.policy == "NoCache" else way.cache())
+    weights = CompressedWeights(file, way.cache())
     ahead = nullcontext()
     if way.linear == PREFETCHED:
         plan = [(name, layer.size, layer.load) for name, layer in weights.layers.items()]

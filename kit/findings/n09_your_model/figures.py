@@ -1,10 +1,15 @@
-"""Figures of a study: the time by family, hits by policy over memory, and what each way would bring."""
+"""Figures of a study: the time by family, hits by policy over memory, what each way would bring; one with live controls."""
 
+import os
+
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from IPython.display import display
 
 import kit
 from kit.cache.traces import Requests
+from kit.costs.measured import DTYPES
 from kit.costs.ways import BLOCKS, Way, parts_of, predict
 from kit.findings.n09_your_model.tables import REST, policies, upper_bound
 from kit.lab import figures
@@ -92,3 +97,28 @@ def at(study, memory: int, dtype: str):
         figures.rows(axes)
     left.legend(fontsize=8.5)
     return figure
+
+
+def explore(study) -> None:
+    """The figure ``at`` for a memory and a dtype that a user of JupyterLab chooses by two controls.
+
+    In a batch it is drawn once, for the memory that was given and float32.
+    """
+    if "JPY_SESSION_NAME" not in os.environ:  # Jupyter's server names the notebook to its kernel, a batch does not
+        at(study, study.memory, DTYPES[0])
+        return
+    import ipywidgets
+
+    largest = study.accesses.working_set
+    sizes = sorted({study.memory, *np.linspace(largest / 24, largest, 24).astype(int).tolist()})
+    memory = ipywidgets.SelectionSlider(
+        options=[(format_bytes(size), size) for size in sizes], value=study.memory, description="memory",
+        continuous_update=False,
+    )  # fmt: skip
+    dtype = ipywidgets.Dropdown(options=DTYPES, description="dtype")
+
+    def draw(memory, dtype):
+        at(study, memory, dtype)
+        plt.show()
+
+    display(ipywidgets.HBox([memory, dtype]), ipywidgets.interactive_output(draw, {"memory": memory, "dtype": dtype}))

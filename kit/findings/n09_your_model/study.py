@@ -11,7 +11,7 @@ from kit.cache import oracle
 from kit.cache.traces import Requests, requests
 from kit.costs.measured import Cost, Kind, measure_costs
 from kit.costs.order import Order, order_of
-from kit.costs.quality import quality
+from kit.costs.quality import PRECISIONS, quality
 from kit.costs.ways import Measured, Prediction, Way, measure
 from kit.errors import KitError, TraceError
 from kit.findings.n00_start_here.overview import token_bounds
@@ -144,9 +144,10 @@ class Study:
         now, *others = self.predictions
         text = [f"Now, with an LRU of {format_bytes(self.memory)} in float32: {self._speed(now)}."]
         for found in others[:2]:
+            label, rounded = found.way.label, PRECISIONS[found.way.precision].told
             text.append(
-                f"{found.way.label[0].upper()}{found.way.label[1:]}: {self._speed(found)}; {found.way.precision}; "
-                f"{format_bytes(found.held)} held and {format_bytes(found.pages)} of the file in the page cache."
+                f"{label[0].upper()}{label[1:]}: {self._speed(found)}; {rounded}; {format_bytes(found.held)} held and "
+                f"{format_bytes(found.pages)} of the file in the page cache."
             )
         if now.held > self.memory:
             text.append(

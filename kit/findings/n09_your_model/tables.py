@@ -1,4 +1,4 @@
-"""What kit explain says of a file, as tables of plain numbers; kit.costs.columns writes them for people."""
+"""What kit explain says of a file: tables of plain numbers, and the same as text with units."""
 
 import re
 import textwrap
@@ -14,8 +14,10 @@ from kit.costs.measured import DTYPES
 from kit.costs.order import Order, kind_of
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, from_blocks, parts_of, predict
 from kit.gguf.formats import FORMATS
+from kit.lab.machine import gpu
+from kit.lab.tables import frame, number
 from kit.quants.exactness import exactness, sample
-from kit.units import printable
+from kit.units import format_bytes, format_count, format_seconds, printable
 
 REST = "attention and the rest"
 
@@ -76,8 +78,6 @@ def _first_token(accesses: Requests) -> int:
 
 def exactness_of(file) -> pd.DataFrame:
     """Each backend that runs here on the first two rows of this file's own tensors, against gguf-py: format by backend."""
-    from kit.lab.machine import gpu
-
     table = exactness(blocks=sample(file, 2), backends=("cpu", "triton") if gpu() else ("cpu",))
     told = ["equal" if row.equal else f"{row.ulp} ulp, {row.relative:.1e}" for row in table.itertuples()]
     wide = table.assign(told=told, how=table["backend"] + " " + table["dtype"])
@@ -113,39 +113,45 @@ def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | 
 
     "faster" is of the measured seconds where both rows were measured, else of the predicted ones.
     """
-    now, rows, measured = predictions[0], [], measured or {}
-    for found in predictions:
-        row = {"way": found.way.label, "predicted": found.seconds, "faster": now.seconds / found.seconds}
-        if measured:
-            real = measured.get(found.way)
-            row["measured"] = real.seconds if real else np.nan
-            row["error"] = found.seconds / real.seconds - 1 if real else np.nan
-            if real and now.way in measured:
-                row["faster"] = measured[now.way].seconds / real.seconds
-        row |= {"least": found.bound, "hit rate": found.hit_rate, "held": found.held, "file pages": found.pages}
-        rows.append(row)
-    return pd.DataFrame(rows).set_index("way")
+    seconds = {way: found.seconds for way, found in (measured or {}).items()}
+    rows = [(found.way.label, found.seconds, np.nan, seconds.get(found.way, np.nan), np.nan, found.bound, found.hit_rate,
+             found.held, found.pages) for found in predictions]  # fmt: skip
+    names = ("way", "predicted", "faster", "measured", "error", "least", "hit rate", "held", "file pages")
+    table = frame(rows, *names)
+    predicted, real = table["predicted"], table["measured"]
+    table["faster"] = (real.iloc[0] / real).fillna(predicted.iloc[0] / predicted)
+    table["error"] = predicted / real - 1
+    return table if measured else table.drop(columns=["measured", "error"])
 
 
-# --- for a terminal: plain text of at most 100 columns, whatever a file's names hold --------------------------------
+# --- for people: text with units, in a terminal of at most 100 columns, whatever a file's names hold -----------------
 
 
 WIDTH = 100
+_SECONDS = ("dequantize", "multiply", "from blocks", "predicted", "measured", "least", "least seconds a token")
+_BYTES = ("in the file", "in float32", "held", "file pages", "together", "peak", "bytes")
+_SHARES = ("share", "hit rate", "bytes hit", "upper bound")
+_FORMATS = (
+    dict.fromkeys(_SECONDS, format_seconds)
+    | dict.fromkeys(_BYTES, format_bytes)
+    | dict.fromkeys(_SHARES, "{:.1%}".format)
+    | {"faster": "{:.2f}x".format, "error": "{:+.0%}".format, "weights": format_count}
+)
 
 
-def as_text(frame: pd.DataFrame) -> str:
-    """A frame of text as columns, the index first; the first column gives way when the lines would be too long."""
-    index = frame.index.name or ""
-    rows = [[index, *map(str, frame.columns)]]
-    rows += [[printable(key), *map(printable, values)] for key, values in zip(frame.index, frame.to_numpy(), strict=True)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widths[0] = min(widths[0], WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1))
-    return "\n".join(_line(row, widths) for row in rows)
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """A table of this module with its numbers as text, with units by its columns' names; an en dash for missing values."""
+    texts = {name: values.astype(object).map(_FORMATS.get(name, number), "ignore") for name, values in table.items()}
+    return pd.DataFrame(texts, index=table.index).fillna("–")
 
 
-def _line(row, widths) -> str:
-    first = row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 3] + "..."
-    return "  ".join([first.ljust(widths[0]), *(cell.rjust(room) for cell, room in zip(row[1:], widths[1:], strict=True))])
+def as_text(table: pd.DataFrame) -> str:
+    """A table of text as columns, the index first; the index is cut where the lines would be longer than WIDTH."""
+    lines = table.map(printable).set_axis([""] * len(table)).to_string().split("\n")
+    keys = [table.index.name or "", *map(printable, table.index)]
+    room = min(max(map(len, keys)), WIDTH - len(lines[0]))
+    cut = [key if len(key) <= room else f"{key[: room - 3]}..." for key in keys]
+    return "\n".join(f"{key:{room}}{line}" for key, line in zip(cut, lines, strict=True))
 
 
 def paragraph(text: str) -> str:
