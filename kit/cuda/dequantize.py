@@ -1,25 +1,17 @@
 """The triton backend: dequantizes on the GPU, or on the CPU with TRITON_INTERPRET=1 set before Python starts."""
 
-from functools import cache
-
 import torch
 import triton
 
 from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel
 from kit.cuda.device import DEVICE, INTERPRETED, require  # noqa: F401 - kit.quants.registry reads DEVICE
-from kit.cuda.formats import constants_of, look_up_table
+from kit.cuda.formats import constants_of, table_of
 from kit.errors import QuantError
 from kit.gguf.formats import Format
 
 STORED_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 require("backend 'triton'", "backend 'cpu'", QuantError)
-
-
-@cache
-def table_of(format: Format, device: torch.device) -> torch.Tensor:
-    """The look-up table of a format on ``device``."""
-    return torch.from_numpy(look_up_table(format)).to(device)
 
 
 def knows(format: Format) -> bool:

@@ -1,7 +1,10 @@
 """A format's compile-time constants and look-up table for the Triton kernels."""
 
+from functools import cache
+
 import gguf
 import numpy as np
+import torch
 
 from kit.cuda.codes import CODES, SCALES
 from kit.gguf.formats import TABLES, Format
@@ -12,8 +15,9 @@ def constants_of(format: Format) -> dict[str, object]:
     return {"FORMAT": format, "CODES": CODES[format.codes.function], "SCALES": SCALES[format.scales.function]}
 
 
-def look_up_table(format: Format) -> np.ndarray:
-    """int32, two parts, or one zero for a format without tables.
+@cache
+def table_of(format: Format, device: torch.device) -> torch.Tensor:
+    """The look-up table on ``device``: int32, two parts, or one zero for a format without tables.
 
     First the codes: the values of each pair of 4-bit codes in two bytes, or ggml's grid with four bytes in a word; the bias
     is added to both, except for grids whose signs are stored apart. Then the float32 bits of the scale of each byte.
@@ -29,4 +33,4 @@ def look_up_table(format: Format) -> np.ndarray:
         parts.append(grid.astype(np.uint8).reshape(-1).view(np.int32))
     if format.scales.table:
         parts.append(TABLES[format.scales.table].view(np.int32))
-    return np.concatenate(parts) if parts else np.zeros(1, np.int32)
+    return torch.from_numpy(np.concatenate(parts) if parts else np.zeros(1, np.int32)).to(device)

@@ -3,8 +3,8 @@
 import torch
 import triton
 
-from kit.cuda.dequantize import STORED_FLOATS, run, table_of
-from kit.cuda.formats import constants_of
+from kit.cuda.dequantize import STORED_FLOATS, run
+from kit.cuda.formats import constants_of, table_of
 from kit.cuda.gemv import (
     PLANES,
     STEP_WEIGHTS,

@@ -80,17 +80,21 @@ def of_run(folder: Path | None) -> Machine:
 
 def probe() -> Machine:
     """Measure this machine: two to five seconds, up to 1 GiB of memory."""
-    samples, methods = _measure_memory()
-    samples["f32_gflops"], methods["f32_gflops"] = _measure_flops(), "torch.matmul of two 2048 x 2048 f32 matrices"
+    samples, methods = _measured_limits()
     best = {name: max(values) for name, values in samples.items()}
+    device = gpu()
+    if device is not None:
+        from kit.lab.device import probe_device
+
+        device |= probe_device()
     return Machine(
         id=machine_id(), cpu=cpu_name(), cores=usable_cores(), memory_bytes=psutil.virtual_memory().total,
-        memory_limit_bytes=memory_limit(), **best, samples=samples, methods=methods, gpu=_measured_gpu(), system=describe(),
+        memory_limit_bytes=memory_limit(), **best, samples=samples, methods=methods, gpu=device, system=describe(),
     )  # fmt: skip
 
 
-def _measure_memory() -> tuple[dict[str, list[float]], dict[str, str]]:
-    """(samples, methods) of each bandwidth, GB/s, over buffers larger than any cache."""
+def _measured_limits() -> tuple[dict[str, list[float]], dict[str, str]]:
+    """(samples, methods) of each of LIMITS; bandwidths are measured over buffers larger than any cache."""
     import torch
 
     from kit.lab import measure
@@ -100,27 +104,20 @@ def _measure_memory() -> tuple[dict[str, list[float]], dict[str, str]]:
     source, target = torch.empty(count), torch.empty(count)
     fresh = [nbytes / measure.time(new.zero_, samples=0).first / 1e9 for new in (source, target)]
     matrix, vector = source[: count // 4096 * 4096].view(-1, 4096), torch.ones(4096)
+    a, b = torch.rand(2, 2048, 2048)
     ways = (
         ("read_gbps", "torch.sum over f32", source.sum, nbytes),
         ("read_gbps", "an f32 matrix times a vector", lambda: matrix @ vector, nbytes),
         ("write_gbps", "torch.Tensor.zero_ over f32", target.zero_, nbytes),
         ("copy_gbps", "torch.Tensor.copy_ over f32, read + write", lambda: target.copy_(source), 2 * nbytes),
+        ("f32_gflops", "torch.matmul of two 2048 x 2048 f32 matrices", lambda: a @ b, 2 * 2048**3),
     )
     samples, methods = {"fresh_gbps": fresh}, {"fresh_gbps": "torch.Tensor.zero_ over a new torch.empty, f32"}
-    for name, method, function, size in ways:
-        rates = [size / seconds / 1e9 for seconds in measure.time(function, samples=6, min_sample=0).samples]
+    for name, method, function, amount in ways:
+        rates = [amount / seconds / 1e9 for seconds in measure.time(function, samples=6, min_sample=0).samples]
         if max(rates) > max(samples.get(name, [0])):  # of two ways to read the faster one is the bound
             samples[name], methods[name] = rates, method
     return samples, methods
-
-
-def _measure_flops() -> list[float]:
-    import torch
-
-    from kit.lab import measure
-
-    a, b = torch.rand(2048, 2048), torch.rand(2048, 2048)
-    return [2 * 2048**3 / seconds / 1e9 for seconds in measure.time(lambda: a @ b, samples=5, min_sample=0).samples]
 
 
 def describe() -> dict:
@@ -201,15 +198,6 @@ def gpu() -> dict | None:
         "capability": f"{properties.major}.{properties.minor}",
         "count": torch.cuda.device_count(),
     }
-
-
-def _measured_gpu() -> dict | None:
-    device = gpu()
-    if device is None:
-        return None
-    from kit.lab.device import probe_device
-
-    return device | probe_device()
 
 
 def library_version(name: str) -> str | None:
