@@ -14,11 +14,11 @@ from kit.units import format_bytes
 
 
 class _Flight(Future):
-    """A load in progress. ``ahead``: a prefetch started it. ``wanted``: a get waits for it."""
+    """A load, until a get has its value. ``ahead``: a prefetch started it. ``wanted``: a get waits for it."""
 
-    def __init__(self, ahead: bool):
+    def __init__(self, size: int, ahead: bool):
         super().__init__()
-        self.ahead, self.wanted = ahead, False
+        self.size, self.ahead, self.wanted = size, ahead, False
 
 
 class WeightCache:
@@ -40,9 +40,7 @@ class WeightCache:
         self.prefetcher = None  # a kit.cache.prefetch.Prefetcher, which is told of every get
         self._lock = threading.Lock()
         self._values: dict[str, object] = {}
-        self._flights: dict[str, _Flight] = {}
-        self._staged: dict[str, tuple[object, int]] = {}  # prefetched, not yet requested: value, bytes
-        self._ahead_used = 0  # bytes of staged values and of prefetches in progress
+        self._flights: dict[str, _Flight] = {}  # in progress, or done by a prefetch and not yet requested
         self._pinned: dict[str, int] = {}
         self._counts: defaultdict[str, defaultdict] = defaultdict(partial(defaultdict, int))  # by key
         self._hits: defaultdict[str, int] = defaultdict(int)  # by key, not yet added to _counts
@@ -66,20 +64,16 @@ class WeightCache:
                 if self.trace is None:
                     return value
                 outcome, flight = "hit", None
-            elif key in self._staged:
-                flight = None
-                value, outcome = self._staged.pop(key)[0], "prefetch"
-                self._ahead_used -= size
-                self._keep(key, size, value)
-                self._note(key, prefetched=1)
             else:
+                self._note(key, bytes_not_hit=size)
                 flight = self._flights.get(key)
                 if leads := flight is None:
-                    flight = self._flights[key] = _Flight(ahead=False)
+                    flight = self._flights[key] = _Flight(size, ahead=False)
                 outcome = "prefetch" if flight.ahead and not flight.wanted else "shared"
                 flight.wanted = True
-            if outcome != "hit":
-                self._note(key, bytes_not_hit=size)
+                if flight.done():
+                    del self._flights[key]
+                    self._keep(key, size, flight.result())
         if flight:
             try:
                 if leads:
@@ -95,32 +89,27 @@ class WeightCache:
         return value
 
     def _fly(self, key, size, load, flight) -> str:
-        """Load, keep or stage the value, and set the result of ``flight``; returns the outcome of the access."""
+        """Load the value, keep it if a get wants it, set the result of ``flight``; returns the outcome of the access."""
         start = time.perf_counter_ns()
         try:
             value = load()
         except BaseException as error:
             with self._lock:
                 del self._flights[key]
-                self._ahead_used -= size * flight.ahead
             flight.set_exception(error)
             raise
         took = time.perf_counter_ns() - start
         with self._lock:
-            del self._flights[key]
             self._count_hits(key)
             self._note(key, bytes_loaded=size, ns_loading=took)
             self._loads[key] = size, took
             if not flight.ahead:
                 self._note(key, misses=1)
-            kept = True
-            if flight.wanted:
-                self._ahead_used -= size * flight.ahead
-                kept = self._keep(key, size, value)
-            else:
-                self._staged[key] = value, size
-        flight.set_result(value)
-        return "miss" if kept else "bypass"
+            flight.set_result(value)
+            if not flight.wanted:
+                return ""
+            del self._flights[key]
+            return "miss" if self._keep(key, size, value) else "bypass"
 
     def _keep(self, key, size, value) -> bool:
         """Offer a loaded value to the policy; whether it is kept (lock held)."""
@@ -159,11 +148,10 @@ class WeightCache:
         An error of ``load`` is raised in the get that waits for it, if there is one; a later get loads again.
         """
         with self._lock:
-            held = key in self.policy or key in self._pinned or key in self._staged or key in self._flights
-            if held or self._ahead_used + size > self.ahead_bytes:
+            used = sum(flight.size for flight in self._flights.values() if flight.ahead)
+            if key in self.policy or key in self._pinned or key in self._flights or used + size > self.ahead_bytes:
                 return False
-            self._ahead_used += size
-            flight = self._flights[key] = _Flight(ahead=True)
+            flight = self._flights[key] = _Flight(size, ahead=True)
         start, outcome = time.perf_counter_ns(), ""
         try:
             self._fly(key, size, load, flight)
@@ -218,9 +206,9 @@ class WeightCache:
             self.policy.resize(self.policy.capacity + sum(self._pinned.values()))
             for key in list(self.policy):
                 self.policy.remove(key)
-            self._ahead_used -= sum(size for _, size in self._staged.values())
-            for held in (self._values, self._staged, self._pinned):
-                held.clear()
+            self._values.clear()
+            self._pinned.clear()
+            self._flights = {key: flight for key, flight in self._flights.items() if not flight.done()}
 
     def _evict(self, keys):
         for name in keys:
