@@ -205,6 +205,8 @@ def test_prefetch_keeps_to_its_budget_and_survives_errors():
 
     assert not store.prefetch("d", 10, fail)
     assert store.prefetch("d", 10, lambda: 4) and store.get("d", 10, None) == 4
+    store.clear()
+    assert store.prefetch("e", 25, lambda: 5), "a cleared store has all of its room again"
     with pytest.raises(CacheError, match="at least 1"):
         Prefetcher(store, plan_of(2, []), ahead=0)
     with Prefetcher(store, plan_of(2, []), asynchronous=False) as prefetcher, pytest.raises(CacheError, match="no layer 7"):
