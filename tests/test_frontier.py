@@ -53,10 +53,10 @@ def invented():
 
 def test_the_whole_model_has_the_weights_of_its_geometry():
     file, costs = invented()
-    model, memory = sweep.asked(file, costs, 4 << 30, layers=4)
+    model, memory = sweep.asked(file, costs, 4 << 30)
     assert (model.name, memory) == ("granite-3.3-8b", 4 << 30)
     assert model.working_set("float32") == reported.f32_bytes()
-    assert model.order.rest == pytest.approx(0.5 * 40 / 4)
+    assert model.order.rest == pytest.approx(0.5 * 40)
     packed = sum(part.blocks for part in model.tile_parts.values()) / model.working_set("int8")
     assert packed == pytest.approx(0.75, rel=1e-3)
 
@@ -64,14 +64,14 @@ def test_the_whole_model_has_the_weights_of_its_geometry():
 def test_a_model_with_other_tensors_is_asked_about_itself():
     file, costs = invented()
     costs.plain.pop(Kind("Q6_K", (49159, 4096)))
-    subject, memory = sweep.asked(file, costs, 4 << 30, layers=4)
+    subject, memory = sweep.asked(file, costs, 4 << 30)
     share = (4 << 30) / (reported.f32_bytes())
     assert subject is file and memory == pytest.approx(share * file.working_set("float32"), rel=1e-6)
 
 
 def test_four_gib_of_lru_hit_nothing_and_the_page_cache_costs_the_disk():
     file, costs = invented()
-    model, memory = sweep.asked(file, costs, 4 << 30, layers=4)
+    model, memory = sweep.asked(file, costs, 4 << 30)
     found = {p.way: p for p in (sweep.predict(way, model, costs) for way in sweep.all_ways(model, memory))}
     assert found[Way("LRU", memory)].hit_rate == 0
     assert found[Way("LRU", memory)].seconds == found[LAZY].seconds
@@ -149,15 +149,16 @@ def test_live_hit_rates_are_the_predicted_ones(run):
 
 def test_the_error_is_that_of_the_medians(run):
     _, _, _, predictions, measured, _ = run
-    ratios = advice.ratios(predictions, measured)
+    table = sweep.table(predictions, measured)
     seconds = {p.way: p.seconds for p in predictions}
-    assert ratios == pytest.approx([seconds[found.way] / found.seconds for found in measured])
+    for found in measured:
+        assert table.loc[found.way.label, "error"] == pytest.approx(seconds[found.way] / found.seconds - 1)
     exact = [ways.Measured(p.way, (p.seconds * f,), None, 0, None) for p, f in zip(predictions, (1, 2), strict=False)]
-    assert "off by 25% in the median of 2 ways, 50% at worst" in advice.error(predictions, exact)
+    assert "off by 25% in the median of 2 ways, 50% at worst" in advice.error(sweep.table(predictions, exact))
 
 
 def test_figures_and_records(run, tmp_path):
-    path, subject, costs, predictions, measured, _ = run
+    _, subject, costs, predictions, measured, _ = run
     everything = [sweep.predict(way, subject, costs) for way in sweep.all_ways(subject, 1 << 20, shares=(0.5,))]
     kl = advice.kl_of(QUALITY)
     figure = figures.plane(subject, everything, costs, figures.rings(predictions, measured, kl, 2.0), 1 << 20, "A title")
@@ -165,7 +166,7 @@ def test_figures_and_records(run, tmp_path):
     axes = figure.axes[0]
     assert len(figure.legends[0].get_texts()) <= 10
     assert axes.get_yscale() == "log" and "memory" in axes.get_xlabel()
-    figures.errors(predictions, measured).canvas.draw()
+    figures.errors(sweep.table(predictions, measured)).canvas.draw()
     assert len(sweep.table(predictions, measured)) == len(predictions)
     lab = Session("07_memory_frontier", profile="smoke", out=tmp_path)
     lab.machine = MACHINE
@@ -173,7 +174,7 @@ def test_figures_and_records(run, tmp_path):
     rows = records.read([tmp_path / "07_memory_frontier.jsonl"])
     assert [row.status for row in rows] == ["ok"] * (len(measured) + 1) + ["skipped"]
     assert all(row.lower is not None for row in rows[:-2])
-    assert sweep.layers_of(path) == 2
+    assert subject.layers == 2
 
 
 def test_what_does_not_fit_is_left_out(run, monkeypatch):

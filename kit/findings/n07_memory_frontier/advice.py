@@ -3,24 +3,19 @@
 from collections.abc import Iterable
 
 import numpy as np
+import pandas as pd
 
 from kit.costs.quality import PRECISIONS
 from kit.costs.ways import Measured, Prediction, Way
+from kit.findings.n07_memory_frontier import sweep
 from kit.units import format_bytes, format_seconds
 
 
-def ratios(predictions: list[Prediction], measured: list[Measured]) -> list[float]:
-    """Predicted over measured seconds, one number a measured way."""
-    seconds = {found.way: found.seconds for found in predictions}
-    return [seconds[found.way] / found.seconds for found in measured]
-
-
-def error(predictions: list[Prediction], measured: list[Measured]) -> str:
-    """The error of the predictions in a sentence."""
-    off = np.abs(np.array(ratios(predictions, measured)) - 1)
-    worst = measured[int(off.argmax())].way.label
-    typical = f"{np.median(off):.0%} in the median of {len(off)} ways"
-    return f"The predictions are off by {typical}, {off.max():.0%} at worst ({worst})."
+def error(table: pd.DataFrame) -> str:
+    """The error of the predictions in a sentence; ``table``: of sweep.table, with what was measured."""
+    off = table["error"].abs().dropna()
+    typical = f"{off.median():.0%} in the median of {len(off)} ways"
+    return f"The predictions are off by {typical}, {off.max():.0%} at worst ({off.idxmax()})."
 
 
 def kl_of(quality):
@@ -75,9 +70,10 @@ def record_ways(lab, predictions: list[Prediction], measured: Iterable[Measured]
 def record(lab, predictions: list[Prediction], measured: list[Measured], left_out: dict) -> None:
     """A record for every measured way, one for the error of all predictions, and a row for what could not be measured."""
     record_ways(lab, predictions, measured)
+    table = sweep.table(predictions, measured).dropna(subset="measured")
     lab.record(
-        quantity="predicted over measured seconds a token, all ways", unit="x", samples=ratios(predictions, measured),
-        tolerance="a quarter", reason=error(predictions, measured),
+        quantity="predicted over measured seconds a token, all ways", unit="x", tolerance="a quarter", reason=error(table),
+        samples=list(table["predicted"] / table["measured"]),
     )  # fmt: skip
     for way, reason in left_out.items():
         lab.record(quantity=f"a token, {way.label}", unit="s", status="skipped", reason=reason)

@@ -51,11 +51,8 @@ def plane(file, points: pd.DataFrame, gpu: Limits):
     axes.plot(points["held"] / 2**20, points["measured"], "o", ms=8, mfc="none", color=figures.VERMILION, label="measured")
     figures.bound(axes, gpu.seconds_to_read(total), f"all blocks read once at {gpu.read_gbps:,.0f} GB/s")
     figures.log(axes, "y")
-    axes.set(
-        xlabel="MiB of blocks in device memory",
-        ylabel="seconds a token",
-        title=f"On {gpu.name} a block that stays saves its way over the bus",
-    )
+    axes.set(xlabel="MiB of blocks in device memory", ylabel="seconds a token")
+    axes.set_title(f"On {gpu.name} a block that stays saves its way over the bus")
     axes.legend()
     return figure
 

@@ -73,12 +73,11 @@ def rings(predictions: list[Prediction], measured: list[Measured], kl, scale: fl
     return [(scale * totals[found.way], scale * found.seconds, kl(found.way)) for found in measured]
 
 
-def errors(predictions: list[Prediction], measured: list[Measured]):
-    """Measured against predicted seconds a token, on the line where they are equal."""
+def errors(table):
+    """Measured against predicted seconds a token of sweep.table, with the line where they are equal."""
     figure, axes = figures.new(height=4.2)
-    seconds = {p.way: p.seconds for p in predictions}
-    pairs = np.array([(seconds[found.way], found.seconds) for found in measured])
-    off = np.abs(pairs[:, 0] / pairs[:, 1] - 1)
+    pairs = table[["predicted", "measured"]].dropna().to_numpy()
+    off = table["error"].abs().dropna()
     ends = np.array([pairs.min() / 1.4, pairs.max() * 1.4])
     axes.plot(ends, ends, **figures.DASHED, label="predicted = measured")
     axes.fill_between(ends, ends / 1.25, ends * 1.25, color="#dddddd", alpha=0.5, label="within a quarter")

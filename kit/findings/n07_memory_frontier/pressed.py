@@ -9,15 +9,23 @@ tokens, and mincore(2) says what stayed: pages that the process maps and has tou
 
 import gc
 import json
+import mmap
 import os
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+
+import kit
+from kit.costs.order import Decode
 from kit.costs.ways import BLOCKS, Measured
 from kit.errors import KitError
+from kit.gguf import pagecache
 
 GROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))  # v1, v2
 
@@ -49,8 +57,6 @@ def measure(path: Path, tokens: int, pinned: int = 0, limit: int = 0) -> Pressed
         told["limit"] = "a control group"
     if told["stayed"] > most:
         return Pressed(None, f"this system keeps {told['stayed']:.0%} of the file's pages, whatever it is asked")
-    import torch
-
     measured = Measured(BLOCKS, tuple(told["seconds"]), None, pinned, torch.tensor(told["logits"]))
     return Pressed(measured, "", told["limit"] or "pages dropped between tokens", told["stayed"])
 
@@ -74,14 +80,6 @@ def limited(nbytes: int) -> str:
 
 
 def _child(path: str, tokens: int, pinned: int, limit: int) -> dict:
-    import time
-
-    import numpy as np
-
-    import kit
-    from kit.costs.order import Decode
-    from kit.gguf import pagecache
-
     def token():
         with kit.open(path) as file:
             steps = Decode(kit.Weights(file), "fused")
@@ -110,29 +108,20 @@ def _child(path: str, tokens: int, pinned: int, limit: int) -> dict:
 
 
 def direct_gbps(path, most: int = 512 << 20, step: int = 8 << 20) -> float | None:
-    """GB/s of the disk itself: up to ``most`` bytes of a file past the page cache (O_DIRECT); None where that cannot be had.
+    """GB/s of the disk itself: up to ``most`` bytes of a file past the page cache (O_DIRECT).
 
-    Nor is there a speed of a file that is smaller than one step.
+    None where that cannot be had, and for a file smaller than one ``step``.
     """
-    import mmap
-    import time
-
+    done, start, count = 0, time.perf_counter(), step
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except (OSError, AttributeError):
-        return None
-    with mmap.mmap(-1, step) as room:
-        done, start = 0, time.perf_counter()
-        try:
-            while done < most and (count := os.preadv(handle, [room], done)):
+        direct = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        with os.fdopen(direct, "rb", buffering=0) as file, mmap.mmap(-1, step) as room:
+            while done < most and count == step:
+                count = file.readinto(room)
                 done += count
-                if count < step:
-                    break  # the end of the file
-        except OSError:
-            return None
-        finally:
-            os.close(handle)
-        return done / (time.perf_counter() - start) / 1e9 if done >= step else None
+    except (OSError, AttributeError):  # AttributeError: a system without O_DIRECT
+        return None
+    return done / (time.perf_counter() - start) / 1e9 if done >= step else None
 
 
 if __name__ == "__main__":

@@ -20,16 +20,19 @@ from kit.findings.n06_compressed_inference.passes import compressed_model
 from kit.findings.n07_memory_frontier import pressed, tiles
 from kit.findings.n09_your_model.tables import advice_table
 from kit.gguf import pagecache
+from kit.gguf.names import layer_of
 from kit.lab.machine import Machine, memory_available
-from kit.model.config import read_config
 from kit.synthetic.geometry import GEOMETRIES
 from kit.units import format_bytes
 
 SHARES = tuple(np.round(np.linspace(0.1, 0.9, 9), 3).tolist())  # of the working set
 POLICIES = ("LRU", "CyclicAware", "Pinned")
+LINES = (*((dtype, "dequantized") for dtype in DTYPES), *(("int8", linear) for linear in tiles.LINEARS))  # dtype, linear
 PRESSED = Way("NoCache", linear="pressed")
 HEADROOM = 64 << 20  # bytes that a process needs beside the blocks; a file of a few times that is not pressed by a limit
 PINNED_BLOCKS = "pinned blocks"  # so many bytes of the file held, the rest from the disk at every token
+FROM_DISK = (PRESSED.linear, PINNED_BLOCKS)  # measured in a process of its own, in which every token is the first
+TOLERANCES = {"f32": 1e-4, "f16": 2e-2, "bf16": 1e-1, "INT8 tiles": 2e-1, "int8 activations": 1e-1}
 
 
 def pinned_blocks(nbytes: int) -> Way:
@@ -57,6 +60,11 @@ class Subject:
     def blocks(self) -> int:
         """Bytes of the blocks that a token reads."""
         return sum(part.blocks for part in self.parts.values())
+
+    @property
+    def layers(self) -> int:
+        """Number of layers that a token uses."""
+        return len({layer for name in self.parts if (layer := layer_of(name)) >= 0})
 
 
 @dataclass(frozen=True)
@@ -92,8 +100,8 @@ def prepare(path: Path, machine: Machine, tokens: int) -> tuple[Subject, Costs]:
         return subject, Costs(measure_costs(file, order.names), tile_costs, disk, machine, cold, direct)
 
 
-def whole_model(subject: Subject, costs: Costs, layers: int) -> Subject | None:
-    """The reports' model, from which a file of ``layers`` layers was cut; None when it has tensors whose cost was not measured.
+def whole_model(subject: Subject, costs: Costs) -> Subject | None:
+    """The reports' model, from which the file was cut; None when it has tensors whose cost was not measured.
 
     What lies outside the weights grows with the layers, and its tiles take the same share of their INT8 bytes.
     """
@@ -109,18 +117,18 @@ def whole_model(subject: Subject, costs: Costs, layers: int) -> Subject | None:
         for name, part in parts.items()
         if len(part.kind.shape) == 2
     }
-    more = model.layers / layers
+    more = model.layers / subject.layers
     programs = {name: found._replace(rest=more * found.rest) for name, found in subject.order.programs.items()}
     order = Order([names] * 3, rest=more * subject.order.rest, programs=programs)
     return Subject(reported.MODEL, parts, order, packed, tiles.order_of(order, packed, model.tied))
 
 
-def asked(file: Subject, costs: Costs, memory: int, layers: int) -> tuple[Subject, int]:
+def asked(file: Subject, costs: Costs, memory: int) -> tuple[Subject, int]:
     """The model of the question and its memory: granite-3.3-8b and ``memory`` where the costs allow that.
 
     Else the file itself, with the share of its f32 weights that ``memory`` is of those of granite-3.3-8b.
     """
-    if model := whole_model(file, costs, layers):
+    if model := whole_model(file, costs):
         return model, memory
     return file, max(1, int(memory / reported.f32_bytes() * file.working_set("float32")))
 
@@ -130,25 +138,24 @@ def all_ways(subject: Subject, memory: int | None = None, shares=SHARES) -> list
 
     ``memory``: one more size for every cache, bytes.
     """
+
+    def sizes(whole: int) -> list[int]:
+        return [int(share * whole) for share in shares] + [memory] * (memory is not None)
+
     found = []
-    for dtype, linears in (*((dtype, ("dequantized",)) for dtype in DTYPES), ("int8", tiles.LINEARS)):
-        whole = subject.working_set(dtype)
-        policies = POLICIES if dtype != "int8" else ("Pinned",)
-        for linear in linears:
-            found.append(Way("NoCache", None, dtype, linear))
-            sizes = [int(share * whole) for share in shares] + [memory] * (memory is not None)
-            found += [Way(policy, size, dtype, linear) for policy in policies for size in sizes]
-            found.append(Way("HashMap", None, dtype, linear))
-    sizes = [int(share * subject.blocks) for share in shares] + [memory] * (memory is not None)
-    found += [pinned_blocks(size) for size in sizes if size < subject.blocks]
-    return [*found, BLOCKS, BLOCKS_INT8, PRESSED]
+    for dtype, linear in LINES:
+        policies, limits = POLICIES if linear == "dequantized" else ("Pinned",), sizes(subject.working_set(dtype))
+        limited = [Way(policy, limit, dtype, linear) for policy in policies for limit in limits]
+        found += [Way("NoCache", None, dtype, linear), *limited, Way("HashMap", None, dtype, linear)]
+    pinned = [pinned_blocks(size) for size in sizes(subject.blocks) if size < subject.blocks]
+    return [*found, *pinned, BLOCKS, BLOCKS_INT8, PRESSED]
 
 
 def predict(way: Way, subject: Subject, costs: Costs) -> Prediction:
     """One way, by what it uses."""
     if way.linear in tiles.LINEARS:
         return tiles.predict(way, subject.tile_parts, subject.tile_order, costs.tiles, costs.machine)
-    if way.linear in (PRESSED.linear, PINNED_BLOCKS):
+    if way.linear in FROM_DISK:
         stepped = replace(subject.order, programs={})  # each token is the first of a model of its own
         warm = ways.predict(BLOCKS, subject.parts, stepped, costs.plain, costs.machine)
         pinned = max(0, (way.capacity or 0) - warm.held)  # vectors are held beside the blocks
@@ -161,7 +168,7 @@ def predict(way: Way, subject: Subject, costs: Costs) -> Prediction:
 def chosen(subject: Subject) -> list[Way]:
     """The ways to measure: the ends of every line, its middle, and for pinned f32 the quarters."""
     found = [BLOCKS, BLOCKS_INT8, PRESSED, pinned_blocks(subject.blocks // 2)]
-    for dtype, linear in (*((dtype, "dequantized") for dtype in DTYPES), ("int8", tiles.PLAIN), ("int8", tiles.PREFETCHED)):
+    for dtype, linear in LINES:
         middle = int(0.5 * subject.working_set(dtype))
         found += [Way("NoCache", None, dtype, linear), Way("Pinned", middle, dtype, linear)]
         found += [Way("HashMap", None, dtype, linear)] * (linear != tiles.PREFETCHED)
@@ -173,7 +180,7 @@ def chosen(subject: Subject) -> list[Way]:
 def measure_all(path: Path, subject: Subject, predictions: list[Prediction], tokens: int) -> tuple[list[Measured], dict]:
     """The chosen ways, each for ``tokens`` tokens; and the way -> reason of those that cannot be measured here."""
     found, left_out = [], {}
-    for way in (prediction.way for prediction in predictions if prediction.way.linear in (PRESSED.linear, PINNED_BLOCKS)):
+    for way in (prediction.way for prediction in predictions if prediction.way.linear in FROM_DISK):
         # first: pages cannot be dropped while this process maps them
         limit = subject.blocks // 2 + HEADROOM if way == PRESSED and subject.blocks > 4 * HEADROOM else 0
         real = pressed.measure(path, tokens, way.capacity or 0, limit)
@@ -190,7 +197,7 @@ def measure_all(path: Path, subject: Subject, predictions: list[Prediction], tok
                 left_out[way] = f"needs {needs}, {free} are free"
             elif way.linear in tiles.LINEARS:
                 found.append(tiles.measure_tiles(way, packed, tokens))
-            elif way.linear not in (PRESSED.linear, PINNED_BLOCKS):
+            elif way.linear not in FROM_DISK:
                 found.append(ways.measure(way, file, subject.order, tokens))
     return found, left_out
 
@@ -202,15 +209,10 @@ def equality(path: Path, measured: list[Measured]) -> pd.DataFrame:
         first = Decode(kit.Weights(file), "fused").step()
     rows = {}
     for found in measured:
-        alone = found.way.linear in (PRESSED.linear, PINNED_BLOCKS)  # in a process of its own, every token is the first
-        right = first if alone else truth
-        off = relative_rms(found.result, right)
-        tolerance = TOLERANCES[found.way.linear if found.way.linear in TOLERANCES else found.way.dtype]
+        off = relative_rms(found.result, first if found.way.linear in FROM_DISK else truth)
+        tolerance = TOLERANCES[found.way.precision]
         rows[found.way.label] = (off, tolerance, off <= tolerance)
     return pd.DataFrame(rows, index=["rms / std", "tolerance", "equal"]).T.astype({"equal": bool})
-
-
-TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1, "int8": 2e-1, "fused-int8": 1e-1}
 
 
 def pareto(predictions: list[Prediction]) -> list[Prediction]:
@@ -227,9 +229,3 @@ def table(predictions: list[Prediction], measured: list[Measured] = ()) -> pd.Da
     ordered = sorted(predictions, key=lambda prediction: prediction.seconds)
     found = advice_table(ordered, {found.way: found for found in measured}).drop(columns="faster")
     return found.assign(together=found["held"] + found["file pages"])
-
-
-def layers_of(path: Path) -> int:
-    """Layers of the file at ``path``."""
-    with kit.open(path) as file:
-        return read_config(file).layers
