@@ -8,13 +8,12 @@ import numpy as np
 import pandas as pd
 
 import kit.codec
-from kit.claims import table as claims
 from kit.codec.container import CompressedFile
 from kit.codec.device import CompressedTransformer, TileWeights
 from kit.codec.streaming import Streamed
 from kit.findings.n06_compressed_inference.hits import reported_layers
 from kit.findings.n06_compressed_inference.passes import packed_bytes, plain_bytes
-from kit.findings.n06_compressed_inference.verdicts import faster
+from kit.findings.n06_compressed_inference.verdicts import COUNTS, faster, scale_of, scaled
 from kit.lab.device import Limits, time_on_device
 from kit.lab.machine import usable_cores
 from kit.units import format_bytes, format_seconds
@@ -80,22 +79,19 @@ def verdicts(lab, file: CompressedFile, seconds: list[float], passes: pd.DataFra
 
     Speeds are scaled to the tiles of the report's model, as on the CPU.
     """
-    tiles = sum(reported_layers().values())
-    scale = tiles / sum(len(matrix.tiles) for matrix in file.matrices.values())
-    token, five, cold = (claims.get(name) for name in ("token-time", "five-tokens", "cold-token"))
-    before, least = float(np.median(slow)) * tiles, scale * least_seconds(file, lab.gpu)
+    before, scale = float(np.median(slow)) * sum(reported_layers().values()), scale_of(file)
+    least, taken = scale * least_seconds(file, lab.gpu), scaled([seconds], scale)
     source = "compressed bytes read, INT8 written and read again, at the device's measured bandwidth"
-    after = [scale * second for second in seconds[1:]]
-    total = scale * float(sum(seconds)) * 5 / len(seconds)
-    for claim, quantity, count, taken in (
-        (token, "a token on the device: as reported over tiles unpacked at every token, scaled by tiles", 1, after),
-        (five, "five tokens on the device, the first one cold: as reported over tiles unpacked at every token", 5, [total]),
-    ):  # fmt: skip
-        text = f"{format_seconds(count * before)} -> {format_seconds(float(np.median(taken)))} on {lab.gpu.name}, no cache"
-        lab.record(faster(claim, quantity, count, before, taken, (least, source), text), device=lab.device)
+    for name, quantity in (
+        ("token-time", "a token on the device: as reported over tiles unpacked at every token, scaled by tiles"),
+        ("five-tokens", "five tokens on the device, the first one cold: as reported over tiles unpacked at every token"),
+    ):
+        after = format_seconds(float(np.median(taken[name])))
+        text = f"{format_seconds(COUNTS[name] * before)} -> {after} on {lab.gpu.name}, no cache"
+        lab.record(faster(name, quantity, before, taken[name], (least, source), text), device=lab.device)
     lab.record(
-        cold.id, quantity="first token on the device, all tiles unpacked, scaled by tiles", unit="s",
-        samples=[scale * seconds[0]], lower=least, lower_source=source, device=lab.device,
+        "cold-token", quantity="first token on the device, all tiles unpacked, scaled by tiles", unit="s",
+        samples=taken["cold-token"], lower=least, lower_source=source, device=lab.device,
     )  # fmt: skip
     gain = passes.loc["plain INT8", "pass, s"] / passes.loc["tiles", "pass, s"]
     plain, packed = plain_bytes(file), packed_bytes(file)

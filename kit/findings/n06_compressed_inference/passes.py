@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,7 +85,7 @@ STRATEGIES = {
 @dataclass(frozen=True)
 class Outcome:
     """One strategy, run. ``decodes`` and ``read_bytes``: matrices unpacked and compressed bytes read for it at each token, the
-    prompt first; a prefetch counts where it ran. ``outer_hits``: as the cache itself reports them."""
+    prompt first; a prefetch counts where it ran."""
 
     strategy: str
     label: str
@@ -93,7 +93,6 @@ class Outcome:
     tokens: tuple[int, ...]
     decodes: tuple[int, ...]
     read_bytes: tuple[int, ...]
-    outer_hits: int
     held_bytes: int
     weights: CompressedWeights
 
@@ -121,11 +120,9 @@ def run(
     weights = CompressedWeights(file, how.cache(caches), how.decoder, by=how.by, progress=progress)
     model = kit.Transformer(weights, linear=weights.linear)
     kv, step, chosen, seconds = model.new_cache(len(prompt) + tokens), prompt, [], []
-    with ExitStack() as stack:
-        if how.prefetch:
-            layers = [weights.layers[name] for name in model.config.order_of_use(weights.layers)]
-            plan = [(layer.name, layer.size, layer.load) for layer in layers]
-            stack.enter_context(Prefetcher(weights.store, plan))
+    layers = [weights.layers[name] for name in model.config.order_of_use(weights.layers)]
+    plan = [(layer.name, layer.size, layer.load) for layer in layers]
+    with Prefetcher(weights.store, plan) if how.prefetch else nullcontext():
         for _ in range(tokens):
             start = time.perf_counter()
             logits = model.step(step, kv)
@@ -137,8 +134,7 @@ def run(
     decodes = decodes.reindex(range(tokens), fill_value=0)
     held = _held(weights, how, decodes["size"].iloc[-1])
     label = how.label.format(entries=caches.entries, inner=caches.inner)
-    counts = tuple(decodes["size"]), tuple(decodes["sum"]), weights.store.stats.hits
-    return Outcome(strategy, label, tuple(seconds), tuple(chosen), *counts, held, weights)
+    return Outcome(strategy, label, tuple(seconds), tuple(chosen), tuple(decodes["size"]), tuple(decodes["sum"]), held, weights)
 
 
 def run_all(file: CompressedFile, prompt: list[int], tokens: int, progress=None) -> dict[str, Outcome]:
@@ -196,13 +192,10 @@ def same_tokens(outcomes: dict[str, Outcome]) -> pd.DataFrame:
 def hits_by_layer(outcome: Outcome) -> pd.DataFrame:
     """Hits of one run by layer, in matrices and in tiles, and what was unpacked."""
     spans, passes = outcome.weights.trace.frame(), len(outcome.tokens)
-    tiles = {name: layer.tiles for name, layer in outcome.weights.layers.items()}
-    rows = pd.DataFrame([(layer_of(name), count) for name, count in tiles.items()], columns=["layer", "tiles"])
-    frame = rows.groupby("layer").agg(matrices=("tiles", "size"), tiles=("tiles", "sum"))
-    decoded = spans[spans["what"] == "unpack"]
-    by_layer = decoded.assign(tiles=decoded["tensor"].map(tiles)).groupby("layer")["tiles"]
-    frame["unpacked"] = by_layer.size().reindex(frame.index, fill_value=0)
-    frame["tiles unpacked"] = by_layer.sum().reindex(frame.index, fill_value=0)
+    tiles = pd.Series({name: layer.tiles for name, layer in outcome.weights.layers.items()})
+    unpacked = spans.loc[spans["what"] == "unpack", "tensor"].value_counts().reindex(tiles.index, fill_value=0)
+    counts = {"matrices": 1, "tiles": tiles, "unpacked": unpacked, "tiles unpacked": unpacked * tiles}
+    frame = pd.DataFrame(counts).groupby(layer_of).sum().rename_axis("layer")
     frame["hits"] = passes * frame["matrices"] - frame["unpacked"]
     frame["tiles hit"] = passes * frame["tiles"] - frame["tiles unpacked"]
     return frame.rename(index={-1: "output"})

@@ -15,6 +15,7 @@ from kit.findings.n06_compressed_inference.passes import LAZY, Outcome
 from kit.units import format_seconds
 
 REPORTED = 0.295  # seconds a tile, report 004
+COUNTS = {"token-time": 1, "five-tokens": 5}  # claimed speed-up -> tokens
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,31 @@ def slow_layer(file: CompressedFile, samples: int = 2, largest: bool = False) ->
     return SlowLayer(name, len(layer), seconds, alone)
 
 
+def scale_of(file: CompressedFile) -> float:
+    """Tiles of the report's model over those of a file."""
+    return sum(reported_layers().values()) / sum(len(matrix.tiles) for matrix in file.matrices.values())
+
+
+def scaled(starts, scale: float) -> dict[str, list[float]]:
+    """Claim -> ``scale`` times the seconds of a token after the first, of five tokens with the first, and of the first alone.
+
+    ``starts``: seconds of each token, from the start as often as there are.
+    """
+    return {
+        "token-time": [scale * seconds for start in starts for seconds in start[1:]],
+        "five-tokens": [scale * sum(start) * 5 / len(start) for start in starts],
+        "cold-token": [scale * start[0] for start in starts],
+    }
+
+
 def verdicts(lab, outcomes: dict[str, Outcome], curve, slow: list[float], layer: SlowLayer, starts) -> None:
     """Write the verdicts of double-cache, hit-rate-85, token-time, five-tokens, cold-token and layer-50s.
 
-    ``slow``: seconds for one tile as reported; ``layer``: for a real layer; ``starts``: seconds of each token without a cache,
-    from the start as often as there are.
+    ``slow``: seconds for one tile as reported; ``layer``: for a real layer; ``starts``: see ``scaled``, without a cache.
     """
     _caches(lab, outcomes, curve)
-    tiles = reported_layers()
-    fast = outcomes[LAZY].weights
-    scale = sum(tiles.values()) / sum(one.tiles for one in fast.layers.values())
-    _times(lab, scale, fast.compressed_bytes, sum(tiles.values()), slow, layer, starts)
-    _layers(lab, tiles, slow)
+    _times(lab, outcomes[LAZY].weights, slow, layer, starts)
+    _layers(lab, slow)
 
 
 def _caches(lab, outcomes, curve):
@@ -72,7 +86,7 @@ def _caches(lab, outcomes, curve):
         f"{fixed.decodes[-1]}: two caches are not the cause. An inner one without limit unpacks {unlimited.decodes[-1]}",
     )  # fmt: skip
     lab.record("double-cache", quantity="hits that the outer cache reports behind an inner one without limit", unit="hits",
-               samples=[unlimited.outer_hits], how="counted")  # fmt: skip
+               samples=[unlimited.weights.store.stats.hits], how="counted")  # fmt: skip
     bound, needed = ENTRIES / LAYERS, (curve >= 0.85).idxmax()
     lab.judge(
         "hit-rate-85", "hit rate after the first token, LRU of 20 entries for 155 layers, in ratio", "%",
@@ -83,54 +97,49 @@ def _caches(lab, outcomes, curve):
     )  # fmt: skip
 
 
-def _times(lab, scale, compressed, tiles, slow, layer, starts):
-    token, five, cold = (claims.get(name) for name in ("token-time", "five-tokens", "cold-token"))
-    tile = float(np.median(slow))
-    before = tile * tiles
-    least = lab.machine.seconds_to_read(scale * compressed), "compressed bytes at this machine's read bandwidth"
+def _times(lab, weights, slow, layer, starts):
+    tiles, scale = sum(reported_layers().values()), scale_of(weights.file)
+    before, taken = tiles * float(np.median(slow)), scaled(starts, scale)
+    least = lab.machine.seconds_to_read(scale * weights.compressed_bytes), "compressed bytes at this machine's read bandwidth"
     lab.record(
-        token.id, quantity=f"{layer.name} as reported, interpreted, over its {layer.tiles} tiles times one", unit="x",
+        "token-time", quantity=f"{layer.name} as reported, interpreted, over its {layer.tiles} tiles times one", unit="x",
         samples=layer.scaling, reason="1: the slow end may be scaled by tiles",
     )  # fmt: skip
-    warm = [scale * seconds for start in starts for seconds in start[1:]]
-    totals = [scale * sum(start) * 5 / len(start) for start in starts]
-    first = [scale * start[0] for start in starts]
-    for claim, count, after, quantity in (
-        (token, 1, warm, "a token"), (five, 5, totals, "five tokens, the first one cold"),
-    ):  # fmt: skip
-        typical = float(np.median(after))
-        lab.record(claim.id, quantity=f"{quantity}, as reported, scaled by tiles", unit="s",
+    for name, quantity in (("token-time", "a token"), ("five-tokens", "five tokens, the first one cold")):
+        count, after = COUNTS[name], taken[name]
+        lab.record(name, quantity=f"{quantity}, as reported, scaled by tiles", unit="s",
                    samples=[count * seconds * tiles for seconds in slow])  # fmt: skip
-        lab.record(claim.id, quantity=f"{quantity}, simd without a cache, scaled by tiles", unit="s", samples=after,
+        lab.record(name, quantity=f"{quantity}, simd without a cache, scaled by tiles", unit="s", samples=after,
                    lower=count * least[0], lower_source=least[1])  # fmt: skip
         lab.record(faster(
-            claim, f"{quantity}: as reported over simd without a cache", count, before, after, least,
-            f"{format_seconds(count * before)} -> {format_seconds(typical)}; at 295 ms a tile a pass is "
-            f"{REPORTED * tiles / 60:.1f} min, 96 min are {token.before / tiles * 1e3:.0f} ms a tile, and 35 s for five "
-            "tokens would need both 1.4 ms a tile and 85% hits",
+            name, f"{quantity}: as reported over simd without a cache", before, after, least,
+            f"{format_seconds(count * before)} -> {format_seconds(float(np.median(after)))}; at 295 ms a tile a pass is "
+            f"{REPORTED * tiles / 60:.1f} min, 96 min are {claims.get('token-time').before / tiles * 1e3:.0f} ms a tile, and "
+            "35 s for five tokens would need both 1.4 ms a tile and 85% hits",
         ))  # fmt: skip
-    arithmetic = 0.005 * tiles
+    arithmetic, first = 0.005 * tiles, float(np.median(taken["cold-token"]))
     lab.judge(
-        cold.id, "a pass that unpacks all tiles at 5 ms", "s", accept=(8, 10), how="computed",
+        "cold-token", "a pass that unpacks all tiles at 5 ms", "s", accept=(8, 10), how="computed",
         at_least=(arithmetic, f"{tiles:,} tiles at 5 ms"), tolerance="as reported",
         text=f"{tiles:,} tiles at 5 ms are {arithmetic:.1f} s; measured here, all unpacked, the first token takes "
-        f"{format_seconds(float(np.median(first)))}, {1e6 * np.median(first) / tiles:.0f} us a tile with all else in it",
+        f"{format_seconds(first)}, {1e6 * first / tiles:.0f} us a tile with all else in it",
     )  # fmt: skip
-    lab.record(cold.id, quantity="first token, every tile unpacked by simd, scaled by tiles", unit="s", samples=first,
-               lower=least[0], lower_source=least[1])  # fmt: skip
+    lab.record("cold-token", quantity="first token, every tile unpacked by simd, scaled by tiles", unit="s",
+               samples=taken["cold-token"], lower=least[0], lower_source=least[1])  # fmt: skip
 
 
-def faster(claim, quantity: str, count: int, before: float, after: list[float], least: tuple[float, str], text: str) -> Record:
-    """The verdict on a claimed speed-up of ``count`` tokens: ``before`` seconds a token as reported, ``after`` measured."""
+def faster(name: str, quantity: str, before: float, after: list[float], least: tuple[float, str], text: str) -> Record:
+    """The verdict on a claim of COUNTS: ``before`` seconds a token as reported, ``after`` measured; ``least``: of a token."""
+    claim, count = claims.get(name), COUNTS[name]
     return judge(
-        claim.id, quantity, "x", [count * before / seconds for seconds in after], accept=(claim.before / claim.after, None),
+        name, quantity, "x", [count * before / seconds for seconds in after], accept=(claim.before / claim.after, None),
         at_most=(before / least[0], least[1]), in_ratio=True, cure="a faster decoder, no cache at all",
         tolerance="the reported factor or more", text=text,
     )  # fmt: skip
 
 
-def _layers(lab, tiles, slow):
-    claim, counts = claims.get("layer-50s"), list(tiles.values())
+def _layers(lab, slow):
+    claim, counts = claims.get("layer-50s"), list(reported_layers().values())
     mean = REPORTED * sum(counts) / len(counts)
     lab.judge(
         claim.id, "seconds a layer at the reported 295 ms a tile, mean of all 155", "s", [mean], how="computed",
@@ -144,13 +153,12 @@ def _layers(lab, tiles, slow):
 
 def answer(outcomes: dict[str, Outcome], slow: list[float], starts) -> str:
     """The notebook's answer, filled from the run."""
-    tiles = sum(reported_layers().values())
-    scale = tiles / sum(one.tiles for one in outcomes[LAZY].weights.layers.values())
-    total = scale * float(np.median([sum(start) * 5 / len(start) for start in starts]))
+    tiles, file = sum(reported_layers().values()), outcomes[LAZY].weights.file
+    five = float(np.median(scaled(starts, scale_of(file))["five-tokens"]))
     hits = [f"{np.mean(outcomes[name].hit_rates):.0%}" for name in ("double", "fixed")]
     return (
         f"Neither the two caches nor the one that is left hit anything on a cyclic scan ({' and '.join(hits)}), and 20 entries "
         f"for 155 layers can hit {ENTRIES / LAYERS:.1%} at most, not 85%. Five tokens go from "
-        f"{format_seconds(5 * float(np.median(slow)) * tiles)} to {format_seconds(total)} by a faster decoder alone; plain "
+        f"{format_seconds(5 * float(np.median(slow)) * tiles)} to {format_seconds(five)} by a faster decoder alone; plain "
         "INT8 that fits in memory is faster still, and tiles pay only over a slow link."
     )

@@ -100,37 +100,29 @@ def prepare(path: Path, machine: Machine, tokens: int) -> tuple[Subject, Costs]:
         return subject, Costs(measure_costs(file, order.names), tile_costs, disk, machine, cold, direct)
 
 
-def whole_model(subject: Subject, costs: Costs) -> Subject | None:
-    """The reports' model, from which the file was cut; None when it has tensors whose cost was not measured.
+def asked(file: Subject, costs: Costs, memory: int) -> tuple[Subject, int]:
+    """The model of the question and its memory: granite-3.3-8b, from which the file was cut, and ``memory``.
 
-    What lies outside the weights grows with the layers, and its tiles take the same share of their INT8 bytes.
+    What lies outside its weights grows with the layers, and its tiles take the same share of their INT8 bytes. Where it has
+    tensors whose cost was not measured: the file itself, with the share of its f32 weights that ``memory`` is of those of
+    granite-3.3-8b.
     """
     model = GEOMETRIES[reported.MODEL]
     specs = {spec.name: spec for spec in model.tensors()}
     names = [name for name, _ in decode_order(model)]
     parts = {name: Part(Kind(specs[name].qtype, specs[name].shape), specs[name].nbytes) for name in names}
     if not {part.kind for part in parts.values()} <= set(costs.plain):
-        return None
-    share = sum(part.blocks for part in subject.tile_parts.values()) / subject.working_set("int8")
+        return file, max(1, int(memory / reported.f32_bytes() * file.working_set("float32")))
+    share = sum(part.blocks for part in file.tile_parts.values()) / file.working_set("int8")
     packed = {
         name: Part(Kind("I8", part.kind.shape), int(share * part.elements))
         for name, part in parts.items()
         if len(part.kind.shape) == 2
     }
-    more = model.layers / subject.layers
-    programs = {name: found._replace(rest=more * found.rest) for name, found in subject.order.programs.items()}
-    order = Order([names] * 3, rest=more * subject.order.rest, programs=programs)
-    return Subject(reported.MODEL, parts, order, packed, tiles.order_of(order, packed, model.tied))
-
-
-def asked(file: Subject, costs: Costs, memory: int) -> tuple[Subject, int]:
-    """The model of the question and its memory: granite-3.3-8b and ``memory`` where the costs allow that.
-
-    Else the file itself, with the share of its f32 weights that ``memory`` is of those of granite-3.3-8b.
-    """
-    if model := whole_model(file, costs):
-        return model, memory
-    return file, max(1, int(memory / reported.f32_bytes() * file.working_set("float32")))
+    more = model.layers / file.layers
+    programs = {name: found._replace(rest=more * found.rest) for name, found in file.order.programs.items()}
+    order = Order([names] * 3, rest=more * file.order.rest, programs=programs)
+    return Subject(reported.MODEL, parts, order, packed, tiles.order_of(order, packed, model.tied)), memory
 
 
 def all_ways(subject: Subject, memory: int | None = None, shares=SHARES) -> list[Way]:

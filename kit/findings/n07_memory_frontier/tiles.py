@@ -1,18 +1,20 @@
 """Compressed tiles on the frontier: what unpacking and multiplying cost, a token predicted, and measured."""
 
 import functools
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 
-import kit.codec.weights
+import kit
 from kit.cache.prefetch import Prefetcher
 from kit.codec.weights import CompressedWeights
 from kit.costs import ways
 from kit.costs.measured import Cost, Kind
 from kit.costs.order import Decode, Order
 from kit.costs.ways import Measured, Part, Prediction, Way, run
+from kit.gguf.names import layer_of
 from kit.lab import measure
 
 PLAIN, PREFETCHED = "tiles", "tiles, prefetched"
@@ -58,19 +60,15 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
 
 def layer_bytes(parts: dict[str, Part]) -> int:
     """Unpacked bytes of the largest layer, what lies outside all layers counted as one."""
-    totals: dict[int, int] = {}
+    totals = Counter()
     for name, part in parts.items():
-        layer = kit.gguf.reader.layer_of(name)
-        totals[layer] = totals.get(layer, 0) + part.elements
+        totals[layer_of(name)] += part.elements
     return max(totals.values())
 
 
 def measure_tiles(way: Way, file, tokens: int) -> Measured:
     """Decode ``tokens`` tokens from a CompressedFile the way given, after one that is not counted."""
     weights = CompressedWeights(file, way.cache())
-    ahead = nullcontext()
-    if way.linear == PREFETCHED:
-        plan = [(name, layer.size, layer.load) for name, layer in weights.layers.items()]
-        ahead = Prefetcher(weights.store, plan)
-    with ahead:
+    plan = [(name, layer.size, layer.load) for name, layer in weights.layers.items()]
+    with Prefetcher(weights.store, plan) if way.linear == PREFETCHED else nullcontext():
         return run(way, weights, Decode(weights, weights.linear, tokens + 1), tokens)
