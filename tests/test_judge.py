@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.claims.judge import judge, times
+from kit.claims.judge import judge, spread_of, times
 from kit.claims.table import VERDICTS
 from kit.errors import ReportError
-from kit.lab.measure import interval_of
+from kit.lab.measure import DRIFT, interval_of
 
 finite = st.floats(0.01, 1e6)
 
@@ -54,6 +54,22 @@ def test_noise_between_runs_is_allowed_for():
     assert judged(tight, (1.0, None)).verdict == "undecided here"  # 5 % above: another run may say otherwise
     assert judged(tight, (1.0, None), how="counted").verdict == "reproduced"
     assert "1.00 s" in judged(tight, (1.0, None)).reason and "6 samples" in judged(tight, (1.0, None)).reason
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=9))
+def test_the_spread_of_a_measurement_is_wider_than_its_interval_by_the_drift_on_both_sides(samples):
+    low, high = interval_of(samples)
+    found = spread_of(samples, "measured")
+    assert [abs(end) for end in found] == pytest.approx(
+        [abs(low) * (1 / DRIFT if low > 0 else DRIFT), abs(high) * (DRIFT if high > 0 else 1 / DRIFT)]
+    )
+    assert found[0] <= low <= high <= found[1]
+    assert spread_of(samples[:1], "measured") is None and spread_of(samples, "counted") == (min(samples), max(samples))
+
+
+def test_a_record_holds_its_median_and_its_spread():
+    record = judged([3.0, 1.0, 2.5, 2.0], (1.0, None))
+    assert record.median == 2.25 and record.interval == list(spread_of([3.0, 1.0, 2.5, 2.0], "measured"))
 
 
 def test_one_sample_decides_nothing_unless_a_bound_does():

@@ -1,5 +1,7 @@
 """The timing protocol on a clock of its own: order, rounds, states kept apart, when it stops."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -107,3 +109,21 @@ def test_bootstrap_interval_holds_the_median():
     values = np.random.default_rng(1).normal(5, 1, 200)
     low, high = measure.bootstrap_median(values)
     assert low < np.median(values) < high < low + 0.6
+
+
+def student_cdf(t, freedom):
+    """P(T <= t) from Student's density, by the trapezoid rule."""
+    places = np.linspace(0, t, 200_001)
+    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
+    return 0.5 + np.trapezoid(scale * (1 + places**2 / freedom) ** (-(freedom + 1) / 2), places)
+
+
+@pytest.mark.parametrize("count", range(2, 6))
+@pytest.mark.parametrize(("first", "positive"), [(0.5, True), (0.0, False), (-3.0, False)])
+def test_few_samples_have_students_interval_of_logarithms_if_all_are_positive(count, first, positive):
+    values = np.array([first, 1.0, 2.5, 4.0, 4.5])[:count]
+    low, high = measure.interval_of(values)
+    scaled, ends = (np.log(values), np.log([low, high])) if positive else (values, np.array([low, high]))
+    error = scaled.std(ddof=1) / math.sqrt(count)
+    assert ends.mean() == pytest.approx(scaled.mean())
+    assert student_cdf((ends[1] - ends[0]) / 2 / error, count - 1) == pytest.approx(0.975, abs=2e-5)
