@@ -14,7 +14,9 @@ from kit.claims import table as claims
 from kit.errors import ModelError
 from kit.findings import reported
 from kit.findings.live import relative_rms
-from kit.findings.n04_attention.figures import tokens_roofline
+from kit.findings.n04_attention.figures import under_a_roof
+from kit.findings.n04_attention.variants import attention_flops, elements_read
+from kit.lab import figures
 from kit.lab.device import Limits
 from kit.lab.machine import memory_available
 from kit.model.config import Config, read_config
@@ -28,32 +30,22 @@ CONTEXTS = (1, 512, 4096, 32768, 131071)
 _SHARE = 0.8  # of the free memory that a KV cache may take; masks and activations need some, too
 
 
-def read_by_a_token(tensors: Mapping, experts: float = 1.0) -> tuple[int, int]:
-    """(bytes of blocks, weights) that one token reads of name -> TensorInfo.
-
-    An embedding counts where it is the output projection, too; of stacks of experts the share ``experts``.
-    """
-    untied = "output.weight" in tensors
-    read = [
-        (t.nbytes * share, t.elements * share)
-        for name, t in tensors.items()
-        if not (untied and name == "token_embd.weight") and (share := experts if len(t.shape) == 3 else 1.0)
-    ]
-    return tuple(int(sum(column)) for column in zip(*read, strict=True))
-
-
 def blocks_read(file) -> int:
     """Bytes of blocks that one token of an open file reads."""
-    return read_by_a_token(file.tensors, _experts_share(read_config(file)))[0]
+    return _read_by_a_token(file.tensors, read_config(file))
 
 
 def whole_blocks(geometry: str) -> int:
     """The same of a model by its name, Q4_K_M."""
-    return read_by_a_token({tensor.name: tensor for tensor in GEOMETRIES[geometry].tensors("Q4_K_M")})[0]
+    model = GEOMETRIES[geometry]
+    return _read_by_a_token({tensor.name: tensor for tensor in model.tensors("Q4_K_M")}, model.config())
 
 
-def _experts_share(config: Config) -> float:
-    return config.experts_used / config.experts if config.experts else 1.0
+def _read_by_a_token(tensors: Mapping, config: Config) -> int:
+    """An embedding counts where it is the output projection, too; stacks of experts by the share of them that is used."""
+    read = [t for name, t in tensors.items() if name != "token_embd.weight" or "output.weight" not in tensors]
+    share = config.experts_used / config.experts if config.experts else 1.0
+    return int(sum(t.nbytes * (share if len(t.shape) == 3 else 1) for t in read))
 
 
 def kv_bytes(config: Config, context: int, kv: str) -> int:
@@ -93,10 +85,9 @@ def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> pd.
     With a GPU each token is a replayed CUDA graph, captured before the first that counts.
     """
     config, weights = read_config(file), DeviceWeights(file)
-    blocks, elements = read_by_a_token(file.tensors, _experts_share(config))
-    rows = []
+    blocks, elements, rows = blocks_read(file), elements_read(config, config.layers), []
     for context, kv in product((n for n in contexts if n < config.context), kinds):
-        flops = 2 * elements + 4 * config.layers * config.heads * config.head_dim * context
+        flops = 2 * elements + config.layers * attention_flops(config, context)
         need, have = kv_bytes(config, context + 1, kv), _SHARE * free_bytes()
         missing = f"{format_bytes(need)} of keys and values, {format_bytes(have)} to have" if need > have else ""
         taken = [] if missing else _tokens(weights, context, kv, samples)
@@ -131,10 +122,19 @@ def table(points: pd.DataFrame, gpu: Limits) -> pd.DataFrame:
 
 
 def roofline(points: pd.DataFrame, gpu: Limits):
-    """GFLOP/s over FLOPs a byte of every token; the device's measured bandwidth and f32 peak are the roof."""
-    measured = points.dropna().set_index(["KV cache", "context"])
-    places = {"intensity": measured["flops"] / measured["bytes"], "gflops": measured["flops"] / measured["seconds"] / 1e9}
-    return tokens_roofline(pd.DataFrame(places), gpu)
+    """GFLOP/s over FLOPs a byte of every token, a color a KV type, a marker a context; the device's measured bandwidth and
+    f32 peak are the roof."""
+    measured = points.dropna()
+    intensity, gflops = measured["flops"] / measured["bytes"], measured["flops"] / measured["seconds"] / 1e9
+    figure, axes = under_a_roof(measured.assign(intensity=intensity, gflops=gflops), gpu)
+    kinds, contexts = list(measured["KV cache"].unique()), list(measured["context"].unique())
+    for row, (kind, context) in measured[["KV cache", "context"]].iterrows():
+        color, marker = figures.PALETTE[kinds.index(kind)], "osv^D"[contexts.index(context) % 5]
+        label = f"{kind} keys and values, context {context:,}"
+        axes.plot(intensity[row], gflops[row], marker, color=color, markersize=8, label=label)
+    axes.set_title(f"A decoded token on {gpu.name} is bound by memory")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
+    return figure
 
 
 def judge(lab, file, points: pd.DataFrame, stands_for: str) -> None:

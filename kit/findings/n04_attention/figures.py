@@ -87,7 +87,7 @@ def kv_speeds(table: pd.DataFrame):
 
 def roofline(table: pd.DataFrame, machine):
     """GFLOP/s over FLOPs a byte: read bandwidth and peak arithmetic are the roof."""
-    figure, axes = _under_a_roof(table, machine)
+    figure, axes = under_a_roof(table, machine)
     for point, row in table.iterrows():
         kind, variant = point.split()[0], point.split()[1].rstrip(",")
         marker = "o" if kind == "attention" else "s"
@@ -97,20 +97,8 @@ def roofline(table: pd.DataFrame, machine):
     return figure
 
 
-def tokens_roofline(table: pd.DataFrame, device):
-    """The same for decoded tokens (index: KV cache type, context) on ``device``: a color a type, a marker a context."""
-    figure, axes = _under_a_roof(table, device)
-    kinds, contexts = (list(dict.fromkeys(table.index.get_level_values(level))) for level in (0, 1))
-    for (kind, context), row in table.iterrows():
-        color, marker = figures.PALETTE[kinds.index(kind)], "osv^D"[contexts.index(context) % 5]
-        label = f"{kind} keys and values, context {context:,}"
-        axes.plot(row["intensity"], row["gflops"], marker, color=color, markersize=8, label=label)
-    axes.set_title(f"A decoded token on {device.name} is bound by memory")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
-    return figure
-
-
-def _under_a_roof(table, machine):
+def under_a_roof(table: pd.DataFrame, machine):
+    """(figure, axes) of a roofline that is wide enough for the column "intensity"."""
     figure, axes = figures.roof(machine, table["intensity"].min() / 2, table["intensity"].max() * 2, height=4.8)
     axes.set(xlabel="FLOPs a byte read", ylabel="GFLOP/s")
     return figure, axes

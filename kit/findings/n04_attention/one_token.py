@@ -62,23 +62,13 @@ def true_layers(lab, file) -> int:
     return GEOMETRIES[lab.profile.models["granite-3.3-8b"][0]].layers
 
 
-def fill(model: kit.Transformer, cache, positions: int, seed: int = 0) -> None:
-    """Put ``positions`` random keys and values into an empty cache: a context that nobody had to compute."""
-    config = model.config
-    shape = (positions, config.kv_heads, config.head_dim)
-    random = torch.Generator().manual_seed(seed)
-    k, v = torch.randn(shape, generator=random), torch.randn(shape, generator=random)
-    for layer in range(config.layers):
-        cache.append(layer, k, v)
-    cache.advance(positions)
-
-
 def one_token(model: kit.Transformer, context: int, scale: float = 1.0, samples: int = 1) -> pd.DataFrame:
     """Seconds of one token by part (see PARTS), a row a sample, after a random context. ``scale``: see parts."""
-    cache = model.new_cache(context + 1)
-    if context:
-        fill(model, cache, context)
-    rows = []
+    config, cache, rows = model.config, model.new_cache(context + 1), []
+    k, v = torch.randn(2, context, config.kv_heads, config.head_dim, generator=torch.Generator().manual_seed(0))
+    for layer in range(config.layers):
+        cache.write(layer, k, v)
+    cache.advance(context)
     for _ in range(samples):
         model.trace.clear()
         cache.truncate(context)
