@@ -58,13 +58,14 @@ def first_token(path, folder):
 def caches(path, folder):
     """(differences from the CPU, live beside replayed, table, records)."""
     import kit
+    from kit.findings import live
     from kit.findings.n03_cache_variants import device as caches
 
     lab = session(folder, "03_cache_variants")
     with kit.open(path) as file:
         runs = caches.every_policy(file, 0.4, 2, ("LRU", "MRU", "Pinned"))
         caches.record(lab, runs, file, 0.4)
-        tables = (caches.same_as_the_cpu(runs, file, 2), caches.replay_agrees(runs, file, 0.4))
+        tables = (caches.same_as_the_cpu(runs, file, 2), live.replay_agrees(runs, caches.capacity(file, 0.4)))
         return *tables, caches.table(runs, file, lab.gpu), recorded(lab)
 
 

@@ -100,7 +100,7 @@ def test_every_policy_live_gives_the_same_answer_and_its_replay_the_same_counts(
     _, order, runs = live
     assert {run.label for run in runs} == {*POLICIES, "NoCache", "HashMap"}
     assert cache_live.same_logits(runs)
-    agreement = variants.replay_agrees(runs, order, 0.5)
+    agreement = cache_live.replay_agrees(runs, order.share(0.5))
     assert agreement["all counts agree"].all()
     points = variants.points(runs, order, 0.5)
     assert np.allclose(points["live"], points["replayed"]) and set(points.index) == set(POLICIES)

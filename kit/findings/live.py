@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 
 import kit
+from kit.cache import POLICIES
 from kit.cache.bounds import knapsack
 from kit.cache.policies.base import Policy
 from kit.cache.prefetch import Prefetcher
@@ -72,9 +73,15 @@ def decode(
     inside = prepare(weights) if prepare else None
     trace.clear()
     with inside or nullcontext():
-        for number in range(passes):
-            logits = model.step([1 + number % 3] * prompt, context)
+        logits = steps(model, context, passes, prompt)
     return lived(label or repr(cache), weights, logits)
+
+
+def steps(model, context, passes: int, prompt: int = 1) -> torch.Tensor:
+    """The last logits of so many passes with fixed inputs; ``context``: the model's KV cache."""
+    for number in range(passes):
+        logits = model.step([1 + number % 3] * prompt, context)
+    return logits
 
 
 def lived(label: str, weights, logits: torch.Tensor) -> Live:
@@ -118,6 +125,27 @@ def relative_rms(ours: torch.Tensor, right: torch.Tensor) -> float:
 def same_logits(runs: list[Live]) -> bool:
     """Whether all runs end with the same logits, bit for bit: what is cached must not change the answer."""
     return all(torch.equal(run.logits, runs[0].logits) for run in runs)
+
+
+def policies(capacity: int) -> dict[str, Policy]:
+    """Every policy by its name, fresh: of this capacity, and those that need none."""
+    bounded = {name: make(capacity) for name, make in POLICIES.items()}
+    return {"NoCache": kit.NoCache(), **bounded, "HashMap": kit.HashMap()}
+
+
+def replay_agrees(runs: list[Live], capacity: int) -> pd.DataFrame:
+    """Live counts beside those of a replay of the very accesses, in the policy that a run is labeled with: the same numbers.
+
+    What a prefetch brought counts as such live and as a miss in the replay; it may load what is not asked for any more.
+    """
+    rows, fresh = [], policies(capacity)
+    for run in (run for run in runs if run.label in fresh):
+        live, replayed = run.stats, kit.replay(run.accesses, fresh[run.label])
+        counts = live.counts | {"misses": live.misses + live.prefetched, "prefetched": 0}
+        counts |= {"bytes_loaded": replayed.bytes_loaded} if live.prefetched else {}
+        agree = counts == replayed.counts
+        rows.append((run.label, live.hits, replayed.hits, live.prefetched, live.evictions, replayed.evictions, agree))
+    return tables.frame(rows, "policy", "hits", "replayed", "prefetched", "evictions", "evictions replayed", "all counts agree")
 
 
 RATES = dict.fromkeys(["of the bound", "hit rate", "byte hit rate"], "{:.1%}")  # how a page writes columns of ``table``

@@ -5,8 +5,8 @@ import pandas as pd
 import kit
 from kit.cache import POLICIES
 from kit.cache.policies.base import Policy
-from kit.cache.traces import requests
-from kit.findings.live import Live, lived, relative_rms
+from kit.findings import live
+from kit.findings.live import Live, relative_rms
 from kit.findings.n04_attention.device import blocks_read, check_room
 from kit.lab import tables
 from kit.lab.device import Limits
@@ -27,10 +27,8 @@ def decode(file, cache: Policy, label: str = "", passes: int = 4, ahead: bool = 
     largest = max(tensor.nbytes for tensor in file.tensors.values())
     weights = DeviceWeights(file, cache, host=kit.HashMap(), ahead=2 * largest if ahead else 0)
     model = DeviceTransformer(weights, max_context=passes, graphs=False)
-    context = model.new_cache()
-    for number in range(passes):
-        logits = model.step([1 + number % 3], context)
-    return lived(label or repr(cache), weights, logits)  # accesses of the vectors, before the first token, among them
+    logits = live.steps(model, model.new_cache(), passes)
+    return live.lived(label or repr(cache), weights, logits)  # accesses of the vectors, before the first token, among them
 
 
 def matrices(file) -> dict[str, int]:
@@ -38,39 +36,24 @@ def matrices(file) -> dict[str, int]:
     return {name: tensor.nbytes for name, tensor in file.tensors.items() if len(tensor.shape) == 2}
 
 
+def capacity(file, fraction: float) -> int:
+    """``fraction`` of the bytes of all matrices, at least 1."""
+    return max(1, round(fraction * sum(matrices(file).values())))
+
+
 def every_policy(file, fraction: float, passes: int, names=SHOWN) -> list[Live]:
     """A decode through each policy at ``fraction`` of the matrices' bytes, with prefetch; first without a cache, and with
     neither; last with everything kept."""
     check_room(file)
-    capacity = max(1, round(fraction * sum(matrices(file).values())))
     runs = [decode(file, kit.NoCache(), "no cache, no prefetch", passes, ahead=False)]
     runs.append(decode(file, kit.NoCache(), "no cache", passes))
-    runs += [decode(file, POLICIES[name](capacity), name, passes) for name in names]
+    runs += [decode(file, POLICIES[name](capacity(file, fraction)), name, passes) for name in names]
     return [*runs, decode(file, kit.HashMap(), "all kept", passes)]
-
-
-def replay_agrees(runs: list[Live], file, fraction: float) -> pd.DataFrame:
-    """Live counts beside a replay of the same accesses, in fresh policies: hits, evictions, bytes hit must be equal.
-
-    What a prefetch has brought counts as such live and as a miss in the replay.
-    """
-    capacity = max(1, round(fraction * sum(matrices(file).values())))
-    rows = []
-    for run in (run for run in runs if run.label in POLICIES):
-        replayed = kit.replay(requests(run.accesses), POLICIES[run.label](capacity))
-        live = run.stats
-        agree = (live.hits, live.bytes_hit, live.misses + live.prefetched, live.evictions, live.peak_bytes) == (
-            replayed.hits, replayed.bytes_hit, replayed.misses, replayed.evictions, replayed.peak_bytes)  # fmt: skip
-        rows.append((run.label, live.hits, replayed.hits, live.prefetched, live.evictions, replayed.evictions, agree))
-    return tables.frame(rows, "policy", "hits", "replayed", "prefetched", "evictions", "evictions replayed", "all counts agree")
 
 
 def same_as_the_cpu(runs: list[Live], file, passes: int) -> pd.DataFrame:
     """Each run's last logits against the CPU's products from the same blocks: RMS difference over their spread."""
-    model = kit.Transformer(kit.Weights(file), linear="fused", max_context=passes)
-    context = model.new_cache()
-    for number in range(passes):
-        right = model.step([1 + number % 3], context)
+    right = live.decode(file, kit.HashMap(), passes=passes, linear="fused").logits
     return tables.frame([(run.label, relative_rms(run.logits, right)) for run in runs], "run", "rms / std")
 
 

@@ -12,7 +12,7 @@ from kit.cache.policies.pinned import RowPlan
 from kit.cache.store import WeightCache
 from kit.cache.traces import Requests, repeated, requests
 from kit.errors import ModelError
-from kit.findings.live import Live, decode, fastest, one_pass, prefetching
+from kit.findings.live import Live, decode, fastest, one_pass, policies, prefetching
 from kit.findings.n03_cache_variants.replays import warm_rates
 from kit.lab import figures, tables
 
@@ -23,23 +23,10 @@ def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Li
     The run without a cache comes first: its accesses are the future that MIN needs.
     """
     capacity = order.share(fraction)
-    runs = [decode(file, kit.NoCache(), "NoCache", passes)]
-    future = requests(runs[0].accesses)
-    for name, make in POLICIES.items():
-        runs.append(decode(file, make(capacity, future=future) if name == "MIN" else make(capacity), name, passes))
-    return [*runs, decode(file, kit.HashMap(), "HashMap", passes)]
-
-
-def replay_agrees(runs: list[Live], order: Requests, fraction: float) -> pd.DataFrame:
-    """Live counts beside those of a replay of the very accesses: they must be the same numbers."""
-    capacity = order.share(fraction)
-    made = {name: make(capacity) for name, make in POLICIES.items()} | {"NoCache": kit.NoCache(), "HashMap": kit.HashMap()}
-    rows = []
-    for run in runs:
-        replayed = kit.replay(run.accesses, made[run.label])
-        rows.append((run.label, run.stats.hits, replayed.hits, run.stats.evictions, replayed.evictions,
-                     run.stats.counts == replayed.counts))  # fmt: skip
-    return tables.frame(rows, "policy", "hits", "replayed", "evictions", "evictions replayed", "all counts agree")
+    made = policies(capacity)
+    runs = [decode(file, made.pop("NoCache"), "NoCache", passes)]
+    made["MIN"] = kit.MIN(capacity, future=requests(runs[0].accesses))
+    return runs + [decode(file, policy, name, passes) for name, policy in made.items()]
 
 
 def points(runs: list[Live], order: Requests, fraction: float) -> pd.DataFrame:
@@ -70,33 +57,28 @@ def by_file(files: dict, fraction: float, passes: int) -> pd.DataFrame:
     return pd.DataFrame(columns).rename_axis("policy")
 
 
-def held_in_part(file, order: Requests, fraction: float, passes: int = 2) -> pd.DataFrame:
+def held_in_part(file, order: Requests, fraction: float) -> pd.DataFrame:
     """Every matrix through a cache that holds some of its rows: is W x, made of parts, the same, and how much is hit?
 
     Each part is a cache entry of its own; the products of the parts are stacked, nothing else is copied.
     """
-    infos = {key: file.tensors[key] for key in order.objects if key in file.tensors}  # not the experts of a stack
-    matrices = {key: info for key, info in infos.items() if len(info.shape) == 2}
-    rows = []
+    asked, rows = order.objects, []  # of stacks it names single experts, which no tensor is
+    matrices = {name: file.tensors[name] for name in asked if name in file.tensors and len(file.tensors[name].shape) == 2}
+    shapes = {name: (info.shape[0], 4 * info.shape[1]) for name, info in matrices.items()}
+    total = sum(4 * info.elements for info in matrices.values())
     for spread in (False, True):
-        shapes = {name: (info.shape[0], 4 * info.shape[1]) for name, info in matrices.items()}
-        total = sum(count * nbytes for count, nbytes in shapes.values())
-        rowwise = RowPlan(max(1, round(fraction * total)), shapes, spread)
-        store, largest = WeightCache(rowwise.policy()), 0.0
-        for _ in range(passes):
-            for name, info in matrices.items():
+        plan = RowPlan(max(1, round(fraction * total)), shapes, spread)
+        store, errors = WeightCache(plan.policy()), []
+        for name, info in [*matrices.items()] * 2:  # the first pass fills the cache, the second hits
 
-                def load(start, stop, name=name, qtype=info.qtype):
-                    return kit.dequantize(file.blocks(name)[start:stop], qtype)
+            def load(start, stop, name=name, qtype=info.qtype):
+                return kit.dequantize(file.blocks(name)[start:stop], qtype)
 
-                parts = rowwise.get(store, name, load)
-                x = torch.ones(info.shape[1])
-                whole = kit.dequantize(file.blocks(name), info.qtype) @ x
-                largest = max(
-                    largest, float((torch.cat([part @ x for _, part in parts]) - whole).abs().max() / whole.abs().max())
-                )
-        hits = store.stats.bytes_hit / (passes - 1) / total
-        rows.append(("the same share of each" if spread else "in order", store.stats.resident_bytes / total, hits, largest))
+            x, whole = torch.ones(info.shape[1]), kit.dequantize(file.blocks(name), info.qtype)
+            right, y = whole @ x, torch.cat([part @ x for _, part in plan.get(store, name, load)])
+            errors.append(float((y - right).abs().max() / right.abs().max()))
+        held, hits = store.stats.resident_bytes / total, store.stats.bytes_hit / total
+        rows.append(("the same share of each" if spread else "in order", held, hits, max(errors)))
     return tables.frame(rows, "rows", "held", "byte hit rate, warm", "largest relative difference")
 
 

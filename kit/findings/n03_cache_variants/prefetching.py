@@ -41,10 +41,8 @@ def take(
 
 def table(runs: pd.DataFrame, machine, working_set: int, fraction: float) -> pd.DataFrame:
     """Medians a kind of prefetch, beside the two bounds of a warm pass: the parts in a row, or the larger part alone."""
-    found = (
-        runs.groupby("prefetch", sort=False)[["first", "warm"]].median().loc[[k for k in AHEAD if k in set(runs["prefetch"])]]
-    )
-    counts = runs.groupby("prefetch", sort=False)[["prefetched", "gets"]].sum()
+    groups = runs.groupby("prefetch", sort=False)
+    found, counts = groups[["first", "warm"]].median(), groups[["prefetched", "gets"]].sum()
     found["prefetched, %"] = 100 * counts["prefetched"] / counts["gets"]
     load = (1 - fraction) * machine.seconds_to_write(working_set)
     compute = machine.seconds_to_read(working_set)
@@ -88,17 +86,13 @@ def modeled(
     """
     reading, missed = machine.seconds_to_read(working_set), (1 - fraction) * working_set
     shared = (working_set + missed) / machine.copy_gbps / 1e9
-    rows = {}
+    gains = pd.DataFrame(index=pd.Index(cores, name="cores"))
     for name, each in gbps_a_core.items():
-        every, spare = (
-            [1e9 * min(count * each, machine.write_gbps) for count in counts]
-            for counts in (cores, [max(0, count - machine.cores) for count in cores])
-        )
-        rows[name] = [
-            (missed / all_of_them + reading) / max(reading + max(0.0, missed - some * reading) / all_of_them, shared)
-            for all_of_them, some in zip(every, spare, strict=True)
-        ]
-    return pd.DataFrame(rows, index=pd.Index(cores, name="cores"))
+        all_of_them = 1e9 * np.minimum(each * gains.index, machine.write_gbps)
+        spare = 1e9 * np.clip(each * (gains.index - machine.cores), 0, machine.write_gbps)
+        left = np.maximum(0, missed - spare * reading) / all_of_them
+        gains[name] = (missed / all_of_them + reading) / np.maximum(reading + left, shared)
+    return gains
 
 
 def model_figure(modeled: pd.DataFrame, cores_here: int):
