@@ -20,43 +20,36 @@ from kit.cache.store import WeightCache
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A cache with one trait: ``make(limit)``, and what happens to it between the preload and inference."""
+    """A cache with one trait, made of its policy by ``make``."""
 
     text: str
-    make: Callable
+    make: Callable = WeightCache
     claim: str = ""
+    policy: Callable = kit.LRU
     without: str = "limit"  # the same without the trait: the plain LRU; for the LRU's own limit, a cache that has none
     pressed: float = 1.0  # of the limit: what the machine leaves the cache during the preload
-    switch: str = ""  # a method to call between preload and inference
-    threaded: bool = False  # whether a thread of its own serves the request
     asks: bool = True  # whether inference reaches the model at all
 
 
 HYPOTHESES = {
-    "none": Hypothesis("no limit at all", lambda limit: WeightCache(kit.HashMap()), without="none"),
-    "limit": Hypothesis(
-        "evicted by the cache's own limit", lambda limit: WeightCache(kit.LRU(limit)), "hypothesis-eviction", "none"
-    ),
-    "pressure": Hypothesis("evicted as the machine takes half of it back", lambda limit: WeightCache(kit.LRU(limit)),
-    pressed=0.5),
-    "instances": Hypothesis(
-        "several instances", lambda limit: faults.SplitInstances(kit.LRU(limit)), "hypothesis-instances", switch="switch"
-    ),
-    "stats": Hypothesis("statistics that reset", lambda limit: faults.ResettingStats(kit.LRU(limit)), "hypothesis-stats"),
-    "threads": Hypothesis(
-        "thread-local state", lambda limit: faults.ThreadLocal(kit.LRU(limit)), "hypothesis-thread-local", threaded=True
-    ),
-    "two levels": Hypothesis("two levels (report 000)", lambda limit: faults.TwoLevels(kit.LRU(limit))),
-    "harness": Hypothesis("a client that never reaches the model", lambda limit: WeightCache(kit.LRU(limit)), asks=False),
-}  # fmt: skip
+    "none": Hypothesis("no limit at all", policy=lambda limit: kit.HashMap(), without="none"),
+    "limit": Hypothesis("evicted by the cache's own limit", claim="hypothesis-eviction", without="none"),
+    "pressure": Hypothesis("evicted as the machine takes half of it back", pressed=0.5),
+    "instances": Hypothesis("several instances", faults.SplitInstances, "hypothesis-instances"),
+    "stats": Hypothesis("statistics that reset", faults.ResettingStats, "hypothesis-stats"),
+    "threads": Hypothesis("thread-local state", faults.ThreadLocal, "hypothesis-thread-local"),
+    "two levels": Hypothesis("two levels (report 000)", faults.TwoLevels),
+    "harness": Hypothesis("a client that never reaches the model", asks=False),
+}
 
 
 def observe(hypothesis: Hypothesis, tensors: dict[str, int], limit: int, first: str, load=id, seed: int = 0) -> SimpleNamespace:
-    """Preload in one random order, then ask for ``first``. ``load(name)``: the values; without it a number stands for them.
+    """Preload in one random order, then ask for ``first`` in another thread, which serves the request.
 
-    Each tensor holds a shared reference to the cache and asks it, as the report describes it.
+    Each tensor holds a shared reference to the cache and asks it, as the report describes it. ``load(name)``: the values;
+    without it a number stands for them.
     """
-    cache = hypothesis.make(limit)
+    cache = hypothesis.make(hypothesis.policy(limit))
     handles = [partial(cache.get, name, nbytes, partial(load, name)) for name, nbytes in tensors.items()]
     owner = (cache,)
     references = sys.getrefcount(owner[0]) - 1  # less the argument of this call
@@ -67,8 +60,8 @@ def observe(hypothesis: Hypothesis, tensors: dict[str, int], limit: int, first: 
     seen = SimpleNamespace(hits=cache.stats.hits, misses=cache.stats.misses, references=references, missed_first=False)
     seen.resident_bytes = getattr(cache, "held_bytes", cache.stats.resident_bytes)
     answered = getattr(cache, "instance", cache)
-    if hypothesis.switch:
-        getattr(cache, hypothesis.switch)()
+    if hasattr(cache, "switch"):
+        cache.switch()
 
     def load_first():
         seen.missed_first = True
@@ -80,7 +73,7 @@ def observe(hypothesis: Hypothesis, tensors: dict[str, int], limit: int, first: 
         seen.misses_after = cache.stats.misses
         seen.instances = 1 + (getattr(cache, "instance", cache) is not answered)
 
-    ThreadPoolExecutor(1).submit(first_access).result() if hypothesis.threaded else first_access()
+    ThreadPoolExecutor(1).submit(first_access).result()
     return seen
 
 

@@ -73,15 +73,12 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(generate):
     """A running Server on a free loopback port."""
-    server = Server(generate)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with Server(generate) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
 
 
 @dataclass(frozen=True)

@@ -30,29 +30,19 @@ for _ in range(2):
         except MemoryError:
             failed += 1
 stats = store.stats
-print(json.dumps(dict(served=served, failed=failed, hits=stats.hits, held=stats.resident_bytes, errors=stats.errors)))
+print(json.dumps(dict(served=served, failed=failed, hits=stats.hits, held=stats.resident_bytes)))
 """
 
 
-def run(kind: str, tensors: int, nbytes: int, budget: int, limit: int) -> dict:
-    """Two passes over ``tensors`` of ``nbytes`` each in a child that may take ``budget`` more bytes.
-
-    ``kind`` is HashMap (caches everything), LRU or Pinned (both within ``limit`` bytes). The child's own report, with
-    ``exit`` (its exit code) and, when it died, ``message``.
-    """
-    arguments = [sys.executable, "-c", _CHILD, kind, *map(str, (tensors, nbytes, budget, limit))]
-    child = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
-    lines = child.stdout.strip().splitlines()
-    report = json.loads(lines[-1]) if child.returncode == 0 else {"message": child.stderr.strip()[-300:]}
-    return {"cache": kind, "exit": child.returncode, **report}
-
-
 def table(budget: int = 256 << 20, tensors: int = 32, nbytes: int = 16 << 20) -> pd.DataFrame:
-    """A model of twice the budget through three caches; the limited ones may hold half of the budget."""
-    rows = [run(kind, tensors, nbytes, budget, budget // 2) for kind in ("HashMap", "LRU", "Pinned")]
-    frame = pd.DataFrame(rows).set_index("cache")
-    if failed := frame.index[frame["exit"] != 0].tolist():
-        raise ReportError(f"the child with {failed[0]} ended early: {frame.loc[failed[0], 'message']}")
-    frame.insert(0, "memory allowed", format_bytes(budget))
-    frame.insert(1, "model", format_bytes(tensors * nbytes))
-    return frame.assign(held=frame["held"].map(format_bytes)).drop(columns=["exit", "errors"])
+    """Two passes over ``tensors`` of ``nbytes`` each through three caches, each in a child that may take ``budget`` more bytes:
+    a HashMap caches everything, LRU and Pinned may hold half of the budget. ReportError when a child ends early."""
+    rows = {}
+    for kind in ("HashMap", "LRU", "Pinned"):
+        arguments = [sys.executable, "-c", _CHILD, kind, *map(str, (tensors, nbytes, budget, budget // 2))]
+        child = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+        if child.returncode:
+            raise ReportError(f"the child with {kind} ended early: {child.stderr.strip()[-300:]}")
+        rows[kind] = {"memory allowed": budget, "model": tensors * nbytes} | json.loads(child.stdout.splitlines()[-1])
+    frame = pd.DataFrame.from_dict(rows, "index").rename_axis("cache")
+    return frame.assign(**{column: frame[column].map(format_bytes) for column in ("memory allowed", "model", "held")})
