@@ -39,46 +39,32 @@ def command(file, backends, tiers, rows, tokens, as_json):
     Exit code: 0 all equal, 1 something differs, 2 nothing could be compared.
     """
     import kit
+    from kit.costs.quality import quality, shown
     from kit.cpu import simd
+    from kit.errors import KitError
     from kit.quants.exactness import exactness, sample
 
-    blocks, answers, reason = None, None, "no file was given" if not file else "--quality 0"
+    blocks, answers, reason = None, None, "--quality 0" if file else "no file was given"
     if file:
         with kit.open(file) as opened:
             blocks = sample(opened, rows)
-            if tokens:
-                answers, reason = _quality(opened, tokens)
+            try:
+                answers = quality(opened, tokens=tokens, progress=True) if tokens else None
+            except KitError as error:
+                reason = str(error)
     tiers = simd.available() if "all" in tiers else tiers or [None]
     table = exactness(blocks=blocks, backends=backends, tiers=tiers, progress=True)
     if as_json:
-        told = {
-            "exactness": table.to_dict("records"),
-            "quality": [] if reason else answers.to_dict("records"),
-            "no_quality": reason,
-        }
+        told = {"exactness": table.to_dict("records"), "quality": [], "no_quality": reason}
+        if answers is not None:
+            told |= {"quality": answers.reset_index().to_dict("records"), "no_quality": ""}
         click.echo(to_json(told))
     else:
         click.echo(_matrix(table))
         if file and tokens:
-            click.echo(f"\nno quality: {reason}" if reason else f"\n{_shown(answers)}")
+            told = f"no quality: {reason}" if answers is None else shown(answers).reset_index().to_string(index=False)
+            click.echo(f"\n{told}")
     raise SystemExit(not (table.equal | (table.backend == "fused")).all())
-
-
-def _quality(opened, tokens):
-    """(the table, "") or (None, why there is none)."""
-    from kit.costs.quality import quality
-    from kit.errors import KitError
-
-    try:
-        return quality(opened, tokens=tokens, progress=True).reset_index(), ""
-    except KitError as error:
-        return None, str(error)
-
-
-def _shown(answers) -> str:
-    from kit.costs.quality import shown
-
-    return shown(answers.set_index("precision")).reset_index().to_string(index=False)
 
 
 def _cell(row) -> str:

@@ -2,19 +2,14 @@
 
 import click
 
+TRACE = click.Path(exists=True, dir_okay=False)
+
 
 @click.command("explain")
 @click.argument("file")
-@click.option(
-    "--memory", metavar="SIZE", help="What dequantized weights may take, such as 4GiB.  [default: 70% of what is free]"
-)
+@click.option("--memory", metavar="SIZE", help="What dequantized weights may take.  [default: 70% of what is free]")
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
-@click.option(
-    "--trace",
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="FILE",
-    help="Weight accesses recorded elsewhere: oracleGeneral, or CSV with the columns tensor, nbytes.",
-)
+@click.option("--trace", type=TRACE, metavar="FILE", help="Accesses recorded elsewhere: oracleGeneral, or CSV: tensor, nbytes.")
 @click.option("--via", type=click.Choice(["kit", "transformers"]), help="Whose forward pass.  [default: kit's, if it has one]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")

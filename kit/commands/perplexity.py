@@ -4,25 +4,17 @@ import click
 
 from kit.units import to_json
 
+DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
+
 
 @click.command("perplexity")
 @click.argument("file")
-@click.option(
-    "--text", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="A text.  [default: Python's help on itself]"
-)
-@click.option(
-    "--tokens", default=4096, show_default=True, type=click.IntRange(2), help="Take this many of its tokens, at most."
-)
+@click.option("--text", type=click.File(encoding="utf-8", errors="replace"), help="A text.  [default: Python's help on itself]")
+@click.option("--tokens", default=4096, show_default=True, type=click.IntRange(2), help="Take so many of its tokens at most.")
 @click.option("--context", default=512, show_default=True, type=click.IntRange(2), help="Tokens of a window.")
 @click.option("--stride", type=click.IntRange(1), help="A window starts so much after the last.  [default: half a window]")
 @click.option("--linear", help="A variant of kit.linear.  [default: fused, matmul with --dtype]")
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "float16", "bfloat16", "int8"]),
-    default="float32",
-    show_default=True,
-    help="Round the weights to it; int8: as kit compress does.",
-)
+@click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="Of the weights; int8: as kit compress does.")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
@@ -39,8 +31,6 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
 
     Exit code: 0 measured, 2 not.
     """  # fmt: skip
-    from pathlib import Path
-
     import kit
     from kit.costs.quality import Precision, model_of, rounding_to
     from kit.model import perplexity
@@ -52,14 +42,14 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
     with kit.open(file) as opened:
         model = model_of(opened, Precision(weights=rounding, linear=linear, kv=kv))
         tokenizer = model.tokenizer
-        words = perplexity.english() if text is None else Path(text).read_text(encoding="utf-8", errors="replace")
+        words = text.read() if text else perplexity.english()
         ids = perplexity.encode(tokenizer, words, tokens)
         context = min(context, model.max_context)
         found = perplexity.perplexity(model, ids, tokenizer.bos, context, stride, progress=not as_json)
     facts = {
         "perplexity": found.value, "error": found.error, "tokens": len(found.surprisal), "context": context,
-        "stride": stride or context // 2, "text": text or "pydoc_data.topics", "linear": linear, "dtype": dtype, "kv": kv,
-        "seconds": found.seconds, "tokens_per_second": found.passed / found.seconds,
+        "stride": stride or context // 2, "text": text.name if text else "pydoc_data.topics", "linear": linear, "dtype": dtype,
+        "kv": kv, "seconds": found.seconds, "tokens_per_second": found.passed / found.seconds,
     }  # fmt: skip
     if as_json:
         click.echo(to_json(facts))

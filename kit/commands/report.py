@@ -1,6 +1,5 @@
 """`kit report`: join, compare, send and re-render the results of runs."""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -8,8 +7,8 @@ import click
 
 from kit.units import to_json
 
-EXIT_CHANGED = 1
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+SHARE = click.FloatRange(0.5, 1, max_open=True)
 
 
 @click.group("report")
@@ -42,13 +41,7 @@ def merge_command(folders, out):
 @command.command("diff")
 @click.argument("a", type=FOLDER)
 @click.argument("b", type=FOLDER)
-@click.option(
-    "--confidence",
-    type=click.FloatRange(0.5, 1, max_open=True),
-    default=0.99,
-    show_default=True,
-    help="Of the interval that tells a change from noise.",
-)
+@click.option("--confidence", type=SHARE, default=0.99, show_default=True, help="Of the interval that tells change from noise.")
 @click.option("--all", "everything", is_flag=True, help="List what did not change, too.")
 @click.option("--json", "as_json", is_flag=True, help="All records as JSON.")
 def diff_command(a, b, confidence, everything, as_json):
@@ -75,7 +68,7 @@ def diff_command(a, b, confidence, everything, as_json):
         click.echo("\n".join(map(_line, shown)) + "\n" * bool(shown), nl=False)
         counts = {state: sum(change.state == state for change in changes) for state in diff.STATES}
         click.echo(", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no records")
-    sys.exit(EXIT_CHANGED if any(change.matters for change in changes) else 0)
+    raise SystemExit(any(change.matters for change in changes))
 
 
 def _line(change) -> str:

@@ -9,29 +9,19 @@ from pathlib import Path
 import click
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+OUT = click.Path(path_type=Path, file_okay=False)
+SECONDS = click.FloatRange(min=0, min_open=True)
 
 
 @click.command("reproduce")
 @click.option("--profile", type=click.Choice(["smoke", "quick", "full"]), help="How much to run.  [default: quick]")
 @click.option("--only", multiple=True, metavar="NAME", help="Notebooks whose names start with NAME; repeatable.")
-@click.option(
-    "--model",
-    default="",
-    metavar="PATH|NAME|hf://...",
-    help="Your own GGUF file, or a trained model of kit fetch, instead of a generated one.",
-)
+@click.option("--model", default="", metavar="PATH|NAME|hf://...", help="A GGUF file or a trained model, not a generated one.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda: also measure on the GPU.  [default: cpu]")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder of the run.  [default: results/<UTC time>-<profile>[-cuda]]",
-)
+@click.option("--out", type=OUT, metavar="DIR", help="Folder of the run.  [default: results/<UTC time>-<profile>[-cuda]]")
 @click.option("--resume", is_flag=True, help="Run what is missing, failed or changed in DIR (or in the newest run).")
 @click.option("-p", "texts", multiple=True, metavar="NAME=VALUE", help="Set a notebook parameter; repeatable.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop a notebook that runs longer."
-)
+@click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a notebook that runs longer.")
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
 @click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters, and stop.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
@@ -130,11 +120,7 @@ def _perform(run, jobs, timeout, progress):
 @contextmanager
 def terminate_as_interrupt():
     """A batch system's SIGTERM ends a run as cleanly as Ctrl-C does."""
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

@@ -6,26 +6,15 @@ from pathlib import Path
 
 import click
 
-from kit.commands.reproduce import EXIT_FAILED, EXIT_INTERRUPTED, terminate_as_interrupt
+from kit.commands.reproduce import EXIT_FAILED, EXIT_INTERRUPTED, OUT, SECONDS, terminate_as_interrupt
 
 
 @click.command("sweep")
 @click.argument("spec", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="SPEC.yaml")
 @click.option("--scheduler", default="", metavar="ADDRESS", help="A Dask scheduler.  [default: a LocalCluster on this machine]")
-@click.option(
-    "--workers",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Of the LocalCluster. More than one disturb each other's timings.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Folder of the cells.  [default: results/sweep-<name of SPEC>]",
-)
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop a cell that runs longer.")
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="How many; several slow each other.")
+@click.option("--out", type=OUT, metavar="DIR", help="Folder of the cells.  [default: results/sweep-<name of SPEC>]")
+@click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a cell that runs longer.")
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
 @click.option("--list", "listing", is_flag=True, help="List the cells, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")

@@ -21,7 +21,6 @@ def command(runs, everything, as_json):
 
     Exit code: 0 no verdict flips, 1 one does, 2 the runs cannot be compared.
     """
-    import sys
     from dataclasses import asdict
 
     from kit.claims.book import across
@@ -39,7 +38,7 @@ def command(runs, everything, as_json):
             f"{len(claims)} claims in {len(runs)} runs: {sum(not row.differs for row in claims)} the same in all, "
             f"{len(flips)} flip, {len(inside)} parts of claims flip"
         )
-    sys.exit(1 if flips or inside else 0)
+    raise SystemExit(bool(flips or inside))
 
 
 def _table(rows, runs):

@@ -93,14 +93,15 @@ def terminal(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - LONGEST:,} characters are in the notebook only ...]\n{text[-half:]}"
 
 
-def _svg(source: str) -> tuple[str, str]:
-    return "image", "data:image/svg+xml;base64," + base64.b64encode(source.encode()).decode()
+def data_uri(content: bytes, mime: str) -> str:
+    """Content to embed in a page, for an image or a download."""
+    return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
 _SHOW = {
     "image/png": lambda data: ("image", "data:image/png;base64," + "".join(data.split())),
     "image/jpeg": lambda data: ("image", "data:image/jpeg;base64," + "".join(data.split())),
-    "image/svg+xml": _svg,
+    "image/svg+xml": lambda data: ("image", data_uri(data.encode(), "image/svg+xml")),
     "text/html": lambda data: ("html", clean(data)),
     "text/markdown": lambda data: ("html", markdown(data, "output")[0]),
     "text/plain": lambda data: ("text", ansi2html(terminal(data))),

@@ -70,31 +70,21 @@ def _keyed(rows: Iterable[Record]) -> dict[tuple, Record]:
 
 def _change(a: Record | None, b: Record | None, confidence: float, resamples: int, generator) -> Change:
     row = a or b
-    interval = None
+    interval = a and b and median_difference(a.samples, b.samples, confidence, resamples, generator)
     if a is None or b is None:
         state = "only in B" if a is None else "only in A"
+    elif interval is None or a.median == b.median:
+        state = "same" if bool(a.samples) == bool(b.samples) else "changed"
+    elif 2 / math.comb(len(a.samples) + len(b.samples), len(a.samples)) > 1 - confidence + 1e-12:
+        state = "too few samples"  # by chance alone they separate in 2 of (a + b over a) orders
     else:
-        interval = median_difference(a.samples, b.samples, confidence, resamples, generator)
-        state = _state(a, b, interval, confidence)
+        state = "same" if interval[0] <= 0 <= interval[1] else "changed"
     low, high = interval or (None, None)
     ratio = b.median / a.median if a and b and a.median and b.median else None
     return Change(
         row.notebook, row.claim, row.quantity, row.unit, state, a and a.median, b and b.median, ratio, low, high,
         a.verdict if a else "", b.verdict if b else "",
     )  # fmt: skip
-
-
-def _state(a: Record, b: Record, interval: tuple[float, float] | None, confidence: float) -> str:
-    if interval is None or a.median == b.median:
-        return "same" if bool(a.samples) == bool(b.samples) else "changed"
-    if not tellable(len(a.samples), len(b.samples), confidence):
-        return "too few samples"
-    return "same" if interval[0] <= 0 <= interval[1] else "changed"
-
-
-def tellable(count_a: int, count_b: int, confidence: float) -> bool:
-    """Whether samples so few can show a difference at all: by chance alone they separate in 2 of (a + b over a) orders."""
-    return 2 / math.comb(count_a + count_b, count_a) <= 1 - confidence + 1e-12
 
 
 def median_difference(a, b, confidence: float, resamples: int, generator) -> tuple[float, float] | None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from kit.claims import table as claims
 from kit.report import content, theme
 from kit.report.checklist import checklist
-from kit.report.run import Run, read_notebook, write_atomically
+from kit.report.run import Run, read_notebook
 
 _MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a failure
 _HIDDEN = {"remove-cell"}  # of use in JupyterLab only, as Jupyter Book names it
@@ -19,14 +20,13 @@ _TITLE = re.compile(r"<h1\b[^>]*>.*?</h1>", re.DOTALL)
 
 def write(run: Run, name: str) -> Path:
     """Render ``<run>/<name>.ipynb`` (which a failed run may lack) with its records to ``<run>/<name>.html``."""
-    path = run.folder / f"{name}.ipynb"
-    cells = cells_of(path) if path.exists() else []
-    log = path.with_suffix(".jsonl")
+    cells = cells_of(run.folder / f"{name}.ipynb")
     rows = run.records_of(name)
     headings = [heading for cell in cells for heading in cell["headings"]]
     neighbors = dict(pairwise([None, *run.planned, None]))
     before = {after: this for this, after in neighbors.items()}
-    page = theme.render(
+    return theme.write(
+        run.folder / f"{name}.html",
         "notebook.html.j2",
         name=name,
         title=headings[0][2] if headings else name,
@@ -39,13 +39,16 @@ def write(run: Run, name: str) -> Path:
         after=neighbors.get(name),
         verdicts=[(row, anchor, claims.load().get(row.claim)) for row, anchor in rows if row.verdict],
         measurements=[row for row, _ in rows if not row.verdict],
-        records_uri=theme.data_uri(log.read_bytes(), "application/x-ndjson") if log.exists() else None,
+        records_uri=records_uri(run, [name]),
         environment=environment(run.folder),
         checklist=checklist(run, [row for row, _ in rows], [name]),
     )
-    target = path.with_suffix(".html")
-    write_atomically(target, page)
-    return target
+
+
+def records_uri(run: Run, names: Iterable[str]) -> str:
+    """The raw records of these notebooks, to download from a page; empty when there are none."""
+    logs = b"".join(path.read_bytes() for name in names if (path := run.folder / f"{name}.jsonl").exists())
+    return content.data_uri(logs, "application/x-ndjson") if logs else ""
 
 
 def environment(folder: Path) -> dict | None:
@@ -55,7 +58,9 @@ def environment(folder: Path) -> dict | None:
 
 
 def cells_of(path: Path) -> list[dict]:
-    """The cells of an executed notebook for the template, numbered from 1 as in the run's messages."""
+    """The cells of an executed notebook for the template, numbered from 1 as in the run's messages; [] without a file."""
+    if not path.exists():
+        return []
     source = [cell for cell in read_notebook(path).cells if not _MARKERS & set(cell.metadata.get("tags", []))]
     cells, section = [], ""
     for number, cell in enumerate(source, start=1):

@@ -5,9 +5,9 @@ from pathlib import Path
 from kit.claims import book
 from kit.claims.book import Entry
 from kit.claims.records import Record
-from kit.report import html, theme
+from kit.report import content, html, theme
 from kit.report.checklist import checklist
-from kit.report.run import Run, write_atomically
+from kit.report.run import Run
 
 ANSWERED = {  # the claims that a reader comes for, and what each asks
     "first-token-preload": "Does preloading bring the first token from minutes to an instant?",
@@ -21,15 +21,15 @@ TO_DO = "07_memory_frontier"  # its answer is what to do
 
 def write(run: Run) -> Path:
     """Render ``<run>/index.html`` from the run's state, records, pages and environment."""
-    logs = [path for name in run.planned if (path := run.folder / f"{name}.jsonl").exists()]
     rows = [pair for name in run.planned for pair in run.records_of(name)]
-    cells = {name: html.cells_of(path) for name in run.planned if (path := run.folder / f"{name}.ipynb").exists()}
+    cells = {name: html.cells_of(run.folder / f"{name}.ipynb") for name in run.planned}
     entries = book.read(run.folder)
-    page = theme.render(
+    return theme.write(
+        run.folder / "index.html",
         "index.html.j2",
         run=run,
         environment=html.environment(run.folder),
-        cards=[card(run, name, cells.get(name, [])) for name in run.planned],
+        cards=[card(run, name, cells[name]) for name in run.planned],
         pages={name for name in run.planned if (run.folder / f"{name}.html").exists()},
         failed=run.failed,
         unfinished=[name for name in run.planned if name not in run.notebooks],
@@ -37,13 +37,10 @@ def write(run: Run) -> Path:
         answers=answers(entries, rows),
         to_do=(TO_DO, html.answer(cells.get(TO_DO, []))),
         tally=[(word, count) for word, count in book.tally(entries).items() if count],
-        measurements=_by_notebook(row for row, _ in rows if not row.verdict),
-        records_uri=theme.data_uri(b"".join(log.read_bytes() for log in logs), "application/x-ndjson") if logs else None,
+        measurements=[row for row, _ in rows if not row.verdict],
+        records_uri=html.records_uri(run, run.planned),
         checklist=checklist(run, [row for row, _ in rows], run.planned),
     )
-    target = run.folder / "index.html"
-    write_atomically(target, page)
-    return target
 
 
 def answers(entries: list[Entry], rows: list[tuple[Record, str]]) -> list[dict]:
@@ -82,12 +79,5 @@ def card(run: Run, name: str, cells: list[dict]) -> dict:
         "title": headings[0] if headings else name,
         "summary": html.summary(cells),
         "status": state.status if state else "not run",
-        "thumbnail": theme.data_uri(picture.read_bytes(), "image/png") if picture.exists() else html.picture(cells),
+        "thumbnail": content.data_uri(picture.read_bytes(), "image/png") if picture.exists() else html.picture(cells),
     }
-
-
-def _by_notebook(rows) -> dict[str, list[Record]]:
-    groups: dict[str, list[Record]] = {}
-    for row in rows:
-        groups.setdefault(row.notebook, []).append(row)
-    return groups

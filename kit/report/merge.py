@@ -9,7 +9,7 @@ from kit.claims import table as claims
 from kit.errors import ReportError
 from kit.lab.files import replacing
 from kit.report import html, index, theme
-from kit.report.run import STATE, Run, load, write_atomically
+from kit.report.run import STATE, load
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -44,7 +44,8 @@ def write_index(folder: Path) -> Path:
     """Render the front page of a merged folder: machines, claims and measurements, a column a run."""
     runs = [load(path) for path in runs_in(folder)]
     rows = {run.folder.name: records.read(sorted(run.folder.glob("*.jsonl"))) for run in runs}
-    page = theme.render(
+    return theme.write(
+        folder / "index.html",
         "merged.html.j2",
         folder=folder.resolve().name,
         runs=[(run, html.environment(run.folder)) for run in runs],
@@ -53,9 +54,6 @@ def write_index(folder: Path) -> Path:
         measurements=side_by_side([rows[run.folder.name] for run in runs]),
         failed=[(run, name, row) for run in runs for name, row in run.failed.items()],
     )  # fmt: skip
-    target = folder / "index.html"
-    write_atomically(target, page)
-    return target
 
 
 def side_by_side(columns: list[list[records.Record]]) -> list[tuple[records.Record, list[float | None]]]:
@@ -71,7 +69,7 @@ def side_by_side(columns: list[list[records.Record]]) -> list[tuple[records.Reco
 def render(folder: Path) -> Path:
     """Render all pages of a run, or of a merged folder with its runs, again; the path of the index."""
     for path in runs_in(folder):
-        run: Run = load(path)
+        run = load(path)
         for name in run.notebooks:
             html.write(run, name)
         front = index.write(run)

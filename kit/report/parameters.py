@@ -5,9 +5,7 @@ annotation decides, as in ``samples: int = 9  # how often each thing is timed``.
 """
 
 import ast
-import io
 import math
-import tokenize
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,12 +64,11 @@ def read(cells: Iterable[Mapping], notebook: str) -> dict[str, Parameter]:
         statements = ast.parse(source).body
     except SyntaxError as error:
         raise ReportError(f"{notebook}: parameters cell, line {error.lineno}: {error.msg}") from None
-    comments = _comments(source)
-    parameters = (_parameter(node, comments.get(node.end_lineno, ""), source, notebook) for node in statements)
+    parameters = [_parameter(node, source, notebook) for node in statements]
     return {parameter.name: parameter for parameter in parameters}
 
 
-def _parameter(node: ast.stmt, comment: str, source: str, notebook: str) -> Parameter:
+def _parameter(node: ast.stmt, source: str, notebook: str) -> Parameter:
     match node:
         case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id=kind), value=value) if kind in _TYPES:
             try:
@@ -81,18 +78,13 @@ def _parameter(node: ast.stmt, comment: str, source: str, notebook: str) -> Para
             if _TYPES[kind] is float and type(default) is int:
                 default = float(default)
             if type(default) is _TYPES[kind]:
-                return Parameter(name, _TYPES[kind], default, comment)
+                rest = source.splitlines()[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+                return Parameter(name, _TYPES[kind], default, rest.lstrip(" #").rstrip())
     line = ast.get_source_segment(source, node)
     raise ReportError(
         f"{notebook}: parameters cell, line {node.lineno}: {line!r} is not `name: type = literal  # help` "
         f"with a type of {', '.join(_TYPES)}"
     )
-
-
-def _comments(source: str) -> dict[int, str]:
-    """Line number -> its comment, without the #."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {token.start[0]: token.string.lstrip("# ").rstrip() for token in tokens if token.type == tokenize.COMMENT}
 
 
 def assign(known: Mapping[str, Mapping[str, Parameter]], texts: Iterable[str]) -> dict[str, dict]:

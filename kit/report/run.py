@@ -37,17 +37,12 @@ class Request:
     device: str = "cpu"
 
 
-@dataclass
-class Row:
-    """How one notebook ended (see Outcome). ``digest`` is that of its source: a notebook that changed since is run again."""
+@dataclass(frozen=True)
+class Row(Outcome):
+    """How and when one notebook ended. ``digest`` is that of its source: a notebook that changed since is run again."""
 
-    status: str
-    reason: str
-    cell: int
-    seconds: float
     finished: str
     digest: str
-    records_before: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -212,10 +207,7 @@ def perform(
         run.save()
         target = log.with_suffix(".ipynb")
         outcome = execute(job.source, target, job.parameters, timeout, lambda n, job=job: on_cell(job, n), on_second)
-        run.notebooks[job.name] = Row(
-            outcome.status, outcome.reason, outcome.cell, round(outcome.seconds, 3), now(), job.digest,
-            list(outcome.records_before),
-        )  # fmt: skip
+        run.notebooks[job.name] = Row(**asdict(outcome), finished=now(), digest=job.digest)
         if outcome.status != "ok":
             failure = records.Record(
                 run_id=run.folder.name, notebook=job.name, quantity="notebook", unit="", status="failed",

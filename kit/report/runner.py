@@ -29,7 +29,7 @@ class Outcome:
     reason: str
     cell: int
     seconds: float
-    records_before: tuple[int, ...] = ()
+    records_before: list[int]
 
 
 def execute(
@@ -72,8 +72,8 @@ def execute(
         partial.unlink(missing_ok=True)
         if not reason:
             log.unlink(missing_ok=True)
-    seconds = time.monotonic() - started
-    return Outcome("failed" if reason else "ok", reason, len(records_before), seconds, tuple(records_before))
+    seconds = round(time.monotonic() - started, 3)
+    return Outcome("failed" if reason else "ok", reason, len(records_before), seconds, records_before)
 
 
 class _Child:

@@ -5,6 +5,7 @@ import hashlib
 import math
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 import jinja2
 
@@ -14,6 +15,7 @@ from kit.claims.records import Record
 from kit.claims.table import WORDS, Claim
 from kit.lab.machine import LIMITS
 from kit.report.content import visible
+from kit.report.run import write_atomically
 
 MARGIN = 0.06  # of the width of a picture of a verdict, left free on both sides
 
@@ -52,14 +54,10 @@ def _policy() -> str:
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
-def render(template: str, **context) -> str:
-    """The page of that template. Text in the context is escaped, except what a template marks as safe."""
-    return _environment().get_template(template).render(**context)
-
-
-def data_uri(content: bytes, mime: str) -> str:
-    """Content to embed in a page, for an image or a download."""
-    return f"data:{mime};base64,{base64.b64encode(content).decode()}"
+def write(path: Path, template: str, **context) -> Path:
+    """Replace the page at ``path``. Text in the context is escaped, except what a template marks as safe."""
+    write_atomically(path, _environment().get_template(template).render(**context))
+    return path
 
 
 def positions(row: Record, claim: Claim | None) -> dict | None:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from kit.claims import records
 from kit.report import html, index, theme
-from kit.report.run import STATE, load, write_atomically
+from kit.report.run import STATE, load
 from kit.report.sweep.run import state_of
 from kit.report.sweep.spec import Cell
 
@@ -53,7 +53,8 @@ def write(out: Path, cells: list[Cell]) -> Path | None:
     ]
     pd.DataFrame(rows).to_csv(out / "table.csv", index=False)
     groups = {cell.notebook: [result for result in found if result.cell.notebook == cell.notebook] for cell in cells}
-    page = theme.render(
+    return theme.write(
+        out / "index.html",
         "sweep.html.j2",
         folder=out.resolve().name,
         results=found,
@@ -63,8 +64,6 @@ def write(out: Path, cells: list[Cell]) -> Path | None:
                 for notebook, group in groups.items()],
         verdicts=[(result.cell, row) for result in found for row in result.records if row.verdict],
     )  # fmt: skip
-    write_atomically(out / "index.html", page)
-    return out / "index.html"
 
 
 def table(out: Path, cells: list[Cell]) -> pd.DataFrame:
