@@ -18,7 +18,7 @@ import kit.hf
 from kit.costs.order import order_of
 from kit.costs.ways import BLOCKS, Way, measure
 from kit.errors import ModelError, TokenizerError
-from kit.hf.norm import RMSNorm
+from kit.hf.nn import RMSNorm
 from kit.hf.stored import StoredWeight
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])

@@ -90,12 +90,8 @@ def _report(file, memory, tokens, trace, via, folder):
     from kit.report import run as runs
 
     model = absolute(file)
-    texts = [f"memory={memory}", f"tokens={tokens}"]
-    if via:
-        texts.append(f"via={via}")
-    if trace:
-        texts.append(f"trace={Path(trace).absolute()}")
-    request = runs.Request("quick", model, ("09",), tuple(texts))
+    given = {"memory": memory, "tokens": tokens, "via": via, "trace": trace and Path(trace).absolute()}
+    request = runs.Request("quick", model, ("09",), tuple(f"{name}={value}" for name, value in given.items() if value))
     jobs = runs.plan(request, paths.notebooks_folder())
     runs.check_model(model, jobs)
     run = runs.start(Path(folder), request)

@@ -17,7 +17,7 @@ from kit.errors import ModelError
 from kit.gguf import writer
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile, TensorInfo
-from kit.hf.norm import replace_norms
+from kit.hf.nn import replace_norms
 from kit.hf.stored import Source, StoredWeight
 from kit.hf.tables import parts_of, table_of
 from kit.hf.tokenizer import GGUFTokenizer, tokenizer_of

@@ -200,12 +200,11 @@ def perform(
     run.planned = sorted({*run.planned, *(job.name for job in jobs)})
     run.save()
     for job in jobs:
-        log = run.folder / f"{job.name}.jsonl"
-        for stale in (log, log.with_suffix(".ipynb"), log.with_suffix(".html")):
-            stale.unlink(missing_ok=True)
+        for kind in ("jsonl", "ipynb", "html", "png"):
+            (run.folder / f"{job.name}.{kind}").unlink(missing_ok=True)
         run.notebooks.pop(job.name, None)
         run.save()
-        target = log.with_suffix(".ipynb")
+        target = run.folder / f"{job.name}.ipynb"
         outcome = execute(job.source, target, job.parameters, timeout, lambda n, job=job: on_cell(job, n), on_second)
         run.notebooks[job.name] = Row(**asdict(outcome), finished=now(), digest=job.digest)
         if outcome.status != "ok":
@@ -214,7 +213,7 @@ def perform(
                 reason=f"cell {outcome.cell}: {outcome.reason}", parameters=job.parameters,
                 machine_id=run.machine_id, commit=run.commit, kit_version=run.kit_version,
             )  # fmt: skip
-            records.append(log, failure)
+            records.append(target.with_suffix(".jsonl"), failure)
         run.save()
         on_end(job, outcome)
 

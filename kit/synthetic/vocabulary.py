@@ -1,5 +1,6 @@
 """A minimal valid tokenizer of any size: bytes, common English words learned by BPE, special tokens, unused tokens."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -82,28 +83,17 @@ def _pieces(kind: str) -> tuple[list[str], list[tuple[str, str]]]:
 
 def _learn_merges(space: str) -> list[tuple[str, str]]:
     """Byte-pair encoding on WORDS, weighted by Zipf's law (Sennrich et al., 2016), until every word is one token."""
-    words = {tuple(space + word): len(WORDS) / rank for rank, word in enumerate(WORDS, start=1)}
-    words |= {tuple(word.capitalize()): 1 / rank for rank, word in enumerate(WORDS, start=1)}  # first word of a text
+    words = {" ".join(space + word): len(WORDS) / rank for rank, word in enumerate(WORDS, start=1)}
+    words |= {" ".join(word.capitalize()): 1 / rank for rank, word in enumerate(WORDS, start=1)}  # first word of a text
     merges = []
     while True:
         pairs = Counter()
         for word, weight in words.items():
-            for pair in pairwise(word):
+            for pair in pairwise(word.split()):
                 pairs[pair] += weight
         if not pairs:
             return merges
         best = max(pairs, key=lambda pair: (pairs[pair], pair))
         merges.append(best)
-        words = {_merge(word, best): weight for word, weight in words.items()}
-
-
-def _merge(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
-    merged, index = [], 0
-    while index < len(word):
-        if word[index : index + 2] == pair:
-            merged.append(pair[0] + pair[1])
-            index += 2
-        else:
-            merged.append(word[index])
-            index += 1
-    return tuple(merged)
+        bigram = re.compile(rf"(?<!\S){re.escape(' '.join(best))}(?!\S)")
+        words = {bigram.sub("".join(best), word): weight for word, weight in words.items()}
