@@ -32,7 +32,7 @@ def parse_bytes(size: int | float | str) -> int:
 def format_bytes(nbytes: float) -> str:
     """``"30.44 GiB"``: the largest binary unit that leaves at least 1, three or four significant digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(nbytes) < 1024:
+        if abs(nbytes) < 1023.95:  # more reads as 1024.0
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.{2 if abs(nbytes) < 100 else 1}f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.2f} TiB"
@@ -45,7 +45,7 @@ def format_seconds(seconds: float) -> str:
     if abs(seconds) >= 300:
         return f"{seconds / 60:.1f} min"
     for unit, scale in (("s", 1), ("ms", 1e3), ("us", 1e6)):
-        if abs(seconds) * scale >= 1:
+        if abs(seconds) * scale >= 0.9995:  # reads as 1.00
             return f"{_three(seconds * scale)} {unit}"
     return f"{seconds * 1e9:.0f} ns" if seconds else "0 s"
 

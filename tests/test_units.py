@@ -27,10 +27,15 @@ def test_formatted_bytes_parse_back_within_their_digits(nbytes):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(194, "194 s"), (0.075, "75.0 ms"), (2.62e-5, "26.2 us"), (4e-9, "4 ns"), (28800, "8 h 00 min")]
+    ("seconds", "text"),
+    [(194, "194 s"), (0.9996, "1.00 s"), (0.075, "75.0 ms"), (2.62e-5, "26.2 us"), (4e-9, "4 ns"), (28800, "8 h 00 min")],
 )
 def test_format_seconds(seconds, text):
     assert format_seconds(seconds) == text
+
+
+def test_format_bytes_rounds_up_to_the_next_unit():
+    assert [format_bytes(n) for n in (1023, 1023.97 * 1024, 2**20)] == ["1023 B", "1.00 MiB", "1.00 MiB"]
 
 
 def test_format_count():

@@ -1,4 +1,4 @@
-"""torch modules: layers whose weights are tensors of a GGUF file, RMSNorm by one compiled loop; alone or in a model's place."""
+"""torch modules over tensors of a GGUF file, RMSNorm by one compiled loop, and both in place of an existing model's."""
 
 import os
 from collections.abc import Mapping
@@ -66,9 +66,9 @@ def replace_linears(
     tensor that is missing, or one of another shape; the model is unchanged then.
     """
     source = Source.of(file, weights, cache)
-    layers = {}
+    layers, modules = {}, dict(model.named_modules())
     for path, name in mapping.items():
-        layer = dict(model.named_modules()).get(path)
+        layer = modules.get(path)
         if not isinstance(layer, (torch.nn.Linear, torch.nn.Embedding)):
             raise ModelError(f"{path!r} of {type(model).__name__} is {type(layer).__name__}, expected a Linear or an Embedding")
         if source.weights.shape(name) != tuple(layer.weight.shape):

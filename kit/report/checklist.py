@@ -1,6 +1,5 @@
 """The artifact checklist of a page: what a reader needs to repeat and to trust a run, filled from the run itself."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kit.claims.records import Record
@@ -16,23 +15,20 @@ class Item:
     text: str
 
 
-def checklist(run: Run, rows: Iterable[Record], names: Iterable[str]) -> list[Item]:
+def checklist(run: Run, rows: list[Record], names: list[str]) -> list[Item]:
     """The items for the notebooks ``names`` of a run and their records."""
-    rows, names = list(rows), list(names)
     measured = [row for row in rows if row.status == "ok"]
     judged = [row for row in measured if row.verdict]
     clean = bool(run.commit) and not run.commit.endswith("+")
-    missing = [name for name in names if name not in run.notebooks]
-    failed = [name for name in names if name in run.failed]
-    skipped = [row for row in rows if row.status == "skipped"]
-    not_run = [f"{name}: not run yet" for name in missing] + [f"{name}: failed" for name in failed]
-    not_run += [f"{row.claim or row.quantity}: {row.reason}" for row in skipped]
+    not_run = [f"{name}: not run yet" for name in names if name not in run.notebooks]
+    not_run += [f"{name}: failed" for name in names if name in run.failed]
+    not_run += [f"{row.claim or row.quantity}: {row.reason}" for row in rows if row.status == "skipped"]
     seeds = sorted({str(row.parameters["seed"]) for row in rows if "seed" in row.parameters})
     counts = sorted({len(row.samples) for row in measured})
     return [
         Item("Command", None, command_line(run)),
         Item("Commit", clean, _commit(run)),
-        Item("Version pins", True, "pyproject.toml; the versions that ran are under Environment"),
+        Item("Version pins", None, "pyproject.toml; the versions that ran are under Environment"),
         Item("Machine", None, run.machine_id),
         Item("Seeds", bool(seeds) if rows else None, ", ".join(seeds) or "no record states one"),
         Item("Samples", None, _samples(counts, len(measured))),

@@ -2,7 +2,7 @@
 
 from kit.cache import POLICIES, UNLIMITED
 from kit.costs import ways
-from kit.costs.order import Order, order_of
+from kit.costs.order import order_of
 from kit.errors import CacheError, ModelError, known
 from kit.gguf.formats import DTYPES
 from kit.units import parse_bytes
@@ -29,12 +29,6 @@ def way_of(policy: str, capacity: str, dtype: str, total: int) -> ways.Way:
     return ways.Way(policy, limit, dtype)
 
 
-def working_set(file, order: Order, dtype: str) -> int:
-    """Bytes of all weights that a decode uses, dequantized to ``dtype``."""
-    parts = ways.parts_of(file, order)
-    return sum(part.elements for part in parts.values()) * DTYPES[dtype]
-
-
 def records(measured: ways.Measured, total: int, machine) -> list[dict]:
     """Three records (keyword arguments of Session.record): seconds a token with its bound, hit rate, bytes held."""
     missed = (1 - measured.hit_rate) * total
@@ -55,6 +49,6 @@ def measure(file, policy: str, capacity: str, dtype: str, tokens: int) -> tuple[
     """
     known("dtype", dtype, DTYPES, ModelError)
     order = order_of(file, 1)
-    total = working_set(file, order, dtype)
+    total = sum(part.elements for part in ways.parts_of(file, order).values()) * DTYPES[dtype]
     way, lazy = way_of(policy, capacity, dtype, total), ways.Way("NoCache", None, dtype)
     return ways.measure(way, file, order, tokens), ways.measure(lazy, file, order, tokens), total
