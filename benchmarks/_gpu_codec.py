@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from kit import codec
-from kit.codec.int8 import quantize
+from kit.codec.codings import quantize
 from kit.codec.tiles import TILE_VALUES
 
 NOT_MEASURED = "not measured"

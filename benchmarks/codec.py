@@ -7,7 +7,7 @@ import zstandard
 
 import kit.codec
 from kit.codec import rans
-from kit.codec.int8 import quantize
+from kit.codec.codings import quantize
 from kit.lab import measure
 
 TILES = 128

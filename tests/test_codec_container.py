@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit
-from kit.codec.bf16 import pack_bf16, unpack_bf16
-from kit.codec.compressor import compress
-from kit.codec.container import CompressedFile, unpack_matrix
-from kit.codec.int8 import quantize
-from kit.codec.verify import verify
+from kit.codec.codings import pack, quantize, unpack
+from kit.codec.compressor import compress, verify
+from kit.codec.container import CompressedFile
 from kit.commands.cli import main
 from kit.errors import CodecError
 from kit.synthetic.write import synthesize
@@ -74,17 +72,12 @@ def test_bf16_keeps_every_bit(seed, shape, any_bits):
     bits = random.integers(0, 2**16, shape, np.uint16)  # NaN, infinities, subnormals and all
     if not any_bits:
         bits = torch.from_numpy(random.normal(0, 0.02, shape)).bfloat16().view(torch.uint16).numpy()
-    assert np.array_equal(unpack_bf16(pack_bf16(bits)), bits)
+    assert np.array_equal(unpack(pack("bf16", bits.view(np.uint8), "BF16")).view(torch.uint16).numpy(), bits)
 
 
 def test_bf16_takes_about_70_percent():
     bits = torch.randn(512, 1024).mul_(0.02).bfloat16().view(torch.uint16).numpy()
-    assert 0.6 < pack_bf16(bits).nbytes / bits.nbytes < 0.7
-
-
-def test_bf16_wants_bits():
-    with pytest.raises(CodecError, match="uint16"):
-        pack_bf16(np.zeros((2, 2), np.float16))
+    assert 0.6 < pack("bf16", bits.view(np.uint8), "BF16").nbytes / bits.nbytes < 0.7
 
 
 # ---- the container
@@ -99,7 +92,7 @@ def test_a_compressed_gguf_holds_the_quantized_weights(source, packed):
         assert len(file.matrices) == 15  # 7 a layer and the output
         for name, matrix in file.matrices.items():
             values, scales = quantize(kit.dequantize(original.blocks(name), original.tensors[name].qtype))
-            assert np.array_equal(unpack_matrix(matrix).numpy(), values) and np.array_equal(matrix.scales, scales)
+            assert np.array_equal(unpack(matrix).numpy(), values) and np.array_equal(matrix.beside, scales)
         for name in file.tensors.keys() - file.matrices.keys():
             assert np.array_equal(file.blocks(name), original.blocks(name))
         assert sum(matrix.nbytes for matrix in file.matrices.values()) < sum(
@@ -135,7 +128,7 @@ def test_a_compressed_safetensors_file(tmp_path):
     assert verify(packed, source=path) == (3, 1)
     with CompressedFile(packed) as file:
         matrix = file.matrices["model.layers.0.mlp.up_proj.weight"]
-        assert np.array_equal(unpack_matrix(matrix).numpy(), quantize(weight.half())[0])
+        assert np.array_equal(unpack(matrix).numpy(), quantize(weight.half())[0])
 
 
 def test_bf16_coding_is_lossless(tmp_path):
@@ -144,7 +137,7 @@ def test_bf16_coding_is_lossless(tmp_path):
     packed = compress(path, tmp_path / "out.gguf", coding="bf16")
     assert verify(packed, source=path) == (3, 1)
     with CompressedFile(packed) as file:
-        assert torch.equal(unpack_matrix(file.matrices["model.layers.0.mlp.up_proj.weight"]), weight)
+        assert torch.equal(unpack(file.matrices["model.layers.0.mlp.up_proj.weight"]), weight)
 
 
 @pytest.mark.parametrize("coding", ["int8", "bf16"])
@@ -192,6 +185,13 @@ def test_files_that_are_not_ours(source, packed, tmp_path):
         compress(source, tmp_path / "nowhere" / "out.gguf")
 
 
+def test_a_container_without_checksums(packed, tmp_path):
+    path = tmp_path / "none.gguf"
+    path.write_bytes(packed.read_bytes().replace(b"kit.codec.crc32", b"kit.codec.crc33"))
+    with pytest.raises(CodecError, match=r"none\.gguf: 0 checksums for \d+ tensors"):
+        verify(path)
+
+
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_damaged_container_is_a_kit_error(packed, tmp_path_factory, data):
@@ -208,7 +208,7 @@ def test_a_damaged_container_is_a_kit_error(packed, tmp_path_factory, data):
     with CompressedFile(path) as file, CompressedFile(packed) as right:
         for name, matrix in right.matrices.items():
             if name in file.matrices:  # a name may have changed
-                assert torch.equal(unpack_matrix(file.matrices[name]), unpack_matrix(matrix))
+                assert torch.equal(unpack(file.matrices[name]), unpack(matrix))
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from kit.cache.policies.base import LRU, HashMap
 from kit.cache.policies.cyclic import CyclicAware
 from kit.cache.policies.pinned import Pinned
 from kit.cache.prefetch import Prefetcher
+from kit.codec.codings import quantize
 from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
-from kit.codec.int8 import quantize
 from kit.codec.weights import CompressedWeights, ProgressLine
 from kit.errors import CodecError, ModelError
 from kit.synthetic.write import synthesize

@@ -1,4 +1,4 @@
-"""Compress a model: from a GGUF or safetensors file to the container of kit.codec.container."""
+"""Compress a model, a GGUF or safetensors file, to the container of kit.codec.container; verify a compressed model."""
 
 import zlib
 from collections.abc import Iterator
@@ -7,21 +7,17 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from kit.codec.bf16 import pack_bf16
-from kit.codec.container import CODINGS, VERSION
-from kit.codec.encoder import encode
-from kit.codec.int8 import quantize
+from kit.codec.codings import CODINGS, pack
+from kit.codec.container import VERSION, CompressedFile
+from kit.codec.decoders import decode
 from kit.codec.safetensors import SafetensorsFile
-from kit.errors import CodecError, GGUFError
+from kit.errors import CodecError, GGUFError, known
 from kit.gguf import reader
 from kit.gguf.formats import FORMATS
 from kit.gguf.metadata import Cursor, read_metadata
 from kit.gguf.reader import TensorInfo
 from kit.gguf.writer import header
 from kit.lab.files import replacing
-from kit.quants import dequantize
-
-_CHUNK_WEIGHTS = 1 << 24  # weights that are dequantized at a time: 64 MiB of float32
 
 
 def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool = False) -> Path:
@@ -30,8 +26,7 @@ def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool =
     CodecError for an unknown coding, a tensor that it cannot code, a NaN or an infinity in the weights, or a file that
     cannot be written.
     """
-    if coding not in CODINGS:
-        raise CodecError(f"coding {coding!r} is not known: take one of {', '.join(CODINGS)}")
+    known("coding", coding, CODINGS, CodecError)
     source, out = open_source(path), Path(out)
     pairs = [] if isinstance(source, SafetensorsFile) else _pairs(source)
     infos = [part for info in source.tensors.values() for part in _parts(source, info, coding)]
@@ -116,8 +111,8 @@ def _parts(source, info, coding) -> list[TensorInfo]:
         raise CodecError(f"{source.path}: tensor {info.name!r} is empty: nothing to encode")
     if coding == "bf16" and info.qtype != "BF16":
         raise CodecError(f"{source.path}: tensor {info.name!r} is {info.qtype}, and bf16 codes only BF16: take int8")
-    rows, columns = info.shape[-2:]
-    second = ("scales", "F32", (rows,)) if coding == "int8" else ("rest", "I8", (rows, columns))
+    beside = CODINGS[coding]
+    second = beside.part, beside.part_qtype, info.shape[-2:][: beside.part_axes]
     return [
         TensorInfo(f"{name}.{part}", qtype, shape, 0, 0)
         for name, _ in _matrices(source, info)
@@ -132,28 +127,12 @@ def _data(source, coding, threads) -> Iterator[np.ndarray]:
             yield np.ascontiguousarray(source.blocks(info.name)).reshape(-1)
             continue
         for name, blocks in _matrices(source, info):
-            if coding == "bf16":
-                bits = np.ascontiguousarray(blocks).view("<u2")
-                if (bits & 0x7F80 == 0x7F80).any():
-                    raise CodecError(f"{source.path}: {name}: contains a NaN or an infinity: repair the source")
-                matrix = pack_bf16(bits, name, threads)
-                yield np.frombuffer(matrix.exponents.to_bytes(), np.uint8)
-                yield matrix.rest.reshape(-1)
-            else:
-                values, scales = quantized(blocks, info.qtype, f"{source.path}: {name}")
-                yield np.frombuffer(encode(values, "kit", name, threads).to_bytes(), np.uint8)
-                yield scales.view(np.uint8)
-
-
-def quantized(blocks: np.ndarray, qtype: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(int8 (rows, columns), float32 scales (rows,)) of ggml blocks (rows, bytes), dequantized some rows at a time."""
-    columns = blocks.shape[1] // FORMATS[qtype].block_bytes * FORMATS[qtype].block_elements
-    values, scales = np.empty((len(blocks), columns), np.int8), np.empty(len(blocks), np.float32)
-    rows = max(1, _CHUNK_WEIGHTS // columns)
-    for first in range(0, len(blocks), rows):
-        part = slice(first, first + rows)
-        values[part], scales[part] = quantize(dequantize(blocks[part], qtype), name)
-    return values, scales
+            where = f"{source.path}: {name}"
+            if coding == "bf16" and (np.ascontiguousarray(blocks).view("<u2") & 0x7F80 == 0x7F80).any():
+                raise CodecError(f"{where}: contains a NaN or an infinity: repair the source")
+            matrix = pack(coding, blocks, info.qtype, where, threads)
+            yield np.frombuffer(matrix.tiles.to_bytes(), np.uint8)
+            yield matrix.beside.reshape(-1).view(np.uint8)
 
 
 def _header(pairs, coding, infos, crcs, alignment) -> bytes:
@@ -161,3 +140,28 @@ def _header(pairs, coding, infos, crcs, alignment) -> bytes:
     ours = {} if pairs else {"general.architecture": "unknown"}
     ours |= {"kit.codec.version": VERSION, "kit.codec.coding": coding, "kit.codec.crc32": crcs.view(np.int32)}
     return header(ours, infos, pairs, alignment)
+
+
+def verify(path, decoder="interleaved", source=None, threads=1, progress=False) -> tuple[int, int]:
+    """Check every tile's checksum, every tensor's CRC-32 and, with a `source`, every matrix against that file's weights.
+
+    Returns the numbers of tensors and matrices; CodecError at the first difference.
+    """
+    with CompressedFile(path) as file:
+        crcs = np.ravel(file.metadata.get("kit.codec.crc32", ())).astype(np.uint32).tolist()
+        if len(crcs) != len(file.gguf.tensors):
+            raise CodecError(f"{path}: {len(crcs)} checksums for {len(file.gguf.tensors)} tensors: the file is damaged")
+        for name, right in zip(file.gguf.tensors, crcs, strict=True):
+            if zlib.crc32(file.gguf.raw(name)) != right:
+                raise CodecError(f"{path}: {name}: the CRC-32 of its bytes differs: the file is damaged")
+        originals = dict(matrices_of(open_source(source))) if source else {}
+        for name, matrix in tqdm(file.matrices.items(), unit="matrix", disable=None if progress else True):
+            decoded = decode(matrix.tiles, decoder, threads=threads)
+            if not source:
+                continue
+            if name not in originals:
+                raise CodecError(f"{path}: {name} is not in {source}")
+            values, beside = CODINGS[file.coding].split(*originals[name], f"{source}: {name}")
+            if not (np.array_equal(values, decoded) and np.array_equal(beside, matrix.beside)):
+                raise CodecError(f"{path}: {name}: unpacks to other values than {source} holds")
+        return len(crcs), len(file.matrices)

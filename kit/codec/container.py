@@ -18,44 +18,23 @@ can list the file and read the model's tokenizer and hyperparameters.
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from kit.codec.bf16 import BF16, unpack_bf16
-from kit.codec.decoders import decode
+from kit.codec.codings import CODINGS, Coded
 from kit.codec.tiles import Tiles
 from kit.errors import CodecError
 from kit.gguf import reader
 from kit.gguf.reader import TensorInfo
 
 VERSION = 1
-CODINGS = ("int8", "bf16")
-
-
-@dataclass(frozen=True)
-class Int8:
-    """A compressed INT8 matrix and its scales, float32 (rows,)."""
-
-    tiles: Tiles
-    scales: np.ndarray
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.tiles.shape
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of tiles and scales."""
-        return self.tiles.nbytes + self.scales.nbytes
 
 
 class CompressedFile(AbstractContextManager):
     """An open compressed model, used like a GGUFFile.
 
     ``tensors``: the model's names and shapes (qtype "I8" or "BF16" for coded ones). ``matrices``: name of a coded matrix
-    (NAME, or NAME[expert]) -> Int8 or BF16. Opening reads headers and indices, no stream.
+    (NAME, or NAME[expert]) -> Coded. Opening reads headers and indices, no stream.
     """
 
     def __init__(self, path):
@@ -66,7 +45,7 @@ class CompressedFile(AbstractContextManager):
             raise CodecError(f"{path}: is not a compressed model: `kit compress {path} -o OUT` writes one")
         if version != VERSION or self.coding not in CODINGS:
             raise CodecError(f"{path}: version {version}, coding {self.coding!r}; this kit reads version {VERSION}")
-        self.matrices: dict[str, Int8 | BF16] = {}
+        self.matrices: dict[str, Coded] = {}
         self.tensors: dict[str, TensorInfo] = {}
         for info in self.gguf.tensors.values():
             name, _, part = info.name.rpartition(".")
@@ -76,20 +55,17 @@ class CompressedFile(AbstractContextManager):
                 self.tensors[info.name] = info
 
     def _add_matrix(self, name, info):
-        tiles = Tiles.from_bytes(self.gguf.raw(info.name), f"{self.path}: {name}")
-        rows, columns = tiles.shape
-        beside, wanted = (".scales", ("F32", (rows,))) if self.coding == "int8" else (".rest", ("I8", (rows, columns)))
-        other = self.gguf.tensors.get(name + beside)
+        tiles, coding = Tiles.from_bytes(self.gguf.raw(info.name), f"{self.path}: {name}"), CODINGS[self.coding]
+        beside, wanted = f"{name}.{coding.part}", (coding.part_qtype, tiles.shape[: coding.part_axes])
+        other = self.gguf.tensors.get(beside)
         if other is None or (other.qtype, other.shape) != wanted:
-            raise CodecError(f"{self.path}: {name + beside} is missing or not {wanted[0]} {wanted[1]}: write the file again")
-        data = self.gguf.raw(other.name)
-        self.matrices[name] = (
-            Int8(tiles, data.view("<f4")) if self.coding == "int8" else BF16(tiles, data.reshape(rows, columns))
-        )
+            raise CodecError(f"{self.path}: {beside} is missing or not {wanted[0]} {wanted[1]}: write the file again")
+        data = self.gguf.raw(beside).view(coding.part_dtype).reshape(other.shape)
+        self.matrices[name] = Coded(self.coding, tiles, data)
         stack, bracket, _ = name.partition("[")
-        shape = (1 + (self.tensors[stack].shape[0] if stack in self.tensors else 0), rows, columns) if bracket else tiles.shape
-        qtype = "I8" if self.coding == "int8" else "BF16"
-        self.tensors[stack] = TensorInfo(stack, qtype, shape, info.offset, info.nbytes)
+        experts = self.tensors[stack].shape[0] if stack in self.tensors else 0
+        shape = (experts + 1, *tiles.shape) if bracket else tiles.shape
+        self.tensors[stack] = TensorInfo(stack, coding.qtype, shape, info.offset, info.nbytes)
 
     def blocks(self, name: str) -> np.ndarray:
         """The ggml blocks of a tensor that is not coded; see GGUFFile.blocks."""
@@ -101,10 +77,3 @@ class CompressedFile(AbstractContextManager):
 
     def __exit__(self, *exception):
         self.close()
-
-
-def unpack_matrix(matrix: Int8 | BF16, decoder="interleaved", threads=1, out=None) -> torch.Tensor:
-    """The int8 values of an Int8 (in `out`, if given) or the bfloat16 weights of a BF16, (rows, columns)."""
-    if isinstance(matrix, Int8):
-        return torch.from_numpy(decode(matrix.tiles, decoder, out, threads))
-    return torch.from_numpy(unpack_bf16(matrix, decoder, threads)).view(torch.bfloat16)

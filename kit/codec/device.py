@@ -4,7 +4,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from kit.codec.container import CompressedFile, Int8
+from kit.codec.container import CompressedFile
 from kit.codec.triton import start, upload, verify
 from kit.cuda.linear import apply
 from kit.errors import CodecError
@@ -20,11 +20,11 @@ class TileWeights(DeviceWeights):
 
     def __init__(self, file: CompressedFile, trace=None):
         super().__init__(file, trace=trace)
-        wrong = next((name for name, matrix in file.matrices.items() if not isinstance(matrix, Int8) or "[" in name), None)
+        wrong = next((name for name in file.matrices if file.coding != "int8" or "[" in name), None)
         if wrong:
             raise CodecError(f"{file.path}: {wrong}: only dense INT8 matrices decode on a device; run this model on the CPU")
         self.coded = {
-            name: (upload(matrix.tiles), torch.tensor(matrix.scales, device=self.device))
+            name: (upload(matrix.tiles), torch.tensor(matrix.beside, device=self.device))
             for name, matrix in file.matrices.items()
         }
         tiles = [len(loaded.tiles) for loaded, _ in self.coded.values()]

@@ -9,8 +9,8 @@ import torch
 
 from kit.cache.policies.base import NoCache, Policy
 from kit.cache.store import WeightCache
-from kit.codec.bf16 import BF16
-from kit.codec.container import CompressedFile, Int8, unpack_matrix
+from kit.codec.codings import CODINGS, Coded, unpack
+from kit.codec.container import CompressedFile
 from kit.codec.decoders import find
 from kit.cpu.buffers import Buffers
 from kit.cpu.linear import linear as multiply
@@ -87,11 +87,11 @@ class CompressedWeights(Mapping, WeightSource):
 class CompressedLinear:
     """y = W x; W is unpacked when the cache does not hold it. Made by CompressedWeights."""
 
-    def __init__(self, name: str, matrix: Int8 | BF16, weights: CompressedWeights):
+    def __init__(self, name: str, matrix: Coded, weights: CompressedWeights):
         self.name, self.matrix, self.weights = name, matrix, weights
-        self.nbytes = matrix.shape[0] * matrix.shape[1] * (1 if isinstance(matrix, Int8) else 2)  # unpacked
-        self.tiles = len(matrix.tiles if isinstance(matrix, Int8) else matrix.exponents)
-        self._scales = torch.tensor(matrix.scales) if isinstance(matrix, Int8) else None
+        self.nbytes = math.prod(matrix.shape) * CODINGS[matrix.coding].nbytes  # unpacked
+        self.tiles = len(matrix.tiles)
+        self._scales = torch.tensor(matrix.beside) if matrix.coding == "int8" else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x (tokens, in) float32 -> (tokens, out) float32; a row's scale multiplies its dot product."""
@@ -118,7 +118,7 @@ class CompressedLinear:
         """Unpack the matrix without the cache; a miss and a prefetch call this."""
         with self.weights.trace.span("unpack", self.name, layer_of(self.name), self.matrix.nbytes):
             out = None if self._scales is None else self.weights.buffers.empty(self.matrix.shape, torch.int8).numpy()
-            return unpack_matrix(self.matrix, self.weights.decoder, self.weights.threads, out)
+            return unpack(self.matrix, self.weights.decoder, self.weights.threads, out)
 
     @property
     def size(self) -> int:

@@ -29,7 +29,7 @@ def verify(file, source, decoder, threads):
     Exit code: 0 all agree, 2 something does not, or FILE cannot be read.
     """
 
-    from kit.codec.verify import verify
+    from kit.codec.compressor import verify
     from kit.lab.machine import usable_cores
 
     tensors, matrices = verify(file, decoder, source, threads or usable_cores(), progress=True)

@@ -13,8 +13,8 @@ import torch
 from tqdm import tqdm
 
 import kit
+from kit.codec.codings import quantize
 from kit.codec.compressor import matrices_of
-from kit.codec.int8 import quantize
 from kit.costs.ways import PRECISION_OF
 from kit.errors import GGUFError
 from kit.lab.files import replacing

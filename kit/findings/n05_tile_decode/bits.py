@@ -7,8 +7,8 @@ import torch
 
 import kit.codec
 from kit.codec import predictors, rans
+from kit.codec.codings import quantize
 from kit.codec.compressor import matrices_of
-from kit.codec.int8 import quantize
 from kit.lab import figures
 from kit.quants import dequantize
 

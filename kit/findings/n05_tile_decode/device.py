@@ -6,7 +6,7 @@ import torch
 
 import kit.codec
 from kit.claims import table as claims
-from kit.codec.int8 import quantize
+from kit.codec.codings import quantize
 from kit.codec.triton import decode_on_device, upload
 from kit.findings.n05_tile_decode import ladder as cpu
 from kit.findings.n05_tile_decode.bits import SIDE, TILE, tiles_of

@@ -11,7 +11,7 @@ import torch
 import kit.codec
 from kit.claims import table as claims
 from kit.claims.judge import times
-from kit.codec.int8 import quantize
+from kit.codec.codings import quantize
 from kit.findings.n05_tile_decode import native
 from kit.findings.n05_tile_decode.bits import SIDE, TILE
 from kit.lab import figures, measure

@@ -17,8 +17,9 @@ from kit.cache.policies.cyclic import CyclicAware
 from kit.cache.policies.offline import MIN
 from kit.cache.policies.pinned import Pinned
 from kit.cache.prefetch import Prefetcher
+from kit.codec.codings import unpack
 from kit.codec.compressor import compress
-from kit.codec.container import CompressedFile, unpack_matrix
+from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
 from kit.findings.n06_compressed_inference.hits import ENTRIES, INNER, LAYERS, in_ratio
 from kit.gguf.names import layer_of
@@ -144,7 +145,7 @@ def run_all(file: CompressedFile, prompt: list[int], tokens: int, progress=None)
     """
     smallest = min(file.matrices.values(), key=lambda matrix: matrix.nbytes)
     for decoder in {how.decoder for how in STRATEGIES.values()}:
-        unpack_matrix(smallest, decoder)
+        unpack(smallest, decoder)
     run(file, LAZY, prompt, 1)
     outcomes = {LAZY: run(file, LAZY, prompt, tokens)}
     for name in STRATEGIES:
