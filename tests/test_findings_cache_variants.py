@@ -9,8 +9,8 @@ from kit.cache import POLICIES
 from kit.cache.traces import repeated
 from kit.claims.records import read
 from kit.findings import live as cache_live
-from kit.findings.n03_cache_variants import hits, prefetching, replays, verdicts
 from kit.findings.n03_cache_variants import live as variants
+from kit.findings.n03_cache_variants import loading, replays, verdicts
 from kit.lab import machine
 from kit.lab.measure import Rounds
 from kit.synthetic.write import cached_model
@@ -138,14 +138,14 @@ def test_verdicts(path, live, tmp_path, monkeypatch):
     lab = kit.Session("03_cache_variants", profile="smoke", out=str(tmp_path))
     file, order, _ = live
     dense = replays.dense(2)
-    ahead = prefetching.take(path, order, 0.3, passes=3, rounds=2)
-    table = prefetching.table(ahead, MACHINE, order.working_set, 0.3)
-    assert list(table.index) == list(prefetching.AHEAD)
+    ahead = loading.prefetch(path, order, 0.3, passes=3, times=2)
+    table = loading.prefetch_table(ahead, MACHINE, order.working_set, 0.3)
+    assert list(table.index) == list(loading.AHEAD)
     assert table.loc["none", "prefetched, %"] == 0 < table["prefetched, %"].drop("none").min()
-    prefetching.figure({"the kit's": table, "gguf-py's": table.iloc[[0, 2]]}).canvas.draw()
+    loading.prefetch_figure({"the kit's": table, "gguf-py's": table.iloc[[0, 2]]}).canvas.draw()
     verdicts.judge_prefetch(lab, ahead, table, "the kit's", pd.Series([1.0, 1.5], index=[2, 16]))
-    taken, nbytes = hits.take(file, order, samples=2, budget=0.1)
-    assert hits.table(taken, nbytes).loc[hits.VIEW, "times a hit, a view"] == 1
+    taken, nbytes = loading.hits(file, order, samples=2, budget=0.1)
+    assert loading.hits_table(taken, nbytes).loc[loading.VIEW, "times a hit, a view"] == 1
     verdicts.judge_lookups(lab, taken)
     verdicts.judge_limit(lab, dense)
     verdicts.judge_frequency(lab, replays.windows(replays.kinds(6, 0), 0.3))
@@ -187,14 +187,14 @@ def test_the_reports_own_configuration_is_judged(tmp_path, monkeypatch, slow, ve
     """A copying hit of 0.1 s against gguf-py: 6.5 times is inside 5 to 10, twice is not, 5 times touches the edge."""
     monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
     lab = kit.Session("03_cache_variants", profile="smoke", out=str(tmp_path))
-    seconds = {hits.ALONE: 1e-6, hits.VIEW: 0.05, hits.COPY: 0.1, hits.FAST: 0.06, hits.SLOW: slow}
+    seconds = {loading.ALONE: 1e-6, loading.VIEW: 0.05, loading.COPY: 0.1, loading.FAST: 0.06, loading.SLOW: slow}
     verdicts.judge_lookups(lab, Rounds({way: (value, value * 1.001) * 5 for way, value in seconds.items()}))
     assert lab.verdicts()["verdict"].tolist() == [verdict]
 
 
 def test_prefetch_gains_by_the_model_only_with_cores_to_spare():
-    table = prefetching.modeled(MACHINE, 20_000_000_000, 0.5, {"slow": 0.5, "fast": 10.0}, cores=(1, 2, 4, 64))
+    table = loading.modeled(MACHINE, 20_000_000_000, 0.5, {"slow": 0.5, "fast": 10.0}, cores=(1, 2, 4, 64))
     assert np.allclose(table.loc[[1, 2]], 1) and (table <= 2).all(axis=None)
     assert table.loc[4, "slow"] == pytest.approx((10 / 2 + 1) / (1 + 9 / 2))  # two of four cores bring 1 GB in the 1 s
     assert table.loc[64, "fast"] == pytest.approx((1 + 1) / 2)  # 30 GB over a bus of 15 GB/s
-    prefetching.model_figure(table, 2).canvas.draw()
+    loading.model_figure(table, 2).canvas.draw()

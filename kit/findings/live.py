@@ -21,10 +21,8 @@ from kit.lab import figures, tables
 
 @dataclass(frozen=True)
 class Live:
-    """One decode: seconds of each pass (the first is the prompt's), counts, every access, the last logits.
-
-    ``held_bytes``: what the store holds; the statistics of a broken store may say otherwise.
-    """
+    """One decode: seconds of each pass (the first is the prompt's), counts, every access, the last logits. ``held_bytes``: what
+    the store holds; the statistics of a broken store may say otherwise."""
 
     label: str
     seconds: tuple[float, ...]
@@ -135,9 +133,7 @@ def policies(capacity: int) -> dict[str, Policy]:
 
 def replay_agrees(runs: list[Live], capacity: int) -> pd.DataFrame:
     """Live counts beside those of a replay of the very accesses, in the policy that a run is labeled with: the same numbers.
-
-    What a prefetch brought counts as such live and as a miss in the replay; it may load what is not asked for any more.
-    """
+    What a prefetch brought counts as such live and as a miss in the replay; it may load what is not asked for any more."""
     rows, fresh = [], policies(capacity)
     for run in (run for run in runs if run.label in fresh):
         live, replayed = run.stats, kit.replay(run.accesses, fresh[run.label])
@@ -166,10 +162,8 @@ def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
 
 
 def sweep(file, order: Requests, fractions, passes=3) -> pd.DataFrame:
-    """Decode at each capacity (a fraction of the working set): speed, live and replayed hit rate.
-
-    The policies are LRU and a pinned set that a knapsack over bytes chose.
-    """
+    """Decode at each capacity (a fraction of the working set): speed, live and replayed hit rate. The policies are LRU and a
+    pinned set that a knapsack over bytes chose."""
     sizes, rows = order.objects, []
     knapsacked = lambda limit: kit.Pinned(limit, names=knapsack(sizes, sizes, limit))  # noqa: E731
     for label, make in {"LRU": kit.LRU, "Pinned (knapsack)": knapsacked}.items():

@@ -43,11 +43,11 @@ def least_seconds(nbytes: float) -> float:
     return nbytes / (machine()["read_gbps"] * 1e9)
 
 
-def speed_in_float32(claim: str, nbytes: int, text: str) -> Record:
-    """The verdict on a claimed number of tokens a second of their model, by its ``nbytes`` in float32 and their bandwidth."""
+def speed(claim: str, nbytes: int, text: str, weights: str = "float32") -> Record:
+    """The verdict on claimed tokens a second of their model, by its ``nbytes`` in ``weights`` and their bandwidth."""
     device = machine()
     return judge(
-        claim, f"tokens a second of {MODEL} in float32 at the reports' bandwidth", "tok/s", how="computed", text=text,
+        claim, f"tokens a second of {MODEL} from {weights} at the reports' bandwidth", "tok/s", how="computed", text=text,
         accept=(claims.get(claim).after, None),
         at_most=(1 / least_seconds(nbytes), f"{format_bytes(nbytes)} a token, {device['read_gbps']} GB/s: {device['source']}"),
     )  # fmt: skip

@@ -93,10 +93,8 @@ class Session:
         return kit.open(self.path(stands_for))
 
     def record(self, claim: str | records.Record = "", device="cpu", **measured) -> records.Record:
-        """Write one record: one that is made already, or of a plain measurement quantity, unit, samples, bounds.
-
-        ``device`` is where it was measured; its parameters say so, and for "cuda" which GPU it was.
-        """
+        """Write one record: one that is made already, or of a plain measurement quantity, unit, samples, bounds. ``device`` is
+        where it was measured; its parameters say so, and for "cuda" which GPU it was."""
         found = claim if isinstance(claim, records.Record) else records.Record(claim=claim, **measured)
         if found.claim:
             claims.get(found.claim)

@@ -92,11 +92,9 @@ def plausibility(machine) -> pd.DataFrame:
 
 
 def exactness(file, every: bool = True) -> pd.DataFrame:
-    """One row a format, one column a way to use it: "equal" bit for bit with gguf-py, or the largest error.
-
-    ``every``: dequantize all formats that gguf-py knows, otherwise those of the file. The fused products, whose kernels
-    take longer to compile, are compared (in float64) for the formats of the file.
-    """
+    """One row a format, one column a way to use it: "equal" bit for bit with gguf-py, or the largest error. ``every``:
+    dequantize all formats that gguf-py knows, otherwise those of the file. The fused products, whose kernels take longer to
+    compile, are compared (in float64) for the formats of the file."""
     from kit.quants import exactness as compare  # and Numba, which no figure before needs
     from kit.quants import reference
 

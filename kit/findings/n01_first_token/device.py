@@ -24,11 +24,9 @@ PHASES = ("open", "read", "upload", "compute")
 
 
 def measure(path, way: str, prompt: list[int]) -> Run:
-    """Run one way to the first token of ``prompt`` (two tokens or more); the clock stops with the logits on the host.
-
-    Phases: "read" fills pinned memory from the file, "upload" is the part of the copy to the device that it does not hide.
-    Dequantized weights do not exist; ``held_bytes`` counts blocks in device memory.
-    """
+    """Run one way to the first token of ``prompt`` (two tokens or more); the clock stops with the logits on the host. Phases:
+    "read" fills pinned memory from the file, "upload" is the part of the copy to the device that it does not hide. Dequantized
+    weights do not exist; ``held_bytes`` counts blocks in device memory."""
     trace, cold = kit.Trace(), pagecache.drop(path)
     with trace.span("open"):
         file = kit.open(path)
@@ -39,14 +37,11 @@ def measure(path, way: str, prompt: list[int]) -> Run:
         model = DeviceTransformer(weights, max_context=len(prompt))
         synchronize()
     trace.spans += [span._replace(what="read") for span in reading.spans]
-    cache, asked = model.new_cache(), prompt
-    if way != "uploaded":
-        model.step(prompt, cache)
-        cache.truncate(len(prompt) - 1 if way == "graph" else 0)
-        asked = prompt[cache.length :]
-        if way == "graph":
-            model.step(asked, cache)  # captured here, replayed below
-            cache.truncate(len(prompt) - 1)
+    cache, kept = model.new_cache(), len(prompt) - 1 if way == "graph" else 0
+    asked = prompt[kept:]
+    for earlier in {"uploaded": [], "second": [prompt], "graph": [prompt, asked]}[way]:  # the graph is captured by its second
+        model.step(earlier, cache)
+        cache.truncate(kept)
         trace.clear()
     before = weights.store.stats
     with trace.span("compute"):

@@ -51,12 +51,9 @@ def _take(path, budget, cores):
 def _some(file) -> list[str]:
     """Matrices of the layers, smallest first, up to ``_BYTES`` in f32 but two at least: enough for every core, and balanced."""
     sizes = {name: 4 * t.elements for name, t in file.tensors.items() if len(t.shape) == 2 and layer_of(name) >= 0}
-    names, total = [], 0
-    for name in sorted(sizes, key=sizes.get):
-        if len(names) < 2 or total + sizes[name] <= _BYTES:
-            names.append(name)
-            total += sizes[name]
-    return names[::-1]  # the largest first: no thread is left with one at the end
+    smallest = pd.Series(sizes).sort_values(kind="stable")
+    count = max(2, int((smallest.cumsum() <= _BYTES).sum()))
+    return list(smallest.index[:count][::-1])  # the largest first: no thread is left with one at the end
 
 
 def speeds(taken: pd.DataFrame) -> pd.DataFrame:

@@ -81,10 +81,8 @@ def evidence(file, costs: pd.DataFrame, dequantizing: pd.DataFrame, run, prompt_
 
 
 def inference(costs: pd.DataFrame, dequantizing: pd.DataFrame, elements: int, prompts=PROMPTS) -> pd.DataFrame:
-    """Seconds of a first inference of so many weights, by loops, threads, dequantizer and prompt.
-
-    ``dequantizing``: GB/s of f32 by threads and dequantizer (parallel.speeds); the threads are the same for both.
-    """
+    """Seconds of a first inference of so many weights, by loops, threads, dequantizer and prompt. ``dequantizing``: GB/s of f32
+    by threads and dequantizer (parallel.speeds); the threads are the same for both."""
     rows = [
         (loops, threads, dequantizer, prompt, elements * (each * prompt + 4 / dequantizing.loc[threads, dequantizer] / 1e9))
         for (loops, threads, each), dequantizer, prompt in product(costs.itertuples(index=False), dequantizing, prompts)
@@ -122,8 +120,5 @@ def told(table: pd.DataFrame, target: float) -> str:
     """Which combinations give the reported time, in a sentence."""
     near = [f"{row.seconds:.0f} s: loops {row.loops}, {row.threads} thread{'s' * (row.threads > 1)}, {row.dequantizer} "
             f"dequantizer, prompt of {row.prompt}" for row in table[table["near"]].itertuples()]  # fmt: skip
-    low, high, which = table["seconds"].min(), table["seconds"].max(), "; ".join(near) or "none"
-    return (
-        f"{len(near)} of {len(table)} set-ups come within {NEAR:.0%} of {target:g} s ({which}); "
-        f"they span {low:.0f} to {high:,.0f} s"
-    )
+    told = f"{len(near)} of {len(table)} set-ups come within {NEAR:.0%} of {target:g} s ({'; '.join(near) or 'none'})"
+    return f"{told}; they span {table['seconds'].min():.0f} to {table['seconds'].max():,.0f} s"

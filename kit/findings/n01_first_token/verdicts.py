@@ -29,10 +29,9 @@ def judge_preload(lab, file, runs: list[Run], predicted: pd.DataFrame, left_out:
     )  # fmt: skip
     lab.record(claim.id, quantity="first token as reported", unit="s", samples=samples(runs, "reported"))
     if not missing:
-        gained = ratios(runs, "lazy", "preload")
-        lab.record(quantity="closed file to token: lazy over preloaded", unit="x", samples=gained)
+        lab.record(quantity="closed file to token: lazy over preloaded", unit="x", samples=ratios(runs, "lazy", "preload"))
         lab.record(
-            claim=claim.id, quantity="first token, warm, from float32", unit="s", samples=samples(runs, "warm"),
+            claim.id, quantity="first token, warm, from float32", unit="s", samples=samples(runs, "warm"),
             lower=least_seconds("warm", predicted), lower_source=predicted.loc["compute", "bound"],
         )  # fmt: skip
     scale = reported.elements() / sum(tensor.elements for tensor in file.tensors.values())

@@ -16,10 +16,8 @@ from kit.units import format_bytes
 
 @dataclass(frozen=True)
 class Way:
-    """How weights get from the file to the first token. ``preload`` are arguments of Weights.preload, None: lazy.
-
-    ``most``: samples at most, for what takes a minute.
-    """
+    """How weights get from the file to the first token. ``preload`` are arguments of Weights.preload, None: lazy. ``most``:
+    samples at most, for what takes a minute."""
 
     label: str
     what: str
@@ -85,9 +83,7 @@ def working_set(file, dtype: str = "float32") -> int:
 
 def measure(path, way: str, prompt: list[int], dtype: str = "float32") -> Run:
     """Run one way from the closed file at ``path`` to the first token, its pages out of the page cache where possible.
-
-    Dequantized weights are kept when they all fit in memory; else a lazy way lets each go after its use.
-    """
+    Dequantized weights are kept when they all fit in memory; else a lazy way lets each go after its use."""
     how, trace = WAYS[way], kit.Trace()
     cold = pagecache.drop(path)
     keep = how.linear == "fused" or _warm_memory(path, dtype)
@@ -110,10 +106,8 @@ def measure(path, way: str, prompt: list[int], dtype: str = "float32") -> Run:
 
 
 def _warm_memory(path, dtype: str) -> bool:
-    """Touch and release as much memory as the way will hold, so that no way pays for fresh pages (fresh_gbps).
-
-    False, with nothing touched, when it would not fit.
-    """
+    """Touch and release as much memory as the way will hold, so that no way pays for fresh pages (fresh_gbps). False, with
+    nothing touched, when it would not fit."""
     with kit.open(path) as file:
         nbytes = working_set(file, dtype)
     if nbytes > 0.9 * memory_available():
@@ -138,9 +132,7 @@ def phases(frame: pd.DataFrame, names: tuple[str, ...] = PHASES) -> dict[str, fl
 
 def predict(file, machine, prompt_tokens: int, disk_gbps: float, dtype: str = "float32") -> pd.DataFrame:
     """The least seconds of each phase on this machine: bytes over bandwidth, or FLOPs over peak where that is more.
-
-    Dequantizing writes every weight in ``dtype``; a pass over the prompt reads each once, or reads the blocks instead.
-    """
+    Dequantizing writes every weight in ``dtype``; a pass over the prompt reads each once, or reads the blocks instead."""
     blocks = sum(tensor.nbytes for tensor in file.tensors.values())
     arithmetic = machine.seconds_to_compute(2 * prompt_tokens * sum(t.elements for t in file.tensors.values()))
     weights = working_set(file, dtype)

@@ -44,11 +44,9 @@ HYPOTHESES = {
 
 
 def observe(hypothesis: Hypothesis, tensors: dict[str, int], limit: int, first: str, load=id, seed: int = 0) -> SimpleNamespace:
-    """Preload in one random order, then ask for ``first`` in another thread, which serves the request.
-
-    Each tensor holds a shared reference to the cache and asks it, as the report describes it. ``load(name)``: the values;
-    without it a number stands for them.
-    """
+    """Preload in one random order, then ask for ``first`` in another thread, which serves the request. Each tensor holds a
+    shared reference to the cache and asks it, as the report describes it. ``load(name)``: the values; without it a number
+    stands for them."""
     cache = hypothesis.make(hypothesis.policy(limit))
     handles = [partial(cache.get, name, nbytes, partial(load, name)) for name, nbytes in tensors.items()]
     owner = (cache,)

@@ -183,10 +183,8 @@ WANTED = 1100 / 45  # times that the reported speeds differ by
 
 def causes(rungs: pd.DataFrame, honest: Exchange, early: Exchange, runs: list[Live], swept: pd.DataFrame) -> pd.DataFrame:
     """One row a cause: the slowest and fastest "tok/s" that it printed here, their factor, whether tokens were made for it.
-
-    ``early``: an answer that stopped before all tokens were made; ``runs``: with a slow dequantizer, from too small a
-    cache to one that is large enough; ``swept``: the same with the kit's dequantizer.
-    """
+    ``early``: an answer that stopped before all tokens were made; ``runs``: with a slow dequantizer, from too small a cache to
+    one that is large enough; ``swept``: the same with the kit's dequantizer."""
     printed, slow = rungs['printed "tok/s"'], [run.tokens_per_second for run in runs]
     fast = swept.loc[swept["policy"] == "LRU", "tok/s"]
     rows = {

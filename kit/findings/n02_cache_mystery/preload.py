@@ -41,11 +41,9 @@ class Preloads:
 
 
 def preload_orders(tensors: dict[str, int], limit: int = LIMIT, draws: int = 2000, seed: int = 0) -> Preloads:
-    """A preload that walks a hash map, ``draws`` times: tensors arrive once each, in a uniformly random order.
-
-    An LRU then holds exactly the longest tail of the arrivals that fits: an object is evicted when it and all that
-    came after it exceed the limit, and that sum only grows. So no cache need be run; ``check`` runs some.
-    """
+    """A preload that walks a hash map, ``draws`` times: tensors arrive once each, in a uniformly random order. An LRU then
+    holds exactly the longest tail of the arrivals that fits: an object is evicted when it and all that came after it exceed the
+    limit, and that sum only grows. So no cache need be run; ``check`` runs some."""
     names, sizes = list(tensors), np.array(list(tensors.values()), dtype=np.int64)
     orders = np.random.default_rng(seed).permuted(np.tile(np.arange(len(names)), (draws, 1)), axis=1)
     tails = np.cumsum(sizes[orders][:, ::-1], axis=1)

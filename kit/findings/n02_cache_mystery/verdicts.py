@@ -116,4 +116,4 @@ def judge_speeds(lab, rungs: pd.DataFrame, caught: pd.DataFrame, tried: pd.DataF
     for claim in ("variance-45-1100", "blas-500"):
         goal = claims.get(claim).after
         text = f"{goal:g} tok/s would read {goal * whole / 1e12:.1f} TB/s; the reports' machine reads {gbps / 1000:.2f}"
-        lab.record(reported.speed_in_float32(claim, whole, text))
+        lab.record(reported.speed(claim, whole, text))

@@ -18,10 +18,8 @@ from kit.lab import figures, tables
 
 
 def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Live]:
-    """One live decode with each policy at this capacity, and with none and all.
-
-    The run without a cache comes first: its accesses are the future that MIN needs.
-    """
+    """One live decode with each policy at this capacity, and with none and all. The run without a cache comes first: its
+    accesses are the future that MIN needs."""
     capacity = order.share(fraction)
     made = policies(capacity)
     runs = [decode(file, made.pop("NoCache"), "NoCache", passes)]
@@ -58,10 +56,8 @@ def by_file(files: dict, fraction: float, passes: int) -> pd.DataFrame:
 
 
 def held_in_part(file, order: Requests, fraction: float) -> pd.DataFrame:
-    """Every matrix through a cache that holds some of its rows: is W x, made of parts, the same, and how much is hit?
-
-    Each part is a cache entry of its own; the products of the parts are stacked, nothing else is copied.
-    """
+    """Every matrix through a cache that holds some of its rows: is W x, made of parts, the same, and how much is hit? Each part
+    is a cache entry of its own; the products of the parts are stacked, nothing else is copied."""
     asked, rows = order.objects, []  # of stacks it names single experts, which no tensor is
     matrices = {name: file.tensors[name] for name in asked if name in file.tensors and len(file.tensors[name].shape) == 2}
     shapes = {name: (info.shape[0], 4 * info.shape[1]) for name, info in matrices.items()}
@@ -86,10 +82,8 @@ def held_in_part(file, order: Requests, fraction: float) -> pd.DataFrame:
 
 
 def fixes(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
-    """Preload, then decode, through the cache of report 001 and each fix, at ``share`` of the model as its limit.
-
-    "verified": how many of two tensors option 1 finds after the preload. Misses are a token, after the preload.
-    """
+    """Preload, then decode, through the cache of report 001 and each fix, at ``share`` of the model as its limit. "verified":
+    how many of two tensors option 1 finds after the preload. Misses are a token, after the preload."""
     limit = order.share(share)
     first, last = order.keys[0], order.keys[-1]
     ways = {

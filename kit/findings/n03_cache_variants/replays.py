@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
+from matplotlib import cycler
 
 from kit.cache import POLICIES
 from kit.cache.bounds import CYCLIC, cyclic_hit_rate, interval_bound, knapsack, lru_hit_curve, min_hit_curve
@@ -70,7 +71,8 @@ def families(table: pd.DataFrame, column: str) -> list[tuple[str, pd.Series]]:
     return [(", ".join(names), curve) for names, curve in alike(wide.items())]
 
 
-_LINES = ("-", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))
+_COLORS = [color for color in figures.PALETTE if color not in (figures.BLACK, figures.YELLOW)]
+_LINES = cycler(linestyle=["-", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1))]) * cycler(color=_COLORS)
 
 
 def curves_figure(by_objects: pd.DataFrame, by_bytes: pd.DataFrame):
@@ -79,12 +81,9 @@ def curves_figure(by_objects: pd.DataFrame, by_bytes: pd.DataFrame):
     titles = ("Equal objects: most policies hit nothing until all fit", "True sizes: what is large decides, the bound stays")
     columns = ("hit rate", "byte hit rate")
     for axes, table, column, title in zip(panels, (by_objects, by_bytes), columns, titles, strict=True):
-        colors = [color for color in figures.PALETTE if color not in (figures.BLACK, figures.YELLOW)]
-        for place, (names, curve) in enumerate(families(table, column)):
-            axes.plot(
-                100 * curve.index, 100 * curve, label=names, color=colors[place % len(colors)],
-                linestyle=_LINES[place // len(colors) % len(_LINES)],
-            )  # fmt: skip
+        axes.set_prop_cycle(_LINES)
+        for names, curve in families(table, column):
+            axes.plot(100 * curve.index, 100 * curve, label=names)
         axes.plot([0, 100], [0, 100], **figures.DASHED, label="bound: capacity / total")
         axes.set(ylabel=f"warm {column}, %", xlabel="capacity, % of the working set", title=title)
         axes.legend(loc="upper left", fontsize=8.5)
@@ -116,12 +115,9 @@ def layer_shares(trace: Requests, policy: Policy) -> np.ndarray:
     return np.divide(held, asked, out=np.zeros_like(held), where=asked > 0)
 
 
-def heat_maps(trace: Requests, fraction: float, policies=None):
-    """Hits over tokens x layers, a panel for each pattern with its policies: white is a miss, dark a layer that was held.
-
-    Policies without any hit share no panel; the title names them.
-    """
-    policies = POLICIES if policies is None else policies
+def heat_maps(trace: Requests, fraction: float, policies=POLICIES):
+    """Hits over tokens x layers, a panel for each pattern with its policies: white is a miss, dark a layer that was held. The
+    title names the policies without any hit."""
     capacity = trace.share(fraction)
     patterns = alike((name, layer_shares(trace, make(capacity))) for name, make in policies.items())
     empty = [name for names, share in patterns if not share.any() for name in names]
@@ -146,28 +142,19 @@ def heat_maps(trace: Requests, fraction: float, policies=None):
 
 
 def pinned_sets(trace: Requests, fraction: float, costs: dict[str, float] | None = None) -> pd.DataFrame:
-    """Four ways to choose a static set of this capacity: bytes held, warm byte hit rate, and its share of the bound.
-
-    ``costs``: what a miss of each object costs (seconds, measured); bytes when there are none.
-    """
-    sizes = trace.objects
-    capacity = trace.share(fraction)
-    rows_of = {name: (max(1, size // 4096), min(size, 4096)) for name, size in sizes.items()}
-    plans = {"rows, in order": RowPlan(capacity, rows_of), "rows, the same share of each": RowPlan(capacity, rows_of, True)}
-    ways = {
-        "first come": (trace, Pinned(capacity)),
-        "knapsack": (
-            trace,
-            Pinned(capacity, names=knapsack({name: (costs or sizes).get(name, 0) for name in sizes}, sizes, capacity)),
-        ),
-        **{name: (plan.requests(trace), plan.policy()) for name, plan in plans.items()},
-    }
-    bound = capacity / trace.working_set
+    """Four ways to choose a static set of this capacity: bytes held, warm byte hit rate, and its share of the bound. ``costs``:
+    what a miss of each object costs (seconds, measured); bytes when there are none."""
+    sizes, capacity = trace.objects, trace.share(fraction)
+    chosen = knapsack({name: (costs or sizes).get(name, 0) for name in sizes}, sizes, capacity)
+    ways = {"first come": (trace, Pinned(capacity)), "knapsack": (trace, Pinned(capacity, names=chosen))}
+    for name, spread in (("rows, in order", False), ("rows, the same share of each", True)):
+        plan = RowPlan(capacity, {name: (max(1, size // 4096), min(size, 4096)) for name, size in sizes.items()}, spread)
+        ways[name] = plan.requests(trace), plan.policy()
     rows = []
     for name, (accesses, policy) in ways.items():
         hits, byte_hits = warm_rates(accesses, policy, 1)
-        held = replay(accesses, policy).resident_bytes
-        rows.append((name, held / capacity, hits, byte_hits, byte_hits / bound))
+        held = replay(accesses, policy).resident_bytes / capacity
+        rows.append((name, held, hits, byte_hits, byte_hits * trace.working_set / capacity))
     return tables.frame(rows, "pinned", "capacity used", "hit rate", "byte hit rate", "of the bound")
 
 
@@ -200,10 +187,8 @@ def kinds_figure(table: pd.DataFrame, fraction: float):
 
 
 def kinds(tokens: int, seed: int) -> dict[str, Requests]:
-    """A dense model, and two routers over 24 layers x 32 experts, four used a token, for eight times as many tokens.
-
-    The first router mostly keeps the experts of the token before; the second draws anew each time, a few far more often.
-    """
+    """A dense model, and two routers over 24 layers x 32 experts, four used a token, for eight times as many tokens. The first
+    router mostly keeps the experts of the token before; the second draws anew each time, a few far more often."""
     return {
         "dense": dense(tokens),
         "experts, local": mixture_of_experts(tokens=8 * tokens, seed=seed, locality=0.6, skew=0.5),
@@ -216,9 +201,7 @@ def one_pass_figure(kinds: dict[str, Requests]):
     figure, panels = figures.new(1, len(kinds), height=3.4, sharey=True)
     for axes, (kind, trace) in zip(panels, kinds.items(), strict=True):
         equal = trace.counted()
-        room, lru = lru_hit_curve(equal)
-        best = min_hit_curve(equal)
-        share = 100 / equal.working_set
+        (room, lru), best, share = lru_hit_curve(equal), min_hit_curve(equal), 100 / equal.working_set
         axes.plot([0, 100], [0, 100], **figures.DASHED, label="capacity / total")
         axes.plot(share * np.arange(1, len(best) + 1), 100 * best / len(equal), color=figures.GREEN, label="MIN, keeps all")
         axes.step(

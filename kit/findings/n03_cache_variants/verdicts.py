@@ -7,8 +7,7 @@ import kit
 from kit.cache.traces import Requests
 from kit.claims import table as claims
 from kit.findings import reported
-from kit.findings.n03_cache_variants import hits
-from kit.findings.n03_cache_variants.prefetching import paired
+from kit.findings.n03_cache_variants import loading
 from kit.lab.measure import Rounds
 from kit.units import format_bytes
 
@@ -17,8 +16,8 @@ def judge_lookups(lab, taken: Rounds) -> None:
     """cache-lookup-speedup: the reports' own configuration (a slow dequantizer, a copy on every hit) beside the others."""
     others = {
         f"{what}, {cache}": taken.ratios(miss, hit)
-        for what, miss in (("gguf-py", hits.SLOW), ("the kit's dequantizer", hits.FAST))
-        for cache, hit in (("views", hits.VIEW), ("copies", hits.COPY))
+        for what, miss in (("gguf-py", loading.SLOW), ("the kit's dequantizer", loading.FAST))
+        for cache, hit in (("views", loading.VIEW), ("copies", loading.COPY))
     }
     beside = "; ".join(f"{label} {np.median(ratios):.1f}x" for label, ratios in others.items())
     lab.judge(
@@ -49,21 +48,19 @@ def judge_limit(lab, trace: Requests) -> None:
 
 def judge_prefetch(lab, runs: pd.DataFrame, table: pd.DataFrame, dequantizer: str, modeled: pd.Series) -> None:
     """prefetch-ahead: the first pass with each kind of prefetch against none; later passes beside it, without a verdict.
-
-    ``modeled``: the gain by cores of prefetching.modeled.
-    """
+    ``modeled``: the gain by cores of loading.modeled."""
     slowest = runs.loc[runs["prefetch"] == "none", "first"].max()
     for label in table.index.drop("none"):
         lab.judge(
             "prefetch-ahead", f"first token, {dequantizer} dequantizer: without over with prefetch, {label}", "x",
-            paired(runs, label, "first"), accept=(1, None), in_ratio=True, tolerance="faster",
+            loading.paired(runs, label, "first"), accept=(1, None), in_ratio=True, tolerance="faster",
             at_most=(slowest / table.loc[label, "bound"], "seconds without, measured, over the longer of loading and reading"),
             text=f"loads and products share these cores and one memory bus; by the model a machine of {modeled.index[-1]} "
             f"cores would gain {modeled.iloc[-1]:.2f}x on later tokens",
         )  # fmt: skip
         lab.record(
             quantity=f"later tokens, {dequantizer} dequantizer: without over with prefetch, {label}", unit="x",
-            samples=paired(runs, label, "warm").tolist(),
+            samples=loading.paired(runs, label, "warm").tolist(),
         )  # fmt: skip
 
 
@@ -95,14 +92,16 @@ def judge_fixes(lab, table: pd.DataFrame, working_set: int) -> None:
         )  # fmt: skip
         goal, nbytes = claims.get(claim).after, format_bytes(working_set)
         text = f"no cache makes {goal:g} tok/s of {nbytes} a token; hits still read every weight"
-        lab.record(reported.speed_in_float32(claim, working_set, text))
+        lab.record(reported.speed(claim, working_set, text))
 
 
 def answer(replayed: pd.DataFrame, fraction: float, taken: Rounds) -> str:
     """The finding in two sentences: what policies hit on a dense model, and what a hit is worth as the reports built it."""
     at = replayed.set_index("policy")["byte hit rate"]
     none = [name for name, rate in at.items() if rate < 0.001]
-    built, fast = (float(np.median(taken.ratios(*pair))) for pair in ((hits.SLOW, hits.COPY), (hits.FAST, hits.VIEW)))
+    built, fast = (
+        float(np.median(taken.ratios(*pair))) for pair in ((loading.SLOW, loading.COPY), (loading.FAST, loading.VIEW))
+    )
     return (
         f"A decode asks for every weight once a token, so a cache of {fraction:.0%} of the model can hit {fraction:.0%} of the "
         f"bytes: a pinned set hits {at['Pinned']:.0%}, and {', '.join(none) or 'no policy'} hit nothing; verifying changes "

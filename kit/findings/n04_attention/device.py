@@ -81,9 +81,7 @@ def equality(file, prompt: list[int]) -> float:
 def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> pd.DataFrame:
     """Decode after a random context of each length that the model knows, by KV cache type: ``samples`` (seconds a token, its
     logits on the host) and their median, the ``bytes`` read and ``flops`` of a token; ``missing``: why there are no samples.
-
-    With a GPU each token is a replayed CUDA graph, captured before the first that counts.
-    """
+    With a GPU each token is a replayed CUDA graph, captured before the first that counts."""
     config, weights = read_config(file), DeviceWeights(file)
     blocks, elements, rows = blocks_read(file), elements_read(config, config.layers), []
     for context, kv in product((n for n in contexts if n < config.context), kinds):
@@ -138,10 +136,8 @@ def roofline(points: pd.DataFrame, gpu: Limits):
 
 
 def judge(lab, file, points: pd.DataFrame, stands_for: str) -> None:
-    """Records of every point, and what the shortest context says of blas-500 and variance-45-1100.
-
-    A file of fewer layers than ``stands_for`` is scaled by the bytes of its blocks.
-    """
+    """Records of every point, and what the shortest context says of blas-500 and variance-45-1100. A file of fewer layers than
+    ``stands_for`` is scaled by the bytes of its blocks."""
     for point in points.to_dict("records"):
         what = f"decode of {stands_for} on the device, context {point['context']}, {point['KV cache']} KV cache"
         if point["missing"]:

@@ -78,10 +78,8 @@ def one_token(model: kit.Transformer, context: int, scale: float = 1.0, samples:
 
 
 def parts(frame: pd.DataFrame, scale: float = 1.0) -> dict[str, float]:
-    """The spans of one token as seconds by part. Each layer counts ``scale`` times: a model with more of the same.
-
-    What is dequantized within a projection or a norm counts as dequantizing.
-    """
+    """The spans of one token as seconds by part. Each layer counts ``scale`` times: a model with more of the same. What is
+    dequantized within a projection or a norm counts as dequantizing."""
     whole = float(frame["seconds"][frame["what"] == "token"].sum())
     rest = whole - sum(_told(frame, frame["seconds"]).values())
     return _told(frame, frame["seconds"] * np.where(frame["layer"] >= 0, scale, 1.0)) | {"rest": rest * scale}

@@ -93,10 +93,8 @@ def kv_bytes(config: Config, context: int) -> int:
 
 
 def times(config: Config, machine: Machine, contexts, samples: int = 5) -> pd.DataFrame:
-    """Seconds of one query of one layer by variant and context, beside the least that this machine allows.
-
-    Each call gets other keys and values than the one before, so that they come from memory as in a model.
-    """
+    """Seconds of one query of one layer by variant and context, beside the least that this machine allows. Each call gets other
+    keys and values than the one before, so that they come from memory as in a model."""
     rows = []
     for context in contexts:
         q, k, v = heads(config, context)
@@ -121,10 +119,8 @@ def times(config: Config, machine: Machine, contexts, samples: int = 5) -> pd.Da
 
 def projections(weights, config: Config, samples: int = 3) -> pd.DataFrame:
     """Seconds of one token through a matrix of each shape by PROJECTIONS, with GB/s of the weights as each variant reads them.
-
     The variants run in turn, each after numpy read other memory on one thread: this evicts the weights from the caches, and
-    torch's threads fall asleep. "read GB/s" is the fastest read of the same rounds, the bound of all.
-    """
+    torch's threads fall asleep. "read GB/s" is the fastest read of the same rounds, the bound of all."""
     other, vector = torch.ones(TOUCHED_BYTES // 4).view(-1, 4096), torch.ones(4096)
     taken, errors = {}, {}
     for name in one_of_each_shape(config):
@@ -158,9 +154,7 @@ def one_of_each_shape(config: Config) -> list[str]:
 
 def shares(config: Config, timed: pd.DataFrame, tokens: pd.DataFrame, layers: int) -> pd.DataFrame:
     """Share of attention in a token at each context, by FLOPs and by measured time, and the most that removing it gives.
-
-    Measured: looped attention beside the looped projections of the reports, and beside BLAS projections.
-    """
+    Measured: looped attention beside the looped projections of the reports, and beside BLAS projections."""
     elements = elements_read(config, layers)
     loop = timed[timed["variant"] == "loop"].set_index("context")["seconds"] * layers
     rows = {}

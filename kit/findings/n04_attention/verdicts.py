@@ -11,10 +11,8 @@ from kit.units import format_bytes, format_seconds
 
 
 def judge_speedup(lab, pairs: pd.DataFrame, tokens: pd.DataFrame, share: float, context: int) -> None:
-    """attention-blas-speedup: attention and projections in loops against BLAS. ``pairs``: see one_token.paired.
-
-    ``tokens``: seconds of a token's parts by way; ``share``: of the FLOPs, attention's at ``context``.
-    """
+    """attention-blas-speedup: attention and projections in loops against BLAS. ``pairs``: see one_token.paired. ``tokens``:
+    seconds of a token's parts by way; ``share``: of the FLOPs, attention's at ``context``."""
     claim, ratios = claims.get("attention-blas-speedup"), pairs["loops"] / pairs["blas"]
     most = float(amdahl(pairs["attention"] / pairs["loops"]).max())
     lab.judge(
@@ -34,10 +32,8 @@ def judge_speedup(lab, pairs: pd.DataFrame, tokens: pd.DataFrame, share: float, 
 
 def judge_warm(lab, tokens: pd.DataFrame, elements: int, prompt: int) -> None:
     """warm-inference: an inference with all cached and loops, scaled by weights, and what the cache took off the first one.
-
-    ``elements``: weights that such a token reads; ``prompt``: tokens of the reports' prompt, which they do not give. Loops
-    take as long for each of its tokens.
-    """
+    ``elements``: weights that such a token reads; ``prompt``: tokens of the reports' prompt, which they do not give. Loops take
+    as long for each of its tokens."""
     claim, scale, seconds = claims.get("warm-inference"), reported.elements() / elements, tokens.sum(axis=1)
     first, again = float(seconds.loc["first"].median()), seconds.loc["again"]
     loops = float((tokens.loc["again", "projections"] / again).median())
@@ -61,22 +57,18 @@ def judge_warm(lab, tokens: pd.DataFrame, elements: int, prompt: int) -> None:
 
 def judge_500(lab, tokens: pd.DataFrame, elements: int) -> None:
     """blas-500: what the reports' bandwidth allows, from float32 and from blocks; what is measured here stands beside it."""
-    claim, device = claims.get("blas-500"), reported.machine()
-    for way, what, nbytes in (
-        ("cached", "float32, BLAS", reported.f32_bytes()), ("fused", "the file's blocks", reported.block_bytes()),
+    goal, totals = claims.get("blas-500").after, tokens.sum(axis=1)
+    for way, weights, nbytes in (
+        ("cached", "float32", reported.f32_bytes()), ("fused", "the file's blocks", reported.block_bytes()),
     ):  # fmt: skip
-        here = [float(elements / reported.elements() / value) for value in tokens.sum(axis=1).loc[way]]
+        here = [float(elements / reported.elements() / value) for value in totals.loc[way]]
         lab.record(
-            quantity=f"tokens a second for the weights of {reported.MODEL}, from {what}", unit="tok/s", samples=here,
+            quantity=f"tokens a second for the weights of {reported.MODEL}, from {weights}", unit="tok/s", samples=here,
             upper=1 / lab.machine.seconds_to_read(nbytes),
             upper_source=f"{format_bytes(nbytes)} at this machine's read bandwidth",
         )  # fmt: skip
-        lab.judge(
-            claim.id, f"tokens a second of {reported.MODEL} on the reports' machine, from {what}", "tok/s",
-            accept=(claim.after, None), how="computed",
-            at_most=(1 / reported.least_seconds(nbytes), f"{format_bytes(nbytes)} over {device['read_gbps']:g} GB/s"),
-            text=f"{claim.after:g} were not tokens of it; here {np.median(here):.2f} tok/s",
-        )  # fmt: skip
+        text = f"{goal:g} were not tokens of it; here {np.median(here):.2f} tok/s"
+        lab.record(reported.speed("blas-500", nbytes, text, weights))
 
 
 def answer(tokens: pd.DataFrame, pairs: pd.DataFrame, share: float, context: int) -> str:
