@@ -65,7 +65,7 @@ def caches(path, folder):
     with kit.open(path) as file:
         runs = caches.every_policy(file, 0.4, 2, ("LRU", "MRU", "Pinned"))
         caches.record(lab, runs, file, 0.4)
-        tables = (caches.same_as_the_cpu(runs, file, 2), live.replay_agrees(runs, caches.capacity(file, 0.4)))
+        tables = (caches.same_as_the_cpu(runs, file, 2), live.replay_agrees(runs))
         return *tables, caches.table(runs, file, lab.gpu), recorded(lab)
 
 

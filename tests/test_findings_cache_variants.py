@@ -100,9 +100,9 @@ def test_every_policy_live_gives_the_same_answer_and_its_replay_the_same_counts(
     _, order, runs = live
     assert {run.label for run in runs} == {*POLICIES, "NoCache", "HashMap"}
     assert cache_live.same_logits(runs)
-    agreement = cache_live.replay_agrees(runs, order.share(0.5))
+    agreement = cache_live.replay_agrees(runs)
     assert agreement["all counts agree"].all()
-    points = variants.points(runs, order, 0.5)
+    points = variants.points(runs, order)
     assert np.allclose(points["live"], points["replayed"]) and set(points.index) == set(POLICIES)
     replays.live_figure(points, 0.5).canvas.draw()
     variants.speed_figure(runs, MACHINE, order.working_set).canvas.draw()

@@ -10,7 +10,6 @@ import pandas as pd
 import torch
 
 import kit
-from kit.cache import POLICIES
 from kit.cache.bounds import knapsack
 from kit.cache.policies.base import Policy
 from kit.cache.prefetch import Prefetcher
@@ -25,6 +24,7 @@ class Live:
     the store holds; the statistics of a broken store may say otherwise."""
 
     label: str
+    policy: Policy
     seconds: tuple[float, ...]
     stats: Stats
     accesses: pd.DataFrame
@@ -72,7 +72,7 @@ def decode(
     trace.clear()
     with inside or nullcontext():
         logits = steps(model, context, passes, prompt)
-    return lived(label or repr(cache), weights, logits)
+    return lived(label or repr(cache), cache, weights, logits)
 
 
 def steps(model, context, passes: int, prompt: int = 1) -> torch.Tensor:
@@ -82,13 +82,13 @@ def steps(model, context, passes: int, prompt: int = 1) -> torch.Tensor:
     return logits
 
 
-def lived(label: str, weights, logits: torch.Tensor) -> Live:
-    """What the trace and the store of ``weights`` tell of a decode."""
+def lived(label: str, cache: Policy, weights, logits: torch.Tensor) -> Live:
+    """What the trace and the store of ``weights`` tell of a decode through ``cache``."""
     frame, stats = weights.trace.frame(), weights.store.stats
     seconds = tuple(frame.loc[frame["what"] == "token", "seconds"])
     held = getattr(weights.store, "held_bytes", stats.resident_bytes)
     dequantizing = float(frame.loc[(frame["what"] == "dequantize") & (frame["token"] == frame["token"].min()), "seconds"].sum())
-    return Live(label, seconds, stats, frame[frame["what"] == "access"], logits, held, dequantizing)
+    return Live(label, cache, seconds, stats, frame[frame["what"] == "access"], logits, held, dequantizing)
 
 
 def miss_costs(file) -> dict[str, float]:
@@ -125,18 +125,12 @@ def same_logits(runs: list[Live]) -> bool:
     return all(torch.equal(run.logits, runs[0].logits) for run in runs)
 
 
-def policies(capacity: int) -> dict[str, Policy]:
-    """Every policy by its name, fresh: of this capacity, and those that need none."""
-    bounded = {name: make(capacity) for name, make in POLICIES.items()}
-    return {"NoCache": kit.NoCache(), **bounded, "HashMap": kit.HashMap()}
-
-
-def replay_agrees(runs: list[Live], capacity: int) -> pd.DataFrame:
-    """Live counts beside those of a replay of the very accesses, in the policy that a run is labeled with: the same numbers.
-    What a prefetch brought counts as such live and as a miss in the replay; it may load what is not asked for any more."""
-    rows, fresh = [], policies(capacity)
-    for run in (run for run in runs if run.label in fresh):
-        live, replayed = run.stats, kit.replay(run.accesses, fresh[run.label])
+def replay_agrees(runs: list[Live]) -> pd.DataFrame:
+    """Live counts beside those of a replay of the very accesses in the same policy, afresh: they must be the same numbers. What
+    a prefetch brought counts as such live and as a miss in the replay; it may load what is not asked for any more."""
+    rows = []
+    for run in runs:
+        live, replayed = run.stats, kit.replay(run.accesses, run.policy)
         counts = live.counts | {"misses": live.misses + live.prefetched, "prefetched": 0}
         counts |= {"bytes_loaded": replayed.bytes_loaded} if live.prefetched else {}
         agree = counts == replayed.counts
@@ -160,20 +154,21 @@ def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
 
 # --- from too small to large enough ---------------------------------------------------------------------------------
 
+KNAPSACK = "Pinned (knapsack)"
+
 
 def sweep(file, order: Requests, fractions, passes=3) -> pd.DataFrame:
     """Decode at each capacity (a fraction of the working set): speed, live and replayed hit rate. The policies are LRU and a
     pinned set that a knapsack over bytes chose."""
     sizes, rows = order.objects, []
-    knapsacked = lambda limit: kit.Pinned(limit, names=knapsack(sizes, sizes, limit))  # noqa: E731
-    for label, make in {"LRU": kit.LRU, "Pinned (knapsack)": knapsacked}.items():
-        for fraction in fractions:
-            capacity = order.share(fraction)
-            run = decode(file, make(capacity), passes=passes)
-            agrees = run.stats.counts == kit.replay(run.accesses, make(capacity)).counts
-            rows.append((label, fraction, run.tokens_per_second, run.warm_byte_hit_rate, run.stats.resident_bytes, agrees))
-    names = ["policy", "capacity / working set", "tok/s", "byte hit rate", "resident bytes", "replay agrees"]
-    return pd.DataFrame(rows, columns=names)
+    for fraction in fractions:
+        capacity = order.share(fraction)
+        chosen = kit.Pinned(capacity, names=knapsack(sizes, sizes, capacity))
+        for label, policy in {"LRU": kit.LRU(capacity), KNAPSACK: chosen}.items():
+            run = decode(file, policy, passes=passes)
+            agrees = run.stats.counts == kit.replay(run.accesses, policy).counts
+            rows.append((label, fraction, run.tokens_per_second, run.warm_byte_hit_rate, agrees))
+    return pd.DataFrame(rows, columns=["policy", "capacity / working set", "tok/s", "byte hit rate", "replay agrees"])
 
 
 def fastest(machine, working_set: float, hit_rate) -> np.ndarray:
@@ -189,12 +184,10 @@ def cliff_figure(swept: pd.DataFrame, machine, working_set: int, title: str):
     share = np.minimum(grid, 1)
     speed.plot(100 * grid, fastest(machine, working_set, share), **figures.DASHED, label="bound of this machine")
     hits.plot(100 * grid, 100 * share, **figures.DASHED, label="bound: capacity / working set")
-    for (policy, rows), mark, color in zip(
-        swept.groupby("policy", sort=False), "os", (figures.VERMILION, figures.BLUE), strict=True
-    ):
-        x = 100 * rows["capacity / working set"]
-        speed.plot(x, rows["tok/s"], marker=mark, color=color, label=policy)
-        hits.plot(x, 100 * rows["byte hit rate"], marker=mark, color=color, label=policy)
+    for axes, column, scale in ((speed, "tok/s", 1), (hits, "byte hit rate", 100)):
+        wide = scale * swept.pivot(index="capacity / working set", columns="policy", values=column)
+        axes.plot(100 * wide.index, wide["LRU"], "-o", color=figures.VERMILION, label="LRU")
+        axes.plot(100 * wide.index, wide[KNAPSACK], "-s", color=figures.BLUE, label=KNAPSACK)
     speed.set(ylabel="tokens a second", title=title)
     speed.set_ylim(bottom=0)
     hits.set(ylabel="byte hit rate, %", xlabel="capacity, % of the working set")

@@ -28,7 +28,9 @@ def decode(file, cache: Policy, label: str = "", passes: int = 4, ahead: bool = 
     weights = DeviceWeights(file, cache, host=kit.HashMap(), ahead=2 * largest if ahead else 0)
     model = DeviceTransformer(weights, max_context=passes, graphs=False)
     logits = live.steps(model, model.new_cache(), passes)
-    return live.lived(label or repr(cache), weights, logits)  # accesses of the vectors, before the first token, among them
+    return live.lived(
+        label or repr(cache), cache, weights, logits
+    )  # accesses of the vectors, before the first token, among them
 
 
 def matrices(file) -> dict[str, int]:
@@ -36,18 +38,14 @@ def matrices(file) -> dict[str, int]:
     return {name: tensor.nbytes for name, tensor in file.tensors.items() if len(tensor.shape) == 2}
 
 
-def capacity(file, fraction: float) -> int:
-    """``fraction`` of the bytes of all matrices, at least 1."""
-    return max(1, round(fraction * sum(matrices(file).values())))
-
-
 def every_policy(file, fraction: float, passes: int, names=SHOWN) -> list[Live]:
     """A decode through each policy at ``fraction`` of the matrices' bytes, with prefetch; first without a cache, and with
     neither; last with everything kept."""
     check_room(file)
+    capacity = max(1, round(fraction * sum(matrices(file).values())))
     runs = [decode(file, kit.NoCache(), "no cache, no prefetch", passes, ahead=False)]
     runs.append(decode(file, kit.NoCache(), "no cache", passes))
-    runs += [decode(file, POLICIES[name](capacity(file, fraction)), name, passes) for name in names]
+    runs += [decode(file, POLICIES[name](capacity), name, passes) for name in names]
     return [*runs, decode(file, kit.HashMap(), "all kept", passes)]
 
 

@@ -12,7 +12,7 @@ from kit.cache.policies.pinned import RowPlan
 from kit.cache.store import WeightCache
 from kit.cache.traces import Requests, repeated, requests
 from kit.errors import ModelError
-from kit.findings.live import Live, decode, fastest, one_pass, policies, prefetching
+from kit.findings.live import Live, decode, fastest, one_pass, prefetching
 from kit.findings.n03_cache_variants.replays import warm_rates
 from kit.lab import figures, tables
 
@@ -20,22 +20,17 @@ from kit.lab import figures, tables
 def every_policy(file, order: Requests, fraction: float, passes: int) -> list[Live]:
     """One live decode with each policy at this capacity, and with none and all. The run without a cache comes first: its
     accesses are the future that MIN needs."""
-    capacity = order.share(fraction)
-    made = policies(capacity)
-    runs = [decode(file, made.pop("NoCache"), "NoCache", passes)]
-    made["MIN"] = kit.MIN(capacity, future=requests(runs[0].accesses))
-    return runs + [decode(file, policy, name, passes) for name, policy in made.items()]
+    capacity, runs = order.share(fraction), [decode(file, kit.NoCache(), "NoCache", passes)]
+    for name, make in POLICIES.items():
+        policy = make(capacity, future=requests(runs[0].accesses)) if name == "MIN" else make(capacity)
+        runs.append(decode(file, policy, name, passes))
+    return [*runs, decode(file, kit.HashMap(), "HashMap", passes)]
 
 
-def points(runs: list[Live], order: Requests, fraction: float) -> pd.DataFrame:
+def points(runs: list[Live], order: Requests) -> pd.DataFrame:
     """Warm byte hit rate of each policy, live, and by a replay of the names and sizes alone, no weights at hand."""
-    capacity, passes = order.share(fraction), len(runs[0].seconds)
-    scan = repeated(list(zip(order.keys, order.sizes, strict=True)), passes)
-    rows = {
-        run.label: (run.warm_byte_hit_rate, warm_rates(scan, POLICIES[run.label](capacity), 1)[1])
-        for run in runs
-        if run.label in POLICIES
-    }
+    scan = repeated(list(zip(order.keys, order.sizes, strict=True)), len(runs[0].seconds))
+    rows = [(run.label, run.warm_byte_hit_rate, warm_rates(scan, run.policy, 1)[1]) for run in runs if run.label in POLICIES]
     return tables.frame(rows, "policy", "live", "replayed")
 
 
@@ -48,7 +43,7 @@ def by_file(files: dict, fraction: float, passes: int) -> pd.DataFrame:
             order = one_pass(file)
             capacity, names = order.share(fraction), ("LRU", "MRU", "CyclicAware", "Pinned")
             runs = [decode(file, POLICIES[name](capacity), name, passes) for name in names]
-            table = points(runs, order, fraction)
+            table = points(runs, order)
             columns[f"{label}, live"], columns[f"{label}, sizes alone"] = table["live"], table["replayed"]
         except ModelError as error:
             print(f"{label} is not run: {error}")

@@ -105,19 +105,12 @@ def under_a_roof(table: pd.DataFrame, machine):
 
 
 def token_bars(tokens: pd.DataFrame, least: float):
-    """Stacked bars of one token by part and way, linear and on a log scale, with the least that reading f32 takes."""
-    medians = tokens.groupby(level="way", sort=False).median()[list(PARTS)]
+    """Stacked bars of one token by part and way, with the least that reading f32 takes."""
+    medians = tokens.groupby(level="way", sort=False).median()[list(PARTS)].clip(lower=0)
     medians.index = [WAYS[way].label for way in medians.index]
-    figure, (linear, log) = figures.new(2, height=6.8)
-    for axes in (linear, log):
-        figures.stacked_bars(axes, medians.clip(lower=0))
-        axes.set_xlabel("seconds a token")
-    linear.set_xlim(right=medians.sum(axis=1).max() * 1.1)
-    figures.bound(log, least, f"all f32 weights read once: {format_seconds(least)}", vertical=True)
-    figures.log(log, "x")
-    log.set_xlim(medians.sum(axis=1).min() / 30, medians.sum(axis=1).max() * 4)
     loops = medians.loc[WAYS["again"].label]
-    linear.set_title(f"With all weights cached, looped projections are {loops['projections'] / loops.sum():.0%} of a token")
-    log.set_title("The same on a log scale")
+    title = f"With all weights cached, looped projections are {loops['projections'] / loops.sum():.0%} of a token"
+    figure, (_, log) = figures.stacked_bars_twice(medians, "seconds a token", (title, "The same on a log scale"))
+    figures.bound(log, least, f"all f32 weights read once: {format_seconds(least)}", vertical=True)
     figure.legend(*log.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
