@@ -153,4 +153,4 @@ def frontier(path, folder):
         points = frontier.measure(file, lab.gpu, 1, (0.0, 0.5, 1.0))
         frontier.plane(file, points, lab.gpu)
     frontier.record(lab, points)
-    return frontier.table(points), frontier.answer(2**32, lab.gpu), recorded(lab)
+    return points, frontier.answer(2**32, lab.gpu), recorded(lab)

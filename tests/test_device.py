@@ -251,7 +251,7 @@ def test_compressed_inference(call, tmp_path):
     assert list(tokens) == right
     assert (table["least, s"] < table["token, s"]).all() and table["held MiB"].iloc[0] > 0
     assert list(passes.index) == ["plain INT8", "tiles"] and (passes["times the least"] > 1).all()
-    check(rows, 4)
+    check(rows, 6)
 
 
 def test_what_no_device_decodes_is_an_error(call, tmp_path):

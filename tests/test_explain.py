@@ -201,7 +201,17 @@ def test_traces_from_csv_and_oracle_general(tmp_path):
     assert read_trace(tmp_path / "trace.csv") == wanted == read_trace(tmp_path / "trace.oracleGeneral")
 
 
-@pytest.mark.parametrize("content", ["", "tensor\nblk.0", "tensor,nbytes\n", "a,b\n1,2\n", "\x00\x01"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "tensor\nblk.0",
+        "tensor,nbytes\n",
+        "a,b\n1,2\n",
+        "\x00\x01",
+        *(f"tensor,nbytes\na,{size}\n" for size in ("", "x", "-5", "3.5", "9" * 20)),
+    ],
+)
 def test_what_is_no_trace_is_one_error(tmp_path, content):
     (tmp_path / "trace.csv").write_text(content)
     with pytest.raises(TraceError):

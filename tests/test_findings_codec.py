@@ -197,7 +197,7 @@ def test_hits_by_layer_and_tile_add_up(outcomes):
         assert frame["unpacked"].sum() == sum(outcome.decodes)
 
 
-LAYER = verdicts.SlowLayer("blk.0.attn_k.weight", 8, [2.4, 2.4], [0.3, 0.3])
+LAYER = verdicts.SlowLayer("blk.0.attn_k.weight", 8, [2.4, 2.4], [1.0, 1.0])
 
 
 def judged(lab, outcomes, slow, fast=1e-3):

@@ -60,7 +60,7 @@ def judge(
     return Record(
         claim=claim, quantity=quantity, unit=unit, verdict=verdict, reason=reason, how=how, cure=cure,
         tolerance=f"{region(accept, unit)}{f': {tolerance}' if tolerance else ''}", samples=values,
-        median=float(np.median(values)) if values else None, interval=list(interval) if interval else None,
+        interval=list(interval) if interval else None,
         accept=list(accept), lower=at_least and float(at_least[0]), lower_source=at_least[1] if at_least else "",
         upper=at_most and float(at_most[0]), upper_source=at_most[1] if at_most else "",
         state=state.to_dict() if state else {}, status="skipped" if missing else "ok",

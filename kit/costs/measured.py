@@ -5,8 +5,9 @@ decode, so that threads, mapped pages, reused memory and CPU caches are in the s
 """
 
 import time
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 import numpy as np
 from tqdm import tqdm
@@ -14,12 +15,12 @@ from tqdm import tqdm
 import kit
 from kit.costs.order import FUSED, Kind, kind_of, use_of
 from kit.cpu.threads import torch_alone
-from kit.quants import registry
+from kit.gguf import formats
 
-DTYPES = tuple(registry.DTYPES)
+DTYPES = tuple(formats.DTYPES)
 _SAMPLES = 3  # tensors of a kind, and walks over them
 _ENOUGH = 0.6  # seconds after which no further walk begins, once one has been counted
-_TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring
+_TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring, give or take a tensor
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class Cost:
 
 def measure_costs(file, names, dtypes=DTYPES, progress: bool = False) -> dict[Kind, Cost]:
     """The cost of every kind among ``names``: medians over up to _SAMPLES tensors of the kind, in as many walks."""
-    plain, by_kind = kit.Weights(file), {}
+    plain, by_kind = kit.Weights(file), defaultdict(list)
     for name in names:
-        by_kind.setdefault(kind_of(plain, name), []).append(name)
+        by_kind[kind_of(plain, name)].append(name)
     chosen = {name for members in by_kind.values() for name in members[:_SAMPLES]}
     chosen = [name for name in names if name in chosen]
     ways = [(dtype, "dequantized", held) for dtype in dtypes for held in (False, True)]
@@ -56,10 +57,11 @@ def measure_costs(file, names, dtypes=DTYPES, progress: bool = False) -> dict[Ki
 
 def _walked(file, names, dtype, linear, held: bool) -> dict[Kind, float]:
     """Median seconds of a use by kind, over up to _SAMPLES walks after a warm-up."""
-    taken: dict[Kind, list[float]] = {}
-    for batch in _batches(file, names):
+    plain, taken = kit.Weights(file), defaultdict(list)
+    ends = accumulate(map(plain.nbytes, names))
+    for _, batch in groupby(zip(names, ends, strict=True), lambda pair: pair[1] // _TOGETHER):
         weights = kit.Weights(file, kit.HashMap() if held else None, dtype=dtype)
-        uses = [(kind_of(weights, name), use_of(weights, linear, name)) for name in batch]
+        uses = [(kind_of(weights, name), use_of(weights, linear, name)) for name, _ in batch]
         began = time.perf_counter()
         for walk in range(_SAMPLES + 1):
             if walk > 1 and time.perf_counter() - began > _ENOUGH:
@@ -69,17 +71,5 @@ def _walked(file, names, dtype, linear, held: bool) -> dict[Kind, float]:
                 for kind, use in uses:
                     start = time.perf_counter()
                     use()
-                    taken.setdefault(kind, []).extend([time.perf_counter() - start] * (walk > 0))
+                    taken[kind] += [time.perf_counter() - start] * (walk > 0)
     return {kind: float(np.median(seconds)) for kind, seconds in taken.items()}
-
-
-def _batches(file, names) -> Iterator[list[str]]:
-    """The names in order, in batches of at most _TOGETHER bytes of dequantized weights."""
-    weights, batch, held = kit.Weights(file), [], 0
-    for name in names:
-        if batch and held + weights.nbytes(name) > _TOGETHER:
-            yield batch
-            batch, held = [], 0
-        batch.append(name)
-        held += weights.nbytes(name)
-    yield batch

@@ -7,7 +7,7 @@ declare void @free(ptr)
 declare ptr @memcpy(ptr, ptr, i64)
 
 ; uint32 x = first four bytes of stream; for (i = 0; i < count; i++) out[i] = the symbol that owns slot x % 4096, ...
-define void @unpack(ptr %stream, ptr %frequencies, ptr %out, i64 %rows, i64 %columns) {
+define void @unpack(ptr %stream, i64 %bytes, ptr %frequencies, ptr %out, i64 %rows, i64 %columns) {
 entry:
   %x = alloca i32
   %at = alloca ptr
@@ -142,7 +142,7 @@ define void @unpack_in_context(ptr %stream, i64 %bytes, ptr %frequencies, ptr %o
   %output = call ptr @malloc(i64 %count)
   %1 = call ptr @memcpy(ptr %context, ptr %frequencies, i64 512)
   %2 = call ptr @memcpy(ptr %input, ptr %stream, i64 %bytes)
-  call void @unpack(ptr %input, ptr %context, ptr %output, i64 %rows, i64 %columns)
+  call void @unpack(ptr %input, i64 %bytes, ptr %context, ptr %output, i64 %rows, i64 %columns)
   %3 = call ptr @memcpy(ptr %out, ptr %output, i64 %count)
   call void @free(ptr %context)
   call void @free(ptr %input)

@@ -26,7 +26,7 @@ def batch(weights: torch.Tensor, tiles: int) -> np.ndarray:
 def rungs(weights: torch.Tensor, ladder: pd.DataFrame, gpu: Limits, samples: int, batches=BATCHES) -> tuple:
     """The ladder's further rungs and their raw samples: seconds a tile of each batch, streams and result on the device.
 
-    Predictor, checksum and the host's look at it are included. Each batch must give back every value before it is timed.
+    The predictor, the checksum and its check on the host are timed, too. Before that each batch must give back every value.
     Column "bound": a tile's compressed bytes read and its values written at the device's bandwidth; "factor" is over
     the rung above, for the first over the fastest of ``ladder``.
     """

@@ -14,7 +14,7 @@ from kit.claims.judge import times
 from kit.codec.codings import quantize
 from kit.findings.n05_tile_decode import native
 from kit.findings.n05_tile_decode.bits import SIDE, TILE
-from kit.lab import figures, measure
+from kit.lab import figures, measure, tables
 from kit.units import format_seconds
 
 INTERPRETED = "a tile as reported, interpreted"  # the quantity of a record: 06 reads it, so that one run has one figure
@@ -70,8 +70,7 @@ def ladder(weights: torch.Tensor, samples: int = 5, rungs=LADDER) -> tuple[pd.Da
         ways[rung.name], counts[rung.name] = measure.sampler(run, 0.01)[0], len(tiles)
     found = measure.rounds(ways, least=samples, budget=20)
     raw = {name: [seconds / counts[name] for seconds in found.seconds[name]] for name in ways}
-    table = pd.DataFrame({"new": [rung.new for rung in rungs], "seconds": [float(np.median(raw[rung.name])) for rung in rungs]},
-                         index=pd.Index([rung.name for rung in rungs], name="decoder"))  # fmt: skip
+    table = tables.frame([(rung.name, rung.new, np.median(raw[rung.name])) for rung in rungs], "decoder", "new", "seconds")
     table["factor"] = table["seconds"].shift() / table["seconds"]
     table["GB/s"] = TILE / table["seconds"] / 1e9
     return table, raw
@@ -110,8 +109,8 @@ def figure(table: pd.DataFrame, bound: float):
 
 def milliseconds(table: pd.DataFrame, claim_after: float) -> str:
     """The first rung within the milliseconds that were expected of a GPU, in words."""
-    first = table[table["seconds"] <= claim_after].index[0] if (table["seconds"] <= claim_after).any() else None
-    return f"{first} ({format_seconds(table.loc[first, 'seconds'])})" if first else "no rung"
+    within = table["seconds"][table["seconds"] <= claim_after]
+    return f"{within.index[0]} ({format_seconds(within.iloc[0])})" if len(within) else "no rung"
 
 
 def answer(table: pd.DataFrame, bits: pd.DataFrame, bound: float) -> str:

@@ -1,22 +1,20 @@
 """Compressed inference on a device: tiles that lie in its memory, and tiles that cross the bus at every pass."""
 
-import time
 from collections import deque
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
-import kit.codec
+import kit
 from kit.codec.container import CompressedFile
 from kit.codec.device import CompressedTransformer, TileWeights
 from kit.codec.streaming import Streamed
-from kit.findings.n06_compressed_inference.hits import reported_layers
 from kit.findings.n06_compressed_inference.passes import packed_bytes, plain_bytes
-from kit.findings.n06_compressed_inference.verdicts import COUNTS, faster, scale_of, scaled
+from kit.findings.n06_compressed_inference.verdicts import speed_ups
 from kit.lab.device import Limits, time_on_device
 from kit.lab.machine import usable_cores
-from kit.units import format_bytes, format_seconds
+from kit.units import format_bytes
 
 
 def run(file: CompressedFile, prompt: list[int], tokens: int) -> tuple[tuple[int, ...], list[float], int]:
@@ -26,16 +24,10 @@ def run(file: CompressedFile, prompt: list[int], tokens: int) -> tuple[tuple[int
     """
     model = CompressedTransformer(TileWeights(file), max_context=len(prompt) + tokens)
     cache = model.new_cache()
-    for counted in (False, True):
-        step, chosen, seconds = prompt, [], []
-        cache.truncate(0)
-        for _ in range(tokens if counted else 2):
-            start = time.perf_counter()
-            logits = model.step(step, cache)  # ends with the logits and the checksums on the host
-            seconds.append(time.perf_counter() - start)
-            step = [int(logits.argmax())]
-            chosen += step
-    return tuple(chosen), seconds, model.weights.held_bytes
+    kit.generate(model, prompt, 2, stop_at_end=False, cache=cache)
+    cache.truncate(0)
+    found = kit.generate(model, prompt, tokens, stop_at_end=False, cache=cache)
+    return tuple(found.tokens), found.seconds, model.weights.held_bytes
 
 
 def least_seconds(file: CompressedFile, gpu: Limits) -> float:
@@ -79,20 +71,9 @@ def verdicts(lab, file: CompressedFile, seconds: list[float], passes: pd.DataFra
 
     Speeds are scaled to the tiles of the report's model, as on the CPU.
     """
-    before, scale = float(np.median(slow)) * sum(reported_layers().values()), scale_of(file)
-    least, taken = scale * least_seconds(file, lab.gpu), scaled([seconds], scale)
     source = "compressed bytes read, INT8 written and read again, at the device's measured bandwidth"
-    for name, quantity in (
-        ("token-time", "a token on the device: as reported over tiles unpacked at every token, scaled by tiles"),
-        ("five-tokens", "five tokens on the device, the first one cold: as reported over tiles unpacked at every token"),
-    ):
-        after = format_seconds(float(np.median(taken[name])))
-        text = f"{format_seconds(COUNTS[name] * before)} -> {after} on {lab.gpu.name}, no cache"
-        lab.record(faster(name, quantity, before, taken[name], (least, source), text), device=lab.device)
-    lab.record(
-        "cold-token", quantity="first token on the device, all tiles unpacked, scaled by tiles", unit="s",
-        samples=taken["cold-token"], lower=least, lower_source=source, device=lab.device,
-    )  # fmt: skip
+    least = least_seconds(file, lab.gpu), source
+    speed_ups(lab, file, slow, [seconds], least, "tiles unpacked at every token on the device", lab.device)
     gain = passes.loc["plain INT8", "pass, s"] / passes.loc["tiles", "pass, s"]
     plain, packed = plain_bytes(file), packed_bytes(file)
     lab.record(

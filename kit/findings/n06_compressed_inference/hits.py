@@ -6,11 +6,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from kit.cache.policies.base import LRU
-from kit.cache.policies.cyclic import CyclicAware
-from kit.cache.policies.offline import MIN
-from kit.cache.policies.pinned import Pinned
-from kit.cache.replay import replay
+import kit
 from kit.cache.traces import repeated
 from kit.lab import figures
 from kit.synthetic.geometry import GEOMETRIES
@@ -19,11 +15,11 @@ ENTRIES, INNER, LAYERS = 20, 50, 155  # report 004: cache=20/20, cache_size=50 i
 SHARE = 0.85  # of the tiles: the hit rate that it reports
 SIDE = 256
 POLICIES = {
-    "MIN": MIN,
-    "Pinned": Pinned,
-    "cyclic-aware": CyclicAware,
-    "MIN without bypass": partial(MIN, bypass=False),
-    "LRU": LRU,
+    "MIN": kit.MIN,
+    "Pinned": kit.Pinned,
+    "cyclic-aware": kit.CyclicAware,
+    "MIN without bypass": partial(kit.MIN, bypass=False),
+    "LRU": kit.LRU,
 }
 
 
@@ -49,9 +45,8 @@ def curve(names: list[str], tokens: int = 6, points: int = 32) -> pd.DataFrame:
     marked = {min(ENTRIES, n), min(INNER, n), math.ceil(SHARE * n), max(1, n - 1)}
     entries = sorted(marked | set(np.linspace(1, n, min(points, n)).astype(int).tolist()))
     scan = repeated([(name, 1) for name in names], tokens)
-    hits = {
-        label: [replay(scan, make(count)).hits / ((tokens - 1) * n) for count in entries] for label, make in POLICIES.items()
-    }
+    gets = (tokens - 1) * n
+    hits = {label: [kit.replay(scan, make(count)).hits / gets for count in entries] for label, make in POLICIES.items()}
     return pd.DataFrame(hits, index=pd.Index(entries, name="entries"))
 
 

@@ -1,6 +1,5 @@
 """Compressed inference: report 004's caches, and better ones, over the tiles of one model; time against memory."""
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,10 +11,6 @@ import pandas as pd
 
 import kit
 from kit.cache.faults import TwoLevels
-from kit.cache.policies.base import LRU, HashMap, NoCache
-from kit.cache.policies.cyclic import CyclicAware
-from kit.cache.policies.offline import MIN
-from kit.cache.policies.pinned import Pinned
 from kit.cache.prefetch import Prefetcher
 from kit.codec.codings import unpack
 from kit.codec.compressor import compress
@@ -23,7 +18,7 @@ from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
 from kit.findings.n06_compressed_inference.hits import ENTRIES, INNER, LAYERS, in_ratio
 from kit.gguf.names import layer_of
-from kit.lab import figures
+from kit.lab import figures, tables
 from kit.lab.machine import usable_cores
 from kit.lab.paths import models_folder
 from kit.units import format_bytes, format_seconds
@@ -64,22 +59,22 @@ class Strategy:
     prefetch: bool = False
 
 
-LAZY = "simd"  # unpacks every matrix at every token: what a MIN of the same decode may foresee
+LAZY = "simd"  # unpacks every matrix at every token; its accesses are those that MIN foresees
 STRATEGIES = {
-    LAZY: Strategy("no cache, simd", "simd", lambda _: NoCache()),
+    LAZY: Strategy("no cache, simd", "simd", lambda _: kit.NoCache()),
     "double": Strategy("before: inner LRU of {inner}, outer LRU of {entries}", "scalar-table",
-                       lambda c: TwoLevels(LRU(c.entries), keeps=c.inner), "entries"),
-    "unlimited": Strategy("before, the inner one without limit", "scalar-table", lambda c: TwoLevels(LRU(c.entries)),
+                       lambda c: TwoLevels(kit.LRU(c.entries), keeps=c.inner), "entries"),
+    "unlimited": Strategy("before, the inner one without limit", "scalar-table", lambda c: TwoLevels(kit.LRU(c.entries)),
                           "entries"),
-    "fixed": Strategy("after: LRU of {entries}", "scalar-table", lambda c: LRU(c.entries), "entries"),
-    "table": Strategy("no cache, table", "scalar-table", lambda _: NoCache()),
-    "interleaved": Strategy("no cache, interleaved", "interleaved", lambda _: NoCache()),
-    "prefetch": Strategy("no cache, simd, next layer prefetched", "simd", lambda _: NoCache(), prefetch=True),
-    "pinned": Strategy("pinned, bytes of {entries}", "simd", lambda c: Pinned(c.nbytes)),
-    "cyclic": Strategy("cyclic-aware, bytes of {entries}", "simd", lambda c: CyclicAware(c.nbytes)),
-    "MIN": Strategy("MIN, bytes of {entries}", "simd", lambda c: MIN(c.nbytes, future=c.future)),
-    "half": Strategy("pinned, half the model", "simd", lambda c: Pinned(c.nbytes * LAYERS // (2 * ENTRIES))),
-    "all": Strategy("plain INT8: all unpacked once and kept", "simd", lambda _: HashMap()),
+    "fixed": Strategy("after: LRU of {entries}", "scalar-table", lambda c: kit.LRU(c.entries), "entries"),
+    "table": Strategy("no cache, table", "scalar-table", lambda _: kit.NoCache()),
+    "interleaved": Strategy("no cache, interleaved", "interleaved", lambda _: kit.NoCache()),
+    "prefetch": Strategy("no cache, simd, next layer prefetched", "simd", lambda _: kit.NoCache(), prefetch=True),
+    "pinned": Strategy("pinned, bytes of {entries}", "simd", lambda c: kit.Pinned(c.nbytes)),
+    "cyclic": Strategy("cyclic-aware, bytes of {entries}", "simd", lambda c: kit.CyclicAware(c.nbytes)),
+    "MIN": Strategy("MIN, bytes of {entries}", "simd", lambda c: kit.MIN(c.nbytes, future=c.future)),
+    "half": Strategy("pinned, half the model", "simd", lambda c: kit.Pinned(c.nbytes * LAYERS // (2 * ENTRIES))),
+    "all": Strategy("plain INT8: all unpacked once and kept", "simd", lambda _: kit.HashMap()),
 }  # fmt: skip
 
 
@@ -120,26 +115,22 @@ def run(
                              nbytes=max(1, plain_bytes(file) * ENTRIES // LAYERS))  # fmt: skip
     weights = CompressedWeights(file, how.cache(caches), how.decoder, by=how.by, progress=progress)
     model = kit.Transformer(weights, linear=weights.linear)
-    kv, step, chosen, seconds = model.new_cache(len(prompt) + tokens), prompt, [], []
     layers = [weights.layers[name] for name in model.config.order_of_use(weights.layers)]
     plan = [(layer.name, layer.size, layer.load) for layer in layers]
     with Prefetcher(weights.store, plan) if how.prefetch else nullcontext():
-        for _ in range(tokens):
-            start = time.perf_counter()
-            logits = model.step(step, kv)
-            seconds.append(time.perf_counter() - start)
-            step = [int(logits.argmax())]
-            chosen += step
+        cache = model.new_cache(len(prompt) + tokens)
+        found = kit.generate(model, prompt, tokens, stop_at_end=False, cache=cache)
     spans = weights.trace.frame()
     decodes = spans[spans["what"] == "unpack"].groupby("token")["nbytes"].agg(["size", "sum"])
     decodes = decodes.reindex(range(tokens), fill_value=0)
     held = _held(weights, how, decodes["size"].iloc[-1])
     label = how.label.format(entries=caches.entries, inner=caches.inner)
-    return Outcome(strategy, label, tuple(seconds), tuple(chosen), tuple(decodes["size"]), tuple(decodes["sum"]), held, weights)
+    counts = tuple(decodes["size"]), tuple(decodes["sum"])
+    return Outcome(strategy, label, tuple(found.seconds), tuple(found.tokens), *counts, held, weights)
 
 
 def run_all(file: CompressedFile, prompt: list[int], tokens: int, progress=None) -> dict[str, Outcome]:
-    """Every strategy, ``progress`` with the reported cure alone (see kit.codec.weights.ProgressLine).
+    """The outcome of every strategy; ``progress`` is for the reported cure alone (see kit.codec.weights.ProgressLine).
 
     Before any is timed each decoder unpacks a matrix and a token is generated: compiling is no part of a first token.
     """
@@ -175,14 +166,11 @@ def table(file: CompressedFile, outcomes: dict[str, Outcome], machine) -> pd.Dat
     for outcome in outcomes.values():
         packed = float(np.mean(outcome.read_bytes[1:]))
         read = packed + (1 - min(1, packed / outcome.weights.compressed_bytes)) * plain_bytes(file)
-        least = machine.seconds_to_read(read)
-        rows.append({
-            "strategy": outcome.label, "decoder": STRATEGIES[outcome.strategy].decoder,
-            "hit rate": float(np.mean(outcome.hit_rates)), "held MiB": outcome.held_bytes / 2**20,
-            "first token, s": outcome.seconds[0], "token, s": outcome.token_seconds,
-            "times the least": outcome.token_seconds / least,
-        })  # fmt: skip
-    return pd.DataFrame(rows).set_index("strategy")
+        seconds, least = outcome.token_seconds, machine.seconds_to_read(read)
+        rows.append((outcome.label, STRATEGIES[outcome.strategy].decoder, float(np.mean(outcome.hit_rates)),
+                     outcome.held_bytes / 2**20, outcome.seconds[0], seconds, seconds / least))  # fmt: skip
+    names = ("strategy", "decoder", "hit rate", "held MiB", "first token, s", "token, s", "times the least")
+    return tables.frame(rows, *names)
 
 
 def same_tokens(outcomes: dict[str, Outcome]) -> pd.DataFrame:

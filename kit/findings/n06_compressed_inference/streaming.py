@@ -7,7 +7,7 @@ import kit.codec
 from kit.lab import figures, measure
 from kit.lab.machine import usable_cores
 
-LINKS = {"SATA disk": 0.55, "NVMe disk, PCIe 4.0 x4": 7.0, "PCIe 5.0 x16": 55.0}  # GB/s, about what the standards leave
+LINKS = {"SATA disk": 0.55, "NVMe disk, PCIe 4.0 x4": 7.0, "PCIe 5.0 x16": 55.0}  # usable GB/s, rounded
 
 
 def decoder_gbps(file) -> float:

@@ -1,36 +1,30 @@
 """The verdicts on report 004's caches and times. Speeds are scaled to the 15,784 tiles of the report's model."""
 
 import timeit
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 import kit.codec
 from kit.claims import table as claims
-from kit.claims.judge import judge, times
-from kit.claims.records import Record
+from kit.claims.judge import times
 from kit.codec.container import CompressedFile
 from kit.findings.n06_compressed_inference.hits import ENTRIES, INNER, LAYERS, reported_layers
-from kit.findings.n06_compressed_inference.passes import LAZY, Outcome
+from kit.findings.n06_compressed_inference.passes import LAZY, Outcome, packed_bytes
 from kit.units import format_seconds
 
 REPORTED = 0.295  # seconds a tile, report 004
-COUNTS = {"token-time": 1, "five-tokens": 5}  # claimed speed-up -> tokens
+SPED_UP = {"token-time": (1, "a token"), "five-tokens": (5, "five tokens, the first one cold")}  # claim -> tokens
 
 
-@dataclass(frozen=True)
-class SlowLayer:
-    """One real layer unpacked the reported way, interpreted: its tiles, seconds of each sample, and a tile alone as often."""
+class SlowLayer(NamedTuple):
+    """One real layer unpacked the reported way, interpreted: its tiles, and for each sample its seconds and their ``scaling``:
+    over its tiles times a tile alone, 1 where time grows with the tiles."""
 
     name: str
     tiles: int
     seconds: list[float]
-    tile_seconds: list[float]
-
-    @property
-    def scaling(self) -> list[float]:
-        """Seconds of the layer over its tiles times a tile alone: 1 where time grows with the tiles."""
-        return [layer / (self.tiles * tile) for layer, tile in zip(self.seconds, self.tile_seconds, strict=True)]
+    scaling: list[float]
 
 
 def slow_layer(file: CompressedFile, samples: int = 2, largest: bool = False) -> SlowLayer:
@@ -41,10 +35,9 @@ def slow_layer(file: CompressedFile, samples: int = 2, largest: bool = False) ->
     values = kit.codec.decode(file.matrices[name].tiles, "simd")
     layer, tile = (kit.codec.encode(matrix, "reported") for matrix in (values, np.ascontiguousarray(values[:256, :256])))
     kit.codec.decode(tile, "python")  # warms up
-    taken = [[timeit.timeit(lambda at=at: kit.codec.decode(at, "python"), number=1) for at in (layer, tile)]
+    pairs = [[timeit.timeit(lambda at=at: kit.codec.decode(at, "python"), number=1) for at in (layer, tile)]
              for _ in range(samples)]  # fmt: skip
-    seconds, alone = (list(column) for column in zip(*taken, strict=True))
-    return SlowLayer(name, len(layer), seconds, alone)
+    return SlowLayer(name, len(layer), [whole for whole, _ in pairs], [whole / (len(layer) * one) for whole, one in pairs])
 
 
 def scale_of(file: CompressedFile) -> float:
@@ -52,25 +45,14 @@ def scale_of(file: CompressedFile) -> float:
     return sum(reported_layers().values()) / sum(len(matrix.tiles) for matrix in file.matrices.values())
 
 
-def scaled(starts, scale: float) -> dict[str, list[float]]:
-    """Claim -> ``scale`` times the seconds of a token after the first, of five tokens with the first, and of the first alone.
-
-    ``starts``: seconds of each token, from the start as often as there are.
-    """
-    return {
-        "token-time": [scale * seconds for start in starts for seconds in start[1:]],
-        "five-tokens": [scale * sum(start) * 5 / len(start) for start in starts],
-        "cold-token": [scale * start[0] for start in starts],
-    }
-
-
 def verdicts(lab, outcomes: dict[str, Outcome], curve, slow: list[float], layer: SlowLayer, starts) -> None:
     """Write the verdicts of double-cache, hit-rate-85, token-time, five-tokens, cold-token and layer-50s.
 
-    ``slow``: seconds for one tile as reported; ``layer``: for a real layer; ``starts``: see ``scaled``, without a cache.
+    ``slow``: seconds for one tile as reported; ``layer``: for a real layer; ``starts``: seconds of each token without a cache,
+    from the start as often as there are.
     """
     _caches(lab, outcomes, curve)
-    _times(lab, outcomes[LAZY].weights, slow, layer, starts)
+    _times(lab, outcomes[LAZY].weights.file, slow, layer, starts)
     _layers(lab, slow)
 
 
@@ -97,45 +79,52 @@ def _caches(lab, outcomes, curve):
     )  # fmt: skip
 
 
-def _times(lab, weights, slow, layer, starts):
-    tiles, scale = sum(reported_layers().values()), scale_of(weights.file)
-    before, taken = tiles * float(np.median(slow)), scaled(starts, scale)
-    least = lab.machine.seconds_to_read(scale * weights.compressed_bytes), "compressed bytes at this machine's read bandwidth"
+def _times(lab, file, slow, layer, starts):
+    tiles = sum(reported_layers().values())
     lab.record(
         "token-time", quantity=f"{layer.name} as reported, interpreted, over its {layer.tiles} tiles times one", unit="x",
         samples=layer.scaling, reason="1: the slow end may be scaled by tiles",
     )  # fmt: skip
-    for name, quantity in (("token-time", "a token"), ("five-tokens", "five tokens, the first one cold")):
-        count, after = COUNTS[name], taken[name]
-        lab.record(name, quantity=f"{quantity}, as reported, scaled by tiles", unit="s",
-                   samples=[count * seconds * tiles for seconds in slow])  # fmt: skip
-        lab.record(name, quantity=f"{quantity}, simd without a cache, scaled by tiles", unit="s", samples=after,
-                   lower=count * least[0], lower_source=least[1])  # fmt: skip
-        lab.record(faster(
-            name, f"{quantity}: as reported over simd without a cache", before, after, least,
-            f"{format_seconds(count * before)} -> {format_seconds(float(np.median(after)))}; at 295 ms a tile a pass is "
-            f"{REPORTED * tiles / 60:.1f} min, 96 min are {claims.get('token-time').before / tiles * 1e3:.0f} ms a tile, and "
-            "35 s for five tokens would need both 1.4 ms a tile and 85% hits",
-        ))  # fmt: skip
-    arithmetic, first = 0.005 * tiles, float(np.median(taken["cold-token"]))
+    for name, (count, what) in SPED_UP.items():
+        lab.record(name, quantity=f"{what}, as reported, scaled by tiles", unit="s",
+                   samples=[count * tiles * seconds for seconds in slow])  # fmt: skip
+    arithmetic, first = 0.005 * tiles, scale_of(file) * float(np.median([start[0] for start in starts]))
     lab.judge(
         "cold-token", "a pass that unpacks all tiles at 5 ms", "s", accept=(8, 10), how="computed",
         at_least=(arithmetic, f"{tiles:,} tiles at 5 ms"), tolerance="as reported",
         text=f"{tiles:,} tiles at 5 ms are {arithmetic:.1f} s; measured here, all unpacked, the first token takes "
         f"{format_seconds(first)}, {1e6 * first / tiles:.0f} us a tile with all else in it",
     )  # fmt: skip
-    lab.record("cold-token", quantity="first token, every tile unpacked by simd, scaled by tiles", unit="s",
-               samples=taken["cold-token"], lower=least[0], lower_source=least[1])  # fmt: skip
+    least = lab.machine.seconds_to_read(packed_bytes(file)), "compressed bytes at this machine's read bandwidth"
+    speed_ups(lab, file, slow, starts, least, "simd without a cache")
 
 
-def faster(name: str, quantity: str, before: float, after: list[float], least: tuple[float, str], text: str) -> Record:
-    """The verdict on a claim of COUNTS: ``before`` seconds a token as reported, ``after`` measured; ``least``: of a token."""
-    claim, count = claims.get(name), COUNTS[name]
-    return judge(
-        name, quantity, "x", [count * before / seconds for seconds in after], accept=(claim.before / claim.after, None),
-        at_most=(before / least[0], least[1]), in_ratio=True, cure="a faster decoder, no cache at all",
-        tolerance="the reported factor or more", text=text,
-    )  # fmt: skip
+def speed_ups(lab, file: CompressedFile, slow, starts, least: tuple[float, str], how: str, device: str = "cpu") -> None:
+    """Judge token-time and five-tokens, and record what was measured and the first token, scaled to the report's model.
+
+    ``slow``: seconds of a tile as reported; ``starts``: as for ``verdicts``, measured ``how``; ``least``: seconds that a token
+    of ``file`` cannot pass, and why.
+    """
+    tiles, scale = sum(reported_layers().values()), scale_of(file)
+    before, bound, source = float(np.median(slow)) * tiles, scale * least[0], least[1]
+    measured = {
+        "token-time": [scale * seconds for start in starts for seconds in start[1:]],
+        "five-tokens": [scale * sum(start) * 5 / len(start) for start in starts],
+    }
+    for name, after in measured.items():
+        claim, (count, what) = claims.get(name), SPED_UP[name]
+        lab.record(name, quantity=f"{what}, {how}, scaled by tiles", unit="s", samples=after, lower=count * bound,
+                   lower_source=source, device=device)  # fmt: skip
+        lab.judge(
+            name, f"{what}: as reported over {how}", "x", [count * before / seconds for seconds in after], device=device,
+            accept=(claim.before / claim.after, None), at_most=(before / bound, source), in_ratio=True,
+            cure="a faster decoder, no cache at all", tolerance="the reported factor or more",
+            text=f"{format_seconds(count * before)} -> {format_seconds(float(np.median(after)))}; at 295 ms a tile a pass is "
+            f"{REPORTED * tiles / 60:.1f} min, 96 min are {claims.get('token-time').before / tiles * 1e3:.0f} ms a tile, and "
+            "35 s for five tokens would need both 1.4 ms a tile and 85% hits",
+        )  # fmt: skip
+    lab.record("cold-token", quantity=f"first token, {how}, scaled by tiles", unit="s", device=device, lower=bound,
+               lower_source=source, samples=[scale * start[0] for start in starts])  # fmt: skip
 
 
 def _layers(lab, slow):
@@ -154,7 +143,7 @@ def _layers(lab, slow):
 def answer(outcomes: dict[str, Outcome], slow: list[float], starts) -> str:
     """The notebook's answer, filled from the run."""
     tiles, file = sum(reported_layers().values()), outcomes[LAZY].weights.file
-    five = float(np.median(scaled(starts, scale_of(file))["five-tokens"]))
+    five = scale_of(file) * float(np.median([sum(start) * 5 / len(start) for start in starts]))
     hits = [f"{np.mean(outcomes[name].hit_rates):.0%}" for name in ("double", "fixed")]
     return (
         f"Neither the two caches nor the one that is left hit anything on a cyclic scan ({' and '.join(hits)}), and 20 entries "

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-import numpy as np
 import pandas as pd
 
 from kit.costs.quality import PRECISIONS
@@ -18,13 +17,8 @@ def error(table: pd.DataFrame) -> str:
     return f"The predictions are off by {typical}, {off.max():.0%} at worst ({off.idxmax()})."
 
 
-def kl_of(quality):
-    """A function of a way: its KL divergence from float32 by a table of kit.costs.quality; NaN where that has no row."""
-    return lambda way: float(quality["kl"].get(way.precision, np.nan))
-
-
 def lost(way: Way, quality) -> str:
-    """What a way loses of the answers, in words."""
+    """What a way rounds and the KL divergence that this costs, in words; ``quality``: of kit.costs.quality."""
     kl = quality["kl"].get(way.precision, 0.0)
     return PRECISIONS[way.precision].told + (f", KL {kl:.1e} nats" if kl else "")
 

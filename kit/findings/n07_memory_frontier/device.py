@@ -21,25 +21,23 @@ def predict(total: int, held: float, gpu: Limits) -> float:
 
 
 def measure(file, gpu: Limits, tokens: int, shares=SHARES) -> pd.DataFrame:
-    """A decode through a pinned set of each share, the next tensor prefetched: the bytes ``held``, ``samples`` after the first
-    token and their median, and the seconds ``predicted`` by what that set really held."""
+    """A decode through a pinned set of each share, the next tensor prefetched, one row a share.
+
+    MiB held; seconds a token predicted by what that set really held, and measured: the median of the ``samples`` after the
+    first token; the error, tokens a second.
+    """
     check_room(file)
-    total, read, rows = sum(matrices(file).values()), blocks_read(file), {}
+    total, read, rows = sum(matrices(file).values()), blocks_read(file), []
     for share in shares:
         policy = kit.Pinned(round(share * total)) if 0 < share < 1 else kit.HashMap() if share else kit.NoCache()
         live = decode(file, policy, passes=tokens + 1)
         missing = live.accesses[(live.accesses["token"] == tokens) & (live.accesses["outcome"] != "hit")]["nbytes"].sum()
-        samples = live.seconds[1:]
-        rows[f"{share:.0%} of the blocks"] = live.held_bytes, bounds(gpu, read, float(missing))[0], np.median(samples), samples
-    return tables.frame(rows, "in device memory", "held", "predicted", "measured", "samples")
-
-
-def table(points: pd.DataFrame) -> pd.DataFrame:
-    """One row a share: bytes held, seconds predicted by the bandwidths and measured, the error, tokens a second."""
-    return pd.DataFrame({
-        "MiB held": points["held"] / 2**20, "predicted, s": points["predicted"], "measured, s": points["measured"],
-        "error": points["predicted"] / points["measured"] - 1, "tok/s": 1 / points["measured"],
-    })  # fmt: skip
+        predicted, samples = bounds(gpu, read, float(missing))[0], live.seconds[1:]
+        real = float(np.median(samples))
+        label = f"{share:.0%} of the blocks"
+        rows.append((label, live.held_bytes / 2**20, predicted, real, predicted / real - 1, 1 / real, samples))
+    names = ("in device memory", "MiB held", "predicted, s", "measured, s", "error", "tok/s", "samples")
+    return tables.frame(rows, *names)
 
 
 def plane(file, points: pd.DataFrame, gpu: Limits):
@@ -48,7 +46,7 @@ def plane(file, points: pd.DataFrame, gpu: Limits):
     total = blocks_read(file)
     axes.plot(CURVE * total / 2**20, [predict(total, share * total, gpu) for share in CURVE], color=figures.BLUE,
               label="predicted: the longer of device memory and bus")  # fmt: skip
-    axes.plot(points["held"] / 2**20, points["measured"], "o", ms=8, mfc="none", color=figures.VERMILION, label="measured")
+    axes.plot(points["MiB held"], points["measured, s"], "o", ms=8, mfc="none", color=figures.VERMILION, label="measured")
     figures.bound(axes, gpu.seconds_to_read(total), f"all blocks read once at {gpu.read_gbps:,.0f} GB/s")
     figures.log(axes, "y")
     axes.set(xlabel="MiB of blocks in device memory", ylabel="seconds a token")
@@ -75,11 +73,11 @@ def record(lab, points: pd.DataFrame) -> None:
     for label, point in points.iterrows():
         lab.record(
             quantity=f"a token on the device, {label} in its memory", unit="s", samples=list(point["samples"]),
-            lower=point["predicted"], lower_source="the longer of device memory and bus, at measured bandwidths",
-            device=lab.device, reason=f"{format_bytes(point['held'])} held; predicted {format_seconds(point['predicted'])}",
+            lower=point["predicted, s"], lower_source="the longer of device memory and bus, at measured bandwidths",
+            device=lab.device, reason=f"{point['MiB held']:.0f} MiB held; predicted {format_seconds(point['predicted, s'])}",
         )  # fmt: skip
     lab.record(
         quantity="predicted over measured seconds a token, on the device", unit="x", device=lab.device,
-        samples=list(points["predicted"] / points["measured"]), upper=1.0,
+        samples=list(points["predicted, s"] / points["measured, s"]), upper=1.0,
         upper_source="the prediction is a bound: launches and waiting come on top",
     )  # fmt: skip

@@ -15,7 +15,6 @@ LINES = {  # name -> (dtype, linear, policy), color, style
     "blocks, pinned": (("float32", sweep.PINNED_BLOCKS, "Pinned"), figures.BLACK, "-"),
 }
 MARKS = {BLOCKS: "*", BLOCKS_INT8: "P"}
-UNITS = ((2**30, "GiB"), (2**20, "MiB"), (1, "B"))
 FAINTEST = 1e-6  # nats: below that a way counts as exact
 
 
@@ -25,7 +24,7 @@ def plane(subject, predictions: list[Prediction], costs, rings=(), memory: int |
     ``rings``: see rings. ``memory``: what there is, as a line.
     """
     figure, axes = figures.new(height=5.2)
-    unit, name = next((size, name) for size, name in UNITS if max(p.total for p in predictions) >= size)
+    unit, name = (2**30, "GiB") if max(p.total for p in predictions) >= 2**30 else (2**20, "MiB")
     front = sweep.pareto(predictions)
     axes.step([p.total / unit for p in front], [p.seconds for p in front], where="post", color=figures.YELLOW, linewidth=6,
               alpha=0.6, zorder=0, label="Pareto front")  # fmt: skip
@@ -64,13 +63,13 @@ def _line(predictions, dtype, linear, policy):
     return sorted(line, key=lambda p: (p.way.policy == "HashMap", p.total))
 
 
-def rings(predictions: list[Prediction], measured: list[Measured], kl, scale: float = 1.0) -> list[tuple[float, float, float]]:
-    """Memory, seconds and KL divergence of what was measured; of a larger model of the same layers ``scale`` times that.
+def rings(predictions: list[Prediction], measured: list[Measured], quality, scale: float = 1.0) -> list[tuple]:
+    """Bytes of memory, seconds and KL divergence of what was measured, ``scale`` times for a larger model of the same layers.
 
-    ``kl(way)``: nats, NaN where nobody knows.
+    ``quality``: of kit.costs.quality; NaN where it has no row.
     """
-    totals = {found.way: found.total for found in predictions}
-    return [(scale * totals[found.way], scale * found.seconds, kl(found.way)) for found in measured]
+    totals, kl = {found.way: found.total for found in predictions}, quality["kl"]
+    return [(scale * totals[m.way], scale * m.seconds, kl.get(m.way.precision, np.nan)) for m in measured]
 
 
 def errors(table):

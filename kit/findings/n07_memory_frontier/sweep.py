@@ -29,7 +29,7 @@ SHARES = tuple(np.round(np.linspace(0.1, 0.9, 9), 3).tolist())  # of the working
 POLICIES = ("LRU", "CyclicAware", "Pinned")
 LINES = (*((dtype, "dequantized") for dtype in DTYPES), *(("int8", linear) for linear in tiles.LINEARS))  # dtype, linear
 PRESSED = Way("NoCache", linear="pressed")
-HEADROOM = 64 << 20  # bytes that a process needs beside the blocks; a file of a few times that is not pressed by a limit
+HEADROOM = 64 << 20  # bytes that a process needs beside the blocks; too many for a limit to press a small file
 PINNED_BLOCKS = "pinned blocks"  # so many bytes of the file held, the rest from the disk at every token
 FROM_DISK = (PRESSED.linear, PINNED_BLOCKS)  # measured in a process of its own, in which every token is the first
 TOLERANCES = {"f32": 1e-4, "f16": 2e-2, "bf16": 1e-1, "INT8 tiles": 2e-1, "int8 activations": 1e-1}
@@ -52,9 +52,8 @@ class Subject:
 
     def working_set(self, dtype: str) -> int:
         """Bytes of everything that passes through the cache of that dtype ("int8": of tiles)."""
-        if dtype == "int8":
-            return sum(part.elements for part in self.tile_parts.values())
-        return sum(part.elements for part in self.parts.values()) * ways.DTYPES[dtype]
+        parts = self.tile_parts if dtype == "int8" else self.parts
+        return sum(part.elements for part in parts.values()) * ways.BYTES[dtype]
 
     @property
     def blocks(self) -> int:

@@ -47,8 +47,8 @@ def order_of(order: Order, parts: dict[str, Part], tied: bool) -> Order:
 def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Cost], machine) -> Prediction:
     """Multiplications, and an unpacking for each miss of a replay. Prefetch adds nothing to either.
 
-    Decoder and multiplication each use every core, so to run them at once saves only what one of them leaves idle; the
-    prediction says none, the bound says all.
+    The decoder and a multiplication each use all cores, so overlapping them saves only idle time: none in the prediction, all
+    of the shorter one in the bound.
     """
     found = ways.predict(way, parts, order, costs, machine)
     if way.linear != PREFETCHED:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 import kit
@@ -197,9 +198,10 @@ def read_trace(path: str | Path) -> Requests:
     if path.suffix.lower() != ".csv":
         return oracle.read(path)
     try:
-        frame = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise TraceError(f"{path}: cannot be read as CSV ({str(error).strip()}); it needs the columns tensor, nbytes") from None
+        frame = pd.read_csv(path, dtype={"tensor": str, "nbytes": np.uint64}, keep_default_na=False)
+    except (OSError, ValueError, OverflowError) as error:
+        message = f"cannot be read as CSV ({str(error).strip()}); it needs the columns tensor and nbytes, whole numbers"
+        raise TraceError(f"{path}: {message}") from None
     found = requests(frame)
     if not len(found):
         raise TraceError(f"{path}: holds no access; a row needs a tensor and its nbytes")

@@ -9,9 +9,10 @@ import pandas as pd
 import kit
 from kit.cache import POLICIES
 from kit.cache.bounds import interval_bound
+from kit.cache.replay import replay_hits
 from kit.cache.traces import Requests
 from kit.costs.measured import DTYPES
-from kit.costs.order import Order, kind_of
+from kit.costs.order import Order
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, from_blocks, parts_of, predict
 from kit.gguf.formats import FORMATS
 from kit.lab.machine import gpu
@@ -27,12 +28,11 @@ def families(file, order: Order, costs) -> pd.DataFrame:
 
     Seconds a token: to dequantize all of it to float32, to multiply by it once dequantized, to use it straight from its blocks.
     """
-    weights, token, rows = kit.Weights(file), from_blocks("fused", order, costs), []
-    for name in (name for token in order.tokens for name in token):
-        kind = kind_of(weights, name)
-        cost = costs[kind]
+    parts, token, rows = parts_of(file, order), from_blocks("fused", order, costs), []
+    for name in (name for uses in order.tokens for name in uses):
+        kind, cost = parts[name].kind, costs[parts[name].kind]
         family = printable(re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name))
-        sizes = weights.blocks(name).nbytes, weights.nbytes(name)
+        sizes = parts[name].blocks, 4 * parts[name].elements
         rows.append((family, 1, *sizes, cost.load["float32"], cost.multiply["float32"], token.products.get(kind, 0.0)))
     names = ["family", "uses", "in the file", "in float32", "dequantize", "multiply", "from blocks"]
     table = pd.DataFrame(rows, columns=names).groupby("family").sum() / len(order.tokens)
@@ -49,14 +49,14 @@ def policies(accesses: Requests, memory: int, names=tuple(POLICIES)) -> pd.DataF
     "upper bound": no policy without prefetch hits a larger share of these bytes.
     """
     first, rows = _first_token(accesses), []
+    asked = np.array(accesses.sizes[first:])
     for name in names:
-        whole, cold = (kit.replay(part, POLICIES[name](memory)) for part in (accesses, accesses[:first]))
-        gets, requested = whole.gets - cold.gets, whole.bytes_requested - cold.bytes_requested
-        hit, nbytes = whole.hits - cold.hits, whole.bytes_hit - cold.bytes_hit
-        rows.append((name, hit / max(1, gets), nbytes / max(1, requested), whole.evictions, whole.peak_bytes))
-    table = pd.DataFrame(rows, columns=["policy", "hit rate", "bytes hit", "evictions", "peak"])
+        stats, hits = replay_hits(accesses, POLICIES[name](memory))
+        hits = hits[first:]
+        rows.append((name, hits.mean(), (hits * asked).sum() / max(1, asked.sum()), stats.evictions, stats.peak_bytes))
+    table = frame(rows, "policy", "hit rate", "bytes hit", "evictions", "peak")
     table["upper bound"] = upper_bound(accesses, memory)
-    return table.sort_values("bytes hit", ascending=False, kind="stable").set_index("policy")
+    return table.sort_values("bytes hit", ascending=False, kind="stable")
 
 
 def upper_bound(accesses: Requests, memory: int) -> float:
