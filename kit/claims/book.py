@@ -138,10 +138,8 @@ class Across:
 
 
 def across(folders: Sequence[Path]) -> list[Across]:
-    """Every claim over the runs, each followed by those of its parts on which they differ.
-
-    ReportError when a folder holds no records, or the runs are not of one experiment: one machine, profile, model and device.
-    """
+    """Every claim over the runs, each followed by those of its parts on which they differ. ReportError when a folder holds no
+    records, or the runs are not of one experiment: one machine, profile, model and device."""
     books = [read(folder) for folder in folders]
     settings = [_setting(folder, book) for folder, book in zip(folders, books, strict=True)]
     for name in settings[0]:

@@ -25,11 +25,8 @@ _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one use of a tensor for one token; a vector is only fetched.
-
-    ``multiply``: dtype -> with the weight in the cache. ``load``: dtype -> further seconds of a miss. ``fused``: linear
-    variant of FUSED -> from the blocks.
-    """
+    """Seconds of one use of a tensor for one token; a vector is only fetched. ``multiply``: dtype -> with the weight in the
+    cache. ``load``: dtype -> further seconds of a miss. ``fused``: linear variant of FUSED -> from the blocks."""
 
     load: dict[str, float]
     multiply: dict[str, float]

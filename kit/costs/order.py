@@ -19,7 +19,6 @@ from kit.model.config import ARCHITECTURES
 from kit.model.linear import linear_named
 
 FUSED = ("fused", "fused-int8")
-_PROGRAM_TOKENS = 8  # most tokens that are timed with each recorded program
 
 
 class Kind(NamedTuple):
@@ -75,9 +74,7 @@ class Order:
 
 def order_of(file, tokens: int = 4, via: str = "") -> Order:
     """Decode ``tokens`` tokens from blocks and record the tensors in use; for a file that cannot run, use the file's order.
-
-    ``via``: a row of DECODES, whose failure is an error; "": the kit's pass, or transformers for other architectures.
-    """
+    ``via``: a row of DECODES, whose failure is an error; "": the kit's pass, or transformers for other architectures."""
     if via:
         return _recorded(file, tokens, via)
     try:
@@ -110,7 +107,7 @@ def _recorded(file, tokens, via):
         vectors = (spans["what"] == "access") & ~spans["tensor"].str.endswith("bias")  # a bias is part of a product's span
         rest.append(seconds[-1] - float(spans.loc[(spans["what"] == "linear") | vectors, "seconds"].sum()))
         weights.trace.clear()
-    programs = {linear: _program(file, linear, min(tokens, _PROGRAM_TOKENS)) for linear in FUSED if via == "kit"}
+    programs = {linear: _program(file, linear, min(tokens, 8)) for linear in FUSED if via == "kit"}
     programs = {name: found for name, found in programs.items() if found}
     return Order(order, tuple(seconds), float(np.median(rest)), programs=programs, via=via)
 

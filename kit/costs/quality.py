@@ -29,10 +29,8 @@ _CODE = (*(f"{part}/**/*.py" for part in ("codec", "cpu", "gguf", "model", "quan
 
 
 class Precision(NamedTuple):
-    """What is rounded: ``told`` in words, ``command`` as options of `kit perplexity`.
-
-    ``weights``: a function that rounds a float32 tensor. Activations are rounded by ``linear``, the KV cache by ``kv``.
-    """
+    """What is rounded: ``told`` in words, ``command`` as options of `kit perplexity`. ``weights``: a function that rounds a
+    float32 tensor. Activations are rounded by ``linear``, the KV cache by ``kv``."""
 
     told: str = ""
     command: str = ""
@@ -106,7 +104,7 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.D
     room = min(tokens, exact.config.context) - len(begin)
     window = begin + perplexity.encode(tokenizer, perplexity.english(), room)
     path = models_folder() / f"quality-{_digest(file, exact.config, window)}.json"
-    known = _read(path)
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     missing = [name for name in names if name not in known]
     if missing:
         truth = exact.logits(window)[:-1]
@@ -115,7 +113,10 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.D
             bar.set_postfix_str(name)
             logits = truth if name == EXACT else model_of(file, PRECISIONS[name]).logits(window)[:-1]
             known[name] = _compared(truth, logits, window[1:])
-        _write(path, known)
+        with suppress(OSError, GGUFError):  # what cannot be written is measured again at the next call
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as out:
+                out.write(json.dumps(known, indent=1).encode())
     rows = [{"precision": name, **known[name], "command": PRECISIONS[name].command} for name in names]
     return pd.DataFrame(rows).set_index("precision")
 
@@ -161,17 +162,3 @@ def _digest(file, config, window) -> str:
         digest.update(repr((name, info.qtype, info.shape)).encode())
         digest.update(data[:_SAMPLE].tobytes() + data[-_SAMPLE:].tobytes())
     return digest.hexdigest()[:16]
-
-
-def _read(path) -> dict:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _write(path, known):
-    with suppress(OSError, GGUFError):  # what cannot be written is measured again at the next call
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as out:
-            out.write(json.dumps(known, indent=1).encode())

@@ -32,10 +32,8 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Way:
-    """A policy of kit.cache by name, its capacity (bytes; None: unlimited), and how weights are used.
-
-    ``linear``: "dequantized" (to ``dtype``), one of FUSED, or a variant that a finding adds (tiles, "pressed").
-    """
+    """A policy of kit.cache by name, its capacity (bytes; None: unlimited), and how weights are used. ``linear``: "dequantized"
+    (to ``dtype``), one of FUSED, or a variant that a finding adds (tiles, "pressed")."""
 
     policy: str
     capacity: int | None = None
@@ -138,10 +136,8 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
 @dataclass(frozen=True)
 class Measured:
     """A measured way. ``samples``: seconds of each token after the first. ``hit_rate``: of those. ``resident``: bytes.
-
     ``result``: logits of the last token, or the products of a walk, to compare ways. ``disturbed``: whether other processes
-    used the cores meanwhile.
-    """
+    used the cores meanwhile."""
 
     way: Way
     samples: tuple[float, ...]

@@ -36,11 +36,9 @@ def tiles_of(values: np.ndarray) -> np.ndarray:
 
 
 def table(matrices: dict[str, torch.Tensor]) -> pd.DataFrame:
-    """Bits a weight, one row a matrix.
-
-    Entropy of INT8 values (absmax a row) and of what each predictor leaves of them; then sizes with everything counted:
-    the kit tiles, zstd on the same tiles, and the reported profile, which has one scale a tensor.
-    """
+    """Bits a weight, one row a matrix. Entropy of INT8 values (absmax a row) and of what each predictor leaves of them; then
+    sizes with everything counted: the kit tiles, zstd on the same tiles, and the reported profile, which has one scale a
+    tensor."""
     rows = {}
     for source, weights in matrices.items():
         values, _ = quantize(weights, source)

@@ -55,10 +55,8 @@ LADDER = (
 
 
 def ladder(weights: torch.Tensor, samples: int = 5, rungs=LADDER) -> tuple[pd.DataFrame, dict[str, list[float]]]:
-    """Seconds a 64 KiB tile of each rung, on the same INT8 values; and the samples by rung, all rungs in turn.
-
-    Before anything is timed every rung must give the values back. Column "factor": the rung above over this one.
-    """
+    """Seconds a 64 KiB tile of each rung, on the same INT8 values; and the samples by rung, all rungs in turn. Before anything
+    is timed every rung must give the values back. Column "factor": the rung above over this one."""
     values, _ = quantize(weights)
     ways, counts, encoded = {}, {}, {}
     for rung in rungs:

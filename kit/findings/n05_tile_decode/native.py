@@ -32,9 +32,7 @@ def _decoder(level: int, name: str):
 
 def unpack(tiles: Tiles, level: int, context: bool, out: np.ndarray) -> np.ndarray:
     """int8 values (tiles, rows, columns) of whole tiles under the profile "reported", a tile after the other, in ``out``.
-
-    ``level``: of LLVM's optimization, 0 or 3; ``context``: whether one is made for each tile, its bytes copied in and out.
-    """
+    ``level``: of LLVM's optimization, 0 or 3; ``context``: whether one is made for each tile, its bytes copied in and out."""
     decode = _decoder(level, "unpack_in_context" if context else "unpack")
     streams, (rows, columns) = tiles.streams.ctypes.data, tiles.sizes[0].tolist()
     for tile, (start, length) in enumerate(zip(tiles.starts.tolist(), tiles.lengths.tolist(), strict=True)):

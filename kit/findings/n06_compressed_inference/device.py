@@ -18,10 +18,8 @@ from kit.units import format_bytes
 
 
 def run(file: CompressedFile, prompt: list[int], tokens: int) -> tuple[tuple[int, ...], list[float], int]:
-    """Generate ``tokens`` tokens greedily, every matrix unpacked at every token: (tokens, seconds of each, bytes held).
-
-    With a GPU a token after the first is a replayed graph; a generation that is not counted captures it.
-    """
+    """Generate ``tokens`` tokens greedily, every matrix unpacked at every token: (tokens, seconds of each, bytes held). With a
+    GPU a token after the first is a replayed graph; a generation that is not counted captures it."""
     model = CompressedTransformer(TileWeights(file), max_context=len(prompt) + tokens)
     cache = model.new_cache()
     kit.generate(model, prompt, 2, stop_at_end=False, cache=cache)
@@ -38,9 +36,7 @@ def least_seconds(file: CompressedFile, gpu: Limits) -> float:
 
 def streamed(file: CompressedFile, gpu: Limits, samples: int) -> pd.DataFrame:
     """A pass over all matrices that wait in pinned host memory, as plain INT8 and as tiles: seconds, the least, GB/s of INT8.
-
-    The least is the longer of the bus and, for tiles, of what unpacking moves in device memory.
-    """
+    The least is the longer of the bus and, for tiles, of what unpacking moves in device memory."""
     plain = plain_bytes(file)
     tiles = {name: matrix.tiles for name, matrix in file.matrices.items()}
     values = {name: kit.codec.decode(matrix, "simd", threads=usable_cores()) for name, matrix in tiles.items()}
@@ -67,10 +63,8 @@ def table(file: CompressedFile, seconds: list[float], held: int, gpu: Limits) ->
 
 
 def verdicts(lab, file: CompressedFile, seconds: list[float], passes: pd.DataFrame, slow: list[float]) -> None:
-    """What the device says of token-time, five-tokens and cold-token; ``slow``: the reported way, seconds a tile.
-
-    Speeds are scaled to the tiles of the report's model, as on the CPU.
-    """
+    """What the device says of token-time, five-tokens and cold-token; ``slow``: the reported way, seconds a tile. Speeds are
+    scaled to the tiles of the report's model, as on the CPU."""
     source = "compressed bytes read, INT8 written and read again, at the device's measured bandwidth"
     least = least_seconds(file, lab.gpu), source
     speed_ups(lab, file, slow, [seconds], least, "tiles unpacked at every token on the device", lab.device)

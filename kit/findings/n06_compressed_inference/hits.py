@@ -37,10 +37,8 @@ def in_ratio(reported: int, layers: int) -> int:
 
 
 def curve(names: list[str], tokens: int = 6, points: int = 32) -> pd.DataFrame:
-    """Hit rate after the first pass, by entries (rows) and policy (columns), of `tokens` passes over `names` in order.
-
-    Counts entries, as report 004 did; the same policy objects as in a live cache.
-    """
+    """Hit rate after the first pass, by entries (rows) and policy (columns), of `tokens` passes over `names` in order. Counts
+    entries, as report 004 did; the same policy objects as in a live cache."""
     n = len(names)
     marked = {min(ENTRIES, n), min(INNER, n), math.ceil(SHARE * n), max(1, n - 1)}
     entries = sorted(marked | set(np.linspace(1, n, min(points, n)).astype(int).tolist()))

@@ -106,10 +106,8 @@ class Outcome:
 def run(
     file: CompressedFile, strategy: str, prompt: list[int], tokens=5, lazy: Outcome | None = None, progress=None
 ) -> Outcome:
-    """Generate ``tokens`` tokens greedily; cache sizes keep the reported ratio of entries to 155 layers.
-
-    ``lazy``: the outcome of LAZY on the same prompt, whose accesses MIN foresees.
-    """
+    """Generate ``tokens`` tokens greedily; cache sizes keep the reported ratio of entries to 155 layers. ``lazy``: the outcome
+    of LAZY on the same prompt, whose accesses MIN foresees."""
     how, n = STRATEGIES[strategy], len(file.matrices)
     caches = SimpleNamespace(entries=in_ratio(ENTRIES, n), inner=in_ratio(INNER, n), future=lazy and lazy.weights.trace,
                              nbytes=max(1, plain_bytes(file) * ENTRIES // LAYERS))  # fmt: skip
@@ -130,10 +128,8 @@ def run(
 
 
 def run_all(file: CompressedFile, prompt: list[int], tokens: int, progress=None) -> dict[str, Outcome]:
-    """The outcome of every strategy; ``progress`` is for the reported cure alone (see kit.codec.weights.ProgressLine).
-
-    Before any is timed each decoder unpacks a matrix and a token is generated: compiling is no part of a first token.
-    """
+    """The outcome of every strategy; ``progress`` is for the reported cure alone (see kit.codec.weights.ProgressLine). Before
+    any is timed each decoder unpacks a matrix and a token is generated: compiling is no part of a first token."""
     smallest = min(file.matrices.values(), key=lambda matrix: matrix.nbytes)
     for decoder in {how.decoder for how in STRATEGIES.values()}:
         unpack(smallest, decoder)
@@ -157,11 +153,9 @@ def _held(weights, how, decodes) -> int:
 
 
 def table(file: CompressedFile, outcomes: dict[str, Outcome], machine) -> pd.DataFrame:
-    """One row a strategy: hits of the tokens after the first, memory, seconds, and the least seconds on this machine.
-
-    Memory: unpacked matrices, and the compressed ones beside them where a token still needs them. The bound: what is
-    held is read as INT8, what is unpacked as compressed bytes, at the measured read bandwidth.
-    """
+    """One row a strategy: hits of the tokens after the first, memory, seconds, and the least seconds on this machine. Memory:
+    unpacked matrices, and the compressed ones beside them where a token still needs them. The bound: what is held is read as
+    INT8, what is unpacked as compressed bytes, at the measured read bandwidth."""
     rows = []
     for outcome in outcomes.values():
         packed = float(np.mean(outcome.read_bytes[1:]))

@@ -19,10 +19,8 @@ def decoder_gbps(file) -> float:
 
 
 def passes(total: int, ratio: float, decoder: float) -> pd.DataFrame:
-    """Seconds for one pass over ``total`` INT8 bytes that come over a link, plain and compressed to ``ratio``.
-
-    Compressed, a pass takes the longer of the bytes over the link and unpacking at ``decoder`` GB/s: the two overlap.
-    """
+    """Seconds for one pass over ``total`` INT8 bytes that come over a link, plain and compressed to ``ratio``. Compressed, a
+    pass takes the longer of the bytes over the link and unpacking at ``decoder`` GB/s: the two overlap."""
     speeds = np.geomspace(0.1, 100, 61)
     plain = total / (speeds * 1e9)
     packed = np.maximum(ratio * plain, total / (decoder * 1e9))

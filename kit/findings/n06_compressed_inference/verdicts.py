@@ -46,11 +46,9 @@ def scale_of(file: CompressedFile) -> float:
 
 
 def verdicts(lab, outcomes: dict[str, Outcome], curve, slow: list[float], layer: SlowLayer, starts) -> None:
-    """Write the verdicts of double-cache, hit-rate-85, token-time, five-tokens, cold-token and layer-50s.
-
-    ``slow``: seconds for one tile as reported; ``layer``: for a real layer; ``starts``: seconds of each token without a cache,
-    from the start as often as there are.
-    """
+    """Write the verdicts of double-cache, hit-rate-85, token-time, five-tokens, cold-token and layer-50s. ``slow``: seconds for
+    one tile as reported; ``layer``: for a real layer; ``starts``: seconds of each token without a cache, from the start as
+    often as there are."""
     _caches(lab, outcomes, curve)
     _times(lab, outcomes[LAZY].weights.file, slow, layer, starts)
     _layers(lab, slow)
@@ -101,10 +99,8 @@ def _times(lab, file, slow, layer, starts):
 
 def speed_ups(lab, file: CompressedFile, slow, starts, least: tuple[float, str], how: str, device: str = "cpu") -> None:
     """Judge token-time and five-tokens, and record what was measured and the first token, scaled to the report's model.
-
     ``slow``: seconds of a tile as reported; ``starts``: as for ``verdicts``, measured ``how``; ``least``: seconds that a token
-    of ``file`` cannot pass, and why.
-    """
+    of ``file`` cannot pass, and why."""
     tiles, scale = sum(reported_layers().values()), scale_of(file)
     before, bound, source = float(np.median(slow)) * tiles, scale * least[0], least[1]
     measured = {

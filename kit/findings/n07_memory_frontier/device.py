@@ -21,11 +21,9 @@ def predict(total: int, held: float, gpu: Limits) -> float:
 
 
 def measure(file, gpu: Limits, tokens: int, shares=SHARES) -> pd.DataFrame:
-    """A decode through a pinned set of each share, the next tensor prefetched, one row a share.
-
-    MiB held; seconds a token predicted by what that set really held, and measured: the median of the ``samples`` after the
-    first token; the error, tokens a second.
-    """
+    """A decode through a pinned set of each share, the next tensor prefetched, one row a share. MiB held; seconds a token
+    predicted by what that set really held, and measured: the median of the ``samples`` after the first token; the error, tokens
+    a second."""
     check_room(file)
     total, read, rows = sum(matrices(file).values()), blocks_read(file), []
     for share in shares:

@@ -20,9 +20,7 @@ FAINTEST = 1e-6  # nats: below that a way counts as exact
 
 def plane(subject, predictions: list[Prediction], costs, rings=(), memory: int | None = None, title: str = ""):
     """Seconds a token (log) against memory in use: predictions as lines, measurements as rings, the Pareto front below.
-
-    ``rings``: see rings. ``memory``: what there is, as a line.
-    """
+    ``rings``: see rings. ``memory``: what there is, as a line."""
     figure, axes = figures.new(height=5.2)
     unit, name = (2**30, "GiB") if max(p.total for p in predictions) >= 2**30 else (2**20, "MiB")
     front = sweep.pareto(predictions)
@@ -65,9 +63,7 @@ def _line(predictions, dtype, linear, policy):
 
 def rings(predictions: list[Prediction], measured: list[Measured], quality, scale: float = 1.0) -> list[tuple]:
     """Bytes of memory, seconds and KL divergence of what was measured, ``scale`` times for a larger model of the same layers.
-
-    ``quality``: of kit.costs.quality; NaN where it has no row.
-    """
+    ``quality``: of kit.costs.quality; NaN where it has no row."""
     totals, kl = {found.way: found.total for found in predictions}, quality["kl"]
     return [(scale * totals[m.way], scale * m.seconds, kl.get(m.way.precision, np.nan)) for m in measured]
 

@@ -108,10 +108,8 @@ def _child(path: str, tokens: int, pinned: int, limit: int) -> dict:
 
 
 def direct_gbps(path, most: int = 512 << 20, step: int = 8 << 20) -> float | None:
-    """GB/s of the disk itself: up to ``most`` bytes of a file past the page cache (O_DIRECT).
-
-    None where that cannot be had, and for a file smaller than one ``step``.
-    """
+    """GB/s of the disk itself: up to ``most`` bytes of a file past the page cache (O_DIRECT). None where that cannot be had,
+    and for a file smaller than one ``step``."""
     done, start, count = 0, time.perf_counter(), step
     try:
         direct = os.open(path, os.O_RDONLY | os.O_DIRECT)

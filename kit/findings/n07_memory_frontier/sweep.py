@@ -69,10 +69,8 @@ class Subject:
 @dataclass(frozen=True)
 class Costs:
     """What this machine needs for one use of each kind of tensor, and for a byte of the file that is not in memory.
-
     ``disk_gbps``: reading the file through the page cache, its pages dropped (``cold``: whether they could be, by mincore);
-    ``direct_gbps``: the disk itself, by O_DIRECT, None where the file system has none.
-    """
+    ``direct_gbps``: the disk itself, by O_DIRECT, None where the file system has none."""
 
     plain: dict[Kind, Cost]
     tiles: dict[Kind, Cost]
@@ -100,12 +98,9 @@ def prepare(path: Path, machine: Machine, tokens: int) -> tuple[Subject, Costs]:
 
 
 def asked(file: Subject, costs: Costs, memory: int) -> tuple[Subject, int]:
-    """The model of the question and its memory: granite-3.3-8b, from which the file was cut, and ``memory``.
-
-    What lies outside its weights grows with the layers, and its tiles take the same share of their INT8 bytes. Where it has
-    tensors whose cost was not measured: the file itself, with the share of its f32 weights that ``memory`` is of those of
-    granite-3.3-8b.
-    """
+    """The model of the question and its memory: granite-3.3-8b, from which the file was cut, and ``memory``. What lies outside
+    its weights grows with the layers, and its tiles take the same share of their INT8 bytes. Where it has tensors whose cost
+    was not measured: the file itself, with the share of its f32 weights that ``memory`` is of those of granite-3.3-8b."""
     model = GEOMETRIES[reported.MODEL]
     specs = {spec.name: spec for spec in model.tensors()}
     names = [name for name, _ in decode_order(model)]
@@ -126,9 +121,7 @@ def asked(file: Subject, costs: Costs, memory: int) -> tuple[Subject, int]:
 
 def all_ways(subject: Subject, memory: int | None = None, shares=SHARES) -> list[Way]:
     """Lazy, every limited cache at every share, and everything kept, in each dtype; blocks; tiles; a page cache too small.
-
-    ``memory``: one more size for every cache, bytes.
-    """
+    ``memory``: one more size for every cache, bytes."""
 
     def sizes(whole: int) -> list[int]:
         return [int(share * whole) for share in shares] + [memory] * (memory is not None)

@@ -22,10 +22,8 @@ LINEARS = (PLAIN, PREFETCHED)
 
 
 def parts_and_costs(file) -> tuple[dict[str, Part], dict[Kind, Cost]]:
-    """The matrices of a CompressedFile, and what a matrix of each shape costs to unpack and to multiply by.
-
-    ``elements`` are the bytes of an unpacked matrix, too; ``blocks`` those of its tiles.
-    """
+    """The matrices of a CompressedFile, and what a matrix of each shape costs to unpack and to multiply by. ``elements`` are
+    the bytes of an unpacked matrix, too; ``blocks`` those of its tiles."""
     weights = CompressedWeights(file)
     parts = {name: Part(Kind("I8", layer.matrix.shape), layer.matrix.nbytes) for name, layer in weights.layers.items()}
     costs = {}
@@ -45,11 +43,9 @@ def order_of(order: Order, parts: dict[str, Part], tied: bool) -> Order:
 
 
 def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Cost], machine) -> Prediction:
-    """Multiplications, and an unpacking for each miss of a replay. Prefetch adds nothing to either.
-
-    The decoder and a multiplication each use all cores, so overlapping them saves only idle time: none in the prediction, all
-    of the shorter one in the bound.
-    """
+    """Multiplications, and an unpacking for each miss of a replay. Prefetch adds nothing to either. The decoder and a
+    multiplication each use all cores, so overlapping them saves only idle time: none in the prediction, all of the shorter one
+    in the bound."""
     found = ways.predict(way, parts, order, costs, machine)
     if way.linear != PREFETCHED:
         return found

@@ -86,10 +86,8 @@ def _html_row(entry: Entry, part: Part | None) -> Markup:
 
 
 def picture(entries: list[Entry]):
-    """Claimed, measured and possible for every claim, each over its own reported figure, on one log axis.
-
-    A claim without a figure that can be compared keeps its line, with its verdict in words.
-    """
+    """Claimed, measured and possible for every claim, each over its own reported figure, on one log axis. A claim without a
+    figure that can be compared keeps its line, with its verdict in words."""
     figure, axes = figures.new(height=1.6 + 0.27 * len(entries))
     spans = {entry.claim.id: span for entry in entries if (span := relative(entry))}
     marks = [value for span in spans.values() for value in span.values() if value]

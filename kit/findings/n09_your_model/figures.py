@@ -100,10 +100,8 @@ def at(study, memory: int, dtype: str):
 
 
 def explore(study) -> None:
-    """The figure ``at`` for a memory and a dtype that a user of JupyterLab chooses by two controls.
-
-    In a batch it is drawn once, for the memory that was given and float32.
-    """
+    """The figure ``at`` for a memory and a dtype that a user of JupyterLab chooses by two controls. In a batch it is drawn
+    once, for the memory that was given and float32."""
     if "JPY_SESSION_NAME" not in os.environ:  # Jupyter's server names the notebook to its kernel, a batch does not
         at(study, study.memory, DTYPES[0])
         return

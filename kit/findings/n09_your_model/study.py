@@ -29,10 +29,8 @@ _TRIES = 3  # of a measurement that other processes disturb
 @dataclass
 class Study:
     """``file``: an open GGUF; ``machine``: measured; ``memory``: bytes that dequantized weights may take; ``tokens`` decoded.
-
     ``trace``: accesses recorded elsewhere, for the table of policies; the file's own order when None. ``via``: whose forward
-    pass, as in kit.costs.order.order_of.
-    """
+    pass, as in kit.costs.order.order_of."""
 
     file: object
     machine: object

@@ -24,10 +24,8 @@ REST = "attention and the rest"
 
 
 def families(file, order: Order, costs) -> pd.DataFrame:
-    """Where a token's time goes: one row a family of tensors (blk.N.ffn_up.weight -> ffn_up), the costliest first.
-
-    Seconds a token: to dequantize all of it to float32, to multiply by it once dequantized, to use it straight from its blocks.
-    """
+    """Where a token's time goes: one row a family of tensors (blk.N.ffn_up.weight -> ffn_up), the costliest first. Seconds a
+    token: to dequantize all of it to float32, to multiply by it once dequantized, to use it straight from its blocks."""
     parts, token, rows = parts_of(file, order), from_blocks("fused", order, costs), []
     for name in (name for uses in order.tokens for name in uses):
         kind, cost = parts[name].kind, costs[parts[name].kind]
@@ -44,10 +42,8 @@ def families(file, order: Order, costs) -> pd.DataFrame:
 
 
 def policies(accesses: Requests, memory: int, names=tuple(POLICIES)) -> pd.DataFrame:
-    """Policies of kit.cache with ``memory`` bytes over a trace, from its second token on; most bytes hit first.
-
-    "upper bound": no policy without prefetch hits a larger share of these bytes.
-    """
+    """Policies of kit.cache with ``memory`` bytes over a trace, from its second token on; most bytes hit first. "upper bound":
+    no policy without prefetch hits a larger share of these bytes."""
     first, rows = _first_token(accesses), []
     asked = np.array(accesses.sizes[first:])
     for name in names:
@@ -60,10 +56,8 @@ def policies(accesses: Requests, memory: int, names=tuple(POLICIES)) -> pd.DataF
 
 
 def upper_bound(accesses: Requests, memory: int) -> float:
-    """Of the bytes asked for after the first token, the share that any policy without prefetch can hit.
-
-    Where every token asks for the same objects once that is memory over working set.
-    """
+    """Of the bytes asked for after the first token, the share that any policy without prefetch can hit. Where every token asks
+    for the same objects once that is memory over working set."""
     first = _first_token(accesses)
     if first and accesses.keys == accesses.keys[:first] * (len(accesses) // first):
         return min(1.0, memory / max(1, accesses.working_set))
@@ -97,10 +91,8 @@ def candidates(working_set, memory: int) -> list[Way]:
 
 
 def advice(file, order: Order, costs, machine, memory: int) -> list[Prediction]:
-    """Predictions for all candidates: first what a cache of the reports does now, then the others, fastest first.
-
-    Where no weight is quantized, activations are not rounded either, and that way is none of its own.
-    """
+    """Predictions for all candidates: first what a cache of the reports does now, then the others, fastest first. Where no
+    weight is quantized, activations are not rounded either, and that way is none of its own."""
     ways, parts = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory), parts_of(file, order)
     if not any(FORMATS[part.kind.qtype].codes for part in parts.values()):
         ways.remove(BLOCKS_INT8)
@@ -109,10 +101,8 @@ def advice(file, order: Order, costs, machine, memory: int) -> list[Prediction]:
 
 
 def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | None = None) -> pd.DataFrame:
-    """One row a way: seconds a token predicted (and measured), the least possible, times faster than the first row.
-
-    "faster" is of the measured seconds where both rows were measured, else of the predicted ones.
-    """
+    """One row a way: seconds a token predicted (and measured), the least possible, times faster than the first row. "faster" is
+    of the measured seconds where both rows were measured, else of the predicted ones."""
     seconds = {way: found.seconds for way, found in (measured or {}).items()}
     rows = [(found.way.label, found.seconds, np.nan, seconds.get(found.way, np.nan), np.nan, found.bound, found.hit_rate,
              found.held, found.pages) for found in predictions]  # fmt: skip
