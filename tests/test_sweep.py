@@ -257,7 +257,7 @@ def test_no_scheduler_is_an_error(grid_of, tmp_path, monkeypatch):
 def test_without_dask_the_error_names_the_extra(grid_of, tmp_path, monkeypatch):
     grid_of("notebooks: [fast]")
     monkeypatch.setitem(sys.modules, "distributed", None)
-    for name in ("page", "run", "worker"):
+    for name in ("page", "run"):
         monkeypatch.delitem(sys.modules, f"kit.report.sweep.{name}", raising=False)
         monkeypatch.delattr(f"kit.report.sweep.{name}", raising=False)
     result = sweep(tmp_path)

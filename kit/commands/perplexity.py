@@ -10,11 +10,13 @@ DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 @click.command("perplexity")
 @click.argument("file")
 @click.option("--text", type=click.File(encoding="utf-8", errors="replace"), help="A text.  [default: Python's help on itself]")
-@click.option("--tokens", default=4096, show_default=True, type=click.IntRange(2), help="Take so many of its tokens at most.")
+@click.option(
+    "--tokens", default=4096, show_default=True, type=click.IntRange(2), help="How many of its tokens to take, at most."
+)
 @click.option("--context", default=512, show_default=True, type=click.IntRange(2), help="Tokens of a window.")
 @click.option("--stride", type=click.IntRange(1), help="A window starts so much after the last.  [default: half a window]")
 @click.option("--linear", help="A variant of kit.linear.  [default: fused, matmul with --dtype]")
-@click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="Of the weights; int8: as kit compress does.")
+@click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="Round weights to it; int8: as kit compress.")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):

@@ -12,7 +12,7 @@ from kit.commands.reproduce import EXIT_FAILED, EXIT_INTERRUPTED, OUT, SECONDS, 
 @click.command("sweep")
 @click.argument("spec", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="SPEC.yaml")
 @click.option("--scheduler", default="", metavar="ADDRESS", help="A Dask scheduler.  [default: a LocalCluster on this machine]")
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="How many; several slow each other.")
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="Local ones; several disturb timings.")
 @click.option("--out", type=OUT, metavar="DIR", help="Folder of the cells.  [default: results/sweep-<name of SPEC>]")
 @click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a cell that runs longer.")
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")

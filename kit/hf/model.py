@@ -4,6 +4,7 @@ import functools
 import os
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from kit.cache.policies.base import Policy
+from kit.cpu.threads import torch_alone
 from kit.errors import ModelError
 from kit.gguf import writer
 from kit.gguf.metadata import MetadataArray
@@ -179,14 +181,14 @@ def _set(model, target, value):
 class Passes:
     """Hooks before and after each pass.
 
-    A pass of few tokens runs on the kit's threads, so torch is limited to one thread meanwhile: its idle threads would spin.
+    A pass of few tokens runs on the kit's threads, so torch is limited to one thread meanwhile.
     ``trace.token`` is 0 for a prompt and counts the tokens decoded after it. ``forget``: clear the trace at each pass, for a
     model whose user gave no trace.
     """
 
     def __init__(self, source: Source, forget: bool = False):
         self.trace, self._own, self._forget = source.weights.trace, source.linear.own_threads, forget
-        self._start, self._threads = 0, None
+        self._start, self._alone = 0, ExitStack()
 
     @torch.compiler.disable
     def before(self, model, args, kwargs):
@@ -198,14 +200,11 @@ class Passes:
             self.trace.clear()
         self.trace.token = self.trace.token + 1 if continues else 0
         if self._own and ids is not None and ids.numel() <= GEMV_MAX_TOKENS:
-            self._threads = torch.get_num_threads()
-            torch.set_num_threads(1)
+            self._alone.enter_context(torch_alone())
         self._start = time.perf_counter_ns()
 
     @torch.compiler.disable
     def after(self, model, args, output):
         """Add a span for the pass, restore torch's threads."""
         self.trace.add("token", self._start, time.perf_counter_ns())
-        if self._threads:
-            torch.set_num_threads(self._threads)
-            self._threads = None
+        self._alone.close()
