@@ -99,7 +99,7 @@ def test_the_device_reaches_the_notebooks_that_take_it(device):
 def test_a_sweep_takes_it_as_a_parameter(tmp_path):
     path = tmp_path / "grid.yaml"
     path.write_text(yaml.safe_dump({"profile": "smoke", "notebooks": ["05"], "parameters": {"device": ["cpu", "cuda"]}}))
-    assert [cell.settings["device"] for cell in specs.read(path, NOTEBOOKS).cells] == ["cpu", "cuda"]
+    assert [cell.settings["device"] for cell in specs.read(path, NOTEBOOKS)] == ["cpu", "cuda"]
 
 
 def test_a_resumed_run_keeps_its_device(tmp_path):

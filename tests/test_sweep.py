@@ -77,15 +77,15 @@ def test_a_grid_is_the_product_of_its_axes(grid_of):
         "profile: smoke\nnotebooks: [slow, decode]\nmodels: [tiny-llama, granite-3.3-8b]\nquantizations: [Q4_K_M, Q8_0]\n"
         "policies: [LRU, Pinned, SIEVE]\ncapacities: [50%, 1GiB]\nparameters: {seed: [0, 1], tokens: 4}"
     )
-    slow = [cell for cell in grid.cells if cell.notebook == "slow"]
-    own = [cell for cell in grid.cells if cell.notebook == "decode"]
+    slow = [cell for cell in grid if cell.notebook == "slow"]
+    own = [cell for cell in grid if cell.notebook == "decode"]
     assert len(slow) == 2 * 2 * 3 * 2 and len(own) == 2 * 2 * 3 * 2 * 2  # slow knows neither capacity nor tokens
     assert {tuple(cell.settings) for cell in slow} == {("policy", "seed")}
     assert {(cell.model.geometry, cell.model.mix) for cell in own} == {
         (name, mix) for name in ("tiny-llama", "tiny-granite") for mix in ("Q4_K_M", "Q8_0")
     }
     assert {cell.model.seed for cell in slow if cell.settings["seed"] == "1"} == {1}
-    assert len({cell.key for cell in grid.cells}) == len({cell.name for cell in grid.cells}) == len(grid.cells)
+    assert len({cell.key for cell in grid}) == len({cell.name for cell in grid}) == len(grid)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_key_changes_with_all_that_it_is_made_of(grid_of, folder, tmp_path, 
     text = f"notebooks: [fast]\nprofile: smoke\nmodels: [{model}]\nparameters: {{seed: 1}}"
 
     def key(kind="this"):
-        return replace(grid_of(text).cells[0], kind=kind).key
+        return replace(grid_of(text)[0], kind=kind).key
 
     first = key()
     assert key() == first and key("that") != first

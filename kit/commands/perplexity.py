@@ -11,7 +11,7 @@ DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 @click.argument("file")
 @click.option("--text", type=click.File(encoding="utf-8", errors="replace"), help="A text.  [default: Python's help on itself]")
 @click.option(
-    "--tokens", default=4096, show_default=True, type=click.IntRange(2), help="How many of its tokens to take, at most."
+    "--tokens", default=4096, show_default=True, type=click.IntRange(2), help="How many of its tokens to take at most."
 )
 @click.option("--context", default=512, show_default=True, type=click.IntRange(2), help="Tokens of a window.")
 @click.option("--stride", type=click.IntRange(1), help="A window starts so much after the last.  [default: half a window]")

@@ -56,15 +56,15 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
 
     grid = specs.read(spec, notebooks or paths.notebooks_folder())
     if listing:
-        click.echo("\n".join(cell.label for cell in grid.cells))
+        click.echo("\n".join(cell.label for cell in grid))
         return
     out = out or paths.results_folder() / f"sweep-{spec.stem}"
     cells, interrupted = [], False
     try:
         with terminate_as_interrupt(), run.connect(scheduler, workers) as client:
             kinds = run.kinds(client)  # only what ran on one kind of machine can be compared
-            cells = [replace(cell, kind=kind) for cell in grid.cells for kind in kinds]
-            _perform(run, client, grid, cells, out, timeout, sys.stderr.isatty() if progress is None else progress)
+            cells = [replace(cell, kind=kind) for cell in grid for kind in kinds]
+            _perform(run, client, cells, out, timeout, sys.stderr.isatty() if progress is None else progress)
     except KeyboardInterrupt:
         interrupted = True
     front = page.write(out, cells)
@@ -78,7 +78,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
     sys.exit(EXIT_FAILED if run.pending(out, cells) else 0)
 
 
-def _perform(run, client, grid, cells, out, timeout, progress):
+def _perform(run, client, cells, out, timeout, progress):
     from tqdm import tqdm
 
     from kit.units import format_seconds
@@ -91,7 +91,7 @@ def _perform(run, client, grid, cells, out, timeout, progress):
             bar.write(f"{cell.name}  {answer.status}  {format_seconds(answer.seconds)}  {answer.host}{reason}", file=sys.stderr)
             bar.update()
 
-        run.perform(client, grid, todo, out, timeout, on_end)
+        run.perform(client, todo, out, timeout, on_end)
 
 
 def _print(table, as_json):

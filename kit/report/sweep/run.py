@@ -20,7 +20,7 @@ from kit.errors import ReportError
 from kit.lab import machine
 from kit.lab.paths import models_folder
 from kit.report import run as runs
-from kit.report.sweep.spec import Cell, Grid
+from kit.report.sweep.spec import Cell
 from kit.synthetic.write import cached_model
 
 STATE = "cell.json"  # in the folder of a cell; put there last, so a cell that has one is whole
@@ -62,12 +62,12 @@ def identity() -> tuple[str, str]:
     return kit.__version__, machine.machine_id()
 
 
-def run_cell(cell: Cell, text: str, timeout: float | None = None) -> Answer:
-    """Run a cell's notebook (its text) here with everything that `kit reproduce` writes; a model is generated if need be."""
+def run_cell(cell: Cell, timeout: float | None = None) -> Answer:
+    """Run a cell's notebook here with everything that `kit reproduce` writes; a model is generated if need be."""
     with tempfile.TemporaryDirectory(prefix="kit-sweep-") as base:
         notebooks, folder = Path(base) / "notebooks", Path(base) / cell.name
         notebooks.mkdir()
-        (notebooks / f"{cell.notebook}.ipynb").write_text(text, encoding="utf-8")
+        (notebooks / f"{cell.notebook}.ipynb").write_text(cell.source, encoding="utf-8")
         settings = {"device": "cpu"} | cell.settings
         device = settings.pop("device")
         texts = tuple(f"{name}={value}" for name, value in settings.items())
@@ -158,7 +158,6 @@ def pending(out: Path, cells: list[Cell]) -> list[Cell]:
 
 def perform(
     client: Client,
-    grid: Grid,
     cells: list[Cell],
     out: Path,
     timeout: float | None = None,
@@ -170,12 +169,9 @@ def perform(
     """
     batch = uuid.uuid4().hex[:8]  # a failed cell that runs again must not get its old answer
     futures = {
-        client.submit(
-            run_cell, cell, grid.sources[cell.notebook], timeout, key=f"{cell.name}-{batch}", pure=False,
-            resources={resource(cell.kind): 1},
-        ): cell
+        client.submit(run_cell, cell, timeout, key=f"{cell.name}-{batch}", pure=False, resources={resource(cell.kind): 1}): cell
         for cell in cells
-    }  # fmt: skip
+    }
     try:
         for future in as_completed(list(futures), loop=client.loop):
             cell = futures[future]
@@ -201,7 +197,7 @@ def keep(out: Path, cell: Cell, answer: Answer) -> None:
     """Put a cell's files and its state in place in one step; ReportError when they cannot be written."""
     target, partial = out / cell.name, out / f".{cell.name}.partial"
     facts = asdict(answer) | {"cell": asdict(cell), "key": cell.key}
-    del facts["files"]
+    del facts["files"], facts["cell"]["source"]
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

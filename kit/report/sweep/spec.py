@@ -59,10 +59,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Cell:
-    """One notebook with one choice of everything. ``settings``: parameter -> value, as text; ``kind`` of machine."""
+    """One notebook with one choice of everything. ``source``: the notebook's text; ``settings``: parameter -> value, as text;
+    ``kind`` of machine."""
 
     notebook: str
-    notebook_digest: str
+    source: str = field(repr=False)
     profile: str
     model: Model
     model_digest: str
@@ -72,10 +73,9 @@ class Cell:
     @property
     def key(self) -> str:
         """A digest of notebook, parameters, model, kind of machine and version of the kit: the same cell, the same key."""
-        facts = [
-            self.notebook, self.notebook_digest, self.profile, sorted(self.settings.items()), self.model_digest, self.kind,
-            kit.__version__,
-        ]  # fmt: skip
+        digest = hashlib.sha256(self.source.encode()).hexdigest()[:16]
+        settings = sorted(self.settings.items())
+        facts = [self.notebook, digest, self.profile, settings, self.model_digest, self.kind, kit.__version__]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @property
@@ -95,24 +95,16 @@ class Cell:
         return {"model": self.model.label or f"of the profile {self.profile}"} | self.settings | {"machine": self.kind}
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The cells of a spec (without a kind of machine), and the text of each of their notebooks."""
-
-    cells: list[Cell]
-    sources: dict[str, str]
-
-
-def read(path: Path, notebooks: Path) -> Grid:
-    """The grid of a spec file. ReportError names the file, the key, the value and what is known instead."""
+def read(path: Path, notebooks: Path) -> list[Cell]:
+    """The cells of a spec file, without a kind of machine. ReportError names the file, the key, the value and what is known."""
     spec = read_yaml(path)
     try:
-        return _grid(_checked(spec), path.parent, notebooks)
+        return _cells(_checked(spec), path.parent, notebooks)
     except ReportError as error:
         raise ReportError(f"{path}: {error}") from None
 
 
-def _grid(spec: dict, folder: Path, notebooks: Path) -> Grid:
+def _cells(spec: dict, folder: Path, notebooks: Path) -> list[Cell]:
     profile = profiles.get(spec.get("profile", "quick"))
     sources = _sources(spec, notebooks)
     axes = {AXES.get(name, name): values for name, values in _axes(spec).items()}
@@ -128,14 +120,13 @@ def _grid(spec: dict, folder: Path, notebooks: Path) -> Grid:
     for notebook, text in sources.items():
         mine = {name: values for name, values in axes.items() if name in known[notebook]}
         choices = [[_text(known[notebook][name], value) for value in values] for name, values in mine.items()]
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         for values in itertools.product(*choices):
             settings = dict(zip(mine, values, strict=True))
             for model in _models(spec, folder, profile, int(settings.get("seed", 0))):
                 if model not in digests:
                     digests[model] = model.digest()
-                cells.append(Cell(notebook, digest, profile.name, model, digests[model], settings))
-    return Grid(cells, sources)
+                cells.append(Cell(notebook, text, profile.name, model, digests[model], settings))
+    return cells
 
 
 def _checked(spec) -> dict:
