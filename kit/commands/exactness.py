@@ -30,7 +30,7 @@ def command(file, backends, tiers, rows, tokens, as_json):
     kit exactness model.gguf
     kit exactness --tier all --json
 
-    Products of fused are sums: they are shown, by the accuracy of their activations, and not expected to be equal.
+    Products of fused are sums in another order: their differences are shown, but a difference is no failure.
 
     Of a FILE that the kit can run there is a second table: what 16-bit or INT8 weights, INT8 activations and a smaller
     KV cache do to its answers. Perplexity of an English text, mean KL divergence of the next-token distribution from

@@ -64,24 +64,22 @@ def cells_of(path: Path) -> list[dict]:
     source = [cell for cell in read_notebook(path).cells if not _MARKERS & set(cell.metadata.get("tags", []))]
     cells, section = [], ""
     for number, cell in enumerate(source, start=1):
-        if _HIDDEN & set(cell.metadata.get("tags", [])):
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type not in ("markdown", "code") or _HIDDEN & set(tags):
             continue
-        shown = {"number": number, "kind": cell.cell_type, "headings": [], "outputs": [], "section": section}
-        shown["verdicts"] = cell.cell_type == "code" and "lab.verdicts()" in cell.source  # the page has a fuller table of them
+        shown = {"number": number, "kind": cell.cell_type, "headings": [], "outputs": [], "section": section, "verdicts": False}
         if cell.cell_type == "markdown":
             body, shown["headings"] = content.markdown(cell.source, f"cell-{number}")
             shown["body"] = body if any(one["headings"] for one in cells) else _TITLE.sub("", body, count=1)
             section = shown["headings"][-1][2] if shown["headings"] else section
-        elif cell.cell_type == "code":
-            shown["drawn"] = "lab.picture(" in cell.source
-            shown["lines"] = len(cell.source.splitlines())
-            shown["body"] = content.code(cell.source)
-            shown["tags"] = cell.metadata.get("tags", [])
-            shown["answers"] = ANSWER in shown["tags"]
-            shown["seconds"] = cell.metadata.get("papermill", {}).get("duration")
-            shown["outputs"] = [content.output(item) for item in merged(cell.outputs)]
         else:
-            continue
+            shown |= {
+                "lines": len(cell.source.splitlines()), "body": content.code(cell.source), "tags": tags,
+                "seconds": cell.metadata.get("papermill", {}).get("duration"),
+                "outputs": [content.output(item) for item in merged(cell.outputs)],
+                "answers": ANSWER in tags, "drawn": "lab.picture(" in cell.source,
+                "verdicts": "lab.verdicts()" in cell.source,  # the page has a fuller table of them
+            }  # fmt: skip
         cells.append(shown)
     return cells
 

@@ -21,7 +21,7 @@ TO_DO = "07_memory_frontier"  # its answer is what to do
 
 def write(run: Run) -> Path:
     """Render ``<run>/index.html`` from the run's state, records, pages and environment."""
-    rows = [pair for name in run.planned for pair in run.records_of(name)]
+    rows = [row for name in run.planned for row, _ in run.records_of(name)]
     cells = {name: html.cells_of(run.folder / f"{name}.ipynb") for name in run.planned}
     entries = book.read(run.folder)
     return theme.write(
@@ -37,23 +37,23 @@ def write(run: Run) -> Path:
         answers=answers(entries, rows),
         to_do=(TO_DO, html.answer(cells.get(TO_DO, []))),
         tally=[(word, count) for word, count in book.tally(entries).items() if count],
-        measurements=[row for row, _ in rows if not row.verdict],
+        measurements=[row for row in rows if not row.verdict],
         records_uri=html.records_uri(run, run.planned),
-        checklist=checklist(run, [row for row, _ in rows], run.planned),
+        checklist=checklist(run, rows, run.planned),
     )
 
 
-def answers(entries: list[Entry], rows: list[tuple[Record, str]]) -> list[dict]:
+def answers(entries: list[Entry], rows: list[Record]) -> list[dict]:
     """The questions of ANSWERED, each with its claim's verdict: what was claimed, measured and possible, and why.
 
-    Measured: of the records in the claim's unit the slow end and the fast one. Possible: the bound of the record that
-    decides, or of the fast end.
+    Measured: the slowest and the fastest record in the claim's unit. Possible: the bound of the record that decides, or of
+    the fastest.
     """
     found, by_id = [], {entry.claim.id: entry for entry in entries}
     for name, question in ANSWERED.items():
         entry = by_id[name]
         claim, deciding = entry.claim, entry.decisive
-        own = [row for row, _ in rows if row.claim == name and row.unit == claim.unit and row.status == "ok"]
+        own = [row for row in rows if row.claim == name and row.unit == claim.unit and row.status == "ok"]
         real = [row for row in own if row.how != "computed"]
         real = real or [part.record for part in entry.parts if part.record.status == "ok"]
         if not deciding or not real:

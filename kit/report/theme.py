@@ -1,4 +1,4 @@
-"""The look of every page: templates with their style and script inline, under a policy that lets nothing else in."""
+"""The look of every page: templates with style and script inline, under a Content-Security-Policy that blocks all else."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""What a sweep leaves to read: the page over all cells, one long table, and one row a cell."""
+"""The results of a sweep: a page over all cells, a CSV with a row a record, a table with a row a cell."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -165,7 +165,7 @@ def perform(
 ) -> None:
     """Run ``cells`` and keep each in ``out`` when it ends. Dask gives a lost worker's cells to another one.
 
-    A cell that fails, or that takes three workers with it, is a failed cell with its reason; the rest goes on.
+    A cell that fails, or whose worker dies three times, is a failed cell with its reason; the rest goes on.
     """
     batch = uuid.uuid4().hex[:8]  # a failed cell that runs again must not get its old answer
     futures = {

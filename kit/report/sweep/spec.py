@@ -80,7 +80,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its folder: what it is, for people, and the start of its key."""
+        """Name of its folder: the label and the first digits of its key."""
         text = "".join(c if c.isalnum() or c in "._" else "-" for c in self.label)
         return f"{text[:80]}-{self.key[:8]}"
 
