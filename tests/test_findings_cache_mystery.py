@@ -14,7 +14,7 @@ from kit.cache import faults
 from kit.claims.records import read
 from kit.findings import live as cache_live
 from kit.findings.n02_cache_mystery import faults as cache_faults
-from kit.findings.n02_cache_mystery import hypotheses, preload, pressure, verdicts
+from kit.findings.n02_cache_mystery import hypotheses, preload, verdicts
 from kit.findings.n02_cache_mystery import load_test as harness
 from kit.lab import machine
 from kit.synthetic.write import cached_model
@@ -98,7 +98,7 @@ def test_the_client_of_the_reports_prints_speeds_of_nothing_and_each_gate_stops_
 
 
 def test_caching_everything_fails_at_the_end_of_memory_and_a_limit_does_not():
-    table = pressure.table(budget=96 << 20, tensors=24, nbytes=8 << 20)
+    table = cache_faults.pressure(budget=96 << 20, tensors=24, nbytes=8 << 20)
     assert table.loc["HashMap", "failed"] > 0 == table.loc["LRU", "failed"] == table.loc["Pinned", "failed"]
     assert table.loc["HashMap", "failed"] + table.loc["HashMap", "served"] == 48
 

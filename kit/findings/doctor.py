@@ -34,6 +34,11 @@ def checks(measure: bool = False) -> list[Check]:
     return rows + ([_speed()] if measure else [])
 
 
+def _noted(subject: str, finding: str, remedy: str = "") -> Check:
+    """A row that is a note where there is something to do."""
+    return Check(subject, "note" if remedy else "ok", finding, remedy)
+
+
 def _libraries() -> list[Check]:
     rows = []
     for name in ("numpy", "torch", "numba", "gguf", "papermill", "jupyterlab"):
@@ -47,17 +52,14 @@ def _cores() -> Check:
     import torch
 
     cores, threads = machine.usable_cores(), torch.get_num_threads()
-    state = "ok" if threads == cores else "note"
     remedy = "" if threads == cores else f"unset OMP_NUM_THREADS, or set it to {cores}, to use every core"
-    return Check("cores", state, f"{cores} usable ({machine.cpu_name()}); torch uses {threads} threads", remedy)
+    return _noted("cores", f"{cores} usable ({machine.cpu_name()}); torch uses {threads} threads", remedy)
 
 
 def _memory() -> Check:
-    limit, free = machine.memory_limit(), machine.memory_available()
-    text = f"{format_bytes(free)} free of {format_bytes(limit)}"
-    if free < _QUICK_MEMORY:
-        return Check("memory", "note", text, "the quick profile wants 8 GB free: close something, or --profile smoke")
-    return Check("memory", "ok", text)
+    free = machine.memory_available()
+    remedy = "the quick profile wants 8 GB free: close something, or --profile smoke" if free < _QUICK_MEMORY else ""
+    return _noted("memory", f"{format_bytes(free)} free of {format_bytes(machine.memory_limit())}", remedy)
 
 
 def gpu() -> Check:
@@ -66,45 +68,43 @@ def gpu() -> Check:
 
     device = machine.gpu()
     if device is not None:
-        return Check("GPU", "ok", f"{device['name']}, {format_bytes(device['memory_bytes'])}")
+        return _noted("GPU", f"{device['name']}, {format_bytes(device['memory_bytes'])}")
     if torch.version.cuda is None:
         remedy = "everything runs on the CPU; for a GPU install torch's CUDA build of the same version"
-        return Check("GPU", "note", f"torch {torch.__version__} was built without CUDA", remedy)
+        return _noted("GPU", f"torch {torch.__version__} was built without CUDA", remedy)
     remedy = "everything runs on the CPU; for a GPU see that `nvidia-smi` lists one and CUDA_VISIBLE_DEVICES hides none"
-    return Check("GPU", "note", f"torch has CUDA {torch.version.cuda} but finds no device or driver", remedy)
+    return _noted("GPU", f"torch has CUDA {torch.version.cuda} but finds no device or driver", remedy)
 
 
 def triton() -> Check:
     """The compiler of the GPU kernels, or what keeps it from them."""
     version = machine.library_version("triton")
     if version is None:
-        return Check("Triton", "note", "not installed", "pip install --editable '.[gpu]' (Linux) for the GPU kernels")
+        return _noted("Triton", "not installed", "pip install --editable '.[gpu]' (Linux) for the GPU kernels")
     if machine.gpu() is None:
-        return Check("Triton", "note", f"{version}, without a GPU", "TRITON_INTERPRET=1 runs its kernels on the CPU")
+        return _noted("Triton", f"{version}, without a GPU", "TRITON_INTERPRET=1 runs its kernels on the CPU")
     from triton import knobs
 
     if knobs.runtime.interpret:
         remedy = "unset TRITON_INTERPRET, and start Python anew, to use the GPU"
-        return Check("Triton", "note", f"{version}, told by TRITON_INTERPRET to run its kernels on the CPU", remedy)
-    return Check("Triton", "ok", version)
+        return _noted("Triton", f"{version}, told by TRITON_INTERPRET to run its kernels on the CPU", remedy)
+    return _noted("Triton", version)
 
 
 def _peer() -> Check:
     version = machine.library_version("xllamacpp")
     if version is None:
-        return Check("llama.cpp", "note", "not installed", "pip install --editable '.[test]' to measure beside it")
-    return Check("llama.cpp", "ok", f"xllamacpp {version} (a peer for tests and benchmarks)")
+        return _noted("llama.cpp", "not installed", "pip install --editable '.[test]' to measure beside it")
+    return _noted("llama.cpp", f"xllamacpp {version} (a peer for tests and benchmarks)")
 
 
 def _folder(subject, folder, needed) -> Check:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    text = f"{folder}: {format_bytes(free)} free"
     if not os.access(existing, os.W_OK):
         return Check(subject, "bad", f"{existing} is not writable", f"give yourself rights on {existing}, or move it")
-    if free < needed:
-        return Check(subject, "note", text, f"the quick profile wants {format_bytes(needed)}: free some space")
-    return Check(subject, "ok", text)
+    remedy = f"the quick profile wants {format_bytes(needed)}: free some space" if free < needed else ""
+    return _noted(subject, f"{folder}: {format_bytes(free)} free", remedy)
 
 
 def _speed() -> Check:

@@ -1,5 +1,8 @@
-"""A gallery of the reports' broken caches (kit.cache.faults), each run live beside the healthy store on the same accesses."""
+"""What goes wrong: the reports' broken caches (kit.cache.faults) beside the healthy store, and caches where memory ends."""
 
+import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -10,8 +13,9 @@ import kit
 from kit.cache import faults
 from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
-from kit.errors import CacheError
+from kit.errors import CacheError, ReportError
 from kit.lab import tables
+from kit.units import format_bytes
 
 SCAN = [(f"blk.{number}.weight", 4000) for number in range(8)]  # 8 objects, asked for in order, pass after pass
 SMALL = 4 * 4000  # room for half of them
@@ -89,3 +93,44 @@ def gallery() -> pd.DataFrame:
         for name, (broken, policy, healthy, show) in GALLERY.items()
     ]
     return tables.frame(rows, "fault", "with the fault", "without")
+
+
+# --- "cache everything" near the end of memory: in a child with a real limit, so that the machine survives ----------------
+
+# The child imports first and limits its address space afterwards: what it may take is what it has plus the budget.
+_CHILD = """
+import json, resource, sys
+import numpy as np, psutil
+from kit.cache.policies.base import HashMap, LRU
+from kit.cache.policies.pinned import Pinned
+from kit.cache.store import WeightCache
+
+kind, tensors, nbytes, budget, limit = sys.argv[1], *map(int, sys.argv[2:])
+policy = {"HashMap": HashMap, "LRU": lambda: LRU(limit), "Pinned": lambda: Pinned(limit)}[kind]()
+store, failed, served = WeightCache(policy), 0, 0
+_, hard = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + budget, hard))
+for _ in range(2):
+    for number in range(tensors):
+        try:
+            store.get(f"blk.{number}.weight", nbytes, lambda: np.ones(nbytes // 4, np.float32))
+            served += 1
+        except MemoryError:
+            failed += 1
+stats = store.stats
+print(json.dumps(dict(served=served, failed=failed, hits=stats.hits, held=stats.resident_bytes)))
+"""
+
+
+def pressure(budget: int = 256 << 20, tensors: int = 32, nbytes: int = 16 << 20) -> pd.DataFrame:
+    """Two passes over ``tensors`` of ``nbytes`` each through three caches, each in a child that may take ``budget`` more bytes:
+    a HashMap caches everything, LRU and Pinned may hold half of the budget. ReportError when a child ends early."""
+    rows = {}
+    for kind in ("HashMap", "LRU", "Pinned"):
+        arguments = [sys.executable, "-c", _CHILD, kind, *map(str, (tensors, nbytes, budget, budget // 2))]
+        child = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+        if child.returncode:
+            raise ReportError(f"the child with {kind} ended early: {child.stderr.strip()[-300:]}")
+        rows[kind] = {"memory allowed": budget, "model": tensors * nbytes} | json.loads(child.stdout.splitlines()[-1])
+    frame = pd.DataFrame.from_dict(rows, "index").rename_axis("cache")
+    return frame.assign(**{column: frame[column].map(format_bytes) for column in ("memory allowed", "model", "held")})

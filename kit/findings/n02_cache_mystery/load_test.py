@@ -143,20 +143,21 @@ def ladder(server: Server, repeats: int = 5) -> pd.DataFrame:
     """The three rungs of the report, the median of so many requests: what was asked, what is printed, what nobody looked at."""
     rows = []
     for asked, seconds in LADDER:
-        exchanges = [ask(server, f"/error/{seconds}", asked) for _ in range(repeats)]
-        typical = sorted(exchanges, key=lambda exchange: exchange.seconds)[repeats // 2]
-        rows.append((asked, typical.seconds, typical.claimed, typical.status, typical.answered, typical.produced))
+        exchanges = sorted((ask(server, f"/error/{seconds}", asked) for _ in range(repeats)), key=lambda each: each.seconds)
+        each = exchanges[repeats // 2]
+        rows.append((asked, each.seconds, each.claimed, each.status, each.answered, each.produced))
     names = ["asked", "latency, s", 'printed "tok/s"', "status", "tokens in the answer", "tokens by the model"]
     return pd.DataFrame(rows, columns=names)
 
 
 def gates(exchanges: list[Exchange], roofline: float) -> pd.DataFrame:
     """Exchange by gate: does it pass? ``roofline``: tokens a second that the bandwidth allows."""
-    table = pd.DataFrame({e.path: {name: passes(e, roofline) for name, passes in GATES.items()} for e in exchanges}).T
-    stopped = table.apply(lambda row: next((name for name, passed in row.items() if not passed), "none: it counts"), axis=1)
-    table.insert(0, '"tok/s"', [e.claimed for e in exchanges])
-    table["stopped by"] = stopped
-    return table
+    rows = {}
+    for each in exchanges:
+        passed = {name: passes(each, roofline) for name, passes in GATES.items()}
+        stopped = next((name for name in GATES if not passed[name]), "none: it counts")
+        rows[each.path] = {'"tok/s"': each.claimed, **passed, "stopped by": stopped}
+    return pd.DataFrame.from_dict(rows, "index")
 
 
 def ladder_figure(rungs: pd.DataFrame, honest: float, roofline: float):
