@@ -83,7 +83,7 @@ def decode(path, folder):
             decode.check_room(file)
         except kit.KitError as error:
             refused = str(error)
-        decode.free_bytes = lambda: 2 * decode.kv_bytes(decode.read_config(file), 100, "float32")
+        decode.free_bytes = lambda: 2 * decode.kv_room(decode.read_config(file), 100, "float32")
         points = decode.speeds(file, 1, contexts=(1, 1000), kinds=("float32", "bfloat16"))
         for name in ("granite-3.3-8b", "tinyllama-1.1b"):
             decode.judge(lab, file, points, name)

@@ -1,6 +1,7 @@
 """Attention finding: the arithmetic of shares and parts, the first layers of a file, a run of all ways on a tiny one."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,6 +56,15 @@ def test_only_the_experts_used_are_read(tmp_path):
     assert attention.elements_read(config, 1) == dense + 3 * 2 * 256 * 256 + 512 * 256
 
 
+def test_only_layers_with_a_window_end_at_it(granite):
+    """As in Gemma: a query of the first layer sees 16 positions, one of the second all 100."""
+    config = replace(granite, window=16, local=(True, False) * 20)
+    for count in (attention.attention_flops, attention.kv_bytes):
+        assert [count(config, context, layer) * 25 for context in (10, 100) for layer in (0, 1)] == [
+            share * count(granite, 100) for share in (2.5, 2.5, 4, 25)
+        ]
+
+
 def test_amdahl():
     assert attention.amdahl(0.0) == 1 and attention.amdahl(0.9) == pytest.approx(10)
 
@@ -85,7 +95,8 @@ def test_shares_follow_from_times():
     """Attention of 1 ms a layer and 4 layers beside 12 ms and 4 ms of all else: 25 % and 50 %."""
 
     class Config:
-        heads, head_dim, window, vocabulary, hidden_size = 2, 4, 0, 10, 8
+        heads, head_dim, vocabulary, hidden_size = 2, 4, 10, 8
+        window_of = staticmethod(lambda layer: 0)
 
         @staticmethod
         def tensors():

@@ -15,7 +15,7 @@ from kit.errors import ModelError
 from kit.findings import reported
 from kit.findings.live import relative_rms
 from kit.findings.n04_attention.figures import under_a_roof
-from kit.findings.n04_attention.variants import attention_flops, elements_read
+from kit.findings.n04_attention.variants import attention_flops, elements_read, kv_bytes
 from kit.lab import figures
 from kit.lab.device import Limits
 from kit.lab.machine import memory_available
@@ -48,8 +48,8 @@ def _read_by_a_token(tensors: Mapping, config: Config) -> int:
     return int(sum(t.nbytes * (share if len(t.shape) == 3 else 1) for t in read))
 
 
-def kv_bytes(config: Config, context: int, kv: str) -> int:
-    """Bytes of the keys and values of ``context`` positions."""
+def kv_room(config: Config, context: int, kv: str) -> int:
+    """Bytes of memory that the keys and values of ``context`` positions take."""
     return 2 * config.layers * config.kv_heads * config.head_dim * context * KV_DTYPES[kv].itemsize
 
 
@@ -85,12 +85,12 @@ def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> pd.
     config, weights = read_config(file), DeviceWeights(file)
     blocks, elements, rows = blocks_read(file), elements_read(config, config.layers), []
     for context, kv in product((n for n in contexts if n < config.context), kinds):
-        flops = 2 * elements + config.layers * attention_flops(config, context)
-        need, have = kv_bytes(config, context + 1, kv), _SHARE * free_bytes()
+        flops = 2 * elements + sum(attention_flops(config, context, layer) for layer in range(config.layers))
+        read = blocks + sum(kv_bytes(config, context, layer, KV_DTYPES[kv].itemsize) for layer in range(config.layers))
+        need, have = kv_room(config, context + 1, kv), _SHARE * free_bytes()
         missing = f"{format_bytes(need)} of keys and values, {format_bytes(have)} to have" if need > have else ""
         taken = [] if missing else _tokens(weights, context, kv, samples)
-        rows.append((context, kv, taken, np.median(taken) if taken else np.nan, blocks + kv_bytes(config, context, kv), flops,
-                     missing))  # fmt: skip
+        rows.append((context, kv, taken, np.median(taken) if taken else np.nan, read, flops, missing))
     return pd.DataFrame(rows, columns=["context", "KV cache", "samples", "seconds", "bytes", "flops", "missing"])
 
 

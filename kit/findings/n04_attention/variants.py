@@ -35,7 +35,8 @@ def elements_read(config: Config, layers: int) -> int:
 
 
 def predict(config: Config, machine: Machine, contexts, layers: int) -> pd.DataFrame:
-    """By context: FLOPs of a token, attention's share of them, the most that a free attention gives, least seconds."""
+    """By context: FLOPs of a token of ``layers`` layers such as the first, attention's share of them, the most that a free
+    attention gives, least seconds."""
     elements = elements_read(config, layers)
     rows = {}
     for context in contexts:
@@ -66,30 +67,30 @@ def affordable(name: str, config: Config, context: int, tokens: int = 1) -> bool
 
 def equality(config: Config, contexts=(1, 5, 48, 300)) -> pd.DataFrame:
     """Largest difference of every variant from float64 arithmetic, with one query and with five at each context."""
-    rows = {}
+    rows, window = {}, config.window_of(0)
     for context, queries in itertools.product(contexts, (1, 5)):
         queries = min(queries, context)
         q, k, v = heads(config, context, queries)
         seen = torch.ones(queries, context, dtype=torch.bool).tril(context - queries)
-        if config.window:
-            seen &= ~torch.ones_like(seen).tril(context - queries - config.window)
+        if window:
+            seen &= ~torch.ones_like(seen).tril(context - queries - window)
         wide = (x.double()[None] for x in (q, k, v))
         exact = F.scaled_dot_product_attention(*wide, attn_mask=seen, scale=config.attention_scale, enable_gqa=True)[0]
         for name, variant in ATTENTION.items():
             if affordable(name, config, context, queries):
-                got = variant(q, k, v, config.attention_scale, config.window)
+                got = variant(q, k, v, config.attention_scale, window)
                 rows[name, f"{queries} x {context}"] = float((got - exact).abs().max())
     return pd.Series(rows).unstack(sort=False).rename_axis("variant", axis=0).rename_axis("queries x context", axis=1)
 
 
-def attention_flops(config: Config, context: int) -> int:
-    """Multiplications and additions of one layer's scores and weighted values for one token."""
-    return 4 * config.heads * config.head_dim * min(context, config.window or context)
+def attention_flops(config: Config, context: int, layer: int = 0) -> int:
+    """Multiplications and additions of a layer's scores and weighted values for one token."""
+    return 4 * config.heads * config.head_dim * min(context, config.window_of(layer) or context)
 
 
-def kv_bytes(config: Config, context: int) -> int:
-    """Bytes of one layer's keys and values in f32."""
-    return 2 * 4 * config.kv_heads * config.head_dim * min(context, config.window or context)
+def kv_bytes(config: Config, context: int, layer: int = 0, width: int = 4) -> int:
+    """Bytes of a layer's keys and values that one token attends to, ``width`` bytes a number."""
+    return 2 * width * config.kv_heads * config.head_dim * min(context, config.window_of(layer) or context)
 
 
 def times(config: Config, machine: Machine, contexts, samples: int = 5) -> pd.DataFrame:
@@ -107,7 +108,7 @@ def times(config: Config, machine: Machine, contexts, samples: int = 5) -> pd.Da
                 turn = itertools.cycle(pairs)
 
                 def once(variant=variant, q=q, turn=turn):
-                    return variant(q, *next(turn), config.attention_scale, config.window)
+                    return variant(q, *next(turn), config.attention_scale, config.window_of(0))
 
                 timed = measure.time(once, samples, min_sample=0.002)
                 rows.append((name, context, timed.median, bound, flops, nbytes))
