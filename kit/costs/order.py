@@ -195,8 +195,8 @@ class Walk:
 
 def use_of(weights, linear: str, name: str) -> Callable[[], torch.Tensor]:
     """A function that does what a decode does with ``name`` for one token: multiply by a matrix, or fetch a vector."""
-    *_, width = shape = weights.info(name).shape
+    shape = weights.info(name).shape
     if len(shape) < 2:
         return lambda: weights[name]
-    x = torch.randn(1, width, generator=torch.Generator().manual_seed(width))
+    x = torch.randn(1, shape[-1], generator=torch.Generator().manual_seed(shape[-1]))
     return lambda: linear_named(linear).apply(weights, name, x)

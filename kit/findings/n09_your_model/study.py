@@ -19,7 +19,7 @@ from kit.findings.n00_start_here.overview import token_bounds
 from kit.findings.n09_your_model import tables
 from kit.gguf.summary import summarize
 from kit.lab.machine import memory_available, memory_limit
-from kit.units import format_bytes, format_count, format_seconds
+from kit.units import format_bytes, format_count, format_seconds, printable
 
 _PRECISIONS = ("f32", "f16", "bf16", "int8 activations")  # of the ways that advice compares
 _QUALITY_WORK = 2e10  # weights times tokens: seconds, not minutes, on two cores
@@ -83,9 +83,9 @@ class Study:
         """What the largest weight does to an LRU."""
         name, size = max(self.accesses.objects.items(), key=lambda item: item[1])
         return (
-            f"The largest weight, {name}, is {format_bytes(size)} of {format_bytes(self.accesses.working_set)}. A smaller "
-            "cache lets it pass and keeps others; an LRU just large enough takes it in at every token and throws the others "
-            "out for it, so there its curve can fall."
+            f"The largest weight, {printable(name)}, is {format_bytes(size)} of {format_bytes(self.accesses.working_set)}. A "
+            "smaller cache lets it pass and keeps others; an LRU just large enough takes it in at every token and throws the "
+            "others out for it, so there its curve can fall."
         )
 
     def exactness(self) -> pd.DataFrame:
