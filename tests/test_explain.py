@@ -316,7 +316,8 @@ def test_faster_is_what_was_measured_where_it_was(study):
 
 
 def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
-    answers = iter([True] * 3 + [False] * 9)
+    programs = [True, True, False, False]  # the first takes three tries, the second one
+    answers = iter(programs + [True] * 3 + [False] * 9)
     monkeypatch.setattr("kit.lab.state.Watch.__exit__", lambda self, *_: setattr(self, "busy", next(answers)))
     study = Study(kit.open(path), MACHINE, memory=2 << 20, tokens=3)
     first, *others = study.measure_best(1).values()

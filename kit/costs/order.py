@@ -15,6 +15,7 @@ from kit.cpu.threads import torch_alone
 from kit.errors import KitError, ModelError
 from kit.gguf.formats import FORMATS
 from kit.gguf.summary import NO_WEIGHTS
+from kit.lab import state
 from kit.model.config import ARCHITECTURES
 from kit.model.linear import linear_named
 
@@ -113,17 +114,22 @@ def _recorded(file, tokens, via):
 
 
 def _program(file, linear, tokens) -> Program | None:
-    """Median costs over ``tokens`` tokens of a recorded program; None when the pass cannot be recorded."""
+    """Median costs over ``tokens`` tokens of a recorded program, taken anew up to twice if other processes disturb it; None
+    when the pass cannot be recorded."""
     weights = kit.Weights(file)
     steps = Decode(weights, linear)
     if steps.model.unplanned:
         return None
-    for _ in range(3):  # the second token records the program, the third warms it up
-        steps.step()
-    weights.trace.clear()
-    for _ in range(tokens):
-        steps.step()
-    spans = weights.trace.frame()
+
+    def timed():
+        for _ in range(3):  # the second token records the program, the third warms it up
+            steps.step()
+        weights.trace.clear()
+        for _ in range(tokens):
+            steps.step()
+        return weights.trace.frame()
+
+    spans, _ = state.undisturbed(timed, tries=3)
     uses = spans[spans["what"] == "linear"]
     kinds = uses.assign(kind=[kind_of(weights, name) for name in uses["tensor"]]).groupby("kind")["seconds"]
     token = float(spans.loc[spans["what"] == "token", "seconds"].median())

@@ -155,15 +155,14 @@ class Measured:
 def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measured:
     """Decode ``tokens`` tokens after a warm-up (or walk over the tensors of a file that cannot run); at most ``tries`` times,
     until other processes do not disturb it."""
-    for _ in range(tries):
-        weights = kit.Weights(file, way.cache(), dtype=way.dtype)
-        with state.Watch() as watch:
-            decode = DECODES[order.via]
-            steps = Walk(weights, way.linear, order.tokens[0]) if order.reason else decode(weights, way.linear, tokens + 1)
-            found = run(way, weights, steps, tokens)
-        if not watch.busy:
-            break
-    return replace(found, disturbed=watch.busy)
+
+    def once():
+        weights, decode = kit.Weights(file, way.cache(), dtype=way.dtype), DECODES[order.via]
+        steps = Walk(weights, way.linear, order.tokens[0]) if order.reason else decode(weights, way.linear, tokens + 1)
+        return run(way, weights, steps, tokens)
+
+    found, disturbed = state.undisturbed(once, tries)
+    return replace(found, disturbed=disturbed)
 
 
 def run(way: Way, weights, steps, tokens: int) -> Measured:

@@ -66,6 +66,16 @@ class Watch:
         return time.perf_counter(), busy - own.user - own.system
 
 
+def undisturbed(take: Callable[[], object], tries: int) -> tuple[object, bool]:
+    """(``take()``, whether other processes disturbed it), repeated at most ``tries`` times until they do not."""
+    for _ in range(tries):
+        with Watch() as watch:
+            taken = take()
+        if not watch.busy:
+            break
+    return taken, watch.busy
+
+
 def cores_used_by_others() -> float:
     """Cores that other processes use during the next 0.1 s."""
     with Watch() as watch:
