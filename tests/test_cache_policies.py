@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -214,6 +215,66 @@ def test_orders_of_eviction():
     assert left(Pinned(3, names="bd"), "abcd") == "bd"
     assert left(HashMap(), "abcd") == "abcd"
     assert left(NoCache(), "abcd") == ""
+
+
+@settings(deadline=None)
+@given(keys=st.lists(st.integers(0, 25), max_size=300), capacity=st.integers(2, 12))
+def test_s3fifo_is_the_algorithm_of_its_paper(keys, capacity):
+    """Algorithm 1 of Yang et al. for objects of size 1, on plain lists, oldest first."""
+    small, main, ghost, uses, hits = [], [], [], {}, []
+    for key in keys:
+        hits.append(key in small or key in main)
+        if hits[-1]:
+            uses[key] = min(uses[key] + 1, 3)
+            continue
+        while len(small) + len(main) >= capacity:
+            if small and (not main or len(small) >= 0.1 * capacity):
+                oldest = small.pop(0)
+                (main if uses[oldest] > 1 else ghost).append(oldest)
+                ghost = ghost[-int(0.9 * capacity) :]
+            else:
+                oldest = main.pop(0)
+                if uses[oldest] > 0:
+                    uses[oldest] -= 1
+                    main.append(oldest)
+        uses[key] = 0
+        (main if key in ghost else small).append(key)
+        ghost = [old for old in ghost if old != key]
+    policy = S3FIFO(capacity)
+    for key, hit in zip(keys, hits, strict=True):
+        assert policy.request(f"k{key}", 1) == hit
+        if not hit:
+            policy.insert(f"k{key}", 1)
+    assert set(policy) == {f"k{key}" for key in small + main}
+
+
+@settings(deadline=None)
+@given(keys=accesses, sizes=size_table, capacity=st.integers(1, 30))
+def test_next_use_evicts_the_farthest_and_only_for_what_is_needed_sooner(keys, sizes, capacity):
+    policy = NextUse(capacity)
+    for number in keys:
+        key, size = f"k{number}", sizes[number]
+        if policy.request(key, size):
+            continue
+        before, known = {name: policy._wait(name) for name in policy}, policy._typical is not None
+        own = policy._wait(key) if known else -1
+        bytes_of = {name: sizes[int(name[1:])] for name in before}
+        missing = sum(bytes_of.values()) + size - capacity
+        evicted = policy.insert(key, size)
+        later = sum(bytes_of[name] for name, wait in before.items() if wait > own)
+        assert (evicted is None) == (size > capacity or missing > later)
+        if evicted:
+            kept = [wait for name, wait in before.items() if name not in evicted]
+            assert min(before[name] for name in evicted) >= max(kept, default=-1)
+            assert sum(bytes_of[name] for name in evicted[:-1]) < missing <= sum(map(bytes_of.get, evicted))
+
+
+def test_cyclic_aware_follows_lru_through_phases_and_next_use_through_scans():
+    generator = np.random.default_rng(0)
+    phases = [f"k{key}" for _ in range(20) for key in generator.permutation(30)[:8][generator.integers(0, 8, 300)]]
+    for keys, better, worse in ((phases, LRU, NextUse), ([f"k{n % 20}" for n in range(1000)], NextUse, LRU)):
+        rates = [kit.replay([(key, 1) for key in keys], make(10)).hit_rate for make in (better, CyclicAware, worse)]
+        assert rates[0] - 0.01 <= rates[1] and rates[2] < rates[0] - 0.03
 
 
 def test_lfu_window_in_the_unit_of_a_clock():
