@@ -7,7 +7,7 @@ TRACE = click.Path(exists=True, dir_okay=False)
 
 @click.command("explain")
 @click.argument("file")
-@click.option("--memory", metavar="SIZE", help="What dequantized weights may take.  [default: 70% of what is free]")
+@click.option("--memory", metavar="SIZE", help="Limit of dequantized weights: 4GiB, say.  [default: 70% of what is free]")
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
 @click.option("--trace", type=TRACE, metavar="FILE", help="Accesses from elsewhere: oracleGeneral, or CSV of tensor, nbytes.")
 @click.option("--via", type=click.Choice(["kit", "transformers"]), help="Whose forward pass.  [default: kit's, if it has one]")
