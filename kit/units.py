@@ -46,12 +46,8 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds / 60:.1f} min"
     for unit, scale in (("s", 1), ("ms", 1e3), ("us", 1e6)):
         if abs(seconds) * scale >= 0.9995:  # reads as 1.00
-            return f"{_three(seconds * scale)} {unit}"
+            return f"{seconds * scale:#.3g}".rstrip(".") + f" {unit}"
     return f"{seconds * 1e9:.0f} ns" if seconds else "0 s"
-
-
-def _three(value: float) -> str:
-    return f"{value:.{0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2}f}"
 
 
 def format_count(number: float) -> str:
