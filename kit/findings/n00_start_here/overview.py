@@ -27,14 +27,12 @@ def token_bounds(file, machine) -> pd.DataFrame:
     elements = sum(tensor.elements for tensor in file.tensors.values())
     blocks = sum(tensor.nbytes for tensor in file.tensors.values())
     held = {name: int(elements * size) for name, size in WEIGHT_BYTES.items()} | {BLOCKS: blocks}
-    rows = [
-        (name, nbytes, format_bytes(nbytes), 8 * nbytes / elements, machine.seconds_to_read(nbytes))
-        for name, nbytes in sorted(held.items(), key=lambda item: -item[1])
-    ]
-    table = pd.DataFrame(rows, columns=["held as", "bytes", "size", "bits a weight", "least seconds a token"])
-    table["most tokens a second"] = 1 / table["least seconds a token"]
-    table["fits in memory"] = np.where(table["bytes"] < machine.memory_limit_bytes, "yes", "no")
-    return table.set_index("held as")
+    rows = []
+    for name, nbytes in sorted(held.items(), key=lambda item: -item[1]):
+        least, fits = machine.seconds_to_read(nbytes), "yes" if nbytes < machine.memory_limit_bytes else "no"
+        rows.append((name, nbytes, format_bytes(nbytes), 8 * nbytes / elements, least, 1 / least, fits))
+    names = "bytes", "size", "bits a weight", "least seconds a token", "most tokens a second", "fits in memory"
+    return tables.frame(rows, "held as", *names)
 
 
 def answer(bounds: pd.DataFrame, machine, needed: pd.DataFrame) -> str:
@@ -56,18 +54,16 @@ def roofline(file, machine, tokens=(1, 8, 64, 512)):
     elements = sum(tensor.elements for tensor in file.tensors.values())
     blocks = sum(tensor.nbytes for tensor in file.tensors.values())
     figure, axes = figures.roof(machine, 0.1, 1e4)
-    for nbytes, name, color, marker in (
-        (4 * elements, "f32 weights", figures.BLUE, "o"),
-        (blocks, "blocks", figures.ORANGE, "s"),
+    for name, nbytes, color, marker, offset, side in (
+        ("f32 weights", 4 * elements, figures.BLUE, "o", (-2, 7), "right"),
+        ("blocks", blocks, figures.ORANGE, "s", (6, -14), "left"),
     ):
-        x = np.array([2 * elements * count / nbytes for count in tokens])
+        x = 2 * elements * np.array(tokens) / nbytes
         y = np.minimum(machine.f32_gflops, machine.read_gbps * x)
         axes.scatter(x, y, color=color, marker=marker, s=45, label=name, zorder=3)
-        for count, px, py in zip(tokens, x, y, strict=True):
-            below = nbytes == blocks
-            text = f"{count} token{'s' if count > 1 else ''}"
-            place = {"xytext": (6, -14), "ha": "left"} if below else {"xytext": (-2, 7), "ha": "right"}
-            axes.annotate(text, (px, py), textcoords="offset points", fontsize=8.5, color=color, **place)
+        for count, *point in zip(tokens, x, y, strict=True):
+            text = f"{count} token{'s' * (count > 1)}"
+            axes.annotate(text, point, offset, textcoords="offset points", fontsize=8.5, color=color, ha=side)
     axes.set(xlabel="FLOPs a byte of weights read", ylabel="attainable GFLOP/s")
     axes.set_title("A single token is bound by memory; a long prompt by arithmetic")
     axes.legend(loc="lower right")

@@ -71,8 +71,7 @@ STEPS = (  # from, to, what changed between them
 
 def steps(runs: list[Run]) -> pd.DataFrame:
     """What each change brought: seconds before and after, and their ratio round by round with its 95% interval."""
-    rows = []
-    measured = {run.way for run in runs}
+    rows, measured = [], {run.way for run in runs}
     for slow, fast, change in STEPS:
         if {slow, fast} <= measured:
             pairs = ratios(runs, slow, fast)

@@ -28,9 +28,8 @@ def decode(file, cache: Policy, label: str = "", passes: int = 4, ahead: bool = 
     weights = DeviceWeights(file, cache, host=kit.HashMap(), ahead=2 * largest if ahead else 0)
     model = DeviceTransformer(weights, max_context=passes, graphs=False)
     logits = live.steps(model, model.new_cache(), passes)
-    return live.lived(
-        label or repr(cache), cache, weights, logits
-    )  # accesses of the vectors, before the first token, among them
+    # the accesses of the vectors, before the first token, are among those of the trace
+    return live.lived(label or repr(cache), cache, weights, logits)
 
 
 def matrices(file) -> dict[str, int]:
@@ -74,12 +73,11 @@ def most(run: Live, file, gpu: Limits) -> float:
 
 def table(runs: list[Live], file, gpu: Limits) -> pd.DataFrame:
     """One row a run: tokens a second after the first pass, its bound, byte hit rate, GB/s over the bus, bytes resident."""
-    rows = [
-        (run.label, run.tokens_per_second, most(run, file, gpu), run.tokens_per_second / most(run, file, gpu),
-         run.warm_byte_hit_rate, run.tokens_per_second * missed(run) / 1e9, run.stats.prefetched / run.stats.gets,
-         run.held_bytes / 2**20)
-        for run in runs
-    ]  # fmt: skip
+    rows = []
+    for run in runs:
+        speed, bound, held = run.tokens_per_second, most(run, file, gpu), run.held_bytes / 2**20
+        crossing, ahead = speed * missed(run) / 1e9, run.stats.prefetched / run.stats.gets
+        rows.append((run.label, speed, bound, speed / bound, run.warm_byte_hit_rate, crossing, ahead, held))
     return tables.frame(
         rows, "run", "tok/s", "bound tok/s", "of the bound", "byte hit rate", "GB/s over the bus", "prefetched", "MiB held"
     )

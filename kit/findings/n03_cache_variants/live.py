@@ -79,29 +79,21 @@ def held_in_part(file, order: Requests, fraction: float) -> pd.DataFrame:
 def fixes(file, order: Requests, share: float, passes: int) -> pd.DataFrame:
     """Preload, then decode, through the cache of report 001 and each fix, at ``share`` of the model as its limit. "verified":
     how many of two tensors option 1 finds after the preload. Misses are a token, after the preload."""
-    limit = order.share(share)
-    first, last = order.keys[0], order.keys[-1]
-    ways = {
-        "as reported: LRU": kit.LRU(limit),
-        "1 verify: LRU, and look": kit.LRU(limit),
-        "2 pinned": kit.Pinned(limit),
-        "3 HashMap": kit.HashMap(),
-    }
-    rows = []
-    for name, policy in ways.items():
+    limit, rows = order.share(share), []
+    ways = {"as reported: LRU": kit.LRU(limit), "1 verify: LRU, and look": kit.LRU(limit), "2 pinned": kit.Pinned(limit)}
+    for name, policy in (ways | {"3 HashMap": kit.HashMap()}).items():
         found = []
 
         def preload(weights, found=found):
             weights.preload(order.objects)
-            found.append(sum(key in weights.store.policy for key in (first, last)))
+            found.append(sum(key in weights.store.policy for key in (order.keys[0], order.keys[-1])))
 
         run = decode(file, policy, name, passes, prepare=preload)
-        misses = (run.accesses["outcome"] != "hit").sum() / passes
-        rows.append((name, found[0], misses, run.stats.resident_bytes / limit, run.stats.resident_bytes / 2**20,
-                     1 / float(np.median(run.seconds)), max(run.seconds) / min(run.seconds)))  # fmt: skip
-    return tables.frame(
-        rows, "way", "verified, of 2", "misses a token", "memory / limit", "resident MiB", "tok/s", "slowest / fastest token"
-    )
+        misses, resident = (run.accesses["outcome"] != "hit").sum() / passes, run.stats.resident_bytes
+        speed, uneven = 1 / float(np.median(run.seconds)), max(run.seconds) / min(run.seconds)
+        rows.append((name, *found, misses, resident / limit, resident / 2**20, speed, uneven))
+    names = "verified, of 2", "misses a token", "memory / limit", "resident MiB", "tok/s", "slowest / fastest token"
+    return tables.frame(rows, "way", *names)
 
 
 # --- the five fields of report 002 ----------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ FAST, SLOW = "miss, the kit's dequantizer", "miss, gguf-py's dequantizer"
 def hits(file, order: Requests, samples: int = 20, budget: float = 8.0) -> tuple[Rounds, int]:
     """Every way to have a layer's largest weight ready and read once (a product with a vector), in turn; its bytes of f32. Not
     the embedding: a copy of it would measure how fast the system hands out fresh memory."""
-    name = max((name for name in order.objects if layer_of(name) >= 0), key=order.objects.get)
-    size = order.objects[name]
-    weights = {backend: kit.Weights(file, backend=backend) for backend in ("cpu", "reference")}
+    sizes = {name: size for name, size in order.objects.items() if layer_of(name) >= 0}
+    name = max(sizes, key=sizes.get)
+    size, weights = sizes[name], {backend: kit.Weights(file, backend=backend) for backend in ("cpu", "reference")}
     value = weights["cpu"].load(name)
     x = torch.ones(value.shape[-1])
     stores = {"view": WeightCache(kit.HashMap()), "copy": CopyOnHit(kit.HashMap())}
@@ -42,11 +42,10 @@ def hits(file, order: Requests, samples: int = 20, budget: float = 8.0) -> tuple
 
 def hits_table(taken: Rounds, size: int) -> pd.DataFrame:
     """One row a way: milliseconds, GB/s of f32, times a hit that is a view, times a hit that copies."""
-    rows = {
-        way: (1e3 * taken.median(way), size / taken.median(way) / 1e9 if way != ALONE else float("nan"),
-              *(float(pd.Series(taken.ratios(way, hit)).median()) for hit in (VIEW, COPY)))
-        for way in taken.seconds
-    }  # fmt: skip
+    rows = []
+    for way in taken.seconds:
+        seconds, times = taken.median(way), [float(np.median(taken.ratios(way, hit))) for hit in (VIEW, COPY)]
+        rows.append((way, 1e3 * seconds, size / seconds / 1e9 if way != ALONE else np.nan, *times))
     return tables.frame(rows, "way", "ms", "f32, GB/s", "times a hit, a view", "times a hit, copied")
 
 
