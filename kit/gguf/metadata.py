@@ -4,7 +4,9 @@ Layout: the GGUF specification, https://github.com/ggml-org/ggml/blob/master/doc
 """
 
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,7 +20,6 @@ SCALARS = {  # type id -> numpy's type code without byte order; a bool is a byte
 NAMES = {kind: "bool" if kind == BOOL else np.dtype(code).name for kind, code in SCALARS.items()} | {STRING: "string"}
 MAX_NAME = 65_535  # bytes of a key (from the specification) and of a tensor's name
 MAX_STRINGS = 1 << 23  # strings of one array: eight times the largest vocabulary
-_BATCH = 4096
 
 
 class Cursor:
@@ -68,41 +69,20 @@ class Cursor:
             self.fail(start + 8 + error.start, f"expected UTF-8 in {what}, found {error.reason}")
 
     def walk_strings(self, count: int, what: str) -> np.ndarray:
-        """Step over ``count`` strings; returns the offsets of their length fields, (count,) int64.
-
-        Fast path: a batch is walked by the lowest byte of each length, and the full lengths are then checked at once.
-        A batch with a string of 256 bytes or more is walked again by full lengths.
-        """
-        exact = struct.Struct(self.order + "Q").unpack_from
-        low = 0 if self.order == "<" else 7
-        batches = [np.empty(0, np.int64)]
-        for done in range(0, count, _BATCH):
-            start, steps = self.position, range(min(_BATCH, count - done))
-            # A short string takes at most 263 bytes; the copy makes indexing fast and keeps the walk inside the file.
-            window = self.data[start : start + 263 * len(steps)].tobytes()
-            offsets, position = [], 0
-            try:
-                for _ in steps:
-                    offsets.append(position)
-                    position += window[position + low] + 8
-                offsets = np.array(offsets) + start
-                lengths = self.data[offsets[:, None] + np.arange(8)].view(self.order + "u8")
-                guessed = int(lengths.max()) < 256 and start + position <= len(self.data)
-            except IndexError:
-                guessed = False
-            if not guessed:
-                offsets, position = [], 0
-                for _ in steps:
-                    offsets.append(start + position)
-                    if start + position + 8 > len(self.data):
-                        self.fail(start + position, f"expected the length of a string of {what}, but the file ends")
-                    (length,) = exact(self.data, start + position)
-                    position += 8 + length
-                    if start + position > len(self.data):
-                        self.fail(offsets[-1], f"a string of {length:,} bytes in {what}, longer than the file")
-            self.position = start + position
-            batches.append(np.asarray(offsets, np.int64))
-        return np.concatenate(batches)
+        """Step over ``count`` strings; returns the offsets of their length fields, (count,) int64."""
+        data, length_at = memoryview(self.data), struct.Struct(self.order + "Q").unpack_from
+        offsets, position = array("q"), self.position
+        with suppress(struct.error, OverflowError):  # a position beyond the end of the file, or of all files
+            for _ in range(count):
+                (length,) = length_at(data, position)
+                offsets.append(position)
+                position += 8 + length
+        if position > len(data):
+            self.fail(offsets[-1], f"a string of {length:,} bytes in {what}, longer than the file")
+        if len(offsets) < count:
+            self.fail(position, f"expected the length of a string of {what}, but the file ends")
+        self.position = position
+        return np.array(offsets)
 
 
 class MetadataArray(Sequence):
