@@ -12,7 +12,7 @@ from reference_model import forward
 import kit
 from kit.commands.cli import main
 from kit.errors import ModelError
-from kit.model.sampling import Sampler
+from kit.model.generate import Sampler
 
 
 @pytest.fixture(scope="module")

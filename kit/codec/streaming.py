@@ -32,9 +32,9 @@ class Coded:
     """Tiles whose streams are copied, while index and tables stay on the device. ``found``: see codec.triton.start."""
 
     def __init__(self, tiles: Tiles, found: torch.Tensor):
-        units = streams_of(tiles).units
-        self.tiles, self.found, self.host = tiles, found, pinned(units.view(np.uint8))
-        self.index, self._units = codec.index_on_device(tiles), getattr(torch, units.dtype.name)
+        streams = streams_of(tiles)
+        self.tiles, self.found, self.host = tiles, found, pinned(streams.units.view(np.uint8))
+        self.index, self._units = codec.index_on_device(streams), getattr(torch, streams.units.dtype.name)
 
     def open(self, arrived: torch.Tensor) -> torch.Tensor:
         """The matrix, by a decoder launched on the streams on the device, without waiting for it."""

@@ -43,18 +43,12 @@ class DeviceTiles(NamedTuple):
 
 def upload(tiles: Tiles) -> DeviceTiles:
     """Copy ``tiles`` to the device through pinned memory, on the current CUDA stream, without waiting."""
-    return DeviceTiles(tiles, _to_device(streams_of(tiles).units), *index_on_device(tiles))
-
-
-def index_on_device(tiles: Tiles) -> tuple[torch.Tensor, ...]:
-    """begin, end, coded, values and slots of DeviceTiles, which stay on the device when streams are copied at every use."""
     streams = streams_of(tiles)
-    if len(tiles) and not (streams.begin[0] >= 0 and streams.end[-1] <= streams.units.size):
-        raise CodecError(f"{tiles.name}: the lengths of its tiles go beyond its streams")
-    return _index(streams)
+    return DeviceTiles(tiles, _to_device(streams.units), *index_on_device(streams))
 
 
-def _index(streams: Streams) -> tuple[torch.Tensor, ...]:
+def index_on_device(streams: Streams) -> tuple[torch.Tensor, ...]:
+    """begin, end, coded, values and slots of DeviceTiles, which stay on the device when streams are copied at every use."""
     slots = np.stack([rans.slot_table(frequencies) for frequencies in streams.frequencies])
     return tuple(map(_to_device, (streams.begin, streams.end, streams.coded, streams.values, slots)))
 
@@ -70,7 +64,7 @@ def decode_tiles(streams, first, last, residuals, status):
         parts["frequencies"] = streams.frequencies[first:last]
     into = torch.zeros(residuals.shape, dtype=torch.uint8, device=DEVICE)
     found = torch.empty(last - first, dtype=torch.uint8, device=DEVICE)
-    _launch(_to_device(streams.units), *_index(streams._replace(**parts)), into, found, streams.lanes, streams.lower)
+    _launch(_to_device(streams.units), *index_on_device(streams._replace(**parts)), into, found, streams.lanes, streams.lower)
     residuals[...] = into.cpu().numpy()
     status[...] = found.cpu().numpy()
 
@@ -114,8 +108,6 @@ def verify(tiles: Tiles, found: np.ndarray) -> None:
 
 
 def _launch(units, begin, end, coded, values, slots, residuals, status, lanes, lower):
-    if lanes & (lanes - 1):
-        raise CodecError(f"decoder triton takes a power of two of lanes, not {lanes}: choose another decoder")
     threads = min(lanes, 32)
     rans_kernel[(len(begin),)](
         units, begin, end, coded, values, slots, residuals, status, residuals.shape[1],

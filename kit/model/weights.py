@@ -44,6 +44,12 @@ class WeightSource(Protocol):
     def nbytes(self, name: str) -> int:
         """Bytes of the tensor as this source returns it."""
 
+    def __iter__(self):
+        return iter(self.file.tensors)
+
+    def __len__(self) -> int:
+        return len(self.file.tensors)
+
     def info(self, name: str) -> TensorInfo:
         """The tensor's TensorInfo (for an expert, that of its stack); ModelError when the file has no such tensor."""
         return self.file.tensors[find_tensor(self.file, name)[0]]
@@ -54,7 +60,7 @@ class WeightSource(Protocol):
         return self.file.tensors[stack].shape[expert is not None :]
 
 
-class Weights(Mapping, WeightSource):
+class Weights(WeightSource, Mapping):
     """The dequantized tensors of a GGUF file, shape (out, in), by name.
 
     ``cache``: a policy (None: every access dequantizes). ``backend`` and ``dtype``: see kit.dequantize. Each access adds a
@@ -75,12 +81,6 @@ class Weights(Mapping, WeightSource):
     def __getitem__(self, name: str) -> torch.Tensor:
         """The tensor, from the cache or the file; ModelError when the file has no such tensor."""
         return self.store.get(name, self.nbytes(name), lambda: self.load(name))
-
-    def __iter__(self):
-        return iter(self.file.tensors)
-
-    def __len__(self) -> int:
-        return len(self.file.tensors)
 
     def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
         """Rows ``index`` of a matrix (an embedding), (len(index), in), dequantized without the cache."""
