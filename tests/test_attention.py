@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kit.cpu import simd
 from kit.cpu.attention import attend_history
-from kit.errors import ModelError
 from kit.model import attention
 from kit.model.attention import ATTENTION
 from kit.model.kvcache import KVCache
@@ -99,11 +98,6 @@ def test_large_scores_do_not_overflow():
     q, k, v = (100 * torch.from_numpy(x) for x in random_case(4, 4, 1, 1, 8, seed=5))
     for name, variant in ATTENTION.items():
         assert variant(q, k, v, 1.0).isfinite().all(), name
-
-
-def test_an_unknown_variant_lists_the_known():
-    with pytest.raises(ModelError, match=r"'flash'.*loop.*blas"):
-        attention.attention_named("flash")
 
 
 @settings(max_examples=25, deadline=None)

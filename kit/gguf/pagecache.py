@@ -47,7 +47,7 @@ def resident(data: np.ndarray) -> float:
 def read_ahead(arrays: Sequence[np.ndarray], ended: threading.Event) -> None:
     """Bring the missing pages of arrays over mapped files into memory, in this order, by madvise(2) (Linux 5.14).
 
-    It reads as fast as the disk does, which the page faults of a kernel's threads do not. It stops when ``ended`` is set.
+    This reads at the disk's speed; page faults of a kernel's threads read more slowly. It stops when ``ended`` is set.
     """
     for data in arrays:
         for part in (data[at : at + _PART] for at in range(0, data.nbytes, _PART)):

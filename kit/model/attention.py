@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.cpu.simd.vectors import jit
-from kit.errors import ModelError, known
+from kit.errors import ModelError
 
 QUERY_BLOCK, KEY_BLOCK = 128, 512  # the scores of a block take at most a few MB a head
 
@@ -202,8 +202,3 @@ ATTENTION = {
     "fused": fused,
 }
 _ANY_MODEL = [name for name in ATTENTION if name != "sdpa"]
-
-
-def attention_named(name: str):
-    """The variant of that name; ModelError lists the known names."""
-    return known("attention", name, ATTENTION, ModelError)

@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from kit.cpu.threads import torch_alone
-from kit.errors import ModelError
+from kit.errors import ModelError, known
 from kit.lab.machine import memory_available
-from kit.model.attention import attention_named
+from kit.model.attention import ATTENTION
 from kit.model.config import read_config
 from kit.model.cpu_ops import CpuOps
 from kit.model.forward import forward
@@ -38,7 +38,7 @@ class Transformer:
         if not 1 <= self.max_context <= self.config.context:
             limit = self.config.context
             raise ModelError(f"{self.file.path}: a context of {max_context} was asked for; the model has 1 to {limit}")
-        attention_named(attention)
+        known("attention", attention, ATTENTION, ModelError)
         self.attention, self.linear, self.kv_dtype = attention, linear_named(linear or weights.linear), kv_dtype
         self.new_cache(1)  # an unknown kv_dtype is an error here and not at the first token
         divisors = weights["rope_freqs.weight"].cpu() if "rope_freqs.weight" in self.file.tensors else None

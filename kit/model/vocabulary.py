@@ -18,7 +18,7 @@ END_TEXTS = frozenset(
     "<｜end▁of▁sentence｜> [e~[".split()
 )
 _SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # control tokens of gpt-oss that decode to their text
-_NO_END = (  # in a vocabulary with all of the first, the second is not an end token but of the third kind
+_NO_END = (  # (texts, end text, kind): in a vocabulary with all of these texts, that end text is a token of this kind
     ({"<|return|>", "<|call|>"}, "<|end|>", USER_DEFINED),
     ({"<|calls|>", "<|flush|>"}, "<|end|>", USER_DEFINED),
     ({"<|tool_response>"}, "</s>", NORMAL),
