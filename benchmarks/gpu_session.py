@@ -64,14 +64,17 @@ def dequantize_seconds(blocks: torch.Tensor, qtype: str, out: torch.Tensor, samp
 def device_model(name: str):
     """A transformer on the device, of a model file in the models folder, which is written if it does not exist.
 
-    "tiny": one layer of 32 columns, which the interpreter runs in seconds.
+    "tiny": one layer of 32 columns, which the interpreter runs in seconds, for a product is one of its programs.
     """
     import kit
+    from kit.cuda import linear
     from kit.model.device import DeviceTransformer
     from kit.model.device_weights import DeviceWeights
     from kit.synthetic.geometry import GEOMETRIES
     from kit.synthetic.write import synthesize
 
+    if name == "tiny":
+        linear.rows_of_a_program = lambda format, rows, tokens: 512 // tokens
     path = models_folder() / (name if name.endswith(".gguf") else f"{name}-Q4_K_M.gguf")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,6 @@ from click.testing import CliRunner
 
 from benchmarks import gpu_session
 
-QUICK = ["limits", "gemv", "dequantize", "tiles"]
-
 
 def lines(folder):
     return {line["part"]: line for line in map(json.loads, (folder / "session.jsonl").read_text().splitlines())}

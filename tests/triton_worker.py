@@ -171,34 +171,36 @@ def order_of_a_stream(count, broken_off):
     return log, computing.seen[copying] == copying.seen[copying]
 
 
+# the interpreter's time goes by programs; the patch is a decorator, a context manager, and started for a whole process
+few_programs = patch("kit.cuda.linear.rows_of_a_program", lambda format, rows, tokens: 512 // tokens)
+
+
+@few_programs
 def generate(path, prompt, tokens, capacity, max_context=64):
     """Logits (tokens, vocabulary) of the prompt, generated tokens, statistics of a device cache of ``capacity`` and of the
     host's, and the accesses that a prefetch had served."""
     import kit
-    from kit.cuda import linear
     from kit.model.device import DeviceTransformer
     from kit.model.device_weights import DeviceWeights
 
     weights = DeviceWeights(kit.open(path), kit.LRU(capacity), kit.HashMap(), ahead="1 MiB")
     model = DeviceTransformer(weights, max_context=max_context)
-    with patch.object(linear, "rows_of_a_program", lambda format, rows, tokens: 512 // tokens):  # programs cost time here
-        logits = model.logits(prompt).numpy()
-        answer = kit.generate(model, prompt, max_tokens=tokens, stop_at_end=False)
+    logits = model.logits(prompt).numpy()
+    answer = kit.generate(model, prompt, max_tokens=tokens, stop_at_end=False)
     prefetched = {span.tensor for span in weights.trace.spans if span.what == "access" and span.outcome == "prefetch"}
     return logits, answer.tokens, weights.store.stats, weights.host_store.stats, prefetched
 
 
+@few_programs
 def steps(path, batches):
     """Logits after each of ``batches`` of tokens, one after another."""
     import kit
-    from kit.cuda import linear
     from kit.model.device import DeviceTransformer
     from kit.model.device_weights import DeviceWeights
 
     model = DeviceTransformer(DeviceWeights(kit.open(path)), max_context=16)
     cache = model.new_cache()
-    with patch.object(linear, "rows_of_a_program", lambda format, rows, tokens: 512 // tokens):
-        return [model.step(batch, cache).numpy() for batch in batches]
+    return [model.step(batch, cache).numpy() for batch in batches]
 
 
 def blocks(path, name):
