@@ -169,6 +169,14 @@ def test_quality_is_measured_once(path, cached, monkeypatch):
         quality.quality(file, ["f16 KV"], tokens=8)
 
 
+def test_damaged_rows_of_quality_are_measured_again(path, cached):
+    with kit.open(path) as file:
+        first = quality.quality(file, ["f16 KV"], tokens=8)
+        (rows,) = cached.glob("quality-*.json")
+        rows.write_text("{half")
+        assert quality.quality(file, ["f16 KV"], tokens=8).equals(first)
+
+
 def test_every_way_has_a_precision():
     assert [way.precision for way in (LAZY, BLOCKS, BLOCKS_INT8)] == ["f32", "f32", "int8 activations"]
     assert Way("LRU", 1, "bfloat16").precision == "bf16"

@@ -104,7 +104,9 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.D
     room = min(tokens, exact.config.context) - len(begin)
     window = begin + perplexity.encode(tokenizer, perplexity.english(), room)
     path = models_folder() / f"quality-{_digest(file, exact.config, window)}.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    known = {}
+    with suppress(OSError, ValueError):  # what cannot be read is measured again
+        known = json.loads(path.read_text(encoding="utf-8"))
     missing = [name for name in names if name not in known]
     if missing:
         truth = exact.logits(window)[:-1]
