@@ -105,7 +105,7 @@ def test_a_grid_is_the_product_of_its_axes(grid_of):
         ("notebooks: [fast]\npolicies: [LRU]\nparameters: {policy: [SIEVE]}", "policy is given twice"),
         ("notebooks: [fast]\nparameters: {seed: []}", "seed has no value"),
         ("notebooks: [fast]\nparameters: 3", "parameters: a mapping"),
-        ("notebooks: [fast]\nquantizations: [Q9]", "no 'Q9'; there are: F32"),
+        ("notebooks: [fast]\nquantizations: [Q9]", "quantization 'Q9' is not known; choose one of F32"),
         ("notebooks: [fast]\nmodels: [gpt]", "gpt: neither a file nor one of: granite"),
         ("notebooks: [fast]\nprofile: [smoke]", "profile: ['smoke'] is not a text"),
         ("notebooks: [fast]\nmodels: [~nobody-by-this-name]", "neither a file nor one of"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 
 import kit
-from kit.errors import ReportError
+from kit.errors import ReportError, known
 from kit.lab import profiles
 from kit.lab.files import read_yaml
 from kit.report import parameters
@@ -107,24 +107,23 @@ def read(path: Path, notebooks: Path) -> list[Cell]:
 def _cells(spec: dict, folder: Path, notebooks: Path) -> list[Cell]:
     profile = profiles.get(spec.get("profile", "quick"))
     sources = _sources(spec, notebooks)
-    axes = {AXES.get(name, name): values for name, values in _axes(spec).items()}
-    known = {name: parameters.read(nbformat.reads(text, as_version=4).cells, name) for name, text in sources.items()}
+    axes = _axes(spec)
+    takes = {name: parameters.read(nbformat.reads(text, as_version=4).cells, name) for name, text in sources.items()}
     for name in axes:
         if name in RESERVED and name != "device":
             raise ReportError(f"parameters: {name} is a key of its own: profile, models")
-        if not any(name in owned for owned in known.values()):
-            every = sorted({parameter for owned in known.values() for parameter in owned})
+        if not any(name in owned for owned in takes.values()):
+            every = sorted({parameter for owned in takes.values() for parameter in owned})
             raise ReportError(f"none of its notebooks has a parameter {name!r}; they have: {', '.join(every)}")
     digests: dict[Model, str] = {}
     cells = []
     for notebook, text in sources.items():
-        mine = {name: values for name, values in axes.items() if name in known[notebook]}
-        choices = [[_text(known[notebook][name], value) for value in values] for name, values in mine.items()]
+        mine = {name: values for name, values in axes.items() if name in takes[notebook]}
+        choices = [[_text(takes[notebook][name], value) for value in values] for name, values in mine.items()]
         for values in itertools.product(*choices):
             settings = dict(zip(mine, values, strict=True))
             for model in _models(spec, folder, profile, int(settings.get("seed", 0))):
-                if model not in digests:
-                    digests[model] = model.digest()
+                digests[model] = digests.get(model) or model.digest()
                 cells.append(Cell(notebook, text, profile.name, model, digests[model], settings))
     return cells
 
@@ -146,9 +145,10 @@ def _checked(spec) -> dict:
 
 
 def _axes(spec: dict) -> dict[str, list]:
-    axes = {key: spec[key] for key in AXES if key in spec}
+    """Values of each parameter of a notebook that the spec sets, by its name."""
+    axes = {parameter: spec[key] for key, parameter in AXES.items() if key in spec}
     for name, values in spec.get("parameters", {}).items():
-        if name in AXES.values() and name in {AXES[key] for key in axes}:
+        if name in axes:
             raise ReportError(f"parameters: {name} is given twice")
         axes[name] = values if isinstance(values, list) else [values]
         if not axes[name]:
@@ -180,8 +180,7 @@ def _models(spec: dict, folder: Path, profile: profiles.Profile, seed: int) -> l
     """Every model in every quantization; a file has its own."""
     mixes = spec.get("quantizations")
     for mix in mixes or ():
-        if mix not in MIXES:
-            raise ReportError(f"quantizations: no {mix!r}; there are: {', '.join(MIXES)}")
+        known("quantization", mix, MIXES, ReportError)
     if not mixes and "models" not in spec:
         return [Model()]
     models: dict[Model, None] = {}
