@@ -105,7 +105,7 @@ def test_a_trained_vocabulary(gemma):
     """Gemma's 262,144 pieces, against llama.cpp."""
     ours, theirs = open_tokenizer(gemma), llama_cpp.tokenize(gemma, TEXTS)
     assert [ours.encode(text) for text in TEXTS] == theirs
-    assert "<end_of_turn>" in [ours.tokens[token] for token in ours.end_tokens]
+    assert "<end_of_turn>" in [ours.text(token) for token in ours.end_tokens]
 
 
 @pytest.fixture(scope="module")

@@ -69,17 +69,17 @@ class Cursor:
             self.fail(start + 8 + error.start, f"expected UTF-8 in {what}, found {error.reason}")
 
     def walk_strings(self, count: int, what: str) -> np.ndarray:
-        """Step over ``count`` strings; returns the offsets of their length fields, (count,) int64."""
+        """Step over ``count`` strings: the offsets of their length fields and the end of the last, (count + 1,) int64."""
         data, length_at = memoryview(self.data), struct.Struct(self.order + "Q").unpack_from
-        offsets, position = array("q"), self.position
+        offsets, position = array("q", [self.position]), self.position
         with suppress(struct.error, OverflowError):  # a position beyond the end of the file, or of all files
             for _ in range(count):
                 (length,) = length_at(data, position)
-                offsets.append(position)
                 position += 8 + length
+                offsets.append(position)
         if position > len(data):
-            self.fail(offsets[-1], f"a string of {length:,} bytes in {what}, longer than the file")
-        if len(offsets) < count:
+            self.fail(position - length - 8, f"a string of {length:,} bytes in {what}, longer than the file")
+        if len(offsets) <= count:
             self.fail(position, f"expected the length of a string of {what}, but the file ends")
         self.position = position
         return np.array(offsets)
@@ -96,7 +96,7 @@ class MetadataArray(Sequence):
         self._offsets, self._items = offsets, items  # one is None: offsets for strings, items for all other kinds
 
     def __len__(self) -> int:
-        return len(self._offsets if self._items is None else self._items)
+        return len(self._offsets) - 1 if self._items is None else len(self._items)
 
     def __getitem__(self, index):
         if isinstance(index, slice):
@@ -126,11 +126,8 @@ class MetadataArray(Sequence):
 
     def encoded(self) -> list[bytes]:
         """All strings as the bytes in the file, which should be UTF-8 and are not checked."""
-        data, sizes = self._file.data, self._file.order + "u8"
-        lengths = data[self._offsets[:, None] + np.arange(8)].view(sizes)[:, 0] if len(self) else self._offsets
-        first = int(self._offsets[0]) if len(self) else 0
-        starts, stops = self._offsets + 8 - first, self._offsets + 8 - first + lengths.astype(np.int64)
-        blob = data[first : first + int(stops[-1])].tobytes() if len(self) else b""
+        first, last = self._offsets[0], self._offsets[-1]
+        blob, starts, stops = self._file.data[first:last].tobytes(), self._offsets[:-1] + 8 - first, self._offsets[1:] - first
         return [blob[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
@@ -147,10 +144,10 @@ class MetadataArray(Sequence):
         if self._items is not None:
             yield from self._native(self._items[index]).tolist()
             return
-        data, length_at = memoryview(self._file.data), struct.Struct(self._file.order + "Q").unpack_from
-        for offset in self._offsets[index].tolist():
+        data = memoryview(self._file.data)
+        for offset, stop in zip(self._offsets[:-1][index].tolist(), self._offsets[1:][index].tolist(), strict=True):
             try:
-                yield str(data[offset + 8 : offset + 8 + length_at(data, offset)[0]], "utf-8")
+                yield str(data[offset + 8 : stop], "utf-8")
             except UnicodeDecodeError as error:
                 problem = f"expected UTF-8 in a string of {self._key!r}, found {error.reason}"
                 self._file.fail(offset + 8 + error.start, problem)

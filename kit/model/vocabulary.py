@@ -4,7 +4,6 @@ import codecs
 import heapq
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 
@@ -107,11 +106,6 @@ class Tokenizer:
         self._special = sorted(special, key=lambda token: -len(self._words[token]))
         self._swallow = self._greedy()
         self.kinds: list[int] = kinds.tolist()
-
-    @cached_property
-    def tokens(self) -> list[str]:
-        """The text of each token."""
-        return [text.decode("utf-8", "replace") for text in self._words]
 
     def __len__(self) -> int:
         return len(self._words)
