@@ -31,6 +31,13 @@ def test_the_same_tokens_in_turn(path):
     assert psutil.Process().children() == before
 
 
+def test_a_context_that_llama_cpp_cannot_make_is_an_error(path, monkeypatch):
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(llama_cpp.library(), "llama_init_from_model", lambda *_: None)
+    with pytest.raises(ModelError, match="cannot make a context of 512 positions"):
+        llama_cpp.Llama(path)
+
+
 def test_a_run_measures_its_peers_once(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(peers, "compare", lambda path, *_, **__: asked.append(path) or pd.DataFrame({"speed": 2.0}, ["kit"]))

@@ -26,7 +26,7 @@ class Prefetcher(AbstractContextManager):
         for key, size, load in plan:
             layers[layer_of(key)].append((key, size, load))
         self._layers = dict(layers)
-        largest = max(sum(size for _, size, _ in items) for items in layers.values())
+        largest = max((sum(size for _, size, _ in items) for items in layers.values()), default=0)
         store.ahead_bytes = store.ahead_bytes or (ahead + 1) * largest
         self._order = list(layers)
         self._pool = ThreadPoolExecutor(workers, "prefetch") if asynchronous else None

@@ -98,7 +98,7 @@ class Llama(AbstractContextManager):
     """A GGUF file loaded by llama.cpp, one thread a core; usable in a ``with``.
 
     ``mode``: one of MODES. ``kv``: type of the KV cache. ``exact``: float32 sums in attention (no flash attention).
-    ``vocabulary_only``: load no weights. Raises ModelError when llama.cpp cannot load the file.
+    ``vocabulary_only``: load no weights. Raises ModelError when llama.cpp cannot load the file or make the context.
     """
 
     def __init__(self, path, mode="mmap", context=512, kv="float16", exact=False, vocabulary_only=False):
@@ -121,6 +121,9 @@ class Llama(AbstractContextManager):
             if exact:
                 parameters.set(_FLASH, 0)
             self._context = ctypes.c_void_p(lib.llama_init_from_model(self._model, parameters))
+            if not self._context:
+                self.close()
+                raise ModelError(f"{path}: llama.cpp cannot make a context of {context} positions: give fewer")
             lib.llama_set_n_threads(self._context, usable_cores(), usable_cores())
             self._memory = ctypes.c_void_p(lib.llama_get_memory(self._context))
 
