@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from invented import MACHINE
 from test_gguf_reader import assemble
 
 import kit
@@ -21,9 +22,6 @@ from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Part, Way, measu
 from kit.errors import TraceError
 from kit.findings.n09_your_model import figures, tables
 from kit.findings.n09_your_model.study import Study, read_trace
-from kit.lab import machine
-
-MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 5.0)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +248,7 @@ def test_every_figure_draws(study):
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr(machine, "probe", lambda: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.probe", lambda: MACHINE)
     return lambda *arguments: CliRunner().invoke(cli.main, ["explain", *map(str, arguments)])
 
 

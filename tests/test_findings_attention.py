@@ -7,18 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from invented import MACHINE
 
 import kit
 from kit.findings.n04_attention import attention_map, one_token, verdicts
 from kit.findings.n04_attention import figures as attention_figures
 from kit.findings.n04_attention import variants as attention
 from kit.findings.session import Session
-from kit.lab import machine
 from kit.model.config import read_config
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 
-MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 50.0)
 GRANITE = GEOMETRIES["granite-3.3-8b"]
 
 
@@ -136,7 +135,7 @@ def test_equality_finds_a_variant_that_is_wrong(monkeypatch, granite):
 
 
 def test_a_whole_run_draws_and_judges(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     lab = Session("04_attention", profile="smoke", out=str(tmp_path))
     file = one_token.what_fits(tiny)
     config = read_config(file)
@@ -174,7 +173,7 @@ def tokens_with(**totals):
 
 def verdicts_of(tmp_path, monkeypatch, tokens, loops, share):
     """``loops``: seconds with looped attention where BLAS takes 1; ``share`` of them in attention."""
-    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     lab = Session("04_attention", profile="smoke", out=str(tmp_path))
     pairs = pd.DataFrame({"loops": [loops] * 10, "blas": [1.0] * 10, "attention": [share * loops] * 10})
     verdicts.judge_speedup(lab, pairs, tokens, 0.02, 512)

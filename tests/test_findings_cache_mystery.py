@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from invented import MACHINE
 
 import kit
 from kit.cache import faults
@@ -16,12 +17,7 @@ from kit.findings import live as cache_live
 from kit.findings.n02_cache_mystery import faults as cache_faults
 from kit.findings.n02_cache_mystery import hypotheses, preload, verdicts
 from kit.findings.n02_cache_mystery import load_test as harness
-from kit.lab import machine
 from kit.synthetic.write import cached_model
-
-MACHINE = machine.Machine(
-    "m", "cpu", 2, 2**34, 2**34, read_gbps=20.0, write_gbps=10.0, copy_gbps=15.0, fresh_gbps=5.0, f32_gflops=100.0
-)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +133,7 @@ def test_the_answer_does_not_depend_on_the_cache(file):
 
 
 def test_verdicts(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     lab = kit.Session("02_cache_mystery", profile="smoke", out=str(tmp_path))
     tensors = preload.model_tensors()
     preloads = preload.preload_orders(tensors, draws=200)
@@ -186,7 +182,7 @@ def test_causes_of_an_uneven_speed_are_named_beside_each_other():
 
 @pytest.mark.parametrize("seconds,verdict", [((2.0, 1.9, 1.95), "reproduced in ratio"), ((2.0, 0.2, 0.21), "not reproduced")])
 def test_warm_inference_is_the_same_or_not(file, tmp_path, monkeypatch, seconds, verdict):
-    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     lab = kit.Session("02_cache_mystery", profile="smoke", out=str(tmp_path))
     run = cache_live.decode(file, kit.HashMap(), passes=2)
     verdicts.judge_two_levels(lab, replace(run, seconds=seconds), 1, 4)
@@ -195,7 +191,7 @@ def test_warm_inference_is_the_same_or_not(file, tmp_path, monkeypatch, seconds,
 
 def test_verdicts_follow_what_was_measured(tmp_path, monkeypatch):
     """The same code, fed a machine of the report's kind that would have held everything, must judge otherwise."""
-    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     lab = kit.Session("02_cache_mystery", profile="smoke", out=str(tmp_path))
     small = {"token_embd.weight": 100, "blk.0.attn_norm.weight": 10}
     preloads = preload.preload_orders(small, draws=20)

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from invented import MACHINE
 
 import kit
 from kit.cache import POLICIES
@@ -11,13 +12,8 @@ from kit.claims.records import read
 from kit.findings import live as cache_live
 from kit.findings.n03_cache_variants import live as variants
 from kit.findings.n03_cache_variants import loading, replays, verdicts
-from kit.lab import machine
 from kit.lab.measure import Rounds
 from kit.synthetic.write import cached_model
-
-MACHINE = machine.Machine(
-    "m", "cpu", 2, 2**34, 2**34, read_gbps=20.0, write_gbps=10.0, copy_gbps=15.0, fresh_gbps=5.0, f32_gflops=100.0
-)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +130,7 @@ def test_each_field_changes_what_is_loaded_or_is_said_not_to(live):
 
 
 def test_verdicts(path, live, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     lab = kit.Session("03_cache_variants", profile="smoke", out=str(tmp_path))
     file, order, _ = live
     dense = replays.dense(2)
@@ -163,7 +159,7 @@ def test_verdicts(path, live, tmp_path, monkeypatch):
 
 def test_verdicts_follow_what_was_measured(tmp_path, monkeypatch):
     """Opposite inputs, opposite verdicts."""
-    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     lab = kit.Session("03_cache_variants", profile="smoke", out=str(tmp_path))
     hot = repeated([("a", 10)], 50)
     verdicts.judge_limit(lab, hot)
@@ -185,7 +181,7 @@ def test_verdicts_follow_what_was_measured(tmp_path, monkeypatch):
 @pytest.mark.parametrize("slow,verdict", [(0.65, "reproduced in ratio"), (0.2, "not reproduced"), (0.5, "undecided here")])
 def test_the_reports_own_configuration_is_judged(tmp_path, monkeypatch, slow, verdict):
     """A copying hit of 0.1 s against gguf-py: 6.5 times is inside 5 to 10, twice is not, 5 times touches the edge."""
-    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     lab = kit.Session("03_cache_variants", profile="smoke", out=str(tmp_path))
     seconds = {loading.ALONE: 1e-6, loading.VIEW: 0.05, loading.COPY: 0.1, loading.FAST: 0.06, loading.SLOW: slow}
     verdicts.judge_lookups(lab, Rounds({way: (value, value * 1.001) * 5 for way, value in seconds.items()}))

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from invented import MACHINE
 
 import kit
 from kit.cache.faults import TwoLevels
@@ -13,10 +14,7 @@ from kit.findings.n05_tile_decode import bits, ladder, native
 from kit.findings.n06_compressed_inference import hits, passes, streaming, verdicts
 from kit.findings.n06_compressed_inference.passes import LAZY, STRATEGIES
 from kit.findings.session import Session
-from kit.lab import machine
 from kit.synthetic.write import synthesize
-
-MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 5.0)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,16 +5,16 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from invented import MACHINE
 
 import kit
 from kit.claims.records import read
 from kit.findings import reported
 from kit.findings.n01_first_token import parallel, results, slow_end, verdicts, ways
 from kit.findings.session import Session
-from kit.lab import machine, peaks
+from kit.lab import peaks
 from kit.synthetic.write import cached_model
 
-MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 5.0)
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)).map(lambda t: (t[0], t[0] + t[1])), max_size=12)
 
 
@@ -108,7 +108,7 @@ def test_the_parts_of_the_slow_end_are_measured(runs):
 
 def test_all_tables_and_figures_and_verdicts_come_out(runs, tmp_path, monkeypatch):
     path, measured = runs
-    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     lab = Session("01_first_token", profile="smoke", out=str(tmp_path))
     file = kit.open(path)
     predicted = ways.predict(file, MACHINE, 3, ways.disk_gbps(path))
@@ -145,7 +145,7 @@ def judge(lab, file, measured, predicted, left_out, taken=TAKEN):
 
 def test_parallel_dequantizing_is_judged_by_what_was_measured(runs, tmp_path, monkeypatch):
     path, measured = runs
-    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     words = []
     for seconds in (1.0, 2.0):  # two threads take half as long; or all the longer
         lab = Session("01_first_token", profile="smoke", out=str(tmp_path))
@@ -157,7 +157,7 @@ def test_parallel_dequantizing_is_judged_by_what_was_measured(runs, tmp_path, mo
 
 def test_what_does_not_fit_in_memory_is_left_out_with_its_reason(runs, tmp_path, monkeypatch):
     path, measured = runs
-    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     monkeypatch.setattr(ways, "memory_available", lambda: 1000)
     file = kit.open(path)
     left_out = {way: reason for way, reason in ways.ways_that_fit(file).items() if reason}

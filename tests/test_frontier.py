@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from invented import MACHINE
 
 import kit
 from kit.claims import records
@@ -16,11 +17,9 @@ from kit.costs.ways import LAZY, Part, Prediction, Way
 from kit.findings import reported
 from kit.findings.n07_memory_frontier import advice, figures, pressed, sweep, tiles
 from kit.findings.session import Session
-from kit.lab import machine
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 
-MACHINE = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 10.0, 15.0, 100.0, 5.0)
 POINTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=15)
 
 
