@@ -102,8 +102,7 @@ def _told(frame, seconds):
 
 def by_way(file, context: int, scale: float, samples: int = 3) -> tuple[kit.Weights, pd.DataFrame]:
     """One token each way over one set of weights, which the first way dequantizes; a row a sample, index (way, sample)."""
-    weights = kit.Weights(file, kit.HashMap(), backend="reference")
-    tables = {}
+    weights, tables = kit.Weights(file, kit.HashMap(), backend="reference"), {}
     for name, way in WAYS.items():
         model = kit.Transformer(weights, attention=way.attention, linear=way.linear)
         if name in ("fused", "cached"):
@@ -129,8 +128,7 @@ def paired(weights, context: int, scale: float, least: int = 10, budget: float =
         return take
 
     found = measure.rounds({"loops": way("loop"), "blas": way("blas")}, least, budget)
-    table = pd.DataFrame(found.seconds)
-    return table.assign(attention=table["loops"].map(alone))
+    return pd.DataFrame(found.seconds).assign(attention=[alone[total] for total in found.seconds["loops"]])
 
 
 def token_table(tokens: pd.DataFrame, machine: Machine, elements: int) -> pd.DataFrame:

@@ -37,8 +37,7 @@ def elements_read(config: Config, layers: int) -> int:
 def predict(config: Config, machine: Machine, contexts, layers: int) -> pd.DataFrame:
     """By context: FLOPs of a token of ``layers`` layers such as the first, attention's share of them, the most that a free
     attention gives, least seconds."""
-    elements = elements_read(config, layers)
-    rows = {}
+    elements, rows = elements_read(config, layers), {}
     for context in contexts:
         attention = layers * attention_flops(config, context)
         flops = 2 * elements + attention
