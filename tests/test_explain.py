@@ -155,6 +155,7 @@ def test_a_label_reads_as_a_person_would_say_it():
     assert list(said.values()) == [
         "dequantized each time, f32", "blocks as they lie", "all kept, f32", "LRU of 64.00 MiB, f32", "64.00 MiB pinned, f16",
     ]  # fmt: skip
+    assert Way("Unbounded").label == Way("HashMap").label
 
 
 def test_advice_starts_with_the_reports_cache_and_sorts_the_rest(study):

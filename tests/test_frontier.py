@@ -84,6 +84,8 @@ def test_four_gib_of_lru_hit_nothing_and_the_page_cache_costs_the_disk():
     assert (pinned.total, pinned.bound) == (memory, pytest.approx(max(blocks / 20e9, missing / 2e9)))
     inside = advice.best(list(found.values()), memory)
     assert inside.total <= memory and inside.seconds == min(p.seconds for p in found.values() if p.total <= memory)
+    with pytest.raises(kit.KitError, match=r"1\.00 KiB hold no way"):
+        advice.best(list(found.values()), 1024)
     told = advice.answer(model.name, list(found.values()), memory, "Off by nothing.", QUALITY)
     assert "hits 0%" in told and "predicted" in told and "4.00 GiB" in told
 

@@ -208,6 +208,10 @@ def test_runs_of_two_experiments_are_not_compared(tmp_path):
     b = run_of(tmp_path / "b", ("cold-inference", "q", "reproduced"), profile="smoke")
     with pytest.raises(ReportError, match="not of one profile: 'quick', 'smoke'"):
         book.across([a, b])
+    write(b, record("cold-inference", "reproduced", parameters={"profile": "quick", "model": "", "device": "cuda"}), name="03")
+    c = run_of(tmp_path / "c", ("cold-inference", "q", "reproduced"), profile="smoke")
+    with pytest.raises(ReportError, match="not of one device: 'cpu and cuda', 'cpu'"):
+        book.across([b, c])
     (tmp_path / "empty").mkdir()
     with pytest.raises(ReportError, match="empty holds no verdicts"):
         book.across([a, tmp_path / "empty"])

@@ -166,8 +166,10 @@ def _by_quantity(entry: Entry) -> dict[str, str]:
 
 
 def _setting(folder: Path, book: Sequence[Entry]) -> dict[str, str]:
-    row = next((part.record for entry in book for part in entry.parts), None)
-    if row is None:
+    rows = [part.record for entry in book for part in entry.parts]
+    if not rows:
         raise ReportError(f"{folder} holds no verdicts: name the folder of a run")
-    model = str(row.parameters.get("model", "")).rsplit("/", 1)[-1]
-    return {"machine": row.machine_id, "profile": str(row.parameters.get("profile", "")), "model": model}
+    given = rows[0].parameters
+    model, devices = str(given.get("model", "")).rsplit("/", 1)[-1], {row.parameters.get("device", "cpu") for row in rows}
+    return {"machine": rows[0].machine_id, "profile": str(given.get("profile", "")), "model": model,
+            "device": " and ".join(sorted(devices))}  # fmt: skip

@@ -12,7 +12,7 @@ from kit.units import to_json
 def command(runs, everything, as_json):
     """Compare the verdicts of several runs, claim by claim.
 
-    The runs are of one machine, profile and model. Where they differ, the parts of the claim that differ stand below
+    The runs are of one machine, profile, model and device. Where they differ, the parts of the claim that differ stand below
     it. Undecided beside decided is shown, and is no flip.
 
     \b

@@ -47,7 +47,7 @@ class Way:
         if self.linear in NAMES:
             return NAMES[self.linear].format(size)
         work = "dequantized" if self.linear == "dequantized" else "unpacked"
-        named = {"NoCache": f"{work} each time", "HashMap": "all kept", "Pinned": f"{size} pinned"}
+        named = {"NoCache": f"{work} each time", "HashMap": "all kept", "Unbounded": "all kept", "Pinned": f"{size} pinned"}
         return f"{named.get(self.policy, f'{self.policy} of {size}')}, {TILES.get(self.linear, PRECISION_OF[self.dtype])}"
 
     @property

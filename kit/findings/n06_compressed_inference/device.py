@@ -12,6 +12,7 @@ from kit.codec.device import CompressedTransformer, TileWeights
 from kit.codec.streaming import Streamed
 from kit.findings.n06_compressed_inference.passes import packed_bytes, plain_bytes
 from kit.findings.n06_compressed_inference.verdicts import speed_ups
+from kit.lab import tables
 from kit.lab.device import Limits, time_on_device
 from kit.lab.machine import usable_cores
 from kit.units import format_bytes
@@ -49,8 +50,8 @@ def streamed(file: CompressedFile, gpu: Limits, samples: int) -> pd.DataFrame:
         least = max(gpu.seconds_from_host(source.nbytes), decoding)
         seconds = float(np.median(taken))
         rows[label] = (source.nbytes / 2**20, seconds, least, seconds / least, plain / seconds / 1e9, taken)
-    names = ["MiB over the bus", "pass, s", "least, s", "times the least", "GB/s of INT8", "samples"]
-    return pd.DataFrame(rows, index=names).T
+    names = ("weights", "MiB over the bus", "pass, s", "least, s", "times the least", "GB/s of INT8", "samples")
+    return tables.frame(rows, *names)
 
 
 def table(file: CompressedFile, seconds: list[float], held: int, gpu: Limits) -> pd.DataFrame:
@@ -58,8 +59,8 @@ def table(file: CompressedFile, seconds: list[float], held: int, gpu: Limits) ->
     plain = plain_bytes(file)
     token, least = float(np.median(seconds[1:])), least_seconds(file, gpu)
     row = (seconds[0], token, least, token / least, plain / token / 1e9, held / 2**20, plain / 2**20)
-    names = ["first token, s", "token, s", "least, s", "times the least", "GB/s of INT8", "held MiB", "plain INT8 MiB"]
-    return pd.DataFrame([row], index=["tiles on the device, unpacked at every token"], columns=names)
+    names = ("way", "first token, s", "token, s", "least, s", "times the least", "GB/s of INT8", "held MiB", "plain INT8 MiB")
+    return tables.frame({"tiles on the device, unpacked at every token": row}, *names)
 
 
 def verdicts(lab, file: CompressedFile, seconds: list[float], passes: pd.DataFrame, slow: list[float]) -> None:

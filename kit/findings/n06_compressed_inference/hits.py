@@ -8,12 +8,12 @@ import pandas as pd
 
 import kit
 from kit.cache.traces import repeated
+from kit.findings.n05_tile_decode.bits import SIDE
 from kit.lab import figures
 from kit.synthetic.geometry import GEOMETRIES
 
 ENTRIES, INNER, LAYERS = 20, 50, 155  # report 004: cache=20/20, cache_size=50 inside it, the Linear layers of TinyLlama
 SHARE = 0.85  # of the tiles: the hit rate that it reports
-SIDE = 256
 POLICIES = {
     "MIN": kit.MIN,
     "Pinned": kit.Pinned,

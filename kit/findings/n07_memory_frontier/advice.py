@@ -6,6 +6,7 @@ import pandas as pd
 
 from kit.costs.quality import PRECISIONS
 from kit.costs.ways import Measured, Prediction, Way
+from kit.errors import CacheError
 from kit.findings.n07_memory_frontier import sweep
 from kit.units import format_bytes, format_seconds
 
@@ -24,7 +25,10 @@ def lost(way: Way, quality) -> str:
 
 
 def best(predictions: list[Prediction], memory: int) -> Prediction:
-    """The fastest way whose weights and file pages fit into ``memory`` together."""
+    """The fastest way whose weights and file pages fit into ``memory`` together; CacheError when none does."""
+    least = min(p.total for p in predictions)
+    if memory < least:
+        raise CacheError(f"{format_bytes(memory)} hold no way of keeping these weights: the least is {format_bytes(least)}")
     return min((p for p in predictions if p.total <= memory), key=lambda found: found.seconds)
 
 
