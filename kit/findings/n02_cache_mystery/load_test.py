@@ -26,8 +26,8 @@ class Server(ThreadingHTTPServer):
 
     ``/error/<seconds>`` answers 500 after that time; ``/empty``, ``/sorry``, ``/short`` and ``/made-up`` answer 200 with
     nothing, with a message, with one token, and (after 50 ms a token) with tokens that no model made; ``/stops-early``
-    generates one token whatever was asked; ``/remembered`` repeats an answer without the model and counts it all the
-    same. ``produced`` is the counter in the model.
+    generates one token whatever was asked; ``/remembered`` answers without the model and counts the tokens as made.
+    ``produced``: tokens that the model's counter has counted.
     """
 
     daemon_threads = True

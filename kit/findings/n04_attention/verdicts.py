@@ -67,7 +67,7 @@ def judge_500(lab, tokens: pd.DataFrame, elements: int) -> None:
             upper=1 / lab.machine.seconds_to_read(nbytes),
             upper_source=f"{format_bytes(nbytes)} at this machine's read bandwidth",
         )  # fmt: skip
-        text = f"{goal:g} were not tokens of it; here {np.median(here):.2f} tok/s"
+        text = f"{goal:g} tok/s cannot be tokens of this model there; this machine makes {np.median(here):.2f} tok/s"
         lab.record(reported.speed("blas-500", nbytes, text, weights))
 
 
