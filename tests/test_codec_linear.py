@@ -91,6 +91,11 @@ def test_every_linear_takes_them(source, file):
     assert all(weights.nbytes(name) == 4 * weights[name].numel() for name in weights)
 
 
+def test_products_from_blocks_are_an_error_at_once(file):
+    with pytest.raises(ModelError, match="linear 'fused-int8' reads ggml blocks, and this file's are compressed"):
+        kit.Transformer(CompressedWeights(file), linear="fused-int8")
+
+
 def test_prefetch_changes_no_token(file):
     expected, _ = generate(kit.Transformer(plain := CompressedWeights(file, HashMap()), linear=plain.linear))
     weights = CompressedWeights(file, None)

@@ -40,6 +40,8 @@ class Transformer:
             raise ModelError(f"{self.file.path}: a context of {max_context} was asked for; the model has 1 to {limit}")
         known("attention", attention, ATTENTION, ModelError)
         self.attention, self.linear, self.kv_dtype = attention, linear_named(linear or weights.linear), kv_dtype
+        if self.linear.activations and not hasattr(weights, "blocks"):
+            raise ModelError(f"{self.file.path}: linear {linear!r} reads ggml blocks, and this file's are compressed: omit it")
         self.new_cache(1)  # an unknown kv_dtype is an error here and not at the first token
         divisors = weights["rope_freqs.weight"].cpu() if "rope_freqs.weight" in self.file.tensors else None
         c = self.config
