@@ -3,6 +3,9 @@
 import ctypes
 import mmap
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import gguf
@@ -18,7 +21,7 @@ from reference_model import forward
 
 import kit
 from kit.cpu import activations as activations_in_digits
-from kit.cpu import simd, superblocks
+from kit.cpu import gemm_int8, simd, superblocks
 from kit.cpu.linear import MANY_TOKENS, linear
 from kit.cpu.simd.memory import store
 from kit.errors import QuantError
@@ -28,6 +31,7 @@ from kit.quants.exactness import exactness, random_blocks
 
 COMMON = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32"]
 OTHERS = ["Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "TQ1_0", "IQ4_XS", "MXFP4", "NVFP4", "IQ2_XXS"]  # one of each kind of scales
+TESTS = Path(__file__).parent
 ACCURACIES = ["float32", "int8"]
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 20)]
 
@@ -117,13 +121,24 @@ def test_long_prompts_and_many_rows(accuracy, tokens, tier):
         check("Q4_K", 301, 1280, tokens, accuracy)
 
 
+@pytest.mark.parametrize("tier", [None, *(tier for tier in simd.available() if tier in gemm_int8.TILES)])
 @pytest.mark.parametrize("qtype", ["Q4_K", "Q6_K", "Q5_0", "Q2_K"])  # groups of 32 and of 16, with minima and without
 @settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 70), columns=st.integers(1, 6), tokens=st.sampled_from([16, 17, 31, 513, 530]), seed=st.integers(0, 9)
 )
-def test_prompts_in_int8_equal_float64(qtype, rows, columns, tokens, seed):
-    check(qtype, rows, columns * {32: 96}.get(FORMATS[qtype].block_elements, 256), tokens, "int8", seed)
+def test_prompts_in_int8_equal_float64(qtype, tier, rows, columns, tokens, seed):
+    with simd.using(tier):
+        check(qtype, rows, columns * {32: 96}.get(FORMATS[qtype].block_elements, 256), tokens, "int8", seed)
+
+
+@pytest.mark.skipif(not simd.features() >= simd.TIERS["avx2"], reason="needs a CPU with AVX2 to play an older one")
+def test_prompts_in_int8_without_dot_products_of_bytes():
+    """AVX2's multiply-add of bytes saturates at 16 bits: codes of four bits and of eight, in a process compiled for no VNNI."""
+    code = "import test_fused\nfor qtype in ('Q4_K', 'Q8_0'): test_fused.check(qtype, 20, 512, 17, 'int8')"
+    features = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx,+avx2,+f16c,+ssse3,+sse4.1,+fma,+bmi"}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | features, cwd=TESTS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_tier_that_was_asked_for_leaves_the_matrix_unit_alone():

@@ -1,5 +1,6 @@
 """The vector primitives against numpy, in every tier that this CPU can run; the choice of a tier; the cache of kernels."""
 
+import itertools
 import math
 import operator
 from pathlib import Path
@@ -9,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit, types
+from numba.core.bytecode import FunctionIdentity
 from numba.core.serialize import dumps
 
 from kit.cpu import norm, simd, tasks
 from kit.cpu.simd import isa, tiers, vectors
 from kit.cpu.simd.isa import bfloat_to_float, dot4, float_to_bfloat, half_to_float, lookup
 from kit.cpu.simd.memory import load, store, stream
+from kit.cpu.simd.registers import several_of, transpose
 from kit.cpu.simd.vectors import (
     Static,
     bitcast,
@@ -280,6 +283,32 @@ compile_task = tasks._compile
 def adding(number):
     more = int(number.value)
     return lambda task: task + more
+
+
+def test_tasks_compiled_in_different_processes_keep_their_own_closures(monkeypatch):
+    """Numba numbers the functions of a process: closures of one source compiled first in two processes have the same name."""
+    values = []
+    for number in (1, 2):
+        monkeypatch.setattr(FunctionIdentity, "_unique_ids", itertools.count(10**7))
+        symbol, out = f"closures.{number}", np.zeros(256, np.float32)
+        tasks._load(symbol, tasks._compile(transposing(number), symbol))
+        tasks.function(tasks._loaded[symbol], 2)(0, out.ctypes.data)
+        values.append(out[0])
+    assert values == [1, 2]
+
+
+def transposing(number):
+    @njit
+    def too_long_to_be_inlined(address):
+        for _ in range(2):
+            store16(address, 64, transpose(load16(address, 64)))
+        store16(address, 64, transpose(load16(address, 64)))
+        store(address, np.float32(number))
+
+    return lambda task, address: too_long_to_be_inlined(address)
+
+
+load16, store16 = several_of(16)
 
 
 def test_a_task_that_needs_this_process_is_refused():

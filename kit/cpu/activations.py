@@ -29,11 +29,11 @@ DIGITS = {"int8": 1, "float32": 3}
 _SMALLEST = np.float32(1e-31)  # of 256 the largest: below it all are zeros, for a last digit's unit would be no normal number
 
 
-def quantize(x: torch.Tensor, order: int, digits: int = 1, group: int = 16) -> torch.Tensor:
+def quantize(x: torch.Tensor, order: int, digits: int = 1, group: int = 0) -> torch.Tensor:
     """The records of x (tokens, columns) float32: (units, tokens, bytes) uint8, 64-byte aligned; order: from ``order_of``.
 
     scale = largest |x| / 127, and x / scale is rounded to nearest even in its last digit. Columns are filled up to units
-    with zeros. Where ``group`` is 32, each sum is that of two neighbors.
+    with zeros. For kit.cpu.gemm_int8 ``group`` is 16 or 32: sums are in units of the scale, and with 32 those of two neighbors.
     """
     tokens, columns = x.shape
     records = torch.empty(-(-columns // UNIT), tokens, record_bytes(digits), dtype=torch.uint8)  # torch aligns to 64 bytes
@@ -83,7 +83,7 @@ def _quantize_token(token, x, columns, tokens, records, order, digits, group):
     size = RECORD + UNIT * (digits - 1)
     for unit in range((columns + 255) // 256):
         record = records + (unit * tokens + token) * size
-        _quantize_unit(x + 1024 * unit, min(16, columns // 16 - 16 * unit), record, order, digits)
+        _quantize_unit(x + 1024 * unit, min(16, columns // 16 - 16 * unit), record, order, digits, group > 0)
         if group == 32:
             sums = load(f32x16, record + SUMS)
             store(record + SUMS, sums + swap_neighbors(sums))
@@ -97,7 +97,7 @@ def _rounding():
         record = _record()
         for at in range(4 * columns * token, 4 * columns * (token + 1), 4 * UNIT):
             sixteens = min(16, (4 * columns * (token + 1) - at) // 64)
-            _quantize_unit(x + at, sixteens, record, order, 1)
+            _quantize_unit(x + at, sixteens, record, order, 1, False)
             for n in range(sixteens):
                 store(y + at + 64 * n, convert(f32x16, load(i8x16, record + 16 * n)) * load(f32x16, record + SCALE))
 
@@ -108,7 +108,7 @@ _record = stack(RECORD)
 
 
 @jit
-def _quantize_unit(x, sixteens, record, order, digits):
+def _quantize_unit(x, sixteens, record, order, digits, in_units):
     """One record from ``sixteens`` times 16 numbers at x."""
     magnitudes = broadcast(u32x16, 0)
     for n in range(sixteens):  # of positive floats, NaN included, the bits are in the order of the numbers
@@ -128,7 +128,7 @@ def _quantize_unit(x, sixteens, record, order, digits):
             nearest = number + ROUNDER
             rest = (number - (nearest - ROUNDER)) * fine + ROUNDER  # the difference is exact
             code = ((bitcast(i32x16, nearest) - ROUNDER_BITS) << 16) + (bitcast(i32x16, rest) - ROUNDER_BITS)
-        store(record + SUMS + 4 * n, f32(-add_up(code)) * last)
+        store(record + SUMS + 4 * n, f32(-add_up(code)) * (f32(2**-16) if in_units else last))
         second = (code + 128) >> 8  # a digit is the low byte, signed; what is above it is the number without the digit
         store(at, convert(i8x16, (second + 128) >> 8))
         if digits > 1:

@@ -11,7 +11,7 @@ import torch
 
 from kit.cpu import gemm, gemm_int8, gemv_float, gemv_int8, threads
 from kit.cpu.activations import DIGITS, NATURAL, address, order_of, quantize, quantizing, record_bytes
-from kit.cpu.simd.tiers import matrix, tier
+from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import UNIT
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
@@ -37,9 +37,9 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         threads.run_all(forms.product(blocks, qtype, y, activations))
         return y
     share = _share(blocks, tokens)
-    if activations == "int8" and format.codes is not None and tokens >= gemm_int8.FEWEST and matrix():
+    if tokens >= gemm_int8.FEWEST and _in_bytes(format, activations):
         x, share = quantize(x, address(NATURAL), group=gemm_int8.group_of(format)), gemm_int8.share(rows)
-        kernel = gemm_int8.kernel(format, tier())
+        kernel = gemm_int8.kernel(format, tier(), gemm_int8.unit_of())
     elif format.codes is not None and (activations == "int8" or tokens < 2 * gemm.FEWEST):
         x, kernel = quantize(x, order_of(format), DIGITS[activations]), gemv_int8.kernel(format, tier(), activations)
     elif tokens >= gemm.FEWEST:
@@ -60,7 +60,12 @@ Step = tuple[int, tuple[int, ...], int]  # function, arguments, tasks
 
 def in_pieces(qtype: str, tokens: int, activations: str) -> bool:
     """Whether so many tokens are multiplied sooner by torch, from pieces of the matrix dequantized on the way."""
-    return tokens >= MANY_TOKENS and not (activations == "int8" and FORMATS[qtype].codes and matrix())
+    return tokens >= MANY_TOKENS and not _in_bytes(FORMATS[qtype], activations)
+
+
+def _in_bytes(format, activations) -> bool:
+    """Whether kit.cpu.gemm_int8 multiplies many tokens."""
+    return activations == "int8" and format.codes is not None and gemm_int8.unit_of() in gemm_int8.TILES
 
 
 class Activations:
@@ -87,7 +92,7 @@ class Activations:
         key, columns, steps = (order_of(format), digits), self.x.shape[1], []
         if key not in self._made:
             self._made[key] = records = torch.empty(-(-columns // UNIT), record_bytes(digits), dtype=torch.uint8)
-            steps = [(quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), *key, 16), 1)]
+            steps = [(quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), *key, 0), 1)]
         return self._made[key].data_ptr(), steps
 
 

@@ -77,6 +77,11 @@ def codes_of(format: Format) -> Codes:
     return Codes(read, order)
 
 
+def largest_code(format: Format) -> int:
+    """No code of the super-blocks is above it: a power of two less one."""
+    return 2**format.codes.bits - 1 if format.codes.planes and not format.codes.values else 255
+
+
 def _place(format: Format, plane, n: int) -> tuple[int, int]:
     """Where the bits of the weights 16 n ... lie: bytes from the start of the super-block, and the lowest bit."""
     block, i = divmod(16 * n, format.block_elements)

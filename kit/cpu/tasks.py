@@ -180,6 +180,15 @@ def _compile(function: Callable, symbol: str) -> bytes:
         builder.ret(result if result.type == word else word(0))
         library.add_ir_module(module)
         library.enable_object_caching()
+        optimize = library._optimize_final_module
+
+        def optimize_and_hide():  # Numba's names of closures are unique in this process only; the object is loaded by others
+            optimize()
+            for other in library._final_module.functions:
+                if not other.is_declaration and other.name != symbol:
+                    other.linkage = "internal"
+
+        library._optimize_final_module = optimize_and_hide
         library.finalize()
         foreign = [f.name for f in library._final_module.functions if f.is_declaration and not f.name.startswith("llvm.")]
         foreign = [name for name in foreign if not hasattr(ctypes.CDLL(None), name)]

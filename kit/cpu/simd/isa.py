@@ -163,36 +163,40 @@ def dot4(_, tier, total, a, b):
     """
 
     def emit(context, builder, signature, args):
-        lanes = total.lanes
-        if tier.value == "avx512":
-            return _call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", args[1].type, args[1:])
-        if tier.value == "avx2" and lanes % 8 == 0:
-            parts = [_eight_lanes(builder, args[1:], first) for first in range(0, lanes, 8)]
-            return parts[0] if lanes == 8 else _end_to_end(builder, *parts)
-        # in 32 bits, where nothing saturates (AVX2's multiply-add of bytes does)
-        word = ir.VectorType(_I32, 4 * lanes)
-        product = builder.mul(builder.zext(args[2], word), builder.sext(args[3], word))
-        result = args[1]
-        for step in range(4):
-            every = ir.Constant(ir.VectorType(_I32, lanes), [4 * lane + step for lane in range(lanes)])
-            result = builder.add(result, builder.shuffle_vector(product, product, every))
-        return result
+        return emit_dot4(builder, tier, *args[1:])
 
     return total(tier, total, a, b), emit
 
 
-def _eight_lanes(builder, vectors, first: int):
+def emit_dot4(builder, tier, total, a, b, largest=255):
+    """The code of ``dot4``; tier: the type; largest: of the numbers in a, a power of two less one."""
+    lanes = total.type.count
+    if tier.value == "avx512":
+        return _call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", total.type, [total, a, b])
+    if tier.value == "avx2" and lanes % 8 == 0:
+        parts = [_eight_lanes(builder, (total, a, b), first, largest) for first in range(0, lanes, 8)]
+        return parts[0] if lanes == 8 else _end_to_end(builder, *parts)
+    # in 32 bits, where nothing saturates (AVX2's multiply-add of bytes does)
+    word = ir.VectorType(_I32, 4 * lanes)
+    product = builder.mul(builder.zext(a, word), builder.sext(b, word))
+    for step in range(4):
+        every = ir.Constant(ir.VectorType(_I32, lanes), [4 * lane + step for lane in range(lanes)])
+        total = builder.add(total, builder.shuffle_vector(product, product, every))
+    return total
+
+
+def _eight_lanes(builder, vectors, first: int, largest: int):
     """Lanes ``first`` to ``first`` + 7 of ``dot4``: by VNNI in 256 bits where the CPU has it, else by AVX2's multiply-add.
 
     That of bytes saturates at 16 bits, so a is taken in two parts with which it cannot: the low seven bits (2 * 127 * -128
-    fits) and the highest (2 * 128 * -128 just fits). Where a is known to be small the second part is zero and LLVM drops it.
+    fits) and, where it can be set, the highest (2 * 128 * -128 just fits).
     """
     places = (ir.Constant(ir.VectorType(_I32, 8 * n), list(range(first * n, (first + 8) * n))) for n in (1, 4, 4))
     total, a, b = (builder.shuffle_vector(v, v, place) for v, place in zip(vectors, places, strict=True))
     if any(needs <= features() for needs in VNNI):
         return _call(builder, "llvm.x86.avx512.vpdpbusd.256", total.type, [total, a, b])
     bytes_, words = (ir.VectorType(ir.IntType(bits), 256 // bits) for bits in (8, 16))
-    for bits in (0x7F, 0x80):
+    for bits in filter(None, (0x7F & largest, 0x80 & largest)):
         part = builder.and_(a, ir.Constant(bytes_, [bits] * 32))
         pairs = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", words, [part, b])
         fours = _call(builder, "llvm.x86.avx2.pmadd.wd", total.type, [pairs, ir.Constant(words, [1] * 16)])

@@ -5,7 +5,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kit.cpu.simd.vectors import Vector, _splat, f32x16
+from kit.cpu.simd.isa import emit_dot4
+from kit.cpu.simd.vectors import Vector, _splat, f32x16, i32x16, u8x64
 
 
 def several_of(count: int):
@@ -51,6 +52,48 @@ def add_products(_, sums, rows, tokens):
         return context.make_tuple(builder, signature.return_type, results)
 
     return sums(sums, rows, tokens), emit
+
+
+def add_dots_of(depth: int, largest: int):
+    """A primitive: add_dots(tier, totals, x, stride, weights, apart, steps, lows, sums) -> totals + steps * dots + lows * sums.
+
+    totals: a tile of f32x16, each sixteen rows' tokens one after another. dots: of ``depth`` u8x64 at ``weights``, four weights
+    of sixteen rows each, the next sixteen rows ``apart`` bytes on, and 4 * ``depth`` int8 at ``x``, the next token's ``stride``
+    bytes on. steps, lows: an f32x16 for each sixteen rows. sums: the address of a float32, the next token's as for x.
+    """
+
+    @intrinsic
+    def add_dots(_, tier, totals, x, stride, weights, apart, steps, lows, sums):
+        def emit(context, builder, signature, args):
+            _, old, x, stride, weights, apart, steps, lows, sums = args
+            old, steps, lows = (cgutils.unpack_tuple(builder, vectors) for vectors in (old, steps, lows))
+            tokens, kind = len(old) // len(steps), ir.FunctionType(f32x16.llvm, [f32x16.llvm] * 3)
+            fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32")
+
+            def loaded(kind, address, step, number, offset=0):
+                place = builder.add(address, builder.mul(step, ir.Constant(step.type, number)))
+                place = builder.add(place, ir.Constant(step.type, offset))
+                return builder.load(builder.inttoptr(place, kind.as_pointer()), align=4)
+
+            dots = [ir.Constant(i32x16.llvm, None) for _ in old]
+            for k in range(depth):
+                rows = [loaded(u8x64.llvm, weights, apart, row, 64 * k) for row in range(len(steps))]
+                for token in range(tokens):
+                    four = _splat(builder, loaded(ir.IntType(32), x, stride, token, 4 * k), i32x16)
+                    four = builder.bitcast(four, u8x64.llvm)
+                    for row, codes in enumerate(rows):
+                        at = row * tokens + token
+                        dots[at] = emit_dot4(builder, tier, dots[at], codes, four, largest)
+            for at, dot in enumerate(dots):
+                row, token = divmod(at, tokens)
+                total = builder.call(fma, [builder.sitofp(dot, f32x16.llvm), steps[row], old[at]])
+                number = _splat(builder, loaded(ir.FloatType(), sums, stride, token), f32x16)
+                old[at] = builder.call(fma, [number, lows[row], total])
+            return context.make_tuple(builder, totals, old)
+
+        return totals(tier, totals, *[types.int64] * 4, steps, lows, types.int64), emit
+
+    return add_dots
 
 
 @intrinsic
