@@ -1,6 +1,6 @@
 """kit beside llama.cpp on the same file, each in a process of its own, in turn: decode, prefill, first token.
 
-The cases of TIERS mask features of the CPU from both sides; they need a build of llama.cpp (see kit.lab.llama_cpp).
+The cases "on" one of TIERS mask features of the CPU from both sides; they need a build of llama.cpp (see kit.lab.llama_cpp).
 """
 
 import json
@@ -31,12 +31,12 @@ OPENS = "open and first token"
 V3 = "+sse4.1,+ssse3,+avx,+avx2,+f16c,+fma,+bmi,+bmi2"
 V4 = V3 + ",+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd"
 TIERS = {  # a CPU without some of this one's features: (its name and features for Numba, ATen's kernels, llama.cpp's backend)
-    "decode on AVX-512 with VNNI": (
+    "AVX-512 with VNNI": (
         "x86-64-v4", f"{V4},+avx512vnni,+avx512vbmi,+avx512vbmi2", "avx512", "icelake",
     ),
-    "decode on AVX-512 without VNNI": ("x86-64-v4", V4, "avx512", "skylakex"),
-    "decode on AVX2 with VNNI": ("x86-64-v3", f"{V3},+avxvnni", "avx2", "alderlake"),
-    "decode on AVX2": ("x86-64-v3", V3, "avx2", "haswell"),
+    "AVX-512 without VNNI": ("x86-64-v4", V4, "avx512", "skylakex"),
+    "AVX2 with VNNI": ("x86-64-v3", f"{V3},+avxvnni", "avx2", "alderlake"),
+    "AVX2": ("x86-64-v3", V3, "avx2", "haswell"),
 }  # fmt: skip
 LESS = {"fused-int8": (0.8, 1.0), "fused": (0.8, 1.0)}
 CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a way: at least and hoped for, models)
@@ -45,7 +45,10 @@ CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a 
     "decode at 4096, q8_0 cache": (4095, 1, "q8_0", FAR, (SHORT,)),
     "prefill of 512": (0, 512, "float16", PREFILL, (SHORT, "gemma-3-270m")),
     OPENS: (0, 1, "float16", BOTH, ("tinyllama-1.1b",)),
-} | {tier: (64, 1, "float16", LESS, ("tinyllama-1.1b, 4 layers", "gemma-3-270m")) for tier in TIERS}
+}
+for tier in TIERS:
+    CASES[f"decode on {tier}"] = (64, 1, "float16", LESS, ("tinyllama-1.1b, 4 layers", "gemma-3-270m"))
+    CASES[f"prefill of 512 on {tier}"] = (0, 512, "float16", LESS, (SHORT, "gemma-3-270m"))
 
 
 def run(only: str = "", samples: int = 5) -> pd.DataFrame:
@@ -96,13 +99,15 @@ def _case(model, case, samples):
 
 def _environment(case) -> dict[str, str]:
     """The variables that keep both sides from what a CPU of this tier lacks; ModelError without a llama.cpp for it."""
-    if case not in TIERS:
+    tier = case.partition(" on ")[2]
+    if not tier:
         return {}
-    name, features, aten, backend = TIERS[case]
+    name, features, aten, backend = TIERS[tier]
     build = Path(os.environ.get("LLAMA_CPP", "libggml-cpu")).with_name(f"libggml-cpu-{backend}.so")
     if not build.exists():
         raise ModelError(f"no {build}: set LLAMA_CPP to a backend of a llama.cpp built with -DGGML_CPU_ALL_VARIANTS=ON")
-    return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "ATEN_CPU_CAPABILITY": aten, "LLAMA_CPP": str(build)}
+    products = {"ATEN_CPU_CAPABILITY": aten, "MKL_ENABLE_INSTRUCTIONS": aten.upper()}
+    return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "LLAMA_CPP": str(build)} | products
 
 
 def _read_gbps() -> float:
