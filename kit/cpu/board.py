@@ -31,8 +31,8 @@ STEP_BYTES = 8 * (ARGUMENTS + WORDS)
 
 
 def lead(board, steps, at, count, patience):
-    """Go on with a program of which ``at`` steps have been put up: how many have been then, where the threads' tasks take
-    longer than ``patience`` looks, and count + 1 when all is done."""
+    """Go on with a program of ``count`` steps, of which ``at`` have been put up. Returns count + 1 when all are done, or after
+    ``patience`` looks for tasks that other threads still do, how many have been put up."""
     while _all_done(board, patience):
         if at:
             store(steps + (at - 1) * STEP_BYTES + 8 * DONE_AT, ticks())

@@ -1,4 +1,4 @@
-"""Buffers: memory for dequantized tensors, used again once nobody looks at it, because fresh pages are slow to fill."""
+"""Buffers: memory for dequantized tensors, reused when the last reference is gone, because fresh pages are slow to fill."""
 
 import math
 import threading
@@ -8,9 +8,9 @@ import numpy as np
 
 
 class Buffers:
-    """Hands out tensors and arrays whose memory comes back by itself when the last one, or view of one, is gone.
+    """Hands out tensors and arrays; their memory returns to the pool when the last of them and of their views is gone.
 
-    At most ``limit`` bytes are kept for later; the rest goes back to the system at once. What is larger is not pooled.
+    The pool keeps at most ``limit`` bytes, and nothing larger than that; what it does not keep goes back to the system.
     """
 
     def __init__(self, limit: int = 256 * 2**20):
@@ -20,8 +20,8 @@ class Buffers:
         self._lock = threading.RLock()  # a finaliser may run in the thread that holds it
 
     def empty(self, shape: tuple[int, ...], dtype):
-        """An uninitialized tensor of a torch dtype, or array of a numpy dtype, 64-byte aligned, in memory used before where
-        some of just that size is free."""
+        """An uninitialized tensor of a torch dtype, or array of a numpy dtype, 64-byte aligned; from the pool if it has memory
+        of exactly that size."""
         nbytes = math.prod(shape) * dtype.itemsize
         if 0 < nbytes <= self.limit:
             room = self._take(nbytes)

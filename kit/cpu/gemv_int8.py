@@ -16,7 +16,7 @@ from kit.cpu.superblocks import UNIT, codes, spread, steps, unit_size, whole
 from kit.cpu.tasks import task
 
 f32 = types.float32
-_AHEAD = 2048  # bytes: a row ends before the CPU itself has seen far enough ahead
+_AHEAD = 2048  # bytes: the hardware prefetcher restarts at every row
 ROWS, TOKENS = 8, 32  # a tile: its activations of one unit and its sums fit the first-level cache
 
 _scratch = stack(128 + 512)  # a unit's steps and lows, and the unit itself where it is copied

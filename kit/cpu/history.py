@@ -39,11 +39,11 @@ _READERS = {
 
 
 def tile_positions(kind, vectors):
-    """Positions whose float32 fit the tile; more than a chunk has where they are as they are."""
+    """Positions of a head whose float32 fit the tile; for float32, which is not copied, more than a chunk has."""
 
 
 def as_floats(kind, tier, source, step, positions, vectors, scratch):
-    """The address and the step of the same positions in float32: where they are, or in the scratch."""
+    """Address and step of the same positions in float32: in place if they are float32, else converted, in the scratch."""
 
 
 @overload(tile_positions)

@@ -49,8 +49,8 @@ class Codes(NamedTuple):
 
 
 def _in_vectors(format: Format) -> bool:
-    """Whether each 16 codes lie in 16 bytes in a row, a highest bit of theirs perhaps in 2, so that whole vectors of them
-    can be taken apart."""
+    """Whether each 16 codes lie in 16 consecutive bytes, or all bits but the highest do and that lies in 2: then vectors of
+    64 codes are unpacked at once."""
     if not format.codes or not format.codes.planes or format.codes.values:
         return False
     low, *more = format.codes.planes
@@ -150,7 +150,7 @@ def _bytes(places):
 
 
 def _any(format: Format):
-    """By the reader of the dequantizer, sixteen at a time: as general as it is slow."""
+    """Codes by the dequantizer's reader, sixteen at a time: slower, for every format."""
     read_codes, size, bias = parts_of(format).codes, format.block_bytes, format.bias
     sixteens = format.block_elements // 16
 
@@ -189,8 +189,7 @@ def steps(format, tier, unit, sixteens, scratch):
 
 
 def whole(format, unit, end, scratch):
-    """The address of a unit; where it reaches over ``end``, the end of the matrix, that of a copy in the scratch, of 512
-    bytes."""
+    """The address of a unit, or of its copy in the scratch (512 bytes) where it would reach over the matrix's ``end``."""
 
 
 def spread(format, part, steps):
@@ -215,7 +214,7 @@ def _(format, tier, unit, sixteens, scratch):
     read, read_low = _steps_and_lows(format.value)
 
     @njit(forceinline=True)
-    def first(sixteens, numbers):  # those of another row may be NaN
+    def first(sixteens, numbers):  # the next row's may be NaN
         mask = bitcast(mask16, u16((1 << min(16, sixteens)) - 1))
         return select(mask, numbers, broadcast(f32x16, 0)) if cut else numbers
 
@@ -268,7 +267,7 @@ def _steps_and_lows(format: Format):
 
 
 def _in_scratch(format: Format):
-    """Readers of the steps and then the lows, by way of the dequantizer's reader and the scratch."""
+    """Readers of the steps and then the lows by the dequantizer's reader, which writes to the scratch."""
     read, size, groups = parts_of(format).scales, format.block_bytes, format.groups
     blocks, sixteen = UNIT // format.block_elements, _widened(UNIT // format.scales.group)
 

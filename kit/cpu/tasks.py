@@ -24,11 +24,11 @@ import platformdirs
 from kit.errors import KitError
 from kit.lab.files import replacing
 
-# A step of kit.cpu.threads, in words: what to call, for how many tasks, the clock when they were done, and the arguments.
+# Words of a step of kit.cpu.threads: the function's address, its number of tasks, the clock at their end, the arguments.
 FUNCTION, TASKS, DONE_AT, ARGUMENTS = 0, 1, 2, 3
 WORDS = 16  # arguments of a task
 
-# Its board, in bytes: a line of 64 for all, one for the tasks done, and then one for each thread's run of tasks.
+# Bytes of its board: a line of 64 that all threads read, a line for the tasks done, a line for each thread's run of tasks.
 RUNS, STEP, PUT_UP, AWAKE, DONE = 0, 8, 24, 32, 64
 RUN, LINE = 128, 64
 NEXT, LIMIT, BASE = 0, 8, 16  # in a run's line

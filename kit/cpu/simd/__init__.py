@@ -10,8 +10,8 @@
     scale(kit.cpu.simd.tier(), halves.ctypes.data, codes.ctypes.data, out.ctypes.data, n)
 
 A vector is a value in registers, of any length: LLVM splits what the CPU has no register for. ``vectors`` is plain LLVM.
-The primitives of ``special`` use an instruction that LLVM does not find by itself, by their first argument, the tier:
-"avx512", "avx2", or "plain", which names no CPU's instructions. Nothing is reassociated or contracted anywhere: results
+The primitives of ``isa`` use an instruction that LLVM does not find by itself. Their first argument, the tier, chooses it:
+"avx512", "avx2", or "plain", for any CPU. Nothing is reassociated or contracted anywhere: results
 are those of the scalar arithmetic, bit for bit.
 """
 

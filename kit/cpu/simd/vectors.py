@@ -14,8 +14,8 @@ from kit.cpu.tasks import Static, source_stamp
 def jit(function):
     """numba.njit for kernels: no GIL, C arithmetic, compiled once a machine (a cache on disk, where one can be had).
 
-    A change in kit/cpu, of kit/gguf/formats.py or in the function's own folder makes the cached code stale; Numba itself
-    looks at the function's file alone, though the code of every primitive that it calls is compiled into it.
+    A change in kit/cpu, in kit/gguf/formats.py or in the function's own folder makes the cached code stale: it contains the
+    code of every primitive that the function calls. Numba itself looks at the function's file alone.
     """
     options = dict(nogil=True, error_model="numpy")
     try:
@@ -74,14 +74,11 @@ class _VectorModel(models.PrimitiveModel):
 
 
 u8x8, u8x16, u8x32, u8x64 = (Vector(types.uint8, lanes) for lanes in (8, 16, 32, 64))
-i8x8, i8x16, i8x32, i8x64 = (Vector(types.int8, lanes) for lanes in (8, 16, 32, 64))
+i8x16, i8x32, i8x64 = (Vector(types.int8, lanes) for lanes in (16, 32, 64))
 u16x8, u16x16, u16x32 = (Vector(types.uint16, lanes) for lanes in (8, 16, 32))
-i16x8, i16x16, i16x32 = (Vector(types.int16, lanes) for lanes in (8, 16, 32))
-u32x4, u32x8, u32x16 = (Vector(types.uint32, lanes) for lanes in (4, 8, 16))
-i32x4, i32x8, i32x16 = (Vector(types.int32, lanes) for lanes in (4, 8, 16))
-u64x2, u64x4, u64x8 = (Vector(types.uint64, lanes) for lanes in (2, 4, 8))
+u32x16, i32x8, i32x16 = Vector(types.uint32, 16), Vector(types.int32, 8), Vector(types.int32, 16)
 f32x4, f32x8, f32x16 = (Vector(types.float32, lanes) for lanes in (4, 8, 16))
-mask8, mask16, mask32, mask64 = (Vector(types.boolean, lanes) for lanes in (8, 16, 32, 64))
+mask16, mask32, mask64 = (Vector(types.boolean, lanes) for lanes in (16, 32, 64))
 
 
 # ---- lanes
