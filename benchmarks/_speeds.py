@@ -74,9 +74,9 @@ def picture(lines: list[Line]):
             axes.plot(line.interval, (n, n), color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
         axes.plot([line.row["ratio"] for _, line in chosen], [n for n, _ in chosen], "o", color=color, label=label)
     figures.bound(axes, 1, "llama.cpp", vertical=True)
-    axes.legend(fontsize=8.5, loc="lower right")
+    figure.legend(fontsize=8.5, ncols=3, loc="outside upper right")
     axes.set_yticks(range(len(lines)), [line.row["what"] for line in lines], fontsize=8.5)
-    axes.set(xlabel="times llama.cpp's tokens a second: median and 95 % interval", xlim=(0, None))
+    axes.set(xlabel="times llama.cpp's speed: median, 95 % interval", xlim=(0, None))
     figures.rows(axes)
     return figure
 
