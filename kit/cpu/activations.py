@@ -15,7 +15,7 @@ from kit.cpu import threads
 from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import add_up, greatest
 from kit.cpu.simd.vectors import bitcast, broadcast, convert, f32x16, i8x16, i32x16, jit, select, swap_neighbors, u32x16
-from kit.cpu.superblocks import UNIT, codes_of
+from kit.cpu.superblocks import SUPERBLOCK, codes_of
 from kit.cpu.tasks import task
 from kit.gguf.formats import Format
 
@@ -23,27 +23,30 @@ f32, i64 = types.float32, types.int64
 
 # A record holds 256 activations: their first digits in the order of the format's codes; for each 16 of them, in their own
 # order, minus their sum; the unit of the last digit, in each of 16 lanes; and behind these RECORD bytes the other digits,
-# 256 bytes each. The records of one unit lie together, a token after another.
-SUMS, SCALE, RECORD = UNIT, UNIT + 64, UNIT + 128
+# 256 bytes each. The records of one super-block lie together, a token after another.
+SUMS, SCALE, RECORD = SUPERBLOCK, SUPERBLOCK + 64, SUPERBLOCK + 128
 DIGITS = {"int8": 1, "float32": 3}
 _SMALLEST = np.float32(1e-31)  # of 256 the largest: below it all are zeros, for a last digit's unit would be no normal number
 
 
 def quantize(x: torch.Tensor, order: int, digits: int = 1, group: int = 0) -> torch.Tensor:
-    """The records of x (tokens, columns) float32: (units, tokens, bytes) uint8, 64-byte aligned; order: from ``order_of``.
+    """The records of x (tokens, columns) float32: (super-blocks, tokens, bytes) uint8, aligned to 64 bytes.
 
-    scale = largest |x| / 127, and x / scale is rounded to nearest even in its last digit. Columns are filled up to units
-    with zeros. For kit.cpu.gemm_int8 ``group`` is 16 or 32: sums are in units of the scale, and with 32 those of two neighbors.
+    order: from ``order_of``. scale = largest |x| / 127, and x / scale is rounded to nearest even in its last digit. Columns are
+    filled up to super-blocks with zeros. For kit.cpu.gemm_int8 ``group`` is 16 or 32: sums are in units of the scale, and with
+    32 those of two neighbors.
     """
     tokens, columns = x.shape
-    records = torch.empty(-(-columns // UNIT), tokens, record_bytes(digits), dtype=torch.uint8)  # torch aligns to 64 bytes
+    records = torch.empty(
+        -(-columns // SUPERBLOCK), tokens, record_bytes(digits), dtype=torch.uint8
+    )  # torch aligns to 64 bytes
     threads.run(quantizing(), (x.data_ptr(), columns, tokens, records.data_ptr(), order, digits, group), tokens)
     return records
 
 
 def record_bytes(digits: int) -> int:
     """Bytes of a record."""
-    return RECORD + UNIT * (digits - 1)
+    return RECORD + SUPERBLOCK * (digits - 1)
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -80,10 +83,10 @@ def quantizing():
 
 def _quantize_token(token, x, columns, tokens, records, order, digits, group):
     x += 4 * columns * token
-    size = RECORD + UNIT * (digits - 1)
-    for unit in range((columns + 255) // 256):
-        record = records + (unit * tokens + token) * size
-        _quantize_unit(x + 1024 * unit, min(16, columns // 16 - 16 * unit), record, order, digits, group > 0)
+    size = RECORD + SUPERBLOCK * (digits - 1)
+    for n in range((columns + 255) // 256):
+        record = records + (n * tokens + token) * size
+        _quantize_superblock(x + 1024 * n, min(16, columns // 16 - 16 * n), record, order, digits, group > 0)
         if group == 32:
             sums = load(f32x16, record + SUMS)
             store(record + SUMS, sums + swap_neighbors(sums))
@@ -95,9 +98,9 @@ def _rounding():
 
     def round_token(token, x, columns, y, order):
         record = _record()
-        for at in range(4 * columns * token, 4 * columns * (token + 1), 4 * UNIT):
+        for at in range(4 * columns * token, 4 * columns * (token + 1), 4 * SUPERBLOCK):
             sixteens = min(16, (4 * columns * (token + 1) - at) // 64)
-            _quantize_unit(x + at, sixteens, record, order, 1, False)
+            _quantize_superblock(x + at, sixteens, record, order, 1, False)
             for n in range(sixteens):
                 store(y + at + 64 * n, convert(f32x16, load(i8x16, record + 16 * n)) * load(f32x16, record + SCALE))
 
@@ -108,7 +111,7 @@ _record = stack(RECORD)
 
 
 @jit
-def _quantize_unit(x, sixteens, record, order, digits, in_units):
+def _quantize_superblock(x, sixteens, record, order, digits, in_units):
     """One record from ``sixteens`` times 16 numbers at x."""
     magnitudes = broadcast(u32x16, 0)
     for n in range(sixteens):  # of positive floats, NaN included, the bits are in the order of the numbers
@@ -133,7 +136,7 @@ def _quantize_unit(x, sixteens, record, order, digits, in_units):
         store(at, convert(i8x16, (second + 128) >> 8))
         if digits > 1:
             store(at + RECORD, convert(i8x16, second))
-            store(at + RECORD + UNIT, convert(i8x16, code))
+            store(at + RECORD + SUPERBLOCK, convert(i8x16, code))
 
 
 # Added to a number below 2^22, 1.5 * 2^23 leaves its nearest integer in the low bits.

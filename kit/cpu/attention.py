@@ -70,42 +70,42 @@ def chunk_arguments(q: int, keys: History, values: History, parts: int, group: i
 def attend_chunk(kind: Static, tier: Static):
     """The task of a key/value head and a chunk of positions: the number of the one times ``chunks`` plus that of the other."""
 
-    def attend_chunk(task, q, k, k_head, k_step, v, v_head, v_step, parts, group, dim, scale, first, positions, chunks):
+    def attend_chunk(task, q, k, k_head, k_stride, v, v_head, v_stride, parts, group, dim, scale, first, positions, chunks):
         head, chunk, vectors = task // chunks, task % chunks, dim // LANES
         start = first + chunk * CHUNK
         count = min(CHUNK, positions - start)
         tile, weights, scratch = min(CHUNK, tile_positions(kind, vectors)), _scores(), _tile()
         factor = bitcast(f32, u32(scale))
         q += 4 * dim * group * head
-        k += k_head * head + k_step * start
-        v += v_head * head + v_step * start
+        k += k_head * head + k_stride * start
+        v += v_head * head + v_stride * start
         size, apart = 4 * dim + 64, (4 * dim + 64) * chunks  # from a part to the next chunk's, and to the next head's
         out = parts + apart * group * head + size * chunk
         for at in range(0, count, tile):
             some = min(tile, count - at)
-            key, step = as_floats(kind, tier, k + k_step * at, k_step, some, vectors, scratch)
+            key, stride = as_floats(kind, tier, k + k_stride * at, k_stride, some, vectors, scratch)
             for n in range(0, group, 2):
                 other = min(n + 1, group - 1)  # the last of an odd number of heads is its own neighbor
                 mine, theirs = weights + 4 * (CHUNK * n + at), weights + 4 * (CHUNK * other + at)
-                _dot_products(q + 4 * dim * n, q + 4 * dim * other, key, step, vectors, some, mine, theirs, factor)
+                _dot_products(q + 4 * dim * n, q + 4 * dim * other, key, stride, vectors, some, mine, theirs, factor)
         for n in range(group):
             _weigh(weights + 4 * CHUNK * n, count, out + apart * n + 4 * dim)
             for at in range(0, 4 * dim, 64):
                 store(out + apart * n + at, broadcast(f32x16, 0))
         for at in range(0, count, tile):
             some = min(tile, count - at)
-            value, step = as_floats(kind, tier, v + v_step * at, v_step, some, vectors, scratch)
+            value, stride = as_floats(kind, tier, v + v_stride * at, v_stride, some, vectors, scratch)
             for n in range(0, group - 1, 2):
                 mine, to, fours = weights + 4 * (CHUNK * n + at), out + apart * n, vectors & -4
                 for e in range(0, 64 * fours, 256):
-                    _add_four(mine, mine + 4 * CHUNK, value + e, step, some, to + e, to + apart + e)
+                    _add_four(mine, mine + 4 * CHUNK, value + e, stride, some, to + e, to + apart + e)
                 for e in range(64 * fours, 64 * vectors, 64):
-                    _add_values(mine, value + e, step, some, to + e)
-                    _add_values(mine + 4 * CHUNK, value + e, step, some, to + apart + e)
+                    _add_values(mine, value + e, stride, some, to + e)
+                    _add_values(mine + 4 * CHUNK, value + e, stride, some, to + apart + e)
             if group % 2:
                 n = group - 1
                 for e in range(0, 64 * vectors, 64):
-                    _add_values(weights + 4 * (CHUNK * n + at), value + e, step, some, out + apart * n + e)
+                    _add_values(weights + 4 * (CHUNK * n + at), value + e, stride, some, out + apart * n + e)
 
     return attend_chunk
 
@@ -139,27 +139,27 @@ def _combine(head, parts, out, dim, chunks):
 
 
 @njit
-def _dot_products(q, other, k, step, vectors, positions, scores, other_scores, scale):
+def _dot_products(q, other, k, stride, vectors, positions, scores, other_scores, scale):
     """scale q . k of each position for two heads, four positions at a time."""
     whole = positions & -4
     for position in range(0, whole, 4):
         a = b = c = d = e = f = g = h = broadcast(f32x16, 0)
-        key = k + position * step
+        key = k + position * stride
         for at in range(0, 64 * vectors, 64):
             x, y, z = load(f32x16, q + at), load(f32x16, other + at), load(f32x16, key + at)
             a, b = fma(x, z, a), fma(y, z, b)
-            z = load(f32x16, key + step + at)
+            z = load(f32x16, key + stride + at)
             c, d = fma(x, z, c), fma(y, z, d)
-            z = load(f32x16, key + 2 * step + at)
+            z = load(f32x16, key + 2 * stride + at)
             e, f = fma(x, z, e), fma(y, z, f)
-            z = load(f32x16, key + 3 * step + at)
+            z = load(f32x16, key + 3 * stride + at)
             g, h = fma(x, z, g), fma(y, z, h)
         store(scores + 4 * position, reduce_add4(a, c, e, g) * scale)
         store(other_scores + 4 * position, reduce_add4(b, d, f, h) * scale)
     for position in range(whole, positions):
         a = b = broadcast(f32x16, 0)
         for at in range(0, 64 * vectors, 64):
-            z = load(f32x16, k + position * step + at)
+            z = load(f32x16, k + position * stride + at)
             a, b = fma(load(f32x16, q + at), z, a), fma(load(f32x16, other + at), z, b)
         store(scores + 4 * position, reduce_add(a) * scale)
         store(other_scores + 4 * position, reduce_add(b) * scale)
@@ -185,14 +185,14 @@ def _weigh(scores, positions, largest_and_sum):
 
 
 @njit
-def _add_four(weights, others, v, step, positions, out, other_out):
+def _add_four(weights, others, v, stride, positions, out, other_out):
     """To two heads' results, 64 elements of the values, weighted."""
     a, c, e, g = load(f32x16, out), load(f32x16, out + 64), load(f32x16, out + 128), load(f32x16, out + 192)
     b, d = load(f32x16, other_out), load(f32x16, other_out + 64)
     f, h = load(f32x16, other_out + 128), load(f32x16, other_out + 192)
     for position in range(positions):
         x, y = broadcast(f32x16, load(f32, weights + 4 * position)), broadcast(f32x16, load(f32, others + 4 * position))
-        value = v + position * step
+        value = v + position * stride
         z = load(f32x16, value)
         a, b = fma(z, x, a), fma(z, y, b)
         z = load(f32x16, value + 64)
@@ -207,11 +207,11 @@ def _add_four(weights, others, v, step, positions, out, other_out):
 
 
 @njit
-def _add_values(weights, v, step, positions, out):
+def _add_values(weights, v, stride, positions, out):
     """To a head's result, sixteen elements of the values, weighted."""
     a = load(f32x16, out)
     for position in range(positions):
-        a = fma(load(f32x16, v + position * step), broadcast(f32x16, load(f32, weights + 4 * position)), a)
+        a = fma(load(f32x16, v + position * stride), broadcast(f32x16, load(f32, weights + 4 * position)), a)
     store(out, a)
 
 

@@ -63,7 +63,7 @@ def kernel(format: Static, tier: Static):
     """The task that kit.cpu.linear describes, for tokens >= FEWEST; x comes from ``padded``."""
     float32 = Static("float32")
 
-    def strips(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share):
+    def strips(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
         weights, size = _block_shape(format)
         scratch, strip, sums = _scratch(), _strip(), _sums()
         for row in range(task * share, min(rows, (task + 1) * share), _ROWS):
@@ -81,16 +81,16 @@ def kernel(format: Static, tier: Static):
                             store(strip + r * _STRIDE + some // 16 * 64, broadcast(f32x16, 0))
                         dequantize_blocks(format, float32, tier, False, at, some // weights, strip + r * _STRIDE, scratch)
                     for t in range(tiles):
-                        first = x + min(token + _WIDTH * t, tokens - _WIDTH) * stride + 4 * column
+                        first = x + min(token + _WIDTH * t, tokens - _WIDTH) * x_stride + 4 * column
                         for r in range(0, height, _HEIGHT):
                             at = sums + (r // _HEIGHT * tiles + t) * _SUMS
-                            _tile(strip + r * _STRIDE, first, stride, (some + 15) // 16 * 16, at)
+                            _tile(strip + r * _STRIDE, first, x_stride, (some + 15) // 16 * 16, at)
                 for r in range(height):
                     at = sums + r // _HEIGHT * tiles * _SUMS + r % _HEIGHT * _WIDTH * 64
                     for t in range(tiles * _WIDTH):
                         first = min(token + t // _WIDTH * _WIDTH, tokens - _WIDTH) + t % _WIDTH
                         store(
-                            y + first * step + 4 * (row + r),
+                            y + first * y_stride + 4 * (row + r),
                             reduce_add(load(f32x16, at + t // _WIDTH * _SUMS + t % _WIDTH * 64)),
                         )
 

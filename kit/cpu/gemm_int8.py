@@ -1,9 +1,9 @@
 """Rows of blocks times many int8 activations: int32 sums of products of bytes, which vectors scale and add up.
 
-By the CPU's matrix unit, tiles of 16 tokens by 16 rows: a product of a group of weights that share a step, and the store of its
-sums, take 29 to 32 cycles of a Xeon of 3.1 GHz, however wide the group is, and the vectors 22, or 34 with minima. The times add
-up (54 and 77), though vectors and matrix unit are given independent work. Without one, by dot products of four bytes, tiles of
-rows and tokens whose sums fit the vector registers: 60 multiply-adds a cycle of the same CPU by AVX-512, of at most 93.
+By the CPU's matrix unit, tiles of 16 tokens by 16 rows: a product of a group of weights that share a scale, and the store of
+its sums, take 29 to 32 cycles of a Xeon of 3.1 GHz, however wide the group is, and the vectors 22, or 34 with minima. The times
+add up (54 and 77), though vectors and matrix unit are given independent work. Without one, by dot products of four bytes, tiles
+of rows and tokens whose sums fit the vector registers: 60 multiply-adds a cycle of the same CPU by AVX-512, of at most 93.
 """
 
 from numba import njit, types
@@ -17,47 +17,48 @@ from kit.cpu.simd.registers import add_dots_of, several_of, sum_of_products, tra
 from kit.cpu.simd.sums import fma
 from kit.cpu.simd.tiers import matrix, tier
 from kit.cpu.simd.vectors import Static, broadcast, f32x16, i32x16
-from kit.cpu.superblocks import UNIT, codes, codes_of, largest_code, steps, unit_size, whole
+from kit.cpu.superblocks import SUPERBLOCK, codes, codes_of, largest_code, scales, superblock_bytes, whole
 from kit.cpu.tasks import task
 from kit.gguf.formats import Format
 
 f32 = types.float32
 FEWEST = 16  # tokens
-TILES = {"amx": (16, 1), "avx512": (6, 2), "avx2": (4, 1)}  # tokens and sixteens of rows of a tile, by unit: see unit_of
+TILES = {"amx": (16, 1), "avx512": (6, 2), "avx2": (4, 1)}  # tokens and sixteens of rows of a tile: see multiplier
 ROWS, _TOKENS = 64, 512  # of a piece: its sums and its unpacked weights stay in the second-level cache
-_STEPS, _LOWS, _UNPACKED = 16 * UNIT, 16 * UNIT + 1024, 16 * UNIT + 2048  # of sixteen rows: codes, steps, lows
+_SCALES = 16 * SUPERBLOCK  # of sixteen rows: codes, then scales, then minima
+_MINIMA, _UNPACKED = _SCALES + 1024, _SCALES + 2048
 
 _scratch, _lines, _weights = stack(128 + 512), stack(_UNPACKED), stack(2 * _UNPACKED)
 _sums, _totals = stack(2 * 16 * 1024), stack(4 * ROWS * (_TOKENS + 16))
 (load16, store16), (_, store4) = several_of(16), several_of(4)
 
 
-def unit_of() -> str:
+def multiplier() -> str:
     """What multiplies bytes, faster than torch floats if TILES has it: "amx", the matrix unit, or the vectors of the tier."""
     return "amx" if matrix() else tier().value
 
 
 def group_of(format: Format) -> int:
-    """Weights of a group: 32, or 16 where fewer share a step."""
+    """Weights of a group: 32, or 16 where fewer share a scale."""
     return min(32, format.scales.group)
 
 
 def share(rows: int) -> int:
     """Rows of a task: a piece, or fewer where not all threads would find work."""
-    height = 16 * TILES[unit_of()][1]
+    height = 16 * TILES[multiplier()][1]
     return min(ROWS, height * -(-rows // (2 * height * threads.count())))
 
 
 def unpack(format, tier, signed, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
-    """A unit of sixteen rows, of which ``rows`` are there, to ``weights``: their codes, four weights of each row in a vector;
-    each sixteen's steps, and its lows, a vector of rows. If ``signed``, codes are int8, for which a format without minima
-    loses its bias, and its lows are left out."""
+    """A super-block of sixteen rows, of which ``rows`` are there, to ``weights``: their codes, four weights of each row in a
+    vector; each sixteen's scales, and its minima, a vector of rows. If ``signed``, codes are int8, for which a format without
+    minima loses its bias, and its minima are left out."""
 
 
 @overload(unpack)
 def _(format, tier, signed, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
-    order, lows = codes_of(format.value).order, format.value.scales.sign != 0 or not signed.value
-    bias = 0 if lows else format.value.bias
+    order, minima = codes_of(format.value).order, format.value.scales.sign != 0 or not signed.value
+    bias = 0 if minima else format.value.bias
 
     def unpacked(format, tier, signed, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
         for row in range(16):
@@ -67,35 +68,35 @@ def _(format, tier, signed, blocks, row_bytes, rows, sixteens, end, weights, lin
             store(lines + 256 * row + 64, b - bias)
             store(lines + 256 * row + 128, c - bias)
             store(lines + 256 * row + 192, d - bias)
-            step, low = steps(format, tier, at, sixteens, scratch)
-            store(lines + _STEPS + 64 * row, step)
-            store(lines + _LOWS + 64 * row, low)
+            scale, minimum = scales(format, tier, at, sixteens, scratch)
+            store(lines + _SCALES + 64 * row, scale)
+            store(lines + _MINIMA + 64 * row, minimum)
         for part in range(4):
             v = transpose(load16(lines + 64 * part, 256))
             store4(weights + 256 * order[4 * part], 64, v[:4])
             store4(weights + 256 * order[4 * part + 1], 64, v[4:8])
             store4(weights + 256 * order[4 * part + 2], 64, v[8:12])
             store4(weights + 256 * order[4 * part + 3], 64, v[12:])
-        store16(weights + _STEPS, 64, transpose(load16(lines + _STEPS, 64)))
-        if lows:
-            store16(weights + _LOWS, 64, transpose(load16(lines + _LOWS, 64)))
+        store16(weights + _SCALES, 64, transpose(load16(lines + _SCALES, 64)))
+        if minima:
+            store16(weights + _MINIMA, 64, transpose(load16(lines + _MINIMA, 64)))
 
     return unpacked
 
 
 def _by_tiles(format: Format):
-    """add_unit(tier, weights, records, last, count, sums, totals) by the matrix unit: adds the products of sixteen rows' unit
-    and ``count`` times 16 tokens to totals: (count, 16 tokens, 16 rows) float32.
+    """add_superblock(tier, weights, records, last, count, sums, totals) by the matrix unit.
 
-    The last tokens begin at ``last``: some of them may be among those before.
+    It adds the products of sixteen rows' super-block and ``count`` times 16 tokens to totals: (count, 16 tokens, 16 rows)
+    float32. The last tokens begin at ``last``: some of them may be among those before.
     """
-    minima, groups = format.scales.sign != 0, UNIT // group_of(format)
+    minima, groups = format.scales.sign != 0, SUPERBLOCK // group_of(format)
     many, (of_groups, _) = 16 // groups, several_of(groups)  # sixteens of a group, and tokens to scale beside its product
 
     @njit
-    def add_unit(tier, weights, records, last, count, sums, totals):
-        step = of_groups(weights + _STEPS, 64 * many)
-        low = of_groups(weights + _LOWS, 64 * many)
+    def add_superblock(tier, weights, records, last, count, sums, totals):
+        scale = of_groups(weights + _SCALES, 64 * many)
+        minimum = of_groups(weights + _MINIMA, 64 * many)
         for tile in range(count + 1):
             new, old = sums + (tile & 1) * 16384, sums + (~tile & 1) * 16384
             ahead, record = records + min(16 * tile, last) * RECORD, records + min(16 * (tile - 1), last) * RECORD
@@ -105,49 +106,49 @@ def _by_tiles(format: Format):
                 if tile > 0:
                     for token in range(many * group, many * (group + 1)):
                         at, of = totals + 64 * (16 * (tile - 1) + token), record + RECORD * token
-                        total = sum_of_products(i32x16, step, old + 64 * token, 1024, broadcast(f32x16, 0))
+                        total = sum_of_products(i32x16, scale, old + 64 * token, 1024, broadcast(f32x16, 0))
                         if minima:
-                            total = sum_of_products(f32, low, of + SUMS, 4 * many, total)
+                            total = sum_of_products(f32, minimum, of + SUMS, 4 * many, total)
                         store(at, fma(total, load(f32x16, of + SCALE), load(f32x16, at)))
 
-    return add_unit
+    return add_superblock
 
 
 def _by_dots(format: Format, tokens: int, sixteens: int):
     """The same by dot products of bytes, for ``sixteens`` times 16 rows and ``count`` times ``tokens``; totals: (sixteens,
     count, tokens, 16 rows)."""
-    groups = UNIT // group_of(format)
+    groups = SUPERBLOCK // group_of(format)
     many, add_dots = 16 // groups, add_dots_of(64 // groups, largest_code(format))
     (load_rows, _), (load_tile, store_tile) = several_of(sixteens), several_of(tokens * sixteens)
 
     @njit
-    def add_unit(tier, weights, records, last, count, sums, totals):
+    def add_superblock(tier, weights, records, last, count, sums, totals):
         for tile in range(count):
             record = records + min(tokens * tile, last) * RECORD
             store(sums, broadcast(f32x16, 0))
             total = load_tile(sums, 0)
             for group in range(groups):
                 of, x = weights + 64 * many * group, record + 16 * many * group
-                step, low = load_rows(of + _STEPS, _UNPACKED), load_rows(of + _LOWS, _UNPACKED)
+                scale, minimum = load_rows(of + _SCALES, _UNPACKED), load_rows(of + _MINIMA, _UNPACKED)
                 of_x = record + SUMS + 4 * many * group
-                total = add_dots(tier, total, x, RECORD, weights + 256 * many * group, _UNPACKED, step, low, of_x)
+                total = add_dots(tier, total, x, RECORD, weights + 256 * many * group, _UNPACKED, scale, minimum, of_x)
             store_tile(sums, 64, total)
             for row in range(sixteens):
                 for token in range(tokens):
-                    at, scale = totals + 64 * ((row * count + tile) * tokens + token), record + RECORD * token + SCALE
-                    store(at, fma(load(f32x16, sums + 64 * (row * tokens + token)), load(f32x16, scale), load(f32x16, at)))
+                    at, of_x = totals + 64 * ((row * count + tile) * tokens + token), record + RECORD * token + SCALE
+                    store(at, fma(load(f32x16, sums + 64 * (row * tokens + token)), load(f32x16, of_x), load(f32x16, at)))
 
-    return add_unit
+    return add_superblock
 
 
 @task
-def kernel(format: Static, tier: Static, unit: Static):
+def kernel(format: Static, tier: Static, multiplier: Static):
     """The task that kit.cpu.linear describes, for tokens >= FEWEST; ``x`` is the address of the activations' records."""
-    amx, (wide, high), group = unit.value == "amx", TILES[unit.value], group_of(format.value)
-    add_unit = _by_tiles(format.value) if amx else _by_dots(format.value, wide, high)
+    amx, (wide, high), group = multiplier.value == "amx", TILES[multiplier.value], group_of(format.value)
+    add_superblock = _by_tiles(format.value) if amx else _by_dots(format.value, wide, high)
     signed = Static(amx)
 
-    def tiles(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share):
+    def tiles(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
         sixteens, end, first, until = columns // 16, blocks + rows * row_bytes, task * share, min(rows, (task + 1) * share)
         scratch, lines, weights, sums, totals = _scratch(), _lines(), _weights(), _sums(), _totals()
         if amx:
@@ -160,20 +161,20 @@ def kernel(format: Static, tier: Static, unit: Static):
                 count, last = (some + wide - 1) // wide, some - wide
                 for i in range(ROWS // 16 * count * wide):
                     store(totals + 64 * i, broadcast(f32x16, 0))
-                unit, records = blocks + row * row_bytes, x + start * RECORD
+                superblock, records = blocks + row * row_bytes, x + start * RECORD
                 for left in range(sixteens, 0, -16):
                     for r in range(0, height, 16 * high):
                         for n in range(high):  # the last row again where there are no more
-                            at, behind = unit + (r + 16 * n) * row_bytes, height - r - 16 * n
+                            at, behind = superblock + (r + 16 * n) * row_bytes, height - r - 16 * n
                             into = weights + n * _UNPACKED
                             unpack(format, tier, signed, at, row_bytes, behind, left, end, into, lines, scratch)
-                        add_unit(tier, weights, records, last, count, sums, totals + r * 4 * wide * count)
-                    unit += unit_size(format)
+                        add_superblock(tier, weights, records, last, count, sums, totals + r * 4 * wide * count)
+                    superblock += superblock_bytes(format)
                     records += tokens * RECORD
                 for t in range(wide * count):
                     at = start + min(t // wide * wide, last) + t % wide
                     for r in range(0, height, 16):
-                        copy_some(totals + 4 * (r * wide * count + 16 * t), height - r, y + at * step + 4 * (row + r))
+                        copy_some(totals + 4 * (r * wide * count + 16 * t), height - r, y + at * y_stride + 4 * (row + r))
         if amx:
             release()
 

@@ -51,11 +51,11 @@ def _(format, tier, row, columns, x, scratch):
 def kernel(format: Static, tier: Static):
     """The task that kit.cpu.linear describes."""
 
-    def floating(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share):
+    def floating(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
         scratch = _scratch()
         for row in range(task * share, min(rows, (task + 1) * share)):
             at = blocks + row * row_bytes
             for token in range(tokens):  # the row is in the first-level cache after the first
-                store(y + token * step + 4 * row, dot(format, tier, at, columns, x + token * stride, scratch))
+                store(y + token * y_stride + 4 * row, dot(format, tier, at, columns, x + token * x_stride, scratch))
 
     return floating

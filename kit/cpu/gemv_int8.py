@@ -1,6 +1,6 @@
 """Rows of blocks times activations in digits of eight bits, for one or a few tokens: dot products of bytes.
 
-A unit of 256 weights at a time, four codes in an int32 lane. Activations of one digit are int8; float32 ones have three:
+A super-block of 256 weights at a time, four codes in an int32 lane. Activations of one digit are int8; float32 ones have three:
 their three dot products for 64 codes take less time than sixteen conversions and multiplications in float32.
 """
 
@@ -12,14 +12,14 @@ from kit.cpu.simd.isa import dot4
 from kit.cpu.simd.memory import load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x64, i32x16
-from kit.cpu.superblocks import UNIT, codes, spread, steps, unit_size, whole
+from kit.cpu.superblocks import SUPERBLOCK, codes, lane_scales, scales, superblock_bytes, whole
 from kit.cpu.tasks import task
 
 f32 = types.float32
 _AHEAD = 2048  # bytes: the hardware prefetcher restarts at every row
-ROWS, TOKENS = 8, 32  # a tile: its activations of one unit and its sums fit the first-level cache
+ROWS, TOKENS = 8, 32  # a tile: its activations of one super-block and its sums fit the first-level cache
 
-_scratch = stack(128 + 512)  # a unit's steps and lows, and the unit itself where it is copied
+_scratch = stack(128 + 512)  # a super-block's scales and minima, and the super-block itself where it is copied
 _sums = stack(64 * ROWS * TOKENS)
 
 
@@ -37,9 +37,9 @@ def _(format, tier, activations, codes, digit):
         first = dot4(tier, broadcast(i32x16, 0), codes, load(i8x64, digit))
         if small:
             second = dot4(tier, first << 8, codes, load(i8x64, digit + RECORD))
-            return convert(f32x16, dot4(tier, second << 8, codes, load(i8x64, digit + RECORD + UNIT)))
+            return convert(f32x16, dot4(tier, second << 8, codes, load(i8x64, digit + RECORD + SUPERBLOCK)))
         second = dot4(tier, broadcast(i32x16, 0), codes, load(i8x64, digit + RECORD))
-        rest = dot4(tier, second << 8, codes, load(i8x64, digit + RECORD + UNIT))
+        rest = dot4(tier, second << 8, codes, load(i8x64, digit + RECORD + SUPERBLOCK))
         return fma(convert(f32x16, first), broadcast(f32x16, 65536), convert(f32x16, rest))
 
     numbers = format.value.codes
@@ -48,11 +48,11 @@ def _(format, tier, activations, codes, digit):
 
 
 @njit(forceinline=True)
-def _products(format, tier, activations, codes, steps, record):
-    """The sums of step * code * activation, before the activations' scale, in 16 lanes."""
+def _products(format, tier, activations, codes, scales, record):
+    """The sums of scale * code * activation, before the activations' scale, in 16 lanes."""
     a, b = _dots(format, tier, activations, codes[0], record), _dots(format, tier, activations, codes[1], record + 64)
     c, d = _dots(format, tier, activations, codes[2], record + 128), _dots(format, tier, activations, codes[3], record + 192)
-    return fma(a, steps[0], b * steps[1]) + fma(c, steps[2], d * steps[3])
+    return fma(a, scales[0], b * scales[1]) + fma(c, scales[2], d * scales[3])
 
 
 def _record_bytes(activations):
@@ -66,12 +66,13 @@ def _(activations):
 
 
 @njit(forceinline=True)
-def _unpack(format, tier, unit, sixteens, end, scratch):
-    """A unit's codes, the steps of their lanes, and the lows."""
-    at = whole(format, unit, end, scratch + 128)
-    step, low = steps(format, tier, at, sixteens, scratch)
-    spreads = spread(format, 0, step), spread(format, 1, step), spread(format, 2, step), spread(format, 3, step)
-    return codes(format, tier, at), spreads, low
+def _unpack(format, tier, start, sixteens, end, scratch):
+    """A super-block's codes, the scales of their lanes, and the minima."""
+    at = whole(format, start, end, scratch + 128)
+    per_weight, minima = scales(format, tier, at, sixteens, scratch)
+    a, b = lane_scales(format, 0, per_weight), lane_scales(format, 1, per_weight)
+    c, d = lane_scales(format, 2, per_weight), lane_scales(format, 3, per_weight)
+    return codes(format, tier, at), (a, b, c, d), minima
 
 
 @njit
@@ -79,12 +80,12 @@ def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
     """The product of a row of 16 * ``sixteens`` weights and the only token; ``end``: of the matrix."""
     a = b = broadcast(f32x16, 0)
     for left in range(sixteens, 0, -16):
-        for line in range(0, unit_size(format), 64):
+        for line in range(0, superblock_bytes(format), 64):
             prefetch(row + _AHEAD + line)
-        weights, spreads, low = _unpack(format, tier, row, left, end, scratch)
-        a = fma(_products(format, tier, activations, weights, spreads, record), load(f32x16, record + SCALE), a)
-        b = fma(low, load(f32x16, record + SUMS), b)
-        row += unit_size(format)
+        codes, scales, minima = _unpack(format, tier, row, left, end, scratch)
+        a = fma(_products(format, tier, activations, codes, scales, record), load(f32x16, record + SCALE), a)
+        b = fma(minima, load(f32x16, record + SUMS), b)
+        row += superblock_bytes(format)
         record += _record_bytes(activations)
     return reduce_add(a + b)
 
@@ -96,15 +97,15 @@ def _tile(format, tier, activations, blocks, row_bytes, rows, sixteens, end, rec
         store(sums + 64 * i, broadcast(f32x16, 0))
     for left in range(sixteens, 0, -16):
         for row in range(rows):
-            weights, spreads, low = _unpack(format, tier, blocks + row * row_bytes, left, end, scratch)
+            codes, scales, minima = _unpack(format, tier, blocks + row * row_bytes, left, end, scratch)
             record, at = records, sums + 64 * row * count
             for _ in range(count):
-                y = fma(low, load(f32x16, record + SUMS), load(f32x16, at))
-                y = fma(_products(format, tier, activations, weights, spreads, record), load(f32x16, record + SCALE), y)
+                y = fma(minima, load(f32x16, record + SUMS), load(f32x16, at))
+                y = fma(_products(format, tier, activations, codes, scales, record), load(f32x16, record + SCALE), y)
                 store(at, y)
                 record += _record_bytes(activations)
                 at += 64
-        blocks += unit_size(format)
+        blocks += superblock_bytes(format)
         records += tokens * _record_bytes(activations)
 
 
@@ -112,7 +113,7 @@ def _tile(format, tier, activations, blocks, row_bytes, rows, sixteens, end, rec
 def kernel(format: Static, tier: Static, activations: Static):
     """The task that kit.cpu.linear describes; ``x`` is the address of the activations' records."""
 
-    def integer(task, blocks, row_bytes, rows, columns, x, y, stride, step, tokens, share):
+    def integer(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
         sixteens, end, scratch, sums = columns // 16, blocks + rows * row_bytes, _scratch(), _sums()
         first, last = task * share, min(rows, (task + 1) * share)
         if tokens == 1:
@@ -130,6 +131,6 @@ def kernel(format: Static, tier: Static, activations: Static):
                 for t in range(count):
                     for r in range(height):
                         at = sums + 64 * (r * count + t)
-                        store(y + (token + t) * step + 4 * (row + r), reduce_add(load(f32x16, at)))
+                        store(y + (token + t) * y_stride + 4 * (row + r), reduce_add(load(f32x16, at)))
 
     return integer

@@ -24,7 +24,7 @@ class History(NamedTuple):
     kind: str
     address: int
     head_bytes: int
-    step: int
+    stride: int
 
 
 def _q8_0_sixteen(tier, position, n):
@@ -42,8 +42,8 @@ def tile_positions(kind, vectors):
     """Positions of a head whose float32 fit the tile; for float32, which is not copied, more than a chunk has."""
 
 
-def as_floats(kind, tier, source, step, positions, vectors, scratch):
-    """Address and step of the same positions in float32: in place if they are float32, else converted, in the scratch."""
+def as_floats(kind, tier, source, stride, positions, vectors, scratch):
+    """Address and stride of the same positions in float32: in place if they are float32, else converted, in the scratch."""
 
 
 @overload(tile_positions)
@@ -54,15 +54,15 @@ def _(kind, vectors):
 
 
 @overload(as_floats)
-def _(kind, tier, source, step, positions, vectors, scratch):
+def _(kind, tier, source, stride, positions, vectors, scratch):
     if kind.value == "float32":
-        return lambda kind, tier, source, step, positions, vectors, scratch: (source, step)
+        return lambda kind, tier, source, stride, positions, vectors, scratch: (source, stride)
     read = _READERS[kind.value]
 
-    def converted(kind, tier, source, step, positions, vectors, scratch):
+    def converted(kind, tier, source, stride, positions, vectors, scratch):
         for position in range(positions):
             for n in range(vectors):
-                store(scratch + 64 * (position * vectors + n), read(tier, source + position * step, n))
+                store(scratch + 64 * (position * vectors + n), read(tier, source + position * stride, n))
         return scratch, 64 * vectors
 
     return converted
@@ -73,13 +73,13 @@ def append(kind: Static, tier: Static):
     """The task that writes new positions of a head: ``source`` (tokens, heads, dim) float32, ``token_bytes`` from one token to
     the next, to ``target`` and the heads and positions after it as in History."""
 
-    def append(head, source, token_bytes, tokens, dim, target, head_bytes, step, position):
+    def append(head, source, token_bytes, tokens, dim, target, head_bytes, stride, position):
         source += 4 * dim * head
-        target += head_bytes * head + step * position
+        target += head_bytes * head + stride * position
         for _ in range(tokens):
             write_position(kind, tier, source, dim, target)
             source += token_bytes
-            target += step
+            target += stride
 
     return append
 

@@ -1,7 +1,7 @@
 """linear: y = W x from blocks, the rows shared out among the threads of kit.cpu.threads.
 
-A task computes ``share`` rows of y, for all tokens: task(number, blocks, row_bytes, rows, columns, x, y, stride, step, tokens,
-share), where stride and step are the bytes of one token's x and y.
+A task computes ``share`` rows of y, for all tokens: task(number, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride,
+tokens, share), where the strides are the bytes of one token's x and y.
 """
 
 import threading
@@ -12,7 +12,7 @@ import torch
 from kit.cpu import gemm, gemm_int8, gemv_float, gemv_int8, threads
 from kit.cpu.activations import DIGITS, NATURAL, address, order_of, quantize, quantizing, record_bytes
 from kit.cpu.simd.tiers import tier
-from kit.cpu.superblocks import UNIT
+from kit.cpu.superblocks import SUPERBLOCK
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
 
@@ -39,7 +39,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     share = _share(blocks, tokens)
     if tokens >= gemm_int8.FEWEST and _in_bytes(format, activations):
         x, share = quantize(x, address(NATURAL), group=gemm_int8.group_of(format)), gemm_int8.share(rows)
-        kernel = gemm_int8.kernel(format, tier(), gemm_int8.unit_of())
+        kernel = gemm_int8.kernel(format, tier(), gemm_int8.multiplier())
     elif format.codes is not None and (activations == "int8" or tokens < 2 * gemm.FEWEST):
         x, kernel = quantize(x, order_of(format), DIGITS[activations]), gemv_int8.kernel(format, tier(), activations)
     elif tokens >= gemm.FEWEST:
@@ -65,7 +65,7 @@ def in_pieces(qtype: str, tokens: int, activations: str) -> bool:
 
 def _in_bytes(format, activations) -> bool:
     """Whether kit.cpu.gemm_int8 multiplies many tokens."""
-    return activations == "int8" and format.codes is not None and gemm_int8.unit_of() in gemm_int8.TILES
+    return activations == "int8" and format.codes is not None and gemm_int8.multiplier() in gemm_int8.TILES
 
 
 class Activations:
@@ -91,7 +91,7 @@ class Activations:
         """The address of x's records, and the step that makes them, if none has yet."""
         key, columns, steps = (order_of(format), digits), self.x.shape[1], []
         if key not in self._made:
-            self._made[key] = records = torch.empty(-(-columns // UNIT), record_bytes(digits), dtype=torch.uint8)
+            self._made[key] = records = torch.empty(-(-columns // SUPERBLOCK), record_bytes(digits), dtype=torch.uint8)
             steps = [(quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), *key, 0), 1)]
         return self._made[key].data_ptr(), steps
 

@@ -86,9 +86,9 @@ def scales_and_minima(format: Format):
         second = u64(load(u32, block + packed + 4))
         third = u64(load(u32, block + packed + 8))
         nibble, six, two = u64(0x0F0F0F0F), u64(0x3F3F3F3F), u64(0x30303030)
-        steps = (first & six) | (((third & nibble) | ((first >> u64(2)) & two)) << u64(32))
-        lows = (second & six) | ((((third >> u64(4)) & nibble) | ((second >> u64(2)) & two)) << u64(32))
-        integers = join(bitcast(u8x8, steps), bitcast(u8x8, lows))
+        scales = (first & six) | (((third & nibble) | ((first >> u64(2)) & two)) << u64(32))
+        minima = (second & six) | ((((third >> u64(4)) & nibble) | ((second >> u64(2)) & two)) << u64(32))
+        integers = join(bitcast(u8x8, scales), bitcast(u8x8, minima))
         return convert(f32x16, integers) * each(half_to_float(tier, load(u16x2, block + halves)))
 
     return both

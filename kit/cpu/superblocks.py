@@ -1,9 +1,9 @@
 """Super-blocks of 256 weights for dot products in bytes: what a format's blocks look like to them.
 
-    weight = step * code - low        with a step and a low for each 16 weights, and codes of 0 to 255
+    weight = scale * code - minimum        with a scale and a minimum for each 16 weights, and codes of 0 to 255
 
 holds for every block format, once signed codes have been raised by the format's bias. The codes lie in four vectors of 64,
-in the order in which they come out of the blocks cheaply; steps and lows lie in the order of the weights.
+in the order in which they come out of the blocks cheaply; scales and minima lie in the order of the weights.
 """
 
 import functools
@@ -37,12 +37,12 @@ from kit.cpu.simd.vectors import (
 )
 from kit.gguf.formats import Format
 
-UNIT = 256
+SUPERBLOCK = 256
 u16, u64, f32, u16x4 = types.uint16, types.uint64, types.float32, Vector(types.uint16, 4)
 
 
 class Codes(NamedTuple):
-    """``read(tier, unit) -> four u8x64``; ``order``: the 16 weights 16 n ... that come first, second ... in the vectors."""
+    """``read(tier, start) -> four u8x64``; ``order``: the n of the 16 weights 16 n ... that come first, second ..."""
 
     read: Callable
     order: tuple[int, ...]
@@ -73,7 +73,7 @@ def codes_of(format: Format) -> Codes:
     order = tuple(sorted(range(16), key=rank))
     parts = [order[i : i + 4] for i in (0, 4, 8, 12)]
     a, b, c, d = (_vector(format, part) for part in parts)
-    read = njit(lambda tier, unit: (a(unit), b(unit), c(unit), d(unit)), forceinline=True)
+    read = njit(lambda tier, start: (a(start), b(start), c(start), d(start)), forceinline=True)
     return Codes(read, order)
 
 
@@ -92,7 +92,7 @@ def _place(format: Format, plane, n: int) -> tuple[int, int]:
 def _vector(format: Format, part):
     """A reader of the codes of four times 16 weights."""
     flip = constant(u8x64, *[128 if any(map(format.signed, format.codes.planes)) else 0] * 64)
-    read = njit(lambda unit: flip(), forceinline=True)
+    read = njit(lambda start: flip(), forceinline=True)
     for i, plane in enumerate(format.codes.planes):
         add = _with_lanes if plane.run == plane.bits == 1 else _with_bits
         read = add(read, format, plane, format.codes.below(i), part)
@@ -104,9 +104,9 @@ def _with_lanes(read, format: Format, plane, below: int, part):
     bits, bit = _halves([_place(format, plane, n)[0] for n in part]), 1 << below
 
     @njit(forceinline=True)
-    def more(unit):
-        codes = read(unit)
-        return select(bitcast(mask64, bits(unit)), codes + bit, codes)
+    def more(start):
+        codes = read(start)
+        return select(bitcast(mask64, bits(start)), codes + bit, codes)
 
     return more
 
@@ -116,8 +116,8 @@ def _halves(places):
     a, b, c, d = places
 
     @njit(forceinline=True)
-    def four(unit):
-        e, f, g, h = load(u16, unit + a), load(u16, unit + b), load(u16, unit + c), load(u16, unit + d)
+    def four(start):
+        e, f, g, h = load(u16, start + a), load(u16, start + b), load(u16, start + c), load(u16, start + d)
         return u64(e) | (u64(f) << u64(16)) | (u64(g) << u64(32)) | (u64(h) << u64(48))
 
     return four
@@ -131,9 +131,9 @@ def _with_bits(read, format: Format, plane, below: int, part):
     down, up = (constant(u16x32, *(max(0, sign * shift) for shift in shifts)) for sign in (1, -1))
 
     @njit(forceinline=True)
-    def more(unit):  # shifted two bytes at a time: what comes in from the other is masked off
-        moved = (bitcast(u16x32, bytes_(unit)) >> down()) << up()
-        return read(unit) ^ (bitcast(u8x64, moved) & mask)
+    def more(start):  # shifted two bytes at a time: what comes in from the other is masked off
+        moved = (bitcast(u16x32, bytes_(start)) >> down()) << up()
+        return read(start) ^ (bitcast(u8x64, moved) & mask)
 
     return more
 
@@ -142,11 +142,11 @@ def _bytes(places):
     """A reader of the 64 bytes that lie 16 at each of four places, in as few loads as can be."""
     a, b, c, d = places
     if (b, c, d) == (a + 16, a + 32, a + 48):
-        return njit(lambda unit: load(u8x64, unit + a), forceinline=True)
+        return njit(lambda start: load(u8x64, start + a), forceinline=True)
     if (b, d) == (a + 16, c + 16):
-        return njit(lambda unit: join(load(u8x32, unit + a), load(u8x32, unit + c)), forceinline=True)
+        return njit(lambda start: join(load(u8x32, start + a), load(u8x32, start + c)), forceinline=True)
     two = njit(lambda a, b: join(load(u8x16, a), load(u8x16, b)), forceinline=True)
-    return njit(lambda unit: join(two(unit + a, unit + b), two(unit + c, unit + d)), forceinline=True)
+    return njit(lambda start: join(two(start + a, start + b), two(start + c, start + d)), forceinline=True)
 
 
 def _any(format: Format):
@@ -155,19 +155,19 @@ def _any(format: Format):
     sixteens = format.block_elements // 16
 
     @njit(forceinline=True)
-    def sixteen(tier, unit, n):
-        return convert(u8x16, read_codes(tier, unit + n // sixteens * size, n % sixteens) + bias)
+    def sixteen(tier, start, n):
+        return convert(u8x16, read_codes(tier, start + n // sixteens * size, n % sixteens) + bias)
 
     @njit(forceinline=True)
-    def vector(tier, unit, n):
+    def vector(tier, start, n):
         return join(
-            join(sixteen(tier, unit, n), sixteen(tier, unit, n + 1)),
-            join(sixteen(tier, unit, n + 2), sixteen(tier, unit, n + 3)),
+            join(sixteen(tier, start, n), sixteen(tier, start, n + 1)),
+            join(sixteen(tier, start, n + 2), sixteen(tier, start, n + 3)),
         )
 
     @njit(forceinline=True)
-    def read(tier, unit):
-        return vector(tier, unit, 0), vector(tier, unit, 4), vector(tier, unit, 8), vector(tier, unit, 12)
+    def read(tier, start):
+        return (vector(tier, start, 0), vector(tier, start, 4), vector(tier, start, 8), vector(tier, start, 12))
 
     return read
 
@@ -175,91 +175,91 @@ def _any(format: Format):
 # ---- what kernels call; format and tier are Static
 
 
-def unit_size(format):
+def superblock_bytes(format):
     """Bytes of the blocks of 256 weights."""
 
 
-def codes(format, tier, unit):
-    """The codes of the unit at an address: four vectors u8x64."""
+def codes(format, tier, start):
+    """The codes of the super-block at an address: four vectors u8x64."""
 
 
-def steps(format, tier, unit, sixteens, scratch):
-    """The steps and the lows of a unit's weights, two vectors f32x16, zeros but for the first ``sixteens`` times 16 weights;
-    scratch: the address of 128 bytes."""
+def scales(format, tier, start, sixteens, scratch):
+    """The scales and the minima of a super-block's weights, two vectors f32x16, zeros but for the first ``sixteens`` times 16
+    weights; scratch: the address of 128 bytes."""
 
 
-def whole(format, unit, end, scratch):
-    """The address of a unit, or of its copy in the scratch (512 bytes) where it would reach over the matrix's ``end``."""
+def whole(format, start, end, scratch):
+    """The address of a super-block, or of its copy in the scratch (512 bytes) where it would reach beyond the matrix's end."""
 
 
-def spread(format, part, steps):
-    """spread(format, 0, steps): the step of each four codes in the first (second ...) vector of a unit."""
+def lane_scales(format, part, scales):
+    """lane_scales(format, 0, scales): the scale of each four codes in the first (second ...) vector of a super-block."""
 
 
-@overload(unit_size)
+@overload(superblock_bytes)
 def _(format):
-    size = format.value.nbytes(UNIT)
+    size = format.value.nbytes(SUPERBLOCK)
     return lambda format: size
 
 
 @overload(codes, jit_options={"forceinline": True})
-def _(format, tier, unit):
+def _(format, tier, start):
     read = codes_of(format.value).read
-    return lambda format, tier, unit: read(tier, unit)
+    return lambda format, tier, start: read(tier, start)
 
 
-@overload(steps, jit_options={"forceinline": True})
-def _(format, tier, unit, sixteens, scratch):
-    sign, bias, cut = format.value.scales.sign, format.value.bias, format.value.block_elements < UNIT
-    read, read_low = _steps_and_lows(format.value)
+@overload(scales, jit_options={"forceinline": True})
+def _(format, tier, start, sixteens, scratch):
+    sign, bias, cut = format.value.scales.sign, format.value.bias, format.value.block_elements < SUPERBLOCK
+    read, read_minima = _scales_and_minima(format.value)
 
     @njit(forceinline=True)
     def first(sixteens, numbers):  # the next row's may be NaN
         mask = bitcast(mask16, u16((1 << min(16, sixteens)) - 1))
         return select(mask, numbers, broadcast(f32x16, 0)) if cut else numbers
 
-    def read_steps(format, tier, unit, sixteens, scratch):
-        step = first(sixteens, read(tier, unit, scratch))
+    def read_scales(format, tier, start, sixteens, scratch):
+        scale = first(sixteens, read(tier, start, scratch))
         if sign == 0:
-            return step, step * bias
-        low = first(sixteens, read_low(tier, unit, scratch)) * -sign
-        return step, (step * bias + low if bias else low)
+            return scale, scale * bias
+        minimum = first(sixteens, read_minima(tier, start, scratch)) * -sign
+        return scale, (scale * bias + minimum if bias else minimum)
 
-    return read_steps
+    return read_scales
 
 
 @overload(whole, jit_options={"forceinline": True})
-def _(format, unit, end, scratch):
-    size = format.value.nbytes(UNIT)
-    if format.value.block_elements == UNIT:
-        return lambda format, unit, end, scratch: unit
+def _(format, start, end, scratch):
+    size = format.value.nbytes(SUPERBLOCK)
+    if format.value.block_elements == SUPERBLOCK:
+        return lambda format, start, end, scratch: start
 
-    def copied(format, unit, end, scratch):
-        if unit + size <= end:
-            return unit
+    def copied(format, start, end, scratch):
+        if start + size <= end:
+            return start
         for i in range(0, size, 64):
             store(scratch + i, broadcast(f32x16, 0))
-        copy(unit, end - unit, scratch)
+        copy(start, end - start, scratch)
         return scratch
 
     return copied
 
 
-@overload(spread, jit_options={"forceinline": True}, prefer_literal=True)
-def _(format, part, steps):
+@overload(lane_scales, jit_options={"forceinline": True}, prefer_literal=True)
+def _(format, part, scales):
     order = codes_of(format.value).order[4 * part.literal_value :][:4]
     picked = pick(*(order[lane // 4] for lane in range(16)))
-    return lambda format, part, steps: picked(steps)
+    return lambda format, part, scales: picked(scales)
 
 
-def _steps_and_lows(format: Format):
-    """Readers of the steps and then the lows."""
+def _scales_and_minima(format: Format):
+    """Readers of the scales and then the minima."""
     if format.scales.function == "six_bits":
         both = scales_and_minima(format)
-        steps, lows = (pick(*(first + n // 2 for n in range(16))) for first in (0, 8))
+        scales, minima = (pick(*(first + n // 2 for n in range(16))) for first in (0, 8))
         return (
-            njit(lambda tier, unit, scratch: steps(both(tier, unit)), forceinline=True),
-            njit(lambda tier, unit, scratch: lows(both(tier, unit)), forceinline=True),
+            njit(lambda tier, start, scratch: scales(both(tier, start)), forceinline=True),
+            njit(lambda tier, start, scratch: minima(both(tier, start)), forceinline=True),
         )
     scales = format.scales
     in_halves = format.block_elements == scales.group == 32 and not (scales.steps or scales.table or scales.function)
@@ -267,17 +267,17 @@ def _steps_and_lows(format: Format):
 
 
 def _in_scratch(format: Format):
-    """Readers of the steps and then the lows by the dequantizer's reader, which writes to the scratch."""
+    """Readers of the scales and then the minima by the dequantizer's reader, which writes to the scratch."""
     read, size, groups = parts_of(format).scales, format.block_bytes, format.groups
-    blocks, sixteen = UNIT // format.block_elements, _widened(UNIT // format.scales.group)
+    blocks, sixteen = SUPERBLOCK // format.block_elements, _widened(SUPERBLOCK // format.scales.group)
 
     @njit(forceinline=True)
-    def steps(tier, unit, scratch):
+    def scales(tier, start, scratch):
         for block in range(blocks):  # the scales of all blocks one after another
-            read(tier, unit + block * size, scratch + 4 * groups * block)
+            read(tier, start + block * size, scratch + 4 * groups * block)
         return sixteen(scratch)
 
-    return steps, njit(lambda tier, unit, scratch: sixteen(scratch + MINIMA), forceinline=True)
+    return scales, njit(lambda tier, start, scratch: sixteen(scratch + MINIMA), forceinline=True)
 
 
 def _widened(count: int):
@@ -299,7 +299,7 @@ def _doubled(read):
 
 
 def _in_halves(format: Format):
-    """For blocks of 32 with a scale (and minimum) in half precision: readers of the steps and then the lows.
+    """For blocks of 32 with a scale (and minimum) in half precision: readers of the scales and then the minima.
 
     Eight numbers written to the scratch one at a time and read as a vector would wait for each other.
     """
@@ -309,8 +309,8 @@ def _in_halves(format: Format):
         first, second = (_halves([format.at(field) + size * block for block in range(at, at + 4)]) for at in (0, 4))
 
         @njit(forceinline=True)
-        def eight(tier, unit, scratch):
-            vector = half_to_float(tier, join(bitcast(u16x4, first(unit)), bitcast(u16x4, second(unit))))
+        def eight(tier, start, scratch):
+            vector = half_to_float(tier, join(bitcast(u16x4, first(start)), bitcast(u16x4, second(start))))
             return interleave(vector, vector)
 
         return eight

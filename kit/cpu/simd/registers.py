@@ -10,15 +10,15 @@ from kit.cpu.simd.vectors import Vector, _splat, f32x16, i32x16, u8x64
 
 
 def several_of(count: int):
-    """Two primitives for tuples of ``count`` vectors: load(address, step), of f32x16, and store(address, step, tuple)."""
+    """Two primitives for tuples of ``count`` vectors: load(address, stride), of f32x16, and store(address, stride, tuple)."""
     several = types.UniTuple(f32x16, count)
 
-    def pointers(builder, address, step):
-        places = (builder.add(address, builder.mul(step, ir.Constant(step.type, i))) for i in range(count))
+    def pointers(builder, address, stride):
+        places = (builder.add(address, builder.mul(stride, ir.Constant(stride.type, i))) for i in range(count))
         return [builder.inttoptr(place, f32x16.llvm.as_pointer()) for place in places]
 
     @intrinsic
-    def load_several(_, address, step):
+    def load_several(_, address, stride):
         def emit(context, builder, signature, args):
             vectors = [builder.load(pointer) for pointer in pointers(builder, *args)]
             for vector in vectors:
@@ -28,7 +28,7 @@ def several_of(count: int):
         return several(types.int64, types.int64), emit
 
     @intrinsic
-    def store_several(_, address, step, vectors):
+    def store_several(_, address, stride, vectors):
         def emit(context, builder, signature, args):
             for pointer, vector in zip(pointers(builder, *args[:2]), cgutils.unpack_tuple(builder, args[2]), strict=True):
                 builder.store(vector, pointer, align=4)
@@ -55,29 +55,30 @@ def add_products(_, sums, rows, tokens):
 
 
 def add_dots_of(depth: int, largest: int):
-    """A primitive: add_dots(tier, totals, x, stride, weights, apart, steps, lows, sums) -> totals + steps * dots + lows * sums.
+    """A primitive: add_dots(tier, totals, x, stride, weights, apart, scales, minima, sums).
 
-    totals: a tile of f32x16, each sixteen rows' tokens one after another. dots: of ``depth`` u8x64 at ``weights``, four weights
-    of sixteen rows each, the next sixteen rows ``apart`` bytes on, and 4 * ``depth`` int8 at ``x``, the next token's ``stride``
-    bytes on. steps, lows: an f32x16 for each sixteen rows. sums: the address of a float32, the next token's as for x.
+    Returns totals + scales * dots + minima * sums. totals: a tile of f32x16, each sixteen rows' tokens one after another. dots:
+    of ``depth`` u8x64 at ``weights``, four weights of sixteen rows each, the next sixteen rows ``apart`` bytes on, and 4 *
+    ``depth`` int8 at ``x``, the next token's ``stride`` bytes on. scales, minima: an f32x16 for each sixteen rows. sums: the
+    address of a float32, the next token's as for x.
     """
 
     @intrinsic
-    def add_dots(_, tier, totals, x, stride, weights, apart, steps, lows, sums):
+    def add_dots(_, tier, totals, x, stride, weights, apart, scales, minima, sums):
         def emit(context, builder, signature, args):
-            _, old, x, stride, weights, apart, steps, lows, sums = args
-            old, steps, lows = (cgutils.unpack_tuple(builder, vectors) for vectors in (old, steps, lows))
-            tokens, kind = len(old) // len(steps), ir.FunctionType(f32x16.llvm, [f32x16.llvm] * 3)
+            _, old, x, stride, weights, apart, scales, minima, sums = args
+            old, scales, minima = (cgutils.unpack_tuple(builder, vectors) for vectors in (old, scales, minima))
+            tokens, kind = len(old) // len(scales), ir.FunctionType(f32x16.llvm, [f32x16.llvm] * 3)
             fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32")
 
-            def loaded(kind, address, step, number, offset=0):
-                place = builder.add(address, builder.mul(step, ir.Constant(step.type, number)))
-                place = builder.add(place, ir.Constant(step.type, offset))
+            def loaded(kind, address, stride, number, offset=0):
+                place = builder.add(address, builder.mul(stride, ir.Constant(stride.type, number)))
+                place = builder.add(place, ir.Constant(stride.type, offset))
                 return builder.load(builder.inttoptr(place, kind.as_pointer()), align=4)
 
             dots = [ir.Constant(i32x16.llvm, None) for _ in old]
             for k in range(depth):
-                rows = [loaded(u8x64.llvm, weights, apart, row, 64 * k) for row in range(len(steps))]
+                rows = [loaded(u8x64.llvm, weights, apart, row, 64 * k) for row in range(len(scales))]
                 for token in range(tokens):
                     four = _splat(builder, loaded(ir.IntType(32), x, stride, token, 4 * k), i32x16)
                     four = builder.bitcast(four, u8x64.llvm)
@@ -86,20 +87,20 @@ def add_dots_of(depth: int, largest: int):
                         dots[at] = emit_dot4(builder, tier, dots[at], codes, four, largest)
             for at, dot in enumerate(dots):
                 row, token = divmod(at, tokens)
-                total = builder.call(fma, [builder.sitofp(dot, f32x16.llvm), steps[row], old[at]])
+                total = builder.call(fma, [builder.sitofp(dot, f32x16.llvm), scales[row], old[at]])
                 number = _splat(builder, loaded(ir.FloatType(), sums, stride, token), f32x16)
-                old[at] = builder.call(fma, [number, lows[row], total])
+                old[at] = builder.call(fma, [number, minima[row], total])
             return context.make_tuple(builder, totals, old)
 
-        return totals(tier, totals, *[types.int64] * 4, steps, lows, types.int64), emit
+        return totals(tier, totals, *[types.int64] * 4, scales, minima, types.int64), emit
 
     return add_dots
 
 
 @intrinsic
-def sum_of_products(_, kind, vectors, address, step, total):
-    """sum_of_products(i32x16, v, address, step, c): c + v[0] * a + v[1] * b + ..., with what lies ``step`` bytes apart from the
-    address on: vectors, or numbers (of types.float32) for all lanes."""
+def sum_of_products(_, kind, vectors, address, stride, total):
+    """sum_of_products(i32x16, v, address, stride, c): c + v[0] * a + v[1] * b + ..., with what lies ``stride`` bytes apart from
+    the address on: vectors, or numbers (of types.float32) for all lanes."""
     of = kind.instance_type
 
     def emit(context, builder, signature, args):
