@@ -4,7 +4,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from kit.cpu.simd.isa import _call
+from kit.cpu.simd.isa import call_intrinsic
 from kit.cpu.simd.memory import store
 from kit.cpu.simd.vectors import broadcast, i32x16
 
@@ -30,7 +30,7 @@ def configure(width, scratch):
 @intrinsic
 def _configure(_, address):
     def emit(context, builder, signature, args):
-        _call(builder, "llvm.x86.ldtilecfg", _VOID, [_pointer(builder, args[0])])
+        call_intrinsic(builder, "llvm.x86.ldtilecfg", _VOID, [_pointer(builder, args[0])])
         return context.get_dummy_value()
 
     return types.void(types.int64), emit
@@ -41,7 +41,7 @@ def release(_):
     """release(): the tiles hold nothing any more, so that nobody saves them."""
 
     def emit(context, builder, signature, args):
-        _call(builder, "llvm.x86.tilerelease", _VOID, [])
+        call_intrinsic(builder, "llvm.x86.tilerelease", _VOID, [])
         return context.get_dummy_value()
 
     return types.void(), emit
@@ -55,11 +55,11 @@ def multiply(_, left, stride, right, sums):
     def emit(context, builder, signature, args):
         left, stride, right, sums = args
         line = ir.Constant(stride.type, 64)
-        _call(builder, "llvm.x86.tileloadd64", _VOID, [_LEFT, _pointer(builder, left), stride])
-        _call(builder, "llvm.x86.tileloadd64", _VOID, [_RIGHT, _pointer(builder, right), line])
-        _call(builder, "llvm.x86.tilezero", _VOID, [_SUMS])
-        _call(builder, "llvm.x86.tdpbssd", _VOID, [_SUMS, _LEFT, _RIGHT])
-        _call(builder, "llvm.x86.tilestored64", _VOID, [_SUMS, _pointer(builder, sums), line])
+        call_intrinsic(builder, "llvm.x86.tileloadd64", _VOID, [_LEFT, _pointer(builder, left), stride])
+        call_intrinsic(builder, "llvm.x86.tileloadd64", _VOID, [_RIGHT, _pointer(builder, right), line])
+        call_intrinsic(builder, "llvm.x86.tilezero", _VOID, [_SUMS])
+        call_intrinsic(builder, "llvm.x86.tdpbssd", _VOID, [_SUMS, _LEFT, _RIGHT])
+        call_intrinsic(builder, "llvm.x86.tilestored64", _VOID, [_SUMS, _pointer(builder, sums), line])
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), emit

@@ -11,7 +11,7 @@ from kit.cpu.tasks import features
 VNNI = {"avxvnni"}, {"avx512vnni", "avx512vl"}  # either gives dot products of bytes in 256 bits
 
 
-def _call(builder, name: str, result: ir.Type, args):
+def call_intrinsic(builder, name: str, result: ir.Type, args):
     """A call of the LLVM intrinsic ``name``."""
     kind = ir.FunctionType(result, [arg.type for arg in args])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
@@ -46,7 +46,7 @@ def half_to_float(_, tier, bits):
             clear, word = ir.Constant(ir.VectorType(_I16, 16), [0] * 16), ir.VectorType(_F32, 16)
             every, current, first = ir.Constant(_I16, -1), ir.Constant(_I32, 4), ir.Constant(_I32, 0)
             args = [builder.insert_element(clear, half, first), ir.Constant(word, [0.0] * 16), every, current]
-            return builder.extract_element(_call(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", word, args), first)
+            return builder.extract_element(call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", word, args), first)
         if tier.value == "avx2":
             return builder.fpext(builder.bitcast(half, narrow), wide)
         # exponent and fraction moved to float32's places are the number times 2^-112, subnormal halves included
@@ -71,7 +71,7 @@ def float_to_half(_, tier, vector):
         value = args[1]
         if tier.value == "avx512" and vector.lanes == 16:  # LLVM does not stream what has the type of a half
             nearest, kept, every = ir.Constant(_I32, 8), ir.Constant(result.llvm, None), ir.Constant(_I16, -1)
-            return _call(builder, "llvm.x86.avx512.mask.vcvtps2ph.512", result.llvm, [value, nearest, kept, every])
+            return call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtps2ph.512", result.llvm, [value, nearest, kept, every])
         if tier.value != "plain":
             return builder.bitcast(builder.fptrunc(value, _with_lanes(value.type, _F16)), result.llvm)
         word, constant = _with_lanes(value.type, _I32), _like(value.type, _I32)
@@ -142,9 +142,9 @@ def lookup(_, tier, table, index):
 
     def emit(context, builder, signature, args):
         if tier.value == "avx512" and table.lanes == 32:
-            return _call(builder, "llvm.x86.avx512.permvar.hi.512", args[1].type, args[1:])
+            return call_intrinsic(builder, "llvm.x86.avx512.permvar.hi.512", args[1].type, args[1:])
         if tier.value != "plain" and table.lanes == 16:
-            return _call(builder, "llvm.x86.ssse3.pshuf.b.128", args[1].type, args[1:])
+            return call_intrinsic(builder, "llvm.x86.ssse3.pshuf.b.128", args[1].type, args[1:])
         result = ir.Constant(args[1].type, ir.Undefined)
         for lane in range(table.lanes):
             place = ir.Constant(_I32, lane)
@@ -172,7 +172,7 @@ def emit_dot4(builder, tier, total, a, b, largest=255):
     """The code of ``dot4``; tier: the type; largest: of the numbers in a, a power of two less one."""
     lanes = total.type.count
     if tier.value == "avx512":
-        return _call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", total.type, [total, a, b])
+        return call_intrinsic(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", total.type, [total, a, b])
     if tier.value == "avx2" and lanes % 8 == 0:
         parts = [_eight_lanes(builder, (total, a, b), first, largest) for first in range(0, lanes, 8)]
         return parts[0] if lanes == 8 else _end_to_end(builder, *parts)
@@ -194,12 +194,12 @@ def _eight_lanes(builder, vectors, first: int, largest: int):
     places = (ir.Constant(ir.VectorType(_I32, 8 * n), list(range(first * n, (first + 8) * n))) for n in (1, 4, 4))
     total, a, b = (builder.shuffle_vector(v, v, place) for v, place in zip(vectors, places, strict=True))
     if any(needs <= features() for needs in VNNI):
-        return _call(builder, "llvm.x86.avx512.vpdpbusd.256", total.type, [total, a, b])
+        return call_intrinsic(builder, "llvm.x86.avx512.vpdpbusd.256", total.type, [total, a, b])
     bytes_, words = (ir.VectorType(ir.IntType(bits), 256 // bits) for bits in (8, 16))
     for bits in filter(None, (0x7F & largest, 0x80 & largest)):
         part = builder.and_(a, ir.Constant(bytes_, [bits] * 32))
-        pairs = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", words, [part, b])
-        fours = _call(builder, "llvm.x86.avx2.pmadd.wd", total.type, [pairs, ir.Constant(words, [1] * 16)])
+        pairs = call_intrinsic(builder, "llvm.x86.avx2.pmadd.ub.sw", words, [part, b])
+        fours = call_intrinsic(builder, "llvm.x86.avx2.pmadd.wd", total.type, [pairs, ir.Constant(words, [1] * 16)])
         total = builder.add(total, fours)
     return total
 
@@ -237,7 +237,7 @@ def expand(_, mask, words):
 
     def emit(context, builder, signature, args):
         name = f"llvm.x86.avx512.mask.expand.v{words.lanes}i32"
-        return _call(builder, name, words.llvm, [args[1], ir.Constant(args[1].type, None), args[0]])
+        return call_intrinsic(builder, name, words.llvm, [args[1], ir.Constant(args[1].type, None), args[0]])
 
     return words(mask, words), emit
 
@@ -248,6 +248,6 @@ def bits_set(_, number):
 
     def emit(context, builder, signature, args):
         kind = args[0].type
-        return builder.zext(_call(builder, f"llvm.ctpop.i{kind.width}", kind, args), ir.IntType(64))
+        return builder.zext(call_intrinsic(builder, f"llvm.ctpop.i{kind.width}", kind, args), ir.IntType(64))
 
     return types.int64(number), emit

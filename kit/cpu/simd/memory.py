@@ -5,7 +5,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kit.cpu.simd.vectors import Vector, _llvm
+from kit.cpu.simd.vectors import Vector, llvm_type
 
 
 @intrinsic
@@ -14,7 +14,7 @@ def load(_, kind, address):
     result = kind.instance_type
 
     def emit(context, builder, signature, args):
-        llvm = result.llvm if isinstance(result, Vector) else _llvm(result)
+        llvm = result.llvm if isinstance(result, Vector) else llvm_type(result)
         value = builder.load(builder.inttoptr(args[1], llvm.as_pointer()))
         value.align = 1
         return value

@@ -6,7 +6,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kit.cpu.simd.isa import emit_dot4
-from kit.cpu.simd.vectors import Vector, _splat, f32x16, i32x16, u8x64
+from kit.cpu.simd.vectors import Vector, emit_broadcast, f32x16, i32x16, u8x64
 
 
 def several_of(count: int):
@@ -80,7 +80,7 @@ def add_dots_of(depth: int, largest: int):
             for k in range(depth):
                 rows = [loaded(u8x64.llvm, weights, apart, row, 64 * k) for row in range(len(scales))]
                 for token in range(tokens):
-                    four = _splat(builder, loaded(ir.IntType(32), x, stride, token, 4 * k), i32x16)
+                    four = emit_broadcast(builder, loaded(ir.IntType(32), x, stride, token, 4 * k), i32x16)
                     four = builder.bitcast(four, u8x64.llvm)
                     for row, codes in enumerate(rows):
                         at = row * tokens + token
@@ -88,7 +88,7 @@ def add_dots_of(depth: int, largest: int):
             for at, dot in enumerate(dots):
                 row, token = divmod(at, tokens)
                 total = builder.call(fma, [builder.sitofp(dot, f32x16.llvm), scales[row], old[at]])
-                number = _splat(builder, loaded(ir.FloatType(), sums, stride, token), f32x16)
+                number = emit_broadcast(builder, loaded(ir.FloatType(), sums, stride, token), f32x16)
                 old[at] = builder.call(fma, [number, minima[row], total])
             return context.make_tuple(builder, totals, old)
 
@@ -111,7 +111,7 @@ def sum_of_products(_, kind, vectors, address, stride, total):
             place = builder.add(args[2], builder.mul(args[3], ir.Constant(args[3].type, i)))
             loaded = builder.load(builder.inttoptr(place, element.as_pointer()))
             loaded.align = 4
-            loaded = builder.sitofp(loaded, total.llvm) if isinstance(of, Vector) else _splat(builder, loaded, total)
+            loaded = builder.sitofp(loaded, total.llvm) if isinstance(of, Vector) else emit_broadcast(builder, loaded, total)
             result = builder.call(fma, [vector, loaded, result])
         return result
 

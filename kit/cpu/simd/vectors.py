@@ -58,10 +58,10 @@ class Vector(types.Type):
     @property
     def llvm(self) -> ir.VectorType:
         """The LLVM type."""
-        return ir.VectorType(_llvm(self.element), self.lanes)
+        return ir.VectorType(llvm_type(self.element), self.lanes)
 
 
-def _llvm(number: types.Type) -> ir.Type:
+def llvm_type(number: types.Type) -> ir.Type:
     if isinstance(number, types.Float):
         return ir.FloatType() if number.bitwidth == 32 else ir.DoubleType()
     return ir.IntType(1 if number == types.boolean else number.bitwidth)
@@ -84,7 +84,7 @@ mask16, mask32, mask64 = (Vector(types.boolean, lanes) for lanes in (16, 32, 64)
 # ---- lanes
 
 
-def _splat(builder, value, vector: Vector):
+def emit_broadcast(builder, value, vector: Vector):
     first = builder.insert_element(ir.Constant(vector.llvm, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
     every = ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), [0] * vector.lanes)
     return builder.shuffle_vector(first, ir.Constant(vector.llvm, ir.Undefined), every)
@@ -96,7 +96,7 @@ def broadcast(_, kind, number):
     vector = kind.instance_type
 
     def emit(context, builder, signature, args):
-        return _splat(builder, context.cast(builder, args[1], signature.args[1], vector.element), vector)
+        return emit_broadcast(builder, context.cast(builder, args[1], signature.args[1], vector.element), vector)
 
     return vector(kind, number), emit
 
@@ -233,7 +233,7 @@ def bitcast(_, kind, value):
     result = kind.instance_type
 
     def emit(context, builder, signature, args):
-        return builder.bitcast(args[1], result.llvm if isinstance(result, Vector) else _llvm(result))
+        return builder.bitcast(args[1], result.llvm if isinstance(result, Vector) else llvm_type(result))
 
     return result(kind, value), emit
 
@@ -280,7 +280,9 @@ def _define(function, instruction):
 
         def emit(context, builder, signature, args):
             operands = (
-                arg if isinstance(kind, Vector) else _splat(builder, context.cast(builder, arg, kind, vector.element), vector)
+                arg
+                if isinstance(kind, Vector)
+                else emit_broadcast(builder, context.cast(builder, arg, kind, vector.element), vector)
                 for arg, kind in zip(args, signature.args, strict=True)
             )
             return combine(builder, vector.element, *operands)
