@@ -51,7 +51,7 @@ for tier in TIERS:
     CASES[f"prefill of 512 on {tier}"] = (0, 512, "float16", LESS, (SHORT, "gemma-3-270m"))
 
 
-def run(only: str = "", samples: int = 5) -> pd.DataFrame:
+def run(only: str = "", samples: int = 6) -> pd.DataFrame:
     """One row a case, way and model: tokens a second of the kit and of llama.cpp, the median ratio of samples taken in turn
     (above 1: the kit is faster) with its interval and goals, and GB/s that memory gave to reads just before and just after.
     ``only``: the cases whose name and model hold this; each takes up to 100 s."""
@@ -82,7 +82,12 @@ def _case(model, case, samples):
             for side in sides
         ]
         before = _read_gbps()
-        seconds = np.array([[process.sample() for process in processes] for _ in range(samples)])
+        rounds = []
+        for number in range(samples):  # every other one backwards: who comes first after another engine is slower
+            order = range(len(processes)) if number % 2 == 0 else reversed(range(len(processes)))
+            taken = {place: processes[place].sample() for place in order}
+            rounds.append([taken[place] for place in range(len(processes))])
+        seconds = np.array(rounds)
         after = _read_gbps()
     for column, (way, (least, hoped)) in enumerate(goals.items()):
         ratios = seconds[:, -1] / seconds[:, column] if available() else np.full(samples, np.nan)
