@@ -76,14 +76,14 @@ _LINES = cycler(linestyle=["-", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1))]
 
 
 def curves_figure(by_objects: pd.DataFrame, by_bytes: pd.DataFrame):
-    """Two panels, objects of one size and true bytes: a line a family of policies, the bound dashed."""
+    """Two panels, objects of one size and true bytes: a line a family of policies, drawn as its first; the bound dashed."""
     figure, panels = figures.new(2, height=8.4)
+    styles = dict(zip(by_objects["policy"].unique(), _LINES, strict=False))
     titles = ("Equal objects: most policies hit nothing until all fit", "True sizes: what is large decides, the bound stays")
     columns = ("hit rate", "byte hit rate")
     for axes, table, column, title in zip(panels, (by_objects, by_bytes), columns, titles, strict=True):
-        axes.set_prop_cycle(_LINES)
         for names, curve in families(table, column):
-            axes.plot(100 * curve.index, 100 * curve, label=names)
+            axes.plot(100 * curve.index, 100 * curve, label=names, **styles[names.partition(",")[0]])
         axes.plot([0, 100], [0, 100], **figures.DASHED, label="bound: capacity / total")
         axes.set(ylabel=f"warm {column}, %", xlabel="capacity, % of the working set", title=title)
         axes.legend(loc="upper left", fontsize=8.5)
