@@ -147,7 +147,7 @@ def test_a_tier_that_was_asked_for_leaves_the_matrix_unit_alone():
         assert not simd.matrix()
 
 
-def test_small_blocks_in_rows_shorter_than_a_unit():
+def test_small_blocks_in_rows_shorter_than_a_super_block():
     check("Q8_0", 3, 32, 2, "int8")
 
 

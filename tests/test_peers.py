@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import psutil
 import pytest
+from llama_cpp import needed
 from model_files import write
 
 from kit.errors import ModelError
@@ -19,10 +20,7 @@ def path(tmp_path_factory):
 
 
 def test_the_same_tokens_in_turn(path):
-    try:
-        llama_cpp.library()
-    except ModelError as error:
-        pytest.skip(str(error))
+    needed()
     before = psutil.Process().children()
     table = peers.compare(path, ["kit", "llama.cpp, mmap"], prompt=[5, 6, 7], tokens=6, rounds=2)
     assert (table.agree == 5).all() and not table.reason.any()
