@@ -21,7 +21,7 @@ from kit.cpu import dequantize as cpu
 from kit.cpu import simd, tasks
 from kit.errors import QuantError
 from kit.gguf.formats import DTYPES, FORMATS
-from kit.quants import BACKENDS, reference
+from kit.quants import BACKENDS, plain, reference
 from kit.quants.exactness import random_blocks
 
 NAMES = sorted(reference.FORMATS)
@@ -60,6 +60,16 @@ def test_every_format_of_gguf_py_is_there():
 def test_cpu_equals_gguf_py_on_random_blocks(name, dtype, small_chunks):
     blocks = random_blocks(name, 4099 if name not in BLOCKED else 67)
     assert same(kit.dequantize(blocks, name, dtype), truth(blocks, name).to(getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_equals_gguf_py(name, monkeypatch):
+    """On random blocks, and on any bytes at all, where scales are NaN, infinite and subnormal, too; in several chunks."""
+    monkeypatch.setattr(plain, "_CHUNK_WEIGHTS", 1024)
+    anything = np.random.default_rng(1).integers(0, 256, (67, FORMATS[name].block_bytes), dtype=np.uint8)
+    for blocks in (random_blocks(name, 67), anything):
+        assert same(kit.dequantize(blocks, name, backend="plain"), truth(blocks, name))
+    assert {known for known in FORMATS if plain.knows(FORMATS[known])} == set(NAMES)
 
 
 @pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier != simd.tier().value])
@@ -135,7 +145,7 @@ def test_any_bytes_in_any_shape(name, leading, data):
 def test_numpy_dtypes_give_arrays(dtype):
     blocks = random_blocks("Q4_K", 2048)
     right = truth(blocks, "Q4_K").numpy().astype(dtype)
-    for backend in ("cpu", "reference"):
+    for backend in ("cpu", "plain", "reference"):
         result = kit.dequantize(blocks, "Q4_K", dtype, backend)
         assert isinstance(result, np.ndarray) and same(torch.from_numpy(result), torch.from_numpy(right))
     result = np.empty_like(right)
@@ -174,7 +184,7 @@ def test_streaming_into_aligned_and_odd_addresses(shift, monkeypatch, small_chun
     assert (out[:shift] == 7).all() and (out[shift + 33 * 256 :] == 7).all()
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "plain", "reference"])
 def test_inputs_of_every_layout(backend, tmp_path):
     blocks = random_blocks("Q6_K", 24).reshape(4, 6 * 210)
     wanted = truth(blocks.reshape(-1, 210), "Q6_K").reshape(4, 6 * 256)
@@ -193,7 +203,7 @@ def test_inputs_of_every_layout(backend, tmp_path):
     assert kit.dequantize(blocks.reshape(2, 1, 2, -1), "Q6_K", backend=backend).shape == (2, 1, 2, 6 * 256)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "plain", "reference"])
 @pytest.mark.parametrize("shape, expected", [((0,), (0,)), ((3, 0), (3, 0)), ((0, 144), (0, 256)), ((144,), (256,))])
 def test_empty_and_single(shape, expected, backend):
     assert kit.dequantize(np.zeros(shape, np.uint8), "Q4_K", backend=backend).shape == expected
@@ -277,7 +287,7 @@ def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
         ({"qtype": "I8"}, "cannot dequantize I8"),
         ({"dtype": "float64"}, "dtype 'float64' is not known; choose one of float32, float16, bfloat16"),
         ({"dtype": torch.int8}, "dtype 'int8' is not known"),
-        ({"backend": "gpu"}, "backend 'gpu' is not known; choose one of reference, cpu"),
+        ({"backend": "gpu"}, "backend 'gpu' is not known; choose one of reference, plain, cpu"),
         ({"backend": ["cpu"]}, "backend ['cpu'] is not known"),
         ({"data": np.zeros(145, np.uint8)}, "a row of 145 bytes is no whole number of blocks of 144 bytes"),
         ({"data": np.zeros(144, np.int8)}, "uint8 array or tensor of at least one axis, not ndarray of int8, shape (144,)"),
@@ -291,7 +301,7 @@ def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
         ({"out": torch.empty(256, device="meta")}, "on meta"),
     ],
 )
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "plain", "reference"])
 def test_errors_say_what_was_wrong(arguments, says, backend):
     with pytest.raises(QuantError) as error:
         kit.dequantize(**{"data": np.zeros(144, np.uint8), "qtype": "Q4_K", "backend": backend} | arguments)

@@ -91,6 +91,7 @@ def test_cpu_dequantizes(definition, tier):
         for dtype in DTYPES if tier == simd.available()[0] else ["float32"]:
             right = weights(definition, blocks).to(getattr(torch, dtype))
             assert torch.equal(kit.dequantize(blocks, format.name, dtype), right), dtype
+    assert torch.equal(kit.dequantize(blocks, format.name, backend="plain"), weights(definition, blocks))
 
 
 @pytest.mark.parametrize("activations", ["float32", "int8"])

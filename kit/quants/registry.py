@@ -10,7 +10,12 @@ from kit.gguf.formats import DTYPES, FORMATS, Format
 
 # A backend is a module with knows(format), DEVICE (of its results) and run(blocks, format, out). blocks: C-contiguous bytes
 # (numpy array, or tensor on DEVICE). out: a contiguous tensor, or a numpy array where DEVICE is "cpu".
-BACKENDS = {"reference": "kit.quants.reference", "cpu": "kit.cpu.dequantize", "triton": "kit.cuda.dequantize"}
+BACKENDS = {
+    "reference": "kit.quants.reference",
+    "plain": "kit.quants.plain",
+    "cpu": "kit.cpu.dequantize",
+    "triton": "kit.cuda.dequantize",
+}
 _LARGE = 2**18  # bytes of blocks from which the result's memory is reused
 _results = Buffers()
 
@@ -22,7 +27,8 @@ def dequantize(data, qtype, dtype="float32", backend: str = "cpu", out=None):
     qtype: a name in FORMATS ("Q4_K") or a member of gguf.GGMLQuantizationType.
     dtype: "float32", "float16", "bfloat16" or a torch dtype give a tensor; np.float32 and np.float16 give a numpy array
     without importing torch. 16-bit results are the float32 result rounded to nearest even.
-    backend: a name in BACKENDS; "reference" is gguf-py, which defines the right result.
+    backend: a name in BACKENDS; "reference" is gguf-py, which defines the right result; "plain" reads the
+    format's row in numpy, for stepping through.
     out: a contiguous tensor or array of the result's shape and dtype. Without it, a large result reuses the memory of an
     earlier result of its size that is no longer referenced, because filling fresh memory takes several times as long.
     Raises QuantError for anything else.

@@ -1,0 +1,186 @@
+"""The plain backend: what a block means, from the format's row, in numpy that one can step through.
+
+    weight[i] = scale[i // group] * code[i] (+- minimum[i // group])        in float32, rounded after each operation
+
+``codes``, ``scales`` and ``weights`` take ``block``, the fields of whole blocks: (blocks,) of the row's layout. A format
+whose bits lie in planes needs no line here; the functions below read grids, base-3 digits and scales that share bytes.
+To look at one: ``codes(FORMATS["Q4_K"], blocks.view(FORMATS["Q4_K"].layout)[:, 0])``.
+"""
+
+import numpy as np
+import torch
+
+from kit.gguf.formats import TABLES, Format, Numbers
+
+DEVICE = "cpu"
+_CHUNK_WEIGHTS = 2**20  # of one call: codes take four bytes each, and then as much for their bits
+_NUMBERS = ("F32", "F16", "BF16")  # formats without codes: the block is the number
+
+
+def knows(format: Format) -> bool:
+    """Whether the row says what the blocks mean."""
+    return format.codes is not None or format.name in _NUMBERS
+
+
+def run(blocks: np.ndarray, format: Format, out) -> None:
+    """Dequantize C-contiguous bytes ``blocks`` into ``out``, a tensor or array of as many weights, in chunks."""
+    block = blocks.reshape(-1, format.block_bytes).view(format.layout)[:, 0]
+    out, step = torch.as_tensor(out).view(-1, format.block_elements), _CHUNK_WEIGHTS // format.block_elements
+    with np.errstate(all="ignore"):  # NaN and infinite scales are valid input
+        for start in range(0, len(block), step):
+            out[start : start + step] = torch.from_numpy(weights(format, block[start : start + step]))
+
+
+def weights(format: Format, block) -> np.ndarray:
+    """The weights of blocks: (blocks, weights of a block) float32."""
+    if format.name == "BF16":
+        return (block["x"].astype(np.uint32) << 16).view(np.float32)[:, None]
+    if format.codes is None:
+        return block["x"].astype(np.float32)[:, None]
+    scale, minimum = scales(format, block)
+    values = scale[..., None] * codes(format, block).reshape(*scale.shape, -1)
+    if minimum is not None:
+        values = values + minimum[..., None] if format.scales.sign > 0 else values - minimum[..., None]
+    return values.reshape(len(block), -1)
+
+
+def codes(format: Format, block) -> np.ndarray:
+    """The integers that stand for the weights: (blocks, weights of a block) float32."""
+    meaning = format.codes
+    if meaning.function:
+        return CODES[meaning.function](format, block).reshape(len(block), -1).astype(np.float32)
+    found = integers(format, block, meaning, format.block_elements)
+    if meaning.values:
+        return np.array(meaning.values, np.float32)[found]
+    return found.astype(np.float32) - np.float32(meaning.less)
+
+
+def scales(format: Format, block) -> tuple[np.ndarray, np.ndarray | None]:
+    """Scale and, where the format has one, minimum of each group: (blocks, groups) float32 each."""
+    meaning, groups = format.scales, format.groups
+    if meaning.function:
+        return SCALES[meaning.function](block)
+    if meaning.table:
+        return TABLES[meaning.table][block[meaning.d].reshape(len(block), -1)], None
+    units = [block[field].astype(np.float32)[:, None] for field in (meaning.d, meaning.dmin) if field]
+    if steps := meaning.steps:
+        found = integers(format, block, steps, groups * len(units)).astype(np.float32)
+        found = (found - np.float32(steps.less)) * np.float32(steps.times)
+        units = [unit * part for unit, part in zip(units, np.split(found, len(units), axis=1), strict=True)]
+    return units[0], units[1] if len(units) > 1 else None
+
+
+def integers(format: Format, block, numbers: Numbers, count: int) -> np.ndarray:
+    """The integers 0 to ``count`` of planes of bits, the lowest bits first: (blocks, count) int32."""
+    found = np.zeros((len(block), count), np.int32)
+    for i, plane in enumerate(numbers.planes):
+        byte, shift = plane.place(np.arange(count))
+        kind = np.int8 if format.signed(plane) else np.uint8
+        field = np.ascontiguousarray(block[plane.field]).reshape(len(block), -1).view(kind)
+        part = field[:, byte].astype(np.int32) >> shift
+        found |= (part if kind is np.int8 else part & (1 << plane.bits) - 1) << numbers.below(i)
+    return found
+
+
+# ---- what lies in no planes: codes (blocks, ...) in the order of the weights
+
+
+def tq1_0(format, block):
+    """Base-3 digits: a byte is a fraction of 256, and times 3^n brings digit n to the top. Five in a byte, of the last
+    four bytes four."""
+    parts = [(block["qs"][:, :32], 5), (block["qs"][:, 32:], 5), (block["qh"], 4)]
+    digits = [part[:, None] * np.array([1, 3, 9, 27, 81], np.uint8)[:count, None] for part, count in parts]
+    return np.concatenate([(d.astype(np.int32) * 3 >> 8).reshape(len(block), -1) for d in digits], axis=1) - 1
+
+
+def _grid(name: str) -> np.ndarray:
+    """gguf-py's grid of a format: (rows, 4 or 8) integers that one index stands for."""
+    import gguf
+
+    quant = getattr(gguf.quants, name)
+    quant.init_grid()
+    return quant.grid.reshape(quant.grid_shape).astype(np.int32)
+
+
+def _bits(numbers, count: int) -> np.ndarray:
+    """The lowest ``count`` bits of integers, lowest first: (*shape, count) of 0 and 1."""
+    return numbers[..., None] >> np.arange(count) & 1
+
+
+def _even(seven) -> np.ndarray:
+    """Seven sign bits and an eighth that makes their number even."""
+    return seven | (_bits(seven, 7).sum(-1) & 1) << 7
+
+
+def _signed(rows, signs) -> np.ndarray:
+    """Rows of a grid, negative where a bit of ``signs``, eight to an integer, is set."""
+    rows = rows.reshape(*signs.shape, 8)
+    return np.where(_bits(signs, 8), -rows, rows)
+
+
+def iq2_xxs(format, block):
+    """For 32 weights two words: four indices of a byte; four times seven signs (and four bits of scale)."""
+    words = block["qs"].reshape(-1, 8, 2).astype(np.int64)
+    index = words[..., :1] >> 8 * np.arange(4) & 255
+    return _signed(_grid(format.name)[index], _even(words[..., 1:] >> 7 * np.arange(4) & 127))
+
+
+def iq2_xs(format, block):
+    """For 8 weights a word: nine bits of index, seven signs."""
+    words = block["qs"].astype(np.int64)
+    return _signed(_grid(format.name)[words & 511], _even(words >> 9))
+
+
+def iq2_s(format, block):
+    """For 8 weights a byte of index and two bits above it in qh, and a byte of signs."""
+    high = block["qh"].astype(np.int64)[..., None] >> 2 * np.arange(4) & 3
+    index = block["qs"].astype(np.int64) | high.reshape(len(block), -1) << 8
+    return _signed(_grid(format.name)[index], block["signs"].astype(np.int64))
+
+
+def iq3_xxs(format, block):
+    """For 4 weights a byte of index; for 32 a word of four times seven signs (and four bits of scale)."""
+    signs = block["signs"].astype(np.int64)[..., None] >> 7 * np.arange(4) & 127
+    return _signed(_grid(format.name)[block["qs"]], _even(signs))
+
+
+def iq3_s(format, block):
+    """For 4 weights a byte of index and a bit above it in qh; for 8 a byte of signs."""
+    index = block["qs"].astype(np.int64) | _bits(block["qh"].astype(np.int64), 8).reshape(len(block), -1) << 8
+    return _signed(_grid(format.name)[index], block["signs"].astype(np.int64))
+
+
+def iq1_s(format, block):
+    """For 8 weights a byte of index and three bits above it; for 32 a bit that shifts all by an eighth, up or down."""
+    word = block["qh"].astype(np.int64)[..., None]
+    index = block["qs"].astype(np.int64).reshape(-1, 8, 4) | (word >> 3 * np.arange(4) & 7) << 8
+    return 8 * _grid(format.name)[index] + np.where(word >> 15, -1, 1)[..., None]
+
+
+def iq1_m(format, block):
+    """As iq1_s, with four bits for every 8 weights: three of the index, one that shifts."""
+    nibbles = (block["qh"].astype(np.int64)[..., None] >> np.array([0, 4]) & 15).reshape(len(block), -1)
+    index = block["qs"].astype(np.int64) | (nibbles & 7) << 8
+    return 8 * _grid(format.name)[index] + np.where(nibbles >> 3, -1, 1)[..., None]
+
+
+def six_bits(block):
+    """Q4_K, Q5_K: eight scales and eight minima of six bits in twelve bytes; the last four of each share their upper two
+    bits with the bytes of the first four."""
+    first, second, both = block["scales"].reshape(-1, 3, 4).transpose(1, 0, 2)
+    scale = np.concatenate([first & 63, both & 15 | first >> 6 << 4], axis=1)
+    minimum = np.concatenate([second & 63, both >> 4 | second >> 6 << 4], axis=1)
+    unit, least = (block[name].astype(np.float32)[:, None] for name in ("d", "dmin"))
+    return unit * scale.astype(np.float32), least * minimum.astype(np.float32)
+
+
+def iq1_m_scales(block):
+    """Sixteen scales d (2 n + 1) / 8, n of three bits, four in each 16-bit word; the words' top four bits are d."""
+    words = block["scales"].astype(np.uint32)
+    d = (words >> 12 << 4 * np.arange(4, dtype=np.uint32)).sum(axis=1).astype(np.uint16).view(np.float16)
+    n = (words[..., None] >> 3 * np.arange(4, dtype=np.uint32) & 7).reshape(len(block), -1)
+    return d.astype(np.float32)[:, None] * np.float32(0.125) * (2 * n + 1).astype(np.float32), None
+
+
+CODES = {f.__name__: f for f in (tq1_0, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m)}
+SCALES = {"six_bits": six_bits, "iq1_m": iq1_m_scales}
