@@ -1,4 +1,4 @@
-"""The built wheel, installed in an empty environment outside the checkout: commands, data and notebooks are in it."""
+"""The kit installed in an empty environment, as a wheel and as an editable checkout: what is in it, where it is found."""
 
 import os
 import shutil
@@ -11,39 +11,51 @@ import pytest
 
 from kit.lab.paths import ROOT
 
-SOURCES = ("kit", "notebooks", "data", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+SOURCES = ("kit", "notebooks", "data", "pyproject.toml", "README.md", "LICENSE")
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+
+def checkout(folder):
+    """A copy of the checkout as `git clone` makes it."""
+    folder.mkdir(parents=True)
+    for name in SOURCES:
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, folder / name, ignore=shutil.ignore_patterns("__pycache__", "models"))
+        else:
+            shutil.copy(path, folder)
+    return folder
+
+
+def environment(home, what):
+    """An environment with `what` installed by pip."""
+    venv.create(home, symlinks=True)
+    [packages] = home.glob("lib/python*/site-packages")
+    subprocess.run([*PIP, "--python", home / "bin" / "python", "install", "--no-deps", *what], check=True, capture_output=True)
+    # The dependencies are this environment's; a .pth file in there is not read, so its editable kit stays unseen.
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    return home / "bin" / "python"
+
+
+def outside():
+    """The variables of a shell that knows nothing of this checkout."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "KIT_"))}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """``run("inspect", ...)``: the wheel's `kit` in a folder of its own -> (exit code, stdout, stderr)."""
     base = tmp_path_factory.mktemp("wheel")
-    source = base / "source"
-    source.mkdir()
-    for name in SOURCES:
-        path = ROOT / name
-        if path.is_dir():
-            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__", "models"))
-        else:
-            shutil.copy(path, source)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", base, source], check=True, capture_output=True)
-    home = base / "environment"
-    venv.create(home, symlinks=True)
-    [packages] = home.glob("lib/python*/site-packages")
-    wheel = next(base.glob("gguf_kit-*.whl"))
-    subprocess.run([*pip, "install", "--no-deps", "--target", packages, wheel], check=True, capture_output=True)
-    # The dependencies are this environment's; a .pth file in there is not read, so its editable kit stays unseen.
-    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    source = checkout(base / "source")
+    subprocess.run([*PIP, "wheel", "--no-deps", "--wheel-dir", base, source], check=True, capture_output=True)
+    python = environment(base / "environment", [next(base.glob("gguf_kit-*.whl"))])
     work = base / "elsewhere"
     work.mkdir()
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "KIT_"))}
-    environment |= {"KIT_MODELS": str(base / "models")}
 
     def command(*arguments):
         done = subprocess.run(
-            [home / "bin" / "python", "-c", "from kit.commands.cli import main; main()", *map(str, arguments)],
-            cwd=work, env=environment, capture_output=True, text=True, timeout=240,
+            [python, "-c", "from kit.commands.cli import main; main()", *map(str, arguments)],
+            cwd=work, env=outside() | {"KIT_MODELS": str(base / "models")}, capture_output=True, text=True, timeout=240,
         )  # fmt: skip
         return done.returncode, done.stdout, done.stderr
 
@@ -66,3 +78,36 @@ def test_every_notebook_is_in_it_and_one_runs(run):
     code, out, error = run("reproduce", "--profile", "smoke", "--only", "00")
     assert code == 0, error
     assert "kit-results" in out and (run.work / out.strip()).exists()
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """(python, the folder that holds the clone): `git clone ... kit`, then `pip install --editable kit`."""
+    parent = tmp_path_factory.mktemp("parent")
+    python = environment(tmp_path_factory.mktemp("home") / "environment", ["--editable", checkout(parent / "kit")])
+    return python, parent
+
+
+@pytest.mark.parametrize("where", ["beside the clone", "in the clone", "with another kit", "elsewhere"])
+def test_an_editable_kit_is_found_from_every_folder(clone, tmp_path, where):
+    """A folder named kit where one works, the clone or one's own, is not taken for the package."""
+    python, parent = clone
+    folder = {"beside the clone": parent, "in the clone": parent / "kit"}.get(where, tmp_path)
+    if where == "with another kit":
+        (tmp_path / "kit" / "data").mkdir(parents=True)
+        (tmp_path / "kit" / "notes.txt").write_text("mine")
+    script = folder / "script.py"
+    script.write_text("import kit, kit.lab.paths as paths; kit.open; print(kit.__file__, paths.IN_CHECKOUT)")
+    for ask in (["-c", script.read_text()], [script]):
+        done = subprocess.run([python, *ask], cwd=folder, env=outside(), capture_output=True, text=True)
+        assert done.stdout.split() == [str(parent / "kit" / "kit" / "__init__.py"), "True"], done.stderr
+    script.unlink()
+
+
+def test_a_plain_kernel_beside_the_clone_finds_the_kit(clone):
+    """Papermill and JupyterLab start a kernel in the folder of the notebook."""
+    python, parent = clone
+    ask = "import nbclient, nbformat as n; b = n.v4.new_notebook(cells=[n.v4.new_code_cell('import kit; kit.open')]);"
+    ask += "nbclient.NotebookClient(b, resources={'metadata': {'path': '.'}}).execute(); print('ran')"
+    done = subprocess.run([python, "-c", ask], cwd=parent, env=outside(), capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "ran", done.stderr
