@@ -3,6 +3,7 @@
 import resource
 from contextlib import contextmanager
 
+import gguf
 import numpy as np
 import pytest
 import safetensors.torch
@@ -242,6 +243,38 @@ def test_compress_and_verify_by_command(source, tmp_path):
     assert result.exit_code == 0 and "15 matrices" in result.output
     result = CliRunner().invoke(main, ["codec", "verify", out, "--decoder", "fast"])
     assert result.exit_code == 2 and "scalar-table" in result.output
+
+
+@pytest.mark.parametrize("spelling", ["itself", "another spelling", "link", "hard link", "a link as input"])
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_model_is_not_replaced_by_its_lossy_copy(source, tmp_path, spelling, force):
+    model, other = tmp_path / "model.gguf", tmp_path / "other.gguf"
+    model.write_bytes(source.read_bytes())
+    if "link" in spelling:
+        (other.hardlink_to if spelling == "hard link" else other.symlink_to)(model)
+    pair = {
+        "itself": (model, model), "another spelling": (model, f"{tmp_path}/../{tmp_path.name}/model.gguf"),
+        "a link as input": (other, model),
+    }.get(spelling, (model, other))  # fmt: skip
+    result = CliRunner().invoke(main, ["compress", str(pair[0]), "-o", str(pair[1]), *force])
+    assert result.exit_code == 2 and "is the input itself" in result.output and result.output.count("\n") == 1
+    assert model.read_bytes() == source.read_bytes()
+
+
+def test_no_part_of_a_split_model_is_replaced(source, tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama", split_max_tensors=8)
+    with kit.open(source) as file:
+        for name, info in list(file.tensors.items())[:20]:
+            writer.add_tensor(name, file.blocks(name), raw_dtype=gguf.GGMLQuantizationType[info.qtype])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    parts = sorted(tmp_path.glob("model-*.gguf"))
+    before = [part.read_bytes() for part in parts]
+    result = CliRunner().invoke(main, ["compress", str(parts[0]), "-o", str(parts[1]), "--force"])
+    assert result.exit_code == 2 and f"{parts[1]}: is the input itself" in result.output
+    assert [part.read_bytes() for part in parts] == before and len(parts) > 1
 
 
 def test_verify_against_another_source(packed, tmp_path):

@@ -17,17 +17,20 @@ from kit.gguf.formats import FORMATS
 from kit.gguf.metadata import Cursor, read_metadata
 from kit.gguf.reader import TensorInfo
 from kit.gguf.writer import header
-from kit.lab.files import replacing
+from kit.lab.files import check_output, replacing
 
 
-def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool = False) -> Path:
+def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool = False, replace: bool = True) -> Path:
     """Write the compressed form of a GGUF or safetensors file to `out`, whole or not at all.
 
     CodecError for an unknown coding, a tensor that it cannot code, a NaN or an infinity in the weights, or a file that
-    cannot be written.
+    cannot be written: the source itself, or, unless `replace`, one that exists.
     """
     known("coding", coding, CODINGS, CodecError)
     source, out = open_source(path), Path(out)
+    check_output(out, source.paths, CodecError)
+    if out.exists() and not replace:
+        raise CodecError(f"{out}: exists already; --force replaces it")
     pairs = [] if isinstance(source, SafetensorsFile) else _pairs(source)
     infos = [part for info in source.tensors.values() for part in _parts(source, info, coding)]
     if not any(info.name.endswith(".tiles") for info in infos):

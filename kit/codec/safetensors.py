@@ -17,10 +17,11 @@ from kit.gguf.reader import TensorInfo
 
 
 class SafetensorsFile:
-    """A safetensors file with those members of GGUFFile that the compressor uses: ``path``, ``tensors``, ``blocks``."""
+    """A safetensors file with those members of GGUFFile that the compressor uses: ``path``, ``paths``, ``tensors``, ``blocks``."""
 
     def __init__(self, path):
         self.path = Path(path)
+        self.paths = [self.path]
         try:
             self._file = MappedFile(self.path)
         except GGUFError as error:

@@ -22,18 +22,13 @@ def command(file, output, coding, threads, force):
 
     Exit code: 0 written, 2 not.
     """
-    from pathlib import Path
-
     from kit.codec.compressor import compress
     from kit.codec.container import CompressedFile
     from kit.codec.weights import CompressedWeights
-    from kit.errors import CodecError
     from kit.lab.machine import usable_cores
     from kit.units import format_bytes
 
-    if Path(output).exists() and not force:
-        raise CodecError(f"{output}: exists already; --force replaces it")
-    compress(file, output, coding, threads or usable_cores(), progress=True)
+    compress(file, output, coding, threads or usable_cores(), progress=True, replace=force)
     with CompressedFile(output) as compressed:
         weights = CompressedWeights(compressed)
         tiles = sum(layer.tiles for layer in weights.layers.values())

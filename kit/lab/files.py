@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -39,6 +39,16 @@ def replacing(path: Path, size: int = 0, error: type[KitError] = GGUFError, reme
         raise error(f"{path}: cannot be written: {problem.strerror or problem}{remedy}") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def check_output(path: Path, inputs: Iterable[Path], error: type[KitError]) -> None:
+    """``error`` when ``path`` is one of the ``inputs``, or is a link to it, or lies in it (an input may be a folder)."""
+    path = Path(path)
+    for source in map(Path, inputs):
+        same = path.exists() and path.samefile(source)
+        if same or source.is_dir() and source.resolve() in path.resolve().parents:
+            what = "is the input itself" if same else "lies in the input"
+            raise error(f"{path}: {what}, {source}, which it would change: write elsewhere")
 
 
 def read_yaml(path: Path):

@@ -7,7 +7,7 @@ from pathlib import Path
 from kit.claims import records
 from kit.claims import table as claims
 from kit.errors import ReportError
-from kit.lab.files import replacing
+from kit.lab.files import check_output, replacing
 from kit.report import html, index, theme
 from kit.report.run import STATE, load
 
@@ -29,6 +29,7 @@ def merge(folders: list[Path], target: Path) -> Path:
     sources = list(dict.fromkeys(run.resolve() for folder in folders for run in runs_in(folder)))
     if target.exists() and any(target.iterdir()):
         raise ReportError(f"{target} is not empty: name a new folder for the merged report by --out")
+    check_output(target, sources, ReportError)
     names = [source.name for source in sources]
     labels = [name if names.count(name) == 1 else f"{name}-{load(source).machine_id}"
               for name, source in zip(names, sources, strict=True)]  # fmt: skip
@@ -79,6 +80,7 @@ def render(folder: Path) -> Path:
 def pack(folder: Path, target: Path) -> Path:
     """One zip of a run or a merged folder, unpacking to a folder of the same name; ReportError when it cannot be written."""
     runs_in(folder)
+    check_output(target, [folder], ReportError)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     with replacing(target, error=ReportError, remedy="; name another file by --out") as out:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -129,6 +129,19 @@ def test_pack_makes_one_zip_that_unpacks_to_the_run(finished, tmp_path):
     assert invoke("pack", finished, "--out", tmp_path / "no" / "sent.zip").exit_code == 2
 
 
+def test_what_is_joined_or_packed_is_not_written_to(finished):
+    before = {path: path.read_bytes() for path in finished.iterdir()}
+    (finished.parent / "link").symlink_to(finished)
+    for command in (
+        ("merge", finished, "--out", finished / "both"),
+        ("pack", finished, "--out", finished / "index.html"),
+        ("pack", finished, "--out", finished.parent / "link" / "report.zip"),
+    ):
+        result = invoke(*command)
+        assert result.exit_code == 2 and "lies in the input" in result.stderr
+    assert {path: path.read_bytes() for path in finished.iterdir()} == before
+
+
 def test_html_renders_the_same_pages_again(slower):
     before = (slower / "04_after.html").read_text()
     (slower / "04_after.html").unlink()
