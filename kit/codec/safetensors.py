@@ -17,7 +17,7 @@ from kit.gguf.reader import TensorInfo
 
 
 class SafetensorsFile:
-    """A safetensors file with those members of GGUFFile that the compressor uses: ``path``, ``paths``, ``tensors``, ``blocks``."""
+    """A safetensors file with the members of GGUFFile that the compressor uses: path, paths, tensors, blocks."""
 
     def __init__(self, path):
         self.path = Path(path)

@@ -46,7 +46,7 @@ def check_output(path: Path, inputs: Iterable[Path], error: type[KitError]) -> N
     path = Path(path)
     for source in map(Path, inputs):
         same = path.exists() and path.samefile(source)
-        if same or source.is_dir() and source.resolve() in path.resolve().parents:
+        if same or (source.is_dir() and source.resolve() in path.resolve().parents):
             what = "is the input itself" if same else "lies in the input"
             raise error(f"{path}: {what}, {source}, which it would change: write elsewhere")
 
