@@ -1,5 +1,6 @@
 """The claims of the field reports (data/claims.yaml) and the verdicts that a record may give them."""
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -32,7 +33,8 @@ WORDS = VERDICTS | {NO_RECORD: Verdict("nothing in this run judges it", "#7d6e63
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of claims.yaml. ``before`` and ``after`` are the report's figures in ``unit``, where it gives any."""
+    """One row of claims.yaml. ``report``: "000" to "004", or what names a public thread. ``before`` and ``after`` are the
+    report's figures in ``unit``, where it gives any. ``evidence``: ids of data/evidence.yaml that bear on it."""
 
     id: str
     report: str
@@ -43,22 +45,24 @@ class Claim:
     after: float | None = None
     unit: str = ""
     ratio: tuple[float, float] | None = None
+    evidence: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """Who claims it, in words: ``report 001``, or the name of a thread."""
+        return f"report {self.report}" if self.report.isdigit() else self.report
 
 
-_NEEDED = [field.name for field in fields(Claim) if field.default is MISSING]
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float))
+def is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_range(value) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+    return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
 
 
-_CHECKS = {field.name: lambda value: isinstance(value, str) for field in fields(Claim)} | {
-    "before": _is_number, "after": _is_number, "ratio": _is_range,
-}  # fmt: skip
+def _is_names(value) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 @cache
@@ -69,21 +73,30 @@ def load() -> dict[str, Claim]:
 
 def read(path: Path) -> dict[str, Claim]:
     """The claims of a YAML file by id. ReportError names the file, the row and its key."""
-    rows = read_yaml(path)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ReportError(f"{path}: a list of claims is needed, each with: {', '.join(_CHECKS)}")
-    claims: dict[str, Claim] = {}
-    for number, row in enumerate(rows, 1):
-        wrong = [repr(key) for key, value in row.items() if key not in _CHECKS or not _CHECKS[key](value)]
-        missing = [key for key in _NEEDED if key not in row]
-        if wrong or missing:
-            raise ReportError(f"{path}: claim {number}: wrong or unknown: {', '.join(wrong)}; missing: {', '.join(missing)}")
-        if row["id"] in claims:
-            raise ReportError(f"{path}: claim {number}: the id {row['id']!r} is an earlier claim's")
-        claims[row["id"]] = Claim(**row)
-    return claims
+    checks = {"before": is_number, "after": is_number, "ratio": _is_range, "evidence": _is_names}
+    return rows(path, Claim, "claim", checks)
 
 
 def get(claim_id: str) -> Claim:
     """The claim of that id; ReportError lists the known ones."""
     return known("data/claims.yaml: claim", claim_id, load(), ReportError)
+
+
+def rows(path: Path, kind: type, noun: str, checks: dict[str, Callable[[object], bool]]) -> dict:
+    """The rows of a YAML file as ``kind``, a dataclass, by id; what ``checks`` does not name must be a string. ReportError
+    names the file, the row and its key."""
+    checks = {field.name: lambda value: isinstance(value, str) for field in fields(kind)} | checks
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    found = read_yaml(path)
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise ReportError(f"{path}: a list of {noun}s is needed, each with: {', '.join(checks)}")
+    by_id = {}
+    for number, row in enumerate(found, 1):
+        wrong = [repr(key) for key, value in row.items() if key not in checks or not checks[key](value)]
+        missing = [key for key in needed if key not in row]
+        if wrong or missing:
+            raise ReportError(f"{path}: {noun} {number}: wrong or unknown: {', '.join(wrong)}; missing: {', '.join(missing)}")
+        if row["id"] in by_id:
+            raise ReportError(f"{path}: {noun} {number}: the id {row['id']!r} is an earlier {noun}'s")
+        by_id[row["id"]] = kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    return by_id

@@ -74,7 +74,7 @@ def _html_row(entry: Entry, part: Part | None) -> Markup:
         details += [f"tolerance: {record.tolerance}"] * bool(record.tolerance)
         where = Markup('<a href="{}">{}</a>').format(part.link, where) if part.link else where
     cells = (
-        escape(claim.id) + under(claim.reported) + under(f"report {claim.report}"),
+        escape(claim.id) + under(claim.reported) + under(claim.source),
         Markup('<span class="badge tone-{}">{}</span>').format(verdict.replace(" ", "-"), verdict),
         escape(measured) + Markup().join(map(under, details)),
         escape(reason) + under(where),
