@@ -1,4 +1,4 @@
-"""The public record: every fact has its source, every citation resolves, and what is arithmetic on the log is what the log gives."""
+"""The public record: facts have sources, citations resolve, and arithmetic on the log is what the log gives."""
 
 import re
 
@@ -33,7 +33,7 @@ def test_a_fact_has_a_value_a_citation_and_a_link():
     assert evidence.get("no-route").source.endswith("server.rs, lines 87-123")
     assert evidence.get("no-route").url.endswith("#L87-L123")
     assert evidence.get("preload-replay").url == "" and evidence.get("preload-replay").source == "data/preload_log.csv"
-    with pytest.raises(ReportError, match="preload-mb.*is not known"):
+    with pytest.raises(ReportError, match=r"preload-mb.*is not known"):
         evidence.get("preload-mb")
 
 
