@@ -20,17 +20,19 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda: also measure on the GPU.  [default: cpu]")
 @click.option("--out", type=OUT, metavar="DIR", help="Folder of the run.  [default: results/<UTC time>-<profile>[-cuda]]")
 @click.option("--resume", is_flag=True, help="Run what is missing, failed or changed in DIR (or in the newest run).")
+@click.option("--again", is_flag=True, help="Run every notebook, also those that nothing changed for since the last run.")
 @click.option("-p", "texts", multiple=True, metavar="NAME=VALUE", help="Set a notebook parameter; repeatable.")
 @click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a notebook that runs longer.")
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
 @click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters, and stop.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
-def command(profile, only, model, device, out, resume, texts, timeout, notebooks, listing, progress):
+def command(profile, only, model, device, out, resume, again, texts, timeout, notebooks, listing, progress):
     """Run the notebooks and write one offline report.
 
     One notebook after another, each in its own process. The report is DIR/index.html; beside it lie, for each
     notebook, the executed .ipynb, an .html page and its records (.jsonl). A notebook that fails is a row with its
-    reason, and the rest goes on.
+    reason, and the rest goes on. A notebook is copied from the newest run of the same request beside DIR when neither
+    it nor the code, data, libraries, model and kind of machine that it follows from have changed; --again runs all.
 
     \b
     kit reproduce --profile smoke                a check in about two minutes
@@ -67,6 +69,11 @@ def command(profile, only, model, device, out, resume, texts, timeout, notebooks
     runs.check_model(request.model, jobs)
     if not resume:
         run = runs.start(folder, request)
+        if not again:
+            runs.keep(run, jobs)
+    for name, row in run.notebooks.items():
+        if row.kept:
+            click.echo(f"{name}  kept from {row.kept}: nothing that it follows from changed (--again runs it)", err=True)
     try:
         with terminate_as_interrupt():
             _perform(run, runs.pending(run, jobs), timeout, sys.stderr.isatty() if progress is None else progress)

@@ -79,5 +79,6 @@ def card(run: Run, name: str, cells: list[dict]) -> dict:
         "title": headings[0] if headings else name,
         "summary": html.summary(cells),
         "status": state.status if state else "not run",
+        "kept": state.kept if state else "",
         "thumbnail": content.data_uri(picture.read_bytes(), "image/png") if picture.exists() else html.picture(cells),
     }

@@ -3,8 +3,8 @@
 ``<folder>/run.json`` says what was asked and how each notebook ended; it is replaced in one step after every notebook.
 """
 
-import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +20,7 @@ from kit.errors import ReportError
 from kit.lab import machine
 from kit.lab.files import replacing
 from kit.model.config import read_config
-from kit.report import parameters
+from kit.report import parameters, sources
 from kit.report.runner import Outcome, execute
 
 RESERVED = ("profile", "model", "out", "device")  # options of `kit reproduce`, so not to be set by -p
@@ -39,10 +39,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Row(Outcome):
-    """How and when one notebook ended. ``digest`` is that of its source: a notebook that changed since is run again."""
+    """How and when one notebook ended. ``digest`` is that of all that it follows from (kit.report.sources): when that has
+    changed, it is run again. ``kept``: the name of the run that it was copied from."""
 
     finished: str
     digest: str
+    kept: str = ""
 
 
 @dataclass
@@ -147,24 +149,64 @@ def plan(request: Request, notebooks: Path) -> list[Job]:
     for text in request.texts:
         if (option := text.partition("=")[0]) in RESERVED:
             raise ReportError(f"-p {text}: use --{option}")
-    sources = {name: notebooks / f"{name}.ipynb" for name in parameters.notebook_names(notebooks, request.only)}
-    cells = {name: read_notebook(path).cells for name, path in sources.items()}
-    known = {name: parameters.read(cells[name], path.name) for name, path in sources.items()}
+    places = {name: notebooks / f"{name}.ipynb" for name in parameters.notebook_names(notebooks, request.only)}
+    cells = {name: read_notebook(path).cells for name, path in places.items()}
+    known = {name: parameters.read(cells[name], path.name) for name, path in places.items()}
     values = parameters.assign(known, request.texts)
     given = {"profile": request.profile, "model": request.model, "out": ".", "device": request.device}
-    jobs = []
-    for name, path in sources.items():
+    model, jobs = _stamp(request.model), []
+    for name, path in places.items():
         injected = {key: value for key, value in given.items() if key in known[name]} | values[name]
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        code = [cell.source for cell in cells[name] if cell.cell_type == "code"]
+        digest = sources.digest(code, [cell.source for cell in cells[name]], injected, model)
         total = len(cells[name]) + bool(injected)  # papermill puts them into a cell of their own
         jobs.append(Job(name, path.resolve(), injected, total, digest))
     return jobs
 
 
+def _stamp(model: str) -> list[tuple]:
+    """Size and time of the parts of a user's model: what is kept of a run holds for that file."""
+    if not model:
+        return []
+    with kit.open(model) as file:
+        return [(path.stat().st_size, path.stat().st_mtime_ns) for path in map(Path, file.paths) if path.exists()]
+
+
 def pending(run: Run, jobs: list[Job]) -> list[Job]:
-    """Those of the jobs that have not ended well, or whose notebook changed since."""
+    """Those of the jobs that have not ended well, or of which something changed since; with any of them, what reads the
+    records of all."""
     ended = {name: row.digest for name, row in run.notebooks.items() if row.status == "ok"}
-    return [job for job in jobs if ended.get(job.name) != job.digest]
+    left = {job.name for job in jobs if ended.get(job.name) != job.digest}
+    return [job for job in jobs if job.name in left or (left and job.name.startswith(READ_ALL))]
+
+
+def keep(run: Run, jobs: list[Job]) -> None:
+    """Copy into a new run what the newest run of the same request on this kind of machine has of its jobs, where nothing
+    changed that they follow from; with them the machine as it was measured then."""
+    for state in sorted(run.folder.parent.glob(f"*/{STATE}"), key=lambda path: -path.stat().st_mtime):
+        if state.parent == run.folder:
+            continue
+        with suppress(ReportError):
+            earlier = load(state.parent)
+            asked = [replace(each.request, only=()) for each in (run, earlier)]
+            left = {job.name for job in pending(earlier, jobs)}
+            whole = {job.name for job in jobs if (earlier.folder / f"{job.name}.ipynb").exists()}
+            kept = sorted(whole - left)
+            if asked[0] == asked[1] and earlier.machine_id == run.machine_id and kept:
+                files = [path for name in kept for kind in KEPT for path in earlier.folder.glob(f"{name}.{kind}")]
+                for path in (*files, *filter(Path.exists, (earlier.folder / name for name in OF_RUN))):
+                    shutil.copy2(path, run.folder / path.name)
+                for name in kept:
+                    row = earlier.notebooks[name]
+                    run.notebooks[name] = replace(row, kept=row.kept or earlier.folder.name)
+                run.planned = sorted({*run.planned, *kept})
+                run.save()
+                return
+
+
+READ_ALL = ("08",)  # the claims: their verdicts come from the records of every notebook
+KEPT = ("ipynb", "jsonl", "png")  # its page is rendered again and says where it comes from
+OF_RUN = ("environment.json", "peers.json")  # measured once, for all notebooks
 
 
 def expected(profile: str, jobs: list[Job], results: Path) -> list[float]:

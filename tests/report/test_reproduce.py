@@ -2,16 +2,19 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from kit.claims import records
 from kit.errors import ReportError
 from kit.report import run as runs
+from kit.report import sources
 
 from conftest import known_machine, reproduce, wait_until_gone  # isort: skip
 
@@ -123,6 +126,54 @@ def test_a_resume_repeats_only_what_failed_or_changed(notebooks, tmp_path):
     notebooks.add("01_good", FLAKY.format(name="good"), "pass")
     assert reproduce(notebooks.path, out, "--resume").exit_code == 0
     assert [(out / f"{name}.count").read_text() for name in ("good", "flaky")] == ["xx", "xx"]
+
+
+def test_what_nothing_changed_for_is_kept_by_the_next_run(notebooks, tmp_path, monkeypatch):
+    ran = []
+
+    def execute(source, target, *rest):
+        ran.append(source.stem)
+        shutil.copy(source, target)
+        return runs.Outcome("ok", "", 1, 1.0, [0])
+
+    monkeypatch.setattr(runs, "execute", execute)
+    code = {"01_own": "1", "02_uses": "import kit\nkit.replay\n", "08_all": ""}
+    for name, cell in code.items():
+        notebooks.add(name, cell)
+
+    def of_run(number: int, *options) -> str:
+        out = known_machine(tmp_path / "runs" / str(number))
+        result = reproduce(notebooks.path, out, "--profile", "smoke", *options)
+        assert result.exit_code == 0, result.output
+        kept = re.findall(r"^(\w+)  kept from", result.stderr, re.MULTILINE)
+        assert kept == [name for name, row in sorted(state(out)["notebooks"].items()) if row["kept"]]
+        assert {*kept, *ran} == {*code} and all("Kept from" in (out / f"{name}.html").read_text() for name in kept)
+        told = " ".join(ran)
+        ran.clear()
+        return told
+
+    assert of_run(1) == "01_own 02_uses 08_all"
+    assert of_run(2) == "" == of_run(3)  # also when what is kept was kept itself
+    assert state(tmp_path / "runs" / "3")["notebooks"]["01_own"]["kept"] == "1"
+    assert of_run(4, "--again") == "01_own 02_uses 08_all"
+    assert of_run(5, "-p", "seed=1") == "01_own 02_uses 08_all", "another experiment"
+    notebooks.add("01_own", "1", "pass")
+    assert of_run(6) == "01_own 08_all", "08 reads the records of all"
+    module = sources.paths.PACKAGE / "cache" / "replay.py"
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == module))
+    assert of_run(7) == "02_uses 08_all", "a module that it uses changed"
+
+
+def test_the_modules_that_a_notebook_uses():
+    def used(*code):
+        return {str(path.relative_to(sources.paths.PACKAGE)) for path in sources.modules(code)}
+
+    assert used("import numpy") == used("%matplotlib inline\n1 +") == {"__init__.py"}
+    assert used("from kit.units import format_bytes") == {"__init__.py", "units.py"} < used("import kit\nkit.open('x')")
+    assert "gguf/reader.py" in used("import kit\nkit.open('x')"), "kit.open by the table of names"
+    assert "cache/policies/base.py" in used("kit.LRU(1)") and "codec/tiles.py" not in used("kit.LRU(1)")
+    assert "quants/plain.py" in used("from kit.quants import dequantize"), "a backend is named in a string"
 
 
 def test_a_resume_needs_a_run_of_this_machine(tmp_path, notebooks):
