@@ -11,9 +11,10 @@ TRACE = click.Path(exists=True, dir_okay=False)
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
 @click.option("--trace", type=TRACE, metavar="FILE", help="Accesses from elsewhere: oracleGeneral, or CSV of tensor, nbytes.")
 @click.option("--via", type=click.Choice(["kit", "transformers"]), help="Whose forward pass.  [default: kit's, if it has one]")
+@click.option("--skew", default=0.0, show_default=True, type=click.FloatRange(0, 10), help="Of experts that are drawn: k^-S.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
-def command(file, memory, tokens, trace, via, as_json, report):
+def command(file, memory, tokens, trace, via, skew, as_json, report):
     """Explain what a model costs here and what to change.
 
     FILE is a GGUF file or hf://owner/repo/file.gguf. What it is; where the time of a token goes; the roofline; hits
@@ -46,10 +47,10 @@ def command(file, memory, tokens, trace, via, as_json, report):
         with kit.open(file) as opened:
             DECODES[via](kit.Weights(opened), "fused")  # what cannot be run is said before the machine is measured
     if report:
-        click.echo(_report(file, room, tokens, trace, via, report))
+        click.echo(_report(file, room, tokens, trace, via, skew, report))
         return
     with kit.open(file) as opened:
-        study = Study(opened, machine.probe(), room, tokens, accesses, progress=True, via=via or "")
+        study = Study(opened, machine.probe(), room, tokens, accesses, progress=True, via=via or "", skew=skew)
         study.measure_best()
         if as_json:
             click.echo(to_json(study.to_dict()))
@@ -65,7 +66,7 @@ def _sections(study):
     yield paragraph(study.what()) + "\n" + paragraph(study.how())
     for title, frame in (
         ("WHERE A TOKEN'S TIME GOES (seconds a token, float32)", study.families()),
-        (f"ROOFLINE (this machine reads {study.machine.read_gbps:.1f} GB/s)", study.bounds()),
+        (f"ROOFLINE (this machine reads {study.read_gbps:.1f} GB/s at its best)", study.bounds()),
         (f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)", study.policies()),
         ("EXACTNESS (against gguf-py, on rows of this file)", study.exactness()),
         ("WHAT TO CHANGE (seconds a token; the first row is what the reports did)", study.advice().drop(columns="hit rate")),
@@ -79,7 +80,7 @@ def _sections(study):
     yield paragraph(study.advise())
 
 
-def _report(file, memory, tokens, trace, via, folder):
+def _report(file, memory, tokens, trace, via, skew, folder):
     """Notebook 09 on this file, as `kit reproduce` runs it; the path of its page."""
     from pathlib import Path
 
@@ -90,7 +91,7 @@ def _report(file, memory, tokens, trace, via, folder):
     from kit.report import run as runs
 
     model = absolute(file)
-    given = {"memory": memory, "tokens": tokens, "via": via, "trace": trace and Path(trace).absolute()}
+    given = {"memory": memory, "tokens": tokens, "via": via, "skew": skew, "trace": trace and Path(trace).absolute()}
     request = runs.Request("quick", model, ("09",), tuple(f"{name}={value}" for name, value in given.items() if value))
     jobs = runs.plan(request, paths.notebooks_folder())
     runs.check_model(model, jobs)

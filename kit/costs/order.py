@@ -10,6 +10,7 @@ import torch
 import kit
 from kit import hf
 from kit.cache.traces import Requests
+from kit.costs.uses import Use, assumed, draw, uses_of
 from kit.cpu import dequantize as cpu
 from kit.cpu.threads import torch_alone
 from kit.errors import KitError, ModelError
@@ -48,8 +49,9 @@ class Order:
 
     ``seconds``: of each token of the recording decode, which reads blocks and runs no program. ``rest``: median seconds of
     a token outside uses of weights (attention, norms, embedding). ``reason``: why the file cannot be run, else ""; with a
-    reason, ``seconds`` is empty, and every token uses all tensors once, in file order. ``left_out``: tensors of a format
-    that the kit cannot dequantize. ``programs``: linear variant -> cost of a token as a program. ``via``: row of DECODES.
+    reason, ``seconds`` is empty, and the tokens are drawn (kit.costs.uses), with what was ``assumed`` in words.
+    ``left_out``: tensors of a format that the kit cannot dequantize. ``programs``: linear variant -> cost of a token as a
+    program. ``via``: row of DECODES. ``uses``: what a token uses of the file, rows of the embedding included.
     """
 
     tokens: list[list[str]]
@@ -59,6 +61,8 @@ class Order:
     left_out: tuple[str, ...] = ()
     programs: dict[str, Program] = field(default_factory=dict)
     via: str = "kit"
+    uses: tuple[Use, ...] = ()
+    assumed: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -73,9 +77,10 @@ class Order:
         return Requests(keys, [size[key] for key in keys], numbers)
 
 
-def order_of(file, tokens: int = 4, via: str = "") -> Order:
-    """Decode ``tokens`` tokens from blocks and record the tensors in use; for a file that cannot run, use the file's order.
-    ``via``: a row of DECODES, whose failure is an error; "": the kit's pass, or transformers for other architectures."""
+def order_of(file, tokens: int = 4, via: str = "", skew: float = 0.0) -> Order:
+    """Decode ``tokens`` tokens from blocks and record the tensors in use; for a file that cannot run, draw what they use.
+    ``via``: a row of DECODES, whose failure is an error; "": the kit's pass, or transformers for other architectures.
+    ``skew``: of the drawn experts, as in kit.costs.uses.draw."""
     if via:
         return _recorded(file, tokens, via)
     try:
@@ -89,8 +94,11 @@ def order_of(file, tokens: int = 4, via: str = "") -> Order:
         ]
         if not usable:
             raise ModelError(f"{file.path}: no tensor of a format that the kit can dequantize") from None
-        left_out = tuple(name for name in file.tensors if name not in usable)
-        return Order([_once(file, usable)] * tokens, reason=str(error), left_out=left_out)
+        known = set(usable)
+        uses = [use for use in uses_of(file) if use.name in known]
+        left_out = tuple(name for name in file.tensors if name not in known)
+        order = draw(uses, tokens, skew)
+        return Order(order, reason=str(error), left_out=left_out, uses=tuple(uses), assumed=assumed(file, uses))
 
 
 def _recorded(file, tokens, via):
@@ -110,7 +118,9 @@ def _recorded(file, tokens, via):
         weights.trace.clear()
     programs = {linear: _program(file, linear, min(tokens, 8)) for linear in FUSED if via == "kit"}
     programs = {name: found for name, found in programs.items() if found}
-    return Order(order, tuple(seconds), float(np.median(rest)), programs=programs, via=via)
+    known = {name.partition("[")[0] for token in order for name in token}
+    uses = tuple(use for use in uses_of(file) if use.is_rows or use.name in known)
+    return Order(order, tuple(seconds), float(np.median(rest)), programs=programs, via=via, uses=uses)
 
 
 def _program(file, linear, tokens) -> Program | None:
@@ -135,17 +145,6 @@ def _program(file, linear, tokens) -> Program | None:
     token = float(spans.loc[spans["what"] == "token", "seconds"].median())
     products = kinds.median()
     return Program(max(0.0, token - float((products * kinds.count()).sum()) / tokens), products.to_dict())
-
-
-def _once(file, names) -> list[str]:
-    """Every tensor once, with the experts of a stack one by one; the embedding only if it is the output matrix."""
-    order = []
-    for name in names:
-        shape = file.tensors[name].shape
-        if name == "token_embd.weight" and "output.weight" in file.tensors:
-            continue
-        order += [f"{name}[{expert}]" for expert in range(shape[0])] if len(shape) == 3 else [name]
-    return order
 
 
 class Decode:

@@ -13,8 +13,10 @@ from kit.cache.policies.base import Policy
 from kit.cache.replay import replay_hits
 from kit.costs.measured import Cost
 from kit.costs.order import DECODES, FUSED, Decode, Kind, Order, Program, Walk, kind_of
+from kit.costs.uses import bytes_used
 from kit.gguf.formats import DTYPES
 from kit.lab import state
+from kit.lab.machine import last_level_cache
 from kit.units import format_bytes
 
 BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
@@ -118,7 +120,7 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
         token = from_blocks(way.linear, order, costs)
         seconds = token.rest + sum(token.products.get(parts[name].kind, 0.0) for name in uses) / tokens
         pages = sum(parts[name].blocks for name in set(uses))
-        bound = machine.seconds_to_read(sum(parts[name].blocks for name in uses) / tokens)
+        bound = machine.seconds_to_read(bytes_used(order.uses))
         vectors = sum(4 * part.elements for part in parts.values() if len(part.kind.shape) == 1)
         return Prediction(way, seconds, bound, None, vectors, pages)
     nbytes = {name: part.elements * BYTES[way.dtype] for name, part in parts.items()}
@@ -126,11 +128,24 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
     missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
     seconds = order.rest + sum(costs[parts[name].kind].multiply[way.dtype] for name in uses) / tokens
     seconds += sum(costs[parts[name].kind].load[way.dtype] for name in missed) / tokens
-    bound = machine.seconds_to_read(sum(nbytes[name] for name in uses) / tokens)
-    bound += machine.seconds_to_write(sum(nbytes[name] for name in missed) / tokens)
+    # a miss reads blocks; its weights pass through memory only where they are larger than the CPU's caches
+    spilled = sum(max(0, nbytes[name] - last_level_cache()) for name in missed) / tokens
+    from_file = sum(parts[name].blocks - nbytes[name] for name in missed) / tokens
+    bound = machine.seconds_to_read(bytes_used(order.uses, BYTES[way.dtype]) + from_file + spilled)
+    bound += machine.seconds_to_write(spilled)
     in_use = max((nbytes[name] for name in missed), default=0)
     pages = sum(parts[name].blocks for name in set(missed))
     return Prediction(way, seconds, bound, 1 - len(missed) / len(uses), stats.peak_bytes + in_use, pages)
+
+
+def roofed(predictions: list[Prediction], measured=()) -> tuple[list[Prediction], float]:
+    """(the predictions with bounds that nothing exceeds, the factor by which memory was faster than its probe). The least time
+    holds at the best bandwidth that the machine has shown: in its probe, or in what a way predicts or measures."""
+    bounds = {found.way: found.bound for found in predictions}
+    pairs = [(found.bound, found.seconds) for found in predictions]
+    pairs += [(bounds[found.way], found.seconds) for found in measured if found.way in bounds]
+    factor = max([1.0, *(bound / seconds for bound, seconds in pairs if seconds)])
+    return [replace(found, bound=found.bound / factor) for found in predictions], factor
 
 
 @dataclass(frozen=True)

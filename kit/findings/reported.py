@@ -1,12 +1,14 @@
 """The set-up of reports 000 to 003 as numbers: their model by its geometry, their machine by its maker's figures."""
 
 from functools import cache
+from types import SimpleNamespace
 
 import pandas as pd
 
 from kit.claims import table as claims
 from kit.claims.judge import judge
 from kit.claims.records import Record
+from kit.costs.uses import Use, bytes_used, uses_of
 from kit.lab import peaks
 from kit.synthetic.geometry import GEOMETRIES
 from kit.units import format_bytes
@@ -22,15 +24,22 @@ def elements(model: str = MODEL) -> int:
     return sum(tensor.elements for tensor in GEOMETRIES[model].tensors())
 
 
-def f32_bytes(model: str = MODEL) -> int:
-    """Bytes of a whole model dequantized to float32: 30.44 GiB of the reports'."""
-    return 4 * elements(model)
-
-
 @cache
+def uses(model: str = MODEL) -> tuple[Use, ...]:
+    """What a token uses of the model's Q4_K_M file."""
+    tensors = {spec.name: spec for spec in GEOMETRIES[model].tensors("Q4_K_M")}
+    architecture = GEOMETRIES[model].architecture
+    return tuple(uses_of(SimpleNamespace(architecture=architecture, metadata={}, tensors=tensors)))
+
+
+def f32_bytes(model: str = MODEL) -> int:
+    """Bytes that a token reads of a model dequantized to float32: 30.44 GiB of the reports', all of them."""
+    return int(bytes_used(uses(model), 4))
+
+
 def block_bytes() -> int:
-    """Bytes of the reports' whole model as its file, Q4_K_M, holds it."""
-    return sum(tensor.nbytes for tensor in GEOMETRIES[MODEL].tensors("Q4_K_M"))
+    """Bytes that a token reads of the reports' model as its file, Q4_K_M, holds it."""
+    return int(bytes_used(uses()))
 
 
 def machine() -> pd.Series:

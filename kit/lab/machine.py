@@ -15,6 +15,7 @@ import psutil
 
 from kit.lab import state
 from kit.lab.paths import ROOT
+from kit.units import parse_bytes
 
 LIBRARIES = ("gguf-kit", "numpy", "torch", "numba", "llvmlite", "pandas", "matplotlib", "gguf", "papermill", "triton")
 FEATURES = ("avx2", "avx512f", "avx512bw", "avx512vl", "avx512vbmi2", "avx512vnni", "amx-int8", "f16c", "neon")
@@ -166,6 +167,20 @@ def cpu_features() -> list[str]:
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def last_level_cache() -> int:
+    """Bytes of the last-level caches of the usable cores together; 64 MiB where the system does not tell."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    sizes = {}
+    for folder in (Path(f"/sys/devices/system/cpu/cpu{core}/cache") for core in cores):
+        try:
+            last = max(folder.glob("index*"), key=lambda path: int((path / "level").read_text()))
+            sizes[(last / "shared_cpu_list").read_text()] = parse_bytes((last / "size").read_text().strip() + "iB")
+        except (OSError, ValueError):
+            continue
+    return sum(sizes.values()) or 64 << 20
 
 
 def memory_limit() -> int:

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from kit.claims import table as claims
+from kit.costs.uses import bytes_used, uses_of
 from kit.findings import reported
 from kit.lab import tables
 from kit.lab.machine import LIMITS
@@ -22,17 +23,18 @@ def limits(machine) -> pd.DataFrame:
     return tables.frame(rows, "limit", "best", "median", "worst", "measured by")
 
 
-def token_bounds(file, machine) -> pd.DataFrame:
-    """The least time and the most tokens a second when every weight is read once a token, by how weights are held."""
-    elements = sum(tensor.elements for tensor in file.tensors.values())
-    blocks = sum(tensor.nbytes for tensor in file.tensors.values())
-    held = {name: int(elements * size) for name, size in WEIGHT_BYTES.items()} | {BLOCKS: blocks}
+def token_bounds(file, machine, uses=None) -> pd.DataFrame:
+    """The least time and the most tokens a second by how weights are held. A token reads once what it uses (``uses``: of
+    kit.costs.uses): in a mixture its experts alone, of an embedding one row. "size" is of the whole file held so."""
+    uses, infos = uses_of(file) if uses is None else uses, file.tensors.values()
+    elements = sum(tensor.elements for tensor in infos)
     rows = []
-    for name, nbytes in sorted(held.items(), key=lambda item: -item[1]):
-        least, fits = machine.seconds_to_read(nbytes), "yes" if nbytes < machine.memory_limit_bytes else "no"
-        rows.append((name, nbytes, format_bytes(nbytes), 8 * nbytes / elements, least, 1 / least, fits))
-    names = "bytes", "size", "bits a weight", "least seconds a token", "most tokens a second", "fits in memory"
-    return tables.frame(rows, "held as", *names)
+    for name, width in (WEIGHT_BYTES | {BLOCKS: None}).items():
+        nbytes, whole = bytes_used(uses, width), width * elements if width else sum(tensor.nbytes for tensor in infos)
+        least, fits = machine.seconds_to_read(nbytes), "yes" if whole < machine.memory_limit_bytes else "no"
+        rows.append((name, nbytes, format_bytes(whole), format_bytes(nbytes), 8 * whole / elements, least, 1 / least, fits))
+    names = "bytes", "size", "a token", "bits a weight", "least seconds a token", "most tokens a second", "fits in memory"
+    return tables.frame(rows, "held as", *names).sort_values("bytes", ascending=False)
 
 
 def answer(bounds: pd.DataFrame, machine, needed: pd.DataFrame) -> str:
@@ -51,14 +53,14 @@ def roofline(file, machine, tokens=(1, 8, 64, 512)):
     """Attainable GFLOP/s against FLOPs a byte, with decode and prefill of this file marked, for f32 and for its blocks."""
     from kit.lab import figures  # pyplot takes half a second, and kit explain draws nothing
 
-    elements = sum(tensor.elements for tensor in file.tensors.values())
-    blocks = sum(tensor.nbytes for tensor in file.tensors.values())
+    uses = uses_of(file)
+    multiplied = bytes_used([use for use in uses if not use.is_rows], 1)  # weights that a token is multiplied by
     figure, axes = figures.roof(machine, 0.1, 1e4)
-    for name, nbytes, color, marker, offset, side in (
-        ("f32 weights", 4 * elements, figures.BLUE, "o", (-2, 7), "right"),
-        ("blocks", blocks, figures.ORANGE, "s", (6, -14), "left"),
+    for name, width, color, marker, offset, side in (
+        ("f32 weights", 4, figures.BLUE, "o", (-2, 7), "right"),
+        ("blocks", None, figures.ORANGE, "s", (6, -14), "left"),
     ):
-        x = 2 * elements * np.array(tokens) / nbytes
+        x = np.array([2 * multiplied * count / bytes_used(uses, width, count) for count in tokens])
         y = np.minimum(machine.f32_gflops, machine.read_gbps * x)
         axes.scatter(x, y, color=color, marker=marker, s=45, label=name, zorder=3)
         for count, *point in zip(tokens, x, y, strict=True):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from kit.costs.quality import PRECISIONS
-from kit.costs.ways import Measured, Prediction, Way
+from kit.costs.ways import Measured, Prediction, Way, roofed
 from kit.errors import CacheError
 from kit.findings.n07_memory_frontier import sweep
 from kit.units import format_bytes, format_seconds
@@ -54,7 +54,8 @@ def answer(name: str, predictions: list[Prediction], memory: int, off: str, qual
 
 def record_ways(lab, predictions: list[Prediction], measured: Iterable[Measured]) -> None:
     """A record for every measured way, its prediction in the reason."""
-    predicted = {found.way: found for found in predictions}
+    measured = list(measured)
+    predicted = {found.way: found for found in roofed(predictions, measured)[0]}
     for found in measured:
         said = predicted[found.way]
         lab.record(

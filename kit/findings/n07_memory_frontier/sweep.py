@@ -12,6 +12,7 @@ from kit.cache.traces import decode_order
 from kit.costs import ways
 from kit.costs.measured import DTYPES, Cost, measure_costs
 from kit.costs.order import Decode, Kind, Order, order_of
+from kit.costs.uses import bytes_used
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Part, Prediction, Way, parts_of
 from kit.findings import reported
 from kit.findings.live import relative_rms
@@ -58,7 +59,7 @@ class Subject:
     @property
     def blocks(self) -> int:
         """Bytes of the blocks that a token reads."""
-        return sum(part.blocks for part in self.parts.values())
+        return int(bytes_used(self.order.uses))
 
     @property
     def layers(self) -> int:
@@ -115,7 +116,7 @@ def asked(file: Subject, costs: Costs, memory: int) -> tuple[Subject, int]:
     }
     more = model.layers / file.layers
     programs = {name: found._replace(rest=more * found.rest) for name, found in file.order.programs.items()}
-    order = Order([names] * 3, rest=more * file.order.rest, programs=programs)
+    order = Order([names] * 3, rest=more * file.order.rest, programs=programs, uses=reported.uses())
     return Subject(reported.MODEL, parts, order, packed, tiles.order_of(order, packed, model.tied)), memory
 
 
@@ -143,7 +144,7 @@ def predict(way: Way, subject: Subject, costs: Costs) -> Prediction:
         stepped = replace(subject.order, programs={})  # each token is the first of a model of its own
         warm = ways.predict(BLOCKS, subject.parts, stepped, costs.plain, costs.machine)
         pinned = max(0, (way.capacity or 0) - warm.held)  # vectors are held beside the blocks
-        missing = max(0, warm.pages - pinned) / 1e9
+        missing = max(0, subject.blocks - pinned) / 1e9
         bound = max(warm.bound, missing / max(costs.disk_gbps, costs.direct_gbps or 0))
         return replace(warm, way=way, seconds=warm.seconds + missing / costs.disk_gbps, bound=bound, pages=pinned)
     return ways.predict(way, subject.parts, subject.order, costs.plain, costs.machine)
@@ -210,6 +211,6 @@ def pareto(predictions: list[Prediction]) -> list[Prediction]:
 
 def table(predictions: list[Prediction], measured: list[Measured] = ()) -> pd.DataFrame:
     """One row a way, the fastest first: seconds predicted and measured, the least, bytes held, pages of the file needed."""
-    ordered = sorted(predictions, key=lambda prediction: prediction.seconds)
+    ordered = sorted(ways.roofed(predictions, measured)[0], key=lambda prediction: prediction.seconds)
     found = advice_table(ordered, {found.way: found for found in measured}).drop(columns="faster")
     return found.assign(together=found["held"] + found["file pages"])

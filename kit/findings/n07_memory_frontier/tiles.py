@@ -13,6 +13,7 @@ from kit.codec.weights import CompressedWeights
 from kit.costs import ways
 from kit.costs.measured import Cost, Kind
 from kit.costs.order import Decode, Order
+from kit.costs.uses import bytes_used
 from kit.costs.ways import Measured, Part, Prediction, Way, run
 from kit.gguf.names import layer_of
 from kit.lab import measure
@@ -39,7 +40,8 @@ def parts_and_costs(file) -> tuple[dict[str, Part], dict[Kind, Cost]]:
 def order_of(order: Order, parts: dict[str, Part], tied: bool) -> Order:
     """The same decode over tiles: matrices only, and a tied embedding also at the start, where its rows are taken."""
     first = ["token_embd.weight"] * (tied and "token_embd.weight" in parts)
-    return Order([first + [name for name in token if name in parts] for token in order.tokens], rest=order.rest)
+    tokens = [first + [name for name in token if name in parts] for token in order.tokens]
+    return Order(tokens, rest=order.rest, uses=tuple(use for use in order.uses if use.name in parts))
 
 
 def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Cost], machine) -> Prediction:
@@ -49,8 +51,7 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
     found = ways.predict(way, parts, order, costs, machine)
     if way.linear != PREFETCHED:
         return found
-    later = order.tokens[1:] or order.tokens
-    reading = machine.seconds_to_read(sum(parts[name].elements for token in later for name in token) / len(later))
+    reading = machine.seconds_to_read(bytes_used(order.uses, 1))
     return replace(found, bound=max(reading, found.bound - reading), held=found.held + 2 * layer_bytes(parts))
 
 

@@ -1,6 +1,6 @@
 """A study of one file: everything that kit explain and notebook 09 say about it, gathered once."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from kit.cache.traces import Requests, requests
 from kit.costs.measured import Cost, Kind, measure_costs
 from kit.costs.order import Order, order_of
 from kit.costs.quality import PRECISIONS, quality
-from kit.costs.ways import Measured, Prediction, Way, measure
+from kit.costs.ways import Measured, Prediction, Way, measure, roofed
 from kit.errors import KitError, TraceError
 from kit.findings.n00_start_here.overview import token_bounds
 from kit.findings.n09_your_model import tables
@@ -30,7 +30,7 @@ _TRIES = 3  # of a measurement that other processes disturb
 class Study:
     """``file``: an open GGUF; ``machine``: measured; ``memory``: bytes that dequantized weights may take; ``tokens`` decoded.
     ``trace``: accesses recorded elsewhere, for the table of policies; the file's own order when None. ``via``: whose forward
-    pass, as in kit.costs.order.order_of."""
+    pass, ``skew``: of experts that are drawn, both as in kit.costs.order.order_of."""
 
     file: object
     machine: object
@@ -39,6 +39,7 @@ class Study:
     trace: Requests | None = None
     progress: bool = False
     via: str = ""
+    skew: float = 0.0
     measured: dict[Way, Measured] = field(default_factory=dict)
 
     @cached_property
@@ -49,7 +50,7 @@ class Study:
     @cached_property
     def order(self) -> Order:
         """What a decode of ``tokens`` tokens asks for."""
-        return order_of(self.file, self.tokens, self.via)
+        return order_of(self.file, self.tokens, self.via, self.skew)
 
     @cached_property
     def costs(self) -> dict[Kind, Cost]:
@@ -62,13 +63,23 @@ class Study:
         return self.trace or self.order.requests(kit.Weights(self.file).nbytes)
 
     @cached_property
-    def predictions(self) -> list[Prediction]:
-        """The reports' cache first, then every other way, the fastest first."""
+    def _predicted(self) -> list[Prediction]:
         return tables.advice(self.file, self.order, self.costs, self.machine, self.memory)
 
+    @property
+    def predictions(self) -> list[Prediction]:
+        """The reports' cache first, then every other way, the fastest first. No bound exceeds a time of this page."""
+        return roofed(self._predicted, self.measured.values())[0]
+
+    @property
+    def read_gbps(self) -> float:
+        """The best bandwidth that this machine has shown: in its probe, or in what a way predicts or measures."""
+        return self.machine.read_gbps * roofed(self._predicted, self.measured.values())[1]
+
     def bounds(self) -> pd.DataFrame:
-        """The roofline of a token: the least that reading every weight once takes, by how weights are held."""
-        table = token_bounds(self.file, self.machine).drop(columns=["bytes"])
+        """The roofline of a token: the least that reading once what it uses takes, by how weights are held."""
+        machine = replace(self.machine, read_gbps=self.read_gbps)
+        table = token_bounds(self.file, machine, self.order.uses).drop(columns=["bytes"])
         return table.rename(columns={"fits in memory": "fits", "most tokens a second": "most tok/s"})
 
     def families(self) -> pd.DataFrame:
@@ -131,9 +142,12 @@ class Study:
             whose = " through transformers (kit.hf): the kit's own pass was not used" * (self.order.via == "transformers")
             return f"The order of weight accesses was recorded from a decode of {len(self.order.tokens)} tokens{whose}."
         text = (
-            f"No token was generated ({self.order.reason}): a token stands for every tensor used once, in file order, and "
-            "what is measured below is that walk."
+            f"No token was generated ({self.order.reason}): a token stands for every tensor used once, in the order of their "
+            "roles, and what is measured below is that walk."
         )
+        if self.order.assumed:
+            how = f"with popularity falling as rank^-{self.skew:g}" if self.skew else "evenly"
+            text += f" Assumed from the metadata: {self.order.assumed}; experts are drawn {how}."
         if self.order.left_out:
             text += f" Left out, for their format is not known: {len(self.order.left_out)} of {self.facts['tensors']} tensors."
         return text

@@ -1,0 +1,129 @@
+"""What a token uses of a file: matrices whole, some experts of each stack, one row of an embedding.
+
+The one source of bytes a token: the roofline, the ways and the notebooks sum over it. It reads the table of tensors and the
+metadata alone, so it answers for architectures that the kit cannot run.
+"""
+
+import re
+from collections.abc import Iterable
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from kit.gguf.names import layer_of
+
+_ROWS = re.compile(r"(token_embd|per_layer_token_embd|position_embd|token_types)\.weight")  # a token takes one row of each
+_UNUSED = re.compile(r"rope_|(v|a|mm|resampler)\.|blk\.\d+\.nextn\.")  # tables, other senses, layers for prediction
+_ENDS = {"dec.output_norm": 0, "output_norm": 1, "output": 2, "cls": 3}  # what comes after the layers
+_OTHER = "other"  # the place of a role without a row: between the projections of attention and its output
+_ROLES = (
+    "attn_norm attn_norm_2 attn_q_a attn_q_a_norm attn_q_b attn_q attn_kv_a_mqa attn_kv_a_norm attn_kv_b attn_k_b attn_k "
+    "attn_v_b attn_v attn_qkv attn_q_norm attn_k_norm attn_sinks attn_gate other attn_sub_norm attn_output attn_output_norm "
+    "post_attention_norm ffn_norm ffn_gate_inp exp_probs_b ffn_gate_exps ffn_up_exps ffn_gate_up_exps ffn_down_exps "
+    "ffn_gate_inp_shexp ffn_gate_shexp ffn_up_shexp ffn_down_shexp ffn_gate ffn_up ffn_sub_norm ffn_down post_ffw_norm_1 "
+    "pre_ffw_norm_2 post_ffw_norm_2 post_ffw_norm layer_output_norm layer_output_scale"
+).split()
+_PLACE = {role: place for place, role in enumerate(_ROLES)}
+
+
+class Use(NamedTuple):
+    """A tensor of which a token uses ``used`` of ``of`` equal pieces: experts of a stack, rows of an embedding, or all."""
+
+    name: str
+    elements: int
+    nbytes: int
+    used: int = 1
+    of: int = 1
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether the pieces are rows of an embedding, which no cache of matrices holds."""
+        return self.used < self.of and "_exps" not in self.name
+
+    def share(self, tokens: int = 1) -> float:
+        """The expected share of the pieces that ``tokens`` tokens use, each choosing evenly and for itself."""
+        return self.used / self.of if tokens == 1 else 1 - (1 - self.used / self.of) ** tokens
+
+
+def bytes_used(uses: Iterable[Use], width: float | None = None, tokens: int = 1) -> float:
+    """Expected bytes of weights that ``tokens`` tokens processed together read: each piece once, in the file's blocks, or
+    ``width`` bytes a weight."""
+    return sum((use.nbytes if width is None else use.elements * width) * use.share(tokens) for use in uses)
+
+
+def count(file, key: str, default: int = 0) -> int:
+    """The count ``<architecture>.<key>`` of a file's metadata; ``default`` where it is missing or differs by layer."""
+    value = file.metadata.get(f"{file.architecture}.{key}", default)
+    return value if isinstance(value, int) else default
+
+
+def uses_of(file) -> list[Use]:
+    """What a token uses, in order of use. ``file``: anything with architecture, metadata and tensors (shape, nbytes)."""
+    predicting = count(file, "nextn_predict_layers")
+    last = count(file, "block_count") - predicting if predicting else 1 << 30
+    found = []
+    for place, (name, info) in enumerate(file.tensors.items()):
+        if info.elements and layer_of(name) < last and not (_UNUSED.match(name) and "token_embd.weight" in file.tensors):
+            found.append((_when(name), place, Use(name, info.elements, info.nbytes, *_pieces(file, name, info.shape))))
+    return [use for *_, use in sorted(found)]
+
+
+def _pieces(file, name: str, shape) -> tuple[int, int]:
+    """(used, of): how many equal pieces of a tensor a token uses, and has it."""
+    tied = "output.weight" not in file.tensors and file.metadata.get(f"{file.architecture}.attention.causal", True)
+    if _ROWS.fullmatch(name) and not (name == "token_embd.weight" and tied):
+        return 1, shape[0]
+    if "_exps." in name:
+        return min(shape[0], count(file, "expert_used_count", shape[0])), shape[0]
+    return (shape[0], shape[0]) if len(shape) == 3 else (1, 1)
+
+
+def _when(name: str) -> tuple[int, int, int]:
+    """A key that sorts names by their use: what is before the layers, each layer by the roles of its tensors, the end."""
+    layer, role = layer_of(name.removeprefix("dec.")), name.rpartition(".")[0]
+    if layer < 0:
+        return (2, 0, _ENDS[role]) if role in _ENDS else (0, 0, 0)
+    return 1, layer, _PLACE.get(role.partition(f"blk.{layer}.")[2], _PLACE[_OTHER])
+
+
+def assumed(file, uses: list[Use]) -> str:
+    """What the walk takes for granted, in words; "" for a dense model without layers for prediction."""
+    stacks = [use for use in uses if use.used < use.of and not use.is_rows]
+    text = []
+    if stacks:
+        dense, shared = count(file, "leading_dense_block_count"), any("_shexp." in use.name for use in uses)
+        text.append(f"{stacks[0].used} of {stacks[0].of} experts a layer, drawn for each token"
+                    + f", {dense} dense layer{'s' * (dense != 1)} first" * (dense > 0)
+                    + ", and the shared experts" * shared)  # fmt: skip
+    elif any("_exps." in use.name for use in uses):
+        text.append("all experts, for the file does not say how many a token uses")
+    if predicting := count(file, "nextn_predict_layers"):
+        text.append(f"without the last {predicting} layer{'s' * (predicting != 1)}, which predict further tokens")
+    return "; ".join(text)
+
+
+def draw(uses: list[Use], tokens: int, skew: float = 0.0, seed: int = 0) -> list[list[str]]:
+    """``[t]``: names of the tensors that token t uses, ``stack[expert]`` for an expert, whose matrices follow one another.
+
+    Each layer draws its experts without replacement, the k-th most popular with a probability proportional to k^-``skew``
+    (0: evenly); which are popular differs by layer. Embeddings of which a token takes a row are left out.
+    """
+    random, orders, found = np.random.default_rng(seed), {}, []
+    groups = [
+        (key, [use.name for use in group])
+        for key, group in groupby((use for use in uses if not use.is_rows), lambda use: (layer_of(use.name), use.used, use.of))
+    ]
+    for _ in range(tokens):
+        names = []
+        for (layer, used, of), members in groups:
+            if of == 1:
+                names += members
+                continue
+            popular = orders.setdefault((layer, of), random.permutation(of))
+            weights = np.arange(1, of + 1, dtype=float) ** -skew
+            # the largest of log(weight) + Gumbel noise are a draw without replacement
+            best = np.argsort(np.log(weights) + random.gumbel(size=of))[of - used :]
+            names += [f"{name}[{expert}]" for expert in sorted(popular[best].tolist()) for name in members]
+        found.append(names)
+    return found

@@ -1,0 +1,146 @@
+"""Bytes a token: what a token uses of a file, agreeing with a recorded decode, with gguf-py's names, and on every page."""
+
+from types import SimpleNamespace
+
+import gguf
+import model_files
+import numpy as np
+import pytest
+from invented import MACHINE
+
+import kit
+from kit.costs.measured import measure_costs
+from kit.costs.order import order_of
+from kit.costs.uses import Use, assumed, bytes_used, draw, uses_of
+from kit.costs.ways import parts_of, predict, roofed
+from kit.findings import reported
+from kit.findings.n00_start_here.overview import token_bounds
+from kit.findings.n09_your_model import tables
+from kit.findings.n09_your_model.study import Study
+from kit.gguf import writer
+from kit.synthetic.geometry import TensorSpec
+
+
+def mixture(folder, architecture="glm4moe", layers=4, **more):
+    """A file of a mixture without a row, in the order in which a converter may write it; returns its path."""
+    keys = {"block_count": layers, "expert_count": 8, "expert_used_count": 2, "leading_dense_block_count": 1} | more
+    shapes = {"output.weight": (64, 32), "token_embd.weight": (64, 32), "output_norm.weight": (32,)}
+    for layer in range(layers):
+        block = f"blk.{layer}."
+        shapes[block + "ffn_norm.weight"] = shapes[block + "attn_norm.weight"] = (32,)
+        shapes[block + "attn_output.weight"] = shapes[block + "attn_q.weight"] = (32, 32)
+        if layer == 0:
+            shapes |= {f"{block}ffn_{part}.weight": (64, 32) for part in ("up", "gate")} | {f"{block}ffn_down.weight": (32, 64)}
+            continue
+        shapes |= {f"{block}ffn_{part}_exps.weight": (8, 16, 32) for part in ("up", "gate")}
+        shapes[block + "ffn_down_exps.weight"] = (8, 32, 16)
+        shapes[block + "ffn_gate_inp.weight"], shapes[block + "ffn_up_shexp.weight"] = (8, 32), (16, 32)
+    specs = [TensorSpec(name, "F32", shape) for name, shape in shapes.items()]
+    metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": value for key, value in keys.items()}
+    arrays = [np.full(spec.shape, 0.01, np.float32) for spec in specs]
+    return writer.write(folder / f"{architecture}-{len(more)}.gguf", metadata, specs, arrays)
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2", "tiny-granite", "tiny-qwen3moe", "tiny-gpt-oss", "granitemoe"])
+def test_bytes_a_token_are_those_of_a_recorded_decode(folder, name):
+    with kit.open(model_files.write(folder, name)) as file:
+        order, uses = order_of(file, 3), uses_of(file)
+        parts = parts_of(file, order)
+        assert list(order.uses) == uses
+        rows = bytes_used([use for use in uses if use.is_rows])
+        for token in order.tokens:
+            assert bytes_used(uses) == sum(parts[part].blocks for part in token) + rows
+            assert sorted(token) == sorted(set(token))
+        dense = [use.name for use in uses if use.of == 1]
+        recorded = [part for part in order.tokens[0] if "[" not in part]
+        assert [part for part in recorded if part in dense] == recorded and sorted(recorded) == sorted(dense)
+
+
+def test_a_mixture_without_a_row_uses_its_experts_in_the_order_of_their_roles(tmp_path):
+    with kit.open(mixture(tmp_path, nextn_predict_layers=1)) as file:
+        uses = uses_of(file)
+        said = assumed(file, uses)
+        order = draw(uses, 200)
+    f32 = 4 * (3 * (2 * 32 + 2 * 32 * 32) + 3 * 64 * 32 + 2 * (2 * 3 * 16 * 32 + 8 * 32 + 16 * 32) + 64 * 32 + 32)
+    assert bytes_used(uses) == f32 + 4 * 32, "the last layer predicts further tokens; one row of the embedding"
+    assert (
+        said
+        == "2 of 8 experts a layer, drawn for each token, 1 dense layer first, and the shared experts; without the last 1 layer, which predict further tokens"
+    )  # noqa: E501
+    first = [name.removeprefix("blk.1.") for name in order[0] if name.startswith("blk.1.")]
+    assert first[:4] == ["attn_norm.weight", "attn_q.weight", "attn_output.weight", "ffn_norm.weight"]
+    assert first[4] == "ffn_gate_inp.weight" and first[-1] == "ffn_up_shexp.weight"
+    experts = [name.split("[")[1] for name in first[5:-1]]
+    assert len(experts) == 6 and len(set(experts[:3])) == len(set(experts[3:])) == 1 and experts[0] != experts[3]
+    assert order[0][-2:] == ["output_norm.weight", "output.weight"] and "token_embd.weight" not in order[0]
+
+
+def test_experts_are_drawn_evenly_or_by_popularity():
+    uses = [Use("blk.0.ffn_up_exps.weight", 80, 320, 2, 8)]
+
+    def shares(skew):
+        counts = np.unique([name for token in draw(uses, 4000, skew) for name in token], return_counts=True)[1]
+        return np.sort(counts / 4000)
+
+    assert np.allclose(shares(0), 0.25, atol=0.04)
+    assert shares(2)[-1] > 0.8 and shares(2)[0] < 0.1
+
+
+def test_a_prompt_uses_the_expected_number_of_distinct_experts():
+    uses = [Use("blk.0.ffn_up_exps.weight", 8, 8, 2, 8)]
+    found = [len({name for token in draw(uses, 5, seed=seed) for name in token}) for seed in range(500)]
+    assert bytes_used(uses, tokens=5) == pytest.approx(np.mean(found), rel=0.02)
+    assert bytes_used([Use("a", 3, 7)], tokens=5) == 7 and bytes_used(uses, 4) == 8
+
+
+def test_no_least_exceeds_what_another_part_of_a_page_says(tmp_path, folder):
+    for path in (
+        mixture(tmp_path),
+        model_files.write(folder, "tiny-qwen3moe", "Q4_K_M"),
+        model_files.write(folder, "tiny-llama"),
+    ):
+        with kit.open(path) as file:
+            study = Study(file, MACHINE, memory=300_000, tokens=3)
+            study.measure_best()
+            table, roofline = study.advice(), study.bounds()["least seconds a token"]
+        assert (table["least"] <= table["predicted"] * (1 + 1e-9)).all()
+        assert (table["least"] <= table["measured"].fillna(np.inf) * (1 + 1e-9)).all()
+        blocks = table.loc[[label for label in table.index if label.startswith("blocks")]]
+        kept = table.loc[[label for label in table.index if label == "all kept, f32"], "least"]
+        assert roofline["the file's blocks"] == pytest.approx(blocks["least"].iloc[0])
+        assert (kept <= roofline["f32"] * (1 + 1e-9)).all()  # less where an expert is used for the first time
+        assert roofline["the file's blocks"] <= table["predicted"].min() * (1 + 1e-9)
+
+
+def test_the_roof_is_the_best_bandwidth_that_was_shown(folder):
+    with kit.open(model_files.write(folder, "tiny-llama")) as file:
+        order = order_of(file, 3)
+        costs = measure_costs(file, order.names, ("float32",))
+        slow = kit.lab.machine.Machine(**{**vars(MACHINE), "read_gbps": 1e-6, "write_gbps": 1e-6})
+        found = predict(tables.BLOCKS, parts_of(file, order), order, costs, slow)
+    assert found.bound > found.seconds
+    (bounded,), factor = roofed([found])
+    assert bounded.bound == pytest.approx(found.seconds) and factor == pytest.approx(found.bound / found.seconds)
+
+
+def test_the_reports_model_reads_all_of_its_weights():
+    assert reported.f32_bytes() == 4 * reported.elements() and f"{reported.f32_bytes() / 2**30:.2f}" == "30.44"
+
+
+def test_the_roofline_of_a_mixture_counts_active_experts(tmp_path):
+    with kit.open(mixture(tmp_path)) as file:
+        found = token_bounds(file, MACHINE)
+        whole = sum(info.nbytes for info in file.tensors.values())
+        assert found.loc["f32", "bytes"] == bytes_used(uses_of(file)) < 0.6 * whole
+
+
+def test_every_role_that_gguf_py_names_has_a_place_between_the_ends():
+    names = [name.format(bid=0) + ".weight" for name in gguf.TENSOR_NAMES.values() if name.startswith("blk.")]
+    shape = SimpleNamespace(shape=(4, 8), elements=32, nbytes=32)
+    file = SimpleNamespace(
+        architecture="x", metadata={}, tensors=dict.fromkeys(["output.weight", *names, "token_embd.weight"], shape)
+    )
+    found = [use.name for use in uses_of(file)]
+    assert found[0] == "token_embd.weight" and found[-1] == "output.weight"
+    assert found.index("blk.0.attn_norm.weight") == 1
+    assert found.index("blk.0.attn_output.weight") < found.index("blk.0.ffn_norm.weight") < found.index("blk.0.ffn_down.weight")
