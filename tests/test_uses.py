@@ -63,10 +63,10 @@ def test_a_mixture_without_a_row_uses_its_experts_in_the_order_of_their_roles(tm
         order = draw(uses, 200)
     f32 = 4 * (3 * (2 * 32 + 2 * 32 * 32) + 3 * 64 * 32 + 2 * (2 * 3 * 16 * 32 + 8 * 32 + 16 * 32) + 64 * 32 + 32)
     assert bytes_used(uses) == f32 + 4 * 32, "the last layer predicts further tokens; one row of the embedding"
-    assert (
-        said
-        == "2 of 8 experts a layer, drawn for each token, 1 dense layer first, and the shared experts; without the last 1 layer, which predict further tokens"
-    )  # noqa: E501
+    assert said == (
+        "2 of 8 experts a layer, drawn for each token, 1 dense layer first, and the shared experts; "
+        "without the last 1 layer, which predict further tokens"
+    )
     first = [name.removeprefix("blk.1.") for name in order[0] if name.startswith("blk.1.")]
     assert first[:4] == ["attn_norm.weight", "attn_q.weight", "attn_output.weight", "ffn_norm.weight"]
     assert first[4] == "ffn_gate_inp.weight" and first[-1] == "ffn_up_shexp.weight"
