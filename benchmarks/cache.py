@@ -20,10 +20,10 @@ HIT = 0.5e-6  # seconds of a live hit when nothing listens, at most
 PEERS = {"LRU": "LRU", "FIFO": "FIFO", "CLOCK": "Clock", "SIEVE": "Sieve", "S3FIFO": "S3FIFO", "ARC": "ARC", "MIN": "Belady"}
 
 
-def run(samples: int = 3, capacity: int = 4 << 30) -> pd.DataFrame:
+def run(samples: int = 3, capacity: int = 4 << 30, tokens: int = 100) -> pd.DataFrame:
     """One row for each policy: seconds of the replay, its goal, libCacheSim's seconds on the same trace, byte hit rate and
     its bound; then Mattson's pass over all capacities, and seconds of a live hit and of a dict look-up."""
-    trace = repeated(decode_order(GEOMETRIES["granite-3.3-8b"]), 100)
+    trace = repeated(decode_order(GEOMETRIES["granite-3.3-8b"]), tokens)
     bound = interval_bound(trace, capacity)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

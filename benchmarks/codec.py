@@ -44,7 +44,8 @@ def run(samples: int = 7) -> pd.DataFrame:
             rows[-1] |= _coder(matrix, tiles, profile, coder, zstd["encode" if coder == "encode" else "decode"], samples)
     for coder, function in zstd.items():
         rows.append({"profile": "zstd -1", "coder": coder, "bits": 8 * sum(map(len, packed)) / matrix.size})
-        rows[-1] |= _times(measure.time(function, samples), TILES)
+        measured = measure.time(function, samples)
+        rows[-1] |= _times(measured.samples, measured.first, TILES)
     return pd.DataFrame(rows).set_index(["profile", "coder"])
 
 
@@ -52,7 +53,8 @@ def _coder(matrix, tiles, profile, coder, zstd, samples) -> dict:
     """The columns of one decoder, or of the encoder, beside zstd's time for the same tiles."""
     if coder == "python":  # one tile, once: it is what it is
         one = kit.codec.encode(matrix[:256, :256], profile)
-        return _times(measure.time(lambda: kit.codec.decode(one, coder), samples=1, min_sample=0), 1)
+        measured = measure.time(lambda: kit.codec.decode(one, coder), samples=1, min_sample=0)
+        return _times(measured.samples, measured.first, 1)
     out = np.empty_like(matrix)
 
     def run(threads=1):
@@ -61,8 +63,9 @@ def _coder(matrix, tiles, profile, coder, zstd, samples) -> dict:
         else:
             kit.codec.decode(tiles, coder, out, threads)
 
+    first = measure.time(run, samples=0).first
     paired = measure.compare(run, zstd, samples)
-    row = _times(paired.a, TILES)
+    row = _times(paired.seconds["a"], first, TILES)
     row |= {"times_zstd": paired.ratio, "two_threads": measure.compare(lambda: run(2), run, samples).ratio}
     if profile == "kit" and coder in GOALS:
         least, aim = GOALS[coder]
@@ -71,8 +74,8 @@ def _coder(matrix, tiles, profile, coder, zstd, samples) -> dict:
     return row
 
 
-def _times(measured, tiles) -> dict:
-    low, high = np.percentile(measured.samples, (25, 75))
-    seconds = measured.median / tiles
+def _times(samples, first, tiles) -> dict:
+    low, high = np.percentile(samples, (25, 75))
+    seconds = float(np.median(samples)) / tiles
     row = {"us": 1e6 * seconds, "low": 1e6 * low / tiles, "high": 1e6 * high / tiles}
-    return row | {"gbps": TILE / seconds / 1e9, "first_ms": 1e3 * measured.first}
+    return row | {"gbps": TILE / seconds / 1e9, "first_ms": 1e3 * first}

@@ -120,8 +120,12 @@ def _read_gbps() -> float:
     return numbers.nbytes / measure.time(numbers.sum, samples=3).median / 1e9
 
 
+def side(arguments):
+    """What a process of this benchmark runs: a pass of a case, by the kit or by llama.cpp."""
+    return _passes(*json.loads(arguments))
+
+
 def _passes(side, path, case):
-    """A function that makes one pass of the case."""
     held, tokens, kv, *_ = CASES[case]
     if case == OPENS:
         return (lambda: _theirs(path)) if side == "llama.cpp" else (lambda: _ours(path, side))
@@ -157,4 +161,4 @@ def _theirs(path):
 
 
 if __name__ == "__main__":
-    serve(_passes(*json.loads(sys.argv[1])))
+    serve(side(*sys.argv[1:]))

@@ -53,8 +53,13 @@ def _count(name, total) -> int:
     return max(2, total // FORMATS[name].nbytes(ROWS * COLUMNS))
 
 
+def side(*arguments):
+    """What a process of this benchmark runs: a pass over memory, or one token times every matrix of a format."""
+    *what, total = arguments
+    return _products(*what, int(total)) if what else torch.ones(int(total) // 4).sum
+
+
 def _products(name, accuracy, total):
-    """A function that multiplies one token by every matrix."""
     pool = random_blocks(name, 4096)
     blocks = np.resize(pool, (ROWS * COLUMNS // FORMATS[name].block_elements, pool.shape[1])).reshape(ROWS, -1)
     matrices, x = [blocks.copy() for _ in range(_count(name, total))], torch.randn(1, COLUMNS)
@@ -62,5 +67,4 @@ def _products(name, accuracy, total):
 
 
 if __name__ == "__main__":
-    *what, nbytes = sys.argv[1:]
-    serve(_products(*what, int(nbytes)) if what else torch.ones(int(nbytes) // 4).sum)
+    serve(side(*sys.argv[1:]))

@@ -76,7 +76,16 @@ WAYS = {  # name -> how it does one step of the token; None: all steps as one pr
 }
 
 
+def side(way):
+    """What a process of this benchmark runs: the products of a token."""
+    program, held = _token()
+    steps, one = [(int(step[0]), step[3:].copy(), int(step[1])) for step in program.steps], WAYS[way]
+
+    def run(memory=held):
+        program.run() if one is None else [one(*step) for step in steps]
+
+    return run
+
+
 if __name__ == "__main__":
-    program, memory = _token()
-    steps, one = [(int(step[0]), step[3:].copy(), int(step[1])) for step in program.steps], WAYS[sys.argv[1]]
-    serve(program.run if one is None else lambda: [one(*step) for step in steps])
+    serve(side(*sys.argv[1:]))

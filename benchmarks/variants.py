@@ -46,12 +46,13 @@ def run(only: str = "", samples: int = 5):
     return pd.DataFrame(rows).set_index("what")
 
 
-def _work(way, what, tokens, path):
-    """A function that runs the case once, with the kit that this process imports."""
+def side(case):
+    """What a process of this benchmark runs: the case once, with the kit that this process imports."""
     import torch
 
     import kit
 
+    way, what, tokens, path = json.loads(case)
     if what == "prefill":
         model = kit.Transformer(kit.Weights(kit.open(path), kit.HashMap()), linear=way)
         return lambda: model.step([5] * tokens, model.new_cache(tokens))
@@ -73,4 +74,4 @@ def _work(way, what, tokens, path):
 if __name__ == "__main__":
     from _turns import serve
 
-    serve(_work(*json.loads(sys.argv[1])))
+    serve(side(*sys.argv[1:]))

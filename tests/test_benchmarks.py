@@ -1,0 +1,92 @@
+"""Every benchmark runs, on small cases and in this process: its table has its rows. No speed is looked at."""
+
+import importlib
+import time
+from pathlib import Path
+
+import model_files
+import pandas as pd
+import pytest
+
+from benchmarks.__main__ import NAMES
+from kit.cache import POLICIES
+from kit.gguf.formats import FORMATS
+from kit.model.attention import ATTENTION
+
+SMALL = {  # benchmark -> (constants that make it small, arguments of its run, words that its rows' names begin with)
+    "cache": ({"POLICIES": {"LRU": POLICIES["LRU"]}}, {"samples": 1, "tokens": 2}, ("LRU", "Mattson", "live hit")),
+    "codec": ({"TILES": 8, "CODERS": {"kit": ("simd",)}}, {"samples": 2}, ("entropy", "kit", "zstd -1")),
+    "decode": (
+        {"_read_gbps": lambda: 1.0},
+        {"only": "decode, gemma", "samples": 2},
+        ("decode, fused-int8, gemma", "decode, fused, gemma"),
+    ),
+    "dequantize": ({"ROWS": 1024, "COMMON": ("Q4_K",)}, {"only": "Q4_K", "samples": 2}, ("Q4_K",)),
+    "explain": ({"GENERATED": {"x": 1}, "SHARES": (0.5,), "TRAINED": {}}, {"samples": 2}, ("tiny", "median", "worst")),
+    "first_call": ({}, {"names": ("F32",)}, ("import numpy", "F32 first", "import, open")),
+    "gpu": (
+        {"_GEMV": ("Q4_K",), "FORMATS": {name: FORMATS[name] for name in ("F32", "Q4_K", "Q6_K")}},
+        {},
+        ("dequantize Q4_K", "decode tinyllama"),
+    ),
+    "hf": ({}, {}, ("kit", "llama.cpp, mmap", "transformers")),
+    "inference": (
+        {"PREFILL": 4, "ATTENTION": {"blas": ATTENTION["blas"]}},
+        {},
+        ("decode, f32 cached", "prefill of 4", "ffn_gate", "attention"),
+    ),
+    "products": (
+        {"NAMES": ("Q4_K",), "ROWS": 256},
+        {"samples": 2, "total": 2**20},
+        ("product, Q4_K, int8", "product, Q4_K, f"),
+    ),
+    "threads": ({"LAYERS": 1, "SHAPES": ((64, 256),)}, {"samples": 2}, ("program", "Numba", "ThreadPool")),
+    "variants": ({"CASES": [("fused-int8", "prefill", 4)]}, {"samples": 2}, ("prefill, fused-int8",)),
+}
+
+
+class Here:
+    """A benchmarks._turns.Side in this process."""
+
+    def __init__(self, *command, **environment):
+        module = command[1] if command[0] == "-m" else f"benchmarks.{Path(command[0]).stem}"
+        self._run = importlib.import_module(module).side(*command[1 + (command[0] == "-m") :])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def sample(self) -> float:
+        started = time.perf_counter()
+        self._run()
+        return time.perf_counter() - started
+
+
+def _invented(path, engines, *_, **__):
+    return pd.DataFrame([{"speed": 1.0, "beyond imports": 2.0, "samples": [1]}] * len(engines), engines)
+
+
+def test_every_benchmark_has_a_small_case():
+    assert set(SMALL) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_it_runs(name, tmp_path, monkeypatch):
+    constants, arguments, rows = SMALL[name]
+    module, path = importlib.import_module(f"benchmarks.{name}"), model_files.write(tmp_path, "tiny-llama", "Q4_K_M")
+    monkeypatch.setattr("benchmarks._turns.Side", Here)
+    for constant, value in constants.items():
+        monkeypatch.setattr(module, constant, value)
+    for function in ("Side", "cached_model", "fetch"):
+        if hasattr(module, function):
+            monkeypatch.setattr(module, function, Here if function == "Side" else lambda *_, **__: path)
+    if name == "variants":
+        monkeypatch.setattr("kit.synthetic.write.cached_model", lambda *_, **__: path)
+    if name == "hf":  # tests/test_peers.py runs the engines themselves
+        monkeypatch.setattr(module.peers, "compare", _invented)
+        monkeypatch.setattr(module.perplexity, "encode", lambda *_: [1])
+    names = module.run(**arguments).index
+    names = [" ".join(name) if isinstance(name, tuple) else name for name in names]
+    assert all(any(name.startswith(row) for name in names) for row in rows), names
