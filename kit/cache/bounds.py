@@ -110,21 +110,52 @@ def knapsack(costs: dict[str, float], sizes: dict[str, int], capacity: int, cell
     return chosen[::-1]
 
 
-def lru_hit_curve(trace: Requests) -> tuple[np.ndarray, np.ndarray]:
-    """(capacities, hits) of all LRU caches in one pass (Mattson et al. 1970); capacities in bytes, rising.
+def stack_distances(trace: Requests) -> np.ndarray:
+    """For each access the least capacity in bytes with which an LRU cache hits it, (accesses,) int64; -1 for a first access.
 
-    A cache of at least ``capacities[i]`` bytes, and less than the next, has ``hits[i]`` hits. Exact for capacities not
-    below the largest object, which a smaller cache would bypass.
+    These are the bytes of all objects accessed since the object's last access, itself included (Mattson et al. 1970), by a
+    Fenwick tree over the last accesses. Exact for capacities not below the largest object, which a smaller cache would bypass.
     """
-    number = {key: place for place, key in enumerate(trace.objects)}
-    last, sizes = np.full(len(number), -1), np.zeros(len(number), np.int64)  # index and bytes of each object's last access
-    distances = []  # of each repeated access: bytes of all objects accessed since the object's last access, itself included
-    for now, (key, size) in enumerate(zip(trace.keys, trace.sizes, strict=True)):
-        place = number[key]
-        if last[place] >= 0:
-            distances.append((last >= last[place]) @ sizes)
-        last[place], sizes[place] = now, size
-    capacities, counts = np.unique(np.array(distances, np.int64), return_counts=True)
+    from kit.cpu.simd.vectors import jit  # here, because most traces are replayed without a compiler
+
+    latest: dict[str, int] = {}
+    before = np.empty(len(trace), np.int64)
+    for now, key in enumerate(trace.keys):
+        before[now] = latest.get(key, -1)
+        latest[key] = now
+    return jit(_distances)(before, np.array(trace.sizes, np.int64))
+
+
+def _distances(before, sizes):
+    tree, found, total = np.zeros(len(sizes) + 1, np.int64), np.full(len(sizes), -1), 0
+    for now in range(len(sizes)):
+        last = before[now]
+        if last >= 0:
+            older, place = 0, last
+            while place > 0:
+                older += tree[place]
+                place -= place & -place
+            found[now] = total - older
+            total -= sizes[last]
+            place = last + 1
+            while place < len(tree):
+                tree[place] -= sizes[last]
+                place += place & -place
+        total += sizes[now]
+        place = now + 1
+        while place < len(tree):
+            tree[place] += sizes[now]
+            place += place & -place
+    return found
+
+
+def lru_hit_curve(trace: Requests) -> tuple[np.ndarray, np.ndarray]:
+    """(capacities, hits) of all LRU caches in one pass (:func:`stack_distances`); capacities in bytes, rising.
+
+    A cache of at least ``capacities[i]`` bytes, and less than the next, has ``hits[i]`` hits.
+    """
+    distances = stack_distances(trace)
+    capacities, counts = np.unique(distances[distances >= 0], return_counts=True)
     return capacities, np.cumsum(counts)
 
 

@@ -21,10 +21,25 @@ from kit.units import to_json
 @click.option("--backend", default="cpu", show_default=True, help="The dequantizer.")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
 @click.option("--context", type=int, help="Most positions to hold.  [default: what the model was trained for]")
+@click.option("--routes", type=click.Path(dir_okay=False), metavar="FILE", help="Write the experts in use, for kit experts.")
 @click.option("--ignore-end", is_flag=True, help="Go on after the model's end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON when done, and no text on the way.")
 def command(
-    file, model, prompt, tokens, max_tokens, ignore_end, as_json, cache, backend, attention, linear, kv, context, **sampling
+    file,
+    model,
+    prompt,
+    tokens,
+    max_tokens,
+    routes,
+    ignore_end,
+    as_json,
+    cache,
+    backend,
+    attention,
+    linear,
+    kv,
+    context,
+    **sampling,
 ):
     """Generate text from a model, and say what it cost.
 
@@ -46,6 +61,7 @@ def command(
     \b
     kit generate model.gguf -p "The capital of France is" -n 5
     kit generate model.gguf --tokens 1,450,7483 --cache lru:4GiB --json
+    kit generate mixture.gguf -p "Once upon a time" --routes routes.jsonl.gz
 
     An architecture that the kit has no forward pass for runs through transformers, if `gguf-kit[hf]` is installed.
 
@@ -54,6 +70,7 @@ def command(
     import functools
 
     import kit
+    from kit.cache.routes import geometry_of, of_spans, write
     from kit.errors import ModelError
     from kit.gguf.summary import NO_WEIGHTS
     from kit.lab.machine import peak_memory
@@ -67,12 +84,16 @@ def command(
     opened = kit.open(file)
     if not any(info.elements for info in opened.tensors.values()):
         raise ModelError(f"{opened.path}: {NO_WEIGHTS}")
+    if routes:
+        geometry_of(opened)  # what is no mixture is said before anything is generated
     if linear == "auto":
         linear = "fused" if (cache, backend) == ("auto", "cpu") else "dequantized"
     policy = _policy(cache, kit.Weights(opened).working_set)
     if opened.architecture in ARCHITECTURES or not kit.hf.installed():
         start, via = kit.generate, "the kit's own pass"
         model = kit.Transformer(kit.Weights(opened, policy, backend), attention, linear, context, kv)
+    elif routes:
+        raise ModelError(f"{opened.path}: --routes needs the kit's own pass, which has no {opened.architecture}")
     else:
         blocks = {"fused": "blocks", "fused-int8": "blocks-int8"}.get(linear)
         ways = {"weights": blocks} if blocks else {"cache": policy}
@@ -85,6 +106,10 @@ def command(
         stop_at_end=not ignore_end,
         **sampling,
     )
+    if routes:
+        written = of_spans(model.trace.spans, opened)
+        write(written, routes)
+        click.echo(f"{routes}: {len(written.expert):,} uses of experts in {len(written.decoded)} tokens and a prompt", err=True)
     speed = answer.speed() | {"peak_memory_bytes": peak_memory(), "linear": linear, "cache": repr(policy), "via": via}
     if as_json:
         click.echo(to_json({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed))

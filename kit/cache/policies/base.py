@@ -78,7 +78,7 @@ class Policy:
         """Offer a loaded object; returns the keys evicted for it, or None when it is not kept."""
         if size > self.capacity or not self._admits(key, size):
             return None
-        evicted = self._make_room(size)
+        evicted = self._make_room(size) if self.resident_bytes + size > self.capacity else []
         self._sizes[key] = size
         self.resident_bytes += size
         self._added(key)
@@ -95,10 +95,12 @@ class Policy:
         return self._make_room(0)
 
     def _make_room(self, size: int) -> list[str]:
-        evicted = []
-        while self.resident_bytes + size > self.capacity:
-            evicted.append(self._victim())
-            self.remove(evicted[-1])
+        evicted, room, take = [], self.capacity - size, self._sizes.pop
+        while self.resident_bytes > room:  # a replay spends its time here, so `remove` is written out
+            key = self._victim()
+            self.resident_bytes -= take(key)
+            self._removed(key)
+            evicted.append(key)
         return evicted
 
     def _admits(self, key, size) -> bool:
@@ -180,37 +182,44 @@ class LFU(Policy):
         self._uses = deque()  # (time, key) inside the window
         self._count: dict[str, int] = {}
         self._last: dict[str, int] = {}  # number of the request that used the key last
-        self._heap: list[tuple[int, int, str]] = []  # (count, last, key); entries that differ from the dicts are stale
+        self._heap: list[tuple[int, int, str]] = []  # (count, last, key): of each resident, as it is now or was earlier
 
     def request(self, key, size):
-        self._requests += 1
-        self._count[key] = self._count.get(key, 0) + 1
-        self._last[key] = self._requests
-        self._rank(key)
+        self._requests = now = self._requests + 1
+        self._count[key] = self._count.get(key, 0) + 1  # a count that has grown is put in its place by _victim
+        self._last[key] = now
         if self._window is not None:
-            now = self._clock() if self._clock else self._requests
-            self._uses.append((now, key))
-            while self._uses[0][0] <= now - self._window:
-                old = self._uses.popleft()[1]
-                self._count[old] -= 1
-                self._rank(old)
-        return super().request(key, size)
+            self._forget(now, key)
+        return key in self._sizes
 
-    def _rank(self, key):
-        if key in self._sizes:
-            heapq.heappush(self._heap, (self._count[key], self._last[key], key))
+    def _forget(self, now, key):
+        """Count only the uses inside the window, of which this is one more."""
+        now = self._clock() if self._clock else now
+        self._uses.append((now, key))
+        while self._uses[0][0] <= now - self._window:
+            old = self._uses.popleft()[1]
+            self._count[old] -= 1
+            if old in self._sizes:  # a smaller count must be in the heap, or _victim would come to it too late
+                heapq.heappush(self._heap, (self._count[old], self._last[old], old))
+        if len(self._heap) > 4 * len(self._sizes) + 64:
+            self._heap = [(self._count[name], self._last[name], name) for name in self._sizes]
+            heapq.heapify(self._heap)
 
     def _added(self, key):
-        self._count.setdefault(key, 0)
-        self._last.setdefault(key, self._requests)
-        self._rank(key)
+        entry = self._count.setdefault(key, 0), self._last.setdefault(key, self._requests), key
+        heapq.heappush(self._heap, entry)
 
     def _victim(self):
+        heap, count, last, sizes = self._heap, self._count, self._last, self._sizes
         while True:
-            count, last, key = self._heap[0]
-            if key in self._sizes and (count, last) == (self._count[key], self._last[key]):
+            entry = heap[0]
+            key = entry[2]
+            if key not in sizes:
+                heapq.heappop(heap)
+            elif entry[0] == count[key] and entry[1] == last[key]:
                 return key
-            heapq.heappop(self._heap)
+            else:
+                heapq.heapreplace(heap, (count[key], last[key], key))
 
 
 class Random(Policy):

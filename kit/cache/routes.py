@@ -1,0 +1,257 @@
+"""Routes: which experts each token of a mixture used, as people's tools record them, and as accesses to a cache."""
+
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from kit.cache.traces import Requests
+from kit.errors import TraceError, known
+from kit.lab.paths import data_file
+
+CAPTURES = {  # name -> SHA-256 of data/routes/<name>.csv.gz; data/routes/NOTICE.md says where they come from
+    "gptoss": "10e4f94527fcf1d1254cfc73a53c0239462864a0e3ff65c90f2a9d78bf73ade7",
+    "qwen": "28d02123cb623a72a19bbe061d07400358235797493b13ee87abf4489ecf48d6",
+    "gemma": "f696c64736906022d3646d1af4e822d2dd9fc041b93eb1b33f1d6ca58dbe8610",
+}
+_STACK = re.compile(r"blk\.(\d{1,4})\.\w+_exps\.\w+")
+_USE = re.compile(r"blk\.(\d{1,4})\.ffn_\w*down_exps\.weight\[(\d{1,6})\]")  # once for each expert in use
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The experts in use, one row each: ``token``, ``layer``, ``expert`` (int64 arrays, in order of use).
+
+    Tokens below ``prompt`` are the prompt's, which an engine computes at once: it reads a layer's distinct experts once. The
+    others are decoded one by one. ``experts``: of a layer. ``expert_bytes``, ``dense_bytes``: of each layer, for one expert
+    and for the rest; zeros where the record does not tell. ``resident``: of each row, whether the engine held the expert.
+    """
+
+    name: str
+    token: np.ndarray
+    layer: np.ndarray
+    expert: np.ndarray
+    prompt: int = 0
+    experts: int = 0
+    expert_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    dense_bytes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    resident: np.ndarray | None = None
+
+    @property
+    def layers(self) -> int:
+        """Number of layers, those without experts included."""
+        return len(self.expert_bytes)
+
+    @cached_property
+    def decoded(self) -> list[list[tuple[int, list[int]]]]:
+        """For each decoded token its (layer, experts in use), in order."""
+        steps: dict[int, dict[int, list[int]]] = {}
+        for token, layer, expert in zip(self.token.tolist(), self.layer.tolist(), self.expert.tolist(), strict=True):
+            if token >= self.prompt:
+                steps.setdefault(token, {}).setdefault(layer, []).append(expert)
+        return [list(step.items()) for step in steps.values()]
+
+    @property
+    def used(self) -> float:
+        """Experts that a decoded token uses in a layer, on average."""
+        counts = [len(experts) for step in self.decoded for _, experts in step]
+        return float(np.mean(counts)) if counts else 0.0
+
+    @property
+    def cycle(self) -> float:
+        """Bytes of the experts that a decoded token uses, on average."""
+        chosen = self.token >= self.prompt
+        return float(self.expert_bytes[self.layer[chosen]].sum() / max(1, len(self.decoded)))
+
+    def requests(self, prompt: bool = True) -> Requests:
+        """Accesses to a cache whose objects are whole experts: token 0 is the prompt, 1, 2, ... are decoded.
+
+        TraceError when the bytes of an expert are not known.
+        """
+        if not self.expert_bytes[self.layer].all():
+            raise TraceError(f"{self.name}: the record has no bytes of an expert; name the model's GGUF file beside it")
+        first = self.token < self.prompt
+        pairs = dict.fromkeys(zip(self.layer[first].tolist(), self.expert[first].tolist(), strict=True)) if prompt else {}
+        rows = [(layer, expert, 0) for layer, expert in sorted(pairs, key=lambda pair: pair[0])]
+        for number, step in enumerate(self.decoded, start=1):
+            rows += [(layer, expert, number) for layer, experts in step for expert in experts]
+        nbytes, names = self.expert_bytes.tolist(), {}
+        keys = [names.setdefault(row[:2], key_of(*row[:2])) for row in rows]
+        return Requests(keys, [nbytes[layer] for layer, _, _ in rows], [token for _, _, token in rows])
+
+    def sized(self, file) -> "Routes":
+        """The same routes with the bytes of an open GGUF file; TraceError when its layers or experts are fewer."""
+        experts, expert_bytes, dense_bytes = geometry_of(file)
+        deepest, last = self.layer.max(initial=-1), self.expert.max(initial=-1)
+        if deepest >= len(expert_bytes) or last >= experts or not expert_bytes[self.layer].all():
+            has = f"{np.count_nonzero(expert_bytes)} layers of {experts} experts"
+            raise TraceError(f"{self.name}: names layer {deepest} and expert {last}, but {file.path} has {has}")
+        return replace(self, experts=experts, expert_bytes=expert_bytes, dense_bytes=dense_bytes)
+
+
+def key_of(layer: int, expert: int) -> str:
+    """The name of a whole expert in caches and traces."""
+    return f"blk.{layer}.experts[{expert}]"
+
+
+def geometry_of(file) -> tuple[int, np.ndarray, np.ndarray]:
+    """(experts of a layer, bytes of one expert by layer, bytes of the rest by layer) of an open GGUF file's mixture.
+
+    TraceError when the file has no stacks of experts.
+    """
+    stacks = {name: info for name, info in file.tensors.items() if _STACK.fullmatch(name)}
+    if not stacks:
+        raise TraceError(f"{file.path}: has no experts (no tensor blk.N.*_exps.*); `kit explain` is for dense models")
+    layer_of = {name: int(match[1]) for name in file.tensors if (match := re.match(r"blk\.(\d{1,4})\.", name))}
+    expert_bytes, dense_bytes = np.zeros((2, max(layer_of.values()) + 1), np.int64)
+    for name, layer in layer_of.items():
+        info = file.tensors[name]
+        (expert_bytes if name in stacks else dense_bytes)[layer] += info.nbytes // (info.shape[0] if name in stacks else 1)
+    return max(info.shape[0] for info in stacks.values()), expert_bytes, dense_bytes
+
+
+def capture(name: str) -> Routes:
+    """One of CAPTURES, a phone's record of real routing; TraceError when the installed file is not the one published."""
+    known("capture", name, CAPTURES, TraceError)
+    path = data_file(f"routes/{name}.csv.gz")
+    if hashlib.sha256(path.read_bytes()).hexdigest() != CAPTURES[name]:
+        raise TraceError(f"{path}: is not the published capture (its SHA-256 differs); install the kit again")
+    return read(path)
+
+
+def read(path: str | Path) -> Routes:
+    """Routes from a file, also gzipped, or the capture of that name.
+
+    The file holds BigMoeOnEdge's route_trace v1, the ``layer,expert`` CSV of llama.cpp's moe-trace, or JSON lines of
+    ``{"layer", "token", "ids"}`` (`kit generate --routes` writes a line about the model before them). TraceError names the
+    file, and the line that is none of these.
+    """
+    if str(path) in CAPTURES:
+        return capture(str(path))
+    path = Path(path)
+    data = path.read_bytes()
+    try:
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: is no text and no gzipped text: {error}") from None
+    lines = text.splitlines()
+    head = next((line.strip() for line in lines if line.strip()), "")
+    reader = _json_lines if head.startswith("{") else _route_trace if head.startswith("#") else _moe_trace
+    found = reader(path, lines)
+    if not len(found.layer):
+        raise TraceError(f"{path}: names no expert")
+    return found
+
+
+def _numbers(path, lines, columns, wanted, start) -> np.ndarray:
+    """The ``wanted`` columns of CSV lines as int64 (len(wanted), rows)."""
+    missing = [name for name in wanted if name not in columns]
+    if missing:
+        raise TraceError(f"{path}: line {start}: lacks the column {', '.join(missing)}; it has {', '.join(columns)}")
+    places, rows = [columns.index(name) for name in wanted], []
+    for number, line in enumerate(lines, start=start + 1):
+        if not line.strip():
+            continue
+        cells = line.split(",")
+        try:
+            row = [int(cells[place]) for place in places]
+        except (ValueError, IndexError):
+            row = [-1]
+        if min(row) < 0:
+            raise TraceError(f"{path}: line {number}: {line[:60]!r} is no row of {', '.join(columns)}")
+        rows.append(row)
+    return np.array(rows, np.int64).reshape(-1, len(wanted)).T
+
+
+def _route_trace(path, lines) -> Routes:
+    """BigMoeOnEdge's --route-trace: comments with the model's geometry, then a row for each routed expert."""
+    count = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    head = "\n".join(lines[:count])
+    if "route_trace v1" not in head or count == len(lines):
+        raise TraceError(f"{path}: line 1: is no route_trace v1, layer,expert CSV or JSON lines of layer, token, ids")
+    facts = dict(re.findall(r"(\w+)=(\S+)", head.partition("\n# layer=")[0]))
+    found = re.findall(r"layer=(\d+) expert_bytes=(\d+) dense_bytes=(\d+)", head)
+    sizes = {int(layer): (int(expert), int(dense)) for layer, expert, dense in found}
+    columns = lines[count].strip().split(",")
+    rows = _numbers(path, lines[count + 1 :], columns, ("phase", "step", "layer", "expert", "residency"), count + 1)
+    phase, step, layer, expert, residency = rows
+    depth = max([*sizes, *layer.tolist()], default=-1) + 1
+    both = np.array([sizes.get(number, (0, 0)) for number in range(depth)], np.int64).reshape(-1, 2).T
+    experts = max(int(facts.get("n_expert", 0)), int(expert.max(initial=-1)) + 1)
+    prompt = int(step[phase == 0].max(initial=-1)) + 1
+    return Routes(facts.get("model", path.name), step, layer, expert, prompt, experts, *both, residency > 0)
+
+
+def _moe_trace(path, lines) -> Routes:
+    """llama.cpp's moe-trace (its pull request 28544): a row for each routed expert, layers in order; no tokens, no sizes.
+
+    A pass ends where the layer falls. The fewest rows of a layer in a pass are one token's; a pass with more is a prompt's.
+    """
+    layer, expert = _numbers(path, lines[1:], [cell.strip() for cell in lines[0].split(",")], ("layer", "expert"), 1)
+    number = np.concatenate([[0], np.cumsum(np.diff(layer) < 0)])[: len(layer)]
+    place = number * (layer.max(initial=0) + 1) + layer
+    rows = np.bincount(place)[place]  # of the same pass and layer
+    prompt = int(number[rows > rows.min(initial=len(layer))].max(initial=-1)) + 1
+    return _unsized(path.name, number, layer, expert, prompt)
+
+
+def _json_lines(path, lines) -> Routes:
+    head, token, layer, expert = {}, [], [], []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if number == 1 and "layer" not in row:
+                head = row
+                continue
+            ids = [int(one) for one in row["ids"]]
+            where = [int(row["token"])] * len(ids), [int(row["layer"])] * len(ids)
+            if min([*where[0], *where[1], *ids], default=0) < 0:
+                raise ValueError
+        except (ValueError, TypeError, KeyError):
+            raise TraceError(f'{path}: line {number}: is no {{"layer": 0, "token": 0, "ids": [1, 2]}}') from None
+        for column, cells in zip((token, layer, expert), (*where, ids), strict=True):
+            column += cells
+    rows = (np.array(column, np.int64) for column in (token, layer, expert))
+    found = _unsized(head.get("model", path.name), *rows, int(head.get("prompt", 0)))
+    if sizes := head.get("expert_bytes"):
+        both = (np.array(head.get(name, [0] * len(sizes)), np.int64) for name in ("expert_bytes", "dense_bytes"))
+        found = replace(found, **dict(zip(("expert_bytes", "dense_bytes"), both, strict=True)))
+    return replace(found, experts=max(found.experts, int(head.get("experts", 0))))
+
+
+def _unsized(name, token, layer, expert, prompt) -> Routes:
+    unknown = np.zeros(int(layer.max(initial=-1)) + 1, np.int64)
+    return Routes(name, token, layer, expert, prompt, int(expert.max(initial=-1)) + 1, unknown, unknown)
+
+
+def of_spans(spans: Iterable, file) -> Routes:
+    """The routes of a decode by the kit's pass, from the spans of its trace and the open file: token 0 is the prompt."""
+    uses: dict[tuple[int, int, int], None] = {}
+    for span in spans:
+        if span.what == "linear" and (use := _USE.fullmatch(span.tensor)):
+            uses[span.token, int(use[1]), int(use[2])] = None
+    if not uses:
+        raise TraceError(f"{file.path}: no expert was used: this is no mixture of experts, or its pass names none")
+    token, layer, expert = np.array(list(uses), np.int64).T
+    return _unsized(Path(file.path).name, token, layer, expert, 1).sized(file)
+
+
+def write(routes: Routes, path: str | Path) -> Path:
+    """Write JSON lines, gzipped where ``path`` ends in .gz: a line about the model, then {layer, token, ids}."""
+    head = {"model": routes.name, "prompt": routes.prompt, "experts": routes.experts}
+    head |= {"expert_bytes": routes.expert_bytes.tolist(), "dense_bytes": routes.dense_bytes.tolist()}
+    rows: dict[tuple[int, int], list[int]] = {}
+    for token, layer, expert in zip(routes.token.tolist(), routes.layer.tolist(), routes.expert.tolist(), strict=True):
+        rows.setdefault((token, layer), []).append(expert)
+    lines = [json.dumps(head), *(json.dumps({"layer": lay, "token": tok, "ids": ids}) for (tok, lay), ids in rows.items())]
+    path, text = Path(path), "\n".join(lines) + "\n"
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path

@@ -1,0 +1,154 @@
+"""Routes of experts: the captures and what the phone recorded, the readers, the kit's own record, all LRU budgets at once."""
+
+import gzip
+import json
+import math
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import kit
+from kit.cache import oracle, routes
+from kit.cache.bounds import stack_distances
+from kit.cache.replay import replay_hits
+from kit.commands.cli import main
+from kit.errors import TraceError
+from kit.synthetic.write import synthesize
+
+PHONE = {  # capture -> (budget in MiB, hits in % that the phone reported for all accesses and for decode)
+    "gptoss": (3000, 32.4, 44.84), "qwen": (4000, 74.9, 80.29), "gemma": (4000, 76.8, 81.91),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PHONE)
+def test_the_phone_hit_as_often_as_the_replay_says(name):
+    budget, everything, decode = PHONE[name]
+    found = routes.capture(name)
+    accesses = found.requests()
+    _, hits = replay_hits(accesses, kit.LRU(budget << 20))
+    decoded = np.array(accesses.tokens) > 0
+    assert 100 * hits.mean() == pytest.approx(everything, abs=0.1)
+    assert 100 * hits[decoded].mean() == pytest.approx(decode, abs=0.1)
+    assert 100 * found.resident[found.token >= found.prompt].mean() == pytest.approx(decode, abs=0.005)  # the log itself
+
+
+@pytest.mark.parametrize("name", PHONE)
+def test_all_budgets_at_once_are_those_of_single_replays(name):
+    accesses = routes.capture(name).requests()
+    distances = stack_distances(accesses)
+    for mib in (100, 500, 900, 1500, 3000, 6000, 20000):
+        hits = replay_hits(accesses, kit.LRU(mib << 20))[1]
+        np.testing.assert_array_equal((distances >= 0) & (distances <= mib << 20), hits)
+
+
+def test_another_simulator_counts_the_same_hits(tmp_path):
+    peer = pytest.importorskip("libcachesim")
+    accesses = routes.capture("qwen").requests()
+    path, distances = oracle.write(accesses, tmp_path / "routes.oracleGeneral"), stack_distances(accesses)
+    for mib in (900, 3000):
+        reader = peer.TraceReader(str(path), trace_type=peer.TraceType.ORACLE_GENERAL_TRACE)
+        missed, _ = peer.LRU(mib << 20).process_trace(reader)
+        assert round((1 - missed) * len(accesses)) == ((distances >= 0) & (distances <= mib << 20)).sum()
+
+
+def test_a_capture_that_was_changed_is_refused(monkeypatch, tmp_path):
+    data = gzip.decompress(routes.data_file("routes/qwen.csv.gz").read_bytes())
+    path = tmp_path / "qwen.csv.gz"
+    path.write_bytes(gzip.compress(data[:-100]))
+    monkeypatch.setattr(routes, "data_file", lambda name: path)
+    with pytest.raises(TraceError, match="SHA-256"):
+        routes.capture("qwen")
+
+
+# --- readers --------------------------------------------------------------------------------------------------------
+
+TRACE = """# route_trace v1
+# model=toy.gguf arch=qwen3moe n_layer=2 n_expert=8 n_expert_used=2
+# layer=0 expert_bytes=100 dense_bytes=7
+# layer=1 expert_bytes=200 dense_bytes=9
+phase,step,layer,slot,expert,weight,residency
+0,0,0,0,5,0.6,0
+0,1,0,0,5,0.6,0
+0,0,1,0,1,0.6,0
+0,1,1,0,2,0.6,0
+1,2,0,0,5,0.6,1
+1,2,0,1,3,0.4,0
+1,2,1,0,2,0.5,1
+1,3,0,0,3,0.5,1
+"""
+CSV = "layer,expert\n0,5\n0,3\n0,5\n0,4\n1,2\n1,1\n0,5\n0,3\n1,2\n1,6\n0,3\n0,1\n1,2\n1,7\n"  # a prompt of two, two tokens
+LINES = "\n".join(
+    json.dumps({"layer": layer, "token": token, "ids": [token, layer + 4]}) for token in range(3) for layer in range(2)
+)
+
+
+def test_readers_agree_on_tokens_layers_and_experts(tmp_path):
+    (tmp_path / "trace.csv.gz").write_bytes(gzip.compress(TRACE.encode()))
+    (tmp_path / "moe.csv").write_text(CSV)
+    (tmp_path / "lines.jsonl").write_text(LINES)
+    trace, moe, lines = (routes.read(tmp_path / name) for name in ("trace.csv.gz", "moe.csv", "lines.jsonl"))
+    assert trace.decoded == [[(0, [5, 3]), (1, [2])], [(0, [3])]]
+    assert (trace.prompt, trace.experts, trace.name) == (2, 8, "toy.gguf")
+    accesses = trace.requests()
+    assert accesses.keys[:3] == ["blk.0.experts[5]", "blk.1.experts[1]", "blk.1.experts[2]"]  # the prompt: distinct, by layer
+    assert accesses.sizes == [100, 200, 200, 100, 100, 200, 100] and accesses.tokens == [0, 0, 0, 1, 1, 1, 2]
+    assert trace.cycle == (100 + 100 + 200 + 100) / 2 and trace.used == 4 / 3
+    assert moe.decoded == [[(0, [5, 3]), (1, [2, 6])], [(0, [3, 1]), (1, [2, 7])]] and moe.prompt == 1
+    assert lines.decoded[2] == [(0, [2, 4]), (1, [2, 5])] and lines.prompt == 0
+    with pytest.raises(TraceError, match=r"moe.csv: the record has no bytes of an expert; name the model"):
+        moe.requests()
+    for name in ("again.jsonl", "again.jsonl.gz"):
+        again = routes.read(routes.write(trace, tmp_path / name))
+        assert again.decoded == trace.decoded and again.requests() == accesses and again.name == "toy.gguf"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "lacks the column layer"), ("layer,expert\n", "names no expert"), ("layer,expert\n1\n", "line 2"),
+        ("layer,expert\n1,x\n", "line 2: '1,x' is no row"), ("layer,expert\n1,-2\n", "line 2"),
+        ("{}\n[1]", "line 2"), ('{"layer": 0, "token": 0, "ids": [1, "x"]}', "line 1"), ("# hello\n", "line 1"),
+        ("# route_trace v1\nphase,step,layer\n0,0,0", "lacks the column"),
+    ],
+)  # fmt: skip
+def test_what_is_no_record_is_one_error_with_its_line(text, message, tmp_path):
+    path = tmp_path / "bad"
+    path.write_text(text or "\n")
+    with pytest.raises(TraceError, match=message) as error:
+        routes.read(path)
+    assert str(path) in str(error.value)
+
+
+def test_generate_writes_the_routes_of_a_mixture(tmp_path):
+    model, out = synthesize(tmp_path / "moe.gguf", "tiny-qwen3moe"), tmp_path / "routes.jsonl.gz"
+    run = CliRunner().invoke(main, ["generate", str(model), "--tokens", "1,2,3", "-n", "4", "--routes", str(out)])
+    assert run.exit_code == 0, run.output
+    found = routes.read(out)
+    with kit.open(model) as file:
+        experts, expert_bytes, _ = routes.geometry_of(file)
+        used = file.metadata["qwen3moe.expert_used_count"]
+        stacks = [info.nbytes for name, info in file.tensors.items() if "_exps" in name]
+        assert expert_bytes.sum() * experts == sum(stacks)
+        model_ = kit.Transformer(kit.Weights(file), linear="fused")
+        chosen = {}
+        import kit.model.cpu_ops as ops
+
+        right, ops.best_experts = ops.best_experts, lambda scores, used: chosen.setdefault(len(chosen), right(scores, used))
+        try:
+            kit.generate(model_, [1, 2, 3], 4)
+        finally:
+            ops.best_experts = right
+    layers = found.layers
+    assert len(found.decoded) == 3 and all(len(ids) == used for step in found.decoded for _, ids in step)
+    for token, step in enumerate(found.decoded, start=1):
+        for layer, ids in step:
+            assert sorted(ids) == sorted(chosen[token * layers + layer][1][0].tolist())
+    assert math.isclose(found.cycle, used * expert_bytes.sum())
+    assert found.requests().tokens[0] == 0
+
+
+def test_generate_refuses_routes_of_a_dense_model(tmp_path):
+    model = synthesize(tmp_path / "dense.gguf", "tiny-llama")
+    run = CliRunner().invoke(main, ["generate", str(model), "--tokens", "1", "--routes", str(tmp_path / "r")])
+    assert run.exit_code == 2 and "has no experts" in run.output
