@@ -10,12 +10,11 @@ import pandas as pd
 import torch
 
 import kit
-from kit.cache.bounds import knapsack
 from kit.cache.policies.base import Policy
 from kit.cache.prefetch import Prefetcher
 from kit.cache.stats import Stats
 from kit.cache.traces import Requests, requests
-from kit.lab import figures, tables
+from kit.lab import tables
 
 
 @dataclass(frozen=True)
@@ -151,45 +150,7 @@ def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
     return tables.frame(rows, "run", "tok/s", "of the bound", "weights, GB/s", "hit rate", "byte hit rate", "resident MiB")
 
 
-# --- from too small to large enough ---------------------------------------------------------------------------------
-
-KNAPSACK = "Pinned (knapsack)"
-
-
-def sweep(file, order: Requests, fractions, passes=3) -> pd.DataFrame:
-    """Decode at each capacity (a fraction of the working set): speed, live and replayed hit rate. The policies are LRU and a
-    pinned set that a knapsack over bytes chose."""
-    sizes, rows = order.objects, []
-    for fraction in fractions:
-        capacity = order.share(fraction)
-        chosen = kit.Pinned(capacity, names=knapsack(sizes, sizes, capacity))
-        for label, policy in {"LRU": kit.LRU(capacity), KNAPSACK: chosen}.items():
-            run = decode(file, policy, passes=passes)
-            agrees = run.stats.counts == kit.replay(run.accesses, policy).counts
-            rows.append((label, fraction, run.tokens_per_second, run.warm_byte_hit_rate, agrees))
-    return pd.DataFrame(rows, columns=["policy", "capacity / working set", "tok/s", "byte hit rate", "replay agrees"])
-
-
 def fastest(machine, working_set: float, hit_rate) -> np.ndarray:
     """Tokens a second that no decode can pass: misses are written once as f32, then every weight is read once."""
     missing = (1 - np.asarray(hit_rate, float)) * working_set
     return 1 / (missing / (machine.write_gbps * 1e9) + working_set / (machine.read_gbps * 1e9))
-
-
-def cliff_figure(swept: pd.DataFrame, machine, working_set: int, title: str):
-    """Speed and byte hit rate against capacity, live points, with capacity / total and the machine's bound drawn in."""
-    figure, (speed, hits) = figures.new(2, height=6.4, sharex=True)
-    grid = np.linspace(0, 1.15, 200)
-    share = np.minimum(grid, 1)
-    speed.plot(100 * grid, fastest(machine, working_set, share), **figures.DASHED, label="bound of this machine")
-    hits.plot(100 * grid, 100 * share, **figures.DASHED, label="bound: capacity / working set")
-    for axes, column, scale in ((speed, "tok/s", 1), (hits, "byte hit rate", 100)):
-        wide = scale * swept.pivot(index="capacity / working set", columns="policy", values=column)
-        axes.plot(100 * wide.index, wide["LRU"], "-o", color=figures.VERMILION, label="LRU")
-        axes.plot(100 * wide.index, wide[KNAPSACK], "-s", color=figures.BLUE, label=KNAPSACK)
-    speed.set(ylabel="tokens a second", title=title)
-    speed.set_ylim(bottom=0)
-    hits.set(ylabel="byte hit rate, %", xlabel="capacity, % of the working set")
-    for axes in (speed, hits):
-        axes.legend(loc="upper left")
-    return figure

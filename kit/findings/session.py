@@ -128,11 +128,20 @@ class Session:
         verdict = "not measurable here"
         return self.record(claim, quantity=quantity, unit="", status="skipped", verdict=verdict, reason=reason)
 
-    def answer(self, text: str):
-        """The notebook's answer, filled from the run (Markdown); a page shows a cell tagged "answer" under the title."""
+    def seen(self, start: str, notebook: str = "") -> list[records.Record]:
+        """Records of this run, of one notebook or of all, whose quantity starts so: what another notebook measured."""
+        rows = records.read(sorted(self.out.glob(f"{notebook or '*'}.jsonl")))
+        return [row for row in rows if row.quantity.startswith(start) and row.samples]
+
+    def say(self, text: str):
+        """A sentence that states an outcome, filled from the run (Markdown): the only place for one beside titles."""
         from IPython.display import Markdown  # no command needs it
 
-        return Markdown(f"**Answer.** {text}")
+        return Markdown(text)
+
+    def answer(self, text: str):
+        """The notebook's answer, filled from the run (Markdown); a page shows a cell tagged "answer" under the title."""
+        return self.say(f"**Answer.** {text}")
 
     def verdicts(self) -> pd.DataFrame:
         """The claims judged so far: as reported, what was measured, the verdict and its reason."""

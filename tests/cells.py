@@ -1,0 +1,139 @@
+"""Run the cells of a notebook in this process, up to a tag or an index, with parameters and variables replaced.
+
+    ran = cells.run("02_cache_mystery", until="evidence", out=tmp_path, replace={"limit": 2 << 30, "log": lambda log: log[:9]})
+    ran["tried"], ran.words, ran.titles
+
+What a cell assigns to a replaced name at its top level is replaced right after, so the rest of the cell sees it too.
+"""
+
+import ast
+import contextlib
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import nbformat
+
+from kit.lab.paths import ROOT
+
+NUMBER = re.compile(r"\d")
+
+
+@dataclass
+class Ran(dict):
+    """The namespace after the last cell that ran. ``words``: what each cell says, by the cell's id (Markdown, printed text);
+    ``titles``: the titles of its figures; ``shown``: the values that its last lines have."""
+
+    words: dict[str, str] = field(default_factory=dict)
+    titles: dict[str, list[str]] = field(default_factory=dict)
+    shown: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Every sentence and title by (cell id, place): what a reader takes for the outcome."""
+        found = {f"{cell}: words": text for cell, text in self.words.items() if text}
+        return found | {f"{cell}: title {n}": title for cell, titles in self.titles.items() for n, title in enumerate(titles)}
+
+
+def read(notebook: str | Path):
+    """A notebook of the kit by its name, or any by its path."""
+    return nbformat.read(ROOT / "notebooks" / f"{notebook}.ipynb" if isinstance(notebook, str) else notebook, as_version=4)
+
+
+def run(
+    notebook: str | Path, until: str | int | None = None, replace: Mapping[str, object] | None = None, **parameters
+) -> Ran:  # fmt: skip
+    """The code cells in order up to and with ``until``, a cell's id, tag or index; None: all. ``parameters``: of the cell
+    with that tag, by default those of the smoke profile. ``replace``: name -> value, or a function of the cell's own value
+    (a function that stands for a value is wrapped in another). KeyError when a name or ``until`` does not occur."""
+    replace, ran, used = dict(replace or {}), Ran(), set()
+    ran["_replaced"] = lambda name, value: _replaced(replace[name], value)
+    parameters = {"profile": "smoke"} | {name: str(value) if isinstance(value, Path) else value for name, value in parameters.items()}
+    plt.close("all")
+    for number, cell in enumerate(read(notebook).cells):
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type == "code":
+            tree = ast.parse(cell.source)
+            used |= _replace_in(tree, set(replace))
+            _run_cell(cell.id, tree, ran)
+            if "parameters" in tags:
+                if unknown := set(parameters) - set(ran):
+                    raise KeyError(f"{notebook} has no parameter {', '.join(unknown)}")
+                ran.update(parameters)
+        if until is not None and until in (number, cell.id, *tags):
+            break
+    else:
+        if until is not None:
+            raise KeyError(f"{notebook} has no cell {until!r}")
+    if missing := set(replace) - used:
+        raise KeyError(f"no cell that ran assigns {', '.join(sorted(missing))} at its top level")
+    return ran
+
+
+def _replaced(new, value):
+    return new(value) if isinstance(new, Callable) else new
+
+
+def _replace_in(tree: ast.Module, names: set[str]) -> set[str]:
+    """After each top-level assignment of a name, ``name = _replaced("name", name)``; returns the names found."""
+    body, found = [], set()
+    for node in tree.body:
+        body.append(node)
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        stored = {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)} & names
+        body += [ast.parse(f"{name} = _replaced({name!r}, {name})").body[0] for name in sorted(stored)]
+        found |= stored
+    tree.body = body
+    return found
+
+
+def _run_cell(name: str, tree: ast.Module, ran: Ran) -> None:
+    last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    printed, open_before = io.StringIO(), set(plt.get_fignums())
+    with contextlib.redirect_stdout(printed):
+        exec(compile(tree, f"<{name}>", "exec"), ran)
+        value = eval(compile(last, f"<{name}>", "eval"), ran) if last else None
+    ran.shown[name] = value
+    ran.words[name] = "\n".join(filter(None, (printed.getvalue().strip(), getattr(value, "data", None) if _said(value) else "")))
+    figures = [plt.figure(number) for number in plt.get_fignums() if number not in open_before]
+    ran.titles[name] = [t for figure in figures for axes in figure.axes if (t := axes.get_title("left") or axes.get_title())]
+    plt.close("all")
+
+
+def _said(value) -> bool:
+    return type(value).__name__ == "Markdown"
+
+
+def unfilled(ran: Ran) -> list[str]:
+    """Figure titles and bold sentences of an executed run that hold no number of it: candidates for a word older than its data."""
+    bold = {cell: re.findall(r"\*\*(.+?)\*\*", text, re.DOTALL) for cell, text in ran.words.items()}
+    told = [(cell, text) for kind in (ran.titles, bold) for cell, texts in kind.items() for text in texts]
+    return [f"{cell}: {text}" for cell, text in told if not NUMBER.search(text) and text.strip(" .") not in LABELS]
+
+
+LABELS = ("Question", "Claim", "Answer", "Real and generated", "Generated and real")  # bold words that state nothing
+
+
+def static_sentences(notebook: str | Path) -> list[str]:
+    """Bold phrases of the Markdown cells beside labels, and titles in code that are plain strings: neither can follow the run."""
+    found = []
+    for cell in read(notebook).cells:
+        if cell.cell_type == "markdown":
+            bold = [text.strip(" .") for text in re.findall(r"\*\*(.+?)\*\*", cell.source, re.DOTALL)]
+            found += [f"{cell.id}: {text}" for text in bold if text not in LABELS]
+        else:
+            found += [f"{cell.id}: {text}" for text in _constant_titles(ast.parse(cell.source))]
+    return found
+
+
+def _constant_titles(tree: ast.Module) -> list[str]:
+    """Constant strings given as a title: ``set_title(...)``, ``suptitle(...)``, ``title=...``."""
+    given = []
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if getattr(call.func, "attr", getattr(call.func, "id", "")) in ("set_title", "suptitle", "title"):
+            given += call.args[:1]
+        given += [keyword.value for keyword in call.keywords if keyword.arg == "title"]
+    return [value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)]
