@@ -1,4 +1,4 @@
-"""The page of one notebook: its answer first, then text, figures and tables, code folded away, records at the end."""
+"""The page of one notebook: its answer first, then text, code, figures and tables, records at the end."""
 
 import json
 import re
@@ -15,6 +15,7 @@ from kit.report.run import Run, read_notebook
 _MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a failure
 _HIDDEN = {"remove-cell"}  # of use in JupyterLab only, as Jupyter Book names it
 ANSWER = "answer"  # tag of the cell whose text opens the page
+_FOLDED = {"plumbing", "parameters", "injected-parameters", ANSWER}  # tags of code that a page folds away; the rest stands open
 _TITLE = re.compile(r"<h1\b[^>]*>.*?</h1>", re.DOTALL)
 
 
@@ -77,7 +78,7 @@ def cells_of(path: Path) -> list[dict]:
                 "lines": len(cell.source.splitlines()), "body": content.code(cell.source), "tags": tags,
                 "seconds": cell.metadata.get("papermill", {}).get("duration"),
                 "outputs": [content.output(item) for item in merged(cell.outputs)],
-                "answers": ANSWER in tags, "drawn": "lab.picture(" in cell.source,
+                "answers": ANSWER in tags, "open": not _FOLDED & set(tags), "drawn": "lab.picture(" in cell.source,
                 "verdicts": "lab.verdicts()" in cell.source,  # the page has a fuller table of them
             }  # fmt: skip
         cells.append(shown)
