@@ -3,7 +3,7 @@
     ran = cells.run("02_cache_mystery", until="evidence", out=tmp_path, replace={"limit": 2 << 30, "log": lambda log: log[:9]})
     ran["tried"], ran.words, ran.titles
 
-What a cell assigns to a replaced name at its top level is replaced right after, so the rest of the cell sees it too.
+What a cell assigns to a replaced name outside functions is replaced right after, so the rest of the cell sees it too.
 """
 
 import ast
@@ -13,13 +13,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Condition
 
 import matplotlib.pyplot as plt
 import nbformat
 
 from kit.lab.paths import ROOT
 
-NUMBER = re.compile(r"\d")
+NUMBER, BOLD = re.compile(r"\d"), re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
+LABELS = ("Question", "Claim", "Answer", "Real and generated", "Generated and real")  # bold words that state nothing
 
 
 @dataclass
@@ -51,13 +53,14 @@ def run(
     (a function that stands for a value is wrapped in another). KeyError when a name or ``until`` does not occur."""
     replace, ran, used = dict(replace or {}), Ran(), set()
     ran["_replaced"] = lambda name, value: _replaced(replace[name], value)
-    parameters = {"profile": "smoke"} | {name: str(value) if isinstance(value, Path) else value for name, value in parameters.items()}
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in parameters.items()}
+    parameters = {"profile": "smoke"} | plain
     plt.close("all")
     for number, cell in enumerate(read(notebook).cells):
         tags = cell.metadata.get("tags", [])
         if cell.cell_type == "code":
             tree = ast.parse(cell.source)
-            used |= _replace_in(tree, set(replace))
+            used |= _replace_in(tree.body, set(replace))
             _run_cell(cell.id, tree, ran)
             if "parameters" in tags:
                 if unknown := set(parameters) - set(ran):
@@ -69,7 +72,7 @@ def run(
         if until is not None:
             raise KeyError(f"{notebook} has no cell {until!r}")
     if missing := set(replace) - used:
-        raise KeyError(f"no cell that ran assigns {', '.join(sorted(missing))} at its top level")
+        raise KeyError(f"no cell that ran assigns {', '.join(sorted(missing))} outside functions")
     return ran
 
 
@@ -77,16 +80,19 @@ def _replaced(new, value):
     return new(value) if isinstance(new, Callable) else new
 
 
-def _replace_in(tree: ast.Module, names: set[str]) -> set[str]:
-    """After each top-level assignment of a name, ``name = _replaced("name", name)``; returns the names found."""
-    body, found = [], set()
-    for node in tree.body:
-        body.append(node)
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+def _replace_in(body: list[ast.stmt], names: set[str]) -> set[str]:
+    """After each assignment of a name outside functions, ``name = _replaced("name", name)``; returns the names found."""
+    found = set()
+    for node in list(body):
+        for inner in ("body", "orelse"):
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found |= _replace_in(getattr(node, inner, None) or [], names)
+        targets = getattr(node, "targets", []) if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
         stored = {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)} & names
-        body += [ast.parse(f"{name} = _replaced({name!r}, {name})").body[0] for name in sorted(stored)]
+        for name in sorted(stored):
+            body.insert(body.index(node) + 1, ast.parse(f"{name} = _replaced({name!r}, {name})").body[0])
         found |= stored
-    tree.body = body
     return found
 
 
@@ -97,32 +103,26 @@ def _run_cell(name: str, tree: ast.Module, ran: Ran) -> None:
         exec(compile(tree, f"<{name}>", "exec"), ran)
         value = eval(compile(last, f"<{name}>", "eval"), ran) if last else None
     ran.shown[name] = value
-    ran.words[name] = "\n".join(filter(None, (printed.getvalue().strip(), getattr(value, "data", None) if _said(value) else "")))
+    said = value.data if type(value).__name__ == "Markdown" else ""
+    ran.words[name] = "\n".join(filter(None, (printed.getvalue().strip(), said)))
     figures = [plt.figure(number) for number in plt.get_fignums() if number not in open_before]
     ran.titles[name] = [t for figure in figures for axes in figure.axes if (t := axes.get_title("left") or axes.get_title())]
     plt.close("all")
 
 
-def _said(value) -> bool:
-    return type(value).__name__ == "Markdown"
-
-
 def unfilled(ran: Ran) -> list[str]:
-    """Figure titles and bold sentences of an executed run that hold no number of it: candidates for a word older than its data."""
-    bold = {cell: re.findall(r"\*\*(.+?)\*\*", text, re.DOTALL) for cell, text in ran.words.items()}
+    """Figure titles and bold sentences of an executed run that hold no number: words that may be older than its data."""
+    bold = {cell: BOLD.findall(text) for cell, text in ran.words.items()}
     told = [(cell, text) for kind in (ran.titles, bold) for cell, texts in kind.items() for text in texts]
     return [f"{cell}: {text}" for cell, text in told if not NUMBER.search(text) and text.strip(" .") not in LABELS]
 
 
-LABELS = ("Question", "Claim", "Answer", "Real and generated", "Generated and real")  # bold words that state nothing
-
-
 def static_sentences(notebook: str | Path) -> list[str]:
-    """Bold phrases of the Markdown cells beside labels, and titles in code that are plain strings: neither can follow the run."""
+    """Bold phrases of Markdown cells beside labels, and titles in code that are plain strings: neither follows the run."""
     found = []
     for cell in read(notebook).cells:
         if cell.cell_type == "markdown":
-            bold = [text.strip(" .") for text in re.findall(r"\*\*(.+?)\*\*", cell.source, re.DOTALL)]
+            bold = [text.strip(" .") for text in BOLD.findall(cell.source)]
             found += [f"{cell.id}: {text}" for text in bold if text not in LABELS]
         else:
             found += [f"{cell.id}: {text}" for text in _constant_titles(ast.parse(cell.source))]
@@ -137,3 +137,10 @@ def _constant_titles(tree: ast.Module) -> list[str]:
             given += call.args[:1]
         given += [keyword.value for keyword in call.keywords if keyword.arg == "title"]
     return [value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+
+
+class Reentrant(Condition):
+    """Opposite data for a cell with a lock: one that whoever reads may take for writing."""
+
+    def wait_for(self, predicate, timeout=None):
+        return True

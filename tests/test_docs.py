@@ -8,15 +8,16 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-import types
 
+import cells
 import click
 import model_files
+import nbformat
 import pytest
 import yaml
 from click.testing import CliRunner
+from invented import MACHINE
 
-import kit.findings
 from benchmarks import _speeds
 from kit import cache
 from kit.claims import table as claims
@@ -144,26 +145,25 @@ def test_the_policy_of_the_page_is_one(monkeypatch):
 
 
 def test_the_finding_of_the_page_runs_and_its_test_can_fail(tmp_path, monkeypatch):
-    row, module, parameters, cells, _, test = blocks("A finding")
+    row, parameters, plumbing, shows, _, test = blocks("A finding")
     claim = claims.Claim(**yaml.safe_load(row)[0])
     known = claims.load() | {claim.id: claim}
     monkeypatch.setattr(claims, "load", lambda: known)
-    copying = types.ModuleType("kit.findings.copying")
-    monkeypatch.setitem(sys.modules, copying.__name__, copying)
-    monkeypatch.setattr(kit.findings, "copying", copying, raising=False)
-    exec(module, vars(copying))
+    monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
+    monkeypatch.setenv("KIT_PATIENCE", "0")
+    path, codes = tmp_path / "07_copying.ipynb", (parameters, plumbing, shows)
+    tags = [["parameters"], ["plumbing"], []]
+    made = [nbformat.v4.new_code_cell(code, metadata={"tags": tag}) for code, tag in zip(codes, tags, strict=True)]
+    nbformat.write(nbformat.v4.new_notebook(cells=made), path)
+    model, whole = str(model_files.write(tmp_path, "tiny-llama")), cells.run
+    monkeypatch.setattr(cells, "run", lambda name, **asked: whole(path, model=model, **asked))
+    assert cells.run("07_copying", out=tmp_path)["pair"].ratio > 0
     exec(test, tested := {})
-    monkeypatch.setattr(machine, "of_run", lambda folder: tested["MACHINE"])
-    run = {}
-    exec(parameters, run)
-    run |= {"profile": "smoke", "out": str(tmp_path), "model": str(model_files.write(tmp_path, "tiny-llama"))}
-    exec(cells, run)
-    assert list(run["lab"].verdicts().index) == [claim.id] and run["pair"].ratio > 0
     ((mark,),) = [tested["test_the_verdict_follows_the_ratio"].pytestmark]
     for ratio, verdict in mark.args[1]:
-        tested["test_the_verdict_follows_the_ratio"](ratio, verdict, tmp_path, monkeypatch)
+        tested["test_the_verdict_follows_the_ratio"](ratio, verdict, tmp_path)
     with pytest.raises(AssertionError):
-        tested["test_the_verdict_follows_the_ratio"](3.0, "reproduced in ratio", tmp_path, monkeypatch)
+        tested["test_the_verdict_follows_the_ratio"](3.0, "reproduced in ratio", tmp_path)
 
 
 def test_speeds_are_those_of_the_records():

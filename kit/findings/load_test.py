@@ -104,7 +104,6 @@ def ask(server: Server, path: str, asked: int) -> Exchange:
     return Exchange(path, asked, seconds, response.status, data, server.produced - before)
 
 
-
 def theirs(generate: Callable[[int], list[int]]) -> dict[str, Route]:
     """The routes that the reports' server has (crates/woolly-server/src/server.rs, lines 87 to 123): list, info, load,
     unload, three that generate. ``generate``: asked tokens -> tokens."""

@@ -93,13 +93,14 @@ def test_a_figure_enlarges_and_closes(visit):
     assert not page.locator("dialog").is_visible()
 
 
-def test_code_is_folded_but_there(visit):
+def test_code_that_teaches_is_open_and_parameters_are_folded_but_there(visit):
     page = visit("01_first_token")
-    code = page.locator("details.code .highlight").nth(2)
+    assert page.locator("details.code .highlight").nth(2).is_visible()
+    code = page.locator("details.code .highlight").first
     assert not code.is_visible()
     page.get_by_role("button", name="Show all code").click()
     assert code.is_visible()
-    assert "kit.Session" in code.inner_text()
+    assert "profile" in code.inner_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,0 +1,133 @@
+"""Notebooks that show their work: words follow the data, a changed number runs through every cell, cells stay short."""
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import cells
+import pytest
+from invented import MACHINE
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a notebook is put to the test. ``number``: one number that a reader may change. ``opposite``: replacements (name ->
+    value or function of the value) that turn its findings round; ``empty``: others, without data, up to the cell ``until``.
+    ``lines``: code lines at most. ``steady``: cells whose words do not depend on what is replaced, with the reason."""
+
+    number: dict
+    opposite: dict
+    empty: dict = field(default_factory=dict)
+    until: str | None = None
+    lines: int = 200
+    steady: dict = field(default_factory=dict)
+
+
+CASES = {  # a notebook joins by its row
+    "02_cache_mystery": Case(
+        number={"limit": 2 << 30},
+        opposite={
+            "log": lambda log: log.assign(elements=log["elements"] // 5000 + 1, dequantize_ms=100.0),
+            "changed": cells.Reentrant(),
+            "swept": lambda swept: swept.assign(**{"byte hit rate": 0.4}),
+            "missing": lambda missing: [replace(e, body=b"tokens") for e in missing],
+            "reported_speeds": (4, 5, 6),
+            "record": lambda record: record | {"token-kept": (3.0, 2.0, 1.0), "preload-mib": 31},
+        },
+        empty={"log": lambda log: log.iloc[:0]},
+        until="histogram",
+        lines=300,
+    )
+}  # fmt: skip
+NAMES = pytest.mark.parametrize("name", CASES)
+TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    monkeypatch.setenv("KIT_PATIENCE", "0")
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """name -> the notebook as it stands, run once in the smoke profile."""
+    return cache(lambda name: cells.run(name, out=tmp_path_factory.mktemp(name)))
+
+
+def untimed(told: dict) -> dict:
+    return {place: TIME.sub("T", text) for place, text in told.items()}
+
+
+@NAMES
+def test_words_follow_the_data(name, ran, tmp_path):
+    """Every sentence and title is another one on opposite data, or on none: a word that stays is older than its data."""
+    case, before = CASES[name], untimed(ran(name).told)
+    others = [untimed(cells.run(name, out=tmp_path / "opposite", replace=case.opposite).told)]
+    if case.empty:
+        others.append(untimed(cells.run(name, case.until, out=tmp_path / "empty", replace=case.empty).told))
+    unchanged = [
+        place for place, text in before.items()
+        if all(other.get(place, text) == text for other in others) and place.partition(":")[0] not in case.steady
+    ]  # fmt: skip
+    assert not unchanged, {place: before[place] for place in unchanged}
+
+
+@NAMES
+def test_titles_and_bold_sentences_hold_a_value_of_the_run(name, ran):
+    assert cells.static_sentences(name) == []
+    assert cells.unfilled(ran(name)) == []
+
+
+@NAMES
+def test_a_reader_changes_a_number_and_runs_every_cell(name, ran, tmp_path):
+    changed = cells.run(name, out=tmp_path, replace=CASES[name].number)
+    assert untimed(changed.told) != untimed(ran(name).told)
+
+
+@NAMES
+def test_cells_are_short_and_the_notebook_is(name):
+    sources = [cell.source for cell in cells.read(name).cells if cell.cell_type == "code"]
+    assert [source for source in sources if len(source.splitlines()) > 20] == []
+    lines = [line for source in sources for line in source.splitlines() if line.strip()]
+    assert len(lines) <= CASES[name].lines
+
+
+# --- the harness itself ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    """A notebook with a title and a sentence that ignore its data, and one of each that do not."""
+    from nbformat import v4, write
+
+    codes = [
+        'profile: str = "quick"\nout: str = ""',
+        "values = [3, 1]\nwith open(__import__('os').devnull) as nothing:\n    least = min(values)\nleast",
+        "import matplotlib.pyplot as plt\nfigure, (one, two) = plt.subplots(1, 2)\none.set_title('It falls')\n"
+        "two.set_title(f'{least} at least')\nprint('It falls.', profile)",
+    ]
+    made = [v4.new_code_cell(code, id=f"c{number}", metadata={"tags": [tag]} if (tag := ["parameters", "", ""][number]) else {})
+            for number, code in enumerate(codes)]  # fmt: skip
+    path = tmp_path / "small.ipynb"
+    write(v4.new_notebook(cells=[v4.new_markdown_cell("**Question.** What? **It falls.**", id="m"), *made]), path)
+    return path
+
+
+def test_the_harness_replaces_where_a_cell_assigns(notebook):
+    assert cells.run(notebook, "c1").shown["c1"] == 1
+    ran = cells.run(notebook, replace={"values": lambda values: [*values, 0]}, out="there")
+    assert ran["least"] == 0 and ran["out"] == "there" and ran.words["c2"] == "It falls. smoke"
+    assert cells.run(notebook, replace={"least": 7}).titles["c2"] == ["It falls", "7 at least"]
+    assert "figure" not in cells.run(notebook, 2)
+
+
+def test_the_harness_finds_words_without_values(notebook):
+    assert cells.unfilled(cells.run(notebook)) == ["c2: It falls"]
+    assert cells.static_sentences(notebook) == ["m: It falls", "c2: It falls"]
+
+
+@pytest.mark.parametrize("wrong", [{"until": "nowhere"}, {"replace": {"nobody": 1}}, {"unknown": 1}])
+def test_the_harness_refuses_what_does_not_occur(notebook, wrong):
+    with pytest.raises(KeyError):
+        cells.run(notebook, **wrong)
