@@ -6,7 +6,7 @@ from pathlib import Path
 from kit.claims import records
 from kit.claims.judge import spread_of
 from kit.claims.records import Record
-from kit.lab.measure import DRIFT
+from kit.lab import drift
 from kit.units import format_quantity
 
 
@@ -34,5 +34,5 @@ def contradictions(folder: Path) -> list[str]:
 
 
 def _range(record: Record) -> tuple[float, float]:
-    value = record.median
-    return spread_of(record.samples, record.how) or (min(value / DRIFT, value * DRIFT), max(value / DRIFT, value * DRIFT))
+    value, by = record.median, drift.factor("x")  # within one run, whatever the unit, no more is allowed than for ratios
+    return spread_of(record.samples, record.how, "x") or tuple(sorted((value / by, value * by)))

@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.claims import book, records
+from kit.claims import runs as several
 from kit.claims import table as claims
 from kit.commands import cli
 from kit.errors import ReportError
 from kit.findings.n08_claims import ledger
 from kit.findings.session import Session
+from kit.lab.files import read_yaml
+from kit.lab.paths import ROOT, data_file
 from kit.report import index
 from kit.report import run as runs
 
@@ -22,6 +25,7 @@ EMPTY = dict(run_id="r", quantity="q", unit="s")
 
 
 def record(claim="", verdict="", **given):
+    given = {"accept": [0, 2], "interval": [1.0, 1.0]} | given
     given = EMPTY | {"samples": [1.0], "notebook": "01_first_token"} | given
     return records.Record(claim=claim, verdict=verdict, reason="because" if verdict else "", **given)
 
@@ -182,14 +186,43 @@ def run_of(folder, *rows, profile="quick", machine="m"):
 def test_one_verdict_that_flips_between_two_runs_is_found(tmp_path):
     a = run_of(tmp_path / "a", ("cold-inference", "q", "reproduced"), ("layer-50s", "q", "reproduced"))
     b = run_of(tmp_path / "b", ("cold-inference", "q", "impossible"), ("layer-50s", "q", "undecided here"))
-    rows = {row.claim: row for row in book.across([a, b])}
+    rows = {row.claim: row for row in several.compare([a, b])}
     assert rows["cold-inference"].flips and rows["cold-inference"].verdicts == ("reproduced", "impossible")
     assert rows["layer-50s"].differs and not rows["layer-50s"].flips
     assert not rows["tile-295-5"].differs and rows["tile-295-5"].verdicts == ("no record",) * 2
     found = CliRunner().invoke(cli.main, ["verify", str(a), str(b)])
-    assert found.exit_code == 1 and found.output.count("FLIP") == 1
+    assert found.exit_code == 1 and found.output.count("FLIPS") == 1
     assert "layer-50s" in found.output and "tile-295-5" not in found.output
-    assert CliRunner().invoke(cli.main, ["verify", str(a), str(a)]).exit_code == 0
+    assert "1 undecided in one and decided in another: layer-50s" in found.output
+    one = CliRunner().invoke(cli.main, ["verify", str(a), str(a)])
+    assert one.exit_code == 2 and "one run" in one.output
+
+
+def test_runs_without_a_notebook_in_common_are_not_compared(tmp_path):
+    a = run_of(tmp_path / "a", ("cold-inference", "q", "reproduced"))
+    (tmp_path / "b").mkdir()
+    write(tmp_path / "b", record("layer-50s", "reproduced", notebook="06", machine_id="m", parameters={"profile": "quick"}))
+    with pytest.raises(ReportError, match="no notebook in common"):
+        several.compare([a, tmp_path / "b"])
+
+
+def test_machines_are_compared_claim_by_claim(tmp_path):
+    a = run_of(tmp_path / "a", ("cold-inference", "q", "reproduced"))
+    b = run_of(tmp_path / "b", ("cold-inference", "q", "not reproduced"), machine="other")
+    found = CliRunner().invoke(cli.main, ["verify", str(a), str(b), "--across"])
+    assert found.exit_code == 0 and "m (1)" in found.output and "other (1)" in found.output and "FLIPS" in found.output
+    assert CliRunner().invoke(cli.main, ["verify", str(a), str(a), "--across"]).exit_code == 2
+
+
+def test_the_spread_that_verdicts_allow_for_is_that_of_the_committed_runs(tmp_path):
+    rows = read_yaml(data_file("drift.yaml"))
+    folders = sorted((ROOT / "results" / "reference" / rows[0]["machine"]).glob("quick*"))
+    assert len(folders) == rows[0]["runs"]
+    found = several.spreads(folders)
+    assert {row["id"]: {name: row[name] for name in found["time"]} for row in rows} == found
+    (tmp_path / "drift.yaml").write_text(data_file("drift.yaml").read_text())
+    several.keep(tmp_path / "drift.yaml", folders)
+    assert (tmp_path / "drift.yaml").read_text() == data_file("drift.yaml").read_text()
 
 
 def test_a_part_that_flips_below_a_claim_that_does_not_is_found(tmp_path):
@@ -197,8 +230,8 @@ def test_a_part_that_flips_below_a_claim_that_does_not_is_found(tmp_path):
     always = ("cold-inference", "bound", "impossible")
     a = run_of(tmp_path / "a", always, ("cold-inference", "part", "reproduced"))
     b = run_of(tmp_path / "b", always, ("cold-inference", "part", "not reproduced"))
-    rows = [row for row in book.across([a, b]) if row.claim == "cold-inference"]
-    assert [(row.quantity, row.flips) for row in rows] == [("", False), ("part", True)]
+    rows = [row for row in several.compare([a, b]) if row.claim == "cold-inference"]
+    assert [(row.quantity, row.flips) for row in rows] == [("", False), ("bound", False), ("part", True)]
     found = CliRunner().invoke(cli.main, ["verify", str(a), str(b), "--json"])
     assert found.exit_code == 1 and sum(row["flips"] for row in json.loads(found.output)) == 1
 
@@ -207,14 +240,14 @@ def test_runs_of_two_experiments_are_not_compared(tmp_path):
     a = run_of(tmp_path / "a", ("cold-inference", "q", "reproduced"))
     b = run_of(tmp_path / "b", ("cold-inference", "q", "reproduced"), profile="smoke")
     with pytest.raises(ReportError, match="not of one profile: 'quick', 'smoke'"):
-        book.across([a, b])
+        several.compare([a, b])
     write(b, record("cold-inference", "reproduced", parameters={"profile": "quick", "model": "", "device": "cuda"}), name="03")
     c = run_of(tmp_path / "c", ("cold-inference", "q", "reproduced"), profile="smoke")
     with pytest.raises(ReportError, match="not of one device: 'cpu and cuda', 'cpu'"):
-        book.across([b, c])
+        several.compare([b, c])
     (tmp_path / "empty").mkdir()
     with pytest.raises(ReportError, match="empty holds no verdicts"):
-        book.across([a, tmp_path / "empty"])
+        several.compare([a, tmp_path / "empty"])
 
 
 def test_the_front_page_and_the_notebook_count_alike(tmp_path):

@@ -55,7 +55,7 @@ def noisy(generator, center):
 def test_more_pairs_until_the_edge_is_clear():
     generator = np.random.default_rng(0)
     few, many = (World(), World())
-    for world, edge in ((few, 50.0), (many, 1.6)):
+    for world, edge in ((few, 50.0), (many, 1.4)):
         a, b = world.work("a", noisy(generator, 1.0)), world.work("b", noisy(generator, 2.0))
         pair = measure.compare(a, b, 10, 0, edges=(edge, None), budget=1e9, **world.given())
         assert measure.decided(pair.ratios(), (edge,))

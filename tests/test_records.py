@@ -12,7 +12,7 @@ from kit.claims.judge import judge
 from kit.claims.records import Record
 from kit.errors import ReportError
 from kit.findings.session import Session
-from kit.lab import figures, machine, measure, tables
+from kit.lab import drift, figures, machine, measure, tables
 from kit.lab.paths import ROOT
 from kit.lab.state import State
 
@@ -159,4 +159,4 @@ def test_a_session_records_a_judgment_with_all_that_it_rests_on(session):
     assert records.read([session.out / "01_first_token.jsonl"]) == [back]
     assert (back.verdict, back.samples, back.upper) == ("reproduced in ratio", [3.0] * 6, 9.0)
     assert back.state == {"read_gbps": 20.0, "fill_gbps": 10.0} and back.accept == [2, None]
-    assert back.interval == pytest.approx([3 / 1.1, 3.3])
+    assert back.interval == pytest.approx([3 / drift.factor("x"), 3 * drift.factor("x")])

@@ -48,6 +48,7 @@ def test_every_notebook_runs_and_has_its_page(runs):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.skipif(not os.environ.get("KIT_TWICE"), reason="one run has nothing to be compared with: KIT_TWICE runs two")
 def test_no_verdict_flips(runs):
     done = kit("verify", *runs)
     assert done.returncode == 0, done.stdout

@@ -1,8 +1,8 @@
-"""The book of a run: every claim, the records that judge it, one verdict by one rule; and the same over several runs."""
+"""The book of a run: every claim, the records that judge it, one verdict by one rule."""
 
 import bisect
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,63 +113,3 @@ def reported_in(claim: Claim, unit: str) -> tuple[float, float] | None:
         faster = max(claim.before, claim.after) / min(claim.before, claim.after)
         return faster, faster
     return None
-
-
-# --- several runs ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Across:
-    """The verdicts of one claim, or of one part of it (``quantity``), a run each."""
-
-    claim: str
-    quantity: str
-    verdicts: tuple[str, ...]
-
-    @property
-    def flips(self) -> bool:
-        """Whether two runs decided it, and not alike. Undecided, not measurable and not there contradict nothing."""
-        return len({word for word in self.verdicts if WORDS[word].decides}) > 1
-
-    @property
-    def differs(self) -> bool:
-        """Whether the runs do not all say the same."""
-        return len(set(self.verdicts)) > 1
-
-
-def across(folders: Sequence[Path]) -> list[Across]:
-    """Every claim over the runs, each followed by those of its parts on which they differ. ReportError when a folder holds no
-    records, or the runs are not of one experiment: one machine, profile, model and device."""
-    books = [read(folder) for folder in folders]
-    settings = [_setting(folder, book) for folder, book in zip(folders, books, strict=True)]
-    for name in settings[0]:
-        values = [setting[name] for setting in settings]
-        if len(set(values)) > 1:
-            raise ReportError(f"these runs are not of one {name}: {', '.join(map(repr, dict.fromkeys(values)))}")
-    rows = []
-    for entries in zip(*books, strict=True):
-        claim, parts = entries[0].claim.id, [_by_quantity(entry) for entry in entries]
-        rows.append(Across(claim, "", tuple(entry.verdict for entry in entries)))
-        for quantity in dict.fromkeys(quantity for words in parts for quantity in words):
-            part = Across(claim, quantity, tuple(words.get(quantity, NO_RECORD) for words in parts))
-            rows += [part] * (part.differs and any(len(words) > 1 for words in parts))
-    return rows
-
-
-def _by_quantity(entry: Entry) -> dict[str, str]:
-    """Quantity and device of each part -> verdict; the strictest where several parts agree in both."""
-    found = defaultdict(list)
-    for part in entry.parts:
-        device = part.record.parameters.get("device", "cpu")
-        found[part.record.quantity + f" ({device})" * (device != "cpu")].append(part.record.verdict)
-    return {name: strictest(verdicts) for name, verdicts in found.items()}
-
-
-def _setting(folder: Path, book: Sequence[Entry]) -> dict[str, str]:
-    rows = [part.record for entry in book for part in entry.parts]
-    if not rows:
-        raise ReportError(f"{folder} holds no verdicts: name the folder of a run")
-    given = rows[0].parameters
-    model, devices = str(given.get("model", "")).rsplit("/", 1)[-1], {row.parameters.get("device", "cpu") for row in rows}
-    return {"machine": rows[0].machine_id, "profile": str(given.get("profile", "")), "model": model,
-            "device": " and ".join(sorted(devices))}  # fmt: skip

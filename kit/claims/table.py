@@ -12,23 +12,25 @@ from kit.lab.paths import data_file
 
 
 class Verdict(NamedTuple):
-    """What the word means, its color on pages and in figures (readable on white), and whether it decides a claim."""
+    """What the word means, its color on pages and in figures (readable on white), its letter where there is no room, and
+    whether it decides a claim."""
 
     meaning: str
     color: str
+    letter: str
     decides: bool = True
 
 
 VERDICTS = {  # the words that a record may carry, the strictest first
-    "impossible": Verdict("a stated bound forbids it; the bound is measured or sourced", "#a4332b"),
-    "not reproduced": Verdict("measured, and it is otherwise", "#a15c00"),
-    "undecided here": Verdict("the samples leave it open; the reason says what would decide it", "#6a4fa3", False),
-    "reproduced in ratio": Verdict("the effect at another size or on another machine, within the ratio's tolerance", "#1d6fa5"),
-    "reproduced": Verdict("measured here within the stated tolerance", "#00795a"),
-    "not measurable here": Verdict("something is missing: a GPU, memory, a file", "#6b747d", False),
+    "impossible": Verdict("a stated bound forbids it; the bound is measured or sourced", "#a4332b", "I"),
+    "not reproduced": Verdict("measured, and it is otherwise", "#a15c00", "N"),
+    "undecided here": Verdict("the samples leave it open; the reason says what would decide it", "#6a4fa3", "U", False),
+    "reproduced in ratio": Verdict("the effect at another size or on another machine, within a tolerance", "#1d6fa5", "Q"),
+    "reproduced": Verdict("measured here within the stated tolerance", "#00795a", "R"),
+    "not measurable here": Verdict("something is missing: a GPU, memory, a file", "#6b747d", "M", False),
 }
 NO_RECORD = "no record"
-WORDS = VERDICTS | {NO_RECORD: Verdict("nothing in this run judges it", "#7d6e63", False)}
+WORDS = VERDICTS | {NO_RECORD: Verdict("nothing in this run judges it", "#7d6e63", "-", False)}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""kit verify: whether runs on one machine agree on every verdict."""
+"""kit verify: whether runs agree on every verdict, what all of them together say, and what they differ by."""
 
 import click
 
@@ -7,45 +7,74 @@ from kit.units import to_json
 
 @click.command("verify")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False), metavar="RUN...")
+@click.option("--across", is_flag=True, help="Compare kinds of machine: a column a machine, its runs pooled.")
 @click.option("--all", "everything", is_flag=True, help="List what all runs agree on, too.")
+@click.option("--keep", is_flag=True, help="Write what these runs differ by to data/drift.yaml, which the verdicts allow for.")
 @click.option("--json", "as_json", is_flag=True, help="Print all rows as JSON.")
-def command(runs, everything, as_json):
+def command(runs, across, everything, keep, as_json):
     """Compare the verdicts of several runs, claim by claim.
 
-    The runs are of one machine, profile, model and device. Where they differ, the parts of the claim that differ stand below
-    it. Undecided beside decided is shown, and is no flip.
+    The runs are of one machine, profile, model and device. Each claim has a letter a run and the verdict of all runs together:
+    of three runs and more their medians are the samples. Undecided in one run and decided in another is listed as open.
 
     \b
     kit verify results/first results/second
     kit verify results/*-quick --all
+    kit verify results/laptop results/server --across
 
-    Exit code: 0 no verdict flips, 1 one does, 2 the runs cannot be compared.
-    """
+    Exit code: 0 no verdict flips, 1 one does, 2 the runs cannot be compared (one run, nothing in common, two experiments).
+    """  # fmt: skip
     from dataclasses import asdict
 
-    from kit.claims.book import across
+    from kit.claims import runs as several
+    from kit.claims.table import WORDS
+    from kit.lab.paths import data_file
 
-    rows = across(runs)
-    flips = [row for row in rows if row.flips and not row.quantity]
-    inside = [row for row in rows if row.flips and row.quantity]
-    claims = [row for row in rows if not row.quantity]
-    if as_json:
-        click.echo(to_json([asdict(row) | {"flips": row.flips} for row in rows]))
+    if across:
+        names, rows = several.machine_rows(runs)
+        names = ["the strictest", *names]
     else:
-        for line in _table([row for row in rows if everything or row.differs], len(runs)):
+        names, rows = ["pooled", "a run each"], several.compare(runs)
+    if keep:
+        several.keep(data_file("drift.yaml"), runs)
+    if as_json:
+        click.echo(to_json([asdict(row) | {"state": row.state, "flips": row.flips} for row in rows]))
+    else:
+        shown = [row for row in rows if everything or row.state != "same" or row.pooled != row.verdicts[0]]
+        for line in _table(names, shown, across):
             click.echo(line)
-        click.echo(
-            f"{len(claims)} claims in {len(runs)} runs: {sum(not row.differs for row in claims)} the same in all, "
-            f"{len(flips)} flip, {len(inside)} parts of claims flip"
-        )
-    raise SystemExit(bool(flips or inside))
+        if not across:
+            click.echo("  ".join(f"{word.letter} {name}" for name, word in WORDS.items()))
+            for kind, row in several.spreads(runs).items():
+                click.echo(f"{kind}: nine of ten medians within {row['factor']}x of the middle of the runs, all within "
+                           f"{row['most']}x ({row['quantities']} quantities)")  # fmt: skip
+        click.echo(_summary(rows, len(runs), "machines" if across else "runs"))
+    raise SystemExit(any(row.flips for row in rows) and not across)
 
 
-def _table(rows, runs):
-    widths = [max([20, *(len(row.verdicts[number]) for row in rows)]) for number in range(runs)]
+def _table(names, rows, across):
+    from kit.claims.table import WORDS
+
+    width = max([20, *map(len, names)])
+    yield " " * 26 + "  ".join(name.ljust(width) for name in names)
     for row in rows:
         if row.quantity:
             yield f"    {row.quantity}"
-        name = "" if row.quantity else row.claim
-        words = "  ".join(word.ljust(width) for word, width in zip(row.verdicts, widths, strict=True))
-        yield f"{name:26}{words}{'  FLIP' if row.flips else ''}".rstrip()
+        words = row.verdicts if across else ["".join(WORDS[word].letter for word in row.verdicts)]
+        state = "" if row.state == "same" else row.state.upper() if row.flips else row.state
+        line = f"{'' if row.quantity else row.claim:26}" + "  ".join(word.ljust(width) for word in [row.pooled, *words, state])
+        yield line.rstrip()
+        if row.reason and not across and row.state != "same":
+            yield f"{'':26}{row.reason}"
+
+
+def _summary(rows, count, what):
+    claims, parts = [row for row in rows if not row.quantity], [row for row in rows if row.quantity]
+    told = {state: sum(row.state == state for row in claims) for state in ("same", "open", "differs", "flips")}
+    open_ones = [row.claim for row in claims if row.state == "open"]
+    flipping = sum(row.flips for row in parts)
+    return (
+        f"{len(claims)} claims, {count} {what}: {told['same']} the same in all, {told['flips']} flip, {told['open']} undecided "
+        f"in one and decided in another{': ' + ', '.join(open_ones) if open_ones else ''}; {flipping} parts of claims flip; "
+        f"pooled, {sum(row.pooled == 'undecided here' for row in claims)} are undecided"
+    )

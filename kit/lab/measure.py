@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from torch.utils.benchmark.utils.timer import timer as timer_with_sync
 
+from kit.lab import drift
 from kit.lab.note import doing
 from kit.lab.state import State, probe
 
 Clock = Callable[[], float]
-DRIFT = 1.1  # factor by which medians differ between two runs on one machine
 _BATCH = 5  # rounds between two probes of the machine's state
 _NARROW = 1.05  # an interval whose ends have this ratio is final: the machine does not repeat itself better
 
@@ -133,9 +133,9 @@ def compare(
 
 
 def decided(ratios, edges: Sequence[float | None]) -> bool:
-    """Whether the interval of ``ratios``, widened by DRIFT, contains no edge, or is so narrow that more samples are useless."""
-    low, high = interval_of(ratios)
-    clear = not any(edge is not None and low / DRIFT <= edge <= high * DRIFT for edge in edges)
+    """Whether the interval of ``ratios``, wider by what runs differ by, holds no edge, or is too narrow for more to matter."""
+    (low, high), by = interval_of(ratios), drift.factor("x")
+    clear = not any(edge is not None and low / by <= edge <= high * by for edge in edges)
     return clear or 0 < high <= low * _NARROW
 
 

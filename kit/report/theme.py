@@ -41,7 +41,7 @@ def _environment() -> jinja2.Environment:
 def _tones() -> str:
     """The rules that give a verdict its color; lighter on a dark page."""
     rules = []
-    for word, (_, color, _) in WORDS.items():
+    for word, (_, color, *_) in WORDS.items():
         name = f".tone-{word.replace(' ', '-')}"
         dark = f'@media screen {{ :root[data-theme="dark"] {name} {{ --tone: color-mix(in srgb, {color} 45%, white); }} }}'
         rules += [f"{name} {{ --tone: {color}; }}", dark]

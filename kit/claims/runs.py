@@ -1,0 +1,162 @@
+"""Several runs: the verdicts of each beside each other, the pooled verdict, and what runs of one machine differ by."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kit.claims import book, records
+from kit.claims.book import Entry, strictest
+from kit.claims.judge import pooled
+from kit.claims.records import Record
+from kit.claims.table import NO_RECORD, WORDS
+from kit.errors import ReportError
+from kit.lab import drift
+
+SETTINGS = ("machine", "profile", "model", "device")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One claim, or one part of it (``quantity``): a verdict a run, and one from the samples of all runs."""
+
+    claim: str
+    quantity: str
+    verdicts: tuple[str, ...]
+    pooled: str
+    reason: str = ""
+
+    @property
+    def flips(self) -> bool:
+        """Whether two runs decided it, and not alike. Undecided, not measurable and not there contradict nothing."""
+        return len({word for word in self.verdicts if WORDS[word].decides}) > 1
+
+    @property
+    def differs(self) -> bool:
+        """Whether the runs do not all say the same."""
+        return len(set(self.verdicts)) > 1
+
+    @property
+    def state(self) -> str:
+        """``flips``, ``open`` (undecided in a run and decided in another), ``differs`` in what was there, or ``same``."""
+        if self.flips:
+            return "flips"
+        decides = {WORDS[word].decides for word in self.verdicts if word != NO_RECORD}
+        return "open" if len(decides) > 1 else "differs" if self.differs else "same"
+
+
+def compare(folders: Sequence[Path]) -> list[Row]:
+    """Every claim over runs of one experiment (machine, profile, model and device), each followed by its parts if it has
+    several. ReportError: fewer than two runs, a folder without verdicts, two experiments, or no notebook in common."""
+    if len({Path(folder).resolve() for folder in folders}) < 2:
+        raise ReportError("one run has nothing to be compared with: name two or more")
+    books = [book.read(folder) for folder in folders]
+    _one_experiment(folders, books, SETTINGS)
+    if not set.intersection(*({part.record.notebook for entry in one for part in entry.parts} for one in books)):
+        raise ReportError("these runs have no notebook in common: nothing of one is judged in the others")
+    return [row for entries in zip(*books, strict=True) for row in _rows(entries)]
+
+
+def by_machine(folders: Sequence[Path]) -> dict[str, list[Entry]]:
+    """Runs of several machines: machine id -> the entries of its pooled runs. ReportError when these are of one machine, or of
+    several profiles, models or devices."""
+    books = [book.read(folder) for folder in folders]
+    settings = _one_experiment(folders, books, SETTINGS[1:])
+    found = defaultdict(list)
+    for setting, one in zip(settings, books, strict=True):
+        found[setting["machine"]].append(one)
+    if len(found) < 2:
+        raise ReportError(f"these runs are all of one machine, {', '.join(found)}: kit verify without --across compares them")
+    return dict(found)
+
+
+def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[Row]]:
+    """(machine ids, a row a claim with the pooled verdict of each machine)."""
+    found = by_machine(folders)
+    columns = [[_rows(entries)[0] for entries in zip(*books, strict=True)] for books in found.values()]
+    rows = [Row(rows[0].claim, "", tuple(row.pooled for row in rows), strictest({row.pooled for row in rows} - {NO_RECORD}))
+            for rows in zip(*columns, strict=True)]  # fmt: skip
+    return [f"{name} ({len(books)})" for name, books in found.items()], rows
+
+
+def _rows(entries: Sequence[Entry]) -> list[Row]:
+    """The claim's row, then its parts'."""
+    claim, parts = entries[0].claim.id, [_by_quantity(entry) for entry in entries]
+    found = []
+    for quantity in dict.fromkeys(quantity for one in parts for quantity in one):
+        held = [one.get(quantity, []) for one in parts]
+        words = tuple(strictest(record.verdict for record in rows) for rows in held)
+        found.append(Row(claim, quantity, words, *pooled([record for rows in held for record in rows])))
+    whole = Row(claim, "", tuple(entry.verdict for entry in entries), strictest(part.pooled for part in found),
+                found[0].reason if len(found) == 1 else "")  # fmt: skip
+    return [whole, *found] if len(found) > 1 else [whole]
+
+
+def _by_quantity(entry: Entry) -> dict[str, list[Record]]:
+    """Quantity and device of each part -> its records."""
+    found = defaultdict(list)
+    for part in entry.parts:
+        device = part.record.parameters.get("device", "cpu")
+        found[part.record.quantity + f" ({device})" * (device != "cpu")].append(part.record)
+    return found
+
+
+def _one_experiment(folders: Sequence[Path], books: Sequence[list[Entry]], names: Iterable[str]) -> list[dict[str, str]]:
+    settings = [_setting(folder, one) for folder, one in zip(folders, books, strict=True)]
+    for name in names:
+        values = [setting[name] for setting in settings]
+        if len(set(values)) > 1:
+            raise ReportError(f"these runs are not of one {name}: {', '.join(map(repr, dict.fromkeys(values)))}")
+    return settings
+
+
+def _setting(folder: Path, entries: Sequence[Entry]) -> dict[str, str]:
+    rows = [part.record for entry in entries for part in entry.parts]
+    if not rows:
+        raise ReportError(f"{folder} holds no verdicts: name the folder of a run")
+    given = rows[0].parameters
+    devices = {row.parameters.get("device", "cpu") for row in rows}
+    model, device = str(given.get("model", "")).rsplit("/", 1)[-1], " and ".join(sorted(devices))
+    values = rows[0].machine_id, given.get("profile", ""), model, device
+    return dict(zip(SETTINGS, map(str, values), strict=True))
+
+
+# --- what runs differ by ---------------------------------------------------------------------------------------------
+
+
+def spreads(folders: Sequence[Path]) -> dict[str, dict]:
+    """Kind of quantity (kit.lab.drift) -> ``factor`` (nine of ten medians stay within it of the middle of the runs, on both
+    sides), ``most`` (all do), how many ``quantities`` and ``runs``. Ratios count where a verdict rests on them."""
+    medians = defaultdict(dict)
+    for number, folder in enumerate(folders):
+        for row in records.read(sorted(Path(folder).glob("*.jsonl"))):
+            kind = drift.kind_of(row.unit)
+            counts = kind and row.how == "measured" and row.status == "ok" and row.median and row.median > 0
+            if counts and (row.verdict or kind != "ratio"):
+                medians[kind, row.notebook, row.claim, row.quantity].setdefault(number, row.median)
+    found = defaultdict(list)
+    for (kind, *_), of_runs in medians.items():
+        if len(of_runs) > 1:
+            found[kind].append(np.sqrt(max(of_runs.values()) / min(of_runs.values())))
+    return {
+        kind: {"factor": round(float(np.quantile(found[kind], 0.9)), 2), "most": round(float(max(found[kind])), 2),
+               "quantities": len(found[kind]), "runs": len(folders)}
+        for kind in drift.KINDS if found[kind]
+    }  # fmt: skip
+
+
+def keep(path: Path, folders: Sequence[Path]) -> dict[str, dict]:
+    """Replace the rows of data/drift.yaml by ``spreads(folders)``, below the comment that opens the file."""
+    found = spreads(folders)
+    missing = [kind for kind in drift.KINDS if kind not in found]
+    if missing:
+        raise ReportError(f"these runs share no quantity of the kind {missing[0]}: name runs with more notebooks")
+    head = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    machine = _setting(folders[0], book.read(folders[0]))["machine"]
+    rows = [f"- {{id: {kind}, {', '.join(f'{name}: {value}' for name, value in row.items())}, machine: {machine}}}"
+            for kind, row in found.items()]  # fmt: skip
+    path.write_text("\n".join([*head, "", *rows]) + "\n", encoding="utf-8")
+    drift.spreads.cache_clear()
+    return found

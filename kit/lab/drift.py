@@ -1,0 +1,40 @@
+"""What runs of one machine differ by, by kind of quantity: `kit verify RUN... --keep` measured it (data/drift.yaml)."""
+
+from functools import cache
+
+from kit.errors import ReportError
+from kit.lab.files import read_yaml
+from kit.lab.paths import data_file
+
+KINDS = {"ratio": ("x",), "time": ("s", "ms"), "rate": ("GB/s", "GFLOP/s", "tok/s", "MB/s")}  # kind -> its units
+
+
+@cache
+def spreads() -> dict[str, tuple[float, float]]:
+    """Kind of quantity -> (factor, most): what the medians of nine of ten such quantities, and of all, stay within around the
+    middle of several runs."""
+    path = data_file("drift.yaml")
+    try:
+        found = {row["id"]: (float(row["factor"]), float(row["most"])) for row in read_yaml(path)}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReportError(f"{path}: rows with id, factor and most are needed ({error}): kit verify --keep writes it") from None
+    if set(found) != set(KINDS) or not all(1 <= factor <= most for factor, most in found.values()):
+        raise ReportError(f"{path}: 1 <= factor <= most is needed for {', '.join(KINDS)}: kit verify --keep writes it")
+    return found
+
+
+def kind_of(unit: str) -> str | None:
+    """The kind of a unit; None where no spread between runs is known of it."""
+    return next((kind for kind, units in KINDS.items() if unit in units), None)
+
+
+def factor(unit: str) -> float:
+    """What nine of ten quantities in such a unit stay within; of a unit that no kind has, the largest of the kinds."""
+    kind = kind_of(unit)
+    return spreads()[kind][0] if kind else max(usual for usual, _ in spreads().values())
+
+
+def most(unit: str) -> float:
+    """The most by which a quantity in such a unit was ever seen to leave the middle of several runs."""
+    kind = kind_of(unit)
+    return spreads()[kind][1] if kind else max(largest for _, largest in spreads().values())
