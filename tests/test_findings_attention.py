@@ -10,6 +10,7 @@ import pytest
 from invented import MACHINE
 
 import kit
+from kit.findings import first_layers
 from kit.findings.n04_attention import attention_map, one_token, verdicts
 from kit.findings.n04_attention import figures as attention_figures
 from kit.findings.n04_attention import variants as attention
@@ -112,7 +113,7 @@ def test_shares_follow_from_times():
 
 
 def test_the_first_layers_of_a_file_are_a_model(tiny):
-    file = one_token.FirstLayers(tiny, 1)
+    file = first_layers.FirstLayers(tiny, 1)
     model = kit.Transformer(kit.Weights(file))
     assert model.config.layers == 1 and not any(name.startswith("blk.1.") for name in file.tensors)
     assert model.logits([3, 4]).isfinite().all()
@@ -120,9 +121,10 @@ def test_the_first_layers_of_a_file_are_a_model(tiny):
 
 @pytest.mark.parametrize("room,most,layers", [(1e12, None, 2), (1e12, 1, 1), (6e6, None, 2), (4e6, None, 1), (1, None, 1)])
 def test_as_many_layers_as_fit(tiny, monkeypatch, room, most, layers):
-    monkeypatch.setattr(one_token, "memory_available", lambda: room)
+    monkeypatch.setattr(first_layers, "memory_available", lambda: 2 * room)
     assert len(tiny.tensors) == 20
-    assert read_config(one_token.what_fits(tiny, share=1.0, most=most)).layers == layers
+    assert read_config(first_layers.what_fits(tiny, most=most)).layers == layers
+    assert read_config(first_layers.what_fits(tiny, room, most)).layers == layers
 
 
 def test_equality_finds_a_variant_that_is_wrong(monkeypatch, granite):
@@ -137,7 +139,7 @@ def test_equality_finds_a_variant_that_is_wrong(monkeypatch, granite):
 def test_a_whole_run_draws_and_judges(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     lab = Session("04_attention", profile="smoke", out=str(tmp_path))
-    file = one_token.what_fits(tiny)
+    file = first_layers.what_fits(tiny)
     config = read_config(file)
     timed = attention.times(config, MACHINE, [1, 16, 64], samples=1)
     weights, tokens = one_token.by_way(file, 8, 1.0, samples=1)

@@ -7,9 +7,8 @@ import pandas as pd
 import torch
 
 import kit
-from kit.gguf.names import layer_of
 from kit.lab import measure
-from kit.lab.machine import Machine, memory_available
+from kit.lab.machine import Machine
 from kit.model.config import read_config
 from kit.model.kvcache import KV_TYPES
 from kit.synthetic.geometry import GEOMETRIES
@@ -32,27 +31,6 @@ WAYS = {  # in the order in which they run on one set of weights: the first find
     "fused": Way("best: straight from the blocks, fused attention", "fused", "fused"),
 }
 PARTS = ("dequantize", "projections", "attention", "norms", "rest")
-
-
-class FirstLayers:
-    """A GGUFFile with only its first ``layers`` layers: what fits in memory of a model that does not."""
-
-    def __init__(self, file, layers: int):
-        self._file = file
-        self.metadata = dict(file.metadata.items()) | {f"{file.architecture}.block_count": layers}
-        self.tensors = {name: tensor for name, tensor in file.tensors.items() if layer_of(name) < layers}
-
-    def __getattr__(self, name):
-        return getattr(self._file, name)
-
-
-def what_fits(file, share: float = 0.5, most: int | None = None) -> FirstLayers:
-    """The first layers (``most`` at most) whose f32 weights take up to ``share`` of the free memory, one at least."""
-    room = share * memory_available()
-    nbytes = pd.Series({name: 4 * tensor.elements for name, tensor in file.tensors.items()})
-    by_layer = nbytes.groupby(nbytes.index.map(layer_of)).sum().sort_index().cumsum()
-    fitting = int((by_layer[by_layer.index >= 0] <= room).sum())
-    return FirstLayers(file, max(1, min(fitting, most or fitting)))
 
 
 def true_layers(lab, file) -> int:

@@ -1,0 +1,307 @@
+"""Memory pressure: seconds of each inference against the memory for float32, with the weights kept, dequantized at each use,
+or used from their blocks.
+
+"kept" is what report 000 did: every dequantized weight stays, and what does not fit in memory goes to the disk and comes back.
+By default a file in the run's folder stands for the swap (``Spilled``), past the page cache and without rights.
+``swap=True`` takes real swap and a memory limit instead (``Group``), which only root on Linux may.
+"""
+
+import json
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+import kit
+from kit.errors import ReportError
+from kit.findings.first_layers import what_fits
+from kit.gguf.names import layer_of
+from kit.lab.note import doing
+from kit.model.config import read_config
+from kit.units import format_bytes
+
+FAULT = 32 << 10  # bytes that one page fault brings from swap on Linux: 2^3 pages (vm.page-cluster)
+WAYS = {"kept": "dequantized", "each time": "dequantized", "blocks": "fused"}  # way -> linear layer
+STANDS_FOR = "tinyllama-1.1b"
+MOST = 1.25 * 2**30  # bytes of float32: of a larger model only the first layers take part
+_SECTOR = 4096  # O_DIRECT: whole sectors, at whole sectors
+
+
+# --- no rights needed: a file in place of swap -----------------------------------------------------------------------------
+
+
+class Spilled(kit.Weights):
+    """Float32 weights that are all kept: ``limit`` bytes in memory, last used first, and the rest in a nameless file in
+    ``folder``.
+
+    An evicted weight is written once, ``piece`` bytes at a time, and a miss reads it back so, by O_DIRECT: the system's page
+    cache, which would hide the disk, takes no part. Spans "page in" and "page out" of the trace have bytes and times.
+    """
+
+    def __init__(self, file, limit: int, folder: Path, piece: int = FAULT):
+        super().__init__(file, kit.LRU(limit))
+        self._spill = _nameless(folder, self.working_set)
+        self._piece, self._room = piece, mmap.mmap(-1, piece)  # starts at a page, as O_DIRECT asks
+        self._places: dict[str, int] = {}  # weight -> offset in the file
+        self._dirty: dict[str, torch.Tensor] = {}  # not in the file yet
+        self._end = 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor; what the policy let go for it is written first."""
+        value = super().__getitem__(name)
+        if name not in self._places:
+            self._dirty[name] = value
+        for gone in [held for held in self._dirty if held not in self.store.policy]:
+            self._write(gone, self._dirty.pop(gone))
+        return value
+
+    def load(self, name: str) -> torch.Tensor:
+        """A miss: dequantized the first time, and read back from then on."""
+        if name not in self._places:
+            return super().load(name)
+        value = self._buffers.empty(self.shape(name), self.dtype)
+        target = _bytes_of(value)
+        with self.trace.span("page in", name, layer_of(name), len(target)):
+            for start, count in self._pieces(len(target)):
+                os.preadv(self._spill, [memoryview(self._room)[: _whole(count)]], self._places[name] + start)
+                target[start : start + count] = self._room[:count]
+        return value
+
+    def close(self) -> None:
+        """Give the file back."""
+        os.close(self._spill)
+
+    def _write(self, name, value):
+        source, self._places[name] = _bytes_of(value), self._end
+        with self.trace.span("page out", name, layer_of(name), len(source)):
+            for start, count in self._pieces(len(source)):
+                self._room[:count] = source[start : start + count]
+                os.pwrite(self._spill, memoryview(self._room)[: _whole(count)], self._end + start)
+        self._end += _whole(len(source))
+
+    def _pieces(self, nbytes):
+        return ((start, min(self._piece, nbytes - start)) for start in range(0, nbytes, self._piece))
+
+
+def _bytes_of(value: torch.Tensor) -> memoryview:
+    return memoryview(value.view(torch.uint8).numpy().reshape(-1))
+
+
+def _whole(nbytes: int) -> int:
+    return -(-nbytes // _SECTOR) * _SECTOR
+
+
+def _nameless(folder: Path, nbytes: int) -> int:
+    """A new file in ``folder``, open past the page cache and already unlinked: it goes with the process, however that ends."""
+    if (free := shutil.disk_usage(folder).free) < 2 * nbytes:
+        raise ReportError(f"{folder}: {format_bytes(nbytes)} of float32 may go to the disk, {format_bytes(free)} are free")
+    handle, name = tempfile.mkstemp(prefix="spill-", dir=folder)
+    try:
+        return os.open(name, os.O_RDWR | os.O_DIRECT)
+    except (OSError, AttributeError):  # tmpfs; systems other than Linux
+        message = f"{folder}: no file here can be read past the page cache (O_DIRECT); name a folder on a disk by out="
+        raise ReportError(message) from None
+    finally:
+        os.close(handle)
+        os.unlink(name)
+
+
+def _model(file, way, weights=None):
+    weights = weights or kit.Weights(file, kit.HashMap() if way == "kept" else None)
+    model = kit.Transformer(weights, linear=WAYS[way])
+    held = model.new_cache(64)
+
+    def inference(token: int) -> tuple[float, torch.Tensor]:
+        start = time.perf_counter()
+        logits = model.step([1 + token % 3], held)
+        return time.perf_counter() - start, logits
+
+    return inference
+
+
+def _warm(tiny, ways=WAYS):
+    """Kernels compile on a tiny model of the same formats, and no inference pays."""
+    with kit.open(tiny) as file:
+        for way in ways:
+            _model(file, way)(0)
+
+
+def _touch(nbytes: int) -> None:
+    """Take and release memory: pages that a virtual machine never used are slow to get, and no inference pays for that."""
+    torch.empty(nbytes, dtype=torch.uint8).zero_()
+
+
+def used_bytes(file) -> int:
+    """Bytes of float32 that one inference asks for."""
+    return sum(4 * file.tensors[name].elements for name in read_config(file).order_of_use(file.tensors))
+
+
+@doing("measuring memory pressure")
+def spilled(path, tiny, shares, folder: Path, inferences: int = 3, budget: float = 40.0, piece: int = FAULT) -> dict:
+    """share -> way -> seconds of each inference, the three ways in turn, with memory for that share of the float32 weights.
+
+    Only "kept" holds float32, so the memory bears on it alone. ``budget``: seconds for all shares; after its part of them a
+    share takes no third inference. ReportError when the logits of "kept" are not those of "each time", bit by bit.
+    """
+    _warm(tiny)
+    with kit.open(path) as whole:
+        file = what_fits(whole, MOST)
+        used, each = used_bytes(file), budget / len(shares)
+        _touch(2 * used)
+        return {share: _spilled(file, share * used, folder, inferences, each, piece) for share in shares}
+
+
+def _spilled(file, limit, folder, inferences, budget, piece):
+    seconds, end = {way: [] for way in WAYS}, time.monotonic() + budget
+    weights = Spilled(file, max(1, round(limit)), folder, piece)
+    models = {way: _model(file, way, weights if way == "kept" else None) for way in WAYS}
+    try:
+        for number in range(inferences):
+            took = {way: model(number) for way, model in models.items()}
+            if not torch.equal(took["kept"][1], took["each time"][1]):
+                raise ReportError(f"{folder}: weights that came back from the spill file give other logits; check the disk")
+            for way in WAYS:
+                seconds[way].append(took[way][0])
+            if number and time.monotonic() > end:
+                break
+    finally:
+        weights.close()
+    return seconds
+
+
+# --- root on Linux: real swap and a memory limit ---------------------------------------------------------------------------
+
+# The guard makes swap file and group and takes them away when the pipe to its parent ends, which a killed parent does too.
+_GUARD = """
+set -eu
+swap=$1 group=$2 bytes=$3
+end() {
+  set +e
+  while [ -d "$group" ] && pids=$(cat "$group/cgroup.procs") && [ -n "$pids" ]; do kill -9 $pids; sleep 0.1; done
+  swapoff "$swap"; rm -f "$swap"; [ ! -d "$group" ] || rmdir "$group"
+}
+trap end EXIT
+umask 077
+fallocate -l "$bytes" "$swap"; mkswap "$swap" >&2; swapon "$swap" >&2; mkdir "$group"; test -e "$group/$4"
+echo ready
+cat >/dev/null
+"""
+_CONTROLLERS = {"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"}  # cgroup v1, v2
+_TOOLS = ("fallocate", "mkswap", "swapon", "swapoff")
+
+
+def missing_rights() -> list[str]:
+    """What swap and a memory limit need and this process lacks."""
+    controllers = Path("/sys/fs/cgroup/cgroup.controllers")
+    version_2 = controllers.is_file() and "memory" in controllers.read_text().split()
+    lacks = {
+        "Linux": sys.platform != "linux",
+        "the rights of root": not hasattr(os, "geteuid") or os.geteuid() != 0,
+        "the memory controller of cgroup v1 or v2": not version_2 and not Path("/sys/fs/cgroup/memory").is_dir(),
+        "the commands " + ", ".join(_TOOLS): not all(map(shutil.which, _TOOLS)),
+    }
+    return [what for what, lacking in lacks.items() if lacking]
+
+
+class Group:
+    """Real swap of ``nbytes`` on a file in ``folder``, and a group of processes under a memory limit, while the ``with`` lasts.
+
+    ReportError says which right is missing, or what the system refused. Swap, group and file go however this process ends.
+    """
+
+    def __init__(self, folder: Path, nbytes: int):
+        if lacks := missing_rights():
+            raise ReportError(f"swap = true: this process lacks {'; '.join(lacks)}; leave swap = false for a spill file")
+        root = next(root for root in _CONTROLLERS if Path(root).is_dir())
+        self._folder, self._limit = Path(root) / f"kit-pressure-{os.getpid()}", _CONTROLLERS[root]
+        self._command = [str(Path(folder) / f"swap-{os.getpid()}"), str(self._folder), str(nbytes), self._limit]
+
+    def __enter__(self):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = ["sh", "-c", _GUARD, "guard", *self._command]
+        self._guard = subprocess.Popen(command, text=True, start_new_session=True, **pipes)  # no Ctrl-C reaches the guard
+        if self._guard.stdout.readline() != "ready\n":
+            said = self._guard.communicate()[1].strip()
+            raise ReportError(f"swap = true: {said[-300:]}; name a folder on ext4 or xfs by out=, or leave swap = false")
+        return self
+
+    def __exit__(self, *_):
+        self._guard.communicate()
+
+    def run(self, command: list[str], limit: int | None = None, timeout: float = 300.0) -> subprocess.CompletedProcess:
+        """A command in the group, with so many bytes of memory (None: as many as there are)."""
+        unlimited = "max" if self._limit == "memory.max" else "-1"
+        (self._folder / self._limit).write_text(str(limit or unlimited))
+        joined = ["sh", "-c", 'echo $$ > "$0"; exec "$@"', str(self._folder / "cgroup.procs"), *command]
+        return subprocess.run(joined, capture_output=True, text=True, timeout=timeout)
+
+
+@doing("measuring memory pressure with swap")
+def swapped(path, tiny, shares, folder: Path, inferences: int = 3, budget: float = 40.0) -> dict:
+    """The same with real swap, each way in a process of its own: it may use what it needs without float32, and that share of
+    the float32 weights; 1 or more: no limit. "kept" is a map that is never emptied, and the kernel swaps what does not fit.
+    """
+    with kit.open(path) as whole:
+        used = used_bytes(what_fits(whole, MOST))
+    _touch(2 * used)
+    with Group(folder, 2 * used + (256 << 20)) as group:
+
+        def child(way, limit=None):
+            arguments = map(str, (path, tiny, way, inferences, budget / len(shares)))
+            run = group.run([sys.executable, "-m", "kit.findings.pressure", *arguments], limit)
+            if run.returncode:
+                raise ReportError(f"swap = true: {way}, limit {limit}: ended with {run.returncode}: {run.stderr[-300:]}")
+            return json.loads(run.stdout.splitlines()[-1])
+
+        own = child("blocks")["own"]
+        found = {
+            share: {way: child(way, None if share >= 1 else own + round(share * used)) for way in WAYS} for share in shares
+        }
+    for share, told in found.items():
+        if len({told[way]["tokens"][0] for way in WAYS}) > 1:
+            raise ReportError(f"{path}: at {share:.0%} of the float32 weights in memory the ways give other tokens: {told}")
+    return {share: {way: told[way]["seconds"] for way in WAYS} for share, told in found.items()}
+
+
+def _child(path, tiny, way, inferences, budget):
+    _warm(tiny, [way])
+    seconds, tokens = [], []
+    with kit.open(path) as whole:
+        inference = _model(what_fits(whole, MOST), way)
+        while len(seconds) < 2 or (len(seconds) < int(inferences) and sum(seconds) < float(budget)):
+            took, logits = inference(len(seconds))
+            seconds.append(took)
+            tokens.append(int(logits.argmax()))
+    own = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    print(json.dumps({"seconds": seconds, "tokens": tokens, "own": 1024 * int(own[1])}))
+
+
+# --- a run's curve ---------------------------------------------------------------------------------------------------------
+
+
+def of_run(lab, shares=(1.0, 0.75, 0.53), swap: bool = False, **arguments) -> pd.DataFrame:
+    """The curve of a run, one row an inference: share (of the float32 weights in memory), way, inference (0: the first) and
+    seconds. The first notebook that asks measures, on the run's TinyLlama or model; the others read its records.
+    """
+    path, tiny, measured = lab.path(STANDS_FOR), lab.tiny(STANDS_FOR), swapped if swap else spilled
+    measure = cache(lambda: measured(path, tiny, shares, lab.out, **arguments))
+    where, rows = "real swap" if swap else "a spill file", []
+    for share, way in product(shares, WAYS):
+        quantity = f"inference by inference, {way}: memory for {share:.0%} of float32, the rest on {where}"
+        samples = lab.once(quantity, "s", lambda share=share, way=way: measure()[share][way])
+        rows += [(share, way, number, seconds) for number, seconds in enumerate(samples)]
+    return pd.DataFrame(rows, columns=["share", "way", "inference", "seconds"])
+
+
+if __name__ == "__main__":
+    _child(*sys.argv[1:])

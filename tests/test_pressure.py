@@ -1,0 +1,143 @@
+"""Memory pressure: weights that went to the disk come back as they were, and swap, group and files go whatever happens."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import kit
+from kit.errors import ReportError
+from kit.findings import pressure
+from kit.findings.session import Session
+from kit.synthetic.write import cached_model
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return cached_model("tiny-llama", mix="Q4_K_M", folder=tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize("piece", [4096, pressure.FAULT])
+def test_what_was_spilled_comes_back_as_it_was(tiny, tmp_path, piece):
+    """Three passes by a limit of half: the logits as without, an evicted weight out once, each miss after that back in."""
+    with kit.open(tiny) as file:
+        limit = pressure.used_bytes(file) // 2
+        weights = pressure.Spilled(file, limit, tmp_path, piece)
+        kept, right = kit.Transformer(weights), kit.Transformer(kit.Weights(file))
+        contexts = kept.new_cache(8), right.new_cache(8)
+        for token in (1, 5, 2):
+            assert torch.equal(kept.step([token], contexts[0]), right.step([token], contexts[1]))
+            assert weights.store.stats.resident_bytes <= limit
+        frame = weights.trace.frame()
+        out, back = (frame[frame["what"] == what] for what in ("page out", "page in"))
+        assert out["tensor"].is_unique and set(back["tensor"]) <= set(out["tensor"])
+        loads = frame[frame["outcome"].isin(["miss", "bypass"])]
+        assert len(back) == len(loads) - loads["tensor"].nunique() > 0
+        assert (back["nbytes"] == back["tensor"].map(weights.nbytes)).all()
+        weights.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_fits_never_meets_the_disk(tiny, tmp_path):
+    with kit.open(tiny) as file:
+        weights = pressure.Spilled(file, pressure.used_bytes(file), tmp_path)
+        kept = kit.Transformer(weights)
+        context = kept.new_cache(4)
+        for token in (1, 5):
+            kept.step([token], context)
+        assert not weights.trace.frame()["what"].isin(["page in", "page out"]).any()
+        weights.close()
+
+
+def test_a_disk_that_gives_other_bytes_is_noticed(tiny, tmp_path, monkeypatch):
+    read = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, rooms, offset: [read(file, rooms, offset), rooms[0].__setitem__(0, 77)])
+    with pytest.raises(ReportError, match="other logits"):
+        pressure.spilled(tiny, tiny, [0.5], tmp_path)
+
+
+def test_a_folder_that_cannot_do_it_is_named(tiny, tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "O_DIRECT", raising=False)
+    with pytest.raises(ReportError, match="O_DIRECT"):
+        pressure.spilled(tiny, tiny, [0.5], tmp_path)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(pressure.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 5}))
+    with pytest.raises(ReportError, match="5 B are free"):
+        pressure.spilled(tiny, tiny, [0.5], tmp_path)
+
+
+def test_a_run_measures_its_curve_once(tiny, tmp_path, monkeypatch):
+    """The second notebook reads the first one's records: the same figures, and no inference."""
+    monkeypatch.setenv("KIT_PATIENCE", "0")
+    first = pressure.of_run(Session("01_first_token", "smoke", out=tmp_path), (1.0, 0.5))
+    assert set(first["way"]) == set(pressure.WAYS) and (first.groupby(["share", "way"]).size() >= 2).all()
+    monkeypatch.setattr(pressure, "spilled", None)
+    assert pressure.of_run(Session("02_cache_mystery", "smoke", out=tmp_path), (1.0, 0.5)).equals(first)
+
+
+def test_without_rights_swap_is_refused_by_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000, raising=False)
+    monkeypatch.setattr(pressure.shutil, "which", lambda name: None)
+    with pytest.raises(ReportError, match=r"rights of root.*mkswap"):
+        pressure.Group(tmp_path, 1 << 20)
+
+
+# --- real swap
+
+swap = pytest.mark.skipif(bool(pressure.missing_rights()), reason=f"swap needs {', '.join(pressure.missing_rights())}")
+_MIDDLE = """
+import sys
+from kit.findings.pressure import Group
+with Group(sys.argv[1], 8 << 20) as group:
+    print("inside", flush=True)
+    group.run(["sleep", "60"])
+"""
+
+
+def swapping(folder: Path) -> bool:
+    return str(folder) in Path("/proc/swaps").read_text()
+
+
+def group_folders(pid: int) -> list[str]:
+    return [root for root in pressure._CONTROLLERS if Path(root, f"kit-pressure-{pid}").exists()]
+
+
+@swap
+def test_swap_is_there_inside_and_gone_after(tmp_path):
+    with pressure.Group(tmp_path, 8 << 20) as group:
+        assert swapping(tmp_path) and group_folders(os.getpid())
+        assert group.run(["cat", "/proc/self/cgroup"]).stdout.count(f"kit-pressure-{os.getpid()}")
+        assert group.run([sys.executable, "-c", "bytearray(2 << 30)"], limit=64 << 20).returncode  # the limit holds
+    assert not swapping(tmp_path) and not group_folders(os.getpid()) and not list(tmp_path.iterdir())
+
+
+@swap
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_killed_in_the_middle_leaves_nothing(tmp_path, how):
+    child = subprocess.Popen([sys.executable, "-c", _MIDDLE, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "inside\n" and swapping(tmp_path)
+    child.send_signal(how)
+    child.wait(30)
+    end = time.monotonic() + 30
+    while (swapping(tmp_path) or group_folders(child.pid) or list(tmp_path.iterdir())) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not swapping(tmp_path) and not group_folders(child.pid) and not list(tmp_path.iterdir())
+
+
+@swap
+def test_a_folder_that_takes_no_swap_is_an_error_that_leaves_nothing(tmp_path):
+    with pytest.raises(ReportError, match="swap = true"), pressure.Group(tmp_path / "missing", 8 << 20):
+        pass
+    assert not group_folders(os.getpid())
+
+
+@swap
+def test_the_three_ways_run_under_a_limit(tiny, tmp_path):
+    told = pressure.swapped(tiny, tiny, (0.5,), tmp_path, inferences=2)
+    assert all(len(seconds) == 2 for ways in told.values() for seconds in ways.values())
+    assert not swapping(tmp_path) and not list(tmp_path.iterdir())
