@@ -52,10 +52,14 @@ def test_an_lru_that_is_only_filled_keeps_the_last_that_fit(sizes, limit):
 
 
 def test_the_loops_of_the_example_are_the_policies(tmp_path):
+    """The cell compares them itself; the reports' model, and one that fits, against what the bounds say."""
     ran = cells.run(NAME, "scale", out=tmp_path, draws=20, replace={"slots": 5, "objects": 7, "rounds": 4})
-    assert ran["small"] == {"LRU": 0, "Pinned": 15} and ran["three"]["LRU"].hits == 0
+    assert (ran["steps"]["LRU hits"].sum(), ran["steps"]["Pinned hits"].sum()) == (0, 15)
+    below = ran["hits"][ran["hits"].index < ran["total"] / 2**30]
+    assert (below["LRU"] == 0).all() and (below["Pinned"] <= below["MIN"]).all() and (ran["hits"].max() < 0.67).all()
+    assert ran["at"]["Pinned"] == pytest.approx(2 / 3 * ran["limit"] / ran["total"], rel=0.01)
     ran = cells.run(NAME, "scale", out=tmp_path, draws=20, replace={"objects": 3})
-    assert ran["small"] == {"LRU": 3, "Pinned": 3}
+    assert ran["steps"]["LRU hits"].sum() == 3 and ran["steps"]["Pinned hits"].sum() == 3
 
 
 def test_a_trait_explains_only_what_it_needs(tmp_path):
@@ -92,7 +96,7 @@ def test_the_server_has_their_routes_and_no_other():
 
 
 def test_each_gate_stops_an_answer_and_only_a_real_one_passes(tmp_path):
-    ran = cells.run(NAME, "gates", out=tmp_path, draws=20, replace={"fractions": [1.0], "roofline": 100.0})
+    ran = cells.run(NAME, "gates", out=tmp_path, draws=20, replace={"roofline": 100.0})
     stopped = ran["stopped"]
     assert set(stopped.values()) == {*ran["gates"], "none: it counts"}
     assert [path for path, gate in stopped.items() if gate == "none: it counts"] == [f"{load_test.INFERENCE}/complete"]
@@ -100,10 +104,10 @@ def test_each_gate_stops_an_answer_and_only_a_real_one_passes(tmp_path):
 
 
 def test_verdicts(tmp_path):
-    ran = cells.run(NAME, "judge-speeds", out=tmp_path, draws=300, replace={"fractions": [0.5, 1.0]})
-    lru = ran["swept"][ran["swept"]["policy"] == "LRU"]["byte hit rate"].tolist()
-    pinned = ran["swept"][ran["swept"]["policy"] == "Pinned"]["byte hit rate"].tolist()
-    assert lru == [0, 0, 1] and pinned[0] == pytest.approx(0.5, abs=0.02) and pinned[-1] == 1
+    ran = cells.run(NAME, "judge-speeds", out=tmp_path, draws=300)
+    rates = {run.label: run.warm_byte_hit_rate for run in ran["runs"]}
+    assert [rate for label, rate in rates.items() if "LRU" in label] == [0, 0, 0, 1] and rates["Pinned, all"] == 1
+    assert rates["Pinned, 50%"] == pytest.approx(0.5, abs=0.05)
     assert ran["levels"]["second level"].held_bytes == ran["scan"].working_set and ran["again"]["second level"] == 0
     judged = {(row.claim, row.verdict) for row in read([tmp_path / f"{NAME}.jsonl"]) if row.verdict}
     assert {
@@ -120,7 +124,7 @@ def test_verdicts(tmp_path):
 def test_verdicts_follow_what_was_measured(tmp_path):
     """The same cells, fed a preload that fits, a lock that can be taken twice, a client that was right."""
     replaced = {"log": lambda log: log.assign(elements=1).iloc[:300], "wanted": lambda names: ("blk.11.ffn_up.weight",) * 2,
-                "changed": cells.Reentrant(), "fractions": [1.0],
+                "changed": cells.Reentrant(),
                 "record": lambda record: record | {"client-latencies": (10.0, 20.0, 30.0)}}  # fmt: skip
     cells.run(NAME, "judge-speeds", out=tmp_path, draws=20, replace=replaced)
     judged = {(row.claim, row.verdict) for row in read([tmp_path / f"{NAME}.jsonl"]) if row.verdict}

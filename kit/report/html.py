@@ -15,7 +15,7 @@ from kit.report.run import Run, read_notebook
 _MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a failure
 _HIDDEN = {"remove-cell"}  # of use in JupyterLab only, as Jupyter Book names it
 ANSWER = "answer"  # tag of the cell whose text opens the page
-_FOLDED = {"plumbing", "parameters", "injected-parameters", ANSWER}  # tags of code that a page folds away; the rest stands open
+_FOLDED = {"plumbing", "verdict", "parameters", "injected-parameters", ANSWER}  # code that a page folds away, by its tags
 _TITLE = re.compile(r"<h1\b[^>]*>.*?</h1>", re.DOTALL)
 
 
