@@ -12,7 +12,8 @@ from kit.errors import ReportError
 from kit.units import finite
 
 SCHEMA_VERSION = 2
-STATUSES = ("ok", "failed", "skipped")
+WARNED = "warned"  # a gate of a notebook that did not hold; its reason says which
+STATUSES = ("ok", "failed", "skipped", WARNED)
 
 
 @dataclass(frozen=True, kw_only=True)

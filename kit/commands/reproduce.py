@@ -76,11 +76,17 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             click.echo(f"{name}  kept from {row.kept}: nothing that it follows from changed (--again runs it)", err=True)
     try:
         with terminate_as_interrupt():
-            _perform(run, runs.pending(run, jobs), timeout, sys.stderr.isatty() if progress is None else progress)
+            bar = sys.stderr.isatty() if progress is None else progress
+            _perform(run, runs.pending(run, jobs), timeout, bar)
+            if outdated := run.outdated:  # once: a machine that never rests does not keep it running
+                click.echo(f"memory became faster meanwhile, so once more: {', '.join(sorted(outdated))}", err=True)
+                _perform(run, [job for job in jobs if job.name in outdated or job.name.startswith(runs.READ_ALL)], timeout, bar)
     except KeyboardInterrupt:
         index.write(run)
         click.echo(f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True)
         sys.exit(EXIT_INTERRUPTED)
+    found = [(name, text) for name in run.notebooks for _, text in run.warnings_of(name)]
+    click.echo("\n".join(f"warning: {name}: {text}" for name, text in found) + "\n" * bool(found), nl=False, err=True)
     click.echo(folder / "index.html")
     sys.exit(EXIT_FAILED if run.failed else 0)
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,16 @@ class Session:
         from IPython.display import Markdown  # no command needs it
 
         return Markdown(text)
+
+    def gate(self, holds: bool, text: str) -> bool:
+        """Show ``text`` as a warning, here and on top of the page, unless the condition holds: what must be so for the page to
+        be right, such as every way equal to float32. `kit reproduce` lists the warnings. Returns ``holds``."""
+        if not holds:
+            from IPython.display import HTML, display  # no command needs it
+
+            display(HTML(f'<div class="gate"><b>Warning.</b> {escape(text)}</div>'))
+            self.record(quantity="gate", unit="", status=records.WARNED, reason=text)
+        return bool(holds)
 
     def answer(self, text: str):
         """The notebook's answer, filled from the run (Markdown); a page shows a cell tagged "answer" under the title."""

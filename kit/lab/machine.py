@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +18,7 @@ from kit.lab.paths import ROOT
 from kit.units import parse_bytes
 
 LIBRARIES = ("gguf-kit", "numpy", "torch", "numba", "llvmlite", "pandas", "matplotlib", "gguf", "papermill", "triton")
+_WIDEST = {"amx-int8": "amx", "avx512vnni": "avx512", "avx512f": "avx512", "avx2": "avx2", "neon": "neon"}  # -> word of an id
 FEATURES = ("avx2", "avx512f", "avx512bw", "avx512vl", "avx512vbmi2", "avx512vnni", "amx-int8", "f16c", "neon")
 
 
@@ -39,6 +40,13 @@ class Machine:
     methods: dict[str, str] = field(repr=False, default_factory=dict)
     gpu: dict | None = None
     system: dict = field(repr=False, default_factory=dict)
+
+    def best(self, other: "Machine") -> "Machine":
+        """``other`` with the better of both of each limit, and its samples."""
+        ours = [name for name in LIMITS if getattr(self, name) > getattr(other, name)]
+        merged = {kind: getattr(other, kind) | {name: getattr(self, kind)[name] for name in ours if name in getattr(self, kind)}
+                  for kind in ("samples", "methods")}  # fmt: skip
+        return replace(other, **{name: getattr(self, name) for name in ours}, **merged)
 
     def seconds_to_read(self, nbytes: float) -> float:
         """The least time to read ``nbytes`` of memory once."""
@@ -65,18 +73,24 @@ LIMITS = {  # a field of Machine that is measured -> what it is, for tables
 def of_run(folder: Path | None) -> Machine:
     """The machine of a run: read from ``folder/environment.json`` if this machine wrote it, else measured and written.
 
-    It is measured anew when memory is now much faster than in the file: measurements would exceed its bounds.
+    When memory is now much faster than in the file, measurements would exceed its bounds: it is measured anew, and of each
+    limit the best is kept. `kit reproduce` then runs the pages again that rest on a lower one.
     """
     path = Path(folder) / "environment.json" if folder else None
-    if path and path.exists():
-        machine = Machine(**json.loads(path.read_text(encoding="utf-8")))
-        if machine.id == machine_id() and state.probe().read_gbps < state.NEAR * machine.read_gbps:
-            return machine
-    machine = probe()
+    known = read(path) if path and path.exists() else None
+    known = known if known and known.id == machine_id() else None
+    if known and state.probe().read_gbps < state.NEAR * known.read_gbps:
+        return known
+    machine = known.best(probe()) if known else probe()
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(machine), indent=1) + "\n", encoding="utf-8")
     return machine
+
+
+def read(path: Path) -> Machine:
+    """The machine of an environment.json."""
+    return Machine(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def probe() -> Machine:
@@ -131,17 +145,39 @@ def describe() -> dict:
         "libraries": {name: version for name in LIBRARIES if (version := library_version(name))},
         "torch_threads": torch.get_num_threads(),
         "cpu_features": cpu_features(),
+        "cpu_facts": cpu_facts(),
         "commit": git_commit(),
     }
 
 
 @cache
 def machine_id() -> str:
-    """A short stable name of the machine, such as ``amd-epyc-2c-23g-5f1c``: CPU, cores, GiB of memory, a hash of them."""
-    facts = (cpu_name(), usable_cores(), round(memory_limit() / 2**30))
+    """A short stable name of the machine, such as ``amd-epyc-avx2-2c-24g-5f1c``: CPU, its widest vectors, cores, GiB of memory,
+    and a hash of these with its family, model, stepping, features and caches, which two CPUs of one name differ in."""
+    cores, gib = usable_cores(), round(memory_limit() / 2**30)
     words = "-".join(cpu_name().lower().replace("(r)", "").replace("(tm)", "").split()[:3])
     words = "".join(c for c in words if c.isalnum() or c == "-")
-    return f"{words}-{facts[1]}c-{facts[2]}g-{hashlib.sha256(repr(facts).encode()).hexdigest()[:4]}"
+    widest = next((name for name in _WIDEST if name in cpu_features()), "")
+    facts = (cpu_name(), cores, gib, *cpu_facts().items(), *cpu_features())
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:4]
+    return f"{words}{f'-{_WIDEST[widest]}' if widest else ''}-{cores}c-{gib}g-{digest}"
+
+
+@cache
+def cpu_facts() -> dict[str, str]:
+    """Family, model and stepping of the CPU, and the size of each cache, as Linux gives them; {} elsewhere."""
+    names = {"cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU revision"}  # x86; Arm
+    found = {}
+    if (cpuinfo := Path("/proc/cpuinfo")).exists():
+        lines = (line.partition(":") for line in cpuinfo.read_text(errors="replace").split("\n\n")[0].splitlines())
+        found = {name.strip(): value.strip() for name, _, value in lines if name.strip() in names}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:  # a container that hides them
+            continue
+        found[f"L{level} {kind.lower()}"] = size
+    return found
 
 
 @cache

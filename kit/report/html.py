@@ -7,6 +7,7 @@ from html import unescape
 from itertools import pairwise
 from pathlib import Path
 
+from kit.claims import records
 from kit.claims import table as claims
 from kit.report import content, theme
 from kit.report.checklist import checklist
@@ -38,8 +39,9 @@ def write(run: Run, name: str) -> Path:
         run=run,
         before=before.get(name),
         after=neighbors.get(name),
+        warnings=run.warnings_of(name),
         verdicts=[(row, anchor, claims.load().get(row.claim)) for row, anchor in rows if row.verdict],
-        measurements=[row for row, _ in rows if not row.verdict],
+        measurements=[row for row, _ in rows if not row.verdict and row.status != records.WARNED],
         records_uri=records_uri(run, [name]),
         environment=environment(run.folder),
         checklist=checklist(run, [row for row, _ in rows], [name]),

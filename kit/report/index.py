@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kit.claims import book
 from kit.claims.book import Entry
-from kit.claims.records import Record
+from kit.claims.records import WARNED, Record
 from kit.report import content, html, theme
 from kit.report.checklist import checklist
 from kit.report.run import Run
@@ -37,7 +37,8 @@ def write(run: Run) -> Path:
         answers=answers(entries, rows),
         to_do=(TO_DO, html.answer(cells.get(TO_DO, []))),
         tally=[(word, count) for word, count in book.tally(entries).items() if count],
-        measurements=[row for row in rows if not row.verdict],
+        warnings=[(name, anchor, text) for name in run.planned for anchor, text in run.warnings_of(name)],
+        measurements=[row for row in rows if not row.verdict and row.status != WARNED],
         records_uri=html.records_uri(run, run.planned),
         checklist=checklist(run, rows, run.planned),
     )

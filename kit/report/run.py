@@ -14,11 +14,12 @@ from pathlib import Path
 import nbformat
 
 import kit
-from kit.claims import records
+from kit.claims import gates, records
 from kit.claims.book import STATE, anchored
 from kit.errors import ReportError
 from kit.lab import machine
 from kit.lab.files import replacing
+from kit.lab.state import NEAR
 from kit.model.config import read_config
 from kit.report import parameters, sources
 from kit.report.runner import Outcome, execute
@@ -40,11 +41,12 @@ class Request:
 @dataclass(frozen=True)
 class Row(Outcome):
     """How and when one notebook ended. ``digest`` is that of all that it follows from (kit.report.sources): when that has
-    changed, it is run again. ``kept``: the name of the run that it was copied from."""
+    changed, it is run again. ``kept``: the name of the run that it was copied from. ``read_gbps``: the run's limit then."""
 
     finished: str
     digest: str
     kept: str = ""
+    read_gbps: float | None = None
 
 
 @dataclass
@@ -65,11 +67,28 @@ class Run:
         """The notebooks that ended with a failure."""
         return {name: row for name, row in self.notebooks.items() if row.status != "ok"}
 
+    @property
+    def read_gbps(self) -> float | None:
+        """The best that memory was read at in this run so far; None before it was measured."""
+        path = self.folder / "environment.json"
+        return machine.read(path).read_gbps if path.exists() else None
+
+    @property
+    def outdated(self) -> set[str]:
+        """The notebooks whose bounds rest on a much lower limit than the run saw later: one limit has one value in a run."""
+        best = self.read_gbps or 0
+        return {name for name, row in self.notebooks.items() if row.read_gbps and best > NEAR * row.read_gbps}
+
     def records_of(self, name: str) -> list[tuple[records.Record, str]]:
         """The records of a notebook, each with the anchor on its page of the cell that wrote it (``#cell-7``)."""
         path = self.folder / f"{name}.jsonl"
         row = self.notebooks.get(name)
         return anchored(path, row and asdict(row)) if path.exists() else []
+
+    def warnings_of(self, name: str) -> list[tuple[str, str]]:
+        """What is wrong on a notebook's page by its records: the anchor of the cell, and what."""
+        rows = self.records_of(name)
+        return [(rows[number][1], text) for number, text in gates.warnings(row for row, _ in rows)]
 
     def save(self) -> None:
         """Replace run.json; ReportError when the folder cannot be written (no rights, full disk)."""
@@ -176,7 +195,7 @@ def pending(run: Run, jobs: list[Job]) -> list[Job]:
     """Those of the jobs that have not ended well, or of which something changed since; with any of them, what reads the
     records of all."""
     ended = {name: row.digest for name, row in run.notebooks.items() if row.status == "ok"}
-    left = {job.name for job in jobs if ended.get(job.name) != job.digest}
+    left = {job.name for job in jobs if ended.get(job.name) != job.digest} | run.outdated
     return [job for job in jobs if job.name in left or (left and job.name.startswith(READ_ALL))]
 
 
@@ -248,7 +267,7 @@ def perform(
         run.save()
         target = run.folder / f"{job.name}.ipynb"
         outcome = execute(job.source, target, job.parameters, timeout, lambda n, job=job: on_cell(job, n), on_second)
-        run.notebooks[job.name] = Row(**asdict(outcome), finished=now(), digest=job.digest)
+        run.notebooks[job.name] = Row(**asdict(outcome), finished=now(), digest=job.digest, read_gbps=run.read_gbps)
         if outcome.status != "ok":
             failure = records.Record(
                 run_id=run.folder.name, notebook=job.name, quantity="notebook", unit="", status="failed",

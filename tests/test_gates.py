@@ -1,0 +1,103 @@
+"""A page that is wrong looks wrong: what its records cannot say, what a notebook's gate found, and one limit a run."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from report.conftest import SESSION, Folder, known_machine, reproduce
+
+from kit.claims import gates
+from kit.claims.records import Record
+from kit.lab import disk, machine
+
+
+def warned(**given):
+    row = Record(**({"quantity": "q", "unit": "s", "samples": [1.0, 1.0, 1.0]} | given))
+    return [text for _, text in gates.warnings([row])]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"unit": "hits", "samples": [-5], "how": "counted"}, "below zero"),
+        ({"unit": "tiles", "samples": [3, -15360], "how": "counted"}, "below zero"),
+        ({"lower": 2.0, "lower_source": "bytes over bandwidth"}, "below its bound of 2.00 s (bytes over bandwidth)"),
+        ({"upper": 0.5, "upper_source": "Amdahl"}, "above its bound of 500 ms (Amdahl)"),
+        ({"interval": [0.9, 1.1], "lower": 1.2, "lower_source": "b"}, "below its bound"),
+        ({"status": "warned", "samples": [], "reason": "the ways differ"}, "the ways differ"),
+    ],
+)
+def test_what_cannot_be_is_a_warning(given, says):
+    assert len(warned(**given)) == 1 and says in warned(**given)[0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"lower": 1.1, "lower_source": "b"}, {"unit": "points", "samples": [-2.0]}, {"interval": [0.9, 1.3], "lower": 1.2},
+     {"how": "computed", "lower": 2.0}],
+)  # fmt: skip
+def test_what_noise_or_arithmetic_explains_is_none(given):
+    assert warned(**given) == []
+
+
+def test_a_gate_that_does_not_hold_shows_on_its_page_on_the_front_and_in_the_summary(tmp_path):
+    notebooks = Folder(tmp_path / "notebooks")
+    gates_of = "lab.gate(1 < 2, 'never said')\nlab.gate(2 < 1, 'two is <less> than one');"
+    notebooks.add("01_gate", SESSION.format(name="01_gate"), gates_of)
+    out = known_machine(tmp_path / "out")
+    done = reproduce(notebooks.path, out)
+    assert done.exit_code == 0 and "warning: 01_gate: two is <less> than one" in done.output and "never" not in done.output
+    page, front = (out / "01_gate.html").read_text(), (out / "index.html").read_text()
+    assert page.count("Warning.</b> two is &lt;less&gt; than one") == 2  # on top, and in its cell
+    assert "two is &lt;less&gt; than one" in front and "01_gate.html#cell-" in front
+
+
+def test_one_limit_has_one_value_in_a_run(tmp_path):
+    """The second notebook finds memory faster than the first: the first is run again by the limit of the run."""
+    notebooks = Folder(tmp_path / "notebooks")
+    for name in ("01_first", "02_second"):
+        faster = (
+            "import json; path = 'environment.json'; old = json.load(open(path)); "
+            "json.dump(old | {'read_gbps': 40000.0}, open(path, 'w'))"
+        )
+        notebooks.add(name, faster if name == "02_second" else "print(1)")
+    done = reproduce(notebooks.path, known_machine(tmp_path / "out"))
+    assert "memory became faster meanwhile, so once more: 01_first\n" in done.output
+    rows = json.loads((tmp_path / "out" / "run.json").read_text())["notebooks"]
+    assert {row["read_gbps"] for row in rows.values()} == {40000.0}
+
+
+def test_the_best_of_each_limit_is_kept():
+    limits = {name: 10.0 for name in machine.LIMITS}
+    one = machine.Machine("m", "c", 2, 2**30, 2**30, **limits, samples={"read_gbps": [10.0]}, methods={"read_gbps": "sum"})
+    other = replace(one, read_gbps=5.0, write_gbps=20.0, samples={"read_gbps": [5.0]}, methods={"read_gbps": "product"})
+    best = one.best(other)
+    assert (best.read_gbps, best.write_gbps, best.methods["read_gbps"]) == (10.0, 20.0, "sum") == (
+        other.best(one).read_gbps, other.best(one).write_gbps, other.best(one).methods["read_gbps"])  # fmt: skip
+
+
+def test_two_cpus_of_one_name_are_two_machines(monkeypatch):
+    """A Zen 5 with AVX-512 and a Zen 3 without had the same id."""
+    ids = set()
+    for model, features in (("1", ["avx2", "f16c"]), ("2", ["avx2", "avx512f", "avx512vnni"]), ("3", ["avx2", "f16c"])):
+        monkeypatch.setattr(machine, "cpu_name", lambda: "AMD EPYC")
+        monkeypatch.setattr(machine, "cpu_features", lambda features=features: features)
+        monkeypatch.setattr(machine, "cpu_facts", lambda model=model: {"model": model})
+        machine.machine_id.cache_clear()
+        ids.add(machine.machine_id())
+    machine.machine_id.cache_clear()
+    assert len(ids) == 3 and {name.split("-")[2] for name in ids} == {"avx2", "avx512"}
+
+
+def test_the_disk_is_read_past_the_page_cache_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    path.write_bytes(bytes(3 << 20))
+    path.read_bytes()  # its pages are in memory
+    found = disk.speed(path)
+    assert found.gbps is None or (found.gbps == max(found.samples) > 0 and "GB/s from disk" in str(found))
+
+    def refuses(path, flags):
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(disk.os, "open", refuses)
+    assert disk.read_gbps(path) is None and "not known" in str(disk.speed(path))
