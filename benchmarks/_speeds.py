@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import hf
+from kit.gguf.trained import TRAINED
 from kit.lab import figures
 from kit.lab.paths import ROOT
 
@@ -13,16 +14,20 @@ MARK = "<!-- from here on: python -m benchmarks --table -->\n"
 WHY = {  # what is known of a line that is missed
     "Q8_0, float32, times the old": "28 cycles of arithmetic and 42 of reading 256 weights take 50 on a core"
 }
-HEAD = "| | times its peer or bound | 95 % | at least, aim | | commit |\n|---|---|---|---|---|---|"
+RATIO = ("times its peer or bound", "95 %")
+QUALITY = ("KL to float32, nats", "same next token")
+GOALS = ("at least, aim", "", "CPU", "commit")
+FEATURES = {"amx-int8": "AMX", "avx512vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx2": "AVX2"}  # the best first
 
 
 class Line(NamedTuple):
-    """A ratio to a peer or a bound: the newest record of it, with its 95 % interval, if it has one, and its goals."""
+    """A ratio to a peer or a bound: the newest record of it on a CPU, with its 95 % interval, if it has one, and goals."""
 
     benchmark: str
     title: str
     started: float
     commit: str
+    cpu: str
     row: dict
 
     @property
@@ -32,52 +37,94 @@ class Line(NamedTuple):
 
     @property
     def state(self) -> str:
-        """ "" where the goal is reached for certain, else what is known."""
+        """ "" where the goal is reached for certain or there is none, else what is known."""
+        if not self.row.get("least"):
+            return ""
         low, high = self.interval
         missed, undecided = self.row["ratio"] < self.row["least"], low < self.row["least"] <= high
         why = self.row.get("why") or WHY.get(self.row["what"])
         return "; ".join(filter(None, ("missed" * missed, "undecided" * undecided, why if missed else "")))
 
+    @property
+    def kl(self) -> float | None:
+        """KL divergence from float32; None of generated weights."""
+        return self.row.get("kl")
+
 
 def newest() -> list[Line]:
-    """A line for each thing that has a goal, by benchmark and name."""
+    """A line for each thing that has a goal, and for each peer beside it, by benchmark, CPU and name. A trained model's speed
+    beside llama.cpp that was recorded without its quality is left out."""
     found = {}
     for run in _runs("*"):
         for row in run["rows"]:
-            if row.get("least") and row.get("ratio"):
-                line = Line(run["benchmark"], run["title"], run["started"], run["system"]["commit"][:7], row)
-                found[row["what"]] = max(found.get(row["what"], line), line, key=lambda line: line.started)
-    return sorted(found.values(), key=lambda line: (line.benchmark, line.row["what"]))
+            if not row.get("ratio") or not (row.get("least") or run["benchmark"] == "decode"):
+                continue
+            if run["benchmark"] == "decode" and row.get("kl") is None and any(name in row["what"] for name in TRAINED):
+                continue
+            line = Line(
+                run["benchmark"], run["title"], run["started"], run["system"]["commit"][:7], _cpu(run), row
+            )  # fmt: skip
+            key = line.cpu, row["what"]
+            found[key] = max(found.get(key, line), line, key=lambda line: line.started)
+    return sorted(found.values(), key=lambda line: (line.benchmark, line.cpu, line.row["what"]))
+
+
+def _cpu(run) -> str:
+    """The maker and the best vector instructions of the CPU of a run."""
+    best = next((name for feature, name in FEATURES.items() if feature in run["system"]["cpu_features"]), "")
+    return f"{run['machine_id'].split('-')[0].capitalize().replace('Amd', 'AMD')}, {best}"
 
 
 def table(lines: list[Line]) -> str:
     """A heading and a table for each benchmark."""
     text = []
-    for title, group in groupby(lines, lambda line: line.title):
-        text += [f"\n## {title.rstrip('.')}\n", HEAD]
+    for _, group in groupby(lines, lambda line: line.benchmark):
+        group = list(group)
+        title = max(group, key=lambda line: line.started).title
+        trained = any(line.kl is not None for line in group)
+        head = ("", *RATIO, *(QUALITY if trained else ()), *GOALS)
+        text += [f"\n## {title.rstrip('.')}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for line in group:
-            interval = "{:.2f} to {:.2f}".format(*line.interval) if line.row.get("low") else ""
-            goals = f"{line.row['least']:.2g}, {line.row['hoped']:.2g}"
-            text.append(
-                f"| {line.row['what']} | {line.row['ratio']:.2f} | {interval} | {goals} | {line.state} | {line.commit} |"
-            )
+            cells = [line.row["what"], f"{line.row['ratio']:.2f}"]
+            cells.append("{:.2f} to {:.2f}".format(*line.interval) if line.row.get("low") else "")
+            if trained:
+                cells += (
+                    ["", ""] if line.kl is None else [f"{line.kl:.2g} ± {line.row['kl_error']:.1g}", f"{line.row['same']:.1%}"]
+                )
+            cells.append(f"{line.row['least']:.2g}, {line.row['hoped']:.2g}" if line.row.get("least") else "")
+            text.append(f"| {' | '.join((*cells, line.state, line.cpu, line.commit))} |")
     return "\n".join(text) + "\n"
 
 
 def picture(lines: list[Line]):
-    """Ratios beside llama.cpp with their intervals: 1 is llama.cpp's own speed."""
-    lines = [line for line in lines if line.benchmark == "decode"]
-    figure, axes = figures.new(height=0.25 * len(lines) + 1)
-    for missed, color, label in ((False, figures.BLUE, "reaches its goal"), (True, figures.VERMILION, "misses its goal")):
-        chosen = [(n, line) for n, line in enumerate(lines) if ("missed" in line.state) == missed]
-        for n, line in chosen:
-            axes.plot(line.interval, (n, n), color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
-        axes.plot([line.row["ratio"] for _, line in chosen], [n for n, _ in chosen], "o", color=color, label=label)
-    figures.bound(axes, 1, "llama.cpp", vertical=True)
-    figure.legend(fontsize=8.5, ncols=3, loc="outside upper right")
-    axes.set_yticks(range(len(lines)), [line.row["what"] for line in lines], fontsize=8.5)
-    axes.set(xlabel="times llama.cpp's speed: median, 95 % interval", xlim=(0, None))
-    figures.rows(axes)
+    """Speed in llama.cpp's against KL divergence from float32, a point a way and a peer: a panel a CPU and trained model."""
+    lines = [line for line in lines if line.kl is not None]
+    parts = [(line, *line.row["what"].rsplit(", ", 2)) for line in lines]
+    panels = sorted({(line.cpu, model) for line, _, _, model in parts})
+    cases = list(dict.fromkeys(case for _, case, _, _ in parts))
+    sides = list(dict.fromkeys(side for _, _, side, _ in parts))
+    count = max(1, -(-len(panels) // 2))
+    figure, grid = figures.new(count, min(2, max(1, len(panels))), height=3.4 * count + 0.6, squeeze=False, sharey=True)
+    for axes, (cpu, model) in zip(grid.flat, panels, strict=False):
+        for line, case, side, of in parts:
+            if (line.cpu, of) == (cpu, model):
+                color, mark = figures.PALETTE[sides.index(side)], "os^Dv"[cases.index(case) % 5]
+                axes.plot((line.kl, line.kl), line.interval, color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
+                axes.plot(line.kl, line.row["ratio"], mark, color=color)
+        axes.axhline(1, **figures.DASHED)
+        axes.set_title(f"{model} ({cpu})", fontsize=10.5)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
+        axes.tick_params(axis="x", labelsize=8.5)
+        axes.set_ylim(0, None)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("times llama.cpp's speed")
+    figure.supxlabel("KL divergence from float32 (nats): left is exact", fontsize=10)
+    for n, side in enumerate(sides):
+        grid[0, 0].plot([], [], "-", color=figures.PALETTE[n], linewidth=5, label=side)
+    for n, case in enumerate(cases):
+        grid[0, 0].plot([], [], "os^Dv"[n % 5], color=figures.BLACK, label=case)
+    figure.legend(fontsize=8.5, ncols=4, loc="outside upper center")
     return figure
 
 
@@ -90,8 +137,8 @@ def write(folder: Path) -> str:
 
 
 def peers() -> str:
-    """README's table of the newest run beside transformers and llama.cpp."""
-    last = max(_runs("hf"), key=lambda run: run["started"])
+    """README's tables of the newest run beside transformers and llama.cpp that measured quality."""
+    last = max((run for run in _runs("hf") if "model" in run["rows"][0]), key=lambda run: run["started"])
     return f"{hf.markdown(last['rows'])}\n\nCommit {last['system']['commit'][:7]}."
 
 

@@ -1,8 +1,11 @@
 """kit beside llama.cpp on the same file, each in a process of its own, in turn: decode, prefill, first token.
 
-The cases "on" one of TIERS mask features of the CPU from both sides; they need a build of llama.cpp (see kit.lab.llama_cpp).
+llama.cpp is that of the wheel (AVX2). Beside it stand the build that LLAMA_CPP names, as llama.cpp's best for this CPU, and
+the ik_llama.cpp that IK_LLAMA_CPP names (see kit.lab.llama_cpp). The cases "on" one of TIERS mask features of the CPU from both
+sides; they need a build of llama.cpp. Of a trained model each row has its KL divergence from float32 beside its speed.
 """
 
+import importlib.util
 import json
 import os
 import sys
@@ -14,19 +17,21 @@ import pandas as pd
 import torch
 
 import kit
+from benchmarks import quality
 from benchmarks._turns import Side, serve
 from kit.errors import KitError, ModelError
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import measure
 from kit.lab.llama_cpp import Llama, available
 from kit.lab.paths import models_folder
+from kit.model.linear import LINEAR
 from kit.synthetic.write import cached_model
 
-MODELS = ("tinyllama-1.1b", "granite-3.3-2b", "gemma-3-270m")
+MODELS = ("tinyllama-1.1b", "granite-3.3-2b", "smollm2-135m", "gemma-3-270m")
 SHORT = "granite-3.3-2b, 4 layers"  # where a pass over the whole model takes seconds: the layers are all alike
-GOALS = {"fused-int8": (1.0, 1.25), "fused": (0.85, 1.0)}
-FAR, PREFILL = {"fused-int8": (0.9, 1.1), "fused": (0.9, 1.1)}, {"fused-int8": (1.2, 1.6), "fused": (0.9, 1.1)}
-BOTH = {"fused-int8": (1 / 1.5, 1.0), "fused": (1 / 1.5, 1.0)}
+GOALS = {"fused": (0.85, 1.0), "fused-int8": (1.0, 1.25)}  # the exact way comes first
+FAR, PREFILL = {"fused": (0.9, 1.1), "fused-int8": (0.9, 1.1)}, {"fused": (0.9, 1.1), "fused-int8": (1.2, 1.6)}
+BOTH = {"fused": (1 / 1.5, 1.0), "fused-int8": (1 / 1.5, 1.0)}
 OPENS = "open and first token"
 V3 = "+sse4.1,+ssse3,+avx,+avx2,+f16c,+fma,+bmi,+bmi2"
 V4 = V3 + ",+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512cd"
@@ -38,12 +43,12 @@ TIERS = {  # a CPU without some of this one's features: (its name and features f
     "AVX2 with VNNI": ("x86-64-v3", f"{V3},+avxvnni", "avx2", "alderlake"),
     "AVX2": ("x86-64-v3", V3, "avx2", "haswell"),
 }  # fmt: skip
-LESS = {"fused-int8": (0.8, 1.0), "fused": (0.8, 1.0)}
+LESS = {"fused": (0.8, 1.0), "fused-int8": (0.8, 1.0)}
 CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a way: at least and hoped for, models)
     "decode": (64, 1, "float16", GOALS, MODELS),
     "decode at 4096": (4095, 1, "float16", FAR, (SHORT,)),
     "decode at 4096, q8_0 cache": (4095, 1, "q8_0", FAR, (SHORT,)),
-    "prefill of 512": (0, 512, "float16", PREFILL, (SHORT, "gemma-3-270m")),
+    "prefill of 512": (0, 512, "float16", PREFILL, (SHORT, "smollm2-135m", "gemma-3-270m")),
     OPENS: (0, 1, "float16", BOTH, ("tinyllama-1.1b",)),
 }
 for tier in TIERS:
@@ -51,10 +56,18 @@ for tier in TIERS:
     CASES[f"prefill of 512 on {tier}"] = (0, 512, "float16", LESS, (SHORT, "gemma-3-270m"))
 
 
+PEER, IK = "llama.cpp", "ik_llama.cpp"  # the ratios are of the first one's speed
+ENGINE_OF = {"fused": "kit", "fused-int8": "kit, int8 activations", IK: IK}  # of kit.findings.peers; other sides are llama.cpp
+
+
 def run(only: str = "", samples: int = 6) -> pd.DataFrame:
-    """One row a case, way and model: tokens a second of the kit and of llama.cpp, the median ratio of samples taken in turn
-    (above 1: the kit is faster) with its interval and goals, and GB/s that memory gave to reads just before and just after.
-    ``only``: the cases whose name and model hold this; each takes up to 100 s."""
+    """One row a case, way or peer, and model; ``only``: the cases whose name and model hold this, each takes up to 100 s.
+
+    Columns: tokens a second; the median ratio to llama.cpp's of samples taken in turn (above 1: faster than it) with its
+    interval and goals; KL divergence from float32 in nats and the share of tokens with the same most probable one, of a trained
+    model with the case's KV cache (generated weights have no quality to lose); GB/s that memory gave to reads just before and
+    just after.
+    """
     wanted = [(case, model) for case, row in CASES.items() for model in row[-1] if only in f"{case}, {model}"]
     return pd.DataFrame([row for case, model in wanted for row in _case(model, case, samples)]).set_index("what")
 
@@ -69,17 +82,14 @@ def _path(model):
 def _case(model, case, samples):
     _, tokens, _, goals, _ = CASES[case]
     try:
-        path, environment = _path(model), _environment(case)
+        path, sides = _path(model), _sides(case)
     except KitError as error:
         yield {"what": f"{case}, {model}", "missed": str(error)}
         return
-    build = Path(os.environ.get("LLAMA_CPP", "")).stem
-    beside = f", beside {build}" if build and not environment else ""
-    sides = [*goals, "llama.cpp"] if available() else list(goals)
     with ExitStack() as stack:
         processes = [
             stack.enter_context(Side("-m", "benchmarks.decode", json.dumps([side, str(path), case]), **environment))
-            for side in sides
+            for side, environment in sides.items()
         ]
         before = _read_gbps()
         rounds = []
@@ -87,19 +97,40 @@ def _case(model, case, samples):
             order = range(len(processes)) if number % 2 == 0 else reversed(range(len(processes)))
             taken = {place: processes[place].sample() for place in order}
             rounds.append([taken[place] for place in range(len(processes))])
-        seconds = np.array(rounds)
+        seconds = dict(zip(sides, np.array(rounds).T, strict=True))
         after = _read_gbps()
-    for column, (way, (least, hoped)) in enumerate(goals.items()):
-        ratios = seconds[:, -1] / seconds[:, column] if available() else np.full(samples, np.nan)
+    for side, environment in sides.items():
+        ratios = seconds[PEER] / seconds[side] if PEER in sides else np.full(samples, np.nan)
         low, high = measure.bootstrap_median(ratios)
+        least, hoped = goals.get(side, (None, None))
         yield {
-            "what": f"{case}, {way}, {model}{beside}",
-            "tok/s": tokens / np.median(seconds[:, column]),
-            "llama.cpp": tokens / np.median(seconds[:, -1]) if available() else np.nan,
+            "what": f"{case}, {side}, {model}", "tok/s": tokens / np.median(seconds[side]),
             "ratio": np.median(ratios), "low": low, "high": high, "least": least, "hoped": hoped,
-            "missed": "missed" if np.median(ratios) < least else "",
+            "missed": "missed" if least and np.median(ratios) < least else "",
+            **(_quality(path, side, case, environment) if model in TRAINED and case != OPENS else {}),
             "read GB/s before": before, "after": after,
         }  # fmt: skip
+
+
+def _sides(case) -> dict[str, dict[str, str]]:
+    """The ways of the kit and the peers of a case, the exact way first, with the variables of their processes."""
+    ways, environment, build = CASES[case][3], _environment(case), os.environ.get("LLAMA_CPP", "")
+    if environment:
+        return {side: environment for side in (*ways, PEER)}
+    sides = {way: {} for way in ways}
+    if build and importlib.util.find_spec("xllamacpp") is not None:
+        sides |= {PEER: {"LLAMA_CPP": ""}, f"{PEER} {Path(build).stem.removeprefix('libggml-cpu-')}": {}}
+    elif available():
+        sides[PEER] = {}
+    return sides | ({IK: {}} if available(IK) else {})
+
+
+def _quality(path, side, case, environment) -> dict[str, float]:
+    """KL divergence with its error and the share of equal tokens, in the pass and with the KV cache that are timed."""
+    _, tokens, kv, *_ = CASES[case]
+    engine, name = ENGINE_OF.get(side, "llama.cpp, mmap"), "prompt" if tokens > 1 else "token by token"
+    found = quality.of(path, engine, name, environment=tuple(environment.items()), kv=kv)
+    return {key: found[key] for key in ("kl", "kl_error", "same")}
 
 
 def _environment(case) -> dict[str, str]:
@@ -128,11 +159,11 @@ def side(arguments):
 def _passes(side, path, case):
     held, tokens, kv, *_ = CASES[case]
     if case == OPENS:
-        return (lambda: _theirs(path)) if side == "llama.cpp" else (lambda: _ours(path, side))
+        return (lambda: _ours(path, side)) if side in LINEAR else (lambda: _theirs(path, side))
     file = kit.open(path)
     held = min(held, kit.Transformer(kit.Weights(file)).max_context - tokens)
-    if side == "llama.cpp":
-        peer = Llama(path, context=held + tokens, kv=kv)
+    if side not in LINEAR:
+        peer = Llama(path, context=held + tokens, kv=kv, peer=IK if side == IK else PEER)
         if held:
             peer.logits([5] * held, wanted=1)
         return lambda: peer.logits([7] * tokens, held, 1)
@@ -154,8 +185,8 @@ def _ours(path, side):
         kit.Transformer(kit.Weights(file), linear=side).logits([5])
 
 
-def _theirs(path):
-    peer = Llama(path)
+def _theirs(path, side):
+    peer = Llama(path, peer=IK if side == IK else PEER)
     peer.logits([5])
     peer.close()
 

@@ -1,11 +1,14 @@
-"""One trained file four ways: transformers, the kit under it, the kit alone and llama.cpp, a process each, in turn."""
+"""Trained files four ways: transformers, the kit under it, the kit alone and llama.cpp, a process each, in turn."""
+
+from itertools import groupby
 
 import pandas as pd
 
 import kit
+from benchmarks import quality
+from kit.costs.quality import window_of
 from kit.findings import peers
-from kit.gguf.trained import fetch
-from kit.model import perplexity
+from kit.gguf.trained import TRAINED, fetch
 
 ENGINES = {  # engine -> its row in README
     "transformers": "transformers, `gguf_file=` (float32)",
@@ -17,29 +20,49 @@ ENGINES = {  # engine -> its row in README
 }
 
 
-def run(prompt: int = 512, tokens: int = 24, rounds: int = 3) -> pd.DataFrame:
-    """One row an engine: the columns of peers.compare but the samples, decode beside llama.cpp's and transformers' and bytes
-    beyond the imports beside the file's."""
-    path = fetch("gemma-3-270m")
+def run(only: str = "", prompt: int = 512, tokens: int = 24, rounds: int = 3) -> pd.DataFrame:
+    """One row a model and engine: the columns of peers.compare but the samples, decode beside llama.cpp's and transformers',
+    bytes beyond the imports beside the file's, KL divergence from float32 (nats) and the share of tokens with the same most
+    probable one, token by token. ``only``: the models whose name holds this."""
+    return pd.concat([_table(model, prompt, tokens, rounds) for model in TRAINED if only in model])
+
+
+def _table(model, prompt, tokens, rounds):
+    path = fetch(model)
     with kit.open(path) as file:
-        tokenizer = kit.Transformer(kit.Weights(file)).tokenizer
-    ids = [tokenizer.bos, *perplexity.encode(tokenizer, perplexity.english(), prompt - 1)]
+        ids = window_of(kit.Transformer(kit.Weights(file)), prompt)
     table = peers.compare(path, tuple(ENGINES), ids, tokens, rounds, progress=True)
     table["of llama.cpp"] = table["speed"] / table["speed"]["llama.cpp, mmap"]
     table["of transformers"] = table["speed"] / table["speed"]["transformers"]
     table["of the file"] = table["beyond imports"] / path.stat().st_size
-    return table.drop(columns="samples")
+    found = {engine: quality.of(path, engine, "token by token") for engine in table.index[table.reason == ""]}
+    for column in ("kl", "kl_error", "same"):
+        table[column] = pd.Series({engine: row[column] for engine, row in found.items()})
+    return table.drop(columns="samples").reset_index(names="engine").assign(model=model).set_index(["model", "engine"])
 
 
 def markdown(rows: list[dict]) -> str:
-    """README's table of one run's rows."""
-    head = ("imports", "then opens in", "resident", "of it imports", "the file's pages", "prefill", "decode", "of transformers")
-    head = ("Gemma 3 270M, Q4_K_M (253 MB)", *head, "of llama.cpp", "first tokens as transformers'")
+    """README's tables of one run's rows, one a model."""
+    return "\n\n".join(_markdown(model, list(group)) for model, group in groupby(rows, lambda row: row["model"]))
+
+
+def _markdown(model, rows) -> str:
+    head = (
+        f"{model} ({TRAINED[model].nbytes / 1e6:.0f} MB)",
+        "KL to float32, nats",
+        "same next token",
+        "imports",
+        "then opens in",
+    )
+    head += ("resident", "of it imports", "the file's pages", "prefill", "decode", "of transformers", "of llama.cpp")
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
+        if row["reason"]:
+            lines.append(f"| {ENGINES[row['engine']]} | {row['reason']} |" + " |" * (len(head) - 2))
+            continue
         sizes = row["resident"], row["resident"] - row["beyond imports"], row["mapped"]
-        cells = ENGINES[row["engine"]], f"{row['imports']:.1f} s", f"{row['load']:.1f} s", *(f"{n / 1e6:.0f} MB" for n in sizes)
+        cells = ENGINES[row["engine"]], f"{row['kl']:.2g}", f"{row['same']:.1%}"
+        cells += f"{row['imports']:.1f} s", f"{row['load']:.1f} s", *(f"{n / 1e6:.0f} MB" for n in sizes)
         speeds = f"{row['prefill']:.0f} tok/s", f"{row['speed']:.1f} tok/s"
-        ratios = f"{row['of transformers']:.2f}", f"{row['of llama.cpp']:.2f}", f"{row['agree']:.0f}"
-        lines.append("| " + " | ".join((*cells, *speeds, *ratios)) + " |")
+        lines.append("| " + " | ".join((*cells, *speeds, f"{row['of transformers']:.2f}", f"{row['of llama.cpp']:.2f}")) + " |")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ import model_files
 import pandas as pd
 import pytest
 
+from benchmarks import quality
 from benchmarks.__main__ import NAMES
 from kit.cache import POLICIES
 from kit.gguf.formats import FORMATS
@@ -17,9 +18,9 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
     "cache": ({"POLICIES": {"LRU": POLICIES["LRU"]}}, {"samples": 1, "tokens": 2}, ("LRU", "Mattson", "live hit")),
     "codec": ({"TILES": 8, "CODERS": {"kit": ("simd",)}}, {"samples": 2}, ("entropy", "kit", "zstd -1")),
     "decode": (
-        {"_read_gbps": lambda: 1.0},
+        {"_read_gbps": lambda: 1.0, "_quality": lambda *_: {"kl": 0.5}},
         {"only": "decode, gemma", "samples": 2},
-        ("decode, fused-int8, gemma", "decode, fused, gemma"),
+        ("decode, fused-int8, gemma", "decode, fused, gemma", "decode, llama.cpp, gemma"),
     ),
     "dequantize": ({"ROWS": 1024, "COMMON": ("Q4_K",)}, {"only": "Q4_K", "samples": 2}, ("Q4_K",)),
     "explain": ({"GENERATED": {"x": 1}, "SHARES": (0.5,), "TRAINED": {}}, {"samples": 2}, ("tiny", "median", "worst")),
@@ -29,7 +30,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         {},
         ("dequantize Q4_K", "decode tinyllama"),
     ),
-    "hf": ({}, {}, ("kit", "llama.cpp, mmap", "transformers")),
+    "hf": ({"TRAINED": {"tiny": None}}, {}, ("tiny kit", "tiny llama.cpp, mmap", "tiny transformers")),
     "inference": (
         {"PREFILL": 4, "ATTENTION": {"blas": ATTENTION["blas"]}},
         {},
@@ -39,6 +40,11 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         {"NAMES": ("Q4_K",), "ROWS": 256},
         {"samples": 2, "total": 2**20},
         ("product, Q4_K, int8", "product, Q4_K, f"),
+    ),
+    "quality": (
+        {"TRAINED": {"tiny": None}},
+        {"tokens": 20},
+        ("tiny, fused, prompt", "tiny, fused-int8, token by token", "tiny, llama.cpp, prompt"),
     ),
     "threads": ({"LAYERS": 1, "SHAPES": ((64, 256),)}, {"samples": 2}, ("program", "Numba", "ThreadPool")),
     "variants": ({"CASES": [("fused-int8", "prefill", 4)]}, {"samples": 2}, ("prefill, fused-int8",)),
@@ -65,7 +71,7 @@ class Here:
 
 
 def _invented(path, engines, *_, **__):
-    return pd.DataFrame([{"speed": 1.0, "beyond imports": 2.0, "samples": [1]}] * len(engines), engines)
+    return pd.DataFrame([{"speed": 1.0, "beyond imports": 2.0, "samples": [1], "reason": ""}] * len(engines), engines)
 
 
 def test_every_benchmark_has_a_small_case():
@@ -86,7 +92,20 @@ def test_it_runs(name, tmp_path, monkeypatch):
         monkeypatch.setattr("kit.synthetic.write.cached_model", lambda *_, **__: path)
     if name == "hf":  # tests/test_peers.py runs the engines themselves
         monkeypatch.setattr(module.peers, "compare", _invented)
-        monkeypatch.setattr(module.perplexity, "encode", lambda *_: [1])
+        monkeypatch.setattr(module.quality, "of", lambda *_: {"kl": 0.5, "kl_error": 0.1, "same": 1.0})
     names = module.run(**arguments).index
     names = [" ".join(name) if isinstance(name, tuple) else name for name in names]
     assert all(any(name.startswith(row) for name in names) for row in rows), names
+
+
+def test_quality_is_that_of_the_way_beside_exact_arithmetic(tmp_path):
+    """float32 activations lose nothing; eight bits lose as much in a prompt as token by token, and llama.cpp's not nothing."""
+    path = model_files.write(tmp_path, "tiny-llama", "Q4_K_M")
+
+    def lost(engine):
+        return [quality.of(path, engine, name, 40, kv="float32")["kl"] for name in quality.PASSES]
+
+    exact, rounded, theirs = map(lost, ("kit", "kit, int8 activations", "llama.cpp, mmap"))
+    assert max(exact) < 1e-6 * min(rounded)
+    assert rounded[0] == pytest.approx(rounded[1], rel=0.1)
+    assert 0 < min(theirs) and max(theirs) < 3 * min(rounded)

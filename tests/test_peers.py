@@ -31,7 +31,7 @@ def test_the_same_tokens_in_turn(path):
 
 def test_a_context_that_llama_cpp_cannot_make_is_an_error(path, monkeypatch):
     pytest.importorskip("xllamacpp")
-    monkeypatch.setattr(llama_cpp.library(), "llama_init_from_model", lambda *_: None)
+    monkeypatch.setattr(llama_cpp.library("llama.cpp"), "llama_init_from_model", lambda *_: None)
     with pytest.raises(ModelError, match="cannot make a context of 512 positions"):
         llama_cpp.Llama(path)
 
@@ -70,6 +70,6 @@ def test_a_process_may_say_more_than_a_pipe_holds(tmp_path, monkeypatch):
     talker.write_text(f"#!{sys.executable}\nimport sys\nsys.stderr.write('x' * 10**6)\nprint('[0.5, []]', flush=True)\ninput()")
     talker.chmod(0o755)
     monkeypatch.setattr(peers.sys, "executable", str(talker))
-    process = peers._Process("kit", tmp_path, 8)
+    process = peers.Process("kit", tmp_path, 8)
     process.close()
     assert process.imports == 0.5

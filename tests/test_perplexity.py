@@ -159,7 +159,7 @@ def test_quality_is_measured_once(path, cached, monkeypatch):
     with kit.open(path) as file:
         first = quality.quality(file, ["f16 KV"], tokens=8)
         both = quality.quality(file, ["f16 KV", "q8_0 KV"], tokens=8)
-        monkeypatch.setattr(quality, "_compared", None)
+        monkeypatch.setattr(quality, "compared", None)
         assert quality.quality(file, ["f16 KV", "q8_0 KV"], tokens=8).equals(both)
         assert both.loc["f16 KV"].equals(first.loc["f16 KV"])
     with kit.open(model_files.write(cached, "tiny-granite")) as other, pytest.raises(TypeError):

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -99,10 +99,7 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.D
     """
     names = list(PRECISIONS if names is None else names)
     exact = model_of(file, PRECISIONS[EXACT])
-    tokenizer = exact.tokenizer
-    begin = [] if tokenizer.bos is None else [tokenizer.bos]
-    room = min(tokens, exact.config.context) - len(begin)
-    window = begin + perplexity.encode(tokenizer, perplexity.english(), room)
+    window = window_of(exact, tokens)
     path = models_folder() / f"quality-{_digest(file, exact.config, window)}.json"
     known = {}
     with suppress(OSError, ValueError):  # what cannot be read is measured again
@@ -114,13 +111,20 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.D
         for name in bar:
             bar.set_postfix_str(name)
             logits = truth if name == EXACT else model_of(file, PRECISIONS[name]).logits(window)[:-1]
-            known[name] = _compared(truth, logits, window[1:])
+            known[name] = compared(truth, logits, window[1:])
         with suppress(OSError, GGUFError):  # what cannot be written is measured again at the next call
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as out:
                 out.write(json.dumps(known, indent=1).encode())
     rows = [{"precision": name, **known[name], "command": PRECISIONS[name].command} for name in names]
     return pd.DataFrame(rows).set_index("precision")
+
+
+def window_of(model, tokens: int) -> list[int]:
+    """At most ``tokens`` token ids of an English text that fit the model's context, as the file begins a text."""
+    begin = [] if model.tokenizer.bos is None else [model.tokenizer.bos]
+    room = min(tokens, model.config.context) - len(begin)
+    return begin + perplexity.encode(model.tokenizer, perplexity.english(), room)
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
@@ -135,7 +139,8 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
     return out.assign(**{"same token": [f"{share:.1%}" for share in table.same], "kit perplexity": table.command})
 
 
-def _compared(truth, logits, targets) -> dict[str, float]:
+def compared(truth: torch.Tensor, logits: torch.Tensor, targets: Sequence[int]) -> dict[str, float]:
+    """The columns of ``quality`` for logits (tokens, vocabulary) beside the exact ones; ``targets``: the tokens that follow."""
     right, found = perplexity.surprisal(truth, targets), perplexity.surprisal(logits, targets)
     value, ratio = math.exp(found.mean()), math.exp((found - right).mean())
     parts = [_divergence(*(side[at : at + _ROWS] for side in (truth, logits))) for at in range(0, len(targets), _ROWS)]

@@ -25,30 +25,31 @@ from kit.units import format_bytes
 PROMPT = "The capital of France is"
 
 
-# An engine is a function of (path, context). It loads the model and returns ``step(ids, state)``, which evaluates these tokens
-# after those of ``state`` (None: none) and returns the most probable next token and the state after them.
+# An engine is a function of (path, context) and of options. It loads the model and returns ``logits(ids, state, wanted)``,
+# which evaluates these tokens after those of ``state`` (None: none) and returns the logits after the last ``wanted`` of them,
+# an array (wanted, vocabulary) of float32, and the state after them.
 
 
-def _kit(path, context, linear):
+def _kit(path, context, linear, kv="float32"):
     import kit
 
-    model = kit.Transformer(kit.Weights(kit.open(path)), linear=linear, max_context=context)
+    model = kit.Transformer(kit.Weights(kit.open(path)), linear=linear, kv_dtype=kv, max_context=context)
 
-    def step(ids, cache):
+    def logits(ids, cache, wanted):
         cache = model.new_cache() if cache is None else cache
-        return int(model.step(ids, cache).argmax()), cache
+        return model.logits(ids, -wanted, cache).numpy(), cache
 
-    return step
+    return logits
 
 
-def _llama(path, context, mode):
-    model = llama_cpp.Llama(path, mode, context)
+def _llama(path, context, mode="mmap", peer="llama.cpp", kv="float16", exact=False):
+    model = llama_cpp.Llama(path, mode, context, kv, exact, peer=peer)
 
-    def step(ids, held):
+    def logits(ids, held, wanted):
         held = held or 0
-        return int(model.logits(ids, held, wanted=1).argmax()), held + len(ids)
+        return model.logits(ids, held, wanted), held + len(ids)
 
-    return step
+    return logits
 
 
 def _transformers(path, context, weights=""):
@@ -67,17 +68,18 @@ def _transformers(path, context, weights=""):
         model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
 
     @torch.inference_mode()
-    def step(ids, held):
-        out = model(torch.tensor([ids]), past_key_values=held, use_cache=True, logits_to_keep=1)
-        return int(out.logits[0, -1].argmax()), out.past_key_values
+    def logits(ids, held, wanted):
+        out = model(torch.tensor([ids]), past_key_values=held, use_cache=True, logits_to_keep=wanted)
+        return out.logits[0].numpy(), out.past_key_values
 
-    return step
+    return logits
 
 
 ENGINES = {
     "kit": partial(_kit, linear="fused"),
     "kit, int8 activations": partial(_kit, linear="fused-int8"),
     **{f"llama.cpp, {mode}": partial(_llama, mode=mode) for mode in llama_cpp.MODES},
+    "ik_llama.cpp": partial(_llama, peer="ik_llama.cpp"),
     "transformers": _transformers,
     "kit in transformers": partial(_transformers, weights="blocks"),
     "kit in transformers, int8 activations": partial(_transformers, weights="blocks-int8"),
@@ -86,6 +88,7 @@ _PACKAGES = {"llama.cpp": "xllamacpp", "transformers": "transformers", "kit in t
 _IMPORTS = {  # what an engine's process imports before loading is timed
     "kit": ("kit.model.transformer", "kit.cpu.linear"),
     "llama.cpp": ("xllamacpp",),
+    "ik_llama.cpp": (),
     "transformers": ("torch", "transformers.modeling_utils", "transformers.modeling_gguf_pytorch_utils"),
     "kit in transformers": ("kit.hf.model", "kit.cpu.linear"),
 }
@@ -112,8 +115,12 @@ def installed() -> list[str]:
 
 
 def _missing(name) -> str:
-    package = _PACKAGES.get(name.partition(",")[0])
-    return package if package and importlib.util.find_spec(package) is None else ""
+    """Why an engine cannot run here, "" if it can."""
+    family = name.partition(",")[0]
+    if family == "ik_llama.cpp":
+        return "" if llama_cpp.available(family) else "no build of it is named: set IK_LLAMA_CPP to its libllama.so"
+    package = _PACKAGES.get(family)
+    return f"not installed: pip install {package}" if package and importlib.util.find_spec(package) is None else ""
 
 
 def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False) -> pd.DataFrame:
@@ -179,22 +186,26 @@ def of_run(lab, path) -> pd.DataFrame:
     return table.reindex(columns=["load", "first", "tok/s", "agree", "resident", "reason"])
 
 
-def _start(name, path, context, need) -> "_Process":
-    if package := _missing(name):
-        raise ReportError(f"{name}: not installed: pip install {package}")
+def _start(name, path, context, need) -> "Process":
+    if reason := _missing(name):
+        raise ReportError(f"{name}: {reason}")
     if need > (room := memory_available()):
         raise ReportError(f"{name}: needs about {format_bytes(need)} to load this file, {format_bytes(room)} are free")
-    return _Process(name, path, context)
+    return Process(name, path, context)
 
 
-class _Process:
-    """An engine behind two pipes; stopped while nobody asks it anything."""
+class Process:
+    """An engine behind two pipes; stopped while nobody asks it anything. ``options``: of the engine; ``environment``: variables
+    beside those of this process."""
 
-    def __init__(self, name, path, context):
+    def __init__(self, name, path, context, environment=None, **options):
         self.name = name
-        command = [sys.executable, "-m", "kit.findings.peers", name, str(path), str(context)]
+        told = json.dumps([name, str(path), {"context": context} | options])
+        command = [sys.executable, "-m", "kit.findings.peers", told]
         pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the engine
-        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said, text=True)
+        self._child = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self._said, text=True, env=os.environ | (environment or {})
+        )
         self.imports = self._answer()[0]
         self.base = self.memory()
 
@@ -231,9 +242,11 @@ class _Process:
         self._child.communicate()
 
 
-def serve(name: str, path: str, context: str) -> None:
-    """The engine's process. A line of standard input is {"load": true}, {"begin": ids} for a new prompt, or {"steps": n} for n
-    more tokens; a line of standard output is [seconds, tokens], the first for importing."""
+def serve(told: str) -> None:
+    """The engine's process. A line of standard input is {"load": true}, {"begin": ids} for a new prompt, {"steps": n} for n
+    more tokens, or {"logits": ids, "alone": whether token by token, "out": file} for the logits after each of these, as numpy
+    saves them; a line of standard output is [seconds, tokens], the first for importing."""
+    name, path, options = json.loads(told)
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
     start = time.perf_counter()
@@ -244,14 +257,23 @@ def serve(name: str, path: str, context: str) -> None:
         question, said = json.loads(line), []
         start = time.perf_counter()
         if "load" in question:
-            step = ENGINES[name](path, int(context))
+            logits = ENGINES[name](path, **options)
         if "begin" in question:
             state = None  # the last prompt's KV cache is freed first
-            token, state = step(question["begin"], state)
-            said.append(token)
+            found, state = logits(question["begin"], state, 1)
+            said.append(int(found.argmax()))
+            token = said[-1]
         for _ in range(question.get("steps", 0)):
-            token, state = step([token], state)
+            found, state = logits([token], state, 1)
+            token = int(found.argmax())
             said.append(token)
+        if "logits" in question:
+            state, ids = None, question["logits"]
+            each = []
+            for part in [[token] for token in ids] if question["alone"] else [ids]:
+                found, state = logits(part, state, len(part))
+                each.append(found)
+            np.save(question["out"], np.concatenate(each))
         print(json.dumps([time.perf_counter() - start, said]), file=out)
 
 

@@ -1,7 +1,8 @@
-"""llama.cpp for comparison: logits of a GGUF file, by ctypes from the shared library in the wheel ``xllamacpp``.
+"""llama.cpp and its fork ik_llama.cpp for comparison: logits of a GGUF file, by ctypes from their shared libraries.
 
-The wheel is compiled for AVX2 without VNNI. The variable LLAMA_CPP names the CPU backend of another build to use instead,
-of one with -DGGML_CPU_ALL_VARIANTS=ON and -DGGML_BACKEND_DL=ON: .../bin/libggml-cpu-icelake.so.
+llama.cpp comes in the wheel ``xllamacpp``, compiled for AVX2 without VNNI. The variable LLAMA_CPP names the CPU backend of
+another build to use instead, of one with -DGGML_CPU_ALL_VARIANTS=ON and -DGGML_BACKEND_DL=ON: .../bin/libggml-cpu-icelake.so.
+IK_LLAMA_CPP names the libllama.so of a build of ik_llama.cpp, which has no wheel.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import os
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,15 +20,50 @@ from kit.lab.machine import usable_cores
 
 MODES = {"mmap": 1, "no-mmap": 0, "mlock": 3}  # llama_load_mode; mlock maps and locks
 _KV_TYPES = {"float32": 0, "float16": 1, "q8_0": 8}  # ggml_type
+_INT, _BOOL = ctypes.c_int32, ctypes.c_bool
 
-# (offset, default) of int32 fields beside those that are set: a wheel with another layout is an error, not a crash.
-_LAYOUTS = {
-    "llama_model_default_params": ((16, -1), (20, 1), (24, -1), (28, 1), (72, 0x00010000)),
-    "llama_context_default_params": ((0, 512), (4, 2048), (8, 512), (12, 1), (28, 4), (32, 4), (52, -1), (104, 1), (108, 1)),
+
+class _Api(NamedTuple):
+    """What differs between the two: (offset, default) of int32 fields of the parameter structs, so that a library of another
+    layout is an error and not a crash; the offset and type of the fields that are set; names of functions."""
+
+    layouts: dict[str, tuple[tuple[int, int], ...]]
+    fields: dict[str, tuple[int, type]]
+    names: dict[str, str]
+    remedy: str
+
+
+_API = {
+    "llama.cpp": _Api(
+        {
+            "llama_model_default_params": ((16, -1), (20, 1), (24, -1), (28, 1), (72, 0x00010000)),
+            "llama_context_default_params": (
+                (0, 512), (4, 2048), (8, 512), (12, 1), (28, 4), (32, 4), (52, -1), (104, 1), (108, 1),
+            ),
+        },
+        {
+            "load_mode": (24, _INT), "vocab_only": (72, _BOOL), "n_ctx": (0, _INT), "n_batch": (4, _INT),
+            "n_ubatch": (8, _INT), "flash": (52, _INT), "type_k": (104, _INT), "type_v": (108, _INT),
+        },
+        {"free_model": "llama_model_free", "n_vocab": "llama_vocab_n_tokens", "forget": "llama_memory_seq_rm"},
+        "install the version of xllamacpp that pyproject.toml names",
+    ),
+    "ik_llama.cpp": _Api(
+        {
+            "llama_model_default_params": ((8, -1), (16, 1), (32, 1), (36, 1), (168, 0x00000100), (176, 0x01000000)),
+            "llama_context_default_params": (
+                (0, -1), (4, 512), (8, 2048), (12, 512), (16, 1), (36, -1), (96, 1), (100, 1), (148, 0x01010000),
+            ),
+        },
+        {
+            "vocab_only": (168, _BOOL), "n_ctx": (4, _INT), "n_batch": (8, _INT), "n_ubatch": (12, _INT),
+            "flash": (151, _BOOL), "type_k": (96, _INT), "type_v": (100, _INT),
+        },
+        {"free_model": "llama_free_model", "n_vocab": "llama_n_vocab", "forget": "llama_kv_cache_seq_rm"},
+        "build commit 8337e4c",
+    ),
 }  # fmt: skip
-_LOAD_MODE, _VOCAB_ONLY = 24, 72
-_N_CTX, _N_BATCH, _N_UBATCH, _FLASH, _TYPE_K, _TYPE_V = 0, 4, 8, 52, 104, 108
-_POINTERS = "model_load_from_file init_from_model model_get_vocab get_logits get_memory"
+_POINTERS = "model_load_from_file init_from_model get_logits"
 
 
 class _Parameters(ctypes.Structure):
@@ -34,8 +71,10 @@ class _Parameters(ctypes.Structure):
 
     _fields_ = (("bytes", ctypes.c_uint8 * 1024),)
 
-    def set(self, offset, value, kind=ctypes.c_int32):
-        kind.from_buffer(self, offset).value = value
+    def set(self, fields, **values):
+        for name, value in values.items():
+            offset, kind = fields[name]
+            kind.from_buffer(self, offset).value = value
 
 
 class _Batch(ctypes.Structure):
@@ -47,30 +86,39 @@ class _Batch(ctypes.Structure):
         ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
         ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
         ("logits", ctypes.POINTER(ctypes.c_int8)),
+        ("unused", ctypes.c_int32 * 3),  # of ik_llama.cpp, as long as the pointers are set
     )
 
 
-def available() -> bool:
+def available(peer: str = "llama.cpp") -> bool:
     """Whether the wheel is installed, or a build is named."""
+    if peer == "ik_llama.cpp":
+        return bool(os.environ.get("IK_LLAMA_CPP"))
     return bool(os.environ.get("LLAMA_CPP")) or importlib.util.find_spec("xllamacpp") is not None
 
 
 @cache
-def library() -> ctypes.CDLL:
+def library(peer: str = "llama.cpp") -> ctypes.CDLL:
     """The shared library. ModelError when it is not installed, or the layout of its parameter structs is unknown."""
-    if not available():
-        raise ModelError("llama.cpp is not installed: pip install xllamacpp")
-    backend = os.environ.get("LLAMA_CPP")
-    if backend:
-        lib = _built(Path(backend))
+    if not available(peer):
+        raise ModelError(
+            {
+                "llama.cpp": "llama.cpp is not installed: pip install xllamacpp",
+                "ik_llama.cpp": "no build of ik_llama.cpp is named: set IK_LLAMA_CPP to its libllama.so",
+            }[peer]
+        )
+    if peer == "ik_llama.cpp":
+        lib = _loaded("IK_LLAMA_CPP", Path(os.environ["IK_LLAMA_CPP"]))
+    elif os.environ.get("LLAMA_CPP"):
+        lib = _built(Path(os.environ["LLAMA_CPP"]))
     else:
         lib = ctypes.CDLL(str(next(Path(importlib.util.find_spec("xllamacpp").origin).parent.glob("*.so"))))
-    for name, layout in _LAYOUTS.items():
+    for name, layout in _API[peer].layouts.items():
         function = getattr(lib, name)
         function.restype = _Parameters
         defaults = function()
         if any(ctypes.c_int32.from_buffer(defaults, offset).value != value for offset, value in layout):
-            raise ModelError(f"{name} has an unknown layout: install the version of xllamacpp that pyproject.toml names")
+            raise ModelError(f"{peer}: {name} has an unknown layout: {_API[peer].remedy}")
     for name in _POINTERS.split():
         getattr(lib, f"llama_{name}").restype = ctypes.c_void_p
     lib.llama_log_set(_silent, None)
@@ -81,12 +129,16 @@ def library() -> ctypes.CDLL:
 _silent = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
 
 
+def _loaded(variable: str, path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ModelError(f"{variable}={os.environ[variable]}: {error}") from None
+
+
 def _built(backend: Path) -> ctypes.CDLL:
     """libllama.so beside a CPU backend, with that backend loaded."""
-    try:
-        lib = ctypes.CDLL(str(backend.with_name("libllama.so")))
-    except OSError as error:
-        raise ModelError(f"LLAMA_CPP={backend}: {error}") from None
+    lib = _loaded("LLAMA_CPP", backend.with_name("libllama.so"))
     lib.llama_log_set(_silent, None)
     lib.ggml_backend_load.restype = ctypes.c_void_p
     if not lib.ggml_backend_load(str(backend).encode()):
@@ -97,42 +149,53 @@ def _built(backend: Path) -> ctypes.CDLL:
 class Llama(AbstractContextManager):
     """A GGUF file loaded by llama.cpp, one thread a core; usable in a ``with``.
 
-    ``mode``: one of MODES. ``kv``: type of the KV cache. ``exact``: float32 sums in attention (no flash attention).
-    ``vocabulary_only``: load no weights. Raises ModelError when llama.cpp cannot load the file or make the context.
+    ``mode``: one of MODES, of ik_llama.cpp "mmap" alone. ``kv``: type of the KV cache. ``exact``: float32 sums in attention
+    (no flash attention). ``vocabulary_only``: load no weights. ``peer``: llama.cpp or ik_llama.cpp. Raises ModelError when it
+    cannot load the file or make the context.
     """
 
-    def __init__(self, path, mode="mmap", context=512, kv="float16", exact=False, vocabulary_only=False):
-        self._lib = lib = library()
+    def __init__(self, path, mode="mmap", context=512, kv="float16", exact=False, vocabulary_only=False, peer="llama.cpp"):
+        self._lib, self._api, self.peer = library(peer), _API[peer], peer
+        lib, fields = self._lib, self._api.fields
         parameters = lib.llama_model_default_params()
-        parameters.set(_VOCAB_ONLY, vocabulary_only, ctypes.c_bool)
-        parameters.set(_LOAD_MODE, MODES[mode])
+        parameters.set(fields, vocab_only=vocabulary_only)
+        if "load_mode" in fields:
+            parameters.set(fields, load_mode=MODES[mode])
+        elif mode != "mmap":
+            raise ModelError(f"{peer}: mode {mode!r} is not known here; choose mmap")
         model = lib.llama_model_load_from_file(str(path).encode(), parameters)
         if not model:
-            raise ModelError(f"{path}: llama.cpp cannot load it")
+            raise ModelError(f"{path}: {peer} cannot load it")
         self._model, self._context = ctypes.c_void_p(model), None
-        self._vocab = ctypes.c_void_p(lib.llama_model_get_vocab(self._model))
-        self.vocabulary = lib.llama_vocab_n_tokens(self._vocab)
+        self._vocab = self._model
+        if peer == "llama.cpp":
+            lib.llama_model_get_vocab.restype = ctypes.c_void_p
+            self._vocab = ctypes.c_void_p(lib.llama_model_get_vocab(self._model))
+        self.vocabulary = self._call("n_vocab", self._vocab)
         if not vocabulary_only:
             parameters = lib.llama_context_default_params()
-            for offset, value in ((_N_CTX, context), (_N_BATCH, context), (_N_UBATCH, 512)):
-                parameters.set(offset, value)
-            for offset in (_TYPE_K, _TYPE_V):
-                parameters.set(offset, _KV_TYPES[kv])
+            parameters.set(fields, n_ctx=context, n_batch=context, n_ubatch=512, type_k=_KV_TYPES[kv], type_v=_KV_TYPES[kv])
             if exact:
-                parameters.set(_FLASH, 0)
+                parameters.set(fields, flash=0)
             self._context = ctypes.c_void_p(lib.llama_init_from_model(self._model, parameters))
             if not self._context:
                 self.close()
-                raise ModelError(f"{path}: llama.cpp cannot make a context of {context} positions: give fewer")
+                raise ModelError(f"{path}: {peer} cannot make a context of {context} positions: give fewer")
             lib.llama_set_n_threads(self._context, usable_cores(), usable_cores())
-            self._memory = ctypes.c_void_p(lib.llama_get_memory(self._context))
+            self._memory = self._context
+            if peer == "llama.cpp":
+                lib.llama_get_memory.restype = ctypes.c_void_p
+                self._memory = ctypes.c_void_p(lib.llama_get_memory(self._context))
+
+    def _call(self, name, *arguments):
+        return getattr(self._lib, self._api.names[name])(*arguments)
 
     def logits(self, tokens, held: int = 0, wanted=None) -> np.ndarray:
         """Logits (wanted, vocabulary) float32 of the last ``wanted`` of ``tokens`` (None: of all).
 
         The first ``held`` positions of the KV cache are kept, ``tokens`` follow them.
         """
-        self._lib.llama_memory_seq_rm(self._memory, 0, held, -1)
+        self._call("forget", self._memory, 0, held, -1)
         n = len(tokens)
         wanted = n if wanted is None else wanted
         ints, sequence = ctypes.c_int32 * n, (ctypes.c_int32 * 1)(0)
@@ -141,7 +204,7 @@ class Llama(AbstractContextManager):
             (ctypes.POINTER(ctypes.c_int32) * n)(*[sequence] * n), (ctypes.c_int8 * n)(*[i >= n - wanted for i in range(n)]),
         )  # fmt: skip
         if self._lib.llama_decode(self._context, batch):
-            raise ModelError("llama.cpp: llama_decode failed: is the context large enough?")
+            raise ModelError(f"{self.peer}: llama_decode failed: is the context large enough?")
         address = ctypes.cast(self._lib.llama_get_logits(self._context), ctypes.POINTER(ctypes.c_float))  # waits
         return np.ctypeslib.as_array(address, (wanted, self.vocabulary)).copy()
 
@@ -149,7 +212,7 @@ class Llama(AbstractContextManager):
         """Free the model."""
         if self._context:
             self._lib.llama_free(self._context)
-        self._lib.llama_model_free(self._model)
+        self._call("free_model", self._model)
 
     def __exit__(self, *_):
         self.close()

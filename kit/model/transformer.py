@@ -62,10 +62,14 @@ class Transformer:
         """The file's tokenizer, made at first use; TokenizerError when it has none, or one of an unknown kind."""
         return tokenizer_of(self.file)
 
-    def logits(self, tokens: Sequence[int], first: int = 0) -> torch.Tensor:
-        """Logits after each of ``tokens`` from index ``first`` on, (tokens - first, vocabulary) float32."""
-        self._check_tokens(tokens, 0, self.max_context)
-        return self._forward(tokens, self.new_cache(len(tokens)), slice(first, None))
+    def logits(self, tokens: Sequence[int], first: int = 0, cache: KVCache | None = None) -> torch.Tensor:
+        """Logits after each of ``tokens`` from index ``first`` on (negative: from the end), (tokens, vocabulary) float32.
+
+        ``cache`` holds the positions before and grows; None: there are none. Raises ModelError as ``step`` does.
+        """
+        cache = self.new_cache(min(len(tokens), self.max_context)) if cache is None else cache
+        self._check_tokens(tokens, cache.length, cache.context)
+        return self._forward(tokens, cache, slice(first, None))
 
     def step(self, tokens: Sequence[int], cache: KVCache) -> torch.Tensor:
         """Logits after the last of ``tokens``, (vocabulary,) float32; ``cache`` holds the positions before and grows.
@@ -73,8 +77,7 @@ class Transformer:
         A prompt is passed at once (prefill), then one token a step (decode). Raises ModelError when there are no tokens,
         one is outside the vocabulary, or they do not fit the context; the cache is unchanged then.
         """
-        self._check_tokens(tokens, cache.length, cache.context)
-        return self._forward(tokens, cache, slice(-1, None))[0]
+        return self.logits(tokens, -1, cache)[0]
 
     def _check_tokens(self, tokens, held, context):
         if len(tokens) == 0:

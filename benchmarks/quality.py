@@ -1,0 +1,92 @@
+"""What rounding costs trained models: KL divergence of the next token from float32's, the kit beside llama.cpp.
+
+The exact answer is llama.cpp's own: the same weights in float32, a float32 KV cache and no flash attention.
+"""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit.costs.quality import compared, window_of
+from kit.findings import peers
+from kit.gguf import writer
+from kit.gguf.trained import TRAINED, fetch
+from kit.lab import llama_cpp
+from kit.lab.paths import models_folder
+from kit.synthetic.geometry import TensorSpec
+
+TOKENS = 601  # of an English text; each but the last is followed by one that is scored
+MOST = 1.05  # of llama.cpp's own KL divergence
+PASSES = {"prompt": False, "token by token": True}
+EXACT = {"kv": "float32", "exact": True}
+WAYS = {  # a way -> its engine of peers.ENGINES and the engine's options: float32 attention where it has that
+    "fused": ("kit", {}),
+    "fused-int8": ("kit, int8 activations", {}),
+    "llama.cpp": ("llama.cpp, mmap", EXACT),
+    "ik_llama.cpp": ("ik_llama.cpp", {"kv": "float16"}),
+}
+
+
+class Truth(NamedTuple):
+    """The tokens of a text and a file of the exact logits after each, (tokens, vocabulary)."""
+
+    window: list[int]
+    logits: np.ndarray
+
+
+def run(only: str = "", tokens: int = TOKENS) -> pd.DataFrame:
+    """One row a model, way and pass (the text as one prompt, or token by token): KL divergence from float32 in nats, the share
+    of tokens with the same most probable one, perplexity, with standard errors, and the KL beside llama.cpp's on the same file
+    in the same pass, which should be at most 1.05 of it. ``only``: the models whose name holds this."""
+    rows = []
+    for model in filter(lambda name: only in name, TRAINED):
+        path, theirs = fetch(model), {}
+        for way, (engine, options) in WAYS.items():
+            if engine not in peers.installed():
+                continue
+            for name in PASSES:
+                row = of(path, engine, name, tokens, **options)
+                rows.append({"what": f"{model}, {way}, {name}"} | row)
+                theirs[way, name] = row["kl"]
+        for row in rows[-len(theirs) :]:
+            peer = theirs.get(("llama.cpp", row["what"].rpartition(", ")[2]), np.nan)
+            row["of llama.cpp"], row["most"] = row["kl"] / peer, MOST
+    return pd.DataFrame(rows).set_index("what")
+
+
+@cache
+def of(path: Path, engine: str, name: str, tokens: int = TOKENS, environment: tuple = (), **options) -> dict[str, float]:
+    """The columns of kit.costs.quality for an engine of peers.ENGINES in a pass of PASSES. ``environment``: pairs of a variable
+    and its value, for the engine's process."""
+    truth = _truth(path, tokens)
+    found = _logits(path, engine, truth.window, PASSES[name], dict(environment), **options)
+    return compared(*(torch.from_numpy(logits[:-1]) for logits in (truth.logits, found)), truth.window[1:])
+
+
+@cache
+def _truth(path, tokens) -> Truth:
+    with kit.open(path) as file, tempfile.TemporaryDirectory(dir=models_folder()) as folder:
+        window = window_of(kit.Transformer(kit.Weights(file)), tokens)
+        if not llama_cpp.available():
+            return Truth(window, _logits(path, "kit", window, alone=False))
+        weights, specs = kit.Weights(file), [TensorSpec(name, "F32", info.shape) for name, info in file.tensors.items()]
+        plain = {key: value if isinstance(value, str | int | float) else value.tolist() for key, value in file.metadata.items()}
+        whole = writer.write(Path(folder, path.name), plain, specs, (weights[spec.name].numpy() for spec in specs))
+        return Truth(window, _logits(whole, "llama.cpp, mmap", window, alone=False, **EXACT))
+
+
+def _logits(path, engine, window, alone, environment=None, **options) -> np.ndarray:
+    process = peers.Process(engine, path, len(window), environment, **options)
+    try:
+        process.ask(load=True)
+        with tempfile.NamedTemporaryFile(suffix=".npy") as out:
+            process.ask(logits=window, alone=alone, out=out.name)
+            return np.load(out.name)
+    finally:
+        process.close()
