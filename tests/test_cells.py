@@ -8,6 +8,9 @@ import cells
 import pytest
 from invented import MACHINE
 
+from kit.claims import book
+from kit.lab.paths import ROOT
+
 
 @dataclass(frozen=True)
 class Case:
@@ -21,6 +24,11 @@ class Case:
     until: str | None = None
     lines: int = 200
     steady: dict = field(default_factory=dict)
+
+
+def committed():
+    """The folder of the committed runs of one machine."""
+    return next(iter(sorted((ROOT / "results" / "reference").glob("intel-xeon*"))))
 
 
 CASES = {  # a notebook joins by its row
@@ -37,7 +45,20 @@ CASES = {  # a notebook joins by its row
         until="histogram",
         lines=300,
         steady={"Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes"},
-    )
+    ),
+    "08_claims": Case(
+        number={"wanted": "no record"},
+        opposite={
+            "entries": lambda entries: book.read(committed() / "quick"),
+            "name": "strong-count",
+            "folders": lambda folders: folders[:2],
+            "everywhere": lambda everywhere: [path for path in everywhere if "zen" in str(path)],
+            "gemma": lambda gemma: None,
+            "warned": [("02", "the ways differ")],
+        },
+        lines=200,
+        steady=dict.fromkeys(re.split(r"(?<=\.) ", book.RULE), "the rule"),
+    ),
 }  # fmt: skip
 NAMES = pytest.mark.parametrize("name", CASES)
 TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway

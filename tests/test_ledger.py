@@ -3,18 +3,19 @@
 import json
 import re
 
+import cells
 import pytest
 from click.testing import CliRunner
 from contradictions import contradictions
 from hypothesis import given
 from hypothesis import strategies as st
+from invented import MACHINE
 
 from kit.claims import book, records
 from kit.claims import runs as several
 from kit.claims import table as claims
 from kit.commands import cli
 from kit.errors import ReportError
-from kit.findings.n08_claims import ledger
 from kit.findings.session import Session
 from kit.lab.files import read_yaml
 from kit.lab.paths import ROOT, data_file
@@ -44,8 +45,7 @@ def test_an_empty_folder_lists_every_claim_and_its_notebook(tmp_path):
     entries = book.read(tmp_path)
     assert [e.claim.id for e in entries] == list(claims.load())
     assert all(e.verdict == claims.NO_RECORD and e.claim.notebook in e.missing for e in entries)
-    assert len(ledger.table(entries)) == len(entries)
-    assert ledger.tally(entries)["claims"].sum() == len(entries)
+    assert sum(book.tally(entries).values()) == len(entries)
 
 
 @given(st.lists(st.sampled_from(list(claims.VERDICTS)), max_size=6))
@@ -84,7 +84,6 @@ def test_links_lead_to_the_cell_that_wrote_the_record(tmp_path):
     run.save()
     found = {e.claim.id: e for e in book.read(tmp_path)}["cold-inference"]
     assert found.parts[0].link == "01_first_token.html#cell-2"
-    assert 'href="01_first_token.html#cell-2"' in ledger.shown(ledger.table([found])).data
 
 
 def test_a_failed_notebook_and_one_without_a_verdict_say_so(tmp_path):
@@ -116,45 +115,20 @@ def test_the_reported_figure_in_the_unit_of_a_record(claim, unit, expected):
     assert book.reported_in(claims.get(claim), unit) == (pytest.approx(expected) if expected else None)
 
 
-def test_relative_divides_by_the_reported_figure():
-    found = entry(["reproduced"], samples=[388.0], lower=97.0, upper=0.0)
-    assert ledger.relative(found) == {"measured": 2.0, "lower": 0.5, "upper": None, "most": 1.0}
-    assert ledger.relative(entry(["reproduced"], "preload-hit-rate", unit="%")) is None  # 0 % has no ratio
-    assert ledger.relative(entry([])) is None
-
-
-def test_every_claim_has_a_line_in_the_picture(tmp_path):
-    write(tmp_path, record("cold-inference", "reproduced", lower=0.5, lower_source="x"))
-    write(tmp_path, record("cache-4gb-feasible", "impossible", quantity="a very long $name$ " * 9))
-    figure = ledger.picture(book.read(tmp_path))
-    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == list(claims.load())
-    figure.canvas.draw()
-
-
-def test_hostile_text_stays_text(tmp_path):
-    evil = "<script>alert(1)</script>"
-    write(tmp_path, record("cold-inference", "reproduced", quantity=evil, lower=1.0, lower_source=evil, tolerance=evil))
-    write(tmp_path, record("cold-inference", "not reproduced", quantity=evil))
-    entries = book.read(tmp_path)
-    assert len(ledger.parts(entries)) == 2
-    for frame in (ledger.table(entries), ledger.parts(entries)):
-        assert "<script" not in ledger.shown(frame).data and "&lt;script&gt;" in ledger.shown(frame).data
-
-
-def test_conclude_counts_each_claim_once(tmp_path):
-    write(tmp_path, record("cold-inference", "reproduced"), record("cold-inference", "impossible"))
-    lab = Session("08_claims", profile="smoke", out=tmp_path)
-    lab.machine = type("M", (), {"id": "m"})
-    ledger.conclude(lab, book.read(tmp_path))
+def test_the_notebook_reads_the_book(tmp_path, monkeypatch):
+    """Its table has every part, counts each claim once, and its records repeat the count."""
+    monkeypatch.setenv("KIT_PATIENCE", "0")
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    write(tmp_path, record("cold-inference", "reproduced"), record("cold-inference", "impossible", how="computed"))
+    write(tmp_path, record("layer-50s", "impossible", samples=[100.0], upper=10.0, upper_source="b", notebook="06"), name="06")
+    write(tmp_path, record(quantity="hits", unit="hits", samples=[-5.0], how="counted"))
+    ran = cells.run("08_claims", out=tmp_path)
+    assert len(ran["ledger"]) == len(claims.load()) + 1 and len(ran["whole"]) == len(claims.load())
+    assert "2 are impossible (1 of these by arithmetic alone)" in ran.words["answer"] and "1 warnings" in ran.words["answer"]
+    assert [text for _, text in ran["warned"]] == ["hits: -5 hits, and a sample is below zero"]
+    assert ran.titles["picture"] == ["1 of 2 reported figures lie outside what is possible"]
     counts = {row.quantity: row.median for row in records.read([tmp_path / "08_claims.jsonl"])}
-    assert counts["claims: impossible"] == 1 and counts["claims: reproduced"] == 0
-    assert sum(counts.values()) == len(claims.load())
-
-
-def test_the_answer_counts_what_arithmetic_alone_forbids(tmp_path):
-    write(tmp_path, record("cold-inference", "impossible", how="computed"), record("layer-50s", "impossible"))
-    said = ledger.answer(book.read(tmp_path))
-    assert f"Of {len(claims.load())} claims: 2 impossible" in said and "1 are so by arithmetic" in said
+    assert counts["claims: impossible"] == 2 and sum(counts.values()) == len(claims.load())
 
 
 def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path):

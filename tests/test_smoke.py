@@ -32,6 +32,7 @@ def runs(tmp_path_factory):
     for folder in folders:
         done = kit("reproduce", "--profile", "smoke", "--out", folder, "--no-progress")
         assert done.returncode == 0, done.stderr[-3000:]
+        assert "warning: " not in done.stderr, done.stderr[-3000:]
     return folders
 
 

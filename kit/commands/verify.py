@@ -48,7 +48,7 @@ def command(runs, across, everything, keep, as_json):
             for kind, row in several.spreads(runs).items():
                 click.echo(f"{kind}: nine of ten medians within {row['factor']}x of the middle of the runs, all within "
                            f"{row['most']}x ({row['quantities']} quantities)")  # fmt: skip
-        click.echo(_summary(rows, len(runs), "machines" if across else "runs"))
+        click.echo(_summary(rows, f"{len(names) - 1} machines" if across else f"{len(runs)} runs"))
     raise SystemExit(any(row.flips for row in rows) and not across)
 
 
@@ -68,13 +68,13 @@ def _table(names, rows, across):
             yield f"{'':26}{row.reason}"
 
 
-def _summary(rows, count, what):
+def _summary(rows, what):
     claims, parts = [row for row in rows if not row.quantity], [row for row in rows if row.quantity]
     told = {state: sum(row.state == state for row in claims) for state in ("same", "open", "differs", "flips")}
     open_ones = [row.claim for row in claims if row.state == "open"]
     flipping = sum(row.flips for row in parts)
     return (
-        f"{len(claims)} claims, {count} {what}: {told['same']} the same in all, {told['flips']} flip, {told['open']} undecided "
+        f"{len(claims)} claims, {what}: {told['same']} the same in all, {told['flips']} flip, {told['open']} undecided "
         f"in one and decided in another{': ' + ', '.join(open_ones) if open_ones else ''}; {flipping} parts of claims flip; "
         f"pooled, {sum(row.pooled == 'undecided here' for row in claims)} are undecided"
     )
