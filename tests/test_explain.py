@@ -42,7 +42,7 @@ def odd(folder):
 
 @pytest.fixture(scope="module")
 def study(path):
-    return Study(kit.open(path), MACHINE, memory=2 << 20, tokens=3)
+    return Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
 
 
 def test_the_order_is_that_of_a_decode(path):
@@ -318,7 +318,7 @@ def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
     programs = [True, True, False, False]  # the first takes three tries, the second one
     answers = iter(programs + [True] * 3 + [False] * 9)
     monkeypatch.setattr("kit.lab.state.Watch.__exit__", lambda self, *_: setattr(self, "busy", next(answers)))
-    study = Study(kit.open(path), MACHINE, memory=2 << 20, tokens=3)
+    study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
     first, *others = study.measure_best(1).values()
     assert first.disturbed and not any(found.disturbed for found in others) and next(answers) is False
     assert study.advise().count("while other processes") == 1

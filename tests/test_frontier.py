@@ -81,7 +81,7 @@ def test_four_gib_of_lru_hit_nothing_and_the_page_cache_costs_the_disk():
     pinned = found[sweep.pinned_blocks(memory)]
     missing = blocks - pinned.pages
     assert pinned.seconds - found[ways.BLOCKS].seconds == pytest.approx(missing / 2e9)
-    assert (pinned.total, pinned.bound) == (memory, pytest.approx(max(blocks / 20e9, missing / 2e9)))
+    assert (pinned.total, pinned.least) == (memory, pytest.approx(max(blocks / 20e9, missing / 2e9)))
     inside = advice.best(list(found.values()), memory)
     assert inside.total <= memory and inside.seconds == min(p.seconds for p in found.values() if p.total <= memory)
     with pytest.raises(kit.KitError, match=r"1\.00 KiB hold no way"):
@@ -151,9 +151,9 @@ def test_the_error_is_that_of_the_medians(run):
     table = sweep.table(predictions, measured)
     seconds = {p.way: p.seconds for p in predictions}
     for found in measured:
-        assert table.loc[found.way.label, "error"] == pytest.approx(seconds[found.way] / found.seconds - 1)
+        assert table.loc[found.way.label, "factor"] == pytest.approx(seconds[found.way] / found.seconds)
     exact = [ways.Measured(p.way, (p.seconds * f,), None, 0, None) for p, f in zip(predictions, (1, 2), strict=False)]
-    assert "off by 25% in the median of 2 ways, 50% at worst" in advice.error(sweep.table(predictions, exact))
+    assert "off by a factor of 1.50 in the median of 2 ways, 2.00 at worst" in advice.error(sweep.table(predictions, exact))
 
 
 def test_figures_and_records(run, tmp_path):

@@ -6,18 +6,22 @@ import gguf
 import model_files
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from invented import MACHINE
 
 import kit
-from kit.costs.measured import measure_costs
-from kit.costs.order import order_of
-from kit.costs.uses import Use, assumed, bytes_used, draw, uses_of
-from kit.costs.ways import parts_of, predict, roofed
+from kit.costs.apart import measure_apart
+from kit.costs.measured import Cost, measure_costs
+from kit.costs.order import Order, order_of
+from kit.costs.uses import Use, assumed, beyond, bytes_used, draw, uses_of
+from kit.costs.ways import Disk, Way, parts_of, predict, roofed
 from kit.findings import reported
 from kit.findings.n00_start_here.overview import token_bounds
+from kit.findings.n09_your_model import study as studies
 from kit.findings.n09_your_model import tables
 from kit.findings.n09_your_model.study import Study
-from kit.gguf import writer
+from kit.gguf import cut, writer
 from kit.synthetic.geometry import TensorSpec
 
 
@@ -100,7 +104,7 @@ def test_no_least_exceeds_what_another_part_of_a_page_says(tmp_path, folder):
         model_files.write(folder, "tiny-llama"),
     ):
         with kit.open(path) as file:
-            study = Study(file, MACHINE, memory=300_000, tokens=3)
+            study = Study(file, lambda: MACHINE, memory=300_000, tokens=3)
             study.measure_best()
             table, roofline = study.advice(), study.bounds()["least seconds a token"]
         assert (table["least"] <= table["predicted"] * (1 + 1e-9)).all()
@@ -119,8 +123,85 @@ def test_the_roof_is_the_best_bandwidth_that_was_shown(folder):
         slow = kit.lab.machine.Machine(**{**vars(MACHINE), "read_gbps": 1e-6, "write_gbps": 1e-6})
         found = predict(tables.BLOCKS, parts_of(file, order), order, costs, slow)
     assert found.bound > found.seconds
-    (bounded,), factor = roofed([found])
-    assert bounded.bound == pytest.approx(found.seconds) and factor == pytest.approx(found.bound / found.seconds)
+    (bounded,) = roofed([found])
+    assert bounded.bound == pytest.approx(found.seconds)
+    assert roofed([found], factor=2 * found.bound / found.seconds)[0].bound == pytest.approx(found.seconds / 2)
+
+
+def test_what_cannot_stay_is_read_from_the_disk_in_leasts_and_predictions(tmp_path):
+    with kit.open(mixture(tmp_path)) as file:
+        uses, order = uses_of(file), Order(draw(uses_of(file), 4), uses=tuple(uses_of(file)))
+        parts = parts_of(file, order)
+    ones = {"float32": 1e-3, "float16": 1e-3}
+    costs = {part.kind: Cost(ones, ones, {"fused": 1e-3}) for part in parts.values()}
+    whole, token = sum(use.nbytes for use in uses if not use.is_rows), bytes_used(uses)
+    slow = 1e-6  # GB/s: 1000 bytes a second
+    for room in (whole, 2 * token, token // 2, 0):
+        for way in (tables.BLOCKS, tables.LAZY, Way("Pinned", 20_000), Way("LRU", 20_000)):
+            found = predict(way, parts, order, costs, MACHINE, Disk(slow, room))
+            assert found.least <= found.seconds, way
+            if room == 0:
+                assert found.from_disk > 0
+    assert predict(tables.BLOCKS, parts, order, costs, MACHINE, Disk(slow, 10 * whole)).from_disk == 0
+    nothing = predict(tables.BLOCKS, parts, order, costs, MACHINE, Disk(slow, 0))
+    assert nothing.from_disk == pytest.approx((token - 4 * 32) / 1e3), "all but the row of the embedding"
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 4)), min_size=1, max_size=6), st.floats(0, 1.5))
+def test_nothing_that_cannot_see_the_future_keeps_more_than_beyond_allows(stacks, share):
+    """A static set of pieces, filled greedily, reads what ``beyond`` says, give or take a piece."""
+    uses = [Use(f"blk.{i}.x_exps.weight", size * 4, size * 4, used, 4) for i, (size, used) in enumerate(stacks)]
+    room = share * sum(use.nbytes for use in uses)
+    pieces = sorted(((use.share(), use.nbytes / use.of) for use in uses for _ in range(use.of)), reverse=True)
+    left, missing = room, 0.0
+    for often, nbytes in pieces:
+        left -= nbytes
+        missing += often * nbytes * (left < 0)
+    largest = max(nbytes for _, nbytes in pieces)
+    assert missing - largest - 1e-6 <= beyond(uses, room) <= missing + 1e-6
+
+
+def test_a_part_of_a_file_runs_and_stands_for_the_rest(folder, tmp_path):
+    with kit.open(model_files.write(folder, "tiny-qwen3moe", "Q4_K_M")) as file:
+        whole, part = kit.Transformer(kit.Weights(file)), cut.cut(file, [0])
+        alone = kit.Transformer(kit.Weights(part))
+        assert (whole.config.layers, alone.config.layers) == (2, 1) and np.isfinite(alone.logits([1, 2]).numpy()).all()
+        last = cut.cut(file, [1])
+        assert np.array_equal(last.blocks("blk.0.attn_q.weight"), file.blocks("blk.1.attn_q.weight"))
+        fewer = cut.fewer_rows(file, 1000)
+        name = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
+        rows = fewer.tensors[name].shape[0]
+        assert 0 < rows < file.tensors[name].shape[0] and np.array_equal(fewer.blocks(name), file.blocks(name)[:rows])
+    with kit.open(mixture(tmp_path)) as file:
+        assert uses_of(cut.cut(file, [0, 2]))[-1].name == "output.weight"
+        assert cut.cut(file, [1, 2]).metadata["glm4moe.leading_dense_block_count"] == 0
+        assert cut.sample(file, range(4), 0, len) == [0, 1] and cut.sample(file, range(4), 9, len) == [0, 1, 2, 3]
+
+
+def test_a_sampled_study_says_so_and_predicts_the_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(studies, "_MEASURED", 1)
+    with kit.open(mixture(tmp_path, layers=6)) as file:
+        study = Study(file, lambda: MACHINE, memory=100_000, tokens=4)
+        study.measure_best()
+        said, table = study.how(), study.advice()
+    assert "2 of 6 layers (0, 1)" in said and "--thorough" in said and study.part.cut == (0, 1)
+    assert "measured" not in table and len(study.part.measured) == 3 and study.checked()["measured"].notna().all()
+    assert (table["least"] <= table["predicted"] * (1 + 1e-9)).all()
+    assert study.order.names and {name.split(".")[1] for name in study.order.names if "blk" in name} == set("012345")
+    assert "only a sample" in study.quality
+
+
+def test_a_lack_of_memory_is_a_row(folder, monkeypatch):
+    with kit.open(model_files.write(folder, "tiny-llama")) as file:
+        study = Study(file, lambda: MACHINE, memory=2 << 20, tokens=3)
+        monkeypatch.setattr(studies, "memory_available", lambda: 1 << 30)
+        study.measure_best()
+        assert not study.measured and all("did not fit: needed" in why for why in study.unmeasured.values())
+        assert "did not fit" in study.advise() and len(study.unmeasured) == 3
+        order = study.order
+        real = measure_apart(tables.LAZY, file, order, 2, 1, 8 << 30)
+        assert real.seconds > 0 and real.result.shape == (file.tensors["token_embd.weight"].shape[0],)
+        assert "under a limit of 300.0 MiB" in measure_apart(Way("HashMap"), file, order, 2, 1, 300 << 20)
 
 
 def test_the_reports_model_reads_all_of_its_weights():

@@ -7,20 +7,26 @@ TRACE = click.Path(exists=True, dir_okay=False)
 
 @click.command("explain")
 @click.argument("file")
-@click.option("--memory", metavar="SIZE", help="Limit of dequantized weights: 4GiB, say.  [default: 70% of what is free]")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Limit of dequantized weights: 4GiB, say.  [default: 70% of what is free beside the largest]",
+)
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
 @click.option("--trace", type=TRACE, metavar="FILE", help="Accesses from elsewhere: oracleGeneral, or CSV of tensor, nbytes.")
 @click.option("--via", type=click.Choice(["kit", "transformers"]), help="Whose forward pass.  [default: kit's, if it has one]")
 @click.option("--skew", default=0.0, show_default=True, type=click.FloatRange(0, 10), help="Of experts that are drawn: k^-S.")
+@click.option("--thorough", is_flag=True, help="Run and measure all layers of a large file, not a sample.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
-def command(file, memory, tokens, trace, via, skew, as_json, report):
+def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
     """Explain what a model costs here and what to change.
 
     FILE is a GGUF file or hf://owner/repo/file.gguf. What it is; where the time of a token goes; the roofline; hits
     by policy for the memory given, from a replay of its own access order; the exactness of each backend on its own
     tensors; what to change, predicted, and the best two measured. A file whose architecture the kit cannot run is run
-    through transformers, if `gguf-kit[hf]` is installed, and else explained from its tensors alone.
+    through transformers, if `gguf-kit[hf]` is installed, and else explained from its tensors alone. Of a large file a
+    sample of the layers is run and measured. Ctrl-C ends it after what is there.
 
     \b
     kit explain model.gguf
@@ -32,30 +38,36 @@ def command(file, memory, tokens, trace, via, skew, as_json, report):
     import kit
     from kit.costs.order import DECODES
     from kit.errors import CacheError
-    from kit.findings.n09_your_model.study import Study, read_trace
+    from kit.findings.n09_your_model.study import Study, read_trace, room_for_weights
     from kit.lab import machine
     from kit.units import parse_bytes, to_json
 
     try:
-        room = parse_bytes(memory) if memory is not None else int(0.7 * machine.memory_available())
+        given = parse_bytes(memory) if memory is not None else None
     except ValueError as error:
         raise CacheError(f"--memory: {error}") from None
-    if room < 1:
+    if given == 0:
         raise CacheError(f"--memory {memory} holds nothing; give at least 1 byte, such as --memory 64MiB, or leave it out")
     accesses = read_trace(trace) if trace else None
-    if via:
-        with kit.open(file) as opened:
-            DECODES[via](kit.Weights(opened), "fused")  # what cannot be run is said before the machine is measured
-    if report:
-        click.echo(_report(file, room, tokens, trace, via, skew, report))
-        return
     with kit.open(file) as opened:
-        study = Study(opened, machine.probe(), room, tokens, accesses, progress=True, via=via or "", skew=skew)
-        study.measure_best()
-        if as_json:
-            click.echo(to_json(study.to_dict()))
-        else:
-            click.echo("\n\n".join(_sections(study)))
+        room = given or room_for_weights(opened)
+        if via:
+            DECODES[via](kit.Weights(opened), "fused")  # what cannot be run is said before the machine is measured
+        if not report:
+            study = Study(opened, machine.probe, room, tokens, accesses, True, via or "", skew, thorough)
+            told: dict = {}
+            try:
+                if as_json:
+                    told.update(study.told())
+                else:
+                    for section in _sections(study):
+                        click.echo(section + "\n")
+            except KeyboardInterrupt:
+                click.echo("stopped: what is there stands above", err=True)
+            if as_json:
+                click.echo(to_json(told))
+            return
+    click.echo(_report(file, room, tokens, trace, via, skew, thorough, report))
 
 
 def _sections(study):
@@ -63,15 +75,23 @@ def _sections(study):
     from kit.findings.n09_your_model.tables import as_text, paragraph, shown
     from kit.units import format_bytes
 
-    yield paragraph(study.what()) + "\n" + paragraph(study.how())
-    for title, frame in (
-        ("WHERE A TOKEN'S TIME GOES (seconds a token, float32)", study.families()),
-        (f"ROOFLINE (this machine reads {study.read_gbps:.1f} GB/s at its best)", study.bounds()),
-        (f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)", study.policies()),
-        ("EXACTNESS (against gguf-py, on rows of this file)", study.exactness()),
-        ("WHAT TO CHANGE (seconds a token; the first row is what the reports did)", study.advice().drop(columns="hit rate")),
-    ):
-        yield f"{title}\n{as_text(shown(frame))}"
+    def table(title, frame):
+        return f"{title}\n{as_text(shown(frame))}"
+
+    yield paragraph(study.what())
+    yield table("WHAT THE WEIGHTS TAKE", study.holds())
+    yield paragraph(study.how())
+    yield table("EXACTNESS (against gguf-py, on rows of this file)", study.exactness())
+    title = f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)"
+    yield table(title, study.policies())
+    yield table("WHERE A TOKEN'S TIME GOES (seconds a token, float32)", study.families())
+    study.measure_best()
+    yield table(f"ROOFLINE (this machine reads {study.read_gbps:.1f} GB/s at its best)", study.bounds())
+    title = "WHAT TO CHANGE (seconds a token; the first row is what the reports did)"
+    yield table(title, study.advice().drop(columns="hit rate"))
+    if study.part is not None:
+        title = f"MEASURED, {len(study.layers)} OF {study.facts['layers']} LAYERS (seconds a token of these alone)"
+        yield table(title, study.checked())
     title, found = "WHAT ROUNDING DOES TO THE ANSWERS", study.quality
     if isinstance(found, str):
         yield f"{title}\n{paragraph(f'Not measured: {found}')}"
@@ -80,7 +100,7 @@ def _sections(study):
     yield paragraph(study.advise())
 
 
-def _report(file, memory, tokens, trace, via, skew, folder):
+def _report(file, memory, tokens, trace, via, skew, thorough, folder):
     """Notebook 09 on this file, as `kit reproduce` runs it; the path of its page."""
     from pathlib import Path
 
@@ -91,7 +111,14 @@ def _report(file, memory, tokens, trace, via, skew, folder):
     from kit.report import run as runs
 
     model = absolute(file)
-    given = {"memory": memory, "tokens": tokens, "via": via, "skew": skew, "trace": trace and Path(trace).absolute()}
+    given = {
+        "memory": memory,
+        "tokens": tokens,
+        "via": via,
+        "skew": skew,
+        "thorough": thorough,
+        "trace": trace and Path(trace).absolute(),
+    }
     request = runs.Request("quick", model, ("09",), tuple(f"{name}={value}" for name, value in given.items() if value))
     jobs = runs.plan(request, paths.notebooks_folder())
     runs.check_model(model, jobs)

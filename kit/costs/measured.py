@@ -4,6 +4,7 @@ Tensors of one kind cost the same, so only a few of each are measured. They are 
 decode, so that threads, mapped pages, reused memory and CPU caches are in the same state as in a decode.
 """
 
+import math
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ import kit
 from kit.costs.order import FUSED, Kind, kind_of, use_of
 from kit.cpu.threads import torch_alone
 from kit.gguf import formats
+from kit.gguf.cut import fewer_rows
 
 DTYPES = tuple(formats.DTYPES)
 _SAMPLES = 3  # tensors of a kind, and walks over them
 _ENOUGH = 0.6  # seconds after which no further walk begins, once one has been counted
+_MOST = 1 << 26  # weights of the samples of a kind; of a larger matrix so many are used, and its time grows with its rows
 _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring, give or take a tensor
 
 
@@ -34,12 +37,14 @@ class Cost:
 
 
 def measure_costs(file, names, dtypes=DTYPES, progress: bool = False) -> dict[Kind, Cost]:
-    """The cost of every kind among ``names``: medians over up to _SAMPLES tensors of the kind, in as many walks."""
+    """The cost of every kind among ``names``: medians over up to _SAMPLES tensors of the kind (fewer of large ones), in as many
+    walks."""
     plain, by_kind = kit.Weights(file), defaultdict(list)
     for name in names:
         by_kind[kind_of(plain, name)].append(name)
-    chosen = {name for members in by_kind.values() for name in members[:_SAMPLES]}
-    chosen = [name for name in names if name in chosen]
+    few = {kind: max(1, min(_SAMPLES, _MOST // math.prod(kind.shape))) for kind in by_kind}
+    kinds = {name: kind for kind, members in by_kind.items() for name in members[: few[kind]]}
+    chosen, file = {name: kinds[name] for name in names if name in kinds}, fewer_rows(file, _MOST)
     ways = [(dtype, "dequantized", held) for dtype in dtypes for held in (False, True)]
     ways += [(dtypes[0], linear, False) for linear in FUSED]
     bar = tqdm(ways, "costs", disable=None if progress else True)
@@ -52,21 +57,23 @@ def measure_costs(file, names, dtypes=DTYPES, progress: bool = False) -> dict[Ki
     return costs
 
 
-def _walked(file, names, dtype, linear, held: bool) -> dict[Kind, float]:
-    """Median seconds of a use by kind, over up to _SAMPLES walks after a warm-up."""
+def _walked(file, kinds: dict[str, Kind], dtype, linear, held: bool) -> dict[Kind, float]:
+    """Median seconds of a use by kind, over up to _SAMPLES walks after a warm-up. ``kinds``: of the names, whole; ``file``
+    may have fewer rows of them."""
     plain, taken = kit.Weights(file), defaultdict(list)
-    ends = accumulate(map(plain.nbytes, names))
-    for _, batch in groupby(zip(names, ends, strict=True), lambda pair: pair[1] // _TOGETHER):
+    ends = accumulate(map(plain.nbytes, kinds))
+    for _, batch in groupby(zip(kinds, ends, strict=True), lambda pair: pair[1] // _TOGETHER):
         weights = kit.Weights(file, kit.HashMap() if held else None, dtype=dtype)
-        uses = [(kind_of(weights, name), use_of(weights, linear, name)) for name, _ in batch]
+        uses = [(kinds[name], kinds[name].shape[0] / kind_of(weights, name).shape[0], use_of(weights, linear, name))
+                for name, _ in batch]  # fmt: skip
         began = time.perf_counter()
         for walk in range(_SAMPLES + 1):
             if walk > 1 and time.perf_counter() - began > _ENOUGH:
                 break
             weights.trace.clear()
             with torch_alone():
-                for kind, use in uses:
+                for kind, more, use in uses:
                     start = time.perf_counter()
                     use()
-                    taken[kind] += [time.perf_counter() - start] * (walk > 0)
+                    taken[kind] += [more * (time.perf_counter() - start)] * (walk > 0)
     return {kind: float(np.median(seconds)) for kind, seconds in taken.items()}

@@ -52,6 +52,17 @@ def bytes_used(uses: Iterable[Use], width: float | None = None, tokens: int = 1)
     return sum((use.nbytes if width is None else use.elements * width) * use.share(tokens) for use in uses)
 
 
+def beyond(uses: Iterable[Use], room: float) -> float:
+    """Bytes of blocks a token that ``room`` bytes cannot hold, each piece being chosen evenly and for itself: what is used most
+    often stays, and no cache that does not know the future does better."""
+    missing = 0.0
+    for use in sorted((use for use in uses if not use.is_rows), key=lambda use: -use.share()):
+        held = min(use.nbytes, max(0.0, room))
+        room -= held
+        missing += (use.nbytes - held) * use.share()
+    return missing
+
+
 def count(file, key: str, default: int = 0) -> int:
     """The count ``<architecture>.<key>`` of a file's metadata; ``default`` where it is missing or differs by layer."""
     value = file.metadata.get(f"{file.architecture}.{key}", default)

@@ -13,7 +13,7 @@ from kit.cache.policies.base import Policy
 from kit.cache.replay import replay_hits
 from kit.costs.measured import Cost
 from kit.costs.order import DECODES, FUSED, Decode, Kind, Order, Program, Walk, kind_of
-from kit.costs.uses import bytes_used
+from kit.costs.uses import beyond, bytes_used
 from kit.gguf.formats import DTYPES
 from kit.lab import state
 from kit.lab.machine import last_level_cache
@@ -73,7 +73,8 @@ class Prediction:
 
     ``seconds``: predicted. ``bound``: least seconds for its bytes at this machine's bandwidth. ``hit_rate``: of the cache
     (None if matrices are not cached). ``held``: most bytes of dequantized weights at once, including the one in use.
-    ``pages``: bytes of the file that a token reads; they stay in the page cache or are read again.
+    ``pages``: bytes of the file that a token reads; they stay in the page cache or are read again. ``from_disk``: least
+    seconds for the bytes that cannot stay.
     """
 
     way: Way
@@ -82,11 +83,25 @@ class Prediction:
     hit_rate: float | None
     held: int
     pages: int
+    from_disk: float = 0.0
+
+    @property
+    def least(self) -> float:
+        """Least seconds of a token: memory's or the disk's."""
+        return max(self.bound, self.from_disk)
 
     @property
     def total(self) -> int:
         """Bytes of memory: dequantized weights and pages of the file."""
         return self.held + self.pages
+
+
+class Disk(NamedTuple):
+    """What a file that does not fit is read from: ``gbps``, past the page cache. ``room``: bytes of memory for weights and the
+    page cache together."""
+
+    gbps: float
+    room: int
 
 
 class Part(NamedTuple):
@@ -112,8 +127,9 @@ def from_blocks(linear: str, order: Order, costs: dict[Kind, Cost]) -> Program:
     return order.programs.get(linear) or Program(order.rest, {kind: cost.fused[linear] for kind, cost in costs.items()})
 
 
-def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Cost], machine) -> Prediction:
-    """Predict a way: the costs of all uses, plus a load for each miss in a replay of ``order`` with the way's policy."""
+def predict(way: Way, parts: dict[str, Part], order: Order, costs, machine, disk: Disk | None = None) -> Prediction:
+    """Predict a way: the costs of all uses, plus a load for each miss in a replay of ``order`` with the way's policy, plus what
+    comes from the ``disk`` (None: everything stays in the page cache)."""
     tokens = max(1, len(order.tokens) - 1)
     uses = [name for token in order.tokens[-tokens:] for name in token]
     if way.linear in FUSED:
@@ -122,7 +138,7 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
         pages = sum(parts[name].blocks for name in set(uses))
         bound = machine.seconds_to_read(bytes_used(order.uses))
         vectors = sum(4 * part.elements for part in parts.values() if len(part.kind.shape) == 1)
-        return Prediction(way, seconds, bound, None, vectors, pages)
+        return _with_disk(Prediction(way, seconds, bound, None, vectors, pages), order, 1.0, 0, disk)
     nbytes = {name: part.elements * BYTES[way.dtype] for name, part in parts.items()}
     stats, hits = replay_hits(order.requests(nbytes.__getitem__), way.cache())
     missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
@@ -135,17 +151,42 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs: dict[Kind, Co
     bound += machine.seconds_to_write(spilled)
     in_use = max((nbytes[name] for name in missed), default=0)
     pages = sum(parts[name].blocks for name in set(missed))
-    return Prediction(way, seconds, bound, 1 - len(missed) / len(uses), stats.peak_bytes + in_use, pages)
+    found = Prediction(way, seconds, bound, 1 - len(missed) / len(uses), stats.peak_bytes + in_use, pages)
+    share = sum(parts[name].blocks for name in missed) / max(1, sum(parts[name].blocks for name in uses))
+    kept = stats.peak_bytes * bytes_used(order.uses) / max(1, bytes_used(order.uses, BYTES[way.dtype]))
+    return _with_disk(found, order, share, kept, disk)
 
 
-def roofed(predictions: list[Prediction], measured=()) -> tuple[list[Prediction], float]:
-    """(the predictions with bounds that nothing exceeds, the factor by which memory was faster than its probe). The least time
-    holds at the best bandwidth that the machine has shown: in its probe, or in what a way predicts or measures."""
+def _with_disk(found: Prediction, order: Order, share: float, kept: float, disk: Disk | None) -> Prediction:
+    """``found`` with the reads of a file whose pages do not all stay. ``share``: of a token's bytes, those that miss the cache,
+    which holds what are ``kept`` bytes of blocks.
+
+    At the least, the pieces that are used most often stay. Predicted: the page cache forgets like an LRU, so that nothing stays
+    when a token alone is more than its room, and of a mixture the share of the least else.
+    """
+    whole = sum(use.nbytes for use in order.uses if not use.is_rows)
+    if disk is None or (room := max(0, disk.room - found.held)) >= share * whole:
+        return found
+    token = bytes_used(order.uses)
+    least = min(share * token, beyond(order.uses, room + kept))
+    missing = share * (token if token > room else beyond(order.uses, room))
+    per_byte = 1 / (disk.gbps * 1e9)
+    return replace(found, seconds=found.seconds + max(least, missing) * per_byte, from_disk=least * per_byte)
+
+
+def faster_than_probed(predictions: list[Prediction], measured=()) -> float:
+    """The factor, 1 at least, by which memory was faster than in its probe: what a way predicts or measures shows that."""
     bounds = {found.way: found.bound for found in predictions}
     pairs = [(found.bound, found.seconds) for found in predictions]
     pairs += [(bounds[found.way], found.seconds) for found in measured if found.way in bounds]
-    factor = max([1.0, *(bound / seconds for bound, seconds in pairs if seconds)])
-    return [replace(found, bound=found.bound / factor) for found in predictions], factor
+    return max([1.0, *(bound / seconds for bound, seconds in pairs if seconds)])
+
+
+def roofed(predictions: list[Prediction], measured=(), factor: float = 1.0) -> list[Prediction]:
+    """The predictions with bounds that nothing exceeds: at the best bandwidth that was shown, ``factor`` times the probe's or
+    what these ways need."""
+    factor = max(factor, faster_than_probed(predictions, measured))
+    return [replace(found, bound=found.bound / factor) for found in predictions]
 
 
 @dataclass(frozen=True)

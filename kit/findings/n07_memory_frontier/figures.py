@@ -5,6 +5,7 @@ from matplotlib.colors import LogNorm
 
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Prediction
 from kit.findings.n07_memory_frontier import sweep, tiles
+from kit.findings.n09_your_model.tables import off_by
 from kit.lab import figures
 
 LINES = {  # name -> (dtype, linear, policy), color, style
@@ -72,13 +73,13 @@ def errors(table):
     """Measured against predicted seconds a token of sweep.table, with the line where they are equal."""
     figure, axes = figures.new(height=4.2)
     pairs = table[["predicted", "measured"]].dropna().to_numpy()
-    off = table["error"].abs().dropna()
+    off = off_by(table["factor"].dropna())
     ends = np.array([pairs.min() / 1.4, pairs.max() * 1.4])
     axes.plot(ends, ends, **figures.DASHED, label="predicted = measured")
-    axes.fill_between(ends, ends / 1.25, ends * 1.25, color="#dddddd", alpha=0.5, label="within a quarter")
+    axes.fill_between(ends, ends / 1.25, ends * 1.25, color="#dddddd", alpha=0.5, label="within a factor of 1.25")
     axes.plot(pairs[:, 0], pairs[:, 1], "o", color=figures.BLUE, label="a way")
     figures.log(axes, "x", "y")
     axes.set(xlabel="predicted seconds a token", ylabel="measured seconds a token")
-    axes.set(title=f"{(off <= 0.25).sum()} of {len(off)} predictions are within a quarter")
+    axes.set(title=f"{(off <= 1.25).sum()} of {len(off)} predictions are within a factor of 1.25")
     axes.legend(fontsize=9)
     return figure

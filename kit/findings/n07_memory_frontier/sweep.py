@@ -145,8 +145,8 @@ def predict(way: Way, subject: Subject, costs: Costs) -> Prediction:
         warm = ways.predict(BLOCKS, subject.parts, stepped, costs.plain, costs.machine)
         pinned = max(0, (way.capacity or 0) - warm.held)  # vectors are held beside the blocks
         missing = max(0, subject.blocks - pinned) / 1e9
-        bound = max(warm.bound, missing / max(costs.disk_gbps, costs.direct_gbps or 0))
-        return replace(warm, way=way, seconds=warm.seconds + missing / costs.disk_gbps, bound=bound, pages=pinned)
+        least = missing / max(costs.disk_gbps, costs.direct_gbps or 0)
+        return replace(warm, way=way, seconds=warm.seconds + missing / costs.disk_gbps, from_disk=least, pages=pinned)
     return ways.predict(way, subject.parts, subject.order, costs.plain, costs.machine)
 
 
@@ -211,6 +211,6 @@ def pareto(predictions: list[Prediction]) -> list[Prediction]:
 
 def table(predictions: list[Prediction], measured: list[Measured] = ()) -> pd.DataFrame:
     """One row a way, the fastest first: seconds predicted and measured, the least, bytes held, pages of the file needed."""
-    ordered = sorted(ways.roofed(predictions, measured)[0], key=lambda prediction: prediction.seconds)
+    ordered = sorted(ways.roofed(predictions, measured), key=lambda prediction: prediction.seconds)
     found = advice_table(ordered, {found.way: found for found in measured}).drop(columns="faster")
     return found.assign(together=found["held"] + found["file pages"])

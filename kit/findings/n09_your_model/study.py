@@ -1,5 +1,9 @@
 """A study of one file: everything that kit explain and notebook 09 say about it, gathered once."""
 
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,37 +14,63 @@ import pandas as pd
 import kit
 from kit.cache import oracle
 from kit.cache.traces import Requests, requests
+from kit.costs.apart import measure_apart
 from kit.costs.measured import Cost, Kind, measure_costs
-from kit.costs.order import Order, order_of
+from kit.costs.order import Order, kind_of, order_of
 from kit.costs.quality import PRECISIONS, quality
-from kit.costs.ways import Measured, Prediction, Way, measure, roofed
-from kit.errors import KitError, TraceError
-from kit.findings.n00_start_here.overview import token_bounds
+from kit.costs.uses import Use, assumed, bytes_used, draw, uses_of
+from kit.costs.ways import Disk, Measured, Prediction, Way, faster_than_probed, measure, roofed
+from kit.errors import KitError, ModelError, TraceError
+from kit.findings.n00_start_here.overview import held, token_bounds
 from kit.findings.n09_your_model import tables
-from kit.gguf.summary import summarize
-from kit.lab.machine import memory_available, memory_limit
+from kit.gguf import cut
+from kit.gguf.formats import FORMATS
+from kit.gguf.names import layer_of
+from kit.gguf.summary import NO_WEIGHTS, summarize
+from kit.lab.disk import read_gbps
+from kit.lab.machine import Machine, memory_available, memory_limit
 from kit.units import format_bytes, format_count, format_seconds, printable
 
 _PRECISIONS = ("f32", "f16", "bf16", "int8 activations")  # of the ways that advice compares
 _QUALITY_WORK = 2e10  # weights times tokens: seconds, not minutes, on two cores
 _TRIES = 3  # of a measurement that other processes disturb
+_MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample of them is measured
+_SCRATCH = 1 << 30  # bytes that a decode takes beside weights: libraries, activations, buffers
+_MINUTE, _EACH = 50.0, 4.0  # seconds after which nothing more is measured, and of one measured way
 
 
 @dataclass
 class Study:
-    """``file``: an open GGUF; ``machine``: measured; ``memory``: bytes that dequantized weights may take; ``tokens`` decoded.
-    ``trace``: accesses recorded elsewhere, for the table of policies; the file's own order when None. ``via``: whose forward
-    pass, ``skew``: of experts that are drawn, both as in kit.costs.order.order_of."""
+    """``file``: an open GGUF; ``probe``: measures the machine; ``memory``: bytes that dequantized weights may take; ``tokens``:
+    decoded. ``trace``: accesses recorded elsewhere, for the table of policies; the file's own order when None. ``via``: whose
+    forward pass, ``skew``: of experts that are drawn, both as in kit.costs.order.order_of.
+
+    A minute is enough: of a file whose layers would take longer a sample is run and measured, and measuring ends when the time
+    is up, unless ``thorough``. ``cut``: the layers that ``file`` was cut to.
+    """
 
     file: object
-    machine: object
+    probe: Callable[[], Machine]
     memory: int
     tokens: int = 16
     trace: Requests | None = None
     progress: bool = False
     via: str = ""
     skew: float = 0.0
+    thorough: bool = False
+    cut: tuple[int, ...] = ()
+    began: float = field(default_factory=time.perf_counter)
     measured: dict[Way, Measured] = field(default_factory=dict)
+    unmeasured: dict[Way, str] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if not any(info.elements for info in self.file.tensors.values()):
+            raise ModelError(f"{self.file.path}: {NO_WEIGHTS}")
+
+    def say(self, what: str) -> None:
+        """A line of progress on standard error."""
+        if self.progress:
+            print(f"[{time.perf_counter() - self.began:5.1f} s] {what}", file=sys.stderr, flush=True)
 
     @cached_property
     def facts(self) -> dict:
@@ -48,14 +78,65 @@ class Study:
         return summarize(self.file, memory_limit(), memory_available())
 
     @cached_property
+    def machine(self) -> Machine:
+        """This machine, measured."""
+        if not self.cut:
+            self.say("measuring this machine")
+        return self.probe()
+
+    @cached_property
+    def uses(self) -> list[Use]:
+        """What a token uses, by the table of tensors and the metadata."""
+        return uses_of(self.file)
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """The layers that are run and measured: all, or such a sample that a token uses a few GB of float32."""
+        each = Counter()
+        for use in self.uses:
+            each[layer_of(use.name)] += 4 * use.elements * use.share()
+        every = sorted(set(each) - {-1})
+        if self.thorough or self.cut or not every or every != list(range(len(every))):
+            return every
+        return cut.sample(self.file, every, _MEASURED, lambda layers: each[-1] + sum(each[layer] for layer in layers))
+
+    @cached_property
+    def part(self) -> "Study | None":
+        """The study of the sampled layers, with their share of the memory; None where the whole file is measured."""
+        if len(self.layers) == len({layer_of(use.name) for use in self.uses} - {-1}):
+            return None
+        file = cut.cut(self.file, self.layers)
+        share = bytes_used(uses_of(file), 4) / bytes_used(self.uses, 4)
+        return replace(
+            self, file=file, probe=lambda: self.machine, memory=max(1, int(share * self.memory)), tokens=min(self.tokens, 4),
+            cut=tuple(self.layers), measured={}, unmeasured={},
+        )  # fmt: skip
+
+    @cached_property
     def order(self) -> Order:
-        """What a decode of ``tokens`` tokens asks for."""
-        return order_of(self.file, self.tokens, self.via, self.skew)
+        """What a decode of ``tokens`` tokens asks for: recorded, or drawn where only a sample of the layers was run, whose time
+        outside uses of weights grows with the layers."""
+        if self.part is None:
+            self.say(f"recording a decode of {self.tokens} tokens")
+            return order_of(self.file, self.tokens, self.via, self.skew)
+        ran, more = self.part.order, self.facts["layers"] / len(self.layers)
+        programs = {linear: found._replace(rest=more * found.rest) for linear, found in ran.programs.items()}
+        usable = [use for use in self.uses if self.file.tensors[use.name].qtype in FORMATS]
+        return replace(
+            ran, tokens=draw(usable, self.tokens, self.skew), rest=more * ran.rest, programs=programs, uses=tuple(usable),
+            assumed=assumed(self.file, usable),
+        )  # fmt: skip
 
     @cached_property
     def costs(self) -> dict[Kind, Cost]:
         """What one use of each kind of tensor costs on this machine."""
-        return measure_costs(self.file, self.order.names, progress=self.progress)
+        if self.part is not None:
+            return self.part.costs
+        names = self.order.names
+        self.say(
+            f"measuring the cost of a use of each of {len({kind_of(kit.Weights(self.file), name) for name in names})} kinds"
+        )
+        return measure_costs(self.file, names)
 
     @cached_property
     def accesses(self) -> Requests:
@@ -63,24 +144,43 @@ class Study:
         return self.trace or self.order.requests(kit.Weights(self.file).nbytes)
 
     @cached_property
+    def disk(self) -> Disk | None:
+        """The disk under the file; None where nothing is read from it once the page cache is warm, or it cannot be measured."""
+        room = memory_available()
+        if self.file.path is None or sum(use.nbytes for use in self.uses) <= room - self.memory:
+            return None
+        gbps = read_gbps(self.file.path)
+        return Disk(gbps, room) if gbps else None
+
+    @cached_property
     def _predicted(self) -> list[Prediction]:
-        return tables.advice(self.file, self.order, self.costs, self.machine, self.memory)
+        return tables.advice(self.file, self.order, self.costs, self.machine, self.memory, self.disk)
+
+    @property
+    def _factor(self) -> float:
+        """By which memory was faster than in its probe, by all that was predicted and measured."""
+        found = faster_than_probed(self._predicted, self.measured.values())
+        return max(found, self.part._factor) if self.part else found
 
     @property
     def predictions(self) -> list[Prediction]:
         """The reports' cache first, then every other way, the fastest first. No bound exceeds a time of this page."""
-        return roofed(self._predicted, self.measured.values())[0]
+        return roofed(self._predicted, factor=self._factor)
 
     @property
     def read_gbps(self) -> float:
         """The best bandwidth that this machine has shown: in its probe, or in what a way predicts or measures."""
-        return self.machine.read_gbps * roofed(self._predicted, self.measured.values())[1]
+        return self.machine.read_gbps * self._factor
+
+    def holds(self) -> pd.DataFrame:
+        """What the weights take, held in several ways: all of them, and what a token reads."""
+        return held(self.file, self.uses).drop(columns="bytes")
 
     def bounds(self) -> pd.DataFrame:
         """The roofline of a token: the least that reading once what it uses takes, by how weights are held."""
         machine = replace(self.machine, read_gbps=self.read_gbps)
-        table = token_bounds(self.file, machine, self.order.uses).drop(columns=["bytes"])
-        return table.rename(columns={"fits in memory": "fits", "most tokens a second": "most tok/s"})
+        table = token_bounds(self.file, machine, self.order.uses)
+        return table[["a token", "least seconds a token", "most tokens a second"]]
 
     def families(self) -> pd.DataFrame:
         """Where a token's time goes, by family of tensors."""
@@ -106,6 +206,9 @@ class Study:
     @cached_property
     def quality(self) -> pd.DataFrame | str:
         """What rounding weights or activations does to the answers (kit.costs.quality), or why that cannot be said."""
+        if self.part is not None:
+            return "only a sample of the layers was run; `--thorough` measures it"
+        self.say("measuring what rounding does to the answers")
         tokens = min(64, max(16, int(_QUALITY_WORK / self.facts["parameters"])))
         try:
             return quality(self.file, _PRECISIONS, tokens)
@@ -114,9 +217,31 @@ class Study:
 
     def measure_best(self, best: int = 2) -> dict[Way, Measured]:
         """Measure the reports' cache and the ``best`` fastest of the others; again where other processes disturbed it."""
+        if self.part is not None:
+            self.part.measure_best(best)
+            return self.measured
         for prediction in self.predictions[: best + 1]:
-            self.measured[prediction.way] = measure(prediction.way, self.file, self.order, min(self.tokens, 5), _TRIES)
+            way, free = prediction.way, memory_available()
+            needed, room = prediction.held + _SCRATCH, free - _reserve()
+            left = np.inf if self.thorough else _MINUTE - (time.perf_counter() - self.began)
+            tokens = max(2, min(self.tokens, 5, int(_EACH / prediction.seconds)))
+            tries = _TRIES if left > _TRIES * _EACH else 1
+            self.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} a token predicted")
+            if left < 3 * prediction.seconds:
+                found = "was not measured: a minute had passed (`--thorough` takes more)"
+            elif needed > room:
+                found = f"did not fit: needed {format_bytes(needed)}, {format_bytes(room)} are free"
+            elif needed > room / 4:
+                found = measure_apart(way, self.file, self.order, tokens, tries, room, self.cut)
+            else:
+                found = measure(way, self.file, self.order, tokens, tries)
+            (self.unmeasured if isinstance(found, str) else self.measured)[way] = found
         return self.measured
+
+    def checked(self) -> pd.DataFrame:
+        """What was measured beside its prediction, of the sampled layers alone where there is a sample."""
+        table = (self.part or self).advice()
+        return table.loc[table["measured"].notna(), ["predicted", "measured", "factor", "least", "hit rate"]]
 
     def advice(self) -> pd.DataFrame:
         """What to change and what it brings, predicted, and measured where it was."""
@@ -137,19 +262,32 @@ class Study:
         )
 
     def how(self) -> str:
-        """Whether the file was run or only its tensors were, and what was left out."""
-        if not self.order.reason:
-            whose = " through transformers (kit.hf): the kit's own pass was not used" * (self.order.via == "transformers")
-            return f"The order of weight accesses was recorded from a decode of {len(self.order.tokens)} tokens{whose}."
-        text = (
-            f"No token was generated ({self.order.reason}): a token stands for every tensor used once, in the order of their "
-            "roles, and what is measured below is that walk."
-        )
-        if self.order.assumed:
+        """Whether the file was run or only its tensors were, what was assumed, left out or cut."""
+        order, ran = self.order, (self.part or self).order
+        if not ran.reason:
+            whose = " through transformers (kit.hf): the kit's own pass was not used" * (ran.via == "transformers")
+            text = f"The order of weight accesses was recorded from a decode of {len(ran.tokens)} tokens{whose}."
+        else:
+            text = (
+                f"No token was generated ({ran.reason}): a token stands for every tensor used once, in the order of their "
+                "roles, and what is measured below is that walk."
+            )
+        if self.part is not None:
+            text += (
+                f" Run and measured were {len(self.layers)} of {self.facts['layers']} layers ({_listed(self.layers)}) and what "
+                "lies outside all layers: one of each combination of formats at least; `--thorough` takes all of them. What is "
+                "said of the whole file is computed from their costs."
+            )
+        if order.assumed:
             how = f"with popularity falling as rank^-{self.skew:g}" if self.skew else "evenly"
-            text += f" Assumed from the metadata: {self.order.assumed}; experts are drawn {how}."
-        if self.order.left_out:
-            text += f" Left out, for their format is not known: {len(self.order.left_out)} of {self.facts['tensors']} tensors."
+            text += f" Assumed from the metadata: {order.assumed}; experts are drawn {how}."
+        if order.left_out:
+            text += f" Left out, for their format is not known: {len(order.left_out)} of {self.facts['tensors']} tensors."
+        if self.disk:
+            text += (
+                f" The file does not fit beside {format_bytes(self.memory)} of weights in {format_bytes(self.disk.room)} of "
+                f"free memory: what cannot stay is read at {self.disk.gbps:.1f} GB/s (O_DIRECT), in the leasts too."
+            )
         return text
 
     def advise(self) -> str:
@@ -167,6 +305,7 @@ class Study:
                 f"The LRU keeps {format_bytes(self.memory)} at most; the {format_bytes(now.held)} held count the largest "
                 "weight that misses, dequantized for its use, beside it."
             )
+        text += [f"{way.label[0].upper()}{way.label[1:]} {why}." for way, why in (self.part or self).unmeasured.items()]
         return " ".join(text)
 
     def _speed(self, found: Prediction) -> str:
@@ -178,30 +317,49 @@ class Study:
             text += ", while other processes used the cores" * real.disturbed
         return text
 
-    def to_dict(self) -> dict:
-        """Everything as plain data, for JSON."""
-        frames = {
-            "roofline": self.bounds(), "families": self.families(), "policies": self.policies(),
-            "exactness": self.exactness(), "advice": self.advice(),
-        }  # fmt: skip
-        facts = {key: value for key, value in self.facts.items() if key not in ("metadata", "tensor_table")}
-        return {
-            "file": facts,
-            "machine": {key: value for key, value in asdict(self.machine).items() if key not in ("samples", "methods")},
-            "memory_bytes": self.memory,
-            "runs": not self.order.reason,
-            "reason": self.order.reason,
-            "left_out": list(self.order.left_out),
-            "seconds_a_token_from_blocks": list(self.order.seconds),
-            "quality": [] if isinstance(self.quality, str) else self.quality.reset_index().to_dict("records"),
-            "no_quality": self.quality if isinstance(self.quality, str) else "",
-            **{name: frame.reset_index().to_dict("records") for name, frame in frames.items()},
-            "measured": [
+    def told(self) -> Iterator[tuple[str, object]]:
+        """(key, plain data) of everything, for JSON, in the order in which it is known."""
+        rows = lambda frame: frame.reset_index().to_dict("records")  # noqa: E731
+        yield "file", {key: value for key, value in self.facts.items() if key not in ("metadata", "tensor_table")}
+        yield "memory_bytes", self.memory
+        yield "holds", rows(self.holds())
+        yield "machine", {key: value for key, value in asdict(self.machine).items() if key not in ("samples", "methods")}
+        ran = (self.part or self).order
+        yield from {"runs": not ran.reason, "reason": ran.reason, "left_out": list(self.order.left_out)}.items()
+        yield from {"layers": self.layers, "assumed": self.order.assumed, "disk": self.disk and self.disk._asdict()}.items()
+        yield "seconds_a_token_from_blocks", [] if self.part else list(ran.seconds)
+        yield "exactness", rows(self.exactness())
+        yield "policies", rows(self.policies())
+        yield "families", rows(self.families())
+        self.measure_best()
+        yield "roofline", rows(self.bounds())
+        yield "advice", rows(self.advice())
+        yield (
+            "measured",
+            [
                 {"way": way.label, "seconds": list(found.samples), "hit_rate": found.hit_rate, "resident": found.resident}
-                for way, found in self.measured.items()
+                for way, found in (self.part or self).measured.items()
             ],
-            "says": [self.what(), self.how(), self.advise()],
-        }
+        )
+        yield "not_measured", {way.label: why for way, why in (self.part or self).unmeasured.items()}
+        yield "quality", [] if isinstance(self.quality, str) else rows(self.quality)
+        yield "no_quality", self.quality if isinstance(self.quality, str) else ""
+        yield "says", [self.what(), self.how(), self.advise()]
+
+
+def _reserve() -> int:
+    """Bytes of memory that are left to the system."""
+    return max(1 << 30, memory_limit() // 20)
+
+
+def room_for_weights(file) -> int:
+    """The default of --memory: 70 % of what is free beside the largest weight, which a miss dequantizes, and the scratch."""
+    largest = max((4 * use.elements // use.of for use in uses_of(file)), default=0)
+    return max(1 << 20, int(0.7 * (memory_available() - largest - _SCRATCH)))
+
+
+def _listed(layers: list[int]) -> str:
+    return ", ".join(map(str, layers[:8])) + ", ..." * (len(layers) > 8)
 
 
 def read_trace(path: str | Path) -> Requests:

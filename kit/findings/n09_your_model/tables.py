@@ -13,7 +13,7 @@ from kit.cache.replay import replay_hits
 from kit.cache.traces import Requests
 from kit.costs.measured import DTYPES
 from kit.costs.order import Order
-from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Prediction, Way, from_blocks, parts_of, predict
+from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Disk, Measured, Prediction, Way, from_blocks, parts_of, predict
 from kit.gguf.formats import FORMATS
 from kit.lab.machine import gpu
 from kit.lab.tables import frame, number
@@ -90,28 +90,33 @@ def candidates(working_set, memory: int) -> list[Way]:
     return [*ways, BLOCKS, BLOCKS_INT8]
 
 
-def advice(file, order: Order, costs, machine, memory: int) -> list[Prediction]:
+def advice(file, order: Order, costs, machine, memory: int, disk: Disk | None = None) -> list[Prediction]:
     """Predictions for all candidates: first what a cache of the reports does now, then the others, fastest first. Where no
     weight is quantized, activations are not rounded either, and that way is none of its own."""
     ways, parts = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory), parts_of(file, order)
     if not any(FORMATS[part.kind.qtype].codes for part in parts.values()):
         ways.remove(BLOCKS_INT8)
-    now, *others = (predict(way, parts, order, costs, machine) for way in ways)
+    now, *others = (predict(way, parts, order, costs, machine, disk) for way in ways)
     return [now, *sorted(others, key=lambda prediction: prediction.seconds)]
 
 
 def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | None = None) -> pd.DataFrame:
     """One row a way: seconds a token predicted (and measured), the least possible, times faster than the first row. "faster" is
-    of the measured seconds where both rows were measured, else of the predicted ones."""
+    of the measured seconds where both rows were measured, else of the predicted ones; "factor" is predicted over measured."""
     seconds = {way: found.seconds for way, found in (measured or {}).items()}
-    rows = [(found.way.label, found.seconds, np.nan, seconds.get(found.way, np.nan), np.nan, found.bound, found.hit_rate,
+    rows = [(found.way.label, found.seconds, np.nan, seconds.get(found.way, np.nan), np.nan, found.least, found.hit_rate,
              found.held, found.pages) for found in predictions]  # fmt: skip
-    names = ("way", "predicted", "faster", "measured", "error", "least", "hit rate", "held", "file pages")
+    names = ("way", "predicted", "faster", "measured", "factor", "least", "hit rate", "held", "file pages")
     table = frame(rows, *names)
     predicted, real = table["predicted"], table["measured"]
     table["faster"] = (real.iloc[0] / real).fillna(predicted.iloc[0] / predicted)
-    table["error"] = predicted / real - 1
-    return table if measured else table.drop(columns=["measured", "error"])
+    table["factor"] = predicted / real
+    return table if measured else table.drop(columns=["measured", "factor"])
+
+
+def off_by(factors):
+    """How far predictions are off, 1 at least: of predicted over measured, or of its inverse."""
+    return np.maximum(factors, 1 / factors)
 
 
 # --- for people: text with units, in a terminal of at most 100 columns, whatever a file's names hold -----------------
@@ -125,7 +130,7 @@ _FORMATS = (
     dict.fromkeys(_SECONDS, format_seconds)
     | dict.fromkeys(_BYTES, format_bytes)
     | dict.fromkeys(_SHARES, "{:.1%}".format)
-    | {"faster": "{:.2f}x".format, "error": "{:+.0%}".format, "weights": format_count}
+    | {"faster": "{:.2f}x".format, "factor": "{:.2f}x".format, "weights": format_count}
 )
 
 

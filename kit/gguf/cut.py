@@ -1,0 +1,62 @@
+"""Parts of a model file over the same blocks: some of its layers, renumbered, which run as a model; some rows of matrices."""
+
+import copy
+from collections.abc import Callable, Sequence
+
+from kit.gguf.metadata import MetadataArray
+from kit.gguf.names import layer_of
+from kit.gguf.reader import GGUFFile
+
+
+def cut(file: GGUFFile, layers: Sequence[int]) -> GGUFFile:
+    """``file`` with ``layers`` alone, in rising order, as layers 0, 1, ...; what lies outside all layers stays. It shares the
+    file's map: closing one closes both."""
+    whole = file.metadata.get(f"{file.architecture}.block_count", 0)
+    numbers, part = {layer: number for number, layer in enumerate(layers)}, copy.copy(file)
+    part.tensors, part._views = {}, {}
+    for name, info in file.tensors.items():
+        if (layer := layer_of(name)) >= 0:
+            if layer not in numbers:
+                continue
+            name = f"blk.{numbers[layer]}.{name.split('.', 2)[2]}"
+        part.tensors[name] = info._replace(name=name)
+    part.metadata = {}
+    for key, value in file.metadata.items():
+        listed = value if isinstance(value, MetadataArray) and len(value) == whole else None
+        part.metadata[key] = [listed[layer] for layer in layers] if listed is not None else value
+    own = {"block_count": len(layers), "nextn_predict_layers": 0}
+    if (key := f"{file.architecture}.leading_dense_block_count") in part.metadata:
+        own["leading_dense_block_count"] = sum(layer < part.metadata[key] for layer in layers)
+    part.metadata |= {f"{file.architecture}.{key}": value for key, value in own.items()}
+    return part
+
+
+def fewer_rows(file: GGUFFile, most: int) -> GGUFFile:
+    """``file`` with the first rows of its matrices alone, at most ``most`` weights of each; stacks and vectors are whole."""
+    part = copy.copy(file)
+    part.tensors, part._views = dict(file.tensors), {}
+    for name, info in file.tensors.items():
+        if len(info.shape) == 2 and info.elements > most:
+            rows = max(1, most // info.shape[1])
+            part.tensors[name] = info._replace(shape=(rows, info.shape[1]), nbytes=info.nbytes // info.shape[0] * rows)
+    return part
+
+
+def sample(file: GGUFFile, every: Sequence[int], most: float, used: Callable[[list[int]], float]) -> list[int]:
+    """Layers that stand for all of a file: each combination of formats and shapes at least once, then more, evenly spread,
+    while ``used(layers)`` (bytes a token, say) stays within ``most``. All layers where they stay within it."""
+    if used(list(every)) <= most:
+        return list(every)
+    kinds: dict[int, list] = {layer: [] for layer in every}
+    for info in file.tensors.values():
+        if info.layer in kinds:
+            kinds[info.layer].append((info.name.partition(f"blk.{info.layer}.")[2], info.qtype, info.shape))
+    alike: dict[tuple, int] = {}
+    for layer, found in kinds.items():
+        alike.setdefault(tuple(sorted(found)), layer)
+    chosen, others = sorted(alike.values()), sorted(set(every) - set(alike.values()))
+    spread = [others[int((at + 0.5) * len(others) / 16)] for at in range(min(16, len(others)))]
+    for layer in dict.fromkeys(spread):
+        if used(sorted([*chosen, layer])) <= most:
+            chosen.append(layer)
+    return sorted(chosen)
