@@ -3,14 +3,15 @@
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
 
-from kit.claims import records
+from kit.claims import evidence, records
 from kit.claims import table as claims
 from kit.report import content, theme
-from kit.report.checklist import checklist
+from kit.report.checklist import checklist, command_line
 from kit.report.run import Run, read_notebook
 
 _MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a failure
@@ -40,12 +41,28 @@ def write(run: Run, name: str) -> Path:
         before=before.get(name),
         after=neighbors.get(name),
         warnings=run.warnings_of(name),
+        made=made(run, name, [row for row, _ in rows]),
         verdicts=[(row, anchor, claims.load().get(row.claim)) for row, anchor in rows if row.verdict],
         measurements=[row for row, _ in rows if not row.verdict and row.status != records.WARNED],
         records_uri=records_uri(run, [name]),
         environment=environment(run.folder),
         checklist=checklist(run, [row for row, _ in rows], [name]),
     )
+
+
+def made(run: Run, name: str, rows: list[records.Record]) -> dict:
+    """What stands under a page's title: its command, the reports that it judges, the public record on them, and the machine's
+    state while it ran (least and most of what memory gave around its measurements)."""
+    judged = [claims.load()[key] for key in dict.fromkeys(row.claim for row in rows if row.verdict) if key in claims.load()]
+    states = [row.state for row in rows if row.state.get("read_gbps")]
+    reads = [state["read_gbps"] for state in states]
+    return {
+        "command": command_line(replace(run, request=replace(run.request, only=(name[:2],)))),
+        "reports": {claim.source: evidence.report_of(claim) for claim in judged},
+        "facts": list({fact.id: fact for claim in judged for fact in evidence.bearing_on(claim)}.values()),
+        "reads": (min(reads), max(reads)) if reads else None,
+        "busy": next((state["busy"] for state in states if state.get("busy")), ""),
+    }
 
 
 def records_uri(run: Run, names: Iterable[str]) -> str:

@@ -1,8 +1,10 @@
-"""The front page of a run: five answers, what to do, the notebooks, every claim with its verdict, and what was not run."""
+"""The front page of a run: one decision, five answers, what to do, the notebooks, every claim, and what was not run."""
 
+import json
+import re
 from pathlib import Path
 
-from kit.claims import book
+from kit.claims import book, evidence
 from kit.claims.book import Entry
 from kit.claims.records import WARNED, Record
 from kit.report import content, html, theme
@@ -17,6 +19,12 @@ ANSWERED = {  # the claims that a reader comes for, and what each asks
     "five-tokens": "Can five tokens go from 8 hours to 35 seconds?",
 }
 TO_DO = "07_memory_frontier"  # its answer is what to do
+BARS = {  # the ways that the page opens with -> the quantity of the notebook that measured all of them, as a pattern
+    "float32 weights, an LRU": r"a token, LRU of .*, f32",
+    "the file's blocks": r"a token, blocks as they lie",
+    "the file's blocks, 8-bit activations": r"a token, blocks, int8 activations",
+}
+MEASURED_IN = (TO_DO, "09_your_model")
 
 
 def write(run: Run) -> Path:
@@ -34,7 +42,10 @@ def write(run: Run) -> Path:
         failed=run.failed,
         unfinished=[name for name in run.planned if name not in run.notebooks],
         ledger=entries,
-        answers=answers(entries, rows),
+        decision=decision(run, rows),
+        answers=answers(entries),
+        evidence={entry.claim.id: evidence.bearing_on(entry.claim) for entry in entries},
+        report_of=evidence.report_of,
         to_do=(TO_DO, html.answer(cells.get(TO_DO, []))),
         tally=[(word, count) for word, count in book.tally(entries).items() if count],
         warnings=[(name, anchor, text) for name in run.planned for anchor, text in run.warnings_of(name)],
@@ -44,28 +55,56 @@ def write(run: Run) -> Path:
     )
 
 
-def answers(entries: list[Entry], rows: list[Record]) -> list[dict]:
-    """The questions of ANSWERED, each with its claim's verdict: what was claimed, measured and possible, and why.
+def decision(run: Run, rows: list[Record]) -> dict | None:
+    """What to run a token from: each way of BARS as measured in one notebook, and llama.cpp in a process of its own
+    (peers.json), the slowest first; None while no notebook has all of them. ``share``: of the longest bar."""
+    for name in MEASURED_IN:
+        own = [row for row in rows if row.notebook == name and row.unit == "s" and row.status == "ok" and row.median]
+        found = {way: next((row for row in own if re.fullmatch(pattern, row.quantity)), None) for way, pattern in BARS.items()}
+        if all(found.values()):
+            break
+    else:
+        return None
+    bars = [{"way": way, "what": row.quantity, "seconds": row.median, "own": True} for way, row in found.items()]
+    path = run.folder / "peers.json"
+    peers = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"engines": {}}
+    peer, kit = (fastest(peers["engines"], name) for name in ("llama.cpp", "kit"))
+    if peer:
+        bars.append({"way": peer[0], "what": "decode, in a process of its own", "seconds": peer[1], "own": False})
+    longest = max(bar["seconds"] for bar in bars)
+    bars = [bar | {"share": bar["seconds"] / longest} for bar in sorted(bars, key=lambda bar: -bar["seconds"])]
+    own = [bar for bar in bars if bar["own"]]
+    asked = found[next(iter(BARS))].parameters.get("model") or peers.get("file")
+    file = str(asked or f"the model of the profile {run.request.profile}")
+    return {"file": file.rsplit("/", 1)[-1], "bars": bars, "best": own[-1], "worst": own[0], "notebook": name,
+            "peers": (kit, peer) if kit and peer else None}  # fmt: skip
 
-    Measured: the slowest and the fastest record in the claim's unit. Possible: the bound of the record that decides, or of
-    the fastest.
-    """
+
+def fastest(engines: dict[str, dict], name: str) -> tuple[str, float] | None:
+    """(engine, seconds a token) of the fastest of the engines whose names start so; None without one that ran."""
+    took = [(1 / row["speed"], way) for way, row in engines.items() if way.startswith(name) and row.get("speed")]
+    return min(took)[::-1] if took else None
+
+
+def answers(entries: list[Entry]) -> list[dict]:
+    """The questions of ANSWERED, each with its claim's verdict: what was claimed, what was measured or counted here (slowest
+    and fastest in one unit, with their bound), and apart from it what is computed of the reports' own model and machine."""
     found, by_id = [], {entry.claim.id: entry for entry in entries}
     for name, question in ANSWERED.items():
         entry = by_id[name]
-        claim, deciding = entry.claim, entry.decisive
-        own = [row for row in rows if row.claim == name and row.unit == claim.unit and row.status == "ok"]
-        real = [row for row in own if row.how != "computed"]
-        real = real or [part.record for part in entry.parts if part.record.status == "ok"]
-        if not deciding or not real:
+        claim, parts = entry.claim, [part.record for part in entry.parts if part.record.status == "ok"]
+        if not parts:
             continue
-        real = sorted((row for row in real if row.unit == real[0].unit), key=lambda row: row.median, reverse=claim.unit == "s")
-        bounded = [row for row in (deciding.record, *own, *real) if row.lower is not None or row.upper is not None]
-        bounded.sort(key=lambda row: row.unit != real[0].unit)
+        here = [row for row in parts if row.how != "computed"]
+        here = [row for row in here if row.unit == claim.unit] or [row for row in here if row.unit == here[0].unit]
+        here.sort(key=lambda row: row.median, reverse=claim.unit == "s")
+        bounded = [row for row in here if row.lower is not None or row.upper is not None]
+        computed = [row for row in parts if row.how == "computed" and (row.lower is not None or row.upper is not None)]
+        computed.sort(key=lambda row: row.unit != claim.unit)
         found.append({
-            "question": question, "claim": claim, "verdict": entry.verdict, "decides": deciding,
-            "ends": real[:1] + real[-1:] * (real[0].median != real[-1].median), "bound": bounded[0] if bounded else None,
-            "how": "Measured" if any(row.how != "computed" for row in real) else "Computed",
+            "question": question, "claim": claim, "verdict": entry.verdict, "decides": entry.decisive,
+            "ends": here[:1] + here[-1:] * (len(here) > 1 and here[0].median != here[-1].median),
+            "bound": bounded[0] if bounded else None, "computed": computed[0] if computed else None,
         })  # fmt: skip
     return found
 

@@ -1,16 +1,20 @@
 """The pages: whole, self-contained, and deaf to whatever a model file calls its tensors."""
 
 import base64
+import dataclasses
+import json
 import re
 from html.parser import HTMLParser
 
 import pytest
 
 from kit import units
+from kit.claims import book, records
 from kit.claims import table as claims
 from kit.claims.records import Record
 from kit.claims.table import Claim
-from kit.report import content, html, theme
+from kit.report import content, html, index, theme
+from kit.report import run as runs
 
 ALLOWED_TO_LOAD = ("data:",)
 
@@ -198,3 +202,62 @@ def test_control_characters_never_reach_a_page(finished, tmp_path):
     assert "\x1b" not in page.read_text()
     for page in finished.glob("*.html"):
         assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", page.read_text())
+
+
+# --- the decision, cards, what made a page ----------------------------------------------------------------------------
+
+
+def test_the_front_page_opens_with_one_decision(tmp_path):
+    """Three ways and llama.cpp, the slowest first; where a peer is faster the page says so; nothing of it without all three."""
+    def row(quantity, seconds):
+        given = {"notebook": "07_memory_frontier", "parameters": {"model": "/x/my.gguf"}}
+        return Record(quantity=quantity, unit="s", samples=[seconds], **given)
+
+    run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")
+    ways = [row("a token, LRU of 1.86 GiB, f32", 0.9), row("a token, blocks as they lie", 0.06)]
+    assert index.decision(run, ways) is None
+    ways.append(row("a token, blocks, int8 activations", 0.04))
+    assert [bar["seconds"] for bar in index.decision(run, ways)["bars"]] == [0.9, 0.06, 0.04]
+    engines = {"kit": {"speed": 10.0}, "kit, int8 activations": {"speed": 20.0}, "llama.cpp, mmap": {"speed": 25.0}}
+    (tmp_path / "peers.json").write_text(json.dumps({"file": "my.gguf", "engines": engines}))
+    found = index.decision(run, ways)
+    assert found["file"] == "my.gguf" and found["best"]["seconds"] == 0.04 and found["worst"]["share"] == 1
+    assert found["peers"] == (("kit, int8 activations", 0.05), ("llama.cpp, mmap", 0.04))
+    for quantity, seconds in (("a token, LRU of 1.86 GiB, f32", 0.9), ("a token, blocks as they lie", 0.06),
+                              ("a token, blocks, int8 activations", 0.04)):  # fmt: skip
+        records.append(tmp_path / "07_memory_frontier.jsonl", row(quantity, seconds))
+    run.planned = ["07_memory_frontier"]
+    text = index.write(run).read_text()
+    assert "my.gguf: 40.0 ms a token from" in text and "llama.cpp is 1.25 times as fast as the kit" in text
+    assert text.index("my.gguf: 40.0 ms") < text.index('id="claims"') and "/x/my.gguf" not in text.split('id="claims"')[0]
+
+
+def test_here_and_computed_stand_apart_and_a_claim_folds(tmp_path):
+    given = {"claim": "first-token-preload", "notebook": "01_first_token", "verdict": "impossible", "reason": "because"}
+    here = Record(**given | {"quantity": "first token here", "unit": "s", "samples": [0.4], "verdict": "reproduced in ratio"})
+    given |= {"lower": 0.272, "lower_source": "bytes", "how": "computed"}
+    computed = Record(**given, quantity="a token there", unit="s", samples=[0.272])
+    for one in (here, computed):
+        records.append(tmp_path / "01_first_token.jsonl", one)
+    run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now", planned=["01_first_token"])
+    found = index.answers(book.read(tmp_path))[0]
+    assert [row.quantity for row in found["ends"]] == ["first token here"] and found["bound"] is None
+    assert found["computed"].quantity == "a token there"
+    text = index.write(run).read_text()
+    assert text.count('<details class="claim"') == len(claims.load())
+    assert "preload_test_results.txt" in text and "CACHE_PERSISTENCE_INVESTIGATION.md" in text
+
+
+def test_a_page_has_its_command_its_reports_and_the_machine_s_state(tmp_path):
+    row = Record(
+        claim="preload-memory", notebook="02_cache_mystery", verdict="reproduced", reason="r", quantity="q", unit="MiB",
+        samples=[1.0], state={"read_gbps": 18.5, "busy": "other processes use 2 cores"},
+    )  # fmt: skip
+    again = dataclasses.replace(row, state={"read_gbps": 33.6})
+    for one in (row, again):
+        records.append(tmp_path / "02_cache_mystery.jsonl", one)
+    run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now", planned=["02_cache_mystery"])
+    text = html.write(run, "02_cache_mystery").read_text()
+    assert "kit reproduce --profile quick --only 02" in text and 'href="02_cache_mystery.ipynb"' in text
+    assert "18.5 GB/s to 33.6 GB/s" in text and "other processes use 2 cores" in text and "preload-replay" not in text
+    assert "CACHE_PERSISTENCE_INVESTIGATION.md" in text and "311 evictions" in text
