@@ -214,6 +214,8 @@ _PUBLISHED = (
     Geometry("qwen2.5-0.5b", "qwen2", 24, 896, 4864, 14, 2, 64, 32768, _QWEN, 1e6, 1e-6, tied=True,
              biases=_ATTENTION_BIASES[:3]),
     Geometry("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128, 40960, _QWEN, 1e6, 1e-6, tied=True),
+    Geometry("qwen3-30b-a3b", "qwen3moe", 48, 2048, 768, 32, 4, 128, 40960, _QWEN, 1e6, 1e-6,
+             more={"expert_count": 128, "expert_used_count": 8, "expert_feed_forward_length": 768}),
     Geometry("gemma-3-1b", "gemma3", 26, 1152, 6912, 4, 1, 256, 32768, _GEMMA3, 1e6, 1e-6, tied=True,
              more={"attention.sliding_window": 512}),
     Geometry("gemma-2-2b", "gemma2", 26, 2304, 9216, 8, 4, 256, 8192, _GEMMA2, epsilon=1e-6, tied=True,

@@ -1,0 +1,75 @@
+"""A model of routing with two parameters, for mixtures that nobody has recorded: skew of popularity, and return.
+
+A token chooses its experts in a layer without replacement, each with a weight that is ``back`` parts the layer's recent use
+(fading by half every two tokens) and the rest popularity: the k-th most popular expert has k^-skew. Layers are independent.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kit.cache.routes import Routes
+
+FADE = 0.5**0.5  # of recent use, from token to token
+_GRID = 7  # points of each parameter in one round of a fit
+
+
+class Fit(NamedTuple):
+    """``skew``, ``back``: the parameters; ``hottest``, ``returned``: the two moments of the record that they reproduce."""
+
+    skew: float
+    back: float
+    hottest: float
+    returned: float
+
+
+def draw(like: Routes, skew: float, back: float, used: int, tokens: int, seed: int = 0) -> Routes:
+    """``tokens`` decoded tokens of a mixture with the layers, experts and bytes of ``like``, ``used`` experts in each layer."""
+    random = np.random.default_rng(seed)
+    places = np.flatnonzero(like.expert_bytes) if like.expert_bytes.any() else np.arange(like.layers)
+    popular = np.arange(1, like.experts + 1, dtype=float) ** -skew
+    popular = random.permuted(np.tile(popular / popular.sum(), (len(places), 1)), axis=1)
+    recent, chosen = popular.copy(), np.empty((tokens, len(places), used), np.int64)
+    for token in range(tokens):
+        weight = np.log((1 - back) * popular + back * recent + 1e-300)
+        noisy = weight + random.gumbel(size=weight.shape)  # the largest of such sums are draws without replacement
+        chosen[token] = np.argpartition(-noisy, used - 1, axis=1)[:, :used]
+        recent *= FADE
+        np.put_along_axis(recent, chosen[token], np.take_along_axis(recent, chosen[token], 1) + (1 - FADE) / used, 1)
+    numbers = np.broadcast_to(np.arange(tokens)[:, None, None], chosen.shape).ravel()
+    layers = np.broadcast_to(places[None, :, None], chosen.shape).ravel()
+    name = f"drawn: skew {skew:.2f}, return {back:.2f}"
+    return Routes(name, numbers, layers, chosen.ravel(), 0, like.experts, like.expert_bytes, like.dense_bytes)
+
+
+def moments(routes: Routes) -> tuple[float, float]:
+    """(share of uses that fall on the hottest quarter of each layer's experts, share that the layer's last token used too)."""
+    decoded = routes.token >= routes.prompt
+    token, layer, expert = (column[decoded] for column in (routes.token, routes.layer, routes.expert))
+    counts = np.zeros((routes.layers, routes.experts), np.int64)
+    np.add.at(counts, (layer, expert), 1)
+    hottest = -np.sort(-counts, axis=1)[:, : max(1, routes.experts // 4)].sum() / max(1, counts.sum())
+    return float(hottest), float(returned(routes, 1))
+
+
+def returned(routes: Routes, within: int) -> float:
+    """The share of uses of a layer's expert that one of the ``within`` tokens before used too."""
+    decoded = routes.token >= routes.prompt
+    token, layer, expert = (column[decoded].astype(np.int64) for column in (routes.token, routes.layer, routes.expert))
+    order = np.lexsort((token, expert, layer))
+    token, place = token[order], (layer * (routes.experts + 1) + expert)[order]
+    again = (np.diff(place) == 0) & (np.diff(token) <= within)
+    asked = (token > token.min(initial=0)).sum()
+    return float(again.sum() / max(1, asked))
+
+
+def fit(routes: Routes, seed: int = 0) -> Fit:
+    """The parameters whose draws have the record's two moments, by three rounds of a grid around the best so far."""
+    target, used, tokens = np.array(moments(routes)), max(1, round(routes.used)), len(routes.decoded)
+    centre, width = np.array([0.8, 0.45]), np.array([0.8, 0.45])
+    for _ in range(3):
+        points = [centre + width * np.array([a, b]) for a in np.linspace(-1, 1, _GRID) for b in np.linspace(-1, 1, _GRID)]
+        points = [(max(0.0, skew), min(0.98, max(0.0, back))) for skew, back in points]
+        gaps = [float(np.abs(np.array(moments(draw(routes, *point, used, tokens, seed))) - target).max()) for point in points]
+        centre, width = np.array(points[int(np.argmin(gaps))]), width / 3
+    return Fit(*map(float, centre), *map(float, target))
