@@ -85,6 +85,13 @@ class Routes:
         keys = [names.setdefault(row[:2], key_of(*row[:2])) for row in rows]
         return Requests(keys, [nbytes[layer] for layer, _, _ in rows], [token for _, _, token in rows])
 
+    def first(self, layers: int) -> "Routes":
+        """The routes of the first ``layers`` layers alone, for a model that was cut there."""
+        kept = self.layer < layers
+        columns = {name: getattr(self, name)[kept] for name in ("token", "layer", "expert")}
+        sizes = {name: getattr(self, name)[:layers] for name in ("expert_bytes", "dense_bytes")}
+        return replace(self, **columns, **sizes, resident=None if self.resident is None else self.resident[kept])
+
     def sized(self, file) -> "Routes":
         """The same routes with the bytes of an open GGUF file; TraceError when its layers or experts are fewer."""
         experts, expert_bytes, dense_bytes = geometry_of(file)

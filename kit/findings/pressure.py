@@ -188,11 +188,13 @@ swap=$1 group=$2 bytes=$3
 end() {
   set +e
   while [ -d "$group" ] && pids=$(cat "$group/cgroup.procs") && [ -n "$pids" ]; do kill -9 $pids; sleep 0.1; done
-  swapoff "$swap"; rm -f "$swap"; [ ! -d "$group" ] || rmdir "$group"
+  [ "$bytes" = 0 ] || { swapoff "$swap"; rm -f "$swap"; }
+  [ ! -d "$group" ] || rmdir "$group"
 }
 trap end EXIT
 umask 077
-fallocate -l "$bytes" "$swap"; mkswap "$swap" >&2; swapon "$swap" >&2; mkdir "$group"; test -e "$group/$4"
+[ "$bytes" = 0 ] || { fallocate -l "$bytes" "$swap"; mkswap "$swap" >&2; swapon "$swap" >&2; }
+mkdir "$group"; test -e "$group/$4"
 echo ready
 cat >/dev/null
 """
@@ -214,7 +216,8 @@ def missing_rights() -> list[str]:
 
 
 class Group:
-    """Real swap of ``nbytes`` on a file in ``folder``, and a group of processes under a memory limit, while the ``with`` lasts.
+    """Real swap of ``nbytes`` on a file in ``folder`` (0: none), and a group of processes under a memory limit, while the
+    ``with`` lasts.
 
     ReportError says which right is missing, or what the system refused. Swap, group and file go however this process ends.
     """

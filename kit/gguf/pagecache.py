@@ -55,7 +55,15 @@ def read_ahead(arrays: Sequence[np.ndarray], ended: threading.Event) -> None:
                 return  # madvise fails on a system that does not know it, and for a file that has become shorter
 
 
+def advise(data: np.ndarray, how: str) -> bool:
+    """Tell the kernel about an array over a mapped file: "random" (no read-ahead), "willneed" (read it now, do not wait),
+    "populate" (read it and wait), "lock" (read it and keep it). False where the system refuses."""
+    function = _libc().mlock if how == "lock" else _libc().madvise
+    return function(*_pages(data), *_ADVICE[how]) == 0
+
+
 _PART, _POPULATE_READ = 2**22, 22
+_ADVICE = {"random": (1,), "willneed": (3,), "populate": (_POPULATE_READ,), "lock": ()}
 
 
 def _pages(data: np.ndarray) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:

@@ -31,6 +31,8 @@ class Transformer:
     recorded program (kit.model.plan); if that is impossible, ``unplanned`` is the reason.
     """
 
+    ops = CpuOps  # what carries out a pass; a finding may put a subclass in its place
+
     def __init__(self, weights, attention="fused", linear=None, max_context=None, kv_dtype="float32"):
         self.weights, self.trace, self.file = weights, weights.trace, weights.file
         self.config = read_config(self.file)
@@ -99,7 +101,7 @@ class Transformer:
         alone = torch_alone() if self.linear.own_threads and len(tokens) <= GEMV_MAX_TOKENS else nullcontext()
         with alone, self.file.reading_ahead(self._unread) if self._unread else nullcontext():
             plan = self._plan(cache) if len(tokens) == 1 and cache.length else None
-            logits = plan.step(tokens[0], cache.length) if plan else forward(CpuOps(self, tokens, cache), self.config, wanted)
+            logits = plan.step(tokens[0], cache.length) if plan else forward(self.ops(self, tokens, cache), self.config, wanted)
         self._unread = []
         self._check_finite(logits)
         cache.advance(len(tokens))

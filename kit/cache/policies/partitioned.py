@@ -1,0 +1,38 @@
+"""A cap for each layer: the capacity in equal parts, each with a policy of its own."""
+
+from kit.cache.policies.base import LRU, Policy
+from kit.gguf.names import layer_of
+
+
+class ByLayer(Policy, limited=False):
+    """``layers`` policies of capacity / layers each; an object goes to that of its layer. No layer can take another's room."""
+
+    def __init__(self, capacity: int | str, layers: int = 1, policy: type[Policy] = LRU):
+        super().__init__(capacity)
+        self._parts = [policy(max(1, self.capacity // layers)) for _ in range(layers)]
+
+    def _part(self, key) -> Policy:
+        return self._parts[layer_of(key) % len(self._parts)]
+
+    def request(self, key, size):
+        return self._part(key).request(key, size)
+
+    def insert(self, key, size):
+        evicted = self._part(key).insert(key, size)
+        if evicted is not None:
+            for name in evicted:
+                self.resident_bytes -= self._sizes.pop(name)
+            self._sizes[key] = size
+            self.resident_bytes += size
+        return evicted
+
+    def remove(self, key):
+        self._part(key).remove(key)
+        self.resident_bytes -= self._sizes.pop(key)
+
+    def resize(self, capacity):
+        self.capacity = capacity
+        evicted = [name for part in self._parts for name in part.resize(capacity // len(self._parts))]
+        for name in evicted:
+            self.resident_bytes -= self._sizes.pop(name)
+        return evicted

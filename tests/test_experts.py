@@ -1,0 +1,181 @@
+"""Which cache for experts: the command's table against replays by hand, the model of routing, decodes from slots."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import kit
+from kit.cache import routes, routing
+from kit.cache.bounds import stack_distances
+from kit.cache.policies.partitioned import ByLayer
+from kit.cache.replay import replay_hits
+from kit.commands.cli import main
+from kit.costs.experts import PROCESS, Study, hottest
+from kit.findings import experts
+from kit.synthetic.write import synthesize
+
+GIB = 1 << 30
+
+
+def asked(*arguments):
+    return CliRunner().invoke(main, ["experts", *map(str, arguments)])
+
+
+def test_the_table_is_that_of_replays_on_the_second_half_and_the_bytes_give_the_seconds():
+    run = asked("qwen", "--memory", "4GiB", "--disk", "2GB/s", "--json")
+    assert run.exit_code == 0, run.output
+    told = json.loads(run.output)
+    capture = routes.capture("qwen")
+    accesses, room = capture.requests(), 4 * GIB - PROCESS - int(capture.dense_bytes.sum())
+    late, sizes = np.array(accesses.tokens) > 64, np.array(accesses.sizes)
+    assert told["room_bytes"] == room and told["cycle_bytes"] == capture.cycle
+    rows = {row["policy"]: row for row in told["policies"]}
+    for name, policy in {"LRU": kit.LRU(room), "LFU": kit.LFU(room), "MIN": kit.MIN(room)}.items():
+        hits = replay_hits(accesses, policy)[1][late]
+        missed = sizes[late][~hits].sum() / 64
+        assert (rows[name]["hits"], rows[name]["read, B"]) == pytest.approx((hits.mean(), missed))
+        used = told["dense_bytes"] + told["cycle_bytes"]
+        assert rows[name]["a token, s"] == pytest.approx(missed / 2e9 + used / told["read_gbps"] / 1e9)
+    assert rows["hottest in hindsight, fixed"]["hits"] > rows["hottest of the first half, fixed"]["hits"]
+    assert all(row["hits"] <= rows["MIN"]["hits"] for row in told["policies"])
+    assert "LRU hits" in told["advice"] and "70%" in told["advice"]
+
+
+def test_the_least_memory_is_the_least_that_reaches_the_speed():
+    capture = routes.capture("qwen")
+    dense = int(capture.dense_bytes.sum())
+    study = Study(capture, 4 * GIB, dense, disk=2.0, read=20.0)
+    for speed in (3, 5, 8):
+        least = study.least_memory(speed)
+        reached = [Study(capture, least + more, dense, 2.0, 20.0).table(("LRU",))["tok/s"]["LRU"] for more in (0, -8 << 20)]
+        assert reached[0] >= speed > reached[1]
+    assert study.least_memory(1000) is None
+    assert study.least_memory(1e-3) == dense + PROCESS + capture.expert_bytes.max()
+
+
+def test_below_one_token_the_advice_says_so_and_when_all_fits_too():
+    assert "less than one token's 907.7 MiB: LRU hits 0%" in asked("gptoss", "--memory", "2GiB", "--disk", "2GB/s").output
+    assert "fit: every policy keeps them" in asked("gemma", "--memory", "40GiB", "--disk", "2GB/s").output
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("qwen", "--memory", "1GiB"), "holds no expert beside the dense weights; give more than"),
+        (("qwen", "--memory", "x"), "--memory or --disk"), (("qwen", "--memory", "4GiB", "--disk", "0GB/s"), "--disk 0"),
+        (("nowhere.csv", "--memory", "4GiB"), "nowhere.csv"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_said_is_one_error(arguments, message):
+    run = asked(*arguments)
+    assert run.exit_code == 2 and message in run.output and run.output.startswith("kit: error:")
+
+
+def test_without_routes_they_are_drawn_and_the_answer_says_so(tmp_path):
+    model = synthesize(tmp_path / "moe.gguf", "tiny-qwen3moe")
+    run = asked(model, "--memory", "514MiB", "--disk", "2GB/s")
+    assert run.exit_code == 0, run.output
+    assert "nobody recorded this model's routing: 128 tokens of 2 of 8 experts are drawn with skew" in run.output
+    dense = synthesize(tmp_path / "dense.gguf", "tiny-llama")
+    assert "has no experts" in asked(dense, "--memory", "1GiB").output
+
+
+def test_sizes_come_from_the_model_where_the_record_has_none(tmp_path):
+    model = synthesize(tmp_path / "moe.gguf", "tiny-qwen3moe")
+    rows = "".join(f"{layer},{(token + place) % 8}\n" for token in range(20) for layer in range(2) for place in range(2))
+    (tmp_path / "moe.csv").write_text("layer,expert\n" + rows)
+    run = asked(tmp_path / "moe.csv", model, "--memory", "514MiB", "--disk", "2GB/s", "--json")
+    assert run.exit_code == 0 and json.loads(run.output)["used"] == 2
+    (tmp_path / "deep.csv").write_text("layer,expert\n5,1\n")
+    assert "names layer 5 and expert 1" in asked(tmp_path / "deep.csv", model, "--memory", "1GiB", "--disk", "2GB/s").output
+
+
+# --- the model of routing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", routing.FITTED)
+def test_the_fit_is_that_of_the_capture_and_its_draws_have_the_lru_curve(name):
+    capture = routes.capture(name)
+    found = routing.fit(capture)
+    np.testing.assert_allclose(found, routing.FITTED[name], atol=0.01)
+    drawn = routing.draw(capture, found.skew, found.back, round(capture.used), len(capture.decoded), seed=1)
+    np.testing.assert_allclose(routing.moments(drawn), routing.moments(capture), atol=0.05)
+    curves = []
+    for each in (capture.requests(prompt=False), drawn.requests()):
+        distances = stack_distances(each)
+        curves.append([((distances >= 0) & (distances <= share * capture.cycle)).mean() for share in (1, 2, 4, 8)])
+    np.testing.assert_allclose(*curves, atol=0.09)
+
+
+def test_a_draw_without_skew_and_return_is_even_and_with_return_comes_back():
+    shape = routes.capture("qwen")
+    even, back = (routing.draw(shape, 0.0, share, 6, 200) for share in (0.0, 0.9))
+    assert routing.returned(even, 1) == pytest.approx(6 / 128, abs=0.01) and routing.returned(back, 1) > 0.4
+    assert all(len(set(ids)) == 6 for step in even.decoded for _, ids in step)
+
+
+# --- policies by layer, fixed sets ----------------------------------------------------------------------------------------
+
+
+def test_a_cap_for_each_layer_is_a_policy_for_each_layer():
+    accesses = routes.capture("gptoss").requests().counted()
+    hits = replay_hits(accesses, ByLayer(36 * 9, layers=36))[1]
+    layer = np.array([int(key.split(".")[1]) for key in accesses.keys])
+    for number in (0, 17, 35):
+        part = [(key, 1) for key in np.array(accesses.keys)[layer == number].tolist()]
+        alone = replay_hits(kit.cache.traces.requests(part), kit.LRU(9))[1]
+        np.testing.assert_array_equal(hits[layer == number], alone)
+
+
+def test_the_hottest_are_the_most_used_for_their_bytes():
+    accesses = kit.cache.traces.Requests(["a", "b", "a", "c", "c", "c", "b"], [4, 1, 4, 2, 2, 2, 1], [0] * 7)
+    assert hottest(accesses, 3) == ["b", "c"] and hottest(accesses, 7) == ["b", "c", "a"] and hottest(accesses, 5) == ["b", "c"]
+
+
+# --- decodes --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """(a tiny mixture, its own routes)."""
+    folder = tmp_path_factory.mktemp("experts")
+    model, out = synthesize(folder / "moe.gguf", "tiny-qwen3moe"), folder / "routes.jsonl"
+    CliRunner().invoke(main, ["generate", str(model), "--tokens", "1,2", "-n", "14", "--routes", str(out)])
+    return model, out
+
+
+def test_every_way_gives_the_same_logits_and_slots_hit_as_the_replay_does(recorded):
+    model, out = recorded
+    with kit.open(model) as file:
+        _, future = experts.sorted_routes(experts.routes_of(file, out), 13)
+        size = experts.Slots(file, experts.SLOTS, 1 << 22, future)._size
+    runs = [experts.decode(model, str(out), name, 13, 9 * size, warm=True) for name in experts.WAYS]
+    assert len({run.digest for run in runs}) == 1 and len(runs[0].seconds) == 13
+    for run in runs:
+        way = experts.WAYS[run.way]
+        if way.holds == "slots" and not way.ahead:
+            policy = experts.policy_of(way.policy, 9 - 2, future)
+            assert sum(run.hits) == kit.replay(future.counted(), policy).hits, run.way
+            assert sum(run.asked) == len(future)
+    assert runs[0].hits == [0] * 13
+
+
+def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypatch):
+    model, out = recorded
+    right = experts.decode(model, str(out), "mapped", 13, 0, warm=True).digest
+    read = experts.Slots._read
+    wrong = {"blk.0.experts[3]": "blk.0.experts[4]"}
+    monkeypatch.setattr(experts.Slots, "_read", lambda self, key, slot: read(self, wrong.get(key, key), slot))
+    assert experts.decode(model, str(out), "slots past it, 2 readers", 13, 1 << 22, warm=True).digest != right
+
+
+@pytest.mark.skipif(os.name != "posix" or not hasattr(os, "O_DIRECT"), reason="O_DIRECT")
+def test_the_ways_of_a_run_are_measured_in_a_child(recorded, tmp_path, monkeypatch):
+    model, out = recorded
+    monkeypatch.setattr(experts, "missing_rights", lambda: ["root"])
+    monkeypatch.setattr(experts, "disk_gbps", lambda *_: 1.0)
+    facts, runs = experts.measured(model, str(out), tmp_path, share=0.8, tokens=13, ways=("mapped", "slots past it, 2 readers"))
+    assert [run.way for run in runs] == ["slots past it, 2 readers"] and facts["limit"] is None and facts["compute"] > 0
