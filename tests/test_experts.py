@@ -143,7 +143,7 @@ def recorded(tmp_path_factory):
     """(a tiny mixture, its own routes)."""
     folder = tmp_path_factory.mktemp("experts")
     model, out = synthesize(folder / "moe.gguf", "tiny-qwen3moe"), folder / "routes.jsonl"
-    CliRunner().invoke(main, ["generate", str(model), "--tokens", "1,2", "-n", "14", "--routes", str(out)])
+    CliRunner().invoke(main, ["generate", str(model), "--tokens", "1,2", "-n", "14", "--ignore-end", "--routes", str(out)])
     return model, out
 
 
@@ -167,8 +167,8 @@ def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypat
     model, out = recorded
     right = experts.decode(model, str(out), "mapped", 13, 0, warm=True).digest
     read = experts.Slots._read
-    wrong = {"blk.0.experts[3]": "blk.0.experts[4]"}
-    monkeypatch.setattr(experts.Slots, "_read", lambda self, key, slot: read(self, wrong.get(key, key), slot))
+    other = {routes.key_of(0, expert): routes.key_of(0, (expert + 1) % 8) for expert in range(8)}
+    monkeypatch.setattr(experts.Slots, "_read", lambda self, key, slot: read(self, other.get(key, key), slot))
     assert experts.decode(model, str(out), "slots past it, 2 readers", 13, 1 << 22, warm=True).digest != right
 
 

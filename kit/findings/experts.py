@@ -4,6 +4,7 @@ The weights are a file's (generated, true geometry), the routing is real: the ro
 record's. Blocks stay as they lie, never float32. Every way must give the same logits, bit by bit.
 """
 
+import gc
 import hashlib
 import json
 import mmap
@@ -34,7 +35,7 @@ from kit.lab.note import doing
 from kit.model.cpu_ops import CpuOps
 
 _PAGE = 4096  # O_DIRECT: whole pages of the file, to whole pages of memory
-_SPARE = 32 << 20  # bytes beside weights and slots: what grows while a process runs
+_SPARE = 64 << 20  # bytes beside weights and slots: what grows while a process runs
 _BUDGET = 6.0  # seconds after which a way takes no further token
 _LEAST = 8  # tokens that it takes in any case
 
@@ -128,7 +129,7 @@ class Mapped(kit.Weights):
             for name in file.tensors.keys() - set(stacks):
                 pagecache.advise(file.blocks(name), "lock")
         if way.locked == "hottest":
-            for layer, expert in _hottest(future, keep):
+            for layer, expert in _hottest(future, keep * 4 // 5):  # the rest of the map needs a little too
                 for name in (name for name in stacks if name.startswith(f"blk.{layer}.")):
                     pagecache.advise(file.blocks(name)[expert], "lock")
 
@@ -244,6 +245,7 @@ class Slots(Mapped):
         for pool in filter(None, (self._pool, self._ahead)):
             pool.shutdown()
         os.close(self._file)
+        self._bytes = self._arena = None
 
 
 def _by_layer(future: Requests) -> dict:
@@ -293,6 +295,7 @@ def _status(field: str) -> int:
 
 def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False) -> Run:
     """Decode with one of WAYS, from a dropped page cache, or from a ``warm`` one (then nothing is read)."""
+    gc.collect()  # the slots and locks of the way before
     if not warm and not pagecache.drop(Path(path)):
         raise ReportError(f"{path}: its pages cannot be dropped from memory; is another process using it?")
     with kit.open(path) as file:
