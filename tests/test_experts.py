@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -174,7 +175,7 @@ def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypat
 
 @pytest.mark.skipif(os.name != "posix" or not hasattr(os, "O_DIRECT"), reason="O_DIRECT")
 def test_the_ways_of_a_run_are_measured_in_a_child(recorded, tmp_path, monkeypatch):
-    model, out = recorded
+    model, out = shutil.copy(recorded[0], tmp_path / "fresh.gguf"), recorded[1]  # pages that nobody has mapped
     monkeypatch.setattr(experts, "missing_rights", lambda: ["root"])
     monkeypatch.setattr(experts, "disk_gbps", lambda *_: 1.0)
     facts, runs = experts.measured(model, str(out), tmp_path, share=0.8, tokens=13, ways=("mapped", "slots past it, 2 readers"))
