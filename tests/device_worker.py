@@ -3,6 +3,7 @@
 import timeit
 from dataclasses import replace
 
+import numpy as np
 from triton_worker import few_programs, interpret
 
 PROMPT = [1, 5, 9]
@@ -90,21 +91,18 @@ def decode(path, folder):
         return (off, refused, points[["bytes", "missing"]].to_numpy().tolist(), decode.table(points, lab.gpu), recorded(lab))
 
 
-def tiles(folder):
-    """(table, records): equality is asserted within."""
-    import pandas as pd
-    import torch
+def tiles():
+    """(seconds of one thread, table of batches): equality is asserted within."""
+    import kit
+    from kit.findings import tiles_on_device
+    from kit.lab.device import Limits
 
-    from kit.findings.n05_tile_decode import bits
-    from kit.findings.n05_tile_decode import device as tiles
-
-    lab = session(folder, "05_tile_decode")
-    tiles.SIDE = bits.SIDE = 96  # smaller tiles: the interpreter takes a step for every 128 values
-    ladder = pd.DataFrame({"new": ["x"], "seconds": [1e-3]}, index=["simd"])
-    table, raw = tiles.rungs(torch.randn(96, 96), ladder, lab.gpu, 1, batches=(1,))
-    tiles.figure(ladder, table)
-    tiles.verdicts(lab, table, raw, [0.3])
-    return table, recorded(lab)
+    tiles_on_device.time_on_device = lambda work, samples: timeit.repeat(work, number=1, repeat=samples)
+    tiles_on_device.TILE_VALUES = 96 * 96  # smaller tiles: the interpreter takes a step for every 128 values
+    values = np.clip(np.random.default_rng(0).normal(0, 20, (96, 96)), -127, 127).astype(np.int8)
+    small = kit.codec.encode(np.ascontiguousarray(values[:9, :40]), "reported")
+    thread = tiles_on_device.one_thread(small, 1)
+    return thread, tiles_on_device.batches(values, Limits(**LIMITS), 1, (1,))[0]
 
 
 def compressed(path, prompt):
@@ -127,18 +125,15 @@ def compressed_refusal(path):
         return str(error)
 
 
-def compressed_finding(path, folder):
-    """(tokens, table, passes, records)."""
+def compressed_finding(path):
+    """(tokens, seconds of each, bytes held, passes over the bus)."""
     from kit.codec.container import CompressedFile
-    from kit.findings.n06_compressed_inference import device as compressed
+    from kit.findings import tiles_on_device
+    from kit.lab.device import Limits
 
-    lab = session(folder, "06_compressed_inference")
     file = CompressedFile(path)
-    compressed.time_on_device = lambda work, samples: timeit.repeat(work, number=1, repeat=samples)
-    tokens, seconds, held = compressed.run(file, PROMPT, 2)
-    passes = compressed.streamed(file, lab.gpu, 1)
-    compressed.verdicts(lab, file, seconds, passes, [0.3])
-    return tokens, compressed.table(file, seconds, held, lab.gpu), passes, recorded(lab)
+    tiles_on_device.time_on_device = lambda work, samples: timeit.repeat(work, number=1, repeat=samples)
+    return *tiles_on_device.generated(file, PROMPT, 2), tiles_on_device.streamed(file, Limits(**LIMITS), 1)
 
 
 def frontier(path, folder):

@@ -150,3 +150,24 @@ def finish_kernel(
         shifted = value.to(tl.uint32) << (8 * (place & 3)).to(tl.uint32)
         total += tl.where(inside, shifted * (2 * word + 1), 0).to(tl.uint32)
     tl.store(sums + tile, tl.sum(tl.sum(total, axis=1), axis=0))
+
+
+@triton.jit
+def one_thread_kernel(units, first, residuals, coded, LOWER: tl.constexpr):
+    """Report 004's decoder, to measure beside: one program, one state, and for each value a search from the first symbol on
+    for the owner of the slot. ``first``: (257,) uint32, the first slot of each symbol; 8-bit units."""
+    state = tl.zeros((), tl.uint32)
+    for i in tl.static_range(4):
+        state |= tl.load(units + i).to(tl.uint32) << (8 * i)
+    position = 4
+    for i in range(coded):
+        slot = state & _SLOT_MASK
+        symbol, start, stop = 0, tl.load(first), tl.load(first + 1)
+        while stop <= slot:
+            symbol += 1
+            start, stop = stop, tl.load(first + symbol + 1)
+        tl.store(residuals + i, symbol)
+        state = (stop - start) * (state >> _SLOT_BITS) + slot - start
+        while state < LOWER:
+            state = (state << 8) | tl.load(units + position).to(tl.uint32)
+            position += 1
