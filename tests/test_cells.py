@@ -59,6 +59,28 @@ CASES = {  # a notebook joins by its row
         lines=200,
         steady=dict.fromkeys(re.split(r"(?<=\.) ", book.RULE), "the rule"),
     ),
+    "05_tile_decode": Case(
+        number={"text": "abba"},
+        opposite={
+            "text": "cccc",
+            "weights": lambda weights: weights.cumsum(1),
+            "taken": lambda taken: {rung: [(n + 1) * 1e-2] * 3 for n, rung in enumerate(taken)},
+        },
+        lines=212,
+        steady={"families": "counts the file's families", "gpu": "no GPU", "session": "other processes"},
+    ),
+    "06_compressed_inference": Case(
+        number={"entries": 40},
+        opposite={
+            "entries": 150,
+            "fast_tile": 0.0005,
+            "packed": lambda packed: packed // 2,
+            "decoder_gbps": 77.0,
+            "live": lambda live: live.assign(**{"token, s": live["token, s"].to_numpy()[::-1]}),
+        },
+        lines=256,
+        steady={"matrix": "the file's own sizes", "quality": "no trained model", "gpu": "no GPU", "session": "other processes"},
+    ),
 }  # fmt: skip
 NAMES = pytest.mark.parametrize("name", CASES)
 TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway

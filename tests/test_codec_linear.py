@@ -1,8 +1,5 @@
 """Compressed inference: the INT8 model's tokens whatever the cache and decoder; true counters; report 004's caches."""
 
-import io
-import re
-
 import numpy_decoder  # noqa: F401  the decoder "numpy"
 import pytest
 import torch
@@ -16,7 +13,7 @@ from kit.cache.prefetch import Prefetcher
 from kit.codec.codings import quantize
 from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
-from kit.codec.weights import CompressedWeights, ProgressLine
+from kit.codec.weights import CompressedWeights
 from kit.errors import CodecError, ModelError
 from kit.synthetic.write import synthesize
 
@@ -134,25 +131,13 @@ def test_an_inner_cache_hides_the_outer_one(file):
     assert len(cache.inner) == 15
 
 
-def test_the_progress_line_counts_true(file):
-    text = io.StringIO()
-    line = ProgressLine(every=10, file=text)
-    weights = CompressedWeights(file, Pinned(5), by="entries", progress=line)
-    generate(kit.Transformer(weights, linear=weights.linear), tokens=2)
-    lines = text.getvalue().splitlines()
-    assert (line.operations, line.hits) == (30, weights.store.stats.hits) == (30, 5)
-    assert len(lines) == 3
-    for number, (printed, outcome) in enumerate(zip(lines, ("MISS", "HIT ", "MISS"), strict=True), start=1):
-        assert re.fullmatch(rf"\[Op +{10 * number}\] {outcome} time= *[\d.]+ms avg= *[\d.]+ms cache=5/5", printed)
-
-
 def test_memory_is_used_again(file):
     """Without a cache matrices share memory, except for one that is still referenced."""
     weights = CompressedWeights(file)
     name = "blk.0.ffn_up.weight"
-    held = weights.layers[name].values()[0]
+    held = weights.layers[name].values()
     copy = held.clone()
-    places = {weights.layers[f"blk.{layer}.ffn_up.weight"].values()[0].data_ptr() for layer in (0, 1, 0, 1)}
+    places = {weights.layers[f"blk.{layer}.ffn_up.weight"].values().data_ptr() for layer in (0, 1, 0, 1)}
     assert len(places) == 1 and held.data_ptr() not in places
     assert torch.equal(held, copy)
 
@@ -171,7 +156,7 @@ def test_matching_by_the_last_part_gives_every_block_the_weights_of_block_0(file
     assert {by_last_part(file.matrices, path) for path in paths} == {"blk.0.attn_q.weight"}
     weights = CompressedWeights(file, HashMap())
     assert [weights.layer(path).name for path in paths] == paths
-    first, second = (weights.layer(path).values()[0] for path in paths)
+    first, second = (weights.layer(path).values() for path in paths)
     assert not torch.equal(first, second)
     with pytest.raises(ModelError, match=r"no compressed matrix 'attn_q\.weight'"):
         weights.layer("attn_q.weight")

@@ -29,25 +29,22 @@ class _Instances:
 
 
 class TwoLevels(_Instances):
-    """A second cache in front of the store. It is unbounded (LazyTensor.cached_data, report 000), or with ``keeps`` an LRU
-    of that many entries (report 004: 50).
+    """A second cache in front of the store that never forgets: LazyTensor.cached_data (report 000), the slot of each tensor
+    object (report 004).
 
-    Symptom if unbounded: the store, ``instance``, counts one miss for each tensor and no hit, and memory holds the whole
-    model whatever the store's limit is. With ``keeps``: both caches miss, because a scan is longer than either.
+    Symptom: the store, ``instance``, counts one miss for each tensor and no hit, and memory holds the whole model whatever
+    the store's limit is.
     """
 
-    def __init__(self, policy: Policy, trace=None, keeps: int | None = None):
+    def __init__(self, policy: Policy, trace=None):
         self.instance = WeightCache(policy, trace)
         self.inner: dict[str, tuple[object, int]] = {}
-        self.keeps = keeps
 
     def get(self, key, size, load):
         """The value from the inner cache, else from the store."""
-        found = self.inner.pop(key, None) or (super().get(key, size, load), size)
-        self.inner[key] = found
-        if self.keeps is not None and len(self.inner) > self.keeps:
-            del self.inner[next(iter(self.inner))]  # the least recently used one
-        return found[0]
+        if key not in self.inner:
+            self.inner[key] = super().get(key, size, load), size
+        return self.inner[key][0]
 
     @property
     def held_bytes(self) -> int:

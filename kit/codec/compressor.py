@@ -18,6 +18,8 @@ from kit.gguf.metadata import Cursor, read_metadata
 from kit.gguf.reader import TensorInfo
 from kit.gguf.writer import header
 from kit.lab.files import check_output, replacing
+from kit.lab.machine import usable_cores
+from kit.lab.paths import models_folder
 
 
 def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool = False, replace: bool = True) -> Path:
@@ -56,6 +58,18 @@ def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool =
     except GGUFError as error:
         raise CodecError(str(error)) from None
     return out
+
+
+def cached_tiles(path) -> CompressedFile:
+    """The compressed form of a model, written on the first call and kept among the generated models."""
+    with reader.open(path) as file:
+        source = Path(file.path)
+    stamp, folder = source.stat(), models_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    packed = folder / f"{source.stem}-{stamp.st_size}-{stamp.st_mtime_ns}.tiles.gguf"
+    if not packed.exists():
+        compress(source, packed, threads=usable_cores())
+    return CompressedFile(packed)
 
 
 def open_source(path):

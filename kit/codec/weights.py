@@ -1,8 +1,6 @@
 """Linear layers over compressed weights: matrices are unpacked by any decoder through any cache and multiplied as INT8."""
 
 import math
-import sys
-import time
 from collections.abc import Mapping
 
 import torch
@@ -28,20 +26,18 @@ class CompressedWeights(WeightSource, Mapping):
 
     ``cache``: for unpacked matrices (one byte a weight), a policy (None: every use unpacks) or an object with ``get`` and
     ``stats``. ``by="entries"``: a matrix counts as 1, as in report 004's caches, instead of its bytes. ``decoder`` and
-    ``threads``: see kit.codec.decode (None: all cores). ``progress``: see ProgressLine.
+    ``threads``: see kit.codec.decode (None: all cores).
 
     Each use adds a span "access" and, when it unpacks, a span "unpack" to ``trace``.
     """
 
-    def __init__(
-        self, file: CompressedFile, cache=None, decoder="interleaved", threads=None, by="bytes", trace=None, progress=None
-    ):
+    def __init__(self, file: CompressedFile, cache=None, decoder="interleaved", threads=None, by="bytes", trace=None):
         find(decoder)  # an unknown name is an error here, not at the first token
         self.file, self.decoder, self.threads, self.by = file, decoder, threads or usable_cores(), by
         self.trace = Trace() if trace is None else trace
         cache = NoCache() if cache is None else cache
         self.store = WeightCache(cache, self.trace) if isinstance(cache, Policy) else cache
-        self.progress, self.buffers = progress, Buffers()
+        self.buffers = Buffers()
         self.layers = {name: CompressedLinear(name, matrix, self) for name, matrix in file.matrices.items()}
         self.linear = Linear(lambda weights, name, x: weights.layer(name)(x), lambda weights, name: weights.layer(name).nbytes)
 
@@ -89,24 +85,14 @@ class CompressedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x (tokens, in) float32 -> (tokens, out) float32; a row's scale multiplies its dot product."""
-        start = time.perf_counter_ns()
-        values, decoded = self.values()
-        if self.weights.progress is not None:
-            self.weights.progress(self, hit=not decoded, seconds=(time.perf_counter_ns() - start) / 1e9)
+        values = self.values()
         if self._scales is None:
             return (x.to(torch.bfloat16) @ values.T).float()
         return multiply(values.view(torch.uint8).numpy(), "I8", x).mul_(self._scales)
 
-    def values(self) -> tuple[torch.Tensor, bool]:
-        """(the unpacked matrix as int8 or bfloat16, whether it had to be unpacked)."""
-        decoded = False
-
-        def load():
-            nonlocal decoded
-            decoded = True
-            return self.load()
-
-        return self.weights.store.get(self.name, self.size, load), decoded
+    def values(self) -> torch.Tensor:
+        """The unpacked matrix as int8 or bfloat16, by the cache."""
+        return self.weights.store.get(self.name, self.size, self.load)
 
     def load(self) -> torch.Tensor:
         """Unpack the matrix without the cache; a miss and a prefetch call this."""
@@ -121,32 +107,5 @@ class CompressedLinear:
 
     def weight(self, index=slice(None)) -> torch.Tensor:
         """Rows ``index`` of the matrix, float32 (scaled INT8) or bfloat16."""
-        values = self.values()[0][index]
+        values = self.values()[index]
         return values if self._scales is None else values * self._scales[index, None]
-
-
-class ProgressLine:
-    """Prints report 004's progress line after every ``every`` uses, with correct counters.
-
-    ``[Op   50] MISS time=  320ms avg=  280ms cache=20/20``: hit or miss and time of this use, average time of all uses,
-    the cache's contents and capacity.
-    """
-
-    def __init__(self, every: int = 50, file=None):
-        self.every, self.file = every, file
-        self.operations = self.hits = 0
-        self.seconds = 0.0
-
-    def __call__(self, layer: CompressedLinear, hit: bool, seconds: float) -> None:
-        """Count one use; print the line after ``every`` uses."""
-        self.operations += 1
-        self.hits += hit
-        self.seconds += seconds
-        if self.operations % self.every == 0:
-            average = self.seconds / self.operations
-            what = f"[Op {self.operations:4}] {'HIT ' if hit else 'MISS'}"
-            store = layer.weights.store
-            policy = getattr(store, "instance", store).policy
-            cache = f"{policy.resident_bytes}/{policy.capacity}"
-            line = f"{what} time={1e3 * seconds:7.2f}ms avg={1e3 * average:7.2f}ms cache={cache}"
-            print(line, file=self.file or sys.stderr)

@@ -9,6 +9,7 @@ import pandas as pd
 
 import kit
 from kit.cache.traces import decode_order
+from kit.codec.compressor import cached_tiles
 from kit.costs import ways
 from kit.costs.measured import DTYPES, Cost, measure_costs
 from kit.costs.order import Decode, Kind, Order, order_of
@@ -17,7 +18,6 @@ from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Part, Prediction, Way,
 from kit.findings import reported
 from kit.findings.live import relative_rms
 from kit.findings.n01_first_token.ways import disk_gbps
-from kit.findings.n06_compressed_inference.passes import compressed_model
 from kit.findings.n07_memory_frontier import pressed, tiles
 from kit.findings.n09_your_model.tables import advice_table
 from kit.gguf import pagecache
@@ -90,7 +90,7 @@ class Costs:
 def prepare(path: Path, machine: Machine, tokens: int) -> tuple[Subject, Costs]:
     """The file at ``path`` as a subject, its costs measured; compresses it on the first call (kept with the models)."""
     direct, cold, disk = pressed.direct_gbps(path), pagecache.drop(path), disk_gbps(path)
-    with kit.open(path) as file, compressed_model(path) as packed:
+    with kit.open(path) as file, cached_tiles(path) as packed:
         order = order_of(file, tokens)
         tile_parts, tile_costs = tiles.parts_and_costs(packed)
         tile_order = tiles.order_of(order, tile_parts, tied="output.weight" not in file.tensors)
@@ -174,7 +174,7 @@ def measure_all(path: Path, subject: Subject, predictions: list[Prediction], tok
         else:
             found.append(replace(real.measured, way=way))
             print(f"{way.label}: {real.limit}, {real.stayed:.0%} of the file in memory when a token begins", file=sys.stderr)
-    with kit.open(path) as file, compressed_model(path) as packed:
+    with kit.open(path) as file, cached_tiles(path) as packed:
         for prediction in predictions:
             way = prediction.way
             if prediction.total > 0.9 * memory_available():
