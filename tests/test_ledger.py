@@ -206,6 +206,9 @@ def test_a_part_that_flips_below_a_claim_that_does_not_is_found(tmp_path):
     b = run_of(tmp_path / "b", always, ("cold-inference", "part", "not reproduced"))
     rows = [row for row in several.compare([a, b]) if row.claim == "cold-inference"]
     assert [(row.quantity, row.flips) for row in rows] == [("", False), ("bound", False), ("part", True)]
+    told = CliRunner().invoke(cli.main, ["verify", str(a), str(b)]).output
+    assert told.index("cold-inference") < told.index("    part"), "a part stands below its claim"
+    assert f"{len(claims.load()) - 1} judged in none" in told
     found = CliRunner().invoke(cli.main, ["verify", str(a), str(b), "--json"])
     assert found.exit_code == 1 and sum(row["flips"] for row in json.loads(found.output)) == 1
 

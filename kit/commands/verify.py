@@ -40,7 +40,9 @@ def command(runs, across, everything, keep, as_json):
     if as_json:
         click.echo(to_json([asdict(row) | {"state": row.state, "flips": row.flips} for row in rows]))
     else:
-        shown = [row for row in rows if everything or row.state != "same" or row.pooled != row.verdicts[0]]
+        told = [row for row in rows if everything or row.state != "same" or row.pooled != row.verdicts[0]]
+        named = {row.claim for row in told}  # a part stands below its claim
+        shown = [row for row in rows if row in told or (row.claim in named and not row.quantity)]
         for line in _table(names, shown, across):
             click.echo(line)
         if not across:
@@ -69,12 +71,16 @@ def _table(names, rows, across):
 
 
 def _summary(rows, what):
+    from kit.claims.table import NO_RECORD
+
     claims, parts = [row for row in rows if not row.quantity], [row for row in rows if row.quantity]
     told = {state: sum(row.state == state for row in claims) for state in ("same", "open", "differs", "flips")}
+    nowhere = sum(set(row.verdicts) == {NO_RECORD} for row in claims)
     open_ones = [row.claim for row in claims if row.state == "open"]
     flipping = sum(row.flips for row in parts)
     return (
-        f"{len(claims)} claims, {what}: {told['same']} the same in all, {told['flips']} flip, {told['open']} undecided "
+        f"{len(claims)} claims, {what}: {told['same'] - nowhere} the same in all, "
+        f"{nowhere} judged in none, {told['flips']} flip, {told['open']} undecided "
         f"in one and decided in another{': ' + ', '.join(open_ones) if open_ones else ''}; {flipping} parts of claims flip; "
         f"pooled, {sum(row.pooled == 'undecided here' for row in claims)} are undecided"
     )

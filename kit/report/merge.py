@@ -4,8 +4,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from kit.claims import records
-from kit.claims import table as claims
+from kit.claims import book, records
 from kit.errors import ReportError
 from kit.lab.files import check_output, replacing
 from kit.report import html, index, theme
@@ -50,8 +49,8 @@ def write_index(folder: Path) -> Path:
         "merged.html.j2",
         folder=folder.resolve().name,
         runs=[(run, html.environment(run.folder)) for run in runs],
-        claims=[(claim, [[row for row in rows[run.folder.name] if row.claim == claim.id and row.verdict] for run in runs])
-                for claim in claims.load().values()],
+        claims=[(entries[0].claim, [[part.record for part in entry.parts] for entry in entries])
+                for entries in zip(*(book.read(run.folder) for run in runs), strict=True)],
         measurements=side_by_side([rows[run.folder.name] for run in runs]),
         failed=[(run, name, row) for run in runs for name, row in run.failed.items()],
     )  # fmt: skip
