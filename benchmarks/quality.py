@@ -82,7 +82,8 @@ def _truth(path, tokens) -> Truth:
 
 
 def _logits(path, engine, window, alone, environment=None, **options) -> np.ndarray:
-    process = peers.Process(engine, path, len(window), environment, **options)
+    # on one core: threads that wait for each other by spinning take minutes on a busy machine, and change no result
+    process = peers.Process(engine, path, len(window), environment, cores=1, **options)
     try:
         process.ask(load=True)
         with tempfile.NamedTemporaryFile(suffix=".npy") as out:

@@ -195,8 +195,8 @@ def _start(name, path, context, need) -> "Process":
 
 
 class Process:
-    """An engine behind two pipes; stopped while nobody asks it anything. ``options``: of the engine; ``environment``: variables
-    beside those of this process."""
+    """An engine behind two pipes; stopped while nobody asks it anything. ``options``: of the engine, and ``cores``, how many it
+    may use (all); ``environment``: variables beside those of this process."""
 
     def __init__(self, name, path, context, environment=None, **options):
         self.name = name
@@ -247,6 +247,8 @@ def serve(told: str) -> None:
     more tokens, or {"logits": ids, "alone": whether token by token, "out": file} for the logits after each of these, as numpy
     saves them; a line of standard output is [seconds, tokens], the first for importing."""
     name, path, options = json.loads(told)
+    if (cores := options.pop("cores", None)) and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
     start = time.perf_counter()
