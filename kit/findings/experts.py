@@ -385,7 +385,7 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
         "experts": experts,
         "compute": compute,
     }
-    return facts | {"disk": disk, "path": str(path), "capture": capture, "tokens": tokens}, runs
+    return facts | {"disk": disk, "failed": failed}, runs
 
 
 def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict:

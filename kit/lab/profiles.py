@@ -24,15 +24,18 @@ PROFILES = {
     profile.name: profile
     for profile in (
         Profile(
-            "smoke", {"granite-3.3-8b": ("tiny-granite", None), "tinyllama-1.1b": ("tiny-llama", None)}, 3, 0.0,
+            "smoke", {"granite-3.3-8b": ("tiny-granite", None), "tinyllama-1.1b": ("tiny-llama", None),
+             "qwen3-30b-a3b": ("tiny-qwen3moe", None)}, 3, 0.0,
             "tiny geometry: all notebooks in about two minutes, under 2 GB",
         ),
         Profile(
-            "quick", {"granite-3.3-8b": ("granite-3.3-8b", 4), "tinyllama-1.1b": ("tinyllama-1.1b", 4)}, 5, 20.0,
+            "quick", {"granite-3.3-8b": ("granite-3.3-8b", 4), "tinyllama-1.1b": ("tinyllama-1.1b", 4),
+             "qwen3-30b-a3b": ("qwen3-30b-a3b", 8)}, 5, 20.0,
             "real tensor shapes, four layers: four to twelve minutes, 8 GB of memory, 2 GB of disk",
         ),
         Profile(
-            "full", {"granite-3.3-8b": ("granite-3.3-8b", None), "tinyllama-1.1b": ("tinyllama-1.1b", None)}, 5, 120.0,
+            "full", {"granite-3.3-8b": ("granite-3.3-8b", None), "tinyllama-1.1b": ("tinyllama-1.1b", None),
+             "qwen3-30b-a3b": ("qwen3-30b-a3b", None)}, 5, 120.0,
             "true geometry: an hour or more, 24 GB of memory and up, 10 GB of disk",
         ),
     )
