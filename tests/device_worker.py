@@ -1,7 +1,6 @@
 """Functions that tests/test_device.py runs in another process, where Triton's kernels are interpreted."""
 
 import timeit
-from dataclasses import replace
 
 import numpy as np
 from triton_worker import few_programs, interpret
@@ -40,18 +39,11 @@ def recorded(lab):
 
 
 def first_token(path, folder):
-    """(logits against the CPU's, table, records)."""
-    import kit
-    from kit.findings.n01_first_token import device as on_device
-    from kit.findings.n01_first_token import results, ways
+    """(table, records): equality is asserted within."""
+    from kit.findings import first_token_on_device
 
     lab = session(folder, "01_first_token")
-    on_cpu = ways.measure(path, "lazy", PROMPT)
-    runs = [on_device.measure(path, way, PROMPT) for way in on_device.WAYS]
-    with kit.open(path) as file:
-        predicted = on_device.predict(file, lab.gpu, 1.0)
-        on_device.judge(lab, file, [replace(on_cpu, way="reported")], runs, predicted)
-    return results.equality([on_cpu, *runs]), on_device.table(runs, predicted), recorded(lab)
+    return first_token_on_device.run(lab, path, PROMPT, 1, 1.0), recorded(lab)
 
 
 def caches(path, folder):
@@ -71,7 +63,7 @@ def caches(path, folder):
 def decode(path, folder):
     """(difference from the CPU, error without room for the blocks, (bytes, what is missing) of each point, table, records)."""
     import kit
-    from kit.findings.n04_attention import device as decode
+    from kit.findings import decode_on_device as decode
 
     lab = session(folder, "04_attention")
     with kit.open(path) as file:

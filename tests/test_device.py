@@ -179,13 +179,10 @@ def check(rows, count):
 
 
 def test_first_token(call, small, tmp_path):
-    same, table, rows = call(worker.first_token, small, tmp_path)
-    assert same["token"].nunique() == 1 and (same["rms / std"] < 1e-5).all()
-    parts = table[["open", "read", "upload", "compute"]]
-    np.testing.assert_allclose(parts.sum(axis=1), table["total"])
-    assert (parts.iloc[0] > 0).all() and (parts.iloc[1:, :3] == 0).all(axis=None)
-    check(rows, 5)
-    assert [row["claim"] for row in rows if row["verdict"]] == ["first-token-preload"] * 2
+    table, rows = call(worker.first_token, small, tmp_path)
+    assert (table["total, s"] > table["bound, s"]).all() and len(table) == 3
+    check(rows, 4)
+    assert [row["claim"] for row in rows if row["verdict"]] == ["first-token-preload"]
 
 
 def test_caches(call, small, tmp_path):

@@ -30,10 +30,11 @@ from kit.lab.note import doing
 from kit.model.config import read_config
 from kit.units import format_bytes
 
+PASSES = 2  # of an inference: a request of the reports runs its prompt twice (data/evidence.yaml: two-passes)
 FAULT = 32 << 10  # bytes that one page fault brings from swap on Linux: 2^3 pages (vm.page-cluster)
 WAYS = {"kept": "dequantized", "each time": "dequantized", "blocks": "fused"}  # way -> linear layer
 STANDS_FOR = "tinyllama-1.1b"
-MOST = 1.25 * 2**30  # bytes of float32: of a larger model only the first layers take part
+MOST = {False: 0.85 * 2**30, True: 1.25 * 2**30}  # bytes of float32 measured, without and with swap
 _SECTOR = 4096  # O_DIRECT: whole sectors, at whole sectors
 
 
@@ -123,7 +124,8 @@ def _model(file, way, weights=None):
 
     def inference(token: int) -> tuple[float, torch.Tensor]:
         start = time.perf_counter()
-        logits = model.step([1 + token % 3], held)
+        for _ in range(PASSES):
+            logits = model.step([1 + token % 3], held)
         return time.perf_counter() - start, logits
 
     return inference
@@ -136,7 +138,7 @@ def _warm(tiny, ways=WAYS):
             _model(file, way)(0)
 
 
-def _touch(nbytes: int) -> None:
+def touch(nbytes: int) -> None:
     """Take and release memory: pages that a virtual machine never used are slow to get, and no inference pays for that."""
     torch.empty(nbytes, dtype=torch.uint8).zero_()
 
@@ -155,9 +157,9 @@ def spilled(path, tiny, shares, folder: Path, inferences: int = 3, budget: float
     """
     _warm(tiny)
     with kit.open(path) as whole:
-        file = what_fits(whole, MOST)
-        used, each = used_bytes(file), budget / len(shares)
-        _touch(2 * used)
+        file = what_fits(whole, MOST[False])
+        used, each = used_bytes(file), budget / max(1, sum(share < 1 for share in shares))
+        touch(2 * used)
         return {share: _spilled(file, share * used, folder, inferences, each, piece) for share in shares}
 
 
@@ -255,8 +257,8 @@ def swapped(path, tiny, shares, folder: Path, inferences: int = 3, budget: float
     the float32 weights; 1 or more: no limit. "kept" is a map that is never emptied, and the kernel swaps what does not fit.
     """
     with kit.open(path) as whole:
-        used = used_bytes(what_fits(whole, MOST))
-    _touch(2 * used)
+        used = used_bytes(what_fits(whole, MOST[True]))
+    touch(2 * used)
     with Group(folder, 2 * used + (256 << 20)) as group:
 
         def child(way, limit=None):
@@ -280,7 +282,7 @@ def _child(path, tiny, way, inferences, budget):
     _warm(tiny, [way])
     seconds, tokens = [], []
     with kit.open(path) as whole:
-        inference = _model(what_fits(whole, MOST), way)
+        inference = _model(what_fits(whole, MOST[True]), way)
         while len(seconds) < 2 or (len(seconds) < int(inferences) and sum(seconds) < float(budget)):
             took, logits = inference(len(seconds))
             seconds.append(took)
@@ -293,17 +295,20 @@ def _child(path, tiny, way, inferences, budget):
 
 
 def of_run(lab, shares=(1.0, 0.75, 0.53), swap: bool = False, **arguments) -> pd.DataFrame:
-    """The curve of a run, one row an inference: share (of the float32 weights in memory), way, inference (0: the first) and
-    seconds. The first notebook that asks measures, on the run's TinyLlama or model; the others read its records.
+    """The curve of a run, one row an inference: share (of the float32 weights in memory), way, inference (0: the first),
+    seconds, and gib, the GiB of float32 that PASSES passes read. The first notebook that asks measures, on the run's
+    TinyLlama or model; the others read its records.
     """
     path, tiny, measured = lab.path(STANDS_FOR), lab.tiny(STANDS_FOR), swapped if swap else spilled
     measure = cache(lambda: measured(path, tiny, shares, lab.out, **arguments))
+    with kit.open(path) as file:
+        gib = PASSES * used_bytes(what_fits(file, MOST[swap])) / 2**30
     where, rows = "real swap" if swap else "a spill file", []
     for share, way in product(shares, WAYS):
         quantity = f"inference by inference, {way}: memory for {share:.0%} of float32, the rest on {where}"
         samples = lab.once(quantity, "s", lambda share=share, way=way: measure()[share][way])
-        rows += [(share, way, number, seconds) for number, seconds in enumerate(samples)]
-    return pd.DataFrame(rows, columns=["share", "way", "inference", "seconds"])
+        rows += [(share, way, number, seconds, gib) for number, seconds in enumerate(samples)]
+    return pd.DataFrame(rows, columns=["share", "way", "inference", "seconds", "gib"])
 
 
 if __name__ == "__main__":

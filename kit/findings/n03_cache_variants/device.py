@@ -6,8 +6,8 @@ import kit
 from kit.cache import POLICIES
 from kit.cache.policies.base import Policy
 from kit.findings import live
+from kit.findings.decode_on_device import blocks_read, check_room
 from kit.findings.live import Live, relative_rms
-from kit.findings.n04_attention.device import blocks_read, check_room
 from kit.lab import tables
 from kit.lab.device import Limits
 from kit.model.device import DeviceTransformer

@@ -17,7 +17,6 @@ from kit.costs.uses import bytes_used
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Part, Prediction, Way, parts_of
 from kit.findings import reported
 from kit.findings.live import relative_rms
-from kit.findings.n01_first_token.ways import disk_gbps
 from kit.findings.n07_memory_frontier import pressed, tiles
 from kit.findings.n09_your_model.tables import advice_table
 from kit.gguf import pagecache
@@ -89,7 +88,8 @@ class Costs:
 
 def prepare(path: Path, machine: Machine, tokens: int) -> tuple[Subject, Costs]:
     """The file at ``path`` as a subject, its costs measured; compresses it on the first call (kept with the models)."""
-    direct, cold, disk = pressed.direct_gbps(path), pagecache.drop(path), disk_gbps(path)
+    direct, cold = pressed.direct_gbps(path), pagecache.drop(path)
+    disk = direct if direct and cold else machine.read_gbps  # what was not dropped comes from memory
     with kit.open(path) as file, cached_tiles(path) as packed:
         order = order_of(file, tokens)
         tile_parts, tile_costs = tiles.parts_and_costs(packed)

@@ -2,7 +2,6 @@
 
 import gc
 import time
-from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
@@ -11,11 +10,10 @@ import torch
 
 import kit
 from kit.claims import table as claims
-from kit.errors import ModelError
+from kit.costs.uses import bytes_used, uses_of
+from kit.errors import ModelError, ReportError
 from kit.findings import reported
 from kit.findings.live import relative_rms
-from kit.findings.n04_attention.figures import under_a_roof
-from kit.findings.n04_attention.variants import attention_flops, elements_read, kv_bytes
 from kit.lab import figures
 from kit.lab.device import Limits
 from kit.lab.machine import memory_available
@@ -23,7 +21,6 @@ from kit.model.config import Config, read_config
 from kit.model.device import DeviceTransformer
 from kit.model.device_kvcache import KV_DTYPES
 from kit.model.device_weights import DeviceWeights
-from kit.synthetic.geometry import GEOMETRIES
 from kit.units import format_bytes
 
 CONTEXTS = (1, 512, 4096, 32768, 131071)
@@ -32,20 +29,22 @@ _SHARE = 0.8  # of the free memory that a KV cache may take; masks and activatio
 
 def blocks_read(file) -> int:
     """Bytes of blocks that one token of an open file reads."""
-    return _read_by_a_token(file.tensors, read_config(file))
+    return int(bytes_used(uses_of(file)))
 
 
 def whole_blocks(geometry: str) -> int:
     """The same of a model by its name, Q4_K_M."""
-    model = GEOMETRIES[geometry]
-    return _read_by_a_token({tensor.name: tensor for tensor in model.tensors("Q4_K_M")}, model.config())
+    return int(bytes_used(reported.uses(geometry)))
 
 
-def _read_by_a_token(tensors: Mapping, config: Config) -> int:
-    """An embedding counts where it is the output projection, too; stacks of experts by the share of them that is used."""
-    read = [t for name, t in tensors.items() if name != "token_embd.weight" or "output.weight" not in tensors]
-    share = config.experts_used / config.experts if config.experts else 1.0
-    return int(sum(t.nbytes * (share if len(t.shape) == 3 else 1) for t in read))
+def attention_flops(config: Config, context: int, layer: int = 0) -> int:
+    """Multiplications and additions of a layer's scores and weighted values for one token."""
+    return 4 * config.heads * config.head_dim * min(context, config.window_of(layer) or context)
+
+
+def kv_bytes(config: Config, context: int, layer: int = 0, width: int = 4) -> int:
+    """Bytes of a layer's keys and values that one token attends to, ``width`` bytes a number."""
+    return 2 * width * config.kv_heads * config.head_dim * min(context, config.window_of(layer) or context)
 
 
 def kv_room(config: Config, context: int, kv: str) -> int:
@@ -83,7 +82,7 @@ def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> pd.
     logits on the host) and their median, the ``bytes`` read and ``flops`` of a token; ``missing``: why there are no samples.
     With a GPU each token is a replayed CUDA graph, captured before the first that counts."""
     config, weights = read_config(file), DeviceWeights(file)
-    blocks, elements, rows = blocks_read(file), elements_read(config, config.layers), []
+    blocks, elements, rows = blocks_read(file), bytes_used(uses_of(file), 1), []
     for context, kv in product((n for n in contexts if n < config.context), kinds):
         flops = 2 * elements + sum(attention_flops(config, context, layer) for layer in range(config.layers))
         read = blocks + sum(kv_bytes(config, context, layer, KV_DTYPES[kv].itemsize) for layer in range(config.layers))
@@ -124,13 +123,15 @@ def roofline(points: pd.DataFrame, gpu: Limits):
     f32 peak are the roof."""
     measured = points.dropna()
     intensity, gflops = measured["flops"] / measured["bytes"], measured["flops"] / measured["seconds"] / 1e9
-    figure, axes = under_a_roof(measured.assign(intensity=intensity, gflops=gflops), gpu)
+    figure, axes = figures.roof(gpu, intensity.min() / 2, intensity.max() * 2, height=4.8)
+    axes.set(xlabel="FLOPs a byte read", ylabel="GFLOP/s")
     kinds, contexts = list(measured["KV cache"].unique()), list(measured["context"].unique())
     for row, (kind, context) in measured[["KV cache", "context"]].iterrows():
         color, marker = figures.PALETTE[kinds.index(kind)], "osv^D"[contexts.index(context) % 5]
         label = f"{kind} keys and values, context {context:,}"
         axes.plot(intensity[row], gflops[row], marker, color=color, markersize=8, label=label)
-    axes.set_title(f"A decoded token on {gpu.name} is bound by memory")
+    share = (measured["bytes"].map(gpu.seconds_to_read) / measured["seconds"]).median()
+    axes.set_title(f"A decoded token on {gpu.name} takes {1 / share:.1f} times the least that its memory allows")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     return figure
 
@@ -158,3 +159,17 @@ def judge(lab, file, points: pd.DataFrame, stands_for: str) -> None:
             text=f"batch 1 on {lab.gpu.name}, a CUDA graph a token, of a model with {share:.0%} of the reports' weights",
             device=lab.device,
         )  # fmt: skip
+
+
+def run(lab, samples: int) -> list[pd.DataFrame]:
+    """Decode granite and TinyLlama (or the run's model) on the device: equality, records, verdicts, a figure; their tables."""
+    tables = []
+    for stands_for in (reported.MODEL, "tinyllama-1.1b")[: 1 if lab.model else 2]:
+        with lab.file(stands_for) as file:
+            if (off := equality(file, [1, 5, 9])) > 1e-4:
+                raise ReportError(f"{file.path}: the device's logits differ from the CPU's by {off:.1e} of their spread")
+            points = speeds(file, samples)
+            judge(lab, file, points, stands_for)
+        roofline(points, lab.gpu)
+        tables.append(table(points, lab.gpu))
+    return tables

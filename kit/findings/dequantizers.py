@@ -1,0 +1,70 @@
+"""Dequantizers beside each other, one tensor a thread, in a child process whose kernels use one thread each.
+
+Measured on matrices of a file's first layers. The stand-in is what comes nearest to the reports' dequantizer, which made 7.6
+GB/s of float32 in the median of their log (data/evidence.yaml: dequantize-gbps): the kit's kernels without vector code.
+"""
+
+import io
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+import pandas as pd
+
+import kit
+from kit.cpu import simd
+from kit.errors import ReportError
+from kit.gguf.names import layer_of
+from kit.lab.machine import usable_cores
+
+STAND_IN, OURS, GGUF_PY = "stand-in: the kit's, no vector code", "the kit's", "gguf-py"
+DEQUANTIZERS = {STAND_IN: ("cpu", "plain"), OURS: ("cpu", None), GGUF_PY: ("reference", None)}  # backend, tier
+_BYTES = {STAND_IN: 250 << 20, OURS: 250 << 20, GGUF_PY: 40 << 20}  # of float32 that a sample dequantizes
+
+
+def measure(path, budget: float = 6.0, cores: int | None = None) -> pd.DataFrame:
+    """One row a dequantizer, number of threads and round: seconds, bytes of float32. ``budget``: seconds after three rounds."""
+    command = [sys.executable, "-m", __name__, str(path), str(budget), str(cores or usable_cores())]
+    child = subprocess.run(command, env=os.environ | {"KIT_THREADS": "1"}, capture_output=True, text=True)
+    if child.returncode:
+        raise ReportError(f"dequantizing {path} failed: {child.stderr.strip()[-300:]}")
+    return pd.read_csv(io.StringIO(child.stdout))
+
+
+def _take(path, budget, cores):
+    counts = sorted({cores} | {2**power for power in range(cores.bit_length()) if 2**power <= cores})
+    rows, number, end = [], -1, time.perf_counter() + budget
+    with kit.open(path) as file:
+        sources = {name: kit.Weights(file, backend=backend) for name, (backend, _) in DEQUANTIZERS.items()}
+        while number < 3 or (time.perf_counter() < end and number < 12):  # round -1 warms up: pages, memory, kernels
+            for (name, (_, tier)), threads in product(DEQUANTIZERS.items(), counts):
+                weights, some = sources[name], _some(file, _BYTES[name])
+
+                def load(tensor, weights=weights, tier=tier):
+                    with simd.using(tier):  # of this thread
+                        weights.load(tensor)
+
+                with ThreadPoolExecutor(threads) as pool:
+                    start = time.perf_counter()
+                    for _ in pool.map(load, some):
+                        pass
+                    seconds = time.perf_counter() - start
+                rows.append((name, threads, number, seconds, sum(map(weights.nbytes, some))))
+            number += 1
+    table = pd.DataFrame(rows, columns=["dequantizer", "threads", "round", "seconds", "bytes"])
+    print(table[table["round"] >= 0].to_csv(index=False))
+
+
+def _some(file, nbytes) -> list[str]:
+    """Matrices of the layers, smallest first, up to ``nbytes`` of float32 but two at least: enough for every core, balanced."""
+    sizes = {name: 4 * t.elements for name, t in file.tensors.items() if len(t.shape) == 2 and layer_of(name) >= 0}
+    smallest = pd.Series(sizes).sort_values(kind="stable")
+    count = max(2, int((smallest.cumsum() <= nbytes).sum()))
+    return list(smallest.index[:count][::-1])  # the largest first: no thread is left with one at the end
+
+
+if __name__ == "__main__":
+    _take(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,108 @@
+"""Notebook 04: shares by arithmetic, one head three ways, whole tokens by part, and verdicts that follow the run."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import cells
+import numpy as np
+import pandas as pd
+import pytest
+from invented import MACHINE
+from test_first_token import SLOW, curve
+
+from kit.claims.records import read
+from kit.findings import decode_on_device, pressure
+from kit.model.config import read_config
+from kit.synthetic.geometry import GEOMETRIES
+
+NAME, GRANITE = "04_attention", GEOMETRIES["granite-3.3-8b"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setenv("KIT_PATIENCE", "0")
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr(pressure, "of_run", lambda lab: curve())
+
+
+@pytest.fixture(scope="module")
+def granite():
+    """The configuration of granite-3.3-8b, from as much of a GGUFFile as it needs."""
+    tensors = {spec.name: spec for spec in GRANITE.tensors()}
+    named = {"path": "granite.gguf", "architecture": "granite", "metadata": GRANITE.metadata(), "tensors": tensors}
+    return read_config(SimpleNamespace(**named))
+
+
+def run(tmp_path, until=None, **replaced):
+    return cells.run(NAME, until, out=tmp_path, context=48, longest=64, replace=replaced)
+
+
+@pytest.mark.parametrize("context,percent", [(1, 0.004), (50, 0.2), (512, 2), (2048, 7.6)])
+def test_share_of_attention_by_flops_is_the_findings(granite, context, percent):
+    """0.004 % at one position, 0.2 % at 50, 2 % at 512 and 7.6 % at 2048 for granite-3.3-8b."""
+    flops = 40 * decode_on_device.attention_flops(granite, context)
+    weights = sum(spec.elements for spec in GRANITE.tensors())
+    assert 100 * flops / (flops + 2 * weights) == pytest.approx(percent, rel=0.03)
+
+
+def test_only_layers_with_a_window_end_at_it(granite):
+    """As in Gemma: a query of the first layer sees 16 positions, one of the second all 100."""
+    config = replace(granite, window=16, local=(True, False) * 20)
+    for count in (decode_on_device.attention_flops, decode_on_device.kv_bytes):
+        assert [count(config, context, layer) * 25 for context in (10, 100) for layer in (0, 1)] == [
+            share * count(granite, 100) for share in (2.5, 2.5, 4, 25)
+        ]
+
+
+def test_the_cell_predicts_what_the_model_has(tmp_path):
+    """One layer of two is measured; the arithmetic is of the whole file."""
+    ran = run(tmp_path, "flops")
+    whole = sum(tensor.elements for tensor in ran["whole"].tensors.values())
+    assert ran["elements"] == pytest.approx(whole, rel=1e-6) and ran["scale"] == 2
+    for n in ran["contexts"]:
+        assert ran["attention"][n] == 2 * decode_on_device.attention_flops(ran["config"], n)
+    share = ran["predicted"]["share"]
+    assert np.allclose(ran["predicted"]["most it can give"], 1 / (1 - share)) and share.is_monotonic_increasing
+
+
+def test_one_head_three_ways_and_a_wrong_one_stops_the_page(tmp_path):
+    ran = run(tmp_path, "equal")
+    assert len(ran["off"]) == 3 * len(ran["contexts"]) and max(ran["off"].values()) < 1e-6
+
+    def spoiled(variants):
+        return variants | {"one call": lambda *arguments: 1.01 * variants["one call"](*arguments)}
+
+    with pytest.raises(AssertionError):
+        run(tmp_path, "equal", variants=spoiled)
+
+
+def test_parts_are_the_token_and_layers_count_by_their_number(tmp_path):
+    ran = run(tmp_path, "figure-shares")
+    parts = ran["parts"]
+    assert set(parts["way"]) == set(ran["ways"]) and (parts[["attention", "projections", "norms"]] > 0).all(axis=None)
+    assert (parts.groupby("way")["round"].nunique() >= 2).all()
+    spans = pd.DataFrame({"what": ["linear", "linear", "attention"], "layer": [0, -1, 0], "seconds": [1.0, 2.0, 0.5]})
+    model = SimpleNamespace(trace=SimpleNamespace(clear=lambda: None, frame=spans.copy), step=lambda tokens, held: None)
+    told = ran["token"](model, SimpleNamespace(truncate=lambda n: None), 3, 40)
+    assert told.to_dict() == {"attention": 20.0, "linear": 42.0, "norm": 0.0}
+
+
+@pytest.mark.parametrize(
+    "kept,roomy,warm,shown",
+    [((5.0, 5.5, 5.2), 0.05, "reproduced in ratio", 2), ((5.0, 0.05, 0.05), 0.05, "not reproduced", 0)],
+)
+def test_verdicts_follow_the_run(tmp_path, monkeypatch, kept, roomy, warm, shown):
+    monkeypatch.setattr(pressure, "of_run", lambda lab: curve(SLOW | {"kept": kept}, roomy))
+    ran = run(tmp_path)
+    found = {(row.claim, row.verdict) for row in read([tmp_path / f"{NAME}.jsonl"]) if row.verdict}
+    assert ("warm-inference", warm) in found and ("blas-500", "impossible") in found
+    assert len(ran["both"]) == shown and ran["there"][0] == pytest.approx(194 / 36.8)
+    assert not cells.unfilled(ran) and not cells.static_sentences(NAME)
+
+
+@pytest.mark.parametrize("gain,verdict", [(1.05, "impossible"), (12.0, "reproduced in ratio")])
+def test_attention_is_judged_by_pairs_and_by_amdahl(tmp_path, gain, verdict):
+    """Gains near 1 with a bound of 1.1 forbid the claim; gains of 12 within a bound of 20 are what it says."""
+    run(tmp_path, "judge-speedup", gains=np.array([gain, gain * 1.01] * 6), most=1.1 if gain < 2 else 20.0)
+    rows = [row for row in read([tmp_path / f"{NAME}.jsonl"]) if row.claim == "attention-blas-speedup"]
+    assert [row.verdict for row in rows] == [verdict]
