@@ -11,7 +11,8 @@ from invented import MACHINE
 from test_first_token import SLOW, curve
 
 from kit.claims.records import read
-from kit.findings import decode_on_device, pressure
+from kit.costs import attention as costs
+from kit.findings import pressure
 from kit.model.config import read_config
 from kit.synthetic.geometry import GEOMETRIES
 
@@ -40,7 +41,7 @@ def run(tmp_path, until=None, **replaced):
 @pytest.mark.parametrize("context,percent", [(1, 0.004), (50, 0.2), (512, 2), (2048, 7.6)])
 def test_share_of_attention_by_flops_is_the_findings(granite, context, percent):
     """0.004 % at one position, 0.2 % at 50, 2 % at 512 and 7.6 % at 2048 for granite-3.3-8b."""
-    flops = 40 * decode_on_device.attention_flops(granite, context)
+    flops = 40 * costs.attention_flops(granite, context)
     weights = sum(spec.elements for spec in GRANITE.tensors())
     assert 100 * flops / (flops + 2 * weights) == pytest.approx(percent, rel=0.03)
 
@@ -48,7 +49,7 @@ def test_share_of_attention_by_flops_is_the_findings(granite, context, percent):
 def test_only_layers_with_a_window_end_at_it(granite):
     """As in Gemma: a query of the first layer sees 16 positions, one of the second all 100."""
     config = replace(granite, window=16, local=(True, False) * 20)
-    for count in (decode_on_device.attention_flops, decode_on_device.kv_bytes):
+    for count in (costs.attention_flops, costs.kv_bytes):
         assert [count(config, context, layer) * 25 for context in (10, 100) for layer in (0, 1)] == [
             share * count(granite, 100) for share in (2.5, 2.5, 4, 25)
         ]
@@ -60,7 +61,7 @@ def test_the_cell_predicts_what_the_model_has(tmp_path):
     whole = sum(tensor.elements for tensor in ran["whole"].tensors.values())
     assert ran["elements"] == pytest.approx(whole, rel=1e-6) and ran["scale"] == 2
     for n in ran["contexts"]:
-        assert ran["attention"][n] == 2 * decode_on_device.attention_flops(ran["config"], n)
+        assert ran["attention"][n] == 2 * costs.attention_flops(ran["config"], n)
     share = ran["predicted"]["share"]
     assert np.allclose(ran["predicted"]["most it can give"], 1 / (1 - share)) and share.is_monotonic_increasing
 

@@ -10,6 +10,7 @@ import torch
 
 import kit
 from kit.claims import table as claims
+from kit.costs.attention import attention_flops, kv_bytes
 from kit.costs.uses import bytes_used, uses_of
 from kit.errors import ModelError, ReportError
 from kit.findings import reported
@@ -35,16 +36,6 @@ def blocks_read(file) -> int:
 def whole_blocks(geometry: str) -> int:
     """The same of a model by its name, Q4_K_M."""
     return int(bytes_used(reported.uses(geometry)))
-
-
-def attention_flops(config: Config, context: int, layer: int = 0) -> int:
-    """Multiplications and additions of a layer's scores and weighted values for one token."""
-    return 4 * config.heads * config.head_dim * min(context, config.window_of(layer) or context)
-
-
-def kv_bytes(config: Config, context: int, layer: int = 0, width: int = 4) -> int:
-    """Bytes of a layer's keys and values that one token attends to, ``width`` bytes a number."""
-    return 2 * width * config.kv_heads * config.head_dim * min(context, config.window_of(layer) or context)
 
 
 def kv_room(config: Config, context: int, kv: str) -> int:
