@@ -2,6 +2,7 @@
 
 import math
 import os
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -190,9 +191,14 @@ def _read_part(path: Path, number: int) -> _Part:
 
 def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[TensorInfo]:
     rows: list[tuple[TensorInfo, int]] = []  # with the position of the row's offset field, for error messages
-    names = set()
+    names, data, quick = set(), memoryview(cursor.data), _Quick(cursor.order)
     for _ in range(count):
         start = cursor.position
+        if (row := quick.read(data, start, part)) and row[0].name not in names:
+            info, where, cursor.position = row
+            names.add(info.name)
+            rows.append((info, where))
+            continue
         name = cursor.string("a tensor name", MAX_NAME)
         if name in names:
             cursor.fail(start, f"tensor {name!r} a second time, expected every name once")
@@ -211,6 +217,30 @@ def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[T
         rows.append((TensorInfo(name, kind.name if kind else f"UNKNOWN_{type_id}", shape, offset, nbytes, part), where))
     base = -(-cursor.position // alignment) * alignment
     return _placed(cursor, rows, base, alignment)
+
+
+class _Quick:
+    """Rows of the table of tensors, a few unpackings each; what is not sound is left to the checks that name the fault."""
+
+    def __init__(self, order: str):
+        self._length = struct.Struct(f"{order}Q").unpack_from
+        self._dimensions = struct.Struct(f"{order}I").unpack_from
+        self._rest = [struct.Struct(f"{order}{dimensions}QIQ") for dimensions in range(MAX_DIMENSIONS + 1)]
+
+    def read(self, data: memoryview, at: int, part: int) -> tuple[TensorInfo, int, int] | None:
+        """(row, position of its offset field, position of the next row) at byte ``at``; None for an unsound or unknown one."""
+        try:
+            after = at + 8 + self._length(data, at)[0]
+            name = str(data[at + 8 : after], "utf-8")
+            rest = self._rest[self._dimensions(data, after)[0]]
+            *sizes, type_id, offset = rest.unpack_from(data, after + 4)
+            kind, elements = BY_ID[type_id], math.prod(sizes)
+        except (struct.error, UnicodeDecodeError, IndexError, KeyError, OverflowError):
+            return None
+        if after - at > MAX_NAME or 0 in sizes or elements > MAX_ELEMENTS or (sizes[0] if sizes else 1) % kind.block_elements:
+            return None
+        end = after + 4 + rest.size
+        return TensorInfo(name, kind.name, tuple(sizes[::-1]), offset, kind.nbytes(elements), part), end - 8, end
 
 
 def _read_shape(cursor: Cursor, name: str) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -48,14 +49,18 @@ class Trace:
 
     def frame(self):
         """A DataFrame with one row for each span: the fields of Span, and ``seconds``; start and end in s from the first."""
+        import numpy as np
         import pandas as pd  # here, because a process that only runs a model does not need it
 
-        frame = pd.DataFrame(list(self.spans), columns=Span._fields)
-        zero = frame["start"].min() if len(frame) else 0
-        frame["start"] = (frame["start"] - zero) / 1e9
-        frame["end"] = (frame["end"] - zero) / 1e9
-        frame["seconds"] = frame["end"] - frame["start"]
-        return frame
+        spans = self.spans[:]  # other threads may add some meanwhile
+        columns = {}
+        for place, (name, kind) in enumerate(Span.__annotations__.items()):  # one at a time: rows as objects take 5 times more
+            values = map(itemgetter(place), spans)
+            columns[name] = np.fromiter(values, np.int64, len(spans)) if kind is int else pd.array(list(values), "str")
+        start, end = columns["start"], columns["end"]
+        zero = start.min() if len(spans) else 0
+        columns |= {"start": (start - zero) / 1e9, "end": (end - zero) / 1e9, "seconds": (end - start) / 1e9}
+        return pd.DataFrame(columns, copy=False)
 
     def clear(self) -> None:
         """Forget all spans."""

@@ -84,7 +84,8 @@ def _is_tensor(data) -> bool:
 def _blocks(data, format: Format, device: str):
     """``data`` as C-contiguous bytes (a numpy array, or a tensor that is on ``device``), and the shape of its weights."""
     tensor = _is_tensor(data)
-    if not (tensor or isinstance(data, np.ndarray)) or str(data.dtype) not in ("uint8", "torch.uint8") or not data.ndim:
+    is_bytes = str(data.dtype) == "torch.uint8" if tensor else isinstance(data, np.ndarray) and data.dtype == np.uint8
+    if not is_bytes or not data.ndim:
         raise QuantError(f"{format.name}: blocks must be a uint8 array or tensor of at least one axis, not {_told(data)}")
     *leading, row_bytes = data.shape
     if row_bytes % format.block_bytes:
