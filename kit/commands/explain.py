@@ -54,7 +54,8 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
         if via:
             DECODES[via](kit.Weights(opened), "fused")  # what cannot be run is said before the machine is measured
         if not report:
-            study = Study(opened, machine.probe, room, tokens, accesses, True, via or "", skew, thorough)
+            minute = float("inf") if thorough else 50.0
+            study = Study(opened, machine.probe, room, tokens, accesses, True, via or "", skew, thorough, minute=minute)
             told: dict = {}
             try:
                 if as_json:

@@ -24,8 +24,10 @@ from kit.hf.stored import Source, StoredWeight
 from kit.hf.tables import parts_of, table_of
 from kit.hf.tokenizer import GGUFTokenizer, tokenizer_of
 from kit.lab.trace import Trace
+from kit.model.architectures import ARCHITECTURES
 from kit.model.linear import GEMV_MAX_TOKENS
 
+_ANY = "kit explain works on any file"
 _DIVISORS = "rope_freqs.weight"
 
 
@@ -86,9 +88,10 @@ def config_of(file: GGUFFile) -> transformers.PretrainedConfig:
         _write_head(Path(folder, "head.gguf"), file, vocabulary)
         try:
             return transformers.AutoConfig.from_pretrained(folder, gguf_file="head.gguf", vocab_size=vocabulary)
-        except (ValueError, KeyError) as error:
-            said = f"transformers cannot configure {file.architecture!r}: {str(error).rstrip('.')}"
-            raise ModelError(f"{file.path}: {said}; kit explain works on any file") from None
+        except Exception as error:  # a configuration fails in as many ways as there are architectures
+            why = " ".join(str(error).split()).rstrip(".")
+            said = f"transformers cannot configure {file.architecture!r}: {type(error).__name__}, {why}"
+            raise ModelError(f"{file.path}: {said}; the kit runs {', '.join(ARCHITECTURES)}; {_ANY}") from None
 
 
 def _write_head(path, file, vocabulary):

@@ -36,7 +36,7 @@ _QUALITY_WORK = 2e10  # weights times tokens: seconds, not minutes, on two cores
 _TRIES = 3  # of a measurement that other processes disturb
 _MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample of them is measured
 _SCRATCH = 1 << 30  # bytes that a decode takes beside weights: libraries, activations, buffers
-_MINUTE, _EACH = 50.0, 4.0  # seconds after which nothing more is measured, and of one measured way
+_EACH = 4.0  # seconds that measuring a way should take
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Study:
     decoded. ``trace``: accesses recorded elsewhere, for the table of policies; the file's own order when None. ``via``: whose
     forward pass, ``skew``: of experts that are drawn, both as in kit.costs.order.order_of.
 
-    A minute is enough: of a file whose layers would take longer a sample is run and measured, and measuring ends when the time
-    is up, unless ``thorough``. ``cut``: the layers that ``file`` was cut to.
+    Of a file whose layers would take minutes a sample is run and measured, unless ``thorough``; ``cut``: the layers that
+    ``file`` was cut to. ``minute``: seconds after which no further way is measured.
     """
 
     file: object
@@ -59,6 +59,7 @@ class Study:
     skew: float = 0.0
     thorough: bool = False
     cut: tuple[int, ...] = ()
+    minute: float = np.inf
     began: float = field(default_factory=time.perf_counter)
     measured: dict[Way, Measured] = field(default_factory=dict)
     unmeasured: dict[Way, str] = field(default_factory=dict)
@@ -223,7 +224,7 @@ class Study:
         for prediction in self.predictions[: best + 1]:
             way, free = prediction.way, memory_available()
             needed, room = prediction.held + _SCRATCH, free - _reserve()
-            left = np.inf if self.thorough else _MINUTE - (time.perf_counter() - self.began)
+            left = self.minute - (time.perf_counter() - self.began)
             tokens = max(2, min(self.tokens, 5, int(_EACH / prediction.seconds)))
             tries = _TRIES if left > _TRIES * _EACH else 1
             self.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} a token predicted")
@@ -241,6 +242,10 @@ class Study:
     def checked(self) -> pd.DataFrame:
         """What was measured beside its prediction, of the sampled layers alone where there is a sample."""
         table = (self.part or self).advice()
+        if "measured" not in table:
+            return tables.frame(
+                [(way.label, why) for way, why in (self.part or self).unmeasured.items()], "way", "not measured"
+            )
         return table.loc[table["measured"].notna(), ["predicted", "measured", "factor", "least", "hit rate"]]
 
     def advice(self) -> pd.DataFrame:

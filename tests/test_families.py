@@ -1,0 +1,63 @@
+"""Every architecture that gguf-py names, as a file of two layers: run, or refused by one line that says what works."""
+
+import gguf
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import kit
+from kit.commands import cli
+from kit.costs.order import order_of
+from kit.costs.uses import bytes_used, uses_of
+from kit.gguf import writer
+from kit.synthetic.geometry import TensorSpec
+
+HIDDEN, FFN, WORDS, EXPERTS = 64, 128, 96, 4
+_KEYS = {
+    "block_count": 2, "context_length": 64, "embedding_length": HIDDEN, "feed_forward_length": FFN, "attention.head_count": 4,
+    "attention.head_count_kv": 4, "attention.layer_norm_rms_epsilon": 1e-5, "attention.layer_norm_epsilon": 1e-5,
+    "rope.dimension_count": 16, "vocab_size": WORDS, "expert_count": EXPERTS, "expert_used_count": 2,
+    "expert_feed_forward_length": FFN,
+}  # fmt: skip
+
+
+def _shape(role):
+    if "norm" in role:
+        return (HIDDEN,)
+    if role in ("token_embd", "output", "cls"):
+        return WORDS, HIDDEN
+    rows, columns = (HIDDEN, FFN) if "ffn_down" in role else (FFN, HIDDEN) if "ffn_" in role else (HIDDEN, HIDDEN)
+    if role.endswith("ffn_gate_inp"):
+        return EXPERTS, HIDDEN
+    return (EXPERTS, rows, columns) if role.endswith("_exps") else (rows, columns)
+
+
+def family(folder, architecture):
+    """A file of two layers with every tensor that gguf-py's table has for the architecture."""
+    path, name = folder / f"{gguf.MODEL_ARCH_NAMES[architecture]}.gguf", gguf.MODEL_ARCH_NAMES[architecture]
+    roles = [gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[architecture]]
+    names = dict.fromkeys(role.format(bid=layer) for role in roles for layer in range(2 if "{bid}" in role else 1))
+    specs, draw = [TensorSpec(f"{role}.weight", "F32", _shape(role)) for role in names], np.random.default_rng(0)
+    metadata = {"general.architecture": name} | {f"{name}.{key}": value for key, value in _KEYS.items()}
+    return writer.write(path, metadata, specs, [0.05 * draw.standard_normal(spec.shape, np.float32) for spec in specs])
+
+
+@pytest.mark.parametrize("architecture", gguf.MODEL_ARCH, ids=gguf.MODEL_ARCH_NAMES.get)
+def test_no_architecture_ends_in_a_traceback(tmp_path, architecture):
+    path = family(tmp_path, architecture)
+    for arguments in (["inspect", str(path)], ["generate", "--tokens", "1", "-n", "1", str(path)]):
+        found = CliRunner().invoke(cli.main, arguments)
+        assert found.exit_code in (0, 2) and (found.exception is None or isinstance(found.exception, SystemExit)), found.output
+        if found.exit_code:
+            assert found.output.startswith("kit: error: ") and found.output.count("\n") == 1, found.output
+    with kit.open(path) as file:
+        if "token_embd.weight" not in file.tensors:
+            return
+        uses, order = uses_of(file), order_of(file, 2)
+        stacks = [use for use in uses if "_exps." in use.name]
+        assert all((use.used, use.of) == (2, EXPERTS) for use in stacks)
+        rows = bytes_used(use for use in uses if use.is_rows)
+        if order.reason:  # explain's sums: what a drawn token uses is what the roofline counts
+            parts = {use.name: use.nbytes // use.of for use in uses}
+            for token in order.tokens:
+                assert sum(parts[name.partition("[")[0]] for name in token) + rows == pytest.approx(bytes_used(uses))
