@@ -33,6 +33,12 @@ MODELS = {
     "olmo3": _scaled(GEOMETRIES["tiny-olmo2"], "olmo3", attention__sliding_window=16, **_YARN),
     "gemma3-linear": _scaled(GEOMETRIES["tiny-gemma3"], "gemma3-linear", **_LINEAR),
     "internlm2": replace(_LLAMA, name="internlm2", architecture="internlm2"),
+    "ernie4_5": replace(_LLAMA, name="ernie4_5", architecture="ernie4_5"),
+    "seed_oss": replace(_LLAMA, name="seed_oss", architecture="seed_oss"),
+    "gemma": replace(_LLAMA, name="gemma", architecture="gemma", tied=True),
+    "minicpm": replace(
+        _scaled(_LLAMA, "minicpm", embedding_scale=2.0, residual_scale=0.5, logit_scale=4.0), architecture="minicpm"
+    ),
     "exaone": replace(_LLAMA, name="exaone", architecture="exaone"),
     "partial": _scaled(_LLAMA, "partial", rope__dimension_count=32),
     "granitemoe": replace(

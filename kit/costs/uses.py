@@ -15,6 +15,7 @@ from kit.gguf.names import layer_of
 
 _ROWS = re.compile(r"(token_embd|per_layer_token_embd|position_embd|token_types)\.weight")  # a token takes one row of each
 _UNUSED = re.compile(r"rope_|(v|a|mm|resampler)\.|blk\.\d+\.nextn\.")  # tables, other senses, layers for prediction
+_STACK = re.compile(r"_(ch)?exps\.")  # experts, or chunks of them (grovemoe), whose biases are matrices
 _ENDS = {"dec.output_norm": 0, "output_norm": 1, "output": 2, "cls": 3}  # what comes after the layers
 _OTHER = "other"  # the place of a role without a row: between the projections of attention and its output
 _ROLES = (
@@ -39,7 +40,7 @@ class Use(NamedTuple):
     @property
     def is_rows(self) -> bool:
         """Whether the pieces are rows of an embedding, which no cache of matrices holds."""
-        return self.used < self.of and "_exps" not in self.name
+        return self.used < self.of and not _STACK.search(self.name)
 
     def share(self, tokens: int = 1) -> float:
         """The expected share of the pieces that ``tokens`` tokens use, each choosing evenly and for itself."""
@@ -85,7 +86,7 @@ def _pieces(file, name: str, shape) -> tuple[int, int]:
     tied = "output.weight" not in file.tensors and file.metadata.get(f"{file.architecture}.attention.causal", True)
     if _ROWS.fullmatch(name) and not (name == "token_embd.weight" and tied):
         return 1, shape[0]
-    if "_exps." in name:
+    if _STACK.search(name) and len(shape) > 1:
         return min(shape[0], count(file, "expert_used_count", shape[0])), shape[0]
     return (shape[0], shape[0]) if len(shape) == 3 else (1, 1)
 
@@ -107,7 +108,7 @@ def assumed(file, uses: list[Use]) -> str:
         text.append(f"{stacks[0].used} of {stacks[0].of} experts a layer, drawn for each token"
                     + f", {dense} dense layer{'s' * (dense != 1)} first" * (dense > 0)
                     + ", and the shared experts" * shared)  # fmt: skip
-    elif any("_exps." in use.name for use in uses):
+    elif any(_STACK.search(use.name) and use.of > 1 for use in uses):
         text.append("all experts, for the file does not say how many a token uses")
     if predicting := count(file, "nextn_predict_layers"):
         text.append(f"without the last {predicting} layer{'s' * (predicting != 1)}, which predict further tokens")

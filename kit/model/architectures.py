@@ -37,8 +37,10 @@ ARCHITECTURES = {
     "mistral": Architecture(),
     "internlm2": Architecture(),
     "exaone": Architecture("neox"),
+    "ernie4_5": Architecture(),
     "granite": Architecture(scaled=True),
     "granitemoe": Architecture(scaled=True),
+    "minicpm": Architecture(scaled=True),
     "qwen2": Architecture("neox"),
     "qwen3": Architecture("neox", qk_norm="head"),
     "qwen3moe": Architecture("neox", qk_norm="head"),
@@ -47,6 +49,8 @@ ARCHITECTURES = {
     "olmo2": Architecture(
         "neox", ("", "post_attention_norm", "", "post_ffw_norm"), qk_norm="all", period=4, local_scaled=False
     ),
+    "seed_oss": Architecture("neox", ("attn_norm", "", "post_attention_norm", "")),
+    "gemma": Architecture("neox", activation="gelu", root_scaled=True),
     "gemma2": Architecture(
         "neox", _SANDWICH, activation="gelu", root_scaled=True, hidden_scaled=46, soft_caps=(50.0, 30.0), period=2
     ),
