@@ -52,12 +52,12 @@ def activations(tokens, columns, seed=0):
     return torch.randn(tokens, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def rounded(x):
-    """(x rounded to int8 activations, the scale of each), by numpy; a scale is shared by 256 columns."""
+def rounded(x, group):
+    """(x rounded to int8 activations, the scale of each), by numpy; a scale is shared by ``group`` columns."""
     tokens, columns = x.shape
     units = np.zeros((tokens, -(-columns // 256) * 256), np.float32)
     units[:, :columns] = x
-    units = units.reshape(tokens, -1, 256)
+    units = units.reshape(tokens, -1, group)
     largest = np.abs(units).max(-1, keepdims=True)
     codes = np.rint(units * (np.float32(127) / np.where(largest > 0, largest, np.float32(1))))
     scale = np.broadcast_to(largest / np.float32(127), units.shape)
@@ -76,7 +76,7 @@ def check(qtype, rows, columns, tokens, accuracy, seed=0):
     if accuracy == "float32" or not FORMATS[qtype].codes:
         assert relative_rms(y, x.astype(np.float64) @ w.T, w, x) < 1e-6
         return
-    seen, scale = rounded(x)
+    seen, scale = rounded(x, FORMATS[qtype].activations)
     assert relative_rms(y, seen @ w.T, w, x) < 3e-6
     assert (np.abs(y - x @ w.T) <= scale / 2 @ np.abs(w).T * (1 + 1e-4)).all()
 
@@ -196,7 +196,8 @@ def test_three_digits_hold_24_bits_of_the_largest(qtype, x):
     """Less what the roundings of the scale and its inverse take, and the same of the sums. Below 1e-31 they are zeros."""
     format = FORMATS[qtype]
     order = np.array(superblocks.codes_of(format).order)
-    record = activations_in_digits.quantize(torch.from_numpy(x[None]), activations_in_digits.order_of(format), 3).numpy()[0, 0]
+    form = activations_in_digits.form_of(format, 3)
+    record = activations_in_digits.quantize(torch.from_numpy(x[None]), *form).numpy()[0, 0]
     first, second, third = (record[at : at + 256].view(np.int8).astype(np.float64) for at in (0, 384, 640))
     unit = float(record[320:324].view(np.float32)[0])
     numbers = unit * (65536 * first + 256 * second + third)
@@ -262,7 +263,8 @@ def test_a_prompt_equals_float64_with_the_matrix_unit_and_in_pieces(qtype, accur
     weights = SimpleNamespace(blocks=lambda name: blocks, info=lambda name: SimpleNamespace(qtype=qtype))
     with simd.using(tier):
         y = model_linear.linear_named({"float32": "fused", "int8": "fused-int8"}[accuracy]).apply(weights, "", x).numpy()
-    right = (rounded(x)[0] if accuracy == "int8" and FORMATS[qtype].codes else x.numpy().astype(np.float64)) @ numbers.T
+    seen = rounded(x, FORMATS[qtype].activations)[0] if accuracy == "int8" and FORMATS[qtype].codes else x.double().numpy()
+    right = seen @ numbers.T
     assert np.abs(y - right).max() < 1e-5 * right.std()
 
 
@@ -298,3 +300,34 @@ def test_scales_shared_by_neighbors_come_out_as_sixteen(count):
     read, numbers, out = superblocks._widened(count), np.arange(count, dtype=np.float32), np.empty(16, np.float32)
     njit(lambda source, target: store(target, read(source)))(numbers.ctypes.data, out.ctypes.data)
     assert np.array_equal(out, np.repeat(numbers, 16 // count))
+
+
+_PLAYED = """\
+import numba, numpy as np
+from numba import njit, types
+from kit.cpu import gemm_int8
+from kit.cpu.simd.memory import load, store
+
+@njit
+def multiply(left, stride, right, sums):
+    for i in range(16):
+        for j in range(16):
+            total = 0
+            for k in range({width}):
+                total += load(types.int8, left + stride * i + k) * load(types.int8, right + 64 * (k // 4) + 4 * j + k % 4)
+            store(sums + 64 * i + 4 * j, types.int32(total))
+
+gemm_int8.multiply, gemm_int8.multiplier = multiply, lambda: "amx"
+gemm_int8.configure, gemm_int8.release = njit(lambda width, scratch: None), njit(lambda: None)
+import test_fused
+test_fused.check("{qtype}", 20, 352, 17, "int8")
+"""
+
+
+@pytest.mark.parametrize(("qtype", "width"), [("Q4_1", 32), ("Q8_0", 32), ("NVFP4", 16)])
+def test_the_matrix_units_way_without_a_matrix_unit(qtype, width, tmp_path):
+    """The scales of 32 activations in products by tiles, which loops compute here; compiled apart, for it is not the kernel."""
+    columns = "384" if qtype == "NVFP4" else "352"
+    code, environment = _PLAYED.format(qtype=qtype, width=width).replace("352", columns), {"NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | environment, cwd=TESTS, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

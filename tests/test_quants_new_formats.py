@@ -67,7 +67,7 @@ def definition(request, monkeypatch):
 
 def whole_numbers(definition, rows, columns, tokens):
     """Blocks of small integers times a power of two, and activations, whose products float32 sums without rounding: those of
-    a definition are then right in any order of additions, and with eight bits too (each 256 of x reach 127)."""
+    a definition are then right in any order of additions, and with eight bits too (each 32 of x reach 127)."""
     format = MADE_UP[definition]
     blocks = random_blocks(format.name, rows * columns // format.block_elements)
     fields = blocks.view(format.layout)[:, 0]
@@ -78,7 +78,7 @@ def whole_numbers(definition, rows, columns, tokens):
     if "steps" in format.layout.names:
         fields["steps"] %= 8
     x = torch.randint(-3, 4, (tokens, columns), generator=torch.Generator().manual_seed(0)).float()
-    x[:, ::256] = 127
+    x[:, ::32] = 127
     right = x.double() @ weights(definition, blocks).double().reshape(rows, columns).T
     return blocks.reshape(rows, -1), x, right
 

@@ -1,8 +1,9 @@
-"""Activations as signed digits of eight bits with one scale for 256 numbers, laid out for one format's codes.
+"""Activations as signed digits of eight bits with a scale for each group of them, laid out for one format's codes.
 
     x = scale (first + second / 2^8 + third / 2^16)
 
-One digit is int8, as ggml's Q8_K. Three are 24 bits, float32's accuracy beside the largest of the 256.
+One digit is int8, in the format's groups: codes and scales are ggml's Q8_0, Q8_1 (32 numbers) or Q8_K (256), but scales and
+sums stay float32 where Q8_0 and Q8_1 round them to float16. Three are 24 bits, float32's accuracy beside the largest of 256.
 """
 
 import functools
@@ -22,25 +23,29 @@ from kit.gguf.formats import Format
 f32, i64 = types.float32, types.int64
 
 # A record holds 256 activations: their first digits in the order of the format's codes; for each 16 of them, in their own
-# order, minus their sum; the unit of the last digit, in each of 16 lanes; and behind these RECORD bytes the other digits,
-# 256 bytes each. The records of one super-block lie together, a token after another.
+# order, minus their sum, and the unit of their last digit; and behind these RECORD bytes the other digits, 256 bytes each.
+# The records of one super-block lie together, a token after another.
 SUMS, SCALE, RECORD = SUPERBLOCK, SUPERBLOCK + 64, SUPERBLOCK + 128
 DIGITS = {"int8": 1, "float32": 3}
-_SMALLEST = np.float32(1e-31)  # of 256 the largest: below it all are zeros, for a last digit's unit would be no normal number
+# A group whose largest is below this is zeros: the unit of its last digit would be no normal number.
+_SMALLEST = np.float32(1e-31)
 
 
-def quantize(x: torch.Tensor, order: int, digits: int = 1, group: int = 0) -> torch.Tensor:
+def quantize(
+    x: torch.Tensor, order: int, digits: int = 1, group: int = SUPERBLOCK, sums: int = 16, in_units: bool = False
+) -> torch.Tensor:
     """The records of x (tokens, columns) float32: (super-blocks, tokens, bytes) uint8, aligned to 64 bytes.
 
-    order: from ``order_of``. scale = largest |x| / 127, and x / scale is rounded to nearest even in its last digit. Columns are
-    filled up to super-blocks with zeros. For kit.cpu.gemm_int8 ``group`` is 16 or 32: sums are in units of the scale, and with
-    32 those of two neighbors.
+    order: from ``order_of``. group: numbers that share a scale, 32 or 256. scale = largest |x| / 127, and x / scale is rounded
+    to nearest even in its last digit. Columns are filled up to super-blocks with zeros. sums: numbers of a sum, 16 or 32 (then
+    it stands twice); in_units: sums of codes, not yet times the scale.
     """
     tokens, columns = x.shape
     records = torch.empty(
         -(-columns // SUPERBLOCK), tokens, record_bytes(digits), dtype=torch.uint8
     )  # torch aligns to 64 bytes
-    threads.run(quantizing(), (x.data_ptr(), columns, tokens, records.data_ptr(), order, digits, group), tokens)
+    what = x.data_ptr(), columns, tokens, records.data_ptr(), order, digits, group, sums, int(in_units)
+    threads.run(quantizing(), what, tokens)
     return records
 
 
@@ -49,20 +54,20 @@ def record_bytes(digits: int) -> int:
     return RECORD + SUPERBLOCK * (digits - 1)
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
+def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
     """The numbers that int8 stands for: x (tokens, columns) float32, and so the result."""
     tokens, columns = x.shape
     x, y = x.contiguous(), torch.empty(tokens, columns)
-    threads.run(_rounding(), (x.data_ptr(), columns, y.data_ptr(), address(NATURAL)), tokens)
+    threads.run(_rounding(), (x.data_ptr(), columns, y.data_ptr(), address(NATURAL), group), tokens)
     return y
 
 
 NATURAL = tuple(range(16))  # the order of the weights
 
 
-def order_of(format: Format) -> int:
-    """The address of the order of the format's codes."""
-    return address(codes_of(format).order)
+def form_of(format: Format, digits: int) -> tuple[int, int, int]:
+    """The order of the format's codes (its address), digits and group: records of one form serve all formats that take it."""
+    return address(codes_of(format).order), digits, format.activations if digits == 1 else SUPERBLOCK
 
 
 def address(order: tuple[int, ...]) -> int:
@@ -81,57 +86,66 @@ def quantizing():
     return _quantize_token
 
 
-def _quantize_token(token, x, columns, tokens, records, order, digits, group):
+def _quantize_token(token, x, columns, tokens, records, order, digits, group, sums, in_units):
     x += 4 * columns * token
     size = RECORD + SUPERBLOCK * (digits - 1)
     for n in range((columns + 255) // 256):
         record = records + (n * tokens + token) * size
-        _quantize_superblock(x + 1024 * n, min(16, columns // 16 - 16 * n), record, order, digits, group > 0)
-        if group == 32:
-            sums = load(f32x16, record + SUMS)
-            store(record + SUMS, sums + swap_neighbors(sums))
+        _quantize_superblock(x + 1024 * n, min(16, columns // 16 - 16 * n), record, order, digits, group // 16, in_units)
+        if sums == 32:
+            both = load(f32x16, record + SUMS)
+            store(record + SUMS, both + swap_neighbors(both))
 
 
 @task
 def _rounding():
     """The task of ``rounded``."""
 
-    def round_token(token, x, columns, y, order):
+    def round_token(token, x, columns, y, order, group):
         record = _record()
         for at in range(4 * columns * token, 4 * columns * (token + 1), 4 * SUPERBLOCK):
             sixteens = min(16, (4 * columns * (token + 1) - at) // 64)
-            _quantize_superblock(x + at, sixteens, record, order, 1, False)
+            _quantize_superblock(x + at, sixteens, record, order, 1, group // 16, 0)
             for n in range(sixteens):
-                store(y + at + 64 * n, convert(f32x16, load(i8x16, record + 16 * n)) * load(f32x16, record + SCALE))
+                scale = load(f32, record + SCALE + 4 * n)
+                store(y + at + 64 * n, convert(f32x16, load(i8x16, record + 16 * n)) * scale)
 
     return round_token
 
 
-_record = stack(RECORD)
+_record, _inverses = stack(RECORD), stack(64)
 
 
 @jit
-def _quantize_superblock(x, sixteens, record, order, digits, in_units):
-    """One record from ``sixteens`` times 16 numbers at x."""
-    magnitudes = broadcast(u32x16, 0)
-    for n in range(sixteens):  # of positive floats, NaN included, the bits are in the order of the numbers
-        magnitude = bitcast(u32x16, load(f32x16, x + 64 * n)) & 0x7FFFFFFF
-        magnitudes = select(magnitude > magnitudes, magnitude, magnitudes)
-    largest = bitcast(f32, greatest(magnitudes))
-    scale, inverse = largest / f32(127), f32(127) / largest
-    if largest < _SMALLEST:
-        scale = inverse = f32(0)
-    last, fine = scale * f32(2**-16), f32(2**16 if digits > 1 else 0)
-    store(record + SCALE, broadcast(f32x16, last if digits > 1 else scale))
+def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
+    """One record from ``sixteens`` times 16 numbers at x, of which ``group`` times 16 share a scale."""
+    inverses, unit = _inverses(), f32(2**-16 if digits > 1 else 1)
+    for start in range(0, 16, group):
+        magnitudes = broadcast(u32x16, 0)
+        for n in range(start, min(sixteens, start + group)):
+            # of positive floats, NaN included, the bits are in the order of the numbers
+            magnitude = bitcast(u32x16, load(f32x16, x + 64 * n)) & 0x7FFFFFFF
+            magnitudes = select(magnitude > magnitudes, magnitude, magnitudes)
+        largest = bitcast(f32, greatest(magnitudes))
+        scale, inverse = largest / f32(127), f32(127) / largest
+        if group == 16:
+            scale = f32(1) / inverse  # as ggml's Q8_K
+        if largest < _SMALLEST:
+            scale = inverse = f32(0)
+        for n in range(start, start + group):
+            store(inverses + 4 * n, inverse)
+            store(record + SCALE + 4 * n, scale * unit)
+    fine = f32(2**16 if digits > 1 else 0)
     for place in range(16):
         n, at = load(i64, order + 8 * place), record + 16 * place
         code = broadcast(i32x16, 0)
         if n < sixteens:
-            number = load(f32x16, x + 64 * n) * inverse
+            number = load(f32x16, x + 64 * n) * load(f32, inverses + 4 * n)
             nearest = number + ROUNDER
             rest = (number - (nearest - ROUNDER)) * fine + ROUNDER  # the difference is exact
             code = ((bitcast(i32x16, nearest) - ROUNDER_BITS) << 16) + (bitcast(i32x16, rest) - ROUNDER_BITS)
-        store(record + SUMS + 4 * n, f32(-add_up(code)) * (f32(2**-16) if in_units else last))
+        scale = f32(1) if in_units else load(f32, record + SCALE + 4 * n) / unit
+        store(record + SUMS + 4 * n, f32(-add_up(code)) * (f32(2**-16) * scale))
         second = (code + 128) >> 8  # a digit is the low byte, signed; what is above it is the number without the digit
         store(at, convert(i8x16, (second + 128) >> 8))
         if digits > 1:

@@ -6,14 +6,15 @@ add up (54 and 77), though vectors and matrix unit are given independent work. W
 of rows and tokens whose sums fit the vector registers: 60 multiply-adds a cycle of the same CPU by AVX-512, of at most 93.
 """
 
+import torch
 from numba import njit, types
 from numba.extending import overload
 
 from kit.cpu import threads
-from kit.cpu.activations import RECORD, SCALE, SUMS
+from kit.cpu.activations import NATURAL, RECORD, SCALE, SUMS, address, quantize
 from kit.cpu.simd.amx import configure, multiply, release
 from kit.cpu.simd.memory import copy, load, stack, store
-from kit.cpu.simd.registers import add_dots_of, several_of, sum_of_products, transpose
+from kit.cpu.simd.registers import add_dots_of, several_of, sum_of_products, times_numbers, transpose
 from kit.cpu.simd.sums import fma
 from kit.cpu.simd.tiers import matrix, tier
 from kit.cpu.simd.vectors import Static, broadcast, f32x16, i32x16
@@ -41,6 +42,12 @@ def multiplier() -> str:
 def group_of(format: Format) -> int:
     """Weights of a group: 32, or 16 where fewer share a scale."""
     return min(32, format.scales.group)
+
+
+def records(x: torch.Tensor, format: Format) -> torch.Tensor:
+    """The records of x (tokens, columns) that ``kernel`` takes."""
+    group = format.activations
+    return quantize(x, address(NATURAL), group=group, sums=group_of(format), in_units=group == SUPERBLOCK)
 
 
 def share(rows: int) -> int:
@@ -90,7 +97,7 @@ def _by_tiles(format: Format):
     It adds the products of sixteen rows' super-block and ``count`` times 16 tokens to totals: (count, 16 tokens, 16 rows)
     float32. The last tokens begin at ``last``: some of them may be among those before.
     """
-    minima, groups = format.scales.sign != 0, SUPERBLOCK // group_of(format)
+    minima, groups, by_group = format.scales.sign != 0, SUPERBLOCK // group_of(format), format.activations < SUPERBLOCK
     many, (of_groups, _) = 16 // groups, several_of(groups)  # sixteens of a group, and tokens to scale beside its product
 
     @njit
@@ -106,10 +113,12 @@ def _by_tiles(format: Format):
                 if tile > 0:
                     for token in range(many * group, many * (group + 1)):
                         at, of = totals + 64 * (16 * (tile - 1) + token), record + RECORD * token
-                        total = sum_of_products(i32x16, scale, old + 64 * token, 1024, broadcast(f32x16, 0))
+                        scales = times_numbers(scale, of + SCALE, 4 * many) if by_group else scale
+                        total = sum_of_products(i32x16, scales, old + 64 * token, 1024, broadcast(f32x16, 0))
                         if minima:
                             total = sum_of_products(f32, minimum, of + SUMS, 4 * many, total)
-                        store(at, fma(total, load(f32x16, of + SCALE), load(f32x16, at)))
+                        before = load(f32x16, at)
+                        store(at, total + before if by_group else fma(total, load(f32x16, of + SCALE), before))
 
     return add_superblock
 
@@ -118,7 +127,8 @@ def _by_dots(format: Format, tokens: int, sixteens: int):
     """The same by dot products of bytes, for ``sixteens`` times 16 rows and ``count`` times ``tokens``; totals: (sixteens,
     count, tokens, 16 rows)."""
     groups = SUPERBLOCK // group_of(format)
-    many, add_dots = 16 // groups, add_dots_of(64 // groups, largest_code(format))
+    many, by_group = 16 // groups, format.activations < SUPERBLOCK
+    add_dots = add_dots_of(64 // groups, largest_code(format), SCALE - SUMS if by_group else 0)
     (load_rows, _), (load_tile, store_tile) = several_of(sixteens), several_of(tokens * sixteens)
 
     @njit
@@ -136,7 +146,8 @@ def _by_dots(format: Format, tokens: int, sixteens: int):
             for row in range(sixteens):
                 for token in range(tokens):
                     at, of_x = totals + 64 * ((row * count + tile) * tokens + token), record + RECORD * token + SCALE
-                    store(at, fma(load(f32x16, sums + 64 * (row * tokens + token)), load(f32x16, of_x), load(f32x16, at)))
+                    new = load(f32x16, sums + 64 * (row * tokens + token))
+                    store(at, load(f32x16, at) + new if by_group else fma(new, load(f32x16, of_x), load(f32x16, at)))
 
     return add_superblock
 

@@ -9,8 +9,8 @@ import threading
 import numpy as np
 import torch
 
-from kit.cpu import gemm, gemm_int8, gemv_float, gemv_int8, threads
-from kit.cpu.activations import DIGITS, NATURAL, address, order_of, quantize, quantizing, record_bytes
+from kit.cpu import gemm, gemm_int8, gemv_codes, gemv_values, threads
+from kit.cpu.activations import DIGITS, form_of, quantize, quantizing, record_bytes
 from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
 from kit.errors import QuantError
@@ -25,8 +25,9 @@ _TILE = 16  # rows of several tokens: what every kernel's tiles divide
 def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "float32") -> torch.Tensor:
     """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes of a row) uint8: (tokens, rows) float32.
 
-    qtype: any format that the cpu backend of kit.dequantize knows, or I8. activations: "int8" rounds x to eight bits, with one
-    scale for 256 columns; "float32" to 24 bits for up to 17 tokens, an error of 2^-22 of the largest of the 256 at most.
+    qtype: any format that the cpu backend of kit.dequantize knows, or I8. activations: "int8" rounds x to eight bits, with a
+    scale for as many columns as the format's ``activations`` says; "float32" to 24 bits for up to 17 tokens, an error of 2^-22
+    of the largest of 256 columns at most.
     Where the weights are F32, F16 or BF16, x is not rounded. Raises QuantError.
     """
     format = _check(blocks, qtype, x, activations)
@@ -38,14 +39,14 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         return y
     share = _share(blocks, tokens)
     if tokens >= gemm_int8.FEWEST and _in_bytes(format, activations):
-        x, share = quantize(x, address(NATURAL), group=gemm_int8.group_of(format)), gemm_int8.share(rows)
+        x, share = gemm_int8.records(x, format), gemm_int8.share(rows)
         kernel = gemm_int8.kernel(format, tier(), gemm_int8.multiplier())
     elif format.codes is not None and (activations == "int8" or tokens < 2 * gemm.FEWEST):
-        x, kernel = quantize(x, order_of(format), DIGITS[activations]), gemv_int8.kernel(format, tier(), activations)
+        x, kernel = quantize(x, *form_of(format, DIGITS[activations])), gemv_codes.kernel(format, tier(), activations)
     elif tokens >= gemm.FEWEST:
         x, kernel = gemm.padded(x), gemm.kernel(format, tier())
     else:
-        kernel = gemv_float.kernel(format, tier())
+        kernel = gemv_values.kernel(format, tier())
     stride = x.stride(0) * x.itemsize
     threads.run(
         kernel,
@@ -79,21 +80,21 @@ class Activations:
         format = _check(blocks, qtype, self.x, activations)
         (rows, row_bytes), columns, steps = blocks.shape, self.x.shape[1], []
         if format.codes is not None:
-            x, steps = self._quantized(format, DIGITS[activations])
-            kernel = gemv_int8.kernel(format, tier(), activations)
+            x, steps = self._quantized(form_of(format, DIGITS[activations]))
+            kernel = gemv_codes.kernel(format, tier(), activations)
         else:
-            x, kernel = self.x.data_ptr(), gemv_float.kernel(format, tier())
+            x, kernel = self.x.data_ptr(), gemv_values.kernel(format, tier())
         share = _share(blocks, 1)
         arguments = blocks.ctypes.data, row_bytes, rows, columns, x, y.data_ptr(), 0, 0, 1, share
         return [*steps, (kernel, arguments, -(-rows // share))]
 
-    def _quantized(self, format, digits) -> tuple[int, list[Step]]:
+    def _quantized(self, form) -> tuple[int, list[Step]]:
         """The address of x's records, and the step that makes them, if none has yet."""
-        key, columns, steps = (order_of(format), digits), self.x.shape[1], []
-        if key not in self._made:
-            self._made[key] = records = torch.empty(-(-columns // SUPERBLOCK), record_bytes(digits), dtype=torch.uint8)
-            steps = [(quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), *key, 0), 1)]
-        return self._made[key].data_ptr(), steps
+        (_, digits, _), columns, steps = form, self.x.shape[1], []
+        if form not in self._made:
+            self._made[form] = records = torch.empty(-(-columns // SUPERBLOCK), record_bytes(digits), dtype=torch.uint8)
+            steps = [(quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), *form, 16, 0), 1)]
+        return self._made[form].data_ptr(), steps
 
 
 class Product:
@@ -139,4 +140,4 @@ def _check(blocks, qtype, x, activations) -> Format:
 
 
 def _knows(format):
-    return format.codes or format.name in gemv_float.NUMBERS
+    return format.codes or format.name in gemv_values.NUMBERS

@@ -78,18 +78,28 @@ def six_bits(format: Format):
 
 def scales_and_minima(format: Format):
     """Q4_K, Q5_K: a reader of the eight scales and then the eight minima of the block at an address, f32x16."""
-    halves, packed, each = format.at("d"), format.at("scales"), pick(*[0] * 8, *[1] * 8)  # d, and dmin behind it
+    halves, each, numbers = format.at("d"), pick(*[0] * 8, *[1] * 8), six_bit_numbers(format)  # d, and dmin behind it
 
     @njit(forceinline=True)
     def both(tier, block):
+        return convert(f32x16, numbers(block)) * each(half_to_float(tier, load(u16x2, block + halves)))
+
+    return both
+
+
+def six_bit_numbers(format: Format):
+    """The same as integers, u8x16, before they are multiplied by d and dmin."""
+    packed = format.at("scales")
+
+    @njit(forceinline=True)
+    def both(block):
         first = u64(load(u32, block + packed))
         second = u64(load(u32, block + packed + 4))
         third = u64(load(u32, block + packed + 8))
         nibble, six, two = u64(0x0F0F0F0F), u64(0x3F3F3F3F), u64(0x30303030)
         scales = (first & six) | (((third & nibble) | ((first >> u64(2)) & two)) << u64(32))
         minima = (second & six) | ((((third >> u64(4)) & nibble) | ((second >> u64(2)) & two)) << u64(32))
-        integers = join(bitcast(u8x8, scales), bitcast(u8x8, minima))
-        return convert(f32x16, integers) * each(half_to_float(tier, load(u16x2, block + halves)))
+        return join(bitcast(u8x8, scales), bitcast(u8x8, minima))
 
     return both
 

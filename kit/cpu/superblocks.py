@@ -10,11 +10,13 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
+from kit.cpu.codes import integers as integers_of
 from kit.cpu.kernels import parts_of
-from kit.cpu.scales import MINIMA, scales_and_minima
+from kit.cpu.scales import MINIMA, scales_and_minima, six_bit_numbers
 from kit.cpu.simd.isa import half_to_float
 from kit.cpu.simd.memory import copy, load, store
 from kit.cpu.simd.vectors import (
@@ -24,6 +26,7 @@ from kit.cpu.simd.vectors import (
     constant,
     convert,
     f32x16,
+    i16x16,
     interleave,
     join,
     mask16,
@@ -42,10 +45,12 @@ u16, u64, f32, u16x4 = types.uint16, types.uint64, types.float32, Vector(types.u
 
 
 class Codes(NamedTuple):
-    """``read(tier, start) -> four u8x64``; ``order``: the n of the 16 weights 16 n ... that come first, second ..."""
+    """``read(tier, start) -> four u8x64``; ``order``: the n of the 16 weights 16 n ... that come first, second ...;
+    ``in_vectors``: whether 64 are unpacked at once."""
 
     read: Callable
     order: tuple[int, ...]
+    in_vectors: bool
 
 
 def _in_vectors(format: Format) -> bool:
@@ -62,7 +67,7 @@ def _in_vectors(format: Format) -> bool:
 def codes_of(format: Format) -> Codes:
     """The codes of a format's super-blocks."""
     if not _in_vectors(format):
-        return Codes(_any(format), tuple(range(16)))
+        return Codes(_any(format), tuple(range(16)), False)
     low = format.codes.planes[0]
     chunks = sorted({_place(format, low, n)[0] for n in range(16)})
 
@@ -74,7 +79,19 @@ def codes_of(format: Format) -> Codes:
     parts = [order[i : i + 4] for i in (0, 4, 8, 12)]
     a, b, c, d = (_vector(format, part) for part in parts)
     read = njit(lambda tier, start: (a(start), b(start), c(start), d(start)), forceinline=True)
-    return Codes(read, order)
+    return Codes(read, order, True)
+
+
+def flipped(format: Format) -> bool:
+    """Whether codes are int8 with the highest bit flipped."""
+    return any(map(format.signed, format.codes.planes))
+
+
+def has_steps(format: Format) -> bool:
+    """Whether scales are integers times a number of the super-block."""
+    steps = format.scales.steps
+    in_planes = bool(steps and not steps.function and not steps.values and steps.less == int(steps.less) and steps.times == 1)
+    return format.block_elements == SUPERBLOCK and (format.scales.function == "six_bits" or in_planes)
 
 
 def largest_code(format: Format) -> int:
@@ -91,7 +108,7 @@ def _place(format: Format, plane, n: int) -> tuple[int, int]:
 
 def _vector(format: Format, part):
     """A reader of the codes of four times 16 weights."""
-    flip = constant(u8x64, *[128 if any(map(format.signed, format.codes.planes)) else 0] * 64)
+    flip = constant(u8x64, *[128 if flipped(format) else 0] * 64)
     read = njit(lambda start: flip(), forceinline=True)
     for i, plane in enumerate(format.codes.planes):
         add = _with_lanes if plane.run == plane.bits == 1 else _with_bits
@@ -179,6 +196,10 @@ def superblock_bytes(format):
     """Bytes of the blocks of 256 weights."""
 
 
+def has_rest(format):
+    """Whether rows may end within a super-block."""
+
+
 def codes(format, tier, start):
     """The codes of the super-block at an address: four vectors u8x64."""
 
@@ -186,6 +207,10 @@ def codes(format, tier, start):
 def scales(format, tier, start, sixteens, scratch):
     """The scales and the minima of a super-block's weights, two vectors f32x16, zeros but for the first ``sixteens`` times 16
     weights; scratch: the address of 128 bytes."""
+
+
+def steps(format, tier, start):
+    """The scales of a super-block as integers of each 16 weights (i16x16) times a float32, and the minima, f32x16."""
 
 
 def whole(format, start, end, scratch):
@@ -200,6 +225,12 @@ def lane_scales(format, part, scales):
 def _(format):
     size = format.value.nbytes(SUPERBLOCK)
     return lambda format: size
+
+
+@overload(has_rest)
+def _(format):
+    less = format.value.block_elements < SUPERBLOCK
+    return lambda format: less
 
 
 @overload(codes, jit_options={"forceinline": True})
@@ -226,6 +257,33 @@ def _(format, tier, start, sixteens, scratch):
         return scale, (scale * bias + minimum if bias else minimum)
 
     return read_scales
+
+
+@overload(steps, jit_options={"forceinline": True})
+def _(format, tier, start):
+    format, sign, bias = format.value, format.value.scales.sign, np.float32(format.value.bias)
+    d = format.at(format.scales.d)
+    dmin = format.at(format.scales.dmin or format.scales.d)
+    if format.scales.function == "six_bits":
+        both = six_bit_numbers(format)
+        of_scales, of_minima = (pick(*(first + n // 2 for n in range(16))) for first in (0, 8))
+        read = njit(lambda start: convert(i16x16, of_scales(both(start))), forceinline=True)
+        read_minima = njit(lambda start: convert(i16x16, of_minima(both(start))), forceinline=True)
+    else:
+        less, each = int(format.scales.steps.less), pick(*(n * format.groups // 16 for n in range(16)))
+        integers = integers_of(format, format.scales.steps, format.groups, types.int16)
+        read = njit(lambda start: each(integers(start, 0)) - less, forceinline=True)
+        read_minima = njit(lambda start: each(integers(start, 1)) - less, forceinline=True)
+
+    def without_minima(format, tier, start):
+        numbers, unit = read(start), half_to_float(tier, load(u16, start + d))
+        return numbers, unit, convert(f32x16, numbers) * (unit * bias)
+
+    def with_minima(format, tier, start):
+        unit, minimum = half_to_float(tier, load(u16, start + d)), half_to_float(tier, load(u16, start + dmin))
+        return read(start), unit, convert(f32x16, read_minima(start)) * (minimum * -sign)
+
+    return with_minima if sign else without_minima
 
 
 @overload(whole, jit_options={"forceinline": True})

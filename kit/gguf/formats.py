@@ -125,6 +125,12 @@ class Format:
         return self.block_elements // self.scales.group
 
     @property
+    def activations(self) -> int:
+        """Activations that share a scale when they are rounded to eight bits, as those of ggml's ``vec_dot_type``: 32 (Q8_0,
+        Q8_1) for blocks of fewer than 256 weights, else 256 (Q8_K)."""
+        return 32 if self.block_elements < 256 else 256
+
+    @property
     def bias(self) -> int:
         """The number which, added to any code, gives 0 to 255."""
         if self.codes.values:

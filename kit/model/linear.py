@@ -87,7 +87,9 @@ def _fused(weights, name, x, activations="float32"):
     blocks, qtype = weights.blocks(name), weights.info(name).qtype
     if not in_pieces(qtype, len(x), activations):
         return linear(blocks, qtype, x, activations)
-    return _in_pieces(blocks, qtype, rounded(x) if activations == "int8" and FORMATS[qtype].codes else x)
+    if activations == "int8" and FORMATS[qtype].codes:
+        x = rounded(x, FORMATS[qtype].activations)
+    return _in_pieces(blocks, qtype, x)
 
 
 _PIECE = 2**21  # weights dequantized at a time

@@ -54,10 +54,11 @@ def add_products(_, sums, rows, tokens):
     return sums(sums, rows, tokens), emit
 
 
-def add_dots_of(depth: int, largest: int):
+def add_dots_of(depth: int, largest: int, units: int):
     """A primitive: add_dots(tier, totals, x, stride, weights, apart, scales, minima, sums).
 
-    Returns totals + scales * dots + minima * sums. totals: a tile of f32x16, each sixteen rows' tokens one after another. dots:
+    Returns totals + scales * dots + minima * sums; where ``units`` is not 0, dots are times a number each token has, which lies
+    so many bytes behind its sum. totals: a tile of f32x16, each sixteen rows' tokens one after another. dots:
     of ``depth`` u8x64 at ``weights``, four weights of sixteen rows each, the next sixteen rows ``apart`` bytes on, and 4 *
     ``depth`` int8 at ``x``, the next token's ``stride`` bytes on. scales, minima: an f32x16 for each sixteen rows. sums: the
     address of a float32, the next token's as for x.
@@ -87,7 +88,11 @@ def add_dots_of(depth: int, largest: int):
                         dots[at] = emit_dot4(builder, tier, dots[at], codes, four, largest)
             for at, dot in enumerate(dots):
                 row, token = divmod(at, tokens)
-                total = builder.call(fma, [builder.sitofp(dot, f32x16.llvm), scales[row], old[at]])
+                dot = builder.sitofp(dot, f32x16.llvm)
+                if units:
+                    unit = loaded(ir.FloatType(), sums, stride, token, units)
+                    dot = builder.fmul(dot, emit_broadcast(builder, unit, f32x16))
+                total = builder.call(fma, [dot, scales[row], old[at]])
                 number = emit_broadcast(builder, loaded(ir.FloatType(), sums, stride, token), f32x16)
                 old[at] = builder.call(fma, [number, minima[row], total])
             return context.make_tuple(builder, totals, old)
@@ -116,6 +121,21 @@ def sum_of_products(_, kind, vectors, address, stride, total):
         return result
 
     return total(kind, vectors, types.int64, types.int64, total), emit
+
+
+@intrinsic
+def times_numbers(_, vectors, address, stride):
+    """times_numbers(v, address, stride): v[0] * a, v[1] * b ... with float32 numbers that lie ``stride`` bytes apart."""
+
+    def emit(context, builder, signature, args):
+        found = []
+        for i, vector in enumerate(cgutils.unpack_tuple(builder, args[0])):
+            place = builder.add(args[1], builder.mul(args[2], ir.Constant(args[2].type, i)))
+            number = builder.load(builder.inttoptr(place, ir.FloatType().as_pointer()), align=4)
+            found.append(builder.fmul(vector, emit_broadcast(builder, number, f32x16)))
+        return context.make_tuple(builder, vectors, found)
+
+    return vectors(vectors, types.int64, types.int64), emit
 
 
 @intrinsic

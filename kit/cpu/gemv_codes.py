@@ -1,0 +1,245 @@
+"""Rows of blocks times activations in digits of eight bits, for one or a few tokens: products of codes, bytes times bytes.
+
+A super-block of 256 weights at a time. Activations of one digit are int8; float32 ones have three: their three dot products
+for 64 codes take less time than sixteen conversions and multiplications in float32.
+
+With dot products of bytes, a sum of four products in each int32 lane becomes a float32 that is multiplied by the scale. With
+AVX2's multiply-add, scales that are integers in the block (the K-quants') take part in it, so that a super-block's sums stay
+integers; others multiply the sums of as many codes as share them.
+"""
+
+from numba import njit, types
+from numba.extending import overload
+
+from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, record_bytes
+from kit.cpu.simd import pairs
+from kit.cpu.simd.isa import dot4
+from kit.cpu.simd.memory import load, prefetch, stack, store
+from kit.cpu.simd.sums import fma, reduce_add
+from kit.cpu.simd.vectors import Static, broadcast, convert, f32x8, f32x16, i8x64, i32x16, join
+from kit.cpu.superblocks import (
+    SUPERBLOCK,
+    codes,
+    codes_of,
+    flipped,
+    has_rest,
+    has_steps,
+    lane_scales,
+    largest_code,
+    scales,
+    steps,
+    superblock_bytes,
+    whole,
+)
+from kit.cpu.tasks import task
+
+f32 = types.float32
+_AHEAD = 2048  # bytes: the hardware prefetcher restarts at every row
+ROWS, TOKENS = 8, 32  # a tile: its activations of one super-block and its sums fit the first-level cache
+
+_scratch = stack(128 + 512)  # a super-block's scales and minima, and the super-block itself where it is copied
+_sums = stack(64 * ROWS * TOKENS)
+
+
+def _by_pairs(format, tier, activations) -> str:
+    """How kit.cpu.simd.pairs multiplies, "steps" or "scales"; "" where dot products of four bytes do."""
+    if not pairs.best(tier) or not codes_of(format).in_vectors:
+        return ""
+    if flipped(format):
+        return "scales" if DIGITS[activations] == 1 and format.scales.sign == 0 else ""
+    return "" if largest_code(format) > 127 else "steps" if has_steps(format) else "scales"
+
+
+def _unpack(format, tier, activations, at, sixteens, scratch):
+    """A super-block's codes; their scales, as ``_products`` takes them; and the minima of each 16 weights. Those behind the
+    first ``sixteens`` times 16 weights are multiplied by zero."""
+
+
+@overload(_unpack, jit_options={"forceinline": True})
+def _(format, tier, activations, at, sixteens, scratch):
+    def unpack(format, tier, activations, at, sixteens, scratch):
+        per_weight, minima = scales(format, tier, at, sixteens, scratch)
+        return codes(format, tier, at), per_weight, minima
+
+    def unpack_lanes(format, tier, activations, at, sixteens, scratch):
+        per_weight, minima = scales(format, tier, at, sixteens, scratch)
+        a, b = lane_scales(format, 0, per_weight), lane_scales(format, 1, per_weight)
+        c, d = lane_scales(format, 2, per_weight), lane_scales(format, 3, per_weight)
+        return codes(format, tier, at), (a, b, c, d), minima
+
+    def unpack_steps(format, tier, activations, at, sixteens, scratch):
+        integers, unit, minima = steps(format, tier, at)
+        if in_words:
+            words = convert(i32x16, integers)
+            store(scratch, words | (words << 16))
+        return codes(format, tier, at), (integers, unit, pairs.hidden(scratch)), minima
+
+    in_words, way = format.value.scales.group >= 32, _by_pairs(format.value, tier.value, activations.value)
+    by_group = activations.value == "int8" and format.value.activations < SUPERBLOCK
+    return unpack_steps if way == "steps" else unpack if way == "scales" or by_group else unpack_lanes
+
+
+def _products(format, tier, activations, codes, scales, record, scratch):
+    """The sums of scale * code * activation in 16 lanes; scratch: the address of 64 bytes."""
+
+
+@overload(_products, jit_options={"forceinline": True})
+def _(format, tier, activations, codes, scales, record, scratch):
+    format, tier, activations = format.value, tier.value, activations.value
+    places, order = tuple((0, RECORD, RECORD + SUPERBLOCK)[: DIGITS[activations]]), codes_of(format).order
+    way = _by_pairs(format, tier, activations)
+    if way == "steps":
+        multiply = pairs.by_steps(order, places, format.scales.group)
+
+        def by_steps(format, tier, activations, codes, scales, record, scratch):
+            integers, unit, copy = scales
+            return join(multiply(codes, record, integers, copy) * (unit * load(f32, record + SCALE)), broadcast(f32x8, 0))
+
+        return by_steps
+    if way == "scales":
+        group, signed = max(16, min(format.scales.group, SUPERBLOCK)), flipped(format)
+        multiply = pairs.by_scales(order, places, group, largest_code(format), signed)
+
+        def by_scales(format, tier, activations, codes, scales, record, scratch):
+            scales = scales * load(f32x16, record + SCALE)
+            store(scratch, scales)
+            return join(multiply(codes, record, scales, pairs.hidden(scratch)), broadcast(f32x8, 0))
+
+        return by_scales
+
+    def by_group(format, tier, activations, codes, scales, record, scratch):
+        scales = scales * load(f32x16, record + SCALE)
+        a, b = lane_scales(format, 0, scales), lane_scales(format, 1, scales)
+        c, d = lane_scales(format, 2, scales), lane_scales(format, 3, scales)
+        return _sum_of_dots(format, tier, activations, codes, (a, b, c, d), record)
+
+    def by_superblock(format, tier, activations, codes, scales, record, scratch):
+        return _sum_of_dots(format, tier, activations, codes, scales, record) * load(f32x16, record + SCALE)
+
+    return by_group if activations == "int8" and format.activations < SUPERBLOCK else by_superblock
+
+
+def _dots(format, tier, activations, codes, digit):
+    """The sums of four codes times four activations, in units of the last digit, in 16 lanes; digit: the address of the
+    first digits of 64 activations."""
+
+
+@overload(_dots, jit_options={"forceinline": True})
+def _(format, tier, activations, codes, digit):
+    def of_one(format, tier, activations, codes, digit):
+        return convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes, load(i8x64, digit)))
+
+    def of_three(format, tier, activations, codes, digit):
+        first = dot4(tier, broadcast(i32x16, 0), codes, load(i8x64, digit))
+        if small:
+            second = dot4(tier, first << 8, codes, load(i8x64, digit + RECORD))
+            return convert(f32x16, dot4(tier, second << 8, codes, load(i8x64, digit + RECORD + SUPERBLOCK)))
+        second = dot4(tier, broadcast(i32x16, 0), codes, load(i8x64, digit + RECORD))
+        rest = dot4(tier, second << 8, codes, load(i8x64, digit + RECORD + SUPERBLOCK))
+        return fma(convert(f32x16, first), broadcast(f32x16, 65536), convert(f32x16, rest))
+
+    numbers = format.value.codes
+    small = numbers.planes and not numbers.values and numbers.bits <= 6  # 4 * 63 * 2^23 < 2^31
+    return {"int8": of_one, "float32": of_three}[activations.value]
+
+
+@njit(forceinline=True)
+def _sum_of_dots(format, tier, activations, codes, scales, record):
+    """The sums of scale * code * activation, in units of the last digit, in 16 lanes."""
+    a, b = _dots(format, tier, activations, codes[0], record), _dots(format, tier, activations, codes[1], record + 64)
+    c, d = _dots(format, tier, activations, codes[2], record + 128), _dots(format, tier, activations, codes[3], record + 192)
+    return fma(a, scales[0], b * scales[1]) + fma(c, scales[2], d * scales[3])
+
+
+def _record_bytes(activations):
+    """Bytes of a record of activations."""
+
+
+@overload(_record_bytes)
+def _(activations):
+    size = record_bytes(DIGITS[activations.value])
+    return lambda activations: size
+
+
+def _has_minima(format, tier, activations):
+    """Whether minima are to be added: not where signed codes are multiplied as they are."""
+
+
+@overload(_has_minima)
+def _(format, tier, activations):
+    has = not (flipped(format.value) and _by_pairs(format.value, tier.value, activations.value))
+    return lambda format, tier, activations: has
+
+
+@njit(forceinline=True)
+def _add_superblock(format, tier, activations, at, sixteens, record, scratch, a, b):
+    """a and b with the products of a super-block and the only token: of the codes, and of the minima."""
+    codes, scales, minima = _unpack(format, tier, activations, at, sixteens, scratch)
+    a = a + _products(format, tier, activations, codes, scales, record, scratch)
+    if _has_minima(format, tier, activations):
+        b = fma(minima, load(f32x16, record + SUMS), b)
+    return a, b
+
+
+@njit
+def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
+    """The product of a row of 16 * ``sixteens`` weights and the only token; ``end``: of the matrix."""
+    a = b = broadcast(f32x16, 0)
+    for _ in range(sixteens // 16):
+        for line in range(0, superblock_bytes(format), 64):
+            prefetch(row + _AHEAD + line)
+        a, b = _add_superblock(format, tier, activations, row, 16, record, scratch, a, b)
+        row += superblock_bytes(format)
+        record += _record_bytes(activations)
+    if has_rest(format) and sixteens % 16:
+        at = whole(format, row, end, scratch + 128)
+        a, b = _add_superblock(format, tier, activations, at, sixteens % 16, record, scratch, a, b)
+    return reduce_add(a + b)
+
+
+@njit
+def _tile(format, tier, activations, blocks, row_bytes, rows, sixteens, end, records, tokens, count, sums, scratch):
+    """The products of ``rows`` rows and ``count`` of the tokens to ``sums``: (rows, count) vectors, lanes to be added."""
+    for i in range(rows * count):
+        store(sums + 64 * i, broadcast(f32x16, 0))
+    for left in range(sixteens, 0, -16):
+        for row in range(rows):
+            start = whole(format, blocks + row * row_bytes, end, scratch + 128)
+            codes, scales, minima = _unpack(format, tier, activations, start, left, scratch)
+            record, at = records, sums + 64 * row * count
+            for _ in range(count):
+                y = load(f32x16, at) + _products(format, tier, activations, codes, scales, record, scratch)
+                if _has_minima(format, tier, activations):
+                    y = fma(minima, load(f32x16, record + SUMS), y)
+                store(at, y)
+                record += _record_bytes(activations)
+                at += 64
+        blocks += superblock_bytes(format)
+        records += tokens * _record_bytes(activations)
+
+
+@task
+def kernel(format: Static, tier: Static, activations: Static):
+    """The task that kit.cpu.linear describes; ``x`` is the address of the activations' records."""
+
+    def integer(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
+        sixteens, end, scratch, sums = columns // 16, blocks + rows * row_bytes, _scratch(), _sums()
+        first, last = task * share, min(rows, (task + 1) * share)
+        if tokens == 1:
+            for row in range(first, last):
+                store(y + 4 * row, _one_token(format, tier, activations, blocks + row * row_bytes, sixteens, end, x, scratch))
+            return
+        for row in range(first, last, ROWS):
+            height = min(ROWS, last - row)
+            for token in range(0, tokens, TOKENS):
+                count = min(TOKENS, tokens - token)
+                _tile(
+                    format, tier, activations, blocks + row * row_bytes, row_bytes, height, sixteens, end,
+                    x + token * _record_bytes(activations), tokens, count, sums, scratch,
+                )  # fmt: skip
+                for t in range(count):
+                    for r in range(height):
+                        at = sums + 64 * (r * count + t)
+                        store(y + (token + t) * y_stride + 4 * (row + r), reduce_add(load(f32x16, at)))
+
+    return integer

@@ -1,0 +1,134 @@
+"""Products of bytes by AVX2's multiply-add, for CPUs without dot products of bytes: pairs are added to 16 bits, those to 32.
+
+That of bytes saturates at 16 bits: codes of at most seven bits fit (2 * 127 * 128), and so do magnitudes of at most 128 times
+digits of at most 127.
+"""
+
+from functools import reduce
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kit.cpu.simd.isa import VNNI, call_intrinsic
+from kit.cpu.simd.vectors import emit_broadcast, f32x8, i16x16, i32x8
+from kit.cpu.tasks import features
+
+_BYTES, _WORDS = (ir.VectorType(ir.IntType(bits), 256 // bits) for bits in (8, 16))
+_MOST = 2**15 - 1  # of a pair
+
+
+def best(tier: str) -> bool:
+    """Whether the CPU multiplies bytes best by these primitives."""
+    return tier == "avx2" and not any(needs <= features() for needs in VNNI)
+
+
+class _Emitter:
+    """The code of a super-block's products: codes are four vectors of 64 bytes, 16 consecutive weights at each place."""
+
+    def __init__(self, builder, args, order, signed):
+        self.builder, (codes, self.x, *_), self.order = builder, args, order
+        self.codes, self.signed = cgutils.unpack_tuple(builder, codes), signed
+
+    def shuffled(self, vector, lanes):
+        """The vector of these lanes."""
+        return self.builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes)))
+
+    def scales(self, i: int, group: int, scales, copy, kind):
+        """``kind`` of the scales of the two sixteens of weights in half ``i``: in memory where they are the same 32 bits, which
+        takes one load, else of the vector ``scales``, shuffled."""
+        first, second = self.order[2 * i : 2 * i + 2]
+        if 16 * first // group == 16 * second // group:
+            address = self.builder.add(copy, ir.Constant(copy.type, 4 * first))
+            number = self.builder.load(self.builder.inttoptr(address, kind.llvm.element.as_pointer()), align=4)
+            return emit_broadcast(self.builder, number, kind)
+        return self.shuffled(scales, [n for n in (first, second) for _ in range(kind.lanes // 2)])
+
+    def pairs(self, i: int, place: int):
+        """Sums of two products, of half ``i`` and the digits ``place`` bytes behind the first ones, in 16 bits."""
+        half = self.shuffled(self.codes[i // 2], range(32 * (i % 2), 32 * (i % 2) + 32))
+        address = self.builder.add(self.x, ir.Constant(self.x.type, place + 32 * i))
+        x = self.builder.load(self.builder.inttoptr(address, _BYTES.as_pointer()), align=1)
+        if self.signed:
+            half = self.builder.xor(half, ir.Constant(_BYTES, [128] * 32))
+            x = call_intrinsic(self.builder, "llvm.x86.avx2.psign.b", _BYTES, [x, half])
+            half = call_intrinsic(self.builder, "llvm.abs.v32i8", _BYTES, [half, ir.Constant(ir.IntType(1), 0)])
+        return call_intrinsic(self.builder, "llvm.x86.avx2.pmadd.ub.sw", _WORDS, [half, x])
+
+    def fours(self, pairs, scales):
+        """Sums of two pairs times their scales."""
+        return call_intrinsic(self.builder, "llvm.x86.avx2.pmadd.wd", i32x8.llvm, [pairs, scales])
+
+    def floats(self, digits):
+        """The sums of all digits, in units of the last, as float32."""
+        floats = [self.builder.sitofp(digit, f32x8.llvm) for digit in digits]
+        total = floats[-1]
+        for power, number in enumerate(reversed(floats[:-1]), 1):
+            total = self.fma(number, ir.Constant(f32x8.llvm, [256.0**power] * 8), total)
+        return total
+
+    def fma(self, *numbers):
+        return call_intrinsic(self.builder, "llvm.fmuladd.v8f32", f32x8.llvm, numbers)
+
+
+@intrinsic
+def hidden(_, address):
+    """hidden(address): the same number, of which LLVM knows nothing: LLVM loads from there what was stored, part by part."""
+
+    def emit(context, builder, signature, args):
+        return builder.asm(ir.FunctionType(args[0].type, [args[0].type]), "", "=r,0", args, side_effect=False)
+
+    return types.int64(address), emit
+
+
+def by_steps(order: tuple[int, ...], places: tuple[int, ...], group: int):
+    """A primitive: (codes, x, steps, copy) -> the sums of step * code * digits as f32x8, lanes to be added.
+
+    order: the n of the 16 weights 16 n ... that come first, second ... in codes and x. places: of a super-block's first digits,
+    second ... from the address x. steps: i16x16, an integer for each 16 weights in their own order, equal for each ``group``
+    weights. copy: the address of them as int32 whose halves are alike, where ``group`` is 32 or more.
+    """
+
+    @intrinsic
+    def primitive(_, codes, x, steps, copy):
+        def emit(context, builder, signature, args):
+            code, sums = _Emitter(builder, args, order, False), [None] * len(places)
+            for i in range(8):
+                step = builder.bitcast(code.scales(i, group, args[2], args[3], i32x8 if group >= 32 else i16x16), _WORDS)
+                for digit, place in enumerate(places):
+                    four = code.fours(code.pairs(i, place), step)
+                    sums[digit] = builder.add(sums[digit], four) if i else four
+            return code.floats(sums)
+
+        return f32x8(codes, types.int64, steps, types.int64), emit
+
+    return primitive
+
+
+def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, signed: bool):
+    """The same with scales f32x16 in place of steps, which ``copy`` holds as they are; codes are at most ``largest``, or with
+    ``signed`` int8 with the highest bit flipped."""
+    ones = ir.Constant(_WORDS, [1] * 16)
+    alike: dict[tuple[int, ...], list[int]] = {}  # halves whose lanes have the same scales
+    for i in range(8):
+        alike.setdefault(tuple(16 * n // group for n in order[2 * i : 2 * i + 2]), []).append(i)
+    at_once = 1 if signed else max(1, _MOST // (2 * 128 * largest))
+
+    @intrinsic
+    def primitive(_, codes, x, scales, copy):
+        def emit(context, builder, signature, args):
+            code, total = _Emitter(builder, args, order, signed), None
+            for halves in alike.values():
+                sums = []
+                for place in places:
+                    pairs = [code.pairs(i, place) for i in halves]
+                    some = [reduce(builder.add, pairs[n : n + at_once]) for n in range(0, len(pairs), at_once)]
+                    sums.append(reduce(builder.add, [code.fours(pair, ones) for pair in some]))
+                scale, numbers = code.scales(halves[0], group, *args[2:], f32x8), code.floats(sums)
+                total = code.fma(numbers, scale, total) if total else builder.fmul(numbers, scale)
+            return total
+
+        return f32x8(codes, types.int64, scales, types.int64), emit
+
+    return primitive
