@@ -47,17 +47,13 @@ def first_token(path, folder):
 
 
 def caches(path, folder):
-    """(differences from the CPU, live beside replayed, table, records)."""
+    """(table, records), with the differences from the CPU and the counts beside a replay's as gates."""
     import kit
-    from kit.findings import live
-    from kit.findings.n03_cache_variants import device as caches
+    from kit.findings import caches_on_device
 
     lab = session(folder, "03_cache_variants")
     with kit.open(path) as file:
-        runs = caches.every_policy(file, 0.4, 2, ("LRU", "MRU", "Pinned"))
-        caches.record(lab, runs, file, 0.4)
-        tables = (caches.same_as_the_cpu(runs, file, 2), live.replay_agrees(runs))
-        return *tables, caches.table(runs, file, lab.gpu), recorded(lab)
+        return caches_on_device.run(lab, file, 0.4, 2, ("LRU", "MRU", "Pinned")), recorded(lab)
 
 
 def decode(path, folder):

@@ -8,6 +8,7 @@ import cells
 import pytest
 from invented import MACHINE
 
+from kit.cache.traces import mixture_of_experts
 from kit.claims import book
 from kit.lab.paths import ROOT
 
@@ -99,6 +100,23 @@ CASES = {  # a notebook joins by its row
             "against plain INT8 over the bus",
         ), "times, counts of the source's own stores, and what the file and the machine are"),
     ),
+    "03_cache_variants": Case(
+        number={"capacity": 0.5},
+        opposite={
+            "dense": lambda dense: mixture_of_experts(layers=2, experts=8, used=2, tokens=12, skew=2.0),
+            "counts": (50, 500),
+            "looks": ("output.weight", "blk.0.ffn_up.weight"),
+            "theirs": (1.1, 2.2),
+            "bars": {"nothing read ahead": 0.7},
+            "turned": lambda turned: 1 - turned if len(turned) else turned,
+        },
+        lines=310,
+        steady={
+            "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
+            "device = cpu: not measured; `kit reproduce --device cuda` adds the policies over blocks in device memory, pinned "
+            "host memory behind it, with prefetch": "no GPU in either run",
+        },
+    ),
 }  # fmt: skip
 NAMES = pytest.mark.parametrize("name", CASES)
 TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway
@@ -108,6 +126,7 @@ TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway
 def machine(monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
     monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.state.settle", lambda patience: "")  # what other processes do is no sentence of the page
 
 
 @pytest.fixture(scope="module")

@@ -186,9 +186,9 @@ def test_first_token(call, small, tmp_path):
 
 
 def test_caches(call, small, tmp_path):
-    differences, agreement, table, rows = call(worker.caches, small, tmp_path)
-    assert (differences["rms / std"] < 1e-5).all()
-    assert agreement["all counts agree"].all() and agreement.loc["LRU", "evictions"] and agreement.loc["Pinned", "hits"]
+    table, rows = call(worker.caches, small, tmp_path)
+    assert not [row for row in rows if row["status"] == "warned"], "logits as on the CPU, counts as in a replay"
+    assert table.loc["Pinned", "byte hit rate"] > 0
     assert table.loc["no cache, no prefetch", "prefetched"] == 0 < table.loc["no cache", "prefetched"]
     assert table.loc["all kept", "byte hit rate"] == 1 and table.loc["LRU", "byte hit rate"] < 0.4
     check(rows, 6)

@@ -54,15 +54,17 @@ class Live:
 def decode(
     file, cache: Policy, label: str = "", passes: int = 4, backend: str = "cpu", linear: str = "dequantized",
     attention: str = "blas", fault: Callable | None = None, prepare: Callable | None = None, prompt: int = 1,
+    source: Callable = kit.Weights,
 ) -> Live:  # fmt: skip
     """Decode ``passes`` tokens one by one from an empty context, with fixed inputs, through ``cache``.
 
     ``prompt``: tokens a pass: 1 decodes, more make each pass the inference of a prompt.
     ``fault(policy, trace)`` puts a broken store (kit.cache.faults) in place of the real one; ``prepare(weights)`` runs
-    before the first pass and may return a context manager to decode inside (a prefetcher).
+    before the first pass and may return a context manager to decode inside (a prefetcher). ``source``: kit.Weights or one
+    that loads otherwise.
     """
     trace = kit.Trace()
-    weights = kit.Weights(file, cache=cache, backend=backend, trace=trace)
+    weights = source(file, cache=cache, backend=backend, trace=trace)
     if fault:
         weights.store = fault(cache, trace)
     model = kit.Transformer(weights, linear=linear, attention=attention)

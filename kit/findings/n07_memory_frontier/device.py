@@ -5,8 +5,8 @@ import pandas as pd
 
 import kit
 from kit.findings import reported
+from kit.findings.caches_on_device import bounds, decode, matrices
 from kit.findings.decode_on_device import blocks_read, check_room, whole_blocks
-from kit.findings.n03_cache_variants.device import bounds, decode, matrices
 from kit.lab import figures, tables
 from kit.lab.device import Limits
 from kit.units import format_bytes, format_seconds

@@ -83,6 +83,16 @@ def table(runs: list[Live], file, gpu: Limits) -> pd.DataFrame:
     )
 
 
+def run(lab, file, fraction: float, passes: int, names=SHOWN) -> pd.DataFrame:
+    """What a GPU adds to the notebook, its records and its table. Gates: logits as on the CPU, counts as in a replay."""
+    runs = every_policy(file, fraction, passes, names)
+    worst = same_as_the_cpu(runs, file, passes)["rms / std"].max()
+    lab.gate(worst < 1e-4, f"on the device logits differ from the CPU's by up to {worst:.1e} of their spread")
+    lab.gate(live.replay_agrees(runs)["all counts agree"].all(), "on the device a policy counts otherwise than its replay")
+    record(lab, runs, file, fraction)
+    return table(runs, file, lab.gpu)
+
+
 def record(lab, runs: list[Live], file, fraction: float) -> None:
     """A record of every run."""
     for run in runs:
