@@ -131,7 +131,8 @@ def picture(lines: list[Line]):
 def write(folder: Path) -> str:
     """Make the page's tables and picture anew in ``folder``; the path that was written."""
     lines, page = newest(), folder / "speeds.md"
-    picture(lines).savefig(folder / "images" / "speeds.png", dpi=110)
+    if any(line.kl is not None for line in lines):
+        picture(lines).savefig(folder / "images" / "speeds.png", dpi=110)
     page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + MARK + table(lines), encoding="utf-8")
     return str(page)
 
