@@ -30,7 +30,7 @@ from kit.lab import machine
 from kit.lab.paths import ROOT
 
 MARK = "KIT_KILLS"  # variable in the environment of everything that a killed command has started
-GRACE = 20.0  # seconds that processes may take to notice
+GRACE = 120.0  # seconds that processes may take to notice
 CELL = """\
 import subprocess, time, pathlib
 from kit.claims import records

@@ -113,7 +113,7 @@ def _report(file, memory, tokens, trace, via, skew, thorough, folder):
 
     model = absolute(file)
     given = {
-        "memory": memory,
+        "memory": f"{memory}B",
         "tokens": tokens,
         "via": via,
         "skew": skew,

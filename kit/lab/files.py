@@ -3,6 +3,7 @@
 import glob
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -98,6 +99,18 @@ def check_output(path: Path, inputs: Iterable[Path], error: type[KitError]) -> N
         if same or (source.is_dir() and source.resolve() in path.resolve().parents):
             what = "is the input itself" if same else "lies in the input"
             raise error(f"{path}: {what}, {source}, which it would change: write elsewhere")
+
+
+def read_text(path: str | Path, error: type[KitError]) -> str:
+    """A file's text, or standard input's for "-"; ``error`` names the place of what is not UTF-8."""
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+        return data.decode()
+    except OSError as problem:
+        raise error(f"{path}: {problem.strerror}") from None
+    except UnicodeDecodeError as problem:
+        where = "standard input" if str(path) == "-" else path
+        raise error(f"{where}: not UTF-8 at byte {problem.start}: convert the text first, with iconv say") from None
 
 
 def read_yaml(path: Path):

@@ -17,6 +17,7 @@ import kit
 from kit.claims import gates, records
 from kit.claims.book import STATE, anchored
 from kit.errors import ReportError
+from kit.gguf.summary import check_blocks
 from kit.lab import machine
 from kit.lab.files import alone, replacing
 from kit.lab.state import NEAR
@@ -245,6 +246,7 @@ def check_model(model: str, jobs: list[Job]) -> None:
     """Open the model, and where a job runs it look for what keeps it from running, before any notebook starts."""
     if model:
         with kit.open(model) as file:
+            check_blocks(file)
             if any(not job.name.startswith(RUN_NO_MODEL) for job in jobs):
                 read_config(file)
 
