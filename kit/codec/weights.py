@@ -11,6 +11,7 @@ from kit.codec.codings import CODINGS, Coded, unpack
 from kit.codec.container import CompressedFile
 from kit.codec.decoders import find
 from kit.cpu.buffers import Buffers
+from kit.cpu.gemm import FEWEST
 from kit.cpu.linear import linear as multiply
 from kit.errors import ModelError
 from kit.gguf.names import blocks_of, layer_of
@@ -19,6 +20,8 @@ from kit.lab.trace import Trace
 from kit.model.linear import Linear
 from kit.model.weights import WeightSource
 from kit.quants import dequantize
+
+_PIECE = 2**21  # weights that are converted to float32 at a time
 
 
 class CompressedWeights(WeightSource, Mapping):
@@ -88,6 +91,8 @@ class CompressedLinear:
         values = self.values()
         if self._scales is None:
             return (x.to(torch.bfloat16) @ values.T).float()
+        if len(x) >= FEWEST:
+            return _of_many(values, x).mul_(self._scales)
         return multiply(values.view(torch.uint8).numpy(), "I8", x).mul_(self._scales)
 
     def values(self) -> torch.Tensor:
@@ -109,3 +114,41 @@ class CompressedLinear:
         """Rows ``index`` of the matrix, float32 (scaled INT8) or bfloat16."""
         values = self.values()[index]
         return values if self._scales is None else values * self._scales[index, None]
+<<<<<<< HEAD
+=======
+
+
+def _of_many(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """x (tokens, in) times int8 ``values`` (out, in) by torch, with some rows converted at a time."""
+    y, rows = torch.empty(len(x), len(values)), max(1, _PIECE // x.shape[1])
+    for start in range(0, len(values), rows):
+        torch.mm(x, values[start : start + rows].float().T, out=y[:, start : start + rows])
+    return y
+
+
+class ProgressLine:
+    """Prints report 004's progress line after every ``every`` uses, with correct counters.
+
+    ``[Op   50] MISS time=  320ms avg=  280ms cache=20/20``: hit or miss and time of this use, average time of all uses,
+    the cache's contents and capacity.
+    """
+
+    def __init__(self, every: int = 50, file=None):
+        self.every, self.file = every, file
+        self.operations = self.hits = 0
+        self.seconds = 0.0
+
+    def __call__(self, layer: CompressedLinear, hit: bool, seconds: float) -> None:
+        """Count one use; print the line after ``every`` uses."""
+        self.operations += 1
+        self.hits += hit
+        self.seconds += seconds
+        if self.operations % self.every == 0:
+            average = self.seconds / self.operations
+            what = f"[Op {self.operations:4}] {'HIT ' if hit else 'MISS'}"
+            store = layer.weights.store
+            policy = getattr(store, "instance", store).policy
+            cache = f"{policy.resident_bytes}/{policy.capacity}"
+            line = f"{what} time={1e3 * seconds:7.2f}ms avg={1e3 * average:7.2f}ms cache={cache}"
+            print(line, file=self.file or sys.stderr)
+>>>>>>> d625eed (Extras: what a library's user needs is the core, notebooks bring the rest; compressed prompts of any length)
