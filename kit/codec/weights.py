@@ -114,8 +114,6 @@ class CompressedLinear:
         """Rows ``index`` of the matrix, float32 (scaled INT8) or bfloat16."""
         values = self.values()[index]
         return values if self._scales is None else values * self._scales[index, None]
-<<<<<<< HEAD
-=======
 
 
 def _of_many(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -124,31 +122,3 @@ def _of_many(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     for start in range(0, len(values), rows):
         torch.mm(x, values[start : start + rows].float().T, out=y[:, start : start + rows])
     return y
-
-
-class ProgressLine:
-    """Prints report 004's progress line after every ``every`` uses, with correct counters.
-
-    ``[Op   50] MISS time=  320ms avg=  280ms cache=20/20``: hit or miss and time of this use, average time of all uses,
-    the cache's contents and capacity.
-    """
-
-    def __init__(self, every: int = 50, file=None):
-        self.every, self.file = every, file
-        self.operations = self.hits = 0
-        self.seconds = 0.0
-
-    def __call__(self, layer: CompressedLinear, hit: bool, seconds: float) -> None:
-        """Count one use; print the line after ``every`` uses."""
-        self.operations += 1
-        self.hits += hit
-        self.seconds += seconds
-        if self.operations % self.every == 0:
-            average = self.seconds / self.operations
-            what = f"[Op {self.operations:4}] {'HIT ' if hit else 'MISS'}"
-            store = layer.weights.store
-            policy = getattr(store, "instance", store).policy
-            cache = f"{policy.resident_bytes}/{policy.capacity}"
-            line = f"{what} time={1e3 * seconds:7.2f}ms avg={1e3 * average:7.2f}ms cache={cache}"
-            print(line, file=self.file or sys.stderr)
->>>>>>> d625eed (Extras: what a library's user needs is the core, notebooks bring the rest; compressed prompts of any length)
