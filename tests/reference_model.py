@@ -2,7 +2,7 @@
 
 import numpy as np
 
-PAIRS = ("llama", "mistral", "granite", "granitemoe", "smollm3", "internlm2")  # whose neighbors in a head turn together
+PAIRS = ("llama", "mistral", "granite", "granitemoe", "smollm3", "internlm2", "ernie4_5", "minicpm")  # whose neighbors in a head turn together
 
 
 def forward(tokens, metadata, tensors):
@@ -10,7 +10,7 @@ def forward(tokens, metadata, tensors):
     tensors = {name: np.asarray(value, dtype=np.float64) for name, value in tensors.items()}
     arch = metadata["general.architecture"]
     get = lambda key, default=None: metadata.get(f"{arch}.{key}", default)  # noqa: E731
-    granite = arch.startswith("granite")
+    granite = arch.startswith("granite") or arch == "minicpm"  # with multipliers
     heads = get("attention.head_count")
     kv_heads = get("attention.head_count_kv", heads)
     width = get("embedding_length")
@@ -20,7 +20,8 @@ def forward(tokens, metadata, tensors):
     scale = (granite and get("attention.scale")) or 1 / np.sqrt(dim)
     residual = (granite and get("residual_scale")) or 1.0
     turning = get("rope.dimension_count", dim)
-    gemma, oss, olmo = arch.startswith("gemma"), arch == "gpt-oss", arch == "olmo2"
+    gemma, olmo = arch.startswith("gemma"), arch == "olmo2"
+    oss, late = arch == "gpt-oss", arch in ("gpt-oss", "seed_oss")  # late: the norm after attention is the feed-forward's
     # of how many layers the last one has no window; the others say the window holds in all
     period = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "olmo2": 4}.get(arch)
 
@@ -127,8 +128,8 @@ def forward(tokens, metadata, tensors):
                 )
         for t in range(len(tokens)):
             y = project(mixed[t], f"{block}.attn_output")
-            x[t] = x[t] + residual * (y if oss else maybe_norm(y, f"{block}.post_attention_norm.weight"))
-            y = feed_forward(maybe_norm(x[t], f"{block}.{'post_attention' if oss else 'ffn'}_norm.weight"), block)
+            x[t] = x[t] + residual * (y if late else maybe_norm(y, f"{block}.post_attention_norm.weight"))
+            y = feed_forward(maybe_norm(x[t], f"{block}.{'post_attention' if late else 'ffn'}_norm.weight"), block)
             x[t] = x[t] + residual * maybe_norm(y, f"{block}.post_ffw_norm.weight")
     head = tensors.get("output.weight", tensors["token_embd.weight"])
     logits = norm(x, tensors["output_norm.weight"]) @ head.T / ((granite and get("logit_scale")) or 1.0)

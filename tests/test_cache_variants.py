@@ -61,7 +61,7 @@ def test_the_whole_notebook_judges(tmp_path):
     turned = ran["turned"]
     assert turned.loc["LRU", "dense"] == 0 and (turned.drop(columns="dense").loc["LRU"] > 0.6).all()
     assert (turned.loc["MIN"] >= turned.drop("MIN").max() - 0.01).all() and (ran["windows"]["dense"] == 0).all()
-    ways = {(who, way) for who in stand_in.SOURCES for way in ("same thread", "a thread")}
+    ways = {(who, way) for who in (stand_in.STAND_IN, stand_in.OURS) for way in ("same thread", "a thread")}
     assert set(ran["gained"]) == ways and (ran["prefetched"].groupby("prefetch")["prefetched"].sum().drop("none") > 0).all()
     rows = [row for row in read([tmp_path / f"{NAME}.jsonl"]) if row.verdict]
     assert sum(row.claim == "prefetch-ahead" for row in rows) == len(ways), "each way is judged by itself"

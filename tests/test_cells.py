@@ -5,9 +5,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 import cells
+import numpy as np
 import pytest
 from invented import MACHINE
 
+from kit.cache import routes as records
 from kit.cache.traces import mixture_of_experts
 from kit.claims import book
 from kit.lab.paths import ROOT
@@ -110,12 +112,23 @@ CASES = {  # a notebook joins by its row
             "bars": {"nothing read ahead": 0.7},
             "turned": lambda turned: 1 - turned if len(turned) else turned,
         },
-        lines=310,
+        lines=312,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "device = cpu: not measured; `kit reproduce --device cuda` adds the policies over blocks in device memory, pinned "
             "host memory behind it, with prefetch": "no GPU in either run",
         },
+    ),
+    "10_experts": Case(
+        number={"shares": np.array([0.4, 0.9, 3])},
+        opposite={
+            "mine": lambda mine: records.capture("gptoss"),
+            "budgets": {"gptoss": 500, "qwen": 500, "gemma": 500},
+            "guessed": {"last token": 1.0, "popularity": 2.0, "layer before": 3.0},
+            "ways": ["slots past it, 1 reader"],
+        },
+        lines=216,
+        steady={},
     ),
 }  # fmt: skip
 NAMES = pytest.mark.parametrize("name", CASES)

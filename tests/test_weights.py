@@ -98,7 +98,7 @@ def test_an_expert_that_is_not_there_is_an_error(experts, name):
 def test_a_decode_and_a_preload_at_once(path):
     """Four threads decode while two preload: the logits are those of one thread alone, and every tensor is loaded once."""
     tokens = [1, 5, 9]
-    expected = kit.Transformer(kit.Weights(kit.open(path))).logits(tokens)
+    expected = kit.Transformer(kit.Weights(kit.open(path), kit.NoCache())).logits(tokens)
     weights = kit.Weights(kit.open(path), cache=kit.HashMap())
     with ThreadPoolExecutor(6) as pool:
         preloads = [pool.submit(weights.preload) for _ in range(2)]

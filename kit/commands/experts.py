@@ -13,7 +13,7 @@ SPEEDS = (1, 5, 10)  # tokens a second whose least memory is told
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Notebook 10 on these routes, as HTML, to DIR.")
 def command(routes, model, memory, disk, as_json, report):
-    """Say which cache suits the experts of a mixture, and what a token will take.
+    """Say which cache suits the experts of a mixture.
 
     ROUTES is a record of which experts each token used: of `kit generate --routes`, BigMoeOnEdge's --route-trace,
     llama.cpp's moe-trace (then name MODEL, a GGUF file, for the sizes), JSON lines of layer, token, ids; or gptoss, qwen,
