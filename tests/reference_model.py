@@ -2,7 +2,8 @@
 
 import numpy as np
 
-PAIRS = ("llama", "mistral", "granite", "granitemoe", "smollm3", "internlm2", "ernie4_5", "minicpm")  # whose neighbors in a head turn together
+# Whose neighbors in a head turn together.
+PAIRS = ("llama", "mistral", "granite", "granitemoe", "smollm3", "internlm2", "ernie4_5", "minicpm")
 
 
 def forward(tokens, metadata, tensors):

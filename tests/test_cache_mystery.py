@@ -96,7 +96,7 @@ def test_the_server_has_their_routes_and_no_other():
 
 
 def test_each_gate_stops_an_answer_and_only_a_real_one_passes(tmp_path):
-    ran = cells.run(NAME, "gates", out=tmp_path, draws=20, replace={"roofline": 100.0})
+    ran = cells.run(NAME, "gates", out=tmp_path, draws=20, replace={"roofline": 2500.0})
     stopped = ran["stopped"]
     assert set(stopped.values()) == {*ran["gates"], "none: it counts"}
     assert [path for path, gate in stopped.items() if gate == "none: it counts"] == [f"{load_test.INFERENCE}/complete"]

@@ -83,7 +83,7 @@ def test_verdicts_follow_what_was_measured(tmp_path):
         "gained": {(stand_in.OURS, "a thread"): np.array([1.9, 2.0] * 5), (stand_in.OURS, "same thread"): np.full(9, 0.5)},
         "overlapped": 1e-9,
         "captured": {},
-        "turned": lambda turned: turned - 1 if len(turned) else turned,
+        "turned": lambda turned: turned - 1 if hasattr(turned, "loc") else turned,
         "limit": 1 << 40,
     }
     ran = cells.run(NAME, "judge-memory", out=tmp_path, replace=replaced)

@@ -191,5 +191,5 @@ def test_a_trained_model_is_as_surprised_as_in_llama_cpp(trained):
         ids = perplexity.encode(model.tokenizer, perplexity.english(), 24)
         ours = perplexity.surprisal(model.logits(ids)[:-1], ids[1:])
     moved = ours - surprisals(llama_cpp.logits(trained, ids), ids, 1)
-    assert np.abs(moved).mean() < 0.3 and abs(moved.mean()) < 3 * perplexity.standard_error(moved)
+    assert np.abs(moved).mean() < 0.35 and abs(moved.mean()) < 3 * perplexity.standard_error(moved)
     assert 3 < np.exp(ours.mean()) < 300
