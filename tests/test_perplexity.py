@@ -188,8 +188,9 @@ def test_a_trained_model_is_as_surprised_as_in_llama_cpp(trained):
     """Equal within a tolerance, because llama.cpp rounds activations, which changes single tokens by percents."""
     with kit.open(trained) as file:
         model = quality.model_of(file, quality.PRECISIONS["f32"])
-        ids = perplexity.encode(model.tokenizer, perplexity.english(), 24)
+        start = [model.tokenizer.bos] * ("gemma" in str(trained))  # which is at a loss without it
+        ids = [*start, *perplexity.encode(model.tokenizer, perplexity.english(), 24)]
         ours = perplexity.surprisal(model.logits(ids)[:-1], ids[1:])
     moved = ours - surprisals(llama_cpp.logits(trained, ids), ids, 1)
-    assert np.abs(moved).mean() < 0.35 and abs(moved.mean()) < 3 * perplexity.standard_error(moved)
+    assert np.abs(moved).mean() < 0.3 and abs(moved.mean()) < 3 * perplexity.standard_error(moved)
     assert 3 < np.exp(ours.mean()) < 300
