@@ -187,11 +187,12 @@ def _spilled(file, limit, folder, inferences, budget, piece):
 _GUARD = """
 set -eu
 swap=$1 group=$2 bytes=$3
-end() {
-  set +e
-  while [ -d "$group" ] && pids=$(cat "$group/cgroup.procs") && [ -n "$pids" ]; do kill -9 $pids; sleep 0.1; done
+end() { # a process may join, or a dead one linger, until the group is gone
+  set +e; tries=0
+  until [ ! -d "$group" ] || rmdir "$group" || [ $((tries += 1)) -gt 300 ]; do
+    kill -9 $(cat "$group/cgroup.procs"); sleep 0.1
+  done 2>/dev/null
   [ "$bytes" = 0 ] || { swapoff "$swap"; rm -f "$swap"; }
-  [ ! -d "$group" ] || rmdir "$group"
 }
 trap end EXIT
 umask 077
@@ -247,7 +248,7 @@ class Group:
         """A command in the group, with so many bytes of memory (None: as many as there are)."""
         unlimited = "max" if self._limit == "memory.max" else "-1"
         (self._folder / self._limit).write_text(str(limit or unlimited))
-        joined = ["sh", "-c", 'echo $$ > "$0"; exec "$@"', str(self._folder / "cgroup.procs"), *command]
+        joined = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / "cgroup.procs"), *command]
         return subprocess.run(joined, capture_output=True, text=True, timeout=timeout)
 
 
