@@ -6,8 +6,8 @@ import pandas as pd
 import kit
 from kit.costs.measured import measure_costs
 from kit.costs.order import order_of
+from kit.costs.tables import off_by
 from kit.costs.ways import BLOCKS, Way, measure, parts_of, predict
-from kit.findings.n09_your_model.tables import off_by
 from kit.gguf.trained import TRAINED
 from kit.lab import machine
 from kit.lab.paths import models_folder

@@ -133,7 +133,7 @@ def _oracle(data: bytes) -> None:
 
 
 def _csv(data: bytes) -> None:
-    from kit.findings.n09_your_model.study import read_trace
+    from kit.cache.oracle import read_trace
 
     read_trace(_file(data, "fuzz.csv"))
 
@@ -194,7 +194,7 @@ TARGETS = {
     "blocks": Target(_block_seeds, _blocks, ("kit.quants.registry",)),
     "tiles": Target(_tile_seeds, _tiles, ("kit.codec.tiles:Tiles.from_bytes", "kit.codec.tiles:Layout.check")),
     "oracle": Target(_trace_seeds, _oracle, ("kit.cache.oracle", "kit.cache.replay")),
-    "csv": Target(lambda: [b"name,nbytes\na,3\nb,5\n"], _csv, ("kit.findings.n09_your_model.study", "kit.cache.traces")),
+    "csv": Target(lambda: [b"name,nbytes\na,3\nb,5\n"], _csv, ("kit.cache.oracle", "kit.cache.traces")),
     "grid": Target(lambda: [b"profile: smoke\nnotebooks: [decode]\nmodels: [tiny-llama]\n"], _grid, ("kit.report.sweep.spec",)),
     "claims": Target(lambda: [data_file("claims.yaml").read_bytes()[:4096]], _claims, ("kit.claims.table",)),
     "parameters": Target(lambda: [b"n: int = 3  # how many\nx: float = 1.5\n"], _parameters, ("kit.report.parameters",)),

@@ -16,12 +16,13 @@ import kit
 from kit.cache import oracle
 from kit.cache.traces import Requests, repeated
 from kit.commands import cli
+from kit.costs import tables
 from kit.costs.measured import DTYPES, FUSED, Cost, Kind
 from kit.costs.order import Order, order_of
+from kit.costs.study import Study
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Part, Way, measure, parts_of, predict
 from kit.errors import TraceError
-from kit.findings.n09_your_model import figures, tables
-from kit.findings.n09_your_model.study import Study, read_trace
+from kit.findings.n09_your_model import figures
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +198,7 @@ def test_traces_from_csv_and_oracle_general(tmp_path):
     frame = pd.DataFrame({"tensor": wanted.keys, "nbytes": wanted.sizes, "token": wanted.tokens})
     frame.to_csv(tmp_path / "trace.csv", index=False)
     oracle.write(wanted, tmp_path / "trace.oracleGeneral")
-    assert read_trace(tmp_path / "trace.csv") == wanted == read_trace(tmp_path / "trace.oracleGeneral")
+    assert oracle.read_trace(tmp_path / "trace.csv") == wanted == oracle.read_trace(tmp_path / "trace.oracleGeneral")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_traces_from_csv_and_oracle_general(tmp_path):
 def test_what_is_no_trace_is_one_error(tmp_path, content):
     (tmp_path / "trace.csv").write_text(content)
     with pytest.raises(TraceError):
-        read_trace(tmp_path / "trace.csv")
+        oracle.read_trace(tmp_path / "trace.csv")
 
 
 # --- controls --------------------------------------------------------------------------------------------------------

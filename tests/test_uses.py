@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from invented import MACHINE
 
 import kit
+from kit.costs import study as studies
+from kit.costs import tables
 from kit.costs.apart import measure_apart
 from kit.costs.measured import Cost, measure_costs
 from kit.costs.order import Order, order_of
+from kit.costs.study import Study
 from kit.costs.uses import Use, assumed, beyond, bytes_used, draw, uses_of
 from kit.costs.ways import Disk, Way, parts_of, predict, roofed
 from kit.findings import reported
-from kit.findings.n00_start_here.overview import token_bounds
-from kit.findings.n09_your_model import study as studies
-from kit.findings.n09_your_model import tables
-from kit.findings.n09_your_model.study import Study
 from kit.gguf import cut, writer
 from kit.synthetic.geometry import TensorSpec
 
@@ -210,7 +209,7 @@ def test_the_reports_model_reads_all_of_its_weights():
 
 def test_the_roofline_of_a_mixture_counts_active_experts(tmp_path):
     with kit.open(mixture(tmp_path)) as file:
-        found = token_bounds(file, MACHINE)
+        found = tables.token_bounds(file, MACHINE)
         whole = sum(info.nbytes for info in file.tensors.values())
         assert found.loc["f32", "bytes"] == bytes_used(uses_of(file)) < 0.6 * whole
 

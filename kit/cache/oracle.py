@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.cache.policies.offline import next_uses
-from kit.cache.traces import Requests
+from kit.cache.traces import Requests, requests
 from kit.errors import TraceError
 
 RECORD = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])  # packed, 24 bytes
@@ -49,6 +49,24 @@ def read(path: str | Path) -> Requests:
         raise TraceError(f"{sidecar(path)}: names {len(named)} objects, but the trace has ids {min(ids)} to {max(ids)}")
     keys = [named[i - 1] if named is not None else f"object.{i}" for i in ids]
     return Requests(keys, records["size"].tolist(), records["time"].tolist())
+
+
+def read_trace(path: str | Path) -> Requests:
+    """A trace of weight accesses recorded elsewhere: CSV with the columns tensor and nbytes (token), or oracleGeneral."""
+    import pandas as pd  # the policies do without
+
+    path = Path(path)
+    if path.suffix.lower() != ".csv":
+        return read(path)
+    try:
+        frame = pd.read_csv(path, dtype={"tensor": str, "nbytes": np.uint64}, keep_default_na=False)
+    except (OSError, ValueError, OverflowError) as error:
+        message = f"cannot be read as CSV ({str(error).strip()}); it needs the columns tensor and nbytes, whole numbers"
+        raise TraceError(f"{path}: {message}") from None
+    found = requests(frame)
+    if not len(found):
+        raise TraceError(f"{path}: holds no access; a row needs a tensor and its nbytes")
+    return found
 
 
 def sidecar(path: Path) -> Path:

@@ -36,9 +36,10 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
     Exit code: 0 explained, 2 it could not be.
     """  # fmt: skip
     import kit
+    from kit.cache.oracle import read_trace
     from kit.costs.order import DECODES
+    from kit.costs.study import Study, room_for_weights
     from kit.errors import CacheError
-    from kit.findings.n09_your_model.study import Study, read_trace, room_for_weights
     from kit.lab import machine
     from kit.units import parse_bytes, to_json
 
@@ -73,7 +74,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
 
 def _sections(study):
     from kit.costs import quality
-    from kit.findings.n09_your_model.tables import as_text, paragraph, shown
+    from kit.costs.tables import as_text, paragraph, shown
     from kit.units import format_bytes
 
     def table(title, frame):

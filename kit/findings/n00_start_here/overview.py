@@ -4,14 +4,13 @@ import numpy as np
 import pandas as pd
 
 from kit.claims import table as claims
+from kit.costs.tables import HELD_BLOCKS as BLOCKS
+from kit.costs.tables import token_bounds  # noqa: F401
 from kit.costs.uses import bytes_used, uses_of
 from kit.findings import reported
 from kit.lab import tables
-from kit.lab.machine import LIMITS, memory_limit
-from kit.units import format_bytes, format_seconds
-
-BLOCKS = "the file's blocks"
-WEIGHT_BYTES = {"f32": 4.0, "f16, bf16": 2.0, "int8": 1.0}
+from kit.lab.machine import LIMITS
+from kit.units import format_seconds
 
 
 def limits(machine) -> pd.DataFrame:
@@ -21,27 +20,6 @@ def limits(machine) -> pd.DataFrame:
         for name, values in machine.samples.items()
     ]
     return tables.frame(rows, "limit", "best", "median", "worst", "measured by")
-
-
-def held(file, uses=None) -> pd.DataFrame:
-    """Bytes of the weights by how they are held: "size" of all of them, "bytes" and "a token" of what a token uses (``uses``:
-    of kit.costs.uses): of a mixture its experts alone, of an embedding one row."""
-    uses, infos, rows = uses_of(file) if uses is None else uses, file.tensors.values(), []
-    elements = sum(tensor.elements for tensor in infos)
-    for name, width in (WEIGHT_BYTES | {BLOCKS: None}).items():
-        nbytes, whole = bytes_used(uses, width), width * elements if width else sum(tensor.nbytes for tensor in infos)
-        fits = "yes" if whole < memory_limit() else "no"
-        rows.append((name, nbytes, format_bytes(whole), 8 * whole / elements, format_bytes(nbytes), fits))
-    table = tables.frame(rows, "held as", "bytes", "size", "bits a weight", "a token", "fits in memory")
-    return table.sort_values("bytes", ascending=False)
-
-
-def token_bounds(file, machine, uses=None) -> pd.DataFrame:
-    """The least time and the most tokens a second by how weights are held, when a token reads once what it uses."""
-    table = held(file, uses)
-    table.insert(4, "least seconds a token", least := table["bytes"].map(machine.seconds_to_read))
-    table.insert(5, "most tokens a second", 1 / least)
-    return table
 
 
 def answer(bounds: pd.DataFrame, machine, needed: pd.DataFrame) -> str:

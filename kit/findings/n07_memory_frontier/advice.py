@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import pandas as pd
 
 from kit.costs.quality import PRECISIONS
+from kit.costs.tables import off_by
 from kit.costs.ways import Measured, Prediction, Way, roofed
 from kit.errors import CacheError
 from kit.findings.n07_memory_frontier import sweep
-from kit.findings.n09_your_model.tables import off_by
 from kit.units import format_bytes, format_seconds
 
 

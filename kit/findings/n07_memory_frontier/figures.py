@@ -3,9 +3,9 @@
 import numpy as np
 from matplotlib.colors import LogNorm
 
+from kit.costs.tables import off_by
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Prediction
 from kit.findings.n07_memory_frontier import sweep, tiles
-from kit.findings.n09_your_model.tables import off_by
 from kit.lab import figures
 
 LINES = {  # name -> (dtype, linear, policy), color, style

@@ -13,12 +13,12 @@ from kit.codec.compressor import cached_tiles
 from kit.costs import ways
 from kit.costs.measured import DTYPES, Cost, measure_costs
 from kit.costs.order import Decode, Kind, Order, order_of
+from kit.costs.tables import advice_table
 from kit.costs.uses import bytes_used
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, Measured, Part, Prediction, Way, parts_of
 from kit.findings import reported
 from kit.findings.live import relative_rms
 from kit.findings.n07_memory_frontier import pressed, tiles
-from kit.findings.n09_your_model.tables import advice_table
 from kit.gguf import pagecache
 from kit.gguf.names import layer_of
 from kit.lab.machine import Machine, memory_available

@@ -10,8 +10,8 @@ from IPython.display import display
 import kit
 from kit.cache.traces import Requests
 from kit.costs.measured import DTYPES
+from kit.costs.tables import REST, policies, upper_bound
 from kit.costs.ways import BLOCKS, Way, parts_of, predict
-from kit.findings.n09_your_model.tables import REST, policies, upper_bound
 from kit.lab import figures
 from kit.units import format_bytes
 

@@ -13,14 +13,38 @@ from kit.cache.replay import replay_hits
 from kit.cache.traces import Requests
 from kit.costs.measured import DTYPES
 from kit.costs.order import Order
+from kit.costs.uses import bytes_used, uses_of
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Disk, Measured, Prediction, Way, from_blocks, parts_of, predict
 from kit.gguf.formats import FORMATS
-from kit.lab.machine import gpu
+from kit.lab.machine import gpu, memory_limit
 from kit.lab.tables import frame, number
 from kit.quants.exactness import exactness, sample
 from kit.units import format_bytes, format_count, format_seconds, printable
 
 REST = "attention and the rest"
+HELD_BLOCKS = "the file's blocks"
+WEIGHT_BYTES = {"f32": 4.0, "f16, bf16": 2.0, "int8": 1.0}
+
+
+def held(file, uses=None) -> pd.DataFrame:
+    """Bytes of the weights by how they are held: "size" of all of them, "bytes" and "a token" of what a token uses (``uses``:
+    of kit.costs.uses): of a mixture its experts alone, of an embedding one row."""
+    uses, infos, rows = uses_of(file) if uses is None else uses, file.tensors.values(), []
+    elements = sum(tensor.elements for tensor in infos)
+    for name, width in (WEIGHT_BYTES | {HELD_BLOCKS: None}).items():
+        nbytes, whole = bytes_used(uses, width), width * elements if width else sum(tensor.nbytes for tensor in infos)
+        fits = "yes" if whole < memory_limit() else "no"
+        rows.append((name, nbytes, format_bytes(whole), 8 * whole / elements, format_bytes(nbytes), fits))
+    table = frame(rows, "held as", "bytes", "size", "bits a weight", "a token", "fits in memory")
+    return table.sort_values("bytes", ascending=False)
+
+
+def token_bounds(file, machine, uses=None) -> pd.DataFrame:
+    """The least time and the most tokens a second by how weights are held, when a token reads once what it uses."""
+    table = held(file, uses)
+    table.insert(4, "least seconds a token", least := table["bytes"].map(machine.seconds_to_read))
+    table.insert(5, "most tokens a second", 1 / least)
+    return table
 
 
 def families(file, order: Order, costs) -> pd.DataFrame:

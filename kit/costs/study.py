@@ -12,17 +12,15 @@ import numpy as np
 import pandas as pd
 
 import kit
-from kit.cache import oracle
-from kit.cache.traces import Requests, requests
+from kit.cache.traces import Requests
+from kit.costs import tables
 from kit.costs.apart import measure_apart
 from kit.costs.measured import Cost, Kind, measure_costs
 from kit.costs.order import Order, kind_of, order_of
 from kit.costs.quality import PRECISIONS, quality
 from kit.costs.uses import Use, assumed, bytes_used, draw, uses_of
 from kit.costs.ways import Disk, Measured, Prediction, Way, faster_than_probed, measure, roofed
-from kit.errors import KitError, ModelError, TraceError
-from kit.findings.n00_start_here.overview import held, token_bounds
-from kit.findings.n09_your_model import tables
+from kit.errors import KitError, ModelError
 from kit.gguf import cut
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
@@ -175,12 +173,12 @@ class Study:
 
     def holds(self) -> pd.DataFrame:
         """What the weights take, held in several ways: all of them, and what a token reads."""
-        return held(self.file, self.uses).drop(columns="bytes")
+        return tables.held(self.file, self.uses).drop(columns="bytes")
 
     def bounds(self) -> pd.DataFrame:
         """The roofline of a token: the least that reading once what it uses takes, by how weights are held."""
         machine = replace(self.machine, read_gbps=self.read_gbps)
-        table = token_bounds(self.file, machine, self.order.uses)
+        table = tables.token_bounds(self.file, machine, self.order.uses)
         return table[["a token", "least seconds a token", "most tokens a second"]]
 
     def families(self) -> pd.DataFrame:
@@ -365,19 +363,3 @@ def room_for_weights(file) -> int:
 
 def _listed(layers: list[int]) -> str:
     return ", ".join(map(str, layers[:8])) + ", ..." * (len(layers) > 8)
-
-
-def read_trace(path: str | Path) -> Requests:
-    """A trace of weight accesses recorded elsewhere: CSV with the columns tensor and nbytes (token), or oracleGeneral."""
-    path = Path(path)
-    if path.suffix.lower() != ".csv":
-        return oracle.read(path)
-    try:
-        frame = pd.read_csv(path, dtype={"tensor": str, "nbytes": np.uint64}, keep_default_na=False)
-    except (OSError, ValueError, OverflowError) as error:
-        message = f"cannot be read as CSV ({str(error).strip()}); it needs the columns tensor and nbytes, whole numbers"
-        raise TraceError(f"{path}: {message}") from None
-    found = requests(frame)
-    if not len(found):
-        raise TraceError(f"{path}: holds no access; a row needs a tensor and its nbytes")
-    return found
