@@ -89,8 +89,7 @@ def test_parts_are_the_token_and_layers_count_by_their_number(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kept,roomy,warm,shown",
-    [((5.0, 5.5, 5.2), 0.05, "reproduced in ratio", 2), ((5.0, 0.05, 0.05), 0.05, "not reproduced", 0)],
+    "kept,roomy,warm,shown", [((5.0, 5.5, 5.2), 0.05, "reproduced in ratio", 2), ((5.0, 0.05, 0.05), 0.05, "not reproduced", 0)]
 )
 def test_verdicts_follow_the_run(tmp_path, monkeypatch, kept, roomy, warm, shown):
     monkeypatch.setattr(pressure, "of_run", lambda lab: curve(SLOW | {"kept": kept}, roomy))

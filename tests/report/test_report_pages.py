@@ -209,6 +209,7 @@ def test_control_characters_never_reach_a_page(finished, tmp_path):
 
 def test_the_front_page_opens_with_one_decision(tmp_path):
     """Three ways and llama.cpp, the slowest first; where a peer is faster the page says so; nothing of it without all three."""
+
     def row(quantity, seconds):
         given = {"notebook": "07_memory_frontier", "parameters": {"model": "/x/my.gguf"}}
         return Record(quantity=quantity, unit="s", samples=[seconds], **given)
