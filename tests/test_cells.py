@@ -34,6 +34,23 @@ def committed():
 
 ADVICE = "What the authors should do, in one line each:"
 CASES = {  # a notebook joins by its row
+    "00_start_here": Case(
+        number={"gib": 0.125},
+        opposite={
+            "machine": lambda machine: replace(machine, read_gbps=64.0, f32_gflops=8.0),
+            "exact": lambda exact: exact.assign(**{"as it should be": False, "largest error": 1.0}),
+            "counts": (1, 2),
+            "speeds": ("blas-500",),
+        },
+        steady=dict.fromkeys((
+            "cpu, 2 cores, 16.00 GiB of memory (m).",
+            "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf: 20 tensors, generated weights of true shape; profile smoke: tiny "
+            "geometry: all notebooks in about two minutes, under 2 GB.",
+            ADVICE,
+            "Tokens processed together share the bytes.",
+            "- Read fewer bytes: f32 weights cost 6.4 times the blocks, in the bound.",
+        ), "what the file and the machine are"),
+    ),
     "02_cache_mystery": Case(
         number={"limit": 2 << 30},
         opposite={

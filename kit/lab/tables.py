@@ -1,6 +1,7 @@
 """The style of every table: three significant digits, thousands separated, seconds with their unit, an en dash for nan."""
 
 from collections.abc import Callable, Iterable, Mapping
+from html import escape
 
 import pandas as pd
 from pandas.io.formats.style import Styler
@@ -28,6 +29,13 @@ def shown(table: pd.DataFrame, **formats: str | Callable) -> Styler:
     defaults = {name: format_seconds if str(name).endswith(_SECONDS) else number for name in table.columns}
     style = table.style.format(defaults | formats, na_rep="–")
     return style.format_index(lambda name: str(name).removesuffix(_SECONDS), axis="columns")
+
+
+def folded(summary: str, table: pd.DataFrame, **formats: str | Callable):
+    """The table as ``shown``, behind a fold that opens by its ``summary``: for rows that few want to read."""
+    from IPython.display import HTML  # no command needs it
+
+    return HTML(f"<details><summary>{escape(summary)}</summary>{shown(table, **formats).to_html()}</details>")
 
 
 def number(value) -> str:
