@@ -96,7 +96,7 @@ def test_verdicts_follow_the_run(tmp_path, monkeypatch, kept, roomy, warm, shown
     ran = run(tmp_path)
     found = {(row.claim, row.verdict) for row in read([tmp_path / f"{NAME}.jsonl"]) if row.verdict}
     assert ("warm-inference", warm) in found and ("blas-500", "impossible") in found
-    assert len(ran["both"]) == shown and ran["there"][0] == pytest.approx(194 / 36.8)
+    assert len(ran["both"]) == shown and ran["there"]["first / before"] == pytest.approx(194 / 36.8)
     assert not cells.unfilled(ran) and not cells.static_sentences(NAME)
 
 

@@ -4,9 +4,11 @@ import json
 import re
 
 import cells
+import nbformat
+import pandas as pd
 import pytest
 from click.testing import CliRunner
-from contradictions import contradictions
+from contradictions import contradictions, wrong_ratios
 from hypothesis import given
 from hypothesis import strategies as st
 from invented import MACHINE
@@ -19,6 +21,7 @@ from kit.errors import ReportError
 from kit.findings.session import Session
 from kit.lab.files import read_yaml
 from kit.lab.paths import ROOT, data_file
+from kit.lab.tables import shown
 from kit.report import index
 from kit.report import run as runs
 
@@ -137,6 +140,36 @@ def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path)
         write(tmp_path, record(quantity="near", samples=[samples[0] / 3 + 1], notebook=name), name=name)
         write(tmp_path, record(quantity="one tile", unit="x", samples=[1.0], notebook=name), name=name)
     assert contradictions(tmp_path) == ["one tile: 302 ms in 05_tile_decode and 471 ms in 06_compressed_inference"]
+
+
+def table_in(folder, table, **formats):
+    """A notebook whose one cell shows a table as pages do."""
+    output = nbformat.v4.new_output("display_data", {"text/html": shown(table, **formats).to_html()})
+    cell = nbformat.v4.new_code_cell("", id="c", outputs=[output])
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder / "t.ipynb")
+    return wrong_ratios(folder / "t.ipynb")
+
+
+@pytest.mark.parametrize(
+    ("column", "right", "wrong"),
+    [
+        ("first / before", [4.0, 0.5], [4.0, 0.52]),
+        ("step", [None, 8 / 3], [None, 3 / 8]),
+        ("times this machine's", [2.0, 1.5], [2.0, 3.0]),
+        ("first: none / this", [1.0, 8 / 3], [1.0, 2.6]),
+    ],
+)
+def test_a_ratio_that_is_not_the_quotient_of_its_row_is_found(tmp_path, column, right, wrong):
+    index = pd.MultiIndex.from_tuples([("a", "none"), ("a", "this")], names=["who", "which"])
+    table = pd.DataFrame({"first, s": [8e-6, 3e-6], "before, s": [2e-6, 6e-6]}, index)
+    table["seconds"], table["GB/s needed"] = table["first, s"], [4.0, 3.0]
+    assert table_in(tmp_path, table.assign(**{column: right}), seconds="{:.2e}") == []
+    assert [line.partition(":")[0] for line in table_in(tmp_path, table.assign(**{column: wrong}), seconds="{:.2e}")] == ["c"]
+
+
+def test_a_column_of_ratios_without_a_rule_is_found(tmp_path):
+    table = pd.DataFrame({"times the wind": [1.5], "gain": [2.0], "hits": ["3 of 4"]}, ["way"])
+    assert len(table_in(tmp_path, table)) == 1 and len(table_in(tmp_path, table, gain="{:.1f}x")) == 2
 
 
 def test_what_several_notebooks_show_is_measured_once(tmp_path):

@@ -8,7 +8,7 @@ import sys
 
 import nbformat
 import pytest
-from contradictions import contradictions
+from contradictions import contradictions, wrong_ratios
 
 from kit.claims import records
 from kit.lab.paths import ROOT
@@ -65,6 +65,13 @@ def test_figures_of_one_run_agree_with_each_other(runs):
             rows = records.read([folder / f"{name}.jsonl"])
             for quantity in {row.quantity for row in rows}:
                 assert not printed_otherwise(told[name], quantity, rows), f"{folder / name}: {quantity}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_ratio_of_a_table_is_the_quotient_of_its_row(runs, name):
+    for folder in runs:
+        assert wrong_ratios(folder / f"{name}.ipynb") == []
 
 
 def words_of(path) -> str:
