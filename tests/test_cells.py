@@ -8,9 +8,11 @@ import cells
 import pytest
 from invented import MACHINE
 
+import kit
 from kit.cache.traces import mixture_of_experts
 from kit.claims import book
-from kit.lab.paths import ROOT
+from kit.lab.paths import ROOT, models_folder
+from kit.synthetic.write import cached_model
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,15 @@ CASES = {  # a notebook joins by its row
             "device = cpu: not measured; `kit reproduce --device cuda` adds tokens from tiles in device memory, and tiles "
             "against plain INT8 over the bus",
         ), "times, counts of the source's own stores, and what the file and the machine are"),
+    ),
+    "09_your_model": Case(
+        number={"limit": 2 << 20},
+        opposite={
+            "file": lambda file: kit.open(cached_model("tiny-qwen3moe", "Q8_0", folder=models_folder())),
+            "limit": 1 << 30,  # everything fits
+            "points": 3,
+        },
+        steady={"The order of weight accesses was recorded from a decode of 5 tokens.": "how it was measured, no outcome"},
     ),
     "03_cache_variants": Case(
         number={"capacity": 0.5},

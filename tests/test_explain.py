@@ -1,7 +1,9 @@
 """Explain: access orders, costs and predictions of a file that runs and one that does not; the command in all its forms."""
 
 import json
+from dataclasses import replace
 
+import cells
 import model_files
 import numpy as np
 import pandas as pd
@@ -22,7 +24,7 @@ from kit.costs.order import Order, order_of
 from kit.costs.study import Study
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Part, Way, measure, parts_of, predict
 from kit.errors import TraceError
-from kit.findings.n09_your_model import figures
+from kit.units import format_bytes, format_seconds
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +142,28 @@ def test_families_add_up_to_the_whole(study):
     assert table["in float32"].sum() == 4 * sum(info.elements for info in used.values())
     assert table["share"].sum() == pytest.approx(1)
     assert table.loc["ffn_up", "uses"] == 2
+    assert (table["each time"] >= table["kept"]).all() and (table["kept"] > 0).all()
+
+
+def test_no_time_of_a_use_reads_as_nothing(study):
+    """Where the difference of two measurements is below zero, or a program fetches a vector in its rest, none is told."""
+    ones = dict.fromkeys(DTYPES, 1e-3)
+    for order in (study.order, replace(study.order, reason="it cannot run", programs={})):
+        parts = parts_of(study.file, order)
+        costs = {part.kind: Cost(dict.fromkeys(DTYPES, 0.0), ones, dict.fromkeys(FUSED, 1.0)) for part in parts.values()}
+        table = tables.families(study.file, order, costs)
+        assert table.loc["attn_k", "each time"] == table.loc["attn_k", "kept"] == pytest.approx(2e-3)
+        told = tables.shown(table)
+        assert not told.isin(["0 s"]).any().any()
+        assert told.loc["attn_norm", "from blocks"] == ("2.00 s" if order.reason else "–")
+
+
+def test_a_use_that_is_not_kept_has_a_price_of_its_own(study):
+    vectors = [cost for kind, cost in study.costs.items() if len(kind.shape) == 1]
+    least = min(cost.load["float32"] + cost.multiply["float32"] for cost in vectors)
+    said = study.of_a_use()
+    assert f"costs {format_seconds(least)} a use" in said and f"for the {len(study.order.tokens[-1])} uses" in said
+    assert "its 5 vectors" in said  # two norms in each of two layers, and one at the end
 
 
 def test_a_hostile_name_is_printable_in_tables_and_figures(odd):
@@ -221,28 +245,19 @@ def test_what_is_no_trace_is_one_error(tmp_path, content):
 # --- controls --------------------------------------------------------------------------------------------------------
 
 
-def test_controls_when_somebody_is_there_and_a_figure_when_not(study, monkeypatch):
-    drawn, displayed = [], []
-    monkeypatch.setattr(figures, "at", lambda study, memory, dtype: drawn.append((memory, dtype)))
-    monkeypatch.setattr(figures, "display", lambda *shown: displayed.extend(shown))
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    figures.explore(study)
-    assert drawn == [(study.memory, "float32")] and not displayed
+def test_controls_when_somebody_is_there(tmp_path, monkeypatch):
+    """In JupyterLab notebook 09 hands the kit's figure to two controls; its largest memory is the whole model's."""
+    made = []
+    monkeypatch.setattr("ipywidgets.interact", lambda draw, **controls: made.append((draw, controls)))
     monkeypatch.setenv("JPY_SESSION_NAME", "notebook")
-    figures.explore(study)
-    memory, dtype = displayed[0].children
-    dtype.value = "float16"
-    memory.value = memory.options[-1][1]
-    assert drawn[-1] == (study.accesses.working_set, "float16")
-
-
-def test_every_figure_draws(study):
-    study.measure_best()
-    for figure in (
-        figures.families(study.families()), figures.hits(study.accesses, study.memory, points=3),
-        figures.advice(study.advice()), figures.at(study, study.memory, "bfloat16"),
-    ):  # fmt: skip
-        figure.canvas.draw()
+    monkeypatch.setenv("KIT_PATIENCE", "0")
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    ran = cells.run("09_your_model", until="explore", out=tmp_path)
+    draw, controls = made[0]
+    assert controls["nbytes"].value == ran["limit"] and ran.titles["explore"] == []
+    draw(controls["nbytes"].options[-1][1], controls["dtype"].options[1])
+    left, _ = ran["plt"].gcf().axes
+    assert left.get_title("left") == f"{format_bytes(ran['whole'])}, float16: 100% at best"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -310,9 +325,23 @@ def test_faster_is_what_was_measured_where_it_was(study):
     now, other, third = study.predictions[:3]
     sample = lambda way, seconds: Measured(way, (seconds,), None, 0, None)  # noqa: E731
     measured = {now.way: sample(now.way, 8.0), other.way: sample(other.way, 2.0)}
-    faster = tables.advice_table(study.predictions, measured)["faster"]
+    table = tables.advice_table(study.predictions, measured)
+    faster, told = table["faster"], tables.shown(table)["faster"]
     assert faster[now.way.label] == 1.0 and faster[other.way.label] == 4.0
     assert faster[third.way.label] == pytest.approx(now.seconds / third.seconds)
+    assert told[other.way.label] == "4.0x measured" and told[third.way.label].endswith("x predicted")
+    only = tables.shown(tables.advice_table(study.predictions, {other.way: sample(other.way, 2.0)}))["faster"]
+    assert only.str.endswith("predicted").all(), "a ratio to a first row that was not measured is none of measured times"
+
+
+def test_a_way_that_rounds_says_what_that_does(study):
+    study.__dict__.pop("quality", None)
+    assert "activations rounded to 8 bits;" in study.advise()
+    study.__dict__["quality"] = pd.DataFrame({"kl": {"int8 activations": 0.0079, "bf16": 1e-4, "f16": 1e-6}})
+    assert "activations rounded to 8 bits, KL 7.9e-03 nats;" in study.advise()
+    study.__dict__["quality"] = "no tokenizer"
+    assert "activations rounded to 8 bits, its effect not measured;" in study.advise()
+    study.__dict__.pop("quality")
 
 
 def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):

@@ -86,11 +86,14 @@ def _sections(study):
     yield table("EXACTNESS (against gguf-py, on rows of this file)", study.exactness())
     title = f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)"
     yield table(title, study.policies())
-    yield table("WHERE A TOKEN'S TIME GOES (seconds a token, float32)", study.families())
+    title = "WHERE A TOKEN'S TIME GOES (seconds a token: dequantized to float32 each time; kept; as blocks)"
+    yield table(title, study.families())
+    if own := study.of_a_use():
+        yield paragraph(own)
     study.measure_best()
     yield table(f"ROOFLINE (this machine reads {study.read_gbps:.1f} GB/s at its best)", study.bounds())
-    title = "WHAT TO CHANGE (seconds a token; the first row is what the reports did)"
-    yield table(title, study.advice().drop(columns="hit rate"))
+    title = "WHAT TO CHANGE (seconds a token; times faster than the first row, which is what the reports did)"
+    yield table(title, study.advice().drop(columns=["hit rate", "factor"], errors="ignore"))
     if study.part is not None:
         title = f"MEASURED, {len(study.layers)} OF {study.facts['layers']} LAYERS (seconds a token of these alone)"
         yield table(title, study.checked())

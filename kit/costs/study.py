@@ -19,7 +19,7 @@ from kit.costs.measured import Cost, Kind, measure_costs
 from kit.costs.order import Order, kind_of, order_of
 from kit.costs.quality import PRECISIONS, quality
 from kit.costs.uses import Use, assumed, bytes_used, draw, uses_of
-from kit.costs.ways import Disk, Measured, Prediction, Way, faster_than_probed, measure, roofed
+from kit.costs.ways import Disk, Measured, Prediction, Way, faster_than_probed, measure, parts_of, roofed
 from kit.errors import KitError, ModelError
 from kit.gguf import cut
 from kit.gguf.formats import FORMATS
@@ -185,6 +185,20 @@ class Study:
         """Where a token's time goes, by family of tensors."""
         return tables.families(self.file, self.order, self.costs)
 
+    def of_a_use(self) -> str:
+        """What a weight that is not kept costs at every use, however small it is; "" where no vector is used."""
+        cost = {kind: cost.load["float32"] + cost.multiply["float32"] for kind, cost in self.costs.items()}
+        parts, names = parts_of(self.file, self.order), self.order.tokens[-1]
+        vectors = [cost[parts[name].kind] for name in names if len(parts[name].kind.shape) == 1]
+        if not vectors:
+            return ""
+        least, uses = min(vectors), len(names)
+        return (
+            f"What is not kept costs {format_seconds(least)} a use, however small it is (lookup, buffer, spans): "
+            f"{format_seconds(uses * least)} for the {uses} uses of a token, and {least * len(vectors) / sum(vectors):.0%} of "
+            f"what its {len(vectors)} vectors take."
+        )
+
     def policies(self) -> pd.DataFrame:
         """Hits by policy for the memory given."""
         return tables.policies(self.accesses, self.memory)
@@ -193,9 +207,8 @@ class Study:
         """What the largest weight does to an LRU."""
         name, size = max(self.accesses.objects.items(), key=lambda item: item[1])
         return (
-            f"The largest weight, {printable(name)}, is {format_bytes(size)} of {format_bytes(self.accesses.working_set)}. A "
-            "smaller cache lets it pass and keeps others; an LRU just large enough takes it in at every token and throws the "
-            "others out for it, so there its curve can fall."
+            f"The largest weight, {printable(name)}, is {format_bytes(size)} of {format_bytes(self.accesses.working_set)}: an "
+            "LRU just large enough for it throws the others out for it at every token, so there its curve can fall."
         )
 
     def exactness(self) -> pd.DataFrame:
@@ -244,7 +257,7 @@ class Study:
             return tables.frame(
                 [(way.label, why) for way, why in (self.part or self).unmeasured.items()], "way", "not measured"
             )
-        return table.loc[table["measured"].notna(), ["predicted", "measured", "factor", "least", "hit rate"]]
+        return table.loc[table["measured"].notna(), ["predicted", "measured", "factor", "faster", "by", "least", "hit rate"]]
 
     def advice(self) -> pd.DataFrame:
         """What to change and what it brings, predicted, and measured where it was."""
@@ -298,10 +311,10 @@ class Study:
         now, *others = self.predictions
         text = [f"Now, with an LRU of {format_bytes(self.memory)} in float32: {self._speed(now)}."]
         for found in others[:2]:
-            label, rounded = found.way.label, PRECISIONS[found.way.precision].told
+            label, rounds = found.way.label, self._rounds(found.way)
             text.append(
-                f"{label[0].upper()}{label[1:]}: {self._speed(found)}; {rounded}; {format_bytes(found.held)} held and "
-                f"{format_bytes(found.pages)} of the file in the page cache."
+                f"{label[0].upper()}{label[1:]}: {self._speed(found)}; {rounds}; {format_bytes(found.held)} held "
+                f"and {format_bytes(found.pages)} of the file in the page cache."
             )
         if now.held > self.memory:
             text.append(
@@ -311,12 +324,20 @@ class Study:
         text += [f"{way.label[0].upper()}{way.label[1:]} {why}." for way, why in (self.part or self).unmeasured.items()]
         return " ".join(text)
 
+    def _rounds(self, way: Way) -> str:
+        """What a way rounds, and what that does to the answers once ``quality`` has been asked for."""
+        told, known = PRECISIONS[way.precision].told, self.__dict__.get("quality")
+        if way.precision == "f32" or known is None:
+            return told
+        kl = "its effect not measured" if isinstance(known, str) else f"KL {known.loc[way.precision, 'kl']:.1e} nats"
+        return f"{told}, {kl}"
+
     def _speed(self, found: Prediction) -> str:
         text = f"{format_seconds(found.seconds)} a token predicted"
         if real := self.measured.get(found.way):
             text += f", {format_seconds(real.seconds)} measured"
             if now := self.measured.get(self.predictions[0].way):
-                text += f" ({now.seconds / real.seconds:.1f}x)" * (real is not now)
+                text += f" ({now.seconds / real.seconds:.1f}x as fast, measured)" * (real is not now)
             text += ", while other processes used the cores" * real.disturbed
         return text
 

@@ -22,6 +22,7 @@ from kit.quants.exactness import exactness, sample
 from kit.units import format_bytes, format_count, format_seconds, printable
 
 REST = "attention and the rest"
+TIMES = ("each time", "kept", "from blocks")  # columns of families, in seconds
 HELD_BLOCKS = "the file's blocks"
 WEIGHT_BYTES = {"f32": 4.0, "f16, bf16": 2.0, "int8": 1.0}
 
@@ -49,19 +50,21 @@ def token_bounds(file, machine, uses=None) -> pd.DataFrame:
 
 def families(file, order: Order, costs) -> pd.DataFrame:
     """Where a token's time goes: one row a family of tensors (blk.N.ffn_up.weight -> ffn_up), the costliest first. Seconds a
-    token: to dequantize all of it to float32, to multiply by it once dequantized, to use it straight from its blocks."""
+    token of its uses, each of three as measured: dequantized to float32 "each time", "kept" in float32, "from blocks" (nan:
+    vectors, which the recorded program fetches in the rest)."""
     parts, token, rows = parts_of(file, order), from_blocks("fused", order, costs), []
     for name in (name for uses in order.tokens for name in uses):
         kind, cost = parts[name].kind, costs[parts[name].kind]
         family = printable(re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name))
         sizes = parts[name].blocks, 4 * parts[name].elements
-        rows.append((family, 1, *sizes, cost.load["float32"], cost.multiply["float32"], token.products.get(kind, 0.0)))
-    names = ["family", "uses", "in the file", "in float32", "dequantize", "multiply", "from blocks"]
-    table = pd.DataFrame(rows, columns=names).groupby("family").sum() / len(order.tokens)
-    table.insert(0, "share", (table["dequantize"] + table["multiply"]) / (table["dequantize"] + table["multiply"]).sum())
+        kept = cost.multiply["float32"]
+        rows.append((family, 1, *sizes, cost.load["float32"] + kept, kept, token.products.get(kind, np.nan)))
+    table = pd.DataFrame(rows, columns=["family", "uses", "in the file", "in float32", *TIMES])
+    table = table.groupby("family").sum(min_count=1) / len(order.tokens)
+    table.insert(0, "share", table["each time"] / table["each time"].sum())
     table = table.sort_values("share", ascending=False)
     if not order.reason:
-        table.loc[REST, ["multiply", "from blocks"]] = order.rest, token.rest
+        table.loc[REST, list(TIMES)] = order.rest, order.rest, token.rest
     return table
 
 
@@ -126,14 +129,17 @@ def advice(file, order: Order, costs, machine, memory: int, disk: Disk | None = 
 
 def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | None = None) -> pd.DataFrame:
     """One row a way: seconds a token predicted (and measured), the least possible, times faster than the first row. "faster" is
-    of the measured seconds where both rows were measured, else of the predicted ones; "factor" is predicted over measured."""
+    of the measured seconds where both rows were measured, else of the predicted ones, as "by" says; "factor" is predicted over
+    measured."""
     seconds = {way: found.seconds for way, found in (measured or {}).items()}
-    rows = [(found.way.label, found.seconds, np.nan, seconds.get(found.way, np.nan), np.nan, found.least, found.hit_rate,
+    rows = [(found.way.label, found.seconds, np.nan, "", seconds.get(found.way, np.nan), np.nan, found.least, found.hit_rate,
              found.held, found.pages) for found in predictions]  # fmt: skip
-    names = ("way", "predicted", "faster", "measured", "factor", "least", "hit rate", "held", "file pages")
+    names = ("way", "predicted", "faster", "by", "measured", "factor", "least", "hit rate", "held", "file pages")
     table = frame(rows, *names)
     predicted, real = table["predicted"], table["measured"]
-    table["faster"] = (real.iloc[0] / real).fillna(predicted.iloc[0] / predicted)
+    faster = real.iloc[0] / real
+    table["by"] = np.where(faster.isna(), "predicted", "measured")
+    table["faster"] = faster.fillna(predicted.iloc[0] / predicted)
     table["factor"] = predicted / real
     return table if measured else table.drop(columns=["measured", "factor"])
 
@@ -147,21 +153,22 @@ def off_by(factors):
 
 
 WIDTH = 100
-_SECONDS = ("dequantize", "multiply", "from blocks", "predicted", "measured", "least", "least seconds a token")
+_SECONDS = (*TIMES, "predicted", "measured", "least", "least seconds a token")
 _BYTES = ("in the file", "in float32", "held", "file pages", "together", "peak", "bytes")
 _SHARES = ("share", "hit rate", "bytes hit", "upper bound")
 _FORMATS = (
     dict.fromkeys(_SECONDS, format_seconds)
     | dict.fromkeys(_BYTES, format_bytes)
     | dict.fromkeys(_SHARES, "{:.1%}".format)
-    | {"faster": "{:.2f}x".format, "factor": "{:.2f}x".format, "weights": format_count}
+    | {"faster": "{:.1f}x".format, "factor": "{:.2f}x".format, "weights": format_count}
 )
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
     """A table of this module with its numbers as text, with units by its columns' names; an en dash for missing values."""
     texts = {name: values.astype(object).map(_FORMATS.get(name, number), "ignore") for name, values in table.items()}
-    return pd.DataFrame(texts, index=table.index).fillna("–")
+    found = pd.DataFrame(texts, index=table.index).fillna("–")
+    return found.assign(faster=found["faster"] + " " + found.pop("by")) if "by" in found else found
 
 
 def as_text(table: pd.DataFrame) -> str:

@@ -35,7 +35,7 @@ def folded(summary: str, table: pd.DataFrame, **formats: str | Callable):
     """The table as ``shown``, behind a fold that opens by its ``summary``: for rows that few want to read."""
     from IPython.display import HTML  # no command needs it
 
-    return HTML(f"<details><summary>{escape(summary)}</summary>{shown(table, **formats).to_html()}</details>")
+    return HTML(f'<details class="more"><summary>{escape(summary)}</summary>{shown(table, **formats).to_html()}</details>')
 
 
 def number(value) -> str:

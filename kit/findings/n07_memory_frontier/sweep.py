@@ -212,5 +212,5 @@ def pareto(predictions: list[Prediction]) -> list[Prediction]:
 def table(predictions: list[Prediction], measured: list[Measured] = ()) -> pd.DataFrame:
     """One row a way, the fastest first: seconds predicted and measured, the least, bytes held, pages of the file needed."""
     ordered = sorted(ways.roofed(predictions, measured), key=lambda prediction: prediction.seconds)
-    found = advice_table(ordered, {found.way: found for found in measured}).drop(columns="faster")
+    found = advice_table(ordered, {found.way: found for found in measured}).drop(columns=["faster", "by"])
     return found.assign(together=found["held"] + found["file pages"])
