@@ -18,7 +18,12 @@ $(STAMP): pyproject.toml
 	-$(BIN)/kit fetch smollm2-135m gemma-3-270m # trained models; what needs them skips without
 	touch $(STAMP)
 
-reproduce: $(STAMP) ## every notebook, PROFILE=quick (or smoke, full), MODEL=smollm2-135m: a report under results/
+$(VENV)/.notebooks: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test $(STAMP) -nt pyproject.toml || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[notebooks]'
+	touch $@
+
+reproduce: $(VENV)/.notebooks ## every notebook, PROFILE=quick (or smoke, full), MODEL=smollm2-135m: a report under results/
 	$(BIN)/kit reproduce --profile $(PROFILE) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 test: $(STAMP) ## all tests; ARGS=tests/test_trace.py for some

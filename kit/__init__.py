@@ -6,6 +6,8 @@ The names below are what a notebook needs. Each is imported at first use, so ``i
 import importlib
 import os
 
+from kit import errors
+
 # torch reads this at its first large allocation: huge pages make fresh memory 2.5 times faster to fill (Linux).
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
@@ -37,15 +39,13 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str):
-    if name in _HOME:
-        value = getattr(importlib.import_module(_HOME[name]), name)
-    else:
-        try:
-            value = importlib.import_module(_ALIASES.get(name, f"kit.{name}"))
-        except ModuleNotFoundError as error:
-            if error.name != f"kit.{name}":
-                raise
+    try:
+        home = importlib.import_module(_HOME.get(name) or _ALIASES.get(name, f"kit.{name}"))
+    except ModuleNotFoundError as error:
+        if error.name == f"kit.{name}":
             raise AttributeError(f"module 'kit' has no attribute {name!r}") from None
+        raise errors.extra_for(error) from None
+    value = getattr(home, name) if name in _HOME else home
     globals()[name] = value
     return value
 

@@ -4,6 +4,8 @@ A message names the file, the tensor (or the option) and the remedy;
 the command line prints it as one line and exits with 2.
 """
 
+import importlib
+
 
 class KitError(Exception):
     """Base of every error that the kit raises on purpose."""
@@ -47,3 +49,33 @@ def known(what: str, name, table: dict, error: type[KitError]):
         return table[name]
     except (KeyError, TypeError):
         raise error(f"{what} {name!r} is not known; choose one of {', '.join(map(str, table))}") from None
+
+
+_NEED = {  # extra of gguf-kit -> what comes with it
+    "notebooks": ("IPython", "ipywidgets", "markupsafe", "matplotlib", "nbclient", "nbconvert", "nbformat", "nh3", "pandas",
+                  "papermill", "pyarrow"),
+    "sweep": ("dask", "distributed"),
+    "hf": ("transformers",),
+}  # fmt: skip
+
+
+class ExtraError(KitError, ModuleNotFoundError):
+    """A library that does not come with the kit alone: names the extra that brings it."""
+
+
+def extra_for(error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The error to raise for a library that is not installed: ExtraError where an extra brings it, else the same."""
+    library = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, libraries in _NEED.items() if library in libraries), None)
+    if extra is None or isinstance(error, ExtraError):
+        return error
+    remedy = f"pip install 'gguf-kit[{extra}]', or --editable '.[{extra}]' in a checkout"
+    return ExtraError(f"{library} is not installed, which this needs: {remedy}", name=error.name)
+
+
+def library(name: str):
+    """The module of a library that an extra brings; ExtraError names the extra where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise extra_for(error) from None

@@ -14,7 +14,8 @@ _BYTES = {"": 1, "B": 1} | {
 def parse_bytes(size: int | float | str) -> int:
     """Bytes from an int or from text such as ``"4 GiB"``, ``"512MB"`` (MB = 10^6, MiB = 2^20).
 
-    Raises ValueError for anything else, with an example of what would do.
+    Text without a unit is bytes from a MiB on; below, a unit was forgotten. Raises ValueError for anything
+    else, with an example of what would do.
     """
     if isinstance(size, bool) or not isinstance(size, (int, float, str)):
         raise ValueError(f"{size!r} is not a size: give bytes as an int or text such as '4 GiB'")
@@ -23,6 +24,8 @@ def parse_bytes(size: int | float | str) -> int:
         factor = _BYTES.get(match[2].upper()) if match else None
         if factor is None:
             raise ValueError(f"{size!r} is not a size: give bytes as an int or text such as '4 GiB', '512 MB'")
+        if not match[2] and 0 < float(match[1]) < 2**20:
+            raise ValueError(f"{match[1]} bytes? write {match[1]}GiB, {match[1]}MiB, or {match[1]}B where bytes are meant")
         size = float(match[1]) * factor
     if not 0 <= size < 2**63:
         raise ValueError(f"{size!r} is not a size: it must lie between 0 and 2^63 bytes")

@@ -1,5 +1,7 @@
 """Compressed models: written from GGUF and safetensors, whole or not at all; verified; bfloat16 without loss."""
 
+import json
+import re
 import resource
 from contextlib import contextmanager
 
@@ -17,7 +19,7 @@ from kit.codec.codings import pack, quantize, unpack
 from kit.codec.compressor import compress, verify
 from kit.codec.container import CompressedFile
 from kit.commands.cli import main
-from kit.errors import CodecError
+from kit.errors import CodecError, ModelError
 from kit.synthetic.write import synthesize
 
 
@@ -275,6 +277,44 @@ def test_no_part_of_a_split_model_is_replaced(source, tmp_path):
     result = CliRunner().invoke(main, ["compress", str(parts[0]), "-o", str(parts[1]), "--force"])
     assert result.exit_code == 2 and f"{parts[1]}: is the input itself" in result.output
     assert [part.read_bytes() for part in parts] == before and len(parts) > 1
+
+
+def test_a_compressed_model_runs_and_is_shown(source, packed):
+    """`kit generate`, perplexity and inspect take it; the tokens are those of CompressedWeights."""
+    invoke = lambda *arguments: CliRunner().invoke(main, list(map(str, arguments)))  # noqa: E731
+    weights = kit.codec.CompressedWeights(kit.codec.CompressedFile(packed), kit.HashMap())
+    right = kit.generate(kit.Transformer(weights), [1, 5, 9], 6, stop_at_end=False).tokens
+    for cache in ([], ["--cache", "none"], ["--cache", "lru:1MiB"]):
+        told = invoke("generate", packed, "--tokens", "1,5,9", "-n", 6, "--json", "--ignore-end", *cache)
+        assert json.loads(told.stdout)["tokens"] == right, told.output
+        assert json.loads(told.stdout)["linear"] == "compressed tiles"
+    facts = json.loads(invoke("perplexity", packed, "--tokens", 64, "--json").stdout)
+    plain = json.loads(invoke("perplexity", source, "--tokens", 64, "--json", "--dtype", "int8").stdout)
+    assert facts["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-3)
+    shown = invoke("inspect", packed).output
+    assert re.search(r"int8 tiles +15 +1\.311 M", shown) and "I8" not in shown and "tiles    " in shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["generate", "--tokens", "1", "--linear", "fused"], ["generate", "--tokens", "1", "--backend", "reference"],
+     ["perplexity", "--dtype", "float16"], ["perplexity", "--linear", "fused"]],
+)  # fmt: skip
+def test_what_changes_nothing_of_a_compressed_model_is_refused(packed, command):
+    result = CliRunner().invoke(main, [command[0], str(packed), *command[1:]])
+    assert result.exit_code == 2 and "a compressed model's matrices are unpacked" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["explain"], ["exactness"], ["reproduce", "--only", "08", "--model"]])
+def test_what_wants_blocks_refuses_a_compressed_model_by_its_name(packed, tmp_path, command):
+    out = ["--out", str(tmp_path / "run")] if "reproduce" in command else []
+    result = CliRunner().invoke(main, [*command, str(packed), *out])
+    assert result.exit_code == 2 and "is a compressed model (kit compress)" in result.stderr, result.output
+    assert result.stderr.count("\n") == 1
+    with pytest.raises(ModelError, match=r"is a compressed model.*kit\.codec\.CompressedWeights"):
+        kit.Weights(kit.open(packed))
+    with pytest.raises(ModelError, match="is a compressed model"):
+        kit.hf.load(packed)
 
 
 def test_verify_against_another_source(packed, tmp_path):

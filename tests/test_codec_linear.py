@@ -67,6 +67,14 @@ def reference(source):
     return generate(kit.Transformer(Uncompressed(source, kit.HashMap())))
 
 
+@pytest.mark.parametrize("tokens", [2, 8, 9, 16, 17, 200])
+def test_a_prompt_of_any_length(source, file, tokens):
+    """Many tokens are multiplied by torch, since the kernels of many tokens have no INT8 of a scale a row."""
+    prompt = [number % 500 for number in range(3, 3 + tokens)]
+    right = kit.Transformer(Uncompressed(source, kit.HashMap())).logits(prompt)
+    torch.testing.assert_close(kit.Transformer(CompressedWeights(file)).logits(prompt), right, atol=1e-3, rtol=1e-3)
+
+
 DECODERS = ("scalar-binary", "scalar-table", "numpy", "simd")
 
 

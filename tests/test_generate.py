@@ -12,7 +12,9 @@ from reference_model import forward
 import kit
 from kit.commands.cli import main
 from kit.errors import ModelError
+from kit.model import chat
 from kit.model.generate import Sampler
+from kit.model.tokenizer import tokenizer_of
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +147,7 @@ def test_the_command_streams_text_and_reports_speed(path, model):
     answer = kit.generate(model, "The capital of France is", max_tokens=8, stop_at_end=False)
     assert answer.text.startswith(by_option.stdout.rstrip("\n"))
     assert result.stdout == answer.text + "\n"
-    for word in ("first token", "prefill", "decode", "tok/s", "GB/s read", "peak memory", "Unbounded()"):
+    for word in ("first token", "prefill", "decode", "tok/s", "GB/s read", "peak memory", "kernels", "straight from the file"):
         assert word in result.stderr
 
 
@@ -162,8 +164,15 @@ def test_the_command_as_json(path, model, cache, shown):
 @pytest.mark.parametrize(
     "args,message",
     [
-        (("-p", "a", "--tokens", "1"), "one of the two"),
-        ((), "one of the two"),
+        (("-p", "a", "--tokens", "1"), "one of the three"),
+        (("-p", "a", "--linear", "fused-int8", "--cache", "lru:20MiB"), "--cache would change nothing"),
+        (("-p", "a", "--linear", "fused", "--backend", "reference"), "--backend would change nothing"),
+        (("-p", "a", "--top-k", "5"), "--top-k would change nothing: at --temperature 0"),
+        (("-p", "a", "--system", "b"), "--system would change nothing"),
+        (("--tokens", "5", "--chat"), "--chat would change nothing"),
+        (("-p", "a", "--chat"), "has no chat template"),
+        (("-p", "a", "--cache", "lru:1"), "1 bytes? write 1GiB"),
+        ((), "one of the three"),
         (("--tokens", "1,x"), "is no list of token ids"),
         (("-p", "a", "--cache", "most"), "none of none, all, auto, lru:SIZE"),
         (("-p", "a", "--cache", "lru"), "none of none, all, auto, lru:SIZE"),
@@ -177,3 +186,101 @@ def test_the_command_fails_in_one_line(path, args, message):
     result = run(path, *args)
     assert result.exit_code == 2 and message in result.stderr.replace("\n", " ")
     assert "Traceback" not in result.stderr
+
+
+def test_auto_is_what_its_help_says(path):
+    """--cache auto, as every other --cache, asks for dequantized weights."""
+    values = json.loads(run(path, "--tokens", "5,6", "-n", 2, "--json", "--cache", "auto").stdout)
+    assert (values["linear"], values["cache"]) == ("dequantized", "Unbounded()")
+    values = json.loads(run(path, "--tokens", "5,6", "-n", 2, "--json").stdout)
+    assert (values["linear"], values["cache"]) == ("fused", "straight from the file")
+
+
+def test_what_is_timed_is_warm(path, monkeypatch):
+    """A throw-away pass comes first, over other weights: kernels are there, and the cache that was asked for is empty."""
+    passes = []
+    plain = kit.Transformer.step
+
+    def step(self, tokens, cache):
+        passes.append((len(tokens), self.weights.store.stats.misses))
+        return plain(self, tokens, cache)
+
+    monkeypatch.setattr(kit.Transformer, "step", step)
+    values = json.loads(run(path, "--tokens", ",".join(["5"] * 40), "-n", 4, "--json", "--cache", "all", "--ignore-end").stdout)
+    assert [count for count, _ in passes] == [32, 1, 1, 40, 1, 1, 1]
+    assert [misses for _, misses in passes][3] == 0 and values["kernels_seconds"] > 0
+
+
+def test_a_prompt_from_a_file_and_from_standard_input(path, tmp_path):
+    right = run(path, "-p", "The capital of France is", "-n", 4).stdout
+    (tmp_path / "prompt.txt").write_text("The capital of France is\n")
+    assert run(path, "--prompt-file", tmp_path / "prompt.txt", "-n", 4).stdout == right
+    piped = CliRunner().invoke(main, ["generate", str(path), "-p", "-", "-n", "4"], input="The capital of France is\n")
+    assert piped.stdout == right
+
+
+@pytest.mark.parametrize("how", ["argument", "file", "standard input"])
+def test_a_prompt_that_is_not_utf8_is_refused(path, tmp_path, how):
+    (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
+    arguments = {"argument": ["-p", "caf\udce9"], "file": ["--prompt-file", str(tmp_path / "latin1.txt")]}.get(how, ["-p", "-"])
+    result = CliRunner().invoke(main, ["generate", str(path), *arguments], input=b"caf\xe9")
+    assert result.exit_code == 2 and "not UTF-8 at" in result.stderr and result.stderr.count("\n") == 1
+
+
+TEMPLATE = """\
+{{ bos_token }}{% for message in messages %}
+{% if message['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}
+[{{ message['role'] }}]{{ message['content'] | trim }}
+{% endfor %}
+{% if add_generation_prompt %}[answer]{% endif %}"""
+
+
+@pytest.fixture
+def with_template(path):
+    """A function: an open file and its tokenizer, with another chat template."""
+
+    def with_template(template):
+        file = kit.open(path)
+        file.metadata = dict(file.metadata) | {"tokenizer.chat_template": template}
+        return file, tokenizer_of(file)
+
+    return with_template
+
+
+TURNS = [{"role": "system", "content": "Be short."}, {"role": "user", "content": " Where is Paris? "}]
+
+
+def test_a_chat_is_the_text_of_its_template(with_template):
+    file, tokenizer = with_template(TEMPLATE)
+    begin = file.metadata["tokenizer.ggml.tokens"][tokenizer.bos]
+    assert chat.render(file, TURNS) == f"{begin}[system]Be short.\n[user]Where is Paris?\n[answer]"
+    ids = chat.chat(file, tokenizer, TURNS)
+    assert ids[0] == tokenizer.bos and ids.count(tokenizer.bos) == 1
+
+
+def test_a_chat_is_that_of_transformers(with_template):
+    """Of the sandbox that transformers.apply_chat_template renders in."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    file, _ = with_template(TEMPLATE.replace("{{ bos_token }}", "<s>"))
+    [right], _ = render_jinja_template(
+        [TURNS], chat_template=file.metadata["tokenizer.chat_template"], add_generation_prompt=True
+    )
+    assert chat.render(file, TURNS) == right
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.append(1) }}",  # the sandbox lets nothing be changed
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{% for x in %}",
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[9].content.strip() }}",
+    ],
+)
+def test_a_template_that_refuses_or_breaks_is_one_error(with_template, template):
+    file, tokenizer = with_template(template)
+    with pytest.raises(ModelError, match="its chat template refuses"):
+        chat.chat(file, tokenizer, TURNS)

@@ -84,7 +84,7 @@ def test_surprisal_is_minus_log_softmax():
 
 
 def test_a_text_without_a_token_to_score(path):
-    with kit.open(path) as file, pytest.raises(ModelError, match="has none to score"):
+    with kit.open(path) as file, pytest.raises(ModelError, match="fewer than two to score"):
         perplexity.perplexity(kit.Transformer(kit.Weights(file)), [5])
 
 
@@ -99,6 +99,25 @@ def test_the_command(path, tmp_path):
     assert 0 < abs(rounded["perplexity"] / facts["perplexity"] - 1) < 0.01
     assert json.loads(run("--tokens", "60", "--json").output)["tokens"] == 60
     assert run("--dtype", "float16", "--linear", "fused").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        (["--text", "latin1.txt"], "latin1.txt: not UTF-8 at byte 3"),
+        (["--text", "two.txt"], "fewer than two to score"),
+        (["--text", "none.txt"], "none.txt: No such file"),
+        (["--context", "999999"], "the model has 2 to 2048"),
+        (["--context", "8", "--stride", "8"], "start at most 7 apart"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(path, tmp_path, monkeypatch, options, message):
+    """`217685 ± nan` of two letters, a context cut in silence, replaced characters: none of these is an answer."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin1.txt").write_bytes(b"caf\xe9 " * 99)
+    (tmp_path / "two.txt").write_text("a")
+    result = CliRunner().invoke(main, ["perplexity", str(path), *options])
+    assert result.exit_code == 2 and message in result.stderr and "nan" not in result.output
 
 
 # --- quality

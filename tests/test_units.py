@@ -21,6 +21,13 @@ def test_parse_bytes_says_what_would_do(text):
         parse_bytes(text)
 
 
+@pytest.mark.parametrize("text", ["4", "1", "512", "1048575", "0.5"])
+def test_a_forgotten_unit_is_not_bytes(text):
+    with pytest.raises(ValueError, match=f"{text} bytes\\? write {text}GiB"):
+        parse_bytes(text)
+    assert parse_bytes(f"{text}B") == int(float(text)) and parse_bytes("1048576") == 2**20 and parse_bytes("0") == 0
+
+
 @given(st.integers(0, 2**50))
 def test_formatted_bytes_parse_back_within_their_digits(nbytes):
     assert abs(parse_bytes(format_bytes(nbytes)) - nbytes) <= max(nbytes * 0.006, 0)

@@ -8,7 +8,7 @@ from functools import partial
 
 from kit.cache.policies.base import Policy, parse_capacity
 from kit.cache.stats import Stats
-from kit.errors import CacheError
+from kit.errors import CacheError, library
 from kit.gguf.names import layer_of
 from kit.units import format_bytes
 
@@ -238,7 +238,7 @@ class WeightCache:
 
     def table(self, by: str = "tensor"):
         """A DataFrame with one row for each "tensor" or "layer" and those fields of Stats that can be counted by row."""
-        import pandas as pd
+        pd = library("pandas")
 
         columns = ["hits", "misses", "bypassed", "shared", "prefetched", "errors", "evictions", "bytes_requested"]
         columns += ["bytes_hit", "bytes_loaded", "ns_loading", "ns_saved"]

@@ -24,12 +24,11 @@ _CHUNK_WEIGHTS = 1 << 24  # weights that are dequantized at a time: 64 MiB of fl
 class Coding(NamedTuple):
     """``split(blocks, qtype, name)``: the matrix that goes to tiles, int8 (rows, columns), and the array ``beside``.
 
-    ``qtype`` and ``nbytes``: ggml type of the unpacked matrix and bytes of a weight in it. ``part``, ``part_qtype``,
+    ``nbytes``: bytes of a weight in the unpacked matrix. ``part``, ``part_qtype``,
     ``part_dtype``: name, ggml type and numpy type of ``beside``, which has the first ``part_axes`` axes of the matrix.
     """
 
     split: Callable
-    qtype: str
     nbytes: int
     part: str
     part_qtype: str
@@ -110,6 +109,6 @@ def _split_bf16(blocks, qtype, name):
 
 
 CODINGS = {
-    "int8": Coding(_split_int8, "I8", 1, "scales", "F32", "<f4", 1),
-    "bf16": Coding(_split_bf16, "BF16", 2, "rest", "I8", "u1", 2),
+    "int8": Coding(_split_int8, 1, "scales", "F32", "<f4", 1),
+    "bf16": Coding(_split_bf16, 2, "rest", "I8", "u1", 2),
 }

@@ -26,6 +26,7 @@ from kit.codec.tiles import Tiles
 from kit.errors import CodecError
 from kit.gguf import reader
 from kit.gguf.reader import TensorInfo
+from kit.gguf.summary import TILES
 
 VERSION = 1
 
@@ -33,13 +34,15 @@ VERSION = 1
 class CompressedFile(AbstractContextManager):
     """An open compressed model, used like a GGUFFile.
 
-    ``tensors``: the model's names and shapes (qtype "I8" or "BF16" for coded ones). ``matrices``: name of a coded matrix
-    (NAME, or NAME[expert]) -> Coded. Opening reads headers and indices, no stream.
+    ``tensors``: the model's names and shapes (qtype "int8 tiles" or "bf16 tiles" for coded ones, and their
+    bytes). ``matrices``: name of a coded matrix (NAME, or NAME[expert]) -> Coded. Opening reads headers and
+    indices, no stream.
     """
 
     def __init__(self, path):
         self.gguf = reader.open(path)
         self.path, self.metadata, self.architecture = self.gguf.path, self.gguf.metadata, self.gguf.architecture
+        self.paths, self.version, self.alignment, self.byteorder = self.gguf.paths, 3, self.gguf.alignment, "little"
         version, self.coding = self.metadata.get("kit.codec.version"), self.metadata.get("kit.codec.coding")
         if version is None:
             raise CodecError(f"{path}: is not a compressed model: `kit compress {path} -o OUT` writes one")
@@ -63,9 +66,10 @@ class CompressedFile(AbstractContextManager):
         data = self.gguf.raw(beside).view(coding.part_dtype).reshape(other.shape)
         self.matrices[name] = Coded(self.coding, tiles, data)
         stack, bracket, _ = name.partition("[")
-        experts = self.tensors[stack].shape[0] if stack in self.tensors else 0
-        shape = (experts + 1, *tiles.shape) if bracket else tiles.shape
-        self.tensors[stack] = TensorInfo(stack, coding.qtype, shape, info.offset, info.nbytes)
+        before = self.tensors.get(stack)
+        shape = (before.shape[0] + 1 if before else 1, *tiles.shape) if bracket else tiles.shape
+        nbytes = info.nbytes + other.nbytes + (before.nbytes if before else 0)
+        self.tensors[stack] = TensorInfo(stack, self.coding + TILES, shape, info.offset, nbytes)
 
     def blocks(self, name: str) -> np.ndarray:
         """The ggml blocks of a tensor that is not coded; see GGUFFile.blocks."""

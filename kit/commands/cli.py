@@ -8,7 +8,7 @@ import sys
 import click
 
 from kit import __version__, commands
-from kit.errors import KitError
+from kit.errors import KitError, extra_for
 
 
 class _Kit(click.Group):
@@ -30,6 +30,10 @@ class _Kit(click.Group):
             message = f"{error.format_message().rstrip('.')}: see {path} --help"
         except KitError as error:
             message = str(error)
+        except ModuleNotFoundError as error:
+            if (told := extra_for(error)) is error:
+                raise
+            message = str(told)
         except OSError as error:
             if error.errno == errno.EPIPE:  # `kit ... | head`
                 sys.exit(141)

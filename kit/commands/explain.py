@@ -40,6 +40,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
     from kit.costs.order import DECODES
     from kit.costs.study import Study, room_for_weights
     from kit.errors import CacheError
+    from kit.gguf.summary import check_blocks
     from kit.lab import machine
     from kit.units import parse_bytes, to_json
 
@@ -51,6 +52,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
         raise CacheError(f"--memory {memory} holds nothing; give at least 1 byte, such as --memory 64MiB, or leave it out")
     accesses = read_trace(trace) if trace else None
     with kit.open(file) as opened:
+        check_blocks(opened)
         room = given or room_for_weights(opened)
         if via:
             DECODES[via](kit.Weights(opened), "fused")  # what cannot be run is said before the machine is measured
@@ -117,7 +119,7 @@ def _report(file, memory, tokens, trace, via, skew, thorough, folder):
 
     model = absolute(file)
     given = {
-        "memory": memory,
+        "memory": f"{memory}B",
         "tokens": tokens,
         "via": via,
         "skew": skew,

@@ -30,6 +30,8 @@ def command(file, tensors, metadata, as_json):
     from kit.lab.machine import memory_available, memory_limit
 
     with kit.open(file) as opened:
+        if opened.compressed:
+            opened = kit.codec.CompressedFile(opened.path)
         facts = summarize(opened, memory_limit(), memory_available())
     if as_json:
         click.echo(to_json(facts))

@@ -15,7 +15,7 @@ from kit.cpu import dequantize as cpu
 from kit.cpu.threads import torch_alone
 from kit.errors import KitError, ModelError
 from kit.gguf.formats import FORMATS
-from kit.gguf.summary import NO_WEIGHTS
+from kit.gguf.summary import NO_WEIGHTS, check_blocks
 from kit.lab import state
 from kit.model.config import ARCHITECTURES
 from kit.model.linear import linear_named
@@ -81,6 +81,7 @@ def order_of(file, tokens: int = 4, via: str = "", skew: float = 0.0) -> Order:
     """Decode ``tokens`` tokens from blocks and record the tensors in use; for a file that cannot run, draw what they use.
     ``via``: a row of DECODES, whose failure is an error; "": the kit's pass, or transformers for other architectures.
     ``skew``: of the drawn experts, as in kit.costs.uses.draw."""
+    check_blocks(file)
     if via:
         return _recorded(file, tokens, via)
     try:

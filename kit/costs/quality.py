@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from tqdm import tqdm
 
@@ -16,7 +15,7 @@ import kit
 from kit.codec.codings import quantize
 from kit.codec.compressor import matrices_of
 from kit.costs.ways import PRECISION_OF
-from kit.errors import GGUFError
+from kit.errors import GGUFError, library
 from kit.lab.files import replacing
 from kit.lab.paths import PACKAGE, models_folder
 from kit.model import perplexity
@@ -88,7 +87,7 @@ def model_of(file, precision: Precision, **options) -> "kit.Transformer":
     return kit.Transformer(weights, linear=precision.linear, kv_dtype=precision.kv, **options)
 
 
-def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.DataFrame:
+def quality(file, names=None, tokens: int = 256, progress: bool = False):
     """One row for each precision (``names`` of PRECISIONS; None: all), measured on ``tokens`` tokens of an English text.
 
     Columns, with standard errors in ``..._error``: perplexity; ratio (perplexity over that of float32); kl (mean KL
@@ -117,7 +116,7 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False) -> pd.D
             with replacing(path) as out:
                 out.write(json.dumps(known, indent=1).encode())
     rows = [{"precision": name, **known[name], "command": PRECISIONS[name].command} for name in names]
-    return pd.DataFrame(rows).set_index("precision")
+    return library("pandas").DataFrame(rows).set_index("precision")
 
 
 def window_of(model, tokens: int) -> list[int]:
@@ -127,7 +126,7 @@ def window_of(model, tokens: int) -> list[int]:
     return begin + perplexity.encode(model.tokenizer, perplexity.english(), room)
 
 
-def shown(table: pd.DataFrame) -> pd.DataFrame:
+def shown(table):
     """The table of ``quality`` as text, with each error beside its figure."""
     pairs = {"perplexity": "{:.2f} ± {:.2f}", "ratio": "{:.4f} ± {:.4f}", "kl": "{:.1e} ± {:.0e}"}
     columns = {
@@ -135,7 +134,7 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
         for name, form in pairs.items()
     }
     names = {"ratio": "of f32's", "kl": "KL to f32 (nats)"}
-    out = pd.DataFrame(columns, index=table.index).rename(columns=names)
+    out = library("pandas").DataFrame(columns, index=table.index).rename(columns=names)
     return out.assign(**{"same token": [f"{share:.1%}" for share in table.same], "kit perplexity": table.command})
 
 

@@ -90,6 +90,11 @@ class GGUFFile:
         """``general.architecture``: "llama", "granite", ...; "unknown" when the file does not say."""
         return self.metadata.get("general.architecture", "unknown")
 
+    @property
+    def compressed(self) -> bool:
+        """Whether `kit compress` wrote it: matrices are tiles, which kit.codec.container.CompressedFile reads."""
+        return "kit.codec.version" in self.metadata
+
     def raw(self, name: str) -> np.ndarray:
         """The bytes of a tensor: a read-only uint8 view of the map, shape (nbytes,). Raises GGUFError."""
         info = self._info(name)

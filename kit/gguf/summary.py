@@ -2,10 +2,16 @@
 
 from typing import Any
 
+from kit.errors import ModelError
 from kit.gguf.formats import DTYPES, FORMATS
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile
 
+TILES = " tiles"  # ends the type of a compressed matrix: "int8 tiles"
+COMPRESSED = (
+    "is a compressed model (kit compress): kit generate, perplexity and inspect take it, in Python "
+    "kit.codec.CompressedWeights; for everything else name the file that it was made from"
+)
 NO_WEIGHTS = "holds no weights (a vocabulary alone, perhaps): nothing to run"
 
 
@@ -16,7 +22,8 @@ def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[
     """
     infos = list(file.tensors.values())
     parameters = sum(info.elements for info in infos)
-    sizes = {"blocks": sum(info.nbytes for info in infos)}
+    held = "tiles" if any(info.qtype.endswith(TILES) for info in infos) else "blocks"
+    sizes = {held: sum(info.nbytes for info in infos)}
     sizes |= {dtype: parameters * DTYPES[dtype] for dtype in ("float32", "float16")}
     prefix = file.architecture + "."
     return {
@@ -43,6 +50,12 @@ def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[
     }
 
 
+def check_blocks(file: GGUFFile) -> None:
+    """ModelError for a file whose matrices are tiles (kit compress), not blocks."""
+    if isinstance(file, GGUFFile) and file.compressed:
+        raise ModelError(f"{file.path}: {COMPRESSED}")
+
+
 def _plain(value: Any) -> Any:
     """A short array as a list, a long one as text with its length and type, so that no vocabulary is read."""
     if isinstance(value, MetadataArray):
@@ -59,5 +72,6 @@ def _types(infos) -> list[dict[str, Any]]:
         row["bytes"] += info.nbytes
     for row in rows.values():
         known = FORMATS.get(row["qtype"])
-        row["bits_per_weight"] = known.bits_per_weight if known else None
+        bits = 8 * row["bytes"] / row["parameters"] if row["qtype"].endswith(TILES) else None
+        row["bits_per_weight"] = known.bits_per_weight if known else bits
     return sorted(rows.values(), key=lambda row: -row["bytes"])

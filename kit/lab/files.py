@@ -1,9 +1,11 @@
 """Writing files that appear whole or not at all, and reading YAML."""
 
+import glob
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,28 +19,76 @@ from kit.units import format_bytes
 def replacing(path: Path, size: int = 0, error: type[KitError] = GGUFError, remedy: str = "") -> Iterator[BinaryIO]:
     """A new binary file that replaces ``path`` when the ``with`` body succeeds, and is deleted when it fails.
 
-    ``size``: expected bytes, 0 if unknown. Raises ``error``, whose message ends with ``remedy``.
+    ``size``: expected bytes, 0 if unknown. Raises ``error``, whose message ends with ``remedy``. What a killed writer of
+    ``path`` left beside it is deleted.
     """
     path = Path(path)
     if path.is_dir():
         raise error(f"{path}: cannot be written: it is a folder, expected the name of a file")
     if not path.parent.is_dir():
         raise error(f"{path}: cannot be written: there is no folder {path.parent}")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
+        _delete_abandoned(path)
         free = shutil.disk_usage(path.parent).free
         if free < size:
             raise error(
                 f"{path}: needs {format_bytes(size)}, but {path.parent} has {format_bytes(free)} free; "
                 "ask for fewer layers or write elsewhere"
             )
-        with partial.open("wb", buffering=1 << 20) as handle:
-            yield handle
-        os.replace(partial, path)
+        with _made(partial):  # and locked until the new file is in place
+            with partial.open("wb", buffering=1 << 20) as handle:
+                yield handle
+            os.replace(partial, path)
     except OSError as problem:
         raise error(f"{path}: cannot be written: {problem.strerror or problem}{remedy}") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _made(partial: Path) -> BinaryIO:
+    """A new file, locked until it is closed or its process dies."""
+    handle = partial.open("xb")
+    _lock(handle)
+    if os.fstat(handle.fileno()).st_nlink:
+        return handle
+    handle.close()  # between its making and its lock it was taken for an abandoned one
+    return _made(partial)
+
+
+def _delete_abandoned(path: Path) -> None:
+    """Delete the partial files of writers of ``path`` that were killed: nobody holds their locks."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with suppress(OSError), partial.open("r+b") as handle:
+            if _lock(handle, wait=False):
+                partial.unlink()
+
+
+def _lock(handle, wait: bool = True) -> bool | None:
+    """Lock an open file: whether it is ours now; None where files cannot be locked (some network file systems)."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """The ``with`` body has the folder of a run or sweep for itself; ReportError when another process has it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = open(folder / ".lock", "a+b")
+    except OSError as error:
+        raise ReportError(f"{folder}: cannot be written: {error.strerror}; name another folder by --out") from None
+    with handle:
+        if _lock(handle, wait=False) is False:
+            raise ReportError(f"{folder}: another process of the kit is writing there: wait for it, or name another by --out")
+        yield
 
 
 def check_output(path: Path, inputs: Iterable[Path], error: type[KitError]) -> None:
@@ -49,6 +99,18 @@ def check_output(path: Path, inputs: Iterable[Path], error: type[KitError]) -> N
         if same or (source.is_dir() and source.resolve() in path.resolve().parents):
             what = "is the input itself" if same else "lies in the input"
             raise error(f"{path}: {what}, {source}, which it would change: write elsewhere")
+
+
+def read_text(path: str | Path, error: type[KitError]) -> str:
+    """A file's text, or standard input's for "-"; ``error`` names the place of what is not UTF-8."""
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+        return data.decode()
+    except OSError as problem:
+        raise error(f"{path}: {problem.strerror}") from None
+    except UnicodeDecodeError as problem:
+        where = "standard input" if str(path) == "-" else path
+        raise error(f"{where}: not UTF-8 at byte {problem.start}: convert the text first, with iconv say") from None
 
 
 def read_yaml(path: Path):

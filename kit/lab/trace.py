@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from operator import itemgetter
 from typing import NamedTuple
 
+from kit.errors import library
+
 
 class Span(NamedTuple):
     """One event. Times are nanoseconds of ``time.perf_counter_ns``; layer or token -1: of no layer or token."""
@@ -50,7 +52,8 @@ class Trace:
     def frame(self):
         """A DataFrame with one row for each span: the fields of Span, and ``seconds``; start and end in s from the first."""
         import numpy as np
-        import pandas as pd  # here, because a process that only runs a model does not need it
+
+        pd = library("pandas")  # here, because a process that only runs a model does not need it
 
         spans = self.spans[:]  # other threads may add some meanwhile
         columns = {}

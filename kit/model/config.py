@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kit.errors import ModelError
 from kit.gguf.names import layer_of
-from kit.gguf.summary import NO_WEIGHTS
+from kit.gguf.summary import NO_WEIGHTS, check_blocks
 from kit.model.architectures import ARCHITECTURES, Architecture
 
 
@@ -191,6 +191,7 @@ def read_config(file) -> Config:
     Raises ModelError for an unknown architecture, a missing or invalid key, and a tensor that is missing or whose shape
     contradicts the keys.
     """
+    check_blocks(file)
     if not any(info.elements for info in file.tensors.values()):
         raise ModelError(f"{file.path}: {NO_WEIGHTS}")
     embedding = file.tensors.get("token_embd.weight")

@@ -72,11 +72,11 @@ def windows(ids: Sequence[int], bos: int | None, context: int, stride: int) -> I
 def perplexity(model, ids: Sequence[int], bos=None, context=512, stride=None, progress=False) -> Perplexity:
     """The Perplexity of ``model`` (a kit.Transformer) on ``ids``; ``stride``: half a window by default.
 
-    ModelError when there is no token to score.
+    ModelError when there are fewer than two tokens to score: then no error is known.
     """
     parts = list(windows(ids, bos, context, stride or max(1, context // 2)))
-    if not parts:
-        raise ModelError(f"a text of {len(ids)} tokens has none to score; give a longer one")
+    if sum(len(window) - first for window, first in parts) < 2:
+        raise ModelError(f"a text of {len(ids)} tokens has fewer than two to score; give a longer one")
     found, passed, seconds = [], 0, 0.0
     bar = tqdm(parts, "perplexity", disable=None if progress else True, unit="window")
     for window, first in bar:

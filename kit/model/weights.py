@@ -13,6 +13,7 @@ from kit.cache.store import WeightCache
 from kit.cpu.buffers import Buffers
 from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.gguf.reader import GGUFFile, TensorInfo
+from kit.gguf.summary import check_blocks
 from kit.lab.trace import Trace
 from kit.model.linear import Linear
 from kit.quants.registry import dequantize, dtype_named
@@ -63,17 +64,19 @@ class WeightSource(Protocol):
 class Weights(WeightSource, Mapping):
     """The dequantized tensors of a GGUF file, shape (out, in), by name.
 
-    ``cache``: a policy (None: every access dequantizes). ``backend`` and ``dtype``: see kit.dequantize. Each access adds a
-    span "access" to ``trace``, and each load also "read" and "dequantize". Experts are separate objects of the cache, with
-    the names ``stack[3]``.
+    ``cache``: a policy (None: every access dequantizes). ``backend`` and ``dtype``: see kit.dequantize. Where
+    none of the three is named, a Transformer multiplies straight with the file's blocks (linear "fused") and
+    asks for few tensors. Each access adds a span "access" to ``trace``, and each load also "read" and
+    "dequantize". Experts are separate objects of the cache, with the names ``stack[3]``.
     """
 
-    linear = "dequantized"
-
     def __init__(self, file: GGUFFile, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None):
+        check_blocks(file)
         self.file = file
         self.backend = backend
         self.dtype = dtype_named(dtype)
+        plain = cache is None and backend == "cpu" and self.dtype == torch.float32 and type(self) is Weights
+        self.linear = "fused" if plain else "dequantized"  # a subclass changes weights: blocks would pass it by
         self.trace = Trace() if trace is None else trace
         self._buffers = Buffers()
         self.store = WeightCache(NoCache() if cache is None else cache, self.trace)

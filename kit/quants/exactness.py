@@ -11,6 +11,7 @@ from kit.cpu import simd
 from kit.cpu.linear import ACTIVATIONS, linear
 from kit.errors import QuantError
 from kit.gguf.formats import DTYPES, FORMATS
+from kit.gguf.summary import check_blocks
 from kit.quants import reference
 from kit.quants.registry import dequantize, dtype_named
 
@@ -53,6 +54,7 @@ def sample(file, rows: int) -> dict[str, np.ndarray]:
 
     Tensors of a format that gguf-py cannot dequantize are left out; QuantError when none is left.
     """
+    check_blocks(file)
     found = {}
     for name, info in file.tensors.items():
         if info.qtype in reference.FORMATS and info.elements:

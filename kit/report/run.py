@@ -17,8 +17,9 @@ import kit
 from kit.claims import gates, records
 from kit.claims.book import STATE, anchored
 from kit.errors import ReportError
+from kit.gguf.summary import check_blocks
 from kit.lab import machine
-from kit.lab.files import replacing
+from kit.lab.files import alone, replacing
 from kit.lab.state import NEAR
 from kit.model.config import read_config
 from kit.report import parameters, sources
@@ -245,6 +246,7 @@ def check_model(model: str, jobs: list[Job]) -> None:
     """Open the model, and where a job runs it look for what keeps it from running, before any notebook starts."""
     if model:
         with kit.open(model) as file:
+            check_blocks(file)
             if any(not job.name.startswith(RUN_NO_MODEL) for job in jobs):
                 read_config(file)
 
@@ -257,7 +259,15 @@ def perform(
     on_end: Callable[[Job, Outcome], None] = lambda job, outcome: None,
     on_second: Callable[[str], None] | None = None,
 ) -> None:
-    """Run the jobs one after another. A notebook that fails becomes a failed row and a failed record; the rest goes on."""
+    """Run the jobs one after another. A notebook that fails becomes a failed row and a failed record; the rest goes on.
+
+    ReportError when another process runs notebooks in the folder.
+    """
+    with alone(run.folder):
+        _perform(run, jobs, timeout, on_cell, on_end, on_second)
+
+
+def _perform(run, jobs, timeout, on_cell, on_end, on_second):
     run.planned = sorted({*run.planned, *(job.name for job in jobs)})
     run.save()
     for job in jobs:

@@ -18,6 +18,7 @@ from distributed import Client, KilledWorker, LocalCluster, WorkerPlugin, as_com
 import kit
 from kit.errors import ReportError
 from kit.lab import machine
+from kit.lab.files import alone
 from kit.lab.paths import models_folder
 from kit.report import run as runs
 from kit.report.sweep.spec import Cell
@@ -165,8 +166,14 @@ def perform(
 ) -> None:
     """Run ``cells`` and keep each in ``out`` when it ends. Dask gives a lost worker's cells to another one.
 
-    A cell that fails, or whose worker dies three times, is a failed cell with its reason; the rest goes on.
+    A cell that fails, or whose worker dies three times, is a failed cell with its reason; the rest goes on. ReportError
+    when another sweep writes to ``out``.
     """
+    with alone(out):
+        _perform(client, cells, out, timeout, on_end)
+
+
+def _perform(client, cells, out, timeout, on_end):
     batch = uuid.uuid4().hex[:8]  # a failed cell that runs again must not get its old answer
     futures = {
         client.submit(run_cell, cell, timeout, key=f"{cell.name}-{batch}", pure=False, resources={resource(cell.kind): 1}): cell
