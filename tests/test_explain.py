@@ -51,7 +51,7 @@ def study(path):
 def test_the_order_is_that_of_a_decode(path):
     with kit.open(path) as file:
         order = order_of(file, 2)
-        live = kit.Weights(file)
+        live = kit.Weights(file, kit.NoCache())  # which asks for every tensor, as a walk does
         kit.Transformer(live).logits([1])
         accessed = [span.tensor for span in live.trace.spans if span.what == "access"]
     assert not order.reason

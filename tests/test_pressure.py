@@ -28,7 +28,7 @@ def test_what_was_spilled_comes_back_as_it_was(tiny, tmp_path, piece):
     with kit.open(tiny) as file:
         limit = pressure.used_bytes(file) // 2
         weights = pressure.Spilled(file, limit, tmp_path, piece)
-        kept, right = kit.Transformer(weights), kit.Transformer(kit.Weights(file))
+        kept, right = kit.Transformer(weights), kit.Transformer(kit.Weights(file, kit.NoCache()))
         contexts = kept.new_cache(8), right.new_cache(8)
         for token in (1, 5, 2):
             assert torch.equal(kept.step([token], contexts[0]), right.step([token], contexts[1]))

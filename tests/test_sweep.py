@@ -277,7 +277,7 @@ def tiny(tmp_path_factory):
         yield file
 
 
-@pytest.mark.parametrize(("capacity", "limit"), [("25%", 250), ("1KiB", 1024), ("12", 12)])
+@pytest.mark.parametrize(("capacity", "limit"), [("25%", 250), ("1KiB", 1024), ("12B", 12)])
 def test_a_capacity_is_bytes_or_a_share(capacity, limit):
     assert decode.way_of("LRU", capacity, "float32", 1000).capacity == limit
     assert decode.way_of("HashMap", capacity, "float32", 1000).capacity is None

@@ -135,7 +135,7 @@ def test_experts_stream_through_a_small_device_cache(tmp_path):
     from kit.model.device_weights import DeviceWeights
 
     file = kit.open(synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe"))
-    right, prompt = kit.Transformer(kit.Weights(file)), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    right, prompt = kit.Transformer(kit.Weights(file, kit.NoCache())), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
     with pytest.raises(kit.KitError, match="a graph cannot choose experts"):
         DeviceTransformer(DeviceWeights(file), graphs=True)
     for policy in (kit.HashMap(), kit.LRU("200 KiB")):
@@ -161,7 +161,7 @@ def test_a_grown_and_shortened_cache_gives_the_same_logits(tmp_path):
     cache.truncate(250)
     again = [model.step([token], cache) for token in tokens[250:]]
     assert cache.capacity == 512 and sorted(cache.graphs) == [256, 512]
-    right = kit.Transformer(kit.Weights(file)).logits(tokens)[250:]
+    right = kit.Transformer(kit.Weights(file, kit.NoCache())).logits(tokens)[250:]
     for logits in (first, again):
         assert (torch.stack(logits) - right).abs().max() <= 1e-4 * right.std()
 
@@ -182,7 +182,7 @@ def test_graphs_give_the_transformers_tokens(tmp_path):
     from kit.model.device_weights import DeviceWeights
 
     file = kit.open(synthesize(tmp_path / "model.gguf", "tiny-qwen3"))
-    theirs, ours = kit.Transformer(kit.Weights(file)), DeviceTransformer(DeviceWeights(file), max_context=600)
+    theirs, ours = kit.Transformer(kit.Weights(file, kit.NoCache())), DeviceTransformer(DeviceWeights(file), max_context=600)
     prompt = [int(token) for token in np.random.default_rng().integers(0, 500, 250)]
     right = theirs.logits(prompt)
     assert ((ours.logits(prompt) - right).abs().max() <= 1e-4 * right.std()).all()
@@ -201,7 +201,7 @@ def test_blocks_stream_through_a_small_device_cache(tmp_path):
     with pytest.raises(kit.KitError, match="does not keep"):
         DeviceTransformer(weights, max_context=64)
     model = DeviceTransformer(weights, max_context=64, graphs=False)
-    right = kit.Transformer(kit.Weights(file)).logits([1, 5, 9])
+    right = kit.Transformer(kit.Weights(file, kit.NoCache())).logits([1, 5, 9])
     for _ in range(3):
         assert (model.logits([1, 5, 9]) - right).abs().max() <= 1e-4 * right.std()
     assert weights.store.stats.prefetched and weights.store.stats.evictions

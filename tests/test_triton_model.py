@@ -25,7 +25,7 @@ def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
 def test_the_models_logits_and_tokens(call, tmp_path):
     """With a device cache smaller than the model, blocks stream through it, and the numbers are the same."""
     path = synthesize(tmp_path / "tiny.gguf", "tiny-qwen3")
-    model = kit.Transformer(kit.Weights(kit.open(path)))
+    model = kit.Transformer(kit.Weights(kit.open(path), kit.NoCache()))
     prompt = list(range(12))
     logits, tokens, stats, host, prefetched = call(worker.generate, path, prompt, 2, "300 KiB")
     np.testing.assert_allclose(logits, model.logits(prompt).numpy(), rtol=0, atol=2e-5 * float(logits.std()))
@@ -44,7 +44,7 @@ def test_every_architecture_gives_the_cpus_logits(call, tmp_path, name):
     more = row.more | {key: few[key] for key in few if key in row.more}
     row = replace(row, **sizes, more=more, vocabulary=replace(row.vocabulary, size=300))
     path = synthesize(tmp_path / "few.gguf", row, "F32")
-    model, batches = kit.Transformer(kit.Weights(kit.open(path))), ([1, 5, 9, 2, 7, 3], [4], [8])
+    model, batches = kit.Transformer(kit.Weights(kit.open(path), kit.NoCache())), ([1, 5, 9, 2, 7, 3], [4], [8])
     cache = model.new_cache()
     for batch, logits in zip(batches, call(worker.steps, path, batches), strict=True):
         right = model.step(batch, cache).numpy()
@@ -94,14 +94,14 @@ def test_decoding_goes_on_where_the_cache_grows(call, tmp_path):
     path = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
     prompt = [int(token) for token in np.random.default_rng(2).integers(0, 500, 255)]
     tokens = call(worker.generate, path, prompt, 4, "1 GiB", 300)[1]
-    right = kit.generate(kit.Transformer(kit.Weights(kit.open(path))), prompt, max_tokens=4, stop_at_end=False)
+    right = kit.generate(kit.Transformer(kit.Weights(kit.open(path), kit.NoCache())), prompt, max_tokens=4, stop_at_end=False)
     assert tokens == right.tokens
 
 
 def test_experts_through_a_small_device_cache(call, tmp_path):
     """Prefill by few tokens and by many (where an expert gets few of them), then decoding: only used experts are read."""
     path = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
-    model = kit.Transformer(kit.Weights(kit.open(path)))
+    model = kit.Transformer(kit.Weights(kit.open(path), kit.NoCache()))
     prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
     logits, tokens, stats, _, prefetched = call(worker.generate, path, prompt, 3, "200 KiB")
     np.testing.assert_allclose(logits, model.logits(prompt).numpy(), rtol=0, atol=2e-5 * float(logits.std()))
@@ -125,7 +125,7 @@ def test_an_expert_that_every_token_passes(call, tmp_path):
                 tensors[f"blk.{layer}.{name}.bias"] = random.normal(0, 0.5, 256).astype(np.float32)
 
     path = model_files.rewrite(model_files.write(tmp_path, "granitemoe"), tmp_path / "shared.gguf", change)
-    right = kit.Transformer(kit.Weights(kit.open(path))).logits([7, 1, 7]).numpy()
+    right = kit.Transformer(kit.Weights(kit.open(path), kit.NoCache())).logits([7, 1, 7]).numpy()
     logits = call(worker.generate, path, [7, 1, 7], 1, "1 GiB")[0]
     np.testing.assert_allclose(logits, right, rtol=0, atol=2e-5 * float(right.std()))
 

@@ -79,16 +79,24 @@ def _lock(handle, wait: bool = True) -> bool | None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """The ``with`` body has the folder of a run or sweep for itself; ReportError when another process has it."""
+    """The ``with`` body has the folder of a run or sweep for itself; ReportError when another process has it.
+
+    The lock is on the folder, not on a file in it: nothing is left in there, and a killed process leaves no lock.
+    """
+    handle = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = open(folder / ".lock", "a+b")
+        with suppress(PermissionError):  # Windows opens no folder
+            handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise ReportError(f"{folder}: cannot be written: {error.strerror}; name another folder by --out") from None
-    with handle:
-        if _lock(handle, wait=False) is False:
+    try:
+        if handle is not None and _lock(handle, wait=False) is False:
             raise ReportError(f"{folder}: another process of the kit is writing there: wait for it, or name another by --out")
         yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def check_output(path: Path, inputs: Iterable[Path], error: type[KitError]) -> None:
