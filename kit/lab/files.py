@@ -89,7 +89,7 @@ def alone(folder: Path) -> Iterator[None]:
         with suppress(PermissionError):  # Windows opens no folder
             handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise ReportError(f"{folder}: cannot be written: {error.strerror}; name another folder by --out") from None
+        raise ReportError(f"cannot make the output folder {folder}: {error.strerror}; name another by --out") from None
     try:
         if handle is not None and _lock(handle, wait=False) is False:
             raise ReportError(f"{folder}: another process of the kit is writing there: wait for it, or name another by --out")

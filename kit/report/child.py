@@ -1,7 +1,7 @@
 """One notebook in its own process. The parent is `kit.report.runner`: it sends a job and listens to events.
 
 Standard input carries the job, one line of JSON, and then stays open: when it ends, the parent is gone and so is this
-process, and the kernel follows it. The events go, a line of JSON each, to the file descriptor in the argument:
+process, and all that it has started. The events go, a line of JSON each, to the file descriptor in the argument:
 ``{"cell": n, "records": k}`` when cell n (from 1, in the executed notebook) starts and k records have been written,
 ``{"failed": reason}`` at the end if it failed.
 """
@@ -10,8 +10,10 @@ import json
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 from nbclient.exceptions import DeadKernelError
 from papermill import PapermillExecutionError, execute_notebook
 
@@ -51,7 +53,17 @@ def _literal(path: str) -> str:
 
 
 def _die_with_parent() -> None:
+    """The parent was killed: the kernel would notice, but not what its cells have started. Stopped, nothing starts more."""
     sys.stdin.read()
+    stopped = set()
+    while started := set(psutil.Process().children(recursive=True)) - stopped:
+        for process in started:
+            with suppress(psutil.Error):
+                process.suspend()
+        stopped |= started
+    for process in stopped:
+        with suppress(psutil.Error):
+            process.kill()
     os._exit(1)
 
 

@@ -124,15 +124,11 @@ def latest(results: Path) -> Path:
 
 def start(folder: Path, request: Request) -> Run:
     """A new run in ``folder``, which is made; ReportError when it cannot be written or already holds a run."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        taken = (folder / STATE).exists()
-    except OSError as error:
-        raise ReportError(f"cannot make the output folder {folder}: {error.strerror}; name another by --out") from None
-    if taken:
-        raise ReportError(f"{folder} already holds a run: add --resume to go on with it, or name another --out")
-    run = Run(folder, request, machine.machine_id(), kit.__version__, machine.git_commit(), now())
-    run.save()
+    with alone(folder):
+        if (folder / STATE).exists():
+            raise ReportError(f"{folder} already holds a run: add --resume to go on with it, or name another --out")
+        run = Run(folder, request, machine.machine_id(), kit.__version__, machine.git_commit(), now())
+        run.save()
     return run
 
 

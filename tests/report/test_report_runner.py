@@ -97,8 +97,9 @@ def test_a_notebook_that_takes_too_long_is_stopped_with_all_it_started(notebooks
 
 
 def test_nothing_outlives_a_killed_parent(notebooks, output):
-    pids_of_kernel_and_child = "import os\nopen('pids', 'w').write(f'{os.getpid()} {os.getppid()}')"
-    source = notebooks.add("01", pids_of_kernel_and_child, "import time\ntime.sleep(300)")
+    """Nor does what a cell had started in a session of its own."""
+    pids = PIDS.replace('"300"]', '"300"], start_new_session=True').replace("{os.getpid()}", "{os.getpid()} {os.getppid()}")
+    source = notebooks.add("01", pids, "import time\ntime.sleep(300)")
     code = "import sys; from pathlib import Path; from kit.report.runner import execute; execute(*map(Path, sys.argv[1:]), {})"
     parent = subprocess.Popen([sys.executable, "-c", code, source, output])
     pids = output.parent / "pids"
