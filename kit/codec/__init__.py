@@ -1,6 +1,6 @@
 """Tile-compressed weights: int8 matrices as independently coded tiles (rANS), their decoders, compressed models.
 
-    model = kit.Transformer(kit.codec.CompressedWeights(kit.codec.CompressedFile("model.tiles.gguf"), kit.HashMap()))
+model = kit.Transformer(kit.codec.CompressedWeights(kit.codec.CompressedFile("model.tiles.gguf"), kit.HashMap()))
 """
 
 import importlib

@@ -108,7 +108,4 @@ def _split_bf16(blocks, qtype, name):
     return (bits >> 7).astype(np.uint8).view(np.int8), (bits >> 8 & 0x80 | bits & 0x7F).astype(np.uint8)
 
 
-CODINGS = {
-    "int8": Coding(_split_int8, 1, "scales", "F32", "<f4", 1),
-    "bf16": Coding(_split_bf16, 2, "rest", "I8", "u1", 2),
-}
+CODINGS = {"int8": Coding(_split_int8, 1, "scales", "F32", "<f4", 1), "bf16": Coding(_split_bf16, 2, "rest", "I8", "u1", 2)}
