@@ -69,6 +69,7 @@ OTHERWISE = {  # column that looks like a ratio -> why its row does not hold wha
     "rms / std": "of all logits of two ways",
     "share of the columns": "what the row is about",
 }
+NAMED = re.compile(r"([\d,.]+x) (predicted|measured)")  # a ratio that says which column of its row it is of
 LIKE_A_RATIO = re.compile(r" / |\btimes\b|\bfaster\b|\bfactor\b|\bratio\b|\bstep\b|\bshare of\b|of the bound")
 NUMBER = re.compile(r"([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?) ?(%|x|[a-zA-Z]*)")
 UNITS = {"": 1, "x": 1, "%": 0.01, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}
@@ -124,6 +125,8 @@ def _wrong(table: Table, column: str, rule: str):
     over, under = _ends(rule)
     multiple = None
     for number, (labels, row) in enumerate(table.rows):
+        if by := NAMED.fullmatch(row[column]):
+            row, over, under = row | {column: by[1]}, f"{by[2]} @ the first row", by[2]
         ends = [_value(table, number, end.removeprefix("~ ")) for end in (over, under)]
         printed = _range_of(row[column])
         if printed is None or None in ends:

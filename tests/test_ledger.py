@@ -157,12 +157,14 @@ def table_in(folder, table, **formats):
         ("step", [None, 8 / 3], [None, 3 / 8]),
         ("times this machine's", [2.0, 1.5], [2.0, 3.0]),
         ("first: none / this", [1.0, 8 / 3], [1.0, 2.6]),
+        ("faster", ["1.0x measured", "4.0x predicted"], ["1.0x measured", "4.0x measured"]),
     ],
 )
 def test_a_ratio_that_is_not_the_quotient_of_its_row_is_found(tmp_path, column, right, wrong):
     index = pd.MultiIndex.from_tuples([("a", "none"), ("a", "this")], names=["who", "which"])
     table = pd.DataFrame({"first, s": [8e-6, 3e-6], "before, s": [2e-6, 6e-6]}, index)
     table["seconds"], table["GB/s needed"] = table["first, s"], [4.0, 3.0]
+    table["predicted, s"], table["measured, s"] = [8.0, 2.0], [6.0, 3.0]
     assert table_in(tmp_path, table.assign(**{column: right}), seconds="{:.2e}") == []
     assert [line.partition(":")[0] for line in table_in(tmp_path, table.assign(**{column: wrong}), seconds="{:.2e}")] == ["c"]
 
