@@ -20,9 +20,19 @@ def test_what_a_claim_names_is_there_and_every_fact_says_where_it_stands():
         if claim.report.isdigit():
             assert evidence.report_of(claim).url.startswith("https://"), claim.id
     for fact in evidence.load().values():
-        assert bool(fact.repository) == bool(fact.commit)
-        assert fact.repository or data_file(fact.file.removeprefix("data/")).exists(), fact.id
+        assert bool(fact.repository) == bool(fact.commit or re.fullmatch(r"(pull|issues)/\d+", fact.file)), fact.id
+        own = fact.repository or fact.file.startswith("https://")
+        assert own or data_file(fact.file.removeprefix("data/")).exists(), fact.id
         assert re.fullmatch(r"[0-9a-f]{7,40}|", fact.commit), fact.id
+
+
+def test_every_claim_of_a_thread_names_its_fact():
+    """Claims about experts have no report of their own: what they are, and where they stand, is the fact's to say."""
+    for claim in claims.load().values():
+        if not claim.report.isdigit():
+            facts = evidence.bearing_on(claim)
+            assert facts and all(fact.url for fact in facts), claim.id
+            assert any(not fact.repository or fact.repository.partition("/")[0] in claim.report for fact in facts), claim.id
 
 
 def test_a_fact_has_a_value_a_citation_and_a_link():
@@ -33,6 +43,9 @@ def test_a_fact_has_a_value_a_citation_and_a_link():
     assert evidence.get("no-route").source.endswith("server.rs, lines 87-123")
     assert evidence.get("no-route").url.endswith("#L87-L123")
     assert evidence.get("preload-replay").url == "" and evidence.get("preload-replay").source == "data/preload_log.csv"
+    assert evidence.get("experts-half-pinned").source == "kekzl/imp, pull/2061"
+    assert evidence.get("experts-half-pinned").url == "https://github.com/kekzl/imp/pull/2061"
+    assert evidence.get("experts-lfu-paper").url == "https://arxiv.org/abs/2511.05814"
     with pytest.raises(ReportError, match=r"preload-mb.*is not known"):
         evidence.get("preload-mb")
 

@@ -25,7 +25,8 @@ GRADES = {  # how firm a fact is -> what the word means
 @dataclass(frozen=True)
 class Evidence:
     """One fact. ``figure``: its numbers in words; ``value``: the number, or several, in ``unit``, where there is one.
-    ``grade``: one of GRADES, or several. Without a ``commit`` the ``file`` is the kit's own."""
+    ``grade``: one of GRADES, or several. ``file``: of the repository at its ``commit``; without one a thread of the repository
+    (pull/5, issues/44), a paper's link, or a file of the kit."""
 
     id: str
     fact: str
@@ -52,9 +53,11 @@ class Evidence:
 
     @property
     def url(self) -> str:
-        """A link to the file at its commit, and to its first lines; "" without a commit."""
-        if not (self.repository and self.commit):
-            return ""
+        """A link to the file at its commit, and to its first lines, or to a thread or paper; "" to a file of the kit."""
+        if not self.repository:
+            return self.file if self.file.startswith("https://") else ""
+        if not self.commit:
+            return f"https://github.com/{self.repository}/{self.file}"
         start, _, end = self.lines.split(",")[0].partition("-")
         anchor = f"#L{start}{f'-L{end}' * bool(end)}" if start else ""
         return f"https://github.com/{self.repository}/blob/{self.commit}/{self.file}{anchor}"
