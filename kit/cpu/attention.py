@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import torch
-from numba import njit, types
+from numba import types
 
 from kit.cpu import threads
 from kit.cpu.activations import ROUNDER, ROUNDER_BITS
@@ -16,7 +16,7 @@ from kit.cpu.history import LANES, TILE, History, as_floats, greatest_of, tile_p
 from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
 from kit.cpu.simd.tiers import tier
-from kit.cpu.simd.vectors import Static, bitcast, broadcast, extract, f32x16, i32x16, select
+from kit.cpu.simd.vectors import Static, bitcast, broadcast, extract, f32x16, i32x16, inner, select
 from kit.cpu.tasks import task
 
 f32, u32 = types.float32, types.uint32
@@ -138,7 +138,7 @@ def _combine(head, parts, out, dim, chunks):
 # ---- the loops
 
 
-@njit
+@inner
 def _dot_products(q, other, k, stride, vectors, positions, scores, other_scores, scale):
     """scale q . k of each position for two heads, four positions at a time."""
     whole = positions & -4
@@ -165,7 +165,7 @@ def _dot_products(q, other, k, stride, vectors, positions, scores, other_scores,
         store(other_scores + 4 * position, reduce_add(b) * scale)
 
 
-@njit
+@inner
 def _weigh(scores, positions, largest_and_sum):
     """Scores to weights in place, the largest 1; that largest score, and the sum of the weights."""
     width = (positions + LANES - 1) // LANES * LANES
@@ -184,7 +184,7 @@ def _weigh(scores, positions, largest_and_sum):
     store(largest_and_sum + 4, reduce_add(sums))
 
 
-@njit
+@inner
 def _add_four(weights, others, v, stride, positions, out, other_out):
     """To two heads' results, 64 elements of the values, weighted."""
     a, c, e, g = load(f32x16, out), load(f32x16, out + 64), load(f32x16, out + 128), load(f32x16, out + 192)
@@ -206,7 +206,7 @@ def _add_four(weights, others, v, stride, positions, out, other_out):
         store(other_out + 64 * at, theirs)
 
 
-@njit
+@inner
 def _add_values(weights, v, stride, positions, out):
     """To a head's result, sixteen elements of the values, weighted."""
     a = load(f32x16, out)
@@ -220,7 +220,7 @@ _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), 
 _POLYNOMIAL = tuple(map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16666665459, 0.5)))
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def exp_of_negative(x):
     """exp of lanes (f32x16) of 0 and less to 2e-7 of it; less than -87 counts as -87, and NaN stays NaN."""
     x = select(x < broadcast(f32x16, -87), broadcast(f32x16, -87), x)

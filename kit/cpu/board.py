@@ -4,11 +4,11 @@ A run's tasks have tickets that count up for ever: a task is taken by moving NEX
 moves after all else that the work needs, PUT_UP after every LIMIT, and STEP changes only after DONE has reached PUT_UP.
 """
 
-from numba import njit
 from numba.types import int64
 
 from kit.cpu.simd.atomics import add, call, exchange, pause, read, ticks, write
 from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.vectors import inner
 from kit.cpu.tasks import (
     ARGUMENTS,
     AWAKE,
@@ -47,7 +47,7 @@ def lead(board, steps, at, count, patience):
     return at
 
 
-@njit
+@inner
 def _put_up(board, step):
     """Give every run its share of a step's tasks."""
     write(board + STEP, step)
@@ -61,7 +61,7 @@ def _put_up(board, step):
     write(board + PUT_UP, read(board + PUT_UP) + tasks)
 
 
-@njit
+@inner
 def _all_done(board, patience):
     """Wait for the tasks that others took; False after ``patience`` looks."""
     for _ in range(patience):
@@ -87,7 +87,7 @@ def serve(board, number, patience):
     add(board + AWAKE, -1)
 
 
-@njit
+@inner
 def _take_all(board, number):
     """Do all of the thread's own tasks and those that the others have not taken yet."""
     runs = read(board + RUNS)
@@ -99,7 +99,7 @@ def _take_all(board, number):
             add(board + DONE, tasks)
 
 
-@njit
+@inner
 def _take(board, run):
     """Take one task and do it; False when there is none."""
     ticket = read(run + NEXT)
@@ -113,7 +113,7 @@ def _take(board, run):
     return False
 
 
-@njit
+@inner
 def _do_alone(step):
     """All tasks of a step on this thread."""
     for number in range(abs(load(int64, step + 8 * TASKS))):

@@ -5,7 +5,7 @@ A reader is ``codes(tier, block, j) -> i32x16``: the weights 16 j ... 16 j + 15 
 
 import gguf
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from kit.cpu.simd.isa import lookup
 from kit.cpu.simd.memory import load
@@ -17,6 +17,7 @@ from kit.cpu.simd.vectors import (
     convert,
     i8x16,
     i32x16,
+    inner,
     join,
     mask16,
     mask32,
@@ -38,9 +39,9 @@ def reader(format: Format):
         return FUNCTIONS[codes.function](format)
     if not codes.values:
         read = integers(format, codes, 16)
-        return njit(lambda tier, block, j: read(block, j) - less)
+        return inner(lambda tier, block, j: read(block, j) - less)
     read, table = integers(format, codes, 16, u16), constant(i8x16, *codes.values, *[0] * (16 - len(codes.values)))
-    return njit(lambda tier, block, j: convert(i32x16, lookup(tier, table(), convert(u8x16, read(block, j)))))
+    return inner(lambda tier, block, j: convert(i32x16, lookup(tier, table(), convert(u8x16, read(block, j)))))
 
 
 def integers(format: Format, numbers: Numbers, lanes: int, element=types.int32):
@@ -52,7 +53,7 @@ def integers(format: Format, numbers: Numbers, lanes: int, element=types.int32):
 
 
 def _with_higher(low, high, bits):
-    return njit(lambda block, j: low(block, j) | (high(block, j) << bits))
+    return inner(lambda block, j: low(block, j) | (high(block, j) << bits))
 
 
 def _plane(format: Format, plane: Plane, lanes: int, element):
@@ -64,12 +65,12 @@ def _plane(format: Format, plane: Plane, lanes: int, element):
 
     if bits == 8 and step == 1:
         first += plane.start
-        return njit(lambda block, j: convert(wide, load(narrow, block + first + lanes * j)))
+        return inner(lambda block, j: convert(wide, load(narrow, block + first + lanes * j)))
 
     if run >= lanes and step == 1:  # one shift for all lanes
         first += plane.start
 
-        @njit
+        @inner
         def plane_of_runs(block, j):
             i = lanes * j
             byte, shift = (i >> period << runs) + (i & (run - 1)), (i >> runs & fields) * bits
@@ -80,14 +81,14 @@ def _plane(format: Format, plane: Plane, lanes: int, element):
     if run == bits == step == 1 and lanes in (16, 32):  # a bit a lane is a mask
         first, one, zero = first + plane.start, constant(wide, *[1] * lanes), constant(wide, *[0] * lanes)
         mask, word = (mask16, u16) if lanes == 16 else (mask32, u32)
-        return njit(lambda block, j: select(bitcast(mask, load(word, block + first + lanes // 8 * j)), one(), zero()))
+        return inner(lambda block, j: select(bitcast(mask, load(word, block + first + lanes // 8 * j)), one(), zero()))
 
     bytes_, shifts = (part.tolist() for part in plane.place(np.arange(lanes)))
     if step == 1:
         first, bytes_ = first + plane.start, [byte - plane.start for byte in bytes_]
     some, picked, shifted = Vector(u8, max(bytes_) + 1), pick(*bytes_), constant(wide, *shifts)
 
-    @njit
+    @inner
     def plane_of_lanes(block, j):
         i = lanes * j
         byte, shift = (i >> period << runs) * step, (i >> runs & fields) * bits
@@ -104,7 +105,7 @@ def tq1_0(format: Format):
     at, powers = format.at("qs"), np.array([1, 3, 9, 27, 81], np.uint16)
     last = np.repeat(powers[:4], 4)
 
-    @njit
+    @inner
     def codes(tier, block, j):
         if j < 10:  # five trits of each of 32 bytes
             fraction = convert(u16x16, load(u8x16, block + at + 16 * (j & 1))) * powers[j >> 1]
@@ -134,25 +135,25 @@ def _grid(format: Format, scale: int = 1) -> np.ndarray:
 _SIGNS = np.frombuffer(gguf.quants.IQ2_XXS.ksigns, np.uint8).astype(np.uint16)  # seven signs and their parity
 
 
-@njit
+@inner
 def _sixteen(a, b):
     """Two rows of eight."""
     return convert(i32x16, convert(i8x16, join(bitcast(u8x8, a), bitcast(u8x8, b))))
 
 
-@njit
+@inner
 def _fours(a, b, c, d):
     """Four rows of four."""
     return _sixteen(u64(a) | (u64(b) << u64(32)), u64(c) | (u64(d) << u64(32)))
 
 
-@njit
+@inner
 def _signed(codes, signs):
     """Negative where a bit of ``signs`` is set."""
     return select(bitcast(mask16, u16(signs)), 0 - codes, codes)
 
 
-@njit
+@inner
 def _two_signs(packed):
     """Sixteen signs from twice seven bits."""
     return _SIGNS[packed & 127] | (_SIGNS[(packed >> 7) & 127] << 8)
@@ -161,7 +162,7 @@ def _two_signs(packed):
 def iq2_xxs(format: Format):
     at, grid = format.at("qs"), _grid(format)
 
-    @njit
+    @inner
     def codes(tier, block, j):
         pair = block + at + 8 * (j >> 1)
         rows = pair + 2 * (j & 1)
@@ -174,7 +175,7 @@ def iq2_xxs(format: Format):
 def iq2_xs(format: Format):
     at, grid = format.at("qs"), _grid(format)
 
-    @njit
+    @inner
     def codes(tier, block, j):
         a, b = load(u16, block + at + 4 * j), load(u16, block + at + 4 * j + 2)
         return _signed(_sixteen(grid[a & 511], grid[b & 511]), _SIGNS[a >> 9] | (_SIGNS[b >> 9] << 8))
@@ -185,7 +186,7 @@ def iq2_xs(format: Format):
 def iq2_s(format: Format):
     qs, qh, signs, grid = *(format.at(field) for field in ("qs", "qh", "signs")), _grid(format)
 
-    @njit
+    @inner
     def codes(tier, block, j):
         high = np.int64(load(u8, block + qh + (j >> 1))) >> (4 * (j & 1))
         a = load(u8, block + qs + 2 * j) | ((high & 3) << 8)
@@ -198,7 +199,7 @@ def iq2_s(format: Format):
 def iq3_xxs(format: Format):
     qs, words, grid = format.at("qs"), format.at("signs"), _grid(format)
 
-    @njit
+    @inner
     def codes(tier, block, j):
         at = block + qs + 4 * j
         signs = np.int64(load(u32, block + words + 4 * (j >> 1))) >> (14 * (j & 1))
@@ -211,7 +212,7 @@ def iq3_xxs(format: Format):
 def iq3_s(format: Format):
     qs, qh, signs, grid = *(format.at(field) for field in ("qs", "qh", "signs")), _grid(format)
 
-    @njit
+    @inner
     def codes(tier, block, j):
         at, ninth = block + qs + 4 * j, np.int64(load(u8, block + qh + (j >> 1))) >> (4 * (j & 1))
         a = load(u8, at) | ((ninth & 1) << 8)
@@ -223,7 +224,7 @@ def iq3_s(format: Format):
     return codes
 
 
-@njit
+@inner
 def _shifted(codes, first, second):
     """Eight times a grid of -1, 0, 1, and one eighth less for each eight weights whose bit is set: +1 or -1."""
     return codes + select(bitcast(mask16, u16(first * 0x00FF | second * 0xFF00)), broadcast(i32x16, -1), broadcast(i32x16, 1))
@@ -232,7 +233,7 @@ def _shifted(codes, first, second):
 def iq1_s(format: Format):
     qs, qh, grid = format.at("qs"), format.at("qh"), _grid(format, scale=8)
 
-    @njit
+    @inner
     def codes(tier, block, j):
         word = np.int64(load(u16, block + qh + 2 * (j >> 1)))
         high, minus = word >> (6 * (j & 1)), word >> 15
@@ -246,7 +247,7 @@ def iq1_s(format: Format):
 def iq1_m(format: Format):
     qs, qh, grid = format.at("qs"), format.at("qh"), _grid(format, scale=8)
 
-    @njit
+    @inner
     def codes(tier, block, j):
         high = np.int64(load(u8, block + qh + j))
         a = load(u8, block + qs + 2 * j) | ((high & 7) << 8)

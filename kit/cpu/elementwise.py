@@ -2,13 +2,13 @@
 
 import numpy as np
 import torch
-from numba import njit, types
+from numba import types
 
 from kit.cpu import threads
 from kit.cpu.attention import exp_of_negative
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import fma
-from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, select, swap_neighbors
+from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, inner, select, swap_neighbors
 from kit.cpu.tasks import Static, task
 
 f32, u32 = types.float32, types.uint32
@@ -71,7 +71,7 @@ def _gelu(task, gate, up, out, n):
         store(out + at, x * _sigmoid(x * _SLOPE * (x * x * _CUBE + 1)) * load(f32x16, up + at))
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _sigmoid(x):
     """1 / (1 + exp(-x)), by the exponential of what is not positive."""
     e = exp_of_negative(select(x > 0, 0 - x, x))

@@ -5,14 +5,14 @@ The innermost tile is 4 rows by 6 tokens: 24 sums in registers, which take 10 lo
 
 import numpy as np
 import torch
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from kit.cpu.kernels import dequantize_blocks
 from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.registers import add_products, several_of
 from kit.cpu.simd.sums import reduce_add
-from kit.cpu.simd.vectors import Static, broadcast, f32x16
+from kit.cpu.simd.vectors import Static, broadcast, f32x16, inner
 from kit.cpu.tasks import task
 
 i64 = types.int64
@@ -28,7 +28,7 @@ _sums = stack(_ROWS // _HEIGHT * (_TOKENS // _WIDTH) * _SUMS)
 (load_rows, _), (load_tokens, _), (load_sums, store_sums) = map(several_of, (_HEIGHT, _WIDTH, _HEIGHT * _WIDTH))
 
 
-@njit
+@inner
 def _tile(strip, x, stride, columns, sums):
     """Add to a tile's sums the products of the strip's rows and six tokens at x over some columns."""
     total = load_sums(sums, 64)

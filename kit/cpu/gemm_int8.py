@@ -7,7 +7,7 @@ of rows and tokens whose sums fit the vector registers: 60 multiply-adds a cycle
 """
 
 import torch
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from kit.cpu import threads
@@ -17,7 +17,7 @@ from kit.cpu.simd.memory import copy, load, stack, store
 from kit.cpu.simd.registers import add_dots_of, several_of, sum_of_products, times_numbers, transpose
 from kit.cpu.simd.sums import fma
 from kit.cpu.simd.tiers import matrix, tier
-from kit.cpu.simd.vectors import Static, broadcast, f32x16, i32x16
+from kit.cpu.simd.vectors import Static, broadcast, f32x16, i32x16, inner
 from kit.cpu.superblocks import SUPERBLOCK, codes, codes_of, largest_code, scales, superblock_bytes, whole
 from kit.cpu.tasks import task
 from kit.gguf.formats import Format
@@ -100,7 +100,7 @@ def _by_tiles(format: Format):
     minima, groups, by_group = format.scales.sign != 0, SUPERBLOCK // group_of(format), format.activations < SUPERBLOCK
     many, (of_groups, _) = 16 // groups, several_of(groups)  # sixteens of a group, and tokens to scale beside its product
 
-    @njit
+    @inner
     def add_superblock(tier, weights, records, last, count, sums, totals):
         scale = of_groups(weights + _SCALES, 64 * many)
         minimum = of_groups(weights + _MINIMA, 64 * many)
@@ -131,7 +131,7 @@ def _by_dots(format: Format, tokens: int, sixteens: int):
     add_dots = add_dots_of(64 // groups, largest_code(format), SCALE - SUMS if by_group else 0)
     (load_rows, _), (load_tile, store_tile) = several_of(sixteens), several_of(tokens * sixteens)
 
-    @njit
+    @inner
     def add_superblock(tier, weights, records, last, count, sums, totals):
         for tile in range(count):
             record = records + min(tokens * tile, last) * RECORD
@@ -192,7 +192,7 @@ def kernel(format: Static, tier: Static, multiplier: Static):
     return tiles
 
 
-@njit
+@inner
 def copy_some(source, count, target):
     """Copy up to 16 numbers."""
     if count >= 16:

@@ -8,7 +8,7 @@ AVX2's multiply-add, scales that are integers in the block (the K-quants') take 
 integers; others multiply the sums of as many codes as share them.
 """
 
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, record_bytes
@@ -16,7 +16,7 @@ from kit.cpu.simd import pairs
 from kit.cpu.simd.isa import dot4
 from kit.cpu.simd.memory import load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
-from kit.cpu.simd.vectors import Static, broadcast, convert, f32x8, f32x16, i8x64, i32x16, join
+from kit.cpu.simd.vectors import Static, broadcast, convert, f32x8, f32x16, i8x64, i32x16, inner, join
 from kit.cpu.superblocks import (
     SUPERBLOCK,
     codes,
@@ -143,7 +143,7 @@ def _(format, tier, activations, codes, digit):
     return {"int8": of_one, "float32": of_three}[activations.value]
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _sum_of_dots(format, tier, activations, codes, scales, record):
     """The sums of scale * code * activation, in units of the last digit, in 16 lanes."""
     a, b = _dots(format, tier, activations, codes[0], record), _dots(format, tier, activations, codes[1], record + 64)
@@ -171,7 +171,7 @@ def _(format, tier, activations):
     return lambda format, tier, activations: has
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _add_superblock(format, tier, activations, at, sixteens, record, scratch, a, b):
     """a and b with the products of a super-block and the only token: of the codes, and of the minima."""
     codes, scales, minima = _unpack(format, tier, activations, at, sixteens, scratch)
@@ -181,7 +181,7 @@ def _add_superblock(format, tier, activations, at, sixteens, record, scratch, a,
     return a, b
 
 
-@njit
+@inner
 def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
     """The product of a row of 16 * ``sixteens`` weights and the only token; ``end``: of the matrix."""
     a = b = broadcast(f32x16, 0)
@@ -197,7 +197,7 @@ def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
     return reduce_add(a + b)
 
 
-@njit
+@inner
 def _tile(format, tier, activations, blocks, row_bytes, rows, sixteens, end, records, tokens, count, sums, scratch):
     """The products of ``rows`` rows and ``count`` of the tokens to ``sums``: (rows, count) vectors, lanes to be added."""
     for i in range(rows * count):

@@ -1,16 +1,15 @@
 """Rows of numbers (F32, F16, BF16, I8) times float32 activations."""
 
-from numba import njit
 from numba.extending import overload
 
 from kit.cpu.kernels import RAW
 from kit.cpu.simd.memory import copy, load, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
-from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x16
+from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x16, inner
 from kit.cpu.tasks import task
 
 # I8 is what kit.codec decodes to, with a scale a row that is applied to the product.
-NUMBERS = RAW | {"I8": (njit(lambda tier, address: convert(f32x16, load(i8x16, address))), 1)}
+NUMBERS = RAW | {"I8": (inner(lambda tier, address: convert(f32x16, load(i8x16, address))), 1)}
 
 _scratch = stack(128)
 

@@ -3,13 +3,13 @@
 import math
 from typing import NamedTuple
 
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from kit.cpu.activations import ROUNDER, ROUNDER_BITS
 from kit.cpu.simd.isa import float_to_half, half_to_float
 from kit.cpu.simd.memory import load, store
-from kit.cpu.simd.vectors import Static, bitcast, broadcast, convert, extract, f32x16, i8x16, i32x16, select, u16x16
+from kit.cpu.simd.vectors import Static, bitcast, broadcast, convert, extract, f32x16, i8x16, i32x16, inner, select, u16x16
 from kit.cpu.tasks import task
 
 f32, u16 = types.float32, types.uint16
@@ -33,8 +33,8 @@ def _q8_0_sixteen(tier, position, n):
 
 
 _READERS = {
-    "float16": njit(lambda tier, position, n: half_to_float(tier, load(u16x16, position + 32 * n))),
-    "q8_0": njit(_q8_0_sixteen),
+    "float16": inner(lambda tier, position, n: half_to_float(tier, load(u16x16, position + 32 * n))),
+    "q8_0": inner(_q8_0_sixteen),
 }
 
 
@@ -114,7 +114,7 @@ def _(kind, tier, source, dim, target):
     return {"float32": as_float32, "float16": as_float16, "q8_0": as_q8_0}[kind.value]
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def greatest_of(a, b):
     """The largest lane of two vectors."""
     vector, largest = select(a > b, a, b), f32(-math.inf)

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from kit.cpu import codes, scales
 from kit.cpu.codes import integers
 from kit.cpu.simd.isa import bfloat_to_float, float_to_bfloat, float_to_half, floats_to_bfloats, half_to_float, lookup
 from kit.cpu.simd.memory import copy, load, prefetch, store, stream
-from kit.cpu.simd.vectors import constant, convert, f32x16, join, u16x16, u16x32
+from kit.cpu.simd.vectors import constant, convert, f32x16, inner, join, u16x16, u16x32
 from kit.cpu.tasks import features
 from kit.gguf.formats import Format
 
@@ -45,16 +45,16 @@ def parts_of(format: Format) -> Kernel:
 
 # Formats without blocks: sixteen numbers at an address as float32, and the bytes of one number.
 RAW = {
-    "F32": (njit(lambda tier, address: load(f32x16, address)), 4),
-    "F16": (njit(lambda tier, address: half_to_float(tier, load(u16x16, address))), 2),
-    "BF16": (njit(lambda tier, address: bfloat_to_float(load(u16x16, address))), 2),
+    "F32": (inner(lambda tier, address: load(f32x16, address)), 4),
+    "F16": (inner(lambda tier, address: half_to_float(tier, load(u16x16, address))), 2),
+    "BF16": (inner(lambda tier, address: bfloat_to_float(load(u16x16, address))), 2),
 }
 
 # Two times sixteen float32 as the 64 bytes that are stored: half a line past the caches costs as long as a whole one.
 PAIRS = {
     "float32": None,
-    "float16": njit(lambda tier, a, b: join(float_to_half(tier, a), float_to_half(tier, b))),
-    "bfloat16": njit(lambda tier, a, b: join(float_to_bfloat(a), float_to_bfloat(b))),
+    "float16": inner(lambda tier, a, b: join(float_to_half(tier, a), float_to_half(tier, b))),
+    "bfloat16": inner(lambda tier, a, b: join(float_to_bfloat(a), float_to_bfloat(b))),
 }
 
 
@@ -80,7 +80,7 @@ def _blocked(format: Format, dtype: str, tier: str):
     weights, block_bytes = format.block_elements, format.block_bytes
     shift, minima = group.bit_length() - 5, scales.MINIMA
 
-    @njit
+    @inner
     def scaled(x, j, scratch):
         at = scratch + 4 * (j >> shift)
         x = x * load(f32, at)
@@ -94,7 +94,7 @@ def _blocked(format: Format, dtype: str, tier: str):
     if pair and tier == "avx512" and format.codes.planes and format.codes.bits <= 5:
         line = _looked_up(format, scaled, pair)
     else:
-        line = _line(njit(lambda tier, at, j, scratch: scaled(convert(f32x16, read_codes(tier, at, j)), j, scratch)), pair)
+        line = _line(inner(lambda tier, at, j, scratch: scaled(convert(f32x16, read_codes(tier, at, j)), j, scratch)), pair)
     step = 2 if pair else 1
     width = 4 // step
 
@@ -112,7 +112,7 @@ def _blocked(format: Format, dtype: str, tier: str):
     return loop
 
 
-@njit(forceinline=True)
+@inner(forceinline=True)
 def _put(streams, address, line):
     if streams:
         stream(address, line)
@@ -123,7 +123,7 @@ def _put(streams, address, line):
 def _pair(dtype: str, subnormal: bool):
     """PAIRS[dtype], or one instruction in its place where the CPU has it and no number can be ``subnormal``."""
     if dtype == "bfloat16" and not subnormal and "avx512bf16" in features():
-        return njit(lambda tier, a, b: floats_to_bfloats(tier, a, b))
+        return inner(lambda tier, a, b: floats_to_bfloats(tier, a, b))
     return PAIRS[dtype]
 
 
@@ -131,7 +131,7 @@ def _line(numbers, pair):
     """A function like ``numbers``, which gives the j-th sixteen as float32, that gives the 64 bytes to store from there on."""
     if pair is None:
         return numbers
-    return njit(lambda tier, at, j, scratch: pair(tier, numbers(tier, at, j, scratch), numbers(tier, at, j + 1, scratch)))
+    return inner(lambda tier, at, j, scratch: pair(tier, numbers(tier, at, j, scratch), numbers(tier, at, j + 1, scratch)))
 
 
 def _looked_up(format: Format, scaled, pair):
@@ -141,7 +141,7 @@ def _looked_up(format: Format, scaled, pair):
     first, second = (constant(f32x16, *values[at : at + 16]) for at in (0, 16 if codes.bits == 5 else 0))
     read, offset = integers(format, codes, 32, types.uint16), constant(u16x32, *[0] * 16, *[16 * halves] * 16)
 
-    @njit
+    @inner
     def line(tier, block, j, scratch):
         table = pair(tier, scaled(first(), j, scratch), scaled(second(), j + 1, scratch))
         return lookup(tier, table, read(block, j >> 1) | offset())
@@ -151,7 +151,7 @@ def _looked_up(format: Format, scaled, pair):
 
 def _raw(format: Format, dtype: str, tier: str):
     read, source_width = RAW[format.name]
-    numbers = njit(lambda tier, at, j, scratch: read(tier, at + 16 * source_width * j))
+    numbers = inner(lambda tier, at, j, scratch: read(tier, at + 16 * source_width * j))
     pair = _pair(dtype, subnormal=format.name != "F16")
     line, step = _line(numbers, pair), 2 if pair else 1
     width = 4 // step

@@ -5,12 +5,12 @@ its minima MINIMA bytes after them. The order of operations is gguf-py's: it dec
 """
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
 from kit.cpu.codes import integers
 from kit.cpu.simd.isa import half_to_float
 from kit.cpu.simd.memory import load, store
-from kit.cpu.simd.vectors import Vector, bitcast, convert, f32x16, high, join, low, pick, u8x8
+from kit.cpu.simd.vectors import Vector, bitcast, convert, f32x16, high, inner, join, low, pick, u8x8
 from kit.gguf.formats import TABLES, Format
 
 u8, u16, u32, u64, f32 = types.uint8, types.uint16, types.uint32, types.uint64, types.float32
@@ -30,7 +30,7 @@ def reader(format: Format):
         return read
     read_minima = _times(format, scales.dmin, 1)
 
-    @njit
+    @inner
     def scales_and_minima(tier, block, scratch):
         read(tier, block, scratch)
         read_minima(tier, block, scratch + MINIMA)
@@ -42,11 +42,11 @@ def _times(format: Format, field: str, part: int):
     """A half in a field, or its products with the first or second of the steps for the groups."""
     at, steps = format.at(field), format.scales.steps
     if steps is None:
-        return njit(lambda tier, block, scratch: store(scratch, half_to_float(tier, load(u16, block + at))))
+        return inner(lambda tier, block, scratch: store(scratch, half_to_float(tier, load(u16, block + at))))
     read, kind = integers(format, steps, format.groups), Vector(f32, format.groups)
     less, times = np.float32(steps.less), np.float32(steps.times)
 
-    @njit
+    @inner
     def products(tier, block, scratch):
         numbers = (convert(kind, read(block, part)) - less) * times
         store(scratch, numbers * half_to_float(tier, load(u16, block + at)))
@@ -55,7 +55,7 @@ def _times(format: Format, field: str, part: int):
 
 
 def _table(at: int, groups: int, numbers: np.ndarray):
-    @njit
+    @inner
     def scales(tier, block, scratch):
         for i in range(groups):
             store(scratch + 4 * i, numbers[load(u8, block + at + i)])
@@ -67,7 +67,7 @@ def six_bits(format: Format):
     """Q4_K, Q5_K: eight scales and eight minima of six bits in twelve bytes, in units of d and dmin."""
     both = scales_and_minima(format)
 
-    @njit
+    @inner
     def scales(tier, block, scratch):
         numbers = both(tier, block)
         store(scratch, low(numbers))
@@ -80,7 +80,7 @@ def scales_and_minima(format: Format):
     """Q4_K, Q5_K: a reader of the eight scales and then the eight minima of the block at an address, f32x16."""
     halves, each, numbers = format.at("d"), pick(*[0] * 8, *[1] * 8), six_bit_numbers(format)  # d, and dmin behind it
 
-    @njit(forceinline=True)
+    @inner(forceinline=True)
     def both(tier, block):
         return convert(f32x16, numbers(block)) * each(half_to_float(tier, load(u16x2, block + halves)))
 
@@ -91,7 +91,7 @@ def six_bit_numbers(format: Format):
     """The same as integers, u8x16, before they are multiplied by d and dmin."""
     packed = format.at("scales")
 
-    @njit(forceinline=True)
+    @inner(forceinline=True)
     def both(block):
         first = u64(load(u32, block + packed))
         second = u64(load(u32, block + packed + 4))
@@ -108,7 +108,7 @@ def iq1_m(format: Format):
     """Sixteen scales d (2 n + 1) / 8, n of three bits, four in each 16-bit word; the words' top nibbles are d."""
     words, eighth = format.at("scales"), np.float32(0.125)
 
-    @njit
+    @inner
     def scales(tier, block, scratch):
         d = 0
         for i in range(4):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 
 from kit.cpu.codes import integers as integers_of
@@ -27,6 +27,7 @@ from kit.cpu.simd.vectors import (
     convert,
     f32x16,
     i16x16,
+    inner,
     interleave,
     join,
     mask16,
@@ -78,7 +79,7 @@ def codes_of(format: Format) -> Codes:
     order = tuple(sorted(range(16), key=rank))
     parts = [order[i : i + 4] for i in (0, 4, 8, 12)]
     a, b, c, d = (_vector(format, part) for part in parts)
-    read = njit(lambda tier, start: (a(start), b(start), c(start), d(start)), forceinline=True)
+    read = inner(lambda tier, start: (a(start), b(start), c(start), d(start)), forceinline=True)
     return Codes(read, order, True)
 
 
@@ -109,7 +110,7 @@ def _place(format: Format, plane, n: int) -> tuple[int, int]:
 def _vector(format: Format, part):
     """A reader of the codes of four times 16 weights."""
     flip = constant(u8x64, *[128 if flipped(format) else 0] * 64)
-    read = njit(lambda start: flip(), forceinline=True)
+    read = inner(lambda start: flip(), forceinline=True)
     for i, plane in enumerate(format.codes.planes):
         add = _with_lanes if plane.run == plane.bits == 1 else _with_bits
         read = add(read, format, plane, format.codes.below(i), part)
@@ -120,7 +121,7 @@ def _with_lanes(read, format: Format, plane, below: int, part):
     """The codes of ``read`` with the bits of a plane that has one for each lane."""
     bits, bit = _halves([_place(format, plane, n)[0] for n in part]), 1 << below
 
-    @njit(forceinline=True)
+    @inner(forceinline=True)
     def more(start):
         codes = read(start)
         return select(bitcast(mask64, bits(start)), codes + bit, codes)
@@ -132,7 +133,7 @@ def _halves(places):
     """A reader of the 64 bits that lie 16 at each of four places."""
     a, b, c, d = places
 
-    @njit(forceinline=True)
+    @inner(forceinline=True)
     def four(start):
         e, f, g, h = load(u16, start + a), load(u16, start + b), load(u16, start + c), load(u16, start + d)
         return u64(e) | (u64(f) << u64(16)) | (u64(g) << u64(32)) | (u64(h) << u64(48))
@@ -147,7 +148,7 @@ def _with_bits(read, format: Format, plane, below: int, part):
     shifts = [shift - below for shift in shifts for _ in range(8)]
     down, up = (constant(u16x32, *(max(0, sign * shift) for shift in shifts)) for sign in (1, -1))
 
-    @njit(forceinline=True)
+    @inner(forceinline=True)
     def more(start):  # shifted two bytes at a time: what comes in from the other is masked off
         moved = (bitcast(u16x32, bytes_(start)) >> down()) << up()
         return read(start) ^ (bitcast(u8x64, moved) & mask)
@@ -159,11 +160,11 @@ def _bytes(places):
     """A reader of the 64 bytes that lie 16 at each of four places, in as few loads as can be."""
     a, b, c, d = places
     if (b, c, d) == (a + 16, a + 32, a + 48):
-        return njit(lambda start: load(u8x64, start + a), forceinline=True)
+        return inner(lambda start: load(u8x64, start + a), forceinline=True)
     if (b, d) == (a + 16, c + 16):
-        return njit(lambda start: join(load(u8x32, start + a), load(u8x32, start + c)), forceinline=True)
-    two = njit(lambda a, b: join(load(u8x16, a), load(u8x16, b)), forceinline=True)
-    return njit(lambda start: join(two(start + a, start + b), two(start + c, start + d)), forceinline=True)
+        return inner(lambda start: join(load(u8x32, start + a), load(u8x32, start + c)), forceinline=True)
+    two = inner(lambda a, b: join(load(u8x16, a), load(u8x16, b)), forceinline=True)
+    return inner(lambda start: join(two(start + a, start + b), two(start + c, start + d)), forceinline=True)
 
 
 def _any(format: Format):
@@ -171,18 +172,18 @@ def _any(format: Format):
     read_codes, size, bias = parts_of(format).codes, format.block_bytes, format.bias
     sixteens = format.block_elements // 16
 
-    @njit(forceinline=True)
+    @inner(forceinline=True)
     def sixteen(tier, start, n):
         return convert(u8x16, read_codes(tier, start + n // sixteens * size, n % sixteens) + bias)
 
-    @njit(forceinline=True)
+    @inner(forceinline=True)
     def vector(tier, start, n):
         return join(
             join(sixteen(tier, start, n), sixteen(tier, start, n + 1)),
             join(sixteen(tier, start, n + 2), sixteen(tier, start, n + 3)),
         )
 
-    @njit(forceinline=True)
+    @inner(forceinline=True)
     def read(tier, start):
         return (vector(tier, start, 0), vector(tier, start, 4), vector(tier, start, 8), vector(tier, start, 12))
 
@@ -244,7 +245,7 @@ def _(format, tier, start, sixteens, scratch):
     sign, bias, cut = format.value.scales.sign, format.value.bias, format.value.block_elements < SUPERBLOCK
     read, read_minima = _scales_and_minima(format.value)
 
-    @njit(forceinline=True)
+    @inner(forceinline=True)
     def first(sixteens, numbers):  # the next row's may be NaN
         mask = bitcast(mask16, u16((1 << min(16, sixteens)) - 1))
         return select(mask, numbers, broadcast(f32x16, 0)) if cut else numbers
@@ -267,13 +268,13 @@ def _(format, tier, start):
     if format.scales.function == "six_bits":
         both = six_bit_numbers(format)
         of_scales, of_minima = (pick(*(first + n // 2 for n in range(16))) for first in (0, 8))
-        read = njit(lambda start: convert(i16x16, of_scales(both(start))), forceinline=True)
-        read_minima = njit(lambda start: convert(i16x16, of_minima(both(start))), forceinline=True)
+        read = inner(lambda start: convert(i16x16, of_scales(both(start))), forceinline=True)
+        read_minima = inner(lambda start: convert(i16x16, of_minima(both(start))), forceinline=True)
     else:
         less, each = int(format.scales.steps.less), pick(*(n * format.groups // 16 for n in range(16)))
         integers = integers_of(format, format.scales.steps, format.groups, types.int16)
-        read = njit(lambda start: each(integers(start, 0)) - less, forceinline=True)
-        read_minima = njit(lambda start: each(integers(start, 1)) - less, forceinline=True)
+        read = inner(lambda start: each(integers(start, 0)) - less, forceinline=True)
+        read_minima = inner(lambda start: each(integers(start, 1)) - less, forceinline=True)
 
     def without_minima(format, tier, start):
         numbers, unit = read(start), half_to_float(tier, load(u16, start + d))
@@ -316,8 +317,8 @@ def _scales_and_minima(format: Format):
         both = scales_and_minima(format)
         scales, minima = (pick(*(first + n // 2 for n in range(16))) for first in (0, 8))
         return (
-            njit(lambda tier, start, scratch: scales(both(tier, start)), forceinline=True),
-            njit(lambda tier, start, scratch: minima(both(tier, start)), forceinline=True),
+            inner(lambda tier, start, scratch: scales(both(tier, start)), forceinline=True),
+            inner(lambda tier, start, scratch: minima(both(tier, start)), forceinline=True),
         )
     scales = format.scales
     in_halves = format.block_elements == scales.group == 32 and not (scales.steps or scales.table or scales.function)
@@ -329,26 +330,26 @@ def _in_scratch(format: Format):
     read, size, groups = parts_of(format).scales, format.block_bytes, format.groups
     blocks, sixteen = SUPERBLOCK // format.block_elements, _widened(SUPERBLOCK // format.scales.group)
 
-    @njit(forceinline=True)
+    @inner(forceinline=True)
     def scales(tier, start, scratch):
         for block in range(blocks):  # the scales of all blocks one after another
             read(tier, start + block * size, scratch + 4 * groups * block)
         return sixteen(scratch)
 
-    return scales, njit(lambda tier, start, scratch: sixteen(scratch + MINIMA), forceinline=True)
+    return scales, inner(lambda tier, start, scratch: sixteen(scratch + MINIMA), forceinline=True)
 
 
 def _widened(count: int):
     """A reader of ``count`` numbers (1, 2, 4, 8 or 16) at an address as sixteen, neighbors sharing one."""
     numbers = Vector(f32, count)
-    read = njit(lambda address: load(numbers, address), forceinline=True)
+    read = inner(lambda address: load(numbers, address), forceinline=True)
     while count < 16:
         read, count = _doubled(read), 2 * count
     return read
 
 
 def _doubled(read):
-    @njit(forceinline=True)
+    @inner(forceinline=True)
     def twice(address):
         vector = read(address)
         return interleave(vector, vector)
@@ -366,7 +367,7 @@ def _in_halves(format: Format):
     def reader(field: str):
         first, second = (_halves([format.at(field) + size * block for block in range(at, at + 4)]) for at in (0, 4))
 
-        @njit(forceinline=True)
+        @inner(forceinline=True)
         def eight(tier, start, scratch):
             vector = half_to_float(tier, join(bitcast(u16x4, first(start)), bitcast(u16x4, second(start))))
             return interleave(vector, vector)

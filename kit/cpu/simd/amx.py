@@ -1,12 +1,12 @@
 """The matrix unit of an x86 CPU (AMX): products of tiles of bytes. ``tiers.matrix`` says whether kernels may use it."""
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from kit.cpu.simd.isa import call_intrinsic
 from kit.cpu.simd.memory import store
-from kit.cpu.simd.vectors import broadcast, i32x16
+from kit.cpu.simd.vectors import broadcast, i32x16, inner
 
 _VOID, _BYTE = ir.VoidType(), ir.IntType(8)
 _LEFT, _RIGHT, _SUMS = (ir.Constant(_BYTE, tile) for tile in range(3))  # registers
@@ -16,7 +16,7 @@ def _pointer(builder, address):
     return builder.inttoptr(address, _BYTE.as_pointer())
 
 
-@njit
+@inner
 def configure(width, scratch):
     """Give the tiles their shapes for ``multiply``; scratch: the address of 64 bytes."""
     store(scratch, broadcast(i32x16, 0))

@@ -1,11 +1,11 @@
 """Memory in Numba kernels. An address is an int64 (array.ctypes.data), and need not be aligned unless the primitive says so."""
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kit.cpu.simd.vectors import Vector, llvm_type
+from kit.cpu.simd.vectors import Vector, inner, llvm_type
 
 
 @intrinsic
@@ -88,7 +88,7 @@ def stack(nbytes: int):
     return address
 
 
-@njit
+@inner
 def copy(source, nbytes, target):
     """Copy a few bytes."""
     for i in range(nbytes):
