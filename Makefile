@@ -6,10 +6,10 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 
-.PHONY: help reproduce test verify bench fuzz llama docs lab lint clean
+.PHONY: help reproduce test test-all verify bench fuzz llama docs lab lint clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "kit needs Python 3.11 or later: make PYTHON=python3.11")'
@@ -26,9 +26,15 @@ $(VENV)/.notebooks: pyproject.toml
 reproduce: $(VENV)/.notebooks ## every notebook, PROFILE=quick (or smoke, full), MODEL=smollm2-135m: a report under results/
 	$(BIN)/kit reproduce --profile $(PROFILE) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-test: $(STAMP) ## all tests; ARGS=tests/test_trace.py for some
+# a worker a core takes file after file, the longest first (tests/conftest.py)
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+test: $(STAMP) ## the tests without the slow ones; ARGS=tests/test_trace.py for some
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: $(STAMP) ## all tests, as CI runs them
+	$(BIN)/ruff check .
+	$(PYTEST) $(ARGS)
 
 verify: $(STAMP) ## the smoke profile twice: no verdict may flip
 	KIT_TWICE=1 $(BIN)/python -m pytest tests/test_smoke.py

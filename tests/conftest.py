@@ -6,9 +6,12 @@ import os
 import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 
+# Kernels are compiled once for all processes, those of other installations of the kit included.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "kernels"))
 os.environ.setdefault("KIT_PATIENCE", "0")  # the other half of the tests keeps the machine busy
 
 
@@ -58,6 +61,15 @@ def _fetched(name):
         if "not on this machine" not in str(error):
             raise
         pytest.skip(str(error))
+
+
+# The files that take longest, first, so that no worker is left with one at the end.
+FIRST = "smoke fused hf jupyterlab sweep reproduce transformer cells quants_dequantize".split()
+
+
+def pytest_collection_modifyitems(items):
+    place = {f"test_{name}": number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(FIRST)))
 
 
 # A skip whose reason holds the text on the left could have been met on a machine of which the right is true.

@@ -243,6 +243,7 @@ def test_tiles_on_the_device_give_the_cpus_logits(call, tmp_path):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * theirs.std())
 
 
+@pytest.mark.slow
 def test_compressed_inference(call, tmp_path):
     path = tiny_compressed(tmp_path)
     weights = CompressedWeights(CompressedFile(path))

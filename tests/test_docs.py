@@ -109,6 +109,7 @@ def test_what_is_shown_beside_kit_exists(line):
         assert list(ROOT.glob("/".join(word for word in words[2:] if word[0] != "-" and not word.isupper()) + "*")), line
 
 
+@pytest.mark.slow
 def test_the_site_builds_and_asks_nobody_for_anything(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
@@ -144,6 +145,7 @@ def test_the_policy_of_the_page_is_one(monkeypatch):
     scope["test_largest_evicts_the_largest"]()
 
 
+@pytest.mark.slow
 def test_the_finding_of_the_page_runs_and_its_test_can_fail(tmp_path, monkeypatch):
     row, parameters, plumbing, shows, _, test = blocks("A finding")
     claim = claims.Claim(**yaml.safe_load(row)[0])

@@ -52,6 +52,7 @@ def test_a_gate_that_does_not_hold_shows_on_its_page_on_the_front_and_in_the_sum
     assert "two is &lt;less&gt; than one" in front and "01_gate.html#cell-" in front
 
 
+@pytest.mark.slow
 def test_one_limit_has_one_value_in_a_run(tmp_path):
     """The second notebook finds memory faster than the first: the first is run again by the limit of the run."""
     notebooks = Folder(tmp_path / "notebooks")

@@ -72,10 +72,11 @@ def test_plain_equals_gguf_py(name, monkeypatch):
     assert {known for known in FORMATS if plain.knows(FORMATS[known])} == set(NAMES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier != simd.tier().value])
 def test_the_other_tiers_too(tier):
     with simd.using(tier):
-        for name in NAMES:
+        for name in NAMES[::3]:  # each of 24 kernels is compiled anew
             blocks = random_blocks(name, 67, seed=1)
             assert same(kit.dequantize(blocks, name), truth(blocks, name)), name
 
@@ -259,11 +260,12 @@ from kit.cpu import simd
 from kit.quants.exactness import exactness
 assert simd.available()[0] == {tier!r}, simd.available()
 assert not simd.matrix()
-assert exactness(["Q4_K", "Q8_0", "IQ4_NL", "IQ2_S", "F16"], dtypes=["float32"]).equal.all()
+assert exactness(["Q4_K", "IQ2_S", "F16"], dtypes=["float32"]).equal.all()
 assert exactness(["Q4_K"], dtypes=["float16"]).equal.all()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not simd.features() >= simd.TIERS["avx2"], reason="needs a CPU with AVX2 to play an older one")
 @pytest.mark.parametrize(
     "cpu_name, features, tier",

@@ -83,6 +83,7 @@ def notebooks(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_a_batch_keeps_its_results_and_ends_its_pod(pod, notebooks):
     results = pod.path / "workspace" / "results"
     (results / "mine").mkdir(parents=True)

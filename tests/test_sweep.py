@@ -174,6 +174,7 @@ def dask_worker(address):
         process.wait()
 
 
+@pytest.mark.slow
 def test_the_cells_of_a_killed_worker_run_again(grid_of, tmp_path):
     grid_of("notebooks: [slow]\nprofile: smoke\nparameters: {seed: [1, 7, 9]}")
     (tmp_path / "wait").touch()
@@ -212,6 +213,7 @@ def test_the_cells_of_a_killed_worker_run_again(grid_of, tmp_path):
     assert table.startswith("notebook,model,seed,machine,claim") and table.count("\nslow,") == 3
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest(grid_of, tmp_path):
     grid_of("notebooks: [waits]\nprofile: smoke\nparameters: {seed: [0, 1]}")
     (tmp_path / "wait").touch()

@@ -101,6 +101,7 @@ def test_phi_3_takes_the_blanks_after_a_special_token(folder):
     assert ours[0] != open_tokenizer(sentence_piece_file(folder / "other.gguf", special)).encode(texts[0])
 
 
+@pytest.mark.slow
 def test_a_trained_vocabulary(trained):
     """SmolLM2's 48,900 merges and Gemma's 262,144 pieces, against llama.cpp."""
     ours, theirs = open_tokenizer(trained), llama_cpp.tokenize(trained, TEXTS)

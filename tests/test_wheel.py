@@ -63,6 +63,7 @@ def run(tmp_path_factory):
     return command
 
 
+@pytest.mark.slow
 def test_files_are_made_and_inspected(run):
     model = run.work / "model.gguf"
     assert run("synth", "tiny-llama", "-o", model)[0] == 0
@@ -72,6 +73,7 @@ def test_files_are_made_and_inspected(run):
     assert code == 0 and "token" in out, error
 
 
+@pytest.mark.slow
 def test_every_notebook_is_in_it_and_one_runs(run):
     code, out, _ = run("reproduce", "--list")
     assert code == 0 and sum(line[:1].isdigit() for line in out.splitlines()) == len(list((ROOT / "notebooks").glob("*.ipynb")))

@@ -106,6 +106,7 @@ count.write_text(count.read_text() + "x" if count.exists() else "x")
 """
 
 
+@pytest.mark.slow
 def test_a_resume_repeats_only_what_failed_or_changed(notebooks, tmp_path):
     out = known_machine(tmp_path / "out")
     notebooks.add("01_good", FLAKY.format(name="good"))
