@@ -7,10 +7,12 @@ from functools import cache
 import cells
 import pytest
 from invented import MACHINE
+from test_first_token import SLOW, SPEEDS, curve, dequantized
 
 import kit
 from kit.cache.traces import mixture_of_experts
-from kit.claims import book
+from kit.claims import book, gates, records
+from kit.findings import dequantizers, pressure
 from kit.lab.paths import ROOT, models_folder
 from kit.synthetic.write import cached_model
 
@@ -19,12 +21,14 @@ from kit.synthetic.write import cached_model
 class Case:
     """How a notebook is put to the test. ``number``: one number that a reader may change. ``opposite``: replacements (name ->
     value or function of the value) that turn its findings round; ``empty``: others, without data, up to the cell ``until``.
-    ``lines``: code lines at most. ``steady``: sentences that rightly stay whatever the data says, with the reason."""
+    ``warns``: what the page's gates then say, and do not say as it stands. ``lines``: code lines at most. ``steady``: sentences
+    that rightly stay whatever the data says, with the reason."""
 
     number: dict
     opposite: dict
     empty: dict = field(default_factory=dict)
     until: str | None = None
+    warns: str = ""
     lines: int = 200
     steady: dict = field(default_factory=dict)
 
@@ -35,7 +39,58 @@ def committed():
 
 
 ADVICE = "What the authors should do, in one line each:"
+QUICK = SLOW | {"kept": (0.05, 0.02, 0.02)}  # memory that is short costs nothing
 CASES = {  # a notebook joins by its row
+    "01_first_token": Case(
+        number={"factor": 1.01},
+        opposite={
+            "cold": lambda cold: not cold,
+            "blocks": lambda blocks: 2 * blocks,
+            "bound": lambda bound: dict.fromkeys(bound, 1e6),
+            "off": dict.fromkeys(("lazily", "from blocks"), 3e-5),
+            "taken": lambda taken: taken if isinstance(taken, list) else taken.assign(**{"ns a weight": range(6, 0, -1)}),
+            "measured": dequantized({name: (2.5, 1.5) for name in SPEEDS}),
+            "curve": curve(QUICK).assign(how="spill file"),
+            "made": lambda made: made if isinstance(made, list) else made.assign(first=9.0, second=8.0),
+            "used": lambda used: 9 * used,
+            "target": 1e-3,
+            "direct": 1e3,
+            "record": lambda record: record
+            | {"client-received": 7, "dequantize-gbps": (5, 9), "preload-knee": (1, 1, 1), "token-new-cache": (1, 2)},
+        },
+        warns="a first token below its bound",
+        lines=360,
+        steady={
+            "device = cpu: not measured; `kit reproduce --device cuda` adds the upload of the blocks, a second request and a "
+            "token by a CUDA graph, with their bounds": "no GPU in either run",
+        },
+    ),
+    "04_attention": Case(
+        number={"factor": 1.01},
+        opposite={
+            "depth": 9,
+            "attention": lambda attention: 50 * attention if hasattr(attention, "loc") else attention,
+            "off": {"another way": 5e-7},
+            "taken": lambda taken: taken if isinstance(taken, dict) else taken.max(axis=None) - taken,
+            "parts": lambda parts: parts.assign(attention=parts["projections"], projections=parts["attention"]),
+            "gains": lambda gains: 40 / gains,
+            "most": 3.0,
+            "shares": lambda shares: shares / 2,
+            "types": lambda types: types.assign(**{"tok/s": range(len(types), 0, -1), "of the bound": 3.0, "bytes read": 1e12}),
+            "curve": curve(QUICK),
+            "roomy": 0.4,
+            "fused": 1e9,
+        },
+        empty={"curve": lambda curve: curve[curve["share"] >= 1]},  # nothing is known of memory that is short
+        until="say-memory",
+        warns="above the bound of memory: float32",
+        lines=260,
+        steady={
+            "Claimed: 10 to 20.": "the claim",
+            "device = cpu: not measured; `kit reproduce --device cuda` adds tokens a second from blocks in device memory by "
+            "context and KV cache, and their roofline": "no GPU in either run",
+        },
+    ),
     "00_start_here": Case(
         number={"gib": 0.125},
         opposite={
@@ -45,10 +100,10 @@ CASES = {  # a notebook joins by its row
             "speeds": ("blas-500",),
         },
         steady=dict.fromkeys((
+            ADVICE,
             "cpu, 2 cores, 16.00 GiB of memory (m).",
             "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf: 20 tensors, generated weights of true shape; profile smoke: tiny "
             "geometry: all notebooks in about two minutes, under 2 GB.",
-            ADVICE,
             "Tokens processed together share the bytes.",
             "- Read fewer bytes: f32 weights cost 6.4 times the blocks, in the bound.",
         ), "what the file and the machine are"),
@@ -60,10 +115,12 @@ CASES = {  # a notebook joins by its row
             "changed": cells.Reentrant(),
             "missing": lambda missing: [replace(e, body=b"tokens") for e in missing],
             "reported_speeds": (4, 5, 6),
+            "table": lambda table: table.assign(**{"of the bound": 2.0}),
             "record": lambda record: record | {"token-kept": (3.0, 2.0, 1.0), "preload-mib": 31},
         },
         empty={"log": lambda log: log.iloc[:0]},
         until="histogram",
+        warns="a speed above its bound: 2.00",
         lines=300,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
@@ -80,7 +137,9 @@ CASES = {  # a notebook joins by its row
             "everywhere": lambda everywhere: [path for path in everywhere if "zen" in str(path)],
             "gemma": lambda gemma: None,
             "warned": [("02", "the ways differ")],
+            "counts": lambda counts: counts + 1,
         },
+        warns=" verdicts for ",
         lines=200,
         steady=dict.fromkeys(re.split(r"(?<=\.) ", book.RULE), "the rule"),
     ),
@@ -89,11 +148,13 @@ CASES = {  # a notebook joins by its row
         opposite={
             "text": "cccc",
             "weights": lambda weights: weights.cumsum(1),
+            "together": 99,
+            "bound": 1e6,
             "taken": lambda taken: {rung: [(n + 1) * 1e-2] * 3 for n, rung in enumerate(taken)},
         },
+        warns="a tile, vector instructions: ",
         lines=212,
         steady=dict.fromkeys((
-            ADVICE,
             "- Code a tile with many states that advance together: T becomes T.",
             "- Decode many tiles in one launch: one alone is a chain of 65,536 dependent steps.",
             "7 families, tiny-llama-Q4_K_M-2layers-seed0-r2.gguf: generated weights",
@@ -108,11 +169,11 @@ CASES = {  # a notebook joins by its row
             "fast_tile": 0.0005,
             "packed": lambda packed: packed // 2,
             "decoder_gbps": 77.0,
-            "live": lambda live: live.assign(**{"token, s": live["token, s"].to_numpy()[::-1]}),
+            "live": lambda live: live.assign(**{"token, s": live["token, s"].to_numpy()[::-1], "bytes hit": -5.0}),
         },
+        warns="bytes hit: -500.0%",
         lines=256,
         steady=dict.fromkeys((
-            ADVICE,
             "- Keep plain INT8 where 1.25 MiB fit: a token takes T, from tiles T.",
             "- Make the decoder fast: without a cache, T for five tokens here.",
             "15 generated matrices: no quality to measure.",
@@ -139,10 +200,12 @@ CASES = {  # a notebook joins by its row
             "counts": (50, 500),
             "looks": ("output.weight", "blk.0.ffn_up.weight"),
             "theirs": (1.1, 2.2),
+            "most": lambda most: dict.fromkeys(most, 1e-3) if isinstance(most, dict) else most,
             "bars": {"nothing read ahead": 0.7},
             "turned": lambda turned: 1 - turned if hasattr(turned, "loc") else turned,
         },
-        lines=312,
+        warns="a speed above its bound",
+        lines=321,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "device = cpu: not measured; `kit reproduce --device cuda` adds the policies over blocks in device memory, pinned "
@@ -159,12 +222,22 @@ def machine(monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
     monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     monkeypatch.setattr("kit.lab.state.settle", lambda patience: "")  # what other processes do is no sentence of the page
+    monkeypatch.setattr(dequantizers, "measure", lambda path: dequantized())
+    monkeypatch.setattr(pressure, "of_run", lambda lab, shares=(), swap=False: curve())
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """name -> the notebook as it stands, run once in the smoke profile."""
-    return cache(lambda name: cells.run(name, out=tmp_path_factory.mktemp(name)))
+
+    @cache
+    def once(name):
+        folder = tmp_path_factory.mktemp(name)
+        found = cells.run(name, out=folder)
+        found.warned = [text for _, text in gates.warnings(records.read([folder / f"{name}.jsonl"]))]
+        return found
+
+    return once
 
 
 def sentences(told: dict) -> set[tuple[str, str]]:
@@ -182,6 +255,8 @@ def test_words_follow_the_data(name, ran, tmp_path):
         empty = cells.run(name, case.until, out=tmp_path / "empty", replace=case.empty)
         stays -= {(place, text) for place, text in stays if place.partition(":")[0] in empty.words} - sentences(empty.told)
     assert {text for _, text in stays} <= set(case.steady)
+    warned = "; ".join(text for _, text in gates.warnings(records.read([tmp_path / "opposite" / f"{name}.jsonl"])))
+    assert case.warns in warned and not (case.warns and case.warns in "; ".join(ran(name).warned))
 
 
 @NAMES

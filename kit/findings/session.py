@@ -150,6 +150,10 @@ class Session:
             self.record(quantity="gate", unit="", status=records.WARNED, reason=text)
         return bool(holds)
 
+    def advise(self, *lines: tuple[bool, str]):
+        """What the authors should do, a line each (Markdown): (whether this run bears it out, what to do)."""
+        return self.say("\n".join(f"- {text}" if holds else f"- Not borne out by this run: {text}" for holds, text in lines))
+
     def answer(self, text: str):
         """The notebook's answer, filled from the run (Markdown); a page shows a cell tagged "answer" under the title."""
         return self.say(f"**Answer.** {text}")
