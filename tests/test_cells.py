@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 import cells
+import numpy as np
 import pytest
 from invented import MACHINE
 from test_first_token import SLOW, SPEEDS, curve, dequantized
 
 import kit
+from kit.cache import routing
 from kit.cache.traces import mixture_of_experts
 from kit.claims import book, gates, records
 from kit.findings import dequantizers, pressure
@@ -36,6 +38,12 @@ class Case:
 def committed():
     """The folder of the committed runs of one machine."""
     return next(iter(sorted((ROOT / "results" / "reference").glob("intel-xeon*"))))
+
+
+def even(found):
+    """A record without skew and return, of which the phone held nothing."""
+    drawn = routing.draw(found, 0.0, 0.0, round(found.used), len(found.decoded))
+    return replace(drawn, resident=np.zeros(len(drawn.token)))
 
 
 ADVICE = "What the authors should do, in one line each:"
@@ -192,6 +200,18 @@ CASES = {  # a notebook joins by its row
             "points": 3,
         },
         steady={"The order of weight accesses was recorded from a decode of 5 tokens.": "how it was measured, no outcome"},
+    ),
+    "10_experts": Case(
+        number={"parts": (0.1, 0.3)},
+        opposite={
+            "captures": lambda captures: {name: even(found) for name, found in captures.items()},
+            "runs": lambda runs: [
+                replace(runs[0], way=way, seconds=[n * 5.0] * 12) for n, way in enumerate(("mapped", "slots past it, LFU"), 1)
+            ],
+            "guessed": lambda guessed: {name: dict.fromkeys(right, 5.0) for name, right in guessed.items()},
+        },
+        lines=280,
+        steady={"At 0.9 of a token's bytes: at most 0.0 % in 4 curves": "the law: so it is with even routes, too"},
     ),
     "03_cache_variants": Case(
         number={"capacity": 0.5},

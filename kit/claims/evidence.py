@@ -86,8 +86,8 @@ def bearing_on(claim: Claim | str) -> list[Evidence]:
 
 
 def report_of(claim: Claim) -> Evidence | None:
-    """Where the claim's report can be read; None for a thread that has no row of its own."""
-    return load().get(f"report-{claim.report}")
+    """Where the claim's report can be read: a row of its own, or the first fact that the claim names."""
+    return load().get(f"report-{claim.report}") or next(iter(bearing_on(claim)), None)
 
 
 def beside(measured: Mapping[str, object] | Iterable[str]):
