@@ -203,6 +203,17 @@ def test_a_lack_of_memory_is_a_row(folder, monkeypatch):
         assert "under a limit of 300.0 MiB" in measure_apart(Way("HashMap"), file, order, 2, 1, 300 << 20)
 
 
+@pytest.mark.parametrize(("name", "free", "said"), [
+    ("tiny-qwen3moe", 1 << 20, True), ("tiny-qwen3moe", 8 << 30, False), ("tiny-llama", 1 << 20, False),
+])  # fmt: skip
+def test_a_mixture_that_does_not_fit_is_sent_to_kit_experts(folder, monkeypatch, name, free, said):
+    path = model_files.write(folder, name, "Q4_K_M")
+    monkeypatch.setattr(studies, "memory_available", lambda: free)
+    with kit.open(path) as file:
+        told = Study(file, lambda: MACHINE, memory=100_000, tokens=2).advise()
+    assert (f"`kit experts {path} --memory 1.00MiB`" in told) == said
+
+
 def test_the_reports_model_reads_all_of_its_weights():
     assert reported.f32_bytes() == 4 * reported.elements() and f"{reported.f32_bytes() / 2**30:.2f}" == "30.44"
 

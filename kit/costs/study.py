@@ -145,11 +145,15 @@ class Study:
     @cached_property
     def disk(self) -> Disk | None:
         """The disk under the file; None where nothing is read from it once the page cache is warm, or it cannot be measured."""
-        room = memory_available()
-        if self.file.path is None or sum(use.nbytes for use in self.uses) <= room - self.memory:
+        if self.file.path is None or self._fits:
             return None
         gbps = read_gbps(self.file.path)
-        return Disk(gbps, room) if gbps else None
+        return Disk(gbps, memory_available()) if gbps else None
+
+    @cached_property
+    def _fits(self) -> bool:
+        """Whether the file stays in the page cache beside the memory for weights."""
+        return sum(use.nbytes for use in self.uses) <= memory_available() - self.memory
 
     @cached_property
     def _predicted(self) -> list[Prediction]:
@@ -322,7 +326,15 @@ class Study:
                 "weight that misses, dequantized for its use, beside it."
             )
         text += [f"{way.label[0].upper()}{way.label[1:]} {why}." for way, why in (self.part or self).unmeasured.items()]
-        return " ".join(text)
+        return " ".join([*text, *filter(None, [self.experts()])])
+
+    def experts(self) -> str:
+        """The command for a mixture that does not fit: which cache suits its experts; "" for any other file."""
+        if self._fits or not any(use.used < use.of and not use.is_rows for use in self.uses):
+            return ""
+        room = format_bytes(memory_available()).replace(" ", "")
+        where = self.file.path or "FILE"
+        return f"This mixture does not fit: `kit experts {where} --memory {room}` says which cache suits its experts."
 
     def _rounds(self, way: Way) -> str:
         """What a way rounds, and what that does to the answers once ``quality`` has been asked for."""
