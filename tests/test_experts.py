@@ -59,6 +59,9 @@ def test_the_least_memory_is_the_least_that_reaches_the_speed():
 
 def test_below_one_token_the_advice_says_so_and_when_all_fits_too():
     assert "less than one token's 907.7 MiB: LRU hits 0%" in asked("gptoss", "--memory", "2GiB", "--disk", "2GB/s").output
+    asked_for = {room: asked("qwen", "--memory", room, "--disk", "2GB/s").output.splitlines()[-1] for room in ("4GiB", "10GiB")}
+    assert "faster" in asked_for["4GiB"] and "nothing that can be built hits more" not in asked_for["4GiB"]
+    assert "faster" not in asked_for["10GiB"] and "nothing that can be built hits more" in asked_for["10GiB"]
     assert "fit: every policy keeps them" in asked("gemma", "--memory", "40GiB", "--disk", "2GB/s").output
 
 
@@ -177,6 +180,6 @@ def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypat
 def test_the_ways_of_a_run_are_measured_in_a_child(recorded, tmp_path, monkeypatch):
     model, out = shutil.copy(recorded[0], tmp_path / "fresh.gguf"), recorded[1]  # pages that nobody has mapped
     monkeypatch.setattr(experts, "missing_rights", lambda: ["root"])
-    monkeypatch.setattr(experts, "disk_gbps", lambda *_: 1.0)
+    monkeypatch.setattr(experts.disk, "random_gbps", lambda *_: 1.0)
     facts, runs = experts.measured(model, str(out), tmp_path, share=0.8, tokens=13, ways=("mapped", "slots past it, 2 readers"))
     assert [run.way for run in runs] == ["slots past it, 2 readers"] and facts["limit"] is None and facts["compute"] > 0

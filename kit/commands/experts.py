@@ -34,6 +34,7 @@ def command(routes, model, memory, disk, as_json, report):
     from kit.costs.experts import Study, dense_bytes
     from kit.errors import CacheError
     from kit.lab import state
+    from kit.lab.disk import random_gbps
     from kit.units import finite, parse_bytes, to_json
 
     try:
@@ -57,9 +58,7 @@ def command(routes, model, memory, disk, as_json, report):
     else:
         basis.append(f"dense weights of the record ({len(found.dense_bytes)} layers, no embedding or output)")
     if speed is None and path and Path(path).exists():
-        from kit.findings.experts import disk_gbps
-
-        speed = max(disk_gbps(path, readers, int(found.expert_bytes.max())) for readers in (1, 2, 4))
+        speed = max(random_gbps(path, readers, int(found.expert_bytes.max())) for readers in (1, 2, 4))
         basis.append(f"the disk under the model, measured: {speed:.2f} GB/s past the page cache, at an expert's size")
     elif speed is None:
         basis.append("no speed of a disk: give --disk 2GB/s, or MODEL, for seconds")

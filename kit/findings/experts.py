@@ -31,10 +31,10 @@ from kit.costs.experts import dense_bytes
 from kit.errors import ReportError
 from kit.findings.pressure import Group, missing_rights
 from kit.gguf import pagecache
+from kit.lab import disk
 from kit.lab.note import doing
 from kit.model.cpu_ops import CpuOps
 
-_PAGE = 4096  # O_DIRECT: whole pages of the file, to whole pages of memory
 _SPARE = 64 << 20  # bytes beside weights and slots: what grows while a process runs
 _SMALL = 64 << 20  # bytes: of a smaller file some pages always stay
 _BUDGET = 6.0  # seconds after which a way takes no further token
@@ -168,7 +168,7 @@ class Slots(Mapped):
                 each, layer = info.nbytes // info.shape[0], int(name.split(".")[1])
                 for expert in range(info.shape[0]):
                     start = info.offset + expert * each
-                    first, last = start // _PAGE * _PAGE, -(-(start + each) // _PAGE) * _PAGE
+                    first, last = start // disk.PAGE * disk.PAGE, -(-(start + each) // disk.PAGE) * disk.PAGE
                     parts = self.parts.setdefault(key_of(layer, expert), [])
                     place = parts[-1][3] + parts[-1][2] if parts else 0
                     parts.append((f"{name}[{expert}]", first, last - first, place))
@@ -323,24 +323,6 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False)
         return Run(name, **columns, resident=_status("VmRSS"), digest=digest.hexdigest())
 
 
-def disk_gbps(path, readers: int, nbytes: int, seconds: float = 1.0, seed: int = 0) -> float:
-    """GB/s of reads of ``nbytes`` at random pages of a file, past the page cache, by so many threads."""
-    pages, end = os.path.getsize(path) // _PAGE - nbytes // _PAGE - 1, time.perf_counter() + seconds
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
-
-    def reader(number):
-        random, room, done = np.random.default_rng(seed + number), mmap.mmap(-1, -(-nbytes // _PAGE) * _PAGE), 0
-        while time.perf_counter() < end:
-            done += os.preadv(descriptor, [room], int(random.integers(pages)) * _PAGE)
-        return done
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(readers) as pool:
-        done = sum(pool.map(reader, range(readers)))
-    os.close(descriptor)
-    return done / (time.perf_counter() - start) / 1e9
-
-
 # --- in the parent ---------------------------------------------------------------------------------------------------------
 
 
@@ -375,17 +357,9 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
             f"{path}: the ways give other logits: {', '.join(run.way for run in runs)}; the disk or the kit is broken"
         )
     compute = float(np.median(warm["runs"][0]["seconds"][1:])) if first else None
-    disk = {readers: disk_gbps(path, readers, expert) for readers in (1, 2, 4)}
-    facts = {
-        "keep": keep,
-        "limit": limit,
-        "lacks": lacks,
-        "base": warm["own"],
-        "dense": dense,
-        "experts": experts,
-        "compute": compute,
-    }
-    return facts | {"disk": disk, "failed": failed}, runs
+    speeds = {readers: disk.random_gbps(path, readers, expert) for readers in (1, 2, 4)}
+    facts = {"keep": keep, "limit": limit, "lacks": lacks, "base": warm["own"], "dense": dense, "experts": experts}
+    return facts | {"compute": compute, "disk": speeds, "failed": failed}, runs
 
 
 def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict:

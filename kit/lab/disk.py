@@ -4,12 +4,16 @@ import fcntl
 import mmap
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from kit.units import format_bytes
 
 MOST, STEP, PASSES = 512 << 20, 8 << 20, 3
+PAGE = 4096  # O_DIRECT: whole pages of the file, to whole pages of memory
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,21 @@ def _pass(path: Path) -> float | None:
     except (OSError, AttributeError):  # AttributeError: a system with neither
         return None
     return done / taken / 1e9 if done else None
+
+
+def random_gbps(path, readers: int, nbytes: int, seconds: float = 1.0, seed: int = 0) -> float:
+    """GB/s of reads of ``nbytes`` at random pages of a file, past the page cache, by so many threads."""
+    pages, end = os.path.getsize(path) // PAGE - nbytes // PAGE - 1, time.perf_counter() + seconds
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+
+    def reader(number):
+        random, room, done = np.random.default_rng(seed + number), mmap.mmap(-1, -(-nbytes // PAGE) * PAGE), 0
+        while time.perf_counter() < end:
+            done += os.preadv(descriptor, [room], int(random.integers(pages)) * PAGE)
+        return done
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(readers) as pool:
+        done = sum(pool.map(reader, range(readers)))
+    os.close(descriptor)
+    return done / (time.perf_counter() - start) / 1e9
