@@ -2,14 +2,10 @@
 
 import threading
 
-import pytest
 import torch
 
 from kit.cache import faults
 from kit.cache.policies.base import LRU, HashMap
-from kit.cache.prefetch import Prefetcher
-from kit.cache.store import WeightCache
-from kit.errors import CacheError
 
 SCAN = [(f"blk.{i}.w", 10) for i in range(8)]
 
@@ -59,24 +55,3 @@ def test_copy_on_hit_never_hands_out_the_same_memory():
     cache = faults.CopyOnHit(HashMap())
     a, b = (cache.get("a", 8, lambda: torch.ones(2)) for _ in range(2))
     assert torch.equal(a, b) and a.data_ptr() != b.data_ptr() and cache.stats.hits == 1
-
-
-def test_a_dead_queue_grows_and_nothing_comes_of_it():
-    cache = faults.DeadQueue(LRU(30))
-    plan = [(key, size, lambda: 0) for key, size in SCAN]
-    with Prefetcher(cache, plan, asynchronous=False):
-        run(cache, 2)
-    assert cache.queue.qsize() == 16 and cache.stats.prefetched == 0 and cache.stats.misses == 16
-    real = WeightCache(LRU(30))
-    with Prefetcher(real, plan, asynchronous=False):
-        run(real, 2)
-    assert real.stats.prefetched == 15
-
-
-@pytest.mark.timeout(20)
-def test_an_upgraded_lock_times_out_on_the_first_hit():
-    cache = faults.UpgradingLock(HashMap(), timeout=0.05)
-    assert len(run(cache, 1)) == 8
-    with pytest.raises(CacheError, match="deadlock"):
-        run(cache, 1)
-    assert cache.get("new", 1, lambda: 5) == 5  # the locks were let go

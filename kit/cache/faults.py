@@ -3,14 +3,11 @@
 All have ``get(key, size, load)`` and ``stats`` as WeightCache has, and can replace it in a Weights object.
 """
 
-import queue
 import threading
-from contextlib import contextmanager
 
 from kit.cache.policies.base import Policy
 from kit.cache.stats import Stats
 from kit.cache.store import WeightCache
-from kit.errors import CacheError
 
 
 class _Instances:
@@ -101,56 +98,3 @@ class CopyOnHit(WeightCache):
     def get(self, key, size, load):
         """A copy of the value."""
         return super().get(key, size, load).clone()
-
-
-class DeadQueue(WeightCache):
-    """Prefetch requests go into a queue that no thread reads (report 002).
-
-    Symptom: the queue grows, no get is served by a prefetch, and all counts are those of a cache without prefetch.
-    """
-
-    def __init__(self, policy: Policy, trace=None):
-        super().__init__(policy, trace)
-        self.queue = queue.SimpleQueue()
-
-    def prefetch(self, key, size, load):
-        """Queue the request; returns False, since nothing is loaded."""
-        self.queue.put((key, size, load))
-        return False
-
-
-class UpgradingLock(WeightCache):
-    """A hit takes the read lock and then, still holding it, the write lock to update the order of use.
-
-    Symptom: the first hit deadlocks, because the writer waits for all readers and is one of them. Here it raises
-    CacheError after ``timeout`` seconds.
-    """
-
-    def __init__(self, policy: Policy, trace=None, timeout: float = 0.2):
-        super().__init__(policy, trace)
-        self._timeout, self._changed = timeout, threading.Condition()
-        self._held = 0  # readers; -1: the writer
-
-    def get(self, key, size, load):
-        """As in the store, with the faulty lock order."""
-        with self._hold(1):
-            if key in self.policy:
-                with self._hold(-1):
-                    return super().get(key, size, load)
-        with self._hold(-1):
-            return super().get(key, size, load)
-
-    @contextmanager
-    def _hold(self, change):
-        """The lock as one more reader (1) or as the only writer (-1); CacheError after waiting for the timeout."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._held >= 0 if change > 0 else self._held == 0, self._timeout):
-                readers = max(0, self._held)
-                raise CacheError(f"deadlock: waited {self._timeout} s for a lock that {readers} reader(s) hold")
-            self._held += change
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._held -= change
-                self._changed.notify_all()

@@ -92,12 +92,6 @@ def lived(label: str, cache: Policy, weights, logits: torch.Tensor) -> Live:
     return Live(label, cache, seconds, stats, frame[frame["what"] == "access"], logits, held, dequantizing)
 
 
-def miss_costs(file) -> dict[str, float]:
-    """Seconds that a miss of each weight costs here: the median of its accesses in three passes without a cache."""
-    accesses = decode(file, kit.NoCache(), passes=3).accesses
-    return accesses.groupby("tensor", sort=False)["seconds"].median().to_dict()
-
-
 def one_pass(file) -> Requests:
     """What one decode step of this file asks for, in order, by running one without a cache."""
     return requests(decode(file, kit.NoCache(), passes=1).accesses)

@@ -113,17 +113,3 @@ def stacked_bars(axes: Axes, table) -> None:
         left = left + values
     axes.bar_label(bars, [f" {format_seconds(total)}" for total in left], fontsize=9)
     rows(axes)
-
-
-def stacked_bars_twice(table, xlabel: str, titles: tuple[str, str]):
-    """(figure, (linear, log)): ``stacked_bars`` on both scales, for a part that vanishes on one is told on the other."""
-    figure, panels = new(2, height=6.8)
-    for axes, title in zip(panels, titles, strict=True):
-        stacked_bars(axes, table)
-        axes.set_xlabel(xlabel, fontsize=9.5)
-        axes.set_title(title)
-    totals = table.sum(axis=1)
-    log(panels[1], "x")
-    panels[0].set_xlim(right=totals.max() * 1.1)
-    panels[1].set_xlim(totals.min() / 30, totals.max() * 4)
-    return figure, panels
