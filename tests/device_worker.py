@@ -125,13 +125,9 @@ def compressed_finding(path):
 
 
 def frontier(path, folder):
-    """(table, answer, records)."""
+    """A row a share of the blocks."""
     import kit
-    from kit.findings.n07_memory_frontier import device as frontier
+    from kit.findings import caches_on_device
 
-    lab = session(folder, "07_memory_frontier")
     with kit.open(path) as file:
-        points = frontier.measure(file, lab.gpu, 1, (0.0, 0.5, 1.0))
-        frontier.plane(file, points, lab.gpu)
-    frontier.record(lab, points)
-    return points, frontier.answer(2**32, lab.gpu), recorded(lab)
+        return caches_on_device.frontier(file, session(folder, "07_memory_frontier").gpu, 1, (0.0, 0.5, 1.0))

@@ -6,6 +6,7 @@ from functools import cache
 
 import cells
 import numpy as np
+import pandas as pd
 import pytest
 from invented import MACHINE
 from test_first_token import SLOW, SPEEDS, curve, dequantized
@@ -14,7 +15,8 @@ import kit
 from kit.cache import routing
 from kit.cache.traces import mixture_of_experts
 from kit.claims import book, gates, records
-from kit.findings import dequantizers, pressure
+from kit.costs.measured import Cost
+from kit.findings import dequantizers, pressed, pressure
 from kit.lab.paths import ROOT, models_folder
 from kit.synthetic.write import cached_model
 
@@ -33,6 +35,24 @@ class Case:
     warns: str = ""
     lines: int = 200
     steady: dict = field(default_factory=dict)
+
+
+def dearer(cost: Cost) -> Cost:
+    """Opposite data for notebook 07: weights in float are cheap, blocks are dear."""
+    return Cost({k: v / 50 for k, v in cost.load.items()}, {k: v / 9 for k, v in cost.multiply.items()},
+                {k: 60 * v for k, v in cost.fused.items()})  # fmt: skip
+
+
+FROM_DISK = {}  # path -> what a process of its own measured
+
+
+def measured_once(path, *how, measure=pressed.measure):
+    return FROM_DISK.setdefault(path, measure(path, *how))
+
+
+ENGINES = pd.DataFrame(
+    {"load": 0.1, "first": 0.1, "tok/s": [10.0, 20.0], "agree": 8, "resident": 1e8, "reason": ""}, ["kit", "llama.cpp, mmap"]
+)
 
 
 def committed():
@@ -192,6 +212,36 @@ CASES = {  # a notebook joins by its row
             "against plain INT8 over the bus",
         ), "times, counts of the source's own stores, and what the file and the machine are"),
     ),
+    "07_memory_frontier": Case(
+        number={"held": 0.25},
+        opposite={
+            "costs": lambda costs: {kind: dearer(cost) for kind, cost in costs.items()},
+            "gbps": 0.5,
+            "held": 0.9,
+            "shares": (0.3, 0.6),
+            "dtypes": ("float32", "bfloat16"),
+            "wanted": 16 << 30,
+            "equal": lambda equal: equal.assign(**{"as it should be": False, "from f32, of its spread": 2.0}),
+            "off": lambda off: off * 3,
+            "beside": lambda beside: beside.assign(**{"tok/s": beside["tok/s"].to_numpy()[::-1]}),
+        },
+        lines=346,
+        steady=dict.fromkeys((
+            ADVICE,
+            "- Multiply by the blocks where they lie: T a token of tiny-granite-Q4_K_M-2layers-seed0-r2.gguf from",
+            "  804.2 KiB, predicted; all of it in f32 takes 5.00 MiB and",
+            "  T.",
+            "15 generated matrices: no quality to measure.",
+            "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf, generated weights of true shape: 20 tensors a token, 799.2 KiB of "
+            "blocks, 5.00 MiB in f32.",
+            "**`blk.1.ffn_down.weight`, Q6_K, 256 x 512: T from its 105.0 KiB of blocks.",
+            "Half of f32 held: T a token in an LRU, T pinned; from blocks T",
+            "With memory for more: blocks, int8 activations, 804.2 KiB, T.",
+            "With memory for more: blocks as they lie, 804.2 KiB, T.",
+            "device = cpu: not measured; `kit reproduce --device cuda` adds seconds a token against blocks held in device "
+            "memory, the rest over the bus",
+        ), "times, and what the file and the machine are"),
+    ),
     "09_your_model": Case(
         number={"limit": 2 << 20},
         opposite={
@@ -241,6 +291,8 @@ TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway
 def machine(monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
     monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.findings.peers.of_run", lambda lab, path: ENGINES)  # each a process; tests/test_peers.py runs them
+    monkeypatch.setattr("kit.findings.pressed.measure", lambda path, *how: FROM_DISK.get(path) or measured_once(path, *how))
     monkeypatch.setattr("kit.lab.state.settle", lambda patience: "")  # what other processes do is no sentence of the page
     monkeypatch.setattr(dequantizers, "measure", lambda path: dequantized())
     monkeypatch.setattr(pressure, "of_run", lambda lab, shares=(), swap=False: curve())

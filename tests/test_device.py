@@ -218,11 +218,10 @@ def test_tiles(call):
 
 
 def test_frontier(call, small, tmp_path):
-    table, answer, rows = call(worker.frontier, small, tmp_path)
+    table = call(worker.frontier, small, tmp_path)
     assert table["MiB held"].is_monotonic_increasing and table["predicted, s"].is_monotonic_decreasing
     assert (table["predicted, s"] < table["measured, s"]).all()
-    assert "87% of its 4.60 GiB" in answer
-    check(rows, 4)
+    assert (table["samples"].map(len) == 1).all()
 
 
 def tiny_compressed(folder, **changes):

@@ -23,7 +23,6 @@ BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
 PRECISION_OF = {  # dtype or linear variant -> row of kit.costs.quality.PRECISIONS
     "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "INT8 tiles", "fused-int8": "int8 activations",
 }  # fmt: skip
-TILES = {"tiles": "int8 tiles", "tiles, prefetched": "int8 tiles prefetched"}
 NAMES = {
     "fused": "blocks as they lie",
     "fused-int8": "blocks, int8 activations",
@@ -49,8 +48,9 @@ class Way:
         if self.linear in NAMES:
             return NAMES[self.linear].format(size)
         work = "dequantized" if self.linear == "dequantized" else "unpacked"
+        kept = "int8 tiles" if self.linear == "tiles" else PRECISION_OF[self.dtype]
         named = {"NoCache": f"{work} each time", "HashMap": "all kept", "Unbounded": "all kept", "Pinned": f"{size} pinned"}
-        return f"{named.get(self.policy, f'{self.policy} of {size}')}, {TILES.get(self.linear, PRECISION_OF[self.dtype])}"
+        return f"{named.get(self.policy, f'{self.policy} of {size}')}, {kept}"
 
     @property
     def precision(self) -> str:

@@ -173,12 +173,12 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
 
 def of_run(lab, path) -> pd.DataFrame:
     """The engines of a run beside each other on one file, 8 tokens after a prompt of 4: measured by the first notebook that
-    asks, and read from the run's peers.json by the others, so that their figures agree. Not by plain transformers, which would
-    convert the file for minutes."""
+    asks, and read from the run's peers.json by the others, so that their figures agree. Not by transformers, which converts
+    the file for minutes, nor by llama.cpp's ways to load that change no speed."""
     kept = lab.out / "peers.json"
     told = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     if told.get("file") != Path(path).name or told["by"] == lab.notebook:
-        engines = [name for name in installed() if name != "transformers"]
+        engines = [name for name in installed() if not name.endswith(("mlock", "no-mmap")) and "transformers" not in name]
         rows = compare(path, engines, prompt=[1, 5, 9, 2], tokens=8, rounds=3).to_dict("index")
         told = {"file": Path(path).name, "by": lab.notebook, "engines": rows}
         kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

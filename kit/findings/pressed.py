@@ -1,19 +1,19 @@
 """A page cache that is too small: tokens straight from the blocks in a process of its own whose memory is really limited.
 
-Run as a program: ``python -m kit.findings.n07_memory_frontier.pressed FILE TOKENS PINNED LIMIT`` prints one line of JSON.
+Run as a program: ``python -m kit.findings.pressed FILE TOKENS LIMIT PINNED...`` prints one line of JSON.
 
 With LIMIT the process moves into a control group with that much memory, page cache included (cgroup v1 or v2), so the
 kernel itself evicts pages. Where no group may be made, and for PINNED, every page that is not pinned is dropped between two
-tokens, and mincore(2) says what stayed: pages that the process maps and has touched cannot be dropped.
+tokens, and mincore(2) says what stayed: pages that a process maps and has touched cannot be dropped.
 """
 
 import gc
 import json
-import mmap
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,17 @@ import torch
 
 import kit
 from kit.costs.order import Decode
-from kit.costs.ways import BLOCKS, Measured
+from kit.costs.ways import Measured, Way
 from kit.errors import KitError
 from kit.gguf import pagecache
 
+PRESSED = Way("NoCache", linear="pressed")
 GROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))  # v1, v2
+
+
+def pinned_blocks(nbytes: int) -> Way:
+    """Blocks used as they lie, ``nbytes`` of them held in memory and the others read from the disk at every token."""
+    return Way("Pinned", nbytes, linear="pinned blocks")
 
 
 @dataclass(frozen=True)
@@ -41,24 +47,28 @@ class Pressed:
     stayed: float = 0.0
 
 
-def measure(path: Path, tokens: int, pinned: int = 0, limit: int = 0) -> Pressed:
-    """``tokens`` tokens with the first ``pinned`` bytes of the file held, in a group of ``limit`` bytes if it may be made."""
+def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0) -> dict[Way, Pressed]:
+    """``tokens`` tokens with the first bytes of the file held, for each number of them in ``pinned``, and with none held
+    (PRESSED), in a group of ``limit`` bytes if one may be made. No other process may have the file mapped."""
     gc.collect()  # models that are done with refer to themselves, and mapped pages cannot be dropped
-    arguments = [sys.executable, "-m", __name__, str(path), str(tokens), str(pinned), str(limit)]
+    ways = [*map(pinned_blocks, pinned), PRESSED]
+    arguments = [sys.executable, "-m", __name__, *map(str, (path, tokens, limit, *pinned))]
     child = subprocess.run(arguments, capture_output=True, text=True, timeout=600)
     if child.returncode:
-        return Pressed(None, (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1])
+        reason = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
+        return {way: Pressed(None, reason) for way in ways}
     told = json.loads(child.stdout.splitlines()[-1])
-    most = told["held"] + 0.02
-    if told["limit"].startswith("/"):
-        most = 0.98  # the group's pages change from moment to moment, but all of the file never fits into it
-        with suppress(OSError):
-            os.rmdir(told["limit"])
-        told["limit"] = "a control group"
-    if told["stayed"] > most:
+    with suppress(OSError):
+        os.rmdir(told[-1]["group"])
+    return {way: _judged(way, one, os.path.getsize(path)) for way, one in zip(ways, told, strict=True)}
+
+
+def _judged(way: Way, told: dict, size: int) -> Pressed:
+    """A group's pages change from moment to moment, but all of the file never fits into it; without one no page stays."""
+    if told["stayed"] > (0.98 if told["group"] else (way.capacity or 0) / size + 0.02):
         return Pressed(None, f"this system keeps {told['stayed']:.0%} of the file's pages, whatever it is asked")
-    measured = Measured(BLOCKS, tuple(told["seconds"]), None, pinned, torch.tensor(told["logits"]))
-    return Pressed(measured, "", told["limit"] or "pages dropped between tokens", told["stayed"])
+    measured = Measured(way, tuple(told["seconds"]), None, way.capacity or 0, torch.tensor(told["logits"]))
+    return Pressed(measured, "", "a control group" if told["group"] else "pages dropped between tokens", told["stayed"])
 
 
 def limited(nbytes: int) -> str:
@@ -79,20 +89,17 @@ def limited(nbytes: int) -> str:
     return ""
 
 
-def _child(path: str, tokens: int, pinned: int, limit: int) -> dict:
-    def token():
-        with kit.open(path) as file:
-            steps = Decode(kit.Weights(file), "fused")
-            start = time.perf_counter()
-            logits = steps.step()
-            return time.perf_counter() - start, logits
+def _token(path) -> tuple[float, torch.Tensor]:
+    with kit.open(path) as file:
+        steps = Decode(kit.Weights(file), "fused")
+        start = time.perf_counter()
+        logits = steps.step()
+        return time.perf_counter() - start, logits
 
-    token()  # kernels are compiled before memory is short
-    gc.collect()
-    pagecache.drop(path)
-    group = limited(limit) if limit else ""
+
+def _take(path: str, tokens: int, pinned: int, group: str) -> dict:
     if group:
-        token()  # a first pass fills what the group allows
+        _token(path)  # a first pass fills what the group allows
     seconds, stayed = [], []
     first = np.memmap(path, np.uint8, "r", shape=pinned) if pinned else np.empty(0, np.uint8)
     first[::4096].sum()  # what is mapped and has been touched stays in memory
@@ -101,25 +108,19 @@ def _child(path: str, tokens: int, pinned: int, limit: int) -> dict:
         if not group:
             pagecache.drop(path)
         stayed.append(pagecache.resident_fraction(path))
-        took, logits = token()
+        took, logits = _token(path)
         seconds.append(took)
-    held = pinned / os.path.getsize(path)
-    return {"seconds": seconds, "stayed": max(stayed), "held": held, "limit": group, "logits": logits.tolist()}
+    return {"seconds": seconds, "stayed": max(stayed), "group": group, "logits": logits.tolist()}
 
 
-def direct_gbps(path, most: int = 512 << 20, step: int = 8 << 20) -> float | None:
-    """GB/s of the disk itself: up to ``most`` bytes of a file past the page cache (O_DIRECT). None where that cannot be had,
-    and for a file smaller than one ``step``."""
-    done, start, count = 0, time.perf_counter(), step
-    try:
-        direct = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        with os.fdopen(direct, "rb", buffering=0) as file, mmap.mmap(-1, step) as room:
-            while done < most and count == step:
-                count = file.readinto(room)
-                done += count
-    except (OSError, AttributeError):  # AttributeError: a system without O_DIRECT
-        return None
-    return done / (time.perf_counter() - start) / 1e9 if done >= step else None
+def _child(path: str, tokens: int, limit: int, *pinned: int) -> list[dict]:
+    _token(path)  # kernels are compiled before memory is short
+    gc.collect()
+    pagecache.drop(path)
+    found = [_take(path, tokens, nbytes, "") for nbytes in pinned]
+    gc.collect()
+    pagecache.drop(path)
+    return [*found, _take(path, tokens, 0, limited(limit) if limit else "")]
 
 
 if __name__ == "__main__":
