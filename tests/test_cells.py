@@ -225,7 +225,7 @@ CASES = {  # a notebook joins by its row
             "off": lambda off: off * 3,
             "beside": lambda beside: beside.assign(**{"tok/s": beside["tok/s"].to_numpy()[::-1]}),
         },
-        lines=346,
+        lines=348,
         steady=dict.fromkeys((
             ADVICE,
             "- Multiply by the blocks where they lie: T a token of tiny-granite-Q4_K_M-2layers-seed0-r2.gguf from",
@@ -236,8 +236,6 @@ CASES = {  # a notebook joins by its row
             "blocks, 5.00 MiB in f32.",
             "**`blk.1.ffn_down.weight`, Q6_K, 256 x 512: T from its 105.0 KiB of blocks.",
             "Half of f32 held: T a token in an LRU, T pinned; from blocks T",
-            "With memory for more: blocks, int8 activations, 804.2 KiB, T.",
-            "With memory for more: blocks as they lie, 804.2 KiB, T.",
             "device = cpu: not measured; `kit reproduce --device cuda` adds seconds a token against blocks held in device "
             "memory, the rest over the bus",
         ), "times, and what the file and the machine are"),
