@@ -226,6 +226,7 @@ CASES = {  # a notebook joins by its row
             "beside": lambda beside: beside.assign(**{"tok/s": beside["tok/s"].to_numpy()[::-1]}),
         },
         lines=348,
+        warns="ways give other logits",
         steady=dict.fromkeys((
             ADVICE,
             "- Multiply by the blocks where they lie: T a token of tiny-granite-Q4_K_M-2layers-seed0-r2.gguf from",
