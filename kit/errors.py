@@ -5,10 +5,18 @@ the command line prints it as one line and exits with 2.
 """
 
 import importlib
+import re
+import traceback
 
 
 class KitError(Exception):
-    """Base of every error that the kit raises on purpose."""
+    """Base of every error that the kit raises on purpose. IPython shows the message and the line of the cell, no traceback."""
+
+    def _render_traceback_(self, *_) -> list[str]:
+        frames = traceback.extract_tb(self.__traceback__)
+        cell = next((frame for frame in reversed(frames) if re.search("ipykernel_|<ipython", frame.filename)), None)
+        at = [f"  cell line {cell.lineno}: {cell.line}"] if cell else []
+        return [f"{type(self).__name__}: {self}", *at]
 
 
 class GGUFError(KitError):

@@ -4,7 +4,8 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-Usage: batch.sh [--profile smoke|quick|full] [--name NAME] [--end remove|stop] [--upload s3://BUCKET/PREFIX] [-- OPTION...]
+Usage: batch.sh [--profile smoke|quick|full] [--name NAME] [--end remove|stop] [--upload s3://BUCKET/PREFIX] [--dry-run]
+                [-- OPTION...]
 
 Runs `kit reproduce --profile PROFILE OPTION...` into /workspace/results/NAME, packs the report beside it as NAME.zip
 and, when asked, ends its own pod, whether the run went well or not. Started again with the same NAME it goes on.
@@ -16,6 +17,7 @@ and, when asked, ends its own pod, whether the run went well or not. Started aga
   --name NAME         of the run's folder (default: PROFILE and the pod's id)
   --end remove        delete the pod at the end: only a network volume survives that
   --end stop          stop it: its volume survives (and costs)
+  --dry-run           check all this, print what would be done, and stop
   --upload URL        also copy NAME.zip there, with boto3 and the AWS_... variables
 
 Exit code: that of kit (0 all ran, 1 a notebook failed, 2 it could not start, 130 interrupted); 3 packing or upload
@@ -23,7 +25,7 @@ failed: the pod is then kept.
 TEXT
 }
 
-profile=quick name="" end="" upload="" options=()
+profile=quick name="" end="" upload="" dry="" options=()
 while (($#)); do
     case $1 in
         --profile | --name | --end | --upload)
@@ -31,6 +33,7 @@ while (($#)); do
             declare "${1#--}=$2"
             shift 2
             ;;
+        --dry-run) dry=yes && shift ;;
         --) shift && options=("$@") && break ;;
         -h | --help) usage && exit 0 ;;
         *) echo "batch.sh: error: unknown: $1" >&2 && usage >&2 && exit 2 ;;
@@ -49,6 +52,16 @@ fi
 [[ $upload == "" || $upload == s3://?*/?* ]] || die "--upload $upload: give s3://BUCKET/PREFIX"
 name=${name:-$profile-${RUNPOD_POD_ID:-here}}
 out=$KIT_RESULTS/$name
+
+resume=()
+[[ ! -f $out/run.json ]] || resume=(--resume)
+command=(kit reproduce --profile "$profile" --out "$out" --no-progress "${resume[@]}" "${options[@]}")
+if [[ -n $dry ]]; then
+    echo "would run: ${command[*]}"
+    echo "would write: $out, $out.zip${upload:+, and copy the zip to ${upload%/}/$name.zip}"
+    echo "would then ${end:-keep} the pod${end:+ $RUNPOD_POD_ID}"
+    exit 0
+fi
 
 # An hour that is paid for after a failure helps nobody: the pod ends however this script does. `remove pod` is what
 # runpodctl 1 calls it, `pod delete` what runpodctl 2 does.
@@ -73,10 +86,8 @@ PYTHON
 }
 
 prepare
-resume=()
-[[ ! -f $out/run.json ]] || resume=(--resume)
 code=0
-kit reproduce --profile "$profile" --out "$out" --no-progress "${resume[@]}" "${options[@]}" 2>&1 | tee -a "$out.log" || code=$?
+"${command[@]}" 2>&1 | tee -a "$out.log" || code=$?
 if [[ -f $out/run.json ]]; then
     if ! kit report pack "$out" --out "$out.zip" || { sync && [[ -n $upload ]] && ! upload; }; then
         end="" # the only copy is on this pod's volume

@@ -109,6 +109,22 @@ def test_what_is_shown_beside_kit_exists(line):
         assert list(ROOT.glob("/".join(word for word in words[2:] if word[0] != "-" and not word.isupper()) + "*")), line
 
 
+OWN = {"KIT_DOING", "KIT_READING", "KIT_KILLS", "KIT_KILLS_LOG", "KIT_EXIT"}  # what the kit or a test tells its own children
+
+
+def test_every_variable_stands_in_one_page():
+    """Each that the code or a script reads, and no other."""
+    from kit.findings.doctor import VARIABLES
+
+    told = set(re.findall(r"`([A-Z_]{4,})\b", (ROOT / "docs" / "environment.md").read_text()))
+    code = "".join(path.read_text() for room in ("kit", "benchmarks", "tests") for path in (ROOT / room).rglob("*.py"))
+    pod = "".join(path.read_text() for path in (ROOT / "runpod").glob("*.sh"))
+    read = set(re.findall(r"""environ\.?(?:get|setdefault)?[\[(]["']([A-Z_]{5,})["']""", code))
+    read = (read | set(re.findall(r"\bKIT_[A-Z]+(?:_[A-Z]+)*", code))) - OWN
+    read |= set(re.findall(r"(?:\$\{?|export |\s)([A-Z]+_[A-Z_]+|PYTHON|WORKSPACE)\b[=:}/]", pod)) - {"BASH_SOURCE"}
+    assert told == read | set(VARIABLES)
+
+
 @pytest.mark.slow
 def test_the_site_builds_and_asks_nobody_for_anything(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]

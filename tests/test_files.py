@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 from click.testing import CliRunner
@@ -91,3 +92,59 @@ def test_a_second_reproduce_in_the_folder_is_one_error(tmp_path):
         done = CliRunner().invoke(main, ["reproduce", "--profile", "smoke", "--only", "08", "--out", str(out)])
     assert done.exit_code == 2 and "another process of the kit is writing there" in done.stderr, done.output
     assert done.stderr.count("\n") == 1 and not list(out.iterdir())
+
+
+def test_a_run_is_not_mixed_with_other_files(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    done = CliRunner().invoke(main, ["reproduce", "--profile", "smoke", "--only", "08", "--out", str(tmp_path)])
+    assert done.exit_code == 2 and "holds other files (thesis.tex): name a new folder by --out" in done.stderr
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_pages_are_rendered_where_there_are_some(tmp_path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "run.json").write_text("{}")
+    done = CliRunner().invoke(main, ["report", "html", str(tmp_path)])
+    assert done.exit_code == 2 and "is neither a run nor a merged report: name one of its runs (first" in done.stderr
+    assert os.listdir(tmp_path) == ["first"]
+
+
+def test_a_full_disk_says_what_helps_the_one_who_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_MODELS", str(tmp_path / "models"))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=1000))
+    for arguments, helps in (
+        (["fetch", "smollm2-135m"], "free some space, or name another folder by KIT_MODELS"),
+        (["synth", "tiny-llama", "-o", str(tmp_path / "tiny.gguf")], "ask for fewer layers or write elsewhere"),
+    ):
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 2 and done.stderr.endswith(f"has 1000 B free; {helps}\n"), done.output
+
+
+def test_two_fetches_at_once_leave_one_whole_file(tmp_path):
+    """From a package with a part that comes slowly; each writes a file of its own, and both put the same in place."""
+    site = tmp_path / "site" / "slow_part"
+    site.mkdir(parents=True)
+    (site / "part").write_bytes(b"weights" * 1000)
+    code = """\
+import hashlib, sys, time
+from pathlib import Path
+from kit.gguf import trained
+data = b"weights" * 1000
+parts = trained.TRAINED["smollm2-135m"].parts[0]._replace(package="slow", path="slow_part/part")
+row = trained.TRAINED["smollm2-135m"]._replace(file="slow.gguf", sha256=hashlib.sha256(data).hexdigest(), parts=(parts,))
+trained.TRAINED["slow"] = row
+read = Path.read_bytes
+Path.read_bytes = lambda path: (time.sleep(1), read(path))[1]
+print("ready", flush=True); sys.stdin.readline()
+print(trained.fetch("slow", download=True))
+"""
+    environment = os.environ | {"KIT_MODELS": str(tmp_path / "models"), "PYTHONPATH": str(tmp_path / "site")}
+    command = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment, "text": True}
+    with subprocess.Popen(command, **pipes) as first, subprocess.Popen(command, **pipes) as second:
+        for process in (first, second):
+            assert process.stdout.readline() == "ready\n"
+        told = [process.communicate("go\n")[0] for process in (first, second)]
+    assert first.returncode == second.returncode == 0
+    assert told == [f"{tmp_path / 'models' / 'slow.gguf'}\n"] * 2
+    assert [path.read_bytes() for path in (tmp_path / "models").iterdir()] == [b"weights" * 1000]

@@ -254,6 +254,27 @@ def test_an_architecture_without_tables_is_named(files, tmp_path):
         kit.hf.load(path)
 
 
+def test_an_overflow_is_said_with_its_module(files):
+    """As of Gemma in float16, which transformers answers with NaN and <pad>."""
+    model, _ = kit.hf.load(files("llama"))
+    model.to(torch.float16)
+    ids = torch.tensor([[5, 17, 99]])
+    assert model(ids).logits.isfinite().all()
+    model.model.layers[1].post_attention_layernorm.weight.data.fill_(60000)
+    for run in (lambda: model(ids), lambda: model.generate(ids, max_new_tokens=2)):
+        with pytest.raises(ModelError, match=r"overflows float16, first in model\.layers\.1\.post_attention_layernorm; keep"):
+            run()
+    model.to(torch.bfloat16)
+    assert model(ids).logits.isfinite().all()
+
+
+def test_a_module_of_a_tensor_that_is_no_matrix_is_an_error(files):
+    with pytest.raises(ModelError, match=r"'output_norm\.weight' has shape \(\d+,\), which is no matrix"):
+        kit.nn.Linear(files("llama"), "output_norm.weight")
+    with pytest.raises(ModelError, match="which is no matrix"):
+        kit.nn.Embedding(files("llama"), "output_norm.weight")
+
+
 def test_modules_alone(files):
     file = kit.open(files("starcoder2"))
     weights = kit.Weights(file)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from kit.lab.paths import ROOT
 
@@ -92,3 +93,15 @@ def test_a_notebook_comes_from_s3_and_goes_to_s3(bucket, which, tmp_path):
     assert {item.key for item in storage.objects.all()} == {"in.ipynb", "runs/out.ipynb"}
     check(storage.Object("runs/out.ipynb").get()["Body"].read().decode())
     assert not list(tmp_path.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("call", ["Session('00', profile='nope')", "Session('00', model='no.gguf', out=out).file()"])
+def test_a_wrong_parameter_is_one_line_and_the_line_of_its_cell(call, tmp_path, capsys, monkeypatch):
+    """Not a page of the kit's own code; what papermill shows at its end is what IPython shows."""
+    monkeypatch.setenv("KIT_PATIENCE", "0")
+    shell = InteractiveShell.instance()
+    shell.user_ns["out"] = str(tmp_path)
+    shell.run_cell(f"import kit\n\nlab = kit.{call}")
+    *_, first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(("ReportError: no profile 'nope'; there are: smoke", "GGUFError: "))
+    assert second == f"  cell line 3: lab = kit.{call}"

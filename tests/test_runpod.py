@@ -142,6 +142,20 @@ def test_a_batch_that_cannot_start_says_why_and_ends_nothing(pod, options, envir
     assert result.returncode == 2 and message in result.stderr and pod.told() == []
 
 
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(pod):
+    options = ("--profile", "smoke", "--name", "mine", "--end", "stop", "--upload", "s3://bucket/prefix", "--dry-run")
+    result = pod("batch.sh", *options, "--", "--only", "01", RUNPOD_POD_ID="pod7")
+    out = pod.path / "workspace" / "results" / "mine"
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        f"would run: kit reproduce --profile smoke --out {out} --no-progress --only 01",
+        f"would write: {out}, {out}.zip, and copy the zip to s3://bucket/prefix/mine.zip",
+        "would then stop the pod pod7",
+    ]
+    assert pod.told() == [] and not out.exists() and not Path(f"{out}.log").exists()
+    assert pod("batch.sh", "--dry-run", "--end", "sell").returncode == 2
+
+
 def test_a_stock_template_gets_its_environment_on_the_volume_once(pod):
     shutil.rmtree(pod.home / ".venv")
     fake = pod.path / "python3"

@@ -22,7 +22,7 @@ from kit.claims import records
 from kit.commands.cli import main
 from kit.errors import CacheError, ReportError
 from kit.lab import machine
-from kit.report.sweep import decode, run, spec
+from kit.report.sweep import decode, page, run, spec
 from kit.synthetic.write import cached_model
 
 PARAMETERS = """\
@@ -94,7 +94,11 @@ def test_a_grid_is_the_product_of_its_axes(grid_of):
         ("notebooks: [fast]\nmodles: []\ncolor: red", "unknown: color, modles; known are: profile, notebooks"),
         ("profile: smoke", "notebooks: name at least one"),
         ("notebooks: [fast]\nprofile: huge", "no profile 'huge'"),
-        ("notebooks: [nothing]", "no such notebook"),
+        ("notebooks: [nothing]", "notebooks: nothing: no such notebook"),
+        ("notebooks: [decode]\npolicies: [Foo]", "policy: no 'Foo' here; there are: NoCache"),
+        ("notebooks: [decode]\ncapacities: [50%, abc]", "capacity: 'abc' is neither a size"),
+        ("notebooks: [decode]\ncapacities: ['4']", "capacity: '4' is neither a size"),
+        ("notebooks: [decode]\nparameters: {dtype: float8}", "dtype 'float8' is not known"),
         ("notebooks: [02]", "a number needs quotes"),
         ("notebooks: [fast]\nparameters: {color: [1]}", "parameter 'color'; they have: deep, model"),
         ("notebooks: [fast]\ncapacities: [1GiB]", "parameter 'capacity'"),
@@ -253,7 +257,9 @@ def test_no_scheduler_is_an_error(grid_of, tmp_path, monkeypatch):
     grid_of("notebooks: [fast]")
     monkeypatch.setattr(run.connect.__wrapped__, "__defaults__", ("", 1, 1.0))
     result = sweep(tmp_path, "--scheduler", "tcp://127.0.0.1:9")
-    assert result.exit_code == 2 and "kit: error: --scheduler tcp://127.0.0.1:9: " in result.stderr
+    first, last = result.stderr.splitlines()  # the first is there before the wait
+    assert result.exit_code == 2 and "looking for the scheduler at tcp://127.0.0.1:9, 1 s at most" in first
+    assert last.startswith("kit: error: --scheduler tcp://127.0.0.1:9: ")
 
 
 def test_without_dask_the_error_names_the_extra(grid_of, tmp_path, monkeypatch):
@@ -264,6 +270,18 @@ def test_without_dask_the_error_names_the_extra(grid_of, tmp_path, monkeypatch):
         monkeypatch.delattr(f"kit.report.sweep.{name}", raising=False)
     result = sweep(tmp_path)
     assert result.exit_code == 2 and "pip install --editable '.[sweep]'" in result.stderr
+
+
+def test_the_table_is_text_with_units_on_a_terminal_and_plain_numbers_as_json(grid_of, tmp_path):
+    [cell] = grid_of("notebooks: [fast]\nprofile: smoke")
+    folder = tmp_path / "out" / cell.name
+    folder.mkdir(parents=True)
+    (folder / "cell.json").write_text(json.dumps({"key": cell.key, "status": "ok", "seconds": 1.5, "reason": ""}))
+    records.append(folder / "fast.jsonl", records.Record(quantity="bytes held", unit="B", samples=[2623000]))
+    records.append(folder / "fast.jsonl", records.Record(quantity="seconds a token", unit="s", samples=[0.0123]))
+    [text], [plain] = (page.table(tmp_path / "out", [cell], as_text).to_dict("records") for as_text in (True, False))
+    assert (text["bytes held"], text["seconds a token"]) == ("2.50 MiB", "12.3 ms")
+    assert (plain["bytes held"], plain["seconds a token"]) == (2623000, 0.0123)
 
 
 def test_list_names_the_cells_and_starts_nothing(grid_of, tmp_path):

@@ -61,7 +61,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
     out = out or paths.results_folder() / f"sweep-{spec.stem}"
     cells, interrupted = [], False
     try:
-        with terminate_as_interrupt(), run.connect(scheduler, workers) as client:
+        with terminate_as_interrupt(), run.connect(scheduler, workers, say=lambda line: click.echo(line, err=True)) as client:
             kinds = run.kinds(client)  # only what ran on one kind of machine can be compared
             cells = [replace(cell, kind=kind) for cell in grid for kind in kinds]
             _perform(run, client, cells, out, timeout, sys.stderr.isatty() if progress is None else progress)
@@ -69,7 +69,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
         interrupted = True
     front = page.write(out, cells)
     if cells:
-        _print(page.table(out, cells), as_json)
+        _print(page.table(out, cells, not as_json), as_json)
     if front:
         click.echo(front, err=as_json)
     if interrupted:

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from kit.cpu.tasks import ARGUMENTS, AWAKE, DONE_AT, FUNCTION, LINE, RUNS, TASKS, WORDS, Static, function, task
+from kit.errors import KitError
 from kit.lab.machine import usable_cores
 
 _PATIENCE = 2**14  # looks at the board before a thread goes to sleep: about 0.3 ms
@@ -85,8 +86,11 @@ def _rows(steps):
 
 @functools.cache
 def count() -> int:
-    """Threads of the kit's kernels: ``KIT_THREADS``, else one a core."""
-    return int(os.environ.get("KIT_THREADS", 0)) or usable_cores()
+    """Threads of the kit's kernels: ``KIT_THREADS``, else one a core. KitError for what is no number of threads."""
+    asked = os.environ.get("KIT_THREADS") or "0"
+    if not asked.isdecimal():
+        raise KitError(f"KIT_THREADS={asked}: give a number of threads, or unset it")
+    return int(asked) or usable_cores()
 
 
 @contextmanager

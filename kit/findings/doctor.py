@@ -9,10 +9,15 @@ from typing import NamedTuple
 from kit.errors import KitError, ReportError
 from kit.lab import machine
 from kit.lab.paths import models_folder, results_folder
-from kit.units import format_bytes
+from kit.units import format_bytes, printable
 
 _QUICK_MEMORY = 8 * 2**30
 _QUICK_DISK = 3 * 10**9
+VARIABLES = (  # that the kit reads or that change what it measures; docs/environment.md says how
+    "KIT_RESULTS", "KIT_MODELS", "KIT_PATIENCE", "KIT_THREADS", "KIT_SIMD", "LLAMA_CPP", "IK_LLAMA_CPP", "OMP_NUM_THREADS",
+    "NUMBA_CACHE_DIR", "NUMBA_CPU_FEATURES", "TRITON_INTERPRET", "TRITON_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "HF_HOME",
+    "HF_HUB_OFFLINE", "HF_TOKEN",
+)  # fmt: skip
 
 
 class Check(NamedTuple):
@@ -29,7 +34,8 @@ def checks(measure: bool = False) -> list[Check]:
     from kit.cpu import simd
 
     python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
-    rows = [python, *_libraries(), _cores(), Check("vector tier", *simd.describe()), _memory(), gpu(), triton(), _peer()]
+    rows = [python, *_libraries(), _environment()]
+    rows += [_cores(), Check("vector tier", *simd.describe()), _memory(), gpu(), triton(), _peer()]
     rows += [_folder("generated models", models_folder(), _QUICK_DISK), _folder("results", results_folder(), 10**8)]
     return rows + ([_speed()] if measure else [])
 
@@ -41,11 +47,19 @@ def _noted(subject: str, finding: str, remedy: str = "") -> Check:
 
 def _libraries() -> list[Check]:
     rows = []
-    for name in ("numpy", "torch", "numba", "gguf", "papermill", "jupyterlab"):
+    for name in ("numpy", "torch", "numba", "gguf"):
         version = machine.library_version(name)
         remedy = "" if version else "pip install --editable . in the checkout"
         rows.append(Check(name, "ok" if version else "bad", version or "not installed", remedy))
+    for name in ("papermill", "jupyterlab"):
+        version, remedy = machine.library_version(name), "pip install 'gguf-kit[notebooks]' for notebooks, tables and figures"
+        rows.append(_noted(name, version or "not installed", "" if version else remedy))
     return rows
+
+
+def _environment() -> Check:
+    found = [f"{name}={os.environ[name] if name != 'HF_TOKEN' else '...'}" for name in VARIABLES if name in os.environ]
+    return Check("variables", "ok", printable(", ".join(found)) or "none is set that the kit reads")
 
 
 def _cores() -> Check:
@@ -94,7 +108,7 @@ def triton() -> Check:
 def _peer() -> Check:
     version = machine.library_version("xllamacpp")
     if version is None:
-        return _noted("llama.cpp", "not installed", "pip install --editable '.[test]' to measure beside it")
+        return _noted("llama.cpp", "not installed", "pip install 'gguf-kit[notebooks]' to measure beside it")
     return _noted("llama.cpp", f"xllamacpp {version} (a peer for tests and benchmarks)")
 
 

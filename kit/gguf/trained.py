@@ -71,7 +71,8 @@ def fetch(name: str, download: bool = False) -> Path:
     from tqdm import tqdm  # not needed to open an existing file
 
     digest = hashlib.sha256()
-    with replacing(target, model.nbytes) as out:
+    remedy = "free some space, or name another folder by KIT_MODELS"
+    with replacing(target, model.nbytes, remedy=f"; {remedy}", room=remedy) as out:
         for part in tqdm(model.parts, name, unit="part", disable=None):
             data = _installed(part)
             if data is None and not download:

@@ -4,7 +4,7 @@ import functools
 import os
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +67,7 @@ def model_over(source: Source, model_class: type[PreTrainedModel] | None = None,
     replace_norms(model)
     passes = Passes(source, forget)
     model.register_forward_pre_hook(passes.before, with_kwargs=True)
-    model.register_forward_hook(passes.after, always_call=True)
+    model.register_forward_hook(passes.after, with_kwargs=True, always_call=True)
     model.save_pretrained = functools.partial(_refuse_to_save, file.path)
     return model
 
@@ -207,7 +207,39 @@ class Passes:
         self._start = time.perf_counter_ns()
 
     @torch.compiler.disable
-    def after(self, model, args, output):
-        """Add a span for the pass, restore torch's threads."""
+    def after(self, model, args, kwargs, output):
+        """Add a span for the pass, restore torch's threads; ModelError for logits that are no numbers."""
         self.trace.add("token", self._start, time.perf_counter_ns())
         self._alone.close()
+        logits = getattr(output, "logits", None)
+        if logits is not None and not logits.is_meta and logits[..., -1, :].sum().isnan():
+            where = _first_overflow(model, kwargs.get("input_ids", args[0] if args else None))
+            raise ModelError(
+                f"the logits are NaN: a number overflows {str(model.dtype).removeprefix('torch.')}, first in {where}; "
+                "keep the model in float32, or use bfloat16"
+            )
+
+
+@torch.no_grad()
+def _first_overflow(model, ids) -> str:
+    """The first module whose output is not finite when the tokens are passed once more."""
+    found = []
+
+    def look(path):
+        def hook(module, args, output):
+            parts = output if isinstance(output, tuple) else (output,)
+            if not found and any(
+                part.is_floating_point() and not part.isfinite().all() for part in parts if torch.is_tensor(part)
+            ):
+                found.append(path)
+
+        return hook
+
+    hooks = [module.register_forward_hook(look(path)) for path, module in model.named_modules() if path]
+    try:
+        with suppress(Exception):  # a model that takes more than tokens
+            model.forward(ids, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else "a module that a pass over these tokens alone does not show"

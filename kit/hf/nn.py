@@ -18,12 +18,12 @@ _EPS = ("eps", "variance_epsilon", "epsilon")
 class Linear(torch.nn.Linear):
     """y = x W^T + b, with W the tensor ``name`` of ``file`` (a path or an open file) and b its bias, if the file has one.
 
-    weights, cache: see kit.hf.load.
+    weights, cache: see kit.hf.load. ModelError for a tensor that is no matrix, or is not there.
     """
 
     def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
         source = Source.of(file, weights, cache)
-        out_features, in_features = source.weights.shape(name)
+        out_features, in_features = _matrix(source, name)
         super().__init__(in_features, out_features, device="meta", bias=_bias_of(name) in source.weights.file.tensors)
         _fill(self, source, name)
 
@@ -33,7 +33,7 @@ class Embedding(torch.nn.Embedding):
 
     def __init__(self, file: str | os.PathLike | GGUFFile, name: str, weights: str = "blocks", cache: Policy | None = None):
         source = Source.of(file, weights, cache)
-        super().__init__(*source.weights.shape(name), device="meta")
+        super().__init__(*_matrix(source, name), device="meta")
         _fill(self, source, name)
 
 
@@ -105,6 +105,15 @@ def _same(module, ours):
     except Exception:  # a module that is not called with one tensor; it is kept
         return False
     return isinstance(expected, torch.Tensor) and expected.shape == x.shape and torch.allclose(ours(x), expected, 1e-5, 1e-6)
+
+
+def _matrix(source: Source, name: str) -> tuple[int, int]:
+    """(out, in) of a matrix; ModelError for another tensor."""
+    shape = source.weights.shape(name)
+    if len(shape) != 2:
+        one = f": name one expert, {name}[0]" if len(shape) == 3 else ""
+        raise ModelError(f"{source.weights.file.path}: {name!r} has shape {shape}, which is no matrix (out, in){one}")
+    return shape
 
 
 def _fill(layer, source: Source, name: str) -> None:

@@ -16,11 +16,13 @@ from kit.units import format_bytes
 
 
 @contextmanager
-def replacing(path: Path, size: int = 0, error: type[KitError] = GGUFError, remedy: str = "") -> Iterator[BinaryIO]:
+def replacing(
+    path: Path, size: int = 0, error: type[KitError] = GGUFError, remedy: str = "", room: str = "write elsewhere"
+) -> Iterator[BinaryIO]:
     """A new binary file that replaces ``path`` when the ``with`` body succeeds, and is deleted when it fails.
 
-    ``size``: expected bytes, 0 if unknown. Raises ``error``, whose message ends with ``remedy``. What a killed writer of
-    ``path`` left beside it is deleted.
+    ``size``: expected bytes, 0 if unknown. Raises ``error``, whose message ends with ``remedy``, or where the disk has too few
+    bytes with ``room``: what to do then. What a killed writer of ``path`` left beside it is deleted.
     """
     path = Path(path)
     if path.is_dir():
@@ -32,10 +34,7 @@ def replacing(path: Path, size: int = 0, error: type[KitError] = GGUFError, reme
         _delete_abandoned(path)
         free = shutil.disk_usage(path.parent).free
         if free < size:
-            raise error(
-                f"{path}: needs {format_bytes(size)}, but {path.parent} has {format_bytes(free)} free; "
-                "ask for fewer layers or write elsewhere"
-            )
+            raise error(f"{path}: needs {format_bytes(size)}, but {path.parent} has {format_bytes(free)} free; {room}")
         with _made(partial):  # and locked until the new file is in place
             with partial.open("wb", buffering=1 << 20) as handle:
                 yield handle

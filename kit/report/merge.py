@@ -67,7 +67,14 @@ def side_by_side(columns: list[list[records.Record]]) -> list[tuple[records.Reco
 
 
 def render(folder: Path) -> Path:
-    """Render all pages of a run, or of a merged folder with its runs, again; the path of the index."""
+    """Render all pages of a run, or of a merged folder with its runs, again; the path of the index.
+
+    ReportError for any other folder, also one that holds runs: nothing is written there.
+    """
+    if not (folder / STATE).exists() and not (folder / "index.html").exists():
+        found = ", ".join(path.name for path in runs_in(folder)[:3])
+        raise ReportError(f"{folder} is neither a run nor a merged report: name one of its runs ({found}, ...), or join them "
+                          "by kit report merge")  # fmt: skip
     for path in runs_in(folder):
         run = load(path)
         for name in run.notebooks:

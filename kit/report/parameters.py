@@ -5,6 +5,7 @@ annotation decides, as in ``samples: int = 9  # how often each thing is timed``.
 """
 
 import ast
+import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -100,17 +101,28 @@ def assign(known: Mapping[str, Mapping[str, Parameter]], texts: Iterable[str]) -
             raise ReportError(f"-p {text}: write it as -p name=value")
         owners = [notebook for notebook, parameters in known.items() if name in parameters]
         if not owners:
-            every = {str(parameter): None for parameters in known.values() for parameter in parameters.values()}
-            raise ReportError(f"unknown parameter {name!r}; known are:" + "".join(f"\n  {line}" for line in every))
+            raise ReportError(f"unknown parameter {name!r}{_known(name, known)}")
         for notebook in owners:
             values[notebook][name] = known[notebook][name].parse(value)
     return values
 
 
-def notebook_names(folder: Path, only: Iterable[str] = ()) -> list[str]:
+def _known(name: str, known: Mapping[str, Mapping[str, Parameter]]) -> str:
+    """The parameter that was meant, or all, each with the notebooks that have it."""
+    lines: dict[str, list[str]] = {}
+    for notebook, parameters in known.items():
+        for parameter in parameters.values():
+            lines.setdefault(str(parameter), []).append(notebook)
+    near = difflib.get_close_matches(name, {line.partition(":")[0] for line in lines}, n=1)
+    told = {line: owners for line, owners in lines.items() if not near or line.startswith(f"{near[0]}:")}
+    head = f": is {near[0]} meant?" if near else "; known are:"
+    return head + "".join(f"\n  {line}  [{', '.join(owners)}]" for line, owners in told.items())
+
+
+def notebook_names(folder: Path, only: Iterable[str] = (), asked: str = "--only ") -> list[str]:
     """Names (without .ipynb) of the notebooks in ``folder``, sorted; with ``only``, those that start with one of them.
 
-    ReportError when the folder has none, or when a prefix fits none.
+    ReportError when the folder has none, or when a prefix fits none, which was ``asked`` for so.
     """
     names = sorted(path.stem for path in Path(folder).glob("*.ipynb") if not path.name.startswith("."))
     if not names:
@@ -118,5 +130,5 @@ def notebook_names(folder: Path, only: Iterable[str] = ()) -> list[str]:
     prefixes = tuple(prefix.removesuffix(".ipynb") for prefix in only)
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in names):
-            raise ReportError(f"--only {prefix}: no such notebook in {folder}; there are: {', '.join(names)}")
+            raise ReportError(f"{asked}{prefix}: no such notebook in {folder}; there are: {', '.join(names)}")
     return [name for name in names if not prefixes or name.startswith(prefixes)]

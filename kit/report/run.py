@@ -123,10 +123,12 @@ def latest(results: Path) -> Path:
 
 
 def start(folder: Path, request: Request) -> Run:
-    """A new run in ``folder``, which is made; ReportError when it cannot be written or already holds a run."""
+    """A new run in ``folder``, which is made; ReportError when it cannot be written, holds a run already, or other files."""
     with alone(folder):
         if (folder / STATE).exists():
             raise ReportError(f"{folder} already holds a run: add --resume to go on with it, or name another --out")
+        if others := sorted(path.name for path in folder.iterdir() if path.name not in OF_RUN and path.name[0] != "."):
+            raise ReportError(f"{folder} holds other files ({others[0]}): name a new folder by --out")
         run = Run(folder, request, machine.machine_id(), kit.__version__, machine.git_commit(), now())
         run.save()
     return run

@@ -20,6 +20,7 @@ from kit.synthetic.encode import encode
 from kit.synthetic.geometry import Geometry, TensorSpec, geometry
 
 SIGMA = 0.02  # standard deviation of the weights, as in a freshly initialized transformer
+_ROOM = "ask for fewer layers or write elsewhere"  # where the disk is too small
 REVISION = 2  # part of a cached file's name: raise it whenever the same arguments give other bytes
 _UNIT = 256  # weights that stay together when a pool is permuted: a super-block, or 8 blocks of 32
 _POOL = 512  # such units in a pool: 131,072 weights
@@ -43,7 +44,7 @@ def synthesize(
     head = header(model.metadata(mix, layers), specs)
     size = len(head) + sum(padded(spec.nbytes) for spec in specs)
     bar = tqdm(total=size, desc=path.name, unit="B", unit_scale=True, unit_divisor=1024, disable=None if progress else True)
-    with doing(f"generating {model.name}"), replacing(path, size) as handle, bar:
+    with doing(f"generating {model.name}"), replacing(path, size, room=_ROOM) as handle, bar:
         for chunk in _stream(head, specs, model, seed):
             handle.write(chunk)
             bar.update(len(chunk))

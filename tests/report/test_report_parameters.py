@@ -79,12 +79,19 @@ def test_a_value_goes_to_every_notebook_that_has_the_parameter():
     assert assign(KNOWN, ["seed=3", "only_here=a=b"]) == {"01": {"seed": 3, "only_here": "a=b"}, "02": {"seed": 3}}
 
 
-def test_an_unknown_parameter_lists_the_known_with_their_help():
+def test_an_unknown_parameter_lists_the_known_with_their_help_and_notebooks():
     with pytest.raises(ReportError) as caught:
-        assign(KNOWN, ["seeds=3"])
-    assert "'seeds'" in str(caught.value)
-    assert str(caught.value).count("seed: int = 0  # of the weights") == 1
+        assign(KNOWN, ["zzz=3"])
+    assert str(caught.value).startswith("unknown parameter 'zzz'; known are:\n")
+    assert str(caught.value).count("seed: int = 0  # of the weights  [01, 02]") == 1
     assert "only_here" in str(caught.value)
+
+
+def test_a_misspelt_parameter_is_told_the_one_that_was_meant():
+    with pytest.raises(ReportError) as caught:
+        assign(KNOWN, ["sede=3"])
+    first, second = str(caught.value).splitlines()
+    assert first == "unknown parameter 'sede': is seed meant?" and second.strip() == "seed: int = 0  # of the weights  [01, 02]"
 
 
 def test_a_text_without_equals_is_refused():

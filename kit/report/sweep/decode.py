@@ -29,6 +29,12 @@ def way_of(policy: str, capacity: str, dtype: str, total: int) -> ways.Way:
     return ways.Way(policy, limit, dtype)
 
 
+def check(policy: str, capacity: str, dtype: str) -> None:
+    """CacheError or ModelError for what no model can be held by."""
+    known("dtype", dtype, DTYPES, ModelError)
+    way_of(policy, capacity, dtype, 1 << 50)
+
+
 def records(measured: ways.Measured, total: int, machine) -> list[dict]:
     """Three records (keyword arguments of Session.record): seconds a token with its bound, hit rate, bytes held."""
     missed = (1 - measured.hit_rate) * total
@@ -47,7 +53,7 @@ def measure(file, policy: str, capacity: str, dtype: str, tokens: int) -> tuple[
 
     CacheError for an unknown policy or capacity, ModelError for an unknown dtype.
     """
-    known("dtype", dtype, DTYPES, ModelError)
+    check(policy, capacity, dtype)
     order = order_of(file, 1)
     total = sum(part.elements for part in ways.parts_of(file, order).values()) * DTYPES[dtype]
     way, lazy = way_of(policy, capacity, dtype, total), ways.Way("NoCache", None, dtype)

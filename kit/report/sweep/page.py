@@ -11,6 +11,7 @@ from kit.report import html, index, theme
 from kit.report.run import STATE, load
 from kit.report.sweep.run import state_of
 from kit.report.sweep.spec import Cell
+from kit.units import format_quantity
 
 NOT_RUN = {"status": "not run", "seconds": None, "reason": ""}
 
@@ -66,13 +67,15 @@ def write(out: Path, cells: list[Cell]) -> Path | None:
     )  # fmt: skip
 
 
-def table(out: Path, cells: list[Cell]) -> pd.DataFrame:
-    """One row a cell: what it is, how it ended, its seconds, the medians of its plain measurements, and the reason."""
+def table(out: Path, cells: list[Cell], as_text: bool = False) -> pd.DataFrame:
+    """One row a cell: what it is, how it ended, its seconds, the medians of its plain measurements, and the reason. The
+    medians are plain numbers in seconds and bytes, or text with their units."""
     rows = []
     for result in results(out, cells):
         cell, state = result.cell, result.state
         row = {"notebook": cell.notebook, **cell.facts, "status": state["status"], "seconds": state["seconds"]}
-        medians = {quantity: median for (quantity, _), median in result.measured.items()}
+        medians = {quantity: format_quantity(median, unit) if as_text else median
+                   for (quantity, unit), median in result.measured.items()}  # fmt: skip
         rows.append(row | medians | {"reason": state["reason"]})
     return pd.DataFrame(rows)
 

@@ -106,8 +106,9 @@ def _cancellation():
 
 
 @contextmanager
-def connect(scheduler: str = "", workers: int = 1, wait: float = 60) -> Iterator[Client]:
-    """A client whose workers are ready for cells: of the ``scheduler`` at that address, else of a LocalCluster.
+def connect(scheduler: str = "", workers: int = 1, wait: float = 60, say: Callable = lambda line: None) -> Iterator[Client]:
+    """A client whose workers are ready for cells: of the ``scheduler`` at that address, else of a LocalCluster. ``say`` gets a
+    line before each wait for others.
 
     ReportError when there is no scheduler, no worker within ``wait`` seconds, or one with another version of the kit.
     """
@@ -119,10 +120,14 @@ def connect(scheduler: str = "", workers: int = 1, wait: float = 60) -> Iterator
                 local_directory=stack.enter_context(tempfile.TemporaryDirectory(prefix="kit-dask-")), silence_logs=50,
             )  # fmt: skip
             scheduler = stack.enter_context(cluster).scheduler_address
+        else:
+            say(f"looking for the scheduler at {scheduler}, {wait:g} s at most")
         try:
             client = stack.enter_context(Client(scheduler, timeout=wait, set_as_default=False))
         except (OSError, ValueError) as error:
             raise ReportError(f"--scheduler {scheduler}: {error}") from None
+        if not client.scheduler_info()["workers"]:
+            say(f"waiting for a worker of {scheduler}, {wait:g} s at most")
         try:
             client.wait_for_workers(1, timeout=wait)
         except TimeoutError:

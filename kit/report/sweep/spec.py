@@ -10,11 +10,12 @@ from pathlib import Path
 import nbformat
 
 import kit
-from kit.errors import ReportError, known
+from kit.errors import CacheError, ModelError, ReportError, known
 from kit.lab import profiles
 from kit.lab.files import read_yaml
 from kit.report import parameters
 from kit.report.run import RESERVED
+from kit.report.sweep import decode
 from kit.synthetic.geometry import GEOMETRIES, MIXES
 from kit.synthetic.write import REVISION
 
@@ -100,7 +101,7 @@ def read(path: Path, notebooks: Path) -> list[Cell]:
     spec = read_yaml(path)
     try:
         return _cells(_checked(spec), path.parent, notebooks)
-    except ReportError as error:
+    except (ReportError, CacheError, ModelError) as error:
         raise ReportError(f"{path}: {error}") from None
 
 
@@ -122,6 +123,8 @@ def _cells(spec: dict, folder: Path, notebooks: Path) -> list[Cell]:
         choices = [[_text(takes[notebook][name], value) for value in values] for name, values in mine.items()]
         for values in itertools.product(*choices):
             settings = dict(zip(mine, values, strict=True))
+            if notebook in OWN:
+                decode.check(*(settings.get(name, takes[notebook][name].default) for name in ("policy", "capacity", "dtype")))
             for model in _models(spec, folder, profile, int(settings.get("seed", 0))):
                 digests[model] = digests.get(model) or model.digest()
                 cells.append(Cell(notebook, text, profile.name, model, digests[model], settings))
@@ -163,7 +166,7 @@ def _sources(spec: dict, folder: Path) -> dict[str, str]:
     others = [name for name in wanted if name not in OWN]
     paths = {name: OWN[name] for name in wanted if name in OWN}
     if others:
-        paths |= {name: folder / f"{name}.ipynb" for name in parameters.notebook_names(folder, others)}
+        paths |= {name: folder / f"{name}.ipynb" for name in parameters.notebook_names(folder, others, "notebooks: ")}
     return {name: source.read_text(encoding="utf-8") for name, source in paths.items()}
 
 
