@@ -3,6 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, NullFormatter
 
 from kit.units import format_seconds
@@ -41,11 +42,20 @@ STYLE = {
 DASHED = {"color": BLACK, "linestyle": "--", "linewidth": 1.2}  # of every bound
 
 
+class Titled(Figure):
+    """A figure whose text form is its titles: what a page says to those who do not see it."""
+
+    def __repr__(self):
+        titles = [self.get_suptitle(), *(axes.get_title("left") or axes.get_title() for axes in self.axes)]
+        return "; ".join(filter(None, titles)) or super().__repr__()
+
+
 def new(rows: int = 1, columns: int = 1, height: float | None = None, **kwargs):
     """(figure, axes) in the house style, 8 inches wide; ``height`` in inches."""
     plt.rcParams.update(STYLE)
     width, default = STYLE["figure.figsize"]
-    return plt.subplots(rows, columns, figsize=(width, height or default * rows), **kwargs)
+    size = (width, height or default * rows)
+    return plt.subplots(rows, columns, figsize=size, FigureClass=Titled, **kwargs)
 
 
 def bound(axes: Axes, value: float, label: str, vertical: bool = False) -> None:

@@ -68,8 +68,8 @@ def code(source: str) -> str:
 def output(item: dict) -> dict:
     """One output of a cell (nbformat) as {"kind": "image" | "html" | "text" | "error", "body": ...}.
 
-    An image's body is a data URI. Of several forms the first one wins that a page can show without a kernel: a live
-    control becomes its text.
+    An image's body is a data URI, its ``alt`` the text form beside it (the titles of a figure of kit.lab.figures) or "". Of
+    several forms the first one wins that a page can show without a kernel: a live control becomes its text.
     """
     match item["output_type"]:
         case "stream":
@@ -79,7 +79,9 @@ def output(item: dict) -> dict:
     for mime, show in _SHOW.items():
         if mime in item["data"]:
             kind, body = show(item["data"][mime])
-            return {"kind": kind, "body": body}
+            told = item["data"].get("text/plain", "")
+            alt = {"alt": "" if told.startswith("<") else told} if kind == "image" else {}
+            return {"kind": kind, "body": body} | alt
     return {"kind": "text", "body": html.escape(f"(not shown: {', '.join(item['data'])})")}
 
 

@@ -42,6 +42,7 @@ def write(run: Run) -> Path:
         failed=run.failed,
         unfinished=[name for name in run.planned if name not in run.notebooks],
         ledger=entries,
+        groups=groups(entries),
         decision=decision(run, rows),
         answers=answers(entries),
         evidence={entry.claim.id: evidence.bearing_on(entry.claim) for entry in entries},
@@ -84,6 +85,16 @@ def fastest(engines: dict[str, dict], name: str) -> tuple[str, float] | None:
     """(engine, seconds a token) of the fastest of the engines whose names start so; None without one that ran."""
     took = [(1 / row["speed"], way) for way, row in engines.items() if way.startswith(name) and row.get("speed")]
     return min(took)[::-1] if took else None
+
+
+def groups(entries: list[Entry]) -> dict[str, tuple[str, list[Entry]]]:
+    """The ledger by who claims it: name -> (how many have which verdict, its entries). The threads are one group."""
+    found, threads = {}, "Public threads, on experts"
+    for entry in entries:
+        found.setdefault(evidence.report_of(entry.claim).fact if entry.claim.report.isdigit() else threads, []).append(entry)
+    tallies = {name: [f"{n} {word}" for word, n in book.tally(some).items() if n] for name, some in found.items()}
+    order = sorted(found, key=lambda name: (name == threads, name))
+    return {name: (", ".join(tallies[name]), found[name]) for name in order}
 
 
 def answers(entries: list[Entry]) -> list[dict]:

@@ -58,6 +58,15 @@ def test_images_are_there(visit):
     assert visit("index").locator(".card img").count() == 1
 
 
+def test_the_front_page_is_short_on_a_phone(visit):
+    page = visit("index", viewport={"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollHeight") < 8000
+    claim = page.locator("details.claim").first
+    assert not claim.is_visible()
+    page.locator("details.group > summary").first.click()
+    assert claim.is_visible()
+
+
 def test_links_lead_to_pages_and_cells(visit):
     page = visit("index")
     page.get_by_role("link", name="The first token").click()

@@ -13,6 +13,7 @@ from kit.claims import book, records
 from kit.claims import table as claims
 from kit.claims.records import Record
 from kit.claims.table import Claim
+from kit.lab import figures
 from kit.report import content, html, index, theme
 from kit.report import run as runs
 
@@ -233,6 +234,17 @@ def test_the_front_page_opens_with_one_decision(tmp_path):
     assert text.index("my.gguf: 40.0 ms") < text.index('id="claims"') and "/x/my.gguf" not in text.split('id="claims"')[0]
 
 
+def test_a_figure_is_told_by_its_title():
+    """The alternative text is what the figure's title says; other pictures are named by their section."""
+    figure, _ = figures.new(1, 2)
+    assert repr(figure).startswith("<")
+    figure.axes[0].set_title("Blocks take 12 ms")
+    figure.axes[1].set_title("of 30", loc="left")
+    told = {"output_type": "display_data", "data": {"image/png": "aaaa", "text/plain": repr(figure)}}
+    assert content.output(told)["alt"] == "Blocks take 12 ms; of 30"
+    assert content.output(told | {"data": {"image/png": "a", "text/plain": "<Figure size 800x420>"}})["alt"] == ""
+
+
 def test_here_and_computed_stand_apart_and_a_claim_folds(tmp_path):
     given = {"claim": "first-token-preload", "notebook": "01_first_token", "verdict": "impossible", "reason": "because"}
     here = Record(**given | {"quantity": "first token here", "unit": "s", "samples": [0.4], "verdict": "reproduced in ratio"})
@@ -245,7 +257,8 @@ def test_here_and_computed_stand_apart_and_a_claim_folds(tmp_path):
     assert [row.quantity for row in found["ends"]] == ["first token here"] and found["bound"] is None
     assert found["computed"].quantity == "a token there"
     text = index.write(run).read_text()
-    assert text.count('<details class="claim"') == len(claims.load())
+    assert text.count('<details class="claim"') == len(claims.load()) and text.count('<details class="group"') == 6
+    assert text.index("Report 000: ") < text.index("Report 004: ") < text.index("Public threads")
     assert "preload_test_results.txt" in text and "CACHE_PERSISTENCE_INVESTIGATION.md" in text
 
 
