@@ -16,7 +16,7 @@ ROW = "- {id: a, fact: f, file: x.rs, grade: log}\n"
 
 def test_what_a_claim_names_is_there_and_every_fact_says_where_it_stands():
     for claim in claims.load().values():
-        assert all(fact.source for fact in evidence.bearing_on(claim))
+        assert claim.evidence and all(fact.source for fact in evidence.bearing_on(claim)), claim.id
         assert evidence.report_of(claim).url.startswith("https://"), claim.id
     for fact in evidence.load().values():
         assert bool(fact.repository) == bool(fact.commit or re.fullmatch(r"(pull|issues)/\d+", fact.file)), fact.id
