@@ -1,10 +1,12 @@
 """Explain: access orders, costs and predictions of a file that runs and one that does not; the command in all its forms."""
 
 import json
+import time
 from dataclasses import replace
 
 import cells
 import model_files
+import numba
 import numpy as np
 import pandas as pd
 import pytest
@@ -332,6 +334,24 @@ def test_faster_is_what_was_measured_where_it_was(study):
     assert told[other.way.label] == "4.0x measured" and told[third.way.label].endswith("x predicted")
     only = tables.shown(tables.advice_table(study.predictions, {other.way: sample(other.way, 2.0)}))["faster"]
     assert only.str.endswith("predicted").all(), "a ratio to a first row that was not measured is none of measured times"
+
+
+def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):
+    """On a fresh machine the first decode compiles for longer than a minute, and the ways are measured all the same."""
+    order, costs = study.order, study.costs
+
+    def recorded(*_):
+        numba.njit(lambda x: x + 1)(3)
+        return order
+
+    monkeypatch.setattr("kit.costs.study.order_of", recorded)
+    fresh = Study(study.file, lambda: MACHINE, memory=2 << 20, tokens=3)
+    assert fresh.order is order and 0.01 < sum(fresh.compiled) < time.perf_counter() - fresh.began
+    fresh.__dict__["costs"] = costs
+    fresh.minute, fresh.compiled = time.perf_counter() - fresh.began - 50, [100.0]
+    assert len(fresh.measure_best(0)) == 1
+    fresh.compiled, fresh.measured = [], {}
+    assert not fresh.measure_best(0) and "a minute had passed" in fresh.advise()
 
 
 def test_a_way_that_rounds_says_what_that_does(study):

@@ -25,6 +25,7 @@ from kit.gguf import cut
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
 from kit.gguf.summary import NO_WEIGHTS, summarize
+from kit.lab import note
 from kit.lab.disk import read_gbps
 from kit.lab.machine import Machine, memory_available, memory_limit
 from kit.units import format_bytes, format_count, format_seconds, printable
@@ -44,7 +45,7 @@ class Study:
     forward pass, ``skew``: of experts that are drawn, both as in kit.costs.order.order_of.
 
     Of a file whose layers would take minutes a sample is run and measured, unless ``thorough``; ``cut``: the layers that
-    ``file`` was cut to. ``minute``: seconds after which no further way is measured.
+    ``file`` was cut to. ``minute``: seconds after which no further way is measured, the compiling of kernels not counted.
     """
 
     file: object
@@ -61,6 +62,7 @@ class Study:
     began: float = field(default_factory=time.perf_counter)
     measured: dict[Way, Measured] = field(default_factory=dict)
     unmeasured: dict[Way, str] = field(default_factory=dict)
+    compiled: list[float] = field(default_factory=list)
 
     def __post_init__(self):
         if not any(info.elements for info in self.file.tensors.values()):
@@ -117,7 +119,8 @@ class Study:
         outside uses of weights grows with the layers."""
         if self.part is None:
             self.say(f"recording a decode of {self.tokens} tokens")
-            return order_of(self.file, self.tokens, self.via, self.skew)
+            with note.compilation() as self.compiled:
+                return order_of(self.file, self.tokens, self.via, self.skew)
         ran, more = self.part.order, self.facts["layers"] / len(self.layers)
         programs = {linear: found._replace(rest=more * found.rest) for linear, found in ran.programs.items()}
         usable = [use for use in self.uses if self.file.tensors[use.name].qtype in FORMATS]
@@ -239,7 +242,7 @@ class Study:
         for prediction in self.predictions[: best + 1]:
             way, free = prediction.way, memory_available()
             needed, room = prediction.held + _SCRATCH, free - _reserve()
-            left = self.minute - (time.perf_counter() - self.began)
+            left = self.minute + sum(self.compiled) - (time.perf_counter() - self.began)
             tokens = max(2, min(self.tokens, 5, int(_EACH / prediction.seconds)))
             tries = _TRIES if left > _TRIES * _EACH else 1
             self.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} a token predicted")

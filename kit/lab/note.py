@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,6 +46,26 @@ def doing(what: str):
         yield
     finally:
         _doing.write(before)
+
+
+@contextmanager
+def compilation():
+    """Yields a list whose sum is the seconds that Numba compiled within the ``with``."""
+    from numba.core import event
+
+    taken, running = [], []
+
+    class Compilation(event.Listener):
+        def on_start(self, event):
+            running.append(time.perf_counter())
+
+        def on_end(self, event):
+            start = running.pop()
+            if not running:  # one function compiles those that it calls
+                taken.append(time.perf_counter() - start)
+
+    with event.install_listener("numba:compile", Compilation()):
+        yield taken
 
 
 def tell_compilation() -> None:
