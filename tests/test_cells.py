@@ -225,7 +225,7 @@ CASES = {  # a notebook joins by its row
             "off": lambda off: off * 3,
             "beside": lambda beside: beside.assign(**{"tok/s": beside["tok/s"].to_numpy()[::-1]}),
         },
-        lines=348,
+        lines=357,
         warns="ways give other logits",
         steady=dict.fromkeys((
             ADVICE,

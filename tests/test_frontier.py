@@ -113,7 +113,7 @@ def test_a_page_that_is_wrong_says_so_and_what_does_not_fit_is_left_out(patch, t
     assert ran["room"] == pytest.approx(4 * GIB / reported.f32_bytes() * ran["weight"](ran["here"], "float32"), rel=1e-6)
     assert "needs 5.00 MiB" in ran["left_out"][Way("HashMap")] and LAZY in ran["measured"]
     said = [row.reason for row in records.read([tmp_path / f"{NAME}.jsonl"]) if row.status == records.WARNED]
-    starts = "the worked sum is 1 s", f"{len(ran['equal'])} of", "what is recommended does not fit", "recommended and not"
+    starts = "the worked sums are 1 and", f"{len(ran['equal'])} of", "what is recommended does not fit", "recommended and not"
     assert all(any(text.startswith(start) for text in said) for start in starts), said
 
 
