@@ -57,7 +57,7 @@ for tier in TIERS:
 
 
 PEER, IK = "llama.cpp", "ik_llama.cpp"  # the ratios are of the first one's speed
-ENGINE_OF = {"fused": "kit", "fused-int8": "kit, int8 activations", IK: IK}  # of kit.findings.peers; other sides are llama.cpp
+ENGINE_OF = {"fused": "kit", "fused-int8": "kit, int8 activations", IK: IK}  # of kit.costs.peers; other sides are llama.cpp
 
 
 def run(only: str = "", samples: int = 6) -> pd.DataFrame:

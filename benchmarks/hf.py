@@ -6,8 +6,8 @@ import pandas as pd
 
 import kit
 from benchmarks import quality
+from kit.costs import peers
 from kit.costs.quality import window_of
-from kit.findings import peers
 from kit.gguf.trained import TRAINED, fetch
 
 ENGINES = {  # engine -> its row in README

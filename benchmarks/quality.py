@@ -13,8 +13,8 @@ import pandas as pd
 import torch
 
 import kit
+from kit.costs import peers
 from kit.costs.quality import compared, window_of
-from kit.findings import peers
 from kit.gguf import writer
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import llama_cpp

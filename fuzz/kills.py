@@ -136,7 +136,7 @@ class Grid:
 
 class Reproduce(Grid):
     def __init__(self, folder: Path):
-        import kit.findings.doctor
+        import kit.lab.doctor
         import kit.report.html
         import kit.report.index
         import kit.report.run  # noqa: F401

@@ -22,7 +22,7 @@ _HOME = {  # public name -> module that defines it
     "generate": "kit.model.generate",
     "replay": "kit.cache.replay",
     "WeightCache": "kit.cache.store",
-    "Session": "kit.findings.session",
+    "Session": "kit.claims.session",
     "KitError": "kit.errors",
 }
 _POLICIES = {  # module of kit.cache.policies -> those that it defines

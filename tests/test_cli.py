@@ -65,19 +65,20 @@ def test_a_bug_keeps_its_traceback():
 
 
 def test_doctor_says_what_to_do(monkeypatch):
-    from kit.findings import doctor
+    from kit.lab import doctor
 
     rows = [doctor.Check("GPU", "note", "none", "buy one"), doctor.Check("disk", "bad", "full", "free some")]
-    monkeypatch.setattr(doctor, "checks", lambda measure: rows)
+    monkeypatch.setattr(doctor, "checks", lambda tier, measure: rows)
     result = CliRunner().invoke(cli.main, ["doctor"])
     assert result.exit_code == 1
     assert "-> buy one" in result.output and "BAD   disk" in result.output
 
 
 def test_doctor_checks_this_machine():
-    from kit.findings import doctor
+    from kit.cpu import simd
+    from kit.lab import doctor
 
-    states = {row.subject: row.state for row in doctor.checks()}
+    states = {row.subject: row.state for row in doctor.checks(simd.describe())}
     assert states["Python"] == states["torch"] == "ok"
     tour = re.findall(r"^ {4}(?:ok|note|BAD)  +(.+?)  ", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert tour == list(states)

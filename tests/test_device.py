@@ -20,10 +20,9 @@ from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
 from kit.commands.cli import main
-from kit.findings import doctor
-from kit.findings.doctor import check_device
-from kit.lab import machine
+from kit.lab import doctor, machine
 from kit.lab.device import Limits
+from kit.lab.doctor import check_device
 from kit.lab.paths import ROOT
 from kit.report import diff
 from kit.report import run as runs

@@ -114,7 +114,7 @@ OWN = {"KIT_DOING", "KIT_READING", "KIT_KILLS", "KIT_KILLS_LOG", "KIT_EXIT"}  # 
 
 def test_every_variable_stands_in_one_page():
     """Each that the code or a script reads, and no other."""
-    from kit.findings.doctor import VARIABLES
+    from kit.lab.doctor import VARIABLES
 
     told = set(re.findall(r"`([A-Z_]{4,})\b", (ROOT / "docs" / "environment.md").read_text()))
     code = "".join(path.read_text() for room in ("kit", "benchmarks", "tests") for path in (ROOT / room).rglob("*.py"))

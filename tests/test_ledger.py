@@ -16,9 +16,9 @@ from invented import MACHINE
 from kit.claims import book, records
 from kit.claims import runs as several
 from kit.claims import table as claims
+from kit.claims.session import Session
 from kit.commands import cli
 from kit.errors import ReportError
-from kit.findings.session import Session
 from kit.lab.files import read_yaml
 from kit.lab.paths import ROOT, data_file
 from kit.lab.tables import shown

@@ -9,8 +9,8 @@ import pytest
 from llama_cpp import needed
 from model_files import write
 
+from kit.costs import peers
 from kit.errors import ModelError
-from kit.findings import peers
 from kit.lab import llama_cpp
 
 

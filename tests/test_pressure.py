@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import kit
+from kit.claims.session import Session
 from kit.errors import ReportError
 from kit.findings import pressure
-from kit.findings.session import Session
 from kit.synthetic.write import cached_model
 
 

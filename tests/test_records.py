@@ -10,8 +10,8 @@ from kit.claims import records
 from kit.claims import table as claims
 from kit.claims.judge import judge
 from kit.claims.records import Record
+from kit.claims.session import Session
 from kit.errors import ReportError
-from kit.findings.session import Session
 from kit.lab import drift, figures, machine, measure, tables
 from kit.lab.paths import ROOT
 from kit.lab.state import State

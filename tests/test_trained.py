@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import kit
+from kit.claims.session import Session
 from kit.commands.cli import main
 from kit.errors import GGUFError
-from kit.findings.session import Session
 from kit.gguf.sources import absolute, resolve
 from kit.gguf.trained import TRAINED, Part, Trained, fetch
 from kit.synthetic.write import synthesize

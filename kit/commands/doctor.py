@@ -21,9 +21,10 @@ def command(measure, as_json):
 
     Exit code: 0 the kit can run, 1 something that it cannot do without is missing.
     """
-    from kit.findings.doctor import checks
+    from kit.cpu import simd
+    from kit.lab.doctor import checks
 
-    rows = checks(measure)
+    rows = checks(simd.describe(), measure)
     if as_json:
         click.echo(to_json([row._asdict() for row in rows]))
     else:

@@ -43,9 +43,9 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
 
     Exit code: 0 all ran, 1 a notebook failed, 2 it could not start, 130 interrupted.
     """  # fmt: skip
-    from kit.findings.doctor import check_device
     from kit.gguf.sources import absolute
     from kit.lab import paths
+    from kit.lab.doctor import check_device
     from kit.report import index, parameters
     from kit.report import run as runs
 

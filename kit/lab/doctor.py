@@ -29,13 +29,12 @@ class Check(NamedTuple):
     remedy: str = ""
 
 
-def checks(measure: bool = False) -> list[Check]:
-    """All rows; with ``measure`` also the machine's bandwidths and FLOP/s (about two seconds)."""
-    from kit.cpu import simd
-
+def checks(tier: tuple[str, str], measure: bool = False) -> list[Check]:
+    """All rows. ``tier``: state and finding of kit.cpu.simd.describe. ``measure``: also the machine's bandwidths and FLOP/s (about
+    two seconds)."""
     python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
     rows = [python, *_libraries(), _environment()]
-    rows += [_cores(), Check("vector tier", *simd.describe()), _memory(), gpu(), triton(), _peer()]
+    rows += [_cores(), Check("vector tier", *tier), _memory(), gpu(), triton(), _peer()]
     rows += [_folder("generated models", models_folder(), _QUICK_DISK), _folder("results", results_folder(), 10**8)]
     return rows + ([_speed()] if measure else [])
 

@@ -201,7 +201,7 @@ class Process:
     def __init__(self, name, path, context, environment=None, **options):
         self.name = name
         told = json.dumps([name, str(path), {"context": context} | options])
-        command = [sys.executable, "-m", "kit.findings.peers", told]
+        command = [sys.executable, "-m", "kit.costs.peers", told]
         pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the engine
         self._child = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self._said, text=True, env=os.environ | (environment or {})

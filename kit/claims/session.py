@@ -16,10 +16,10 @@ from kit.claims import records
 from kit.claims import table as claims
 from kit.claims.judge import judge
 from kit.errors import ReportError
-from kit.findings.doctor import check_device
 from kit.gguf.sources import resolve
 from kit.lab import figures, machine, note, profiles, state, tables
 from kit.lab.device import Limits
+from kit.lab.doctor import check_device
 from kit.lab.paths import models_folder, results_folder
 
 _LOOK_SECONDS = 3.0
