@@ -30,7 +30,7 @@ class Check(NamedTuple):
 
 
 def checks(tier: tuple[str, str], measure: bool = False) -> list[Check]:
-    """All rows. ``tier``: state and finding of kit.cpu.simd.describe. ``measure``: also the machine's bandwidths and FLOP/s (about
+    """All rows. ``tier``: state and finding of kit.cpu.simd.describe. ``measure``: also bandwidths and FLOP/s (about
     two seconds)."""
     python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
     rows = [python, *_libraries(), _environment()]
