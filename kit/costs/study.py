@@ -337,7 +337,8 @@ class Study:
             return ""
         room = format_bytes(memory_available()).replace(" ", "")
         where = self.file.path or "FILE"
-        return f"This mixture does not fit: `kit experts {where} --memory {room}` says which cache suits its experts."
+        told = f"This mixture does not fit beside {format_bytes(self.memory)} of weights"
+        return f"{told}: `kit experts {where} --memory {room}` says which cache suits its experts."
 
     def _rounds(self, way: Way) -> str:
         """What a way rounds, and what that does to the answers once ``quality`` has been asked for."""

@@ -182,4 +182,4 @@ def as_text(table: pd.DataFrame) -> str:
 
 def paragraph(text: str) -> str:
     """Text wrapped at WIDTH columns."""
-    return textwrap.fill(printable(text), WIDTH)
+    return textwrap.fill(printable(text), WIDTH, break_on_hyphens=False)  # a command is copied from it
