@@ -9,6 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("kit", deadline=None)  # how long an example takes, beside other processes, is no fault
+settings.load_profile("kit")
 
 # Kernels are compiled once for all processes, those of other installations of the kit included.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "kernels"))
