@@ -1,16 +1,19 @@
 """All notebooks in the smoke profile, as `kit reproduce` runs them: nothing fails, figures agree, no verdict flips."""
 
 import html
+import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict, fields, replace
 
 import nbformat
 import pytest
 from contradictions import contradictions, wrong_ratios
 
 from kit.claims import records
+from kit.lab import machine
 from kit.lab.paths import ROOT
 from kit.units import format_quantity
 
@@ -29,7 +32,12 @@ def runs(tmp_path_factory):
     """The folder of a run; with KIT_TWICE another of the same notebooks, after it: five minutes more."""
     names = ("first", "second") if os.environ.get("KIT_TWICE") else ("first",)
     folders = [tmp_path_factory.mktemp("smoke") / name for name in names]
+    limits = machine.probe()
+    # Other tests share the memory: at twice its speed no page runs again because memory was faster for a while.
+    limits = replace(limits, **{each.name: 2 * getattr(limits, each.name) for each in fields(limits) if each.type is float})
     for folder in folders:
+        folder.mkdir()
+        (folder / "environment.json").write_text(json.dumps(asdict(limits)))
         done = kit("reproduce", "--profile", "smoke", "--out", folder, "--no-progress")
         assert done.returncode == 0, done.stderr[-3000:]
         assert "warning: " not in done.stderr, done.stderr[-3000:]
