@@ -7,11 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from kit.claims import records
+from kit.commands import reproduce as reproducing
+from kit.commands.cli import main
 from kit.errors import ReportError
 from kit.report import run as runs
 from kit.report import sources
@@ -164,6 +169,39 @@ def test_what_nothing_changed_for_is_kept_by_the_next_run(notebooks, tmp_path, m
     read = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == module))
     assert of_run(7) == "02_uses 08_all", "a module that it uses changed"
+
+
+def test_a_clock_that_jumps_loses_nothing(notebooks, tmp_path, monkeypatch):
+    """An hour back is another run beside the first; back to the first one's very second is one error."""
+    ran = []
+
+    def execute(source, target, *rest):
+        ran.append(source.stem)
+        shutil.copy(source, target)
+        return runs.Outcome("ok", "", 1, 1.0, [0])
+
+    monkeypatch.setattr(runs, "execute", execute)
+    monkeypatch.setenv("KIT_RESULTS", str(tmp_path / "results"))
+    notebooks.add("01_good", "1")
+    at = datetime(2026, 11, 1, 12, tzinfo=UTC)
+    clock = SimpleNamespace(now=lambda zone: at)
+    for module in (reproducing, runs):
+        monkeypatch.setattr(module, "datetime", clock)
+
+    def of_run():
+        return CliRunner().invoke(main, ["reproduce", "--notebooks", str(notebooks.path), "--again"])
+
+    def files():
+        return {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()}
+
+    assert of_run().exit_code == 0
+    first, at = files(), at - timedelta(hours=1)
+    assert of_run().exit_code == 0 and len(ran) == 2
+    both, at = files(), at + timedelta(hours=1)
+    assert both.items() > first.items() and len({path.parent for path in both}) == 2
+    again = of_run()
+    assert again.exit_code == 2 and again.stderr.startswith("kit: error: ") and "already holds a run" in again.stderr
+    assert files() == both and len(ran) == 2
 
 
 def test_the_modules_that_a_notebook_uses():
