@@ -4,6 +4,7 @@ import collections
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -16,6 +17,8 @@ settings.load_profile("kit")
 
 # Kernels are compiled once for all processes, those of other installations of the kit included.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "kernels"))
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a background job; tests send it to what they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("KIT_PATIENCE", "0")  # the other half of the tests keeps the machine busy
 
 
