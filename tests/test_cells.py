@@ -25,11 +25,12 @@ from kit.synthetic.write import cached_model
 class Case:
     """How a notebook is put to the test. ``number``: one number that a reader may change. ``opposite``: replacements (name ->
     value or function of the value) that turn its findings round; ``empty``: others, without data, up to the cell ``until``.
-    ``warns``: what the page's gates then say, and do not say as it stands. ``lines``: code lines at most. ``steady``: sentences
-    that rightly stay whatever the data says, with the reason."""
+    ``small``: replacements in every run, for less to compute. ``warns``: what the page's gates then say, and do not say as it
+    stands. ``lines``: code lines at most. ``steady``: sentences that rightly stay whatever the data says, with the reason."""
 
     number: dict
     opposite: dict
+    small: dict = field(default_factory=dict)
     empty: dict = field(default_factory=dict)
     until: str | None = None
     warns: str = ""
@@ -252,6 +253,7 @@ CASES = {  # a notebook joins by its row
     ),
     "10_experts": Case(
         number={"parts": (0.1, 0.3)},
+        small={"parts": (0.18, 0.54), "tokens_of": (1.5, 4)},
         opposite={
             "captures": lambda captures: {name: even(found) for name, found in captures.items()},
             "runs": lambda runs: [
@@ -305,7 +307,7 @@ def ran(tmp_path_factory):
     @cache
     def once(name):
         folder = tmp_path_factory.mktemp(name)
-        found = cells.run(name, out=folder)
+        found = cells.run(name, out=folder, replace=CASES[name].small)
         found.warned = [text for _, text in gates.warnings(records.read([folder / f"{name}.jsonl"]))]
         return found
 
@@ -324,9 +326,9 @@ def sentences(told: dict) -> set[tuple[str, str]]:
 def test_words_follow_the_data(name, ran, tmp_path):
     """Every sentence and title is another one on opposite data, or on none: a word that stays is older than its data."""
     case, stays = CASES[name], sentences(ran(name).told)
-    stays &= sentences(cells.run(name, out=tmp_path / "opposite", replace=case.opposite).told)
+    stays &= sentences(cells.run(name, out=tmp_path / "opposite", replace=case.small | case.opposite).told)
     if case.empty:
-        empty = cells.run(name, case.until, out=tmp_path / "empty", replace=case.empty)
+        empty = cells.run(name, case.until, out=tmp_path / "empty", replace=case.small | case.empty)
         stays -= {(place, text) for place, text in stays if place.partition(":")[0] in empty.words} - sentences(empty.told)
     assert {text for _, text in stays} <= set(case.steady)
     warned = "; ".join(text for _, text in gates.warnings(records.read([tmp_path / "opposite" / f"{name}.jsonl"])))
@@ -341,7 +343,7 @@ def test_titles_and_bold_sentences_hold_a_value_of_the_run(name, ran):
 
 @NAMES
 def test_a_reader_changes_a_number_and_runs_every_cell(name, ran, tmp_path):
-    changed = cells.run(name, out=tmp_path, replace=CASES[name].number)
+    changed = cells.run(name, out=tmp_path, replace=CASES[name].small | CASES[name].number)
     assert sentences(changed.told) != sentences(ran(name).told)
 
 

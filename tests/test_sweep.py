@@ -262,6 +262,17 @@ def test_no_scheduler_is_an_error(grid_of, tmp_path, monkeypatch):
     assert last.startswith("kit: error: --scheduler tcp://127.0.0.1:9: ")
 
 
+def test_ctrl_c_ends_the_search_for_a_scheduler(grid_of, tmp_path):
+    grid_of("notebooks: [fast]\nprofile: smoke")
+    code = "from kit.commands.cli import main; main()"
+    command = [sys.executable, "-c", code, "sweep", tmp_path / "grid.yaml", "--notebooks", tmp_path / "notebooks"]
+    command += ["--scheduler", "tcp://127.0.0.1:9", "--out", tmp_path / "out"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert "looking for the scheduler" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(15) == 130 and "Traceback" not in process.stderr.read()
+
+
 def test_without_dask_the_error_names_the_extra(grid_of, tmp_path, monkeypatch):
     grid_of("notebooks: [fast]")
     monkeypatch.setitem(sys.modules, "distributed", None)

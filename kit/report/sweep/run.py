@@ -14,6 +14,7 @@ from pathlib import Path
 
 import dask
 from distributed import Client, KilledWorker, LocalCluster, WorkerPlugin, as_completed, get_worker
+from distributed.comm import get_address_host_port
 
 import kit
 from kit.errors import ReportError
@@ -105,6 +106,18 @@ def _cancellation():
     return check
 
 
+def _reach(scheduler: str, wait: float) -> None:
+    """Wait until somebody listens at the address; OSError when nobody does. Ctrl-C ends it at once, unlike a Client's wait."""
+    end = time.monotonic() + wait
+    while True:
+        try:
+            return socket.create_connection(get_address_host_port(scheduler), timeout=max(0.1, end - time.monotonic())).close()
+        except OSError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.2)
+
+
 @contextmanager
 def connect(scheduler: str = "", workers: int = 1, wait: float = 60, say: Callable = lambda line: None) -> Iterator[Client]:
     """A client whose workers are ready for cells: of the ``scheduler`` at that address, else of a LocalCluster. ``say`` gets a
@@ -123,6 +136,7 @@ def connect(scheduler: str = "", workers: int = 1, wait: float = 60, say: Callab
         else:
             say(f"looking for the scheduler at {scheduler}, {wait:g} s at most")
         try:
+            _reach(scheduler, wait)
             client = stack.enter_context(Client(scheduler, timeout=wait, set_as_default=False))
         except (OSError, ValueError) as error:
             raise ReportError(f"--scheduler {scheduler}: {error}") from None
