@@ -20,7 +20,7 @@ import kit
 from kit.cache import oracle
 from kit.cache.traces import Requests, repeated
 from kit.commands import cli
-from kit.costs import tables
+from kit.costs import sentences, tables
 from kit.costs.measured import DTYPES, FUSED, Cost, Kind
 from kit.costs.order import Order, order_of
 from kit.costs.study import Study
@@ -351,16 +351,16 @@ def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):
     fresh.minute, fresh.compiled = time.perf_counter() - fresh.began - 50, [100.0]
     assert len(fresh.measure_best(0)) == 1
     fresh.compiled, fresh.measured = [], {}
-    assert not fresh.measure_best(0) and "a minute had passed" in fresh.advise()
+    assert not fresh.measure_best(0) and "a minute had passed" in sentences.advise(fresh)
 
 
 def test_a_way_that_rounds_says_what_that_does(study):
     study.__dict__.pop("quality", None)
-    assert "activations rounded to 8 bits;" in study.advise()
+    assert "activations rounded to 8 bits;" in sentences.advise(study)
     study.__dict__["quality"] = pd.DataFrame({"kl": {"int8 activations": 0.0079, "bf16": 1e-4, "f16": 1e-6}})
-    assert "activations rounded to 8 bits, KL 7.9e-03 nats;" in study.advise()
+    assert "activations rounded to 8 bits, KL 7.9e-03 nats;" in sentences.advise(study)
     study.__dict__["quality"] = "no tokenizer"
-    assert "activations rounded to 8 bits, its effect not measured;" in study.advise()
+    assert "activations rounded to 8 bits, its effect not measured;" in sentences.advise(study)
     study.__dict__.pop("quality")
 
 
@@ -371,7 +371,7 @@ def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
     study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
     first, *others = study.measure_best(1).values()
     assert first.disturbed and not any(found.disturbed for found in others) and next(answers) is False
-    assert study.advise().count("while other processes") == 1
+    assert sentences.advise(study).count("while other processes") == 1
 
 
 def test_a_file_without_one_known_format(run, tmp_path, folder, monkeypatch):

@@ -3,6 +3,8 @@
 import itertools
 import math
 import operator
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -314,6 +316,12 @@ load16, store16 = several_of(16)
 def test_a_task_that_needs_this_process_is_refused():
     with pytest.raises(TypeError, match=r"needs numba_.* of this process"):
         tasks.task(lambda: lambda task: math.frexp(float(task))[1])()
+
+
+def test_what_kernels_call_may_be_called_from_python():
+    """Without a wrapper for Python such a call ends the process: so it is made in another one."""
+    code = "from kit.cpu.simd.vectors import inner; print(inner(lambda a, b: a + b)(2, 3))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "5\n"
 
 
 def test_kernels_compile_where_no_cache_can_be_written(monkeypatch):

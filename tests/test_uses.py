@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from invented import MACHINE
 
 import kit
+from kit.costs import sentences, tables
 from kit.costs import study as studies
-from kit.costs import tables
 from kit.costs.apart import measure_apart
 from kit.costs.measured import Cost, measure_costs
 from kit.costs.order import Order, order_of
@@ -182,7 +182,7 @@ def test_a_sampled_study_says_so_and_predicts_the_whole(tmp_path, monkeypatch):
     with kit.open(mixture(tmp_path, layers=6)) as file:
         study = Study(file, lambda: MACHINE, memory=100_000, tokens=4)
         study.measure_best()
-        said, table = study.how(), study.advice()
+        said, table = sentences.how(study), study.advice()
     assert "2 of 6 layers (0, 1)" in said and "--thorough" in said and study.part.cut == (0, 1)
     assert "measured" not in table and len(study.part.measured) == 3 and study.checked()["measured"].notna().all()
     assert (table["least"] <= table["predicted"] * (1 + 1e-9)).all()
@@ -196,7 +196,7 @@ def test_a_lack_of_memory_is_a_row(folder, monkeypatch):
         monkeypatch.setattr(studies, "memory_available", lambda: 1 << 30)
         study.measure_best()
         assert not study.measured and all("did not fit: needed" in why for why in study.unmeasured.values())
-        assert "did not fit" in study.advise() and len(study.unmeasured) == 3
+        assert "did not fit" in sentences.advise(study) and len(study.unmeasured) == 3
         order = study.order
         real = measure_apart(tables.LAZY, file, order, 2, 1, 8 << 30)
         assert real.seconds > 0 and real.result.shape == (file.tensors["token_embd.weight"].shape[0],)
@@ -208,9 +208,10 @@ def test_a_lack_of_memory_is_a_row(folder, monkeypatch):
 ])  # fmt: skip
 def test_a_mixture_that_does_not_fit_is_sent_to_kit_experts(folder, monkeypatch, name, free, said):
     path = model_files.write(folder, name, "Q4_K_M")
-    monkeypatch.setattr(studies, "memory_available", lambda: free)
+    for module in (studies, sentences):
+        monkeypatch.setattr(module, "memory_available", lambda: free)
     with kit.open(path) as file:
-        told = Study(file, lambda: MACHINE, memory=100_000, tokens=2).advise()
+        told = sentences.advise(Study(file, lambda: MACHINE, memory=100_000, tokens=2))
     assert (f"`kit experts {path} --memory 1.00MiB`" in told) == said
 
 

@@ -37,6 +37,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
     """  # fmt: skip
     import kit
     from kit.cache.oracle import read_trace
+    from kit.costs import sentences
     from kit.costs.order import DECODES
     from kit.costs.study import Study, room_for_weights
     from kit.errors import CacheError
@@ -62,7 +63,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
             told: dict = {}
             try:
                 if as_json:
-                    told.update(study.told())
+                    told.update(sentences.told(study))
                 else:
                     for section in _sections(study):
                         click.echo(section + "\n")
@@ -75,16 +76,16 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
 
 
 def _sections(study):
-    from kit.costs import quality
+    from kit.costs import quality, sentences
     from kit.costs.tables import as_text, paragraph, shown
     from kit.units import format_bytes
 
     def table(title, frame):
         return f"{title}\n{as_text(shown(frame))}"
 
-    yield paragraph(study.what())
+    yield paragraph(sentences.what(study))
     yield table("WHAT THE WEIGHTS TAKE", study.holds())
-    yield paragraph(study.how())
+    yield paragraph(sentences.how(study))
     yield table("EXACTNESS (against gguf-py, on rows of this file)", study.exactness())
     title = f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)"
     yield table(title, study.policies())
@@ -104,7 +105,7 @@ def _sections(study):
         yield f"{title}\n{paragraph(f'Not measured: {found}')}"
     else:
         yield f"{title} ({found.tokens.iloc[0]} tokens of English, one standard error)\n{as_text(quality.shown(found))}"
-    yield paragraph(study.advise())
+    yield paragraph(sentences.advise(study))
 
 
 def _report(file, memory, tokens, trace, via, skew, thorough, folder):

@@ -3,10 +3,9 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,7 @@ from kit.costs import tables
 from kit.costs.apart import measure_apart
 from kit.costs.measured import Cost, Kind, measure_costs
 from kit.costs.order import Order, kind_of, order_of
-from kit.costs.quality import PRECISIONS, quality
+from kit.costs.quality import quality
 from kit.costs.uses import Use, assumed, bytes_used, draw, uses_of
 from kit.costs.ways import Disk, Measured, Prediction, Way, faster_than_probed, measure, parts_of, roofed
 from kit.errors import KitError, ModelError
@@ -28,7 +27,7 @@ from kit.gguf.summary import NO_WEIGHTS, summarize
 from kit.lab import note
 from kit.lab.disk import read_gbps
 from kit.lab.machine import Machine, memory_available, memory_limit
-from kit.units import format_bytes, format_count, format_seconds, printable
+from kit.units import format_bytes, format_seconds, printable
 
 _PRECISIONS = ("f32", "f16", "bf16", "int8 activations")  # of the ways that advice compares
 _QUALITY_WORK = 2e10  # weights times tokens: seconds, not minutes, on two cores
@@ -148,13 +147,13 @@ class Study:
     @cached_property
     def disk(self) -> Disk | None:
         """The disk under the file; None where nothing is read from it once the page cache is warm, or it cannot be measured."""
-        if self.file.path is None or self._fits:
+        if self.file.path is None or self.fits:
             return None
         gbps = read_gbps(self.file.path)
         return Disk(gbps, memory_available()) if gbps else None
 
     @cached_property
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         """Whether the file stays in the page cache beside the memory for weights."""
         return sum(use.nbytes for use in self.uses) <= memory_available() - self.memory
 
@@ -270,122 +269,6 @@ class Study:
         """What to change and what it brings, predicted, and measured where it was."""
         return tables.advice_table(self.predictions, self.measured)
 
-    # --- sentences ---------------------------------------------------------------------------------------------------
-
-    def what(self) -> str:
-        """What the file is, in a sentence or two."""
-        facts = self.facts
-        types = ", ".join(f"{row['qtype']} {row['bytes'] / facts['working_sets']['blocks']['bytes']:.0%}"
-                          for row in facts["types"][:3])  # fmt: skip
-        blocks, decoded = (format_bytes(facts["working_sets"][name]["bytes"]) for name in ("blocks", "float32"))
-        return (
-            f"{Path(facts['path']).name}: architecture {facts['architecture']}, {format_count(facts['parameters'])} "
-            f"parameters in {facts['tensors']} tensors and {facts['layers']} layers; {blocks} of blocks ({types}), "
-            f"{decoded} once dequantized to float32."
-        )
-
-    def how(self) -> str:
-        """Whether the file was run or only its tensors were, what was assumed, left out or cut."""
-        order, ran = self.order, (self.part or self).order
-        if not ran.reason:
-            whose = " through transformers (kit.hf): the kit's own pass was not used" * (ran.via == "transformers")
-            text = f"The order of weight accesses was recorded from a decode of {len(ran.tokens)} tokens{whose}."
-        else:
-            text = (
-                f"No token was generated ({ran.reason}): a token stands for every tensor used once, in the order of their "
-                "roles, and what is measured below is that walk."
-            )
-        if self.part is not None:
-            text += (
-                f" Run and measured were {len(self.layers)} of {self.facts['layers']} layers ({_listed(self.layers)}) and what "
-                "lies outside all layers: one of each combination of formats at least; `--thorough` takes all of them. What is "
-                "said of the whole file is computed from their costs."
-            )
-        if order.assumed:
-            how = f"with popularity falling as rank^-{self.skew:g}" if self.skew else "evenly"
-            text += f" Assumed from the metadata: {order.assumed}; experts are drawn {how}."
-        if order.left_out:
-            text += f" Left out, for their format is not known: {len(order.left_out)} of {self.facts['tensors']} tensors."
-        if self.disk:
-            text += (
-                f" The file does not fit beside {format_bytes(self.memory)} of weights in {format_bytes(self.disk.room)} of "
-                f"free memory: what cannot stay is read at {self.disk.gbps:.1f} GB/s (O_DIRECT), in the leasts too."
-            )
-        return text
-
-    def advise(self) -> str:
-        """What to do, in sentences, with what was measured."""
-        now, *others = self.predictions
-        text = [f"Now, with an LRU of {format_bytes(self.memory)} in float32: {self._speed(now)}."]
-        for found in others[:2]:
-            label, rounds = found.way.label, self._rounds(found.way)
-            text.append(
-                f"{label[0].upper()}{label[1:]}: {self._speed(found)}; {rounds}; {format_bytes(found.held)} held "
-                f"and {format_bytes(found.pages)} of the file in the page cache."
-            )
-        if now.held > self.memory:
-            text.append(
-                f"The LRU keeps {format_bytes(self.memory)} at most; the {format_bytes(now.held)} held count the largest "
-                "weight that misses, dequantized for its use, beside it."
-            )
-        text += [f"{way.label[0].upper()}{way.label[1:]} {why}." for way, why in (self.part or self).unmeasured.items()]
-        return " ".join([*text, *filter(None, [self.experts()])])
-
-    def experts(self) -> str:
-        """The command for a mixture that does not fit: which cache suits its experts; "" for any other file."""
-        if self._fits or not any(use.used < use.of and not use.is_rows for use in self.uses):
-            return ""
-        room = format_bytes(memory_available()).replace(" ", "")
-        where = self.file.path or "FILE"
-        told = f"This mixture does not fit beside {format_bytes(self.memory)} of weights"
-        return f"{told}: `kit experts {where} --memory {room}` says which cache suits its experts."
-
-    def _rounds(self, way: Way) -> str:
-        """What a way rounds, and what that does to the answers once ``quality`` has been asked for."""
-        told, known = PRECISIONS[way.precision].told, self.__dict__.get("quality")
-        if way.precision == "f32" or known is None:
-            return told
-        kl = "its effect not measured" if isinstance(known, str) else f"KL {known.loc[way.precision, 'kl']:.1e} nats"
-        return f"{told}, {kl}"
-
-    def _speed(self, found: Prediction) -> str:
-        text = f"{format_seconds(found.seconds)} a token predicted"
-        if real := self.measured.get(found.way):
-            text += f", {format_seconds(real.seconds)} measured"
-            if now := self.measured.get(self.predictions[0].way):
-                text += f" ({now.seconds / real.seconds:.1f}x as fast, measured)" * (real is not now)
-            text += ", while other processes used the cores" * real.disturbed
-        return text
-
-    def told(self) -> Iterator[tuple[str, object]]:
-        """(key, plain data) of everything, for JSON, in the order in which it is known."""
-        rows = lambda frame: frame.reset_index().to_dict("records")  # noqa: E731
-        yield "file", {key: value for key, value in self.facts.items() if key not in ("metadata", "tensor_table")}
-        yield "memory_bytes", self.memory
-        yield "holds", rows(self.holds())
-        yield "machine", {key: value for key, value in asdict(self.machine).items() if key not in ("samples", "methods")}
-        ran = (self.part or self).order
-        yield from {"runs": not ran.reason, "reason": ran.reason, "left_out": list(self.order.left_out)}.items()
-        yield from {"layers": self.layers, "assumed": self.order.assumed, "disk": self.disk and self.disk._asdict()}.items()
-        yield "seconds_a_token_from_blocks", [] if self.part else list(ran.seconds)
-        yield "exactness", rows(self.exactness())
-        yield "policies", rows(self.policies())
-        yield "families", rows(self.families())
-        self.measure_best()
-        yield "roofline", rows(self.bounds())
-        yield "advice", rows(self.advice())
-        yield (
-            "measured",
-            [
-                {"way": way.label, "seconds": list(found.samples), "hit_rate": found.hit_rate, "resident": found.resident}
-                for way, found in (self.part or self).measured.items()
-            ],
-        )
-        yield "not_measured", {way.label: why for way, why in (self.part or self).unmeasured.items()}
-        yield "quality", [] if isinstance(self.quality, str) else rows(self.quality)
-        yield "no_quality", self.quality if isinstance(self.quality, str) else ""
-        yield "says", [self.what(), self.how(), self.advise()]
-
 
 def _reserve() -> int:
     """Bytes of memory that are left to the system."""
@@ -396,7 +279,3 @@ def room_for_weights(file) -> int:
     """The default of --memory: 70 % of what is free beside the largest weight, which a miss dequantizes, and the scratch."""
     largest = max((4 * use.elements // use.of for use in uses_of(file)), default=0)
     return max(1 << 20, int(0.7 * (memory_available() - largest - _SCRATCH)))
-
-
-def _listed(layers: list[int]) -> str:
-    return ", ".join(map(str, layers[:8])) + ", ..." * (len(layers) > 8)

@@ -134,15 +134,21 @@ def test_a_resume_repeats_only_what_failed_or_changed(notebooks, tmp_path):
     assert [(out / f"{name}.count").read_text() for name in ("good", "flaky")] == ["xx", "xx"]
 
 
-def test_what_nothing_changed_for_is_kept_by_the_next_run(notebooks, tmp_path, monkeypatch):
-    ran = []
+@pytest.fixture
+def ran(monkeypatch) -> list[str]:
+    """The notebooks that ``kit reproduce`` ran, which takes no time: each is copied."""
+    stems = []
 
     def execute(source, target, *rest):
-        ran.append(source.stem)
+        stems.append(source.stem)
         shutil.copy(source, target)
         return runs.Outcome("ok", "", 1, 1.0, [0])
 
     monkeypatch.setattr(runs, "execute", execute)
+    return stems
+
+
+def test_what_nothing_changed_for_is_kept_by_the_next_run(notebooks, ran, tmp_path, monkeypatch):
     code = {"01_own": "1", "02_uses": "import kit\nkit.replay\n", "08_all": ""}
     for name, cell in code.items():
         notebooks.add(name, cell)
@@ -171,16 +177,8 @@ def test_what_nothing_changed_for_is_kept_by_the_next_run(notebooks, tmp_path, m
     assert of_run(7) == "02_uses 08_all", "a module that it uses changed"
 
 
-def test_a_clock_that_jumps_loses_nothing(notebooks, tmp_path, monkeypatch):
+def test_a_clock_that_jumps_loses_nothing(notebooks, ran, tmp_path, monkeypatch):
     """An hour back is another run beside the first; back to the first one's very second is one error."""
-    ran = []
-
-    def execute(source, target, *rest):
-        ran.append(source.stem)
-        shutil.copy(source, target)
-        return runs.Outcome("ok", "", 1, 1.0, [0])
-
-    monkeypatch.setattr(runs, "execute", execute)
     monkeypatch.setenv("KIT_RESULTS", str(tmp_path / "results"))
     notebooks.add("01_good", "1")
     at = datetime(2026, 11, 1, 12, tzinfo=UTC)

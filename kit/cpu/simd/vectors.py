@@ -28,10 +28,10 @@ def jit(function):
 
 
 def inner(function=None, **options):
-    """numba.njit for what kernels alone call: not compiled for calls from Python as well, which takes a fifth longer."""
+    """numba.njit for what kernels call: not compiled for calls from C as well, which takes a sixth longer."""
     if function is None:
         return functools.partial(inner, **options)
-    return njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+    return njit(function, no_cfunc_wrapper=True, **options)
 
 
 class StaticType(types.Type):
