@@ -49,7 +49,7 @@ def main(names, save, only, table):
 
 def _append(path, head: dict, table: pd.DataFrame) -> None:
     """One run as one line of JSON: what, when, where, and the rows."""
-    rows = json.loads(table.reset_index().to_json(orient="records"))
+    rows = json.loads(table.reset_index().to_json(orient="records", double_precision=15))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         run = head | {"machine_id": machine.machine_id(), "kit_version": __version__, "system": machine.describe()}

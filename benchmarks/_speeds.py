@@ -88,12 +88,34 @@ def table(lines: list[Line]) -> str:
             cells = [line.row["what"], f"{line.row['ratio']:.2f}"]
             cells.append("{:.2f} to {:.2f}".format(*line.interval) if line.row.get("low") else "")
             if trained:
-                cells += (
-                    ["", ""] if line.kl is None else [f"{line.kl:.2g} ± {line.row['kl_error']:.1g}", f"{line.row['same']:.1%}"]
-                )
+                cells += ("", "") if line.kl is None else _kl(line.row)
             cells.append(f"{line.row['least']:.2g}, {line.row['hoped']:.2g}" if line.row.get("least") else "")
             text.append(f"| {' | '.join((*cells, line.state, line.cpu, line.commit))} |")
     return "\n".join(text) + "\n"
+
+
+def qualities() -> str:
+    """A heading and a table of the newest record of benchmarks/quality.py on each CPU."""
+    found = {}
+    for run in sorted(_runs("quality"), key=lambda run: run["started"]):
+        for row in run["rows"]:
+            found[_cpu(run), row["what"]] = row, run["system"]["commit"][:7], run["title"]
+    if not found:
+        return ""
+    head = ("", *QUALITY, "times llama.cpp's", "at most", "CPU", "commit")
+    title = max(title for *_, title in found.values())
+    lines = [f"\n## {title.rstrip('.')}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for (cpu, what), (row, commit, _) in sorted(found.items()):
+        times = f"{row['of llama.cpp']:.2g}" if row["of llama.cpp"] else ""
+        most = f"{row['most']:.2f}" if "fused" in what else ""
+        lines.append(f"| {' | '.join((what, *_kl(row), times, most, cpu, commit))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _kl(row) -> tuple[str, str]:
+    """The cells of QUALITY."""
+    kl = f"{row['kl']:.2g} ± {row['kl_error']:.1g}" if row["kl"] else "below 1e-10"  # as many digits had records once
+    return kl, f"{row['same']:.1%}"
 
 
 def picture(lines: list[Line]):
@@ -133,7 +155,7 @@ def write(folder: Path) -> str:
     lines, page = newest(), folder / "speeds.md"
     if any(line.kl is not None for line in lines):
         picture(lines).savefig(folder / "images" / "speeds.png", dpi=110)
-    page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + MARK + table(lines), encoding="utf-8")
+    page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + MARK + table(lines) + qualities(), encoding="utf-8")
     return str(page)
 
 
