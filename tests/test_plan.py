@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from inspect import signature
 
 import model_files
 import numpy as np
@@ -10,7 +11,10 @@ import torch
 from reference_model import forward
 
 import kit
-from kit.cpu import attention
+from kit.cpu import attention, dequantize, elementwise, history
+from kit.cpu.simd.tiers import tier
+from kit.cpu.tasks import Static
+from kit.gguf.formats import FORMATS
 from kit.model import plan
 from kit.model.kvcache import KV_TYPES
 from kit.synthetic.geometry import GEOMETRIES
@@ -51,6 +55,19 @@ def test_every_architecture_equals_float64(folder, name):
     got = decode(model, PROMPT).double().numpy()
     assert rms(got, forward(PROMPT, *model_files.plain(path))[4:]) < 1e-5
     assert [span.outcome for span in model.trace.spans if span.what == "token"] == [""] + 20 * ["planned"]
+
+
+@pytest.mark.parametrize(("build", "constants", "arguments"), [
+    (elementwise.compiled, ["neox"], elementwise.Rotation),
+    (elementwise.compiled, ["interleaved"], elementwise.Rotation),
+    (history.append, ["float16", tier()], history.Append),
+    (attention.attend_chunk, ["float16", tier()], attention.Chunk),
+    (attention.combine, [], attention.Join),
+    (dequantize._kernel, [FORMATS["Q4_K"], "float32", tier()], dequantize.Chunk),
+])  # fmt: skip
+def test_arguments_have_the_names_and_the_order_of_the_tasks_parameters(build, constants, arguments):
+    task = build.__wrapped__(*map(Static, constants))
+    assert list(signature(task).parameters)[1:] == list(arguments._fields)
 
 
 def test_a_scaled_embedding_of_several_tasks(folder):

@@ -3,6 +3,7 @@
 import functools
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,14 +28,27 @@ def run(blocks: np.ndarray, format: Format, out) -> None:
     threads.run(*step(blocks, format, out))
 
 
-def step(blocks: np.ndarray, format: Format, out) -> tuple[int, tuple[int, ...], int]:
-    """The same as (function, arguments, tasks) for kit.cpu.threads; the first argument is the address of the blocks."""
+class Chunk(NamedTuple):
+    """Arguments of a task: ``share`` of ``count`` blocks, from the address ``blocks`` to ``out``, past the caches if it
+    ``streams``."""
+
+    blocks: int
+    out: int
+    count: int
+    share: int
+    block_bytes: int
+    out_bytes: int
+    streams: int
+
+
+def step(blocks: np.ndarray, format: Format, out) -> tuple[int, Chunk, int]:
+    """The same as (function, arguments, tasks) for kit.cpu.threads."""
     address = out.ctypes.data if isinstance(out, np.ndarray) else out.data_ptr()
     count, share = out.nbytes // out.itemsize // format.block_elements, max(1, _CHUNK // format.block_elements)
     streams = out.nbytes > min(_SHARED, _cache_bytes()) and address % 64 == 0
     sizes = format.block_bytes, format.block_elements * out.itemsize
     kernel = _kernel(format, str(out.dtype).removeprefix("torch."), tier())
-    return kernel, (blocks.ctypes.data, address, count, share, *sizes, streams), -(-count // share)
+    return kernel, Chunk(blocks.ctypes.data, address, count, share, *sizes, streams), -(-count // share)
 
 
 @functools.cache
@@ -48,7 +62,7 @@ def _cache_bytes() -> int:
 
 @task
 def _kernel(format: Static, dtype: Static, tier: Static):
-    """The task: ``share`` of ``count`` blocks from the address ``blocks`` to ``out``; past the caches if ``streams``."""
+    """The task that dequantizes a Chunk."""
     from kit.cpu.kernels import dequantize_blocks  # and Numba
     from kit.cpu.simd.memory import fence, stack
 

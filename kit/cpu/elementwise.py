@@ -1,5 +1,7 @@
 """What a token does between its matrix products, as tasks over float32 vectors of a multiple of 16 numbers."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numba import types
@@ -80,6 +82,15 @@ def _sigmoid(x):
 
 # Rotary positions: each element times its cosine, plus the other one of its pair times its sine, which has the sign of the
 # element's place in the pair. A table holds ``dims`` cosines and then ``dims`` sines.
+
+
+class Rotation(NamedTuple):
+    """Arguments of "interleaved" and "neox"; ``table`` goes by the position."""
+
+    x: int
+    head_dim: int
+    dims: int
+    table: int = 0
 
 
 def _interleaved(head, x, head_dim, dims, table):

@@ -68,10 +68,23 @@ def _(kind, tier, source, stride, positions, vectors, scratch):
     return converted
 
 
+class Append(NamedTuple):
+    """Arguments of ``append``: ``source`` (tokens, heads, dim) float32, ``token_bytes`` from one token to the next; ``target``
+    and the heads and positions after it as in History."""
+
+    source: int
+    token_bytes: int
+    tokens: int
+    dim: int
+    target: int
+    head_bytes: int
+    stride: int
+    position: int = 0
+
+
 @task
 def append(kind: Static, tier: Static):
-    """The task that writes new positions of a head: ``source`` (tokens, heads, dim) float32, ``token_bytes`` from one token to
-    the next, to ``target`` and the heads and positions after it as in History."""
+    """The task that writes new positions of a head."""
 
     def append(head, source, token_bytes, tokens, dim, target, head_bytes, stride, position):
         source += 4 * dim * head

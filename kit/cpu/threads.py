@@ -33,10 +33,10 @@ def _of_board(name: Static):
 class Program:
     """Steps that the threads do one after another without coming back to Python: each step sees what those before it wrote.
 
-    ``add`` appends a step; ``steps[i, ARGUMENT + n]`` and ``steps[i, TASKS]`` may be changed between runs.
+    ``add`` appends a step; ``steps[i, column(arguments, name)]`` and ``steps[i, TASKS]`` may be changed between runs.
     """
 
-    TASKS, ARGUMENT = TASKS, ARGUMENTS
+    TASKS = TASKS
 
     def __init__(self):
         self.steps = np.zeros((0, ARGUMENTS + WORDS), np.int64)
@@ -48,6 +48,11 @@ class Program:
         """
         self.steps = np.concatenate([self.steps, _rows([(function, arguments, tasks)])])
         return len(self.steps) - 1
+
+    @staticmethod
+    def column(arguments: type[tuple], name: str) -> int:
+        """Where ``steps`` has the argument of this name; ``arguments``: a NamedTuple, fields named as the task's parameters."""
+        return ARGUMENTS + arguments._fields.index(name)
 
     def run(self) -> None:
         """Do all steps."""

@@ -6,7 +6,7 @@ import mmap
 import torch
 
 from kit.cpu import threads
-from kit.cpu.history import History, append
+from kit.cpu.history import Append, History, append
 from kit.cpu.simd.tiers import tier
 from kit.errors import ModelError, known
 from kit.units import format_bytes
@@ -93,7 +93,7 @@ class _Store:
     def write(self, position, rows):
         """Store rows (tokens, kv_heads, head_dim) float32 at ``position`` and after."""
         rows = rows.contiguous()
-        arguments = rows.data_ptr(), 4 * rows.stride(0), len(rows), self.head_dim, *self.history[1:], position
+        arguments = Append(rows.data_ptr(), 4 * rows.stride(0), len(rows), self.head_dim, *self.history[1:], position)
         threads.run(append(self.kind, tier()), arguments, rows.shape[1])
 
     def read(self, stop):

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from kit.cpu import attention, dequantize, norm
-from kit.cpu.elementwise import as_bits, compiled, tasks_of
-from kit.cpu.history import append
+from kit.cpu.elementwise import Rotation, as_bits, compiled, tasks_of
+from kit.cpu.history import Append, append
 from kit.cpu.linear import Activations
 from kit.cpu.simd.tiers import tier
 from kit.cpu.threads import Program
@@ -20,6 +20,13 @@ from kit.model.forward import forward
 _ROTATED = {"interleaved": 16, "neox": 32}  # rotated elements of a head must be a multiple of this
 _TABLE = 512  # positions in the table of cosines and sines
 _EMBEDDING = "token_embd.weight"
+
+# Arguments that change from token to token.
+_BLOCKS = Program.column(dequantize.Chunk, "blocks")
+_TURN = Program.column(Rotation, "table")
+_PLACE = Program.column(Append, "position")
+_FIRST, _POSITIONS, _CHUNKS = (Program.column(attention.Chunk, name) for name in ("first", "positions", "chunks"))
+_JOINED = Program.column(attention.Join, "chunks")
 
 
 def obstacle(model) -> str:
@@ -65,7 +72,8 @@ class Plan:
         self._how, self._ropes = model.linear.activations, model.ropes
         self.program, self._ops, self._held = Program(), [], []
         self._position_bytes = cache.bytes_per_position // self.config.layers
-        self._rotations, self._attentions, self._appends = [], [], []
+        self._rotations, self._appends = [], []
+        self._attentions: dict[int, list] = {}  # window -> (step of the chunks, step that joins them) of each layer
         self._tables: dict = {}
         most = self.config.heads * attention.chunks_of(0, cache.context) * attention.part_bytes(self.config.head_dim)
         self._parts = torch.empty(most, dtype=torch.uint8)
@@ -77,7 +85,7 @@ class Plan:
     def step(self, token: int, position: int) -> torch.Tensor:
         """Logits (1, vocabulary) after ``token``, whose keys and values are written to ``position`` of the cache."""
         steps = self.program.steps
-        steps[self._embed, Program.ARGUMENT] = self._blocks.ctypes.data + int(token) * self._blocks.shape[1]
+        steps[self._embed, _BLOCKS] = self._blocks.ctypes.data + int(token) * self._blocks.shape[1]
         self._move_to(position)
         self.program.run()
         self._record(position)
@@ -85,20 +93,21 @@ class Plan:
 
     def _move_to(self, position):
         """Set the arguments that depend on the position."""
-        steps, at = self.program.steps, Program.ARGUMENT
+        steps = self.program.steps
         if position // _TABLE != self._position // _TABLE or self._position < 0:
             for key, table in self._tables.items():
                 table.fill(self._ropes[key], position // _TABLE * _TABLE)
         self._position = position
         for rotation, table in self._rotations:
-            steps[rotation, at + 3] = table.address(position % _TABLE)
-        steps[self._appends, at + 7] = position
-        for (chunk, join), window in self._attentions:
+            steps[rotation, _TURN] = table.address(position % _TABLE)
+        steps[self._appends, _PLACE] = position
+        for window, steps_of in self._attentions.items():
+            chunk, join = np.transpose(steps_of)
             first = max(0, position + 1 - window) if window else 0
             chunks = attention.chunks_of(first, position + 1)
-            steps[chunk, at + 11 : at + 14] = first, position + 1, chunks
+            steps[chunk, _FIRST], steps[chunk, _POSITIONS], steps[chunk, _CHUNKS] = first, position + 1, chunks
             steps[chunk, Program.TASKS] = self.config.kv_heads * chunks
-            steps[join, at + 3] = chunks
+            steps[join, _JOINED] = chunks
 
     def _record(self, position):
         """Add a span for each operation to the trace, with times taken by the threads."""
@@ -179,20 +188,20 @@ class Plan:
         if rope:
             table = self._tables.setdefault(rope, _Table(rope.dims, c.family.rope))
             for heads in (q, k):
-                arguments = heads.data_ptr(), c.head_dim, rope.dims, 0
+                arguments = Rotation(heads.data_ptr(), c.head_dim, rope.dims)
                 self._rotations.append((self._add((compiled(c.family.rope), arguments, -heads.shape[1])), table))
             self._span("rope", "", layer, first=first)
         first, histories = len(self.program.steps), self._cache.histories(layer)
         for history, new in zip(histories, (k, v), strict=True):
-            arguments = new.data_ptr(), 0, 1, c.head_dim, *history[1:], 0
+            arguments = Append(new.data_ptr(), 0, 1, c.head_dim, *history[1:])
             self._appends.append(self._add((append(history.kind, tier()), arguments, -c.kv_heads)))
         mixed, group = self._new(1, c.heads * c.head_dim), c.heads // c.kv_heads
         arguments = attention.chunk_arguments(
             q.data_ptr(), *histories, self._parts.data_ptr(), group, c.head_dim, c.attention_scale
         )
         chunk = self._add((attention.attend_chunk(histories[0].kind, tier()), arguments, 0))
-        join = self._add((attention.combine(), (self._parts.data_ptr(), mixed.data_ptr(), c.head_dim, 0), -c.heads))
-        self._attentions.append(((chunk, join), window))
+        join = self._add((attention.combine(), attention.Join(self._parts.data_ptr(), mixed.data_ptr(), c.head_dim), -c.heads))
+        self._attentions.setdefault(window, []).append((chunk, join))
         self._span("attention", "", layer, window, "fused", first=first)
         return self._input(mixed)
 
