@@ -1,5 +1,7 @@
 """The documentation: links lead somewhere, commands that it shows exist with these options, its policy is one."""
 
+import doctest
+import itertools
 import os
 import re
 import shlex
@@ -18,6 +20,7 @@ import yaml
 from click.testing import CliRunner
 from invented import MACHINE
 
+import kit.cpu
 from benchmarks import _speeds
 from kit import cache
 from kit.claims import table as claims
@@ -143,6 +146,19 @@ def test_every_claim_has_a_section_that_says_what_would_change_its_verdict():
     for claim in claims.load():
         found = [body for head, body in sections.items() if claim in head.split(", ")]
         assert len(found) == 1 and "hat would change" in found[0], claim
+
+
+def test_the_walks_lead_to_lines_that_are_there():
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    text = text.partition("## Four walks")[2].partition("\n## ")[0]
+    walks = [re.findall(r"^\| `([\w/]+\.py)` \| `(.+?)` \|", walk, re.MULTILINE) for walk in text.split("\n**")[1:]]
+    assert len(walks) == 4 and all(1 < len(walk) <= 5 for walk in walks)
+    for path, line in itertools.chain(*walks):
+        assert (ROOT / path).read_text(encoding="utf-8").count(line) == 1, (path, line)
+
+
+def test_the_worked_example_of_the_cpu_is_right():
+    assert doctest.testmod(kit.cpu) == (0, 4)
 
 
 def blocks(heading):

@@ -1,0 +1,35 @@
+"""From a row of kit/gguf/formats.py to machine code, and what runs it.
+
+A row says where the bits of a block lie. That of Q4_0, by hand:
+
+    row("Q4_0", 2, 32, "d <f2, qs 16u1", numbers("qs 16x4", less=8), scales(32))
+
+A block of 32 weights has 18 bytes: ``d``, a float16, and ``qs``, 16 bytes with two codes each. The plane "qs 16x4" gives the
+low four bits of the 16 bytes to weights 0 to 15, their high four bits to weights 16 to 31. A code means -8 to 7 (``less=8``),
+and all 32 share the scale d. Byte by byte:
+
+    >>> import kit, numpy
+    >>> block = bytes.fromhex("00 38   21 F8 88 88 88 88 88 88 88 88 88 88 88 88 88 88")
+    >>> # d = 0x3800 = 0.5; byte 2, 0x21: weight 0 is (1 - 8) d, weight 16 is (2 - 8) d; byte 3, 0xF8: weights 1 and 17
+    >>> weights = kit.dequantize(numpy.frombuffer(block, numpy.uint8), "Q4_0")
+    >>> weights[[0, 16, 1, 17]].tolist(), bool(weights[2:16].any())
+    ([-3.5, -3.0, 0.0, 3.5], False)
+
+``kit.dequantize(..., backend="plain")`` does this in numpy, a step at a time. The kernels do it sixteen weights at a time:
+
+1. codes.py      makes ``read(tier, block, j)``: codes 16 j to 16 j + 15 of a block, loads, shifts and masks from the planes
+2. scales.py     makes the reader of a block's scales and minima
+3. kernels.py    loops over blocks: codes to float32, times the scale, perhaps less the minimum, stored as float32 or 16 bits
+4. tasks.py      compiles such a loop once a machine, for a format, a type and a tier, and keeps the machine code on disk
+5. dequantize.py shares the blocks out; threads.py runs the shares on all cores, by the functions of board.py
+
+A product y = W x reads the blocks where they lie (linear.py), and multiplies codes instead of weights:
+
+- activations.py   x as one digit of eight bits ("int8") or three ("float32": exact to 24 bits), a scale for each 32 or 256
+- superblocks.py   the codes of 256 weights as bytes in registers, and what their scales do to the sums
+- gemv_codes.py    one token or a few: dot products of bytes, a row a sum; gemv_values.py: of formats without codes
+- gemm_int8.py, gemm.py   prompts: tiles of rows by tokens; strips of rows dequantized to the first-level cache
+
+The rest of a token is in norm.py, elementwise.py (activation, RoPE, sums), history.py (keys and values), attention.py;
+buffers.py keeps memory for dequantized tensors. simd/ has the vectors, and the tiers: what instructions a CPU has.
+"""
