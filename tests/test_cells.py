@@ -77,18 +77,18 @@ CASES = {  # a notebook joins by its row
             "blocks": lambda blocks: 2 * blocks,
             "bound": lambda bound: dict.fromkeys(bound, 1e6),
             "off": dict.fromkeys(("lazily", "from blocks"), 3e-5),
-            "taken": lambda taken: taken if isinstance(taken, list) else taken.assign(**{"ns a weight": range(6, 0, -1)}),
+            "taken": lambda taken: taken.assign(**{"time, s": [3.0, 2.0, 4.0]}),
             "measured": dequantized({name: (2.5, 1.5) for name in SPEEDS}),
-            "curve": curve(QUICK).assign(how="spill file"),
-            "made": lambda made: made if isinstance(made, list) else made.assign(first=9.0, second=8.0),
+            "curve": curve(QUICK),
+            "made": lambda made: {name: [9.0, 9.0, 8.0] for name in made},
             "used": lambda used: 9 * used,
             "target": 1e-3,
             "direct": 1e3,
             "record": lambda record: record
-            | {"client-received": 7, "dequantize-gbps": (5, 9), "preload-knee": (1, 1, 1), "token-new-cache": (1, 2)},
+            | {"client-received": 7, "dequantize-gbps": (5, 9)},
         },
         warns="a first token below its bound",
-        lines=360,
+        lines=246,
         steady={
             "device = cpu: not measured; `kit reproduce --device cuda` adds the upload of the blocks, a second request and a "
             "token by a CUDA graph, with their bounds": "no GPU in either run",
@@ -113,7 +113,7 @@ CASES = {  # a notebook joins by its row
         empty={"curve": lambda curve: curve[curve["share"] >= 1]},  # nothing is known of memory that is short
         until="say-memory",
         warns="above the bound of memory: float32",
-        lines=260,
+        lines=212,
         steady={
             "Claimed: 10 to 20.": "the claim",
             "device = cpu: not measured; `kit reproduce --device cuda` adds tokens a second from blocks in device memory by "
@@ -150,7 +150,7 @@ CASES = {  # a notebook joins by its row
         empty={"log": lambda log: log.iloc[:0]},
         until="histogram",
         warns="a speed above its bound: 2.00",
-        lines=300,
+        lines=260,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "- Fix the client: 7 of 8 answers above count for nothing, by status, bytes and tokens.": "the wrong routes",
@@ -201,13 +201,13 @@ CASES = {  # a notebook joins by its row
             "live": lambda live: live.assign(**{"token, s": live["token, s"].to_numpy()[::-1], "bytes hit": -5.0}),
         },
         warns="bytes hit: -500.0%",
-        lines=256,
+        lines=221,
         steady=dict.fromkeys((
             "- Keep plain INT8 where 1.25 MiB fit: a token takes T, from tiles T.",
             "- Make the decoder fast: without a cache, T for five tokens here.",
             "15 generated matrices: no quality to measure.",
             "At its own T and 85% report 004's five tokens take T, not T; a faster decoder alone takes T here.",
-            "The slots before the fix served 100% after the first pass, at the memory of the whole model.",
+            "The slots before the fix served 100% after the first pass, with the whole model in memory.",
             "`blk.1.attn_v.weight`: 1 tiles, 97.6% of its INT8.",
             "device = cpu: not measured; `kit reproduce --device cuda` adds tokens from tiles in device memory, and tiles "
             "against plain INT8 over the bus",
@@ -268,15 +268,14 @@ CASES = {  # a notebook joins by its row
         number={"capacity": 0.5},
         opposite={
             "dense": lambda dense: mixture_of_experts(layers=2, experts=8, used=2, tokens=12, skew=2.0),
-            "counts": (50, 500),
             "looks": ("output.weight", "blk.0.ffn_up.weight"),
             "theirs": (1.1, 2.2),
             "most": lambda most: dict.fromkeys(most, 1e-3) if isinstance(most, dict) else most,
-            "bars": {"nothing read ahead": 0.7},
+            "bars": pd.Series({"nothing read ahead": 0.7}),
             "turned": lambda turned: 1 - turned if hasattr(turned, "loc") else turned,
         },
         warns="a speed above its bound",
-        lines=322,
+        lines=241,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "device = cpu: not measured; `kit reproduce --device cuda` adds the policies over blocks in device memory, pinned "

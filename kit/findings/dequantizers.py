@@ -1,7 +1,6 @@
 """Dequantizers beside each other, one tensor a thread, in a child process whose kernels use one thread each.
 
-Measured on matrices of a file's first layers. The stand-in is what comes nearest to the reports' dequantizer, which made 7.6
-GB/s of float32 in the median of their log (data/evidence.yaml: dequantize-gbps): the kit's kernels without vector code.
+Measured on matrices of a file's first layers: the kit's, gguf-py's, and one that is about as fast as the reports' was.
 """
 
 import io
@@ -12,17 +11,38 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
+import numpy as np
 import pandas as pd
+import torch
 
 import kit
-from kit.cpu import simd
+from kit.cpu import dequantize, simd, threads
 from kit.errors import ReportError
+from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
 from kit.lab.machine import usable_cores
 
-STAND_IN, OURS, GGUF_PY = "stand-in: the kit's, no vector code", "the kit's", "gguf-py"
-DEQUANTIZERS = {STAND_IN: ("cpu", "plain"), OURS: ("cpu", None), GGUF_PY: ("reference", None)}  # backend, tier
+STAND_IN, OURS, GGUF_PY = "the stand-in", "the kit's", "gguf-py's"
 _BYTES = {STAND_IN: 250 << 20, OURS: 250 << 20, GGUF_PY: 40 << 20}  # of float32 that a sample dequantizes
+
+
+class StandIn(kit.Weights):
+    """Weights that the calling thread dequantizes alone, without vector code.
+
+    It comes nearest to the reports' dequantizer, which made 7.6 GB/s of float32 in the median of their log
+    (data/evidence.yaml: dequantize-gbps); gguf-py makes a twentieth of that.
+    """
+
+    def load(self, name: str) -> torch.Tensor:
+        """Read and dequantize the tensor without the cache."""
+        blocks, out = np.ascontiguousarray(self.read(name)), self._buffers.empty(self.shape(name), self.dtype)
+        with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)), simd.using("plain"):
+            kernel, arguments, tasks = dequantize.step(blocks, FORMATS[self.info(name).qtype], out)
+            threads.run(kernel, arguments, -tasks)  # a negative number of tasks stays on this thread
+        return out
+
+
+SOURCES = {STAND_IN: (StandIn, "cpu"), OURS: (kit.Weights, "cpu"), GGUF_PY: (kit.Weights, "reference")}  # and its backend
 
 
 def measure(path, budget: float = 6.0, cores: int | None = None) -> pd.DataFrame:
@@ -38,21 +58,15 @@ def _take(path, budget, cores):
     counts = sorted({cores} | {2**power for power in range(cores.bit_length()) if 2**power <= cores})
     rows, number, end = [], -1, time.perf_counter() + budget
     with kit.open(path) as file:
-        sources = {name: kit.Weights(file, backend=backend) for name, (backend, _) in DEQUANTIZERS.items()}
+        sources = {name: make(file, backend=backend) for name, (make, backend) in SOURCES.items()}
         while number < 3 or (time.perf_counter() < end and number < 12):  # round -1 warms up: pages, memory, kernels
-            for (name, (_, tier)), threads in product(DEQUANTIZERS.items(), counts):
-                weights, some = sources[name], _some(file, _BYTES[name])
-
-                def load(tensor, weights=weights, tier=tier):
-                    with simd.using(tier):  # of this thread
-                        weights.load(tensor)
-
-                with ThreadPoolExecutor(threads) as pool:
+            for (name, weights), count in product(sources.items(), counts):
+                some = _some(file, _BYTES[name])
+                with ThreadPoolExecutor(count) as pool:
                     start = time.perf_counter()
-                    for _ in pool.map(load, some):
-                        pass
+                    list(pool.map(lambda tensor, weights=weights: weights.load(tensor).numel(), some))
                     seconds = time.perf_counter() - start
-                rows.append((name, threads, number, seconds, sum(map(weights.nbytes, some))))
+                rows.append((name, count, number, seconds, sum(map(weights.nbytes, some))))
             number += 1
     table = pd.DataFrame(rows, columns=["dequantizer", "threads", "round", "seconds", "bytes"])
     print(table[table["round"] >= 0].to_csv(index=False))

@@ -297,8 +297,8 @@ def _child(path, tiny, way, inferences, budget):
 
 def of_run(lab, shares=(1.0, 0.75, 0.53), swap: bool = False, **arguments) -> pd.DataFrame:
     """The curve of a run, one row an inference: share (of the float32 weights in memory), way, inference (0: the first),
-    seconds, and gib, the GiB of float32 that PASSES passes read. The first notebook that asks measures, on the run's
-    TinyLlama or model; the others read its records.
+    seconds, gib, the GiB of float32 that PASSES passes read, and how: what does not fit lies on a spill file or in real swap.
+    The first notebook that asks measures, on the run's TinyLlama or model; the others read its records.
     """
     path, tiny, measured = lab.path(STANDS_FOR), lab.tiny(STANDS_FOR), swapped if swap else spilled
     measure = cache(lambda: measured(path, tiny, shares, lab.out, **arguments))
@@ -308,8 +308,22 @@ def of_run(lab, shares=(1.0, 0.75, 0.53), swap: bool = False, **arguments) -> pd
     for share, way in product(shares, WAYS):
         quantity = f"inference by inference, {way}: memory for {share:.0%} of float32, the rest on {where}"
         samples = lab.once(quantity, "s", lambda share=share, way=way: measure()[share][way])
-        rows += [(share, way, number, seconds, gib) for number, seconds in enumerate(samples)]
-    return pd.DataFrame(rows, columns=["share", "way", "inference", "seconds", "gib"])
+        rows += [(share, way, number, seconds, gib, where) for number, seconds in enumerate(samples)]
+    return pd.DataFrame(rows, columns=["share", "way", "inference", "seconds", "gib", "how"])
+
+
+def ratios(curve: pd.DataFrame, others: dict[str, list[float]]) -> pd.DataFrame:
+    """One row an amount of memory, after those of ``others``: seconds of an inference that keeps nothing, then of the first,
+    second and third that keep all, and the ratios of which the reports' log speaks."""
+    rows = dict(others)
+    for (how, share), some in curve.groupby(["how", "share"], sort=False):
+        each, kept = (some[some["way"] == way].sort_values("inference")["seconds"] for way in ("each time", "kept"))
+        rows[f"kept, {share:.0%} of float32 in memory, {how}"] = [each.median(), *kept]
+    table = pd.DataFrame([pd.Series(seconds) for seconds in rows.values()], [*rows])
+    table.columns = ["before", "first", "second", "third"][: table.shape[1]]
+    return table.assign(
+        **{"first / before": table["first"] / table["before"], "second / first": table["second"] / table["first"]}
+    )
 
 
 if __name__ == "__main__":

@@ -58,6 +58,27 @@ def new(rows: int = 1, columns: int = 1, height: float | None = None, **kwargs):
     return plt.subplots(rows, columns, figsize=size, FigureClass=Titled, **kwargs)
 
 
+def lines(table, across: str, up: str, height: float = 3.4, logs: str = "", **look):
+    """(figure, axes) with a line of each column of ``table`` over its index. ``across``, ``up``: labels of the axes, ``logs``:
+    those in log scale ("x", "xy"), ``look``: further arguments of DataFrame.plot."""
+    figure, axes = new(height=height)
+    marks = [f"-{mark}" for mark, _ in zip("os^Dv*PX", table, strict=False)]
+    table.plot(ax=axes, legend=False, **({"style": marks} | look))
+    log(axes, *logs)
+    axes.set(xlabel=across, ylabel=up)
+    return figure, axes
+
+
+def bars(values, across: str, height: float = 2.6, write=lambda value: f"{value:.3g}", color=BLUE):
+    """(figure, axes) with a bar of each value of a Series from the top down, and the value behind it as ``write`` has it."""
+    figure, axes = new(height=height)
+    axes.bar_label(axes.barh(values.index, values, color=color), [f" {write(value)}" for value in values], fontsize=9)
+    rows(axes)
+    axes.set_xlabel(across)
+    axes.margins(x=0.2)  # room for the values
+    return figure, axes
+
+
 def bound(axes: Axes, value: float, label: str, vertical: bool = False) -> None:
     """Draw a bound as a dashed black line with its label in the legend."""
     line = axes.axvline if vertical else axes.axhline
@@ -115,11 +136,12 @@ def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
         figure.legends[:] = legends
 
 
-def stacked_bars(axes: Axes, table) -> None:
-    """Horizontal stacked bars: one for each row of ``table`` (columns: parts in seconds), totals at the ends."""
+def stacked_bars(axes: Axes, table, told=None) -> None:
+    """Horizontal stacked bars: one for each row of ``table`` (columns: parts), with ``told`` at the ends, a text for each; by
+    default the totals as seconds."""
     left = table.iloc[:, 0] * 0  # pandas' bars lie at numbers, and thumbnail hides names only where bars lie at names
     for (part, values), color in zip(table.items(), PALETTE, strict=False):
         bars = axes.barh(table.index, values, left=left, label=part, color=color)
         left = left + values
-    axes.bar_label(bars, [f" {format_seconds(total)}" for total in left], fontsize=9)
+    axes.bar_label(bars, [f" {text}" for text in told or map(format_seconds, left)], fontsize=9)
     rows(axes)
