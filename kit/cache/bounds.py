@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 
-from kit.cache.policies.offline import next_uses
 from kit.cache.traces import Requests
 from kit.errors import CacheError
 
@@ -165,7 +164,7 @@ def min_hit_curve(trace: Requests) -> np.ndarray:
     Mattson's stack with the next use as priority: an accessed object moves to the top, and each level down to its old
     place keeps the object that is needed sooner. Takes at most accesses x objects steps.
     """
-    following = next_uses(trace.keys)
+    following = trace.next_uses
     stack: list[tuple[float, str]] = []  # (next use, key), top first
     depths = np.zeros(len(trace.objects), dtype=np.int64)
     for now, key in enumerate(trace.keys):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from kit.cache.policies.offline import next_uses
 from kit.cache.traces import Requests, requests
 from kit.errors import TraceError
 
@@ -29,7 +28,7 @@ def write(trace: Requests, path: str | Path) -> Path:
     records["time"] = np.maximum(trace.tokens, 0)
     records["id"] = [ids[key] for key in trace.keys]
     records["size"] = trace.sizes
-    records["next"] = [-1 if index == math.inf else index for index in next_uses(trace.keys)]
+    records["next"] = [-1 if index == math.inf else index for index in trace.next_uses]
     records.tofile(path)
     sidecar(path).write_text(json.dumps({"format": "oracleGeneral", "names": list(ids)}, indent=0), encoding="utf-8")
     return path

@@ -24,23 +24,24 @@ def replay_hits(accesses: Requests, cache: Policy) -> tuple[Stats, np.ndarray]:
         policy.foresee(accesses)
     request, insert = policy.request, policy.insert
     hit = bytearray(len(accesses))
-    bypassed = evictions = peak = bytes_hit = bytes_loaded = 0
+    bypassed = evictions = peak = bytes_hit = 0
     for index, (key, size) in enumerate(zip(accesses.keys, accesses.sizes, strict=True)):
         if request(key, size):
             hit[index] = 1
             bytes_hit += size
             continue
-        bytes_loaded += size
         evicted = insert(key, size)
         if evicted is None:
             bypassed += 1
-        else:
+            continue
+        if evicted:
             evictions += len(evicted)
-            peak = max(peak, policy.resident_bytes)
-    hits = sum(hit)
+        if policy.resident_bytes > peak:
+            peak = policy.resident_bytes
+    hits, asked = sum(hit), sum(accesses.sizes)
     stats = Stats(
         hits=hits, misses=len(accesses) - hits, bypassed=bypassed, evictions=evictions, entries=len(policy),
         resident_bytes=policy.resident_bytes, peak_bytes=peak,
-        bytes_requested=bytes_hit + bytes_loaded, bytes_hit=bytes_hit, bytes_loaded=bytes_loaded,
+        bytes_requested=asked, bytes_hit=bytes_hit, bytes_loaded=asked - bytes_hit,
     )  # fmt: skip
     return stats, np.frombuffer(hit, dtype=bool)

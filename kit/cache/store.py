@@ -101,10 +101,8 @@ class WeightCache:
         took = time.perf_counter_ns() - start
         with self._lock:
             self._count_hits(key)
-            self._note(key, bytes_loaded=size, ns_loading=took)
+            self._note(key, bytes_loaded=size, ns_loading=took, misses=int(not flight.ahead))
             self._loads[key] = size, took
-            if not flight.ahead:
-                self._note(key, misses=1)
             flight.set_result(value)
             if not flight.wanted:
                 return ""
@@ -130,8 +128,9 @@ class WeightCache:
                 self._note(key, hits=hits, bytes_hit=hits * size, ns_saved=hits * took)
 
     def _note(self, key, **amounts):
+        counts = self._counts[key]
         for name, amount in amounts.items():
-            self._counts[key][name] += amount
+            counts[name] += amount
 
     def _finish(self, start, key, size, outcome, **amounts):
         if amounts:

@@ -1,5 +1,6 @@
 """Sequences of weight accesses: recorded live, or generated from a model's tensors or a random router."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,6 +38,16 @@ class Requests:
     def working_set(self) -> int:
         """Bytes of all objects, each counted once."""
         return sum(self.objects.values())
+
+    @cached_property
+    def next_uses(self) -> list[float]:
+        """For each access the index of the next access to the same key, inf when there is none."""
+        upcoming, following = {}, [math.inf] * len(self)
+        for index in range(len(self) - 1, -1, -1):
+            key = self.keys[index]
+            following[index] = upcoming.get(key, math.inf)
+            upcoming[key] = index
+        return following
 
     def share(self, fraction: float) -> int:
         """``fraction`` of the working set in bytes, at least 1."""

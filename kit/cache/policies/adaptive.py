@@ -20,13 +20,16 @@ class ARC(Policy):
         self._from_again_ghost = False  # for the object being inserted
 
     def _touch(self, key):
-        self._again.push(key, (self._once if key in self._once else self._again).pop(key))
+        if key in self._again.sizes:
+            self._again.sizes.move_to_end(key)
+        else:
+            self._again.push(key, self._once.pop(key))
 
     def insert(self, key, size):
         remembered = None
-        self._from_again_ghost = key in self._again_ghost
+        self._from_again_ghost = key in self._again_ghost.sizes
         once, again = self._once_ghost.bytes, self._again_ghost.bytes
-        if key in self._once_ghost:
+        if key in self._once_ghost.sizes:
             self._target = min(self.capacity, self._target + size * max(1, again / max(1, once)))
             remembered = self._once_ghost.pop(key)
         elif self._from_again_ghost:
@@ -39,22 +42,22 @@ class ARC(Policy):
         return evicted
 
     def _victim(self):
-        once, at_target = self._once, self._once.bytes == self._target and self._from_again_ghost
-        source = once if once and (not self._again or once.bytes > self._target or at_target) else self._again
+        once, again = self._once, self._again
+        at_target = once.bytes == self._target and self._from_again_ghost
+        source = once if once.sizes and (not again.sizes or once.bytes > self._target or at_target) else again
         key = source.oldest()
         (self._once_ghost if source is once else self._again_ghost).push(key, self._sizes[key])
         return key
 
     def _removed(self, key):
-        (self._once if key in self._once else self._again).pop(key)
+        (self._once if key in self._once.sizes else self._again).pop(key)
 
     def _trim_ghosts(self):
-        while self._once_ghost and self._once.bytes + self._once_ghost.bytes > self.capacity:
-            self._once_ghost.pop(self._once_ghost.oldest())
-        while self._again_ghost and self.resident_bytes + self._once_ghost.bytes + self._again_ghost.bytes > (
-            2 * self.capacity
-        ):
-            self._again_ghost.pop(self._again_ghost.oldest())
+        once, again = self._once_ghost, self._again_ghost
+        while once.sizes and self._once.bytes + once.bytes > self.capacity:
+            once.drop()
+        while again.sizes and self.resident_bytes + once.bytes + again.bytes > 2 * self.capacity:
+            again.drop()
 
 
 class LIRS(Policy):
@@ -72,7 +75,7 @@ class LIRS(Policy):
         self._cold = Queue()  # resident HIR
 
     def _touch(self, key):
-        if key in self._hot:
+        if key in self._hot.sizes:
             self._stack.move_to_end(key)
             self._prune()
         elif key in self._stack:
@@ -81,7 +84,7 @@ class LIRS(Policy):
             self._demote(self._hot_limit())
         else:
             self._stack[key] = None
-            self._cold.push(key, self._cold.pop(key))
+            self._cold.sizes.move_to_end(key)
 
     def _hot_limit(self) -> float:
         return max((1 - self._cold_share) * self.capacity, 1)
@@ -106,16 +109,17 @@ class LIRS(Policy):
         self._prune()
 
     def _prune(self):
-        while self._stack and (key := next(iter(self._stack))) not in self._hot:
-            del self._stack[key]
+        stack, hot = self._stack, self._hot.sizes
+        while stack and (key := next(iter(stack))) not in hot:
+            del stack[key]
 
     def _victim(self):
-        if not self._cold:
+        if not self._cold.sizes:
             self._demote(self._hot.bytes - 1)
         return self._cold.oldest()
 
     def _removed(self, key):
-        (self._cold if key in self._cold else self._hot).pop(key)
+        (self._cold if key in self._cold.sizes else self._hot).pop(key)
         self._prune()
 
 
@@ -133,20 +137,23 @@ class TinyLFU(LRU):
         self._since = 0
 
     def request(self, key, size):
-        self._counts[key] = self._counts.get(key, 0) + 1
+        counts = self._counts
+        counts[key] = counts.get(key, 0) + 1
         self._since += 1
-        if self._since >= self._sample * len(self._counts):
+        if self._since >= self._sample * len(counts):
             self._since = 0
-            self._counts = {name: count // 2 for name, count in self._counts.items()}
+            self._counts = {name: count // 2 for name, count in counts.items()}
         return super().request(key, size)
 
     def _admits(self, key, size):
-        missing = self.resident_bytes + size - self.capacity
-        asked = self._counts.get(key, 0)
-        for name in self._sizes:
+        missing, counts = self.resident_bytes + size - self.capacity, self._counts
+        if missing <= 0:
+            return True
+        asked = counts.get(key, 0)
+        for name, nbytes in self._sizes.items():
+            if counts.get(name, 0) >= asked:
+                return False
+            missing -= nbytes
             if missing <= 0:
                 return True
-            if self._counts.get(name, 0) >= asked:
-                return False
-            missing -= self._sizes[name]
-        return missing <= 0
+        return False

@@ -179,15 +179,14 @@ class LFU(Policy):
             raise CacheError(f"LFU window: {window!r} holds nothing; give a positive number, or None for all uses")
         self._window, self._clock = window, clock
         self._requests = 0
-        self._uses = deque()  # (time, key) inside the window
-        self._count: dict[str, int] = {}
-        self._last: dict[str, int] = {}  # number of the request that used the key last
-        self._heap: list[tuple[int, int, str]] = []  # (count, last, key): of each resident, as it is now or was earlier
+        self._recent = deque()  # (time, key) inside the window
+        self._uses: dict[str, tuple[int, int, str]] = {}  # (count, number of the last request, key) of every key
+        self._heap: list[tuple[int, int, str]] = []  # the uses of each resident, as they are now or were earlier
 
     def request(self, key, size):
         self._requests = now = self._requests + 1
-        self._count[key] = self._count.get(key, 0) + 1  # a count that has grown is put in its place by _victim
-        self._last[key] = now
+        uses = self._uses.get(key)
+        self._uses[key] = uses[0] + 1 if uses else 1, now, key  # a count that has grown is put in its place by _victim
         if self._window is not None:
             self._forget(now, key)
         return key in self._sizes
@@ -195,31 +194,30 @@ class LFU(Policy):
     def _forget(self, now, key):
         """Count only the uses inside the window, of which this is one more."""
         now = self._clock() if self._clock else now
-        self._uses.append((now, key))
-        while self._uses[0][0] <= now - self._window:
-            old = self._uses.popleft()[1]
-            self._count[old] -= 1
+        self._recent.append((now, key))
+        while self._recent[0][0] <= now - self._window:
+            count, last, old = self._uses[self._recent.popleft()[1]]
+            self._uses[old] = count - 1, last, old
             if old in self._sizes:  # a smaller count must be in the heap, or _victim would come to it too late
-                heapq.heappush(self._heap, (self._count[old], self._last[old], old))
+                heapq.heappush(self._heap, self._uses[old])
         if len(self._heap) > 4 * len(self._sizes) + 64:
-            self._heap = [(self._count[name], self._last[name], name) for name in self._sizes]
+            self._heap = [self._uses[name] for name in self._sizes]
             heapq.heapify(self._heap)
 
     def _added(self, key):
-        entry = self._count.setdefault(key, 0), self._last.setdefault(key, self._requests), key
-        heapq.heappush(self._heap, entry)
+        heapq.heappush(self._heap, self._uses.setdefault(key, (0, self._requests, key)))
 
     def _victim(self):
-        heap, count, last, sizes = self._heap, self._count, self._last, self._sizes
+        heap, uses, sizes = self._heap, self._uses, self._sizes
         while True:
             entry = heap[0]
             key = entry[2]
             if key not in sizes:
                 heapq.heappop(heap)
-            elif entry[0] == count[key] and entry[1] == last[key]:
+            elif entry is uses[key]:
                 return key
             else:
-                heapq.heapreplace(heap, (count[key], last[key], key))
+                heapq.heapreplace(heap, uses[key])
 
 
 class Random(Policy):
@@ -227,7 +225,7 @@ class Random(Policy):
 
     def __init__(self, capacity: int | str, seed: int = 0):
         super().__init__(capacity)
-        self._draw = random.Random(seed)
+        self._draw = random.Random(seed).random
         self._slots: list[str] = []
         self._slot_of: dict[str, int] = {}
 
@@ -241,7 +239,7 @@ class Random(Policy):
             self._slots[slot], self._slot_of[last] = last, slot
 
     def _victim(self):
-        return self._slots[int(self._draw.random() * len(self._slots))]
+        return self._slots[int(self._draw() * len(self._slots))]
 
 
 class TwoRandom(Random):
@@ -253,16 +251,12 @@ class TwoRandom(Random):
         self._last: dict[str, int] = {}
 
     def _touch(self, key):
-        self._uses += 1
-        self._last[key] = self._uses
+        self._uses = self._last[key] = self._uses + 1
 
     def _added(self, key):
         super()._added(key)
         self._touch(key)
 
-    def _removed(self, key):
-        super()._removed(key)
-        del self._last[key]
-
     def _victim(self):
-        return min(super()._victim(), super()._victim(), key=self._last.__getitem__)
+        one, other, last = super()._victim(), super()._victim(), self._last
+        return other if last[other] < last[one] else one

@@ -15,8 +15,8 @@ class NextUse(Policy, limited=False):
 
     An object used once is predicted with the typical gap of the trace; before any gap is known the policy is LRU. An
     overdue object (absent for more than OVERDUE of its gaps) is expected after as long again as it has been absent. With
-    right predictions this is MIN with bypass. A request costs the logarithm of the objects held: three heaps hold them by
-    the time that they are expected, by the time that they are overdue, and, once they are, by their last use.
+    right predictions this is MIN with bypass. A request costs the logarithm of the objects held: one heap holds them by the
+    time that they are expected, one those that are overdue by their last use, and each is looked at when it may become so.
     """
 
     OVERDUE = 1.5
@@ -24,8 +24,7 @@ class NextUse(Policy, limited=False):
     def __init__(self, capacity: int | str):
         super().__init__(capacity)
         self._now = 0
-        self._last: dict[str, int] = {}
-        self._gap: dict[str, float] = {}
+        self._uses: dict[str, tuple[int, float | None]] = {}  # (last use, gap; None after a single use) of every key
         self._typical: float | None = None
         self._plan: list[str] = []  # victims for the object being admitted; the farthest is the last
         self._aside: list[tuple[list, tuple]] = []  # (heap, entry) of planned victims, to be put back if the object is refused
@@ -33,94 +32,99 @@ class NextUse(Policy, limited=False):
         self._once: OrderedDict[str, None] = OrderedDict()  # residents without a gap of their own, oldest use first
         self._expected: list[tuple[float, str, int]] = []  # (-time of the next use, key, last use)
         self._overdue: list[tuple[int, str, int]] = []  # (last use, key, last use)
-        self._alarms: list[tuple[float, str]] = []  # (time at which it is overdue, or an earlier one; key)
-        self._alarm: dict[str, float] = {}  # the earliest of a key in _alarms
+        self._looks: dict[int, list[str]] = {}  # after a time, keys that may be overdue
+        self._look: dict[str, int] = {}  # the earliest of a key in _looks
+        self._looked = 0  # the last time whose keys were looked at
 
     def request(self, key, size):
         self._now = now = self._now + 1
-        last = self._last.get(key)
-        if last is not None:
-            gap = now - last
-            self._gap[key] = (self._gap.get(key, gap) + gap) / 2
-            self._typical = gap if self._typical is None else self._typical + (gap - self._typical) / 16
-        self._last[key] = now
+        uses, gap = self._uses.get(key), None
+        if uses is not None:
+            since = now - uses[0]
+            gap = since if uses[1] is None else (uses[1] + since) / 2
+            self._typical = since if self._typical is None else self._typical + (since - self._typical) / 16
+        self._uses[key] = now, gap
         if key not in self._sizes:
             return False
         self._added(key)
         return True
 
     def _added(self, key):
-        last, gap = self._last.setdefault(key, self._now), self._gap.get(key)
+        last, gap = self._uses.setdefault(key, (self._now, None))
         if gap is None:
             self._once[key] = None
             self._once.move_to_end(key)
             return
-        self._once.pop(key, None)
+        if self._once:
+            self._once.pop(key, None)
         heapq.heappush(self._expected, (-(last + gap), key, last))
-        late = last + self.OVERDUE * gap
-        if late < self._alarm.get(key, late + 1):
-            self._alarm[key] = late
-            heapq.heappush(self._alarms, (late, key))
+        self._look_again(key, last, gap)
         if len(self._expected) > 4 * len(self._sizes) + 64:  # hits leave entries behind that no eviction takes away
-            self._expected = [e for e in self._expected if self._last[e[1]] == e[2] and e[1] in self._sizes]
+            self._expected = [e for e in self._expected if self._uses[e[1]][0] == e[2] and e[1] in self._sizes]
             heapq.heapify(self._expected)
 
     def _removed(self, key):
-        self._once.pop(key, None)
+        if self._once:
+            self._once.pop(key, None)
 
     def _wait(self, key) -> float:
         """Predicted number of requests until the next use."""
-        absent = self._now - self._last.get(key, self._now)
-        gap = self._gap.get(key, self._typical)
+        last, gap = self._uses.get(key, (self._now, None))
+        absent, gap = self._now - last, self._typical if gap is None else gap
         if gap is None or absent > self.OVERDUE * gap:
             return absent
         return max(gap - absent, 0)
 
     def _farthest(self) -> tuple[float, str]:
         """(wait, key) of the resident that waits longest and is not planned for eviction."""
-        now, sizes, last = self._now, self._sizes, self._last
-        if self._alarms and self._alarms[0][0] < now:
-            self._ring()
+        now, sizes, uses, plan = self._now, self._sizes, self._uses, self._plan
+        while self._looked < now - 1:
+            self._looked += 1
+            if self._looked in self._looks:
+                self._find_overdue()
         wait, found = -1, ""
         for heap in (self._expected, self._overdue):
             while heap:
                 entry = heap[0]
-                key = entry[1]
-                if key in sizes and last[key] == entry[2] and key not in self._plan:
-                    ahead = max(-entry[0] - now, 0) if heap is self._expected else now - entry[2]
+                at, key, last = entry
+                if key in sizes and uses[key][0] == last and key not in plan:
+                    ahead = now - last if heap is self._overdue else -at - now if -at > now else 0
                     if ahead > wait:
                         wait, found = ahead, key
                     break
                 heapq.heappop(heap)
-                if key in self._plan:
+                if key in plan:
                     self._aside.append((heap, entry))
-        for order in (self._once, reversed(self._once)):  # the oldest may be overdue, the newest is expected last
-            key = next((key for key in order if key not in self._plan), None) if self._once else None
-            if key is not None and (ahead := self._wait(key)) > wait:
-                wait, found = ahead, key
+        for order in (self._once, reversed(self._once)) if self._once else ():
+            for key in order:  # the oldest may be overdue, the newest is expected last
+                if key not in plan:
+                    if (ahead := self._wait(key)) > wait:
+                        wait, found = ahead, key
+                    break
         return wait, found
 
-    def _ring(self):
-        """Move to _overdue what has become so since the last call."""
-        while self._alarms and self._alarms[0][0] < self._now:
-            at, key = heapq.heappop(self._alarms)
-            if self._alarm.get(key) != at:
-                continue
-            del self._alarm[key]
-            if key not in self._sizes or key in self._once:
-                continue
-            last = self._last[key]
-            late = last + self.OVERDUE * self._gap[key]
-            if late < self._now:
-                heapq.heappush(self._overdue, (last, key, last))
-            else:
-                self._alarm[key] = late
-                heapq.heappush(self._alarms, (late, key))
+    def _look_again(self, key, last, gap):
+        """Put an object where it will be found when it is overdue."""
+        late = last + self.OVERDUE * gap
+        if late < self._now:
+            heapq.heappush(self._overdue, (last, key, last))
+        elif (at := int(late)) < self._look.get(key, at + 1):
+            self._look[key] = at
+            self._looks.setdefault(at, []).append(key)
+
+    def _find_overdue(self):
+        """Look at the keys of the time that has just passed."""
+        for key in self._looks.pop(self._looked):
+            if self._look.get(key) == self._looked:
+                del self._look[key]
+                if key in self._sizes and key not in self._once:
+                    self._look_again(key, *self._uses[key])
 
     def _admits(self, key, size):
         self._plan, self._aside = [], []
         missing = self.resident_bytes + size - self.capacity
-        own = -1 if self._typical is None else self._gap.get(key, self._typical)  # it is used now
+        gap = self._uses.get(key, (0, None))[1]
+        own = -1 if self._typical is None else self._typical if gap is None else gap  # it is used now
         while missing > 0:
             wait, name = self._farthest()
             if wait <= own:
@@ -152,19 +156,22 @@ class CyclicAware(Policy):
         self._stale: dict[str, None] = {}  # residents that the leader does not hold; they are evicted first
 
     def request(self, key, size):
-        self._lead += size * (self._shadow(self._lru, key, size) - self._shadow(self._next_use, key, size))
+        lead = self._lead + size * (self._shadow(self._lru, key, size) - self._shadow(self._next_use, key, size))
         margin = self.capacity // 4
-        self._lead = max(-margin, min(margin, self._lead))
-        if abs(self._lead) == margin:
-            self._follow(self._lru if self._lead > 0 else self._next_use)
-        return super().request(key, size)
+        if not -margin < lead < margin:
+            lead = margin if lead > 0 else -margin
+            self._follow(self._lru if lead > 0 else self._next_use)
+        self._lead = lead
+        return key in self._sizes
 
     def _shadow(self, expert, key, size) -> bool:
         if expert.request(key, size):
             return True
         evicted = expert.insert(key, size)
         if expert is self._leader and evicted is not None:
-            self._stale.update((name, None) for name in evicted if name in self._sizes)
+            for name in evicted:
+                if name in self._sizes:
+                    self._stale[name] = None
             self._stale.pop(key, None)
         return False
 
@@ -174,7 +181,7 @@ class CyclicAware(Policy):
             self._stale = {name: None for name in self._sizes if name not in expert}
 
     def _admits(self, key, size):
-        return key in self._leader
+        return key in self._leader._sizes
 
     def _victim(self):
         return next(iter(self._stale))

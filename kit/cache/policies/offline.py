@@ -8,15 +8,6 @@ from kit.cache.traces import Requests, requests
 from kit.errors import CacheError
 
 
-def next_uses(keys) -> list[float]:
-    """For each access the index of the next access to the same key, inf when there is none."""
-    upcoming, following = {}, [math.inf] * len(keys)
-    for index in range(len(keys) - 1, -1, -1):
-        following[index] = upcoming.get(keys[index], math.inf)
-        upcoming[keys[index]] = index
-    return following
-
-
 class MIN(Policy):
     """Evicts the object that is used farthest in the future; with ``bypass``, refuses an object used later than its victims.
 
@@ -30,51 +21,65 @@ class MIN(Policy):
         self._bypass = bypass
         self._now = -1
         self._next: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []  # (-next use, key); entries that differ from _next are stale
+        self._later: list[int] = []  # a heap: residents' next uses, negative; one that has come or is of no resident is stale
+        self._never: list[str] = []  # a heap: residents without a next use
+        self._plan: list[str] = []  # victims for the object being admitted, taken out of the heaps; the farthest is the last
         self._future: Requests | None = None
         if future is not None:
             self.foresee(requests(future))
 
     def foresee(self, future: Requests) -> None:
         """Set the future accesses, all of them in order."""
-        self._future, self._following = future, next_uses(future.keys)
+        self._future, self._following = future, future.next_uses
 
     def request(self, key, size):
-        self._now += 1
+        self._now = now = self._now + 1
         if self._future is None:
             raise CacheError("MIN must know the future: give MIN(capacity, future=trace), or use kit.replay")
-        if self._now >= len(self._future) or self._future.keys[self._now] != key:
-            raise CacheError(f"MIN: access {self._now} is {key!r}, which differs from its future trace")
-        self._next[key] = self._following[self._now]
-        if resident := super().request(key, size):
-            heapq.heappush(self._heap, (-self._next[key], key))
-        return resident
+        keys = self._future.keys
+        if now >= len(keys) or keys[now] != key:
+            raise CacheError(f"MIN: access {now} is {key!r}, which differs from its future trace")
+        self._next[key] = self._following[now]
+        return super().request(key, size)
 
     def _added(self, key):
-        heapq.heappush(self._heap, (-self._next[key], key))
+        following = self._next[key]
+        if following == math.inf:
+            heapq.heappush(self._never, key)
+        else:
+            heapq.heappush(self._later, -following)
+
+    _touch = _added
 
     def _admits(self, key, size):
-        """With bypass: whether enough residents are needed later than this object."""
-        if not self._bypass:
-            return True
-        if self._next[key] == math.inf:
+        """Plan victims; with bypass, only such as are needed later than this object."""
+        missing, own = self.resident_bytes + size - self.capacity, self._next[key] if self._bypass else self._now
+        if own == math.inf:
             return False
-        missing, passed = self.resident_bytes + size - self.capacity, []
-        while missing > 0 and -self._farthest()[0] > self._next[key]:
-            passed.append(heapq.heappop(self._heap))
-            missing -= self._sizes[passed[-1][1]]
-        for entry in passed:
-            heapq.heappush(self._heap, entry)
-        return missing <= 0
+        while missing > 0:
+            name = self._take(own)
+            if name is None:
+                for name in self._plan:
+                    self._added(name)
+                self._plan = []
+                return False
+            self._plan.append(name)
+            missing -= self._sizes[name]
+        self._plan.reverse()
+        return True
 
-    def _farthest(self):
-        """The heap's first valid entry, (-next use, key); (inf, "") when nothing is resident."""
-        while self._heap:
-            negative, key = self._heap[0]
-            if key in self._sizes and -negative == self._next[key]:
-                return self._heap[0]
-            heapq.heappop(self._heap)
-        return (math.inf, "")
+    def _take(self, after: float) -> str | None:
+        """Take the resident that is used last out of the heaps; None when that is not later than access ``after``."""
+        sizes, plan, later = self._sizes, self._plan, self._later
+        while self._never:
+            key = heapq.heappop(self._never)
+            if key in sizes and key not in plan:
+                return key
+        while later and -later[0] > after:
+            key = self._future.keys[-heapq.heappop(later)]
+            if key in sizes and key not in plan:
+                return key
+        return None
 
     def _victim(self):
-        return self._farthest()[1]
+        return self._plan.pop() if self._plan else self._take(self._now)

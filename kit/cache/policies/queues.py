@@ -5,27 +5,33 @@ from collections import OrderedDict
 from kit.cache.policies.base import Policy
 
 
-class Queue(OrderedDict):
-    """Keys with sizes, oldest first, and the total in ``bytes``."""
+class Queue:
+    """``sizes``: keys with sizes, oldest first; ``bytes``: their total."""
+
+    __slots__ = "bytes", "sizes"
 
     def __init__(self):
-        super().__init__()
+        self.sizes: OrderedDict[str, int] = OrderedDict()  # not its subclass, whose every step takes several times as long
         self.bytes = 0
 
     def push(self, key, size):
-        """Append a key."""
-        self[key] = size
+        """Append a key that is not there."""
+        self.sizes[key] = size
         self.bytes += size
 
     def pop(self, key):
         """Remove a key; returns its size."""
-        size = super().pop(key)
+        size = self.sizes.pop(key)
         self.bytes -= size
         return size
 
     def oldest(self):
         """The first key."""
-        return next(iter(self))
+        return next(iter(self.sizes))
+
+    def drop(self):
+        """Remove the first key."""
+        self.bytes -= self.sizes.popitem(last=False)[1]
 
 
 class CLOCK(Policy):
@@ -33,24 +39,20 @@ class CLOCK(Policy):
 
     def __init__(self, capacity: int | str):
         super().__init__(capacity)
-        self._queue: OrderedDict[str, bool] = OrderedDict()  # oldest first; True: used since its last turn
+        self._used: set[str] = set()  # since their last turn
 
     def _touch(self, key):
-        self._queue[key] = True
-
-    def _added(self, key):
-        self._queue[key] = False
+        self._used.add(key)
 
     def _removed(self, key):
-        del self._queue[key]
+        self._used.discard(key)
 
     def _victim(self):
-        while True:
-            key, used = next(iter(self._queue.items()))
-            if not used:
-                return key
-            self._queue[key] = False
-            self._queue.move_to_end(key)
+        used, order = self._used, self._sizes
+        while (key := next(iter(order))) in used:
+            used.remove(key)
+            order.move_to_end(key)
+        return key
 
 
 class SIEVE(Policy):
@@ -58,37 +60,32 @@ class SIEVE(Policy):
 
     def __init__(self, capacity: int | str):
         super().__init__(capacity)
-        self._used: dict[str, bool] = {}
-        self._newer: dict[str | None, str | None] = {None: None}  # a ring through None, the end of the queue
-        self._older: dict[str | None, str | None] = {None: None}
-        self._hand: str | None = None  # None: start at the oldest
+        self._used: set[str] = set()  # since the hand passed them
+        self._ahead: OrderedDict[str, None] = OrderedDict()  # from the hand to the newest; empty only when all is
+        self._behind: OrderedDict[str, None] = OrderedDict()  # from the oldest to the hand
 
     def _touch(self, key):
-        self._used[key] = True
+        self._used.add(key)
 
     def _added(self, key):
-        self._used[key] = False
-        newest = self._older[None]
-        self._newer[newest] = self._older[None] = key
-        self._older[key], self._newer[key] = newest, None
+        self._ahead[key] = None
 
     def _removed(self, key):
-        del self._used[key]
-        older, newer = self._older.pop(key), self._newer.pop(key)
-        self._newer[older], self._older[newer] = newer, older
-        if self._hand == key:
-            self._hand = newer
+        self._used.discard(key)
+        self._leave(key, self._ahead if key in self._ahead else self._behind)
+
+    def _leave(self, key, part):
+        """Take a key out of one part; a hand at the end goes back to the oldest."""
+        del part[key]
+        if not self._ahead:
+            self._ahead, self._behind = self._behind, self._ahead
 
     def _victim(self):
-        key = self._hand
-        while True:
-            if key is None:
-                key = self._newer[None]
-            if not self._used[key]:
-                self._hand = key
-                return key
-            self._used[key] = False
-            key = self._newer[key]
+        while (key := next(iter(self._ahead))) in self._used:
+            self._used.remove(key)
+            self._behind[key] = None
+            self._leave(key, self._ahead)
+        return key
 
 
 class S3FIFO(Policy):
@@ -108,36 +105,39 @@ class S3FIFO(Policy):
         self._uses: dict[str, int] = {}
 
     def _touch(self, key):
-        self._uses[key] = min(self._uses[key] + 1, self.MAX_USES)
+        if (uses := self._uses[key]) < self.MAX_USES:
+            self._uses[key] = uses + 1
 
     def _added(self, key):
         self._uses[key] = 0
         queue = self._small
-        if key in self._ghost:
+        if key in self._ghost.sizes:
             self._ghost.pop(key)
             queue = self._main
         queue.push(key, self._sizes[key])
 
     def _removed(self, key):
-        (self._small if key in self._small else self._main).pop(key)
+        (self._small if key in self._small.sizes else self._main).pop(key)
         del self._uses[key]
 
     def _victim(self):
+        small, main, uses, full = self._small, self._main, self._uses, self._small_share * self.capacity
         while True:
-            if self._small and (not self._main or self._small.bytes >= self._small_share * self.capacity):
-                key = self._small.oldest()
-                if self._uses[key] < 2:
+            if small.sizes and (not main.sizes or small.bytes >= full):
+                key = small.oldest()
+                if uses[key] < 2:
                     self._remember(key)
                     return key
-                self._main.push(key, self._small.pop(key))
+                main.push(key, small.pop(key))
             else:
-                key = self._main.oldest()
-                if not self._uses[key]:
+                key = main.oldest()
+                if not uses[key]:
                     return key
-                self._uses[key] -= 1
-                self._main.move_to_end(key)
+                uses[key] -= 1
+                main.sizes.move_to_end(key)
 
     def _remember(self, key):
-        self._ghost.push(key, self._sizes[key])
-        while self._ghost.bytes > (1 - self._small_share) * self.capacity:
-            self._ghost.pop(self._ghost.oldest())
+        ghost, room = self._ghost, (1 - self._small_share) * self.capacity
+        ghost.push(key, self._sizes[key])
+        while ghost.bytes > room:
+            ghost.drop()
