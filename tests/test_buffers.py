@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from kit.cpu.buffers import Buffers
 
 
 def test_memory_is_used_again_only_when_every_view_is_gone():
-    buffers = Buffers()
+    buffers = Buffers(least=1)
     tensor = buffers.empty((4, 8), torch.float32)
     address, view = tensor.data_ptr(), tensor[1].t()
     del tensor
@@ -23,7 +24,7 @@ def test_memory_is_used_again_only_when_every_view_is_gone():
 
 
 def test_no_more_than_the_limit_is_kept():
-    buffers = Buffers(limit=1000)
+    buffers = Buffers(limit=1000, least=1)
     tensors = [buffers.empty((n,), torch.uint8) for n in (400, 500, 300)]
     assert buffers.empty((1001,), torch.uint8).numel() == 1001
     for _ in range(3):
@@ -31,14 +32,22 @@ def test_no_more_than_the_limit_is_kept():
     assert buffers.free_bytes == 800  # the longest unused one, 400, went
 
 
+def test_what_is_small_is_left_to_the_allocator():
+    buffers = Buffers()
+    assert buffers.empty((4, 8), torch.float32).shape == (4, 8) and buffers.empty((3,), np.dtype("f4")).dtype == np.float32
+    assert buffers.free_bytes == 0
+    buffers.empty((2**15,), torch.float32)
+    assert buffers.free_bytes == 2**17
+
+
 def test_a_tensor_outlives_its_pool():
-    tensor = Buffers().empty((3,), torch.float32).fill_(7)
+    tensor = Buffers(least=1).empty((3,), torch.float32).fill_(7)
     assert tensor.tolist() == [7, 7, 7]
 
 
 @given(st.lists(st.tuples(st.sampled_from([16, 32, 48]), st.booleans()), max_size=40))
 def test_no_two_living_tensors_share_memory(steps):
-    buffers, living = Buffers(limit=100), []
+    buffers, living = Buffers(limit=100, least=1), []
     for number, (size, drop) in enumerate(steps):
         living.append((number, buffers.empty((size,), torch.uint8).fill_(number)))
         if drop:
@@ -48,7 +57,7 @@ def test_no_two_living_tensors_share_memory(steps):
 
 
 def test_threads_never_get_the_same_memory():
-    buffers, wrong = Buffers(), []
+    buffers, wrong = Buffers(least=1), []
 
     def work(value):
         for _ in range(300):

@@ -1,4 +1,4 @@
-"""Buffers: memory for dequantized tensors, reused when the last reference is gone, because fresh pages are slow to fill."""
+"""Buffers: memory for large tensors, reused when the last reference is gone, because fresh pages are slow to fill."""
 
 import math
 import threading
@@ -10,20 +10,23 @@ import numpy as np
 class Buffers:
     """Hands out tensors and arrays; their memory returns to the pool when the last of them and of their views is gone.
 
-    The pool keeps at most ``limit`` bytes, and nothing larger than that; what it does not keep goes back to the system.
+    The pool keeps at most ``limit`` bytes, and nothing larger than that or below ``least``, of which the allocator keeps
+    pages itself; what it does not keep goes back to the system.
     """
 
-    def __init__(self, limit: int = 256 * 2**20):
-        self.limit = limit
+    def __init__(self, limit: int = 256 * 2**20, least: int = 2**17):
+        self.limit, self.least = limit, least
         self.free_bytes = 0
         self._free: list[np.ndarray] = []  # longest unused first
         self._lock = threading.RLock()  # a finaliser may run in the thread that holds it
 
     def empty(self, shape: tuple[int, ...], dtype):
-        """An uninitialized tensor of a torch dtype, or array of a numpy dtype, 64-byte aligned; from the pool if it has memory
-        of exactly that size."""
+        """An uninitialized tensor of a torch dtype, or array of a numpy dtype; from ``least`` bytes on aligned to 64, and from
+        the pool if that has memory of exactly that size."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if 0 < nbytes <= self.limit:
+        if nbytes < self.least:
+            return _small(shape, dtype)
+        if nbytes <= self.limit:
             room = self._take(nbytes)
             memory = np.asarray(memoryview(room))  # every tensor and view below holds this array, and nothing else does
             weakref.finalize(memory, self._give_back, room).atexit = False
@@ -49,6 +52,14 @@ class Buffers:
             self.free_bytes += memory.nbytes
             while self.free_bytes > self.limit:
                 self.free_bytes -= self._free.pop(0).nbytes
+
+
+def _small(shape, dtype):
+    if isinstance(dtype, np.dtype):
+        return np.empty(shape, dtype)
+    import torch
+
+    return torch.empty(shape, dtype=dtype)
 
 
 def _aligned(nbytes: int) -> np.ndarray:

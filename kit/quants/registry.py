@@ -1,5 +1,6 @@
 """dequantize: blocks of any format to numbers of any dtype, by any backend."""
 
+import functools
 import importlib
 
 import numpy as np
@@ -16,8 +17,7 @@ BACKENDS = {
     "cpu": "kit.cpu.dequantize",
     "triton": "kit.cuda.dequantize",
 }
-_LARGE = 2**18  # bytes of blocks from which the result's memory is reused
-_results = Buffers()
+_results, _module = Buffers(), functools.cache(importlib.import_module)
 
 
 def dequantize(data, qtype, dtype="float32", backend: str = "cpu", out=None):
@@ -37,13 +37,13 @@ def dequantize(data, qtype, dtype="float32", backend: str = "cpu", out=None):
     in_numpy = isinstance(dtype, (type, np.dtype))
     name = np.dtype(dtype).name if in_numpy else str(dtype).removeprefix("torch.")
     known("dtype", name, DTYPES, QuantError)
-    module = importlib.import_module(known("backend", backend, BACKENDS, QuantError))
+    module = _module(known("backend", backend, BACKENDS, QuantError))
     if not module.knows(format):
         knows = ", ".join(sorted(other.name for other in FORMATS.values() if module.knows(other)))
         raise QuantError(f"backend {backend!r} cannot dequantize {format.name}; it knows {knows}")
     blocks, shape = _blocks(data, format, module.DEVICE)
     if out is None:
-        out = _empty(shape, np.dtype(dtype) if in_numpy else dtype_named(dtype), module.DEVICE, blocks.nbytes >= _LARGE)
+        out = _empty(shape, np.dtype(dtype) if in_numpy else dtype_named(dtype), module.DEVICE)
     else:
         _check_out(out, shape, name, module.DEVICE)
     if blocks.nbytes:
@@ -60,13 +60,11 @@ def dtype_named(dtype):
     return getattr(torch, name)
 
 
-def _empty(shape, dtype, device, large: bool):
-    if isinstance(dtype, np.dtype) and device != "cpu":
-        raise QuantError(f"numpy arrays lie in main memory, but the backend works on {device}: ask for a torch dtype")
-    if device == "cpu" and large:
+def _empty(shape, dtype, device):
+    if device == "cpu":
         return _results.empty(shape, dtype)
     if isinstance(dtype, np.dtype):
-        return np.empty(shape, dtype)
+        raise QuantError(f"numpy arrays lie in main memory, but the backend works on {device}: ask for a torch dtype")
     import torch
 
     return torch.empty(shape, dtype=dtype, device=device)
@@ -104,16 +102,18 @@ def _blocks(data, format: Format, device: str):
 
 
 def _check_out(out, shape, dtype: str, device: str) -> None:
-    wanted = f"a contiguous {dtype} tensor{' or array' * (device == 'cpu')} of shape {tuple(shape)} on {device}"
+    def refuse(found):
+        wanted = f"a contiguous {dtype} tensor{' or array' * (device == 'cpu')} of shape {tuple(shape)} on {device}"
+        raise QuantError(f"out must be {wanted}, not {found}")
+
     if isinstance(out, np.ndarray):
         contiguous, where = out.flags.c_contiguous and out.flags.writeable, "cpu"
     elif _is_tensor(out):
         contiguous, where = out.is_contiguous(), out.device.type
     else:
-        raise QuantError(f"out must be {wanted}, not {_told(out)}")
+        refuse(_told(out))
     if out.shape != shape or str(out.dtype).removeprefix("torch.") != dtype or where != device or not contiguous:
-        layout = "" if contiguous else ", not contiguous"
-        raise QuantError(f"out must be {wanted}, not {_told(out)} on {where}{layout}")
+        refuse(f"{_told(out)} on {where}{'' if contiguous else ', not contiguous'}")
 
 
 def _told(value) -> str:
