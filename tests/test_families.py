@@ -1,9 +1,12 @@
 """Every architecture that gguf-py names, as a file of two layers: run, or refused by one line that says what works."""
 
+import json
+
 import gguf
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from invented import MACHINE
 
 import kit
 from kit.commands import cli
@@ -62,3 +65,20 @@ def test_no_architecture_ends_in_a_traceback(tmp_path, architecture):
             parts = {use.name: use.nbytes // use.of for use in uses}
             for token in order.tokens:
                 assert sum(parts[name.partition("[")[0]] for name in token) + rows == pytest.approx(bytes_used(uses))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", gguf.MODEL_ARCH, ids=gguf.MODEL_ARCH_NAMES.get)
+def test_every_architecture_is_explained_with_sums_that_agree(tmp_path, architecture, monkeypatch):
+    monkeypatch.setattr("kit.lab.machine.probe", lambda: MACHINE)
+    path = family(tmp_path, architecture)
+    found = CliRunner().invoke(cli.main, ["explain", "--json", "--tokens", "2", "--memory", "1MiB", str(path)])
+    assert found.exception is None, found.output
+    told = json.loads(found.stdout)
+    with kit.open(path) as file:
+        uses = uses_of(file)
+        if not told["runs"]:  # a decode that is recorded may use fewer: tests/test_uses.py compares those
+            families = sum(row["in the file"] for row in told["families"])
+            assert families + bytes_used(use for use in uses if use.is_rows) == pytest.approx(bytes_used(uses))
+    for row in told["advice"]:
+        assert row["least"] <= min(row["predicted"], row.get("measured") or np.inf) * (1 + 1e-9), row
