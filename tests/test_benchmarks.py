@@ -46,6 +46,11 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         {"tokens": 20},
         ("tiny, fused, prompt", "tiny, fused-int8, token by token", "tiny, llama.cpp, prompt"),
     ),
+    "scale": (
+        {"OBJECTS": (10, 20), "TENSORS": (10, 20), "PARTS": (2, 3), "SPANS": (10, 20), "TOKENS": (2, 3)},
+        {"samples": 2},
+        ("an access, CyclicAware", "open, a tensor", "kit inspect, a part", "frame, a span, bytes", "a token after so many"),
+    ),
     "threads": ({"LAYERS": 1, "SHAPES": ((64, 256),)}, {"samples": 2}, ("program", "Numba", "ThreadPool")),
     "variants": ({"CASES": [("fused-int8", "prefill", 4)]}, {"samples": 2}, ("prefill, fused-int8",)),
 }
