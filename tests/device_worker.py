@@ -130,4 +130,4 @@ def frontier(path, folder):
     from kit.findings import caches_on_device
 
     with kit.open(path) as file:
-        return caches_on_device.frontier(file, session(folder, "07_memory_frontier").gpu, 1, (0.0, 0.5, 1.0))
+        return caches_on_device.frontier(session(folder, "07_memory_frontier"), file, 1, (0.0, 0.5, 1.0))

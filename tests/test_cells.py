@@ -6,9 +6,8 @@ from functools import cache
 
 import cells
 import numpy as np
-import pandas as pd
 import pytest
-from invented import MACHINE
+from invented import ENGINES, MACHINE
 from test_first_token import SLOW, SPEEDS, curve, dequantized
 
 import kit
@@ -49,11 +48,6 @@ FROM_DISK = {}  # path -> what a process of its own measured
 
 def measured_once(path, *how, measure=pressed.measure):
     return FROM_DISK.setdefault(path, measure(path, *how))
-
-
-ENGINES = pd.DataFrame(
-    {"load": 0.1, "first": 0.1, "tok/s": [10.0, 20.0], "agree": 8, "resident": 1e8, "reason": ""}, ["kit", "llama.cpp, mmap"]
-)
 
 
 def committed():
@@ -221,12 +215,11 @@ CASES = {  # a notebook joins by its row
             "held": 0.9,
             "shares": (0.3, 0.6),
             "dtypes": ("float32", "bfloat16"),
-            "wanted": 16 << 30,
+            "room": 16 << 30,
             "equal": lambda equal: equal.assign(**{"as it should be": False, "from f32, of its spread": 2.0}),
             "off": lambda off: off * 3,
             "beside": lambda beside: beside.assign(**{"tok/s": beside["tok/s"].to_numpy()[::-1]}),
         },
-        lines=360,
         warns="ways give other logits",
         steady=dict.fromkeys((
             ADVICE,

@@ -257,7 +257,7 @@ def test_controls_when_somebody_is_there(tmp_path, monkeypatch):
     ran = cells.run("09_your_model", until="explore", out=tmp_path)
     draw, controls = made[0]
     assert controls["nbytes"].value == ran["limit"] and ran.titles["explore"] == []
-    draw(controls["nbytes"].options[-1][1], controls["dtype"].options[1])
+    draw(nbytes=controls["nbytes"].options[-1][1], dtype=controls["dtype"].options[1])
     left, _ = ran["plt"].gcf().axes
     assert left.get_title("left") == f"{format_bytes(ran['whole'])}, float16: 100% at best"
 

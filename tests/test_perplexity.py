@@ -199,7 +199,7 @@ def test_damaged_rows_of_quality_are_measured_again(path, cached):
 def test_every_way_has_a_precision():
     assert [way.precision for way in (LAZY, BLOCKS, BLOCKS_INT8)] == ["f32", "f32", "int8 activations"]
     assert Way("LRU", 1, "bfloat16").precision == "bf16"
-    assert Way("Pinned", 1, "int8", "tiles").precision == "INT8 tiles"
+    assert Way("Pinned", 1, "int8").precision == "INT8 tiles"
 
 
 @pytest.mark.slow

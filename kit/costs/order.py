@@ -1,7 +1,7 @@
 """The order in which a decode uses weights, recorded from a live decode or derived from the file's tensors."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -75,6 +75,11 @@ class Order:
         keys = [name for token in self.tokens for name in token]
         numbers = [number for number, token in enumerate(self.tokens) for _ in token]
         return Requests(keys, [size[key] for key in keys], numbers)
+
+    def scaled(self, times: float, tokens: list[list[str]], uses) -> "Order":
+        """The order of a model with so many ``times`` the layers: ``tokens`` and ``uses`` are its own, its rest grows."""
+        programs = {linear: found._replace(rest=times * found.rest) for linear, found in self.programs.items()}
+        return replace(self, tokens=tokens, rest=times * self.rest, programs=programs, uses=tuple(uses))
 
 
 def order_of(file, tokens: int = 4, via: str = "", skew: float = 0.0) -> Order:

@@ -120,13 +120,9 @@ class Study:
             self.say(f"recording a decode of {self.tokens} tokens")
             with note.compilation() as self.compiled:
                 return order_of(self.file, self.tokens, self.via, self.skew)
-        ran, more = self.part.order, self.facts["layers"] / len(self.layers)
-        programs = {linear: found._replace(rest=more * found.rest) for linear, found in ran.programs.items()}
         usable = [use for use in self.uses if self.file.tensors[use.name].qtype in FORMATS]
-        return replace(
-            ran, tokens=draw(usable, self.tokens, self.skew), rest=more * ran.rest, programs=programs, uses=tuple(usable),
-            assumed=assumed(self.file, usable),
-        )  # fmt: skip
+        tokens, more = draw(usable, self.tokens, self.skew), self.facts["layers"] / len(self.layers)
+        return replace(self.part.order.scaled(more, tokens, usable), assumed=assumed(self.file, usable))
 
     @cached_property
     def costs(self) -> dict[Kind, Cost]:

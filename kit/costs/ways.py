@@ -17,7 +17,7 @@ from kit.costs.uses import beyond, bytes_used
 from kit.gguf.formats import DTYPES
 from kit.lab import state
 from kit.lab.machine import last_level_cache
-from kit.units import format_bytes
+from kit.units import format_bytes, format_seconds
 
 BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
 PRECISION_OF = {  # dtype or linear variant -> row of kit.costs.quality.PRECISIONS
@@ -34,7 +34,8 @@ NAMES = {
 @dataclass(frozen=True)
 class Way:
     """A policy of kit.cache by name, its capacity (bytes; None: unlimited), and how weights are used. ``linear``: "dequantized"
-    (to ``dtype``), one of FUSED, or a variant that a finding adds (tiles, "pressed")."""
+    (to ``dtype``), one of FUSED, or blocks that the disk brings at every token: none is kept ("pressed"), or ``capacity`` bytes
+    are ("pinned blocks")."""
 
     policy: str
     capacity: int | None = None
@@ -47,10 +48,8 @@ class Way:
         size = format_bytes(self.capacity or 0)
         if self.linear in NAMES:
             return NAMES[self.linear].format(size)
-        work = "dequantized" if self.linear == "dequantized" else "unpacked"
-        kept = "int8 tiles" if self.linear == "tiles" else PRECISION_OF[self.dtype]
-        named = {"NoCache": f"{work} each time", "HashMap": "all kept", "Unbounded": "all kept", "Pinned": f"{size} pinned"}
-        return f"{named.get(self.policy, f'{self.policy} of {size}')}, {kept}"
+        named = {"NoCache": "dequantized each time", "HashMap": "all kept", "Unbounded": "all kept", "Pinned": f"{size} pinned"}
+        return f"{named.get(self.policy, f'{self.policy} of {size}')}, {PRECISION_OF[self.dtype]}"
 
     @property
     def precision(self) -> str:
@@ -98,10 +97,10 @@ class Prediction:
 
 class Disk(NamedTuple):
     """What a file that does not fit is read from: ``gbps``, past the page cache. ``room``: bytes of memory for weights and the
-    page cache together."""
+    page cache together, by default all that they need."""
 
     gbps: float
-    room: int
+    room: int = 1 << 62
 
 
 class Part(NamedTuple):
@@ -130,6 +129,11 @@ def from_blocks(linear: str, order: Order, costs: dict[Kind, Cost]) -> Program:
 def predict(way: Way, parts: dict[str, Part], order: Order, costs, machine, disk: Disk | None = None) -> Prediction:
     """Predict a way: the costs of all uses, plus a load for each miss in a replay of ``order`` with the way's policy, plus what
     comes from the ``disk`` (None: everything stays in the page cache)."""
+    if way.linear in ("pressed", "pinned blocks"):
+        warm = predict(BLOCKS, parts, replace(order, programs={}), costs, machine)  # each token is a first one
+        pinned = min(max(0, (way.capacity or 0) - warm.held), bytes_used(order.uses))  # vectors are held beside the blocks
+        reading = (bytes_used(order.uses) - pinned) / (disk.gbps * 1e9)
+        return replace(warm, way=way, seconds=warm.seconds + reading, from_disk=reading, pages=pinned)
     tokens = max(1, len(order.tokens) - 1)
     uses = [name for token in order.tokens[-tokens:] for name in token]
     if way.linear in FUSED:
@@ -235,3 +239,16 @@ def run(way: Way, weights, steps, tokens: int) -> Measured:
     hit_rate = None if way.linear in FUSED else float((asked == "hit").mean())
     seconds = tuple(spans.loc[spans["what"] == "token", "seconds"])
     return Measured(way, seconds, hit_rate, weights.store.stats.resident_bytes, result)
+
+
+def as_record(found: Prediction, real: Measured | None, reason: str = "") -> dict:
+    """The fields of a way's record (kit.Session.record): its samples, least and prediction, or the ``reason`` why none is."""
+    if real is None:
+        return {"quantity": f"a token, {found.way.label}", "unit": "s", "status": "skipped", "reason": reason}
+    told = f"predicted {format_seconds(found.seconds)} ({found.seconds / real.seconds:.2f} times), "
+    told += f"{format_bytes(found.held)} held and {format_bytes(found.pages)} of the file"
+    return {
+        "quantity": f"a token, {found.way.label}", "unit": "s", "samples": list(real.samples), "lower": found.least,
+        "lower_source": "its bytes at the measured bandwidth", "tolerance": "predictions within a factor of 1.25",
+        "reason": told,
+    }  # fmt: skip

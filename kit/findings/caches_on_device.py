@@ -1,6 +1,5 @@
 """Caches of blocks in device memory: the same policies and counts; behind them pinned host memory and a second stream."""
 
-import numpy as np
 import pandas as pd
 
 import kit
@@ -61,19 +60,21 @@ def bounds(gpu: Limits, read: int, missed: float) -> tuple[float, float]:
     return max(reading, copying), reading + copying
 
 
-def frontier(file, gpu: Limits, tokens: int, shares=(0.0, 0.25, 0.5, 0.75, 1.0)) -> pd.DataFrame:
-    """A decode through a pinned set of each share of the matrices' blocks, the next tensor prefetched, one row a share: MiB
-    held, seconds a token predicted by what that set missed and measured, the median of the ``samples`` after the first."""
+def frontier(lab, file, tokens: int, shares=(0.0, 0.25, 0.5, 0.75, 1.0)) -> pd.DataFrame:
+    """A decode through a pinned set of each share of the matrices' blocks, the next tensor prefetched, a record and a row for
+    each: MiB held, seconds a token predicted by what that set missed, and measured, the median after the first."""
     check_room(file)
     total, read, rows = sum(matrices(file).values()), blocks_read(file), []
     for share in shares:
         policy = kit.Pinned(round(share * total)) if 0 < share < 1 else kit.HashMap() if share else kit.NoCache()
         live = decode(file, policy, passes=tokens + 1)
-        predicted, samples = bounds(gpu, read, missed(live))[0], live.seconds[1:]
-        rows.append(
-            (f"{share:.0%} of the blocks", live.held_bytes / 2**20, predicted, float(np.median(samples)), list(samples))
-        )
-    return tables.frame(rows, "in device memory", "MiB held", "predicted, s", "measured, s", "samples")
+        held, least = f"{share:.0%} of the blocks", bounds(lab.gpu, read, missed(live))[0]
+        found = lab.record(
+            quantity=f"a token on the device, {held} in its memory", unit="s", samples=list(live.seconds[1:]), lower=least,
+            device=lab.device, lower_source="the longer of device memory and bus, at measured bandwidths",
+        )  # fmt: skip
+        rows.append((held, live.held_bytes / 2**20, least, found.median))
+    return tables.frame(rows, "in device memory", "MiB held", "predicted, s", "measured, s")
 
 
 def missed(run: Live) -> float:

@@ -136,6 +136,24 @@ def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
         figure.legends[:] = legends
 
 
+def dumbbells(table):
+    """(figure, axes) in seconds: a row for each of ``table``, whose column "predicted" is hollow and "measured" filled, with a
+    line between them; "least" is a stroke. A column may be missing, a measured time be nan."""
+    figure, axes = new(height=1.2 + 0.3 * len(table))
+    filled = {"predicted": {"mfc": "white", "marker": "o"}, "measured": {"marker": "o"}}
+    strokes = {"least": {"marker": "|", "markersize": 13, "color": BLACK}}
+    if "measured" in table:
+        axes.hlines(table.index, table["predicted"], table["measured"], color="#999999", linewidth=1.5)
+    for column, style in (filled | strokes).items():
+        if column in table:
+            axes.plot(table[column], table.index, **{"color": BLUE, "linestyle": "", "label": column} | style)
+    log(axes, "x", write=format_seconds)
+    rows(axes)
+    axes.set(xlabel="time a token")
+    figure.legend(ncols=3, loc="outside lower center")
+    return figure, axes
+
+
 def stacked_bars(axes: Axes, table, told=None) -> None:
     """Horizontal stacked bars: one for each row of ``table`` (columns: parts), with ``told`` at the ends, a text for each; by
     default the totals as seconds."""
