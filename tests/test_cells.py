@@ -16,6 +16,7 @@ from kit.cache.traces import mixture_of_experts
 from kit.claims import book, gates, records
 from kit.costs.measured import Cost
 from kit.findings import dequantizers, pressed, pressure
+from kit.lab import disk
 from kit.lab.paths import ROOT, models_folder
 from kit.synthetic.write import cached_model
 
@@ -211,6 +212,8 @@ CASES = {  # a notebook joins by its row
         number={"held": 0.25},
         opposite={
             "costs": lambda costs: {kind: dearer(cost) for kind, cost in costs.items()},
+            "order": lambda order: replace(order, programs={}),  # a token from blocks costs its uses
+            "drive": disk.Disk(7.7, "made up"),
             "gbps": 0.5,
             "held": 0.9,
             "shares": (0.3, 0.6),
@@ -222,15 +225,8 @@ CASES = {  # a notebook joins by its row
         },
         warns="ways give other logits",
         steady=dict.fromkeys((
-            ADVICE,
-            "- Multiply by the blocks where they lie: T a token of tiny-granite-Q4_K_M-2layers-seed0-r2.gguf from",
-            "  804.2 KiB, predicted; all of it in f32 takes 5.00 MiB and",
-            "  T.",
-            "15 generated matrices: no quality to measure.",
-            "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf, generated weights of true shape: 20 tensors a token, 799.2 KiB of "
-            "blocks, 5.00 MiB in f32.",
-            "**`blk.1.ffn_down.weight`, Q6_K, 256 x 512: T from its 105.0 KiB of blocks.",
-            "Half of f32 held: T a token in an LRU, T pinned; from blocks T",
+            "20 generated tensors: no quality to measure.",
+            "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf, generated weights: 20 tensors a token.",
             "device = cpu: not measured; `kit reproduce --device cuda` adds seconds a token against blocks held in device "
             "memory, the rest over the bus",
         ), "times, and what the file and the machine are"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import cells
 import model_files
 import numba
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -258,7 +259,7 @@ def test_controls_when_somebody_is_there(tmp_path, monkeypatch):
     draw, controls = made[0]
     assert controls["nbytes"].value == ran["limit"] and ran.titles["explore"] == []
     draw(nbytes=controls["nbytes"].options[-1][1], dtype=controls["dtype"].options[1])
-    left, _ = ran["plt"].gcf().axes
+    left, _ = plt.gcf().axes
     assert left.get_title("left") == f"{format_bytes(ran['whole'])}, float16: 100% at best"
 
 

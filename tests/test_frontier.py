@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import cells
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from invented import ENGINES, MACHINE
@@ -69,6 +70,15 @@ def test_four_gib_of_lru_hit_nothing_and_the_page_cache_costs_the_disk(ran):
     assert ran["inside"].seconds == min(each.seconds for each in found.values() if each.total <= memory)
 
 
+def test_the_slider_draws_another_figure_for_another_memory(ran):
+    titles = []
+    for size in (ran["memories"][0], ran["memories"][-1]):
+        ran["drawn"](size)
+        titles.append(plt.gcf().axes[0].get_title("left"))
+    plt.close("all")
+    assert titles[0].startswith("granite-3.3-8b in 1.00 GiB: ") and titles[1].startswith("granite-3.3-8b in 40.00 GiB: ")
+
+
 def test_live_hit_rates_are_the_predicted_ones_and_all_ways_agree(ran):
     for way, found in ran["measured"].items():
         if way.linear == "dequantized":
@@ -88,7 +98,7 @@ def test_the_error_is_that_of_the_medians(ran):
     )
 
 
-def test_a_page_that_is_wrong_says_so_and_what_does_not_fit_is_left_out(patch, tmp_path):
+def test_a_page_that_is_wrong_says_so_and_what_does_not_fit_is_left_out(patch, ran, tmp_path):
     """Other logits, a sum that is not the kit's, and advice beyond the memory; of a file with other kinds, about itself."""
     wrong = {
         "worked": 1.0, "equal": lambda equal: equal.assign(**{"as it should be": False}),
@@ -96,6 +106,7 @@ def test_a_page_that_is_wrong_says_so_and_what_does_not_fit_is_left_out(patch, t
     }  # fmt: skip
     with patch.context() as small:
         small.setattr("kit.lab.machine.memory_available", lambda: 4 << 20)
+        small.setattr(pressed, "measure", lambda *how, alone=ran["alone"]: alone)  # the file is mapped by now
         ran = cells.run(NAME, "best", wrong, out=tmp_path)
     assert ran["whole"] is ran["parts"]
     elements = sum(part.elements for part in ran["parts"].values())
