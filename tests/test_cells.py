@@ -6,6 +6,7 @@ from functools import cache
 
 import cells
 import numpy as np
+import pandas as pd
 import pytest
 from invented import ENGINES, MACHINE
 from test_first_token import SLOW, SPEEDS, curve, dequantized

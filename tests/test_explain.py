@@ -5,9 +5,9 @@ import time
 from dataclasses import replace
 
 import cells
+import matplotlib.pyplot as plt
 import model_files
 import numba
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
