@@ -9,7 +9,7 @@ from kit.claims.judge import Ratio, judge, pooled, spread_of, times, widened
 from kit.claims.table import VERDICTS
 from kit.errors import ReportError
 from kit.lab import drift
-from kit.lab.measure import interval_of
+from kit.lab.measure import interval_of, rounds
 
 finite = st.floats(0.01, 1e6)
 
@@ -143,10 +143,15 @@ def test_an_observation_beats_a_bound_from_a_slow_minute():
     assert just_below.verdict == "undecided here" and "the median lies where" in just_below.reason
 
 
-@given(st.lists(finite, min_size=1, max_size=9), finite, finite)
-def test_samples_that_the_claim_accepts_never_end_impossible(samples, edge, bound):
-    found = judged(samples, (edge, None), at_most=(bound, "b"))
-    assert found.verdict != "impossible" or max(samples) < edge
+@given(st.lists(st.lists(finite, min_size=1, max_size=4), min_size=1, max_size=4), *[finite] * 2, *[st.none() | finite] * 2)
+def test_samples_that_the_claim_accepts_never_end_impossible(runs, a, b, least, most):
+    """Whatever the bounds say, in one run and in several pooled."""
+    least, most = (most, least) if least and most and least > most else (least, most)
+    accept, bounds = (min(a, b), max(a, b)), {"at_least": least and (least, "b"), "at_most": most and (most, "b")}
+    rows = [judged(samples, accept, **bounds) for samples in runs]
+    seen = [any(accept[0] <= value <= accept[1] for value in samples) for samples in runs]
+    assert not [row for row, inside in zip(rows, seen, strict=True) if inside and row.verdict == "impossible"]
+    assert not any(seen) or pooled(rows)[0] != "impossible"
 
 
 def test_one_burst_in_an_end_that_was_measured_once_decides_nothing():
@@ -168,11 +173,21 @@ def test_a_ratio_holds_its_own_samples_and_both_ends_widen_it(over, under):
     assert Ratio(over[:1], under[:1]).interval == pytest.approx([ratio / by, ratio * by])
 
 
-@pytest.mark.parametrize("unit", ["s", "tok/s", "GB/s"])
+@pytest.mark.parametrize("unit", ["s", "us", "min", "ns a weight", "tok/s", "GB/s", "MiB/s"])
 def test_a_timing_is_not_counted(unit):
-    with pytest.raises(ReportError, match="is not counted"):
+    with pytest.raises(ReportError, match="differs from run to run"):
         judged([1.0], (1, None), unit, how="counted")
     assert judged([1.0], (1, 1), "misses", how="counted").verdict == "reproduced"
+
+
+@pytest.mark.parametrize("how", ["counted", "computed"])
+def test_a_ratio_of_timings_has_their_width_whatever_it_is_called(how):
+    """In unit x no word gives a timing away; what it was made of does."""
+    pairs = rounds({"a": lambda: 1.0, "b": lambda: 2.0}, least=3)
+    assert judged(pairs, (1.5, None)).verdict == "reproduced"
+    for timed in (pairs, Ratio([2.0, 2.0], [1.0, 1.0])):
+        with pytest.raises(ReportError, match="was timed"):
+            judged(timed, (1.5, None), how=how)
 
 
 def test_a_claim_of_59_times_is_not_met_by_6000():

@@ -7,6 +7,8 @@ import torch
 from invented import MACHINE
 
 import kit
+from kit.claims.judge import Ratio, widened
+from kit.claims.records import read
 from kit.codec import decode, encode
 from kit.codec.compressor import cached_tiles
 from kit.codec.weights import CompressedWeights
@@ -140,6 +142,10 @@ def test_verdicts_by_one_standard(inference):
     verdicts = inference["lab"].verdicts()["verdict"]
     for claim in ("token-time", "five-tokens"):
         assert verdicts[claim].iloc[0] == "impossible"
+    rows = read([inference["lab"].out / "06_compressed_inference.jsonl"])
+    factor = next(row for row in rows if row.claim == "token-time" and row.unit == "x")
+    ends = Ratio(15784 * inference["by_reported"], inference["after"]["token-time"])
+    assert factor.interval == pytest.approx(widened(ends.interval, "x")), "both ends count"
     assert verdicts["cold-token"] == verdicts["hit-rate-85"] == verdicts["average-400ms"] == "impossible"
     for claim in ("double-cache", "all-miss", "hit-in-first-pass", "layer-50s"):
         assert verdicts[claim] == "not reproduced", claim

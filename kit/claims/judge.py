@@ -57,8 +57,8 @@ def judge(
     ``samples``: raw, in ``unit``; what kit.lab.measure.compare returned: one ratio a pair; or a Ratio of two quantities.
     ``accept``: (low, high), where the claim holds; None leaves a side open. A claim that is a number has both sides.
     ``at_least``, ``at_most``: (value, source), what the quantity can be at all.
-    ``how``: "measured" (what runs differ by is allowed for), "counted" (the same on every run, so never a time or a speed) or
-    "computed" (arithmetic alone; without samples the bounds stand for them, and they can only forbid).
+    ``how``: "measured" (what runs differ by is allowed for; Rounds and a Ratio always are), "counted" (the same on every run,
+    so never a time or a speed) or "computed" (arithmetic alone; without samples the bounds stand for them, and only forbid).
     ``in_ratio``: the effect at another size or on another machine. ``cure``: what cured it here, when the report names
     another cure. ``tolerance``: why the region is as it is, in words. ``missing``: what is not here, so nothing was measured.
     ``text``: the reason, one sentence.
@@ -70,8 +70,9 @@ def judge(
     """
     if how not in HOW:
         raise ReportError(f"{claim}: how={how!r} is none of: {', '.join(HOW)}")
-    if how == "counted" and drift.kind_of(unit) in ("time", "rate"):
-        raise ReportError(f"{claim}: {quantity!r} in {unit} is not counted, it differs from run to run: how='measured'")
+    timed = isinstance(samples, (Rounds, Ratio)) or (how == "counted" and drift.kind_of(unit) in ("time", "rate"))
+    if timed and how != "measured":
+        raise ReportError(f"{claim}: {quantity!r} in {unit} was timed and differs from run to run: how='measured', not {how!r}")
     state, interval = None, None
     if isinstance(samples, Rounds):
         samples, state = samples.ratios(), samples.state

@@ -1,12 +1,13 @@
 """What runs of one machine differ by, by kind of quantity: `kit verify RUN... --keep` measured it (data/drift.yaml)."""
 
+import re
 from functools import cache
 
 from kit.errors import ReportError
 from kit.lab.files import read_yaml
 from kit.lab.paths import data_file
 
-KINDS = {"ratio": ("x",), "time": ("s", "ms"), "rate": ("GB/s", "GFLOP/s", "tok/s", "MB/s")}  # kind -> its units
+KINDS = {"ratio": "x", "time": "([num]?s|min|h)( an? .+)?", "rate": ".+/s"}  # kind -> its units, as a pattern
 
 
 @cache
@@ -25,7 +26,7 @@ def spreads() -> dict[str, tuple[float, float]]:
 
 def kind_of(unit: str) -> str | None:
     """The kind of a unit; None where no spread between runs is known of it."""
-    return next((kind for kind, units in KINDS.items() if unit in units), None)
+    return next((kind for kind, units in KINDS.items() if re.fullmatch(units, unit)), None)
 
 
 def factor(unit: str) -> float:
