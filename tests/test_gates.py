@@ -9,6 +9,7 @@ from report.conftest import SESSION, Folder, known_machine, reproduce
 from kit.claims import gates
 from kit.claims.records import Record
 from kit.lab import disk, machine
+from kit.report import run as runs
 
 
 def warned(**given):
@@ -66,6 +67,17 @@ def test_one_limit_has_one_value_in_a_run(tmp_path):
     assert "memory became faster meanwhile, so once more: 01_first\n" in done.output
     rows = json.loads((tmp_path / "out" / "run.json").read_text())["notebooks"]
     assert {row["read_gbps"] for row in rows.values()} == {40000.0}
+
+
+@pytest.mark.parametrize(("limit", "left"), [(20_000.0, set()), (20_001.0, {"01_first"})])
+def test_a_page_by_a_lower_limit_than_the_run_s_is_not_left_so(tmp_path, limit, left):
+    """However little lower: two pages would print two values of one limit. Once it runs again; what then is left is told."""
+    run = runs.Run(known_machine(tmp_path / "out"), runs.Request(), "m", "0", "c", "now")
+    path = run.folder / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"read_gbps": limit}))
+    for name, then in (("01_first", 20_000.0), ("02_second", limit), ("03_from_before", None)):
+        run.notebooks[name] = runs.Row("ok", "", 3, 1.0, [], "now", "d", read_gbps=then)
+    assert run.outdated == left
 
 
 def test_the_best_of_each_limit_is_kept():

@@ -1,6 +1,9 @@
 """The machine's facts."""
 
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from kit.lab import machine, state
 
@@ -25,3 +28,18 @@ def test_the_probe_is_read_back_unless_memory_became_faster_or_the_machine_is_an
 
 def test_memory_limit_is_the_cgroup_s_when_that_is_lower():
     assert 0 < machine.memory_limit() <= machine.psutil.virtual_memory().total
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="only Linux says so")
+def test_an_id_has_what_two_cpus_of_one_name_differ_in(monkeypatch):
+    facts = machine.cpu_facts()
+    assert {"cpu family", "model", "stepping"} <= set(facts) or {"CPU part", "CPU revision"} <= set(facts)
+    if list(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")):
+        assert any(name.startswith("L1") for name in facts)
+    ids = set()
+    for name in ("", *facts):
+        monkeypatch.setattr(machine, "cpu_facts", lambda name=name: facts | ({name: "another"} if name else {}))
+        machine.machine_id.cache_clear()
+        ids.add(machine.machine_id())
+    machine.machine_id.cache_clear()
+    assert len(ids) == 1 + len(facts)

@@ -86,6 +86,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
         click.echo(f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True)
         sys.exit(EXIT_INTERRUPTED)
     found = [(name, text) for name in run.notebooks for _, text in run.warnings_of(name)]
+    found += [(name, "memory became faster after it ran: its bounds are older than the run's") for name in sorted(run.outdated)]
     click.echo("\n".join(f"warning: {name}: {text}" for name, text in found) + "\n" * bool(found), nl=False, err=True)
     click.echo(folder / "index.html")
     sys.exit(EXIT_FAILED if run.failed else 0)

@@ -20,7 +20,6 @@ from kit.errors import ReportError
 from kit.gguf.summary import check_blocks
 from kit.lab import machine
 from kit.lab.files import alone, replacing
-from kit.lab.state import NEAR
 from kit.model.config import read_config
 from kit.report import parameters, sources
 from kit.report.runner import Outcome, execute
@@ -76,9 +75,9 @@ class Run:
 
     @property
     def outdated(self) -> set[str]:
-        """The notebooks whose bounds rest on a much lower limit than the run saw later: one limit has one value in a run."""
+        """The notebooks whose bounds rest on a lower limit than the run saw later: one limit has one value in a run."""
         best = self.read_gbps or 0
-        return {name for name, row in self.notebooks.items() if row.read_gbps and best > NEAR * row.read_gbps}
+        return {name for name, row in self.notebooks.items() if row.read_gbps and best > row.read_gbps}
 
     def records_of(self, name: str) -> list[tuple[records.Record, str]]:
         """The records of a notebook, each with the anchor on its page of the cell that wrote it (``#cell-7``)."""
