@@ -89,13 +89,17 @@ def test_parts_are_the_token_and_layers_count_by_their_number(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kept,roomy,warm,shown", [((5.0, 5.5, 5.2), 0.05, "reproduced in ratio", 2), ((5.0, 0.05, 0.05), 0.05, "not reproduced", 0)]
+    "kept,roomy,warm,shown,longer,even",
+    [
+        ((5.0, 5.5, 5.2), 0.05, "reproduced in ratio", 2, 1.02, "reproduced in ratio"),
+        ((5.0, 0.05, 0.05), 0.05, "not reproduced", 0, 2.0, "not reproduced"),
+    ],
 )
-def test_verdicts_follow_the_run(tmp_path, monkeypatch, kept, roomy, warm, shown):
+def test_verdicts_follow_the_run(tmp_path, monkeypatch, kept, roomy, warm, shown, longer, even):
     monkeypatch.setattr(pressure, "of_run", lambda lab: curve(SLOW | {"kept": kept}, roomy))
-    ran = run(tmp_path)
+    ran = run(tmp_path, longer=dict.fromkeys(("loops", "products"), np.full(9, longer)))
     found = {(row.claim, row.verdict) for row in read([tmp_path / f"{NAME}.jsonl"]) if row.verdict}
-    assert ("warm-inference", warm) in found and ("blas-500", "impossible") in found
+    assert {("warm-inference", warm), ("long-sequences", even)} <= found and ("blas-500", "impossible") in found
     assert len(ran["both"]) == shown and ran["there"]["first / before"] == pytest.approx(194 / 36.8)
     assert not cells.unfilled(ran) and not cells.static_sentences(NAME)
 

@@ -71,7 +71,8 @@ def test_the_whole_notebook_judges(tmp_path):
         ("fix-pinned", "not reproduced"), ("fix-pinned", "impossible"), ("fix-hashmap", "reproduced"),
         ("fix-hashmap", "impossible"),
     } <= judged(tmp_path)  # fmt: skip
-    assert {row.claim for row in rows} >= {"cache-lookup-speedup", "prefetch-ahead"}
+    assert {row.claim for row in rows} >= {"cache-lookup-speedup", "prefetch-ahead", "cpu-usage"}
+    assert np.median(ran["spared"]["an LRU"]) < 4 / 3 < np.median(ran["spared"]["all kept"]), "what hits nothing spares nothing"
 
 
 def test_verdicts_follow_what_was_measured(tmp_path):
@@ -84,6 +85,7 @@ def test_verdicts_follow_what_was_measured(tmp_path):
             (dequantizers.OURS, "same thread"): np.full(9, 0.5),
         },
         "overlapped": 1e-9,
+        "spared": {"an LRU": np.full(9, 2.0), "all kept": np.full(9, 3.0)},
         "captured": {},
         "turned": lambda turned: turned - 1 if hasattr(turned, "loc") else turned,
         "limit": 1 << 40,
@@ -92,6 +94,7 @@ def test_verdicts_follow_what_was_measured(tmp_path):
     assert ran["waits"] == list(ran["looks"]) and not any(ran["missed"].values())
     found = judged(tmp_path)
     assert {("lru-512mb", "reproduced"), ("fix-verify", "reproduced"), ("frequency-priority", "reproduced")} <= found
+    assert ("cpu-usage", "reproduced in ratio") in found
     assert {verdict for claim, verdict in found if claim == "prefetch-ahead"} == {"reproduced in ratio", "not reproduced"}
     assert not {("fix-hashmap", "impossible"), ("fix-pinned", "impossible")} & found
 

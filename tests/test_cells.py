@@ -101,6 +101,7 @@ CASES = {  # a notebook joins by its row
             "gains": lambda gains: 40 / gains,
             "most": 3.0,
             "shares": lambda shares: shares / 2,
+            "longer": lambda longer: {kind: 9 * ratio for kind, ratio in longer.items()},
             "types": lambda types: types.assign(**{"tok/s": range(len(types), 0, -1), "of the bound": 3.0, "bytes read": 1e12}),
             "curve": curve(QUICK),
             "roomy": 0.4,
@@ -109,7 +110,7 @@ CASES = {  # a notebook joins by its row
         empty={"curve": lambda curve: curve[curve["share"] >= 1]},  # nothing is known of memory that is short
         until="say-memory",
         warns="above the bound of memory: float32",
-        lines=212,
+        lines=222,
         steady={
             "Claimed: 10 to 20.": "the claim",
             "device = cpu: not measured; `kit reproduce --device cuda` adds tokens a second from blocks in device memory by "
@@ -146,7 +147,7 @@ CASES = {  # a notebook joins by its row
         empty={"log": lambda log: log.iloc[:0]},
         until="histogram",
         warns="a speed above its bound: 2.00",
-        lines=260,
+        lines=276,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "- Fix the client: 7 of 8 answers above count for nothing, by status, bytes and tokens.": "the wrong routes",
@@ -197,7 +198,7 @@ CASES = {  # a notebook joins by its row
             "live": lambda live: live.assign(**{"token, s": live["token, s"].to_numpy()[::-1], "bytes hit": -5.0}),
         },
         warns="bytes hit: -500.0%",
-        lines=221,
+        lines=223,
         steady=dict.fromkeys((
             "- Keep plain INT8 where 1.25 MiB fit: a token takes T, from tiles T.",
             "- Make the decoder fast: without a cache, T for five tokens here.",
@@ -262,10 +263,11 @@ CASES = {  # a notebook joins by its row
             "theirs": (1.1, 2.2),
             "most": lambda most: dict.fromkeys(most, 1e-3) if isinstance(most, dict) else most,
             "bars": pd.Series({"nothing read ahead": 0.7}),
+            "spared": lambda spared: {way: 9 * ratio for way, ratio in spared.items()},
             "turned": lambda turned: 1 - turned if hasattr(turned, "loc") else turned,
         },
         warns="a speed above its bound",
-        lines=241,
+        lines=258,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "device = cpu: not measured; `kit reproduce --device cuda` adds the policies over blocks in device memory, pinned "
