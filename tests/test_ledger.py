@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+from pathlib import Path
 
 import cells
 import nbformat
@@ -232,6 +234,17 @@ def test_the_spread_that_verdicts_allow_for_is_that_of_the_committed_runs(tmp_pa
     (tmp_path / "drift.yaml").write_text(data_file("drift.yaml").read_text())
     several.keep(tmp_path / "drift.yaml", folders)
     assert (tmp_path / "drift.yaml").read_text() == data_file("drift.yaml").read_text()
+
+
+def test_the_committed_page_of_pooled_runs_is_what_its_commands_print(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    blocks = (ROOT / "results" / "reference" / "pooled.md").read_text().split("\n    $ ")[1:]
+    assert len(blocks) == 2
+    for block in blocks:
+        command, *lines = block.splitlines()
+        words = [word for part in shlex.split(command)[1:] for word in sorted(map(str, Path().glob(part))) or [part]]
+        told = CliRunner().invoke(cli.main, words).output.splitlines()
+        assert [line.rstrip() for line in told] == [line.removeprefix("    ") for line in lines if line.startswith("    ")]
 
 
 def test_a_part_that_flips_below_a_claim_that_does_not_is_found(tmp_path):
