@@ -10,7 +10,7 @@ import nbformat
 import pandas as pd
 import pytest
 from click.testing import CliRunner
-from contradictions import contradictions, wrong_ratios
+from contradictions import wrong_ratios
 from hypothesis import given
 from hypothesis import strategies as st
 from invented import MACHINE
@@ -136,12 +136,19 @@ def test_the_notebook_reads_the_book(tmp_path, monkeypatch):
     assert counts["claims: impossible"] == 2 and sum(counts.values()) == len(claims.load())
 
 
-def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path):
+def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_PATIENCE", "0")
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
     for name, samples in (("05_tile_decode", [0.302, 0.3, 0.31]), ("06_compressed_inference", [0.471, 0.47, 0.475])):
         write(tmp_path, record(quantity="one tile", samples=samples, notebook=name), name=name)
         write(tmp_path, record(quantity="near", samples=[samples[0] / 3 + 1], notebook=name), name=name)
         write(tmp_path, record(quantity="one tile", unit="x", samples=[1.0], notebook=name), name=name)
-    assert contradictions(tmp_path) == ["one tile: 302 ms in 05_tile_decode and 471 ms in 06_compressed_inference"]
+        write(tmp_path, record(quantity="tiny", samples=[samples[0] ** 9], notebook=name), name=name)
+    ran = cells.run("08_claims", "twice", out=tmp_path)
+    assert ran["disagree"] == ["one tile: 302 ms in 05_tile_decode and 471 ms in 06_compressed_inference"]
+    assert "3 quantities were measured more than once, 1 disagree" in ran.words["twice"]
+    (warned,) = records.read([tmp_path / "08_claims.jsonl"])
+    assert warned.status == records.WARNED and warned.reason.endswith(ran["disagree"][0])
 
 
 def table_in(folder, table, **formats):

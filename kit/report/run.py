@@ -162,7 +162,7 @@ class Job:
 
 
 def plan(request: Request, notebooks: Path) -> list[Job]:
-    """The jobs of a request, in the order of their names, with every parameter checked."""
+    """The jobs of a request, with every parameter checked: in the order of their names, last those that read all records."""
     for text in request.texts:
         if (option := text.partition("=")[0]) in RESERVED:
             raise ReportError(f"-p {text}: use --{option}")
@@ -178,7 +178,7 @@ def plan(request: Request, notebooks: Path) -> list[Job]:
         digest = sources.digest(code, [cell.source for cell in cells[name]], injected, model)
         total = len(cells[name]) + bool(injected)  # papermill puts them into a cell of their own
         jobs.append(Job(name, path.resolve(), injected, total, digest))
-    return jobs
+    return sorted(jobs, key=lambda job: job.name.startswith(READ_ALL))
 
 
 def _stamp(model: str) -> list[tuple]:

@@ -149,7 +149,7 @@ def ran(monkeypatch) -> list[str]:
 
 
 def test_what_nothing_changed_for_is_kept_by_the_next_run(notebooks, ran, tmp_path, monkeypatch):
-    code = {"01_own": "1", "02_uses": "import kit\nkit.replay\n", "08_all": ""}
+    code = {"01_own": "1", "02_uses": "import kit\nkit.replay\n", "08_all": "", "09_after": ""}
     for name, cell in code.items():
         notebooks.add(name, cell)
 
@@ -164,11 +164,11 @@ def test_what_nothing_changed_for_is_kept_by_the_next_run(notebooks, ran, tmp_pa
         ran.clear()
         return told
 
-    assert of_run(1) == "01_own 02_uses 08_all"
+    assert of_run(1) == "01_own 02_uses 09_after 08_all"
     assert of_run(2) == "" == of_run(3)  # also when what is kept was kept itself
     assert state(tmp_path / "runs" / "3")["notebooks"]["01_own"]["kept"] == "1"
-    assert of_run(4, "--again") == "01_own 02_uses 08_all"
-    assert of_run(5, "-p", "seed=1") == "01_own 02_uses 08_all", "another experiment"
+    assert of_run(4, "--again") == "01_own 02_uses 09_after 08_all"
+    assert of_run(5, "-p", "seed=1") == "01_own 02_uses 09_after 08_all", "another experiment"
     notebooks.add("01_own", "1", "pass")
     assert of_run(6) == "01_own 08_all", "08 reads the records of all"
     module = sources.paths.PACKAGE / "cache" / "replay.py"
