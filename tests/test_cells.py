@@ -162,6 +162,7 @@ CASES = {  # a notebook joins by its row
             "folders": lambda folders: folders[:2],
             "everywhere": lambda everywhere: [path for path in everywhere if "zen" in str(path)],
             "gemma": lambda gemma: None,
+            "since": lambda since: [*since, "cache-lookup-speedup"],
             "disagree": lambda disagree: [*disagree, "a tile: 302 ms in 05 and 471 ms in 06"],
             "warned": [("02", "the ways differ")],
             "counts": lambda counts: counts + 1,
