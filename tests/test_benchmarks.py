@@ -83,7 +83,9 @@ def test_every_benchmark_has_a_small_case():
     assert set(SMALL) == set(NAMES)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("inference", "quality"))) for name in SMALL]
+)
 def test_it_runs(name, tmp_path, monkeypatch):
     constants, arguments, rows = SMALL[name]
     module, path = importlib.import_module(f"benchmarks.{name}"), model_files.write(tmp_path, "tiny-llama", "Q4_K_M")
@@ -103,6 +105,7 @@ def test_it_runs(name, tmp_path, monkeypatch):
     assert all(any(name.startswith(row) for name in names) for row in rows), names
 
 
+@pytest.mark.slow
 def test_quality_is_that_of_the_way_beside_exact_arithmetic(tmp_path):
     """float32 activations lose nothing; eight bits lose as much in a prompt as token by token, and llama.cpp's not nothing."""
     path = model_files.write(tmp_path, "tiny-llama", "Q4_K_M")

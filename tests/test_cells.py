@@ -278,6 +278,8 @@ CASES = {  # a notebook joins by its row
     ),
 }  # fmt: skip
 NAMES = pytest.mark.parametrize("name", CASES)
+LONG = ("00_start_here", "03_cache_variants", "05_tile_decode", "10_experts")  # take more than ten seconds at each time
+AGAIN = pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in CASES])
 HTML = "<IPython.core.display.HTML object>"  # a table behind a fold, which is no sentence
 TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway
 
@@ -315,7 +317,7 @@ def sentences(told: dict) -> set[tuple[str, str]]:
     }
 
 
-@NAMES
+@AGAIN
 def test_words_follow_the_data(name, ran, tmp_path):
     """Every sentence and title is another one on opposite data, or on none: a word that stays is older than its data."""
     case, stays = CASES[name], sentences(ran(name).told)
@@ -334,7 +336,7 @@ def test_titles_and_bold_sentences_hold_a_value_of_the_run(name, ran):
     assert cells.unfilled(ran(name)) == []
 
 
-@NAMES
+@AGAIN
 def test_a_reader_changes_a_number_and_runs_every_cell(name, ran, tmp_path):
     changed = cells.run(name, out=tmp_path, replace=CASES[name].small | CASES[name].number)
     assert sentences(changed.told) != sentences(ran(name).told)
