@@ -23,6 +23,7 @@ from kit.synthetic.write import cached_model
 OBJECTS, TENSORS, PARTS = (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000)
 SPANS, TOKENS = (10, 100, 1_000, 10_000, 100_000, 1_000_000), (10, 100, 1_000)
 ACCESSES, SKEW, HELD = 3, 0.7, 1 / 3  # a trace has so many for each object, popularity falls as rank^-SKEW, a share is held
+SHORTEST = 10_000  # accesses of a trace, at least
 LEAST = 1e-3  # seconds of a sample
 GOALS = {  # microseconds (bytes, where the row says so) for each at the largest count, at most
     **{f"an access, {name}": 3.0 for name in POLICIES}, "open, a tensor": 12.5, "kit inspect, a tensor": 20.0,
@@ -90,7 +91,7 @@ def _measured(folder, only, samples) -> Iterator[tuple[str, int, float]]:
 
 def drawn(objects: int) -> Requests:
     """Draws of experts, the k-th most popular with a probability proportional to k^-SKEW, each of one byte."""
-    weight, length = np.arange(1, objects + 1) ** -SKEW, max(10_000, ACCESSES * objects)
+    weight, length = np.arange(1, objects + 1) ** -SKEW, max(SHORTEST, ACCESSES * objects)
     names = [f"blk.{number % 48}.ffn_up_exps.weight[{number}]" for number in range(objects)]
     order = np.random.default_rng(0).choice(objects, length, p=weight / weight.sum())
     return Requests([names[number] for number in order.tolist()], [1] * length, [0] * length)

@@ -47,7 +47,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         ("tiny, fused, prompt", "tiny, fused-int8, token by token", "tiny, llama.cpp, prompt"),
     ),
     "scale": (
-        {"OBJECTS": (10, 20), "TENSORS": (10, 20), "PARTS": (2, 3), "SPANS": (10, 20), "TOKENS": (2, 3)},
+        {"OBJECTS": (10, 20), "TENSORS": (10, 20), "PARTS": (2, 3), "SPANS": (10, 20), "TOKENS": (2, 3), "SHORTEST": 100},
         {"samples": 2},
         ("an access, CyclicAware", "open, a tensor", "kit inspect, a part", "frame, a span, bytes", "a token after so many"),
     ),
