@@ -117,7 +117,7 @@ def parts(folder: Path, count: int) -> Path:
 
 def inspect(path: Path) -> str:
     """The output of kit inspect."""
-    found = CliRunner().invoke(command, ["inspect", "--tensors", str(path)], catch_exceptions=False)
+    found = CliRunner().invoke(command, ["inspect", str(path)], catch_exceptions=False)
     assert found.exit_code == 0, found.output
     return found.output
 

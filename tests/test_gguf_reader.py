@@ -1,6 +1,8 @@
 """The reader against files that gguf-py wrote and files put together by hand: what is valid opens, as it was written."""
 
 import struct
+import subprocess
+import sys
 import tracemalloc
 
 import gguf
@@ -234,6 +236,16 @@ def test_a_split_file_is_one_file_whichever_part_is_named(tmp_path, named):
         assert list(file.tensors) == ["a", "b", "c"] and [len(file.paths), file.tensors["c"].part] == [3, 1]
         assert file.path == file.paths[0] and file.path.name == "m-00001-of-00003.gguf"
         assert file.raw("a").view("<f4").sum() == 0 and file.raw("c").view("<f4").sum() == 4
+
+
+def test_a_file_of_more_parts_than_descriptors_opens(tmp_path):
+    path = split_model(tmp_path, [[f"t{number}"] for number in range(70)])
+    code = (
+        "import resource, sys, kit; resource.setrlimit(resource.RLIMIT_NOFILE, (96, 4096)); "
+        "file = kit.open(sys.argv[1]); print(len(file.paths), len(file.tensors))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert done.stdout.split() == ["70", "70"], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ process; the file that ``KIT_READING`` names then tells which tensor was being r
 
 import mmap
 import os
+import resource
 import stat
 import weakref
 from pathlib import Path
@@ -48,6 +49,14 @@ class MappedFile:
             how = f"from {before:,} to {size:,} bytes" if size != before else "in place"
             raise GGUFError(f"{self.path}: was changed {how} while it was open: {tensor!r} was not read; open it again")
         _reading.write(f"{tensor!r} of {self.path}" if _reading else "")
+
+
+def allow(files: int) -> None:
+    """Let this process hold so many MappedFiles, each of which takes two descriptors, as far as the hard limit goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * files + 256  # beside those of Python, notebooks and libraries
+    if 0 <= soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard < 0 else min(needed, hard), hard))
 
 
 _reading = Note("KIT_READING")

@@ -15,7 +15,7 @@ import numpy as np
 from kit.errors import GGUFError
 from kit.gguf import pagecache
 from kit.gguf.formats import BY_ID, FORMATS
-from kit.gguf.mapped import MappedFile
+from kit.gguf.mapped import MappedFile, allow
 from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
 from kit.gguf.names import layer_of
 from kit.gguf.sources import part_paths, resolve
@@ -166,6 +166,7 @@ def open(path: str | os.PathLike) -> GGUFFile:
     what was expected there.
     """
     paths = part_paths(resolve(path))
+    allow(len(paths))
     parts = [_read_part(part_path, number) for number, part_path in enumerate(paths)]
     _check_split(paths, parts)
     return GGUFFile(paths, parts)
