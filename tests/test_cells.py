@@ -84,7 +84,7 @@ CASES = {  # a notebook joins by its row
             | {"client-received": 7, "dequantize-gbps": (5, 9)},
         },
         warns="a first token below its bound",
-        lines=246,
+        lines=243,
         steady={
             "device = cpu: not measured; `kit reproduce --device cuda` adds the upload of the blocks, a second request and a "
             "token by a CUDA graph, with their bounds": "no GPU in either run",
@@ -110,7 +110,7 @@ CASES = {  # a notebook joins by its row
         empty={"curve": lambda curve: curve[curve["share"] >= 1]},  # nothing is known of memory that is short
         until="say-memory",
         warns="above the bound of memory: float32",
-        lines=222,
+        lines=210,
         steady={
             "Claimed: 10 to 20.": "the claim",
             "device = cpu: not measured; `kit reproduce --device cuda` adds tokens a second from blocks in device memory by "
@@ -147,7 +147,7 @@ CASES = {  # a notebook joins by its row
         empty={"log": lambda log: log.iloc[:0]},
         until="histogram",
         warns="a speed above its bound: 2.00",
-        lines=276,
+        lines=264,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "- Fix the client: 7 of 8 answers above count for nothing, by status, bytes and tokens.": "the wrong routes",
@@ -200,7 +200,7 @@ CASES = {  # a notebook joins by its row
             "live": lambda live: live.assign(**{"token, s": live["token, s"].to_numpy()[::-1], "bytes hit": -5.0}),
         },
         warns="bytes hit: -500.0%",
-        lines=223,
+        lines=221,
         steady=dict.fromkeys((
             "- Keep plain INT8 where 1.25 MiB fit: a token takes T, from tiles T.",
             "- Make the decoder fast: without a cache, T for five tokens here.",
@@ -269,7 +269,7 @@ CASES = {  # a notebook joins by its row
             "turned": lambda turned: 1 - turned if hasattr(turned, "loc") else turned,
         },
         warns="a speed above its bound",
-        lines=258,
+        lines=255,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "device = cpu: not measured; `kit reproduce --device cuda` adds the policies over blocks in device memory, pinned "

@@ -39,6 +39,7 @@ STYLE = {
 }
 
 
+PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # under a label, so that no line crosses it
 DASHED = {"color": BLACK, "linestyle": "--", "linewidth": 1.2}  # of every bound
 
 
@@ -72,7 +73,8 @@ def lines(table, across: str, up: str, height: float = 3.4, logs: str = "", **lo
 def bars(values, across: str, height: float = 2.6, write=lambda value: f"{value:.3g}", color=BLUE):
     """(figure, axes) with a bar of each value of a Series from the top down, and the value behind it as ``write`` has it."""
     figure, axes = new(height=height)
-    axes.bar_label(axes.barh(values.index, values, color=color), [f" {write(value)}" for value in values], fontsize=9)
+    drawn = axes.barh(values.index, values, color=color)
+    axes.bar_label(drawn, [write(value) for value in values], padding=4, fontsize=9, bbox=PLATE)
     rows(axes)
     axes.set_xlabel(across)
     axes.margins(x=0.2)  # room for the values
@@ -161,5 +163,5 @@ def stacked_bars(axes: Axes, table, told=None) -> None:
     for (part, values), color in zip(table.items(), PALETTE, strict=False):
         bars = axes.barh(table.index, values, left=left, label=part, color=color)
         left = left + values
-    axes.bar_label(bars, [f" {text}" for text in told or map(format_seconds, left)], fontsize=9)
+    axes.bar_label(bars, [*(told or map(format_seconds, left))], padding=4, fontsize=9, bbox=PLATE)
     rows(axes)
