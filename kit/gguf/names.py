@@ -6,10 +6,13 @@ from functools import lru_cache
 from kit.errors import ModelError
 
 
+_LAYER = re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
+
+
 @lru_cache(1 << 16)
 def layer_of(name: str) -> int:
     """N for a tensor name that starts with "blk.N.", else -1."""
-    match = re.match(r"blk\.(\d{1,9})\.", name, re.ASCII)
+    match = _LAYER.match(name)
     return int(match[1]) if match else -1
 
 
