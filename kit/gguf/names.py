@@ -5,7 +5,6 @@ from functools import lru_cache
 
 from kit.errors import ModelError
 
-
 _LAYER = re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
 
 
