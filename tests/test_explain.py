@@ -281,6 +281,16 @@ def test_the_command_prints_tables_that_fit(run, odd):
         assert title in result.output
 
 
+def test_ctrl_c_leaves_what_is_there_and_progress_is_told_without_a_terminal(run, odd, monkeypatch):
+    def interrupted(study, best=2):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kit.costs.study.Study.measure_best", interrupted)
+    result = run(odd, "--memory", "1MiB", "--tokens", "2")
+    assert result.exit_code == 0 and "WHERE A TOKEN'S TIME GOES" in result.stdout and "ROOFLINE" not in result.stdout
+    assert "s] measuring the cost of a use" in result.stderr and result.stderr.endswith("stopped: what is there stands above\n")
+
+
 def test_the_command_as_json(run, path, tmp_path):
     trace = tmp_path / "trace.csv"
     pd.DataFrame({"tensor": ["a", "b"] * 3, "nbytes": [1 << 20] * 6, "token": [0, 0, 1, 1, 2, 2]}).to_csv(trace)
