@@ -21,7 +21,6 @@ QUOTIENTS = {  # column -> over / under, columns of its row; "@ x": of the row x
     "times this machine's": "~ GB/s needed / 1",
     "factor": "predicted / measured",
     "faster": "predicted @ the first row / predicted",
-    "ratio": "median / predicted",
 }
 OTHERWISE = {  # column that looks like a ratio -> why its row does not hold what it is of
     "most it can give": "1 / (1 - share); test_attention_page.py has it",

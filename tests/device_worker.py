@@ -79,18 +79,17 @@ def decode(path, folder):
         return (off, refused, points[["bytes", "missing"]].to_numpy().tolist(), decode.table(points, lab.gpu), recorded(lab))
 
 
-def tiles():
+def tiles(folder):
     """(seconds of one thread, table of batches): equality is asserted within."""
     import kit
     from kit.findings import tiles_on_device
-    from kit.lab.device import Limits
 
     tiles_on_device.time_on_device = lambda work, samples: timeit.repeat(work, number=1, repeat=samples)
     tiles_on_device.TILE_VALUES = 96 * 96  # smaller tiles: the interpreter takes a step for every 128 values
     values = np.clip(np.random.default_rng(0).normal(0, 20, (96, 96)), -127, 127).astype(np.int8)
     small = kit.codec.encode(np.ascontiguousarray(values[:9, :40]), "reported")
     thread = tiles_on_device.one_thread(small, 1)
-    return thread, tiles_on_device.batches(values, Limits(**LIMITS), 1, (1,))[0]
+    return thread, tiles_on_device.batches(session(folder, "05_tile_decode"), "tile-295-5", values, 1, (1,))
 
 
 def compressed(path, prompt):

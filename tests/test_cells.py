@@ -181,11 +181,9 @@ CASES = {  # a notebook joins by its row
             "taken": lambda taken: {rung: [(n + 1) * 1e-2] * 3 for n, rung in enumerate(taken)},
         },
         warns="a tile, vector instructions: ",
-        lines=212,
         steady=dict.fromkeys((
             "- Code a tile with many states that advance together: T becomes T.",
             "- Decode many tiles in one launch: one alone is a chain of 65,536 dependent steps.",
-            "7 families, tiny-llama-Q4_K_M-2layers-seed0-r2.gguf: generated weights",
             "device = cpu: not measured; `kit reproduce --device cuda` adds one thread as report 004 has it, and the rung "
             "`triton`: one tile alone, and 1,024 and more at a time",
         ), "times, and what the file and the machine are"),
@@ -254,8 +252,6 @@ CASES = {  # a notebook joins by its row
             ],
             "guessed": lambda guessed: {name: dict.fromkeys(right, 5.0) for name, right in guessed.items()},
         },
-        lines=300,
-        steady={"At 0.9 of a token's bytes: at most 0.0 % in 4 curves": "the law: so it is with even routes, too"},
     ),
     "03_cache_variants": Case(
         number={"capacity": 0.5},

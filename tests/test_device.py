@@ -209,9 +209,9 @@ def test_decode(call, small, tmp_path):
     assert verdicts == {("blas-500", "impossible"), ("variance-45-1100", "impossible")}, "at 20 GB/s"
 
 
-def test_tiles(call):
+def test_tiles(call, tmp_path):
     """One thread as report 004 has it, and a batch: each compares what it finds."""
-    thread, table = call(worker.tiles)
+    thread, table = call(worker.tiles, tmp_path)
     assert len(thread) == 1 and thread[0] > 0
     assert table["times the bound"].iloc[0] > 1 and table.index[0] == "one alone"
 

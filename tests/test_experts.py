@@ -16,6 +16,7 @@ from kit.cache.replay import replay_hits
 from kit.commands.cli import main
 from kit.costs.experts import PROCESS, Study, hottest
 from kit.findings import experts
+from kit.model import experts as holders
 from kit.synthetic.write import synthesize
 
 GIB = 1 << 30
@@ -155,13 +156,13 @@ def test_every_way_gives_the_same_logits_and_slots_hit_as_the_replay_does(record
     model, out = recorded
     with kit.open(model) as file:
         _, future = experts.sorted_routes(experts.routes_of(file, out), 13)
-        size = experts.Slots(file, experts.SLOTS, 1 << 22, future)._size
-    runs = [experts.decode(model, str(out), name, 13, 9 * size, warm=True) for name in experts.WAYS]
+        size = holders.Slots(file, holders.SLOTS, 1 << 22, future)._size
+    runs = [experts.decode(model, str(out), name, 13, 9 * size, warm=True) for name in holders.WAYS]
     assert len({run.digest for run in runs}) == 1 and len(runs[0].seconds) == 13
     for run in runs:
-        way = experts.WAYS[run.way]
+        way = holders.WAYS[run.way]
         if way.holds == "slots" and not way.ahead:
-            policy = experts.policy_of(way.policy, 9 - 2, future)
+            policy = holders.policy_of(way.policy, 9 - 2, future)
             assert sum(run.hits) == kit.replay(future.counted(), policy).hits, run.way
             assert sum(run.asked) == len(future)
     assert runs[0].hits == [0] * 13
@@ -170,9 +171,9 @@ def test_every_way_gives_the_same_logits_and_slots_hit_as_the_replay_does(record
 def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypatch):
     model, out = recorded
     right = experts.decode(model, str(out), "mapped", 13, 0, warm=True).digest
-    read = experts.Slots._read
+    read = holders.Slots._read
     other = {routes.key_of(0, expert): routes.key_of(0, (expert + 1) % 8) for expert in range(8)}
-    monkeypatch.setattr(experts.Slots, "_read", lambda self, key, slot: read(self, other.get(key, key), slot))
+    monkeypatch.setattr(holders.Slots, "_read", lambda self, key, slot: read(self, other.get(key, key), slot))
     assert experts.decode(model, str(out), "slots past it, 2 readers", 13, 1 << 22, warm=True).digest != right
 
 

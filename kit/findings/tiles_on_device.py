@@ -37,11 +37,12 @@ def one_thread(tile: Tiles, samples: int) -> list[float]:
     return taken
 
 
-def batches(values: np.ndarray, gpu: Limits, samples: int, counts=(1, 1024, 8192)) -> tuple[pd.DataFrame, list[list[float]]]:
+def batches(lab, claim: str, values: np.ndarray, samples: int, counts=(1, 1024, 8192)) -> pd.DataFrame:
     """Seconds a tile of so many at once, streams and result on the device, predictor, checksum and its check on the host
-    included; and the samples. ``values``: int8 of whole tiles, taken over again. "bound": a tile's compressed bytes read and
-    its values written at the device's bandwidth. Before it is timed a batch must give back every value."""
-    side, rows, raw = int(np.sqrt(TILE_VALUES)), {}, []
+    included, with a record of ``claim`` for each. ``values``: int8 of whole tiles, taken over again. "bound": a tile's
+    compressed bytes read and its values written at the device's bandwidth. Before it is timed a batch must give back every
+    value."""
+    side, rows = int(np.sqrt(TILE_VALUES)), {}
     whole = values.reshape(len(values) // side, side, -1, side).swapaxes(1, 2).reshape(-1, side, side)
     for count in counts:
         many = np.resize(whole, (count, side, side)).reshape(-1, side)
@@ -51,12 +52,14 @@ def batches(values: np.ndarray, gpu: Limits, samples: int, counts=(1, 1024, 8192
         right = np.array_equal(decode_on_device(loaded, out).cpu().numpy(), many)
         assert right, f"{count} tiles decode to other values on the device"
         taken = [seconds / count for seconds in time_on_device(lambda at=loaded, to=out: decode_on_device(at, to), samples)]
-        raw.append(taken)
-        least = gpu.seconds_to_read(tiles.nbytes / count) + gpu.seconds_to_write(TILE_VALUES)
-        seconds = float(np.median(taken))
-        name = "one alone" if count == 1 else f"{count:,} at once"
+        least = lab.gpu.seconds_to_read(tiles.nbytes / count) + lab.gpu.seconds_to_write(TILE_VALUES)
+        name, seconds = "one alone" if count == 1 else f"{count:,} at once", float(np.median(taken))
+        lab.record(
+            claim, quantity=f"a tile on the device, {name}", unit="s", samples=taken, device=lab.device, lower=least,
+            lower_source="compressed bytes read, values written at the device's bandwidth",
+        )  # fmt: skip
         rows[name] = (seconds, least, TILE_VALUES / seconds / 1e9, seconds / least)
-    return tables.frame(rows, "tiles", "seconds", "bound", "GB/s", "times the bound"), raw
+    return tables.frame(rows, "tiles", "seconds", "bound", "GB/s", "times the bound")
 
 
 def generated(file: CompressedFile, prompt: list[int], tokens: int) -> tuple[tuple[int, ...], list[float], int]:
