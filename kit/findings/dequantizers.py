@@ -1,7 +1,4 @@
-"""Dequantizers beside each other, one tensor a thread, in a child process whose kernels use one thread each.
-
-Measured on matrices of a file's first layers: the kit's, gguf-py's, and one that is about as fast as the reports' was.
-"""
+"""Dequantizers beside each other on a file's matrices, one tensor a thread: the kit's, gguf-py's, and one near the reports'."""
 
 import io
 import os

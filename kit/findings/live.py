@@ -37,11 +37,6 @@ class Live:
         return 1 / float(np.median(self.seconds[1:]))
 
     @property
-    def warm_hit_rate(self) -> float:
-        """Hits over accesses, after the first pass."""
-        return float(np.mean(self._warm["outcome"] == "hit"))
-
-    @property
     def warm_byte_hit_rate(self) -> float:
         """Bytes hit over bytes asked for, after the first pass."""
         return float(np.average(self._warm["outcome"] == "hit", weights=self._warm["nbytes"]))
@@ -133,7 +128,7 @@ def replay_agrees(runs: list[Live]) -> pd.DataFrame:
     return tables.frame(rows, "policy", "hits", "replayed", "prefetched", "evictions", "evictions replayed", "all counts agree")
 
 
-RATES = dict.fromkeys(["of the bound", "hit rate", "byte hit rate"], "{:.1%}")  # how a page writes columns of ``table``
+RATES = dict.fromkeys(["of the bound", "byte hit rate"], "{:.1%}")  # how a page writes columns of ``table``
 
 
 def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
@@ -142,8 +137,8 @@ def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
     for run in runs:
         speed, hits = run.tokens_per_second, run.warm_byte_hit_rate
         most, read = float(fastest(machine, working_set, hits)), speed * working_set / 1e9
-        rows.append((run.label, speed, most, speed / most, read, run.warm_hit_rate, hits, run.stats.resident_bytes / 2**20))
-    names = "tok/s", "at most", "of the bound", "weights, GB/s", "hit rate", "byte hit rate", "resident MiB"
+        rows.append((run.label, speed, most, speed / most, read, hits, run.stats.resident_bytes / 2**20))
+    names = "tok/s", "at most", "of the bound", "weights, GB/s", "byte hit rate", "resident MiB"
     return tables.frame(rows, "run", *names)
 
 

@@ -313,8 +313,7 @@ def of_run(lab, shares=(1.0, 0.75, 0.53), swap: bool = False, **arguments) -> pd
 
 
 def ratios(curve: pd.DataFrame, others: dict[str, list[float]]) -> pd.DataFrame:
-    """One row an amount of memory, after those of ``others``: seconds of an inference that keeps nothing, then of the first,
-    second and third that keep all, and the ratios of which the reports' log speaks."""
+    """Rows of ``others``, then one an amount of memory: seconds of an inference before anything is kept and of those after."""
     rows = dict(others)
     for (how, share), some in curve.groupby(["how", "share"], sort=False):
         each, kept = (some[some["way"] == way].sort_values("inference")["seconds"] for way in ("each time", "kept"))
