@@ -27,6 +27,10 @@ pytestmark = [
 ]
 NAMES = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 RUN = NAMES if os.environ.get("KIT_ALL_NOTEBOOKS") else ["00_start_here", "08_claims"]  # all ten take minutes
+CONTROLS = {  # notebook -> the cells that its controls need
+    "05_tile_decode": "parameters session record tile entropy families residuals",
+    "09_your_model": "parameters session file hits hits-figure by-hand at explore",
+}
 RUN_ALL = """async () => {
     await jupyterapp.commands.execute("notebook:run-all-cells");
     await jupyterapp.commands.execute("docmanager:save");
@@ -131,13 +135,13 @@ def test_a_notebook_opens_and_its_cells_run(lab, page, folder, name):
     assert (folder / "results" / "interactive" / f"{name}.jsonl").exists()
 
 
-def test_controls_move_and_redraw(lab, page, folder):
-    """The two controls of notebook 09, without the measurements below them: each draws another picture."""
-    notebook = nbformat.read(folder / "09_your_model.ipynb", as_version=4)
-    needed = ("parameters", "session", "file", "hits", "hits-figure", "by-hand", "at", "explore")
-    notebook.cells = [cell for cell in notebook.cells if cell.id in needed]
-    nbformat.write(notebook, folder / "controls.ipynb")
-    page.goto(f"{lab[0]}/lab/tree/controls.ipynb?reset&token={lab[1]}")
+@pytest.mark.parametrize("name, needed", CONTROLS.items())
+def test_controls_move_and_redraw(lab, page, folder, name, needed):
+    """Two controls of a notebook, without the measurements that they do not need: each draws another picture."""
+    notebook = nbformat.read(folder / f"{name}.ipynb", as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if cell.id in needed.split()]
+    nbformat.write(notebook, folder / f"controls-{name}.ipynb")
+    page.goto(f"{lab[0]}/lab/tree/controls-{name}.ipynb?reset&token={lab[1]}")
     assert page.wait_for_function(KERNEL).json_value() == "python3"
     page.evaluate(RUN_ALL)
     picture = page.locator(".jp-NotebookPanel:visible .jp-OutputArea img").last
