@@ -5,6 +5,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
 from benchmarks import hf
 from kit.gguf.trained import TRAINED
 from kit.lab import figures
@@ -112,6 +114,20 @@ def qualities() -> str:
     return "\n".join(lines) + "\n"
 
 
+def parts() -> str:
+    """A heading and a table of the newest record of benchmarks/parts.py on each CPU: a row a part, a column a model and way."""
+    found = {_cpu(run): run for run in sorted(_runs("parts"), key=lambda run: run["started"])}
+    text = []
+    for cpu, run in sorted(found.items()):
+        table = pd.DataFrame(run["rows"])
+        table["us"] = table.apply(lambda row: f"{row.us:,.0f}" + (f" ({row['GB/s']:.1f})" if row["GB/s"] > 0 else ""), axis=1)
+        table = table.pivot(index="part", columns=["model", "way"], values="us").fillna("").loc[table["part"].unique()]
+        text += [f"\n## {run['title'].rstrip('.')}: {cpu}, commit {run['system']['commit'][:7]}\n"]
+        text += [f"|  | {' | '.join(map(', '.join, table))} |", "|---" * (1 + len(table.columns)) + "|"]
+        text += [f"| {part} | {' | '.join(row)} |" for part, row in zip(table.index, table.to_numpy(), strict=True)]
+    return "\n".join(text) + "\n"
+
+
 def _kl(row) -> tuple[str, str]:
     """The cells of QUALITY."""
     kl = f"{row['kl']:.2g} ± {row['kl_error']:.1g}" if row["kl"] else "below 1e-10"  # as many digits had records once
@@ -138,7 +154,7 @@ def picture(lines: list[Line]):
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
         axes.tick_params(axis="x", labelsize=8.5)
-        axes.set_ylim(0, None)
+    grid[0, 0].set_ylim(0)  # of all panels, now that each has its points
     for axes in grid[:, 0]:
         axes.set_ylabel("times llama.cpp's speed")
     figure.supxlabel("KL divergence from float32 (nats): left is exact", fontsize=10)
@@ -150,12 +166,17 @@ def picture(lines: list[Line]):
     return figure
 
 
+def tables() -> str:
+    """All that the page has below MARK."""
+    return table(newest()) + qualities() + parts()
+
+
 def write(folder: Path) -> str:
     """Make the page's tables and picture anew in ``folder``; the path that was written."""
     lines, page = newest(), folder / "speeds.md"
     if any(line.kl is not None for line in lines):
         picture(lines).savefig(folder / "images" / "speeds.png", dpi=110)
-    page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + MARK + table(lines) + qualities(), encoding="utf-8")
+    page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + MARK + tables(), encoding="utf-8")
     return str(page)
 
 

@@ -36,6 +36,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         {},
         ("decode, f32 cached", "prefill of 4", "ffn_gate", "attention"),
     ),
+    "parts": ({"TRAINED": {"tiny": None}}, {"tokens": 2}, ("tiny fused token", "tiny fused-int8 ffn_up")),
     "products": (
         {"NAMES": ("Q4_K",), "ROWS": 256},
         {"samples": 2, "total": 2**20},

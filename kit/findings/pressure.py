@@ -11,6 +11,7 @@ import mmap
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -249,7 +250,10 @@ class Group:
         unlimited = "max" if self._limit == "memory.max" else "-1"
         (self._folder / self._limit).write_text(str(limit or unlimited))
         joined = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / "cgroup.procs"), *command]
-        return subprocess.run(joined, capture_output=True, text=True, timeout=timeout)
+        try:
+            return subprocess.run(joined, capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise ReportError(f"swap = true: a way took more than {timeout:.0f} s under a limit of {limit} bytes") from None
 
 
 @doing("measuring memory pressure with swap")
@@ -265,6 +269,9 @@ def swapped(path, tiny, shares, folder: Path, inferences: int = 3, budget: float
         def child(way, limit=None):
             arguments = map(str, (path, tiny, way, inferences, budget / len(shares)))
             run = group.run([sys.executable, "-m", "kit.findings.pressure", *arguments], limit)
+            if run.returncode == -signal.SIGKILL:  # as Linux 6.18 does under cgroup 1, with most of the swap still free
+                what = "the kernel ended it; it may do so where the swap is written more slowly than memory is asked for"
+                raise ReportError(f"swap = true: {way}, limit {limit}: {what}; leave swap = false for a spill file")
             if run.returncode:
                 raise ReportError(f"swap = true: {way}, limit {limit}: ended with {run.returncode}: {run.stderr[-300:]}")
             return json.loads(run.stdout.splitlines()[-1])
