@@ -252,6 +252,7 @@ CASES = {  # a notebook joins by its row
             ],
             "guessed": lambda guessed: {name: dict.fromkeys(right, 5.0) for name, right in guessed.items()},
         },
+        lines=225,
     ),
     "03_cache_variants": Case(
         number={"capacity": 0.5},
