@@ -110,7 +110,7 @@ CASES = {  # a notebook joins by its row
         empty={"curve": lambda curve: curve[curve["share"] >= 1]},  # nothing is known of memory that is short
         until="say-memory",
         warns="above the bound of memory: float32",
-        lines=210,
+        lines=216,
         steady={
             "Claimed: 10 to 20.": "the claim",
             "device = cpu: not measured; `kit reproduce --device cuda` adds tokens a second from blocks in device memory by "
@@ -266,7 +266,7 @@ CASES = {  # a notebook joins by its row
             "turned": lambda turned: 1 - turned if hasattr(turned, "loc") else turned,
         },
         warns="a speed above its bound",
-        lines=255,
+        lines=261,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "device = cpu: not measured; `kit reproduce --device cuda` adds the policies over blocks in device memory, pinned "

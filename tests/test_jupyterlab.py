@@ -28,6 +28,7 @@ pytestmark = [
 NAMES = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 RUN = NAMES if os.environ.get("KIT_ALL_NOTEBOOKS") else ["00_start_here", "08_claims"]  # all ten take minutes
 CONTROLS = {  # notebook -> the cells that its controls need
+    "03_cache_variants": "parameters imports policy play",
     "05_tile_decode": "parameters session record tile entropy families residuals",
     "09_your_model": "parameters session file hits hits-figure by-hand at explore",
 }
