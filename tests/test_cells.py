@@ -216,7 +216,7 @@ CASES = {  # a notebook joins by its row
             "costs": lambda costs: {kind: dearer(cost) for kind, cost in costs.items()},
             "order": lambda order: replace(order, programs={}),  # a token from blocks costs its uses
             "drive": disk.Disk(7.7, "made up"),
-            "gbps": 0.5,
+            "gbps": 0.037,
             "held": 0.9,
             "shares": (0.3, 0.6),
             "dtypes": ("float32", "bfloat16"),
