@@ -272,3 +272,8 @@ def test_a_part_alone_says_which_is_missing(tmp_path):
         kit.open(renamed)
     with pytest.raises(GGUFError, match="part 4 of 3"):
         kit.open(tmp_path / "m-00004-of-00003.gguf")
+
+
+def test_files_open_on_a_system_without_limits_of_descriptors():
+    code = "import sys; sys.modules['resource'] = None; from kit.gguf import mapped; mapped.allow(10)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

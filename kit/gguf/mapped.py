@@ -7,7 +7,6 @@ process; the file that ``KIT_READING`` names then tells which tensor was being r
 
 import mmap
 import os
-import resource
 import stat
 import weakref
 from pathlib import Path
@@ -53,6 +52,10 @@ class MappedFile:
 
 def allow(files: int) -> None:
     """Let this process hold so many MappedFiles, each of which takes two descriptors, as far as the hard limit goes."""
+    try:
+        import resource
+    except ImportError:  # a system without such limits
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * files + 256  # beside those of Python, notebooks and libraries
     if 0 <= soft < needed:
