@@ -1,5 +1,7 @@
 """The memory frontier: the Pareto front, the whole model, gates, and a page cache that is too small."""
 
+import json
+import subprocess
 from dataclasses import replace
 
 import cells
@@ -63,9 +65,8 @@ def test_four_gib_of_lru_hit_nothing_and_the_page_cache_costs_the_disk(ran):
     in_memory = ran["walk"].rest + 0.5 * len(ran["whole"])
     assert found[PRESSED].seconds == pytest.approx(in_memory + blocks / 2e9)
     pinned = found[pinned_blocks(memory)]
-    missing = (blocks - pinned.pages) / 2e9
-    assert pinned.seconds == pytest.approx(in_memory + missing)
-    assert (pinned.total, pinned.least) == (memory, pytest.approx(max(blocks / 20e9, missing)))
+    assert pinned.seconds == pytest.approx(in_memory + (blocks - pinned.pages) / 2e9)
+    assert (pinned.total, pinned.least) == (memory, pytest.approx(max(blocks / 20e9, (blocks - memory) / 2e9)))
     assert ran["inside"].total <= memory
     assert ran["inside"].seconds == min(each.seconds for each in found.values() if each.total <= memory)
 
@@ -129,6 +130,16 @@ def test_a_system_that_keeps_all_pages_is_a_fact_and_no_warning(patch, tmp_path)
     rows = records.read([tmp_path / f"{NAME}.jsonl"])
     assert not [row.reason for row in rows if row.status == records.WARNED]
     assert [row.quantity for row in rows if row.reason == kept] == [f"a token, {way.label}" for way in ways]
+
+
+def test_what_a_group_may_keep_is_part_of_the_way_where_there_is_a_group(monkeypatch, tmp_path):
+    """What stays there is in no least; where no group may be made, every page is dropped."""
+    path = synthesize(tmp_path / "tiny.gguf", "tiny-granite")
+    for group, way in {"": PRESSED, str(tmp_path / "gone"): replace(PRESSED, capacity=1 << 19)}.items():
+        told = [{"seconds": [0.5], "stayed": 0.0, "group": group, "logits": [0.0]}]
+        child = subprocess.CompletedProcess([], 0, json.dumps(told), "")
+        monkeypatch.setattr(pressed.subprocess, "run", lambda *_, child=child, **__: child)
+        assert [*pressed.measure(path, 1, limit=1 << 19)] == [way]
 
 
 def test_a_child_that_fails_is_a_reason(tmp_path):

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from invented import MACHINE
 
 import kit
+from kit.cache.replay import replay_hits
+from kit.cache.traces import repeated
 from kit.costs import sentences, tables
 from kit.costs import study as studies
 from kit.costs.apart import measure_apart
@@ -144,6 +146,26 @@ def test_what_cannot_stay_is_read_from_the_disk_in_leasts_and_predictions(tmp_pa
     assert predict(tables.BLOCKS, parts, order, costs, MACHINE, Disk(slow, 10 * whole)).from_disk == 0
     nothing = predict(tables.BLOCKS, parts, order, costs, MACHINE, Disk(slow, 0))
     assert nothing.from_disk == pytest.approx((token - 4 * 32) / 1e3), "all but the row of the embedding"
+
+
+def test_no_way_that_keeps_what_it_may_reads_less_than_the_least(tmp_path):
+    """The optimum over the token's matrices, with as much memory as a group gives, against the least of "pressed"."""
+    path = model_files.write(tmp_path, "tiny-llama")
+    with kit.open(path) as file:
+        order = Order([(names := [use.name for use in uses_of(file) if not use.is_rows])] * 5, uses=tuple(uses_of(file)))
+        parts = parts_of(file, order)
+    ones = {"float32": 1e-3, "float16": 1e-3}
+    costs = {part.kind: Cost(ones, ones, {"fused": 1e-3}) for part in parts.values()}
+    accesses = repeated([(name, parts[name].blocks) for name in names], 5)
+    whole = accesses.working_set
+    row = bytes_used(order.uses) - whole  # of the embedding, which no cache of matrices holds
+    for room in (0, whole // 4, whole // 2, whole * 9 // 10, 2 * whole):
+        found = predict(Way("NoCache", room, linear="pressed"), parts, order, costs, MACHINE, Disk(1e-6))  # 1000 bytes a second
+        _, hits = replay_hits(accesses, kit.MIN(max(1, room)))
+        missed = sum(size for size, hit in zip(accesses.sizes, hits, strict=True) if not hit) - whole  # the first token's
+        assert found.from_disk <= (missed / 4 + row) / 1000, room
+        assert found.seconds >= whole / 1000  # an LRU of less than a token keeps nothing
+    assert found.from_disk == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 4)), min_size=1, max_size=6), st.floats(0, 1.5))

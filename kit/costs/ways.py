@@ -34,8 +34,8 @@ NAMES = {
 @dataclass(frozen=True)
 class Way:
     """A policy of kit.cache by name, its capacity (bytes; None: unlimited), and how weights are used. ``linear``: "dequantized"
-    (to ``dtype``), one of FUSED, or blocks that the disk brings at every token: none is kept ("pressed"), or ``capacity`` bytes
-    are ("pinned blocks")."""
+    (to ``dtype``), one of FUSED, or blocks that the disk brings at every token: ``capacity`` bytes are kept ("pinned blocks"),
+    or the system may keep so many and is predicted to keep none ("pressed")."""
 
     policy: str
     capacity: int | None = None
@@ -131,9 +131,10 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs, machine, disk
     comes from the ``disk`` (None: everything stays in the page cache)."""
     if way.linear in ("pressed", "pinned blocks"):
         warm = predict(BLOCKS, parts, replace(order, programs={}), costs, machine)  # each token is a first one
-        pinned = min(max(0, (way.capacity or 0) - warm.held), bytes_used(order.uses))  # vectors are held beside the blocks
-        reading = (bytes_used(order.uses) - pinned) / (disk.gbps * 1e9)
-        return replace(warm, way=way, seconds=warm.seconds + reading, from_disk=reading, pages=pinned)
+        used, room, speed = bytes_used(order.uses), way.capacity or 0, disk.gbps * 1e9
+        pinned = 0 if way.linear == "pressed" else min(max(0, room - warm.held), used)  # vectors are held beside the blocks
+        least = max(0, used - room) / speed  # an LRU keeps nothing of what a token uses in order, and the optimum all that fits
+        return replace(warm, way=way, seconds=warm.seconds + (used - pinned) / speed, from_disk=least, pages=pinned)
     tokens = max(1, len(order.tokens) - 1)
     uses = [name for token in order.tokens[-tokens:] for name in token]
     if way.linear in FUSED:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,8 @@ class Pressed:
 
 def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0) -> dict[Way, Pressed]:
     """``tokens`` tokens with the first bytes of the file held, for each number of them in ``pinned``, and with none held
-    (PRESSED), in a group of ``limit`` bytes if one may be made. No other process may have the file mapped."""
+    (PRESSED), in a group of ``limit`` bytes if one may be made, which may keep so many. No other process may have the file
+    mapped."""
     gc.collect()  # models that are done with refer to themselves, and mapped pages cannot be dropped
     ways = [*map(pinned_blocks, pinned), PRESSED]
     arguments = [sys.executable, "-m", __name__, *map(str, (path, tokens, limit, *pinned))]
@@ -58,8 +59,10 @@ def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0)
         reason = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
         return {way: Pressed(None, reason) for way in ways}
     told = json.loads(child.stdout.splitlines()[-1])
-    with suppress(OSError):
-        os.rmdir(told[-1]["group"])
+    if group := told[-1]["group"]:
+        ways[-1] = replace(PRESSED, capacity=limit)
+        with suppress(OSError):
+            os.rmdir(group)
     return {way: _judged(way, one, os.path.getsize(path)) for way, one in zip(ways, told, strict=True)}
 
 
