@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from kit.lab import measure, state
+from kit.lab import kept, measure, state
 from kit.lab.state import State
 
 FAST, SLOW = State(20.0, 10.0), State(10.0, 10.0)
@@ -127,3 +127,35 @@ def test_few_samples_have_students_interval_of_logarithms_if_all_are_positive(co
     error = scaled.std(ddof=1) / math.sqrt(count)
     assert ends.mean() == pytest.approx(scaled.mean())
     assert student_cdf((ends[1] - ends[0]) / 2 / error, count - 1) == pytest.approx(0.975, abs=2e-5)
+
+
+def test_what_was_measured_in_a_run_is_not_measured_again(tmp_path, monkeypatch):
+    """Call n from a line gives again what call n gave; calls from inside another belong to it; what no pickle holds is anew."""
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path))
+    calls = []
+
+    @kept.once_a_run
+    def inner(value):
+        calls.append(value)
+        return value
+
+    @kept.once_a_run
+    def outer(value):
+        return inner(value) + inner(value + 1)
+
+    @kept.once_a_run
+    def closure():
+        calls.append("closure")
+        return lambda: 0
+
+    def page():
+        monkeypatch.setattr(kept, "_calls", type(kept._calls)())  # a new process
+        found = [outer(value) for value in (1, 10)], inner(5)
+        closure()
+        return found
+
+    first = page()
+    assert first == ([3, 21], 5) and calls == [1, 2, 10, 11, 5, "closure"]
+    assert page() == first and calls[6:] == ["closure"]
+    monkeypatch.delenv(kept.FOLDER)
+    assert page() == first and calls[7:] == calls[:6]

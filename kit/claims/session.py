@@ -20,6 +20,7 @@ from kit.gguf.sources import resolve
 from kit.lab import figures, machine, note, profiles, state, tables
 from kit.lab.device import Limits
 from kit.lab.doctor import check_device
+from kit.lab.kept import once_a_run
 from kit.lab.paths import models_folder, results_folder
 
 _LOOK_SECONDS = 3.0
@@ -63,6 +64,7 @@ class Session:
         """This machine, measured once a run."""
         return machine.of_run(self.out)
 
+    @once_a_run
     def state(self) -> dict:
         """The machine's state (kit.lab.state), looked at anew when the last look is more than a few seconds old."""
         if time.monotonic() - self._looked > _LOOK_SECONDS:

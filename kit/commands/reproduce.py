@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import tempfile
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,12 +76,14 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
         if row.kept:
             click.echo(f"{name}  kept from {row.kept}: nothing that it follows from changed (--again runs it)", err=True)
     try:
-        with terminate_as_interrupt():
+        with terminate_as_interrupt(), tempfile.TemporaryDirectory(prefix="kit-") as kept:
             bar = sys.stderr.isatty() if progress is None else progress
-            _perform(run, runs.pending(run, jobs), timeout, bar)
+            _perform(run, runs.pending(run, jobs), timeout, bar, Path(kept))
             if outdated := run.outdated:  # once: a machine that never rests does not keep it running
-                click.echo(f"memory became faster meanwhile, so once more: {', '.join(sorted(outdated))}", err=True)
-                _perform(run, [job for job in jobs if job.name in outdated or job.name.startswith(runs.READ_ALL)], timeout, bar)
+                names = ", ".join(sorted(outdated))
+                click.echo(f"memory became faster meanwhile, so rendered again from what was measured: {names}", err=True)
+                again = [job for job in jobs if job.name in outdated or job.name.startswith(runs.READ_ALL)]
+                _perform(run, again, timeout, bar, Path(kept))
     except KeyboardInterrupt:
         index.write(run)
         click.echo(f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True)
@@ -92,7 +95,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     sys.exit(EXIT_FAILED if run.failed else 0)
 
 
-def _perform(run, jobs, timeout, progress):
+def _perform(run, jobs, timeout, progress, taken):
     from tqdm import tqdm
 
     from kit.report import html, index
@@ -123,7 +126,7 @@ def _perform(run, jobs, timeout, progress):
             html.write(run, job.name)
             index.write(run)
 
-        runs.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None)
+        runs.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None, taken)
         bar.update(bar.total - bar.n)
     for name in run.notebooks:
         if not (run.folder / f"{name}.html").exists():  # the disk was full when it ended

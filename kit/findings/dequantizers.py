@@ -17,6 +17,7 @@ from kit.cpu import dequantize, simd, threads
 from kit.errors import ReportError
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
+from kit.lab.kept import once_a_run
 from kit.lab.machine import usable_cores
 
 STAND_IN, OURS, GGUF_PY = "the stand-in", "the kit's", "gguf-py's"
@@ -42,6 +43,7 @@ class StandIn(kit.Weights):
 SOURCES = {STAND_IN: (StandIn, "cpu"), OURS: (kit.Weights, "cpu"), GGUF_PY: (kit.Weights, "reference")}  # and its backend
 
 
+@once_a_run
 def measure(path, budget: float = 6.0, cores: int | None = None) -> pd.DataFrame:
     """One row a dequantizer, number of threads and round: seconds, bytes of float32. ``budget``: seconds after three rounds."""
     command = [sys.executable, "-m", __name__, str(path), str(budget), str(cores or usable_cores())]

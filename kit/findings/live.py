@@ -15,6 +15,7 @@ from kit.cache.prefetch import Prefetcher
 from kit.cache.stats import Stats
 from kit.cache.traces import Requests, requests
 from kit.lab import tables
+from kit.lab.kept import once_a_run
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Live:
         return self.accesses[(self.accesses["token"] > 0) & self.accesses["outcome"].notna()]
 
 
+@once_a_run
 def decode(
     file, cache: Policy, label: str = "", passes: int = 4, backend: str = "cpu", linear: str = "dequantized",
     attention: str = "blas", fault: Callable | None = None, prepare: Callable | None = None, prompt: int = 1,

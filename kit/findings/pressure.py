@@ -27,6 +27,7 @@ import kit
 from kit.errors import ReportError
 from kit.findings.first_layers import what_fits
 from kit.gguf.names import layer_of
+from kit.lab.kept import once_a_run
 from kit.lab.note import doing
 from kit.model.config import read_config
 from kit.units import format_bytes
@@ -149,6 +150,7 @@ def used_bytes(file) -> int:
     return sum(4 * file.tensors[name].elements for name in read_config(file).order_of_use(file.tensors))
 
 
+@once_a_run
 @doing("measuring memory pressure")
 def spilled(path, tiny, shares, folder: Path, inferences: int = 3, budget: float = 40.0, piece: int = FAULT) -> dict:
     """share -> way -> seconds of each inference, the three ways in turn, with memory for that share of the float32 weights.
@@ -256,6 +258,7 @@ class Group:
             raise ReportError(f"swap = true: a way took more than {timeout:.0f} s under a limit of {limit} bytes") from None
 
 
+@once_a_run
 @doing("measuring memory pressure with swap")
 def swapped(path, tiny, shares, folder: Path, inferences: int = 3, budget: float = 40.0) -> dict:
     """The same with real swap, each way in a process of its own: it may use what it needs without float32, and that share of

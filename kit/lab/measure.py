@@ -12,6 +12,7 @@ import numpy as np
 from torch.utils.benchmark.utils.timer import timer as timer_with_sync
 
 from kit.lab import drift
+from kit.lab.kept import once_a_run
 from kit.lab.note import doing
 from kit.lab.state import State, probe
 
@@ -79,6 +80,7 @@ class Rounds:
         return float(np.median(self.seconds[way]))
 
 
+@once_a_run
 @doing("measuring")
 def rounds(
     ways: Mapping[str, Callable[[], float]], least: int = 10, budget: float = 10.0,
@@ -123,6 +125,7 @@ def _of_one_state(taken: list[tuple[State | None, dict[str, float]]], ways: Sequ
     return Rounds(seconds, state=state, left_out=len(taken) - len(members))
 
 
+@once_a_run
 def compare(
     a: Callable[[], object], b: Callable[[], object], samples: int = 10, min_sample: float = 0.01,
     edges: Sequence[float | None] = (), budget: float = 10.0, clock: Clock = timer_with_sync, look: Callable[[], State] = probe,

@@ -255,16 +255,18 @@ def perform(
     on_cell: Callable[[Job, int], None] = lambda job, cell: None,
     on_end: Callable[[Job, Outcome], None] = lambda job, outcome: None,
     on_second: Callable[[str], None] | None = None,
+    taken: Path | None = None,
 ) -> None:
     """Run the jobs one after another. A notebook that fails becomes a failed row and a failed record; the rest goes on.
+    ``taken``: a folder for what they measure; a job that was performed with it before is rendered from that.
 
     ReportError when another process runs notebooks in the folder.
     """
     with alone(run.folder):
-        _perform(run, jobs, timeout, on_cell, on_end, on_second)
+        _perform(run, jobs, timeout, on_cell, on_end, on_second, taken)
 
 
-def _perform(run, jobs, timeout, on_cell, on_end, on_second):
+def _perform(run, jobs, timeout, on_cell, on_end, on_second, taken):
     run.planned = sorted({*run.planned, *(job.name for job in jobs)})
     run.save()
     for job in jobs:
@@ -273,7 +275,8 @@ def _perform(run, jobs, timeout, on_cell, on_end, on_second):
         run.notebooks.pop(job.name, None)
         run.save()
         target = run.folder / f"{job.name}.ipynb"
-        outcome = execute(job.source, target, job.parameters, timeout, lambda n, job=job: on_cell(job, n), on_second)
+        kept = taken and taken / job.name
+        outcome = execute(job.source, target, job.parameters, timeout, lambda n, job=job: on_cell(job, n), on_second, kept)
         run.notebooks[job.name] = Row(**asdict(outcome), finished=now(), digest=job.digest, read_gbps=run.read_gbps)
         if outcome.status != "ok":
             failure = records.Record(

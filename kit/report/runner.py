@@ -16,6 +16,7 @@ import nbformat
 import psutil
 
 from kit.lab import note
+from kit.lab.kept import FOLDER
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,14 @@ def execute(
     timeout: float | None = None,
     on_cell: Callable[[int], None] = lambda cell: None,
     on_second: Callable[[str], None] | None = None,
+    taken: Path | None = None,
 ) -> Outcome:
     """Run ``source`` with papermill in the folder of ``output``, which appears only when the run is over.
 
     Whatever happens to the notebook is an Outcome; its process log stays beside the output when it failed. The
     processes that it started are killed when it ends, after ``timeout`` seconds, and on any exception here (Ctrl-C).
-    ``on_second`` is told once a second what the notebook is doing: "compiling", "measuring", or nothing known.
+    ``on_second`` is told once a second what the notebook is doing: "compiling", "measuring", or nothing known. What it
+    measures is kept in the folder ``taken``, from where the same notebook run again takes it (kit.lab.kept).
     """
     output = output.absolute()  # the child works in that folder
     partial, log = output.with_name(f".{output.stem}.partial.ipynb"), output.with_suffix(".log")
@@ -53,11 +56,13 @@ def execute(
         "parameters": parameters, "cwd": str(output.parent),
     }  # fmt: skip
     started, reason, records_before = time.monotonic(), "", []
+    if taken:
+        taken.mkdir(exist_ok=True)
     try:
         with (
             tempfile.TemporaryDirectory() as ipython_folder,
             open(log, "wb") as log_file,
-            _Child(job, ipython_folder, log_file) as child,
+            _Child(job, ipython_folder, log_file, taken) as child,
         ):
             for event in child.events(None if timeout is None else started + timeout, 1.0 if on_second else None):
                 if not event:
@@ -79,7 +84,7 @@ def execute(
 class _Child:
     """The process of kit.report.child and everything that it starts. The end of the ``with`` is the end of them all."""
 
-    def __init__(self, job: dict, ipython_folder: str, log_file):
+    def __init__(self, job: dict, ipython_folder: str, log_file, taken: Path | None):
         self._pipe, child_end = os.pipe()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kit.report.child", str(child_end)],
@@ -89,6 +94,7 @@ class _Child:
                 "MPLBACKEND": "module://matplotlib_inline.backend_inline",
                 "KIT_READING": os.path.join(ipython_folder, "reading"),
                 "KIT_DOING": os.path.join(ipython_folder, "doing"),
+                FOLDER: str(taken or ""),
                 "IPYTHONDIR": ipython_folder,  # the user's start-up files must not change a measurement
             },
         )  # fmt: skip
