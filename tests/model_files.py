@@ -46,11 +46,31 @@ MODELS = {
     ),
 }  # fmt: skip
 
+_DEEPSEEK, _MIXTURE = GEOMETRIES["tiny-deepseek2"], GEOMETRIES["tiny-qwen3moe"]
+_EXPANDED = {key: value for key, value in _DEEPSEEK.more.items() if not key.endswith("_mla")}
+_SIGMOID = {
+    "leading_dense_block_count": 1, "expert_shared_count": 1, "expert_gating_func": 2, "expert_weights_norm": True,
+    "expert_weights_scale": 1.5,
+}  # fmt: skip
+_ROUTED = replace(_MIXTURE, tied=False, more=_MIXTURE.more | _SIGMOID, layers=3, biases=("exp_probs_b",), context=64)
+FAMILIES = {row.name: row for row in (  # whose independent answer is llama.cpp's alone
+    _DEEPSEEK,
+    replace(_DEEPSEEK, name="deepseek2-expanded", kv_heads=4, head_dim=80, more=_EXPANDED | {"attention.key_length": 80}),
+    _scaled(_DEEPSEEK, "deepseek2-lite", attention__q_lora_rank=0, expert_gating_func=1, expert_weights_norm=False,
+            expert_weights_scale=1.0, expert_group_count=1, rope__scaling__yarn_log_multiplier=0.0),
+    _scaled(replace(_LLAMA, architecture="glm4"), "glm4", rope__dimension_count=32),
+    replace(_ROUTED, name="glm4moe", architecture="glm4moe", more=_ROUTED.more | {"nextn_predict_layers": 0}),
+    replace(_ROUTED, name="dots1", architecture="dots1", kv_heads=4),
+    _scaled(replace(_ROUTED, architecture="ernie4_5-moe"), "ernie4_5-moe", interleave_moe_layer_step=1,
+            expert_shared_feed_forward_length=128, expert_gating_func=1, expert_weights_scale=1.0),
+)}  # fmt: skip
+MODELS = {name: row for name, row in MODELS.items() if name not in FAMILIES}
+
 
 def write(folder: Path, name: str, mix: str = "F32") -> Path:
     """The file of ``MODELS[name]`` in ``folder``, written once."""
     path = folder / f"{name}-{mix}.gguf"
-    return path if path.exists() else synthesize(path, MODELS[name], mix)
+    return path if path.exists() else synthesize(path, (MODELS | FAMILIES)[name], mix)
 
 
 def rewrite(source: Path, target: Path, change) -> Path:

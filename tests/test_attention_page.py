@@ -13,7 +13,7 @@ from test_first_token import SLOW, curve
 from kit.claims.records import read
 from kit.costs import attention as costs
 from kit.findings import pressure
-from kit.model.config import read_config
+from kit.model.hyperparameters import read_config
 from kit.synthetic.geometry import GEOMETRIES
 
 NAME, GRANITE = "04_attention", GEOMETRIES["granite-3.3-8b"]

@@ -9,7 +9,7 @@ from invented import MACHINE
 import kit
 from kit.claims.records import read
 from kit.findings import dequantizers, first_layers, pressure, reported
-from kit.model.config import read_config
+from kit.model.hyperparameters import read_config
 from kit.synthetic.write import cached_model
 
 NAME = "01_first_token"

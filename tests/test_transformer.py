@@ -75,6 +75,33 @@ def test_equals_llama_cpp(folder, rounded_gelu, name):
     assert error(model_of(folder, name).logits(prompt), theirs) < tolerance
 
 
+@pytest.mark.parametrize("name", model_files.FAMILIES)
+def test_families_equal_llama_cpp(folder, name):
+    """Prefill, and tokens one by one: latent attention (MLA) absorbed and not, mixtures by sigmoid, bias and groups, shared
+    experts, dense layers first."""
+    theirs = llama_cpp.logits(model_files.write(folder, name), PROMPT, 512)
+    model = model_of(folder, name)
+    assert error(model.logits(PROMPT), theirs) < 1e-5
+    assert error(decode(model, PROMPT, 30), theirs[29:]) < 1e-5
+
+
+def test_a_latent_is_all_history(folder):
+    """Absorbed, a position holds one latent and the rotated key a layer, in any type of history; expanded, heads twice."""
+    model, expanded = model_of(folder, "tiny-deepseek2"), model_of(folder, "deepseek2-expanded")
+    assert model.new_cache().bytes_per_position == 3 * (64 + 32) * 4
+    assert expanded.new_cache().bytes_per_position == 3 * 2 * 4 * 80 * 4
+    right = model.logits(PROMPT[:20])
+    for kind, tolerance in (("float16", 1e-3), ("q8_0", 2e-2)):
+        rounded = model_of(folder, "tiny-deepseek2", kv_dtype=kind)
+        assert error(decode(rounded, PROMPT[:20], 15), right[14:].numpy()) < tolerance
+
+
+@pytest.mark.parametrize("attention", ["loop", "strided", "sdpa", "chunked", "blas"])
+def test_every_attention_takes_a_latent(folder, attention):
+    right = model_of(folder, "tiny-deepseek2").logits(PROMPT[:24]).numpy()
+    assert error(model_of(folder, "tiny-deepseek2", attention=attention).logits(PROMPT[:24]), right) < 1e-5
+
+
 @pytest.mark.parametrize("name", ["tiny-gemma2", "tiny-gemma3", "olmo3", "tiny-gpt-oss"])
 def test_past_the_window_it_equals_llama_cpp(folder, rounded_gelu, name):
     """600 positions, most in one prefill and the last one by one; the window is 512 in gemma3 and 16 in the others."""

@@ -85,7 +85,7 @@ def test_a_missing_key(source, tmp_path, key):
         ("rope.scaling.type", "longrope", "RoPE scaling 'longrope' is not supported"),
         ("attention.value_length", 32, "values have 32 elements, but keys 64"),
         ("attention.head_count_kv", [2, 4], "should be a count"),
-        ("expert_gating_func", 2, "experts are chosen by gating function 2"),
+        ("expert_gating_func", 4, "experts are chosen by gating function 4"),
     ],
 )
 def test_a_senseless_key(source, tmp_path, key, value, message):

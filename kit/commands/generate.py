@@ -141,7 +141,7 @@ def _refuse_idle(asked: set, linear: str, temperature: float) -> None:
 def _way(opened, asked, linear, cache, backend, attention, context, kv):
     """(what generates with a cache's policy and the arguments of kit.generate, the policy that was asked, whose pass)."""
     import kit
-    from kit.model.config import ARCHITECTURES
+    from kit.model.architectures import ARCHITECTURES
 
     if opened.compressed:
         linear = None

@@ -9,5 +9,6 @@ def attention_flops(config: Config, context: int, layer: int = 0) -> int:
 
 
 def kv_bytes(config: Config, context: int, layer: int = 0, width: int = 4) -> int:
-    """Bytes of a layer's keys and values that one token attends to, ``width`` bytes a number."""
-    return 2 * width * config.kv_heads * config.head_dim * min(context, config.window_of(layer) or context)
+    """Bytes of a layer's keys and values, or of a latent, that one token attends to, ``width`` bytes a number."""
+    parts, positions = 2 - config.one_history, min(context, config.window_of(layer) or context)
+    return parts * width * config.kv_heads * config.head_dim * positions

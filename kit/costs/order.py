@@ -17,7 +17,7 @@ from kit.errors import KitError, ModelError
 from kit.gguf.formats import FORMATS
 from kit.gguf.summary import NO_WEIGHTS, check_blocks
 from kit.lab import state
-from kit.model.config import ARCHITECTURES
+from kit.model.architectures import ARCHITECTURES
 from kit.model.linear import linear_named
 
 FUSED = ("fused", "fused-int8")

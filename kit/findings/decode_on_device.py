@@ -18,10 +18,11 @@ from kit.findings.live import relative_rms
 from kit.lab import figures
 from kit.lab.device import Limits
 from kit.lab.machine import memory_available
-from kit.model.config import Config, read_config
+from kit.model.config import Config
 from kit.model.device import DeviceTransformer
 from kit.model.device_kvcache import KV_DTYPES
 from kit.model.device_weights import DeviceWeights
+from kit.model.hyperparameters import read_config
 from kit.units import format_bytes
 
 CONTEXTS = (1, 512, 4096, 32768, 131071)

@@ -29,7 +29,7 @@ from kit.findings.first_layers import what_fits
 from kit.gguf.names import layer_of
 from kit.lab.kept import once_a_run
 from kit.lab.note import doing
-from kit.model.config import read_config
+from kit.model.hyperparameters import read_config
 from kit.units import format_bytes
 
 PASSES = 2  # of an inference: a request of the reports runs its prompt twice (data/evidence.yaml: two-passes)

@@ -14,8 +14,11 @@ class Architecture:
 
     rope: str = "interleaved"
     norms: tuple[str, str, str, str] = ("attn_norm", "", "ffn_norm", "")
-    qk_norm: str = ""  # RMSNorm of queries and keys before RoPE: by "head", or over "all" heads of a token
-    fused: bool = False  # attn_qkv is the rows of q, k and v; ffn_up is those of gate and up
+    qk_norm: str = ""  # RMSNorm of queries and keys before RoPE: by "head", over "all" heads, by head where "stored"
+    fused: tuple[str, ...] = ()  # "attn": attn_qkv is the rows of q, k and v; "ffn": ffn_up is those of gate and up
+    latent: bool = False  # keys and values are projections of one latent (MLA)
+    gating: int = 1  # how shares come from a router's scores, if the file does not say: softmax (1) or sigmoid (2)
+    normed: bool = True  # the shares of the chosen experts sum to 1; False: if the file says so
     activation: str = "silu"  # of the gate: "silu", "gelu" (by tanh), "clamped" (gpt-oss)
     scaled: bool = False  # granite's four multipliers are read from the metadata
     root_scaled: bool = False  # embeddings are multiplied by sqrt(hidden_size)
@@ -28,6 +31,7 @@ class Architecture:
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
 
 
+_LATE = ("attn_norm", "", "post_attention_norm", "")  # named after what it follows in the transformers library
 _SANDWICH = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 
 # Biases, tied embeddings, the size of the window, RoPE scaling and experts follow from a file's tensors and metadata in
@@ -38,18 +42,23 @@ ARCHITECTURES = {
     "internlm2": Architecture(),
     "exaone": Architecture("neox"),
     "ernie4_5": Architecture(),
+    "ernie4_5-moe": Architecture(),
     "granite": Architecture(scaled=True),
     "granitemoe": Architecture(scaled=True),
     "minicpm": Architecture(scaled=True),
     "qwen2": Architecture("neox"),
     "qwen3": Architecture("neox", qk_norm="head"),
     "qwen3moe": Architecture("neox", qk_norm="head"),
-    "phi3": Architecture("neox", fused=True),
+    "deepseek2": Architecture(latent=True, normed=False),
+    "glm4": Architecture(norms=_SANDWICH, fused=("ffn",)),
+    "glm4moe": Architecture("neox", _LATE, qk_norm="stored", gating=2, normed=False),
+    "dots1": Architecture("neox", qk_norm="head", normed=False),
+    "phi3": Architecture("neox", fused=("attn", "ffn")),
     "smollm3": Architecture(no_rope_every=4),
     "olmo2": Architecture(
         "neox", ("", "post_attention_norm", "", "post_ffw_norm"), qk_norm="all", period=4, local_scaled=False
     ),
-    "seed_oss": Architecture("neox", ("attn_norm", "", "post_attention_norm", "")),
+    "seed_oss": Architecture("neox", _LATE),
     "gemma": Architecture("neox", activation="gelu", root_scaled=True),
     "gemma2": Architecture(
         "neox", _SANDWICH, activation="gelu", root_scaled=True, hidden_scaled=46, soft_caps=(50.0, 30.0), period=2
@@ -58,7 +67,5 @@ ARCHITECTURES = {
         "neox", _SANDWICH, qk_norm="head", activation="gelu", root_scaled=True, hidden_scaled=62,
         period=6, local_base=10000.0, local_scaled=False,
     ),
-    "gpt-oss": Architecture(
-        "neox", ("attn_norm", "", "post_attention_norm", ""), activation="clamped", sinks=True, period=2
-    ),
+    "gpt-oss": Architecture("neox", _LATE, activation="clamped", sinks=True, period=2),
 }  # fmt: skip

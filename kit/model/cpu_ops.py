@@ -75,7 +75,9 @@ class CpuOps:
         return ACTIVATIONS[self.config.family.activation](gate, up)
 
     def route(self, name, x):
-        return best_experts(self.linear(name, x), self.config.experts_used)
+        bias = name.replace("ffn_gate_inp.weight", "exp_probs_b.bias")
+        bias = self.weights[bias] if bias in self.weights.file.tensors else None
+        return best_experts(self.linear(name, x), self.config.routing, bias)
 
     def expects(self, names):
         pass
@@ -100,10 +102,21 @@ ACTIVATIONS = {
 }
 
 
-def best_experts(scores, used):
-    """(share, expert) of the ``used`` best experts, (tokens, used) each; shares are a softmax over their scores."""
-    best, chosen = scores.topk(used)
-    return best.softmax(-1), chosen
+def best_experts(scores, routing, bias=None):
+    """(share, expert) of the best experts by scores (tokens, experts), (tokens, used) each. ``bias`` (experts,) counts for the
+    choice alone; a group is as good as its two best experts together (DeepSeek-AI 2024, V3)."""
+    share = scores.sigmoid() if routing.sigmoid else scores.softmax(-1)
+    rank = share if bias is None else share + bias
+    if routing.groups > 1:
+        groups = rank.unflatten(-1, (routing.groups, -1))
+        best = groups.topk(2).values.sum(-1).topk(routing.groups_used).indices
+        left_out = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter_(-1, best, False)
+        rank = groups.masked_fill(left_out[..., None], -torch.inf).flatten(-2)
+    chosen = rank.topk(routing.used).indices
+    share = share.gather(-1, chosen)
+    if routing.normed:
+        share = share / share.sum(-1, keepdim=True).clamp_min(2**-14)
+    return share * routing.scale, chosen
 
 
 def scaled_logits(y, config):

@@ -25,6 +25,8 @@ class DeviceTransformer(Transformer):
 
     def __init__(self, weights: DeviceWeights, max_context=None, kv_dtype="float32", graphs: bool | None = None):
         super().__init__(weights, attention="sdpa", max_context=max_context, kv_dtype=kv_dtype)
+        if self.config.latent:
+            raise ModelError(f"{self.file.path}: latent attention runs on the CPU alone: use kit.Weights")
         if self.config.experts and graphs:
             raise ModelError(f"{self.file.path}: a graph cannot choose experts; leave graphs out, or give graphs=False")
         self.graphs = weights.device.type == "cuda" and not self.config.experts if graphs is None else graphs

@@ -58,7 +58,8 @@ class DeviceOps:
 
     def route(self, name, input):
         self.router = name
-        return best_experts(self.linear(name, input), self.config.experts_used)
+        bias = self.vectors.get(name.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
+        return best_experts(self.linear(name, input), self.config.routing, bias)
 
     def expects(self, names):
         self.model.expects(names, self.router)

@@ -37,7 +37,7 @@ class Ops(Protocol):
         """activation(gate) * up, as an input."""
 
     def route(self, name: str, input) -> tuple[torch.Tensor, torch.Tensor]:
-        """(share, expert) of each token's best experts by the router ``name``, (tokens, experts_used) each."""
+        """(share, expert) of each token's best experts by the router ``name``, (tokens, experts in use) each."""
 
     def expects(self, names: list[str]) -> None:
         """Announces the experts' matrices that are used next, in order, for a prefetch."""
@@ -58,13 +58,17 @@ def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
             norm and f"{block}{norm}.weight" for norm in config.family.norms
         )
         input = ops.norm(x, before_attention)
-        mixed = ops.attend(layer, *_heads(ops, config, block, input))
+        if config.latent:
+            mixed = _values(ops, config, block, ops.attend(layer, *_latent(ops, config, block, input)))
+        else:
+            mixed = ops.attend(layer, *_heads(ops, config, block, input))
         _add_linear(ops, x, f"{block}attn_output.weight", mixed, after_attention)
         input = ops.norm(x, before_ffn)
-        if config.experts:
+        mixture = config.mixtures[layer]
+        if mixture:
             ops.add(x, _experts(ops, config, block, input, x))
-        if config.shared_intermediate_size or not config.experts:
-            suffix = "_shexp.weight" if config.experts else ".weight"
+        if config.shared_intermediate_size or not mixture:
+            suffix = "_shexp.weight" if mixture else ".weight"
             _add_linear(ops, x, f"{block}ffn_down{suffix}", _hidden(ops, config, block, suffix, input), after_ffn)
     output = ops.norm(x[wanted], "output_norm.weight")
     return ops.logits("token_embd.weight" if config.tied else "output.weight", output)
@@ -72,7 +76,7 @@ def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
 
 def _heads(ops, c, block, input):
     """q, k and v, (tokens, heads, head_dim) each, before RoPE."""
-    if c.family.fused:
+    if "attn" in c.family.fused:
         sizes = [count * c.head_dim for count in (c.heads, c.kv_heads, c.kv_heads)]
         q, k, v = ops.linear(f"{block}attn_qkv.weight", input).split(sizes, 1)
     else:
@@ -85,9 +89,44 @@ def _heads(ops, c, block, input):
     return q, k, v
 
 
+def _latent(ops, c, block, input):
+    """q, k and v of latent attention, in each the elements with RoPE first.
+
+    Absorbed, all heads share one key, which is also the value: the latent. On the CPU alone, where an input is a tensor.
+    """
+    rank, query_rank, plain, value, absorbed = c.latent
+    if query_rank:
+        q = ops.norm(ops.linear(f"{block}attn_q_a.weight", input), f"{block}attn_q_a_norm.weight")
+        q = ops.linear(f"{block}attn_q_b.weight", q)
+    else:
+        q = ops.linear(f"{block}attn_q.weight", input)
+    q, turned_q = q.unflatten(1, (c.heads, -1)).split([plain, c.rope.dims], -1)
+    latent, turned = ops.linear(f"{block}attn_kv_a_mqa.weight", input).split([rank, c.rope.dims], 1)
+    latent, turned = ops.rms_norm(latent.contiguous(), f"{block}attn_kv_a_norm.weight"), turned[:, None]
+    if absorbed:
+        k = v = torch.cat([turned, latent[:, None]], -1)
+        return torch.cat([turned_q, _by_head(ops, f"{block}attn_k_b.weight", q)], -1), k, v
+    k, v = ops.linear(f"{block}attn_kv_b.weight", latent).unflatten(1, (c.heads, -1)).split([plain, value], -1)
+    k = torch.cat([turned.expand(-1, c.heads, -1), k], -1)
+    return torch.cat([turned_q, q], -1), k, torch.nn.functional.pad(v, (0, c.head_dim - value))
+
+
+def _values(ops, c, block, mixed):
+    """The heads' values (tokens, heads * value) from what attention mixed: padded values, or RoPE's elements and a latent."""
+    mixed = mixed.unflatten(1, (c.heads, -1))
+    if c.latent.absorbed:
+        return _by_head(ops, f"{block}attn_v_b.weight", mixed[..., c.rope.dims :]).flatten(1)
+    return mixed[..., : c.latent.value].flatten(1)
+
+
+def _by_head(ops, name, x):
+    """W[head] x[:, head] for each head: x (tokens, heads, in) -> (tokens, heads, out)."""
+    return torch.stack([ops.linear(f"{name}[{head}]", x[:, head].contiguous()) for head in range(x.shape[1])], 1)
+
+
 def _hidden(ops, c, block, suffix, input):
     """The input of ffn_down: the activated gate times up."""
-    if c.family.fused:
+    if "ffn" in c.family.fused:
         return ops.activate(*ops.linear(f"{block}ffn_up{suffix}", input).chunk(2, 1))
     return ops.activate(*(ops.linear(f"{block}ffn_{part}{suffix}", input) for part in ("gate", "up")))
 
@@ -101,10 +140,10 @@ def _add_linear(ops, x, name, input, norm):
 
 
 def _experts(ops, c, block, input, x):
-    """Weighted sum of each token's ``experts_used`` best experts (tokens, hidden_size); reads only experts in use."""
+    """Weighted sum of each token's best experts (tokens, hidden_size); reads only experts in use."""
     share, chosen = ops.route(f"{block}ffn_gate_inp.weight", input)
     out, experts = torch.zeros_like(x), chosen.unique().tolist()
-    parts = ("up", "down") if c.family.fused else ("gate", "up", "down")
+    parts = ("up", "down") if "ffn" in c.family.fused else ("gate", "up", "down")
     ops.expects([f"{block}ffn_{part}_exps.weight[{expert}]" for expert in experts for part in parts])
     for expert in experts:
         token, place = (chosen == expert).nonzero(as_tuple=True)

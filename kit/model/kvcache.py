@@ -41,17 +41,16 @@ class KVCache(Positions):
     """Keys and values of up to ``context`` positions in all layers.
 
     Address space for the whole context is reserved at once; the operating system provides memory as positions are written,
-    so nothing is ever copied to grow.
+    so nothing is ever copied to grow. ``one``: keys are also the values (an absorbed latent), and stored once.
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: str = "float32"):
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: str = "float32", one: bool = False):
         each = known("KV cache type", dtype, KV_TYPES, ModelError)
         if dtype == "q8_0" and head_dim % _QK8_0:
             raise ModelError(f"KV cache type 'q8_0' needs heads of a multiple of {_QK8_0} elements, not {head_dim}")
-        super().__init__(context, dtype, int(2 * layers * kv_heads * head_dim * each))
-        self._keys, self._values = (
-            [_Store(kv_heads, context, head_dim, dtype) for _ in range(layers)] for _ in ("keys", "values")
-        )
+        super().__init__(context, dtype, int((2 - one) * layers * kv_heads * head_dim * each))
+        made = [[_Store(kv_heads, context, head_dim, dtype) for _ in range(layers)] for _ in range(2 - one)]
+        self._keys, self._values = made[0], made[-1]
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write k and v (tokens, kv_heads, head_dim) of ``layer`` after the positions held; returns all keys and values of
@@ -63,7 +62,8 @@ class KVCache(Positions):
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k and v of ``layer`` as ``append`` does, without returning anything."""
         self._keys[layer].write(self.length, k)
-        self._values[layer].write(self.length, v)
+        if self._values is not self._keys:
+            self._values[layer].write(self.length, v)
 
     def histories(self, layer: int) -> tuple[History, History]:
         """Addresses and layout of a layer's keys and values, for kernels."""

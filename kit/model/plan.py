@@ -38,6 +38,7 @@ def obstacle(model) -> str:
         "the linear layers do not read blocks": not model.linear.activations,
         "attention is not fused": model.attention != "fused",
         "experts are chosen token by token": c.experts,
+        "attention is over a latent": c.latent,
         "scores are capped or have sinks": c.attention_cap or c.family.sinks,
         f"the activation is {c.family.activation}": c.family.activation not in ("silu", "gelu"),
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,

@@ -12,9 +12,9 @@ from kit.cpu.threads import torch_alone
 from kit.errors import ModelError, known
 from kit.lab.machine import memory_available
 from kit.model.attention import ATTENTION
-from kit.model.config import read_config
 from kit.model.cpu_ops import CpuOps
 from kit.model.forward import forward
+from kit.model.hyperparameters import read_config
 from kit.model.kvcache import KVCache
 from kit.model.linear import GEMV_MAX_TOKENS, linear_named
 from kit.model.plan import Plan, obstacle
@@ -57,7 +57,7 @@ class Transformer:
     def new_cache(self, context: int | None = None) -> KVCache:
         """An empty key/value cache for up to ``context`` positions (None: ``max_context``)."""
         c = self.config
-        return KVCache(c.layers, c.kv_heads, c.head_dim, context or self.max_context, self.kv_dtype)
+        return KVCache(c.layers, c.kv_heads, c.head_dim, context or self.max_context, self.kv_dtype, c.one_history)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

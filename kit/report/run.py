@@ -20,7 +20,7 @@ from kit.errors import ReportError
 from kit.gguf.summary import check_blocks
 from kit.lab import machine
 from kit.lab.files import alone, replacing
-from kit.model.config import read_config
+from kit.model.hyperparameters import read_config
 from kit.report import parameters, sources
 from kit.report.runner import Outcome, execute
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from kit.errors import ModelError, known
 from kit.gguf.formats import FORMATS
-from kit.model.config import Config, described_config
+from kit.model.config import Config
+from kit.model.hyperparameters import described_config
 from kit.synthetic.vocabulary import Vocabulary
 
 MAX_LAYERS = 9999  # a larger number is a typing error
@@ -187,6 +188,8 @@ _GEMMA2 = replace(_GEMMA3, size=256000)
 _PHI3 = replace(_LLAMA2, size=32064, special=_LLAMA2.special | {32000: "<|endoftext|>"}, eos=32000)
 _OLMO2 = Vocabulary("gpt2", "dbrx", 100352, {100257: "<|endoftext|>"}, 100257, 100257)
 _SMOLLM3 = Vocabulary("gpt2", "smaug-bpe", 128256, {128000: "<|begin_of_text|>", 128001: "<|end_of_text|>"}, 128000, 128001)
+_DEEPSEEK = Vocabulary("gpt2", "deepseek-llm", 102400, {100000: "<|begin of sentence|>", 100001: "<|end of sentence|>"},
+                       100000, 100001, add_bos=True)  # fmt: skip
 _GPT_OSS = Vocabulary("gpt2", "gpt-4o", 201088, {199998: "<|startoftext|>", 199999: "<|endoftext|>"}, 199998, 199999)
 
 
@@ -199,6 +202,13 @@ _LLAMA31_SCALING = Scaling(factor=8.0, low=1.0, high=4.0, context=8192)
 _GPT_OSS_KEYS = {
     "expert_count": 32, "expert_used_count": 4, "expert_feed_forward_length": 2880, "attention.sliding_window": 128,
     "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096,
+}  # fmt: skip
+_DEEPSEEK_KEYS = {
+    "leading_dense_block_count": 1, "expert_count": 64, "expert_used_count": 6, "expert_feed_forward_length": 1408,
+    "expert_shared_count": 2, "expert_weights_scale": 1.0, "expert_gating_func": 1, "rope.dimension_count": 64,
+    "attention.kv_lora_rank": 512, "attention.key_length": 576, "attention.value_length": 512,
+    "attention.key_length_mla": 192, "attention.value_length_mla": 128, "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 40.0, "rope.scaling.original_context_length": 4096, "rope.scaling.yarn_log_multiplier": 0.0707,
 }  # fmt: skip
 _ATTENTION_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output")
 _EXPERT_BIASES = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
@@ -225,6 +235,8 @@ _PUBLISHED = (
     Geometry("smollm3-3b", "smollm3", 36, 2048, 11008, 16, 4, 128, 65536, _SMOLLM3, 5e6, 1e-6, tied=True),
     Geometry("gpt-oss-20b", "gpt-oss", 24, 2880, 2880, 64, 8, 64, 131072, _GPT_OSS, 1.5e5, more=_GPT_OSS_KEYS,
              biases=_ATTENTION_BIASES + _EXPERT_BIASES),
+    Geometry("deepseek-v2-lite", "deepseek2", 27, 2048, 10944, 16, 1, 576, 163840, _DEEPSEEK, epsilon=1e-6,
+             more=_DEEPSEEK_KEYS),
 )  # fmt: skip
 
 
@@ -243,6 +255,11 @@ def _tiny(of: str, name: str = "", more: dict | None = None, **changes) -> Geome
 
 
 _EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 256}
+_TINY_DEEPSEEK = _EXPERTS | {  # as in V3: sigmoid routing with a bias and groups, a latent of queries
+    "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.5, "expert_group_count": 4,
+    "expert_group_used_count": 2, "rope.dimension_count": 32, "attention.q_lora_rank": 128, "attention.kv_lora_rank": 64,
+    "attention.key_length": 96, "attention.value_length": 64, "attention.key_length_mla": 80, "attention.value_length_mla": 64,
+}  # fmt: skip
 _WINDOW = {"attention.sliding_window": 16}
 
 _TINY = (
@@ -257,6 +274,7 @@ _TINY = (
     _tiny("phi-3-mini-4k", more=_WINDOW),
     _tiny("olmo-2-1b"),
     _tiny("smollm3-3b", layers=4),
+    _tiny("deepseek-v2-lite", more=_TINY_DEEPSEEK, biases=("exp_probs_b",), layers=3, kv_heads=1, head_dim=96),
     _tiny("gpt-oss-20b", more=_EXPERTS | _WINDOW, intermediate_size=256),
 )
 
