@@ -16,6 +16,7 @@ from kit.cache import routing
 from kit.cache.traces import mixture_of_experts
 from kit.claims import book, gates, records
 from kit.costs.measured import Cost
+from kit.costs.ways import BLOCKS, BLOCKS_INT8
 from kit.findings import dequantizers, pressed, pressure
 from kit.lab import disk
 from kit.lab.paths import ROOT, models_folder
@@ -350,6 +351,28 @@ def test_cells_are_short_and_the_notebook_is(name):
     assert [source for source in sources if len(source.splitlines()) > 20] == []
     lines = [line for source in sources for line in source.splitlines() if line.strip()]
     assert len(lines) <= CASES[name].lines
+
+
+READS = {  # notebook, up to this cell, reads a record of another: quantity -> where it stands then
+    ("03_cache_variants", "live-table", "02_cache_mystery"): {
+        "tokens a second, all float32 kept": lambda ran: ran["points"].loc["all kept", "tok/s"],
+    },
+    ("09_your_model", "measure", "07_memory_frontier"): {
+        f"a token, {way.label}": lambda ran, way=way: ran["study"].measured[way].seconds for way in (BLOCKS, BLOCKS_INT8)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, until, earlier", READS)
+def test_a_quantity_that_an_earlier_notebook_measured_is_read_from_it(name, until, earlier, ran, tmp_path):
+    """One quantity is measured once a run: the later page shows the earlier one's samples, even unlikely ones."""
+    rows = records.read([ran(earlier)["lab"].out / f"{earlier}.jsonl"])
+    given = {row.quantity: replace(row, samples=[1234.5], median=None) for row in rows}
+    for quantity in READS[name, until, earlier]:
+        records.append(tmp_path / f"{earlier}.jsonl", given[quantity])
+    later = cells.run(name, until, out=tmp_path)
+    assert {where(later) for where in READS[name, until, earlier].values()} == {1234.5}
+    assert not {row.quantity for row in records.read([tmp_path / f"{name}.jsonl"])} & {*READS[name, until, earlier]}
 
 
 # --- the harness itself ---------------------------------------------------------------------------------------------------

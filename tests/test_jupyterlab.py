@@ -27,10 +27,16 @@ pytestmark = [
 ]
 NAMES = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 RUN = NAMES if os.environ.get("KIT_ALL_NOTEBOOKS") else ["00_start_here", "08_claims"]  # all ten take minutes
-CONTROLS = {  # notebook -> the cells that its controls need
-    "03_cache_variants": "parameters imports policy play",
-    "05_tile_decode": "parameters session record tile entropy families residuals",
-    "09_your_model": "parameters session file hits hits-figure by-hand at explore",
+CONTROLS = {  # notebook -> its controls, and the cells that they need
+    "03_cache_variants": ("list slider", "parameters imports policy play"),
+    "04_attention": ("slider", "parameters imports start file three-ways equal play"),
+    "05_tile_decode": ("list slider", "parameters session record tile entropy families residuals"),
+    "07_memory_frontier": ("slider", "parameters imports disk file tensor ways measure whole best control play"),
+    "09_your_model": ("list slider", "parameters session file hits hits-figure by-hand at explore"),
+}
+MOVES = {
+    "list": lambda page: page.locator(".jp-NotebookPanel:visible .widget-dropdown select").select_option(index=1),
+    "slider": lambda page: page.locator(".jp-NotebookPanel:visible .noUi-handle").press("ArrowRight"),
 }
 RUN_ALL = """async () => {
     await jupyterapp.commands.execute("notebook:run-all-cells");
@@ -136,24 +142,22 @@ def test_a_notebook_opens_and_its_cells_run(lab, page, folder, name):
     assert (folder / "results" / "interactive" / f"{name}.jsonl").exists()
 
 
-@pytest.mark.parametrize("name, needed", CONTROLS.items())
-def test_controls_move_and_redraw(lab, page, folder, name, needed):
-    """Two controls of a notebook, without the measurements that they do not need: each draws another picture."""
+@pytest.mark.parametrize("name", CONTROLS)
+def test_controls_move_and_redraw(lab, page, folder, name):
+    """Every control of a notebook, without the measurements that it does not need: each draws another picture."""
+    controls, needed = (part.split() for part in CONTROLS[name])
     notebook = nbformat.read(folder / f"{name}.ipynb", as_version=4)
-    notebook.cells = [cell for cell in notebook.cells if cell.id in needed.split()]
+    notebook.cells = [cell for cell in notebook.cells if cell.id in needed]
     nbformat.write(notebook, folder / f"controls-{name}.ipynb")
     page.goto(f"{lab[0]}/lab/tree/controls-{name}.ipynb?reset&token={lab[1]}")
     assert page.wait_for_function(KERNEL).json_value() == "python3"
     page.evaluate(RUN_ALL)
     picture = page.locator(".jp-NotebookPanel:visible .jp-OutputArea img").last
     seen = [picture.get_attribute("src")]
-    for move in (
-        lambda: page.locator(".widget-dropdown select").select_option(index=1),
-        lambda: page.locator(".noUi-handle").press("ArrowRight"),
-    ):
-        move()
+    for control in controls:
+        MOVES[control](page)
         page.wait_for_function(
             "seen => !seen.includes([...document.querySelectorAll('.jp-OutputArea img')].at(-1)?.src)", arg=seen
         )
         seen.append(picture.get_attribute("src"))
-    assert len(set(seen)) == 3
+    assert len(set(seen)) == 1 + len(controls)

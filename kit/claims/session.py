@@ -114,13 +114,18 @@ class Session:
         """Write the record of a verdict: kit.claims.judge.judge has the ``rules``."""
         return self.record(judge(claim, quantity, unit, samples, **rules), device)
 
-    def once(self, quantity: str, unit: str, measure: Callable[[], Sequence[float]]) -> list[float]:
-        """Samples of a quantity that several notebooks show: the first of a run measures it, the others read its record."""
+    def earlier(self, quantity: str, unit: str) -> records.Record | None:
+        """The first record of a quantity in this run, of this model, whichever notebook measured it."""
         for row in records.read(sorted(self.out.glob("*.jsonl"))):
             given = {name: row.parameters.get(name) for name in ("profile", "model", "seed")}
             if (row.quantity, row.unit) == (quantity, unit) and given.items() <= self.parameters.items() and row.samples:
-                return row.samples
-        return self.record(quantity=quantity, unit=unit, samples=list(measure())).samples
+                return row
+        return None
+
+    def once(self, quantity: str, unit: str, measure: Callable[[], Sequence[float]]) -> list[float]:
+        """Samples of a quantity that several notebooks show: the first of a run measures it, the others read its record."""
+        found = self.earlier(quantity, unit) or self.record(quantity=quantity, unit=unit, samples=list(measure()))
+        return found.samples
 
     def picture(self, figure) -> None:
         """Save a figure as the notebook's picture on the run's front page, drawn anew in that size."""

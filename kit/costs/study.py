@@ -236,6 +236,8 @@ class Study:
             return self.measured
         for prediction in self.predictions[: best + 1]:
             way, free = prediction.way, memory_available()
+            if way in self.measured:
+                continue
             needed, room = prediction.held + _SCRATCH, free - _reserve()
             left = self.minute + sum(self.compiled) - (time.perf_counter() - self.began)
             tokens = max(2, min(self.tokens, 5, int(_EACH / prediction.seconds)))
