@@ -53,6 +53,13 @@ def test_a_page_fits_its_window_and_its_images_load(visit, name, width):
     assert page.locator("h1").count() == 1
 
 
+def test_a_verdict_takes_the_width_of_a_phone(visit):
+    page = visit("01_first_token", viewport={"width": 390, "height": 800})
+    cells = page.locator(".claims td:first-child, .claims .reason")
+    widths = cells.evaluate_all("cells => cells.map((cell) => cell.getBoundingClientRect().width)")
+    assert widths and min(widths) > 300
+
+
 def test_images_are_there(visit):
     assert visit("01_first_token").locator("figure img").count() == 1
     assert visit("index").locator(".card img").count() == 1
