@@ -84,8 +84,25 @@ def test_parts_are_the_token_and_layers_count_by_their_number(tmp_path):
     assert (parts.groupby("way")["round"].nunique() >= 2).all()
     spans = pd.DataFrame({"what": ["linear", "linear", "attention"], "layer": [0, -1, 0], "seconds": [1.0, 2.0, 0.5]})
     model = SimpleNamespace(trace=SimpleNamespace(clear=lambda: None, frame=spans.copy), step=lambda tokens, held: None)
-    told = ran["token"](model, SimpleNamespace(truncate=lambda n: None), 3, 40)
-    assert told.to_dict() == {"attention": 20.0, "linear": 42.0, "norm": 0.0}
+    step = costs.Step.__new__(costs.Step)
+    step.model, step.cache, step.positions, step.times = model, SimpleNamespace(truncate=lambda n: None), 3, 40
+    assert step.parts() == [20.0, 42.0, 0.0] and step.seconds() == 62.0
+
+
+def test_a_latent_is_less_to_keep_and_both_ways_give_what_loops_give(tmp_path):
+    ran = run(tmp_path, "latent-say")
+    q, latent, key, up_k, up_v = ran["held"]
+    for head in (0, len(q) - 1):
+        keys = np.hstack([(latent @ up_k[head]).numpy(), key.numpy()]).astype(np.float64)
+        score = keys @ q[head].double().numpy() / np.sqrt(len(q[head]))
+        weight = np.exp(score - score.max())
+        right = weight / weight.sum() @ (latent @ up_v[head]).double().numpy()
+        for way in ("absorbed", "expanded"):
+            assert np.allclose(ran[way](*ran["held"])[head], right, atol=1e-5)
+    latents, config = ran["latents"], ran["config"]
+    assert latents.loc["latent, absorbed", "bytes a position"] == 4 * ran["depth"] * (512 + 64)
+    assert latents["bytes a position"].iloc[0] == ran["depth"] * costs.kv_bytes(config, 1)
+    assert latents["FLOPs a token"].iloc[0] == ran["depth"] * costs.attention_flops(config, ran["n"])
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ CASES = {  # a notebook joins by its row
             "shares": lambda shares: shares / 2,
             "longer": lambda longer: {kind: 9 * ratio for kind, ratio in longer.items()},
             "types": lambda types: types.assign(**{"tok/s": range(len(types), 0, -1), "of the bound": 3.0, "bytes read": 1e12}),
+            "latents": lambda latents: latents.iloc[::-1] * 3 if hasattr(latents, "iloc") else latents,
             "curve": curve(QUICK),
             "roomy": 0.4,
             "fused": 1e9,
@@ -111,7 +112,7 @@ CASES = {  # a notebook joins by its row
         empty={"curve": lambda curve: curve[curve["share"] >= 1]},  # nothing is known of memory that is short
         until="say-memory",
         warns="above the bound of memory: float32",
-        lines=216,
+        lines=217,
         steady={
             "Claimed: 10 to 20.": "the claim",
             "device = cpu: not measured; `kit reproduce --device cuda` adds tokens a second from blocks in device memory by "

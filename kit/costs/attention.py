@@ -1,6 +1,18 @@
-"""What attention costs a token in one layer: arithmetic, and keys and values that are read."""
+"""What attention costs a token: arithmetic, keys and values that are read, and its share of a token's time."""
 
+from collections.abc import Collection
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit.lab.tables import frame
 from kit.model.config import Config
+from kit.model.kvcache import KV_TYPES
+
+PARTS = ["attention", "projections", "norms"]
+_SPANS = ["attention", "linear", "norm"]  # what the parts are called in a trace
 
 
 def attention_flops(config: Config, context: int, layer: int = 0) -> int:
@@ -12,3 +24,58 @@ def kv_bytes(config: Config, context: int, layer: int = 0, width: int = 4) -> in
     """Bytes of a layer's keys and values, or of a latent, that one token attends to, ``width`` bytes a number."""
     parts, positions = 2 - config.one_history, min(context, config.window_of(layer) or context)
     return parts * width * config.kv_heads * config.head_dim * positions
+
+
+class Step:
+    """A token after ``positions`` positions with random keys and values, as often as it is asked for.
+
+    ``linear``, ``attention``, ``kv``: as in kit.Transformer. ``times``: how many layers each of the model's stands for.
+    """
+
+    def __init__(self, weights, linear: str, attention: str, positions: int, times: float = 1.0, kv="float32", seed: int = 0):
+        self.model, self.times = kit.Transformer(weights, linear=linear, attention=attention, kv_dtype=kv), times
+        c, self.positions, self.cache = self.model.config, positions, self.model.new_cache(positions + 1)
+        k, v = torch.randn(2, positions, c.kv_heads, c.head_dim, generator=torch.Generator().manual_seed(seed))
+        for layer in range(c.layers):
+            self.cache.write(layer, k, v)
+        self.cache.advance(positions)
+        self.parts()  # dequantizes, compiles, warms up
+
+    def parts(self) -> list[float]:
+        """Seconds of a token by PARTS."""
+        self.model.trace.clear()
+        self.cache.truncate(self.positions)
+        self.model.step([0], self.cache)
+        spans = self.model.trace.frame()
+        spans["seconds"] *= np.where(spans["layer"] >= 0, self.times, 1.0)
+        return spans.groupby("what")["seconds"].sum().reindex(_SPANS).fillna(0).tolist()
+
+    def seconds(self) -> float:
+        """Seconds of a token."""
+        return sum(self.parts())
+
+
+def in_turn(steps: dict[str, Step], rounds: int, slow: Collection[str] = ()) -> pd.DataFrame:
+    """Seconds of a token by part, one row a round and step: "way", "round", the parts and "total". Every other round is in
+    reverse; ``slow`` steps take part in two."""
+    rows = [
+        (way, number, *steps[way].parts())
+        for number in range(rounds)
+        for way in list(steps)[:: 1 if number % 2 == 0 else -1]
+        if number < 2 or way not in slow
+    ]
+    table = pd.DataFrame(rows, columns=["way", "round", *PARTS])
+    return table.assign(total=table[PARTS].sum(axis=1))
+
+
+def by_history_type(weights, positions: int, times: float, weight_bytes: float, machine, rounds: int, seed: int = 0):
+    """A token by fused attention from the blocks after ``positions``, by the type of keys and values (KV_TYPES), beside the
+    time in which ``machine`` reads the token's ``weight_bytes`` and its history once."""
+    rows = {}
+    for kv in KV_TYPES:
+        step = Step(weights, "fused", "fused", positions, times, kv, seed)
+        middling = np.median([step.seconds() for _ in range(rounds)])
+        nbytes = weight_bytes + times * positions * step.cache.bytes_per_position
+        rows[kv] = middling, 1 / middling, nbytes, 1 / machine.seconds_to_read(nbytes)
+    table = frame(rows, "keys and values", "token, s", "tok/s", "bytes read", "at most")
+    return table.assign(**{"of the bound": table["tok/s"] / table["at most"]})
