@@ -53,6 +53,11 @@ _SIGMOID = {
     "expert_weights_scale": 1.5,
 }  # fmt: skip
 _ROUTED = replace(_MIXTURE, tied=False, more=_MIXTURE.more | _SIGMOID, layers=3, biases=("exp_probs_b",), context=64)
+_LAYERED = _scaled(replace(_LLAMA, architecture="command-r", tied=True), "command-r", logit_scale=0.0625,
+                   attention__layer_norm_epsilon=1e-5)  # fmt: skip
+_BIASED = replace(
+    _LAYERED, biases=("attn_norm", "ffn_norm", "output_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
+)
 FAMILIES = {row.name: row for row in (  # whose independent answer is llama.cpp's alone
     _DEEPSEEK,
     replace(_DEEPSEEK, name="deepseek2-expanded", kv_heads=4, head_dim=80, more=_EXPANDED | {"attention.key_length": 80}),
@@ -63,6 +68,16 @@ FAMILIES = {row.name: row for row in (  # whose independent answer is llama.cpp'
     replace(_ROUTED, name="dots1", architecture="dots1", kv_heads=4),
     _scaled(replace(_ROUTED, architecture="ernie4_5-moe"), "ernie4_5-moe", interleave_moe_layer_step=1,
             expert_shared_feed_forward_length=128, expert_gating_func=1, expert_weights_scale=1.0),
+    replace(_LLAMA, name="hunyuan-dense", architecture="hunyuan-dense"),
+    _LAYERED,
+    replace(_LAYERED, name="cohere2", architecture="cohere2", layers=4, more=_LAYERED.more | {"attention.sliding_window": 16}),
+    _scaled(replace(_LAYERED, architecture="olmo", kv_heads=4), "olmo", attention__clamp_kqv=0.3),
+    _scaled(replace(_BIASED, architecture="stablelm", tied=False, biases=_BIASED.biases[:6]), "stablelm",
+            rope__dimension_count=16),
+    replace(_BIASED, name="starcoder2", architecture="starcoder2"),
+    _scaled(replace(_BIASED, architecture="phi2", tied=False, kv_heads=4, biases=(*_BIASED.biases, "attn_qkv", "output")),
+            "phi2", rope__dimension_count=32),
+    replace(_BIASED, name="nemotron", architecture="nemotron", tied=False),
 )}  # fmt: skip
 MODELS = {name: row for name, row in MODELS.items() if name not in FAMILIES}
 

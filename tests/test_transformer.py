@@ -62,8 +62,9 @@ def test_prefill_and_decode_equal_float64(folder, reference, name):
 @pytest.fixture
 def rounded_gelu(monkeypatch):
     """GELU as ggml computes it on a CPU: from a table, float16 to float16. It alone is 4e-4 of the logits' spread."""
-    gelu = lambda gate, up: F.gelu(gate.half().float(), approximate="tanh").half().float() * up  # noqa: E731
-    monkeypatch.setitem(cpu_ops.ACTIVATIONS, "gelu", gelu)
+    gelu = lambda x: F.gelu(x.half().float(), approximate="tanh").half().float()  # noqa: E731
+    monkeypatch.setitem(cpu_ops.ACTIVATIONS, "gelu", lambda gate, up: gelu(gate) * up)
+    monkeypatch.setitem(cpu_ops.UNGATED, "gelu", gelu)
 
 
 @pytest.mark.parametrize("name", [name for name in model_files.MODELS if name != "partial"])  # llama.cpp refuses it
@@ -76,13 +77,14 @@ def test_equals_llama_cpp(folder, rounded_gelu, name):
 
 
 @pytest.mark.parametrize("name", model_files.FAMILIES)
-def test_families_equal_llama_cpp(folder, name):
+def test_families_equal_llama_cpp(folder, rounded_gelu, name):
     """Prefill, and tokens one by one: latent attention (MLA) absorbed and not, mixtures by sigmoid, bias and groups, shared
-    experts, dense layers first."""
+    experts, dense layers first; LayerNorm, one input of attention and feed-forward layer, none gated."""
+    tolerance = 2e-4 if name in ("starcoder2", "phi2") else 1e-5  # GELU's last bit of float16
     theirs = llama_cpp.logits(model_files.write(folder, name), PROMPT, 512)
     model = model_of(folder, name)
-    assert error(model.logits(PROMPT), theirs) < 1e-5
-    assert error(decode(model, PROMPT, 30), theirs[29:]) < 1e-5
+    assert error(model.logits(PROMPT), theirs) < tolerance
+    assert error(decode(model, PROMPT, 30), theirs[29:]) < tolerance
 
 
 def test_a_latent_is_all_history(folder):

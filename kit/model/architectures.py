@@ -5,21 +5,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Architecture:
-    """The differences between families; all have RMSNorm, RoPE, grouped-query attention and gated feed-forward layers.
+    """The differences between families; all have RoPE, and but for the rows that say otherwise RMSNorm, grouped-query
+    attention and gated feed-forward layers.
 
     ``rope``: the pairs of elements that RoPE rotates: ``"interleaved"`` (2i and 2i+1; the GGUF converter permutes llama's
     q and k for it) or ``"neox"`` (i and i + half). ``norms``: names of a block's norms, "" for none: before attention,
-    after it, before the feed-forward layer, after it; those after come before the residual sum.
+    after it, before the feed-forward layer, after it; those after come before the residual sum. One name before both: both
+    take the same input.
     """
 
     rope: str = "interleaved"
     norms: tuple[str, str, str, str] = ("attn_norm", "", "ffn_norm", "")
-    qk_norm: str = ""  # RMSNorm of queries and keys before RoPE: by "head", over "all" heads, by head where "stored"
+    layer_norm: str = ""  # LayerNorm in place of RMSNorm: "weighted", with biases if the file has them, or "bare"
+    qk_norm: str = (
+        ""  # norm of queries and keys before RoPE: by "head", over "all" heads, by head where "stored"; or "after" it
+    )
     fused: tuple[str, ...] = ()  # "attn": attn_qkv is the rows of q, k and v; "ffn": ffn_up is those of gate and up
     latent: bool = False  # keys and values are projections of one latent (MLA)
     gating: int = 1  # how shares come from a router's scores, if the file does not say: softmax (1) or sigmoid (2)
     normed: bool = True  # the shares of the chosen experts sum to 1; False: if the file says so
-    activation: str = "silu"  # of the gate: "silu", "gelu" (by tanh), "clamped" (gpt-oss)
+    gated: bool = True  # False: no ffn_gate, the activation is that of ffn_up
+    activation: str = (
+        "silu"  # of the gate: "silu", "gelu" (by tanh), "clamped" (gpt-oss); without a gate "gelu", "squared_relu"
+    )
+    logits_multiplied: bool = False  # by logit_scale, which divides them elsewhere
     scaled: bool = False  # granite's four multipliers are read from the metadata
     root_scaled: bool = False  # embeddings are multiplied by sqrt(hidden_size)
     hidden_scaled: int = 0  # a model with this number of layers scales queries by (hidden_size / heads)^-0.5
@@ -28,10 +37,12 @@ class Architecture:
     period: int = 0  # in each group of this many layers the last attends to all positions; 0: all have the window
     local_base: float = 0.0  # RoPE base of layers with a window; 0: that of the others
     local_scaled: bool = True  # RoPE scaling applies to layers with a window too
+    global_rope: bool = True  # False: layers without a window have no RoPE
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
 
 
 _LATE = ("attn_norm", "", "post_attention_norm", "")  # named after what it follows in the transformers library
+_PARALLEL = ("attn_norm", "", "attn_norm", "")
 _SANDWICH = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 
 # Biases, tied embeddings, the size of the window, RoPE scaling and experts follow from a file's tensors and metadata in
@@ -53,6 +64,16 @@ ARCHITECTURES = {
     "glm4": Architecture(norms=_SANDWICH, fused=("ffn",)),
     "glm4moe": Architecture("neox", _LATE, qk_norm="stored", gating=2, normed=False),
     "dots1": Architecture("neox", qk_norm="head", normed=False),
+    "hunyuan-dense": Architecture("neox", qk_norm="after"),
+    "command-r": Architecture(norms=_PARALLEL, layer_norm="weighted", logits_multiplied=True),
+    "cohere2": Architecture(
+        norms=_PARALLEL, layer_norm="weighted", logits_multiplied=True, period=4, global_rope=False
+    ),
+    "olmo": Architecture(layer_norm="bare"),
+    "stablelm": Architecture("neox", layer_norm="weighted"),
+    "starcoder2": Architecture("neox", layer_norm="weighted", gated=False, activation="gelu"),
+    "phi2": Architecture("neox", _PARALLEL, layer_norm="weighted", fused=("attn",), gated=False, activation="gelu"),
+    "nemotron": Architecture("neox", layer_norm="weighted", gated=False, activation="squared_relu"),
     "phi3": Architecture("neox", fused=("attn", "ffn")),
     "smollm3": Architecture(no_rope_every=4),
     "olmo2": Architecture(

@@ -76,6 +76,7 @@ class Config:
     attention_scale: float
     attention_cap: float  # scores s become cap * tanh(s / cap); 0: none
     logit_scale: float  # logits are divided by it
+    qkv_limit: float  # queries, keys and values are clamped to -limit to limit; 0: they are not
     logit_cap: float
     tied: bool  # the output projection is the embedding
 
@@ -91,7 +92,7 @@ class Config:
     def rope_of(self, layer: int) -> RopeConfig | None:
         """RoPE of this layer; None: it has none."""
         every = self.family.no_rope_every
-        if every and (layer + 1) % every == 0:
+        if (every and (layer + 1) % every == 0) or not (self.family.global_rope or self.local[layer]):
             return None
         return self.local_rope if self.local[layer] else self.rope
 
@@ -129,20 +130,26 @@ class Config:
                     yield f"blk.{layer}.{part}.bias", shape, False
                     continue
                 yield f"blk.{layer}.{part}.weight", shape, True
-                if len(shape) > 1:
-                    yield f"blk.{layer}.{part}.bias", shape[:-1], False
-        yield "output_norm.weight", (self.hidden_size,), True
+                if len(shape) > 1 or self.family.layer_norm:
+                    yield f"blk.{layer}.{part}.bias", shape[: max(1, len(shape) - 1)], False
+        if self.family.layer_norm != "bare":
+            yield "output_norm.weight", (self.hidden_size,), True
+        if self.family.layer_norm:
+            yield "output_norm.bias", (self.hidden_size,), False
         if not self.tied:
-            yield "output.weight", (self.vocabulary, self.hidden_size), True
+            yield from (
+                ("output.weight", (self.vocabulary, self.hidden_size), True),
+                ("output.bias", (self.vocabulary,), False),
+            )
 
     def _block(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(part, shape) of the weights of a block, in order of use."""
         hidden, family = self.hidden_size, self.family
-        before_attention, after_attention, before_ffn, after_ffn = family.norms
+        before_attention, after_attention, before_ffn, after_ffn = family.norms if family.layer_norm != "bare" else [""] * 4
         if before_attention:
             yield before_attention, (hidden,)
         yield from self._latent() if self.latent else self._heads()
-        yield from ((norm, (hidden,)) for norm in (after_attention, before_ffn) if norm)
+        yield from ((norm, (hidden,)) for norm in (after_attention, before_ffn) if norm and norm != before_attention)
         if self.mixtures[layer]:
             yield from (("ffn_gate_inp", (self.experts, hidden)), ("exp_probs_b", (self.experts,)))
             yield from self._ffn("_exps", self.intermediate_size, (self.experts,))
@@ -161,7 +168,7 @@ class Config:
         else:
             yield from (("attn_q", (q, hidden)), ("attn_k", (kv, hidden)), ("attn_v", (kv, hidden)))
         if family.qk_norm:
-            each = family.qk_norm == "head"
+            each = family.qk_norm != "all"
             yield from (("attn_q_norm", (head_dim if each else q,)), ("attn_k_norm", (head_dim if each else kv,)))
         if family.sinks:
             yield "attn_sinks", (self.heads,)
@@ -184,5 +191,6 @@ class Config:
         if "ffn" in self.family.fused:
             yield f"ffn_up{suffix}", (*stack, 2 * size, self.hidden_size)
         else:
-            yield from ((f"ffn_{part}{suffix}", (*stack, size, self.hidden_size)) for part in ("gate", "up"))
+            parts = ("gate", "up") if self.family.gated else ("up",)
+            yield from ((f"ffn_{part}{suffix}", (*stack, size, self.hidden_size)) for part in parts)
         yield f"ffn_down{suffix}", (*stack, self.hidden_size, size)

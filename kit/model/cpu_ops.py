@@ -32,9 +32,16 @@ class CpuOps:
 
     def rms_norm(self, x, name):
         start = time.perf_counter_ns()
-        y = rms_norm(x, self.weights[name], self.config.norm_eps)
+        if self.config.family.layer_norm:
+            bias = self._stored(name.replace("weight", "bias"))
+            y = F.layer_norm(x, x.shape[-1:], self._stored(name), bias, self.config.norm_eps)
+        else:
+            y = rms_norm(x, self.weights[name], self.config.norm_eps)
         self.trace.add("norm", start, time.perf_counter_ns(), name, layer_of(name))
         return y
+
+    def _stored(self, name):
+        return self.weights[name] if name in self.weights.file.tensors else None
 
     def linear(self, name, x, add_to=None):
         start = time.perf_counter_ns()
@@ -58,6 +65,8 @@ class CpuOps:
         if rope:
             for heads in (q, k):
                 self._ropes[rope].rotate(heads, self._cos_sin[rope])
+        if c.family.qk_norm == "after":
+            q, k = (self.rms_norm(x, f"blk.{layer}.attn_{part}_norm.weight") for x, part in ((q, "q"), (k, "k")))
         rotated = time.perf_counter_ns()
         keys, values = self.cache.append(layer, k, v)
         q, window = q.transpose(0, 1), c.window_of(layer)
@@ -71,12 +80,13 @@ class CpuOps:
         self.trace.add("attention", rotated, time.perf_counter_ns(), "", layer, nbytes=nbytes, outcome=variant)
         return mixed
 
-    def activate(self, gate, up):
+    def activate(self, gate, up=None):
+        if up is None:
+            return UNGATED[self.config.family.activation](gate)
         return ACTIVATIONS[self.config.family.activation](gate, up)
 
     def route(self, name, x):
-        bias = name.replace("ffn_gate_inp.weight", "exp_probs_b.bias")
-        bias = self.weights[bias] if bias in self.weights.file.tensors else None
+        bias = self._stored(name.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
         return best_experts(self.linear(name, x), self.config.routing, bias)
 
     def expects(self, names):
@@ -100,6 +110,9 @@ ACTIVATIONS = {
     "gelu": lambda gate, up: gate if run("gelu", gate, up, gate) else F.gelu(gate, approximate="tanh").mul_(up),
     "clamped": _clamped,
 }
+
+
+UNGATED = {"gelu": lambda x: F.gelu(x, approximate="tanh"), "squared_relu": lambda x: x.relu_().square_()}
 
 
 def best_experts(scores, routing, bias=None):

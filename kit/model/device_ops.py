@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.cuda.linear import pack_activations, pack_norm
-from kit.model.cpu_ops import ACTIVATIONS, best_experts, scaled_logits
+from kit.model.cpu_ops import ACTIVATIONS, UNGATED, best_experts, scaled_logits
 
 
 class DeviceOps:
@@ -26,9 +26,14 @@ class DeviceOps:
 
     def norm(self, x, name):
         x = x.contiguous()
+        if name and self.config.family.layer_norm:
+            return pack_activations(self.rms_norm(x, name))
         return pack_norm(x, self.vectors[name], self.config.norm_eps) if name else pack_activations(x)
 
     def rms_norm(self, x, name):
+        if self.config.family.layer_norm:
+            weight, bias = self.vectors.get(name), self.vectors.get(name.replace("weight", "bias"))
+            return F.layer_norm(x, x.shape[-1:], weight, bias, self.config.norm_eps)
         return F.rms_norm(x, x.shape[-1:], self.vectors[name], self.config.norm_eps)
 
     def linear(self, name, input, add_to=None):
@@ -46,12 +51,16 @@ class DeviceOps:
         if rope:
             for heads in (q, k):
                 self.model.ropes[rope].rotate(heads, self.cos_sin[rope])
+        if c.family.qk_norm == "after":
+            q, k = (self.rms_norm(x, f"blk.{layer}.attn_{part}_norm.weight") for x, part in ((q, "q"), (k, "k")))
         keys, values = self.cache.append(layer, self.positions, k, v, self.seen)
         sinks = self.vectors[f"blk.{layer}.attn_sinks.weight"] if c.family.sinks else None
         visible = self.visible[c.local[layer]]
         return pack_activations(grouped_attention(q, keys, values, visible, c.attention_scale, c.attention_cap, sinks))
 
-    def activate(self, gate, up):
+    def activate(self, gate, up=None):
+        if up is None:
+            return pack_activations(UNGATED[self.config.family.activation](gate))
         if self.config.family.activation == "silu":
             return pack_activations(up.contiguous(), gate.contiguous())
         return pack_activations(ACTIVATIONS[self.config.family.activation](gate, up))

@@ -19,10 +19,10 @@ class Ops(Protocol):
         """x of the tokens: scaled rows of the embedding."""
 
     def norm(self, x: torch.Tensor, name: str):
-        """RMSNorm(x) with the weight ``name``, or x itself for an empty name, as an input."""
+        """The family's norm of x with the weight ``name``, or x itself for an empty name, as an input."""
 
     def rms_norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """RMSNorm over the last axis of x with the weight ``name``."""
+        """The family's norm (RMSNorm, or LayerNorm) over the last axis of x with the weight ``name``."""
 
     def linear(self, name: str, input, add_to: torch.Tensor | None = None) -> torch.Tensor:
         """W input + bias (if the file has one), (tokens, out); with ``add_to`` it is scaled and added to that instead."""
@@ -33,8 +33,8 @@ class Ops(Protocol):
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """RoPE, KV cache and attention of q, k, v (tokens, heads, head_dim); the input of the output projection."""
 
-    def activate(self, gate: torch.Tensor, up: torch.Tensor):
-        """activation(gate) * up, as an input."""
+    def activate(self, gate: torch.Tensor, up: torch.Tensor | None = None):
+        """activation(gate), times up if there is one, as an input."""
 
     def route(self, name: str, input) -> tuple[torch.Tensor, torch.Tensor]:
         """(share, expert) of each token's best experts by the router ``name``, (tokens, experts in use) each."""
@@ -63,7 +63,8 @@ def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
         else:
             mixed = ops.attend(layer, *_heads(ops, config, block, input))
         _add_linear(ops, x, f"{block}attn_output.weight", mixed, after_attention)
-        input = ops.norm(x, before_ffn)
+        if not before_ffn or before_ffn != before_attention:
+            input = ops.norm(x, before_ffn)
         mixture = config.mixtures[layer]
         if mixture:
             ops.add(x, _experts(ops, config, block, input, x))
@@ -81,6 +82,8 @@ def _heads(ops, c, block, input):
         q, k, v = ops.linear(f"{block}attn_qkv.weight", input).split(sizes, 1)
     else:
         q, k, v = (ops.linear(f"{block}attn_{part}.weight", input) for part in "qkv")
+    if c.qkv_limit:
+        q, k, v = (part.clamp(-c.qkv_limit, c.qkv_limit) for part in (q, k, v))
     if c.family.qk_norm == "all":
         q, k = ops.rms_norm(q, f"{block}attn_q_norm.weight"), ops.rms_norm(k, f"{block}attn_k_norm.weight")
     q, k, v = (part.unflatten(1, (-1, c.head_dim)) for part in (q, k, v))
@@ -125,7 +128,9 @@ def _by_head(ops, name, x):
 
 
 def _hidden(ops, c, block, suffix, input):
-    """The input of ffn_down: the activated gate times up."""
+    """The input of ffn_down: the activated gate times up, or activated up."""
+    if not c.family.gated:
+        return ops.activate(ops.linear(f"{block}ffn_up{suffix}", input))
     if "ffn" in c.family.fused:
         return ops.activate(*ops.linear(f"{block}ffn_up{suffix}", input).chunk(2, 1))
     return ops.activate(*(ops.linear(f"{block}ffn_{part}{suffix}", input) for part in ("gate", "up")))

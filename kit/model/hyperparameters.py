@@ -111,7 +111,7 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
         intermediate_size=expert_size or keys.count("feed_forward_length"),
         dense_size=keys.count("feed_forward_length", expert_size),
         context=keys.count("context_length"),
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        norm_eps=keys.number(f"attention.layer_norm_{'' if family.layer_norm else 'rms_'}epsilon"),
         rope=rope,
         local_rope=replace(rope, base=local_base, **stretch),
         window=window,
@@ -128,7 +128,8 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
             "attention.scale", sharper * (hidden_size / heads if layers == family.hidden_scaled else width) ** -0.5
         ),
         attention_cap=keys.number("attn_logit_softcapping", family.soft_caps[0]),
-        logit_scale=multiplier("logit_scale", 1.0),
+        logit_scale=1 / (keys.number("logit_scale", 0) or 1.0) if family.logits_multiplied else multiplier("logit_scale", 1.0),
+        qkv_limit=keys.number("attention.clamp_kqv", 0),
         logit_cap=keys.number("final_logit_softcapping", family.soft_caps[1]),
         tied=tied,
     )

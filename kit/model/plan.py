@@ -39,6 +39,8 @@ def obstacle(model) -> str:
         "attention is not fused": model.attention != "fused",
         "experts are chosen token by token": c.experts,
         "attention is over a latent": c.latent,
+        "norms subtract the mean": c.family.layer_norm,
+        "queries and keys are normed after RoPE": c.family.qk_norm == "after",
         "scores are capped or have sinks": c.attention_cap or c.family.sinks,
         f"the activation is {c.family.activation}": c.family.activation not in ("silu", "gelu"),
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,

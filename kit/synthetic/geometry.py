@@ -104,7 +104,7 @@ class Geometry:
         """Whether the model has this optional tensor of its architecture."""
         if name == "rope_freqs.weight":
             return self.rope_scaling is not None
-        return name.split(".")[2] in self.biases
+        return name.split(".")[-2] in self.biases
 
     def _hyperparameters(self, layers: int | None) -> dict:
         own = {
