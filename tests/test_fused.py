@@ -66,11 +66,21 @@ def rounded(x, group):
     return flat(codes) * flat(scale), flat(scale)
 
 
-def check(qtype, rows, columns, tokens, accuracy, seed=0):
+def guarded(blocks):
+    """The blocks before a protected page: reading one byte more kills the process."""
+    size = -(-blocks.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = np.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), np.uint8)
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(pages.ctypes.data + size), mmap.PAGESIZE, 0) == 0
+    copy = pages[size - blocks.nbytes : size].reshape(blocks.shape)
+    copy[:] = blocks
+    return copy
+
+
+def check(qtype, rows, columns, tokens, accuracy, seed=0, place=np.copy):
     """The claims of both accuracies: of arithmetic, to float32; of int8, that each x is off by half a step at most."""
     blocks, w = matrix(qtype, rows, columns, seed)
     x = activations(tokens, columns, seed)
-    y = linear(blocks, qtype, x, accuracy)
+    y = linear(place(blocks), qtype, x, accuracy)
     assert y.shape == (tokens, rows) and y.dtype == torch.float32
     y, x = y.double().numpy(), x.numpy()
     if accuracy == "float32" or not FORMATS[qtype].codes:
@@ -156,17 +166,23 @@ def test_small_blocks_in_rows_shorter_than_a_super_block():
 @pytest.mark.skipif(os.name != "posix", reason="needs mprotect")
 @pytest.mark.parametrize("qtype", COMMON)
 def test_nothing_behind_the_last_row_is_read(qtype):
-    """The blocks end before a protected page: reading one byte more kills the process."""
     blocks, _ = matrix(qtype, 3, shape(qtype, 1))
-    size = -(-blocks.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    pages = np.frombuffer(mmap.mmap(-1, size + mmap.PAGESIZE), np.uint8)
-    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(pages.ctypes.data + size), mmap.PAGESIZE, 0) == 0
-    guarded = pages[size - blocks.nbytes : size].reshape(blocks.shape)
-    guarded[:] = blocks
+    last = guarded(blocks)
     for tokens in (1, 2, 4, 9, 16):
         x = activations(tokens, shape(qtype, 1))
         for accuracy in ACCURACIES:
-            assert torch.equal(linear(guarded, qtype, x, accuracy), linear(blocks, qtype, x, accuracy))
+            assert torch.equal(linear(last, qtype, x, accuracy), linear(blocks, qtype, x, accuracy))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs mprotect")
+@pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier != "plain"])
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("qtype", ["Q8_0", "Q5_0", "Q4_1", "IQ4_NL"])
+def test_every_rest_of_a_row(qtype, accuracy, tier):
+    """Rows of any number of blocks of 32, and of rows together any number."""
+    with simd.using(tier):
+        for columns in range(32, 1057, 32):
+            check(qtype, 3 + columns // 32 % 4, columns, 1, accuracy, place=guarded)
 
 
 @pytest.mark.parametrize("tokens", [1, 16])

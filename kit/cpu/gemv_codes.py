@@ -14,8 +14,8 @@ from numba.extending import overload
 from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, record_bytes
 from kit.cpu.simd import pairs
 from kit.cpu.simd.isa import dot4
-from kit.cpu.simd.memory import load, prefetch, stack, store
-from kit.cpu.simd.sums import fma, reduce_add
+from kit.cpu.simd.memory import copy, load, prefetch, stack, store
+from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
 from kit.cpu.simd.vectors import Static, broadcast, convert, f32x8, f32x16, i8x64, i32x16, inner, join
 from kit.cpu.superblocks import (
     SUPERBLOCK,
@@ -79,42 +79,45 @@ def _(format, tier, activations, at, sixteens, scratch):
     return unpack_steps if way == "steps" else unpack if way == "scales" or by_group else unpack_lanes
 
 
-def _products(format, tier, activations, codes, scales, record, scratch):
-    """The sums of scale * code * activation in 16 lanes; scratch: the address of 64 bytes."""
+def _products(format, tier, activations, codes, scales, record, scratch, quarters):
+    """The sums of scale * code * activation in 16 lanes, of the super-block's first 1, 2 or 4 quarters (a literal) at least;
+    scratch: the address of 64 bytes."""
 
 
-@overload(_products, jit_options={"forceinline": True})
-def _(format, tier, activations, codes, scales, record, scratch):
+@overload(_products, jit_options={"forceinline": True}, prefer_literal=True)
+def _(format, tier, activations, codes, scales, record, scratch, quarters):
     format, tier, activations = format.value, tier.value, activations.value
     places, order = tuple((0, RECORD, RECORD + SUPERBLOCK)[: DIGITS[activations]]), codes_of(format).order
+    vectors = 1 + max(map(order.index, range(4 * quarters.literal_value))) // 4  # that hold these weights
+    sum_of_dots = {1: _of_one, 2: _of_two, 4: _of_four}[vectors]
     way = _by_pairs(format, tier, activations)
     if way == "steps":
         multiply = pairs.by_steps(order, places, format.scales.group)
 
-        def by_steps(format, tier, activations, codes, scales, record, scratch):
+        def by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
             integers, unit, copy = scales
             return join(multiply(codes, record, integers, copy) * (unit * load(f32, record + SCALE)), broadcast(f32x8, 0))
 
         return by_steps
     if way == "scales":
         group, signed = max(16, min(format.scales.group, SUPERBLOCK)), flipped(format)
-        multiply = pairs.by_scales(order, places, group, largest_code(format), signed)
+        multiply = pairs.by_scales(order[: 4 * vectors], places, group, largest_code(format), signed)
 
-        def by_scales(format, tier, activations, codes, scales, record, scratch):
+        def by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
             scales = scales * load(f32x16, record + SCALE)
             store(scratch, scales)
             return join(multiply(codes, record, scales, pairs.hidden(scratch)), broadcast(f32x8, 0))
 
         return by_scales
 
-    def by_group(format, tier, activations, codes, scales, record, scratch):
+    def by_group(format, tier, activations, codes, scales, record, scratch, quarters):
         scales = scales * load(f32x16, record + SCALE)
         a, b = lane_scales(format, 0, scales), lane_scales(format, 1, scales)
         c, d = lane_scales(format, 2, scales), lane_scales(format, 3, scales)
-        return _sum_of_dots(format, tier, activations, codes, (a, b, c, d), record)
+        return sum_of_dots(format, tier, activations, codes, (a, b, c, d), record)
 
-    def by_superblock(format, tier, activations, codes, scales, record, scratch):
-        return _sum_of_dots(format, tier, activations, codes, scales, record) * load(f32x16, record + SCALE)
+    def by_superblock(format, tier, activations, codes, scales, record, scratch, quarters):
+        return sum_of_dots(format, tier, activations, codes, scales, record) * load(f32x16, record + SCALE)
 
     return by_group if activations == "int8" and format.activations < SUPERBLOCK else by_superblock
 
@@ -143,12 +146,24 @@ def _(format, tier, activations, codes, digit):
     return {"int8": of_one, "float32": of_three}[activations.value]
 
 
+# ---- the sums of scale * code * activation, in units of the last digit, in 16 lanes, of so many vectors of codes
+
+
 @inner(forceinline=True)
-def _sum_of_dots(format, tier, activations, codes, scales, record):
-    """The sums of scale * code * activation, in units of the last digit, in 16 lanes."""
-    a, b = _dots(format, tier, activations, codes[0], record), _dots(format, tier, activations, codes[1], record + 64)
+def _of_one(format, tier, activations, codes, scales, record):
+    return _dots(format, tier, activations, codes[0], record) * scales[0]
+
+
+@inner(forceinline=True)
+def _of_two(format, tier, activations, codes, scales, record):
+    second = _dots(format, tier, activations, codes[1], record + 64) * scales[1]
+    return fma(_dots(format, tier, activations, codes[0], record), scales[0], second)
+
+
+@inner(forceinline=True)
+def _of_four(format, tier, activations, codes, scales, record):
     c, d = _dots(format, tier, activations, codes[2], record + 128), _dots(format, tier, activations, codes[3], record + 192)
-    return fma(a, scales[0], b * scales[1]) + fma(c, scales[2], d * scales[3])
+    return _of_two(format, tier, activations, codes, scales, record) + fma(c, scales[2], d * scales[3])
 
 
 def _record_bytes(activations):
@@ -172,29 +187,34 @@ def _(format, tier, activations):
 
 
 @inner(forceinline=True)
-def _add_superblock(format, tier, activations, at, sixteens, record, scratch, a, b):
+def _add_superblock(format, tier, activations, at, sixteens, record, scratch, a, b, quarters):
     """a and b with the products of a super-block and the only token: of the codes, and of the minima."""
     codes, scales, minima = _unpack(format, tier, activations, at, sixteens, scratch)
-    a = a + _products(format, tier, activations, codes, scales, record, scratch)
+    a = a + _products(format, tier, activations, codes, scales, record, scratch, quarters)
     if _has_minima(format, tier, activations):
         b = fma(minima, load(f32x16, record + SUMS), b)
     return a, b
 
 
-@inner
+@inner(forceinline=True)
 def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
-    """The product of a row of 16 * ``sixteens`` weights and the only token; ``end``: of the matrix."""
+    """The product of a row of 16 * ``sixteens`` weights and the only token, lanes to be added; ``end``: of the matrix."""
     a = b = broadcast(f32x16, 0)
     for _ in range(sixteens // 16):
         for line in range(0, superblock_bytes(format), 64):
             prefetch(row + _AHEAD + line)
-        a, b = _add_superblock(format, tier, activations, row, 16, record, scratch, a, b)
+        a, b = _add_superblock(format, tier, activations, row, 16, record, scratch, a, b, 4)
         row += superblock_bytes(format)
         record += _record_bytes(activations)
     if has_rest(format) and sixteens % 16:
-        at = whole(format, row, end, scratch + 128)
-        a, b = _add_superblock(format, tier, activations, at, sixteens % 16, record, scratch, a, b)
-    return reduce_add(a + b)
+        at, rest = whole(format, row, end, scratch + 128), sixteens % 16
+        if rest > 8:
+            a, b = _add_superblock(format, tier, activations, at, rest, record, scratch, a, b, 4)
+        elif rest > 4:
+            a, b = _add_superblock(format, tier, activations, at, rest, record, scratch, a, b, 2)
+        else:
+            a, b = _add_superblock(format, tier, activations, at, rest, record, scratch, a, b, 1)
+    return a + b
 
 
 @inner
@@ -208,7 +228,7 @@ def _tile(format, tier, activations, blocks, row_bytes, rows, sixteens, end, rec
             codes, scales, minima = _unpack(format, tier, activations, start, left, scratch)
             record, at = records, sums + 64 * row * count
             for _ in range(count):
-                y = load(f32x16, at) + _products(format, tier, activations, codes, scales, record, scratch)
+                y = load(f32x16, at) + _products(format, tier, activations, codes, scales, record, scratch, 4)
                 if _has_minima(format, tier, activations):
                     y = fma(minima, load(f32x16, record + SUMS), y)
                 store(at, y)
@@ -226,8 +246,17 @@ def kernel(format: Static, tier: Static, activations: Static):
         sixteens, end, scratch, sums = columns // 16, blocks + rows * row_bytes, _scratch(), _sums()
         first, last = task * share, min(rows, (task + 1) * share)
         if tokens == 1:
-            for row in range(first, last):
-                store(y + 4 * row, _one_token(format, tier, activations, blocks + row * row_bytes, sixteens, end, x, scratch))
+            for row in range(first, last, 4):
+                height = min(4, last - row)
+                for r in range(height):
+                    at = blocks + (row + r) * row_bytes
+                    store(sums + 64 * r, _one_token(format, tier, activations, at, sixteens, end, x, scratch))
+                a, b, c, d = load(f32x16, sums), load(f32x16, sums + 64), load(f32x16, sums + 128), load(f32x16, sums + 192)
+                if height == 4:
+                    store(y + 4 * row, reduce_add4(a, b, c, d))
+                else:
+                    store(sums, reduce_add4(a, b, c, d))
+                    copy(sums, 4 * height, y + 4 * row)
             return
         for row in range(first, last, ROWS):
             height = min(ROWS, last - row)

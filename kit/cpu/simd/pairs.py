@@ -111,7 +111,7 @@ def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, large
     ``signed`` int8 with the highest bit flipped."""
     ones = ir.Constant(_WORDS, [1] * 16)
     alike: dict[tuple[int, ...], list[int]] = {}  # halves whose lanes have the same scales
-    for i in range(8):
+    for i in range(len(order) // 2):
         alike.setdefault(tuple(16 * n // group for n in order[2 * i : 2 * i + 2]), []).append(i)
     at_once = 1 if signed else max(1, _MOST // (2 * 128 * largest))
 
