@@ -34,6 +34,7 @@ def main() -> None:
             execute_notebook(
                 _literal(job["source"]), _literal(job["output"]), job["parameters"], cwd=job["cwd"],
                 kernel_name="python3", language="python", progress_bar=False, on_cell_start=on_cell_start,
+                shutdown_kernel="immediate",  # it has nothing left to write, and takes a second to take itself apart
             )  # fmt: skip
         except PapermillExecutionError as error:
             last_line = (error.evalue.strip().splitlines() or [""])[-1]
