@@ -88,3 +88,8 @@ def read(paths: Iterable[Path]) -> list[Record]:
             except (ValueError, TypeError, AttributeError) as error:
                 raise ReportError(f"{path}, line {number}: not a record ({error})") from None
     return records
+
+
+def of_run(folder: Path, notebook: str = "*") -> list[Record]:
+    """The records in the folder of a run, of one notebook or of all."""
+    return read(sorted(Path(folder).glob(f"{notebook}.jsonl")))

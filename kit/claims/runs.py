@@ -1,6 +1,7 @@
 """Several runs: the verdicts of each beside each other, the pooled verdict, and what runs of one machine differ by."""
 
-from collections import defaultdict
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,28 +124,46 @@ def _setting(folder: Path, entries: Sequence[Entry]) -> dict[str, str]:
     return dict(zip(SETTINGS, map(str, values), strict=True))
 
 
+# --- quantity by quantity ---------------------------------------------------------------------------------------------
+
+
+def aligned(columns: Sequence[Iterable[Record]], settings: bool = True) -> list[list[Record | None]]:
+    """Records of several runs by what they measure, a column a run: of one notebook, claim, quantity and unit, and with
+    ``settings`` of the same parameters (of a model file only its name counts). Several that agree pair in their order."""
+    found = defaultdict(lambda: [None] * len(columns))
+    for number, rows in enumerate(columns):
+        seen = Counter()
+        for row in rows:
+            given = {"device": "cpu"} | row.parameters | {"model": str(row.parameters.get("model", "")).rsplit("/", 1)[-1]}
+            same = json.dumps(given, sort_keys=True, default=str) if settings else ""
+            seen[key := (row.notebook, row.claim, row.quantity, row.unit, same)] += 1
+            found[*key, seen[key]][number] = row
+    return list(found.values())
+
+
 # --- what runs differ by ---------------------------------------------------------------------------------------------
 
 
 def spreads(folders: Sequence[Path]) -> dict[str, dict]:
     """Kind of quantity (kit.lab.drift) -> ``factor`` (nine of ten medians stay within it of the middle of the runs, on both
     sides), ``most`` (all do), how many ``quantities`` and ``runs``. Ratios count where a verdict rests on them."""
-    medians = defaultdict(dict)
-    for number, folder in enumerate(folders):
-        for row in records.read(sorted(Path(folder).glob("*.jsonl"))):
-            kind = drift.kind_of(row.unit)
-            counts = kind and row.how == "measured" and row.status == "ok" and row.median and row.median > 0
-            if counts and (row.verdict or kind != "ratio"):
-                medians[kind, row.notebook, row.claim, row.quantity].setdefault(number, row.median)
     found = defaultdict(list)
-    for (kind, *_), of_runs in medians.items():
-        if len(of_runs) > 1:
-            found[kind].append(np.sqrt(max(of_runs.values()) / min(of_runs.values())))
+    for of_runs in aligned([filter(_drifts, records.of_run(folder)) for folder in folders], settings=False):
+        medians = [row.median for row in of_runs if row]
+        if len(medians) > 1:
+            kind = drift.kind_of(next(filter(None, of_runs)).unit)
+            found[kind].append(np.sqrt(max(medians) / min(medians)))
     return {
         kind: {"factor": round(float(np.quantile(found[kind], 0.9)), 2), "most": round(float(max(found[kind])), 2),
                "quantities": len(found[kind]), "runs": len(folders)}
         for kind in drift.KINDS if found[kind]
     }  # fmt: skip
+
+
+def _drifts(row: Record) -> bool:
+    kind = drift.kind_of(row.unit)
+    timed = kind and row.how == "measured" and row.status == "ok" and row.median and row.median > 0
+    return bool(timed and (row.verdict or kind != "ratio"))
 
 
 def keep(path: Path, folders: Sequence[Path]) -> dict[str, dict]:

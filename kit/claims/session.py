@@ -116,7 +116,7 @@ class Session:
 
     def earlier(self, quantity: str, unit: str) -> records.Record | None:
         """The first record of a quantity in this run, of this model, whichever notebook measured it."""
-        for row in records.read(sorted(self.out.glob("*.jsonl"))):
+        for row in records.of_run(self.out):
             given = {name: row.parameters.get(name) for name in ("profile", "model", "seed")}
             if (row.quantity, row.unit) == (quantity, unit) and given.items() <= self.parameters.items() and row.samples:
                 return row
@@ -138,8 +138,7 @@ class Session:
 
     def seen(self, start: str, notebook: str = "") -> list[records.Record]:
         """Records of this run, of one notebook or of all, whose quantity starts so: what another notebook measured."""
-        rows = records.read(sorted(self.out.glob(f"{notebook or '*'}.jsonl")))
-        return [row for row in rows if row.quantity.startswith(start) and row.samples]
+        return [row for row in records.of_run(self.out, notebook or "*") if row.quantity.startswith(start) and row.samples]
 
     def say(self, text: str):
         """A sentence that states an outcome, filled from the run (Markdown): the only place for one beside titles."""

@@ -59,7 +59,7 @@ def diff_command(a, b, confidence, everything, as_json):
     from kit.report import diff
     from kit.report.run import load
 
-    rows = [records.read(sorted(load(folder).folder.glob("*.jsonl"))) for folder in (a, b)]
+    rows = [records.of_run(load(folder).folder) for folder in (a, b)]
     changes = diff.compare(*rows, confidence=confidence)
     if as_json:
         click.echo(to_json(list(map(asdict, changes))))

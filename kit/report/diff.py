@@ -1,14 +1,13 @@
 """What changed between two runs beyond the noise: paired records, medians, a bootstrap interval on the raw samples."""
 
-import json
 import math
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from kit.claims.records import Record
+from kit.claims.runs import aligned
 
 STATES = {  # in the order of a report
     "changed": "the interval of the difference of medians excludes 0",
@@ -46,26 +45,12 @@ class Change:
 def compare(a: Iterable[Record], b: Iterable[Record], confidence=0.99, resamples=4000, seed=0) -> list[Change]:
     """Every quantity of two runs, those that changed first.
 
-    Records pair by notebook, claim, quantity, unit and parameters (of a model file only its name counts); several that agree
-    in all of these pair in their order.
+    Records pair as ``kit.claims.runs.aligned`` says, with their parameters.
     """
-    left, right = _keyed(a), _keyed(b)
     generator = np.random.default_rng(seed)
-    pairs = ((left.get(key), right.get(key)) for key in dict.fromkeys([*left, *right]))
-    changes = [_change(one, other, confidence, resamples, generator) for one, other in pairs]
+    changes = [_change(one, other, confidence, resamples, generator) for one, other in aligned([a, b])]
     order = list(STATES)
     return sorted(changes, key=lambda change: (not change.matters, order.index(change.state)))
-
-
-def _keyed(rows: Iterable[Record]) -> dict[tuple, Record]:
-    keyed: dict[tuple, Record] = {}
-    seen: Counter = Counter()
-    for row in rows:
-        given = {"device": "cpu"} | row.parameters | {"model": str(row.parameters.get("model", "")).rsplit("/", 1)[-1]}
-        key = (row.notebook, row.claim, row.quantity, row.unit, json.dumps(given, sort_keys=True, default=str))
-        keyed[*key, seen[key]] = row
-        seen[key] += 1
-    return keyed
 
 
 def _change(a: Record | None, b: Record | None, confidence: float, resamples: int, generator) -> Change:

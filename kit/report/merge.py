@@ -5,6 +5,7 @@ import zipfile
 from pathlib import Path
 
 from kit.claims import book, records
+from kit.claims.runs import aligned
 from kit.errors import ReportError
 from kit.lab.files import check_output, replacing
 from kit.report import html, index, theme
@@ -43,7 +44,7 @@ def merge(folders: list[Path], target: Path) -> Path:
 def write_index(folder: Path) -> Path:
     """Render the front page of a merged folder: machines, claims and measurements, a column a run."""
     runs = [load(path) for path in runs_in(folder)]
-    rows = {run.folder.name: records.read(sorted(run.folder.glob("*.jsonl"))) for run in runs}
+    rows = aligned([records.of_run(run.folder) for run in runs], settings=False)
     return theme.write(
         folder / "index.html",
         "merged.html.j2",
@@ -51,19 +52,10 @@ def write_index(folder: Path) -> Path:
         runs=[(run, html.environment(run.folder)) for run in runs],
         claims=[(entries[0].claim, [[part.record for part in entry.parts] for entry in entries])
                 for entries in zip(*(book.read(run.folder) for run in runs), strict=True)],
-        measurements=side_by_side([rows[run.folder.name] for run in runs]),
+        measurements=[(next(filter(None, row)), [one and one.median for one in row])
+                      for row in rows if sum(one is not None and one.median is not None for one in row) > 1],
         failed=[(run, name, row) for run in runs for name, row in run.failed.items()],
     )  # fmt: skip
-
-
-def side_by_side(columns: list[list[records.Record]]) -> list[tuple[records.Record, list[float | None]]]:
-    """Measurements (of one notebook, quantity, unit) that at least two runs have: a record for the names, then the medians."""
-    table: dict[tuple, tuple[records.Record, list[float | None]]] = {}
-    for number, rows in enumerate(columns):
-        for row in rows:
-            entry = table.setdefault((row.notebook, row.quantity, row.unit), (row, [None] * len(columns)))
-            entry[1][number] = row.median if entry[1][number] is None else entry[1][number]
-    return [entry for entry in table.values() if sum(median is not None for median in entry[1]) > 1]
 
 
 def render(folder: Path) -> Path:

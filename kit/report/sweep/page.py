@@ -31,8 +31,7 @@ class Result(NamedTuple):
 
 def results(out: Path, cells: list[Cell]) -> list[Result]:
     """The results of the cells in the folder of a sweep."""
-    logs = ((cell, sorted((out / cell.name).glob("*.jsonl"))) for cell in cells)
-    return [Result(cell, state_of(out, cell) or NOT_RUN, records.read(paths)) for cell, paths in logs]
+    return [Result(cell, state_of(out, cell) or NOT_RUN, records.of_run(out / cell.name)) for cell in cells]
 
 
 def write(out: Path, cells: list[Cell]) -> Path | None:
