@@ -17,8 +17,10 @@ _EXPERTS = dict(num_experts=4, num_experts_per_tok=2)  # their width is not in t
 # name in transformers' tables -> (configuration class, its arguments)
 MODELS = {
     "llama": ("LlamaConfig", _KV),
-    "gemma2": ("Gemma2Config", _KV | dict(head_dim=32, sliding_window=8)),
-    "gemma3": ("Gemma3TextConfig", _KV | dict(head_dim=32, sliding_window=8)),
+    "gemma2": ("Gemma2Config", _KV | dict(head_dim=256, sliding_window=8)),
+    "gemma3": ("Gemma3TextConfig", _KV | dict(head_dim=256, sliding_window=8)),
+    "qwen2": ("Qwen2Config", _KV),
+    "qwen3": ("Qwen3Config", _KV | dict(head_dim=128)),
     "falcon": ("FalconConfig", _SIZES | dict(num_kv_heads=1, new_decoder_architecture=False, multi_query=True)),
     "starcoder2": ("Starcoder2Config", _KV),
     "stablelm": ("StableLmConfig", _KV | dict(use_qkv_bias=True)),

@@ -3,8 +3,9 @@
 import functools
 import os
 import tempfile
+import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from transformers.pytorch_utils import Conv1D
 
 from kit.cache.policies.base import Policy
 from kit.cpu.threads import torch_alone
-from kit.errors import ModelError
+from kit.errors import ModelError, known
 from kit.gguf import writer
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile, TensorInfo
+from kit.hf.engine import ENGINES, Engine
 from kit.hf.nn import replace_norms
 from kit.hf.stored import Source, StoredWeight
 from kit.hf.tables import parts_of, table_of
@@ -38,25 +40,30 @@ def load(
     trace: Trace | None = None,
     device: str = "cpu",
     model_class: type[PreTrainedModel] | None = None,
+    engine: str = "auto",
 ):
     """(model, tokenizer) of a GGUF file of any architecture that transformers maps; float32 on the CPU, weights frozen.
 
     weights: "blocks" (products from the file's blocks), "blocks-int8" (the same with activations rounded to 8 bits, as in
     llama.cpp) or "float32" (dequantized once and kept). ``cache``: a policy such as kit.LRU("4 GiB") for dequantized float32
-    weights. ``trace``: gets a span for each product, look-up and pass. The tokenizer is None for a file without a
+    weights. ``trace``: gets a span for each product, look-up and pass. ``engine``: "auto" (the kit's own pass where it has the
+    architecture; what needs transformers' modules, such as hooks, adapters or training, runs by them, with a warning that
+    says why) or "modules". The tokenizer is None for a file without a
     vocabulary. Raises ModelError, which names the file and the tensor.
     """
     if torch.device(device).type != "cpu":
         raise ModelError(f"kit.hf.load runs on the CPU, not on {device!r}; the kit's own pass (kit.Transformer) runs on CUDA")
     source = Source.of(path, weights, cache, trace)
-    model, tokenizer = model_over(source, model_class, forget=trace is None), tokenizer_of(source.weights.file)
+    model, tokenizer = model_over(source, model_class, trace is None, engine), tokenizer_of(source.weights.file)
     if isinstance(tokenizer, GGUFTokenizer) and model.can_generate():
         ends = sorted(tokenizer.own.end_tokens) or None
         model.generation_config.update(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id or (ends and ends[0]))
     return model, tokenizer
 
 
-def model_over(source: Source, model_class: type[PreTrainedModel] | None = None, forget: bool = False) -> PreTrainedModel:
+def model_over(
+    source: Source, model_class: type[PreTrainedModel] | None = None, forget: bool = False, engine: str = "modules"
+) -> PreTrainedModel:
     """The model alone, over an existing Source; ``forget``: see Passes."""
     file = source.weights.file
     config = config_of(file)
@@ -66,8 +73,11 @@ def model_over(source: Source, model_class: type[PreTrainedModel] | None = None,
     fill(model, source)
     replace_norms(model)
     passes = Passes(source, forget)
-    model.register_forward_pre_hook(passes.before, with_kwargs=True)
-    model.register_forward_hook(passes.after, with_kwargs=True, always_call=True)
+    if own := known("engine", engine, ENGINES, ModelError)(model, source):
+        model.forward = Engine(model, source, own, passes)
+    else:
+        model.register_forward_pre_hook(passes.before, with_kwargs=True)
+        model.register_forward_hook(passes.after, with_kwargs=True, always_call=True)
     model.save_pretrained = functools.partial(_refuse_to_save, file.path)
     return model
 
@@ -181,6 +191,9 @@ def _set(model, target, value):
     getattr(module, leaf)._is_hf_initialized = True  # otherwise transformers initializes it with random numbers
 
 
+_HERE = threading.local()  # of the pass that this thread runs
+
+
 class Passes:
     """Hooks before and after each pass.
 
@@ -190,8 +203,7 @@ class Passes:
     """
 
     def __init__(self, source: Source, forget: bool = False):
-        self.trace, self._own, self._forget = source.weights.trace, source.linear.own_threads, forget
-        self._start, self._alone = 0, ExitStack()
+        self.trace, self._own, self.forget = source.weights.trace, source.linear.own_threads, forget
 
     @torch.compiler.disable
     def before(self, model, args, kwargs):
@@ -199,18 +211,18 @@ class Passes:
         past, state = kwargs.get("past_key_values"), kwargs.get("cache_params")  # of attention; of models such as Mamba
         ids = kwargs.get("input_ids", args[0] if args else None)
         continues = (past is not None and past.get_seq_length() > 0) or (state is not None and state.has_previous_state())
-        if self._forget:
+        if self.forget:
             self.trace.clear()
         self.trace.token = self.trace.token + 1 if continues else 0
-        if self._own and ids is not None and ids.numel() <= GEMV_MAX_TOKENS:
-            self._alone.enter_context(torch_alone())
-        self._start = time.perf_counter_ns()
+        _HERE.alone = torch_alone() if self._own and ids is not None and ids.numel() <= GEMV_MAX_TOKENS else nullcontext()
+        _HERE.alone.__enter__()
+        _HERE.start = time.perf_counter_ns()
 
     @torch.compiler.disable
     def after(self, model, args, kwargs, output):
         """Add a span for the pass, restore torch's threads; ModelError for logits that are no numbers."""
-        self.trace.add("token", self._start, time.perf_counter_ns())
-        self._alone.close()
+        self.trace.add("token", _HERE.start, time.perf_counter_ns())
+        _HERE.alone.__exit__(None, None, None)
         logits = getattr(output, "logits", None)
         if logits is not None and not logits.is_meta and logits[..., -1, :].sum().isnan():
             where = _first_overflow(model, kwargs.get("input_ids", args[0] if args else None))
@@ -238,7 +250,7 @@ def _first_overflow(model, ids) -> str:
     hooks = [module.register_forward_hook(look(path)) for path, module in model.named_modules() if path]
     try:
         with suppress(Exception):  # a model that takes more than tokens
-            model.forward(ids, use_cache=False)
+            type(model).forward(model, ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

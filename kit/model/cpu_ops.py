@@ -99,6 +99,18 @@ class CpuOps:
         return scaled_logits(self.linear(name, x), self.config)
 
 
+class RowsOps(CpuOps):
+    """CpuOps for several rows of tokens at once, each after the positions of its own cache."""
+
+    def __init__(self, model, rows, caches):
+        self._rows = [CpuOps(model, tokens, cache) for tokens, cache in zip(rows, caches, strict=True)]
+        super().__init__(model, [token for tokens in rows for token in tokens], caches[0])
+
+    def attend(self, layer, q, k, v):
+        heads = zip(*(part.split([len(row.tokens) for row in self._rows]) for part in (q, k, v)), strict=True)
+        return torch.cat([row.attend(layer, *parts) for row, parts in zip(self._rows, heads, strict=True)])
+
+
 def _clamped(gate, up):
     """The activation of gpt-oss: gate * sigmoid(1.702 gate) * (up + 1), with gate and up clamped at 7."""
     gate, up = gate.clamp(max=7), up.clamp(-7, 7)

@@ -59,6 +59,16 @@ class KVCache(Positions):
         stop = self.length + len(k)
         return self._keys[layer].read(stop), self._values[layer].read(stop)
 
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the positions held, (kv_heads, positions, head_dim) float32."""
+        return self._keys[layer].read(self.length), self._values[layer].read(self.length)
+
+    def take(self, other: "KVCache") -> None:
+        """Hold what ``other``, a cache of the same model and type, holds."""
+        self.length, self.passes = other.length, other.passes
+        for mine, theirs in zip(self._keys + self._values, other._keys + other._values, strict=True):
+            mine.data[:, : self.length] = theirs.data[:, : self.length]
+
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k and v of ``layer`` as ``append`` does, without returning anything."""
         self._keys[layer].write(self.length, k)

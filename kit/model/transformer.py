@@ -12,7 +12,7 @@ from kit.cpu.threads import torch_alone
 from kit.errors import ModelError, known
 from kit.lab.machine import memory_available
 from kit.model.attention import ATTENTION
-from kit.model.cpu_ops import CpuOps
+from kit.model.cpu_ops import CpuOps, RowsOps
 from kit.model.forward import forward
 from kit.model.hyperparameters import read_config
 from kit.model.kvcache import KVCache
@@ -81,6 +81,28 @@ class Transformer:
         """
         return self.logits(tokens, -1, cache)[0]
 
+    def batch(self, rows: Sequence[Sequence[int]], caches: Sequence[KVCache], wanted: torch.Tensor) -> torch.Tensor:
+        """One pass over several rows of tokens, each after the positions that its own cache holds and grows by.
+
+        ``wanted``: indices into the tokens of all rows, one row after another, (n,). Logits (n, vocabulary) float32. Raises
+        ModelError as ``step`` does.
+        """
+        start, count = time.perf_counter_ns(), sum(map(len, rows))
+        for tokens, cache in zip(rows, caches, strict=True):
+            self._check_tokens(tokens, cache.length, cache.context)
+        self.trace.token = caches[0].passes
+        with self._alone(count):
+            logits = forward(RowsOps(self, rows, caches), self.config, wanted)
+        self._check_finite(logits)
+        for tokens, cache in zip(rows, caches, strict=True):
+            cache.advance(len(tokens))
+        self.trace.add("token", start, time.perf_counter_ns(), nbytes=sum(cache.nbytes for cache in caches))
+        return logits
+
+    def _alone(self, tokens):
+        """Torch on one thread, while a pass of that many tokens runs on the kit's."""
+        return torch_alone() if self.linear.own_threads and tokens <= GEMV_MAX_TOKENS else nullcontext()
+
     def _check_tokens(self, tokens, held, context):
         if len(tokens) == 0:
             raise ModelError("the prompt is empty: give at least one token")
@@ -98,8 +120,7 @@ class Transformer:
         """Logits (wanted tokens, vocabulary) float32; appends the tokens to the cache."""
         start = time.perf_counter_ns()
         self.trace.token = cache.passes
-        alone = torch_alone() if self.linear.own_threads and len(tokens) <= GEMV_MAX_TOKENS else nullcontext()
-        with alone, self.file.reading_ahead(self._unread) if self._unread else nullcontext():
+        with self._alone(len(tokens)), self.file.reading_ahead(self._unread) if self._unread else nullcontext():
             plan = self._plan(cache) if len(tokens) == 1 and cache.length else None
             logits = plan.step(tokens[0], cache.length) if plan else forward(self.ops(self, tokens, cache), self.config, wanted)
         self._unread = []

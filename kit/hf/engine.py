@@ -1,0 +1,238 @@
+"""Engine: a transformers model's forward by the kit's own pass; by its modules where something needs them, with a line why."""
+
+import inspect
+import itertools
+import warnings
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torch.nn.modules.module as torch_modules
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from kit.errors import ModelError
+from kit.hf.held import Held
+from kit.hf.stored import Source, StoredWeight
+from kit.model.architectures import ARCHITECTURES
+from kit.model.transformer import Transformer
+
+_TAKES = {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict"}
+_EPS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = [getattr(torch_modules, f"_global{name}") for name in _HOOKS]
+_PLANNED_ROWS = 2  # up to so many rows a recorded pass each is faster than one pass of all over tensors
+
+
+def own_pass(model: PreTrainedModel, source: Source) -> Transformer | None:
+    """The kit's own pass for that model; None where the kit has none, or (with a warning) where it would give other numbers."""
+    file, classes = source.weights.file, AutoModelForCausalLM._model_mapping
+    if file.architecture not in ARCHITECTURES or classes.get(type(model.config), None) is not type(model):
+        return None
+    try:
+        own = Transformer(source.weights, linear=source.linear)
+        if not (wrong := _differences(model, own)):
+            return own
+        problem = f"{file.path}: transformers reads from this file another {' and '.join(wrong)} than the kit"
+    except ModelError as error:
+        problem = str(error)
+    warnings.warn(f"kit.hf: by transformers' modules, which are slower: {problem}", stacklevel=2)
+    return None
+
+
+ENGINES = {"auto": own_pass, "modules": lambda model, source: None}
+
+
+def _differences(model, own) -> list[str]:
+    """The numbers that the two passes do not share: transformers' tables read less of a file's metadata."""
+    c, theirs, layers = own.config, model.config, range(own.config.layers)
+    windows = [getattr(layer, "sliding_window", 0) for layer in DynamicCache(config=theirs).layers]
+    numbers = {
+        "scale of attention": ([_scale(layer.self_attn) for layer in model.model.layers], [c.attention_scale] * c.layers),
+        "attention window": ([each or c.context for each in windows], [c.window_of(n) or c.context for n in layers]),
+        "cap of scores": (getattr(theirs, "attn_logit_softcapping", 0) or 0, c.attention_cap),
+        "cap of logits": (getattr(theirs, "final_logit_softcapping", 0) or 0, c.logit_cap),
+        "epsilon of norms": (next(getattr(theirs, name) for name in _EPS if hasattr(theirs, name)), c.norm_eps),
+        "number of experts a token": (c.experts and theirs.num_experts_per_tok, c.experts and c.routing.used),
+    }
+    wrong = [what for what, (a, b) in numbers.items() if not np.allclose(a, b, 1e-5, 0)]
+    return wrong + ["RoPE"] * any(not _same_rope(model, own, layer) for layer in layers)
+
+
+def _scale(attention) -> float:
+    return getattr(attention, "scaling", 0) or attention.head_dim**-0.5
+
+
+def _same_rope(model, own, layer) -> bool:
+    buffers, kinds = vars(model.model.rotary_emb), getattr(model.config, "layer_types", None)
+    per_layer = f"{kinds[layer]}_" if kinds and "inv_freq" not in model.model.rotary_emb._buffers else ""
+    theirs = model.model.rotary_emb.get_buffer(f"{per_layer}inv_freq")
+    scale, rope = buffers.get(f"{per_layer}attention_scaling", 1.0), own.config.rope_of(layer)
+    ours = own.ropes[rope].cos_sin(1, 1).flatten() if rope else torch.empty(0)
+    return ours.shape == theirs.shape and torch.allclose(ours, torch.polar(torch.full_like(theirs, scale), theirs), 1e-4, 1e-7)
+
+
+class Engine:
+    """Stands in ``model.forward``. ``passes``: the hooks of a pass by the modules, see kit.hf.model.
+
+    At each prompt modules and dense weights are compared with those at loading, at each token hooks are looked for.
+    """
+
+    def __init__(self, model: PreTrainedModel, source: Source, own: Transformer, passes):
+        self._model, self._source, self._passes, self._own = model, source, passes, own
+        self._as_loaded, self._said = _parts_of(model), set()
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name not in ("_own", "_hooks")}
+
+    @cached_property
+    def _own(self):
+        return Transformer(self._source.weights, linear=self._source.linear)
+
+    @cached_property
+    def _hooks(self):
+        return [hooks for _, kinds in _hooked(self._model) for hooks in kinds]
+
+    @property
+    def __signature__(self):
+        return inspect.signature(self._by_modules)
+
+    @property
+    def _by_modules(self):
+        return type(self._model).forward.__get__(self._model)
+
+    @torch.compiler.disable
+    def __call__(self, *args, **kwargs):
+        """transformers' CausalLMOutputWithPast for the arguments of the model's own forward."""
+        given = dict(zip(self.__signature__.parameters, args, strict=False)) | kwargs
+        cache = given.get("past_key_values")
+        if not (reason := self._obstacle(given, cache)):
+            return self._by_the_kit(given, cache)
+        if reason not in self._said:
+            self._said.add(reason)
+            path = self._own.file.path
+            warnings.warn(f"kit.hf: by transformers' modules, which are slower: {path}: {reason}", stacklevel=4)
+        if isinstance(cache, Held):
+            cache.hand_over()
+        output = None
+        self._passes.before(self._model, args, kwargs)
+        try:
+            output = self._by_modules(*args, **kwargs)
+        finally:
+            self._passes.after(self._model, args, kwargs, output)
+        return output
+
+    # ---- whether
+
+    def _obstacle(self, given, cache) -> str:
+        """Why this pass needs the modules, "" if it does not."""
+        model, ids = self._model, given.get("input_ids")
+        for name, value in given.items():
+            if name not in _TAKES and value is not None and value is not False:
+                return f"{name} was given"
+        if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or not ids.numel() or ids.device.type != "cpu":
+            return "input_ids are no rows of tokens on the CPU"
+        if model.training:
+            return "it is in training mode"
+        if model.config.output_attentions or model.config.output_hidden_states:
+            return "its configuration asks for attentions or hidden states"
+        if not isinstance(cache, Held):
+            if cache is not None and (type(cache) is not DynamicCache or cache.offloading or cache.get_seq_length()):
+                return f"a {type(cache).__name__} that the kit did not fill holds the keys and values"
+            if reason := self._changed():
+                return reason
+        elif cache.model is not self._own or len(cache.rows) != len(ids):
+            return "the keys and values are another model's, or of another number of rows"
+        if any(self._hooks) or any(_GLOBAL_HOOKS):
+            return f"there is a hook on {next((path for path, hooks in _hooked(model) if any(hooks)), 'every module')}"
+        if torch.is_grad_enabled() and any(weight.requires_grad for weight in model.parameters()):
+            return "its weights have gradients"
+        return self._odd(ids, given.get("attention_mask"), given.get("position_ids"), cache)
+
+    def _odd(self, ids, mask, positions, cache) -> str:
+        past = cache.get_seq_length() if isinstance(cache, Held) else 0
+        columns, pads = past + ids.shape[1], [0] * len(ids)
+        if mask is not None:
+            if mask.shape != (len(ids), columns):
+                return "the attention mask is not one of (rows, columns)"
+            pads = _pads(mask)
+            if not mask[:, -1].all() or (mask[:, 1:] < mask[:, :-1]).any():
+                return "the attention mask hides a token after others"
+        if past and pads != cache.pads:
+            return "the attention mask changed"
+        if columns - min(pads) > self._own.max_context:
+            return f"there are more tokens than its context of {self._own.max_context}"
+        if positions is None and any(pads):
+            return "there is padding without position_ids, which counts as tokens"
+        if positions is not None:
+            expected = torch.arange(past, columns) - torch.tensor(pads)[:, None]
+            if positions.ndim != 2 or not ((positions == expected) | (expected < 0)).all():
+                return "the positions do not count the tokens"
+        return ""
+
+    def _changed(self) -> str:
+        if self._model.dtype is not torch.float32:
+            return f"its numbers are {str(self._model.dtype).removeprefix('torch.')}"
+        now, then = _parts_of(self._model), self._as_loaded
+        if now == then:
+            return ""
+        return f"{next(path for path in now | then if now.get(path) != then.get(path))} was changed or replaced"
+
+    # ---- the pass
+
+    def _by_the_kit(self, given, cache):
+        ids, mask, own = given["input_ids"], given.get("attention_mask"), self._own
+        if self._passes.forget:
+            own.trace.clear()
+        hidden = [0] * len(ids)
+        if cache is None or not cache.get_seq_length():
+            hidden = hidden if mask is None else _pads(mask)
+            cache = Held.over(cache, own, hidden)
+        asked = given.get("logits_to_keep", 0)
+        kept = range(ids.shape[1])[-asked:] if isinstance(asked, int) else asked.tolist()
+        tokens = [row[skip:] for row, skip in zip(ids.tolist(), hidden, strict=True)]
+        wanted = [[column - skip for column in kept if column >= skip] for skip in hidden]
+        found = self._logits(tokens, cache.rows, wanted)
+        logits = torch.cat([F.pad(rows, (0, 0, len(kept) - len(rows), 0)) for rows in found])
+        use = given.get("use_cache")
+        use = given.get("past_key_values") is not None or (self._model.config.use_cache if use is None else use)
+        output = CausalLMOutputWithPast(logits=logits.view(len(ids), len(kept), -1), past_key_values=cache if use else None)
+        as_tuple = given.get("return_dict", self._model.config.return_dict) is False
+        return output.to_tuple() if as_tuple else output
+
+    def _logits(self, tokens, caches, wanted) -> Sequence[torch.Tensor]:
+        """Of each row the logits after its ``wanted`` tokens, (wanted, vocabulary)."""
+        own = self._own
+        if len(tokens) == 1 or (len(tokens) <= _PLANNED_ROWS and all(len(row) == 1 for row in tokens)):
+            parts = zip(tokens, caches, wanted, strict=True)
+            return [own.logits(row, kept[0], cache)[[n - kept[0] for n in kept]] for row, cache, kept in parts]
+        starts = itertools.accumulate(map(len, tokens), initial=0)
+        index = [start + number for start, kept in zip(starts, wanted) for number in kept]  # noqa: B905
+        return own.batch(tokens, caches, torch.tensor(index)).split([len(kept) for kept in wanted])
+
+
+def _pads(mask) -> list[int]:
+    return (mask.shape[1] - mask.bool().sum(1)).tolist()
+
+
+def _hooked(model):
+    """(path, its dicts of hooks) of every module but the model itself, whose own hooks run anyway."""
+    return [(path, [vars(module)[kind] for kind in _HOOKS]) for path, module in model.named_modules() if path]
+
+
+def _parts_of(model) -> dict[str, object]:
+    """What a pass of the kit takes for granted: modules' classes and weights' check sums, or names, by path."""
+    parts = {}
+    for path, module in model.named_modules():
+        if path:
+            parts[path] = "another forward" if "forward" in vars(module) else type(module).__qualname__
+        for name, weight in module.named_parameters(recurse=False):
+            if isinstance(weight, StoredWeight):
+                held = *(part.name for part in weight.parts), weight.dtype
+            else:
+                held = zlib.crc32(weight.detach().contiguous().view(torch.uint8).numpy()), weight.dtype
+            parts[f"{path}.{name}"] = held
+    return parts

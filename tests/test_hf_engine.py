@@ -1,0 +1,279 @@
+"""kit.hf's engine: the kit's own pass under transformers gives the tokens of transformers' modules over the same blocks."""
+
+import copy
+import threading
+import warnings
+
+import hf_files
+import pytest
+import torch
+import transformers
+
+import kit
+import kit.hf
+from kit.errors import ModelError
+from kit.hf.held import Held
+
+TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])
+PADDED = torch.tensor([[0, 0, 0, 5, 17, 99], [3, 64, 21, 7, 8, 120], [0, 1, 33, 90, 2, 4]])
+MASK = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1]])
+PLACES = (MASK.cumsum(1) - 1).clamp(0)
+NAMES = ["llama", "gemma2", "gemma3", "phi3", "qwen2", "qwen3", "qwen3_moe", "starcoder2"]
+CHANGES = {  # metadata that transformers does not write to a tiny file and that the kit reads
+    "qwen3": {"attention.key_length": 128},
+    "qwen3_moe": {"expert_feed_forward_length": 768},
+}
+WAYS = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "top_k": 20, "temperature": 1.5},
+    "beams": {"do_sample": False, "num_beams": 3, "num_return_sequences": 2},
+    "sampled beams": {"do_sample": True, "num_beams": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """``both(name)``: the file's model by the kit's engine and by the modules; a warning of the engine is an error."""
+    folder, made = tmp_path_factory.mktemp("engine"), {}
+
+    def pair(name):
+        if name not in made:
+            path = hf_files.write(folder, name, lambda metadata, _: metadata.update(CHANGES.get(name, {})))
+            made[name] = kit.hf.load(path, trace=kit.Trace())[0], kit.hf.load(path, engine="modules")[0]
+        return made[name]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="kit.hf")
+        yield pair
+
+
+def generate(model, ids=TOKENS, **how):
+    torch.manual_seed(0)
+    return model.generate(ids, **{"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0} | how)
+
+
+def outcomes(model):
+    """Of each pass since the last call: "planned", "" for another of the kit's; and none for one by the modules."""
+    trace = model.forward._own.trace
+    frame = trace.frame()
+    trace.clear()
+    names = set(frame[frame.what == "norm"].token)  # the modules have no spans for norms
+    return [outcome for token, outcome in frame[frame.what == "token"][["token", "outcome"]].values if token in names]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_every_way_to_generate(both, name):
+    ours, modules = both(name)
+    outcomes(ours)
+    with torch.no_grad():
+        got, expected = ours(TOKENS).logits, modules(TOKENS).logits
+    assert (got - expected).abs().max() <= 1e-4 * expected.std()
+    assert outcomes(ours) == [""]
+    for way, how in WAYS.items():
+        assert torch.equal(generate(ours, **how), generate(modules, **how)), way
+        assert len(outcomes(ours)) == 16, way
+    for mask in (MASK, torch.ones_like(MASK)):
+        got, expected = (generate(model, PADDED, attention_mask=mask) for model in (ours, modules))
+        assert torch.equal(got, expected)
+        assert len(outcomes(ours)) == 16
+
+
+def test_a_token_is_a_recorded_pass(both):
+    ours, _ = both("llama")
+    outcomes(ours)
+    generate(ours)
+    assert outcomes(ours) == [""] + ["planned"] * 15
+    generate(ours, PADDED[:2], attention_mask=MASK[:2])
+    assert outcomes(ours) == [""] + ["planned"] * 30
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_what_the_cache_gives_away_is_transformers_own(both, name):
+    ours, modules = both(name)
+    with torch.no_grad():
+        mine, theirs = (model(PADDED, attention_mask=MASK, position_ids=PLACES).past_key_values for model in (ours, modules))
+    assert type(mine) is Held and mine.get_seq_length() == theirs.get_seq_length() == 6
+    for layer, expected in zip(mine.layers, theirs.layers, strict=True):
+        for part in ("keys", "values"):
+            for row, pad in enumerate((3, 0, 1)):
+                got, wanted = getattr(layer, part)[row, :, pad:], getattr(expected, part)[row, :, pad:]
+                torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    assert type(mine) is transformers.DynamicCache and not hasattr(mine, "rows")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_prompt_goes_on_from_a_cache(both, name):
+    ours, modules = both(name)
+    whole = generate(modules)
+    with torch.no_grad():
+        for model in (ours, modules):
+            for own in (None, transformers.DynamicCache(config=model.config), transformers.DynamicCache()):
+                cache = model(TOKENS[:, :7], past_key_values=own, use_cache=True).past_key_values
+                assert own is None or cache is own
+                kept = copy.deepcopy(cache)
+                assert torch.equal(generate(model, past_key_values=cache), whole)
+                assert kept.get_seq_length() == 7
+                assert torch.equal(generate(model, past_key_values=kept), whole)
+            assert cache.get_seq_length() == len(whole[0]) - 1
+            if model is ours:
+                cache.crop(7 - cache.get_seq_length())
+                assert torch.equal(generate(model, past_key_values=cache), whole)
+
+
+def test_candidates_from_the_prompt_are_taken_or_dropped(both):
+    ours, modules = both("llama")
+    ids = TOKENS.repeat(1, 2)
+    assert torch.equal(*(generate(model, ids, prompt_lookup_num_tokens=3) for model in (ours, modules)))
+
+
+def test_a_streamer_gets_each_token(both):
+    class Streamer(list):
+        def put(self, value):
+            self.extend(value.flatten().tolist())
+
+        def end(self):
+            self.append(None)
+
+    said = Streamer()
+    out = generate(both("llama")[0], streamer=said)
+    assert said == [*out[0].tolist(), None]
+
+
+def test_two_threads_generate_on_one_model(both):
+    ours, modules = both("llama")
+    prompts = [TOKENS, TOKENS[:, 3:], TOKENS[:, :5], TOKENS.flip(1)]
+    expected = [generate(modules, ids, max_new_tokens=30) for ids in prompts]
+    for model in (ours, modules):
+        found = [None] * len(prompts)
+
+        def work(numbers, model=model, found=found):
+            for number in numbers:
+                found[number] = model.generate(
+                    prompts[number], max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
+                )
+
+        threads = [threading.Thread(target=work, args=(numbers,)) for numbers in ((0, 1), (2, 3))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(map(torch.equal, found, expected))
+
+
+def test_results_have_the_forms_that_transformers_gives(both):
+    ours, modules = both("llama")
+    with torch.no_grad():
+        for how in (
+            {"logits_to_keep": 1},
+            {"logits_to_keep": 5},
+            {"logits_to_keep": torch.tensor([2, 7])},
+            {"attention_mask": MASK, "position_ids": PLACES, "input_ids": PADDED, "logits_to_keep": 2},
+            {"position_ids": torch.arange(12)[None]},
+        ):
+            got, expected = (model(**{"input_ids": TOKENS} | how).logits for model in (ours, modules))
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        got, expected = (model(TOKENS, use_cache=False, return_dict=False) for model in (ours, modules))
+        assert len(got) == len(expected) == 1
+    with pytest.raises(ModelError, match="outside the vocabulary"):
+        ours(torch.tensor([[5, 128]]))
+    with pytest.raises(ModelError, match="choose one of auto, modules"):
+        kit.hf.load(ours.forward._own.file, engine="fast")
+
+
+def hook(model):
+    model.model.layers[1].register_forward_hook(lambda *_: None)
+
+
+NEEDS = {  # words of the warning -> (what is done to the model before, what it is given)
+    "output_hidden_states was given": (None, {"output_hidden_states": True}),
+    "output_attentions was given": (None, {"output_attentions": True}),
+    "labels was given": (None, {"labels": TOKENS}),
+    "inputs_embeds was given": (None, {"input_ids": None, "inputs_embeds": torch.ones(1, 4, 64)}),
+    "a hook on model.layers.1": (hook, {}),
+    "model.norm.weight was changed": (lambda model: model.model.norm.weight.data.mul_(1.5), {}),
+    "model.layers.0.mlp was changed": (lambda model: setattr(model.model.layers[0], "mlp", torch.nn.Identity()), {}),
+    "training mode": (lambda model: model.train(), {}),
+    "its numbers are bfloat16": (lambda model: model.to(torch.bfloat16), {}),
+    "its weights have gradients": (lambda model: model.requires_grad_(True) and model.lm_head.requires_grad_(False), {}),
+    "a StaticCache that the kit": (None, {"past_key_values": "static"}),
+    "hides a token after others": (None, {"attention_mask": torch.tensor([[1] * 9 + [0] * 3])}),
+    "padding without position_ids": (None, {"attention_mask": torch.tensor([[0] * 3 + [1] * 9])}),
+    "the positions do not count": (None, {"position_ids": torch.arange(12)[None] * 2}),
+    "more tokens than its context of 64": (None, {"input_ids": torch.arange(70)[None]}),
+}
+
+
+@pytest.mark.parametrize("words", NEEDS)
+def test_what_needs_the_modules_runs_by_them_with_one_line(both, words):
+    change, given = NEEDS[words]
+    ours, modules = map(copy.deepcopy, both("llama"))
+    if change:
+        for model in (ours, modules):
+            change(model)
+    found = []
+    for model in (ours, modules):
+        cache = {"past_key_values": transformers.StaticCache(model.config, 12)} if "past_key_values" in given else {}
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                found.append(model(**{"input_ids": TOKENS} | given | cache).logits)
+                cache = {name: transformers.StaticCache(model.config, 12) for name in cache}
+        lines = [str(line.message) for line in said if "kit.hf" in str(line.message)]
+        assert len(lines) == (model is ours)
+        assert all(words in line and "llama.gguf" in line for line in lines)
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_hook_in_the_middle_of_a_text_hands_the_cache_over(both):
+    ours, modules = map(copy.deepcopy, both("llama"))
+    seen, found = [], []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for model in (ours, modules):
+            cache = model(PADDED, attention_mask=MASK, position_ids=PLACES).past_key_values
+            handle = model.lm_head.register_forward_hook(lambda *_: seen.append(1))
+            mask = torch.cat([MASK, torch.ones(3, 1, dtype=torch.int64)], 1)
+            positions = mask.sum(1)[:, None] - 1
+            given = {"past_key_values": cache, "attention_mask": mask, "position_ids": positions}
+            found.append(model(torch.tensor([[9], [8], [7]]), **given).logits)
+            handle.remove()
+    assert len(seen) == 2
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    assert torch.equal(*(generate(model) for model in (ours, modules)))
+
+
+def test_right_padding_and_static_caches_give_the_tokens_of_the_modules(both):
+    ours, modules = map(copy.deepcopy, both("llama"))
+    for how in ({"attention_mask": MASK.flip(1)}, {"attention_mask": MASK, "cache_implementation": "static"}):
+        with pytest.warns(UserWarning, match="by transformers' modules"):
+            got = generate(ours, PADDED, **how)
+        assert torch.equal(got, generate(modules, PADDED, **how))
+
+
+def test_a_file_of_which_the_two_read_another_number_runs_by_the_modules(tmp_path):
+    path = hf_files.write(tmp_path, "gemma3", lambda metadata, _: metadata.update({"attention.sliding_window": 4}))
+    kit.hf.load(path)
+    path = hf_files.write(tmp_path, "llama", lambda metadata, _: metadata.update({"rope.scaling.factor": 4.0}))
+    with pytest.warns(UserWarning, match=r"llama\.gguf: transformers reads from this file another RoPE than the kit"):
+        model, _ = kit.hf.load(path)
+    assert torch.equal(model(TOKENS).logits, kit.hf.load(path, engine="modules")[0](TOKENS).logits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["blocks", "float32"])
+def test_a_trained_model_gives_the_tokens_of_the_modules(trained, weights):
+    (ours, tokenizer), (modules, _) = (kit.hf.load(trained, weights, engine=engine) for engine in ("auto", "modules"))
+    prompts = tokenizer(["The capital of France is", "Once upon a time, there"], return_tensors="pt", padding=True)
+    ids, mask = prompts["input_ids"], prompts["attention_mask"]
+    for way, how in WAYS.items():
+        one = {"attention_mask": mask[:1], "eos_token_id": None}
+        assert torch.equal(*(generate(model, ids[:1], **how | one) for model in (ours, modules))), way
+    assert torch.equal(*(generate(model, ids, attention_mask=mask) for model in (ours, modules)))
+
+
+@pytest.mark.slow
+def test_rounded_activations_of_both_engines_are_nearer_to_each_other_than_to_exact_ones(smollm2):
+    ids = kit.hf.load(smollm2)[1]("The capital of France is Paris, and", return_tensors="pt")["input_ids"]
+    ours, modules = (kit.hf.load(smollm2, "blocks-int8", engine=engine)[0](ids).logits for engine in ("auto", "modules"))
+    exact = kit.hf.load(smollm2)[0](ids).logits
+    assert (ours - modules).std() < (modules - exact).std()
