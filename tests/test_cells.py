@@ -85,7 +85,7 @@ CASES = {  # a notebook joins by its row
             | {"client-received": 7, "dequantize-gbps": (5, 9)},
         },
         warns="a first token below its bound",
-        lines=243,
+        lines=232,
         steady={
             "device = cpu: not measured; `kit reproduce --device cuda` adds the upload of the blocks, a second request and a "
             "token by a CUDA graph, with their bounds": "no GPU in either run",
@@ -150,7 +150,7 @@ CASES = {  # a notebook joins by its row
         empty={"log": lambda log: log.iloc[:0]},
         until="histogram",
         warns="a speed above its bound: 2.00",
-        lines=264,
+        lines=249,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "- Fix the client: 7 of 8 answers above count for nothing, by status, bytes and tokens.": "the wrong routes",
@@ -201,7 +201,7 @@ CASES = {  # a notebook joins by its row
             "live": lambda live: live.assign(**{"token, s": live["token, s"].to_numpy()[::-1], "bytes hit": -5.0}),
         },
         warns="bytes hit: -500.0%",
-        lines=221,
+        lines=211,
         steady=dict.fromkeys((
             "- Keep plain INT8 where 1.25 MiB fit: a token takes T, from tiles T.",
             "- Make the decoder fast: without a cache, T for five tokens here.",
@@ -229,7 +229,6 @@ CASES = {  # a notebook joins by its row
             "beside": lambda beside: beside.assign(**{"tok/s": beside["tok/s"].to_numpy()[::-1]}),
         },
         warns="ways give other logits",
-        lines=203,
         steady=dict.fromkeys((
             "20 generated tensors: no quality to measure.",
             "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf, generated weights: 20 tensors a token.",
@@ -270,7 +269,7 @@ CASES = {  # a notebook joins by its row
             "turned": lambda turned: 1 - turned if hasattr(turned, "loc") else turned,
         },
         warns="a speed above its bound",
-        lines=261,
+        lines=255,
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "device = cpu: not measured; `kit reproduce --device cuda` adds the policies over blocks in device memory, pinned "

@@ -191,6 +191,17 @@ def test_what_several_notebooks_show_is_measured_once(tmp_path):
     assert second.once("one tile", "ms", lambda: [5.0]) == [5.0]
 
 
+def test_a_part_of_the_row_judges_with_the_parameters_of_the_run(tmp_path):
+    lab = Session("01_first_token", profile="smoke", out=tmp_path, prompt_tokens=7)
+    lab.machine = type("M", (), {"id": "m"})
+    given = claims.get("first-token-preload").parts
+    measured = lab.verdict("first-token-preload", [500.0, 510.0, 520.0], "because")
+    assert "prompt of 7" in measured.quantity and (measured.unit, measured.accept) == (given[0]["unit"], given[0]["accept"])
+    assert measured.verdict == "reproduced in ratio" and "because" in measured.reason
+    assert lab.verdict("simd", [0.5], part=1).reason.startswith(claims.get("simd").parts[1]["text"])
+    assert lab.verdict("fix-pinned", [1.0], "t", quantity="another").quantity == "another"
+
+
 # --- several runs ------------------------------------------------------------------------------------------------------
 
 

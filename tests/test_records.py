@@ -65,6 +65,7 @@ ROW = "- {id: a, report: '001', claim: c, reported: r, notebook: n}\n"
         ("- {id: a, before: fast}", "claim 1: wrong or unknown: 'before'; missing: report, claim, reported, notebook"),
         (ROW + ROW, "claim 2: the id 'a' is an earlier claim's"),
         (ROW.replace("}", ", ratio: [5]}"), "claim 1: wrong or unknown: 'ratio'"),
+        (ROW.replace("}", ", parts: [{unit: s}]}"), "claim 1: wrong or unknown: 'parts'"),
     ],
 )
 def test_a_wrong_file_of_claims_is_one_error_that_names_the_row(tmp_path, text, says):

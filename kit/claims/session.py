@@ -114,6 +114,12 @@ class Session:
         """Write the record of a verdict: kit.claims.judge.judge has the ``rules``."""
         return self.record(judge(claim, quantity, unit, samples, **rules), device)
 
+    def verdict(self, claim: str, samples=(), text="", part: int = 0, **rules) -> records.Record:
+        """``judge`` by a part of the claim's row in data/claims.yaml: its quantity, in which {name} is a parameter of the run,
+        its unit, its region. ``text`` is the reason, empty for the row's own; ``rules`` go before those of the row."""
+        given = claims.get(claim).parts[part] | ({"text": text} if text else {}) | rules
+        return self.judge(claim, **given | {"quantity": given["quantity"].format(**self.parameters), "samples": samples})
+
     def earlier(self, quantity: str, unit: str) -> records.Record | None:
         """The first record of a quantity in this run, of this model, whichever notebook measured it."""
         for row in records.of_run(self.out):

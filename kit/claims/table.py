@@ -36,7 +36,8 @@ WORDS = VERDICTS | {NO_RECORD: Verdict("nothing in this run judges it", "#7d6e63
 @dataclass(frozen=True)
 class Claim:
     """One row of claims.yaml. ``report``: "000" to "004", or what names a public thread. ``before`` and ``after`` are the
-    report's figures in ``unit``, where it gives any. ``evidence``: ids of data/evidence.yaml that bear on it."""
+    report's figures in ``unit``, where it gives any. ``evidence``: ids of data/evidence.yaml that bear on it. ``parts``: what
+    is judged by a rule that no run changes, arguments of kit.claims.judge.judge."""
 
     id: str
     report: str
@@ -48,6 +49,7 @@ class Claim:
     unit: str = ""
     ratio: tuple[float, float] | None = None
     evidence: tuple[str, ...] = ()
+    parts: tuple[dict, ...] = ()
 
     @property
     def source(self) -> str:
@@ -63,6 +65,10 @@ def _is_range(value) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
 
 
+def _is_parts(value) -> bool:
+    return isinstance(value, list) and all(isinstance(part, dict) and {"quantity", "unit"} <= part.keys() for part in value)
+
+
 def _is_names(value) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
@@ -75,7 +81,7 @@ def load() -> dict[str, Claim]:
 
 def read(path: Path) -> dict[str, Claim]:
     """The claims of a YAML file by id. ReportError names the file, the row and its key."""
-    checks = {"before": is_number, "after": is_number, "ratio": _is_range, "evidence": _is_names}
+    checks = {"before": is_number, "after": is_number, "ratio": _is_range, "evidence": _is_names, "parts": _is_parts}
     return rows(path, Claim, "claim", checks)
 
 
