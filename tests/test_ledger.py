@@ -21,6 +21,7 @@ from kit.claims import table as claims
 from kit.claims.session import Session
 from kit.commands import cli
 from kit.errors import ReportError
+from kit.lab import disk
 from kit.lab.files import read_yaml
 from kit.lab.paths import ROOT, data_file
 from kit.lab.tables import shown
@@ -189,6 +190,15 @@ def test_what_several_notebooks_show_is_measured_once(tmp_path):
     first.machine = second.machine = type("M", (), {"id": "m"})
     assert first.once("one tile", "s", lambda: [1.0, 2.0]) == second.once("one tile", "s", lambda: [5.0]) == [1.0, 2.0]
     assert second.once("one tile", "ms", lambda: [5.0]) == [5.0]
+
+
+def test_a_run_has_one_disk(tmp_path, monkeypatch):
+    first, second = (Session(name, profile="smoke", out=tmp_path) for name in ("01_first_token", "07_memory_frontier"))
+    first.machine = second.machine = type("M", (), {"id": "m"})
+    told = [disk.Disk(None, "no way"), disk.Disk(2.3, "past it", (2.1, 2.3))]
+    monkeypatch.setattr("kit.lab.disk.speed", lambda path: told.pop(0))
+    assert first.disk(tmp_path).gbps is None  # not known, so it is asked again
+    assert first.disk(tmp_path) == second.disk(tmp_path) == disk.Disk(2.3, "past it", (2.1, 2.3)) and not told
 
 
 def test_a_part_of_the_row_judges_with_the_parameters_of_the_run(tmp_path):

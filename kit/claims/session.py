@@ -17,7 +17,7 @@ from kit.claims import table as claims
 from kit.claims.judge import judge
 from kit.errors import ReportError
 from kit.gguf.sources import resolve
-from kit.lab import figures, machine, note, profiles, state, tables
+from kit.lab import disk, figures, machine, note, profiles, state, tables
 from kit.lab.device import Limits
 from kit.lab.doctor import check_device
 from kit.lab.kept import once_a_run
@@ -132,6 +132,16 @@ class Session:
         """Samples of a quantity that several notebooks show: the first of a run measures it, the others read its record."""
         found = self.earlier(quantity, unit) or self.record(quantity=quantity, unit=unit, samples=list(measure()))
         return found.samples
+
+    def disk(self, path: Path) -> disk.Disk:
+        """The disk under the run's model, past the page cache: measured by the first notebook that asks (kit.lab.disk)."""
+        quantity = "reading the disk, past the page cache"
+        if found := self.earlier(quantity, "GB/s"):
+            return disk.Disk(max(found.samples), found.reason, tuple(found.samples))
+        measured = disk.speed(path)
+        if measured.gbps:
+            self.record(quantity=quantity, unit="GB/s", samples=list(measured.samples), reason=measured.how)
+        return measured
 
     def picture(self, figure) -> None:
         """Save a figure as the notebook's picture on the run's front page, drawn anew in that size."""
