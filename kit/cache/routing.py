@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kit.cache.bounds import stack_distances
 from kit.cache.routes import Routes
 
 FADE = 0.5**0.5  # of recent use, from token to token
@@ -60,6 +61,13 @@ def returned(routes: Routes, within: int) -> float:
     again = (np.diff(place) == 0) & (np.diff(token) <= within)
     asked = (token > token.min(initial=0)).sum()
     return float(again.sum() / max(1, asked))
+
+
+def figures(routes: Routes) -> np.ndarray:
+    """In %: experts back at once and within eight tokens, and LRU's hits with room for 1, 2, 4 and 8 tokens' experts."""
+    apart = stack_distances(routes.requests(prompt=False))
+    hits = [((apart >= 0) & (apart <= tokens * routes.cycle)).mean() for tokens in (1, 2, 4, 8)]
+    return 100 * np.array([returned(routes, 1), returned(routes, 8), *hits])
 
 
 def fit(routes: Routes, seed: int = 0) -> Fit:

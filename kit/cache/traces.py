@@ -1,9 +1,10 @@
 """Sequences of weight accesses: recorded live, or generated from a model's tensors or a random router."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 
 import numpy as np
 
@@ -23,8 +24,10 @@ class Requests:
     def __len__(self):
         return len(self.keys)
 
-    def __getitem__(self, part: slice) -> "Requests":
-        return Requests(self.keys[part], self.sizes[part], self.tokens[part])
+    def __getitem__(self, part: slice | Sequence[bool]) -> "Requests":
+        """The accesses of a slice, or those where ``part`` is true."""
+        columns = self.keys, self.sizes, self.tokens
+        return Requests(*(column[part] if isinstance(part, slice) else [*compress(column, part)] for column in columns))
 
     @property
     def objects(self) -> dict[str, int]:

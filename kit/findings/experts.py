@@ -1,7 +1,8 @@
 """A mixture decodes with the experts that a record names, under a memory limit, from the disk: ways to hold them, timed.
 
 The weights are a file's (generated, true geometry), the routing is real: the router is computed and its choice replaced by the
-record's. Blocks stay as they lie, never float32. Every way must give the same logits, bit by bit.
+record's. Blocks stay as they lie, never float32. Every way must give the same logits, bit by bit; llama.cpp, whose router
+nobody replaces, is timed beside them.
 """
 
 import hashlib
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,22 +29,25 @@ from kit.costs.experts import dense_bytes
 from kit.errors import ReportError
 from kit.findings.pressure import Group, missing_rights
 from kit.gguf import pagecache
-from kit.lab import disk
+from kit.lab import disk, llama_cpp
 from kit.lab.note import doing
 from kit.model.cpu_ops import CpuOps
 from kit.model.experts import WAYS, Mapped, Slots
+from kit.units import format_bytes
 
 _SPARE = 64 << 20  # bytes beside weights and slots: what grows while a process runs
 _SMALL = 64 << 20  # bytes: of a smaller file some pages always stay
 _BUDGET = 6.0  # seconds after which a way takes no further token
-_LEAST = 8  # tokens that it takes in any case
+_LEAST = 8  # tokens that it takes in any case; llama.cpp half as many
+_FEW = 6  # tokens, whose experts come into memory for the time of a token that reads nothing
 
 
 @dataclass
 class Run:
     """One way: for each token ``seconds``, those ``in_kernel`` (of all threads), bytes ``read`` from the disk, major and minor
     ``faults``, seconds ``waited`` for slots; ``hits`` of ``asked`` (slots alone); ``resident``: bytes of the process at the
-    end; ``digest`` of the first logits."""
+    end; ``digest`` of the first logits ("" of llama.cpp); ``returned``: of what the router itself would have chosen, the share
+    that it would have for the token before."""
 
     way: str
     seconds: list[float]
@@ -54,20 +59,46 @@ class Run:
     hits: list[int]
     asked: list[int]
     resident: int
-    digest: str
+    digest: str = ""
+    returned: float = float("nan")
 
     def late(self, column: str) -> np.ndarray:
         """The column's second half, when the caches are warm."""
         values = getattr(self, column)
         return np.array(values[len(values) // 2 :])
 
+    def mean(self, column: str) -> float:
+        """Of the column's second half."""
+        return float(self.late(column).mean())
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits of the experts asked for in the second half; nan without slots."""
+        return self.mean("hits") / self.mean("asked") if any(self.asked) else float("nan")
+
+    @property
+    def beside(self) -> dict[str, float]:
+        """What stands beside a token's seconds: means of the second half."""
+        named = {"waited, s": "waited", "in the kernel, s": "in_kernel", "major faults": "faults"}
+        means = {name: self.mean(column) for name, column in named.items()}
+        return {"slowest, s": self.late("seconds").max()} | means | {"resident MiB": self.resident / 2**20}
+
+
+def ways_of(profile: str) -> list[str]:
+    """Names of WAYS: in quick those that the claims are about, in full all."""
+    past = "slots past it, 2 readers"
+    few = ["mapped", "mapped, routed asked for", "slots through the page cache", past, "slots past it, LFU"]
+    few += ["slots past it, cap by layer", "slots past it, half the dense given up", "llama.cpp, mapped"]
+    return {"smoke": [past], "quick": few}.get(profile, list(WAYS))
+
 
 class _Routed(CpuOps):
     """A pass whose router is computed, and whose choice is the record's."""
 
     def route(self, name, x):
-        super().route(name, x)
-        chosen = torch.tensor([self.weights.chosen[int(name.split(".")[1])]])
+        layer = int(name.split(".")[1])
+        self.weights.own.setdefault(layer, []).append(set(super().route(name, x)[1][0].tolist()))
+        chosen = torch.tensor([self.weights.chosen[layer]])
         return torch.full(chosen.shape, 1 / chosen.shape[1]), chosen
 
     def expects(self, names):
@@ -118,29 +149,42 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False)
     """Decode with one of WAYS, from a dropped page cache, or from a ``warm`` one (then nothing is read)."""
     if not warm and not pagecache.drop(Path(path)) and os.path.getsize(path) > _SMALL:
         raise ReportError(f"{path}: its pages cannot be dropped from memory; is another process using it?")
+    way = WAYS[name]
+    if way.holds == "llama.cpp":
+        with llama_cpp.Llama(path, context=64 + tokens, repack=False) as peer:
+            return _timed(name, Mapped, range(tokens), lambda number, _: peer.logits([1 + number % 3], number, 1))
     with kit.open(path) as file:
         steps, future = sorted_routes(routes_of(file, capture), tokens)
-        way = WAYS[name]
+        keep += int(way.given_up * dense_bytes(file))
         weights = (Mapped if way.holds == "mapped" else Slots)(file, way, keep, future)
-        model = kit.Transformer(weights, linear="fused-int8")
-        model.ops = _Routed
-        context, digest = model.new_cache(tokens), hashlib.sha256()
-        columns = {column: [] for column in ("seconds", *_COUNTERS)}
-        began = time.perf_counter()
-        for number, weights.chosen in enumerate(steps):
-            before, start = _counters(weights), time.perf_counter()
+        model, digest = kit.Transformer(weights, linear="fused-int8"), hashlib.sha256()
+        model.ops, context = _Routed, model.new_cache(tokens)
+
+        def step(number, chosen):
+            weights.chosen = chosen
             logits = model.step([1 + number % 3], context)
-            took, after = time.perf_counter() - start, _counters(weights)
-            columns["seconds"].append(took)
-            for column, old, new in zip(_COUNTERS, before, after, strict=True):
-                columns[column].append(new - old)
             if number < _LEAST:
                 digest.update(logits.numpy().tobytes())
             weights.trace.clear()
-            if number >= _LEAST and time.perf_counter() - began > _BUDGET:
-                break
+
+        run = _timed(name, weights, steps, step)
         weights.close()
-        return Run(name, **columns, resident=_status("VmRSS"), digest=digest.hexdigest())
+        pairs = [(old, new) for sets in weights.own.values() for old, new in pairwise(sets)]
+        shares = [len(old & new) / len(new) for old, new in pairs]
+        return replace(run, digest=digest.hexdigest(), returned=float(np.mean(shares)) if shares else float("nan"))
+
+
+def _timed(name, weights, steps, step) -> Run:
+    columns, began = {column: [] for column in ("seconds", *_COUNTERS)}, time.perf_counter()
+    for number, chosen in enumerate(steps):
+        before, start = _counters(weights), time.perf_counter()
+        step(number, chosen)
+        columns["seconds"].append(time.perf_counter() - start)
+        for column, old, new in zip(_COUNTERS, before, _counters(weights), strict=True):
+            columns[column].append(new - old)
+        if number >= (_LEAST if isinstance(weights, Mapped) else _LEAST // 2) and time.perf_counter() - began > _BUDGET:
+            break
+    return Run(name, **columns, resident=_status("VmRSS"))
 
 
 # --- in the parent ---------------------------------------------------------------------------------------------------------
@@ -150,9 +194,11 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False)
 def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int = 32, ways=tuple(WAYS)):
     """(facts, runs): each way in a child of its own, under the limit of base + dense weights + ``share`` of the experts.
 
-    facts: bytes ``keep`` (for experts), ``limit`` (None without rights: then mapped ways are left out), ``base`` of the
-    process, ``dense``; ``compute``: seconds a token with everything in memory; ``disk``: readers -> GB/s; ``failed``: way ->
-    why it has no run (the system ended it for memory, say). ReportError when the logits of two ways differ.
+    facts: bytes ``keep`` (for experts; a page cache has up to ``most``), ``limit`` (None without rights: then mapped ways are
+    left out), ``base`` of the process, ``dense``; ``compute``: seconds of a token whose weights are in memory (nan when it had
+    no room); ``disk``: readers -> GB/s; ``fastest``: GB/s, the best that a probe or a run saw; ``routes``: of the layers that
+    the file has; ``told``: the limit in words, and why a way has no run (the system ended it for memory, say). ReportError when
+    the logits of two ways differ.
     """
     with kit.open(path) as file:
         routes = routes_of(file, capture)
@@ -160,26 +206,41 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
         dense = dense_bytes(file)
     keep, lacks = int(share * experts), missing_rights()
     expert = int(routes.expert_bytes.max())
-    first = ["mapped"] if experts + dense < kit.lab.machine.memory_available() // 2 else []
-    warm = _child(None, None, path, capture, first, tokens, keep, warm=True)
+    first = ["mapped"] if min(experts, _FEW * routes.cycle) + dense < kit.lab.machine.memory_available() // 2 else []
+    warm = _child(None, None, path, capture, first, min(_FEW, tokens), keep, warm=True)
     limit = None if lacks else warm["own"] + dense + keep + _SPARE
-    chosen = [name for name in ways if limit or WAYS[name].holds == "slots"]
-    runs, failed = [], {}
+    chosen, runs = [name for name in ways if limit or WAYS[name].holds == "slots"], []
+    told = f"under a limit of {format_bytes(limit)}" if limit else f"without a limit ({', '.join(lacks)} missing)"
     with nullcontext() if lacks else Group(folder, 0) as group:
         for name in chosen:
             try:
                 runs += [Run(**run) for run in _child(group, limit, path, capture, [name], tokens, keep)["runs"]]
             except ReportError as error:
-                failed[name] = str(error)
-    digests = {run.digest for run in runs}
+                told += f" ({name}: {error})"
+    digests = {run.digest for run in runs if run.digest}
     if len(digests) > 1:
         raise ReportError(
             f"{path}: the ways give other logits: {', '.join(run.way for run in runs)}; the disk or the kit is broken"
         )
-    compute = float(np.median(warm["runs"][0]["seconds"][1:])) if first else None
+    compute = float(np.median(warm["runs"][0]["seconds"][1:])) if first else float("nan")
     speeds = {readers: disk.random_gbps(path, readers, expert) for readers in (1, 2, 4)}
-    facts = {"keep": keep, "limit": limit, "lacks": lacks, "base": warm["own"], "dense": dense, "experts": experts}
-    return facts | {"compute": compute, "disk": speeds, "failed": failed}, runs
+    fastest = max([*speeds.values(), *(np.divide(run.read, run.seconds).max() / 1e9 for run in runs)])  # also with read-ahead
+    facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "lacks": lacks, "base": warm["own"]}
+    return facts | {
+        "dense": dense,
+        "compute": compute,
+        "disk": speeds,
+        "fastest": fastest,
+        "routes": routes,
+        "told": told,
+    }, runs
+
+
+def keep(lab, runs, table) -> None:
+    """Each way's tokens as a record of the run, whose reason is its row of ``table``."""
+    for run in runs:
+        told = ", ".join(f"{head} {value:.4g}" for head, value in table.loc[run.way].items())
+        lab.record(quantity=f"a token, {run.way}", unit="s", samples=run.late("seconds").tolist(), reason=told)
 
 
 def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict:
@@ -190,7 +251,7 @@ def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict
     else:
         done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     if done.returncode:
-        raise ReportError(f"the child ended with {done.returncode}: {done.stderr[-500:]}")
+        raise ReportError(f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or ['killed'])[-1][-300:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -42,7 +42,7 @@ _API = {
             ),
         },
         {
-            "load_mode": (24, _INT), "vocab_only": (72, _BOOL), "n_ctx": (0, _INT), "n_batch": (4, _INT),
+            "load_mode": (24, _INT), "vocab_only": (72, _BOOL), "repack": (74, _BOOL), "n_ctx": (0, _INT), "n_batch": (4, _INT),
             "n_ubatch": (8, _INT), "flash": (52, _INT), "type_k": (104, _INT), "type_v": (108, _INT),
         },
         {"free_model": "llama_model_free", "n_vocab": "llama_vocab_n_tokens", "forget": "llama_memory_seq_rm"},
@@ -150,17 +150,20 @@ class Llama(AbstractContextManager):
     """A GGUF file loaded by llama.cpp, one thread a core; usable in a ``with``.
 
     ``mode``: one of MODES, of ik_llama.cpp "mmap" alone. ``kv``: type of the KV cache. ``exact``: float32 sums in attention
-    (no flash attention). ``vocabulary_only``: load no weights. ``peer``: llama.cpp or ik_llama.cpp. Raises ModelError when it
-    cannot load the file or make the context.
+    (no flash attention). ``vocabulary_only``: load no weights. ``repack``: as it comes, llama.cpp copies many matrices into
+    memory of its own, in another order; False leaves them where they lie. ``peer``: llama.cpp or ik_llama.cpp. Raises
+    ModelError when it cannot load the file or make the context.
     """
 
-    def __init__(self, path, mode="mmap", context=512, kv="float16", exact=False, vocabulary_only=False, peer="llama.cpp"):
+    def __init__(
+        self, path, mode="mmap", context=512, kv="float16", exact=False, vocabulary_only=False, repack=True, peer="llama.cpp"
+    ):  # fmt: skip
         self._lib, self._api, self.peer = library(peer), _API[peer], peer
         lib, fields = self._lib, self._api.fields
         parameters = lib.llama_model_default_params()
         parameters.set(fields, vocab_only=vocabulary_only)
         if "load_mode" in fields:
-            parameters.set(fields, load_mode=MODES[mode])
+            parameters.set(fields, load_mode=MODES[mode], repack=repack)
         elif mode != "mmap":
             raise ModelError(f"{peer}: mode {mode!r} is not known here; choose mmap")
         model = lib.llama_model_load_from_file(str(path).encode(), parameters)

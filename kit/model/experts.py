@@ -24,9 +24,10 @@ from kit.model.weights import Weights
 
 
 class Way(NamedTuple):
-    """``holds``: "mapped" or "slots". Mapped: ``advice`` for pagecache.advise, when ("once" or "routed"). Slots: ``policy``,
-    reading past the page cache (``direct``) or through it, by so many ``readers``, and ``ahead``: the next layer's last experts
-    are read beside. ``locked``: what stays in memory by mlock: "dense", "hottest", both or neither."""
+    """``holds``: "mapped", "slots" or "llama.cpp", which maps the file and routes for itself. Mapped: ``advice`` for
+    pagecache.advise, when ("once" or "routed"). Slots: ``policy``, reading past the page cache (``direct``) or through it, by
+    so many ``readers``, and ``ahead``: the next layer's last experts are read beside. ``locked``: what mlock keeps: "dense",
+    "hottest" or nothing. ``given_up``: the share of the dense weights' memory that slots take."""
 
     holds: str
     advice: str = ""
@@ -36,10 +37,12 @@ class Way(NamedTuple):
     readers: int = 2
     ahead: bool = False
     locked: str = ""
+    given_up: float = 0.0
 
 
 ASKED, SLOTS = Way("mapped", "willneed", "routed"), Way("slots")
 WAYS = {
+    "llama.cpp, mapped": Way("llama.cpp", policy=""),
     "mapped": Way("mapped"),
     "mapped, dense locked": Way("mapped", locked="dense"),
     "mapped, no read-ahead": Way("mapped", "random", "once"),
@@ -51,6 +54,7 @@ WAYS = {
     "slots past it, 2 readers": SLOTS,
     "slots past it, 4 readers": SLOTS._replace(readers=4),
     "slots past it, dense locked": SLOTS._replace(locked="dense"),
+    "slots past it, half the dense given up": SLOTS._replace(given_up=0.5),
     "slots past it, LFU": SLOTS._replace(policy="LFU"),
     "slots past it, S3FIFO": SLOTS._replace(policy="S3FIFO"),
     "slots past it, cap by layer": SLOTS._replace(policy="ByLayer"),
@@ -67,6 +71,7 @@ class Mapped(Weights):
     def __init__(self, file, way: Way, keep: int, future: Requests):
         super().__init__(file)
         self.chosen: dict[int, list[int]] = {}
+        self.own: dict[int, list[set[int]]] = {}  # layer -> what its router would have chosen, token by token
         stacks = [name for name in file.tensors if "_exps." in name]
         self._asked_for = way.advice if way.when == "routed" else ""
         if way.when == "once":
