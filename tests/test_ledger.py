@@ -148,7 +148,7 @@ def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path,
         write(tmp_path, record(quantity="tiny", samples=[samples[0] ** 9], notebook=name), name=name)
     ran = cells.run("08_claims", "twice", out=tmp_path)
     assert ran["disagree"] == ["one tile: 302 ms in 05_tile_decode and 471 ms in 06_compressed_inference"]
-    assert "3 quantities were measured more than once, 1 disagree" in ran.words["twice"]
+    assert "3 quantities stand on several pages, 1 disagree" in ran.words["twice"]
     (warned,) = records.read([tmp_path / "08_claims.jsonl"])
     assert warned.status == records.WARNED and warned.reason.endswith(ran["disagree"][0])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kit.lab.kept import once_a_run
 from kit.units import format_bytes
 
 MOST, STEP, PASSES = 512 << 20, 8 << 20, 3
@@ -33,6 +34,7 @@ def read_gbps(path: Path) -> float | None:
     return speed(path).gbps
 
 
+@once_a_run
 def speed(path: Path, passes: int = PASSES) -> Disk:
     """Read up to MOST bytes of a file ``passes`` times, past the page cache: by O_DIRECT, on macOS by F_NOCACHE. A disk of a
     virtual machine may still be its host's memory."""
