@@ -22,6 +22,7 @@ from kit.cache import oracle
 from kit.cache.traces import Requests, repeated
 from kit.commands import cli
 from kit.costs import sentences, tables
+from kit.costs import study as studies
 from kit.costs.measured import DTYPES, FUSED, Cost, Kind
 from kit.costs.order import Order, order_of
 from kit.costs.study import Study
@@ -383,6 +384,21 @@ def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
     first, *others = study.measure_best(1).values()
     assert first.disturbed and not any(found.disturbed for found in others) and next(answers) is False
     assert sentences.advise(study).count("while other processes") == 1
+
+
+def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for_it(path, monkeypatch):
+    monkeypatch.setattr("kit.lab.state.Watch.__exit__", lambda self, *_: setattr(self, "busy", True))
+    study, tries = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3), []
+    measured = studies.measure
+    monkeypatch.setattr(studies, "measure", lambda *given: tries.append(given[0]) or measured(*given))
+    monkeypatch.setattr(Study, "_left", lambda self: 1e-9 if len(tries) else 1e9)
+    first, *_ = study.measure_best(0).values()
+    assert len(tries) == 1 and first.disturbed
+    monkeypatch.setattr(Study, "_left", lambda self: 1e9)
+    tries.clear()
+    study.measured.clear()
+    study.measure_best(0)
+    assert len(tries) == 3
 
 
 def test_a_file_without_one_known_format(run, tmp_path, folder, monkeypatch):

@@ -229,6 +229,10 @@ class Study:
         except KitError as error:
             return str(error)
 
+    def _left(self) -> float:
+        """Seconds of the minute that are left; the compiling of kernels does not count."""
+        return self.minute + sum(self.compiled) - (time.perf_counter() - self.began)
+
     def measure_best(self, best: int = 2) -> dict[Way, Measured]:
         """Measure the reports' cache and the ``best`` fastest of the others; again where other processes disturbed it."""
         if self.part is not None:
@@ -239,18 +243,23 @@ class Study:
             if way in self.measured:
                 continue
             needed, room = prediction.held + _SCRATCH, free - _reserve()
-            left = self.minute + sum(self.compiled) - (time.perf_counter() - self.began)
             tokens = max(2, min(self.tokens, 5, int(_EACH / prediction.seconds)))
-            tries = _TRIES if left > _TRIES * _EACH else 1
             self.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} a token predicted")
-            if left < 3 * prediction.seconds:
+            if self._left() < 3 * prediction.seconds:
                 found = "was not measured: a minute had passed (`--thorough` takes more)"
             elif needed > room:
                 found = f"did not fit: needed {format_bytes(needed)}, {format_bytes(room)} are free"
-            elif needed > room / 4:
-                found = measure_apart(way, self.file, self.order, tokens, tries, room, self.cut)
             else:
-                found = measure(way, self.file, self.order, tokens, tries)
+                apart = needed > room / 4
+                for _ in range(_TRIES):  # again while other processes disturb it and the minute has room for as long a try
+                    start = time.perf_counter()
+                    if apart:
+                        found = measure_apart(way, self.file, self.order, tokens, 1, room, self.cut)
+                    else:
+                        found = measure(way, self.file, self.order, tokens)
+                    took = time.perf_counter() - start
+                    if isinstance(found, str) or not found.disturbed or self._left() < 2 * took:
+                        break
             (self.unmeasured if isinstance(found, str) else self.measured)[way] = found
         return self.measured
 
