@@ -1,4 +1,4 @@
-"""Trained files four ways: transformers, the kit under it, the kit alone and llama.cpp, a process each, in turn."""
+"""Trained files: transformers, the kit's modules and own pass under it, the kit alone, llama.cpp; a process each, in turn."""
 
 from itertools import groupby
 
@@ -12,6 +12,7 @@ from kit.gguf.trained import TRAINED, fetch
 
 ENGINES = {  # engine -> its row in README
     "transformers": "transformers, `gguf_file=` (float32)",
+    "kit in transformers, modules": '`kit.hf.load(..., engine="modules")`',
     "kit in transformers": "`kit.hf.load`",
     "kit in transformers, int8 activations": '`kit.hf.load(..., "blocks-int8")`',
     "kit": "`kit generate`",

@@ -160,6 +160,20 @@ def test_two_threads_generate_on_one_model(both):
         assert all(map(torch.equal, found, expected))
 
 
+def test_torch_has_its_threads_for_a_prompt_and_after_a_text(both):
+    ours, _ = both("llama")
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            logits = type(ours.forward)._logits
+            patch.setattr(type(ours.forward), "_logits", lambda *given: seen.append(torch.get_num_threads()) or logits(*given))
+            generate(ours, TOKENS.repeat(1, 2), max_new_tokens=3)
+        assert seen == [3, 1, 1] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_results_have_the_forms_that_transformers_gives(both):
     ours, modules = both("llama")
     with torch.no_grad():

@@ -52,8 +52,8 @@ def _llama(path, context, mode="mmap", peer="llama.cpp", kv="float16", exact=Fal
     return logits
 
 
-def _transformers(path, context, weights=""):
-    """``weights``: how the kit's layers hold the file's weights; empty: transformers' own conversion to float32."""
+def _transformers(path, context, weights="", engine="auto"):
+    """``weights`` and ``engine`` of kit.hf.load; no weights: transformers' own conversion to float32."""
     import torch
     import transformers
 
@@ -63,7 +63,7 @@ def _transformers(path, context, weights=""):
     if weights:
         from kit.hf import load
 
-        model = load(path, weights)[0]
+        model = load(path, weights, engine=engine)[0]
     else:
         model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
 
@@ -82,6 +82,7 @@ ENGINES = {
     "ik_llama.cpp": partial(_llama, peer="ik_llama.cpp"),
     "transformers": _transformers,
     "kit in transformers": partial(_transformers, weights="blocks"),
+    "kit in transformers, modules": partial(_transformers, weights="blocks", engine="modules"),
     "kit in transformers, int8 activations": partial(_transformers, weights="blocks-int8"),
 }
 _PACKAGES = {"llama.cpp": "xllamacpp", "transformers": "transformers", "kit in transformers": "transformers"}

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import threading
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -14,10 +15,12 @@ import torch.nn.modules.module as torch_modules
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from kit.cpu.threads import torch_alone
 from kit.errors import ModelError
 from kit.hf.held import Held
 from kit.hf.stored import Source, StoredWeight
 from kit.model.architectures import ARCHITECTURES
+from kit.model.linear import GEMV_MAX_TOKENS
 from kit.model.transformer import Transformer
 
 _TAKES = {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict"}
@@ -75,6 +78,9 @@ def _same_rope(model, own, layer) -> bool:
     return ours.shape == theirs.shape and torch.allclose(ours, torch.polar(torch.full_like(theirs, scale), theirs), 1e-4, 1e-7)
 
 
+_HERE = threading.local()  # torch's threads outside the generate that this thread runs
+
+
 class Engine:
     """Stands in ``model.forward``. ``passes``: the hooks of a pass by the modules, see kit.hf.model.
 
@@ -104,9 +110,29 @@ class Engine:
     def _by_modules(self):
         return type(self._model).forward.__get__(self._model)
 
+    def generate(self, *args, **kwargs):
+        """Stands in ``model.generate``: torch's other threads would spin between passes, on the cores that the kit's want."""
+        before = getattr(_HERE, "threads", 1)
+        _HERE.threads = max(before, torch.get_num_threads())
+        try:
+            with torch_alone():
+                return type(self._model).generate(self._model, *args, **kwargs)
+        finally:
+            _HERE.threads = before
+
     @torch.compiler.disable
     def __call__(self, *args, **kwargs):
         """transformers' CausalLMOutputWithPast for the arguments of the model's own forward."""
+        ids, threads = kwargs.get("input_ids"), torch.get_num_threads()
+        if ids is None or ids.numel() <= GEMV_MAX_TOKENS:
+            return self._pass(args, kwargs)
+        torch.set_num_threads(max(threads, getattr(_HERE, "threads", 1)))  # products of a prompt are torch's
+        try:
+            return self._pass(args, kwargs)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _pass(self, args, kwargs):
         given = dict(zip(self.__signature__.parameters, args, strict=False)) | kwargs
         cache = given.get("past_key_values")
         if not (reason := self._obstacle(given, cache)):
@@ -196,7 +222,9 @@ class Engine:
         tokens = [row[skip:] for row, skip in zip(ids.tolist(), hidden, strict=True)]
         wanted = [[column - skip for column in kept if column >= skip] for skip in hidden]
         found = self._logits(tokens, cache.rows, wanted)
-        logits = torch.cat([F.pad(rows, (0, 0, len(kept) - len(rows), 0)) for rows in found])
+        if any(hidden):
+            found = [F.pad(rows, (0, 0, len(kept) - len(rows), 0)) for rows in found]
+        logits = found[0] if len(found) == 1 else torch.cat(found)  # a megabyte or more: one copy takes as long as a matrix
         use = given.get("use_cache")
         use = given.get("past_key_values") is not None or (self._model.config.use_cache if use is None else use)
         output = CausalLMOutputWithPast(logits=logits.view(len(ids), len(kept), -1), past_key_values=cache if use else None)
@@ -207,8 +235,9 @@ class Engine:
         """Of each row the logits after its ``wanted`` tokens, (wanted, vocabulary)."""
         own = self._own
         if len(tokens) == 1 or (len(tokens) <= _PLANNED_ROWS and all(len(row) == 1 for row in tokens)):
-            parts = zip(tokens, caches, wanted, strict=True)
-            return [own.logits(row, kept[0], cache)[[n - kept[0] for n in kept]] for row, cache, kept in parts]
+            found = [own.logits(row, min(kept), cache) for row, cache, kept in zip(tokens, caches, wanted, strict=True)]
+            whole = all(kept == [*range(min(kept), len(row))] for row, kept in zip(tokens, wanted, strict=True))
+            return found if whole else [rows[[n - min(kept) for n in kept]] for rows, kept in zip(found, wanted, strict=True)]
         starts = itertools.accumulate(map(len, tokens), initial=0)
         index = [start + number for start, kept in zip(starts, wanted) for number in kept]  # noqa: B905
         return own.batch(tokens, caches, torch.tensor(index)).split([len(kept) for kept in wanted])

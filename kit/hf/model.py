@@ -74,7 +74,8 @@ def model_over(
     replace_norms(model)
     passes = Passes(source, forget)
     if own := known("engine", engine, ENGINES, ModelError)(model, source):
-        model.forward = Engine(model, source, own, passes)
+        model.forward = engine = Engine(model, source, own, passes)
+        model.generate = engine.generate
     else:
         model.register_forward_pre_hook(passes.before, with_kwargs=True)
         model.register_forward_hook(passes.after, with_kwargs=True, always_call=True)

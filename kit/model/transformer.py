@@ -93,7 +93,7 @@ class Transformer:
         self.trace.token = caches[0].passes
         with self._alone(count):
             logits = forward(RowsOps(self, rows, caches), self.config, wanted)
-        self._check_finite(logits)
+            self._check_finite(logits)
         for tokens, cache in zip(rows, caches, strict=True):
             cache.advance(len(tokens))
         self.trace.add("token", start, time.perf_counter_ns(), nbytes=sum(cache.nbytes for cache in caches))
@@ -123,8 +123,8 @@ class Transformer:
         with self._alone(len(tokens)), self.file.reading_ahead(self._unread) if self._unread else nullcontext():
             plan = self._plan(cache) if len(tokens) == 1 and cache.length else None
             logits = plan.step(tokens[0], cache.length) if plan else forward(self.ops(self, tokens, cache), self.config, wanted)
+            self._check_finite(logits)  # torch's other threads would wait for the kit's, which look for work a while
         self._unread = []
-        self._check_finite(logits)
         cache.advance(len(tokens))
         self.trace.add("token", start, time.perf_counter_ns(), nbytes=cache.nbytes, outcome="planned" if plan else "")
         return logits
