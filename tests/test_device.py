@@ -177,6 +177,7 @@ def check(rows, count):
             assert row["lower"] and row["lower"] < min(row["samples"])
 
 
+@pytest.mark.slow
 def test_first_token(call, small, tmp_path):
     table, rows = call(worker.first_token, small, tmp_path)
     assert (table["total, s"] > table["bound, s"]).all() and len(table) == 3
@@ -209,6 +210,7 @@ def test_decode(call, small, tmp_path):
     assert verdicts == {("blas-500", "impossible"), ("variance-45-1100", "impossible")}, "at 20 GB/s"
 
 
+@pytest.mark.slow
 def test_tiles(call, tmp_path):
     """One thread as report 004 has it, and a batch: each compares what it finds."""
     thread, table = call(worker.tiles, tmp_path)
@@ -233,6 +235,7 @@ def tiny_compressed(folder, **changes):
     return compress(source, folder / "small.tiles.gguf")
 
 
+@pytest.mark.slow
 def test_tiles_on_the_device_give_the_cpus_logits(call, tmp_path):
     """A tied embedding: its rows come from tiles, too."""
     path = tiny_compressed(tmp_path, tied=True)
