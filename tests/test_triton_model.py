@@ -19,6 +19,8 @@ def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
     experts = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
     assert "does not keep" in call(worker.refusal, dense, {"graphs": True})
     assert "a graph cannot choose experts" in call(worker.refusal, experts, {"graphs": True})
+    latent = synthesize(tmp_path / "latent.gguf", "tiny-deepseek2")
+    assert "latent attention runs on the CPU alone" in call(worker.refusal, latent, {})
     assert "choose one of float32, float16, bfloat16" in call(worker.refusal, dense, {"kv_dtype": "q8_0"})
 
 
@@ -35,12 +37,15 @@ def test_the_models_logits_and_tokens(call, tmp_path):
     assert host.misses == len([tensor for tensor in kit.open(path).tensors.values()])
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt-oss", "olmo2", "phi3", "smollm3"])
+@pytest.mark.parametrize(
+    "name",
+    ["gemma2", "gemma3", "gpt-oss", "olmo2", "phi3", "smollm3", "cohere2", "olmo", "phi2", "glm4", "dots1", "hunyuan-dense"],
+)
 def test_every_architecture_gives_the_cpus_logits(call, tmp_path, name):
     """Prefill past a window of four positions, then decoding; of few columns, for the interpreter's time."""
-    row = GEOMETRIES[f"tiny-{name}"]
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
-    few = {"attention.sliding_window": 4, "expert_feed_forward_length": 32, "expert_count": 4}
+    row = GEOMETRIES.get(f"tiny-{name}") or model_files.FAMILIES[name]
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "heads": 4, "kv_heads": row.kv_heads, "head_dim": 8}
+    few = {"attention.sliding_window": 4, "rope.dimension_count": 4, "expert_feed_forward_length": 32, "expert_count": 4}
     more = row.more | {key: few[key] for key in few if key in row.more}
     row = replace(row, **sizes, more=more, vocabulary=replace(row.vocabulary, size=300))
     path = synthesize(tmp_path / "few.gguf", row, "F32")

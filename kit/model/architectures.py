@@ -21,7 +21,7 @@ class Architecture:
         ""  # norm of queries and keys before RoPE: by "head", over "all" heads, by head where "stored"; or "after" it
     )
     fused: tuple[str, ...] = ()  # "attn": attn_qkv is the rows of q, k and v; "ffn": ffn_up is those of gate and up
-    latent: bool = False  # keys and values are projections of one latent (MLA)
+    latent: bool = False  # keys and values are projections of one latent (MLA); on the CPU alone
     gating: int = 1  # how shares come from a router's scores, if the file does not say: softmax (1) or sigmoid (2)
     normed: bool = True  # the shares of the chosen experts sum to 1; False: if the file says so
     gated: bool = True  # False: no ffn_gate, the activation is that of ffn_up
