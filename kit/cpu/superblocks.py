@@ -243,7 +243,7 @@ def _(format, tier, start):
 @overload(scales, jit_options={"forceinline": True})
 def _(format, tier, start, sixteens, scratch):
     sign, bias, cut = format.value.scales.sign, format.value.bias, format.value.block_elements < SUPERBLOCK
-    read, read_minima = _scales_and_minima(format.value)
+    read, read_minima = _scales_and_minima(format.value, tier.value)
 
     @inner(forceinline=True)
     def first(sixteens, numbers):  # the next row's may be NaN
@@ -311,7 +311,7 @@ def _(format, part, scales):
     return lambda format, part, scales: picked(scales)
 
 
-def _scales_and_minima(format: Format):
+def _scales_and_minima(format: Format, tier: str):
     """Readers of the scales and then the minima."""
     if format.scales.function == "six_bits":
         both = scales_and_minima(format)
@@ -322,7 +322,7 @@ def _scales_and_minima(format: Format):
         )
     scales = format.scales
     in_halves = format.block_elements == scales.group == 32 and not (scales.steps or scales.table or scales.function)
-    return (_in_halves if in_halves else _in_scratch)(format)
+    return _in_halves(format, tier) if in_halves else _in_scratch(format)
 
 
 def _in_scratch(format: Format):
@@ -357,7 +357,7 @@ def _doubled(read):
     return twice
 
 
-def _in_halves(format: Format):
+def _in_halves(format: Format, tier: str):
     """For blocks of 32 with a scale (and minimum) in half precision: readers of the scales and then the minima.
 
     Eight numbers written to the scratch one at a time and read as a vector would wait for each other.
@@ -365,13 +365,20 @@ def _in_halves(format: Format):
     size = format.block_bytes
 
     def reader(field: str):
-        first, second = (_halves([format.at(field) + size * block for block in range(at, at + 4)]) for at in (0, 4))
-
-        @inner(forceinline=True)
-        def eight(tier, start, scratch):
-            vector = half_to_float(tier, join(bitcast(u16x4, first(start)), bitcast(u16x4, second(start))))
-            return interleave(vector, vector)
-
-        return eight
+        places = [format.at(field) + size * block for block in range(8)]
+        first, second = (_twice_each(tier, places[at : at + 4], 8 * size) for at in (0, 4))
+        return inner(lambda tier, start, scratch: half_to_float(tier, join(first(start), second(start))), forceinline=True)
 
     return reader(format.scales.d), reader(format.scales.dmin or format.scales.d)
+
+
+def _twice_each(tier: str, places: list[int], size: int):
+    """A reader of the 16 bits at each of four places of a super-block of ``size`` bytes, as u16x8, each of them twice."""
+    if tier != "avx512":
+        read, twice = _halves(places), pick(*(n // 2 for n in range(8)))
+        return inner(lambda start: twice(bitcast(u16x4, read(start))), forceinline=True)
+    near, far = places[0] & ~1, min(places[0] + 64, size - 64)  # 64 bytes each, from which one instruction picks
+    picked = pick(
+        *((place - near) // 2 if place < near + 64 else 32 + (place - far) // 2 for place in places for _ in range(2))
+    )
+    return inner(lambda start: picked(join(load(u16x32, start + near), load(u16x32, start + far))), forceinline=True)
