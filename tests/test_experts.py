@@ -168,6 +168,25 @@ def test_every_way_gives_the_same_logits_and_slots_hit_as_the_replay_does(record
     assert runs[0].hits == [0] * 13
 
 
+def test_the_notebook_takes_each_format_with_a_model_and_a_mixture_without_a_record(recorded, tmp_path):
+    """A record without sizes takes the model's; what the decode reads from its file are the same routes."""
+    model, out = recorded
+    own = routes.read(out)
+    rows = list(zip(own.token.tolist(), own.layer.tolist(), own.expert.tolist(), strict=True))
+    (tmp_path / "moe.csv").write_text(
+        "layer,expert\n" + "".join(f"{layer},{expert}\n" for token, layer, expert in rows if token)
+    )
+    lines = [json.dumps({"layer": layer, "token": token, "ids": [expert]}) for token, layer, expert in rows if token]
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
+    for number, path in enumerate((out, tmp_path / "moe.csv", tmp_path / "lines.jsonl", model)):
+        found = experts.given(str(path), str(model))
+        assert found.cycle == own.cycle and (path == model or found.decoded == own.decoded)
+        again = experts.record_for(model, str(path), found, 13, tmp_path / str(number))
+        with kit.open(model) as file:
+            assert experts.routes_of(file, again).decoded == found.decoded
+    assert experts.record_for(model, "qwen", routes.capture("qwen"), 13, tmp_path / "drawn").endswith("routes.jsonl")
+
+
 def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypatch):
     model, out = recorded
     right = experts.decode(model, str(out), "mapped", 13, 0, warm=True).digest

@@ -4,12 +4,13 @@ A token chooses its experts in a layer without replacement, each with a weight t
 (fading by half every two tokens) and the rest popularity: the k-th most popular expert has k^-skew. Layers are independent.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from kit.cache.bounds import stack_distances
-from kit.cache.routes import Routes
+from kit.cache.routes import Routes, geometry_of
 
 FADE = 0.5**0.5  # of recent use, from token to token
 _GRID = 7  # points of each parameter in one round of a fit
@@ -80,6 +81,20 @@ def fit(routes: Routes, seed: int = 0) -> Fit:
         gaps = [float(np.abs(np.array(moments(draw(routes, *point, used, tokens, seed))) - target).max()) for point in points]
         centre, width = np.array(points[int(np.argmin(gaps))]), width / 3
     return Fit(*map(float, centre), *map(float, target))
+
+
+def is_model(path: str) -> bool:
+    """Whether ``path`` names a GGUF file, here or at hf://, and no record of routes."""
+    return path.startswith("hf://") or (Path(path).is_file() and Path(path).open("rb").read(4) == b"GGUF")
+
+
+def drawn_for(file) -> Routes:
+    """128 tokens drawn for an open GGUF file that nobody has recorded, with the mean of the captures' parameters."""
+    experts, *nbytes = geometry_of(file)
+    used = int(file.metadata.get(f"{file.architecture}.expert_used_count", 0)) or max(1, experts // 16)
+    skew, back = np.mean([fit[:2] for fit in FITTED.values()], axis=0)
+    none = np.zeros(0, np.int64)
+    return draw(Routes("", none, none, none, 0, experts, *nbytes), skew, back, used, 128)
 
 
 # fit() of each capture, which a test repeats.

@@ -31,6 +31,7 @@ def command(routes, model, memory, disk, as_json, report):
 
     import kit
     from kit.cache import routes as records
+    from kit.cache import routing
     from kit.costs.experts import Study, dense_bytes
     from kit.errors import CacheError
     from kit.lab import state
@@ -44,16 +45,23 @@ def command(routes, model, memory, disk, as_json, report):
         raise CacheError(f"--memory or --disk: {error}") from None
     if speed == 0:
         raise CacheError("--disk 0 reads nothing; give a speed such as 2GB/s")
-    drawn = model is None and routes not in records.CAPTURES and _is_model(routes)
+    drawn = model is None and routes not in records.CAPTURES and routing.is_model(routes)
     path, basis = (routes if drawn else model), []
     if report:
-        click.echo(_report(routes, model, room, report))
+        click.echo(_report(routes, path, room, report, drawn))
         return
     found = None if drawn else records.read(routes)
     dense = 0 if found is None else int(found.dense_bytes.sum())
     if path:
         with kit.open(path) as file:
-            found = _drawn(file, basis) if drawn else found.sized(file)
+            if drawn:
+                found = routing.drawn_for(file)
+                basis.append(
+                    f"nobody recorded this model's routing: {len(found.decoded)} tokens of {found.used:.0f} of {found.experts} "
+                    f"experts are {found.name.replace(':', ' with')}, the mean of {len(routing.FITTED)} captures; record your "
+                    "own by kit generate --routes"
+                )
+            found = found.sized(file)
             dense = dense_bytes(file)
     else:
         basis.append(f"dense weights of the record ({len(found.dense_bytes)} layers, no embedding or output)")
@@ -75,31 +83,6 @@ def command(routes, model, memory, disk, as_json, report):
         "policies": table.reset_index().to_dict("records"), "least_memory_bytes": least, "advice": study.advice(table),
     }  # fmt: skip
     click.echo(to_json(finite(facts)) if as_json else "\n".join(_lines(facts)))
-
-
-def _is_model(path) -> bool:
-    from pathlib import Path
-
-    return path.startswith("hf://") or (Path(path).is_file() and Path(path).open("rb").read(4) == b"GGUF")
-
-
-def _drawn(file, basis):
-    """Routes drawn for a file that nobody has recorded, with the mean of the captures' parameters."""
-    import numpy as np
-
-    from kit.cache import routing
-    from kit.cache.routes import Routes, geometry_of
-
-    experts, expert_bytes, dense_bytes = geometry_of(file)
-    used = int(file.metadata.get(f"{file.architecture}.expert_used_count", 0)) or max(1, experts // 16)
-    none = np.zeros(0, np.int64)
-    shape = Routes(str(file.path), none, none, none, 0, experts, expert_bytes, dense_bytes)
-    skew, back = np.mean([fit[:2] for fit in routing.FITTED.values()], axis=0)
-    basis.append(
-        f"nobody recorded this model's routing: 128 tokens of {used} of {experts} experts are drawn with skew {skew:.2f} and "
-        f"return {back:.2f}, the mean of {len(routing.FITTED)} captures; record your own by kit generate --routes"
-    )
-    return routing.draw(shape, skew, back, used, 128)
 
 
 def _lines(facts):
@@ -125,7 +108,7 @@ def _lines(facts):
     yield facts["advice"]
 
 
-def _report(routes, model, memory, folder):
+def _report(routes, model, memory, folder, drawn):
     """Notebook 10 on these routes, as `kit reproduce` runs it; the path of its page."""
     from pathlib import Path
 
@@ -136,8 +119,9 @@ def _report(routes, model, memory, folder):
     from kit.report import html, index
     from kit.report import run as runs
 
-    read(routes)  # what is no record is said before anything runs
-    given = {"routes": routes if routes in CAPTURES else str(Path(routes).absolute()), "memory": memory}
+    if not drawn:
+        read(routes)  # what is no record is said before anything runs
+    given = {"routes": routes if routes in CAPTURES else absolute(routes), "memory": memory}
     request = runs.Request("quick", absolute(model) if model else "", ("10",), tuple(f"{k}={v}" for k, v in given.items()))
     run = runs.start(Path(folder), request)
     jobs = runs.plan(request, paths.notebooks_folder())

@@ -126,4 +126,4 @@ class Study:
         faster = table["a token, s"]["LRU"] / table["a token, s"][best] - 1
         waits = table["read, B"]["LRU"] / (self.disk * 1e9) / table["a token, s"]["LRU"]
         how = f"with LRU {waits:.0%} of a token is the disk, if read past the page cache into slots"
-        return f"{text}; {how}" + f"; {best} would make a token {faster:.0%} faster" * (best != "LRU") + "."
+        return f"{text}; {how}" + f"; {best} would make a token {faster:.0%} faster" * bool(faster >= 0.005) + "."

@@ -23,7 +23,7 @@ import torch
 
 import kit
 from kit.cache import routing
-from kit.cache.routes import Routes, geometry_of, key_of, read, write
+from kit.cache.routes import CAPTURES, Routes, geometry_of, key_of, read, write
 from kit.cache.traces import Requests
 from kit.costs.experts import dense_bytes
 from kit.errors import ReportError
@@ -110,15 +110,26 @@ def routes_of(file, capture: str) -> Routes:
     return read(capture).first(len(geometry_of(file)[1])).sized(file)
 
 
+def given(routes: str, model: str) -> Routes:
+    """The record ``routes``, at the sizes of the GGUF file ``model`` if one is named; without a record, for a mixture in its
+    place, what kit.cache.routing draws."""
+    drawn = routing.is_model(routes)
+    with kit.open(routes if drawn else model) if drawn or model else nullcontext() as file:
+        found = routing.drawn_for(file) if drawn else read(routes)
+        return found.sized(file) if file else found
+
+
 def record_for(path, capture: str, routes: Routes, tokens: int, folder: Path, seed: int = 0) -> str:
-    """``capture`` (of ``routes``), or for a mixture with fewer experts than it names a record of its own that is drawn and
-    written to ``folder``."""
+    """``capture``, or for other ``routes`` a file of them in ``folder``; for a mixture with fewer experts than they name a
+    record of its own that is drawn."""
     with kit.open(path) as file:
         shape = Routes("drawn", *[np.zeros(0, np.int64)] * 3, 0, *geometry_of(file))
-    if shape.experts >= routes.experts:
+    if shape.experts < routes.experts:
+        routes = routing.draw(shape, 1.3, 0.2, 2, tokens, seed)
+    elif capture in CAPTURES:
         return capture
     folder.mkdir(exist_ok=True)
-    return str(write(routing.draw(shape, 1.3, 0.2, 2, tokens, seed), folder / "drawn.jsonl"))
+    return str(write(routes, folder / "routes.jsonl"))
 
 
 def sorted_routes(routes: Routes, tokens: int) -> tuple[list[dict[int, list[int]]], Requests]:
