@@ -22,6 +22,7 @@ def warned(**given):
     [
         ({"unit": "hits", "samples": [-5], "how": "counted"}, "below zero"),
         ({"unit": "tiles", "samples": [3, -15360], "how": "counted"}, "below zero"),
+        ({"unit": "points", "samples": [3.75e9], "how": "counted"}, "differ by 100 at most"),
         ({"lower": 2.0, "lower_source": "bytes over bandwidth"}, "below its bound of 2.00 s (bytes over bandwidth)"),
         ({"upper": 0.5, "upper_source": "Amdahl"}, "above its bound of 500 ms (Amdahl)"),
         ({"interval": [0.9, 1.1], "lower": 1.2, "lower_source": "b"}, "below its bound"),

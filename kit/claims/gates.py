@@ -13,7 +13,8 @@ SIGNED = ("points", "nats", "")  # units in which a number below zero may be rig
 
 def warnings(rows: Iterable[Record]) -> list[tuple[int, str]]:
     """(number of the row, what is wrong) for all that a run says and cannot be: what `Session.gate` found, a number below zero,
-    and what was measured beyond its own bound by more than a machine's bandwidth differs by."""
+    a difference of shares beyond 100 points, and what was measured beyond its own bound by more than a machine's bandwidth
+    differs by."""
     return [(number, text) for number, row in enumerate(rows) for text in _of(row)]
 
 
@@ -25,6 +26,8 @@ def _of(row: Record):
     told = f"{row.quantity}: {format_quantity(row.median, row.unit)}"
     if row.unit not in SIGNED and min(row.samples) < 0:
         yield f"{told}, and a sample is below zero"
+    if row.unit == "points" and max(map(abs, row.samples)) > 100:
+        yield f"{told}, and two shares of a whole differ by 100 at most"
     by = drift.factor("GB/s")  # bounds are bytes over a bandwidth, and the bandwidth of one machine differs by this
     low, high = row.interval or (row.median / by, row.median * by)
     if row.how == "counted":

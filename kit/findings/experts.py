@@ -37,7 +37,7 @@ from kit.units import format_bytes
 
 _SPARE = 64 << 20  # bytes beside weights and slots: what grows while a process runs
 _SMALL = 64 << 20  # bytes: of a smaller file some pages always stay
-_BUDGET = 6.0  # seconds after which a way takes no further token
+_BUDGET = 0.5  # seconds for each token asked for: when all are spent, a way takes no further one
 _LEAST = 8  # tokens that it takes in any case; llama.cpp half as many
 _FEW = 6  # tokens, whose experts come into memory for the time of a token that reads nothing
 
@@ -193,7 +193,8 @@ def _timed(name, weights, steps, step) -> Run:
         columns["seconds"].append(time.perf_counter() - start)
         for column, old, new in zip(_COUNTERS, before, _counters(weights), strict=True):
             columns[column].append(new - old)
-        if number >= (_LEAST if isinstance(weights, Mapped) else _LEAST // 2) and time.perf_counter() - began > _BUDGET:
+        fewest = _LEAST if isinstance(weights, Mapped) else _LEAST // 2
+        if number >= fewest and time.perf_counter() - began > _BUDGET * len(steps):
             break
     return Run(name, **columns, resident=_status("VmRSS"))
 
