@@ -228,7 +228,7 @@ def test_the_router_reads_only_the_experts_that_it_chose(folder):
     frame = model.trace.frame()
     up = frame[(frame.what == "access") & frame.tensor.str.contains(r"ffn_up_exps\.weight\[")]
     per_token = up[up.layer == 0].groupby("token").tensor.apply(tuple)
-    assert all(len(set(experts)) == model.config.experts_used for experts in per_token)
+    assert all(len(set(experts)) == model.config.routing.used for experts in per_token)
     assert len(set(per_token)) > 3
     assert model.weights.nbytes(up.tensor.iloc[0]) == 256 * 256 * 4
     asked = list(frame[(frame.what == "access") & (frame.token == 3)].tensor)
