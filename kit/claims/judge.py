@@ -92,7 +92,8 @@ def judge(
             noise = _noise(float(np.median(values)), lower, upper, unit)
     if not values and not missing:
         values = [bound for bound in (lower, upper) if bound is not None]
-    reason = "; ".join(filter(None, (missing or text, why, noise, cure and f"here cured by {cure}")))
+    reasons = "; ".join(filter(None, (missing or text, why, noise, cure and f"here cured by {cure}")))
+    reason = reasons.replace(".; ", "; ")  # a text of a sentence goes on
     return Record(
         claim=claim, quantity=quantity, unit=unit, verdict=verdict, reason=reason, how=how, cure=cure,
         tolerance=f"{region(accept, unit)}{f': {tolerance}' if tolerance else ''}", samples=values,
