@@ -21,9 +21,7 @@ NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
-@click.option(
-    "--only", help="The cases whose name holds this: of decode, dequantize, explain, hf, products, quality, scale, variants."
-)
+@click.option("--only", help="The cases whose name holds this (not of all benchmarks).")
 @click.option(
     "--table", is_flag=True, help="Run nothing: write docs/speeds.md from the records; with hf, print README's table."
 )

@@ -59,7 +59,7 @@ def newest() -> list[Line]:
     found = {}
     for run in _runs("*"):
         for row in run["rows"]:
-            if not row.get("ratio") or not (row.get("least") or run["benchmark"] == "decode"):
+            if not row.get("ratio") or not (row.get("least") or run["benchmark"] in ("decode", "batches")):
                 continue
             if run["benchmark"] == "decode" and row.get("kl") is None and any(name in row["what"] for name in TRAINED):
                 continue

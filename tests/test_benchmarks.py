@@ -15,6 +15,7 @@ from kit.gguf.formats import FORMATS
 from kit.model.attention import ATTENTION
 
 SMALL = {  # benchmark -> (constants that make it small, arguments of its run, words that its rows' names begin with)
+    "batches": ({"TOKENS": (4,)}, {"samples": 2}, ("batch of 4, blocks", "batch of 4, torch int8", "batch of 4, torch int4")),
     "cache": ({"POLICIES": {"LRU": POLICIES["LRU"]}}, {"samples": 1, "tokens": 2}, ("LRU", "Mattson", "live hit")),
     "codec": ({"TILES": 8, "CODERS": {"kit": ("simd",)}}, {"samples": 2}, ("entropy", "kit", "zstd -1")),
     "decode": (
