@@ -84,13 +84,16 @@ def table(lines: list[Line]) -> str:
         group = list(group)
         title = max(group, key=lambda line: line.started).title
         trained = any(line.kl is not None for line in group)
-        head = ("", *RATIO, *(QUALITY if trained else ()), *GOALS)
+        errors = any(line.row.get("error") is not None for line in group)
+        head = ("", *RATIO, *(QUALITY if trained else ()), *(("rms error over rms",) if errors else ()), *GOALS)
         text += [f"\n## {title.rstrip('.')}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
         for line in group:
             cells = [line.row["what"], f"{line.row['ratio']:.2f}"]
             cells.append("{:.2f} to {:.2f}".format(*line.interval) if line.row.get("low") else "")
             if trained:
                 cells += ("", "") if line.kl is None else _kl(line.row)
+            if errors:
+                cells.append(f"{line.row['error']:.2g}")
             cells.append(f"{line.row['least']:.2g}, {line.row['hoped']:.2g}" if line.row.get("least") else "")
             text.append(f"| {' | '.join((*cells, line.state, line.cpu, line.commit))} |")
     return "\n".join(text) + "\n"

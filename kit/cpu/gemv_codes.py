@@ -35,6 +35,7 @@ from kit.cpu.tasks import task
 
 f32 = types.float32
 _AHEAD = 8192  # bytes: memory is a long way off for cores that multiply 40 GB/s each, and a page begins without a wait
+_AHEAD_IN_ROW = 8  # super-blocks: the rows of a tile are read side by side, each a piece at a time
 ROWS, TOKENS = 8, 32  # a tile: its activations of one super-block and its sums fit the first-level cache
 
 _scratch = stack(128 + 512)  # a super-block's scales and minima, and the super-block itself where it is copied
@@ -224,6 +225,8 @@ def _tile(format, tier, activations, blocks, row_bytes, rows, sixteens, end, rec
         store(sums + 64 * i, broadcast(f32x16, 0))
     for left in range(sixteens, 0, -16):
         for row in range(rows):
+            for line in range(0, superblock_bytes(format), 64):
+                prefetch(blocks + row * row_bytes + _AHEAD_IN_ROW * superblock_bytes(format) + line)
             start = whole(format, blocks + row * row_bytes, end, scratch + 128)
             codes, scales, minima = _unpack(format, tier, activations, start, left, scratch)
             record, at = records, sums + 64 * row * count
