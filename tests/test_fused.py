@@ -21,7 +21,7 @@ from reference_model import forward
 
 import kit
 from kit.cpu import activations as activations_in_digits
-from kit.cpu import gemm_int8, simd, superblocks
+from kit.cpu import gemm_int8, simd, superblock_scales, superblocks
 from kit.cpu.linear import MANY_TOKENS, linear
 from kit.cpu.simd.memory import store
 from kit.errors import QuantError
@@ -315,7 +315,7 @@ def test_int8_logits_are_near_and_no_matrix_is_decoded(folder):
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
 def test_scales_shared_by_neighbors_come_out_as_sixteen(count):
-    read, numbers, out = superblocks._widened(count), np.arange(count, dtype=np.float32), np.empty(16, np.float32)
+    read, numbers, out = superblock_scales._widened(count), np.arange(count, dtype=np.float32), np.empty(16, np.float32)
     njit(lambda source, target: store(target, read(source)))(numbers.ctypes.data, out.ctypes.data)
     assert np.array_equal(out, np.repeat(numbers, 16 // count))
 

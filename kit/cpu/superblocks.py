@@ -16,11 +16,10 @@ from numba.extending import overload
 
 from kit.cpu.codes import integers as integers_of
 from kit.cpu.kernels import parts_of
-from kit.cpu.scales import MINIMA, scales_and_minima, six_bit_numbers
+from kit.cpu.scales import six_bit_numbers
 from kit.cpu.simd.isa import half_to_float
 from kit.cpu.simd.memory import copy, load, store
 from kit.cpu.simd.vectors import (
-    Vector,
     bitcast,
     broadcast,
     constant,
@@ -28,7 +27,6 @@ from kit.cpu.simd.vectors import (
     f32x16,
     i16x16,
     inner,
-    interleave,
     join,
     mask16,
     mask64,
@@ -39,10 +37,10 @@ from kit.cpu.simd.vectors import (
     u8x64,
     u16x32,
 )
+from kit.cpu.superblock_scales import SUPERBLOCK, halves, readers
 from kit.gguf.formats import Format
 
-SUPERBLOCK = 256
-u16, u64, f32, u16x4 = types.uint16, types.uint64, types.float32, Vector(types.uint16, 4)
+u16 = types.uint16
 
 
 class Codes(NamedTuple):
@@ -119,7 +117,7 @@ def _vector(format: Format, part):
 
 def _with_lanes(read, format: Format, plane, below: int, part):
     """The codes of ``read`` with the bits of a plane that has one for each lane."""
-    bits, bit = _halves([_place(format, plane, n)[0] for n in part]), 1 << below
+    bits, bit = halves([_place(format, plane, n)[0] for n in part]), 1 << below
 
     @inner(forceinline=True)
     def more(start):
@@ -127,18 +125,6 @@ def _with_lanes(read, format: Format, plane, below: int, part):
         return select(bitcast(mask64, bits(start)), codes + bit, codes)
 
     return more
-
-
-def _halves(places):
-    """A reader of the 64 bits that lie 16 at each of four places."""
-    a, b, c, d = places
-
-    @inner(forceinline=True)
-    def four(start):
-        e, f, g, h = load(u16, start + a), load(u16, start + b), load(u16, start + c), load(u16, start + d)
-        return u64(e) | (u64(f) << u64(16)) | (u64(g) << u64(32)) | (u64(h) << u64(48))
-
-    return four
 
 
 def _with_bits(read, format: Format, plane, below: int, part):
@@ -243,7 +229,7 @@ def _(format, tier, start):
 @overload(scales, jit_options={"forceinline": True})
 def _(format, tier, start, sixteens, scratch):
     sign, bias, cut = format.value.scales.sign, format.value.bias, format.value.block_elements < SUPERBLOCK
-    read, read_minima = _scales_and_minima(format.value, tier.value)
+    read, read_minima = readers(format.value, tier.value)
 
     @inner(forceinline=True)
     def first(sixteens, numbers):  # the next row's may be NaN
@@ -309,76 +295,3 @@ def _(format, part, scales):
     order = codes_of(format.value).order[4 * part.literal_value :][:4]
     picked = pick(*(order[lane // 4] for lane in range(16)))
     return lambda format, part, scales: picked(scales)
-
-
-def _scales_and_minima(format: Format, tier: str):
-    """Readers of the scales and then the minima."""
-    if format.scales.function == "six_bits":
-        both = scales_and_minima(format)
-        scales, minima = (pick(*(first + n // 2 for n in range(16))) for first in (0, 8))
-        return (
-            inner(lambda tier, start, scratch: scales(both(tier, start)), forceinline=True),
-            inner(lambda tier, start, scratch: minima(both(tier, start)), forceinline=True),
-        )
-    scales = format.scales
-    in_halves = format.block_elements == scales.group == 32 and not (scales.steps or scales.table or scales.function)
-    return _in_halves(format, tier) if in_halves else _in_scratch(format)
-
-
-def _in_scratch(format: Format):
-    """Readers of the scales and then the minima by the dequantizer's reader, which writes to the scratch."""
-    read, size, groups = parts_of(format).scales, format.block_bytes, format.groups
-    blocks, sixteen = SUPERBLOCK // format.block_elements, _widened(SUPERBLOCK // format.scales.group)
-
-    @inner(forceinline=True)
-    def scales(tier, start, scratch):
-        for block in range(blocks):  # the scales of all blocks one after another
-            read(tier, start + block * size, scratch + 4 * groups * block)
-        return sixteen(scratch)
-
-    return scales, inner(lambda tier, start, scratch: sixteen(scratch + MINIMA), forceinline=True)
-
-
-def _widened(count: int):
-    """A reader of ``count`` numbers (1, 2, 4, 8 or 16) at an address as sixteen, neighbors sharing one."""
-    numbers = Vector(f32, count)
-    read = inner(lambda address: load(numbers, address), forceinline=True)
-    while count < 16:
-        read, count = _doubled(read), 2 * count
-    return read
-
-
-def _doubled(read):
-    @inner(forceinline=True)
-    def twice(address):
-        vector = read(address)
-        return interleave(vector, vector)
-
-    return twice
-
-
-def _in_halves(format: Format, tier: str):
-    """For blocks of 32 with a scale (and minimum) in half precision: readers of the scales and then the minima.
-
-    Eight numbers written to the scratch one at a time and read as a vector would wait for each other.
-    """
-    size = format.block_bytes
-
-    def reader(field: str):
-        places = [format.at(field) + size * block for block in range(8)]
-        first, second = (_twice_each(tier, places[at : at + 4], 8 * size) for at in (0, 4))
-        return inner(lambda tier, start, scratch: half_to_float(tier, join(first(start), second(start))), forceinline=True)
-
-    return reader(format.scales.d), reader(format.scales.dmin or format.scales.d)
-
-
-def _twice_each(tier: str, places: list[int], size: int):
-    """A reader of the 16 bits at each of four places of a super-block of ``size`` bytes, as u16x8, each of them twice."""
-    if tier != "avx512":
-        read, twice = _halves(places), pick(*(n // 2 for n in range(8)))
-        return inner(lambda start: twice(bitcast(u16x4, read(start))), forceinline=True)
-    near, far = places[0] & ~1, min(places[0] + 64, size - 64)  # 64 bytes each, from which one instruction picks
-    picked = pick(
-        *((place - near) // 2 if place < near + 64 else 32 + (place - far) // 2 for place in places for _ in range(2))
-    )
-    return inner(lambda start: picked(join(load(u16x32, start + near), load(u16x32, start + far))), forceinline=True)

@@ -1,0 +1,98 @@
+"""The scales and minima of a super-block of 256 weights: readers made from the format's row."""
+
+from numba import types
+
+from kit.cpu.kernels import parts_of
+from kit.cpu.scales import MINIMA, scales_and_minima
+from kit.cpu.simd.isa import half_to_float
+from kit.cpu.simd.memory import load
+from kit.cpu.simd.vectors import Vector, bitcast, inner, interleave, join, pick, u16x32
+from kit.gguf.formats import Format
+
+SUPERBLOCK = 256
+u16, u64, f32, u16x4 = types.uint16, types.uint64, types.float32, Vector(types.uint16, 4)
+
+
+def halves(places):
+    """A reader of the 64 bits that lie 16 at each of four places."""
+    a, b, c, d = places
+
+    @inner(forceinline=True)
+    def four(start):
+        e, f, g, h = load(u16, start + a), load(u16, start + b), load(u16, start + c), load(u16, start + d)
+        return u64(e) | (u64(f) << u64(16)) | (u64(g) << u64(32)) | (u64(h) << u64(48))
+
+    return four
+
+
+def readers(format: Format, tier: str):
+    """Readers of the scales and then the minima."""
+    if format.scales.function == "six_bits":
+        both = scales_and_minima(format)
+        scales, minima = (pick(*(first + n // 2 for n in range(16))) for first in (0, 8))
+        return (
+            inner(lambda tier, start, scratch: scales(both(tier, start)), forceinline=True),
+            inner(lambda tier, start, scratch: minima(both(tier, start)), forceinline=True),
+        )
+    scales = format.scales
+    in_halves = format.block_elements == scales.group == 32 and not (scales.steps or scales.table or scales.function)
+    return _in_halves(format, tier) if in_halves else _in_scratch(format)
+
+
+def _in_scratch(format: Format):
+    """Readers of the scales and then the minima by the dequantizer's reader, which writes to the scratch."""
+    read, size, groups = parts_of(format).scales, format.block_bytes, format.groups
+    blocks, sixteen = SUPERBLOCK // format.block_elements, _widened(SUPERBLOCK // format.scales.group)
+
+    @inner(forceinline=True)
+    def scales(tier, start, scratch):
+        for block in range(blocks):  # the scales of all blocks one after another
+            read(tier, start + block * size, scratch + 4 * groups * block)
+        return sixteen(scratch)
+
+    return scales, inner(lambda tier, start, scratch: sixteen(scratch + MINIMA), forceinline=True)
+
+
+def _widened(count: int):
+    """A reader of ``count`` numbers (1, 2, 4, 8 or 16) at an address as sixteen, neighbors sharing one."""
+    numbers = Vector(f32, count)
+    read = inner(lambda address: load(numbers, address), forceinline=True)
+    while count < 16:
+        read, count = _doubled(read), 2 * count
+    return read
+
+
+def _doubled(read):
+    @inner(forceinline=True)
+    def twice(address):
+        vector = read(address)
+        return interleave(vector, vector)
+
+    return twice
+
+
+def _in_halves(format: Format, tier: str):
+    """For blocks of 32 with a scale (and minimum) in half precision: readers of the scales and then the minima.
+
+    Eight numbers written to the scratch one at a time and read as a vector would wait for each other.
+    """
+    size = format.block_bytes
+
+    def reader(field: str):
+        places = [format.at(field) + size * block for block in range(8)]
+        first, second = (_twice_each(tier, places[at : at + 4], 8 * size) for at in (0, 4))
+        return inner(lambda tier, start, scratch: half_to_float(tier, join(first(start), second(start))), forceinline=True)
+
+    return reader(format.scales.d), reader(format.scales.dmin or format.scales.d)
+
+
+def _twice_each(tier: str, places: list[int], size: int):
+    """A reader of the 16 bits at each of four places of a super-block of ``size`` bytes, as u16x8, each of them twice."""
+    if tier != "avx512":
+        read, twice = halves(places), pick(*(n // 2 for n in range(8)))
+        return inner(lambda start: twice(bitcast(u16x4, read(start))), forceinline=True)
+    near, far = places[0] & ~1, min(places[0] + 64, size - 64)  # 64 bytes each, from which one instruction picks
+    picked = pick(
+        *((place - near) // 2 if place < near + 64 else 32 + (place - far) // 2 for place in places for _ in range(2))
+    )
+    return inner(lambda start: picked(join(load(u16x32, start + near), load(u16x32, start + far))), forceinline=True)
