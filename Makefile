@@ -5,6 +5,7 @@ PROFILE ?= quick
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
+INSTALL  = $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check)
 
 .PHONY: help reproduce test test-all verify bench fuzz llama docs lab lint clean
 
@@ -14,13 +15,13 @@ help: ## this list
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "kit needs Python 3.11 or later: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(INSTALL) --editable '.[test]'
 	-$(BIN)/kit fetch smollm2-135m gemma-3-270m # trained models; what needs them skips without
 	touch $(STAMP)
 
 $(VENV)/.notebooks: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test $(STAMP) -nt pyproject.toml || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[notebooks]'
+	test $(STAMP) -nt pyproject.toml || $(INSTALL) --editable '.[notebooks]'
 	touch $@
 
 reproduce: $(VENV)/.notebooks ## every notebook, PROFILE=quick (or smoke, full), MODEL=smollm2-135m: a report under results/
@@ -43,7 +44,7 @@ bench: $(STAMP) ## the benchmarks: ratios beside their bounds and peers
 	$(BIN)/python -m benchmarks $(ARGS)
 
 fuzz: $(STAMP) ## every fuzz target for MINUTES=1 each; ARGS="gguf tiles" for some
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(INSTALL) --editable '.[fuzz]'
 	$(BIN)/python -m fuzz --minutes $(or $(MINUTES),1) $(ARGS)
 
 LLAMA := build/llama.cpp
