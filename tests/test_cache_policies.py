@@ -250,24 +250,38 @@ def test_s3fifo_is_the_algorithm_of_its_paper(capacity):
 
 @pytest.mark.parametrize("capacity", [3, 10, 30])
 def test_next_use_evicts_the_farthest_and_only_for_what_is_needed_sooner(capacity):
+    """Its definition on a list, in the order of the last uses: the gap predicted for each object, and what waits longest."""
     generator = np.random.default_rng(capacity)
     keys, sizes = generator.geometric(0.1, 2000) % 13, generator.integers(0, 10, 13).tolist()
-    policy = NextUse(capacity)
-    for number in keys:
-        key, size = f"k{number}", sizes[number]
-        if policy.request(key, size):
+    policy, held, last, gaps, typical, refused = NextUse(capacity), [], {}, {}, None, 0
+    for now, key in enumerate(keys.tolist(), 1):
+        since = now - last[key] if key in last else None
+        before = gaps.get(key)
+        gaps[key] = typical if since is None else since if before is None else (before + since) / 2
+        if since is not None:
+            typical = since if typical is None else typical + (since - typical) / 16
+        last[key] = now
+        assert policy.request(f"k{key}", sizes[key]) == (key in held)
+        if key in held:
+            held = [*(other for other in held if other != key), key]
             continue
-        before, known = {name: policy._wait(name) for name in policy}, policy._typical is not None
-        own = policy._wait(key) if known else -1
-        bytes_of = {name: sizes[int(name[1:])] for name in before}
-        missing = sum(bytes_of.values()) + size - capacity
-        evicted = policy.insert(key, size)
-        later = sum(bytes_of[name] for name, wait in before.items() if wait > own)
-        assert (evicted is None) == (size > capacity or missing > later)
-        if evicted:
-            kept = [wait for name, wait in before.items() if name not in evicted]
-            assert min(before[name] for name in evicted) >= max(kept, default=-1)
-            assert sum(bytes_of[name] for name in evicted[:-1]) < missing <= sum(map(bytes_of.get, evicted))
+        left, own = list(held), typical if gaps[key] is None else gaps[key]
+        while sum(sizes[other] for other in left) + sizes[key] > capacity and left:
+            absent = now - last[left[0]]
+            late = gaps[left[0]] is None or absent > NextUse.OVERDUE * gaps[left[0]]
+            waits = {other: max(last[other] + gaps[other] - now, 0) for other in left if gaps[other] is not None}
+            farthest = max(waits, key=waits.get, default=None)
+            if late and absent > waits.get(farthest, -1):
+                farthest, waits[left[0]] = left[0], absent
+            if own is not None and waits.get(farthest, -1) <= own:
+                left, refused = None, refused + 1
+                break
+            left.remove(farthest)
+        if left is not None and sizes[key] <= capacity:
+            held = [*left, key]
+        policy.insert(f"k{key}", sizes[key])
+        assert {int(name[1:]) for name in policy} == set(held)
+    assert refused > 20
 
 
 def test_cyclic_aware_follows_lru_through_phases_and_next_use_through_scans():
