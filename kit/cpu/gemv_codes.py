@@ -35,11 +35,10 @@ from kit.cpu.tasks import task
 
 f32 = types.float32
 _AHEAD = 8192  # bytes: memory is a long way off for cores that multiply 40 GB/s each, and a page begins without a wait
-_AHEAD_IN_ROW = 8  # super-blocks: the rows of a tile are read side by side, each a piece at a time
-ROWS, TOKENS = 8, 32  # a tile: its activations of one super-block and its sums fit the first-level cache
+TOKENS = 32  # multiplied at once, whose sums fit the first-level cache
 
 _scratch = stack(128 + 512)  # a super-block's scales and minima, and the super-block itself where it is copied
-_sums = stack(64 * ROWS * TOKENS)
+_sums = stack(64 * TOKENS)
 
 
 def _by_pairs(format, tier, activations) -> str:
@@ -219,25 +218,23 @@ def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
 
 
 @inner
-def _tile(format, tier, activations, blocks, row_bytes, rows, sixteens, end, records, tokens, count, sums, scratch):
-    """The products of ``rows`` rows and ``count`` of the tokens to ``sums``: (rows, count) vectors, lanes to be added."""
-    for i in range(rows * count):
+def _some_tokens(format, tier, activations, row, sixteens, end, records, tokens, count, sums, scratch):
+    """The products of a row and ``count`` of the tokens to ``sums``: a vector each, lanes to be added."""
+    for i in range(count):
         store(sums + 64 * i, broadcast(f32x16, 0))
     for left in range(sixteens, 0, -16):
-        for row in range(rows):
-            for line in range(0, superblock_bytes(format), 64):
-                prefetch(blocks + row * row_bytes + _AHEAD_IN_ROW * superblock_bytes(format) + line)
-            start = whole(format, blocks + row * row_bytes, end, scratch + 128)
-            codes, scales, minima = _unpack(format, tier, activations, start, left, scratch)
-            record, at = records, sums + 64 * row * count
-            for _ in range(count):
-                y = load(f32x16, at) + _products(format, tier, activations, codes, scales, record, scratch, 4)
-                if _has_minima(format, tier, activations):
-                    y = fma(minima, load(f32x16, record + SUMS), y)
-                store(at, y)
-                record += _record_bytes(activations)
-                at += 64
-        blocks += superblock_bytes(format)
+        for line in range(0, superblock_bytes(format), 64):
+            prefetch(row + _AHEAD + line)
+        start = whole(format, row, end, scratch + 128)
+        codes, scales, minima = _unpack(format, tier, activations, start, left, scratch)
+        record = records
+        for at in range(sums, sums + 64 * count, 64):
+            y = load(f32x16, at) + _products(format, tier, activations, codes, scales, record, scratch, 4)
+            if _has_minima(format, tier, activations):
+                y = fma(minima, load(f32x16, record + SUMS), y)
+            store(at, y)
+            record += _record_bytes(activations)
+        row += superblock_bytes(format)
         records += tokens * _record_bytes(activations)
 
 
@@ -261,17 +258,14 @@ def kernel(format: Static, tier: Static, activations: Static):
                     store(sums, reduce_add4(a, b, c, d))
                     copy(sums, 4 * height, y + 4 * row)
             return
-        for row in range(first, last, ROWS):
-            height = min(ROWS, last - row)
+        for row in range(first, last):  # one after another: memory gives more to who reads in order
             for token in range(0, tokens, TOKENS):
                 count = min(TOKENS, tokens - token)
-                _tile(
-                    format, tier, activations, blocks + row * row_bytes, row_bytes, height, sixteens, end,
+                _some_tokens(
+                    format, tier, activations, blocks + row * row_bytes, sixteens, end,
                     x + token * _record_bytes(activations), tokens, count, sums, scratch,
                 )  # fmt: skip
                 for t in range(count):
-                    for r in range(height):
-                        at = sums + 64 * (r * count + t)
-                        store(y + (token + t) * y_stride + 4 * (row + r), reduce_add(load(f32x16, at)))
+                    store(y + (token + t) * y_stride + 4 * row, reduce_add(load(f32x16, sums + 64 * t)))
 
     return integer
