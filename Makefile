@@ -7,7 +7,7 @@ BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 INSTALL  = $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check)
 
-.PHONY: help reproduce test test-all verify bench fuzz llama docs lab lint clean
+.PHONY: help reproduce test test-all compat verify bench fuzz llama docs lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test-all: $(STAMP) ## all tests, as CI runs them
 
 verify: $(STAMP) ## the smoke profile twice: no verdict may flip
 	KIT_TWICE=1 $(BIN)/python -m pytest tests/test_smoke.py
+
+compat: ## some tests with the oldest and the newest torch, numba and numpy of pyproject.toml's ranges; ARGS=oldest for one end
+	$(PYTHON) tests/compat.py $(ARGS)
 
 bench: $(STAMP) ## the benchmarks: ratios beside their bounds and peers
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 import triton_worker as worker
-from gguf.quants import _type_traits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit
 from kit.gguf.formats import FORMATS
+from kit.quants import reference
 
-QTYPES = ["F32", "F16", *(qtype.name for qtype in _type_traits)]
+QTYPES = sorted(reference.FORMATS)
 FUSED = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32", "Q2_K", "Q3_K", "Q4_1", "IQ4_XS", "IQ2_XXS", "IQ1_S"]
 HALVES = np.array([0x0000, 0x8000, 0x0001, 0x83FF, 0x3C00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00], np.uint16)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import torch.nn.modules.module as torch_modules
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from kit.cpu.threads import torch_alone
@@ -32,7 +32,7 @@ _PLANNED_ROWS = 2  # up to so many rows a recorded pass each is faster than one 
 
 def own_pass(model: PreTrainedModel, source: Source) -> Transformer | None:
     """The kit's own pass for that model; None where the kit has none, or (with a warning) where it would give other numbers."""
-    file, classes = source.weights.file, AutoModelForCausalLM._model_mapping
+    file, classes = source.weights.file, MODEL_FOR_CAUSAL_LM_MAPPING
     if file.architecture not in ARCHITECTURES or classes.get(type(model.config), None) is not type(model):
         return None
     try:

@@ -22,6 +22,7 @@ from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile, TensorInfo
 from kit.hf.engine import ENGINES, Engine
 from kit.hf.nn import replace_norms
+from kit.hf.private import compute_buffers, mark_loaded
 from kit.hf.stored import Source, StoredWeight
 from kit.hf.tables import parts_of, table_of
 from kit.hf.tokenizer import GGUFTokenizer, tokenizer_of
@@ -119,9 +120,13 @@ def _write_head(path, file, vocabulary):
 def _class_of(file, config):
     for name in config.architectures or ():
         return getattr(transformers, name)
-    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel):
-        if type(config) in auto._model_mapping:
-            return auto._model_mapping[type(config)]
+    for models in (
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+        transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        transformers.MODEL_MAPPING,
+    ):
+        if type(config) in models:
+            return models[type(config)]
     raise ModelError(f"{file.path}: transformers has no model for {type(config).__name__}; give kit.hf.load a model_class")
 
 
@@ -145,20 +150,19 @@ def fill(model: PreTrainedModel, source: Source) -> None:
     for target, names in tensors.items():
         _set(model, target, _weight(model, table, target, names, source))
     model.tie_weights(missing_keys=set(absent), recompute_mapping=False)
-    model._move_missing_keys_from_meta_to_device(set(), None, None, None)  # buffers that are computed and not stored
-    model._initialize_missing_keys(is_quantized=False)
+    compute_buffers(model)
     if _DIVISORS in file.tensors:
         _divide_frequencies(model, source.weights.load(_DIVISORS).float(), file)
 
 
 def _divide_frequencies(model, divisors, file):
     """Apply Llama 3.1's RoPE scaling, which llama.cpp's converter stores as divisors and not in the metadata."""
-    found = [buffers for module in model.modules() if (buffers := module._buffers).get("inv_freq") is not None]
-    if not found or any(buffers["inv_freq"].shape != divisors.shape for buffers in found):
+    found = [module for module in model.modules() if "inv_freq" in dict(module.named_buffers(recurse=False))]
+    if not found or any(module.inv_freq.shape != divisors.shape for module in found):
         raise ModelError(f"{file.path}: {_DIVISORS!r} of shape {tuple(divisors.shape)} fits no frequencies of the model")
-    for buffers in found:
-        for name in buffers.keys() & {"inv_freq", "original_inv_freq"}:
-            buffers[name] = buffers[name] / divisors
+    for module in found:
+        for name in dict(module.named_buffers(recurse=False)).keys() & {"inv_freq", "original_inv_freq"}:
+            setattr(module, name, getattr(module, name) / divisors)
 
 
 def _weight(model, table, target, names, source):
@@ -185,11 +189,9 @@ def _needs_products(model, target, place):
 def _set(model, target, value):
     path, _, leaf = target.rpartition(".")
     module = model.get_submodule(path)
-    if leaf in module._buffers:
-        module._buffers[leaf] = value
-    else:
-        setattr(module, leaf, torch.nn.Parameter(value, requires_grad=False))
-    getattr(module, leaf)._is_hf_initialized = True  # otherwise transformers initializes it with random numbers
+    buffer = leaf in dict(module.named_buffers(recurse=False))
+    setattr(module, leaf, value if buffer else torch.nn.Parameter(value, requires_grad=False))
+    mark_loaded(getattr(module, leaf))
 
 
 _HERE = threading.local()  # of the pass that this thread runs

@@ -3,11 +3,20 @@
 import gguf
 import numpy as np
 import torch
-from gguf.quants import _type_traits
 
 from kit.gguf.formats import Format
 
-FORMATS = frozenset({"F32", "F16"} | {qtype.name for qtype in _type_traits})
+
+def _dequantizes(qtype: gguf.GGMLQuantizationType) -> bool:
+    """Whether gguf-py does: asked by a block of zeros, since it has no list of what it can."""
+    try:
+        gguf.quants.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[qtype][1]), np.uint8), qtype)
+    except NotImplementedError:
+        return False
+    return True
+
+
+FORMATS = frozenset(qtype.name for qtype in gguf.GGML_QUANT_SIZES if _dequantizes(qtype))
 DEVICE = "cpu"
 _CHUNK_WEIGHTS = 2**20  # of one call: gguf-py takes several times its output as temporary memory
 

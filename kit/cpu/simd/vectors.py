@@ -9,6 +9,7 @@ from numba import njit, types
 from numba.core.imputils import lower_constant
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
 
+from kit.cpu.numba_private import set_source_stamp
 from kit.cpu.tasks import Static, source_stamp
 
 
@@ -23,7 +24,7 @@ def jit(function):
         dispatcher = njit(function, cache=True, **options)
     except RuntimeError:  # neither the package's folder nor the user's cache can be written to: compile in each process
         return njit(function, **options)
-    dispatcher._cache._cache_file._source_stamp = source_stamp(Path(function.__code__.co_filename).parent)
+    set_source_stamp(dispatcher, source_stamp(Path(function.__code__.co_filename).parent))
     return dispatcher
 
 
