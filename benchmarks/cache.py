@@ -8,7 +8,7 @@ import pandas as pd
 
 import kit
 from kit.cache import POLICIES, oracle
-from kit.cache.bounds import interval_bound, lru_hit_curve
+from kit.cache.bounds import interval_bound, stack_distances
 from kit.cache.store import WeightCache
 from kit.cache.traces import decode_order, repeated
 from kit.lab import measure
@@ -37,7 +37,7 @@ def run(samples: int = 3, capacity: int = 4 << 30, tokens: int = 100) -> pd.Data
                  "of_bound": stats.byte_hit_rate / bound}
             )  # fmt: skip
     rows.append(
-        {"what": "Mattson: all LRU capacities", "seconds": measure.time(lambda: lru_hit_curve(trace), samples, 0).median}
+        {"what": "Mattson: all LRU capacities", "seconds": measure.time(lambda: stack_distances(trace), samples, 0).median}
     )
     rows += _hits(samples)
     return pd.DataFrame(rows).set_index("what")

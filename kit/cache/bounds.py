@@ -1,56 +1,10 @@
-"""Hit rates in closed form for a cyclic scan, upper bounds for any trace, and the best contents of a static cache."""
+"""Upper bounds of the hits of any cache, the capacities with which an LRU hits, and the best contents of a static cache."""
 
 import math
 
 import numpy as np
 
 from kit.cache.traces import Requests
-from kit.errors import CacheError
-
-
-def random_hit_rate(objects: int, capacity: int) -> float:
-    """Random replacement on a cyclic scan of N objects with room for C: the root of h = exp(-(1-h) N/C) below 1.
-
-    A hit means that the object survived a cycle of (1-h) N evictions, each with probability 1 - 1/C.
-    """
-    return _root(lambda h: math.exp(-(1 - h) * objects / capacity))
-
-
-def two_random_hit_rate(objects: int, capacity: int) -> float:
-    """Evicting the older of two random objects on a cyclic scan: h = 1 - y^2 where y = tanh(y N/C).
-
-    With G(u) residents used within the last u requests, an object of age u is evicted at the rate 2 (1-h) G(u) / C^2, so
-    G'' = -2 (1-h) G G' / C^2, G(0) = 0, G'(0) = 1, G(N) = C; then G = C tanh(y u/C) / y and h = G'(N).
-    """
-    return _root(lambda h: 1 - math.tanh(math.sqrt(1 - h) * objects / capacity) ** 2)
-
-
-def _root(step) -> float:
-    """Smallest fixed point of an increasing ``step`` on [0, 1), by iteration from 0."""
-    rate = 0.0
-    for _ in range(100_000):
-        following = step(rate)
-        if abs(following - rate) < 1e-12:
-            break
-        rate = following
-    return rate
-
-
-# Policy -> steady-state hit rate on a scan of N equal objects with room for C of them, 2 <= C < N.
-CYCLIC = dict.fromkeys(("NoCache", "LRU", "FIFO", "CLOCK", "SIEVE", "ARC", "LFU"), lambda n, c: 0.0)
-CYCLIC |= {"Random": random_hit_rate, "TwoRandom": two_random_hit_rate, "LIP": lambda n, c: (c - 1) / n}
-CYCLIC |= dict.fromkeys(("MRU", "MIN without bypass"), lambda n, c: (c - 1) / (n - 1))
-CYCLIC |= dict.fromkeys(("TinyLFU", "Pinned", "CyclicAware", "MIN"), lambda n, c: c / n)
-
-
-def cyclic_hit_rate(policy: str, objects: int, capacity: int) -> float:
-    """Steady-state hit rate of a policy on a cyclic scan of ``objects`` equal objects, ``capacity`` of which fit.
-
-    1 when all of them fit. CacheError for a policy without a closed form.
-    """
-    if policy not in CYCLIC:
-        raise CacheError(f"{policy}: no closed form for a cyclic scan; known are {', '.join(CYCLIC)}")
-    return 1.0 if capacity >= objects and policy != "NoCache" else CYCLIC[policy](objects, capacity)
 
 
 def interval_bound(trace: Requests, capacity: int, by: str = "bytes") -> float:
@@ -146,36 +100,3 @@ def _distances(before, sizes):
             tree[place] += sizes[now]
             place += place & -place
     return found
-
-
-def lru_hit_curve(trace: Requests) -> tuple[np.ndarray, np.ndarray]:
-    """(capacities, hits) of all LRU caches in one pass (:func:`stack_distances`); capacities in bytes, rising.
-
-    A cache of at least ``capacities[i]`` bytes, and less than the next, has ``hits[i]`` hits.
-    """
-    distances = stack_distances(trace)
-    capacities, counts = np.unique(distances[distances >= 0], return_counts=True)
-    return capacities, np.cumsum(counts)
-
-
-def min_hit_curve(trace: Requests) -> np.ndarray:
-    """Hits of all MIN caches (without bypass) in one pass: (distinct objects,), with room for 1, 2, ... equal objects.
-
-    Mattson's stack with the next use as priority: an accessed object moves to the top, and each level down to its old
-    place keeps the object that is needed sooner. Takes at most accesses x objects steps.
-    """
-    following = trace.next_uses
-    stack: list[tuple[float, str]] = []  # (next use, key), top first
-    depths = np.zeros(len(trace.objects), dtype=np.int64)
-    for now, key in enumerate(trace.keys):
-        carried = (following[now], key)
-        for depth, held in enumerate(stack):
-            if held[1] == key:
-                depths[depth] += 1
-                stack[depth] = carried
-                break
-            if depth == 0 or held[0] > carried[0]:
-                stack[depth], carried = carried, held
-        else:
-            stack.append(carried)
-    return np.cumsum(depths)
