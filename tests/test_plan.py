@@ -78,6 +78,13 @@ def test_a_scaled_embedding_of_several_tasks(folder):
     assert rms(planned, right) < 1e-5
 
 
+def test_queries_and_keys_are_normed_after_rope_as_in_the_pass_that_is_not_recorded(folder):
+    path = model_files.write(folder, "hunyuan-dense")
+    recorded = transformer(path)
+    assert recorded.unplanned == ""
+    assert rms(*(decode(model, PROMPT).numpy() for model in (recorded, unplanned(transformer(path))))) < 1e-5
+
+
 @pytest.mark.parametrize("kv_dtype", KV_TYPES)
 @pytest.mark.parametrize("linear", ["fused", "fused-int8"])
 def test_long_contexts_equal_the_pass_that_is_not_recorded(folder, linear, kv_dtype, monkeypatch):

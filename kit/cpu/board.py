@@ -1,7 +1,14 @@
 """The compiled side of kit.cpu.threads: the board on which threads find the tasks of a step, and what they do with it.
 
-A run's tasks have tickets that count up for ever: a task is taken by moving NEXT on, which succeeds only below LIMIT; LIMIT
-moves after all else that the work needs, PUT_UP after every LIMIT, and STEP changes only after DONE has reached PUT_UP.
+The board is a few words of memory that all threads share. A step's tasks are divided into as many runs as there are threads.
+Each task of a run has a ticket, a number that is never used again. A thread takes the task NEXT of a run by adding one to NEXT,
+which is allowed while NEXT is below LIMIT. BASE is what to subtract from a ticket for the task's number within its step.
+
+The order of the writes keeps a thread from doing a task of a wrong step:
+
+1. STEP, the address of the step, is written only when all tasks given out so far are done: DONE equals PUT_UP.
+2. Each run's BASE is written, and then its LIMIT, which makes the run's tasks free to be taken.
+3. PUT_UP, the number of all tasks given out so far, is written last; idle threads look for work when it has changed.
 """
 
 from numba.types import int64

@@ -59,25 +59,23 @@ class CpuOps:
         if not run("add", x, y, factor=self.config.residual_scale):
             x.add_(y, alpha=self.config.residual_scale)
 
+    def rotate(self, layer, heads):
+        start, rope = time.perf_counter_ns(), self.config.rope_of(layer)
+        for x in heads:
+            self._ropes[rope].rotate(x, self._cos_sin[rope])
+        self.trace.add("rope", start, time.perf_counter_ns(), "", layer)
+
     def attend(self, layer, q, k, v):
         c, start = self.config, time.perf_counter_ns()
-        rope = c.rope_of(layer)
-        if rope:
-            for heads in (q, k):
-                self._ropes[rope].rotate(heads, self._cos_sin[rope])
-        if c.family.qk_norm == "after":
-            q, k = (self.rms_norm(x, f"blk.{layer}.attn_{part}_norm.weight") for x, part in ((q, "q"), (k, "k")))
-        rotated = time.perf_counter_ns()
         keys, values = self.cache.append(layer, k, v)
         q, window = q.transpose(0, 1), c.window_of(layer)
         sinks = self.weights[f"blk.{layer}.attn_sinks.weight"] if c.family.sinks else None
         variant = variant_for(self._attention, q, keys, values, window, c.attention_cap, sinks)
         mixed = ATTENTION[variant](q, keys, values, c.attention_scale, window, c.attention_cap, sinks)
         mixed = mixed.transpose(0, 1).flatten(1)
-        self.trace.add("rope", start, rotated, "", layer)
         seen = min(keys.shape[1], window + len(self.tokens) - 1) if window else keys.shape[1]
         nbytes = seen * self.cache.bytes_per_position // c.layers
-        self.trace.add("attention", rotated, time.perf_counter_ns(), "", layer, nbytes=nbytes, outcome=variant)
+        self.trace.add("attention", start, time.perf_counter_ns(), "", layer, nbytes=nbytes, outcome=variant)
         return mixed
 
     def activate(self, gate, up=None):
@@ -106,9 +104,18 @@ class RowsOps(CpuOps):
         self._rows = [CpuOps(model, tokens, cache) for tokens, cache in zip(rows, caches, strict=True)]
         super().__init__(model, [token for tokens in rows for token in tokens], caches[0])
 
+    def _of_each_row(self, *heads):
+        """(a row's ops, its views of heads (tokens, heads, head_dim)) for each row."""
+        return zip(
+            self._rows, zip(*(x.split([len(row.tokens) for row in self._rows]) for x in heads), strict=True), strict=True
+        )
+
+    def rotate(self, layer, heads):
+        for row, parts in self._of_each_row(*heads):
+            row.rotate(layer, parts)
+
     def attend(self, layer, q, k, v):
-        heads = zip(*(part.split([len(row.tokens) for row in self._rows]) for part in (q, k, v)), strict=True)
-        return torch.cat([row.attend(layer, *parts) for row, parts in zip(self._rows, heads, strict=True)])
+        return torch.cat([row.attend(layer, *parts) for row, parts in self._of_each_row(q, k, v)])
 
 
 def _clamped(gate, up):

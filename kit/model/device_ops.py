@@ -46,13 +46,13 @@ class DeviceOps:
     def add(self, x, y):
         x.add_(y, alpha=self.config.residual_scale)
 
+    def rotate(self, layer, heads):
+        rope = self.config.rope_of(layer)
+        for x in heads:
+            self.model.ropes[rope].rotate(x, self.cos_sin[rope])
+
     def attend(self, layer, q, k, v):
-        c, rope = self.config, self.config.rope_of(layer)
-        if rope:
-            for heads in (q, k):
-                self.model.ropes[rope].rotate(heads, self.cos_sin[rope])
-        if c.family.qk_norm == "after":
-            q, k = (self.rms_norm(x, f"blk.{layer}.attn_{part}_norm.weight") for x, part in ((q, "q"), (k, "k")))
+        c = self.config
         keys, values = self.cache.append(layer, self.positions, k, v, self.seen)
         sinks = self.vectors[f"blk.{layer}.attn_sinks.weight"] if c.family.sinks else None
         visible = self.visible[c.local[layer]]

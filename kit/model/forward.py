@@ -1,5 +1,6 @@
 """The forward pass of all architectures, written over the operations of an Ops object."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -30,8 +31,11 @@ class Ops(Protocol):
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """x += residual_scale * y."""
 
+    def rotate(self, layer: int, heads: Sequence[torch.Tensor]) -> None:
+        """RoPE of a layer that has it, in place, on each of ``heads`` (tokens, heads, head_dim)."""
+
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-        """RoPE, KV cache and attention of q, k, v (tokens, heads, head_dim); the input of the output projection."""
+        """KV cache and attention of q, k, v (tokens, heads, head_dim); the input of the output projection."""
 
     def activate(self, gate: torch.Tensor, up: torch.Tensor | None = None):
         """activation(gate), times up if there is one, as an input."""
@@ -58,10 +62,14 @@ def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
             norm and f"{block}{norm}.weight" for norm in config.family.norms
         )
         input = ops.norm(x, before_attention)
+        q, k, v = (_latent if config.latent else _heads)(ops, config, block, input)
+        if config.rope_of(layer):
+            ops.rotate(layer, (q, k))
+        if config.family.qk_norm == "after":
+            q, k = _normed(ops, block, q, k)
+        mixed = ops.attend(layer, q, k, v)
         if config.latent:
-            mixed = _values(ops, config, block, ops.attend(layer, *_latent(ops, config, block, input)))
-        else:
-            mixed = ops.attend(layer, *_heads(ops, config, block, input))
+            mixed = _values(ops, config, block, mixed)
         _add_linear(ops, x, f"{block}attn_output.weight", mixed, after_attention)
         if not before_ffn or before_ffn != before_attention:
             input = ops.norm(x, before_ffn)
@@ -85,11 +93,15 @@ def _heads(ops, c, block, input):
     if c.qkv_limit:
         q, k, v = (part.clamp(-c.qkv_limit, c.qkv_limit) for part in (q, k, v))
     if c.family.qk_norm == "all":
-        q, k = ops.rms_norm(q, f"{block}attn_q_norm.weight"), ops.rms_norm(k, f"{block}attn_k_norm.weight")
+        q, k = _normed(ops, block, q, k)
     q, k, v = (part.unflatten(1, (-1, c.head_dim)) for part in (q, k, v))
     if c.family.qk_norm == "head":
-        q, k = ops.rms_norm(q, f"{block}attn_q_norm.weight"), ops.rms_norm(k, f"{block}attn_k_norm.weight")
+        q, k = _normed(ops, block, q, k)
     return q, k, v
+
+
+def _normed(ops, block, q, k):
+    return ops.rms_norm(q, f"{block}attn_q_norm.weight"), ops.rms_norm(k, f"{block}attn_k_norm.weight")
 
 
 def _latent(ops, c, block, input):

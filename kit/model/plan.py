@@ -40,7 +40,6 @@ def obstacle(model) -> str:
         "experts are chosen token by token": c.experts,
         "attention is over a latent": c.latent,
         "norms subtract the mean": c.family.layer_norm,
-        "queries and keys are normed after RoPE": c.family.qk_norm == "after",
         "scores are capped or have sinks": c.attention_cap or c.family.sinks,
         f"the activation is {c.family.activation}": c.family.activation not in ("silu", "gelu"),
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,
@@ -185,15 +184,16 @@ class Plan:
     def add(self, x, y):
         self._sum(x, y, self.config.residual_scale)
 
+    def rotate(self, layer, heads):
+        c, rope, first = self.config, self.config.rope_of(layer), len(self.program.steps)
+        table = self._tables.setdefault(rope, _Table(rope.dims, c.family.rope))
+        for x in heads:
+            arguments = Rotation(x.data_ptr(), c.head_dim, rope.dims)
+            self._rotations.append((self._add((compiled(c.family.rope), arguments, -x.shape[1])), table))
+        self._span("rope", "", layer, first=first)
+
     def attend(self, layer, q, k, v):
-        c, first = self.config, len(self.program.steps)
-        rope, window = c.rope_of(layer), c.window_of(layer)
-        if rope:
-            table = self._tables.setdefault(rope, _Table(rope.dims, c.family.rope))
-            for heads in (q, k):
-                arguments = Rotation(heads.data_ptr(), c.head_dim, rope.dims)
-                self._rotations.append((self._add((compiled(c.family.rope), arguments, -heads.shape[1])), table))
-            self._span("rope", "", layer, first=first)
+        c, window = self.config, self.config.window_of(layer)
         first, histories = len(self.program.steps), self._cache.histories(layer)
         for history, new in zip(histories, (k, v), strict=True):
             arguments = Append(new.data_ptr(), 0, 1, c.head_dim, *history[1:])
