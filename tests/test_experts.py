@@ -200,6 +200,7 @@ def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypat
 def test_the_ways_of_a_run_are_measured_in_a_child(recorded, tmp_path, monkeypatch):
     model, out = shutil.copy(recorded[0], tmp_path / "fresh.gguf"), recorded[1]  # pages that nobody has mapped
     monkeypatch.setattr(experts, "missing_rights", lambda: ["root"])
-    monkeypatch.setattr(experts.disk, "random_gbps", lambda *_: 1.0)
+    monkeypatch.setattr(experts.disk, "random_gbps", lambda path, readers, nbytes: readers / nbytes)
     facts, runs = experts.measured(model, str(out), tmp_path, share=0.8, tokens=13, ways=("mapped", "slots past it, 2 readers"))
     assert [run.way for run in runs] == ["slots past it, 2 readers"] and facts["limit"] is None and facts["compute"] > 0
+    assert facts["disk"]["page"] == experts.threads.count() / 4096  # what a fault without read-ahead asks for

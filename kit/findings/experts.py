@@ -26,6 +26,7 @@ from kit.cache import routing
 from kit.cache.routes import CAPTURES, Routes, geometry_of, key_of, read, write
 from kit.cache.traces import Requests
 from kit.costs.experts import dense_bytes
+from kit.cpu import threads
 from kit.errors import ReportError
 from kit.findings.pressure import Group, missing_rights
 from kit.gguf import pagecache
@@ -208,9 +209,9 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
 
     facts: bytes ``keep`` (for experts; a page cache has up to ``most``), ``limit`` (None without rights: then mapped ways are
     left out), ``base`` of the process, ``dense``; ``compute``: seconds of a token whose weights are in memory (nan when it had
-    no room); ``disk``: readers -> GB/s; ``fastest``: GB/s, the best that a probe or a run saw; ``routes``: of the layers that
-    the file has; ``told``: the limit in words, and why a way has no run (the system ended it for memory, say). ReportError when
-    the logits of two ways differ.
+    no room); ``disk``: readers -> GB/s ("page": of single pages, by as many threads as the kernels have); ``fastest``: GB/s,
+    the best that a probe or a run saw; ``routes``: of the layers that the file has; ``told``: the limit in words, and why a way
+    has no run (the system ended it for memory, say). ReportError when the logits of two ways differ.
     """
     with kit.open(path) as file:
         routes = routes_of(file, capture)
@@ -236,16 +237,11 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
         )
     compute = float(np.median(warm["runs"][0]["seconds"][1:])) if first else float("nan")
     speeds = {readers: disk.random_gbps(path, readers, expert) for readers in (1, 2, 4)}
+    speeds |= {"page": disk.random_gbps(path, threads.count(), disk.PAGE)}  # without read-ahead each fault is a request
     fastest = max([*speeds.values(), *(np.divide(run.read, run.seconds).max() / 1e9 for run in runs)])  # also with read-ahead
     facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "lacks": lacks, "base": warm["own"]}
-    return facts | {
-        "dense": dense,
-        "compute": compute,
-        "disk": speeds,
-        "fastest": fastest,
-        "routes": routes,
-        "told": told,
-    }, runs
+    found = {"dense": dense, "compute": compute, "disk": speeds, "fastest": fastest, "routes": routes, "told": told}
+    return facts | found, runs
 
 
 def keep(lab, runs, table) -> None:
