@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANGED = "torch", "numba", "numpy"
-TESTS = "simd threads plan attention norm quants_formats cache_policies generate transformer triton".split()
+TESTS = "simd threads plan attention norm quants_formats cache_policies generate transformer".split()
 
 
 def oldest(dependencies: list[str]) -> list[str]:
