@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RANGED = "torch", "numba", "numpy"
-TESTS = "simd threads plan attention norm quants_formats cache_policies generate transformer".split()
+TESTS = "simd threads plan attention norm quants_formats cache_policies transformer".split()
 
 
 def oldest(dependencies: list[str]) -> list[str]:
@@ -29,7 +29,7 @@ def passes(name: str, versions: list[str], dependencies: list[str]) -> bool:
     python = ROOT / "build/compat" / name / "bin/python"
     subprocess.run([sys.executable, "-m", "venv", "--clear", python.parents[1]], check=True)
     others = [text for text in dependencies if re.match(r"\w+", text)[0] not in {pin.split("=")[0] for pin in versions}]
-    tools = ["pytest", "pytest-timeout", "hypothesis", "hatchling", "editables"]
+    tools = ["pandas", "pytest", "pytest-timeout", "hypothesis", "hatchling", "editables"]
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, *versions, *others, *tools], check=True)
     subprocess.run([*install, "--no-deps", "--no-build-isolation", "--editable", ROOT], check=True)
