@@ -10,6 +10,7 @@ import torch
 import kit
 from benchmarks._turns import Side, serve
 from kit.lab import measure
+from kit.lab.llama_cpp import ENVIRONMENT
 from kit.lab.paths import models_folder
 from kit.synthetic.write import cached_model
 
@@ -28,7 +29,10 @@ def run(only: str = "", samples: int = 5) -> pd.DataFrame:
     errors = {way: float((y - exact).norm() / exact.norm()) for way, y in zip(WAYS, others, strict=True)}
     for tokens in (count for count in TOKENS if any(only in f"batch of {count}, {way}" for way in WAYS)):
         with ExitStack() as stack:
-            sides = [stack.enter_context(Side("-m", "benchmarks.batches", path, way, str(tokens))) for way in WAYS]
+            sides = [
+                stack.enter_context(Side("-m", "benchmarks.batches", path, way, str(tokens), **(ENVIRONMENT if theirs else {})))
+                for way, theirs in WAYS.items()
+            ]
             seconds = dict(zip(WAYS, np.array([[side.sample() for side in sides] for _ in range(samples)]).T, strict=True))
         for way, taken in seconds.items():
             ratios = seconds[PEER] / taken

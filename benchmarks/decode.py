@@ -22,7 +22,7 @@ from benchmarks._turns import Side, serve
 from kit.errors import KitError, ModelError
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import measure
-from kit.lab.llama_cpp import Llama, available
+from kit.lab.llama_cpp import ENVIRONMENT, Llama, available
 from kit.lab.paths import models_folder
 from kit.model.linear import LINEAR
 from kit.synthetic.write import cached_model
@@ -116,13 +116,14 @@ def _sides(case) -> dict[str, dict[str, str]]:
     """The ways of the kit and the peers of a case, the exact way first, with the variables of their processes."""
     ways, environment, build = CASES[case][3], _environment(case), os.environ.get("LLAMA_CPP", "")
     if environment:
-        return {side: environment for side in (*ways, PEER)}
-    sides = {way: {} for way in ways}
+        return dict.fromkeys(ways, environment) | {PEER: environment | ENVIRONMENT}
+    sides, peers = {way: {} for way in ways}, {}
     if build and importlib.util.find_spec("xllamacpp") is not None:
-        sides |= {PEER: {"LLAMA_CPP": ""}, f"{PEER} {Path(build).stem.removeprefix('libggml-cpu-')}": {}}
+        peers = {PEER: {"LLAMA_CPP": ""}, f"{PEER} {Path(build).stem.removeprefix('libggml-cpu-')}": {}}
     elif available():
-        sides[PEER] = {}
-    return sides | ({IK: {}} if available(IK) else {})
+        peers = {PEER: {}}
+    peers |= {IK: {}} if available(IK) else {}
+    return sides | {peer: environment | ENVIRONMENT for peer, environment in peers.items()}
 
 
 def _quality(path, side, case, environment) -> dict[str, float]:

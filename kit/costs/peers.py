@@ -204,9 +204,8 @@ class Process:
         told = json.dumps([name, str(path), {"context": context} | options])
         command = [sys.executable, "-m", "kit.costs.peers", told]
         pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the engine
-        self._child = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=self._said, text=True, env=os.environ | (environment or {})
-        )
+        given = os.environ | ({} if name.startswith("kit") else llama_cpp.ENVIRONMENT) | (environment or {})
+        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said, text=True, env=given)
         self.imports = self._answer()[0]
         self.base = self.memory()
 

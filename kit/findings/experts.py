@@ -254,6 +254,8 @@ def keep(lab, runs, table) -> None:
 def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict:
     job = json.dumps([str(path), capture, list(names), tokens, keep, warm])
     command = [sys.executable, "-m", "kit.findings.experts", job]
+    if any(WAYS[name].holds == "llama.cpp" for name in names):
+        command = ["env", *(f"{name}={value}" for name, value in llama_cpp.ENVIRONMENT.items()), *command]
     if group:
         done = group.run(command, limit, timeout=900)
     else:

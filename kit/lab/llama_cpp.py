@@ -22,6 +22,9 @@ MODES = {"mmap": 1, "no-mmap": 0, "mlock": 3}  # llama_load_mode; mlock maps and
 _KV_TYPES = {"float32": 0, "float16": 1, "q8_0": 8}  # ggml_type
 _INT, _BOOL = ctypes.c_int32, ctypes.c_bool
 
+# For the process of a peer: threads of GNU's OpenMP wait as they do by themselves, not as kit/__init__.py asks.
+ENVIRONMENT = {"GOMP_SPINCOUNT": "300000"}
+
 
 class _Api(NamedTuple):
     """What differs between the two: (offset, default) of int32 fields of the parameter structs, so that a library of another
