@@ -1,6 +1,7 @@
 """The newest record of every benchmark that has a goal, as docs/speeds.md and its picture."""
 
 import json
+from fnmatch import fnmatch
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -167,6 +168,22 @@ def picture(lines: list[Line]):
         grid[0, 0].plot([], [], "os^Dv"[n % 5], color=figures.BLACK, label=case)
     figure.legend(fontsize=8.5, ncols=4, loc="outside upper center")
     return figure
+
+
+def summary() -> str:
+    """README's table of decode and prompts: times the wheel's llama.cpp, from the least to the most of the models of a CPU."""
+    columns = {"exact": "fused", "int8": "fused-int8", "llama.cpp's own build": "llama.cpp *", "ik_llama.cpp": "ik_llama.cpp"}
+    rows, found = [], [line for line in newest() if line.benchmark == "decode"]
+    for cpu in sorted({line.cpu for line in found}):
+        for case, told in (("decode", "decode"), ("prefill of 512", "a prompt of 512")):
+            lines = [line for line in found if line.cpu == cpu and line.row["what"].startswith(f"{case}, ")]
+            last = max(lines, key=lambda line: line.started).commit
+            cells = []
+            for way in columns.values():
+                ratios = [x.row["ratio"] for x in lines if x.commit == last and fnmatch(x.row["what"].split(", ")[1], way)]
+                cells.append(f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "")
+            rows.append(f"| {' | '.join((cpu, told, *cells, last))} |")
+    return "\n".join([f"| {' | '.join(('', '', *columns, 'commit'))} |", "|---" * (len(columns) + 3) + "|", *rows])
 
 
 def tables() -> str:
