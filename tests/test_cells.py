@@ -96,7 +96,7 @@ CASES = {  # a notebook joins by its row
         opposite={
             "depth": 9,
             "attention": lambda attention: 50 * attention if hasattr(attention, "loc") else attention,
-            "variants": lambda variants: variants | {"loops": lambda *x: [variants["loops"](*x) for _ in range(9)].pop()},
+            "variants": lambda variants: variants | {"loops": lambda *x: [variants["loops"](*x) for _ in range(99)].pop()},
             "off": {"another way": 5e-7},
             "taken": lambda taken: taken if isinstance(taken, dict) else taken.max(axis=None) - taken,
             "parts": lambda parts: parts.assign(attention=parts["projections"], projections=parts["attention"]),
