@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -225,8 +226,8 @@ def _login(port, password):
 def test_the_image_is_pinned_to_the_torch_of_the_project():
     lines = (RUNPOD / "Dockerfile").read_text().splitlines()
     image = next(line for line in lines if line.startswith("FROM "))
-    torch = next(line for line in (ROOT / "pyproject.toml").read_text().splitlines() if "torch==" in line)
-    version = torch.strip().strip('",').removeprefix("torch==")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    version = next(one for one in extras["notebooks"] if one.startswith("torch==")).removeprefix("torch==")
     assert image.startswith(f"FROM pytorch/pytorch:{version}-cuda") and "@sha256:" in image
     assert not any("conda" in line for line in lines if not line.startswith("#"))
     assert (ROOT / lines[-1].split('"')[1].removeprefix("/opt/kit/")).exists()
