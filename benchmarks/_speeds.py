@@ -1,6 +1,7 @@
 """The newest record of every benchmark that has a goal, as docs/speeds.md and its picture."""
 
 import json
+import re
 from fnmatch import fnmatch
 from itertools import groupby
 from pathlib import Path
@@ -17,9 +18,18 @@ MARK = "<!-- from here on: python -m benchmarks --table -->\n"
 WHY = {  # what is known of a line that is missed
     "Q8_0, float32, times the old": "28 cycles of arithmetic and 42 of reading 256 weights take 50 on a core"
 }
-RATIO = ("times its peer or bound", "95 %")
 QUALITY = ("KL to float32, nats", "same next token")
-GOALS = ("at least, aim", "", "CPU", "commit")
+SIDES = (
+    "fused",
+    "blocks",
+    "float",
+    "bfloat",
+    "int8",
+    "torch",
+    "llama.cpp",
+    "ik_llama.cpp",
+)  # how the name of a column begins, ours first
+GENERATIONS = {("25", "1"): " Zen 3", ("25", "17"): " Zen 4", ("26", "2"): " Zen 5"}  # AMD's, by family and model
 FEATURES = {"amx-int8": "AMX", "avx512vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx2": "AVX2"}  # the best first
 
 
@@ -45,8 +55,18 @@ class Line(NamedTuple):
             return ""
         low, high = self.interval
         missed, undecided = self.row["ratio"] < self.row["least"], low < self.row["least"] <= high
-        why = self.row.get("why") or WHY.get(self.row["what"])
-        return "; ".join(filter(None, ("missed" * missed, "undecided" * undecided, why if missed else "")))
+        why = (self.row.get("why") or WHY.get(self.row["what"])) if missed else ""
+        return "; ".join(filter(None, ("undecided" if undecided else "missed" * missed, why)))
+
+    @property
+    def cell(self) -> str:
+        """The ratio, its interval, its quality, and the goal where that is not reached for certain."""
+        row = self.row
+        text = f"{row['ratio']:.2f}"
+        text += " ({:.2f} to {:.2f})".format(*self.interval) if row.get("low") and row["ratio"] != 1 else ""
+        text += f"; KL {row['kl']:.2g}, {row['same']:.1%}" if self.kl is not None else ""
+        text += f"; rms {row['error']:.1g}" if row.get("error") else ""
+        return text + (f"; **{self.state}** (wanted {row['least']:.2g})" if self.state else "")
 
     @property
     def kl(self) -> float | None:
@@ -59,45 +79,61 @@ def newest() -> list[Line]:
     beside llama.cpp that was recorded without its quality is left out."""
     found = {}
     for run in _runs("*"):
+        if not (Path(__file__).parent / f"{run['benchmark']}.py").exists():  # one that is no more
+            continue
         for row in run["rows"]:
             if not row.get("ratio") or not (row.get("least") or run["benchmark"] in ("decode", "batches")):
                 continue
             if run["benchmark"] == "decode" and row.get("kl") is None and any(name in row["what"] for name in TRAINED):
                 continue
-            line = Line(
-                run["benchmark"], run["title"], run["started"], run["system"]["commit"][:7], _cpu(run), row
-            )  # fmt: skip
+            line = Line(run["benchmark"], run["title"], run["started"], run["system"]["commit"][:7], _cpu(run), row)
             key = line.cpu, row["what"]
             found[key] = max(found.get(key, line), line, key=lambda line: line.started)
-    return sorted(found.values(), key=lambda line: (line.benchmark, line.cpu, line.row["what"]))
+    return sorted(found.values(), key=lambda line: (line.benchmark, line.cpu, _natural(line.row["what"])))
+
+
+def _natural(text: str) -> list:
+    """A key by which numbers in a text sort as numbers."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
 
 
 def _cpu(run) -> str:
-    """The maker and the best vector instructions of the CPU of a run."""
-    best = next((name for feature, name in FEATURES.items() if feature in run["system"]["cpu_features"]), "")
-    return f"{run['machine_id'].split('-')[0].capitalize().replace('Amd', 'AMD')}, {best}"
+    """The maker, the generation where it is known, and the best vector instructions of the CPU of a run."""
+    system, maker = run["system"], run["machine_id"].split("-")[0].capitalize().replace("Amd", "AMD")
+    best = next((name for feature, name in FEATURES.items() if feature in system["cpu_features"]), "")
+    facts = system.get("cpu_facts", {})
+    return f"{maker}{GENERATIONS.get((facts.get('cpu family'), facts.get('model')), '')}, {best}"
 
 
 def table(lines: list[Line]) -> str:
-    """A heading and a table for each benchmark."""
+    """A heading a benchmark and a table a CPU: a row a case, a column a way or a peer, a cell a ratio and what is known of it."""
     text = []
     for _, group in groupby(lines, lambda line: line.benchmark):
         group = list(group)
-        title = max(group, key=lambda line: line.started).title
-        trained = any(line.kl is not None for line in group)
-        errors = any(line.row.get("error") is not None for line in group)
-        head = ("", *RATIO, *(QUALITY if trained else ()), *(("rms error over rms",) if errors else ()), *GOALS)
-        text += [f"\n## {title.rstrip('.')}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-        for line in group:
-            cells = [line.row["what"], f"{line.row['ratio']:.2f}"]
-            cells.append("{:.2f} to {:.2f}".format(*line.interval) if line.row.get("low") else "")
-            if trained:
-                cells += ("", "") if line.kl is None else _kl(line.row)
-            if errors:
-                cells.append(f"{line.row['error']:.2g}")
-            cells.append(f"{line.row['least']:.2g}, {line.row['hoped']:.2g}" if line.row.get("least") else "")
-            text.append(f"| {' | '.join((*cells, line.state, line.cpu, line.commit))} |")
+        text.append(f"\n## {max(group, key=lambda line: line.started).title.rstrip('.')}")
+        for cpu, own in groupby(group, lambda line: line.cpu):
+            rows: dict[str, dict[str, Line]] = {}
+            for line in own:
+                case, column = _place(line.row["what"])
+                rows.setdefault(case, {})[column] = line
+            columns = sorted({column for row in rows.values() for column in row}, key=_order)
+            text += [f"\n### {cpu}\n", f"|  | {' | '.join(columns)} | commit |", "|---" * (len(columns) + 2) + "|"]
+            for case, row in rows.items():
+                commits = ", ".join(dict.fromkeys(line.commit for line in row.values()))
+                cells = (row[column].cell if column in row else "" for column in columns)
+                text.append(f"| {' | '.join((case, *cells, commits))} |")
     return "\n".join(text) + "\n"
+
+
+def _place(what: str) -> tuple[str, str]:
+    """The row and the column of a line: the column is the part of its name that is a way or a peer."""
+    parts = what.replace(" to ", ", ").split(", ")
+    column = next((part for part in parts if part.startswith(SIDES)), None)
+    return ", ".join(part for part in parts if part != column), column or "times its peer or bound"
+
+
+def _order(column: str) -> tuple:
+    return next((place for place, side in enumerate(SIDES) if column.startswith(side)), 0), column
 
 
 def qualities() -> str:
