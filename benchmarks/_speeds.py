@@ -106,7 +106,7 @@ def _cpu(run) -> str:
 
 
 def table(lines: list[Line]) -> str:
-    """A heading a benchmark and a table a CPU: a row a case, a column a way or a peer, a cell a ratio and what is known of it."""
+    """A heading a benchmark, a table a CPU: a row a case, a column a way or a peer, a cell a ratio and what is known of it."""
     text = []
     for _, group in groupby(lines, lambda line: line.benchmark):
         group = list(group)
