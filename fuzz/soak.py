@@ -88,8 +88,6 @@ def soak(gets: int, threads: int = 8, seed: int = 0, resize: bool = True, prefet
     assert alive[0] == stats.entries + staged, "a value that nobody holds is still in memory"
     # each thread may hold what it is loading or was just given, beside what the store keeps and has ahead
     assert alive[1] <= (LIMITS[-1] + AHEAD) // SIZE + 2 * (threads + 2)
-    table = store.table()
-    assert all(table[name].sum() == getattr(stats, name) for name in ("hits", "misses", "evictions", "shared", "prefetched"))
     seconds = round(time.monotonic() - started, 1)
     return {"threads": threads, "gets": stats.gets, "seconds": seconds, "loads": dict(loads)} | stats.counts
 

@@ -1,14 +1,13 @@
 """Policies against their definitions: invariants for all, closed forms on a scan, MIN against brute force."""
 
 import functools
-import itertools
 import math
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from traces import shifting, zipf
+from traces import mixture_of_experts, shifting, zipf
 
 import kit
 from kit import cache
@@ -19,7 +18,7 @@ from kit.cache.policies.cyclic import CyclicAware, NextUse
 from kit.cache.policies.offline import MIN
 from kit.cache.policies.pinned import Pinned
 from kit.cache.policies.queues import CLOCK, S3FIFO, SIEVE
-from kit.cache.traces import Requests, mixture_of_experts, repeated, requests
+from kit.cache.traces import Requests, repeated, requests
 from kit.errors import CacheError
 
 POLICIES = [*(make for make in cache.POLICIES.values() if make is not MIN), functools.partial(LFU, window=5), NextUse]
@@ -149,14 +148,11 @@ def test_nobody_beats_the_interval_bound(keys, sizes, capacity):
     trace = requests([(f"k{number}", sizes[number]) for number in keys])
     for make in [*POLICIES, MIN]:
         stats = kit.replay(trace, make(capacity))
-        assert stats.hit_rate <= bounds.interval_bound(trace, capacity, "objects") + 1e-9
-        assert stats.byte_hit_rate <= bounds.interval_bound(trace, capacity, "bytes") + 1e-9
+        assert stats.byte_hit_rate <= bounds.interval_bound(trace, capacity) + 1e-9
 
 
 def test_interval_bound_of_a_scan_is_capacity_over_total():
-    trace = scan(100, 50)
-    for by in ("objects", "bytes"):
-        assert bounds.interval_bound(trace, 30, by) == pytest.approx(0.3, abs=1e-9)
+    assert bounds.interval_bound(scan(100, 50), 30) == pytest.approx(0.3, abs=1e-9)
 
 
 @settings(max_examples=80, deadline=None)
@@ -166,20 +162,6 @@ def test_mattson_gives_every_lru_in_one_pass(keys, sizes):
     distances = bounds.stack_distances(trace)
     for capacity in range(max(1, *trace.sizes), sum(sizes) + 2):
         assert kit.replay(trace, LRU(capacity)).hits == ((distances >= 0) & (distances <= capacity)).sum()
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    items=st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.integers(0, 20), st.integers(0, 50)), min_size=1),
-    capacity=st.integers(0, 60),
-)
-def test_knapsack_is_the_best_subset(items, capacity):
-    sizes, costs = ({name: pair[i] for name, pair in items.items()} for i in (0, 1))
-    chosen = bounds.knapsack(costs, sizes, capacity)
-    subsets = itertools.chain.from_iterable(itertools.combinations(items, n) for n in range(len(items) + 1))
-    best = max(sum(costs[n] for n in s) for s in subsets if sum(sizes[n] for n in s) <= capacity)
-    assert sum(sizes[n] for n in chosen) <= capacity
-    assert sum(costs[n] for n in chosen) == best
 
 
 def test_cyclic_aware_on_unequal_sizes_reaches_the_byte_bound_from_the_second_pass_on():

@@ -14,10 +14,9 @@ from fuzz.soak import soak
 from kit.cache import POLICIES
 from kit.cache.policies.base import LRU, HashMap, NoCache
 from kit.cache.policies.offline import MIN
-from kit.cache.policies.pinned import Pinned, RowPlan
+from kit.cache.policies.pinned import Pinned
 from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
-from kit.cache.traces import repeated, requests
 from kit.errors import CacheError
 
 
@@ -218,43 +217,3 @@ def test_a_store_without_room_gets_it_for_the_layers_ahead_and_the_next():
     with Prefetcher(store, plan_of(4, loads), ahead=2, asynchronous=False):
         store.get("blk.0.a", 10, lambda: "mine")
         assert loads == ["blk.1.a", "blk.1.b", "blk.2.a", "blk.2.b"] and store.ahead_bytes == 60
-
-
-@pytest.mark.parametrize("spread", [False, True])
-def test_rows_fill_the_capacity_and_the_parts_make_the_tensor(spread):
-    tensors = {"a": torch.arange(12.0).view(6, 2), "b": torch.arange(20.0).view(10, 2), "c": torch.ones(4, 2)}
-    plan = RowPlan(96, {name: (len(t), 8) for name, t in tensors.items()}, spread)
-    trace = kit.Trace()
-    store = WeightCache(plan.policy(), trace)
-    loaded = 0
-
-    def load(name, start, stop):
-        nonlocal loaded
-        loaded += stop - start
-        return tensors[name][start:stop].clone()
-
-    x = torch.tensor([1.0, 2.0])
-    for _ in range(3):
-        for name, tensor in tensors.items():
-            parts = plan.get(store, name, lambda start, stop, name=name: load(name, start, stop))
-            assert torch.equal(torch.cat([value @ x for _, value in parts]), tensor @ x)
-    held = 12 if not spread else 3 + 6 + 2  # 60 % of each
-    assert store.stats.resident_bytes == held * 8
-    assert loaded == held + 3 * (20 - held)
-    scan = repeated([(name, t.numel() * 4) for name, t in tensors.items()], 3)
-    replayed = kit.replay(plan.requests(scan), plan.policy())
-    assert replayed.counts == store.stats.counts
-    assert len(plan.requests(requests([("other", 5)]))) == 1
-    with pytest.raises(CacheError, match="row plan"):
-        plan.get(store, "other", None)
-    with pytest.raises(CacheError, match="no tensors"):
-        RowPlan(10, {})
-
-
-def test_tables_by_tensor_and_layer():
-    store = WeightCache(LRU(100))
-    for key in ("blk.0.a", "blk.0.b", "blk.1.a", "blk.0.a", "token_embd.weight"):
-        store.get(key, 10, lambda: 0)
-    assert store.table("tensor").loc["blk.0.a", ["hits", "misses"]].tolist() == [1, 1]
-    assert store.table("layer")["misses"].to_dict() == {0: 2, 1: 1, -1: 1}
-    assert store.table("layer")["seconds_loading"].sum() == pytest.approx(store.stats.seconds_loading)

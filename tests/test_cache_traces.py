@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from traces import shifting, zipf
+from traces import mixture_of_experts, shifting, zipf
 
 import kit
 from kit.cache import oracle
 from kit.cache.policies.base import LRU, HashMap
-from kit.cache.traces import Requests, decode_order, mixture_of_experts, repeated, requests
+from kit.cache.traces import Requests, decode_order, repeated, requests
 from kit.errors import TraceError
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize

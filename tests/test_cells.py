@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from invented import ENGINES, MACHINE
 from test_first_token import SLOW, SPEEDS, curve, dequantized
+from traces import mixture_of_experts
 
 import kit
 from kit.cache import routing
-from kit.cache.traces import mixture_of_experts
 from kit.claims import book, gates, records
 from kit.costs.measured import Cost
 from kit.costs.ways import BLOCKS, BLOCKS_INT8

@@ -1,14 +1,12 @@
-"""Upper bounds of the hits of any cache, the capacities with which an LRU hits, and the best contents of a static cache."""
-
-import math
+"""An upper bound of the hits of any cache, and the capacities with which an LRU hits."""
 
 import numpy as np
 
 from kit.cache.traces import Requests
 
 
-def interval_bound(trace: Requests, capacity: int, by: str = "bytes") -> float:
-    """Upper bound of the hit rate (of ``by``: "bytes" or "objects") of any policy without prefetch, for any sizes.
+def interval_bound(trace: Requests, capacity: int) -> float:
+    """Upper bound of the byte hit rate of any policy without prefetch, for any sizes.
 
     A hit needs the object to be held since its last access, which takes size x interval of space-time. The cache has
     capacity x (length of the trace) of it; the bound spends that on the cheapest intervals, the last one in part (PFOO-U:
@@ -21,46 +19,15 @@ def interval_bound(trace: Requests, capacity: int, by: str = "bytes") -> float:
             intervals.append((index - last[key], size))
         last[key] = index
     lengths, sizes = np.array(intervals, float).reshape(-1, 2).T
-    worth = sizes if by == "bytes" else np.ones_like(sizes)
-    order = np.argsort(lengths if by == "bytes" else lengths * sizes, kind="stable")  # by space-time for each unit of worth
+    order = np.argsort(lengths, kind="stable")  # by space-time for each byte
     room = capacity * len(trace)
-    worth, area = worth[order], (lengths * sizes)[order]
+    worth, area = sizes[order], (lengths * sizes)[order]
     used = np.cumsum(area)
     fits = int(np.searchsorted(used, room, side="right"))
     total = worth[:fits].sum()
     if fits < len(order):
         total += worth[fits] * (room - (used[fits - 1] if fits else 0.0)) / area[fits]
-    return float(total / max(1, sum(trace.sizes) if by == "bytes" else len(trace)))
-
-
-def knapsack(costs: dict[str, float], sizes: dict[str, int], capacity: int, cells: int = 20_000) -> list[str]:
-    """Names with the largest total cost whose sizes fit in ``capacity`` bytes: what a static cache should pin.
-
-    Dynamic programming over sizes in at most ``cells`` steps. Sizes are rounded up to whole steps, so the set always fits;
-    it is optimal when a step divides all sizes.
-    """
-    grain = max(1, math.gcd(*sizes.values()) if sizes else 1, -(-capacity // cells))
-    room = capacity // grain
-    best = np.zeros(room + 1)
-    taken = np.zeros((len(costs), room + 1), bool)
-    names = list(costs)
-    for row, name in enumerate(names):
-        need = -(-sizes[name] // grain)
-        if need > room or costs[name] <= 0:
-            continue
-        if need == 0:
-            taken[row] = True
-            best += costs[name]
-            continue
-        offer = best[:-need] + costs[name]
-        taken[row, need:] = offer > best[need:]
-        best[need:] = np.maximum(best[need:], offer)
-    chosen, left = [], room
-    for row in range(len(names) - 1, -1, -1):
-        if taken[row, left]:
-            chosen.append(names[row])
-            left -= -(-sizes[names[row]] // grain)
-    return chosen[::-1]
+    return float(total / max(1, sum(trace.sizes)))
 
 
 def stack_distances(trace: Requests) -> np.ndarray:

@@ -4,11 +4,10 @@ import threading
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import Future
-from functools import partial
 
 from kit.cache.policies.base import Policy, parse_capacity
 from kit.cache.stats import Stats
-from kit.errors import CacheError, library
+from kit.errors import CacheError
 from kit.gguf.names import layer_of
 from kit.units import format_bytes
 
@@ -42,7 +41,7 @@ class WeightCache:
         self._values: dict[str, object] = {}
         self._flights: dict[str, _Flight] = {}  # in progress, or done by a prefetch and not yet requested
         self._pinned: dict[str, int] = {}
-        self._counts: defaultdict[str, defaultdict] = defaultdict(partial(defaultdict, int))  # by key
+        self._counts: defaultdict[str, int] = defaultdict(int)
         self._hits: defaultdict[str, int] = defaultdict(int)  # by key, not yet added to _counts
         self._loads: dict[str, tuple[int, int]] = {}  # last load of a key: bytes, nanoseconds
         self._peak = 0  # most bytes resident at once
@@ -65,7 +64,7 @@ class WeightCache:
                     return value
                 outcome, flight = "hit", None
             else:
-                self._note(key, bytes_not_hit=size)
+                self._note(bytes_not_hit=size)
                 flight = self._flights.get(key)
                 if leads := flight is None:
                     flight = self._flights[key] = _Flight(size, ahead=False)
@@ -101,7 +100,7 @@ class WeightCache:
         took = time.perf_counter_ns() - start
         with self._lock:
             self._count_hits(key)
-            self._note(key, bytes_loaded=size, ns_loading=took, misses=int(not flight.ahead))
+            self._note(bytes_loaded=size, ns_loading=took, misses=int(not flight.ahead))
             self._loads[key] = size, took
             flight.set_result(value)
             if not flight.wanted:
@@ -113,7 +112,7 @@ class WeightCache:
         """Offer a loaded value to the policy; whether it is kept (lock held)."""
         evicted = self.policy.insert(key, size)
         if evicted is None:
-            self._note(key, bypassed=1)
+            self._note(bypassed=1)
             return False
         self._values[key] = value
         self._evict(evicted)
@@ -125,17 +124,16 @@ class WeightCache:
         for key in keys:
             if hits := self._hits.pop(key, 0):
                 size, took = self._loads[key]
-                self._note(key, hits=hits, bytes_hit=hits * size, ns_saved=hits * took)
+                self._note(hits=hits, bytes_hit=hits * size, ns_saved=hits * took)
 
-    def _note(self, key, **amounts):
-        counts = self._counts[key]
+    def _note(self, **amounts):
         for name, amount in amounts.items():
-            counts[name] += amount
+            self._counts[name] += amount
 
     def _finish(self, start, key, size, outcome, **amounts):
         if amounts:
             with self._lock:
-                self._note(key, **amounts)
+                self._note(**amounts)
         if self.trace is not None:
             self.trace.add("access", start, time.perf_counter_ns(), key, layer_of(key), None, size, outcome)
 
@@ -212,7 +210,7 @@ class WeightCache:
     def _evict(self, keys):
         for name in keys:
             del self._values[name]
-            self._note(name, evictions=1)
+            self._note(evictions=1)
 
     @property
     def limit(self) -> int:
@@ -229,24 +227,8 @@ class WeightCache:
         """A consistent snapshot of the counts since the store was made."""
         with self._lock:
             self._count_hits(*self._hits)
-            totals = sum(map(Counter, self._counts.values()), Counter())
+            totals = Counter(self._counts)
             totals["bytes_requested"] = totals["bytes_hit"] + totals.pop("bytes_not_hit", 0)
             seconds = {f"seconds_{name}": totals.pop(f"ns_{name}", 0) / 1e9 for name in ("loading", "saved")}
             entries = len(self.policy) + len(self._pinned)
             return Stats(entries=entries, resident_bytes=self._resident_bytes(), peak_bytes=self._peak, **seconds, **totals)
-
-    def table(self, by: str = "tensor"):
-        """A DataFrame with one row for each "tensor" or "layer" and those fields of Stats that can be counted by row."""
-        pd = library("pandas")
-
-        columns = ["hits", "misses", "bypassed", "shared", "prefetched", "errors", "evictions", "bytes_requested"]
-        columns += ["bytes_hit", "bytes_loaded", "ns_loading", "ns_saved"]
-        with self._lock:
-            self._count_hits(*self._hits)
-            rows = [{"tensor": key, "layer": layer_of(key), **counts} for key, counts in self._counts.items()]
-        frame = pd.DataFrame(rows, columns=["tensor", "layer", "bytes_not_hit", *columns]).fillna(0)
-        frame["bytes_requested"] = frame["bytes_hit"] + frame["bytes_not_hit"]
-        frame = frame.groupby(by, sort=False)[columns].sum()
-        for name in ("loading", "saved"):
-            frame[f"seconds_{name}"] = frame.pop(f"ns_{name}") / 1e9
-        return frame

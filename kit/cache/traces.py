@@ -1,12 +1,10 @@
-"""Sequences of weight accesses: recorded live, or generated from a model's tensors or a random router."""
+"""Sequences of weight accesses: recorded live, or generated from a model's tensors."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
-
-import numpy as np
 
 from kit.errors import TraceError, known
 from kit.gguf.formats import DTYPES
@@ -113,30 +111,3 @@ def decode_order(geometry, mix: str = "Q4_K_M", layers: int | None = None) -> li
     elements = {spec.name: spec.elements for spec in geometry.tensors(mix, layers)}
     order = geometry.config(layers).order_of_use(elements)
     return [(name, elements[name] * DTYPES["float32"]) for name in order]
-
-
-def mixture_of_experts(
-    layers: int = 24, experts: int = 32, used: int = 4, tokens: int = 200, skew: float = 1.0, locality: float = 0.3,
-    expert_bytes: int = 16 << 20, dense_bytes: int = 32 << 20, seed: int = 0,
-) -> Requests:  # fmt: skip
-    """Decode of a mixture of experts: each layer accesses its dense weights, then ``used`` of its ``experts``.
-
-    The k-th most popular expert of a layer is chosen with a probability proportional to k^-``skew``. With probability
-    ``locality`` a layer uses the experts of the previous token again.
-    """
-    draw = np.random.default_rng(seed)
-    share = np.arange(1, experts + 1, dtype=float) ** -skew
-    share /= share.sum()
-    orders = [draw.permutation(experts) for _ in range(layers)]
-    chosen = [order[draw.choice(experts, used, replace=False, p=share)] for order in orders]
-    keys, sizes, numbers = [], [], []
-    for token in range(tokens):
-        for layer, order in enumerate(orders):
-            if draw.random() >= locality:
-                chosen[layer] = order[draw.choice(experts, used, replace=False, p=share)]
-            keys.append(f"blk.{layer}.attn.weight")
-            sizes.append(dense_bytes)
-            keys.extend(f"blk.{layer}.ffn_exps.weight[{expert}]" for expert in sorted(chosen[layer].tolist()))
-            sizes.extend([expert_bytes] * used)
-        numbers.extend([token] * (len(keys) - len(numbers)))
-    return Requests(keys, sizes, numbers)
