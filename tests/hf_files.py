@@ -37,7 +37,13 @@ MODELS = {
     "lfm2": ("Lfm2Config", _KV | dict(conv_L_cache=3, layer_types=["conv", "full_attention"],
                                       block_auto_adjust_ff_dim=False)),
 }  # fmt: skip
-_ARCHITECTURES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "minimax_m2": "minimax-m2"}
+_WRITTEN = {  # what llama.cpp's converter writes and transformers takes from its own defaults: metadata of a real file
+    "qwen3": {"attention.key_length": 128},
+    "qwen3_moe": {"expert_feed_forward_length": 768},
+    "stablelm": {"rope.dimension_count": 4},
+    "nemotron": {"rope.dimension_count": 8, "attention.layer_norm_epsilon": 1e-5},
+}
+ARCHITECTURES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "minimax_m2": "minimax-m2"}
 _TYPES = [gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_0", "F16", "Q4_1")]
 _TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")  # what GPT-2 keeps as Conv1D
 
@@ -53,7 +59,7 @@ def write(folder: Path, name: str, change=None) -> Path:
     path = folder / f"{name}.gguf"
     kind, arguments = MODELS[name]
     config = getattr(transformers, kind)(**arguments)
-    architecture = _ARCHITECTURES.get(name, name)
+    architecture = ARCHITECTURES.get(name, name)
     metadata, tensors = _metadata(config, name), _tensors(config, architecture)
     if change:
         change(metadata, tensors)
@@ -83,6 +89,7 @@ def _metadata(config, name):
         values |= {"num_key_value_heads": [0, 2], "rms_norm_eps": 1e-5}
     wanted = {key: attribute for key, attribute in GGUF_CONFIG_MAPPING[name].items() if attribute}
     named = {key: values.get(attribute, getattr(config, attribute, None)) for key, attribute in wanted.items()}
+    named |= _WRITTEN.get(name, {})
     return {key: value for key, value in named.items() if isinstance(value, (int, float, list))}
 
 

@@ -13,16 +13,13 @@ import kit
 import kit.hf
 from kit.errors import ModelError
 from kit.hf.held import Held
+from kit.model.architectures import ARCHITECTURES
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])
 PADDED = torch.tensor([[0, 0, 0, 5, 17, 99], [3, 64, 21, 7, 8, 120], [0, 1, 33, 90, 2, 4]])
 MASK = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1]])
 PLACES = (MASK.cumsum(1) - 1).clamp(0)
-NAMES = ["llama", "gemma2", "gemma3", "phi3", "qwen2", "qwen3", "qwen3_moe", "starcoder2"]
-CHANGES = {  # metadata that transformers does not write to a tiny file and that the kit reads
-    "qwen3": {"attention.key_length": 128},
-    "qwen3_moe": {"expert_feed_forward_length": 768},
-}
+NAMES = [name for name in hf_files.MODELS if hf_files.ARCHITECTURES.get(name, name) in ARCHITECTURES]
 WAYS = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "top_k": 20, "temperature": 1.5},
@@ -38,7 +35,7 @@ def both(tmp_path_factory):
 
     def pair(name):
         if name not in made:
-            path = hf_files.write(folder, name, lambda metadata, _: metadata.update(CHANGES.get(name, {})))
+            path = hf_files.write(folder, name)
             made[name] = kit.hf.load(path, trace=kit.Trace())[0], kit.hf.load(path, engine="modules")[0]
         return made[name]
 
@@ -76,6 +73,21 @@ def test_logits_and_every_way_to_generate(both, name):
         got, expected = (generate(model, PADDED, attention_mask=mask) for model in (ours, modules))
         assert torch.equal(got, expected)
         assert len(outcomes(ours)) == 16
+
+
+@pytest.mark.parametrize("name", sorted(hf_files.MODELS.keys() - NAMES))
+def test_where_the_kit_has_no_pass_both_engines_are_the_modules(both, name):
+    assert all("forward" not in vars(model) and "generate" not in vars(model) for model in both(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [0, 1], ids=["auto", "modules"])
+def test_a_compiled_model_gives_the_tokens_of_the_modules(both, engine):
+    model, expected = copy.deepcopy(both("llama")[engine]), generate(both("llama")[1])
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend="eager")(TOKENS).logits, model(TOKENS).logits)
+    model.compile(backend="eager")
+    assert torch.equal(generate(model), expected)
 
 
 def test_a_token_is_a_recorded_pass(both):
