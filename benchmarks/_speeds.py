@@ -160,7 +160,10 @@ def parts() -> str:
     text = []
     for cpu, run in sorted(found.items()):
         table = pd.DataFrame(run["rows"])
-        table["us"] = table.apply(lambda row: f"{row.us:,.0f}" + (f" ({row['GB/s']:.1f})" if row["GB/s"] > 0 else ""), axis=1)
+        rates = table.reindex(columns=["GB/s", "GFLOP/s"]).bfill(axis=1)["GB/s"]
+        table["us"] = [
+            f"{us:,.0f}" + (f" ({rate:.1f})" if rate > 0 else "") for us, rate in zip(table["us"], rates, strict=True)
+        ]
         table = table.pivot(index="part", columns=["model", "way"], values="us").fillna("").loc[table["part"].unique()]
         text += [f"\n## {run['title'].rstrip('.')}: {cpu}, commit {run['system']['commit'][:7]}\n"]
         text += [f"|  | {' | '.join(map(', '.join, table))} |", "|---" * (1 + len(table.columns)) + "|"]

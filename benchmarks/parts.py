@@ -1,41 +1,95 @@
-"""Where a token's time goes: microseconds of each part of a decode of trained models (and GB/s of its weights).
+"""Where a token's time goes: microseconds of each part of a pass of trained models (and GB/s of its weights, or GFLOP/s).
 
-The parts are the spans of kit.Trace, summed over the layers; each figure is the median of the tokens.
+The parts are the spans of kit.Trace, summed over the layers, and the rest; together they are "token", the kit's own pass. Under
+transformers come "transformers", its code before a pass, and "engine", the kit's around one. Each figure is the median of the
+passes.
 """
 
+import functools
+import time
 from collections import Counter
 
 import numpy as np
 import pandas as pd
+import torch
 
 import kit
+import kit.hf
 from kit.gguf.trained import TRAINED, fetch
 
-HELD = 64  # positions before the token
+HELD, PROMPT = 64, 512  # positions before the token; tokens of a prompt
+_HEAD = "token_embd.weight"  # the head of these models, which multiplies one token of a prompt
+_AROUND = ("transformers", "engine")  # a pass
+_WITHIN = ("access", "read", "dequantize")  # other parts
 
 
-def run(only: str = "", tokens: int = 40) -> pd.DataFrame:
-    """One row a model, way and part: us a token, GB/s of its weights. ``only``: models whose name holds this."""
-    rows = [row for name in TRAINED if only in name for way in ("fused", "fused-int8") for row in _rows(name, way, tokens)]
+def run(only: str = "", tokens: int = 40, prompts: int = 5) -> pd.DataFrame:
+    """One row a model, way and part: us a pass, GB/s of its weights for a token and GFLOP/s for a prompt. ``only``: models
+    whose name holds this."""
+    rows = []
+    for name in filter(lambda name: only in name, TRAINED):
+        path = fetch(name)
+        for way in ("fused", "fused-int8"):
+            rows += _rows(name, way, 1, _alone(path, way, tokens))
+        rows += _rows(name, "kit.hf", 1, _under_transformers(path, HELD, 2 + tokens)[1:])
+        rows += _rows(name, f"kit.hf, prompt of {PROMPT}", PROMPT, _under_transformers(path, PROMPT, 1, 1 + prompts))
     return pd.DataFrame(rows).set_index(["model", "way", "part"])
 
 
-def _rows(name, way, tokens):
-    with kit.open(fetch(name)) as file:
+def _alone(path, way, tokens):
+    """The spans of each pass of one token, the first of which is recorded."""
+    with kit.open(path) as file:
         model = kit.Transformer(kit.Weights(file), linear=way, kv_dtype="float16")
-        cache = model.new_cache(HELD + 1)
+        cache, passes = model.new_cache(HELD + 1), []
         model.step([5] * HELD, cache)
-        each = []
-        for _ in range(1 + tokens):  # the first one is recorded
+        for _ in range(1 + tokens):
             model.trace.clear()
             cache.truncate(HELD)
             model.step([7], cache)
-            us, nbytes = Counter(), Counter()
-            for span in model.trace.spans:
-                part = span.tensor.removesuffix(".weight").rpartition(".")[2] if span.what == "linear" else span.what
-                us[part] += (span.end - span.start) / 1e3
-                nbytes[part] += span.nbytes * (span.what == "linear")
-            each.append(us)
-    median = {part: np.median([us[part] for us in each[1:]]) for part in us}
+            passes.append(model.trace.spans[:])
+    return passes
+
+
+def _under_transformers(path, prompt, tokens, times=1):
+    """The spans of each pass of ``generate``, so many times."""
+    model, _ = kit.hf.load(path, trace=kit.Trace())
+    engine, trace, passes, ended = model.forward, model.forward._own.trace, [], 0
+
+    @functools.wraps(engine)
+    def forward(*args, **kwargs):
+        nonlocal ended
+        trace.clear()
+        start = time.perf_counter_ns()
+        output = engine(*args, **kwargs)
+        trace.add("transformers", ended, start)
+        ended = time.perf_counter_ns()
+        own = next(span for span in trace.spans if span.what == "token")
+        trace.add("engine", 0, (ended - start) - (own.end - own.start))
+        passes.append(trace.spans[:])
+        return output
+
+    model.forward = forward
+    for _ in range(times):
+        ended = time.perf_counter_ns()
+        model.generate(torch.full((1, prompt), 5), max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return passes
+
+
+def _rows(name, way, tokens, passes):
+    each = []
+    with kit.open(fetch(name)) as file:
+        elements = {tensor: info.elements * tokens for tensor, info in file.tensors.items()} | {_HEAD: 0}
+    for spans in passes[1:]:
+        us, nbytes, flop = Counter(), Counter(), Counter()
+        for span in (span for span in spans if span.what not in _WITHIN):
+            part = span.tensor.removesuffix(".weight").rpartition(".")[2] if span.what == "linear" else span.what
+            us[part] += (span.end - span.start) / 1e3
+            if span.what == "linear":
+                nbytes[part] += span.nbytes
+                flop[part] += 2 * elements[span.tensor]
+        us["rest"] = 2 * us["token"] - sum(took for part, took in us.items() if part not in _AROUND)
+        each.append(us)
+    median = {part: np.median([us[part] for us in each]) for part in each[0]}
     for part, took in sorted(median.items(), key=lambda item: -item[1]):
-        yield {"model": name, "way": way, "part": part, "us": took, "GB/s": nbytes[part] / took / 1e3 or None}
+        rates = (nbytes[part] / took / 1e3 or None, None) if tokens == 1 else (None, flop[part] / took / 1e3 or None)
+        yield {"model": name, "way": way, "part": part, "us": took, "GB/s": rates[0], "GFLOP/s": rates[1]}

@@ -37,7 +37,11 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         {},
         ("decode, f32 cached", "prefill of 4", "ffn_gate", "attention"),
     ),
-    "parts": ({"TRAINED": {"tiny": None}}, {"tokens": 2}, ("tiny fused token", "tiny fused-int8 ffn_up")),
+    "parts": (
+        {"TRAINED": {"tiny": None}, "PROMPT": 20},
+        {"tokens": 2, "prompts": 1},
+        ("tiny fused token", "tiny fused-int8 ffn_up", "tiny kit.hf transformers", "tiny kit.hf, prompt of 20 ffn_up"),
+    ),
     "products": (
         {"NAMES": ("Q4_K",), "ROWS": 256},
         {"samples": 2, "total": 2**20},
