@@ -22,17 +22,14 @@ NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
 @click.option("--only", help="The cases whose name holds this (not of all benchmarks).")
-@click.option(
-    "--table", is_flag=True, help="Run nothing: write docs/speeds.md from the records; with hf or decode, print README's table."
-)
+@click.option("--table", is_flag=True, help="Run nothing: write docs/speeds.md and README's tables from the records.")
 def main(names, save, only, table):
     """Run the benchmarks called NAME, by default all, and print their tables.
 
     The machine should be idle: peers are measured in turn with the kit, so ratios suffer less than absolute numbers.
     """
     if table:
-        of_readme = {("hf",): _speeds.peers, ("decode",): _speeds.summary}
-        click.echo(of_readme[names]() if names in of_readme else _speeds.write(ROOT / "docs"))
+        click.echo(_speeds.write())
         return
     click.echo(f"{machine.machine_id()}: {machine.cpu_name()}, {machine.usable_cores()} cores; kit {__version__}")
     folder = ROOT / "results" / "reference" / machine.machine_id() / "benchmarks"

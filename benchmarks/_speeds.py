@@ -1,4 +1,4 @@
-"""The newest record of every benchmark that has a goal, as docs/speeds.md and its picture."""
+"""The newest record of every benchmark that has a goal, as docs/speeds.md, its picture and README's tables."""
 
 import json
 import re
@@ -225,24 +225,43 @@ def summary() -> str:
     return "\n".join([f"| {' | '.join(('', '', *columns, 'commit'))} |", "|---" * (len(columns) + 3) + "|", *rows])
 
 
+def peers() -> str:
+    """README's table of the newest run beside transformers and llama.cpp that measured quality."""
+    run = max(_peers().values(), key=lambda run: run["started"])
+    return hf.summary(run["rows"], _cpu(run), run["system"]["commit"][:7])
+
+
+def _peers() -> dict[str, dict]:
+    """The newest run of benchmarks/hf.py with quality on each CPU."""
+    return {_cpu(run): run for run in sorted(_runs("hf"), key=lambda run: run["started"]) if "model" in run["rows"][0]}
+
+
+def under_transformers() -> str:
+    """A heading and the tables of benchmarks/hf.py, newest on each CPU."""
+    text = []
+    for cpu, run in sorted(_peers().items()):
+        text += [f"\n## {run['title'].rstrip('.')}: {cpu}, commit {run['system']['commit'][:7]}\n", hf.markdown(run["rows"])]
+    return "\n".join(text) + "\n"
+
+
 def tables() -> str:
     """All that the page has below MARK."""
-    return table(newest()) + qualities() + parts()
+    return table(newest()) + under_transformers() + qualities() + parts()
 
 
-def write(folder: Path) -> str:
-    """Make the page's tables and picture anew in ``folder``; the path that was written."""
-    lines, page = newest(), folder / "speeds.md"
+def write(root: Path = ROOT) -> str:
+    """Make the tables and the picture of docs/speeds.md anew, and README's tables; the paths that were written."""
+    lines, page, readme = newest(), root / "docs" / "speeds.md", root / "README.md"
     if any(line.kl is not None for line in lines):
-        picture(lines).savefig(folder / "images" / "speeds.png", dpi=110)
+        picture(lines).savefig(page.parent / "images" / "speeds.png", dpi=110)
     page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + MARK + tables(), encoding="utf-8")
-    return str(page)
-
-
-def peers() -> str:
-    """README's tables of the newest run beside transformers and llama.cpp that measured quality."""
-    last = max((run for run in _runs("hf") if "model" in run["rows"][0]), key=lambda run: run["started"])
-    return f"{hf.markdown(last['rows'])}\n\nCommit {last['system']['commit'][:7]}."
+    text = readme.read_text(encoding="utf-8")
+    for made in (peers(), summary()):
+        _, _, columns = made.partition("\n")[0].partition(" | ")  # by which the old table is found
+        before, _, after = text.partition(columns)
+        text = before.rpartition("\n")[0] + "\n" + made + "\n\n" + after.partition("\n\n")[2]
+    readme.write_text(text, encoding="utf-8")
+    return f"{page}, {readme}"
 
 
 def _runs(name):

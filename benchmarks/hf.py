@@ -10,7 +10,7 @@ from kit.costs import peers
 from kit.costs.quality import window_of
 from kit.gguf.trained import TRAINED, fetch
 
-ENGINES = {  # engine -> its row in README
+ENGINES = {  # engine -> its row in README and docs/speeds.md
     "transformers": "transformers, `gguf_file=` (float32)",
     "kit in transformers, modules": '`kit.hf.load(..., engine="modules")`',
     "kit in transformers": "`kit.hf.load`",
@@ -25,10 +25,10 @@ def run(only: str = "", prompt: int = 512, tokens: int = 24, rounds: int = 3) ->
     """One row a model and engine: the columns of peers.compare but the samples, decode beside llama.cpp's and transformers',
     bytes beyond the imports beside the file's, KL divergence from float32 (nats) and the share of tokens with the same most
     probable one, token by token. ``only``: the models whose name holds this."""
-    return pd.concat([_table(model, prompt, tokens, rounds) for model in TRAINED if only in model])
+    return pd.concat([_of(model, prompt, tokens, rounds) for model in TRAINED if only in model])
 
 
-def _table(model, prompt, tokens, rounds):
+def _of(model, prompt, tokens, rounds):
     path = fetch(model)
     with kit.open(path) as file:
         ids = window_of(kit.Transformer(kit.Weights(file)), prompt)
@@ -42,28 +42,49 @@ def _table(model, prompt, tokens, rounds):
     return table.drop(columns="samples").reset_index(names="engine").assign(model=model).set_index(["model", "engine"])
 
 
-def markdown(rows: list[dict]) -> str:
-    """README's tables of one run's rows, one a model."""
-    return "\n\n".join(_markdown(model, list(group)) for model, group in groupby(rows, lambda row: row["model"]))
+WANTED = ("", "1.5", "350", "1.5", "3", "1.2")  # of the kit's own pass under transformers
 
 
-def _markdown(model, rows) -> str:
-    head = (
-        f"{model} ({TRAINED[model].nbytes / 1e6:.0f} MB)",
-        "KL to float32, nats",
-        "same next token",
-        "imports",
-        "then opens in",
-    )
-    head += ("resident", "of it imports", "the file's pages", "prefill", "decode", "of transformers", "of llama.cpp")
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+def summary(rows: list[dict], cpu: str, commit: str) -> str:
+    """README's table of one run: a row a way, a figure a model."""
+    models = [model for model, _ in groupby(rows, lambda row: row["model"])]
+    head = f"{', '.join(models)} ({cpu}, commit {commit})", "KL to float32, nats", "opens in, s", "MB beyond imports and file"
+    head += "a prompt, times transformers", "a token, times transformers", "times llama.cpp"
+    table = [head, ("wanted of `kit.hf.load`", *WANTED)]
+    prompts = {row["model"]: row["prefill"] for row in rows if row["engine"] == "transformers"}
+    for engine, name in ENGINES.items():
+        found = [row for row in rows if row["engine"] == engine and not row["reason"]]
+        figures = [
+            (
+                f"{row['kl']:.2g}", f"{row['load']:.1f}", f"{(row['beyond imports'] - row['mapped']) / 1e6:.0f}",
+                f"{row['prefill'] / prompts[row['model']]:.2f}", f"{row['of transformers']:.2f}", f"{row['of llama.cpp']:.2f}",
+            )
+            for row in found
+        ]  # fmt: skip
+        table.append((name, *map(", ".join, zip(*figures, strict=True))))
+    return _table(table)
+
+
+def markdown(rows: list[dict], note: str = "") -> str:
+    """Tables of one run's rows, one a model."""
+    return "\n\n".join(_whole(f"{model}{note}", list(group)) for model, group in groupby(rows, lambda row: row["model"]))
+
+
+def _whole(title, rows) -> str:
+    head = title, "KL to float32, nats", "same next token", "imports", "then opens in", "resident", "of it imports"
+    table = [(*head, "the file's pages", "prefill", "decode", "of transformers", "of llama.cpp")]
     for row in rows:
         if row["reason"]:
-            lines.append(f"| {ENGINES[row['engine']]} | {row['reason']} |" + " |" * (len(head) - 2))
+            table.append((ENGINES[row["engine"]], row["reason"], *[""] * 10))
             continue
         sizes = row["resident"], row["resident"] - row["beyond imports"], row["mapped"]
         cells = ENGINES[row["engine"]], f"{row['kl']:.2g}", f"{row['same']:.1%}"
         cells += f"{row['imports']:.1f} s", f"{row['load']:.1f} s", *(f"{n / 1e6:.0f} MB" for n in sizes)
         speeds = f"{row['prefill']:.0f} tok/s", f"{row['speed']:.1f} tok/s"
-        lines.append("| " + " | ".join((*cells, *speeds, f"{row['of transformers']:.2f}", f"{row['of llama.cpp']:.2f}")) + " |")
-    return "\n".join(lines)
+        table.append((*cells, *speeds, f"{row['of transformers']:.2f}", f"{row['of llama.cpp']:.2f}"))
+    return _table(table)
+
+
+def _table(rows) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
