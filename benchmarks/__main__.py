@@ -32,7 +32,7 @@ def main(names, save, only, table):
         click.echo(_speeds.write())
         return
     click.echo(f"{machine.machine_id()}: {machine.cpu_name()}, {machine.usable_cores()} cores; kit {__version__}")
-    folder = ROOT / "results" / "reference" / machine.machine_id() / "benchmarks"
+    records = ROOT / "results" / "reference"
     for name in names or NAMES:
         module, started = importlib.import_module(f"benchmarks.{name}"), time.time()
         table = module.run(only=only) if only else module.run()
@@ -40,6 +40,7 @@ def main(names, save, only, table):
         with pd.option_context("display.width", 250, "display.max_columns", None, "display.float_format", "{:.3g}".format):
             click.echo(f"\n{name}. {title}\n\n{table.to_string()}")
         if save:
+            folder = records / getattr(module, "PLACE", machine.machine_id()) / "benchmarks"
             _append(folder / f"{name}.jsonl", {"benchmark": name, "title": title, "started": started}, table)
 
 

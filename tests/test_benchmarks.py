@@ -18,6 +18,15 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
     "batches": ({"TOKENS": (4,)}, {"samples": 2}, ("batch of 4, blocks", "batch of 4, torch int8", "batch of 4, torch int4")),
     "cache": ({"POLICIES": {"LRU": POLICIES["LRU"]}}, {"samples": 1, "tokens": 2}, ("LRU", "Mattson", "live hit")),
     "codec": ({"TILES": 8, "CODERS": {"kit": ("simd",)}}, {"samples": 2}, ("entropy", "kit", "zstd -1")),
+    "cycles": (
+        {
+            "FORMATS": ("Q8_0",),
+            "_ggmls": lambda *_: {"Q8_0": ".L1:\n\tsdot\tv0.4s, v1.16b, v2.16b\n\tb.ne\t.L1\n"},
+            "_tool": lambda *_, **__: "Total Cycles:  5000\n[0.0] - CyUnitB\n",
+        },
+        {"only": "apple-m4"},
+        ("apple-m4 Cy Q8_0",),
+    ),
     "decode": (
         {"_read_gbps": lambda: 1.0, "_quality": lambda *_: {"kl": 0.5}},
         {"only": "decode, gemma", "samples": 2},

@@ -3,20 +3,20 @@
 A super-block of 256 weights at a time. Activations of one digit are int8; float32 ones have three: their three dot products
 for 64 codes take less time than sixteen conversions and multiplications in float32.
 
-With dot products of bytes, a sum of four products in each int32 lane becomes a float32 that is multiplied by the scale. With
-AVX2's multiply-add, scales that are integers in the block (the K-quants') take part in it, so that a super-block's sums stay
-integers; others multiply the sums of as many codes as share them.
+With dot products of bytes in wide vectors, a sum of four products in each int32 lane becomes a float32 that is multiplied by
+the scale. With AVX2's multiply-add and in vectors of 128 bits, scales that are integers in the block (the K-quants') take part
+in it, so that a super-block's sums stay integers; others multiply the sums of as many codes as share them.
 """
 
 from numba import types
 from numba.extending import overload
 
 from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, record_bytes
-from kit.cpu.simd import pairs
+from kit.cpu.simd import dots, pairs
 from kit.cpu.simd.isa import dot4
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
-from kit.cpu.simd.vectors import Static, broadcast, convert, f32x8, f32x16, i8x64, i32x16, inner, join
+from kit.cpu.simd.vectors import Static, broadcast, convert, f32x4, f32x8, f32x16, i8x64, i32x16, inner, join
 from kit.cpu.superblocks import (
     SUPERBLOCK,
     codes,
@@ -44,13 +44,37 @@ _scratch = stack(128 + 512)  # a super-block's scales and minima, and the super-
 _sums = stack(64 * TOKENS)
 
 
-def _by_pairs(format, tier, activations) -> str:
-    """How kit.cpu.simd.pairs multiplies, "steps" or "scales"; "" where dot products of four bytes do."""
-    if not pairs.best(tier) or not codes_of(format).in_vectors:
-        return ""
-    if flipped(format):
+def _in_four_lanes(tier) -> bool:
+    """Whether kit.cpu.simd.dots multiplies."""
+    return tier in ("neon", "plain")
+
+
+def _way(format, tier, activations) -> str:
+    """What kit.cpu.simd.pairs or dots takes, "steps" or "scales"; "" where dot products of four bytes are scaled each."""
+    pairwise = pairs.best(tier) and codes_of(format).in_vectors
+    if pairwise and flipped(format):
         return "scales" if DIGITS[activations] == 1 and format.scales.sign == 0 else ""
-    return "" if largest_code(format) > 127 else "steps" if has_steps(format) else "scales"
+    if _in_four_lanes(tier) or (pairwise and largest_code(format) <= 127):
+        return "steps" if has_steps(format) else "scales"
+    return ""
+
+
+def _signed(format, tier, activations) -> bool:
+    """Whether codes are multiplied as int8, without the bias that makes them uint8."""
+    if _in_four_lanes(tier):
+        return largest_code(format) > 127 and format.scales.sign == 0
+    return flipped(format) and bool(_way(format, tier, activations))
+
+
+@inner(forceinline=True)
+def _half(vector):
+    """f32x8 as the first half of an f32x16; what is added to the other half, -0.0, costs nothing."""
+    return join(vector, broadcast(f32x8, f32(-0.0)))
+
+
+@inner(forceinline=True)
+def _quarter(vector):
+    return _half(join(vector, broadcast(f32x4, f32(-0.0))))
 
 
 def _unpack(format, tier, activations, at, sixteens, scratch):
@@ -77,7 +101,8 @@ def _(format, tier, activations, at, sixteens, scratch):
             store(scratch, words | (words << 16))
         return codes(format, tier, at), (integers, unit, pairs.hidden(scratch)), minima
 
-    in_words, way = format.value.scales.group >= 32, _by_pairs(format.value, tier.value, activations.value)
+    in_words = format.value.scales.group >= 32 and not _in_four_lanes(tier.value)
+    way = _way(format.value, tier.value, activations.value)
     by_group = activations.value == "int8" and format.value.activations < SUPERBLOCK
     return unpack_steps if way == "steps" else unpack if way == "scales" or by_group else unpack_lanes
 
@@ -93,23 +118,34 @@ def _(format, tier, activations, codes, scales, record, scratch, quarters):
     places, order = tuple((0, RECORD, RECORD + SUPERBLOCK)[: DIGITS[activations]]), codes_of(format).order
     vectors = 1 + max(map(order.index, range(4 * quarters.literal_value))) // 4  # that hold these weights
     sum_of_dots = {1: _of_one, 2: _of_two, 4: _of_four}[vectors]
-    way = _by_pairs(format, tier, activations)
+    way, group, largest = _way(format, tier, activations), max(16, min(format.scales.group, SUPERBLOCK)), largest_code(format)
+    signed = _signed(format, tier, activations)
+    if way and _in_four_lanes(tier):
+        in_lanes = dots.by_scales(Static(tier), order[: 4 * vectors], places, group, largest, format.bias if signed else 0)
+
+        def four_by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
+            integers, unit, _ = scales
+            return _quarter(in_lanes(codes, record, convert(i32x16, integers)) * (unit * load(f32, record + SCALE)))
+
+        def four_by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
+            return _quarter(in_lanes(codes, record, scales * load(f32x16, record + SCALE)))
+
+        return four_by_steps if way == "steps" else four_by_scales
     if way == "steps":
         multiply = pairs.by_steps(order, places, format.scales.group)
 
         def by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
             integers, unit, copy = scales
-            return join(multiply(codes, record, integers, copy) * (unit * load(f32, record + SCALE)), broadcast(f32x8, 0))
+            return _half(multiply(codes, record, integers, copy) * (unit * load(f32, record + SCALE)))
 
         return by_steps
     if way == "scales":
-        group, signed = max(16, min(format.scales.group, SUPERBLOCK)), flipped(format)
-        multiply = pairs.by_scales(order[: 4 * vectors], places, group, largest_code(format), signed)
+        multiply = pairs.by_scales(order[: 4 * vectors], places, group, largest, signed)
 
         def by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
             scales = scales * load(f32x16, record + SCALE)
             store(scratch, scales)
-            return join(multiply(codes, record, scales, pairs.hidden(scratch)), broadcast(f32x8, 0))
+            return _half(multiply(codes, record, scales, pairs.hidden(scratch)))
 
         return by_scales
 
@@ -185,7 +221,7 @@ def _has_minima(format, tier, activations):
 
 @overload(_has_minima)
 def _(format, tier, activations):
-    has = not (flipped(format.value) and _by_pairs(format.value, tier.value, activations.value))
+    has = not _signed(format.value, tier.value, activations.value)
     return lambda format, tier, activations: has
 
 

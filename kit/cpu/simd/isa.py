@@ -1,4 +1,4 @@
-"""Primitives with a tier: an x86 instruction where the tier has one, and otherwise the same result in plain LLVM."""
+"""Primitives with a tier: the CPU's instruction where the tier has one, and otherwise the same result in plain LLVM."""
 
 from llvmlite import ir
 from numba import types
@@ -47,7 +47,7 @@ def half_to_float(_, tier, bits):
             every, current, first = ir.Constant(_I16, -1), ir.Constant(_I32, 4), ir.Constant(_I32, 0)
             args = [builder.insert_element(clear, half, first), ir.Constant(word, [0.0] * 16), every, current]
             return builder.extract_element(call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", word, args), first)
-        if tier.value == "avx2":
+        if tier.value != "plain":
             return builder.fpext(builder.bitcast(half, narrow), wide)
         # exponent and fraction moved to float32's places are the number times 2^-112, subnormal halves included
         word, constant = _with_lanes(half.type, _I32), _like(half.type, _I32)
@@ -144,7 +144,8 @@ def lookup(_, tier, table, index):
         if tier.value == "avx512" and table.lanes == 32:
             return call_intrinsic(builder, "llvm.x86.avx512.permvar.hi.512", args[1].type, args[1:])
         if tier.value != "plain" and table.lanes == 16:
-            return call_intrinsic(builder, "llvm.x86.ssse3.pshuf.b.128", args[1].type, args[1:])
+            name = "llvm.aarch64.neon.tbl1.v16i8" if tier.value == "neon" else "llvm.x86.ssse3.pshuf.b.128"
+            return call_intrinsic(builder, name, args[1].type, args[1:])
         result = ir.Constant(args[1].type, ir.Undefined)
         for lane in range(table.lanes):
             place = ir.Constant(_I32, lane)
@@ -168,31 +169,58 @@ def dot4(_, tier, total, a, b):
     return total(tier, total, a, b), emit
 
 
-def emit_dot4(builder, tier, total, a, b, largest=255):
-    """The code of ``dot4``; tier: the type; largest: of the numbers in a, a power of two less one."""
+def emit_dot4(builder, tier, total, a, b, largest=255, signed=False):
+    """The code of ``dot4``; tier: the type; largest: of the numbers in a, a power of two less one; if ``signed``, they are
+    int8, for tiers without vectors of more than 128 bits."""
     lanes = total.type.count
     if tier.value == "avx512":
         return call_intrinsic(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", total.type, [total, a, b])
     if tier.value == "avx2" and lanes % 8 == 0:
-        parts = [_eight_lanes(builder, (total, a, b), first, largest) for first in range(0, lanes, 8)]
-        return parts[0] if lanes == 8 else _end_to_end(builder, *parts)
+        return _in_parts(builder, 8, (total, a, b), lambda *part: _eight_lanes(builder, *part, largest))
+    if tier.value == "neon" and "dotprod" in features():
+        return _in_parts(builder, 4, (total, a, b), lambda *part: _four_lanes(builder, *part, signed or largest < 128))
     # in 32 bits, where nothing saturates (AVX2's multiply-add of bytes does)
     word = ir.VectorType(_I32, 4 * lanes)
-    product = builder.mul(builder.zext(a, word), builder.sext(b, word))
+    product = builder.mul(builder.sext(a, word) if signed else builder.zext(a, word), builder.sext(b, word))
     for step in range(4):
         every = ir.Constant(ir.VectorType(_I32, lanes), [4 * lane + step for lane in range(lanes)])
         total = builder.add(total, builder.shuffle_vector(product, product, every))
     return total
 
 
-def _eight_lanes(builder, vectors, first: int, largest: int):
-    """Lanes ``first`` to ``first`` + 7 of ``dot4``: by VNNI in 256 bits where the CPU has it, else by AVX2's multiply-add.
+def _in_parts(builder, lanes: int, vectors, compute):
+    """``compute`` of so many lanes of the total at a time."""
+
+    def part(vector, size, first):
+        return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_I32, size), list(range(first, first + size))))
+
+    starts, sizes = range(0, vectors[0].type.count, lanes), (lanes, 4 * lanes, 4 * lanes)
+    parts = [compute(*(part(v, n, first * n // lanes) for v, n in zip(vectors, sizes, strict=True))) for first in starts]
+    while len(parts) > 1:
+        every = ir.Constant(ir.VectorType(_I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
+        parts = [builder.shuffle_vector(*two, every) for two in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _four_lanes(builder, total, a, b, signed: bool):
+    """By Arm's dot products: of int8 and int8, or of uint8 and int8, for which a CPU without I8MM takes three of the first:
+    a - 128 is an int8, and 128 is 64 and 64."""
+
+    def dot(kind, total, a):
+        return call_intrinsic(builder, f"llvm.aarch64.neon.{kind}.v4i32.v16i8", total.type, [total, a, b])
+
+    if signed or "i8mm" in features():
+        return dot("sdot" if signed else "usdot", total, a)
+    half, flip = (ir.Constant(a.type, [number] * 16) for number in (64, 128))
+    return dot("sdot", dot("sdot", dot("sdot", total, builder.xor(a, flip)), half), half)
+
+
+def _eight_lanes(builder, total, a, b, largest: int):
+    """By VNNI in 256 bits where the CPU has it, else by AVX2's multiply-add.
 
     That of bytes saturates at 16 bits, so a is taken in two parts with which it cannot: the low seven bits (2 * 127 * -128
     fits) and, where it can be set, the highest (2 * 128 * -128 just fits).
     """
-    places = (ir.Constant(ir.VectorType(_I32, 8 * n), list(range(first * n, (first + 8) * n))) for n in (1, 4, 4))
-    total, a, b = (builder.shuffle_vector(v, v, place) for v, place in zip(vectors, places, strict=True))
     if any(needs <= features() for needs in VNNI):
         return call_intrinsic(builder, "llvm.x86.avx512.vpdpbusd.256", total.type, [total, a, b])
     bytes_, words = (ir.VectorType(ir.IntType(bits), 256 // bits) for bits in (8, 16))
@@ -202,10 +230,6 @@ def _eight_lanes(builder, vectors, first: int, largest: int):
         fours = call_intrinsic(builder, "llvm.x86.avx2.pmadd.wd", total.type, [pairs, ir.Constant(words, [1] * 16)])
         total = builder.add(total, fours)
     return total
-
-
-def _end_to_end(builder, a, b):
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, 16), list(range(16))))
 
 
 @intrinsic

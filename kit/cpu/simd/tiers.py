@@ -17,6 +17,7 @@ from kit.errors import KitError
 TIERS = {
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512vbmi", "avx512vbmi2", "f16c"},
     "avx2": {"avx2", "f16c", "ssse3"},
+    "neon": {"neon"},
     "plain": set(),
 }
 MATRIX = TIERS["avx512"] | {"amx-tile", "amx-int8"}
