@@ -11,7 +11,7 @@ import pandas as pd
 import benchmarks
 from benchmarks import _speeds
 from kit import __version__
-from kit.lab import machine
+from kit.lab import machine, system
 from kit.lab.paths import ROOT
 
 _OTHERS = {"gpu_session"}  # a script of its own
@@ -31,7 +31,7 @@ def main(names, save, only, table):
     if table:
         click.echo(_speeds.write())
         return
-    click.echo(f"{machine.machine_id()}: {machine.cpu_name()}, {machine.usable_cores()} cores; kit {__version__}")
+    click.echo(f"{machine.machine_id()}: {system.cpu_name()}, {system.usable_cores()} cores; kit {__version__}")
     records = ROOT / "results" / "reference"
     for name in names or NAMES:
         module, started = importlib.import_module(f"benchmarks.{name}"), time.time()

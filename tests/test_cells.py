@@ -224,6 +224,7 @@ CASES = {  # a notebook joins by its row
             "shares": (0.3, 0.6),
             "dtypes": ("float32", "bfloat16"),
             "room": 16 << 30,
+            "mac": "apple-m1-max-64gb",
             "equal": lambda equal: equal.assign(**{"as it should be": False, "from f32, of its spread": 2.0}),
             "off": lambda off: off * 3,
             "beside": lambda beside: beside.assign(**{"tok/s": beside["tok/s"].to_numpy()[::-1]}),

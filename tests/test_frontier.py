@@ -106,7 +106,7 @@ def test_a_page_that_is_wrong_says_so_and_what_does_not_fit_is_left_out(patch, r
         "plain": lambda plain: replace(plain, way=Way("Pinned", 1, "bfloat16"), held=1 << 50),
     }  # fmt: skip
     with patch.context() as small:
-        small.setattr("kit.lab.machine.memory_available", lambda: 4 << 20)
+        small.setattr("kit.lab.system.memory_available", lambda: 4 << 20)
         small.setattr(pressed, "measure", lambda *how, alone=ran["alone"]: alone)  # the file is mapped by now
         ran = cells.run(NAME, "best", wrong, out=tmp_path)
     assert ran["whole"] is ran["parts"]

@@ -60,8 +60,8 @@ def test_inspect_as_json(model):
 
 def test_inspect_says_what_does_not_fit(model, monkeypatch):
     elements = sum(spec.elements for spec in GEOMETRIES["tiny-granite"].tensors())
-    monkeypatch.setattr("kit.lab.machine.memory_limit", lambda: 3 * elements)
-    monkeypatch.setattr("kit.lab.machine.memory_available", lambda: elements)
+    monkeypatch.setattr("kit.lab.system.memory_limit", lambda: 3 * elements)
+    monkeypatch.setattr("kit.lab.system.memory_available", lambda: elements)
     rows = {line.split()[0]: line for line in run("inspect", model)[1].splitlines() if line.strip()}
     assert rows["blocks"].endswith("  fits") and rows["float16"].endswith("fits once memory is freed")
     assert rows["float32"].endswith("does not fit: memory holds 75% of it")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.lab import machine, state
+from kit.lab import machine, state, system
 
 
 def test_the_probe_is_read_back_unless_memory_became_faster_or_the_machine_is_another(tmp_path, monkeypatch):
@@ -27,12 +27,12 @@ def test_the_probe_is_read_back_unless_memory_became_faster_or_the_machine_is_an
 
 
 def test_memory_limit_is_the_cgroup_s_when_that_is_lower():
-    assert 0 < machine.memory_limit() <= machine.psutil.virtual_memory().total
+    assert 0 < system.memory_limit() <= system.psutil.virtual_memory().total
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="only Linux says so")
 def test_an_id_has_what_two_cpus_of_one_name_differ_in(monkeypatch):
-    facts = machine.cpu_facts()
+    facts = system.cpu_facts()
     assert {"cpu family", "model", "stepping"} <= set(facts) or {"CPU part", "CPU revision"} <= set(facts)
     if list(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")):
         assert any(name.startswith("L1") for name in facts)

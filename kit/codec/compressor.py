@@ -18,8 +18,8 @@ from kit.gguf.metadata import Cursor, read_metadata
 from kit.gguf.reader import TensorInfo
 from kit.gguf.writer import header
 from kit.lab.files import check_output, replacing
-from kit.lab.machine import usable_cores
 from kit.lab.paths import models_folder
+from kit.lab.system import usable_cores
 
 
 def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool = False, replace: bool = True) -> Path:

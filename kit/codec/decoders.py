@@ -7,7 +7,6 @@ writes the residuals to ``residuals[tile - first]`` (uint8, room for a whole til
 
 import functools
 import importlib
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +17,7 @@ from kit.codec.streams import LONG, SHORT, STATE, streams_of
 from kit.codec.tiles import Tiles, checksum
 from kit.cpu.simd.vectors import jit
 from kit.errors import CodecError, known
+from kit.lab.system import after_fork
 
 # name -> (module, function, tiles of one call); imported at first use.
 DECODERS = {
@@ -86,7 +86,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "unpack")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)
+after_fork(_pool.cache_clear)
 
 
 def find(decoder: str):

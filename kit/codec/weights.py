@@ -15,7 +15,7 @@ from kit.cpu.gemm import FEWEST
 from kit.cpu.linear import linear as multiply
 from kit.errors import ModelError
 from kit.gguf.names import blocks_of, layer_of
-from kit.lab.machine import usable_cores
+from kit.lab.system import usable_cores
 from kit.lab.trace import Trace
 from kit.model.linear import Linear
 from kit.model.weights import WeightSource

@@ -30,7 +30,7 @@ def verify(file, source, decoder, threads):
     """
 
     from kit.codec.compressor import verify
-    from kit.lab.machine import usable_cores
+    from kit.lab.system import usable_cores
 
     tensors, matrices = verify(file, decoder, source, threads or usable_cores(), progress=True)
     compared = f"the checksums and {source}" if source else "the checksums"

@@ -25,7 +25,7 @@ def command(file, output, coding, threads, force):
     from kit.codec.compressor import compress
     from kit.codec.container import CompressedFile
     from kit.codec.weights import CompressedWeights
-    from kit.lab.machine import usable_cores
+    from kit.lab.system import usable_cores
     from kit.units import format_bytes
 
     compress(file, output, coding, threads or usable_cores(), progress=True, replace=force)

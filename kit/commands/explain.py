@@ -17,9 +17,10 @@ TRACE = click.Path(exists=True, dir_okay=False)
 @click.option("--via", type=click.Choice(["kit", "transformers"]), help="Whose forward pass.  [default: kit's, if it has one]")
 @click.option("--skew", default=0.0, show_default=True, type=click.FloatRange(0, 10), help="Of experts that are drawn: k^-S.")
 @click.option("--thorough", is_flag=True, help="Run and measure all layers of a large file, not a sample.")
+@click.option("--machine", metavar="NAME", help="Predict for a Mac that is not here: apple-m3-pro-36gb, say.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
-def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
+def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, report):
     """Explain what a model costs here and what to change.
 
     FILE is a GGUF file or hf://owner/repo/file.gguf. What it is; where the time of a token goes; the roofline; hits
@@ -28,10 +29,15 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
     through transformers, if `gguf-kit[hf]` is installed, and else explained from its tensors alone. Of a large file a
     sample of the layers is run and measured. Ctrl-C ends it after what is there.
 
+    With --machine nothing is run or measured: from the table of tensors, the maker's bandwidth and guesses that the
+    output names as such, it says what blocks take there mapped, locked or read, and what float32 takes; --memory is
+    then what is left for weights. NAME is apple-m1 to apple-m4, with -pro, -max or -ultra, and the GiB of its memory.
+
     \b
     kit explain model.gguf
     kit explain model.gguf --memory 4GiB --report results/mine
     kit explain model.gguf --json | jq .advice
+    kit explain model.gguf --machine apple-m4-16gb
 
     Exit code: 0 explained, 2 it could not be.
     """  # fmt: skip
@@ -42,7 +48,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
     from kit.costs.study import Study, room_for_weights
     from kit.errors import CacheError
     from kit.gguf.summary import check_blocks
-    from kit.lab import machine
+    from kit.lab.machine import probe
     from kit.units import parse_bytes, to_json
 
     try:
@@ -51,6 +57,11 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
         raise CacheError(f"--memory: {error}") from None
     if given == 0:
         raise CacheError(f"--memory {memory} holds nothing; give at least 1 byte, such as --memory 64MiB, or leave it out")
+    if machine:
+        others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report}
+        if wrong := [name for name, value in others.items() if value]:
+            raise CacheError(f"--machine runs and measures nothing: leave out {', '.join(wrong)}")
+        return click.echo(_elsewhere(file, machine, given, as_json))
     accesses = read_trace(trace) if trace else None
     with kit.open(file) as opened:
         check_blocks(opened)
@@ -59,7 +70,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
             DECODES[via](kit.Weights(opened), "fused")  # what cannot be run is said before the machine is measured
         if not report:
             minute = float("inf") if thorough else 50.0
-            study = Study(opened, machine.probe, room, tokens, accesses, True, via or "", skew, thorough, minute=minute)
+            study = Study(opened, probe, room, tokens, accesses, True, via or "", skew, thorough, minute=minute)
             told: dict = {}
             try:
                 if as_json:
@@ -73,6 +84,25 @@ def command(file, memory, tokens, trace, via, skew, thorough, as_json, report):
                 click.echo(to_json(told))
             return
     click.echo(_report(file, room, tokens, trace, via, skew, thorough, report))
+
+
+def _elsewhere(file, name, room, as_json) -> str:
+    """What a machine that is not here takes, as text or JSON."""
+    import kit
+    from kit.costs import elsewhere
+    from kit.costs.tables import as_text, paragraph, shown
+    from kit.costs.uses import uses_of
+    from kit.units import to_json
+
+    elsewhere.machine(name)  # an unknown one is said before the file is fetched
+    with kit.open(file) as opened:
+        there, found, says = elsewhere.explain(name, uses_of(opened), elsewhere.compressibility(opened), room)
+    if as_json:
+        figures = [{"figure": figure, "value": value, "from": why} for figure, (value, why) in there.figures.items()]
+        return to_json({"machine": name, "figures": figures, "ways": found.reset_index().to_dict("records"), "says": says})
+    title = f"PREDICTED FOR {name}, WHICH IS NOT HERE (once to come in; seconds a token)"
+    basis = "\n".join(map(paragraph, there.basis()))
+    return f"{title}\n{as_text(shown(found))}\n\n{paragraph(says)}\n\nFROM THESE FIGURES (GB/s; GiB)\n{basis}"
 
 
 def _sections(study):

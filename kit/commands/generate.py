@@ -72,7 +72,7 @@ def command(
     from kit.cache.routes import geometry_of, of_spans, write
     from kit.errors import ModelError
     from kit.gguf.summary import NO_WEIGHTS
-    from kit.lab.machine import peak_memory
+    from kit.lab.system import peak_memory
 
     asked = {name for name in ctx.params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
     if (file is None) == (model is None):
@@ -207,7 +207,7 @@ def _ids(text):
 
 def _policy(text, working_set):
     import kit
-    from kit.lab.machine import memory_available
+    from kit.lab.system import memory_available
 
     name, _, capacity = text.partition(":")
     room = int(0.7 * memory_available())

@@ -27,7 +27,7 @@ def command(file, tensors, metadata, as_json):
     """
     import kit
     from kit.gguf.summary import NO_WEIGHTS, summarize
-    from kit.lab.machine import memory_available, memory_limit
+    from kit.lab.system import memory_available, memory_limit
 
     with kit.open(file) as opened:
         if opened.compressed:

@@ -2,13 +2,13 @@
 
 import multiprocessing
 import signal
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
 
 from kit.costs.ways import Measured, Way, measure
 from kit.errors import KitError
+from kit.lab.system import limit_memory
 from kit.units import format_bytes
 
 
@@ -36,10 +36,7 @@ def _child(pipe, path, way, order, tokens, tries, limit, layers):
     import kit
     from kit.gguf.cut import cut
 
-    with suppress(ImportError, ValueError, OSError):  # no such limit on this system
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    limit_memory(limit)
     try:
         file = kit.open(path)
         found = measure(way, cut(file, layers) if layers else file, order, tokens, tries)

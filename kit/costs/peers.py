@@ -18,8 +18,8 @@ import psutil
 from tqdm import tqdm
 
 from kit.errors import KitError, ReportError
-from kit.lab import llama_cpp
-from kit.lab.machine import memory_available, usable_cores
+from kit.lab import llama_cpp, system
+from kit.lab.system import memory_available, usable_cores
 from kit.units import format_bytes
 
 PROMPT = "The capital of France is"
@@ -247,8 +247,8 @@ def serve(told: str) -> None:
     more tokens, or {"logits": ids, "alone": whether token by token, "out": file} for the logits after each of these, as numpy
     saves them; a line of standard output is [seconds, tokens], the first for importing."""
     name, path, options = json.loads(told)
-    if (cores := options.pop("cores", None)) and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
+    if cores := options.pop("cores", None):
+        system.pin(cores)
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
     start = time.perf_counter()

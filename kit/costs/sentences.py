@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from kit.costs.elsewhere import compressibility
 from kit.costs.quality import PRECISIONS
 from kit.costs.study import Study
 from kit.costs.ways import Prediction, Way
-from kit.lab.machine import memory_available
+from kit.lab.system import cpu_facts, memory_available
 from kit.units import format_bytes, format_count, format_seconds
 
 
@@ -49,7 +50,7 @@ def how(study: Study) -> str:
     if study.disk:
         text += (
             f" The file does not fit beside {format_bytes(study.memory)} of weights in {format_bytes(study.disk.room)} of "
-            f"free memory: what cannot stay is read at {study.disk.gbps:.1f} GB/s (O_DIRECT), in the leasts too."
+            f"free memory: what cannot stay is read at {study.disk.gbps:.1f} GB/s past the page cache, in the leasts too."
         )
     return text
 
@@ -70,7 +71,7 @@ def advise(study: Study) -> str:
             "weight that misses, dequantized for its use, beside it."
         )
     text += [f"{way.label[0].upper()}{way.label[1:]} {why}." for way, why in (study.part or study).unmeasured.items()]
-    return " ".join([*text, *filter(None, [experts(study)])])
+    return " ".join([*text, *filter(None, [experts(study), mac(study)])])
 
 
 def experts(study: Study) -> str:
@@ -81,6 +82,17 @@ def experts(study: Study) -> str:
     where = study.file.path or "FILE"
     told = f"This mixture does not fit beside {format_bytes(study.memory)} of weights"
     return f"{told}: `kit experts {where} --memory {room}` says which cache suits its experts."
+
+
+def mac(study: Study) -> str:
+    """On a Mac whose memory the file does not fit: what becomes of what is mapped, locked and read; "" elsewhere."""
+    if study.fits or cpu_facts().get("memory") != "unified":
+        return ""
+    blocks, floats = compressibility(study.file)
+    return (
+        "Mapped pages that do not fit macOS drops, and reads again by faults; copies it compresses (these blocks to "
+        f"{blocks:.0%}, their float32 to {floats:.0%}) and swaps; what is locked stays."
+    )
 
 
 def _rounds(study: Study, way: Way) -> str:

@@ -26,7 +26,8 @@ from kit.gguf.names import layer_of
 from kit.gguf.summary import NO_WEIGHTS, summarize
 from kit.lab import note
 from kit.lab.disk import read_gbps
-from kit.lab.machine import Machine, memory_available, memory_limit
+from kit.lab.machine import Machine
+from kit.lab.system import memory_available, memory_limit
 from kit.units import format_bytes, format_seconds, printable
 
 _PRECISIONS = ("f32", "f16", "bf16", "int8 activations")  # of the ways that advice compares

@@ -16,7 +16,8 @@ from kit.costs.order import Order
 from kit.costs.uses import bytes_used, uses_of
 from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Disk, Measured, Prediction, Way, from_blocks, parts_of, predict
 from kit.gguf.formats import FORMATS
-from kit.lab.machine import gpu, memory_limit
+from kit.lab.machine import gpu
+from kit.lab.system import memory_limit
 from kit.lab.tables import frame, number
 from kit.quants.exactness import exactness, sample
 from kit.units import format_bytes, format_count, format_seconds, printable
@@ -153,7 +154,7 @@ def off_by(factors):
 
 
 WIDTH = 100
-_SECONDS = (*TIMES, "predicted", "measured", "least", "least seconds a token")
+_SECONDS = (*TIMES, "comes in", "predicted", "measured", "least", "least seconds a token")
 _BYTES = ("in the file", "in float32", "held", "file pages", "together", "peak", "bytes")
 _SHARES = ("share", "hit rate", "bytes hit", "upper bound")
 _FORMATS = (

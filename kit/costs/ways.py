@@ -16,7 +16,7 @@ from kit.costs.order import DECODES, FUSED, Decode, Kind, Order, Program, Walk, 
 from kit.costs.uses import beyond, bytes_used
 from kit.gguf.formats import DTYPES
 from kit.lab import state
-from kit.lab.machine import last_level_cache
+from kit.lab.system import last_level_cache
 from kit.units import format_bytes, format_seconds
 
 BYTES = DTYPES | {"int8": 1}  # of a weight in the cache

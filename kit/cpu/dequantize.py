@@ -1,8 +1,5 @@
 """The cpu backend: the kernels, a chunk of blocks at a time, on all threads of the kit, straight into the result."""
 
-import functools
-import re
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +8,7 @@ from kit.cpu import threads
 from kit.cpu.simd.tiers import tier
 from kit.cpu.tasks import Static, task
 from kit.gguf.formats import Format
+from kit.lab.system import last_level_cache
 
 DEVICE = "cpu"
 _CHUNK = 2**17  # weights that a thread takes at a time
@@ -45,19 +43,10 @@ def step(blocks: np.ndarray, format: Format, out) -> tuple[int, Chunk, int]:
     """The same as (function, arguments, tasks) for kit.cpu.threads."""
     address = out.ctypes.data if isinstance(out, np.ndarray) else out.data_ptr()
     count, share = out.nbytes // out.itemsize // format.block_elements, max(1, _CHUNK // format.block_elements)
-    streams = out.nbytes > min(_SHARED, _cache_bytes()) and address % 64 == 0
+    streams = out.nbytes > min(_SHARED, last_level_cache()) and address % 64 == 0
     sizes = format.block_bytes, format.block_elements * out.itemsize
     kernel = _kernel(format, str(out.dtype).removeprefix("torch."), tier())
     return kernel, Chunk(blocks.ctypes.data, address, count, share, *sizes, streams), -(-count // share)
-
-
-@functools.cache
-def _cache_bytes() -> int:
-    """Bytes of the last-level cache, as Linux tells it; 32 MiB where it does not."""
-    sizes = [path.read_text() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    units = {"K": 2**10, "M": 2**20, "": 1}
-    found = [re.fullmatch(r"(\d+)([KM]?)\s*", size) for size in sizes]
-    return max((int(match[1]) * units[match[2]] for match in found if match), default=2**25)
 
 
 @task

@@ -3,7 +3,6 @@
 tests/test_private.py names the version with which each of these parts was last checked.
 """
 
-import ctypes
 from collections.abc import Callable
 
 import llvmlite.binding as llvm
@@ -11,6 +10,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import codegen, compiler, event, registry
 from numba.core.compiler_lock import global_compiler_lock
+
+from kit.lab.system import libc
 
 
 def object_code(function: Callable, count: int, symbol: str) -> bytes:
@@ -31,7 +32,7 @@ def object_code(function: Callable, count: int, symbol: str) -> bytes:
         library._optimize_final_module = optimize_and_hide
         library.finalize()
         foreign = [f.name for f in library._final_module.functions if f.is_declaration and not f.name.startswith("llvm.")]
-        foreign = [name for name in foreign if not hasattr(ctypes.CDLL(None), name)]
+        foreign = [name for name in foreign if not hasattr(libc(), name)]
         if foreign or library.has_dynamic_globals:
             raise TypeError(f"{symbol}: its code needs {', '.join(foreign) or 'an address'} of this process")
         return library._get_compiled_object()

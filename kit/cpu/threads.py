@@ -17,7 +17,8 @@ import numpy as np
 
 from kit.cpu.tasks import ARGUMENTS, AWAKE, DONE_AT, FUNCTION, LINE, RUNS, TASKS, WORDS, Static, function, task
 from kit.errors import KitError
-from kit.lab.machine import usable_cores
+from kit.lab import system
+from kit.lab.system import usable_cores
 
 _PATIENCE = 2**14  # looks at the board before a thread goes to sleep: about 0.3 ms
 
@@ -116,7 +117,7 @@ def _pool() -> "_Pool":
     return _Pool(count())
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)
+system.after_fork(_pool.cache_clear)
 
 
 class _Pool:
@@ -152,7 +153,7 @@ class _Pool:
                     self._bell.put(None)
             at = self._lead(self._address, first, 0, count, _PATIENCE)
             while at <= count:
-                os.sched_yield()  # a helper in the middle of a task has lost its core to another process
+                system.yield_core()  # a helper in the middle of a task has lost its core to another process
                 at = self._lead(self._address, first, at, count, _PATIENCE)
             return started
         finally:

@@ -17,7 +17,7 @@ from kit.findings import reported
 from kit.findings.live import relative_rms
 from kit.lab import figures
 from kit.lab.device import Limits
-from kit.lab.machine import memory_available
+from kit.lab.system import memory_available
 from kit.model.config import Config
 from kit.model.device import DeviceTransformer
 from kit.model.device_kvcache import KV_DTYPES

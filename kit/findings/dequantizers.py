@@ -18,7 +18,7 @@ from kit.errors import ReportError
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
 from kit.lab.kept import once_a_run
-from kit.lab.machine import usable_cores
+from kit.lab.system import usable_cores
 
 STAND_IN, OURS, GGUF_PY = "the stand-in", "the kit's", "gguf-py's"
 _BYTES = {STAND_IN: 250 << 20, OURS: 250 << 20, GGUF_PY: 40 << 20}  # of float32 that a sample dequantizes

@@ -8,8 +8,6 @@ nobody replaces, is timed beside them.
 import hashlib
 import json
 import os
-import re
-import resource
 import subprocess
 import sys
 import time
@@ -19,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
 import kit
@@ -30,7 +29,7 @@ from kit.cpu import threads
 from kit.errors import ReportError
 from kit.findings.pressure import Group, missing_rights
 from kit.gguf import pagecache
-from kit.lab import disk, llama_cpp
+from kit.lab import disk, llama_cpp, system
 from kit.lab.note import doing
 from kit.model.cpu_ops import CpuOps
 from kit.model.experts import WAYS, Mapped, Slots
@@ -148,13 +147,7 @@ _COUNTERS = ("in_kernel", "read", "faults", "minor", "waited", "hits", "asked") 
 
 
 def _counters(weights) -> tuple:
-    used, io = resource.getrusage(resource.RUSAGE_SELF), Path("/proc/self/io").read_text()
-    read_bytes = int(re.search(r"^read_bytes: (\d+)", io, re.M)[1])
-    return used.ru_stime, read_bytes, used.ru_majflt, used.ru_minflt, weights.waited, weights.hits, weights.asked
-
-
-def _status(field: str) -> int:
-    return 1024 * int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+    return *system.counters(), weights.waited, weights.hits, weights.asked
 
 
 def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False) -> Run:
@@ -197,7 +190,7 @@ def _timed(name, weights, steps, step) -> Run:
         fewest = _LEAST if isinstance(weights, Mapped) else _LEAST // 2
         if number >= fewest and time.perf_counter() - began > _BUDGET * len(steps):
             break
-    return Run(name, **columns, resident=_status("VmRSS"))
+    return Run(name, **columns, resident=psutil.Process().memory_info().rss)
 
 
 # --- in the parent ---------------------------------------------------------------------------------------------------------
@@ -219,7 +212,7 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
         dense = dense_bytes(file)
     keep, lacks = int(share * experts), missing_rights()
     expert = int(routes.expert_bytes.max())
-    first = ["mapped"] if min(experts, _FEW * routes.cycle) + dense < kit.lab.machine.memory_available() // 2 else []
+    first = ["mapped"] if min(experts, _FEW * routes.cycle) + dense < system.memory_available() // 2 else []
     warm = _child(None, None, path, capture, first, min(_FEW, tokens), keep, warm=True)
     limit = None if lacks else warm["own"] + dense + keep + _SPARE
     chosen, runs = [name for name in ways if limit or WAYS[name].holds == "slots"], []
@@ -237,7 +230,7 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
         )
     compute = float(np.median(warm["runs"][0]["seconds"][1:])) if first else float("nan")
     speeds = {readers: disk.random_gbps(path, readers, expert) for readers in (1, 2, 4)}
-    speeds |= {"page": disk.random_gbps(path, threads.count(), disk.PAGE)}  # without read-ahead each fault is a request
+    speeds |= {"page": disk.random_gbps(path, threads.count(), system.PAGE)}  # without read-ahead each fault is a request
     fastest = max([*speeds.values(), *(np.divide(run.read, run.seconds).max() / 1e9 for run in runs)])  # also with read-ahead
     facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "lacks": lacks, "base": warm["own"]}
     found = {"dense": dense, "compute": compute, "disk": speeds, "fastest": fastest, "routes": routes, "told": told}
@@ -270,7 +263,7 @@ def _main(job):
     if warm:  # kernels are compiled, and for a file that fits every page comes into memory before it is timed
         with kit.open(path) as file:
             kit.Transformer(kit.Weights(file), linear="fused-int8").step([1], kit.Transformer(kit.Weights(file)).new_cache(8))
-        own = _status("RssAnon")
+        own = system.own_memory()
         runs = [decode(path, capture, name, tokens, keep, warm=True) for name in names for _ in range(2)][1:]
     else:
         own, runs = 0, [decode(path, capture, name, tokens, keep) for name in names]

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from kit.gguf.names import layer_of
-from kit.lab.machine import memory_available
+from kit.lab.system import memory_available
 
 
 class FirstLayers:

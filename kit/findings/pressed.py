@@ -26,9 +26,9 @@ from kit.costs.order import Decode
 from kit.costs.ways import Measured, Way
 from kit.errors import KitError
 from kit.gguf import pagecache
+from kit.lab.system import PAGE, join_group
 
 PRESSED = Way("NoCache", linear="pressed")
-GROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))  # v1, v2
 
 
 def pinned_blocks(nbytes: int) -> Way:
@@ -74,24 +74,6 @@ def _judged(way: Way, told: dict, size: int) -> Pressed:
     return Pressed(measured, "", "a control group" if told["group"] else "pages dropped between tokens", told["stayed"])
 
 
-def limited(nbytes: int) -> str:
-    """Move this process into a new control group of so much memory; the group's folder, empty where that is not allowed."""
-    own = {line.split(":")[1]: line.strip().split(":", 2)[2] for line in open("/proc/self/cgroup", encoding="ascii")}
-    for (root, name), controller in zip(GROUPS, ("memory", ""), strict=True):
-        group = Path(f"{root}{own.get(controller, '')}") / f"kit-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            (group / name).write_text(str(nbytes))
-            (group / "cgroup.procs").write_text(str(os.getpid()))
-            return str(group)
-        except OSError:
-            group.rmdir()
-    return ""
-
-
 def _token(path) -> tuple[float, torch.Tensor]:
     with kit.open(path) as file:
         steps = Decode(kit.Weights(file), "fused")
@@ -105,7 +87,7 @@ def _take(path: str, tokens: int, pinned: int, group: str) -> dict:
         _token(path)  # a first pass fills what the group allows
     seconds, stayed = [], []
     first = np.memmap(path, np.uint8, "r", shape=pinned) if pinned else np.empty(0, np.uint8)
-    first[::4096].sum()  # what is mapped and has been touched stays in memory
+    first[::PAGE].sum()  # what is mapped and has been touched stays in memory
     for _ in range(tokens):
         gc.collect()
         if not group:
@@ -123,7 +105,7 @@ def _child(path: str, tokens: int, limit: int, *pinned: int) -> list[dict]:
     found = [_take(path, tokens, nbytes, "") for nbytes in pinned]
     gc.collect()
     pagecache.drop(path)
-    return [*found, _take(path, tokens, 0, limited(limit) if limit else "")]
+    return [*found, _take(path, tokens, 0, join_group(limit) if limit else "")]
 
 
 if __name__ == "__main__":

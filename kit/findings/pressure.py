@@ -9,7 +9,6 @@ By default a file in the run's folder stands for the swap (``Spilled``), past th
 import json
 import mmap
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +28,7 @@ from kit.findings.first_layers import what_fits
 from kit.gguf.names import layer_of
 from kit.lab.kept import once_a_run
 from kit.lab.note import doing
+from kit.lab.system import PAGE, group_root, open_past, own_memory
 from kit.model.hyperparameters import read_config
 from kit.units import format_bytes
 
@@ -37,7 +37,6 @@ FAULT = 32 << 10  # bytes that one page fault brings from swap on Linux: 2^3 pag
 WAYS = {"kept": "dequantized", "each time": "dequantized", "blocks": "fused"}  # way -> linear layer
 STANDS_FOR = "tinyllama-1.1b"
 MOST = {False: 0.85 * 2**30, True: 1.25 * 2**30}  # bytes of float32 measured, without and with swap
-_SECTOR = 4096  # O_DIRECT: whole sectors, at whole sectors
 
 
 # --- no rights needed: a file in place of swap -----------------------------------------------------------------------------
@@ -47,14 +46,14 @@ class Spilled(kit.Weights):
     """Float32 weights that are all kept: ``limit`` bytes in memory, last used first, and the rest in a nameless file in
     ``folder``.
 
-    An evicted weight is written once, ``piece`` bytes at a time, and a miss reads it back so, by O_DIRECT: the system's page
+    An evicted weight is written once, ``piece`` bytes at a time, and a miss reads it back so, past the system's page
     cache, which would hide the disk, takes no part. Spans "page in" and "page out" of the trace have bytes and times.
     """
 
     def __init__(self, file, limit: int, folder: Path, piece: int = FAULT):
         super().__init__(file, kit.LRU(limit))
         self._spill = _nameless(folder, self.working_set)
-        self._piece, self._room = piece, mmap.mmap(-1, piece)  # starts at a page, as O_DIRECT asks
+        self._piece, self._room = piece, mmap.mmap(-1, piece)  # starts at a page, as reading past the page cache asks
         self._places: dict[str, int] = {}  # weight -> offset in the file
         self._dirty: dict[str, torch.Tensor] = {}  # not in the file yet
         self._end = 0
@@ -101,7 +100,7 @@ def _bytes_of(value: torch.Tensor) -> memoryview:
 
 
 def _whole(nbytes: int) -> int:
-    return -(-nbytes // _SECTOR) * _SECTOR
+    return -(-nbytes // PAGE) * PAGE
 
 
 def _nameless(folder: Path, nbytes: int) -> int:
@@ -110,9 +109,9 @@ def _nameless(folder: Path, nbytes: int) -> int:
         raise ReportError(f"{folder}: {format_bytes(nbytes)} of float32 may go to the disk, {format_bytes(free)} are free")
     handle, name = tempfile.mkstemp(prefix="spill-", dir=folder)
     try:
-        return os.open(name, os.O_RDWR | os.O_DIRECT)
-    except (OSError, AttributeError):  # tmpfs; systems other than Linux
-        message = f"{folder}: no file here can be read past the page cache (O_DIRECT); name a folder on a disk by out="
+        return open_past(name, os.O_RDWR)
+    except OSError:  # tmpfs; systems without a way
+        message = f"{folder}: no file here can be read past the page cache; name a folder on a disk by out="
         raise ReportError(message) from None
     finally:
         os.close(handle)
@@ -204,18 +203,14 @@ mkdir "$group"; test -e "$group/$4"
 echo ready
 cat >/dev/null
 """
-_CONTROLLERS = {"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"}  # cgroup v1, v2
 _TOOLS = ("fallocate", "mkswap", "swapon", "swapoff")
 
 
 def missing_rights() -> list[str]:
     """What swap and a memory limit need and this process lacks."""
-    controllers = Path("/sys/fs/cgroup/cgroup.controllers")
-    version_2 = controllers.is_file() and "memory" in controllers.read_text().split()
     lacks = {
-        "Linux": sys.platform != "linux",
         "the rights of root": not hasattr(os, "geteuid") or os.geteuid() != 0,
-        "the memory controller of cgroup v1 or v2": not version_2 and not Path("/sys/fs/cgroup/memory").is_dir(),
+        "Linux with the memory controller of cgroup v1 or v2": group_root() is None,
         "the commands " + ", ".join(_TOOLS): not all(map(shutil.which, _TOOLS)),
     }
     return [what for what, lacking in lacks.items() if lacking]
@@ -231,8 +226,8 @@ class Group:
     def __init__(self, folder: Path, nbytes: int):
         if lacks := missing_rights():
             raise ReportError(f"swap = true: this process lacks {'; '.join(lacks)}; leave swap = false for a spill file")
-        root = next(root for root in _CONTROLLERS if Path(root).is_dir())
-        self._folder, self._limit = Path(root) / f"kit-pressure-{os.getpid()}", _CONTROLLERS[root]
+        root, self._limit = group_root()
+        self._folder = root / f"kit-pressure-{os.getpid()}"
         self._command = [str(Path(folder) / f"swap-{os.getpid()}"), str(self._folder), str(nbytes), self._limit]
 
     def __enter__(self):
@@ -298,8 +293,7 @@ def _child(path, tiny, way, inferences, budget):
             took, logits = inference(len(seconds))
             seconds.append(took)
             tokens.append(int(logits.argmax()))
-    own = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    print(json.dumps({"seconds": seconds, "tokens": tokens, "own": 1024 * int(own[1])}))
+    print(json.dumps({"seconds": seconds, "tokens": tokens, "own": own_memory()}))
 
 
 # --- a run's curve ---------------------------------------------------------------------------------------------------------

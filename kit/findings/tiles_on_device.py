@@ -17,7 +17,7 @@ from kit.codec.triton import DEVICE, decode_on_device, upload
 from kit.codec.triton_kernels import one_thread_kernel
 from kit.lab import tables
 from kit.lab.device import Limits, time_on_device
-from kit.lab.machine import usable_cores
+from kit.lab.system import usable_cores
 
 
 def one_thread(tile: Tiles, samples: int) -> list[float]:

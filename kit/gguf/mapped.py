@@ -50,16 +50,4 @@ class MappedFile:
         _reading.write(f"{tensor!r} of {self.path}" if _reading else "")
 
 
-def allow(files: int) -> None:
-    """Let this process hold so many MappedFiles, each of which takes two descriptors, as far as the hard limit goes."""
-    try:
-        import resource
-    except ImportError:  # a system without such limits
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 2 * files + 256  # beside those of Python, notebooks and libraries
-    if 0 <= soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if hard < 0 else min(needed, hard), hard))
-
-
 _reading = Note("KIT_READING")

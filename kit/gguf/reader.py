@@ -15,10 +15,11 @@ import numpy as np
 from kit.errors import GGUFError
 from kit.gguf import pagecache
 from kit.gguf.formats import BY_ID, FORMATS
-from kit.gguf.mapped import MappedFile, allow
+from kit.gguf.mapped import MappedFile
 from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
 from kit.gguf.names import layer_of
 from kit.gguf.sources import part_paths, resolve
+from kit.lab.system import allow_files
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -166,7 +167,7 @@ def open(path: str | os.PathLike) -> GGUFFile:
     what was expected there.
     """
     paths = part_paths(resolve(path))
-    allow(len(paths))
+    allow_files(2 * len(paths))  # a MappedFile takes two descriptors
     parts = [_read_part(part_path, number) for number, part_path in enumerate(paths)]
     _check_split(paths, parts)
     return GGUFFile(paths, parts)

@@ -1,6 +1,5 @@
 """How fast the disk reads: past the page cache, so that no figure of a disk is one of memory."""
 
-import fcntl
 import mmap
 import os
 import time
@@ -11,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from kit.lab.kept import once_a_run
+from kit.lab.system import PAGE, open_past
 from kit.units import format_bytes
 
 MOST, STEP, PASSES = 512 << 20, 8 << 20, 3
-PAGE = 4096  # O_DIRECT: whole pages of the file, to whole pages of memory
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ def read_gbps(path: Path) -> float | None:
 
 @once_a_run
 def speed(path: Path, passes: int = PASSES) -> Disk:
-    """Read up to MOST bytes of a file ``passes`` times, past the page cache: by O_DIRECT, on macOS by F_NOCACHE. A disk of a
-    virtual machine may still be its host's memory."""
+    """Read up to MOST bytes of a file ``passes`` times, past the page cache. A disk of a virtual machine may still be its
+    host's memory."""
     path = Path(path)
     found = [gbps for _ in range(passes) if (gbps := _pass(path))]
     if not found:
@@ -51,17 +50,15 @@ def _pass(path: Path) -> float | None:
     done, count = 0, 1
     try:
         with (
-            os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0)), "rb", buffering=0) as file,
-            mmap.mmap(-1, STEP) as room,  # O_DIRECT wants whole pages
+            os.fdopen(open_past(path), "rb", buffering=0) as file,
+            mmap.mmap(-1, STEP) as room,  # starts at a page, as reading past the page cache asks
         ):
-            if not hasattr(os, "O_DIRECT"):
-                fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
             start = time.perf_counter()
             while done < MOST and count:
                 count = file.readinto(room)
                 done += count
             taken = time.perf_counter() - start
-    except (OSError, AttributeError):  # AttributeError: a system with neither
+    except OSError:
         return None
     return done / taken / 1e9 if done else None
 
@@ -69,7 +66,7 @@ def _pass(path: Path) -> float | None:
 def random_gbps(path, readers: int, nbytes: int, seconds: float = 1.0, seed: int = 0) -> float:
     """GB/s of reads of ``nbytes`` at random pages of a file, past the page cache, by so many threads."""
     pages, end = os.path.getsize(path) // PAGE - nbytes // PAGE - 1, time.perf_counter() + seconds
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    descriptor = open_past(path)
 
     def reader(number):
         random, room, done = np.random.default_rng(seed + number), mmap.mmap(-1, -(-nbytes // PAGE) * PAGE), 0

@@ -7,7 +7,7 @@ import sys
 from typing import NamedTuple
 
 from kit.errors import KitError, ReportError
-from kit.lab import machine
+from kit.lab import machine, system
 from kit.lab.paths import models_folder, results_folder
 from kit.units import format_bytes, printable
 
@@ -64,15 +64,15 @@ def _environment() -> Check:
 def _cores() -> Check:
     import torch
 
-    cores, threads = machine.usable_cores(), torch.get_num_threads()
+    cores, threads = system.usable_cores(), torch.get_num_threads()
     remedy = "" if threads == cores else f"unset OMP_NUM_THREADS, or set it to {cores}, to use every core"
-    return _noted("cores", f"{cores} usable ({machine.cpu_name()}); torch uses {threads} threads", remedy)
+    return _noted("cores", f"{cores} usable ({system.cpu_name()}); torch uses {threads} threads", remedy)
 
 
 def _memory() -> Check:
-    free = machine.memory_available()
+    free = system.memory_available()
     remedy = "the quick profile wants 8 GB free: close something, or --profile smoke" if free < _QUICK_MEMORY else ""
-    return _noted("memory", f"{format_bytes(free)} free of {format_bytes(machine.memory_limit())}", remedy)
+    return _noted("memory", f"{format_bytes(free)} free of {format_bytes(system.memory_limit())}", remedy)
 
 
 def gpu() -> Check:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 import yaml
 
 from kit.errors import GGUFError, KitError, ReportError
+from kit.lab.system import lock
 from kit.units import format_bytes
 
 
@@ -48,7 +49,7 @@ def replacing(
 def _made(partial: Path) -> BinaryIO:
     """A new file, locked until it is closed or its process dies."""
     handle = partial.open("xb")
-    _lock(handle)
+    lock(handle)
     if os.fstat(handle.fileno()).st_nlink:
         return handle
     handle.close()  # between its making and its lock it was taken for an abandoned one
@@ -59,21 +60,8 @@ def _delete_abandoned(path: Path) -> None:
     """Delete the partial files of writers of ``path`` that were killed: nobody holds their locks."""
     for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         with suppress(OSError), partial.open("r+b") as handle:
-            if _lock(handle, wait=False):
+            if lock(handle, wait=False):
                 partial.unlink()
-
-
-def _lock(handle, wait: bool = True) -> bool | None:
-    """Lock an open file: whether it is ours now; None where files cannot be locked (some network file systems)."""
-    try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        return None
-    return True
 
 
 @contextmanager
@@ -90,7 +78,7 @@ def alone(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ReportError(f"cannot make the output folder {folder}: {error.strerror}; name another by --out") from None
     try:
-        if handle is not None and _lock(handle, wait=False) is False:
+        if handle is not None and lock(handle, wait=False) is False:
             raise ReportError(f"{folder}: another process of the kit is writing there: wait for it, or name another by --out")
         yield
     finally:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kit.errors import ModelError
-from kit.lab.machine import usable_cores
+from kit.lab.system import library_file, usable_cores
 
 MODES = {"mmap": 1, "no-mmap": 0, "mlock": 3}  # llama_load_mode; mlock maps and locks
 _KV_TYPES = {"float32": 0, "float16": 1, "q8_0": 8}  # ggml_type
@@ -140,8 +140,8 @@ def _loaded(variable: str, path: Path) -> ctypes.CDLL:
 
 
 def _built(backend: Path) -> ctypes.CDLL:
-    """libllama.so beside a CPU backend, with that backend loaded."""
-    lib = _loaded("LLAMA_CPP", backend.with_name("libllama.so"))
+    """llama.cpp's library beside a CPU backend, with that backend loaded."""
+    lib = _loaded("LLAMA_CPP", backend.with_name(library_file("llama")))
     lib.llama_log_set(_silent, None)
     lib.ggml_backend_load.restype = ctypes.c_void_p
     if not lib.ggml_backend_load(str(backend).encode()):

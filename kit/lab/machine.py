@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import platform
 import subprocess
-import sys
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
@@ -15,7 +13,7 @@ import psutil
 
 from kit.lab import state
 from kit.lab.paths import ROOT
-from kit.units import parse_bytes
+from kit.lab.system import cpu_facts, cpu_name, memory_available, memory_limit, usable_cores
 
 LIBRARIES = ("gguf-kit", "numpy", "torch", "numba", "llvmlite", "pandas", "matplotlib", "gguf", "papermill", "triton")
 _WIDEST = {"amx-int8": "amx", "avx512vnni": "avx512", "avx512f": "avx512", "avx2": "avx2", "neon": "neon"}  # -> word of an id
@@ -164,75 +162,12 @@ def machine_id() -> str:
 
 
 @cache
-def cpu_facts() -> dict[str, str]:
-    """Family, model and stepping of the CPU, and the size of each cache, as Linux gives them; {} elsewhere."""
-    names = {"cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU revision"}  # x86; Arm
-    found = {}
-    if (cpuinfo := Path("/proc/cpuinfo")).exists():
-        lines = (line.partition(":") for line in cpuinfo.read_text(errors="replace").split("\n\n")[0].splitlines())
-        found = {name.strip(): value.strip() for name, _, value in lines if name.strip() in names}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-        except OSError:  # a container that hides them
-            continue
-        found[f"L{level} {kind.lower()}"] = size
-    return found
-
-
-@cache
-def cpu_name() -> str:
-    """The CPU's model name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.split(":", 1)[1].split())
-    return platform.processor() or platform.machine()
-
-
-@cache
 def cpu_features() -> list[str]:
     """Those of FEATURES that this CPU has."""
     import llvmlite.binding as llvm
 
     features = llvm.get_host_cpu_features()
     return [name for name in FEATURES if features.get(name)]
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@cache
-def last_level_cache() -> int:
-    """Bytes of the last-level caches of the usable cores together; 64 MiB where the system does not tell."""
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    sizes = {}
-    for folder in (Path(f"/sys/devices/system/cpu/cpu{core}/cache") for core in cores):
-        try:
-            last = max(folder.glob("index*"), key=lambda path: int((path / "level").read_text()))
-            sizes[(last / "shared_cpu_list").read_text()] = parse_bytes((last / "size").read_text().strip() + "iB")
-        except (OSError, ValueError):
-            continue
-    return sum(sizes.values()) or 64 << 20
-
-
-def memory_limit() -> int:
-    """Bytes this process may use: the machine's memory, or the cgroup's limit if that is lower."""
-    limits = [psutil.virtual_memory().total]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limits.append(int(Path(path).read_text()))
-        except (OSError, ValueError):  # no such cgroup version, or "max"
-            continue
-    return min(limits)
-
-
-def memory_available() -> int:
-    """Bytes that can be allocated now without swapping."""
-    return min(psutil.virtual_memory().available, memory_limit())
 
 
 def gpu() -> dict | None:
@@ -269,11 +204,3 @@ def git_commit() -> str:
         return run("rev-parse", "--short=12", "HEAD") + ("+" if run("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-def peak_memory() -> int:
-    """Largest resident size of this process so far, bytes."""
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -19,7 +19,7 @@ from kit.cache.routes import key_of
 from kit.cache.traces import Requests
 from kit.errors import ReportError
 from kit.gguf import pagecache
-from kit.lab import disk
+from kit.lab.system import PAGE, open_past
 from kit.model.weights import Weights
 
 
@@ -119,7 +119,7 @@ class Slots(Mapped):
                 each, layer = info.nbytes // info.shape[0], int(name.split(".")[1])
                 for expert in range(info.shape[0]):
                     start = info.offset + expert * each
-                    first, last = start // disk.PAGE * disk.PAGE, -(-(start + each) // disk.PAGE) * disk.PAGE
+                    first, last = start // PAGE * PAGE, -(-(start + each) // PAGE) * PAGE
                     parts = self.parts.setdefault(key_of(layer, expert), [])
                     place = parts[-1][3] + parts[-1][2] if parts else 0
                     parts.append((f"{name}[{expert}]", first, last - first, place))
@@ -135,7 +135,7 @@ class Slots(Mapped):
         self._free, self._slot, self._loads = list(range(count)), {}, {}
         self._retired: list[int] = []  # slots that the layer in work may still use
         self._guesses, self._stray, self._last = {}, [], {}
-        self._file = os.open(file.path, os.O_RDONLY | (os.O_DIRECT if way.direct else 0))
+        self._file = (open_past if way.direct else os.open)(file.path, os.O_RDONLY)
         self._pool, self._ahead = ThreadPoolExecutor(way.readers), ThreadPoolExecutor(1) if way.ahead else None
 
     def expects(self, names):

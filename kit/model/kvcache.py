@@ -1,7 +1,6 @@
 """The key/value cache on the CPU, in float32, float16 or q8_0 (ggml's blocks of 32 with one scale)."""
 
 import math
-import mmap
 
 import torch
 
@@ -9,6 +8,7 @@ from kit.cpu import threads
 from kit.cpu.history import Append, History, append
 from kit.cpu.simd.tiers import tier
 from kit.errors import ModelError, known
+from kit.lab.system import reserve
 from kit.units import format_bytes
 
 KV_TYPES = {"float32": 4.0, "float16": 2.0, "q8_0": 34 / 32}  # bytes of an element
@@ -83,9 +83,8 @@ class KVCache(Positions):
 def _reserve(*shape: int) -> torch.Tensor:
     """Zeros, uint8, whose memory is allocated page by page, at the first write."""
     nbytes = math.prod(shape)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     try:
-        memory = mmap.mmap(-1, max(nbytes, 1), flags=flags)
+        memory = reserve(nbytes)
     except OSError as error:
         wanted = format_bytes(nbytes)
         raise ModelError(f"cannot reserve {wanted} for a KV cache: {error.strerror}; ask for less context") from None

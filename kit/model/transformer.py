@@ -10,7 +10,7 @@ import torch
 
 from kit.cpu.threads import torch_alone
 from kit.errors import ModelError, known
-from kit.lab.machine import memory_available
+from kit.lab.system import memory_available
 from kit.model.attention import ATTENTION
 from kit.model.cpu_ops import CpuOps, RowsOps
 from kit.model.forward import forward

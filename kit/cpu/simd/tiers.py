@@ -2,16 +2,15 @@
 
 import contextlib
 import contextvars
-import ctypes
 import functools
 import os
-import sys
 import warnings
 
 import numpy as np
 
 from kit.cpu.tasks import Static, features, function, task
 from kit.errors import KitError
+from kit.lab.system import permit_tiles
 
 # What a tier's instructions need, as LLVM spells it; best first.
 TIERS = {
@@ -72,8 +71,7 @@ def matrix() -> bool:
 
 @functools.cache
 def _matrix_works() -> bool:
-    permit, tile_data = 0x1023, 18  # of Linux's system call arch_prctl, for all threads of the process
-    if sys.platform != "linux" or ctypes.CDLL(None).syscall(158, permit, tile_data):
+    if not permit_tiles():
         return False
     random = np.random.default_rng(0)
     left, right = random.integers(-128, 128, (2, 16, 64), np.int8)

@@ -1,0 +1,117 @@
+"""Predictions for machines that are not here."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import kit
+from kit.commands import cli
+from kit.costs import elsewhere, sentences
+from kit.costs.elsewhere import GUESS, KEPT, LAZY, LOCKED, MAPPED, READ
+from kit.costs.uses import Use, uses_of
+from kit.errors import ReportError
+from kit.findings import reported
+from kit.lab import peaks
+from kit.synthetic.write import cached_model
+
+M4 = "apple-m4-16gb"
+
+
+def test_every_machine_has_sources_and_guesses_that_say_so():
+    rows = peaks.load().dropna(subset="memory_gib")
+    assert len(elsewhere.machines()) == rows["memory_gib"].map(len).sum()  # no chip twice with the same memory
+    assert rows["source"].str.startswith(("Apple", "LPDDR")).all() and (rows["read_gbps"] > 60).all()
+    for name in elsewhere.machines():
+        figures = elsewhere.machine(name).figures
+        guessed = {figure for figure, (_, why) in figures.items() if why.startswith(GUESS)}
+        own = {"cpu_gbps"} if not name.startswith("apple-m4-") or "pro" in name or "max" in name else set()
+        assert guessed == set(figures) - {"read_gbps", "cpu_gbps"} | own, name
+        assert figures["cpu_gbps"][0] < figures["read_gbps"][0]
+    assert elsewhere.machine(M4, 1 << 30).figures["room_gib"] == (1.0, "as asked")
+    with pytest.raises(ReportError, match=r"'apple-m9' is not known.* apple-m4-16gb, .*apple-m1-8gb"):
+        elsewhere.machine("apple-m9")
+
+
+def test_what_fits_is_read_from_memory_and_what_does_not_from_where_it_lies():
+    uses = [Use(f"blk.{layer}.ffn_up.weight", 1_600_000_000, 1_000_000_000) for layer in range(3)]
+    there = elsewhere.machine(M4, 4_000_000_000)
+    found = elsewhere.ways(there, uses, (1.0, 0.5))
+    assert found.loc[[MAPPED, LOCKED, READ], "predicted"].round(6).tolist() == [round(3 / 103, 6)] * 3
+    assert found.loc[[MAPPED, READ], "comes in"].tolist() == [3 / 0.73, 3 / 2.7] and found.loc[MAPPED, "least"] == 3 / 120
+    assert found["fits"].to_dict() == {MAPPED: True, LOCKED: True, READ: True, KEPT: False, LAZY: True}
+    # 19.2 GB of float32 go through the compressor, their half to the swap and back; 5.6 GB of that half cannot stay
+    assert found.loc[KEPT, "predicted"] == pytest.approx(19.2 / 103 + 19.2 / 4 + 2 * 9.6 / 2.7, rel=1e-6)
+    assert found.loc[KEPT, "least"] == pytest.approx(5.6 / 2.7, rel=1e-6)
+    found = elsewhere.ways(elsewhere.machine(M4, 2_000_000_000), uses, (1.0, 0.5))
+    assert found.loc[MAPPED, "predicted"] == pytest.approx(3 / 103 + 3 / 0.73)  # all go round
+    assert found.loc[LOCKED, "predicted"] == pytest.approx(3 / 103 + 1 / 0.73)
+    assert found.loc[READ, "predicted"] == pytest.approx(3 / 103 + 3 / 4 + 2 * 3 / 2.7)
+    assert found.loc[[MAPPED, LOCKED, READ], "least"].tolist() == pytest.approx([1 / 2.7] * 3)
+    assert found.loc[LOCKED, "held"] == 2e9
+    told = elsewhere.says(there, found, (1.0, 0.5))
+    assert "do not fit" in told and "compress to 100%" in told and "brings it to 50%, and goes to the swap" in told
+
+
+def test_a_mixture_brings_in_what_its_tokens_choose():
+    uses = [Use("blk.0.ffn_up_exps.weight", 16_000_000_000, 8_000_000_000, 8, 128)]
+    found = elsewhere.ways(elsewhere.machine(M4, 4_000_000_000), uses, (1.0, 1.0))
+    assert found.loc[MAPPED, "predicted"] == pytest.approx(0.5 / 103 + 0.25 / 0.73)
+
+
+def test_the_reports_machine_holds_their_blocks_and_not_their_float32():
+    found = elsewhere.ways(elsewhere.machine(M4), reported.uses(), (1.0, 0.9))
+    assert found.loc[MAPPED, "fits"] and not found.loc[KEPT, "fits"]
+    assert found.loc[MAPPED, "least"] == pytest.approx(reported.least_seconds(reported.block_bytes()), rel=1e-3)
+    assert found.loc[KEPT, "predicted"] > 100 * found.loc[MAPPED, "predicted"]
+
+
+def counted(page: np.ndarray) -> int:
+    """Bits of a page of 1,024 words, word by word."""
+    places, bits = [None] * 16, 0
+    for word in map(int, page):
+        place = word // 1024 % 16
+        if word == 0:
+            bits += 2
+            continue
+        bits += 6 if places[place] == word else 16 if places[place] and places[place] // 1024 == word // 1024 else 34
+        places[place] = word
+    return bits
+
+
+def test_the_compressor_against_one_that_goes_word_by_word():
+    random = np.random.default_rng(0)
+    near = 0x3F800000 + random.integers(0, 1 << 14, 1024)
+    pages = np.stack([random.integers(0, 1 << 32, 1024), near, random.integers(0, 3, 1024), np.zeros(1024)]).astype(np.uint32)
+    expected = [min(1.0, counted(page) / 32768) for page in pages]
+    assert [elsewhere.wkdm(page) for page in pages] == pytest.approx(expected, rel=1e-12)
+    assert elsewhere.wkdm(pages) == pytest.approx(np.mean(expected)) and expected[0] == 1 > expected[1] > expected[3] == 1 / 16
+    assert elsewhere.wkdm(pages[0, :5]) == 1.0  # less than a page
+
+
+def test_explain_for_a_machine_that_is_not_here(monkeypatch):
+    path = cached_model("tiny-llama", "Q4_K_M")
+    monkeypatch.setattr("kit.lab.machine.probe", lambda: pytest.fail("nothing is measured"))
+    run = lambda *more: CliRunner().invoke(cli.main, ["explain", str(path), "--machine", *more])  # noqa: E731
+    text = run(M4).output
+    assert f"PREDICTED FOR {M4}, WHICH IS NOT HERE" in text and "read_gbps 120: Apple" in text
+    assert text.count("a guess:") == 5 and "it does not matter how they came there" in text.replace("\n", " ")
+    told = json.loads(run(M4, "--memory", "64KiB", "--json").output)
+    assert {row["way"]: row["fits"] for row in told["ways"]} == dict.fromkeys((MAPPED, LOCKED, READ, KEPT, LAZY), False)
+    with kit.open(path) as file:
+        found = elsewhere.ways(elsewhere.machine(M4, 64 << 10), uses_of(file), elsewhere.compressibility(file))
+    assert [row["predicted"] for row in told["ways"]] == pytest.approx(found["predicted"].tolist())
+    assert run("apple-m9").exit_code == 2 and "apple-m1-8gb" in run("apple-m9").output
+    wrong = run(M4, "--via", "kit", "--thorough")
+    assert wrong.exit_code == 2 and "leave out --via, --thorough" in wrong.output
+
+
+def test_explain_on_a_mac_says_what_becomes_of_what_does_not_fit(monkeypatch):
+    with kit.open(cached_model("tiny-llama", "Q4_K_M")) as file:
+        study = type("Study", (), {"fits": False, "file": file})
+        assert sentences.mac(study) == ""
+        monkeypatch.setattr(sentences, "cpu_facts", lambda: {"memory": "unified"})
+        assert "these blocks to 100%" in sentences.mac(study)
+        study.fits = True
+        assert sentences.mac(study) == ""

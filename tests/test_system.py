@@ -1,0 +1,225 @@
+"""What the kit asks of the operating system: in one module, a row a system, each tested by fakes of its calls."""
+
+import ast
+import ctypes
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import kit
+from kit.gguf import pagecache
+from kit.lab import disk, system
+
+ASKS = re.compile(
+    r"sys\.platform|platform\.(?!python_)\w+|os\.(sched_\w+|posix_\w+|O_DIRECT|p?readv|pread|pwrite|cpu_count|process_cpu_count"
+    r"|sysconf|register_at_fork|fork|geteuid|uname|name|getloadavg)|fcntl|resource|ctypes\.(CDLL|cdll|util)"
+    r"|mmap\.(MAP_|PROT_|PAGESIZE|ALLOC)\w*|multiprocessing\.(get_context|set_start_method)"
+)
+NAMES = re.compile(r"/proc\b|/sys\b|cgroup|\.so\b|\.dylib\b")  # in texts that are no docstrings
+OUTSIDE = {  # file -> what it asks by itself, and why that is the same on every system or its own matter
+    "costs/apart.py": {"multiprocessing.get_context"},  # spawn, on every system
+    "costs/peers.py": {".so"},  # an error's words
+    "cpu/simd/atomics.py": {"platform.machine"},  # the instruction set, of any system
+    "findings/pressure.py": {"os.geteuid", "os.preadv", "os.pwrite", "cgroup"},  # swap and groups: root on Linux, or it refuses
+    "lab/disk.py": {"os.preadv"},  # Linux and macOS
+    "lab/llama_cpp.py": {"ctypes.CDLL", ".so"},  # another library; Python's extensions end in .so on macOS too
+    "lab/machine.py": {"platform.platform"},  # told, not asked for a decision
+    "model/experts.py": {"os.preadv"},
+}
+MAC = {  # what sysctl tells on an M4, whose caches and cores are public
+    "machdep.cpu.brand_string": "Apple M4", "hw.perflevel0.logicalcpu": 4, "hw.perflevel1.logicalcpu": 6,
+    "hw.perflevel0.l1dcachesize": 131072, "hw.perflevel0.l2cachesize": 16777216, "hw.perflevel0.cpusperl2": 4,
+    "hw.optional.arm64": 1,
+}  # fmt: skip
+
+
+def asked(source: str) -> set[str]:
+    """What of ASKS and NAMES a module's code has; docstrings and comments may say anything."""
+    tree, found = ast.parse(source), set()
+    words = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            texts, pattern = [f"{node.value.id}.{node.attr}"], ASKS
+        elif isinstance(node, ast.Import):
+            texts, pattern = [alias.name for alias in node.names], ASKS
+        elif isinstance(node, ast.ImportFrom):
+            texts, pattern = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)], ASKS
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in words:
+            found |= set(NAMES.findall(node.value))
+            continue
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
+            texts, pattern = [f"{ast.unparse(node.args[0])}.{getattr(node.args[1], 'value', '')}"], ASKS
+        else:
+            continue
+        found |= {text for text in texts if pattern.fullmatch(text)}
+    return found
+
+
+def test_one_module_asks_the_system():
+    package = Path(kit.__file__).parent
+    found = {}
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        if name != "lab/system.py" and (calls := asked(path.read_text(encoding="utf-8"))):
+            found[name] = calls
+    assert found == OUTSIDE
+
+
+@pytest.mark.parametrize("code, call", [
+    ("import os\nos.sched_getaffinity(0)", "os.sched_getaffinity"), ("from os import O_DIRECT", "os.O_DIRECT"),
+    ("hasattr(os, 'posix_fadvise')", "os.posix_fadvise"), ("open('/proc/self/status')", "/proc"), ("import fcntl", "fcntl"),
+    ("def f():\n    import resource", "resource"), ("x = f'lib{name}.dylib'", ".dylib"),
+    ("sys.platform == 'darwin'", "sys.platform"),
+    ("ctypes.CDLL(None).madvise(0)", "ctypes.CDLL"), ("getattr(mmap, 'MAP_NORESERVE', 0)", "mmap.MAP_NORESERVE"),
+])  # fmt: skip
+def test_a_new_call_is_seen(code, call):
+    assert asked(code) == {call} and asked(f'"""{code}"""') == set()
+
+
+class Calls:
+    """A libc of macOS that answers from MAC and notes what else it is asked."""
+
+    def __init__(self, in_memory=1):
+        self.noted, self._in_memory = [], in_memory
+
+    def sysctlbyname(self, name, value, size, new, new_size):
+        known = MAC.get(name.decode())
+        if known is None:
+            return -1
+        raw = known.encode() + b"\0" if isinstance(known, str) else known.to_bytes(4, "little")
+        if value is not None:
+            ctypes.memmove(value, raw, len(raw))
+        size._obj.value = len(raw)
+        return 0
+
+    def proc_pid_rusage(self, pid, flavor, words):
+        assert (pid, flavor) == (os.getpid(), 2)
+        words._obj[9], words._obj[18] = 3 << 30, 5 << 30
+        return 0
+
+    def mincore(self, address, nbytes, found):
+        ctypes.memset(found, self._in_memory, nbytes.value // system.PAGE)
+        return 0
+
+    def __getattr__(self, name):
+        return lambda address, nbytes, *how: self.noted.append((name, nbytes.value, *how)) or 0
+
+
+@pytest.fixture
+def there(monkeypatch):
+    """Run as the system of a row: ``there("darwin", **what the C library does)``; ends with the test."""
+
+    def be(row, libc=None):
+        monkeypatch.setattr(system, "HERE", system.SYSTEMS.get(row, system.System()))
+        monkeypatch.setattr(system, "libc", lambda: libc)
+        for fact in (system.cpu_name, system.cpu_facts, system.last_level_cache):
+            fact.cache_clear()
+        return libc
+
+    yield be
+    for fact in (system.cpu_name, system.cpu_facts, system.last_level_cache):
+        fact.cache_clear()
+
+
+def test_macos_tells_its_cpu_cores_caches_and_memory(there, monkeypatch):
+    there("darwin", Calls())
+    assert (system.cpu_name(), system.usable_cores(), system.last_level_cache()) == ("Apple M4", 4, 16 << 20)
+    assert system.cpu_facts() == {
+        "performance cores": "4", "efficiency cores": "6", "L1 data": "131072", "L2 unified": "16777216", "memory": "unified",
+    }  # fmt: skip
+    assert system.own_memory() == 3 << 30 and system.counters()[1] == 5 << 30
+    used = SimpleNamespace(ru_maxrss=7 << 20)
+    monkeypatch.setattr(system.resource, "getrusage", lambda who: used)
+    assert system.peak_memory() == 7 << 20  # bytes, where Linux tells KiB
+    assert system.memory_limit() == system.psutil.virtual_memory().total and system.group_root() is None
+    assert system.join_group(1 << 30) == "" and not system.permit_tiles()
+    assert system.library_file("llama") == "libllama.dylib"
+
+
+def test_an_ultra_has_a_cache_for_every_cluster_and_an_intel_mac_one(there, monkeypatch):
+    monkeypatch.setitem(MAC, "hw.perflevel0.logicalcpu", 20)
+    monkeypatch.setitem(MAC, "hw.perflevel0.cpusperl2", 5)
+    there("darwin", Calls())
+    assert system.last_level_cache() == 4 * 16 << 20
+    for name in [name for name in MAC if "perflevel" in name or "arm64" in name]:
+        monkeypatch.delitem(MAC, name)
+    monkeypatch.setitem(MAC, "hw.l3cachesize", 12 << 20)
+    there("darwin", Calls())
+    assert system.last_level_cache() == 12 << 20 and system.usable_cores() == os.cpu_count()
+    assert system.cpu_facts() == {"L3 unified": str(12 << 20)}
+
+
+def test_macos_drops_reads_past_and_advises(there, monkeypatch, tmp_path):
+    path, asked = tmp_path / "a", []
+    path.write_bytes(bytes(3 * system.PAGE))
+    calls = there("darwin", Calls(in_memory=0))
+    monkeypatch.setattr(system.fcntl, "F_NOCACHE", 48, raising=False)
+    monkeypatch.setattr(system.fcntl, "fcntl", lambda *how: asked.append(how[1:]))
+    assert pagecache.drop(path)  # msync of all pages, MS_INVALIDATE; mincore says that none is left
+    assert calls.noted == [("msync", 3 * system.PAGE, 2)]
+    os.close(system.open_past(path))  # what is cached would still be taken
+    assert asked == [(48, 1)] and calls.noted[1:] == [("msync", 3 * system.PAGE, 2)]
+    assert disk.speed(path).gbps > 0
+    calls.noted.clear()
+    data = np.memmap(path, np.uint8, "r")
+    assert [system.advise(data, how) for how in ("random", "ahead", "lock", "populate")] == [True, True, True, False]
+    assert calls.noted == [("madvise", len(data), 1), ("madvise", len(data), 3), ("mlock", len(data))]
+    there("darwin", Calls(in_memory=1))
+    assert not pagecache.drop(path)  # what it was asked is no proof
+
+
+def test_linux_tells_its_cpu_and_the_group_s_limit(there, monkeypatch):
+    files = {
+        "/proc/cpuinfo": "processor : 0\nmodel name\t: AMD  EPYC\ncpu family : 25\n\nprocessor : 1\n",
+        "/sys/fs/cgroup/memory.max": "1048576\n", "/sys/fs/cgroup/cgroup.controllers": "cpu memory pids\n",
+        "/proc/self/io": "rchar: 3\nread_bytes: 4096\n", "/proc/self/cgroup": "",
+    }  # fmt: skip
+    monkeypatch.setattr(system, "_read", lambda path: files.get(str(path), ""))
+    monkeypatch.setattr(system.os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)
+    calls = there("linux", SimpleNamespace(syscall=lambda *how: how != (158, 0x1023, 18)))
+    assert (system.cpu_name(), system.usable_cores()) == ("AMD EPYC", 3)
+    assert system.cpu_facts()["cpu family"] == "25"
+    assert system.memory_limit() == system.memory_available() == 1 << 20
+    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert system.memory_limit() == system.psutil.virtual_memory().total
+    assert system.counters()[1] == 4096 and system.library_file("llama") == "libllama.so"
+    assert calls.syscall(1) and system.permit_tiles()
+    files["/proc/cpuinfo"] = "processor : 0\nCPU implementer : 0x61\nCPU part : 0x022\n"
+    there("linux", calls)
+    assert system.cpu_name() == system.platform.machine() and system.cpu_facts()["CPU part"] == "0x022"
+
+
+def test_linux_drops_and_reads_past(there, monkeypatch, tmp_path):
+    path, asked, opened = tmp_path / "a", [], os.open
+    path.write_bytes(bytes(system.PAGE))
+    there("linux", Calls(in_memory=0))
+    monkeypatch.setattr(system.os, "posix_fadvise", lambda *how: asked.append(how[1:]), raising=False)
+    monkeypatch.setattr(system.os, "POSIX_FADV_DONTNEED", 4, raising=False)
+    monkeypatch.setattr(system.os, "O_DIRECT", 1 << 14, raising=False)
+    assert pagecache.drop(path) and asked == [(0, 0, 4)]
+    monkeypatch.setattr(system.os, "open", lambda path, flags: asked.append(flags) or opened(path, os.O_RDONLY))
+    os.close(system.open_past(path, os.O_RDWR))
+    assert asked[-1] == os.O_RDWR | 1 << 14
+
+
+@pytest.mark.parametrize("row", ["win32", "plan9"])
+def test_another_system_claims_nothing(there, monkeypatch, tmp_path, row):
+    path = tmp_path / "a"
+    path.write_bytes(bytes(3 << 20))
+    there(row)
+    monkeypatch.setattr(system, "resource", None)
+    monkeypatch.setattr(system, "fcntl", None)
+    assert system.cpu_name() and system.cpu_facts() == {} and system.usable_cores() == os.cpu_count()
+    assert system.last_level_cache() == 64 << 20 and system.peak_memory() == system.own_memory() > 1 << 20
+    assert not pagecache.drop(path) and pagecache.resident_fraction(path) == 1.0
+    assert disk.read_gbps(path) is None and "not known" in str(disk.speed(path))
+    data = np.memmap(path, np.uint8, "r")
+    assert not any(system.advise(data, how) for how in ("random", "willneed", "ahead", "lock"))
+    assert system.lock(None) is None and system.group_root() is None and system.join_group(1) == ""
+    system.allow_files(10**6)
+    system.limit_memory(1)
+    assert bytes(system.reserve(5)) == bytes(5)
