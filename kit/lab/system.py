@@ -69,13 +69,8 @@ def _fadvise(file) -> None:
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _proc_own() -> int:
-    used = psutil.Process().memory_info()
-    return used.rss - used.shared
-
-
-def _proc_read() -> int:
-    return int(re.search(r"^read_bytes: (\d+)", _read("/proc/self/io"), re.M)[1])
+def _io_read() -> int:
+    return psutil.Process().io_counters().read_bytes
 
 
 def _read(path) -> str:
@@ -136,11 +131,11 @@ def _invalidate(file) -> None:
             del data  # a map cannot be closed while an array refers to it
 
 
-def _rusage(word: int) -> int:
-    """Word of struct rusage_info_v2, after two of a uuid: 9 is ri_phys_footprint, 18 ri_diskio_bytesread (sys/resource.h)."""
+def _rusage_read() -> int:
+    """ri_diskio_bytesread of struct rusage_info_v2 (sys/resource.h), its nineteenth word; psutil does not tell it."""
     words = (ctypes.c_uint64 * 20)()
     libc().proc_pid_rusage(os.getpid(), 2, ctypes.byref(words))
-    return words[word]
+    return words[18]
 
 
 # ---- the rows
@@ -152,9 +147,8 @@ class System(NamedTuple):
     ``cpu``: its name. ``facts``: what else tells two CPUs of that name apart. ``cores``: to compute on. ``caches``: bytes of
     the last-level caches of these. ``groups``: where a process may be under a memory limit, and the file with it.
     ``peak_unit``: bytes of ru_maxrss. ``past``: opens a file past the page cache, or OSError. ``forget``: asks that an open
-    file's pages go. ``mincore``: whether it tells which pages are in memory. ``advice``: word -> argument of madvise.
-    ``own``: bytes of this process's memory that no file backs. ``read``: bytes that it has read from disks. ``library``: the
-    file of a shared library."""
+    file's pages go. ``pages``: whether mincore and mlock are there. ``advice``: word -> argument of madvise.
+    ``read``: bytes that this process has read from disks. ``library``: the file of a shared library."""
 
     cpu: Callable[[], str] = str
     facts: Callable[[], dict[str, str]] = dict
@@ -164,9 +158,8 @@ class System(NamedTuple):
     peak_unit: int = 1024
     past: Callable[[Path, int], int] | None = None
     forget: Callable | None = None
-    mincore: bool = False
+    pages: bool = False
     advice: dict[str, int] = {}  # noqa: RUF012
-    own: Callable[[], int] = lambda: psutil.Process().memory_info().rss
     read: Callable[[], int] = int
     library: str = "lib{}.so"
 
@@ -175,11 +168,11 @@ _V1, _V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 SYSTEMS = {
     "linux": System(
         _proc_name, _proc_facts, _affinity, _sys_caches, {_V1: "memory.limit_in_bytes", _V2: "memory.max"}, 1024, _direct,
-        _fadvise, True, {"random": 1, "willneed": 3, "populate": 22, "ahead": 22}, _proc_own, _proc_read,
+        _fadvise, True, {"random": 1, "willneed": 3, "populate": 22, "ahead": 22}, _io_read,
     ),
     "darwin": System(
         lambda: _sysctl("machdep.cpu.brand_string"), _mac_facts, _mac_cores, _mac_caches, {}, 1, _uncached, _invalidate, True,
-        {"random": 1, "willneed": 3, "ahead": 3}, functools.partial(_rusage, 9), functools.partial(_rusage, 18), "lib{}.dylib",
+        {"random": 1, "willneed": 3, "ahead": 3}, _rusage_read, "lib{}.dylib",
     ),
     "win32": System(library="{}.dll"),
 }  # fmt: skip
@@ -257,8 +250,9 @@ def peak_memory() -> int:
 
 
 def own_memory() -> int:
-    """Bytes of this process's memory that no file backs."""
-    return HERE.own()
+    """Bytes of this process's memory that no file backs; all that is resident where the system does not tell them apart."""
+    used = psutil.Process().memory_info()
+    return used.rss - getattr(used, "shared", 0)
 
 
 def counters() -> tuple[float, int, int, int]:
@@ -341,7 +335,7 @@ def resident(data: np.ndarray) -> float:
     """Share of the pages of an array over a mapped file that are in memory, by mincore(2); 1.0 where it cannot be told."""
     address, nbytes = _pages(data)
     found = np.zeros(nbytes.value // PAGE, np.uint8)
-    known = HERE.mincore and libc().mincore(address, nbytes, ctypes.c_void_p(found.ctypes.data)) == 0
+    known = HERE.pages and libc().mincore(address, nbytes, ctypes.c_void_p(found.ctypes.data)) == 0
     return float(np.mean(found & 1)) if known else 1.0
 
 
@@ -350,7 +344,7 @@ def advise(data: np.ndarray, how: str) -> bool:
     "populate" (read it and wait), "ahead" (populate, or willneed where there is none), "lock" (read it and keep it). False
     where the system refuses or has no such advice."""
     if how == "lock":
-        return HERE.mincore and libc().mlock(*_pages(data)) == 0
+        return HERE.pages and libc().mlock(*_pages(data)) == 0
     return how in HERE.advice and libc().madvise(*_pages(data), HERE.advice[how]) == 0
 
 
