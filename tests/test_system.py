@@ -28,6 +28,7 @@ OUTSIDE = {  # file -> what it asks by itself, and why that is the same on every
     "costs/apart.py": {"multiprocessing.get_context"},  # spawn, on every system
     "costs/peers.py": {".so"},  # an error's words
     "cpu/simd/atomics.py": {"platform.machine"},  # the instruction set, of any system
+    "cpu/tasks.py": {"platform.machine"},
     "findings/pressure.py": {"os.geteuid", "os.preadv", "os.pwrite", "cgroup"},  # swap and groups: root on Linux, or it refuses
     "lab/disk.py": {"os.preadv"},  # Linux and macOS
     "lab/llama_cpp.py": {"ctypes.CDLL", ".so"},  # another library; Python's extensions end in .so on macOS too

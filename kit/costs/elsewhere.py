@@ -152,9 +152,9 @@ def says(there: Elsewhere, found: pd.DataFrame, compressed: tuple[float, float])
     if found.loc[MAPPED, "fits"]:
         text += (
             f"; the blocks ({held[MAPPED]}) fit, and once they are in memory it does not matter how they came there: "
-            f"{token[MAPPED]} a token. At {there.fault_gbps:g} GB/s by the page faults of a map they come in {comes[MAPPED]}, at "
-            f"{there.disk_gbps:g} GB/s by reading in {comes[READ]}, as a map does whose pages are asked for ahead; what is mapped "
-            "and not locked the system may drop again."
+            f"{token[MAPPED]} a token. At {there.fault_gbps:g} GB/s by the page faults of a map they come in {comes[MAPPED]}, "
+            f"at {there.disk_gbps:g} GB/s by reading in {comes[READ]}, as a map does whose pages are asked for ahead; what is "
+            "mapped and not locked the system may drop again."
         )
     else:
         text += (
