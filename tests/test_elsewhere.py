@@ -67,6 +67,20 @@ def test_the_reports_machine_holds_their_blocks_and_not_their_float32():
     assert found.loc[KEPT, "predicted"] > 100 * found.loc[MAPPED, "predicted"]
 
 
+PUBLISHED = [  # machine, uses of a token, seconds of a token that somebody measured with llama.cpp, where
+    ("apple-m4-16gb", reported.uses("llama-3.1-8b"), 1 / 20.87, "brand-o/normiebench, issue 3 (Metal)"),
+    ("apple-m1-max-64gb", reported.uses("llama-3.1-8b"), 1 / 46.2, "brand-o/normiebench, issue 40 (Metal)"),
+    ("apple-m1-8gb", [Use("w", 6_740_000_000, int(68.2e9 * 0.0557))], 0.0712, "llama.cpp, pull request 1642 (CPU; its bytes)"),
+]
+
+
+@pytest.mark.parametrize("name, uses, seconds, where", PUBLISHED)
+def test_a_token_from_blocks_that_fit_takes_what_people_measured(name, uses, seconds, where):
+    """docs/faq.md says by how much."""
+    predicted = elsewhere.ways(elsewhere.machine(name), list(uses), (1.0, 1.0)).loc[MAPPED, "predicted"]
+    assert 1.0 <= seconds / predicted <= 1.15, where
+
+
 def counted(page: np.ndarray) -> int:
     """Bits of a page of 1,024 words, word by word."""
     places, bits = [None] * 16, 0
