@@ -123,6 +123,11 @@ def geometry_of(file) -> tuple[int, np.ndarray, np.ndarray]:
     return max(info.shape[0] for info in stacks.values()), expert_bytes, dense_bytes
 
 
+def request_bytes(file) -> int:
+    """Bytes of the largest matrix of an expert of an open GGUF file: what one read asks for."""
+    return max(info.nbytes // info.shape[0] for name, info in file.tensors.items() if _STACK.fullmatch(name))
+
+
 def capture(name: str) -> Routes:
     """One of CAPTURES, a phone's record of real routing; TraceError when the installed file is not the one published."""
     known("capture", name, CAPTURES, TraceError)

@@ -62,12 +62,12 @@ def command(routes, model, memory, disk, as_json, report):
                     "own by kit generate --routes"
                 )
             found = found.sized(file)
-            dense = dense_bytes(file)
+            dense, each = dense_bytes(file), records.request_bytes(file)
     else:
         basis.append(f"dense weights of the record ({len(found.dense_bytes)} layers, no embedding or output)")
     if speed is None and path and Path(path).exists():
-        speed = max(random_gbps(path, readers, int(found.expert_bytes.max())) for readers in (1, 2, 4))
-        basis.append(f"the disk under the model, measured: {speed:.2f} GB/s past the page cache, at an expert's size")
+        speed = max(random_gbps(path, readers, each) for readers in (1, 2, 4))
+        basis.append(f"the disk under the model, measured: {speed:.2f} GB/s past the page cache, a matrix of an expert a read")
     elif speed is None:
         basis.append("no speed of a disk: give --disk 2GB/s, or MODEL, for seconds")
     read = state.probe().read_gbps

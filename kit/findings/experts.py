@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 
 import kit
 from kit.cache import routing
-from kit.cache.routes import CAPTURES, Routes, geometry_of, key_of, read, write
+from kit.cache.routes import CAPTURES, Routes, geometry_of, key_of, read, request_bytes, write
 from kit.cache.traces import Requests
 from kit.costs.experts import dense_bytes
 from kit.cpu import threads
@@ -39,7 +39,7 @@ _SPARE = 64 << 20  # bytes beside weights and slots: what grows while a process 
 _SMALL = 64 << 20  # bytes: of a smaller file some pages always stay
 _BUDGET = 0.5  # seconds for each token asked for: when all are spent, a way takes no further one
 _LEAST = 8  # tokens that it takes in any case; llama.cpp half as many
-_FEW = 6  # tokens, whose experts come into memory for the time of a token that reads nothing
+_FEW = 4  # tokens, which are decoded three times for the time of a token that reads nothing: late are only warm ones
 
 
 @dataclass
@@ -140,6 +140,24 @@ def sorted_routes(routes: Routes, tokens: int) -> tuple[list[dict[int, list[int]
     return steps, Requests(keys, [int(routes.expert_bytes[layer]) for layer, _, _ in rows], [token for _, _, token in rows])
 
 
+def waited(future: Requests, hit: np.ndarray, readers: int, gbps: dict, per_byte: float) -> np.ndarray:
+    """(2, tokens): the bytes that each token misses, and the seconds that its layers wait for them.
+
+    A layer's reads, in order of use at ``gbps`` (of 1, 2 and 4 readers), go on beside the arithmetic of its experts, which
+    takes ``per_byte`` seconds a byte; so it waits for the read that ends longest after the arithmetic before its expert.
+    """
+    found, sizes = np.zeros((2, future.tokens[-1] + 1)), np.array(future.sizes)
+    place = [(token, key.partition("[")[0]) for token, key in zip(future.tokens, future.keys, strict=True)]
+    for (token, _), uses in groupby(range(len(place)), key=place.__getitem__):
+        size = sizes[uses := [*uses]]
+        missed = size * ~hit[uses]
+        busy = min(readers, np.count_nonzero(missed))  # others have nothing to read
+        ready = np.cumsum(missed) / np.interp(busy, (1, 2, 4), [gbps[n] for n in (1, 2, 4)]) / 1e9
+        late = ready - per_byte * (np.cumsum(size) - size)
+        found[:, token] += missed.sum(), late[missed > 0].max(initial=0)
+    return found
+
+
 # --- in the child, under the limit -----------------------------------------------------------------------------------------
 
 
@@ -150,8 +168,8 @@ def _counters(weights) -> tuple:
     return *system.counters(), weights.waited, weights.hits, weights.asked
 
 
-def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False) -> Run:
-    """Decode with one of WAYS, from a dropped page cache, or from a ``warm`` one (then nothing is read)."""
+def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False, passes: int = 1) -> Run:
+    """Decode with one of WAYS, from a dropped page cache, or from a ``warm`` one; ``passes``: so often the same tokens."""
     if not warm and not pagecache.drop(Path(path)) and os.path.getsize(path) > _SMALL:
         raise ReportError(f"{path}: its pages cannot be dropped from memory; is another process using it?")
     way = WAYS[name]
@@ -163,7 +181,7 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False)
         keep += int(way.given_up * dense_bytes(file))
         weights = (Mapped if way.holds == "mapped" else Slots)(file, way, keep, future)
         model, digest = kit.Transformer(weights, linear="fused-int8"), hashlib.sha256()
-        model.ops, context = _Routed, model.new_cache(tokens)
+        model.ops, context = _Routed, model.new_cache(passes * tokens)
 
         def step(number, chosen):
             weights.chosen = chosen
@@ -172,7 +190,7 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False)
                 digest.update(logits.numpy().tobytes())
             weights.trace.clear()
 
-        run = _timed(name, weights, steps, step)
+        run = _timed(name, weights, passes * steps, step)
         weights.close()
         pairs = [(old, new) for sets in weights.own.values() for old, new in pairwise(sets)]
         shares = [len(old & new) / len(new) for old, new in pairs]
@@ -201,19 +219,21 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     """(facts, runs): each way in a child of its own, under the limit of base + dense weights + ``share`` of the experts.
 
     facts: bytes ``keep`` (for experts; a page cache has up to ``most``), ``limit`` (None without rights: then mapped ways are
-    left out), ``base`` of the process, ``dense``; ``compute``: seconds of a token whose weights are in memory (nan when it had
-    no room); ``disk``: readers -> GB/s ("page": of single pages, by as many threads as the kernels have); ``fastest``: GB/s,
-    the best that a probe or a run saw; ``routes``: of the layers that the file has; ``told``: the limit in words, and why a way
-    has no run (the system ended it for memory, say). ReportError when the logits of two ways differ.
+    left out), ``base`` of the process, ``dense``; ``compute``: seconds of a token whose weights are in memory and mapped (nan
+    when it had no room); ``disk``: readers -> GB/s of the reads that a way makes, a matrix each ("page": of single pages, by
+    as many threads as the kernels have), before all ways and after; ``fastest``: GB/s, the best that a probe or a run saw;
+    ``routes``: of the layers that the file has; ``told``: the limit in words, and why a way has no run (the system ended it
+    for memory, say). ReportError when the logits of two ways differ.
     """
     with kit.open(path) as file:
         routes = routes_of(file, capture)
         experts = int(routes.experts * routes.expert_bytes.sum())
-        dense = dense_bytes(file)
+        dense, each = dense_bytes(file), request_bytes(file)
+    asked = {**{readers: (readers, each) for readers in (1, 2, 4)}, "page": (threads.count(), system.PAGE)}
     keep, lacks = int(share * experts), missing_rights()
-    expert = int(routes.expert_bytes.max())
     first = ["mapped"] if min(experts, _FEW * routes.cycle) + dense < system.memory_available() // 2 else []
     warm = _child(None, None, path, capture, first, min(_FEW, tokens), keep, warm=True)
+    probes = [[disk.random_gbps(path, *how, seconds=0.5) for how in asked.values()]]
     limit = None if lacks else warm["own"] + dense + keep + _SPARE
     chosen, runs = [name for name in ways if limit or WAYS[name].holds == "slots"], []
     told = f"under a limit of {format_bytes(limit)}" if limit else f"without a limit ({', '.join(lacks)} missing)"
@@ -228,10 +248,10 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
         raise ReportError(
             f"{path}: the ways give other logits: {', '.join(run.way for run in runs)}; the disk or the kit is broken"
         )
-    compute = float(np.median(warm["runs"][0]["seconds"][1:])) if first else float("nan")
-    speeds = {readers: disk.random_gbps(path, readers, expert) for readers in (1, 2, 4)}
-    speeds |= {"page": disk.random_gbps(path, threads.count(), system.PAGE)}  # without read-ahead each fault is a request
-    fastest = max([*speeds.values(), *(np.divide(run.read, run.seconds).max() / 1e9 for run in runs)])  # also with read-ahead
+    compute = float(np.median(Run(**warm["runs"][0]).late("seconds"))) if first else float("nan")
+    probes += [[disk.random_gbps(path, *how, seconds=0.5, seed=4) for how in asked.values()]]
+    speeds = dict(zip(asked, np.mean(probes, 0).tolist(), strict=True))
+    fastest = max([np.max(probes), *(np.divide(run.read, run.seconds).max() / 1e9 for run in runs)])  # also with read-ahead
     facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "lacks": lacks, "base": warm["own"]}
     found = {"dense": dense, "compute": compute, "disk": speeds, "fastest": fastest, "routes": routes, "told": told}
     return facts | found, runs
@@ -260,11 +280,11 @@ def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict
 
 def _main(job):
     path, capture, names, tokens, keep, warm = json.loads(job)
-    if warm:  # kernels are compiled, and for a file that fits every page comes into memory before it is timed
+    if warm:  # kernels are compiled, and every page comes into memory and is mapped before it is timed
         with kit.open(path) as file:
             kit.Transformer(kit.Weights(file), linear="fused-int8").step([1], kit.Transformer(kit.Weights(file)).new_cache(8))
         own = system.own_memory()
-        runs = [decode(path, capture, name, tokens, keep, warm=True) for name in names for _ in range(2)][1:]
+        runs = [decode(path, capture, name, tokens, keep, warm=True, passes=3) for name in names]
     else:
         own, runs = 0, [decode(path, capture, name, tokens, keep) for name in names]
     print(json.dumps({"own": own, "runs": [asdict(run) for run in runs]}))
