@@ -9,10 +9,13 @@ import pytest
 import torch
 from llama_cpp import needed
 
+import kit
+from kit.costs.quality import window_of
 from kit.cpu import activations, gemm_int8
 from kit.cpu.linear import linear
 from kit.gguf.formats import BY_ID, FORMATS
 from kit.lab import llama_cpp
+from kit.model.linear import LINEAR
 from kit.quants.exactness import random_blocks
 
 GROUPS = {"Q8_0": 32, "Q8_1": 32, "Q8_K": 256}
@@ -21,6 +24,7 @@ RECORDS = {  # as ggml itself writes them
     "Q8_1": np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)]),
     "Q8_K": np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)]),
 }
+TOKENS = 64  # of a text
 OFTEN = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q4_1")
 IN_EIGHT_BITS = sorted(name for name, format in FORMATS.items() if format.codes)
 
@@ -72,10 +76,8 @@ def test_as_many_share_a_scale_as_in_ggml(name):
     assert FORMATS[name].activations == GROUPS[BY_ID[traits(name).type].name]
 
 
-@pytest.mark.parametrize("kind", ["normal", "outliers", "ties", "negative", "zeros"])
-@pytest.mark.parametrize("name", GROUPS)
-def test_codes_and_scales_are_ggmls_own(name, kind):
-    x, group = numbers(kind), GROUPS[name]
+def assert_codes_and_scales_are_ggmls(name, x):
+    group = GROUPS[name]
     records = activations.quantize(torch.from_numpy(x)[None], activations.address(activations.NATURAL), 1, group).numpy()[:, 0]
     codes, scales = records[:, :256].view(np.int8).reshape(-1, group), records[:, 320:384].copy().view(np.float32).ravel()
     theirs, d = by_ggml(name, x)
@@ -89,17 +91,18 @@ def test_codes_and_scales_are_ggmls_own(name, kind):
     assert np.array_equal(activations.rounded(torch.from_numpy(x)[None], group).numpy().ravel(), seen.ravel())
 
 
-@pytest.mark.parametrize("kind", ["normal", "outliers"])
-@pytest.mark.parametrize(
-    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in IN_EIGHT_BITS]
-)
-def test_products_are_as_near_to_float64_as_ggmls(name, kind):
-    """RMS of the errors of 64 rows times 16 tokens, one by one, and 16 together. Where ggml's scales are float16 the errors are
-    not the same, and ours less on average: 0.2 % more is the chance of the draw."""
-    rows, columns, tokens = 64, 1024, gemm_int8.FEWEST
+@pytest.mark.parametrize("kind", ["normal", "outliers", "ties", "negative", "zeros"])
+@pytest.mark.parametrize("name", GROUPS)
+def test_codes_and_scales_are_ggmls_own(name, kind):
+    assert_codes_and_scales_are_ggmls(name, numbers(kind))
+
+
+def assert_as_near_as_ggmls(name, x):
+    """RMS of the errors of 64 rows times tokens x (tokens, columns), one by one, and together. Where ggml's scales are float16
+    the errors are not the same, and ours less on average: 0.2 % more is the chance of the draw."""
+    rows, (tokens, columns) = 64, x.shape
     blocks = random_blocks(name, rows * columns // FORMATS[name].block_elements).reshape(rows, -1)
     weights = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name]).reshape(rows, columns).astype(np.float64)
-    x = np.stack([numbers(kind, columns, seed) for seed in range(tokens)])
     right, found = x.astype(np.float64) @ weights.T, traits(name)
     kind, theirs, out = BY_ID[found.type].name, np.empty((tokens, rows)), ctypes.c_float()
     i64, cint, record = ctypes.c_int64, ctypes.c_int, np.zeros(columns // GROUPS[BY_ID[found.type].name], RECORDS[kind])
@@ -115,6 +118,37 @@ def test_products_are_as_near_to_float64_as_ggmls(name, kind):
         torch.cat([linear(blocks, name, token[None], "int8") for token in x]),
         linear(blocks, name, x, "int8"),
     )
-    size = np.sqrt((weights**2).sum(1))
+    size = np.sqrt((right**2).mean(1))[:, None] * np.sqrt((weights**2).mean(1))
     of_ours = [np.sqrt((((y.double().numpy() - right) / size) ** 2).mean()) for y in (one_by_one, together)]
     assert 0 < max(of_ours) <= 1.005 * np.sqrt((((theirs - right) / size) ** 2).mean())
+
+
+EACH = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in IN_EIGHT_BITS]
+
+
+@pytest.mark.parametrize("kind", ["normal", "outliers"])
+@pytest.mark.parametrize("name", EACH)
+def test_products_are_as_near_to_float64_as_ggmls(name, kind):
+    assert_as_near_as_ggmls(name, np.stack([numbers(kind, seed=seed) for seed in range(gemm_int8.FEWEST)]))
+
+
+@pytest.fixture(scope="module")
+def of_a_trained_model(trained):
+    """What the tokens of a text give to a layer's last product, (tokens, columns): of the layer with the largest outlier."""
+    seen, fused = [], LINEAR["fused"]
+
+    def apply(weights, name, x):
+        seen.extend([x.clone()] * name.endswith("ffn_down.weight"))
+        return fused.apply(weights, name, x)
+
+    model = kit.Transformer(kit.Weights(kit.open(trained)), linear=fused._replace(apply=apply))
+    model.logits(window_of(model, TOKENS))
+    x = max(seen, key=lambda x: x.abs().max() / x.std()).numpy()
+    assert np.abs(x).max() > 20 * x.std()
+    return np.ascontiguousarray(x[:, np.abs(x).max(0).argmax() // 512 * 512 :][:, :512])
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_of_trained_activations_too(of_a_trained_model, name):
+    assert_codes_and_scales_are_ggmls(BY_ID[traits(name).type].name, of_a_trained_model[-1])
+    assert_as_near_as_ggmls(name, of_a_trained_model)
