@@ -93,7 +93,7 @@ def test_a_compiled_model_gives_the_tokens_of_the_modules(both, engine):
 def test_a_token_is_a_recorded_pass(both):
     ours, _ = both("llama")
     outcomes(ours)
-    generate(ours)
+    generate(ours.to("cpu"))
     assert outcomes(ours) == [""] + ["planned"] * 15
     generate(ours, PADDED[:2], attention_mask=MASK[:2])
     assert outcomes(ours) == [""] + ["planned"] * 30
