@@ -11,7 +11,7 @@ from llama_cpp import needed
 
 import kit
 from kit.costs.quality import window_of
-from kit.cpu import activations, gemm_int8
+from kit.cpu import activations, gemm_codes
 from kit.cpu.linear import linear
 from kit.gguf.formats import BY_ID, FORMATS
 from kit.lab import llama_cpp
@@ -129,7 +129,7 @@ EACH = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) fo
 @pytest.mark.parametrize("kind", ["normal", "outliers"])
 @pytest.mark.parametrize("name", EACH)
 def test_products_are_as_near_to_float64_as_ggmls(name, kind):
-    assert_as_near_as_ggmls(name, np.stack([numbers(kind, seed=seed) for seed in range(gemm_int8.FEWEST)]))
+    assert_as_near_as_ggmls(name, np.stack([numbers(kind, seed=seed) for seed in range(gemm_codes.FEWEST)]))
 
 
 @pytest.fixture(scope="module")

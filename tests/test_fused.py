@@ -21,7 +21,7 @@ from reference_model import forward
 
 import kit
 from kit.cpu import activations as activations_in_digits
-from kit.cpu import gemm_int8, simd, superblock_scales, superblocks
+from kit.cpu import gemm_codes, simd, superblock_scales, superblocks
 from kit.cpu.linear import MANY_TOKENS, linear
 from kit.cpu.simd.memory import store
 from kit.errors import QuantError
@@ -110,7 +110,7 @@ def test_products_equal_float64(qtype, accuracy, rows, units, tokens, seed):
 @pytest.mark.parametrize("accuracy", ACCURACIES)
 @pytest.mark.parametrize("qtype", [*OTHERS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS[2:])])
 def test_the_other_formats_too(qtype, accuracy):
-    for tokens in (1, 3):
+    for tokens in (1, 3, gemm_codes.FEWEST):
         check(qtype, 5, shape(qtype, 2), tokens, accuracy)
 
 
@@ -132,15 +132,18 @@ def test_long_prompts_and_many_rows(accuracy, tokens, tier):
         check("Q4_K", 301, 1280, tokens, accuracy)
 
 
-@pytest.mark.parametrize("tier", [None, *(tier for tier in simd.available() if tier in gemm_int8.TILES)])
+OF_PROMPTS = [(None, "float32"), *((tier, "int8") for tier in (None, *simd.available()) if tier != "plain")]
+
+
+@pytest.mark.parametrize(("tier", "accuracy"), OF_PROMPTS)
 @pytest.mark.parametrize("qtype", ["Q4_K", "Q6_K", "Q5_0", "Q2_K"])  # groups of 32 and of 16, with minima and without
 @settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 70), columns=st.integers(1, 6), tokens=st.sampled_from([16, 17, 31, 513, 530]), seed=st.integers(0, 9)
 )
-def test_prompts_in_int8_equal_float64(qtype, tier, rows, columns, tokens, seed):
+def test_prompts_equal_float64(qtype, tier, accuracy, rows, columns, tokens, seed):
     with simd.using(tier):
-        check(qtype, rows, columns * {32: 96}.get(FORMATS[qtype].block_elements, 256), tokens, "int8", seed)
+        check(qtype, rows, columns * {32: 96}.get(FORMATS[qtype].block_elements, 256), tokens, accuracy, seed)
 
 
 @pytest.mark.slow
@@ -323,7 +326,7 @@ def test_scales_shared_by_neighbors_come_out_as_sixteen(count):
 _PLAYED = """\
 import numba, numpy as np
 from numba import njit, types
-from kit.cpu import gemm_int8
+from kit.cpu import gemm_codes
 from kit.cpu.simd.memory import load, store
 
 @njit
@@ -335,8 +338,8 @@ def multiply(left, stride, right, sums):
                 total += load(types.int8, left + stride * i + k) * load(types.int8, right + 64 * (k // 4) + 4 * j + k % 4)
             store(sums + 64 * i + 4 * j, types.int32(total))
 
-gemm_int8.multiply, gemm_int8.multiplier = multiply, lambda: "amx"
-gemm_int8.configure, gemm_int8.release = njit(lambda width, scratch: None), njit(lambda: None)
+gemm_codes.multiply, gemm_codes.multiplier = multiply, lambda: "amx"
+gemm_codes.configure, gemm_codes.release = njit(lambda width, scratch: None), njit(lambda: None)
 import test_fused
 test_fused.check("{qtype}", 20, {columns}, 17, "int8")
 """

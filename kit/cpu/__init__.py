@@ -28,7 +28,7 @@ A product y = W x reads the blocks where they lie (linear.py), and multiplies co
 - activations.py   x as one digit of eight bits ("int8") or three ("float32": exact to 24 bits), a scale for each 32 or 256
 - superblocks.py   the codes of 256 weights as bytes in registers, and what their scales do to the sums
 - gemv_codes.py    one token or a few: dot products of bytes, a row a sum; gemv_values.py: of formats without codes
-- gemm_int8.py, gemm.py   prompts: tiles of rows by tokens; strips of rows dequantized to the first-level cache
+- gemm_codes.py, gemm.py   prompts: tiles of rows by tokens; strips of rows dequantized to the first-level cache
 
 The rest of a token is in norm.py, elementwise.py (activation, RoPE, sums), history.py (keys and values), attention.py;
 buffers.py keeps memory for dequantized tensors. simd/ has the vectors, and the tiers: what instructions a CPU has.

@@ -38,7 +38,7 @@ def quantize(
 
     order: from ``order_of``. group: numbers that share a scale, 32 or 256. scale = largest |x| / 127, and x / scale is rounded
     to nearest even in its last digit. Columns are filled up to super-blocks with zeros. sums: numbers of a sum, 16 or 32 (then
-    it stands twice); in_units: sums of codes, not yet times the scale.
+    it stands twice); in_units: sums in units of the last digit, not yet times the scale.
     """
     tokens, columns = x.shape
     records = torch.empty(
@@ -144,8 +144,8 @@ def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
             nearest = number + ROUNDER
             rest = (number - (nearest - ROUNDER)) * fine + ROUNDER  # the difference is exact
             code = ((bitcast(i32x16, nearest) - ROUNDER_BITS) << 16) + (bitcast(i32x16, rest) - ROUNDER_BITS)
-        scale = f32(1) if in_units else load(f32, record + SCALE + 4 * n) / unit
-        store(record + SUMS + 4 * n, f32(-add_up(code)) * (f32(2**-16) * scale))
+        scale = f32(1) if in_units else load(f32, record + SCALE + 4 * n)
+        store(record + SUMS + 4 * n, f32(-add_up(code)) * (f32(2**-16) / unit * scale))
         second = (code + 128) >> 8  # a digit is the low byte, signed; what is above it is the number without the digit
         store(at, convert(i8x16, (second + 128) >> 8))
         if digits > 1:

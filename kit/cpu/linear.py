@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import torch
 
-from kit.cpu import gemm, gemm_int8, gemv_codes, gemv_values, threads
+from kit.cpu import gemm, gemm_codes, gemv_codes, gemv_values, threads
 from kit.cpu.activations import DIGITS, form_of, quantize, quantizing, record_bytes
 from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
@@ -26,8 +26,8 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes of a row) uint8: (tokens, rows) float32.
 
     qtype: any format that the cpu backend of kit.dequantize knows, or I8. activations: "int8" rounds x to eight bits, with a
-    scale for as many columns as the format's ``activations`` says; "float32" to 24 bits for up to 17 tokens, an error of 2^-22
-    of the largest of 256 columns at most.
+    scale for as many columns as the format's ``activations`` says; "float32" to 24 bits, an error of 2^-22 of the largest of
+    256 columns at most, for up to 17 tokens, and for all where gemm_codes is faster than floats.
     Where the weights are F32, F16 or BF16, x is not rounded. Raises QuantError.
     """
     format = _check(blocks, qtype, x, activations)
@@ -38,9 +38,9 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         threads.run_all(forms.product(blocks, qtype, y, activations))
         return y
     share = _share(blocks, tokens)
-    if tokens >= gemm_int8.FEWEST and _in_bytes(format, activations):
-        x, share = gemm_int8.records(x, format), gemm_int8.share(rows)
-        kernel = gemm_int8.kernel(format, tier(), gemm_int8.multiplier())
+    if tokens >= gemm_codes.FEWEST and _in_bytes(format, activations):
+        x, share = gemm_codes.records(x, format, activations), gemm_codes.share(rows)
+        kernel = gemm_codes.kernel(format, tier(), gemm_codes.multiplier(), activations)
     elif format.codes is not None and (activations == "int8" or tokens < 2 * gemm.FEWEST):
         x, kernel = quantize(x, *form_of(format, DIGITS[activations])), gemv_codes.kernel(format, tier(), activations)
     elif tokens >= gemm.FEWEST:
@@ -65,8 +65,8 @@ def in_pieces(qtype: str, tokens: int, activations: str) -> bool:
 
 
 def _in_bytes(format, activations) -> bool:
-    """Whether kit.cpu.gemm_int8 multiplies many tokens."""
-    return activations == "int8" and format.codes is not None and gemm_int8.multiplier() in gemm_int8.TILES
+    """Whether kit.cpu.gemm_codes multiplies many tokens."""
+    return format.codes is not None and gemm_codes.multiplier() in gemm_codes.FASTER[activations]
 
 
 class Activations:

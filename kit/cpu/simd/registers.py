@@ -54,14 +54,14 @@ def add_products(_, sums, rows, tokens):
     return sums(sums, rows, tokens), emit
 
 
-def add_dots_of(depth: int, largest: int, units: int):
+def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = (0,)):
     """A primitive: add_dots(tier, totals, x, stride, weights, apart, scales, minima, sums).
 
     Returns totals + scales * dots + minima * sums; where ``units`` is not 0, dots are times a number each token has, which lies
     so many bytes behind its sum. totals: a tile of f32x16, each sixteen rows' tokens one after another. dots:
     of ``depth`` u8x64 at ``weights``, four weights of sixteen rows each, the next sixteen rows ``apart`` bytes on, and 4 *
-    ``depth`` int8 at ``x``, the next token's ``stride`` bytes on. scales, minima: an f32x16 for each sixteen rows. sums: the
-    address of a float32, the next token's as for x.
+    ``depth`` numbers of one digit or three, int8 at ``x`` + each of ``digits``, the next token's ``stride`` bytes on. scales,
+    minima: an f32x16 for each sixteen rows. sums: the address of a float32, the next token's as for x.
     """
 
     @intrinsic
@@ -77,18 +77,33 @@ def add_dots_of(depth: int, largest: int, units: int):
                 place = builder.add(place, ir.Constant(stride.type, offset))
                 return builder.load(builder.inttoptr(place, kind.as_pointer()), align=4)
 
-            dots = [ir.Constant(i32x16.llvm, None) for _ in old]
-            for k in range(depth):
-                rows = [loaded(u8x64.llvm, weights, apart, row, 64 * k) for row in range(len(scales))]
-                for token in range(tokens):
-                    four = emit_broadcast(builder, loaded(ir.IntType(32), x, stride, token, 4 * k), i32x16)
-                    four = builder.bitcast(four, u8x64.llvm)
-                    for row, codes in enumerate(rows):
-                        at = row * tokens + token
-                        dots[at] = emit_dot4(builder, tier, dots[at], codes, four, largest)
+            def add(dots, digit):
+                """dots with the products of a digit."""
+                for k in range(depth):
+                    rows = [loaded(u8x64.llvm, weights, apart, row, 64 * k) for row in range(len(scales))]
+                    for token in range(tokens):
+                        four = emit_broadcast(builder, loaded(ir.IntType(32), x, stride, token, digit + 4 * k), i32x16)
+                        four = builder.bitcast(four, u8x64.llvm)
+                        for row, codes in enumerate(rows):
+                            at = row * tokens + token
+                            dots[at] = emit_dot4(builder, tier, dots[at], codes, four, largest)
+                return dots
+
+            def floats(dots):
+                return [builder.sitofp(dot, f32x16.llvm) for dot in dots]
+
+            none, eight = ([ir.Constant(i32x16.llvm, [number] * 16)] * len(old) for number in (0, 8))
+            lower = []
+            if digits[1:]:  # the lower two together fit 32 bits, all three do not
+                second, third = digits[1:]
+                lower = add([builder.shl(*pair) for pair in zip(add([*none], second), eight, strict=True)], third)
+                lower = floats(lower)
+            dots = floats(add([*none], digits[0]))
+            if lower:
+                place = ir.Constant(f32x16.llvm, [2.0**16] * 16)
+                dots = [builder.call(fma, [dot, place, rest]) for dot, rest in zip(dots, lower, strict=True)]
             for at, dot in enumerate(dots):
                 row, token = divmod(at, tokens)
-                dot = builder.sitofp(dot, f32x16.llvm)
                 if units:
                     unit = loaded(ir.FloatType(), sums, stride, token, units)
                     dot = builder.fmul(dot, emit_broadcast(builder, unit, f32x16))
