@@ -79,7 +79,7 @@ def newest() -> list[Line]:
     beside llama.cpp that was recorded without its quality is left out."""
     found = {}
     for run in _runs("*"):
-        if not (Path(__file__).parent / f"{run['benchmark']}.py").exists():  # one that is no more
+        if not (Path(__file__).parent / f"{run['benchmark']}.py").exists() or run["benchmark"] == "scale":  # no more; growth()
             continue
         for row in run["rows"]:
             if not row.get("ratio") or not (row.get("least") or run["benchmark"] in ("decode", "batches")):
@@ -171,6 +171,19 @@ def parts() -> str:
     return "\n".join(text) + "\n"
 
 
+def growth() -> str:
+    """A heading and a table of the newest record of benchmarks/scale.py on each CPU: a row a thing, a column a count."""
+    found, text = {_cpu(run): run for run in sorted(_runs("scale"), key=lambda run: run["started"])}, []
+    for cpu, run in sorted(found.items()):
+        head = ["", *(column for column in run["rows"][0] if column[0].isdigit()), "exponent", "at most"]
+        text += [f"\n## {run['title'].rstrip('.')}: {cpu}, commit {run['system']['commit'][:7]}\n"]
+        text += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        for row in run["rows"]:
+            cells = (row[name] for name in (*head[1:-2], "exponent", "goal"))
+            text += [f"| {row['what']} | {' | '.join('' if cell is None else f'{cell:,.2f}' for cell in cells)} |"]
+    return "\n".join(text) + "\n"
+
+
 def _kl(row) -> tuple[str, str]:
     """The cells of QUALITY."""
     kl = f"{row['kl']:.2g} ± {row['kl_error']:.1g}" if row["kl"] else "below 1e-10"  # as many digits had records once
@@ -246,7 +259,7 @@ def under_transformers() -> str:
 
 def tables() -> str:
     """All that the page has below MARK."""
-    return table(newest()) + under_transformers() + qualities() + parts()
+    return table(newest()) + under_transformers() + qualities() + parts() + growth()
 
 
 def write(root: Path = ROOT) -> str:

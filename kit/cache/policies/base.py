@@ -215,6 +215,7 @@ class LFU(Policy):
             if key not in sizes:
                 heapq.heappop(heap)
             elif entry is uses[key]:
+                heapq.heappop(heap)  # or a key that comes back would have one entry more each time
                 return key
             else:
                 heapq.heapreplace(heap, uses[key])
