@@ -130,6 +130,12 @@ def there(monkeypatch):
         fact.cache_clear()
 
 
+def test_macos_has_an_answer_of_its_own_to_every_question_but_one():
+    fields = {field for field, default in zip(system.System._fields, system.System(), strict=True)
+              if getattr(system.SYSTEMS["darwin"], field) == default}  # fmt: skip
+    assert fields == {"groups"}  # no group of processes has a memory limit there
+
+
 def test_macos_tells_its_cpu_cores_caches_and_memory(there, monkeypatch):
     there("darwin", Calls())
     assert (system.cpu_name(), system.usable_cores(), system.last_level_cache()) == ("Apple M4", 4, 16 << 20)

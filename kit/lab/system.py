@@ -99,6 +99,10 @@ _SYSCTLS = {  # level 0: performance cores, 1: efficiency cores
 }  # fmt: skip
 
 
+def _mac_name() -> str:
+    return _sysctl("machdep.cpu.brand_string")
+
+
 def _mac_facts() -> dict[str, str]:
     found = {fact: str(value) for fact, name in _SYSCTLS.items() if (value := _sysctl(name))}
     return found | ({"memory": "unified"} if _sysctl("hw.optional.arm64") else {})
@@ -167,12 +171,13 @@ class System(NamedTuple):
 _V1, _V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 SYSTEMS = {
     "linux": System(
-        _proc_name, _proc_facts, _affinity, _sys_caches, {_V1: "memory.limit_in_bytes", _V2: "memory.max"}, 1024, _direct,
-        _fadvise, True, {"random": 1, "willneed": 3, "populate": 22, "ahead": 22}, _io_read,
+        cpu=_proc_name, facts=_proc_facts, cores=_affinity, caches=_sys_caches, past=_direct, forget=_fadvise, pages=True,
+        advice={"random": 1, "willneed": 3, "populate": 22, "ahead": 22}, read=_io_read,
+        groups={_V1: "memory.limit_in_bytes", _V2: "memory.max"},
     ),
     "darwin": System(
-        lambda: _sysctl("machdep.cpu.brand_string"), _mac_facts, _mac_cores, _mac_caches, {}, 1, _uncached, _invalidate, True,
-        {"random": 1, "willneed": 3, "ahead": 3}, _rusage_read, "lib{}.dylib",
+        cpu=_mac_name, facts=_mac_facts, cores=_mac_cores, caches=_mac_caches, past=_uncached, forget=_invalidate, pages=True,
+        advice={"random": 1, "willneed": 3, "ahead": 3}, read=_rusage_read, peak_unit=1, library="lib{}.dylib",
     ),
     "win32": System(library="{}.dll"),
 }  # fmt: skip
