@@ -16,12 +16,11 @@ PUBLIC = {"_asdict", "_fields", "_replace", "_exit", "_getframe"}  # documented,
 # module of the kit: package, the version with which its parts were last checked, module of the part, part. Parts that only
 # an instance has are written "instance.part" and are covered by the tests of that module.
 ROWS = [
-    ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodeLibrary._optimize_final_module"),
     ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodeLibrary._get_compiled_object"),
     ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodeLibrary._get_module_for_linking"),
-    ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "JITCodeLibrary._finalize_specific"),
-    ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodeLibrary._linking_libraries"),
+    ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "JITCPUCodegen._library_class"),
     ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodeLibrary._final_module"),
+    ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodeLibrary._linking_libraries"),
     ("cpu/numba_private", "numba", "0.68.1", "", "Dispatcher._cache"),
     ("cpu/numba_private", "numba", "0.68.1", "", "FunctionCache._cache_file"),
     ("cpu/numba_private", "numba", "0.68.1", "", "IndexDataCacheFile._source_stamp"),

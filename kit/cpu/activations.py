@@ -15,7 +15,7 @@ from numba import types
 from kit.cpu import threads
 from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import add_up, greatest
-from kit.cpu.simd.vectors import bitcast, broadcast, convert, f32x16, i8x16, i32x16, jit, select, swap_neighbors, u32x16
+from kit.cpu.simd.vectors import bitcast, broadcast, convert, f32x16, i8x16, i32x16, inner, select, swap_neighbors, u32x16
 from kit.cpu.superblocks import SUPERBLOCK, codes_of
 from kit.cpu.tasks import task
 from kit.gguf.formats import Format
@@ -116,7 +116,7 @@ def _rounding():
 _record, _inverses = stack(RECORD), stack(64)
 
 
-@jit
+@inner
 def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
     """One record from ``sixteens`` times 16 numbers at x, of which ``group`` times 16 share a scale."""
     inverses, unit = _inverses(), f32(2**-16 if digits > 1 else 1)

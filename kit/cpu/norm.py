@@ -10,7 +10,7 @@ from numba import types
 from kit.cpu import threads
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import reduce_add
-from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, jit
+from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, inner
 from kit.cpu.tasks import task
 
 f32, f64, u32 = types.float32, types.float64, types.uint32
@@ -47,7 +47,7 @@ def _row(row, x, weight, y, n, eps, offset):
     _rms_norm(x + 4 * n * row, weight, y + 4 * n * row, n, 1, bitcast(f64, eps), bitcast(f32, u32(offset)))
 
 
-@jit
+@inner
 def _rms_norm(x, weight, y, n, rows, eps, offset):
     offset = np.float32(offset)
     for _ in range(rows):

@@ -4,14 +4,62 @@ tests/test_private.py names the version with which each of these parts was last 
 """
 
 from collections.abc import Callable
+from contextlib import contextmanager
+from functools import cached_property
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import types
-from numba.core import codegen, compiler, event, registry
+from numba import njit, types
+from numba.core import compiler, event, registry
+from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher
 
 from kit.lab.system import libc
+
+
+class _Part(JITCodeLibrary):
+    """The code of a function that only kernels call: linked into each, neither optimized as a whole nor compiled by itself.
+
+    Its loops are unrolled and simplified, though: without that a kernel takes up to 1.6 times as long (16-bit numbers of Q6_K).
+    """
+
+    def finalize(self):
+        for function in self._final_module.functions:
+            if not function.is_declaration:
+                function.linkage = "linkonce_odr"  # other code may hold it, too
+        self._finalized = True
+
+    def get_pointer_to_function(self, name):
+        return 0
+
+    def _get_module_for_linking(self):
+        """For what Numba compiles otherwise: with all that it calls."""
+        while self._linking_libraries:
+            self._final_module.link_in(self._linking_libraries.pop()._get_module_for_linking(), preserve=True)
+        return self._final_module
+
+
+class Inner(CPUDispatcher):
+    """A function for kernels. It has no wrapper for Python: a call from there compiles a function that calls it."""
+
+    def __call__(self, *args):
+        return self._caller(*args)
+
+    @cached_property
+    def _caller(self):
+        return njit(lambda *args: self(*args))
+
+
+@contextmanager
+def _in_parts(context):
+    """What Numba compiles within the ``with`` becomes parts, without wrappers for C."""
+    codegen, nothing = context.codegen(), lambda *_: None
+    codegen._library_class, codegen.set_env, context.create_cfunc_wrapper = _Part, nothing, nothing
+    try:
+        yield
+    finally:
+        del codegen._library_class, codegen.set_env, context.create_cfunc_wrapper
 
 
 def object_code(function: Callable, count: int, symbol: str) -> bytes:
@@ -20,16 +68,6 @@ def object_code(function: Callable, count: int, symbol: str) -> bytes:
     llvm.initialize_native_asmparser()  # for instructions that LLVM is given as text
     with global_compiler_lock, event.trigger_event("numba:compile"):
         library = _library(function, count, symbol)
-        library.enable_object_caching()
-        optimize = library._optimize_final_module
-
-        def optimize_and_hide():  # Numba's names of closures are unique in this process only; the object is loaded by others
-            optimize()
-            for other in library._final_module.functions:
-                if not other.is_declaration and other.name != symbol:
-                    other.linkage = "internal"
-
-        library._optimize_final_module = optimize_and_hide
         library.finalize()
         foreign = [f.name for f in library._final_module.functions if f.is_declaration and not f.name.startswith("llvm.")]
         foreign = [name for name in foreign if not hasattr(libc(), name)]
@@ -39,27 +77,24 @@ def object_code(function: Callable, count: int, symbol: str) -> bytes:
 
 
 def intermediate(function: Callable, count: int, symbol: str) -> str:
-    """The same as LLVM's text, not optimized, for any CPU of 64 bits. Numba compiles nothing for this process from then on."""
-    codegen.JITCodeLibrary._finalize_specific = lambda *_: None  # else LLVM selects instructions of this CPU
-    codegen.JITCodeLibrary.get_pointer_to_function = lambda *_: 1
-    codegen.JITCPUCodegen.set_env = lambda *_: None
+    """The same as LLVM's text, not optimized, for any CPU of 64 bits."""
     with global_compiler_lock:
-        library = _library(function, count, symbol)
-        for linked in library._linking_libraries:
-            library._final_module.link_in(linked._get_module_for_linking(), preserve=True)
-        return str(library._final_module)
+        return str(_library(function, count, symbol)._final_module)
 
 
 def _library(function, count, symbol):
-    """The library in which ``symbol`` calls the function as C does, not yet linked."""
+    """The library in which ``symbol`` calls the function as C does, with all that this calls."""
     word, target, flags = ir.IntType(64), registry.cpu_target, compiler.Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"
-    target.target_context.refresh()
-    compiled = compiler.compile_extra(
-        target.typing_context, target.target_context, function, (types.int64,) * count, None, flags, {}
-    )
-    library, context = compiled.library, compiled.target_context
+    context = target.target_context
+    context.refresh()
+    library = context.codegen().create_library(symbol)
+    library.enable_object_caching()
+    with _in_parts(context):
+        compiled = compiler.compile_extra(
+            target.typing_context, context, function, (types.int64,) * count, None, flags, {}, library
+        )
     module = library.create_ir_module(symbol)
     entry = ir.Function(module, ir.FunctionType(word, [word] * count), symbol)
     builder = ir.IRBuilder(entry.append_basic_block())
@@ -68,6 +103,16 @@ def _library(function, count, symbol):
     _, result = context.call_conv.call_function(builder, native, *arguments)
     builder.ret(result if result.type == word else word(0))
     library.add_ir_module(module)
+    used = library._linking_libraries
+    for other in used:  # and those that are found on the way
+        if isinstance(other, _Part):
+            used += [part for part in other._linking_libraries if part not in used]
+        linked = other._final_module if isinstance(other, _Part) else other._get_module_for_linking()
+        library._final_module.link_in(linked, preserve=True)
+    used.clear()
+    for other in library._final_module.functions:  # Numba's names of closures are unique in this process only
+        if not other.is_declaration and other.name != symbol:
+            other.linkage = "internal"
     return library
 
 

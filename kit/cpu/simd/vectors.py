@@ -9,7 +9,7 @@ from numba import njit, types
 from numba.core.imputils import lower_constant
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
 
-from kit.cpu.numba_private import set_source_stamp
+from kit.cpu.numba_private import Inner, set_source_stamp
 from kit.cpu.tasks import Static, source_stamp
 
 
@@ -28,11 +28,12 @@ def jit(function):
     return dispatcher
 
 
-def inner(function=None, **options):
-    """numba.njit for what kernels call: not compiled for calls from C as well, which takes a sixth longer."""
+def inner(function=None, forceinline=False):
+    """numba.njit for what kernels call."""
     if function is None:
-        return functools.partial(inner, **options)
-    return njit(function, no_cfunc_wrapper=True, **options)
+        return functools.partial(inner, forceinline=forceinline)
+    options = dict(nopython=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=forceinline)
+    return Inner(function, targetoptions=options)
 
 
 class StaticType(types.Type):
