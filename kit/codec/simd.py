@@ -6,7 +6,6 @@ from a table of the 256 subsets of 8 lanes. The tier is that of `kit.cpu.simd`.
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 
 from kit.codec import rans
 from kit.codec.rans import LOWER, SLOT_BITS, SLOTS
@@ -14,7 +13,7 @@ from kit.codec.streams import SHORT, check_states, read_states
 from kit.cpu.simd.isa import bits_set, expand, look_up, lookup
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.tiers import tier
-from kit.cpu.simd.vectors import bitcast, convert, jit, join, select, u8x16, u16x8, u16x16, u32x16
+from kit.cpu.simd.vectors import bitcast, convert, generated, jit, join, select, u8x16, u16x8, u16x16, u32x16
 from kit.errors import CodecError
 
 _WORD = LOWER[16]
@@ -37,12 +36,9 @@ def decode_simd(streams, first, last, residuals, status):
     _decode_tiles(tier(), streams, first, last, residuals, status, _SHUFFLES.ctypes.data)
 
 
+@generated
 def _next_words(tier, address, low, shuffles):
     """u32x16: the next words of the stream in the lanes of the mask ``low``, in order; other lanes are undefined."""
-
-
-@overload(_next_words)
-def _(tier, address, low, shuffles):
     if tier.value == "avx512":
         return lambda tier, address, low, shuffles: expand(low, convert(u32x16, load(u16x16, address)))
 

@@ -6,13 +6,12 @@ The innermost tile is 4 rows by 6 tokens: 24 sums in registers, which take 10 lo
 import numpy as np
 import torch
 from numba import types
-from numba.extending import overload
 
 from kit.cpu.kernels import dequantize_blocks
 from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.registers import add_products, several_of
 from kit.cpu.simd.sums import reduce_add
-from kit.cpu.simd.vectors import Static, broadcast, f32x16, inner
+from kit.cpu.simd.vectors import Static, broadcast, f32x16, generated, inner
 from kit.cpu.tasks import task
 
 i64 = types.int64
@@ -37,12 +36,9 @@ def _tile(strip, x, stride, columns, sums):
     store_sums(sums, 64, total)
 
 
+@generated
 def _block_shape(format):
     """Weights and bytes of a block, of a Static."""
-
-
-@overload(_block_shape)
-def _(format):
     shape = format.value.block_elements, format.value.block_bytes
     return lambda format: shape
 

@@ -11,7 +11,6 @@ pieces makes 90 (Q4_K, 512 tokens). AVX2 has no instruction that makes them wort
 
 import torch
 from numba import types
-from numba.extending import overload
 
 from kit.cpu import threads
 from kit.cpu.activations import DIGITS, NATURAL, RECORD, SCALE, SUMS, address, quantize, record_bytes
@@ -20,7 +19,7 @@ from kit.cpu.simd.memory import copy, load, stack, store
 from kit.cpu.simd.registers import add_dots_of, several_of, sum_of_products, times_numbers, transpose
 from kit.cpu.simd.sums import fma
 from kit.cpu.simd.tiers import matrix, tier
-from kit.cpu.simd.vectors import Static, broadcast, f32x16, i32x16, inner
+from kit.cpu.simd.vectors import Static, broadcast, f32x16, generated, i32x16, inner
 from kit.cpu.superblocks import SUPERBLOCK, codes, codes_of, largest_code, scales, superblock_bytes, whole
 from kit.cpu.tasks import task
 from kit.gguf.formats import Format
@@ -60,14 +59,11 @@ def share(rows: int) -> int:
     return min(ROWS, height * -(-rows // (2 * height * threads.count())))
 
 
+@generated
 def unpack(format, tier, signed, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
     """A super-block of sixteen rows, of which ``rows`` are there, to ``weights``: their codes, four weights of each row in a
     vector; each sixteen's scales, and its minima, a vector of rows. If ``signed``, codes are int8, for which a format without
     minima loses its bias, and its minima are left out."""
-
-
-@overload(unpack)
-def _(format, tier, signed, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
     order, minima = codes_of(format.value).order, format.value.scales.sign != 0 or not signed.value
     bias = 0 if minima else format.value.bias
 

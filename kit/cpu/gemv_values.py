@@ -1,11 +1,9 @@
 """Rows of numbers (F32, F16, BF16, I8) times float32 activations."""
 
-from numba.extending import overload
-
 from kit.cpu.kernels import RAW
 from kit.cpu.simd.memory import copy, load, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
-from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, i8x16, inner
+from kit.cpu.simd.vectors import Static, broadcast, convert, f32x16, generated, i8x16, inner
 from kit.cpu.tasks import task
 
 # I8 is what kit.codec decodes to, with a scale a row that is applied to the product.
@@ -14,12 +12,9 @@ NUMBERS = RAW | {"I8": (inner(lambda tier, address: convert(f32x16, load(i8x16, 
 _scratch = stack(128)
 
 
+@generated
 def dot(format, tier, row, columns, x, scratch):
     """The product of the row at an address and ``columns`` floats at x. format and tier are Static."""
-
-
-@overload(dot)
-def _(format, tier, row, columns, x, scratch):
     numbers, width = NUMBERS[format.value.name]
 
     def dot(format, tier, row, columns, x, scratch):

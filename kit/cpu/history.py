@@ -4,12 +4,24 @@ import math
 from typing import NamedTuple
 
 from numba import types
-from numba.extending import overload
 
 from kit.cpu.activations import ROUNDER, ROUNDER_BITS
 from kit.cpu.simd.isa import float_to_half, half_to_float
 from kit.cpu.simd.memory import load, store
-from kit.cpu.simd.vectors import Static, bitcast, broadcast, convert, extract, f32x16, i8x16, i32x16, inner, select, u16x16
+from kit.cpu.simd.vectors import (
+    Static,
+    bitcast,
+    broadcast,
+    convert,
+    extract,
+    f32x16,
+    generated,
+    i8x16,
+    i32x16,
+    inner,
+    select,
+    u16x16,
+)
 from kit.cpu.tasks import task
 
 f32, u16 = types.float32, types.uint16
@@ -38,23 +50,17 @@ _READERS = {
 }
 
 
+@generated
 def tile_positions(kind, vectors):
     """Positions of a head whose float32 fit the tile; for float32, which is not copied, more than a chunk has."""
-
-
-def as_floats(kind, tier, source, stride, positions, vectors, scratch):
-    """Address and stride of the same positions in float32: in place if they are float32, else converted, in the scratch."""
-
-
-@overload(tile_positions)
-def _(kind, vectors):
     if kind.value == "float32":
         return lambda kind, vectors: TILE
     return lambda kind, vectors: TILE // (64 * vectors)
 
 
-@overload(as_floats)
-def _(kind, tier, source, stride, positions, vectors, scratch):
+@generated
+def as_floats(kind, tier, source, stride, positions, vectors, scratch):
+    """Address and stride of the same positions in float32: in place if they are float32, else converted, in the scratch."""
     if kind.value == "float32":
         return lambda kind, tier, source, stride, positions, vectors, scratch: (source, stride)
     read = _READERS[kind.value]
@@ -97,12 +103,10 @@ def append(kind: Static, tier: Static):
     return append
 
 
+@generated
 def write_position(kind, tier, source, dim, target):
     """Write ``dim`` floats as ``kind``."""
 
-
-@overload(write_position)
-def _(kind, tier, source, dim, target):
     def as_float32(kind, tier, source, dim, target):
         for i in range(dim):
             store(target + 4 * i, load(f32, source + 4 * i))

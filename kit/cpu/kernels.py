@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 
 from kit.cpu import codes, scales
 from kit.cpu.codes import integers
 from kit.cpu.simd.isa import bfloat_to_float, float_to_bfloat, float_to_half, floats_to_bfloats, half_to_float, lookup
 from kit.cpu.simd.memory import copy, load, prefetch, store, stream
-from kit.cpu.simd.vectors import constant, convert, f32x16, inner, join, u16x16, u16x32
+from kit.cpu.simd.vectors import constant, convert, f32x16, generated, inner, join, u16x16, u16x32
 from kit.cpu.tasks import features
 from kit.gguf.formats import Format
 
@@ -61,16 +60,13 @@ PAIRS = {
 # ---- the loops
 
 
+@generated
 def dequantize_blocks(format, dtype, tier, streams, blocks, count, out, scratch):
     """Dequantize ``count`` blocks at the address ``blocks`` to ``out``, past the caches if ``streams``.
 
     format, dtype and tier are Static, as everywhere below; ``scratch`` is the address of 256 bytes; to stream, ``out`` is a
     multiple of 64.
     """
-
-
-@overload(dequantize_blocks)
-def _(format, dtype, tier, streams, blocks, count, out, scratch):
     make = _raw if format.value.name in RAW else _blocked
     return make(format.value, dtype.value, tier.value)
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import types
-from numba.extending import overload
 
 from kit.cpu.codes import integers as integers_of
 from kit.cpu.kernels import parts_of
@@ -25,6 +24,7 @@ from kit.cpu.simd.vectors import (
     constant,
     convert,
     f32x16,
+    generated,
     i16x16,
     inner,
     join,
@@ -179,55 +179,31 @@ def _any(format: Format):
 # ---- what kernels call; format and tier are Static
 
 
+@generated
 def superblock_bytes(format):
     """Bytes of the blocks of 256 weights."""
-
-
-def has_rest(format):
-    """Whether rows may end within a super-block."""
-
-
-def codes(format, tier, start):
-    """The codes of the super-block at an address: four vectors u8x64."""
-
-
-def scales(format, tier, start, sixteens, scratch):
-    """The scales and the minima of a super-block's weights, two vectors f32x16, zeros but for the first ``sixteens`` times 16
-    weights; scratch: the address of 128 bytes."""
-
-
-def steps(format, tier, start):
-    """The scales of a super-block as integers of each 16 weights (i16x16) times a float32, and the minima, f32x16."""
-
-
-def whole(format, start, end, scratch):
-    """The address of a super-block, or of its copy in the scratch (512 bytes) where it would reach beyond the matrix's end."""
-
-
-def lane_scales(format, part, scales):
-    """lane_scales(format, 0, scales): the scale of each four codes in the first (second ...) vector of a super-block."""
-
-
-@overload(superblock_bytes)
-def _(format):
     size = format.value.nbytes(SUPERBLOCK)
     return lambda format: size
 
 
-@overload(has_rest)
-def _(format):
+@generated
+def has_rest(format):
+    """Whether rows may end within a super-block."""
     less = format.value.block_elements < SUPERBLOCK
     return lambda format: less
 
 
-@overload(codes, jit_options={"forceinline": True})
-def _(format, tier, start):
+@generated(forceinline=True)
+def codes(format, tier, start):
+    """The codes of the super-block at an address: four vectors u8x64."""
     read = codes_of(format.value).read
     return lambda format, tier, start: read(tier, start)
 
 
-@overload(scales, jit_options={"forceinline": True})
-def _(format, tier, start, sixteens, scratch):
+@generated(forceinline=True)
+def scales(format, tier, start, sixteens, scratch):
+    """The scales and the minima of a super-block's weights, two vectors f32x16, zeros but for the first ``sixteens`` times 16
+    weights; scratch: the address of 128 bytes."""
     sign, bias, cut = format.value.scales.sign, format.value.bias, format.value.block_elements < SUPERBLOCK
     read, read_minima = readers(format.value, tier.value)
 
@@ -246,8 +222,9 @@ def _(format, tier, start, sixteens, scratch):
     return read_scales
 
 
-@overload(steps, jit_options={"forceinline": True})
-def _(format, tier, start):
+@generated(forceinline=True)
+def steps(format, tier, start):
+    """The scales of a super-block as integers of each 16 weights (i16x16) times a float32, and the minima, f32x16."""
     format, sign, bias = format.value, format.value.scales.sign, np.float32(format.value.bias)
     d = format.at(format.scales.d)
     dmin = format.at(format.scales.dmin or format.scales.d)
@@ -273,8 +250,9 @@ def _(format, tier, start):
     return with_minima if sign else without_minima
 
 
-@overload(whole, jit_options={"forceinline": True})
-def _(format, start, end, scratch):
+@generated(forceinline=True)
+def whole(format, start, end, scratch):
+    """The address of a super-block, or of its copy in the scratch (512 bytes) where it would reach beyond the matrix's end."""
     size = format.value.nbytes(SUPERBLOCK)
     if format.value.block_elements == SUPERBLOCK:
         return lambda format, start, end, scratch: start
@@ -290,8 +268,9 @@ def _(format, start, end, scratch):
     return copied
 
 
-@overload(lane_scales, jit_options={"forceinline": True}, prefer_literal=True)
-def _(format, part, scales):
+@generated(prefer_literal=True, forceinline=True)
+def lane_scales(format, part, scales):
+    """lane_scales(format, 0, scales): the scale of each four codes in the first (second ...) vector of a super-block."""
     order = codes_of(format.value).order[4 * part.literal_value :][:4]
     picked = pick(*(order[lane // 4] for lane in range(16)))
     return lambda format, part, scales: picked(scales)

@@ -36,6 +36,14 @@ def inner(function=None, forceinline=False):
     return Inner(function, targetoptions=options)
 
 
+def generated(function=None, prefer_literal=False, **options):
+    """A function that kernels call and whose body depends on the types of its arguments: ``function`` gets these types, a
+    Static as one with its ``value``, and returns what runs, with the same parameters. ``options``: as in ``inner``."""
+    if function is None:
+        return functools.partial(generated, prefer_literal=prefer_literal, **options)
+    return overload(function, jit_options=options, prefer_literal=prefer_literal)(function)
+
+
 class StaticType(types.Type):
     """The Numba type of ``Static(value)``."""
 
