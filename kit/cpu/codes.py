@@ -1,4 +1,4 @@
-"""The integer codes of a block: readers made from the description of their planes, and by hand those of grids and digits.
+"""The integer codes of a block: readers made from the description of their planes or grid, and by hand that of digits.
 
 A reader is ``codes(tier, block, j) -> i32x16``: the weights 16 j ... 16 j + 15 of the block at an address, before scaling.
 """
@@ -27,7 +27,7 @@ from kit.cpu.simd.vectors import (
     u8x16,
     u16x16,
 )
-from kit.gguf.formats import Format, Numbers, Plane
+from kit.gguf.formats import Bits, Format, Numbers, Plane
 
 u8, u16, u32, u64 = types.uint8, types.uint16, types.uint32, types.uint64
 
@@ -37,6 +37,8 @@ def reader(format: Format):
     codes, less = format.codes, format.codes.less
     if codes.function:
         return FUNCTIONS[codes.function](format)
+    if codes.grid:
+        return _rows(format)
     if not codes.values:
         read = integers(format, codes, 16)
         return inner(lambda tier, block, j: read(block, j) - less)
@@ -154,107 +156,47 @@ def _signed(codes, signs):
 
 
 @inner
-def _two_signs(packed):
-    """Sixteen signs from twice seven bits."""
-    return _SIGNS[packed & 127] | (_SIGNS[(packed >> 7) & 127] << 8)
-
-
-def iq2_xxs(format: Format):
-    at, grid = format.at("qs"), _grid(format)
-
-    @inner
-    def codes(tier, block, j):
-        pair = block + at + 8 * (j >> 1)
-        rows = pair + 2 * (j & 1)
-        signs = np.int64(load(u32, pair + 4)) >> (14 * (j & 1))
-        return _signed(_sixteen(grid[load(u8, rows)], grid[load(u8, rows + 1)]), _two_signs(signs))
-
-    return codes
-
-
-def iq2_xs(format: Format):
-    at, grid = format.at("qs"), _grid(format)
-
-    @inner
-    def codes(tier, block, j):
-        a, b = load(u16, block + at + 4 * j), load(u16, block + at + 4 * j + 2)
-        return _signed(_sixteen(grid[a & 511], grid[b & 511]), _SIGNS[a >> 9] | (_SIGNS[b >> 9] << 8))
-
-    return codes
-
-
-def iq2_s(format: Format):
-    qs, qh, signs, grid = *(format.at(field) for field in ("qs", "qh", "signs")), _grid(format)
-
-    @inner
-    def codes(tier, block, j):
-        high = np.int64(load(u8, block + qh + (j >> 1))) >> (4 * (j & 1))
-        a = load(u8, block + qs + 2 * j) | ((high & 3) << 8)
-        b = load(u8, block + qs + 2 * j + 1) | ((high & 12) << 6)
-        return _signed(_sixteen(grid[a], grid[b]), load(u16, block + signs + 2 * j))
-
-    return codes
-
-
-def iq3_xxs(format: Format):
-    qs, words, grid = format.at("qs"), format.at("signs"), _grid(format)
-
-    @inner
-    def codes(tier, block, j):
-        at = block + qs + 4 * j
-        signs = np.int64(load(u32, block + words + 4 * (j >> 1))) >> (14 * (j & 1))
-        rows = _fours(grid[load(u8, at)], grid[load(u8, at + 1)], grid[load(u8, at + 2)], grid[load(u8, at + 3)])
-        return _signed(rows, _two_signs(signs))
-
-    return codes
-
-
-def iq3_s(format: Format):
-    qs, qh, signs, grid = *(format.at(field) for field in ("qs", "qh", "signs")), _grid(format)
-
-    @inner
-    def codes(tier, block, j):
-        at, ninth = block + qs + 4 * j, np.int64(load(u8, block + qh + (j >> 1))) >> (4 * (j & 1))
-        a = load(u8, at) | ((ninth & 1) << 8)
-        b = load(u8, at + 1) | ((ninth & 2) << 7)
-        c = load(u8, at + 2) | ((ninth & 4) << 6)
-        d = load(u8, at + 3) | ((ninth & 8) << 5)
-        return _signed(_fours(grid[a], grid[b], grid[c], grid[d]), load(u16, block + signs + 2 * j))
-
-    return codes
-
-
-@inner
 def _shifted(codes, first, second):
     """Eight times a grid of -1, 0, 1, and one eighth less for each eight weights whose bit is set: +1 or -1."""
     return codes + select(bitcast(mask16, u16(first * 0x00FF | second * 0xFF00)), broadcast(i32x16, -1), broadcast(i32x16, 1))
 
 
-def iq1_s(format: Format):
-    qs, qh, grid = format.at("qs"), format.at("qh"), _grid(format, scale=8)
+def _rows(format: Format):
+    """The reader of a grid's rows with their signs, or moved by an eighth up or down."""
+    grid = format.codes.grid
+    numbers, index = _grid(format, scale=8 if grid.minus else 1), _bits(format, *grid.index)
+    read, signs, seven = _bits(format, grid.signs or grid.minus), bool(grid.signs), bool(grid.signs and grid.signs.bits == 7)
+
+    row = inner(lambda block, i: numbers[u64(index(block, i))])  # unsigned: Numba adds no test for negatives
+    if grid.lanes == 8:
+        rows = inner(lambda block, j: _sixteen(row(block, 2 * j), row(block, 2 * j + 1)))
+    else:
+
+        @inner
+        def rows(block, j):
+            return _fours(row(block, 4 * j), row(block, 4 * j + 1), row(block, 4 * j + 2), row(block, 4 * j + 3))
 
     @inner
     def codes(tier, block, j):
-        word = np.int64(load(u16, block + qh + 2 * (j >> 1)))
-        high, minus = word >> (6 * (j & 1)), word >> 15
-        a = load(u8, block + qs + 2 * j) | ((high & 7) << 8)
-        b = load(u8, block + qs + 2 * j + 1) | ((high & 56) << 5)
-        return _shifted(_sixteen(grid[a], grid[b]), minus, minus)
+        first, second = read(block, 2 * j), read(block, 2 * j + 1)
+        if seven:
+            first, second = _SIGNS[u64(first)], _SIGNS[u64(second)]
+        return _signed(rows(block, j), first | (second << 8)) if signs else _shifted(rows(block, j), first, second)
 
     return codes
 
 
-def iq1_m(format: Format):
-    qs, qh, grid = format.at("qs"), format.at("qh"), _grid(format, scale=8)
+def _bits(format: Format, bits: Bits, *higher: Bits):
+    """read(block, i): integer i of some Bits, and above its bits those of ``higher``."""
+    at, word, step, most = format.at(bits.field) + bits.start, {1: u8, 2: u16, 4: u32}[bits.word], bits.step, bits.count - 1
+    words, shift, apart, mask = most.bit_length(), bits.shift, bits.apart, (1 << bits.bits) - 1
+    if bits.bits == bits.apart == 8:
+        read = inner(lambda block, i: np.int64(load(u8, block + at + step * (i >> words) + (i & most))))
+    else:
+        read = inner(
+            lambda block, i: (np.int64(load(word, block + at + step * (i >> words))) >> (shift + apart * (i & most))) & mask
+        )
+    return _with_higher(read, _bits(format, *higher), bits.bits) if higher else read
 
-    @inner
-    def codes(tier, block, j):
-        high = np.int64(load(u8, block + qh + j))
-        a = load(u8, block + qs + 2 * j) | ((high & 7) << 8)
-        b = load(u8, block + qs + 2 * j + 1) | ((high & 112) << 4)
-        return _shifted(_sixteen(grid[a], grid[b]), (high >> 3) & 1, high >> 7)
 
-    return codes
-
-
-FUNCTIONS = {f.__name__: f for f in (tq1_0, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m)}
+FUNCTIONS = {"tq1_0": tq1_0}

@@ -230,61 +230,34 @@ def tq1_0(block, s, j, table, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def iq2_xxs(block, s, j, table, FORMAT: tl.constexpr):
-    pair = block + FORMAT.at("qs") + 8 * s
-    signs = _even((_word(pair, 1, 2) >> (7 * (j // 2)).to(tl.uint32)) & 127)
-    grid = tl.load(table + 2 * _byte(pair + j // 2) + (j % 2).to(tl.uint32))
-    return _signed(grid, signs >> (4 * (j % 2)).to(tl.uint32))
+def grid_codes(block, s, j, table, FORMAT: tl.constexpr):
+    """Word j of sub-block s: a row of four weights, or half of a row of eight. Rows whose weights are -1, 0 and 1 times eight
+    hold 8 more, and the bias is 9."""
+    GRID: tl.constexpr = FORMAT.codes.grid
+    g = s * (FORMAT.scales.group // 4) + j
+    eight, half = g // 2, (g % 2).to(tl.uint32)
+    words: tl.constexpr = GRID.lanes // 4
+    index = _bits(block, g // words, GRID.index[0], FORMAT)
+    if len(GRID.index) > 1:
+        index |= _bits(block, g // words, GRID.index[1], FORMAT) << GRID.index[0].bits
+    row = tl.load(table + (index if words == 1 else 2 * index + half))
+    if GRID.minus is not None:
+        return row + tl.where(_bits(block, eight, GRID.minus, FORMAT) != 0, 0, 0x02020202).to(tl.uint32)
+    signs = _bits(block, eight, GRID.signs, FORMAT)
+    return _signed(row, (_even(signs) if GRID.signs.bits == 7 else signs) >> (4 * half))
 
 
 @triton.jit
-def iq2_xs(block, s, j, table, FORMAT: tl.constexpr):
-    q = _short(block + FORMAT.at("qs") + 4 * s + 2 * (j // 2))
-    grid = tl.load(table + 2 * (q & 511) + (j % 2).to(tl.uint32))
-    return _signed(grid, _even(q >> 9) >> (4 * (j % 2)).to(tl.uint32))
-
-
-@triton.jit
-def iq2_s(block, s, j, table, FORMAT: tl.constexpr):
-    k = 2 * s + j // 2
-    high = (_byte(block + FORMAT.at("qh") + k // 4) >> (2 * (k % 4)).to(tl.uint32)) & 3
-    grid = tl.load(table + 2 * (_byte(block + FORMAT.at("qs") + k) | (high << 8)) + (j % 2).to(tl.uint32))
-    return _signed(grid, _byte(block + FORMAT.at("signs") + k) >> (4 * (j % 2)).to(tl.uint32))
-
-
-@triton.jit
-def iq3_xxs(block, s, j, table, FORMAT: tl.constexpr):
-    signs = _even((_word(block + FORMAT.at("signs"), s, 2) >> (7 * (j // 2)).to(tl.uint32)) & 127)
-    grid = tl.load(table + _byte(block + FORMAT.at("qs") + 8 * s + j))
-    return _signed(grid, signs >> (4 * (j % 2)).to(tl.uint32))
-
-
-@triton.jit
-def iq3_s(block, s, j, table, FORMAT: tl.constexpr):
-    ninth = (_byte(block + FORMAT.at("qh") + s) >> j.to(tl.uint32)) & 1
-    grid = tl.load(table + (_byte(block + FORMAT.at("qs") + 8 * s + j) | (ninth << 8)))
-    return _signed(grid, _byte(block + FORMAT.at("signs") + 4 * s + j // 2) >> (4 * (j % 2)).to(tl.uint32))
-
-
-@triton.jit
-def _ternary(index, below, j, table):
-    """9 + (8 x - 1 or 8 x + 1) for x in -1, 0, 1; the grid holds 8 + 8 x, and 9 is the bias."""
-    grid = tl.load(table + 2 * index + (j % 2).to(tl.uint32))
-    return grid + tl.where(below != 0, 0, 0x02020202).to(tl.uint32)
-
-
-@triton.jit
-def iq1_s(block, s, j, table, FORMAT: tl.constexpr):
-    qh = _short(block + FORMAT.at("qh") + 2 * s)
-    index = _byte(block + FORMAT.at("qs") + 4 * s + j // 2) | (((qh >> (3 * (j // 2)).to(tl.uint32)) & 7) << 8)
-    return _ternary(index, qh & 0x8000, j, table)
-
-
-@triton.jit
-def iq1_m(block, s, j, table, FORMAT: tl.constexpr):
-    k = 2 * s + j // 2
-    qh = _byte(block + FORMAT.at("qh") + k // 2) >> (4 * (k % 2)).to(tl.uint32)
-    return _ternary(_byte(block + FORMAT.at("qs") + k) | ((qh & 7) << 8), qh & 8, j, table)
+def _bits(block, i, BITS: tl.constexpr, FORMAT: tl.constexpr):
+    """Integer i of some Bits."""
+    address = block + (FORMAT.at(BITS.field) + BITS.start) + BITS.step * (i // BITS.count)
+    if BITS.word == 1:
+        word = _byte(address)
+    elif BITS.word == 2:
+        word = _short(address)
+    else:
+        word = _word(address, 0, 2)
+    return (word >> (BITS.shift + BITS.apart * (i % BITS.count)).to(tl.uint32)) & ((1 << BITS.bits) - 1)
 
 
 @triton.jit
@@ -296,5 +269,5 @@ def iq1_m_scales(block, s, table, FORMAT: tl.constexpr):
     return d * 0.125 * _number(2 * n + 1), 0.0
 
 
-CODES = {f.__name__: f for f in (tq1_0, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m)} | {"": regular_codes}
+CODES = {"tq1_0": tq1_0, "grid": grid_codes, "": regular_codes}
 SCALES = {"six_bits": six_bits, "iq1_m": iq1_m_scales, "": regular_scales}

@@ -12,7 +12,8 @@ from kit.gguf.formats import TABLES, Format
 
 def constants_of(format: Format) -> dict[str, object]:
     """Compile-time arguments of a kernel: the format, and the device functions of its codes and scales."""
-    return {"FORMAT": format, "CODES": CODES[format.codes.function], "SCALES": SCALES[format.scales.function]}
+    codes = CODES["grid" if format.codes.grid else format.codes.function]
+    return {"FORMAT": format, "CODES": codes, "SCALES": SCALES[format.scales.function]}
 
 
 @cache
@@ -26,7 +27,7 @@ def table_of(format: Format, device: torch.device) -> torch.Tensor:
     if format.codes.values:
         values = np.resize(np.array(format.codes.values, np.int32) + format.bias, 16)
         parts.append((values[None] | values[:, None] << 8).reshape(-1))
-    elif format.codes.function.startswith("iq"):
+    elif format.codes.grid:
         quant = getattr(gguf.quants, format.name)
         quant.init_grid()
         grid = quant.grid * 8 + 8 if quant.grid.min() < 0 else quant.grid

@@ -40,16 +40,50 @@ class Plane:
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """Numbers in a block: ``values[n]``, or ``(n - less) * times``. ``planes`` hold the bits of n, the lowest ones first.
+class Bits:
+    """Integers of ``bits`` each, ``count`` in a little-endian word of ``word`` bytes, the lowest from bit ``shift`` up and the
+    next ``apart`` bits above; words are ``step`` bytes apart, the first at byte ``start`` of the field.
 
-    A layout that planes cannot describe is read by ``function``, which every backend defines under that name.
+    "qs[4::8] 4:4x7" has four integers of 7 bits in a word of 4 bytes at byte 4, 12, 20 ...; "qh 2:1x7>>9" one in 2 bytes, from
+    bit 9 up; "qh 1:2x3/4" two of 3 bits in a byte, 4 bits apart.
+    """
+
+    field: str
+    word: int
+    count: int
+    bits: int
+    start: int
+    step: int
+    apart: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Codes by rows of gguf-py's grid of the format, 4 or 8 (``lanes``) weights each. ``index``: the bits of a row's number,
+    the lowest first. For each eight weights ``signs`` has a bit a weight that makes it negative, or seven, and the eighth makes
+    their number even; or ``minus`` one bit: the weights are eight times the row, less 1 where it is set, plus 1 where not.
+    """
+
+    lanes: int
+    index: tuple[Bits, ...]
+    signs: Bits | None
+    minus: Bits | None
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers in a block: ``values[n]``, or ``(n - less) * times``. ``planes`` hold the bits of n, the lowest ones first; or
+    the numbers are rows of a ``grid``.
+
+    What neither can describe is read by ``function``, which every backend defines under that name.
     """
 
     planes: tuple[Plane, ...] = ()
     less: float = 0
     times: float = 1
     values: tuple[int, ...] = ()
+    grid: Grid | None = None
     function: str = ""
 
     def below(self, plane: int) -> int:
@@ -159,6 +193,18 @@ def numbers(planes: str = "", **rest) -> Numbers:
     return Numbers(tuple(found), **rest)
 
 
+def grid(lanes: int, index: str, signs: str = "", minus: str = "", **rest) -> Numbers:
+    """Numbers by a Grid; see there and Bits for the texts."""
+    pattern = re.compile(r"(\w+)(?:\[(\d*)::(\d+)\])? (\d):(\d)x(\d)(?:/(\d))?(?:>>(\d+))?")
+
+    def parse(text):
+        field, start, step, word, count, bits, apart, shift = pattern.fullmatch(text).groups()
+        return Bits(field, *map(int, (word, count, bits, start or 0, step or word, apart or bits, shift or 0)))
+
+    parts = tuple(map(parse, index.split(", ")))
+    return Numbers(grid=Grid(lanes, parts, parse(signs) if signs else None, parse(minus) if minus else None), **rest)
+
+
 def scales(group: int, fields: str = "d", steps: Numbers | None = None, table: str = "", function: str = "") -> Scales:
     """Scales from text: ``"d"``, ``"d + m"`` or ``"d - dmin"`` name the fields of scale and minimum."""
     d, sign, dmin = fields.split() if " " in fields else (fields, "", "")
@@ -202,18 +248,20 @@ _TABLE = (
     row("Q6_K", 14, 256, "ql 128u1, qh 64u1, scales 16i1, d <f2",
         numbers("ql 64x4, qh 32x2", less=32), scales(16, "d", numbers("scales 16x8"))),
     row("Q8_K", 15, 256, "d <f4, qs 256i1, bsums 16<i2"),
-    row("IQ2_XXS", 16, 256, "d <f2, qs 16<u4", numbers(function="iq2_xxs", less=128),
+    row("IQ2_XXS", 16, 256, "d <f2, qs 16<u4", grid(8, "qs[::8] 4:4x8", signs="qs[4::8] 4:4x7", less=128),
         scales(32, "d", numbers("qs[7::8] 8x4>>4", less=-0.5, times=0.25))),
-    row("IQ2_XS", 17, 256, "d <f2, qs 32<u2, scales 8u1", numbers(function="iq2_xs", less=128),
+    row("IQ2_XS", 17, 256, "d <f2, qs 32<u2, scales 8u1", grid(8, "qs 2:1x9", signs="qs 2:1x7>>9", less=128),
         scales(16, "d", numbers("scales 1x4", less=-0.5, times=0.25))),
-    row("IQ3_XXS", 18, 256, "d <f2, qs 64u1, signs 8<u4", numbers(function="iq3_xxs", less=128),
+    row("IQ3_XXS", 18, 256, "d <f2, qs 64u1, signs 8<u4", grid(4, "qs 1:1x8", signs="signs 4:4x7", less=128),
         scales(32, "d", numbers("signs[3::4] 8x4>>4", less=-0.5, times=0.5))),
-    row("IQ1_S", 19, 256, "d <f2, qs 32u1, qh 8<u2", numbers(function="iq1_s", less=9),
+    row("IQ1_S", 19, 256, "d <f2, qs 32u1, qh 8<u2", grid(8, "qs 1:1x8, qh 2:4x3", minus="qh 2:4x1/0>>15", less=9),
         scales(32, "d", numbers("qh[1::2] 8x3>>4", less=-0.5, times=0.25))),
     row("IQ4_NL", 20, 32, "d <f2, qs 16u1", numbers("qs 16x4", values=_NL4), scales(32)),
-    row("IQ3_S", 21, 256, "d <f2, qs 64u1, qh 8u1, signs 32u1, scales 4u1", numbers(function="iq3_s", less=128),
+    row("IQ3_S", 21, 256, "d <f2, qs 64u1, qh 8u1, signs 32u1, scales 4u1",
+        grid(4, "qs 1:1x8, qh 1:8x1", signs="signs 1:1x8", less=128),
         scales(32, "d", numbers("scales 1x4", less=-0.5, times=2))),
-    row("IQ2_S", 22, 256, "d <f2, qs 32u1, signs 32u1, qh 8u1, scales 8u1", numbers(function="iq2_s", less=128),
+    row("IQ2_S", 22, 256, "d <f2, qs 32u1, signs 32u1, qh 8u1, scales 8u1",
+        grid(8, "qs 1:1x8, qh 1:4x2", signs="signs 1:1x8", less=128),
         scales(16, "d", numbers("scales 1x4", less=-0.5, times=0.25))),
     row("IQ4_XS", 23, 256, "d <f2, scales_h <u2, scales_l 4u1, qs 128u1",
         numbers("qs 16x4", values=_NL4), scales(32, "d", numbers("scales_l 1x4, scales_h 1x2", less=32))),
@@ -223,7 +271,7 @@ _TABLE = (
     row("I64", 27, 1, "x <i8"),
     row("F64", 28, 1, "x <f8"),
     row("IQ1_M", 29, 256, "qs 32u1, qh 16u1, scales 4<u2",
-        numbers(function="iq1_m", less=9), scales(16, function="iq1_m")),
+        grid(8, "qs 1:1x8, qh 1:2x3/4", minus="qh 1:2x1/4>>3", less=9), scales(16, function="iq1_m")),
     row("BF16", 30, 1, "x <u2"),
     row("TQ1_0", 34, 256, "qs 48u1, qh 4u1, d <f2", numbers(function="tq1_0", less=1), scales(256)),
     row("TQ2_0", 35, 256, "qs 64u1, d <f2", numbers("qs 32x2", less=1), scales(256)),

@@ -3,7 +3,7 @@
     weight[i] = scale[i // group] * code[i] (+- minimum[i // group])        in float32, rounded after each operation
 
 ``codes``, ``scales`` and ``weights`` take ``block``, the fields of whole blocks: (blocks,) of the row's layout. A format
-whose bits lie in planes needs no line here; the functions below read grids, base-3 digits and scales that share bytes.
+whose bits lie in planes or in a grid needs no line here; the last functions read base-3 digits and scales that share bytes.
 To look at one: ``codes(FORMATS["Q4_K"], blocks.view(FORMATS["Q4_K"].layout)[:, 0])``.
 """
 
@@ -49,6 +49,8 @@ def codes(format: Format, block) -> np.ndarray:
     meaning = format.codes
     if meaning.function:
         return CODES[meaning.function](format, block).reshape(len(block), -1).astype(np.float32)
+    if meaning.grid:
+        return rows(format, block).reshape(len(block), -1).astype(np.float32)
     found = integers(format, block, meaning, format.block_elements)
     if meaning.values:
         return np.array(meaning.values, np.float32)[found]
@@ -93,75 +95,35 @@ def tq1_0(format, block):
     return np.concatenate([(d.astype(np.int32) * 3 >> 8).reshape(len(block), -1) for d in digits], axis=1) - 1
 
 
-def _grid(name: str) -> np.ndarray:
-    """gguf-py's grid of a format: (rows, 4 or 8) integers that one index stands for."""
+def rows(format, block):
+    """Rows of a grid, with their signs, or moved by an eighth up or down."""
     import gguf
 
-    quant = getattr(gguf.quants, name)
+    quant, grid = getattr(gguf.quants, format.name), format.codes.grid
     quant.init_grid()
-    return quant.grid.reshape(quant.grid_shape).astype(np.int32)
+    index, below = 0, 0
+    for part in grid.index:
+        index, below = index | _read(format, block, part, format.block_elements // grid.lanes) << below, below + part.bits
+    found = quant.grid.reshape(quant.grid_shape).astype(np.int32)[index].reshape(len(block), -1, 8)
+    if grid.minus:
+        return 8 * found + np.where(_read(format, block, grid.minus, found.shape[1]), -1, 1)[..., None]
+    signs = _bits(_read(format, block, grid.signs, found.shape[1]), grid.signs.bits)
+    if grid.signs.bits == 7:
+        signs = np.concatenate([signs, signs.sum(-1, keepdims=True) & 1], -1)
+    return np.where(signs, -found, found)
+
+
+def _read(format, block, bits, count: int) -> np.ndarray:
+    """The integers 0 to ``count`` of some Bits: (blocks, count) int64."""
+    i, field = np.arange(count), np.ascontiguousarray(block[bits.field]).reshape(len(block), -1).view(np.uint8)
+    first = bits.start + bits.step * (i // bits.count)
+    words = sum(field[:, first + byte].astype(np.int64) << 8 * byte for byte in range(bits.word))
+    return words >> bits.shift + bits.apart * (i % bits.count) & (1 << bits.bits) - 1
 
 
 def _bits(numbers, count: int) -> np.ndarray:
     """The lowest ``count`` bits of integers, lowest first: (*shape, count) of 0 and 1."""
     return numbers[..., None] >> np.arange(count) & 1
-
-
-def _even(seven) -> np.ndarray:
-    """Seven sign bits and an eighth that makes their number even."""
-    return seven | (_bits(seven, 7).sum(-1) & 1) << 7
-
-
-def _signed(rows, signs) -> np.ndarray:
-    """Rows of a grid, negative where a bit of ``signs``, eight to an integer, is set."""
-    rows = rows.reshape(*signs.shape, 8)
-    return np.where(_bits(signs, 8), -rows, rows)
-
-
-def iq2_xxs(format, block):
-    """For 32 weights two words: four indices of a byte; four times seven signs (and four bits of scale)."""
-    words = block["qs"].reshape(-1, 8, 2).astype(np.int64)
-    index = words[..., :1] >> 8 * np.arange(4) & 255
-    return _signed(_grid(format.name)[index], _even(words[..., 1:] >> 7 * np.arange(4) & 127))
-
-
-def iq2_xs(format, block):
-    """For 8 weights a word: nine bits of index, seven signs."""
-    words = block["qs"].astype(np.int64)
-    return _signed(_grid(format.name)[words & 511], _even(words >> 9))
-
-
-def iq2_s(format, block):
-    """For 8 weights a byte of index and two bits above it in qh, and a byte of signs."""
-    high = block["qh"].astype(np.int64)[..., None] >> 2 * np.arange(4) & 3
-    index = block["qs"].astype(np.int64) | high.reshape(len(block), -1) << 8
-    return _signed(_grid(format.name)[index], block["signs"].astype(np.int64))
-
-
-def iq3_xxs(format, block):
-    """For 4 weights a byte of index; for 32 a word of four times seven signs (and four bits of scale)."""
-    signs = block["signs"].astype(np.int64)[..., None] >> 7 * np.arange(4) & 127
-    return _signed(_grid(format.name)[block["qs"]], _even(signs))
-
-
-def iq3_s(format, block):
-    """For 4 weights a byte of index and a bit above it in qh; for 8 a byte of signs."""
-    index = block["qs"].astype(np.int64) | _bits(block["qh"].astype(np.int64), 8).reshape(len(block), -1) << 8
-    return _signed(_grid(format.name)[index], block["signs"].astype(np.int64))
-
-
-def iq1_s(format, block):
-    """For 8 weights a byte of index and three bits above it; for 32 a bit that shifts all by an eighth, up or down."""
-    word = block["qh"].astype(np.int64)[..., None]
-    index = block["qs"].astype(np.int64).reshape(-1, 8, 4) | (word >> 3 * np.arange(4) & 7) << 8
-    return 8 * _grid(format.name)[index] + np.where(word >> 15, -1, 1)[..., None]
-
-
-def iq1_m(format, block):
-    """As iq1_s, with four bits for every 8 weights: three of the index, one that shifts."""
-    nibbles = (block["qh"].astype(np.int64)[..., None] >> np.array([0, 4]) & 15).reshape(len(block), -1)
-    index = block["qs"].astype(np.int64) | (nibbles & 7) << 8
-    return 8 * _grid(format.name)[index] + np.where(nibbles >> 3, -1, 1)[..., None]
 
 
 def six_bits(block):
@@ -182,5 +144,5 @@ def iq1_m_scales(block):
     return d.astype(np.float32)[:, None] * np.float32(0.125) * (2 * n + 1).astype(np.float32), None
 
 
-CODES = {f.__name__: f for f in (tq1_0, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s, iq1_s, iq1_m)}
+CODES = {"tq1_0": tq1_0}
 SCALES = {"six_bits": six_bits, "iq1_m": iq1_m_scales}
