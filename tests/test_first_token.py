@@ -123,7 +123,7 @@ def tiny(tmp_path_factory):
 
 
 def test_the_first_layers_of_a_file_are_a_model(tiny):
-    file = first_layers.FirstLayers(tiny, 1)
+    file = first_layers.what_fits(tiny, most=1)
     model = kit.Transformer(kit.Weights(file))
     assert model.config.layers == 1 and not any(name.startswith("blk.1.") for name in file.tensors)
     assert model.logits([3, 4]).isfinite().all()

@@ -48,7 +48,15 @@ def command(routes, model, memory, disk, as_json, report):
     drawn = model is None and routes not in records.CAPTURES and routing.is_model(routes)
     path, basis = (routes if drawn else model), []
     if report:
-        click.echo(_report(routes, path, room, report, drawn))
+        from kit.gguf.sources import absolute
+        from kit.report.index import one_page
+        from kit.report.run import Request
+
+        if not drawn:
+            records.read(routes)  # what is no record is said before anything runs
+        given = {"routes": routes if routes in records.CAPTURES else absolute(routes), "memory": room}
+        texts = tuple(f"{name}={value}" for name, value in given.items())
+        click.echo(one_page(Path(report), Request("quick", absolute(path) if path else "", ("10",), texts)))
         return
     found = None if drawn else records.read(routes)
     dense = 0 if found is None else int(found.dense_bytes.sum())
@@ -106,28 +114,3 @@ def _lines(facts):
     yield ""
     yield from (f"rests on: {line}" for line in facts["basis"])
     yield facts["advice"]
-
-
-def _report(routes, model, memory, folder, drawn):
-    """Notebook 10 on these routes, as `kit reproduce` runs it; the path of its page."""
-    from pathlib import Path
-
-    from kit.cache.routes import CAPTURES, read
-    from kit.errors import ReportError
-    from kit.gguf.sources import absolute
-    from kit.lab import paths
-    from kit.report import html, index
-    from kit.report import run as runs
-
-    if not drawn:
-        read(routes)  # what is no record is said before anything runs
-    given = {"routes": routes if routes in CAPTURES else absolute(routes), "memory": memory}
-    request = runs.Request("quick", absolute(model) if model else "", ("10",), tuple(f"{k}={v}" for k, v in given.items()))
-    run = runs.start(Path(folder), request)
-    jobs = runs.plan(request, paths.notebooks_folder())
-    runs.perform(run, jobs)
-    page = html.write(run, jobs[0].name)
-    index.write(run)
-    for name, row in run.failed.items():
-        raise ReportError(f"{name} failed in cell {row.cell}: {row.reason}; {page} shows how far it came")
-    return page

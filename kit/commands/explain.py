@@ -41,6 +41,8 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
 
     Exit code: 0 explained, 2 it could not be.
     """  # fmt: skip
+    from pathlib import Path
+
     import kit
     from kit.cache.oracle import read_trace
     from kit.costs import sentences
@@ -83,7 +85,15 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
             if as_json:
                 click.echo(to_json(told))
             return
-    click.echo(_report(file, room, tokens, trace, via, skew, thorough, report))
+
+    from kit.gguf.sources import absolute
+    from kit.report.index import one_page
+    from kit.report.run import Request
+
+    given = {"memory": f"{room}B", "tokens": tokens, "via": via, "skew": skew, "thorough": thorough}
+    given |= {"trace": trace and Path(trace).absolute()}
+    texts = tuple(f"{name}={value}" for name, value in given.items() if value)
+    click.echo(one_page(Path(report), Request("quick", absolute(file), ("09",), texts)))
 
 
 def _elsewhere(file, name, room, as_json) -> str:
@@ -136,34 +146,3 @@ def _sections(study):
     else:
         yield f"{title} ({found.tokens.iloc[0]} tokens of English, one standard error)\n{as_text(quality.shown(found))}"
     yield paragraph(sentences.advise(study))
-
-
-def _report(file, memory, tokens, trace, via, skew, thorough, folder):
-    """Notebook 09 on this file, as `kit reproduce` runs it; the path of its page."""
-    from pathlib import Path
-
-    from kit.errors import ReportError
-    from kit.gguf.sources import absolute
-    from kit.lab import paths
-    from kit.report import html, index
-    from kit.report import run as runs
-
-    model = absolute(file)
-    given = {
-        "memory": f"{memory}B",
-        "tokens": tokens,
-        "via": via,
-        "skew": skew,
-        "thorough": thorough,
-        "trace": trace and Path(trace).absolute(),
-    }
-    request = runs.Request("quick", model, ("09",), tuple(f"{name}={value}" for name, value in given.items() if value))
-    jobs = runs.plan(request, paths.notebooks_folder())
-    runs.check_model(model, jobs)
-    run = runs.start(Path(folder), request)
-    runs.perform(run, jobs)
-    page = html.write(run, jobs[0].name)
-    index.write(run)
-    for name, row in run.failed.items():
-        raise ReportError(f"{name} failed in cell {row.cell}: {row.reason}; {page} shows how far it came")
-    return page

@@ -4,32 +4,14 @@ import pandas as pd
 
 import kit
 from kit.cache import POLICIES
-from kit.cache.policies.base import Policy
 from kit.findings import live
 from kit.findings.decode_on_device import blocks_read, check_room
 from kit.findings.live import Live, relative_rms
 from kit.lab import tables
 from kit.lab.device import Limits
-from kit.model.device import DeviceTransformer
-from kit.model.device_weights import DeviceWeights
 
 # Of kit.cache.POLICIES: those at the bounds and some between.
 SHOWN = ("LRU", "MRU", "SIEVE", "Random", "CyclicAware", "Pinned")
-
-
-def decode(file, cache: Policy, label: str = "", passes: int = 4, ahead: bool = True) -> Live:
-    """Decode ``passes`` tokens one by one, as kit.findings.live.decode does, the blocks going through ``cache``.
-
-    Its capacity counts bytes of device memory; all blocks also lie in pinned host memory. ``ahead``: the next tensor
-    is copied on a second stream meanwhile, into two tensors' worth of memory of its own. No CUDA graph: those need
-    every block to stay.
-    """
-    largest = max(tensor.nbytes for tensor in file.tensors.values())
-    weights = DeviceWeights(file, cache, host=kit.HashMap(), ahead=2 * largest if ahead else 0)
-    model = DeviceTransformer(weights, max_context=passes, graphs=False)
-    logits = live.steps(model, model.new_cache(), passes)
-    # the accesses of the vectors, before the first token, are among those of the trace
-    return live.lived(label or repr(cache), cache, weights, logits)
 
 
 def matrices(file) -> dict[str, int]:
@@ -42,10 +24,9 @@ def every_policy(file, fraction: float, passes: int, names=SHOWN) -> list[Live]:
     neither; last with everything kept."""
     check_room(file)
     capacity = max(1, round(fraction * sum(matrices(file).values())))
-    runs = [decode(file, kit.NoCache(), "no cache, no prefetch", passes, ahead=False)]
-    runs.append(decode(file, kit.NoCache(), "no cache", passes))
-    runs += [decode(file, POLICIES[name](capacity), name, passes) for name in names]
-    return [*runs, decode(file, kit.HashMap(), "all kept", passes)]
+    ways = {"no cache": kit.NoCache()} | {name: POLICIES[name](capacity) for name in names} | {"all kept": kit.HashMap()}
+    alone = live.decode(file, kit.NoCache(), "no cache, no prefetch", passes, device="cuda")
+    return [alone, *(live.decode(file, policy, way, passes, device="cuda", ahead=True) for way, policy in ways.items())]
 
 
 def same_as_the_cpu(runs: list[Live], file, passes: int) -> pd.DataFrame:
@@ -67,13 +48,13 @@ def frontier(lab, file, tokens: int, shares=(0.0, 0.25, 0.5, 0.75, 1.0)) -> pd.D
     total, read, rows = sum(matrices(file).values()), blocks_read(file), []
     for share in shares:
         policy = kit.Pinned(round(share * total)) if 0 < share < 1 else kit.HashMap() if share else kit.NoCache()
-        live = decode(file, policy, passes=tokens + 1)
-        held, least = f"{share:.0%} of the blocks", bounds(lab.gpu, read, missed(live))[0]
+        run = live.decode(file, policy, passes=tokens + 1, device="cuda", ahead=True)
+        held, least = f"{share:.0%} of the blocks", bounds(lab.gpu, read, missed(run))[0]
         found = lab.record(
-            quantity=f"a token on the device, {held} in its memory", unit="s", samples=list(live.seconds[1:]), lower=least,
+            quantity=f"a token on the device, {held} in its memory", unit="s", samples=list(run.seconds[1:]), lower=least,
             device=lab.device, lower_source="the longer of device memory and bus, at measured bandwidths",
         )  # fmt: skip
-        rows.append((held, live.held_bytes / 2**20, least, found.median))
+        rows.append((held, run.held_bytes / 2**20, least, found.median))
     return tables.frame(rows, "in device memory", "MiB held", "predicted, s", "measured, s")
 
 

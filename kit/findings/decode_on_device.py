@@ -34,11 +34,6 @@ def blocks_read(file) -> int:
     return int(bytes_used(uses_of(file)))
 
 
-def whole_blocks(geometry: str) -> int:
-    """The same of a model by its name, Q4_K_M."""
-    return int(bytes_used(reported.uses(geometry)))
-
-
 def kv_room(config: Config, context: int, kv: str) -> int:
     """Bytes of memory that the keys and values of ``context`` positions take."""
     return 2 * config.layers * config.kv_heads * config.head_dim * context * KV_DTYPES[kv].itemsize
@@ -140,7 +135,7 @@ def judge(lab, file, points: pd.DataFrame, stands_for: str) -> None:
             quantity=what, unit="tok/s", samples=[1 / seconds for seconds in point["samples"]], device=lab.device,
             upper=1 / lab.gpu.seconds_to_read(point["bytes"]), upper_source="blocks, keys and values at read bandwidth",
         )  # fmt: skip
-    whole, share = whole_blocks(stands_for), reported.elements(stands_for) / reported.elements()
+    whole, share = reported.block_bytes(stands_for), reported.elements(stands_for) / reported.elements()
     here = [blocks_read(file) / whole / seconds for seconds in points.dropna()["samples"].iloc[0]]
     for name in ("blas-500", "variance-45-1100") if stands_for == reported.MODEL else ("variance-45-1100",):
         claim = claims.get(name)

@@ -51,9 +51,13 @@ class Live:
 def decode(
     file, cache: Policy, label: str = "", passes: int = 4, backend: str = "cpu", linear: str = "dequantized",
     attention: str = "blas", fault: Callable | None = None, prepare: Callable | None = None, prompt: int = 1,
-    source: Callable = kit.Weights,
+    source: Callable = kit.Weights, device: str = "cpu", ahead: bool = False,
 ) -> Live:  # fmt: skip
     """Decode ``passes`` tokens one by one from an empty context, with fixed inputs, through ``cache``.
+
+    On the ``device`` "cuda" the cache holds blocks and its capacity counts bytes of device memory; all blocks also lie in
+    pinned host memory. ``ahead``: the next tensor is copied on a second stream meanwhile, into two tensors' worth of memory of
+    its own. No CUDA graph: those need every block to stay.
 
     ``prompt``: tokens a pass: 1 decodes, more make each pass the inference of a prompt.
     ``fault(policy, trace)`` puts a broken store (kit.cache.faults) in place of the real one; ``prepare(weights)`` runs
@@ -61,32 +65,30 @@ def decode(
     that loads otherwise.
     """
     trace = kit.Trace()
-    weights = source(file, cache=cache, backend=backend, trace=trace)
-    if fault:
-        weights.store = fault(cache, trace)
-    model = kit.Transformer(weights, linear=linear, attention=attention)
+    if device == "cpu":
+        weights = source(file, cache=cache, backend=backend, trace=trace)
+        if fault:
+            weights.store = fault(cache, trace)
+        model = kit.Transformer(weights, linear=linear, attention=attention)
+        inside = prepare(weights) if prepare else None
+        trace.clear()
+    else:
+        from kit.model.device import DeviceTransformer, DeviceWeights  # they need Triton
+
+        largest = max(tensor.nbytes for tensor in file.tensors.values())
+        weights = DeviceWeights(file, cache, host=kit.HashMap(), ahead=2 * largest if ahead else 0, trace=trace)
+        model = DeviceTransformer(weights, max_context=passes, graphs=False)
+        inside = None  # the accesses of the vectors, before the first token, are among those of the trace
     context = model.new_cache(passes * prompt)
-    inside = prepare(weights) if prepare else None
-    trace.clear()
     with inside or nullcontext():
-        logits = steps(model, context, passes, prompt)
-    return lived(label or repr(cache), cache, weights, logits)
-
-
-def steps(model, context, passes: int, prompt: int = 1) -> torch.Tensor:
-    """The last logits of so many passes with fixed inputs; ``context``: the model's KV cache."""
-    for number in range(passes):
-        logits = model.step([1 + number % 3] * prompt, context)
-    return logits
-
-
-def lived(label: str, cache: Policy, weights, logits: torch.Tensor) -> Live:
-    """What the trace and the store of ``weights`` tell of a decode through ``cache``."""
-    frame, stats = weights.trace.frame(), weights.store.stats
+        for number in range(passes):
+            logits = model.step([1 + number % 3] * prompt, context)
+    frame, stats = trace.frame(), weights.store.stats
     seconds = tuple(frame.loc[frame["what"] == "token", "seconds"])
     held = getattr(weights.store, "held_bytes", stats.resident_bytes)
     dequantizing = float(frame.loc[(frame["what"] == "dequantize") & (frame["token"] == frame["token"].min()), "seconds"].sum())
-    return Live(label, cache, seconds, stats, frame[frame["what"] == "access"], logits, held, dequantizing)
+    accesses = frame[frame["what"] == "access"]
+    return Live(label or repr(cache), cache, seconds, stats, accesses, logits, held, dequantizing)
 
 
 def one_pass(file) -> Requests:

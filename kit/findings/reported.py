@@ -45,9 +45,9 @@ def f32_bytes(model: str = MODEL) -> int:
     return int(bytes_used(uses(model), 4))
 
 
-def block_bytes() -> int:
-    """Bytes that a token reads of the reports' model as its file, Q4_K_M, holds it."""
-    return int(bytes_used(uses()))
+def block_bytes(model: str = MODEL) -> int:
+    """Bytes that a token reads of a model as its file, Q4_K_M, holds it."""
+    return int(bytes_used(uses(model)))
 
 
 def machine() -> pd.Series:

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,21 +49,11 @@ def doing(what: str):
 
 @contextmanager
 def compilation():
-    """Yields a list whose sum is the seconds that Numba compiled within the ``with``."""
+    """Yields a list whose sum, after the ``with``, is the seconds that Numba compiled within it."""
     from numba.core import event
 
-    taken, running = [], []
-
-    class Compilation(event.Listener):
-        def on_start(self, event):
-            running.append(time.perf_counter())
-
-        def on_end(self, event):
-            start = running.pop()
-            if not running:  # one function compiles those that it calls
-                taken.append(time.perf_counter() - start)
-
-    with event.install_listener("numba:compile", Compilation()):
+    taken = []
+    with event.install_timer("numba:compile", taken.append):
         yield taken
 
 

@@ -32,15 +32,17 @@ class CpuOps:
 
     def rms_norm(self, x, name):
         start = time.perf_counter_ns()
-        if self.config.family.layer_norm:
-            bias = self._stored(name.replace("weight", "bias"))
-            y = F.layer_norm(x, x.shape[-1:], self._stored(name), bias, self.config.norm_eps)
-        else:
-            y = rms_norm(x, self.weights[name], self.config.norm_eps)
+        plain = not self.config.family.layer_norm
+        y = rms_norm(x, self.weights[name], self.config.norm_eps) if plain else self.layer_norm(x, name)
         self.trace.add("norm", start, time.perf_counter_ns(), name, layer_of(name))
         return y
 
+    def layer_norm(self, x, name):
+        weight, bias = self._stored(name), self._stored(name.replace("weight", "bias"))
+        return F.layer_norm(x, x.shape[-1:], weight, bias, self.config.norm_eps)
+
     def _stored(self, name):
+        """A vector, None where the file has none of that name."""
         return self.weights[name] if name in self.weights.file.tensors else None
 
     def linear(self, name, x, add_to=None):
@@ -69,7 +71,7 @@ class CpuOps:
         c, start = self.config, time.perf_counter_ns()
         keys, values = self.cache.append(layer, k, v)
         q, window = q.transpose(0, 1), c.window_of(layer)
-        sinks = self.weights[f"blk.{layer}.attn_sinks.weight"] if c.family.sinks else None
+        sinks = self._stored(f"blk.{layer}.attn_sinks.weight")
         variant = variant_for(self._attention, q, keys, values, window, c.attention_cap, sinks)
         mixed = ATTENTION[variant](q, keys, values, c.attention_scale, window, c.attention_cap, sinks)
         mixed = mixed.transpose(0, 1).flatten(1)

@@ -4,17 +4,18 @@ import torch
 import torch.nn.functional as F
 
 from kit.cuda.linear import pack_activations, pack_norm
-from kit.model.cpu_ops import ACTIVATIONS, UNGATED, best_experts, scaled_logits
+from kit.model.cpu_ops import CpuOps
 
 
-class DeviceOps:
+class DeviceOps(CpuOps):
     """Ops of kit.model.forward for ``tokens`` at ``positions`` (tensors on the device) over ``seen`` positions of ``cache``.
 
-    An input is the result of ``pack_activations``: planes for few tokens, the tensor itself for many.
+    An input is the result of ``pack_activations``: planes for few tokens, the tensor itself for many. No operation has a span
+    in the trace, for none has ended when its call returns.
     """
 
     def __init__(self, model, tokens, positions, cache, seen):
-        self.model, self.config, self.vectors = model, model.config, model.vectors
+        self.model, self.config, self._stored = model, model.config, model.vectors.get
         self.tokens, self.positions, self.cache, self.seen = tokens, positions, cache, seen
         key, query = torch.arange(seen, device=tokens.device), positions[:, None]
         causal, window = key <= query, model.config.window
@@ -28,23 +29,19 @@ class DeviceOps:
         x = x.contiguous()
         if name and self.config.family.layer_norm:
             return pack_activations(self.rms_norm(x, name))
-        return pack_norm(x, self.vectors[name], self.config.norm_eps) if name else pack_activations(x)
+        return pack_norm(x, self._stored(name), self.config.norm_eps) if name else pack_activations(x)
 
     def rms_norm(self, x, name):
         if self.config.family.layer_norm:
-            weight, bias = self.vectors.get(name), self.vectors.get(name.replace("weight", "bias"))
-            return F.layer_norm(x, x.shape[-1:], weight, bias, self.config.norm_eps)
-        return F.rms_norm(x, x.shape[-1:], self.vectors[name], self.config.norm_eps)
+            return self.layer_norm(x, name)
+        return F.rms_norm(x, x.shape[-1:], self._stored(name), self.config.norm_eps)
 
     def linear(self, name, input, add_to=None):
         factor = 1.0 if add_to is None else self.config.residual_scale
         y = self.model.product(name, input, add_to, factor)
         bias, _, expert = name.replace("weight", "bias").removesuffix("]").partition("[")
-        bias = self.vectors.get(bias)
+        bias = self._stored(bias)
         return y if bias is None else y.add_(bias[int(expert)] if expert else bias, alpha=factor)
-
-    def add(self, x, y):
-        x.add_(y, alpha=self.config.residual_scale)
 
     def rotate(self, layer, heads):
         rope = self.config.rope_of(layer)
@@ -54,21 +51,18 @@ class DeviceOps:
     def attend(self, layer, q, k, v):
         c = self.config
         keys, values = self.cache.append(layer, self.positions, k, v, self.seen)
-        sinks = self.vectors[f"blk.{layer}.attn_sinks.weight"] if c.family.sinks else None
+        sinks = self._stored(f"blk.{layer}.attn_sinks.weight")
         visible = self.visible[c.local[layer]]
         return pack_activations(grouped_attention(q, keys, values, visible, c.attention_scale, c.attention_cap, sinks))
 
     def activate(self, gate, up=None):
-        if up is None:
-            return pack_activations(UNGATED[self.config.family.activation](gate))
-        if self.config.family.activation == "silu":
+        if up is not None and self.config.family.activation == "silu":
             return pack_activations(up.contiguous(), gate.contiguous())
-        return pack_activations(ACTIVATIONS[self.config.family.activation](gate, up))
+        return pack_activations(super().activate(gate, up))
 
     def route(self, name, input):
         self.router = name
-        bias = self.vectors.get(name.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
-        return best_experts(self.linear(name, input), self.config.routing, bias)
+        return super().route(name, input)
 
     def expects(self, names):
         self.model.expects(names, self.router)
@@ -76,9 +70,6 @@ class DeviceOps:
     def rows(self, input, index):
         rows = input[index]  # planes, or a tensor of many tokens, which is packed again because few may be left
         return pack_activations(rows) if rows.ndim == 2 else rows
-
-    def logits(self, name, input):
-        return scaled_logits(self.linear(name, input), self.config)
 
 
 def grouped_attention(q, keys, values, visible, scale, cap=0.0, sinks=None):

@@ -7,7 +7,10 @@ from pathlib import Path
 from kit.claims import book, evidence
 from kit.claims.book import Entry
 from kit.claims.records import WARNED, Record
+from kit.errors import ReportError
+from kit.lab import paths
 from kit.report import content, html, theme
+from kit.report import run as runs
 from kit.report.checklist import checklist
 from kit.report.run import Run
 
@@ -54,6 +57,18 @@ def write(run: Run) -> Path:
         records_uri=html.records_uri(run, run.planned),
         checklist=checklist(run, rows, run.planned),
     )
+
+
+def one_page(folder: Path, request: runs.Request) -> Path:
+    """Run the one notebook of a request in a new folder; the path of its page. ReportError where it fails, too."""
+    jobs = runs.plan(request, paths.notebooks_folder())
+    run = runs.start(folder, request)
+    runs.perform(run, jobs)
+    page = html.write(run, jobs[0].name)
+    write(run)
+    for name, row in run.failed.items():
+        raise ReportError(f"{name} failed in cell {row.cell}: {row.reason}; {page} shows how far it came")
+    return page
 
 
 def decision(run: Run, rows: list[Record]) -> dict | None:
