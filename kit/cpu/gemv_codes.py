@@ -9,14 +9,13 @@ in it, so that a super-block's sums stay integers; others multiply the sums of a
 """
 
 from numba import types
-from numba.extending import overload
 
 from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, record_bytes
 from kit.cpu.simd import dots, pairs
 from kit.cpu.simd.isa import dot4
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
-from kit.cpu.simd.vectors import Static, broadcast, convert, f32x4, f32x8, f32x16, i8x64, i32x16, inner, join
+from kit.cpu.simd.vectors import Static, broadcast, convert, f32x4, f32x8, f32x16, generated, i8x64, i32x16, inner, join
 from kit.cpu.superblocks import (
     SUPERBLOCK,
     codes,
@@ -77,13 +76,11 @@ def _quarter(vector):
     return _half(join(vector, broadcast(f32x4, f32(-0.0))))
 
 
+@generated(forceinline=True)
 def _unpack(format, tier, activations, at, sixteens, scratch):
     """A super-block's codes; their scales, as ``_products`` takes them; and the minima of each 16 weights. Those behind the
     first ``sixteens`` times 16 weights are multiplied by zero."""
 
-
-@overload(_unpack, jit_options={"forceinline": True})
-def _(format, tier, activations, at, sixteens, scratch):
     def unpack(format, tier, activations, at, sixteens, scratch):
         per_weight, minima = scales(format, tier, at, sixteens, scratch)
         return codes(format, tier, at), per_weight, minima
@@ -107,13 +104,10 @@ def _(format, tier, activations, at, sixteens, scratch):
     return unpack_steps if way == "steps" else unpack if way == "scales" or by_group else unpack_lanes
 
 
+@generated(prefer_literal=True, forceinline=True)
 def _products(format, tier, activations, codes, scales, record, scratch, quarters):
     """The sums of scale * code * activation in 16 lanes, of the super-block's first 1, 2 or 4 quarters (a literal) at least;
     scratch: the address of 64 bytes."""
-
-
-@overload(_products, jit_options={"forceinline": True}, prefer_literal=True)
-def _(format, tier, activations, codes, scales, record, scratch, quarters):
     format, tier, activations = format.value, tier.value, activations.value
     places, order = tuple((0, RECORD, RECORD + SUPERBLOCK)[: DIGITS[activations]]), codes_of(format).order
     vectors = 1 + max(map(order.index, range(4 * quarters.literal_value))) // 4  # that hold these weights
@@ -161,13 +155,11 @@ def _(format, tier, activations, codes, scales, record, scratch, quarters):
     return by_group if activations == "int8" and format.activations < SUPERBLOCK else by_superblock
 
 
+@generated(forceinline=True)
 def _dots(format, tier, activations, codes, digit):
     """The sums of four codes times four activations, in units of the last digit, in 16 lanes; digit: the address of the
     first digits of 64 activations."""
 
-
-@overload(_dots, jit_options={"forceinline": True})
-def _(format, tier, activations, codes, digit):
     def of_one(format, tier, activations, codes, digit):
         return convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes, load(i8x64, digit)))
 
@@ -205,22 +197,16 @@ def _of_four(format, tier, activations, codes, scales, record):
     return _of_two(format, tier, activations, codes, scales, record) + fma(c, scales[2], d * scales[3])
 
 
+@generated
 def _record_bytes(activations):
     """Bytes of a record of activations."""
-
-
-@overload(_record_bytes)
-def _(activations):
     size = record_bytes(DIGITS[activations.value])
     return lambda activations: size
 
 
+@generated
 def _has_minima(format, tier, activations):
     """Whether minima are to be added: not where signed codes are multiplied as they are."""
-
-
-@overload(_has_minima)
-def _(format, tier, activations):
     has = not _signed(format.value, tier.value, activations.value)
     return lambda format, tier, activations: has
 

@@ -40,7 +40,7 @@ _lock = threading.Lock()  # of the engine
 
 @dataclass(frozen=True)
 class Static:
-    """A constant that a kernel is compiled for, a string or a Format: its Numba type holds it, so that ``overload`` can
+    """A constant that a kernel is compiled for, a string or a Format: its Numba type holds it, so that ``generated`` can
     choose by it."""
 
     value: Any
