@@ -165,38 +165,50 @@ def _rows(format: Format):
     """The reader of a grid's rows with their signs, or moved by an eighth up or down."""
     grid = format.codes.grid
     numbers, index = _grid(format, scale=8 if grid.minus else 1), _bits(format, *grid.index)
-    read, signs, seven = _bits(format, grid.signs or grid.minus), bool(grid.signs), bool(grid.signs and grid.signs.bits == 7)
+    read, signs = _bits(format, grid.signs or grid.minus), grid.signs.bits if grid.signs else 0
+    at = format.at((grid.signs or grid.minus).field)
 
-    row = inner(lambda block, i: numbers[u64(index(block, i))])  # unsigned: Numba adds no test for negatives
+    row = inner(lambda block, i, k: numbers[u64(index(block, i, k))])  # unsigned: Numba adds no test for negatives
     if grid.lanes == 8:
-        rows = inner(lambda block, j: _sixteen(row(block, 2 * j), row(block, 2 * j + 1)))
+        rows = inner(lambda block, j: _sixteen(row(block, 2 * j, 0), row(block, 2 * j, 1)))
     else:
 
         @inner
         def rows(block, j):
-            return _fours(row(block, 4 * j), row(block, 4 * j + 1), row(block, 4 * j + 2), row(block, 4 * j + 3))
+            return _fours(row(block, 4 * j, 0), row(block, 4 * j, 1), row(block, 4 * j, 2), row(block, 4 * j, 3))
 
     @inner
     def codes(tier, block, j):
-        first, second = read(block, 2 * j), read(block, 2 * j + 1)
-        if seven:
-            first, second = _SIGNS[u64(first)], _SIGNS[u64(second)]
-        return _signed(rows(block, j), first | (second << 8)) if signs else _shifted(rows(block, j), first, second)
+        if signs == 8:
+            return _signed(rows(block, j), load(u16, block + at + 2 * j))
+        first, second = read(block, 2 * j, 0), read(block, 2 * j, 1)
+        if signs == 7:
+            return _signed(rows(block, j), _SIGNS[u64(first)] | (_SIGNS[u64(second)] << 8))
+        return _shifted(rows(block, j), first, second)
 
     return codes
 
 
 def _bits(format: Format, bits: Bits, *higher: Bits):
-    """read(block, i): integer i of some Bits, and above its bits those of ``higher``."""
+    """read(block, i, k): integer i + k of some Bits, and above its bits those of ``higher``; i: a multiple of 4, or of 2 where
+    k is 0 or 1, so that integers of one word take one shift by i."""
     at, word, step, most = format.at(bits.field) + bits.start, {1: u8, 2: u16, 4: u32}[bits.word], bits.step, bits.count - 1
     words, shift, apart, mask = most.bit_length(), bits.shift, bits.apart, (1 << bits.bits) - 1
-    if bits.bits == bits.apart == 8:
-        read = inner(lambda block, i: np.int64(load(u8, block + at + step * (i >> words) + (i & most))))
-    else:
-        read = inner(
-            lambda block, i: (np.int64(load(word, block + at + step * (i >> words))) >> (shift + apart * (i & most))) & mask
-        )
-    return _with_higher(read, _bits(format, *higher), bits.bits) if higher else read
+    same, whole_bytes = min(most, 3), bits.bits == bits.apart == 8  # same: of k, what does not change the word
+
+    @inner
+    def read(block, i, k):
+        i += k & ~same
+        if whole_bytes:
+            return np.int64(load(u8, block + at + step * (i >> words) + (i & most) + (k & same)))
+        return (
+            np.int64(load(word, block + at + step * (i >> words))) >> (shift + apart * (i & most)) >> (apart * (k & same))
+        ) & mask
+
+    if not higher:
+        return read
+    more, below = _bits(format, *higher), bits.bits
+    return inner(lambda block, i, k: read(block, i, k) | (more(block, i, k) << below))
 
 
 FUNCTIONS = {"tq1_0": tq1_0}
