@@ -70,7 +70,7 @@ def families(file, order: Order, costs) -> pd.DataFrame:
 
 
 def policies(accesses: Requests, memory: int, names=tuple(POLICIES)) -> pd.DataFrame:
-    """Policies of kit.cache with ``memory`` bytes over a trace, from its second token on; most bytes hit first. "upper bound":
+    """Policies of kit.cache with ``memory`` bytes over a trace, from its second token on; most bytes hit first. "bytes bound":
     no policy without prefetch hits a larger share of these bytes."""
     first, rows = _first_token(accesses), []
     asked = np.array(accesses.sizes[first:])
@@ -79,7 +79,7 @@ def policies(accesses: Requests, memory: int, names=tuple(POLICIES)) -> pd.DataF
         hits = hits[first:]
         rows.append((name, hits.mean(), (hits * asked).sum() / max(1, asked.sum()), stats.evictions, stats.peak_bytes))
     table = frame(rows, "policy", "hit rate", "bytes hit", "evictions", "peak")
-    table["upper bound"] = upper_bound(accesses, memory)
+    table["bytes bound"] = upper_bound(accesses, memory)
     return table.sort_values("bytes hit", ascending=False, kind="stable")
 
 
@@ -156,7 +156,7 @@ def off_by(factors):
 WIDTH = 100
 _SECONDS = (*TIMES, "comes in", "predicted", "measured", "least", "least seconds a token")
 _BYTES = ("in the file", "in float32", "held", "file pages", "together", "peak", "bytes")
-_SHARES = ("share", "hit rate", "bytes hit", "upper bound")
+_SHARES = ("share", "hit rate", "bytes hit", "bytes bound")
 _FORMATS = (
     dict.fromkeys(_SECONDS, format_seconds)
     | dict.fromkeys(_BYTES, format_bytes)
