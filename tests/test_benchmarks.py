@@ -8,7 +8,7 @@ import model_files
 import pandas as pd
 import pytest
 
-from benchmarks import quality
+from benchmarks import hf, quality
 from benchmarks.__main__ import NAMES
 from kit.cache import POLICIES
 from kit.gguf.formats import FORMATS
@@ -132,3 +132,12 @@ def test_quality_is_that_of_the_way_beside_exact_arithmetic(tmp_path):
     assert max(exact) < 1e-6 * min(rounded)
     assert rounded[0] == pytest.approx(rounded[1], rel=0.1)
     assert 0 < min(theirs) and max(theirs) < 3 * min(rounded)
+
+
+def test_readmes_table_says_what_misses_its_goal_and_what_was_not_measured():
+    row = {"model": "m", "reason": "", "kl": 1e-7, "beyond imports": 4e8, "mapped": 1e8, "prefill": 3.0, "of llama.cpp": 1.1}
+    rows = [row | {"engine": "transformers", "load": 9.0, "of transformers": 1.0}]
+    rows += [row | {"engine": "kit in transformers", "load": 1.6, "prefill": 4.5, "of transformers": 2.9}]
+    rows += [row | {"engine": "kit", "model": "n"}, {"model": "n", "engine": "kit in transformers", "reason": "no memory"}]
+    ours = next(line for line in hf.summary(rows, "a CPU", "abc").splitlines() if line.startswith("| `kit.hf.load` |"))
+    assert ours == "| `kit.hf.load` | 1e-07, – | **1.6**, – | 300, – | 1.50, – | **2.90**, – | **1.10**, – |"
