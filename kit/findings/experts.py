@@ -219,7 +219,7 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     """(facts, runs): each way in a child of its own, under the limit of base + dense weights + ``share`` of the experts.
 
     facts: bytes ``keep`` (for experts; a page cache has up to ``most``), ``limit`` (None without rights: then mapped ways are
-    left out), ``base`` of the process, ``dense``; ``compute``: seconds of a token whose weights are in memory and mapped (nan
+    left out), ``dense``; ``compute``: seconds of a token whose weights are in memory and mapped (nan
     when it had no room); ``disk``: readers -> GB/s of the reads that a way makes, a matrix each ("page": of single pages, by
     as many threads as the kernels have), before all ways and after; ``fastest``: GB/s, the best that a probe or a run saw;
     ``routes``: of the layers that the file has; ``told``: the limit in words, and why a way has no run (the system ended it
@@ -252,9 +252,8 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     probes += [[disk.random_gbps(path, *how, seconds=0.5, seed=4) for how in asked.values()]]
     speeds = dict(zip(asked, np.mean(probes, 0).tolist(), strict=True))
     fastest = max([np.max(probes), *(np.divide(run.read, run.seconds).max() / 1e9 for run in runs)])  # also with read-ahead
-    facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "lacks": lacks, "base": warm["own"]}
-    found = {"dense": dense, "compute": compute, "disk": speeds, "fastest": fastest, "routes": routes, "told": told}
-    return facts | found, runs
+    facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "dense": dense, "compute": compute}
+    return facts | {"disk": speeds, "fastest": fastest, "routes": routes, "told": told}, runs
 
 
 def keep(lab, runs, table) -> None:

@@ -112,19 +112,19 @@ class Slots(Mapped):
 
     def __init__(self, file, way: Way, keep: int, future: Requests):
         super().__init__(file, way, 0, future)
-        self.parts: dict[str, list[tuple[str, int, int, int]]] = {}  # expert -> (matrix, first page, bytes, place in the slot)
-        self._size = 0
+        self._parts: dict[str, list[tuple[int, int, int]]] = {}  # expert -> (first page, bytes, place in the slot) a matrix
+        self._lies: dict[str, tuple[str, int, int, int]] = {}  # matrix -> (expert, place in the slot, bytes, rows)
         for name, info in file.tensors.items():
             if "_exps." in name:
                 each, layer = info.nbytes // info.shape[0], int(name.split(".")[1])
                 for expert in range(info.shape[0]):
                     start = info.offset + expert * each
                     first, last = start // PAGE * PAGE, -(-(start + each) // PAGE) * PAGE
-                    parts = self.parts.setdefault(key_of(layer, expert), [])
-                    place = parts[-1][3] + parts[-1][2] if parts else 0
-                    parts.append((f"{name}[{expert}]", first, last - first, place))
-        self._size = max(parts[-1][3] + parts[-1][2] for parts in self.parts.values())
-        self._expert_of = {name: key for key, parts in self.parts.items() for name, *_ in parts}
+                    parts = self._parts.setdefault(key := key_of(layer, expert), [])
+                    place = sum(parts[-1][1:]) if parts else 0
+                    parts.append((first, last - first, place))
+                    self._lies[f"{name}[{expert}]"] = key, place + start - first, each, info.shape[1]
+        self._size = max(sum(parts[-1][1:]) for parts in self._parts.values())
         spare = max(map(len, _by_layer(future).values())) * (3 if way.ahead else 1)  # in use or on the way, and not kept
         count = keep // self._size
         if count <= spare:
@@ -142,7 +142,7 @@ class Slots(Mapped):
         self._free += self._retired
         self._retired = []
         self._now, self._loads = {}, {}
-        keys = list(dict.fromkeys(self._expert_of[name] for name in names))
+        keys = list(dict.fromkeys(self._lies[name][0] for name in names))
         for key in keys:
             self.asked += 1
             if self.policy.request(key, 1):
@@ -174,24 +174,20 @@ class Slots(Mapped):
         return slot, pool.submit(self._read, key, slot)
 
     def _read(self, key, slot):
-        for _, first, nbytes, place in self.parts[key]:
+        for first, nbytes, place in self._parts[key]:
             at = slot * self._size + place
             os.preadv(self._file, [self._bytes[at : at + nbytes]], first)  # short at the end of the file alone
 
     def blocks(self, name):
-        key = self._expert_of.get(name)
-        if key is None:
+        if name not in self._lies:
             return super().blocks(name)
+        key, place, nbytes, rows = self._lies[name]
         if key in self._loads:
             start = time.perf_counter()
             self._loads.pop(key).result()
             self.waited += time.perf_counter() - start
-        stack, expert = name.partition("[")[0], int(name.partition("[")[2][:-1])
-        info = self.file.tensors[stack]
-        each = info.nbytes // info.shape[0]
-        _, first, _, place = next(part for part in self.parts[key] if part[0] == name)
-        at = self._now[key] * self._size + place + (info.offset + expert * each - first)
-        return np.frombuffer(self._bytes[at : at + each], np.uint8).reshape(info.shape[1], -1)
+        at = self._now[key] * self._size + place
+        return np.frombuffer(self._bytes[at : at + nbytes], np.uint8).reshape(rows, -1)
 
     def close(self):
         for pool in filter(None, (self._pool, self._ahead)):
