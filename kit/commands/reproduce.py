@@ -26,8 +26,9 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a notebook that runs longer.")
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
 @click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters, and stop.")
+@click.option("--serve", is_flag=True, help="Open the report in a browser at once; it fills page by page.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
-def command(profile, only, model, device, out, resume, again, texts, timeout, notebooks, listing, progress):
+def command(profile, only, model, device, out, resume, again, texts, timeout, notebooks, listing, serve, progress):
     """Run the notebooks and write one offline report.
 
     One notebook after another, each in its own process. The report is DIR/index.html; beside it lie, for each
@@ -38,6 +39,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     \b
     kit reproduce --profile smoke                a check in about two minutes
     kit reproduce --only 01 --model my.gguf      one notebook on your own file
+    kit reproduce --serve                        the report opens at once and fills page by page
     kit reproduce --resume                       go on after Ctrl-C or a failure
     kit reproduce -p samples=9                   with a parameter of the notebooks
     kit reproduce --profile full --device cuda   what a GPU adds, granite-3.3-8b at true size
@@ -78,7 +80,12 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     try:
         with terminate_as_interrupt(), tempfile.TemporaryDirectory(prefix="kit-") as kept:
             bar = sys.stderr.isatty() if progress is None else progress
-            _perform(run, runs.pending(run, jobs), timeout, bar, Path(kept))
+            left = runs.pending(run, jobs)
+            run.plan(left)
+            index.write(run, running=True)
+            if serve:
+                click.launch(str(folder / "index.html"))  # a plain file: nothing listens on a port
+            _perform(run, left, timeout, bar, Path(kept))
             if outdated := run.outdated:  # once: a machine that never rests does not keep it running
                 names = ", ".join(sorted(outdated))
                 click.echo(f"memory became faster meanwhile, so rendered again from what was measured: {names}", err=True)
@@ -96,6 +103,8 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
 
 
 def _perform(run, jobs, timeout, progress, taken):
+    from textwrap import shorten
+
     from tqdm import tqdm
 
     from kit.report import html, index
@@ -112,6 +121,8 @@ def _perform(run, jobs, timeout, progress, taken):
             nonlocal where
             number = jobs.index(job)
             where = f"{number + 1}/{len(jobs)} {job.name}"
+            if job.headings[cell - 1 : cell]:
+                where += f": {shorten(job.headings[cell - 1], 50)}"
             if progress:
                 bar.n = sum(costs[:number]) + costs[number] * (cell - 1) / job.cells
             bar.set_description(where)
@@ -124,7 +135,7 @@ def _perform(run, jobs, timeout, progress, taken):
             line = f"{job.name:{width}}  {outcome.status:6}  {format_seconds(outcome.seconds):>8}{reason}"
             bar.write(line, file=sys.stderr)
             html.write(run, job.name)
-            index.write(run)
+            index.write(run, running=True)
 
         runs.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None, taken)
         bar.update(bar.total - bar.n)

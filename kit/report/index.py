@@ -30,8 +30,11 @@ BARS = {  # the ways that the page opens with -> the quantity of the notebook th
 MEASURED_IN = (TO_DO, "09_your_model")
 
 
-def write(run: Run) -> Path:
-    """Render ``<run>/index.html`` from the run's state, records, pages and environment."""
+def write(run: Run, running: bool = False) -> Path:
+    """Render ``<run>/index.html`` from the run's state, records, pages and environment.
+
+    While the run is ``running`` the page reloads itself.
+    """
     rows = [row for name in run.planned for row, _ in run.records_of(name)]
     cells = {name: html.cells_of(run.folder / f"{name}.ipynb") for name in run.planned}
     entries = book.read(run.folder)
@@ -39,6 +42,7 @@ def write(run: Run) -> Path:
         run.folder / "index.html",
         "index.html.j2",
         run=run,
+        running=running,
         environment=html.environment(run.folder),
         cards=[card(run, name, cells[name]) for name in run.planned],
         pages={name for name in run.planned if (run.folder / f"{name}.html").exists()},

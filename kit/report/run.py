@@ -4,8 +4,9 @@
 """
 
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -90,6 +91,11 @@ class Run:
         rows = self.records_of(name)
         return [(rows[number][1], text) for number, text in gates.warnings(row for row, _ in rows)]
 
+    def plan(self, jobs: "list[Job]") -> None:
+        """Note that the jobs are to run."""
+        self.planned = sorted({*self.planned, *(job.name for job in jobs)})
+        self.save()
+
     def save(self) -> None:
         """Replace run.json; ReportError when the folder cannot be written (no rights, full disk)."""
         state = {key: value for key, value in asdict(self).items() if key != "folder"}
@@ -152,13 +158,14 @@ def resume(folder: Path, **asked) -> Run:
 
 @dataclass(frozen=True)
 class Job:
-    """A notebook that is to run: its source, what it is given, and its number of cells."""
+    """A notebook that is to run: its source, what it is given, its number of cells, and the heading above each."""
 
     name: str
     source: Path
     parameters: dict
     cells: int
     digest: str
+    headings: tuple[str, ...] = ()
 
 
 def plan(request: Request, notebooks: Path) -> list[Job]:
@@ -177,8 +184,17 @@ def plan(request: Request, notebooks: Path) -> list[Job]:
         code = [cell.source for cell in cells[name] if cell.cell_type == "code"]
         digest = sources.digest(code, [cell.source for cell in cells[name]], injected, model)
         total = len(cells[name]) + bool(injected)  # papermill puts them into a cell of their own
-        jobs.append(Job(name, path.resolve(), injected, total, digest))
+        jobs.append(Job(name, path.resolve(), injected, total, digest, tuple(_headings(cells[name]))))
     return sorted(jobs, key=lambda job: job.name.startswith(READ_ALL))
+
+
+def _headings(cells) -> Iterator[str]:
+    """The last heading up to each cell; twice for the parameters, after which papermill puts its own."""
+    last = ""
+    for cell in cells:
+        found = re.search(r"^#+ +(.+)", cell.source, re.MULTILINE) if cell.cell_type == "markdown" else None
+        last = found[1] if found else last
+        yield from [last] * (2 if "parameters" in cell.metadata.get("tags", ()) else 1)
 
 
 def _stamp(model: str) -> list[tuple]:
@@ -267,8 +283,7 @@ def perform(
 
 
 def _perform(run, jobs, timeout, on_cell, on_end, on_second, taken):
-    run.planned = sorted({*run.planned, *(job.name for job in jobs)})
-    run.save()
+    run.plan(jobs)
     for job in jobs:
         for kind in ("jsonl", "ipynb", "html", "png"):
             (run.folder / f"{job.name}.{kind}").unlink(missing_ok=True)

@@ -54,6 +54,20 @@ def test_the_time_left_goes_by_the_last_run_of_the_profile(finished, tmp_path):
     assert runs.expected("full", jobs, finished.parent) == runs.expected("smoke", jobs, tmp_path) == [3, 8]
 
 
+def test_the_report_opens_at_once_and_reloads_itself_until_the_run_is_over(notebooks, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(reproducing.click, "launch", lambda page: opened.append((page, Path(page).read_text())))
+    notebooks.add("01_good", "#md # What it does", "1")
+    out = known_machine(tmp_path / "out")
+    result = reproduce(notebooks.path, out, "--serve")
+    assert result.exit_code == 0, result.output
+    ((page, at_once),) = opened
+    assert page == str(out / "index.html") and "01_good" in at_once
+    assert 'http-equiv="refresh"' in at_once and "this page reloads itself" in at_once
+    assert 'http-equiv="refresh"' not in (out / "index.html").read_text()
+    assert runs.plan(runs.Request(), notebooks.path)[0].headings[2] == "What it does"
+
+
 def test_no_path_of_this_machine_is_in_a_notebook_that_ran(finished):
     assert str(finished) not in (finished / "01_first_token.ipynb").read_text()
 
@@ -242,6 +256,7 @@ def test_an_interrupt_stops_the_child_and_keeps_what_is_finished(notebooks, tmp_
     assert f"kit reproduce --resume --out {out}" in stderr
     assert "Traceback" not in stderr
     assert list(state(out)["notebooks"]) == ["01_good"]
-    assert "Not run yet" in (out / "index.html").read_text()
+    page = (out / "index.html").read_text()
+    assert "Not run yet" in page and 'http-equiv="refresh"' not in page
     wait_until_gone([int((out / "pid").read_text())])
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
