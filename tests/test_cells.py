@@ -282,7 +282,11 @@ CASES = {  # a notebook joins by its row
     ),
 }  # fmt: skip
 NAMES = pytest.mark.parametrize("name", CASES)
-LONG = ("00_start_here", "03_cache_variants", "05_tile_decode", "10_experts")  # take more than ten seconds at each time
+# Of more than ten seconds of CPU time: at each run of the notebook, and at its first.
+LONG = ("00_start_here", "03_cache_variants", "04_attention", "05_tile_decode", "06_compressed_inference", "10_experts")
+FIRST = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "10_experts")) for name in CASES]
+)
 AGAIN = pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in CASES])
 HTML = "<IPython.core.display.HTML object>"  # a table behind a fold, which is no sentence
 SYSTEM = "Not measured here: "  # what a system does not do is said whatever the data says
@@ -338,7 +342,7 @@ def test_words_follow_the_data(name, ran, tmp_path):
     assert case.warns in warned and not (case.warns and case.warns in "; ".join(ran(name).warned))
 
 
-@NAMES
+@FIRST
 def test_titles_and_bold_sentences_hold_a_value_of_the_run(name, ran):
     assert cells.static_sentences(name) == []
     assert cells.unfilled(ran(name)) == []

@@ -19,6 +19,7 @@ def path(tmp_path_factory):
     return write(tmp_path_factory.mktemp("models"), "tiny-llama")
 
 
+@pytest.mark.slow
 def test_the_same_tokens_in_turn(path):
     needed()
     before = psutil.Process().children()

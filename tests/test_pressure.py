@@ -137,6 +137,7 @@ def test_a_folder_that_takes_no_swap_is_an_error_that_leaves_nothing(tmp_path):
     assert not group_folders(os.getpid())
 
 
+@pytest.mark.slow
 @swap
 def test_the_three_ways_run_under_a_limit(tiny, tmp_path):
     told = pressure.swapped(tiny, tiny, (0.5,), tmp_path, inferences=2)
