@@ -15,7 +15,21 @@ from kit.cpu.simd import dots, pairs
 from kit.cpu.simd.isa import dot4
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
-from kit.cpu.simd.vectors import Static, broadcast, convert, f32x4, f32x8, f32x16, generated, i8x64, i32x16, inner, join
+from kit.cpu.simd.vectors import (
+    Static,
+    broadcast,
+    convert,
+    f32x4,
+    f32x8,
+    f32x16,
+    generated,
+    high,
+    i8x64,
+    i32x16,
+    inner,
+    join,
+    low,
+)
 from kit.cpu.superblocks import (
     SUPERBLOCK,
     codes,
@@ -76,6 +90,13 @@ def _quarter(vector):
     return _half(join(vector, broadcast(f32x4, f32(-0.0))))
 
 
+@inner(forceinline=True)
+def _minima(integers, unit, record):
+    """The minima of each 16 weights times the sums of their activations, f32x8."""
+    lows, sums = convert(f32x16, integers), load(f32x16, record + SUMS)
+    return fma(low(lows), low(sums), high(lows) * high(sums)) * unit
+
+
 @generated(forceinline=True)
 def _unpack(format, tier, activations, at, sixteens, scratch):
     """A super-block's codes; their scales, as ``_products`` takes them; and the minima of each 16 weights. Those behind the
@@ -92,13 +113,8 @@ def _unpack(format, tier, activations, at, sixteens, scratch):
         return codes(format, tier, at), (a, b, c, d), minima
 
     def unpack_steps(format, tier, activations, at, sixteens, scratch):
-        integers, unit, minima = steps(format, tier, at)
-        if in_words:
-            words = convert(i32x16, integers)
-            store(scratch, words | (words << 16))
-        return codes(format, tier, at), (integers, unit, pairs.hidden(scratch)), minima
+        return codes(format, tier, at), steps(format, tier, at), broadcast(f32x16, 0)
 
-    in_words = format.value.scales.group >= 32 and not _in_four_lanes(tier.value)
     way = _way(format.value, tier.value, activations.value)
     by_group = activations.value == "int8" and format.value.activations < SUPERBLOCK
     return unpack_steps if way == "steps" else unpack if way == "scales" or by_group else unpack_lanes
@@ -118,19 +134,21 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
         in_lanes = dots.by_scales(Static(tier), order[: 4 * vectors], places, group, largest, format.bias if signed else 0)
 
         def four_by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
-            integers, unit, _ = scales
-            return _quarter(in_lanes(codes, record, convert(i32x16, integers)) * (unit * load(f32, record + SCALE)))
+            integers, unit, lows, minimum = scales
+            products = in_lanes(codes, record, convert(i32x16, integers)) * (unit * load(f32, record + SCALE))
+            return _quarter(products) + _half(_minima(lows, minimum, record))
 
         def four_by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
             return _quarter(in_lanes(codes, record, scales * load(f32x16, record + SCALE)))
 
         return four_by_steps if way == "steps" else four_by_scales
     if way == "steps":
-        multiply = pairs.by_steps(order, places, format.scales.group)
+        multiply = pairs.by_steps(order, places)
 
         def by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
-            integers, unit, copy = scales
-            return _half(multiply(codes, record, integers, copy) * (unit * load(f32, record + SCALE)))
+            integers, unit, lows, minimum = scales
+            scale = broadcast(f32x8, unit * load(f32, record + SCALE))
+            return _half(fma(multiply(codes, record, integers), scale, _minima(lows, minimum, record)))
 
         return by_steps
     if way == "scales":
@@ -206,8 +224,9 @@ def _record_bytes(activations):
 
 @generated
 def _has_minima(format, tier, activations):
-    """Whether minima are to be added: not where signed codes are multiplied as they are."""
-    has = not _signed(format.value, tier.value, activations.value)
+    """Whether minima are to be added: not where signed codes are multiplied as they are, or minima are in the products."""
+    format, tier, activations = format.value, tier.value, activations.value
+    has = _way(format, tier, activations) != "steps" and not _signed(format, tier, activations)
     return lambda format, tier, activations: has
 
 

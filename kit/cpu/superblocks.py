@@ -224,7 +224,7 @@ def scales(format, tier, start, sixteens, scratch):
 
 @generated(forceinline=True)
 def steps(format, tier, start):
-    """The scales of a super-block as integers of each 16 weights (i16x16) times a float32, and the minima, f32x16."""
+    """The scales of a super-block as integers of each 16 weights (i16x16) and their unit, a float32; the minima likewise."""
     format, sign, bias = format.value, format.value.scales.sign, np.float32(format.value.bias)
     d = format.at(format.scales.d)
     dmin = format.at(format.scales.dmin or format.scales.d)
@@ -241,11 +241,11 @@ def steps(format, tier, start):
 
     def without_minima(format, tier, start):
         numbers, unit = read(start), half_to_float(tier, load(u16, start + d))
-        return numbers, unit, convert(f32x16, numbers) * (unit * bias)
+        return numbers, unit, numbers, unit * bias
 
     def with_minima(format, tier, start):
         unit, minimum = half_to_float(tier, load(u16, start + d)), half_to_float(tier, load(u16, start + dmin))
-        return read(start), unit, convert(f32x16, read_minima(start)) * (minimum * -sign)
+        return read(start), unit, read_minima(start), minimum * -sign
 
     return with_minima if sign else without_minima
 

@@ -17,6 +17,12 @@ def call_intrinsic(builder, name: str, result: ir.Type, args):
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
+def opaque(builder, value):
+    """The same vector or integer, of which LLVM knows nothing."""
+    register = "=x,0" if isinstance(value.type, ir.VectorType) else "=r,0"
+    return builder.asm(ir.FunctionType(value.type, [value.type]), "", register, [value], side_effect=False)
+
+
 def _like(kind: ir.Type, bits: ir.Type):
     """A function from an integer to the constant of it in every lane of ``kind``, whose lanes are ``bits`` wide."""
     if isinstance(kind, ir.VectorType):
@@ -47,6 +53,10 @@ def half_to_float(_, tier, bits):
             every, current, first = ir.Constant(_I16, -1), ir.Constant(_I32, 4), ir.Constant(_I32, 0)
             args = [builder.insert_element(clear, half, first), ir.Constant(word, [0.0] * 16), every, current]
             return builder.extract_element(call_intrinsic(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", word, args), first)
+        if tier.value == "avx2":
+            # fpext of one half would be inserted into a register that waits for an older result
+            first, zeros = ir.Constant(_I32, 0), ir.Constant(ir.VectorType(_I16, 8), [0] * 8)
+            half = builder.extract_element(opaque(builder, builder.insert_element(zeros, half, first)), first)
         if tier.value != "plain":
             return builder.fpext(builder.bitcast(half, narrow), wide)
         # exponent and fraction moved to float32's places are the number times 2^-112, subnormal halves included

@@ -11,8 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kit.cpu.simd.isa import VNNI, call_intrinsic
-from kit.cpu.simd.vectors import emit_broadcast, f32x8, i16x16, i32x8
+from kit.cpu.simd.isa import VNNI, call_intrinsic, opaque
+from kit.cpu.simd.vectors import emit_broadcast, f32x8, i32x8
 from kit.cpu.tasks import features
 
 _BYTES, _WORDS = (ir.VectorType(ir.IntType(bits), 256 // bits) for bits in (8, 16))
@@ -35,15 +35,15 @@ class _Emitter:
         """The vector of these lanes."""
         return self.builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes)))
 
-    def scales(self, i: int, group: int, scales, copy, kind):
-        """``kind`` of the scales of the two sixteens of weights in half ``i``: in memory where they are the same 32 bits, which
+    def scales(self, i: int, group: int, scales, copy):
+        """The scales of the two sixteens of weights in half ``i``, f32x8: from memory where they are the same number, which
         takes one load, else of the vector ``scales``, shuffled."""
         first, second = self.order[2 * i : 2 * i + 2]
         if 16 * first // group == 16 * second // group:
             address = self.builder.add(copy, ir.Constant(copy.type, 4 * first))
-            number = self.builder.load(self.builder.inttoptr(address, kind.llvm.element.as_pointer()), align=4)
-            return emit_broadcast(self.builder, number, kind)
-        return self.shuffled(scales, [n for n in (first, second) for _ in range(kind.lanes // 2)])
+            number = self.builder.load(self.builder.inttoptr(address, f32x8.llvm.element.as_pointer()), align=4)
+            return emit_broadcast(self.builder, number, f32x8)
+        return self.shuffled(scales, [n for n in (first, second) for _ in range(4)])
 
     def pairs(self, i: int, place: int):
         """Sums of two products, of half ``i`` and the digits ``place`` bytes behind the first ones, in 16 bits."""
@@ -77,31 +77,33 @@ def hidden(_, address):
     """hidden(address): the same number, of which LLVM knows nothing: LLVM loads from there what was stored, part by part."""
 
     def emit(context, builder, signature, args):
-        return builder.asm(ir.FunctionType(args[0].type, [args[0].type]), "", "=r,0", args, side_effect=False)
+        return opaque(builder, args[0])
 
     return types.int64(address), emit
 
 
-def by_steps(order: tuple[int, ...], places: tuple[int, ...], group: int):
-    """A primitive: (codes, x, steps, copy) -> the sums of step * code * digits as f32x8, lanes to be added.
+def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
+    """A primitive: (codes, x, steps) -> the sums of step * code * digits as f32x8, lanes to be added.
 
     order: the n of the 16 weights 16 n ... that come first, second ... in codes and x. places: of a super-block's first digits,
-    second ... from the address x. steps: i16x16, an integer for each 16 weights in their own order, equal for each ``group``
-    weights. copy: the address of them as int32 whose halves are alike, where ``group`` is 32 or more.
+    second ... from the address x. steps: i16x16, an integer for each 16 weights in their own order.
     """
 
     @intrinsic
-    def primitive(_, codes, x, steps, copy):
+    def primitive(_, codes, x, steps):
         def emit(context, builder, signature, args):
             code, sums = _Emitter(builder, args, order, False), [None] * len(places)
+            steps = code.shuffled(args[2], [*order[0::2], *order[1::2]])
+            twice = ([first + n // 2 for n in (*range(8), *range(16, 24))] for first in (0, 4))
+            steps = [builder.bitcast(opaque(builder, code.shuffled(steps, lanes)), i32x8.llvm) for lanes in twice]
             for i in range(8):
-                step = builder.bitcast(code.scales(i, group, args[2], args[3], i32x8 if group >= 32 else i16x16), _WORDS)
+                step = builder.bitcast(code.shuffled(steps[i // 4], [i % 4] * 4 + [4 + i % 4] * 4), _WORDS)
                 for digit, place in enumerate(places):
                     four = code.fours(code.pairs(i, place), step)
-                    sums[digit] = builder.add(sums[digit], four) if i else four
+                    sums[digit] = opaque(builder, builder.add(sums[digit], four)) if i else four
             return code.floats(sums)
 
-        return f32x8(codes, types.int64, steps, types.int64), emit
+        return f32x8(codes, types.int64, steps), emit
 
     return primitive
 
@@ -125,7 +127,7 @@ def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, large
                     pairs = [code.pairs(i, place) for i in halves]
                     some = [reduce(builder.add, pairs[n : n + at_once]) for n in range(0, len(pairs), at_once)]
                     sums.append(reduce(builder.add, [code.fours(pair, ones) for pair in some]))
-                scale, numbers = code.scales(halves[0], group, *args[2:], f32x8), code.floats(sums)
+                scale, numbers = code.scales(halves[0], group, *args[2:]), code.floats(sums)
                 total = code.fma(numbers, scale, total) if total else builder.fmul(numbers, scale)
             return total
 
