@@ -29,9 +29,10 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
     through transformers, if `gguf-kit[hf]` is installed, and else explained from its tensors alone. Of a large file a
     sample of the layers is run and measured. Ctrl-C ends it after what is there.
 
-    With --machine nothing is run or measured: from the table of tensors, the maker's bandwidth and guesses that the
-    output names as such, it says what blocks take there mapped, locked or read, and what float32 takes; --memory is
-    then what is left for weights. NAME is apple-m1 to apple-m4, with -pro, -max or -ultra, and the GiB of its memory.
+    With --machine nothing is run: from the table of tensors, how far pages of the file compress, the maker's bandwidth
+    and guesses that the output names as such, it says what blocks take there mapped, locked or read, and what float32
+    takes; --memory is then what is left for weights. NAME is apple-m1 to apple-m4, with -pro, -max or -ultra, and the
+    GiB of its memory.
 
     \b
     kit explain model.gguf
