@@ -7,7 +7,7 @@ BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 INSTALL  = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check)
 
-.PHONY: help reproduce test test-all compat verify bench fuzz llama docs lab lint clean
+.PHONY: help reproduce test test-all compat verify pooled bench fuzz llama docs lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,12 @@ test-all: $(STAMP) ## all tests, as CI runs them
 
 verify: $(STAMP) ## the smoke profile twice: no verdict may flip
 	KIT_TWICE=1 $(BIN)/python -m pytest tests/test_smoke.py
+
+POOLED := results/reference/pooled.md
+pooled: $(STAMP) ## the committed page of pooled and compared runs, printed anew: after a run was added under results/reference
+	PATH="$(CURDIR)/$(BIN):$$PATH" LC_ALL=C awk '/^    \$$ / { print; fflush(); system(substr($$0, 7) " | sed \"s/^/    /; s/ *$$//\""); old = 1; next } \
+		old && /^    / { next } { old = 0; print }' $(POOLED) > $(POOLED).new
+	mv $(POOLED).new $(POOLED)
 
 compat: ## some tests with the oldest and the newest torch, numba and numpy of pyproject.toml's ranges; ARGS=oldest for one end
 	$(PYTHON) tests/compat.py $(ARGS)

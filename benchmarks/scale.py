@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import kit
 from kit.cache import POLICIES
 from kit.cache.bounds import stack_distances
-from kit.cache.traces import Requests
+from kit.cache.traces import popular
 from kit.commands.cli import main as command
 from kit.gguf import writer
 from kit.lab import measure
@@ -59,7 +59,7 @@ def _measured(folder, only, samples) -> Iterator[tuple[str, int, float]]:
             yield what, count, measure.time(function, samples, LEAST).median / times
 
     for count in OBJECTS:
-        trace = drawn(count)
+        trace = popular(count, max(SHORTEST, ACCESSES * count), SKEW)
         for name, make in POLICIES.items():
             policy = make(max(1, int(HELD * count)))
             yield from each(f"an access, {name}", count, len(trace), lambda p=policy, t=trace: kit.replay(t, p))
@@ -87,14 +87,6 @@ def _measured(folder, only, samples) -> Iterator[tuple[str, int, float]]:
             yield from each("a prompt, a token", count, count, lambda p=prompt: model.logits(p, -1))
             cache = model.new_cache(count + 8)
             yield from each("a token after so many", count, 8, lambda c=cache, n=count: decode(model, c, n))
-
-
-def drawn(objects: int) -> Requests:
-    """Draws of experts, the k-th most popular with a probability proportional to k^-SKEW, each of one byte."""
-    weight, length = np.arange(1, objects + 1) ** -SKEW, max(SHORTEST, ACCESSES * objects)
-    names = [f"blk.{number % 48}.ffn_up_exps.weight[{number}]" for number in range(objects)]
-    order = np.random.default_rng(0).choice(objects, length, p=weight / weight.sum())
-    return Requests([names[number] for number in order.tolist()], [1] * length, [0] * length)
 
 
 def tensors(path: Path, count: int, first: int = 0, more=()) -> Path:

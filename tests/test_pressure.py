@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kit
+from kit.claims import gates, records
 from kit.claims.session import Session
 from kit.errors import ReportError
 from kit.findings import pressure
@@ -79,6 +80,16 @@ def test_a_run_measures_its_curve_once(tiny, tmp_path, monkeypatch):
     assert set(first["way"]) == set(pressure.WAYS) and (first.groupby(["share", "way"]).size() >= 2).all()
     monkeypatch.setattr(pressure, "spilled", None)
     assert pressure.of_run(Session("02_cache_mystery", "smoke", out=tmp_path), (1.0, 0.5)).equals(first)
+
+
+def test_what_the_kernel_ends_is_a_warning_and_the_page_goes_on(tiny, tmp_path, monkeypatch):
+    def ended(*_):
+        raise pressure.Killed("swap = true: kept, limit 9: the kernel ended it")
+
+    monkeypatch.setattr(pressure, "swapped", ended)
+    lab = Session("01_first_token", "smoke", out=tmp_path)
+    assert pressure.of_run(lab, (1.0, 0.5), swap=True).empty
+    assert [text for _, text in gates.warnings(records.of_run(tmp_path))] == ["swap = true: kept, limit 9: the kernel ended it"]
 
 
 def test_without_rights_swap_is_refused_by_name(monkeypatch, tmp_path):

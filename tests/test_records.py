@@ -15,6 +15,7 @@ from kit.errors import ReportError
 from kit.lab import drift, figures, machine, measure, tables
 from kit.lab.paths import ROOT
 from kit.lab.state import State
+from kit.units import format_seconds
 
 KNOWN = """first-token-preload cold-inference warm-inference dual-level-cache cache-4gb-feasible attention-blas-speedup
 parallel-dequant variance-45-1100 blas-500 preload-memory preload-hit-rate miss-counter strong-count hypothesis-eviction
@@ -31,6 +32,16 @@ def test_every_claim_of_the_findings_has_its_row():
 def test_an_unknown_claim_is_an_error_that_lists_the_known():
     with pytest.raises(ReportError, match=r"claim 'x' is not known.*first-token-preload"):
         claims.get("x")
+
+
+def test_an_axis_of_less_than_two_decades_has_more_labels():
+    for high, told in ((0.3, {"10.0 ms", "20.0 ms", "50.0 ms", "100 ms", "200 ms"}), (3.0, {"10.0 ms", "100 ms", "1.00 s"})):
+        _, axes = figures.new()
+        axes.plot([0.01, high], [1, 2])
+        figures.log(axes, "x", write=format_seconds)
+        low, most = axes.get_xlim()
+        labels = [*axes.xaxis.get_ticklabels(), *axes.xaxis.get_ticklabels(minor=True)]
+        assert {t.get_text() for t in labels if t.get_text() and low <= t.get_position()[0] <= most} == told
 
 
 def test_a_thumbnail_leaves_out_the_legends_of_axes_and_of_the_figure(tmp_path):

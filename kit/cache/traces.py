@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
 
+import numpy as np
+
 from kit.errors import TraceError, known
 from kit.gguf.formats import DTYPES
 from kit.lab.trace import Trace
@@ -111,3 +113,11 @@ def decode_order(geometry, mix: str = "Q4_K_M", layers: int | None = None) -> li
     elements = {spec.name: spec.elements for spec in geometry.tensors(mix, layers)}
     order = geometry.config(layers).order_of_use(elements)
     return [(name, elements[name] * DTYPES["float32"]) for name in order]
+
+
+def popular(objects: int, accesses: int, skew: float = 0.7, seed: int = 0) -> Requests:
+    """Independent draws of experts of one byte, the k-th most popular with a probability proportional to k^-``skew``."""
+    weight = np.arange(1, objects + 1) ** -skew
+    names = [f"blk.{number % 48}.ffn_up_exps.weight[{number}]" for number in range(objects)]
+    order = np.random.default_rng(seed).choice(objects, accesses, p=weight / weight.sum())
+    return Requests([names[number] for number in order.tolist()], [1] * accesses, [0] * accesses)

@@ -22,6 +22,7 @@ from kit.lab.device import Limits
 from kit.lab.doctor import check_device
 from kit.lab.kept import once_a_run
 from kit.lab.paths import models_folder, results_folder
+from kit.units import format_quantity
 
 _LOOK_SECONDS = 3.0
 
@@ -177,17 +178,18 @@ class Session:
         return self.say("\n".join(f"- {text}" if holds else f"- Not borne out by this run: {text}" for holds, text in lines))
 
     def answer(self, text: str):
-        """The notebook's answer, filled from the run (Markdown); a page shows a cell tagged "answer" under the title."""
-        return self.say(f"**Answer.** {text}")
+        """The notebook's answer, one paragraph filled from the run (Markdown); a page shows a cell tagged "answer" under the
+        title."""
+        return self.say(f"**Answer.** {' '.join(text.split())}")
 
     def verdicts(self) -> pd.DataFrame:
         """The claims judged so far: as reported, what was measured, the verdict and its reason."""
         rows = [
-            (r.claim, claims.get(r.claim).reported, r.quantity, r.median, r.unit, r.verdict, r.reason)
+            (r.claim, claims.get(r.claim).reported, r.quantity, format_quantity(r.median, r.unit), r.verdict, r.reason)
             for r in self._records
             if r.verdict
         ]
-        return tables.frame(rows, "claim", "as reported", "quantity", "measured", "unit", "verdict", "reason")
+        return tables.frame(rows, "claim", "as reported", "quantity", "measured", "verdict", "reason")
 
 
 def _generated(profile: profiles.Profile, stands_for: str, seed: int = 0) -> Path:

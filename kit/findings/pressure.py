@@ -39,6 +39,10 @@ STANDS_FOR = "tinyllama-1.1b"
 MOST = {False: 0.85 * 2**30, True: 1.25 * 2**30}  # bytes of float32 measured, without and with swap
 
 
+class Killed(ReportError):
+    """The kernel ended a way under its limit: not a fault of the run, which goes on and says so."""
+
+
 # --- no rights needed: a file in place of swap -----------------------------------------------------------------------------
 
 
@@ -267,9 +271,9 @@ def swapped(path, tiny, shares, folder: Path, inferences: int = 3, budget: float
         def child(way, limit=None):
             arguments = map(str, (path, tiny, way, inferences, budget / len(shares)))
             run = group.run([sys.executable, "-m", "kit.findings.pressure", *arguments], limit)
-            if run.returncode == -signal.SIGKILL:  # as Linux 6.18 does under cgroup 1, with most of the swap still free
+            if run.returncode == -signal.SIGKILL:  # seen on Linux 6.18 under cgroup 1, idle, most of the swap free
                 what = "the kernel ended it; it may do so where the swap is written more slowly than memory is asked for"
-                raise ReportError(f"swap = true: {way}, limit {limit}: {what}; leave swap = false for a spill file")
+                raise Killed(f"swap = true: {way}, limit {limit}: {what}; leave swap = false for a spill file")
             if run.returncode:
                 raise ReportError(f"swap = true: {way}, limit {limit}: ended with {run.returncode}: {run.stderr[-300:]}")
             return json.loads(run.stdout.splitlines()[-1])
@@ -302,7 +306,8 @@ def _child(path, tiny, way, inferences, budget):
 def of_run(lab, shares=(1.0, 0.75, 0.53), swap: bool = False, **arguments) -> pd.DataFrame:
     """The curve of a run, one row an inference: share (of the float32 weights in memory), way, inference (0: the first),
     seconds, gib, the GiB of float32 that PASSES passes read, and how: what does not fit lies on a spill file or in real swap.
-    The first notebook that asks measures, on the run's TinyLlama or model; the others read its records.
+    The first notebook that asks measures, on the run's TinyLlama or model; the others read its records. Without rows and with a
+    warning on the page where the kernel ends a way in real swap.
     """
     path, tiny, measured = lab.path(STANDS_FOR), lab.tiny(STANDS_FOR), swapped if swap else spilled
     measure = cache(lambda: measured(path, tiny, shares, lab.out, **arguments))
@@ -311,7 +316,11 @@ def of_run(lab, shares=(1.0, 0.75, 0.53), swap: bool = False, **arguments) -> pd
     where, rows = "real swap" if swap else "a spill file", []
     for share, way in product(shares, WAYS):
         quantity = f"inference by inference, {way}: memory for {share:.0%} of float32, the rest on {where}"
-        samples = lab.once(quantity, "s", lambda share=share, way=way: measure()[share][way])
+        try:
+            samples = lab.once(quantity, "s", lambda share=share, way=way: measure()[share][way])
+        except Killed as killed:
+            lab.gate(False, str(killed))
+            break
         rows += [(share, way, number, seconds, gib, where) for number, seconds in enumerate(samples)]
     return pd.DataFrame(rows, columns=["share", "way", "inference", "seconds", "gib", "how"])
 

@@ -60,12 +60,13 @@ def least_seconds(nbytes: float) -> float:
     return nbytes / (machine()["read_gbps"] * 1e9)
 
 
-def speed(claim: str, nbytes: int, text: str, weights: str = "float32") -> Record:
+def speed(claim: str, nbytes: int, weights: str = "float32") -> Record:
     """The verdict on claimed tokens a second of their model, by its ``nbytes`` in ``weights`` and their bandwidth."""
-    device = machine()
+    device, goal = machine(), claims.get(claim).after
     return judge(
-        claim, f"tokens a second of {MODEL} from {weights} at the reports' bandwidth", "tok/s", how="computed", text=text,
-        accept=(claims.get(claim).after, None),
+        claim, f"tokens a second of {MODEL} from {weights} at the reports' bandwidth", "tok/s", how="computed",
+        text=f"{goal:g} tok/s would read {goal * nbytes / 1e12:.1f} TB/s; their machine reads {device['read_gbps'] / 1000:.2f}",
+        accept=(goal, None),
         at_most=(1 / least_seconds(nbytes), f"{format_bytes(nbytes)} a token, {device['read_gbps']} GB/s: {device['source']}"),
     )  # fmt: skip
 

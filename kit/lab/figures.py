@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, NullFormatter
+from matplotlib.ticker import FixedFormatter
 
 from kit.units import format_seconds
 
@@ -88,12 +88,18 @@ def bound(axes: Axes, value: float, label: str, vertical: bool = False) -> None:
 
 
 def log(axes: Axes, *names: str, write=lambda value: f"{value:g}") -> None:
-    """Log scale on the axes named ("x", "y"), labeled by ``write``: mathtext is off in this style."""
+    """Log scale on the axes named ("x", "y"), labeled by ``write``: mathtext is off in this style. An axis of less than two
+    decades has labels at 2 and 5, too."""
+
+    def between(axis, value):
+        low, high = axis.get_view_interval()
+        return write(value) if high < 100 * low and f"{value:e}"[0] in "25" else ""
+
     for name in names:
         getattr(axes, f"set_{name}scale")("log")
         axis = getattr(axes, f"{name}axis")
         axis.set_major_formatter(lambda value, _: write(value))
-        axis.set_minor_formatter(NullFormatter())
+        axis.set_minor_formatter(lambda value, _, axis=axis: between(axis, value))
 
 
 def rows(axes: Axes) -> None:
@@ -109,6 +115,7 @@ def roof(machine, low: float, high: float, height: float | None = None):
     label = f"roof: {machine.read_gbps:.0f} GB/s, {machine.f32_gflops:.0f} GFLOP/s"
     axes.plot(places, np.minimum(machine.f32_gflops, machine.read_gbps * places), **DASHED, label=label)
     log(axes, "x", "y")
+    axes.set_ylim(top=2.5 * machine.f32_gflops)  # room for labels above the roof
     return figure, axes
 
 

@@ -16,6 +16,7 @@ ATTRIBUTES = {"*": set("class colspan rowspan title alt open".split()), "a": {"h
 LONGEST = 100_000  # characters of one output that a page shows
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab, line feed and carriage return
 _NO_COLOR = re.compile(r"\x1b(?!\[[0-9;]*m)|(?!\x1b)" + _CONTROL.pattern)
+_HEAD = re.compile(r'<th(?! class="blank)(?=>| class="(row_heading)?)')  # of pandas' tables and of Markdown's
 _EMPTY_IMAGE = re.compile(r"<img\b(?![^>]*\ssrc=)[^>]*>")
 _HEADING = re.compile(r"<h([1-3])\b[^>]*>(.*?)</h\1>", re.DOTALL)
 _ANCHOR = re.compile(r'<a class="anchor-link".*?</a>', re.DOTALL)
@@ -28,12 +29,13 @@ def visible(text: str) -> str:
 
 
 def clean(markup: str) -> str:
-    """Markup with known tags only: no scripts, styles, handlers or ids; images only where they are part of the page."""
+    """Markup with known tags only: no scripts, styles, handlers or ids; images only where they are part of the page. Heads of
+    tables say what they are the head of, for who listens to a page."""
     cleaned = nh3.clean(
         visible(markup), tags=TAGS, attributes=ATTRIBUTES, attribute_filter=_embedded, link_rel=None,
         url_schemes={"http", "https", "data"}, clean_content_tags={"script", "style"},
     )  # fmt: skip
-    return _EMPTY_IMAGE.sub("", cleaned)
+    return _HEAD.sub(lambda head: f'<th scope="{"row" if head[1] else "col"}"', _EMPTY_IMAGE.sub("", cleaned))
 
 
 def _embedded(_, name: str, value: str) -> str | None:

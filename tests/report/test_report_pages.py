@@ -14,6 +14,7 @@ from kit.claims import table as claims
 from kit.claims.records import Record
 from kit.claims.table import Claim
 from kit.lab import figures
+from kit.lab.tables import frame, shown
 from kit.report import content, html, index, theme
 from kit.report import run as runs
 
@@ -275,3 +276,9 @@ def test_a_page_has_its_command_its_reports_and_the_machine_s_state(tmp_path):
     assert "kit reproduce --profile quick --only 02" in text and 'href="02_cache_mystery.ipynb"' in text
     assert "18.5 GB/s to 33.6 GB/s" in text and "other processes use 2 cores" in text and "preload-replay" not in text
     assert "CACHE_PERSISTENCE_INVESTIGATION.md" in text and "311 evictions" in text
+
+
+def test_heads_of_tables_say_of_what():
+    told = content.clean(shown(frame([("a", 1.0)], "way", "x, s")).to_html()) + content.markdown("| a |\n|---|\n| 1 |", "x")[0]
+    assert (told.count('scope="col"'), told.count('scope="row"')) == (3, 1)
+    assert told.count("<th ") == 4 + told.count('<th class="blank')
