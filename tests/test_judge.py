@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kit.claims.judge import Ratio, judge, pooled, spread_of, times, widened
@@ -144,6 +144,7 @@ def test_an_observation_beats_a_bound_from_a_slow_minute():
 
 
 @given(st.lists(st.lists(finite, min_size=1, max_size=4), min_size=1, max_size=4), *[finite] * 2, *[st.none() | finite] * 2)
+@example(runs=[[1.0], [1.0]], a=1.0, b=1.0, least=2.0, most=None)  # one sample has no interval, and is one all the same
 def test_samples_that_the_claim_accepts_never_end_impossible(runs, a, b, least, most):
     """Whatever the bounds say, in one run and in several pooled."""
     least, most = (most, least) if least and most and least > most else (least, most)

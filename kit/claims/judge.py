@@ -118,7 +118,7 @@ def pooled(rows: Sequence[Record]) -> tuple[str, str]:
     if len({(row.how, row.unit, tuple(np.round(_numbers(row.accept), 9))) for row in rows}) > 1:
         return "undecided here", "the runs do not accept the same region"
     first, lowers, uppers = rows[0], [row.lower for row in rows], [row.upper for row in rows]
-    seen = [row for row in rows if row.interval]  # the others hold bounds in place of samples
+    seen = [row for row in rows if row.interval or row.how == "measured"]  # the others hold bounds in place of samples
     values = [value for row in seen for value in row.samples]
     medians, interval = [row.median for row in seen], None
     if first.how == "measured" and len(medians) > 2:

@@ -1,0 +1,99 @@
+"""Mutants: does a test fail when one operator or number of a module is another one?
+
+    python tests/mutants.py kit.claims.judge tests/test_judge.py          # every mutant
+    python tests/mutants.py kit.cache.policies.queues tests/test_cache_policies.py --every 5
+
+A mutant is made in a forked process: the functions and methods of the imported module take its code. Prints the line of each
+that no test noticed; the exit code is their number, 99 at most.
+"""
+
+import argparse
+import ast
+import copy
+import importlib
+import inspect
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+SWAPS = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn,
+    ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add,
+    ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.And: ast.Or, ast.Or: ast.And, ast.Not: ast.UAdd, ast.USub: ast.UAdd,
+}  # fmt: skip
+
+
+def places(tree: ast.AST) -> list[tuple[ast.AST, str]]:
+    """The nodes that can change and the field that does: operators and numbers inside functions."""
+    found = []
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        for node in (part for statement in function.body for part in ast.walk(statement)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+                found.append((node, "value"))
+            elif isinstance(node, (ast.BinOp, ast.BoolOp, ast.UnaryOp)) and type(node.op) in SWAPS:
+                found.append((node, "op"))
+            elif isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
+                found.append((node, "ops"))
+    return list(dict.fromkeys(found))
+
+
+def mutant(tree: ast.Module, number: int) -> tuple[ast.Module, int]:
+    """The tree with the change ``number``, and the line that it is on."""
+    changed = copy.deepcopy(tree)
+    node, field = places(changed)[number]
+    if field == "value":
+        node.value = not node.value if isinstance(node.value, bool) else node.value + 1
+    elif field == "op":
+        node.op = SWAPS[type(node.op)]()
+    else:
+        node.ops[0] = SWAPS[type(node.ops[0])]()
+    return changed, node.lineno
+
+
+def noticed(module, tree: ast.Module, tests: list[str]) -> bool:
+    """Whether a test fails, or does not end within a minute, when the module's functions are those of the tree."""
+    if child := os.fork():
+        return os.waitpid(child, 0)[1] != 0
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(1, 2)
+    names = dict(module.__dict__)
+    exec(compile(ast.fix_missing_locations(tree), module.__file__, "exec"), names)
+    for name, new in names.items():
+        _take_code(getattr(module, name, None), new, module.__name__)
+    os._exit(pytest.main([*tests, "-n0", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "60", "-m", "not slow"]))
+
+
+def _take_code(old, new, module: str) -> None:
+    """Give a function, or the methods of a class of the module, the code of a newer one."""
+    if isinstance(new, type) and new.__module__ == module:
+        for name, part in vars(new).items():
+            _take_code(vars(old).get(name), part, module)
+        return
+    old, new = (getattr(part, "fget", None) or getattr(part, "func", None) or part for part in (old, new))
+    old, new = inspect.unwrap(old), inspect.unwrap(new)
+    if getattr(new, "__module__", "") == module and hasattr(old, "__code__") and not new.__code__.co_freevars:
+        old.__code__ = new.__code__
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("module")
+    parser.add_argument("tests", nargs="+")
+    parser.add_argument("--every", type=int, default=1, help="only each Nth mutant")
+    asked = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    module = importlib.import_module(asked.module)
+    text = Path(module.__file__).read_text("utf-8")
+    tree, lines = ast.parse(text), text.splitlines()
+    if noticed(module, tree, asked.tests):
+        sys.exit("the tests fail without a mutant")
+    chosen, survived = range(0, len(places(tree)), asked.every), []
+    for number in chosen:
+        changed, line = mutant(tree, number)
+        if not noticed(module, changed, asked.tests):
+            survived.append(line)
+            print(f"{module.__file__}:{line}: {lines[line - 1].strip()}", flush=True)
+    print(f"{len(chosen) - len(survived)} of {len(chosen)} mutants of {asked.module} noticed")
+    sys.exit(min(99, len(survived)))
