@@ -27,7 +27,7 @@ SOURCES = ROOT / "build" / "llama.cpp" / "thirdparty" / "llama.cpp" / "ggml"
 FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q4_0")
 
 ARM, X86 = "aarch64-linux-gnu", "x86_64-linux-gnu"
-_DOT = frozenset({"dotprod"})
+_DOT = frozenset({"neon", "dotprod"})
 # A CPU as LLVM calls it: its triple, the kit's tier, features that choose code, and what keeps clang from wider vectors.
 CPUS = {
     "apple-m1": (ARM, "neon", _DOT, ""),
@@ -114,15 +114,24 @@ def print_rows(tier: str, names):
     print(json.dumps({name: intermediate(product(Static(ROWS[name])), 6, "row") for name in names}))
 
 
-def _assembly(text: str, triple: str, cpu: str) -> str:
-    """LLVM's text as Numba would compile it for the CPU."""
+def optimized(text: str, symbol: str, triple: str, cpu: str):
+    """LLVM's text as Numba would optimize it for the CPU, where it calls all but the function ``symbol`` its own: (target
+    machine, module), for ``emit_assembly`` or ``emit_object``."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
     text = re.sub(r'target triple = ".*"', f'target triple = "{triple}"', text)
     module = llvm.parse_assembly(re.sub(r'target datalayout = ".*"', f'target datalayout = "{machine.target_data}"', text))
+    for function in module.functions:
+        if not function.is_declaration and function.name != symbol:
+            function.linkage = "internal"
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     passes.getModulePassManager().run(module, passes)
+    return machine, module
+
+
+def _assembly(text, triple, cpu) -> str:
+    machine, module = optimized(text, "row", triple, cpu)
     return machine.emit_assembly(module)
 
 

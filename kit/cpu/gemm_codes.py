@@ -26,7 +26,7 @@ from kit.gguf.formats import Format
 
 f32 = types.float32
 FEWEST = 16  # tokens
-TILES = {"amx": (16, 1), "avx512": (6, 2), "avx2": (4, 1)}  # tokens and sixteens of rows of a tile: see multiplier
+TILES = {"amx": (16, 1), "avx512": (6, 2), "avx2": (4, 1), "neon": (4, 1)}  # tokens and sixteens of rows: see multiplier
 FASTER = {"int8": tuple(TILES), "float32": ("avx512",)}  # than products of floats
 ROWS, _TOKENS = 64, 512  # of a piece: its sums and its unpacked weights stay in the second-level cache
 _SCALES = 16 * SUPERBLOCK  # of sixteen rows: codes, then scales, then minima

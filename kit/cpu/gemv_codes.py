@@ -12,7 +12,7 @@ from numba import types
 
 from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, record_bytes
 from kit.cpu.simd import dots, pairs
-from kit.cpu.simd.isa import dot4
+from kit.cpu.simd.isa import dot4, kept
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
 from kit.cpu.simd.vectors import (
@@ -29,6 +29,7 @@ from kit.cpu.simd.vectors import (
     inner,
     join,
     low,
+    pick,
 )
 from kit.cpu.superblocks import (
     SUPERBLOCK,
@@ -44,13 +45,14 @@ from kit.cpu.superblocks import (
     superblock_bytes,
     whole,
 )
-from kit.cpu.tasks import task
+from kit.cpu.tasks import features, task
 from kit.lab.system import cpu_name
 
 f32 = types.float32
 # Bytes: memory is a long way off, and a page begins without a wait. On a Xeon a token of granite-3.3-2b had 1.4 times the speed
 # with 2 KiB that it has with 8 KiB, or with none; Zen 5 read fastest with 8 KiB.
-_AHEAD = 2048 if cpu_name().startswith("Intel") else 8192
+# Arm's CPUs follow a stream by themselves, as far as can be said without one.
+_AHEAD = 0 if "neon" in features() else 2048 if cpu_name().startswith("Intel") else 8192
 TOKENS = 32  # multiplied at once, whose sums fit the first-level cache
 
 _scratch = stack(128 + 512)  # a super-block's scales and minima, and the super-block itself where it is copied
@@ -97,6 +99,29 @@ def _minima(integers, unit, record):
     return fma(low(lows), low(sums), high(lows) * high(sums)) * unit
 
 
+@inner(forceinline=True)
+def _minima_of_16(tier, integers, unit, record):
+    """The same as f32x4."""
+    both = _minima(integers, unit, record)
+    return low(both) + high(both)
+
+
+_even, _odd = (pick(*range(first, 16, 2)) for first in (0, 1))
+
+
+@inner(forceinline=True)
+def _sums_of_32(tier, record):
+    sums = kept(tier, load(f32x16, record + SUMS))
+    return _even(sums) + _odd(sums)
+
+
+@inner(forceinline=True)
+def _minima_of_32(tier, integers, unit, record):
+    """The same where 32 weights share one."""
+    lows, sums = convert(f32x8, _even(integers)), _sums_of_32(tier, record)
+    return fma(low(lows), low(sums), high(lows) * high(sums)) * unit
+
+
 @generated(forceinline=True)
 def _unpack(format, tier, activations, at, sixteens, scratch):
     """A super-block's codes; their scales, as ``_products`` takes them; and the minima of each 16 weights. Those behind the
@@ -131,15 +156,16 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
     way, group, largest = _way(format, tier, activations), max(16, min(format.scales.group, SUPERBLOCK)), largest_code(format)
     signed = _signed(format, tier, activations)
     if way and _in_four_lanes(tier):
+        each, minima = pick(*range(0, 16, group // 16)), _minima_of_32 if group >= 32 else _minima_of_16
         in_lanes = dots.by_scales(Static(tier), order[: 4 * vectors], places, group, largest, format.bias if signed else 0)
 
         def four_by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
             integers, unit, lows, minimum = scales
-            products = in_lanes(codes, record, convert(i32x16, integers)) * (unit * load(f32, record + SCALE))
-            return _quarter(products) + _half(_minima(lows, minimum, record))
+            scale = broadcast(f32x4, unit * load(f32, record + SCALE))
+            return _quarter(fma(in_lanes(codes, record, each(integers)), scale, minima(tier, lows, minimum, record)))
 
         def four_by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
-            return _quarter(in_lanes(codes, record, scales * load(f32x16, record + SCALE)))
+            return _quarter(in_lanes(codes, record, each(scales) * each(load(f32x16, record + SCALE))))
 
         return four_by_steps if way == "steps" else four_by_scales
     if way == "steps":
@@ -230,13 +256,33 @@ def _has_minima(format, tier, activations):
     return lambda format, tier, activations: has
 
 
+@generated(forceinline=True)
+def _add_minima(format, tier, minima, record, total):
+    """The total with the products of the minima of each 16 weights and the sums of their activations."""
+
+    def one_by_one(format, tier, minima, record, total):
+        return fma(minima, load(f32x16, record + SUMS), total)
+
+    def by_pairs(format, tier, minima, record, total):
+        return join(fma(_even(minima), _sums_of_32(tier, record), low(total)), high(total))
+
+    return by_pairs if _in_four_lanes(tier.value) and format.value.scales.group >= 32 else one_by_one
+
+
+@inner(forceinline=True)
+def _fetch(format, row):
+    if _AHEAD:
+        for line in range(0, superblock_bytes(format), 64):
+            prefetch(row + _AHEAD + line)
+
+
 @inner(forceinline=True)
 def _add_superblock(format, tier, activations, at, sixteens, record, scratch, a, b, quarters):
     """a and b with the products of a super-block and the only token: of the codes, and of the minima."""
     codes, scales, minima = _unpack(format, tier, activations, at, sixteens, scratch)
     a = a + _products(format, tier, activations, codes, scales, record, scratch, quarters)
     if _has_minima(format, tier, activations):
-        b = fma(minima, load(f32x16, record + SUMS), b)
+        b = _add_minima(format, tier, minima, record, b)
     return a, b
 
 
@@ -245,8 +291,7 @@ def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
     """The product of a row of 16 * ``sixteens`` weights and the only token, lanes to be added; ``end``: of the matrix."""
     a = b = broadcast(f32x16, 0)
     for _ in range(sixteens // 16):
-        for line in range(0, superblock_bytes(format), 64):
-            prefetch(row + _AHEAD + line)
+        _fetch(format, row)
         a, b = _add_superblock(format, tier, activations, row, 16, record, scratch, a, b, 4)
         row += superblock_bytes(format)
         record += _record_bytes(activations)
@@ -267,15 +312,14 @@ def _some_tokens(format, tier, activations, row, sixteens, end, records, tokens,
     for i in range(count):
         store(sums + 64 * i, broadcast(f32x16, 0))
     for left in range(sixteens, 0, -16):
-        for line in range(0, superblock_bytes(format), 64):
-            prefetch(row + _AHEAD + line)
+        _fetch(format, row)
         start = whole(format, row, end, scratch + 128)
         codes, scales, minima = _unpack(format, tier, activations, start, left, scratch)
         record = records
         for at in range(sums, sums + 64 * count, 64):
             y = load(f32x16, at) + _products(format, tier, activations, codes, scales, record, scratch, 4)
             if _has_minima(format, tier, activations):
-                y = fma(minima, load(f32x16, record + SUMS), y)
+                y = _add_minima(format, tier, minima, record, y)
             store(at, y)
             record += _record_bytes(activations)
         row += superblock_bytes(format)

@@ -4,8 +4,9 @@ from numba import types
 
 from kit.cpu.kernels import parts_of
 from kit.cpu.scales import MINIMA, scales_and_minima
-from kit.cpu.simd.isa import half_to_float
+from kit.cpu.simd.isa import half_to_float, kept
 from kit.cpu.simd.memory import load
+from kit.cpu.simd.pairs import hidden
 from kit.cpu.simd.vectors import Vector, bitcast, inner, interleave, join, pick, u16x32
 from kit.gguf.formats import Format
 
@@ -78,7 +79,20 @@ def _in_halves(format: Format, tier: str):
     """
     size = format.block_bytes
 
+    def in_eight(field: str):  # put together as integers, and spread last: one lane each is enough for kit.cpu.simd.dots
+        first, second = (halves([format.at(field) + size * block for block in some]) for some in (range(4), range(4, 8)))
+
+        @inner(forceinline=True)
+        def read(tier, start, scratch):
+            eight = join(bitcast(u16x4, hidden(first(start))), bitcast(u16x4, hidden(second(start))))
+            eight = kept(tier, half_to_float(tier, eight))
+            return interleave(eight, eight)
+
+        return read
+
     def reader(field: str):
+        if tier in ("neon", "plain"):
+            return in_eight(field)
         places = [format.at(field) + size * block for block in range(8)]
         first, second = (_twice_each(tier, places[at : at + 4], 8 * size) for at in (0, 4))
         return inner(lambda tier, start, scratch: half_to_float(tier, join(first(start), second(start))), forceinline=True)

@@ -38,9 +38,11 @@ from kit.cpu.simd.vectors import (
     u16x32,
 )
 from kit.cpu.superblock_scales import SUPERBLOCK, halves, readers
+from kit.cpu.tasks import features
 from kit.gguf.formats import Format
 
 u16 = types.uint16
+_SHIFTED = u8x64 if "neon" in features() else u16x32  # x86 shifts no bytes
 
 
 class Codes(NamedTuple):
@@ -131,12 +133,12 @@ def _with_bits(read, format: Format, plane, below: int, part):
     """The codes of ``read`` with those bits of a plane, above the ``below`` lowest."""
     places, shifts = zip(*(_place(format, plane, n) for n in part), strict=True)
     bytes_, mask = _bytes(places), ((1 << plane.bits) - 1) << below
-    shifts = [shift - below for shift in shifts for _ in range(8)]
-    down, up = (constant(u16x32, *(max(0, sign * shift) for shift in shifts)) for sign in (1, -1))
+    shifts = [shift - below for shift in shifts for _ in range(16 * _SHIFTED.lanes // 64)]
+    down, up = (constant(_SHIFTED, *(max(0, sign * shift) for shift in shifts)) for sign in (1, -1))
 
     @inner(forceinline=True)
-    def more(start):  # shifted two bytes at a time: what comes in from the other is masked off
-        moved = (bitcast(u16x32, bytes_(start)) >> down()) << up()
+    def more(start):  # of two bytes shifted at a time, what comes in from the other is masked off
+        moved = (bitcast(_SHIFTED, bytes_(start)) >> down()) << up()
         return read(start) ^ (bitcast(u8x64, moved) & mask)
 
     return more

@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 from kit.cpu.tasks import WORDS
 
 _I64 = ir.IntType(64)
-_X86 = platform.machine().lower() in ("x86_64", "amd64")
+_X86, _ARM = (platform.machine().lower() in names for names in (("x86_64", "amd64"), ("aarch64", "arm64")))
 
 
 def _word(builder, address):
@@ -64,9 +64,10 @@ def pause(_):
     """pause(): tell the CPU that this thread waits for another."""
 
     def emit(context, builder, signature, args):
-        if _X86:
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
+        name, *hint = ("llvm.x86.sse2.pause",) if _X86 else ("llvm.aarch64.hint", ir.Constant(ir.IntType(32), 1))  # yield
+        if _X86 or _ARM:
+            kind = ir.FunctionType(ir.VoidType(), [number.type for number in hint])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), hint)
         return context.get_dummy_value()
 
     return types.void(), emit

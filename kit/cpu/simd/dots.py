@@ -5,7 +5,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kit.cpu.simd.isa import emit_dot4
+from kit.cpu.simd.isa import emit_dot4, emit_kept
 from kit.cpu.simd.vectors import f32x4
 
 _INT = ir.IntType(32)
@@ -17,7 +17,7 @@ def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int,
 
     codes: four u8x64 of at most ``largest``; with a bias, which makes int8 of them. x: the address of a super-block's first
     digits, the next ones ``places`` bytes on. order: the n of the 16 weights 16 n ... that come first, second ... in codes and
-    x. scales: f32x16 or i32x16, one for each 16 weights in their own order, equal for each ``group`` weights.
+    x. scales: float32 or int16, one for each ``group`` weights.
     """
     alike: dict[int, list[int]] = {}  # sixteens of one scale
     for i, n in enumerate(order):
@@ -26,7 +26,7 @@ def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int,
 
     @intrinsic
     def primitive(_, codes, x, scales):
-        steps = scales.element == types.int32
+        steps = scales.element == types.int16
 
         def emit(context, builder, signature, args):
             codes, x, scales = args
@@ -53,24 +53,34 @@ def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int,
             def times(number, power):
                 return floats(number), ir.Constant(f32x4.llvm, [float(power)] * 4)
 
-            total, sums, zero = None, [ir.Constant(_FOUR, None)] * len(places), ir.Constant(_FOUR, None)
-            for scale, sixteens in alike.items():
-                scale = shuffled(scales, [scale * max(1, group // 16)] * 4)
-                if steps:
-                    found = [builder.mul(add_dots(zero, sixteens, place), scale) for place in places]
+            zero = ir.Constant(_FOUR, None)
+            if steps:
+                # of four groups sums go on, D2 = d1 + d2 ...: s1 d1 + s2 d2 + ... = (s1 - s2) D1 + (s2 - s3) D2 + ... + s4 D4
+                count = scales.type.count
+                word = ir.VectorType(ir.IntType(64), count // 4)
+                following = builder.lshr(builder.bitcast(scales, word), ir.Constant(word, [16] * word.count))
+                changes = builder.sub(scales, builder.bitcast(following, scales.type))
+                changes = emit_kept(builder, tier, builder.sext(changes, ir.VectorType(_INT, count)))
+                sums = running = none = [zero] * len(places)
+                for n in sorted(alike):
+                    running = running if n % 4 else none
+                    running = [add_dots(total, alike[n], place) for total, place in zip(running, places, strict=True)]
+                    found = [builder.mul(total, shuffled(changes, [n] * 4)) for total in running]
                     sums = [builder.add(*two) for two in zip(sums, found, strict=True)]
-                    continue
+                total = floats(sums[-1])
+                for power, number in enumerate(reversed(sums[:-1]), 1):
+                    total = fma(*times(number, 256**power), total)
+                return total
+            total = None
+            for n, sixteens in alike.items():
                 high, number = None, add_dots(zero, sixteens, places[0])
                 for place in places[1:]:
                     if place == places[1] and not at_once:
                         high, number = number, zero
                     number = add_dots(builder.shl(number, ir.Constant(_FOUR, [8] * 4)), sixteens, place)
-                number = fma(*times(high, 2**16), floats(number)) if high else floats(number)
+                number, scale = floats(number), shuffled(scales, [n] * 4)
+                number = fma(*times(high, 2**16), number) if high else number
                 total = fma(number, scale, total) if total else builder.fmul(number, scale)
-            if steps:
-                total = floats(sums[-1])
-                for power, number in enumerate(reversed(sums[:-1]), 1):
-                    total = fma(*times(number, 256**power), total)
             return total
 
         return f32x4(codes, types.int64, scales), emit

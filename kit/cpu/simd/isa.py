@@ -199,17 +199,33 @@ def emit_dot4(builder, tier, total, a, b, largest=255, signed=False):
 
 
 def _in_parts(builder, lanes: int, vectors, compute):
-    """``compute`` of so many lanes of the total at a time."""
+    """``compute`` of so many lanes of the first vector, and of as large a part of the others, at a time."""
 
-    def part(vector, size, first):
-        return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_I32, size), list(range(first, first + size))))
+    def part(vector, first):
+        size = lanes * vector.type.count // vectors[0].type.count
+        every = list(range(first * size // lanes, (first + lanes) * size // lanes))
+        return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_I32, size), every))
 
-    starts, sizes = range(0, vectors[0].type.count, lanes), (lanes, 4 * lanes, 4 * lanes)
-    parts = [compute(*(part(v, n, first * n // lanes) for v, n in zip(vectors, sizes, strict=True))) for first in starts]
+    parts = [compute(*(part(v, first) for v in vectors)) for first in range(0, vectors[0].type.count, lanes)]
     while len(parts) > 1:
         every = ir.Constant(ir.VectorType(_I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
         parts = [builder.shuffle_vector(*two, every) for two in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
+
+
+def emit_kept(builder, tier, vector):
+    """A vector of 32-bit lanes as it is, but of tier "neon" in registers: LLVM knows no more from what it was made."""
+
+    def keep(part):
+        return builder.asm(ir.FunctionType(part.type, [part.type]), "", "=w,0", [part], side_effect=False)
+
+    return _in_parts(builder, 4, (vector,), keep) if tier.value == "neon" else vector
+
+
+@intrinsic
+def kept(_, tier, vector):
+    """kept(tier, v): v, which LLVM takes as it is. It would widen each lane anew, or each number before it is spread."""
+    return vector(tier, vector), lambda context, builder, signature, args: emit_kept(builder, tier, args[1])
 
 
 def _four_lanes(builder, total, a, b, signed: bool):

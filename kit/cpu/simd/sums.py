@@ -19,15 +19,25 @@ def fma(_, a, b, c):
     return a(a, b, c), emit
 
 
+def _shuffled(builder, x, y, lanes):
+    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes)))
+
+
+def _halves(builder, x):
+    """The sums of the lanes of both halves."""
+    count = x.type.count // 2
+    return builder.fadd(_shuffled(builder, x, x, range(count)), _shuffled(builder, x, x, range(count, 2 * count)))
+
+
 @intrinsic
 def reduce_add(_, vector):
-    """reduce_add(v): the sum of the lanes, by halves."""
+    """reduce_add(v): the sum of the lanes, by halves: the same bits on every CPU."""
 
     def emit(context, builder, signature, args):
-        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), args[0].type])
-        name = f"llvm.vector.reduce.fadd.v{vector.lanes}f32"
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        return builder.call(function, [ir.Constant(ir.FloatType(), -0.0), args[0]], fastmath=("reassoc",))
+        total = args[0]
+        while total.type.count > 1:
+            total = _halves(builder, total)
+        return builder.extract_element(total, ir.Constant(ir.IntType(32), 0))
 
     return vector.element(vector), emit
 
@@ -37,19 +47,12 @@ def reduce_add4(_, a, b, c, d):
     """reduce_add4(a, b, c, d): the sums of the lanes of four f32x16 as f32x4; half the steps of four ``reduce_add``."""
 
     def emit(context, builder, signature, args):
-        def shuffled(x, y, lanes):
-            return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
-
         def by_quarters(x, y, low, high):  # the same lanes of each quarter, of x (0 to 3) and of y (16 to 19)
-            parts = (shuffled(x, y, [quarter + lane for quarter in range(0, 16, 4) for lane in half]) for half in (low, high))
-            return builder.fadd(*parts)
-
-        def halves(x):
-            count = x.type.count // 2
-            return builder.fadd(shuffled(x, x, list(range(count))), shuffled(x, x, list(range(count, 2 * count))))
+            lanes = ([quarter + lane for quarter in range(0, 16, 4) for lane in half] for half in (low, high))
+            return builder.fadd(*(_shuffled(builder, x, y, half) for half in lanes))
 
         ab, cd = (by_quarters(x, y, (0, 16, 1, 17), (2, 18, 3, 19)) for x, y in (args[:2], args[2:]))
-        return halves(halves(by_quarters(ab, cd, (0, 1, 16, 17), (2, 3, 18, 19))))
+        return _halves(builder, _halves(builder, by_quarters(ab, cd, (0, 1, 16, 17), (2, 3, 18, 19))))
 
     return f32x4(a, b, c, d), emit
 

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# A Python of aarch64 under QEMU from Debian's packages and the index's wheels, without root: `tests/aarch64.sh FOLDER PYTHON`
+# makes FOLDER/python. Packages without compiled parts are those of PYTHON, a Python 3.11 with the kit's tests installed.
+set -euo pipefail
+host=$(realpath -s "$2")
+mkdir -p "$1/apt/lists/partial" "$1/apt/cache/archives/partial" "$1/debs" "$1/wheels" "$1/site"
+cd "$1"
+touch apt/status
+arm=(-o "Dir::State::lists=$PWD/apt/lists" -o "Dir::State::status=$PWD/apt/status" -o "Dir::Cache=$PWD/apt/cache"
+    -o APT::Architecture=arm64 -o APT::Architectures=arm64)
+(
+    cd debs
+    apt-get "${arm[@]}" -qq update
+    apt-get "${arm[@]}" -qq download libc6 libgcc-s1 libstdc++6 libexpat1 zlib1g libssl3 libffi8 libbz2-1.0 liblzma5 \
+        libsqlite3-0 libcrypt1 libuuid1 libgomp1 python3.11-minimal libpython3.11-minimal libpython3.11-stdlib
+    apt-get -qq download qemu-user-static
+) 2>/dev/null
+for package in debs/*_arm64.deb; do dpkg-deb -x "$package" system; done
+dpkg-deb -x debs/qemu-user-static_*.deb emulator
+
+# Compiled packages, of the host's versions; torch is the last whose wheel for aarch64 asks for no CUDA.
+wanted=$("$host" -m pip freeze | grep -iE '^(numpy|numba|llvmlite|psutil|tokenizers|pyyaml|markupsafe|pandas)==')
+platforms=$(printf -- '--platform %s_aarch64 ' manylinux2014 manylinux_2_{17,24,27,28})
+# shellcheck disable=SC2086
+"$host" -m pip -q --disable-pip-version-check download --dest wheels --no-deps --only-binary=:all: --python-version 3.11 \
+    $platforms $wanted torch==2.10.0
+for wheel in wheels/*.whl; do "$host" -m zipfile -e "$wheel" site; done
+
+pure=$("$host" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+cat >python.new <<END
+#!/bin/sh
+export PYTHONHOME='$PWD/system/usr' PYTHONPATH="\${PYTHONPATH:+\$PYTHONPATH:}$PWD/site:$pure"
+exec '$PWD/emulator/usr/bin/qemu-aarch64-static' -cpu "\${KIT_EMULATED_CPU:-max}" -L '$PWD/system' -0 '$PWD/python' \\
+    '$PWD/system/usr/bin/python3.11' "\$@"
+END
+chmod +x python.new
+./python.new -c 'import platform, numpy; assert platform.machine() == "aarch64"'
+mv python.new python

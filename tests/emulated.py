@@ -1,0 +1,112 @@
+"""The kit's kernels on a CPU that is not here, for tests/test_aarch64.py: the same calls, three times.
+
+    python emulated.py plain FOLDER          runs them here, on the plain tier, with FOLDER/inputs.npz and FOLDER/model.gguf
+    python emulated.py compile FOLDER CPU    compiles for the CPU what they call, and runs nothing of it
+    python emulated.py emulate FOLDER CPU    runs that, under emulation
+    python emulated.py tiles FOLDER CPU      decodes FOLDER/tiles to FOLDER/tiles.npy by the vectors, which Numba compiles there
+
+The first and the third write their results to FOLDER/plain.npz and FOLDER/CPU.npz.
+"""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+MODE, FOLDER, *CPU = sys.argv[1:]
+FOLDER = Path(FOLDER)
+FEATURES = {"apple-m4": "+neon,+dotprod,+i8mm", "cortex-a76": "+neon,+dotprod", "cortex-a72": "+neon"}
+if MODE == "plain":
+    os.environ["KIT_SIMD"] = "plain"
+else:
+    os.environ |= {"NUMBA_CPU_FEATURES": FEATURES[CPU[0]], "NUMBA_CACHE_DIR": str(FOLDER / CPU[0])}
+
+if MODE == "tiles":
+    from kit import codec
+
+    np.save(FOLDER / "tiles.npy", codec.decode(codec.Tiles.from_bytes((FOLDER / "tiles").read_bytes()), "simd"))
+    sys.exit()
+
+from kit.cpu import tasks, threads  # noqa: E402
+from kit.cpu.simd import atomics, tiers, vectors  # noqa: E402
+
+if MODE != "plain":
+    tasks._setting = lambda: tuple(CPU)
+if MODE == "compile":
+    vectors.jit = vectors.inner  # what Numba keeps on disk is for this CPU
+    atomics._X86, atomics._ARM = False, True
+
+    def compile_(function, symbol):
+        import inspect
+
+        from benchmarks.cycles import ARM, optimized
+        from kit.cpu.numba_private import intermediate
+
+        text = intermediate(function, len(inspect.signature(function).parameters), symbol)
+        machine, module = optimized(text, symbol, ARM, CPU[0])
+        return machine.emit_object(module)
+
+    tasks._compile, tasks._load = compile_, lambda symbol, code: tasks._loaded.setdefault(symbol, 1)
+    tiers.self_test = lambda name: tiers._probe(name) and []
+    for name in ("lead", "serve", "alone", "now"):
+        threads._of_board(name)
+    threads._pool = lambda: SimpleNamespace(run=lambda steps: 0)
+
+import torch  # noqa: E402
+
+import kit  # noqa: E402
+from kit.cpu import gemm_codes, norm  # noqa: E402
+from kit.cpu.attention import attend_history  # noqa: E402
+from kit.cpu.linear import linear  # noqa: E402
+from kit.gguf.formats import FORMATS  # noqa: E402
+from kit.model.kvcache import KV_TYPES, KVCache  # noqa: E402
+
+norm.SMALL_NORM = 0  # as a task
+if MODE == "compile":
+    kit.Transformer._check_finite = lambda *_: None  # what no kernel has written holds anything
+gemm_codes.TILES["plain"] = gemm_codes.TILES["neon"]
+gemm_codes.FASTER["int8"] += ("plain",)
+FEW = ("Q4_K", "Q6_K", "Q8_0", "Q4_0")
+
+
+def results(inputs):
+    """(name, tensor) of each call."""
+    names = [name.partition(".")[2] for name in inputs if name.startswith("blocks.")]
+    x = torch.from_numpy(inputs["x"])
+    for name in names:
+        blocks = inputs[f"blocks.{name}"]
+        columns = blocks.shape[1] // FORMATS[name].block_bytes * FORMATS[name].block_elements
+        for dtype in ("float32", "float16", "bfloat16")[: 3 if name in FEW else 1]:
+            numbers = kit.dequantize(blocks, name, dtype)
+            yield f"{name} as {dtype}", numbers.view(torch.int32 if dtype == "float32" else torch.int16)
+        for activations in ("float32", "int8"):
+            for tokens in (1, 3, 20)[: 3 if name in FEW else 2]:
+                yield (
+                    f"{name} times {tokens}, {activations}",
+                    linear(blocks, name, x[:tokens, :columns].contiguous(), activations),
+                )
+    q, k, v = (torch.from_numpy(inputs[name]) for name in "qkv")  # (heads, 1, dim), (positions, kv_heads, dim)
+    for kind in KV_TYPES:
+        cache = KVCache(1, k.shape[1], k.shape[2], len(k), kind)
+        cache.write(0, k, v)
+        yield f"attention, {kind}", attend_history(q, *cache.histories(0), k.shape[1], len(k), 0.25)
+    yield from decoded(FOLDER / "model.gguf")
+
+
+def decoded(path):
+    """Logits of a prompt and of what it goes on with."""
+    with kit.open(path) as file:
+        for way in ("fused", "fused-int8"):
+            model = kit.Transformer(kit.Weights(file), linear=way, kv_dtype="float16")
+            cache, tokens = model.new_cache(16), [5, 9, 3, 7]
+            for _ in range(8):
+                logits = model.step(tokens, cache)
+                tokens = [int(logits.argmax())]
+                yield f"{way} after {cache.length}", logits.clone()
+
+
+found = {name: tensor.numpy() for name, tensor in results(np.load(FOLDER / "inputs.npz"))}
+if MODE != "compile":
+    np.savez(FOLDER / f"{(*CPU, 'plain')[0]}.npz", **found)

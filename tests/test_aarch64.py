@@ -1,0 +1,77 @@
+"""The tier neon without such a machine: under QEMU every format, product, tile and a model give the plain tier's bits here."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import model_files
+import numpy as np
+import pytest
+
+import kit
+import kit.codec
+from kit.gguf.formats import FORMATS
+from kit.lab.paths import ROOT
+from kit.quants import reference
+from kit.quants.exactness import random_blocks
+
+WORKER = Path(__file__).with_name("emulated.py")
+EMULATED = ROOT / "build" / "aarch64" / "python"  # of tests/aarch64.sh
+# As LLVM and as QEMU call them: with I8MM, with dot products of int8 alone, with neither.
+CPUS = {"apple-m4": "max", "cortex-a76": "cortex-a76", "cortex-a72": "cortex-a72"}
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not EMULATED.exists(), reason="no aarch64 under QEMU: tests/aarch64.sh build/aarch64 .venv/bin/python makes one"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def inputs(folder):
+    """Blocks of every format with a rest where rows may have one, activations, queries, keys and values; a tiny model."""
+    random, arrays = np.random.default_rng(0), {}
+    for name in sorted(reference.FORMATS):
+        elements = FORMATS[name].block_elements
+        columns = 512 + {256: 0, 1: 48, 64: 64}.get(elements, 96)
+        arrays[f"blocks.{name}"] = random_blocks(name, 18 * columns // elements).reshape(18, -1)
+    shapes = {"x": (20, 640), "q": (8, 1, 64), "k": (300, 2, 64), "v": (300, 2, 64)}
+    arrays |= {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    np.savez(folder / "inputs.npz", **arrays)
+    model_files.write(folder, "tiny-llama", "Q4_K_M").rename(folder / "model.gguf")
+    _run(sys.executable, "plain", folder)
+    return arrays
+
+
+def _run(python, mode, *arguments, **environment):
+    path = os.pathsep.join([str(ROOT), str(Path(kit.__file__).parents[1])])
+    done = subprocess.run(
+        [python, WORKER, mode, *arguments], env=os.environ | environment | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cpu", CPUS)
+def test_every_bit_is_that_of_the_plain_tier_here_and_of_gguf_py(cpu, folder, inputs):
+    _run(sys.executable, "compile", folder, cpu)
+    compiled = set((folder / cpu).glob("*.o"))
+    _run(EMULATED, "emulate", folder, cpu, KIT_EMULATED_CPU=CPUS[cpu])
+    found, plain = np.load(folder / f"{cpu}.npz"), np.load(folder / "plain.npz")
+    assert set(found) == set(plain) and len(found) > 100
+    wrong = [name for name in found if found[name].tobytes() != plain[name].tobytes()]
+    assert wrong == []
+    for name in sorted(reference.FORMATS):
+        numbers = gguf.quants.dequantize(inputs[f"blocks.{name}"], gguf.GGMLQuantizationType[name]).astype(np.float32)
+        assert found[f"{name} as float32"].tobytes() == numbers.tobytes(), name
+    assert set((folder / cpu).glob("*.o")) == compiled  # all that ran is what LLVM made for this CPU
+
+
+@pytest.mark.timeout(900)
+def test_tiles_decode_equally(folder):
+    matrix = np.random.default_rng(0).normal(0, 20, (64, 256)).clip(-128, 127).astype(np.int8)
+    (folder / "tiles").write_bytes(kit.codec.encode(matrix).to_bytes())
+    _run(EMULATED, "tiles", folder, "apple-m4")
+    assert np.array_equal(np.load(folder / "tiles.npy"), matrix)
