@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("kit", deadline=None)  # how long an example takes, beside other processes, is no fault
-settings.load_profile("kit")
+settings.register_profile("quick", deadline=None)  # how long an example takes, beside other processes, is no fault
+settings.register_profile("thorough", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("KIT_EXAMPLES", "quick"))
 
 # Kernels are compiled once for all processes, those of other installations of the kit included.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "kernels"))

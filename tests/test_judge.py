@@ -219,3 +219,10 @@ def test_a_pool_keeps_the_weakest_bound_and_refuses_two_regions():
 def test_a_unit_that_no_kind_has_drifts_as_the_worst():
     assert drift.factor("nats") == max(factor for factor, _ in drift.spreads().values())
     assert widened((2.0, 4.0), "x") == pytest.approx((2 / drift.factor("x"), 4 * drift.factor("x")))
+
+
+def test_three_runs_show_what_runs_differ_by_and_two_do_not():
+    """Medians of three runs are the samples; of two runs it is allowed for, as of one."""
+    for runs, accept in ((3, (9.8, 10.4)), (2, (8.8, 11.5))):  # their medians alone lie inside, with what runs differ by not
+        rows = [judged([value] * 3, accept) for value in (10.0, 10.2, 10.1)[:runs]]
+        assert pooled(rows)[0] == ("reproduced" if runs == 3 else "undecided here")
