@@ -1,4 +1,4 @@
-"""Cycles of 256 weights of one token, int8, by llvm-mca: the inner loops of the kit and of ggml, for CPUs that are not here.
+"""Cycles of 256 weights of one token by llvm-mca: the inner loops of the kit and of ggml (int8), for CPUs that are not here.
 
 No CPU runs. LLVM compiles the kit's kernel for it, clang ggml's function (from the sdist of xllamacpp), and llvm-mca adds
 up what LLVM's model of the CPU says of the innermost loop: all data in the first-level cache, every branch foreseen. Where LLVM
@@ -19,15 +19,17 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pandas as pd
 
+from kit.cpu.superblock_scales import SUPERBLOCK
 from kit.errors import KitError
 from kit.lab.paths import ROOT
 
 PLACE = "static"  # the folder of records: no machine takes part
 SOURCES = ROOT / "build" / "llama.cpp" / "thirdparty" / "llama.cpp" / "ggml"
-FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q4_0")
+FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q4_0", "Q4_1")
 
 ARM, X86 = "aarch64-linux-gnu", "x86_64-linux-gnu"
 _DOT = frozenset({"neon", "dotprod"})
+_V3 = frozenset({"sse4.1", "ssse3", "avx", "avx2", "f16c", "fma", "bmi", "bmi2"})
 # A CPU as LLVM calls it: its triple, the kit's tier, features that choose code, and what keeps clang from wider vectors.
 CPUS = {
     "apple-m1": (ARM, "neon", _DOT, ""),
@@ -35,6 +37,9 @@ CPUS = {
     "neoverse-v1": (ARM, "neon", _DOT | {"i8mm"}, "+nosve"),
     "neoverse-v2": (ARM, "neon", _DOT | {"i8mm"}, "+nosve"),
     "cortex-a76": (ARM, "neon", _DOT, ""),
+    "znver3": (X86, "avx2", _V3, ""),
+    "skylake": (X86, "avx2", _V3, ""),
+    "alderlake": (X86, "avx2", _V3 | {"avxvnni"}, ""),
 }
 # An instruction of dot products, and the products of bytes in it.
 _DOTS = re.compile(r"^\s*(?P<arm>[us]+dot)\s+v|^\s*vpmaddubsw\s.*%(?P<madd>[xyz])mm|^\s*\{?.*?vpdpbusds?\s.*%(?P<vnni>[xyz])mm")
@@ -42,16 +47,19 @@ _BYTES = {"x": 16, "y": 32, "z": 64}
 
 
 def run(only: str = "") -> pd.DataFrame:
-    """One row a CPU and format: cycles of the kit and of ggml. ``only``: CPUs whose name holds this."""
+    """One row a CPU and format: cycles of the kit and of ggml with int8, and of the exact kit. ``only``: CPUs so named."""
     rows = []
     for cpu, (triple, tier, features, less) in CPUS.items():
         if only not in cpu:
             continue
-        ours, theirs = _kits(tier, features, FORMATS), _ggmls(cpu + less, triple)
+        theirs = _ggmls(cpu + less, triple)
+        ours = {activations: _kits(tier, features, FORMATS, activations) for activations in ("int8", "float32")}
         for qtype in FORMATS:
-            kit, model = cycles(_loop(_assembly(ours[qtype], triple, cpu)), triple, cpu)
+            loops = [_loop(_assembly(texts[qtype], triple, cpu))[0] for texts in ours.values()]
+            (kit, model), (exact, _) = (cycles((loop, SUPERBLOCK), triple, cpu) for loop in loops)
             ggml, _ = cycles(_loop(theirs[qtype]), triple, cpu)
-            rows.append({"cpu": cpu, "model": model, "format": qtype, "kit": kit, "ggml": ggml, "kit / ggml": kit / ggml})
+            row = {"cpu": cpu, "model": model, "format": qtype, "kit": kit, "ggml": ggml, "kit / ggml": kit / ggml}
+            rows.append(row | {"kit, float32": exact})
     return pd.DataFrame(rows).set_index(["cpu", "model", "format"])
 
 
@@ -66,7 +74,7 @@ def cycles(loop: tuple[str, int], triple: str, cpu: str) -> tuple[float, str]:
 
 def _loop(assembly: str) -> tuple[str, int]:
     """The innermost loop of an assembly text with the most products of bytes: its body, and how many products."""
-    lines = [line.split("//")[0].split("##")[0].rstrip() for line in assembly.splitlines()]
+    lines = [re.split(r"//|##|\s# ", line)[0].rstrip() for line in assembly.splitlines()]
     labels = {line[:-1]: i for i, line in enumerate(lines) if re.match(r"[.\w]+:$", line)}
     loops = []
     for end, line in enumerate(lines):
@@ -87,15 +95,15 @@ def _products(body: str) -> int:
 
 
 @functools.cache
-def _kits(tier: str, features: frozenset[str], names: tuple[str, ...]) -> dict[str, str]:
+def _kits(tier: str, features: frozenset[str], names: tuple[str, ...], activations: str) -> dict[str, str]:
     """Format -> the product of a row and a token as LLVM's text; by a process, since Numba compiles for one CPU in each."""
     environment = os.environ | {"NUMBA_CPU_FEATURES": ",".join(f"+{name}" for name in features)}
-    code = f"from benchmarks import cycles; cycles.print_rows({tier!r}, {names})"
+    code = f"from benchmarks import cycles; cycles.print_rows({tier!r}, {names}, {activations!r})"
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 
-def print_rows(tier: str, names):
+def print_rows(tier: str, names, activations: str):
     """Format -> LLVM's text, to stdout."""
     from kit.cpu.gemv_codes import _one_token
     from kit.cpu.numba_private import intermediate
@@ -103,11 +111,11 @@ def print_rows(tier: str, names):
     from kit.cpu.simd.vectors import Static
     from kit.gguf.formats import FORMATS as ROWS
 
-    tier, int8 = Static(tier), Static("int8")
+    tier, activations = Static(tier), Static(activations)
 
     def product(format):
         def row(blocks, sixteens, end, record, scratch, y):
-            store(y, _one_token(format, tier, int8, blocks, sixteens, end, record, scratch))
+            store(y, _one_token(format, tier, activations, blocks, sixteens, end, record, scratch))
 
         return row
 
