@@ -30,6 +30,8 @@ class Compiled:
     ptx: str
     opcodes: tuple[str, ...]
     loop: tuple[str, ...]  # those of the longest loop; empty without one
+    registers: int = 0  # of a thread
+    spilled: int = 0  # bytes of a thread's stack
 
     def counts(self, opcodes: tuple[str, ...] | None = None) -> dict[str, int]:
         """Instructions a warp issues for each kind of _KINDS, "integer and other" and "all"; without padding."""
@@ -57,7 +59,8 @@ def compile_for(kernel, types: dict[str, str], constants: dict, num_warps=4, fus
     options = {"num_warps": num_warps, "enable_fp_fusion": fusion}
     binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     opcodes, addresses, jumps = [], [], []
-    instructions = _INSTRUCTION.findall(_disassemble(binary.asm["cubin"]))
+    instructions = _INSTRUCTION.findall(_dump("-sass", binary.asm["cubin"]))
+    used = dict(re.findall(r"(REG|STACK):(\d+)", _dump("-res-usage", binary.asm["cubin"])))
     end = max(place for place, (_, opcode, _) in enumerate(instructions) if opcode == "EXIT")
     for address, opcode, rest in instructions[: end + 1]:
         addresses.append(int(address, 16))
@@ -67,12 +70,12 @@ def compile_for(kernel, types: dict[str, str], constants: dict, num_warps=4, fus
             jumps.append((int(target[1], 16), addresses[-1]))
     first, last = max(jumps, key=lambda jump: jump[1] - jump[0], default=(1, 0))
     loop = tuple(code for code, address in zip(opcodes, addresses, strict=True) if first <= address <= last)
-    return Compiled(binary.asm["ptx"], tuple(opcodes), loop)
+    return Compiled(binary.asm["ptx"], tuple(opcodes), loop, int(used["REG"]), int(used["STACK"]))
 
 
-def _disassemble(cubin: bytes) -> str:
+def _dump(what: str, cubin: bytes) -> str:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True).stdout

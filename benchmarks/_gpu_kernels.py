@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import triton
 
-from benchmarks._gpu_compile import Compiled, compile_for
+from benchmarks._gpu_compile import HOPPER, Compiled, compile_for
 from kit.codec.rans import LOWER
 from kit.codec.triton_kernels import finish_kernel, rans_kernel
 from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel
@@ -37,9 +37,9 @@ class Case:
     warps: int = 4
     fusion: bool = True
 
-    def compile(self) -> Compiled:
-        """The machine code of a case for a Hopper GPU."""
-        return compile_for(self.kernel, self.types, self.constants, self.warps, self.fusion)
+    def compile(self, capability: int = HOPPER) -> Compiled:
+        """The machine code of a case for GPUs of a compute capability (90: Hopper)."""
+        return compile_for(self.kernel, self.types, self.constants, self.warps, self.fusion, capability)
 
     def instructions(self, compiled: Compiled) -> int:
         """Instructions issued by all warps."""
