@@ -14,7 +14,9 @@ import importlib
 import inspect
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -58,23 +60,30 @@ def noticed(module, tree: ast.Module, tests: list[str]) -> bool:
         return os.waitpid(child, 0)[1] != 0
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
-    names = dict(module.__dict__)
-    exec(compile(ast.fix_missing_locations(tree), module.__file__, "exec"), names)
-    for name, new in names.items():
-        _take_code(getattr(module, name, None), new, module.__name__)
+    codes = dict(_codes(compile(ast.fix_missing_locations(tree), module.__file__, "exec")))
+    for part in vars(module).values():
+        _take_code(part, codes, module.__name__)
     os._exit(pytest.main([*tests, "-n0", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "60", "-m", "not slow"]))
 
 
-def _take_code(old, new, module: str) -> None:
-    """Give a function, or the methods of a class of the module, the code of a newer one."""
-    if isinstance(new, type) and new.__module__ == module:
-        for name, part in vars(new).items():
-            _take_code(vars(old).get(name), part, module)
+def _codes(code) -> Iterator[tuple[str, CodeType]]:
+    """(qualified name, code) of all functions in a code."""
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield part.co_qualname, part
+            yield from _codes(part)
+
+
+def _take_code(old, codes: dict, module: str) -> None:
+    """Give a function, or the methods of a class of the module, their code in ``codes``."""
+    if isinstance(old, type) and old.__module__ == module:
+        for part in vars(old).values():
+            _take_code(part, codes, module)
         return
-    old, new = (getattr(part, "fget", None) or getattr(part, "func", None) or part for part in (old, new))
-    old, new = inspect.unwrap(old), inspect.unwrap(new)
-    if getattr(new, "__module__", "") == module and hasattr(old, "__code__") and not new.__code__.co_freevars:
-        old.__code__ = new.__code__
+    old = inspect.unwrap(getattr(old, "fget", None) or getattr(old, "func", None) or old)
+    new = codes.get(getattr(old, "__qualname__", ""))
+    if new and getattr(old, "__module__", "") == module and hasattr(old, "__code__"):
+        old.__code__ = new
 
 
 if __name__ == "__main__":
