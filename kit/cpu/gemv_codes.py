@@ -165,7 +165,7 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
             return _quarter(fma(in_lanes(codes, record, each(integers)), scale, minima(tier, lows, minimum, record)))
 
         def four_by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
-            return _quarter(in_lanes(codes, record, each(scales) * each(load(f32x16, record + SCALE))))
+            return _quarter(in_lanes(codes, record, each(scales) * each(kept(tier, load(f32x16, record + SCALE)))))
 
         return four_by_steps if way == "steps" else four_by_scales
     if way == "steps":
