@@ -171,6 +171,25 @@ def parts() -> str:
     return "\n".join(text) + "\n"
 
 
+def static() -> str:
+    """A heading and a table of the newest record of benchmarks/cycles.py: a row a CPU, a column a format."""
+    runs = sorted(_runs("cycles"), key=lambda run: run["started"])
+    if not runs:
+        return ""
+    found = pd.DataFrame(runs[-1]["rows"])
+    found["all"] = [
+        f"{kit:.0f} / {ggml:.0f} / {exact:.0f}" for kit, ggml, exact in found[["kit", "ggml", "kit, float32"]].to_numpy()
+    ]
+    cells = found.pivot(index="cpu", columns="format", values="all").loc[found["cpu"].unique(), found["format"].unique()]
+    head = f"kit, int8 / ggml / kit, exact; commit {runs[-1]['system']['commit'][:7]}"
+    lines = [
+        f"\n## {runs[-1]['title'].rstrip('.')}\n",
+        f"| {' | '.join((head, *cells))} |",
+        "|---" * (1 + len(cells.columns)) + "|",
+    ]
+    return "\n".join([*lines, *(f"| {' | '.join((cpu, *row))} |" for cpu, *row in cells.itertuples())]) + "\n"
+
+
 def growth() -> str:
     """A heading and a table of the newest record of benchmarks/scale.py on each CPU: a row a thing, a column a count."""
     found, text = {_cpu(run): run for run in sorted(_runs("scale"), key=lambda run: run["started"])}, []
@@ -259,7 +278,7 @@ def under_transformers() -> str:
 
 def tables() -> str:
     """All that the page has below MARK."""
-    return table(newest()) + under_transformers() + qualities() + parts() + growth()
+    return table(newest()) + under_transformers() + qualities() + parts() + static() + growth()
 
 
 def write(root: Path = ROOT) -> str:
