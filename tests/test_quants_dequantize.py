@@ -167,7 +167,7 @@ print({"torch", "numba", "gguf"} & set(sys.modules))"""
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_plain_floats_of_any_length_touch_nothing_else(dtype, streams, monkeypatch):
-    monkeypatch.setattr(cpu, "_cache_bytes", lambda: -1 if streams else 2**40)
+    monkeypatch.setattr(cpu, "last_level_cache", lambda: -1 if streams else 2**40)
     values = np.random.default_rng(0).standard_normal(64).astype(np.float32)
     for count in range(50):
         out = torch.full((64,), 7, dtype=getattr(torch, dtype))
@@ -177,7 +177,7 @@ def test_plain_floats_of_any_length_touch_nothing_else(dtype, streams, monkeypat
 
 @pytest.mark.parametrize("shift", [0, 1, 16, 31])
 def test_streaming_into_aligned_and_odd_addresses(shift, monkeypatch, small_chunks):
-    monkeypatch.setattr(cpu, "_cache_bytes", lambda: 0)
+    monkeypatch.setattr(cpu, "last_level_cache", lambda: 0)
     blocks = random_blocks("Q4_K", 33)
     out = torch.full((33 * 256 + 64,), 7.0)
     kit.dequantize(blocks.reshape(-1), "Q4_K", out=out[shift : shift + 33 * 256])

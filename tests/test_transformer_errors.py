@@ -6,6 +6,7 @@ import pytest
 
 import kit
 from kit.errors import ModelError, TokenizerError
+from kit.lab import system
 from kit.model import kvcache
 
 
@@ -170,7 +171,7 @@ def test_memory_that_cannot_be_reserved(monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(kvcache.mmap, "mmap", refuse)
+    monkeypatch.setattr(system.mmap, "mmap", refuse)
     with pytest.raises(ModelError, match=r"cannot reserve 32.00 MiB for a KV cache: Cannot allocate.*less context"):
         kvcache.KVCache(1, 8, 128, 8192)
 
