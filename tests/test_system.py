@@ -74,6 +74,28 @@ def test_one_module_asks_the_system():
     assert found == OUTSIDE
 
 
+ON_MACOS = {  # every call in lab/system.py -> what asks macOS in its place; "same": that call; "": nothing does
+    "sys.platform": "same", "ctypes.CDLL": "same", "resource": "same", "fcntl": "same", "os.register_at_fork": "same",
+    "os.cpu_count": "same", "os.sched_yield": "same", "platform.processor": "same", "platform.machine": "same",
+    "mmap.PAGESIZE": "same", "mmap.MAP_ANONYMOUS": "same", "mmap.MAP_PRIVATE": "same", "mmap.MAP_NORESERVE": "same",
+    "mmap.MAP_SHARED": "same", "mmap.PROT_READ": "same", "libc().madvise": "same", "libc().mincore": "same",
+    "libc().mlock": "same", "libc().msync": "same", "libc().sysctlbyname": "same", "libc().proc_pid_rusage": "same",
+    "psutil.virtual_memory": "same", ".dylib": "same", ".so": ".dylib", "/proc": "libc().sysctlbyname",
+    "/sys": "libc().sysctlbyname", "os.sched_getaffinity": "libc().sysctlbyname", "os.O_DIRECT": "fcntl",
+    "os.posix_fadvise": "libc().msync", "psutil.Process().io_counters": "libc().proc_pid_rusage",
+    "psutil.Process().memory_info": "same", "os.sched_setaffinity": "", "cgroup": "", "libc().syscall": "",
+}  # fmt: skip
+
+
+def test_every_call_has_its_row_for_macos():
+    source = (Path(kit.__file__).parent / "lab" / "system.py").read_text(encoding="utf-8")
+    calls = asked(source) | set(re.findall(r"libc\(\)\.\w+|psutil\.(?:Process\(\)\.)?\w+(?=\()", source)) - {"psutil.Process"}
+    assert calls == set(ON_MACOS)
+    assert {there for there in ON_MACOS.values() if there not in ("same", "")} <= calls
+    own = source[source.index("# ---- macOS") : source.index("# ---- the rows")]  # what only macOS's row reaches
+    assert not [call for call, there in ON_MACOS.items() if there != "same" and call in own]
+
+
 @pytest.mark.parametrize("code, call", [
     ("import os\nos.sched_getaffinity(0)", "os.sched_getaffinity"), ("from os import O_DIRECT", "os.O_DIRECT"),
     ("hasattr(os, 'posix_fadvise')", "os.posix_fadvise"), ("open('/proc/self/status')", "/proc"), ("import fcntl", "fcntl"),
