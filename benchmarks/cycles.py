@@ -25,7 +25,7 @@ from kit.lab.paths import ROOT
 
 PLACE = "static"  # the folder of records: no machine takes part
 SOURCES = ROOT / "build" / "llama.cpp" / "thirdparty" / "llama.cpp" / "ggml"
-FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q4_0", "Q4_1")
+FORMATS = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")
 
 ARM, X86 = "aarch64-linux-gnu", "x86_64-linux-gnu"
 _DOT = frozenset({"neon", "dotprod"})

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
 # A Python of aarch64 under QEMU from Debian's packages and the index's wheels, without root: `tests/aarch64.sh FOLDER PYTHON`
-# makes FOLDER/python. Packages without compiled parts are those of PYTHON, a Python 3.11 with the kit's tests installed.
+# makes FOLDER/python, and with `notebooks` behind it one that has what notebooks need. Packages without compiled parts are
+# those of PYTHON, a Python 3.11 with the kit's tests installed.
 set -euo pipefail
 host=$(realpath -s "$2")
+compiled='numpy|numba|llvmlite|psutil|tokenizers|pyyaml|markupsafe|pandas'
+[ "${3:-}" != notebooks ] || compiled+='|pyzmq|tornado|rpds-py|nh3|pyarrow|matplotlib|contourpy|kiwisolver|pillow'
 mkdir -p "$1/apt/lists/partial" "$1/apt/cache/archives/partial" "$1/debs" "$1/wheels" "$1/site"
 cd "$1"
 touch apt/status
@@ -19,7 +22,7 @@ for package in debs/*_arm64.deb; do dpkg-deb -x "$package" system; done
 dpkg-deb -x debs/qemu-user-static_*.deb emulator
 
 # Compiled packages, of the host's versions; torch is the last whose wheel for aarch64 asks for no CUDA.
-wanted=$("$host" -m pip freeze | grep -iE '^(numpy|numba|llvmlite|psutil|tokenizers|pyyaml|markupsafe|pandas)==')
+wanted=$("$host" -m pip freeze | grep -iE "^($compiled)==")
 platforms=$(printf -- '--platform %s_aarch64 ' manylinux2014 manylinux_2_{17,24,27,28})
 # shellcheck disable=SC2086
 "$host" -m pip -q --disable-pip-version-check download --dest wheels --no-deps --only-binary=:all: --python-version 3.11 \

@@ -16,9 +16,10 @@ from numba import types
 from kit.cpu.codes import integers as integers_of
 from kit.cpu.kernels import parts_of
 from kit.cpu.scales import six_bit_numbers
-from kit.cpu.simd.isa import half_to_float
+from kit.cpu.simd.isa import half_to_float, kept
 from kit.cpu.simd.memory import copy, load, store
 from kit.cpu.simd.vectors import (
+    Static,
     bitcast,
     broadcast,
     constant,
@@ -42,7 +43,7 @@ from kit.cpu.tasks import features
 from kit.gguf.formats import Format
 
 u16 = types.uint16
-_SHIFTED = u8x64 if "neon" in features() else u16x32  # x86 shifts no bytes
+NEON, _SHIFTED = Static("neon"), u8x64 if "neon" in features() else u16x32  # x86 shifts no bytes
 
 
 class Codes(NamedTuple):
@@ -119,14 +120,24 @@ def _vector(format: Format, part):
 
 def _with_lanes(read, format: Format, plane, below: int, part):
     """The codes of ``read`` with the bits of a plane that has one for each lane."""
-    bits, bit = halves([_place(format, plane, n)[0] for n in part]), 1 << below
+    places, bit = [_place(format, plane, n)[0] for n in part], 1 << below
+    bits, (a, b, c, d) = halves(places), places
 
     @inner(forceinline=True)
     def more(start):
         codes = read(start)
         return select(bitcast(mask64, bits(start)), codes + bit, codes)
 
-    return more
+    @inner(forceinline=True)
+    def sixteen(at):
+        return select(bitcast(mask16, load(u16, at)), broadcast(u8x16, 255), broadcast(u8x16, 0))
+
+    @inner(forceinline=True)
+    def more_on_arm(start):  # a load, tbl, cmtst, and, and bsl or sri: if LLVM does not know what has which bits
+        set_ = join(join(sixteen(start + a), sixteen(start + b)), join(sixteen(start + c), sixteen(start + d)))
+        return read(start) | (kept(NEON, kept(NEON, set_) & bit) & (256 - bit))
+
+    return more_on_arm if "neon" in features() else more
 
 
 def _with_bits(read, format: Format, plane, below: int, part):

@@ -214,12 +214,13 @@ def _in_parts(builder, lanes: int, vectors, compute):
 
 
 def emit_kept(builder, tier, vector):
-    """A vector of 32-bit lanes as it is, but of tier "neon" in registers: LLVM knows no more from what it was made."""
+    """A vector as it is, but of tier "neon" in registers: LLVM knows no more from what it was made."""
 
     def keep(part):
         return builder.asm(ir.FunctionType(part.type, [part.type]), "", "=w,0", [part], side_effect=False)
 
-    return _in_parts(builder, 4, (vector,), keep) if tier.value == "neon" else vector
+    width = 32 if isinstance(vector.type.element, ir.FloatType) else vector.type.element.width
+    return _in_parts(builder, 128 // width, (vector,), keep) if tier.value == "neon" else vector
 
 
 @intrinsic

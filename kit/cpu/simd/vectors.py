@@ -10,7 +10,7 @@ from numba.core.imputils import lower_constant
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
 
 from kit.cpu.numba_private import Inner, set_source_stamp
-from kit.cpu.tasks import Static, source_stamp
+from kit.cpu.tasks import Static, features, source_stamp
 
 
 def jit(function):
@@ -250,11 +250,23 @@ def convert(_, kind, vector):
 def bitcast(_, kind, value):
     """bitcast(u32x16, v): the same bits; also between a vector and an integer (bits of a uint16 -> mask16)."""
     result = kind.instance_type
+    mask = isinstance(result, Vector) and result.element == types.boolean
 
     def emit(context, builder, signature, args):
+        if mask and "neon" in features():
+            return _lanes_set(builder, args[1], result.lanes)
         return builder.bitcast(args[1], result.llvm if isinstance(result, Vector) else llvm_type(result))
 
     return result(kind, value), emit
+
+
+def _lanes_set(builder, bits, lanes: int):
+    """The mask whose bits an integer holds, by a look-up and a test (tbl, cmtst): LLVM's takes each lane by itself on Arm."""
+    bytes_, vector = (ir.VectorType(ir.IntType(8), count) for count in (lanes // 8, lanes))
+    each = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [lane // 8 for lane in range(lanes)])
+    bits = builder.bitcast(bits, bytes_)
+    own = builder.and_(builder.shuffle_vector(bits, bits, each), ir.Constant(vector, [1 << lane % 8 for lane in range(lanes)]))
+    return builder.icmp_unsigned("!=", own, ir.Constant(vector, None))
 
 
 # ---- arithmetic: a vector and a vector, or a vector and a number that is converted to the vector's type
