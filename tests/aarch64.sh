@@ -33,7 +33,7 @@ pure=$("$host" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cat >python.new <<END
 #!/bin/sh
 export PYTHONHOME='$PWD/system/usr' PYTHONPATH="\${PYTHONPATH:+\$PYTHONPATH:}$PWD/site:$pure"
-exec '$PWD/emulator/usr/bin/qemu-aarch64-static' -cpu "\${KIT_EMULATED_CPU:-max}" -L '$PWD/system' -0 '$PWD/python' \\
+exec '$PWD/emulator/usr/bin/qemu-aarch64-static' -cpu max -L '$PWD/system' -0 '$PWD/python' \\
     '$PWD/system/usr/bin/python3.11' "\$@"
 END
 chmod +x python.new

@@ -1,9 +1,9 @@
 """The kit's kernels on a CPU that is not here, for tests/test_aarch64.py: the same calls, three times.
 
-    python emulated.py plain FOLDER          runs them here, on the plain tier, with FOLDER/inputs.npz and FOLDER/model.gguf
-    python emulated.py compile FOLDER CPU    compiles for the CPU what they call, and runs nothing of it
-    python emulated.py emulate FOLDER CPU    runs that, under emulation
-    python emulated.py tiles FOLDER CPU      decodes FOLDER/tiles to FOLDER/tiles.npy by the vectors, which Numba compiles there
+    python emulated.py plain FOLDER              runs them here, on the plain tier, with FOLDER/inputs.npz and FOLDER/model.gguf
+    python emulated.py compile FOLDER CPU        compiles for the CPU what they call, and runs nothing of it
+    python emulated.py emulate FOLDER CPU ...    runs that, under emulation, and decodes FOLDER/tiles to FOLDER/tiles.npy by the
+                                                 vectors, which Numba compiles there: slow, but they take arrays, not addresses
 
 The first and the third write their results to FOLDER/plain.npz and FOLDER/CPU.npz.
 """
@@ -22,12 +22,6 @@ if MODE == "plain":
     os.environ["KIT_SIMD"] = "plain"
 else:
     os.environ |= {"NUMBA_CPU_FEATURES": FEATURES[CPU[0]], "NUMBA_CACHE_DIR": str(FOLDER / CPU[0])}
-
-if MODE == "tiles":
-    from kit import codec
-
-    np.save(FOLDER / "tiles.npy", codec.decode(codec.Tiles.from_bytes((FOLDER / "tiles").read_bytes()), "simd"))
-    sys.exit()
 
 from kit.cpu import tasks, threads  # noqa: E402
 from kit.cpu.simd import atomics, tiers, vectors  # noqa: E402
@@ -71,10 +65,10 @@ gemm_codes.FASTER["int8"] += ("plain",)
 FEW = ("Q4_K", "Q6_K", "Q8_0", "Q4_0")
 
 
-def results(inputs):
+def results(inputs, cpu):
     """(name, tensor) of each call; of products of FEW formats where apple-m4 has shown all: in them alone Arm's CPUs differ."""
     names = [name.partition(".")[2] for name in inputs if name.startswith("blocks.")]
-    every = not CPU or CPU[0] == "apple-m4"
+    every = cpu in ("plain", "apple-m4")
     x = torch.from_numpy(inputs["x"])
     for name in names if every else FEW:
         blocks = inputs[f"blocks.{name}"]
@@ -110,6 +104,22 @@ def decoded(path):
                 yield f"{way} after {cache.length}", logits.clone()
 
 
-found = {name: tensor.numpy() for name, tensor in results(np.load(FOLDER / "inputs.npz"))}
-if MODE != "compile":
-    np.savez(FOLDER / f"{(*CPU, 'plain')[0]}.npz", **found)
+def run(cpu):
+    found = {name: tensor.numpy() for name, tensor in results(np.load(FOLDER / "inputs.npz"), cpu)}
+    if MODE != "compile":
+        np.savez(FOLDER / f"{cpu}.npz", **found)
+
+
+if MODE != "emulate":
+    run(*CPU or ["plain"])
+    sys.exit()
+for cpu in CPU:  # imports take longer than what they are for
+    if not os.fork():
+        os.environ["NUMBA_CACHE_DIR"], tasks._setting = str(FOLDER / cpu), lambda cpu=cpu: (cpu,)
+        run(cpu)
+        os._exit(0)
+    assert os.wait()[1] == 0, cpu
+
+from kit import codec  # noqa: E402
+
+np.save(FOLDER / "tiles.npy", codec.decode(codec.Tiles.from_bytes((FOLDER / "tiles").read_bytes()), "simd"))

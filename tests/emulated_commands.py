@@ -59,7 +59,7 @@ def main() -> None:
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     for command in COMMANDS:
         if not sys.argv[1:] or any(word in command for word in sys.argv[1:]):
-            head = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "commit": describe()["commit"][:12]}
+            head = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "commit": describe()["commit"]}
             row = head | {"emulator": version, "command": command} | run(command)
             print(row)
             with RECORD.open("a", encoding="utf-8") as file:
