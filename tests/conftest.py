@@ -72,7 +72,7 @@ def _fetched(name):
 
 
 # The files that take longest, first, so that no worker is left with one at the end.
-FIRST = "smoke aarch64 fused hf jupyterlab sweep reproduce transformer cells quants_dequantize".split()
+FIRST = "smoke fused hf aarch64 jupyterlab sweep reproduce transformer cells quants_dequantize".split()
 
 
 def pytest_collection_modifyitems(items):
