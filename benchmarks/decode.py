@@ -1,8 +1,8 @@
 """kit beside llama.cpp on the same file, each in a process of its own, in turn: decode, prefill, first token.
 
 llama.cpp is that of the wheel (AVX2). Beside it stand the build that LLAMA_CPP names, as llama.cpp's best for this CPU, and
-the ik_llama.cpp that IK_LLAMA_CPP names (see kit.lab.llama_cpp). The cases "on" one of TIERS mask features of the CPU from both
-sides; they need a build of llama.cpp. Of a trained model each row has its KL divergence from float32 beside its speed.
+the ik_llama.cpp that IK_LLAMA_CPP names. The cases "on" one of TIERS mask features of the CPU from both sides; they need a
+build of llama.cpp. Of a trained model each row has its KL divergence from float32 beside its speed.
 """
 
 import importlib.util
@@ -18,6 +18,7 @@ import torch
 
 import kit
 from benchmarks import quality
+from benchmarks._engines import IK, IkLlama, no_ik
 from benchmarks._turns import Side, serve
 from kit.errors import KitError, ModelError
 from kit.gguf.trained import TRAINED, fetch
@@ -56,7 +57,7 @@ for tier in TIERS:
     CASES[f"prefill of 512 on {tier}"] = (0, 512, "float16", LESS, (SHORT, "gemma-3-270m"))
 
 
-PEER, IK = "llama.cpp", "ik_llama.cpp"  # the ratios are of the first one's speed
+PEER = "llama.cpp"  # the ratios are of its speed
 ENGINE_OF = {"fused": "kit", "fused-int8": "kit, int8 activations", IK: IK}  # of kit.costs.peers; other sides are llama.cpp
 
 
@@ -122,7 +123,7 @@ def _sides(case) -> dict[str, dict[str, str]]:
         peers = {PEER: {"LLAMA_CPP": ""}, f"{PEER} {Path(build).stem.removeprefix('libggml-cpu-')}": {}}
     elif available():
         peers = {PEER: {}}
-    peers |= {IK: {}} if available(IK) else {}
+    peers |= {} if no_ik() else {IK: {}}
     return sides | {peer: environment | ENVIRONMENT for peer, environment in peers.items()}
 
 
@@ -164,7 +165,7 @@ def _passes(side, path, case):
     file = kit.open(path)
     held = min(held, kit.Transformer(kit.Weights(file)).max_context - tokens)
     if side not in LINEAR:
-        peer = Llama(path, context=held + tokens, kv=kv, peer=IK if side == IK else PEER)
+        peer = (IkLlama if side == IK else Llama)(path, held + tokens, kv)
         if held:
             peer.logits([5] * held, wanted=1)
         return lambda: peer.logits([7] * tokens, held, 1)
@@ -187,7 +188,7 @@ def _ours(path, side):
 
 
 def _theirs(path, side):
-    peer = Llama(path, peer=IK if side == IK else PEER)
+    peer = (IkLlama if side == IK else Llama)(path)
     peer.logits([5])
     peer.close()
 

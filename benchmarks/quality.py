@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 
 import kit
+from benchmarks._engines import ENGINES
 from kit.costs import peers
 from kit.costs.quality import compared, window_of
 from kit.gguf import writer
@@ -48,7 +49,7 @@ def run(only: str = "", tokens: int = TOKENS) -> pd.DataFrame:
     for model in filter(lambda name: only in name, TRAINED):
         path, theirs = fetch(model), {}
         for way, (engine, options) in WAYS.items():
-            if engine not in peers.installed():
+            if ENGINES[engine].missing():
                 continue
             for name in PASSES:
                 row = of(path, engine, name, tokens, **options)

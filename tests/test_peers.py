@@ -9,6 +9,7 @@ import pytest
 from llama_cpp import needed
 from model_files import write
 
+from benchmarks import _engines
 from kit.costs import peers
 from kit.errors import ModelError
 from kit.lab import llama_cpp
@@ -32,7 +33,7 @@ def test_the_same_tokens_in_turn(path):
 
 def test_a_context_that_llama_cpp_cannot_make_is_an_error(path, monkeypatch):
     pytest.importorskip("xllamacpp")
-    monkeypatch.setattr(llama_cpp.library("llama.cpp"), "llama_init_from_model", lambda *_: None)
+    monkeypatch.setattr(llama_cpp.library(), "llama_init_from_model", lambda *_: None)
     with pytest.raises(ModelError, match="cannot make a context of 512 positions"):
         llama_cpp.Llama(path)
 
@@ -48,21 +49,34 @@ def test_a_run_measures_its_peers_once(tmp_path, monkeypatch):
     assert "/home" not in (second.out / "peers.json").read_text()  # a run is shared
 
 
-def test_what_cannot_run_is_named(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(peers, "_PACKAGES", {"llama.cpp": "no_such_package"})
-    monkeypatch.setattr(peers, "memory_available", lambda: 1)
-    names = ["llama.cpp, mmap", "transformers", "transformers, another way"]
-    reasons = peers.compare(path, names, prompt=[5], tokens=2).reason
-    assert reasons["transformers, another way"] == "see transformers"
-    assert reasons["llama.cpp, mmap"] == "llama.cpp, mmap: not installed: pip install no_such_package"
-    assert "transformers: needs about" in reasons["transformers"] and "1 B are free" in reasons["transformers"]
+def test_what_cannot_run_is_named(path, monkeypatch):
+    monkeypatch.setattr(llama_cpp, "available", lambda: False)
+    monkeypatch.delenv("IK_LLAMA_CPP", raising=False)
+    reasons = peers.compare(path, ["llama.cpp, mmap", "llama.cpp, another way", _engines.IK], prompt=[5], tokens=2).reason
+    assert reasons["llama.cpp, another way"] == "see llama.cpp"
+    assert reasons["llama.cpp, mmap"] == "llama.cpp, mmap: not installed: pip install xllamacpp"
+    assert reasons[_engines.IK] == "ik_llama.cpp: no build of ik_llama.cpp is named: set IK_LLAMA_CPP to its libllama.so"
     assert "llama.cpp, mmap" not in peers.installed() and "kit" in peers.installed()
+
+
+def test_transformers_needs_memory_for_float32(path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(_engines, "memory_available", lambda: 1)
+    with pytest.raises(peers.ReportError, match=r"needs about .* 1 B are free"):
+        peers.ENGINES["transformers"].start(path, 8)
+
+
+@pytest.mark.slow
+def test_an_engine_of_the_benchmarks_runs_in_a_process_of_its_own(path):
+    pytest.importorskip("transformers")
+    table = peers.compare(path, ["kit", "kit in transformers"], prompt=[5, 6, 7], tokens=4, rounds=1)
+    assert (table.agree == 3).all() and not table.reason.any()
 
 
 def test_a_process_that_dies_says_why(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"nothing")
     with pytest.raises(peers.ReportError, match=r"kit: .*m\.gguf"):
-        peers._start("kit", tmp_path / "m.gguf", 8, 0).ask(load=True)
+        peers.Process("kit", tmp_path / "m.gguf", 8).ask(load=True)
 
 
 @pytest.mark.timeout(20)

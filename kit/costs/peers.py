@@ -1,7 +1,6 @@
-"""What a user would pick instead: llama.cpp and transformers on the same file, each in a process of its own, in turn."""
+"""What a user would pick instead: llama.cpp on the same file, each engine in a process of its own, in turn."""
 
 import importlib
-import importlib.util
 import json
 import os
 import signal
@@ -9,8 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,18 +20,25 @@ from tqdm import tqdm
 
 from kit.errors import KitError, ReportError
 from kit.lab import llama_cpp, system
-from kit.lab.system import memory_available, usable_cores
-from kit.units import format_bytes
-
-PROMPT = "The capital of France is"
 
 
-# An engine is a function of (path, context) and of options. It loads the model and returns ``logits(ids, state, wanted)``,
-# which evaluates these tokens after those of ``state`` (None: none) and returns the logits after the last ``wanted`` of them,
-# an array (wanted, vocabulary) of float32, and the state after them.
+class Engine(NamedTuple):
+    """``start(path, context, **options)`` loads the model and returns ``logits(ids, state, wanted)``, which evaluates these
+    tokens after those of ``state`` (None: none) and returns the logits after the last ``wanted`` of them, an array (wanted,
+    vocabulary) of float32, and the state after them.
+
+    ``imports``: modules that its process imports before loading is timed. ``missing()``: why it cannot run here, "" if it can.
+    ``home``: the module that adds it to ENGINES.
+    """
+
+    start: Callable
+    imports: tuple[str, ...] = ()
+    missing: Callable[[], str] = str
+    home: str = __name__
 
 
-def _kit(path, context, linear, kv="float32"):
+def kit_engine(path, context, linear, kv="float32"):
+    """The kit's own pass."""
     import kit
 
     model = kit.Transformer(kit.Weights(kit.open(path)), linear=linear, kv_dtype=kv, max_context=context)
@@ -42,8 +50,9 @@ def _kit(path, context, linear, kv="float32"):
     return logits
 
 
-def _llama(path, context, mode="mmap", peer="llama.cpp", kv="float16", exact=False):
-    model = llama_cpp.Llama(path, mode, context, kv, exact, peer=peer)
+def llama_engine(path, context, make=llama_cpp.Llama, kv="float16", exact=False):
+    """A class of llama.cpp's interface."""
+    model = make(path, context, kv, exact)
 
     def logits(ids, held, wanted):
         held = held or 0
@@ -52,102 +61,42 @@ def _llama(path, context, mode="mmap", peer="llama.cpp", kv="float16", exact=Fal
     return logits
 
 
-def _transformers(path, context, weights="", engine="auto"):
-    """``weights`` and ``engine`` of kit.hf.load; no weights: transformers' own conversion to float32."""
-    import torch
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    torch.set_num_threads(usable_cores())
-    path = Path(path)
-    if weights:
-        from kit.hf import load
-
-        model = load(path, weights, engine=engine)[0]
-    else:
-        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
-
-    @torch.inference_mode()
-    def logits(ids, held, wanted):
-        out = model(torch.tensor([ids]), past_key_values=held, use_cache=True, logits_to_keep=wanted)
-        return out.logits[0].numpy(), out.past_key_values
-
-    return logits
+def _no_llama() -> str:
+    return "" if llama_cpp.available() else "not installed: pip install xllamacpp"
 
 
+_OURS = "kit.model.transformer", "kit.cpu.linear"
 ENGINES = {
-    "kit": partial(_kit, linear="fused"),
-    "kit, int8 activations": partial(_kit, linear="fused-int8"),
-    **{f"llama.cpp, {mode}": partial(_llama, mode=mode) for mode in llama_cpp.MODES},
-    "ik_llama.cpp": partial(_llama, peer="ik_llama.cpp"),
-    "transformers": _transformers,
-    "kit in transformers": partial(_transformers, weights="blocks"),
-    "kit in transformers, modules": partial(_transformers, weights="blocks", engine="modules"),
-    "kit in transformers, int8 activations": partial(_transformers, weights="blocks-int8"),
+    "kit": Engine(partial(kit_engine, linear="fused"), _OURS),
+    "kit, int8 activations": Engine(partial(kit_engine, linear="fused-int8"), _OURS),
+    "llama.cpp, mmap": Engine(llama_engine, ("xllamacpp",), _no_llama),
 }
-_PACKAGES = {"llama.cpp": "xllamacpp", "transformers": "transformers", "kit in transformers": "transformers"}
-_IMPORTS = {  # what an engine's process imports before loading is timed
-    "kit": ("kit.model.transformer", "kit.cpu.linear"),
-    "llama.cpp": ("xllamacpp",),
-    "ik_llama.cpp": (),
-    "transformers": ("torch", "transformers.modeling_utils", "transformers.modeling_gguf_pytorch_utils"),
-    "kit in transformers": ("kit.hf.model", "kit.cpu.linear"),
-}
-
-
-_COLUMNS = [
-    "imports",
-    "load",
-    "first",
-    "prefill",
-    "speed",
-    "samples",
-    "resident",
-    "beyond imports",
-    "mapped",
-    "agree",
-    "reason",
-]
+_COLUMNS = "imports|load|first|prefill|speed|samples|resident|beyond imports|mapped|agree|reason".split("|")
 
 
 def installed() -> list[str]:
     """The names in ENGINES that can run here."""
-    return [name for name in ENGINES if not _missing(name)]
+    return [name for name, engine in ENGINES.items() if not engine.missing()]
 
 
-def _missing(name) -> str:
-    """Why an engine cannot run here, "" if it can."""
-    family = name.partition(",")[0]
-    if family == "ik_llama.cpp":
-        return "" if llama_cpp.available(family) else "no build of it is named: set IK_LLAMA_CPP to its libllama.so"
-    package = _PACKAGES.get(family)
-    return f"not installed: pip install {package}" if package and importlib.util.find_spec(package) is None else ""
+def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False) -> pd.DataFrame:
+    """One row an engine (names of ENGINES): the same greedy tokens from the same file, ``rounds`` times in turn.
 
-
-def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False) -> pd.DataFrame:
-    """One row an engine (names of ENGINES; None: all): the same greedy tokens from the same file, ``rounds`` times in turn.
-
-    Only one process runs at a time, the others are stopped. ``prompt``: token ids (None: of PROMPT). Columns:
+    Only one process runs at a time, the others are stopped. ``prompt``: token ids. Columns:
     imports, load, first: seconds until the engine's libraries are imported, then until the file is open, then until the first
     token, in a new process with the file in the page cache. prefill: tokens a second of the prompt, the median. speed: tokens
     a second after it, the median of ``samples``. resident: bytes of the process at the end; mapped: those of them that are
     the file's; beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. reason:
     why the rest of the row is empty.
     """
-    import kit
-
-    with kit.open(path) as file:
-        weights = kit.Weights(file)
-        prompt = kit.Transformer(weights).tokenizer.encode(PROMPT) if prompt is None else list(prompt)
-        path, needs = file.path, {"transformers": 2 * weights.working_set}  # it converts all to float32, one by one
     context, running, rows = len(prompt) + tokens, {}, {}
     try:
-        for name in tqdm(engines or ENGINES, "peers", disable=None if progress else True):
+        for name in tqdm(engines, "peers", disable=None if progress else True):
             if rows.get(family := name.partition(",")[0], {}).get("reason"):
                 rows[name] = {"reason": f"see {family}"}  # another way of an engine that cannot open the file
                 continue
             try:
-                running[name] = _start(name, path, context, needs.get(name, 0))
+                running[name] = Process(name, path, context)
                 load, first = running[name].ask(load=True)[0], running[name].ask(begin=prompt)[0]
                 rows[name] = {"imports": running[name].imports, "load": load, "first": first, "reason": ""}
                 rows[name] |= {"prefill": [], "samples": []}
@@ -174,35 +123,27 @@ def compare(path, engines=None, prompt=None, tokens=32, rounds=5, progress=False
 
 def of_run(lab, path) -> pd.DataFrame:
     """The engines of a run beside each other on one file, 8 tokens after a prompt of 4: measured by the first notebook that
-    asks, and read from the run's peers.json by the others, so that their figures agree. Not by transformers, which converts
-    the file for minutes, nor by llama.cpp's ways to load that change no speed."""
+    asks, and read from the run's peers.json by the others, so that their figures agree."""
     kept = lab.out / "peers.json"
     told = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     if told.get("file") != Path(path).name or told["by"] == lab.notebook:
-        engines = [name for name in installed() if not name.endswith(("mlock", "no-mmap")) and "transformers" not in name]
-        rows = compare(path, engines, prompt=[1, 5, 9, 2], tokens=8, rounds=3).to_dict("index")
+        rows = compare(path, installed(), prompt=[1, 5, 9, 2], tokens=8, rounds=3).to_dict("index")
         told = {"file": Path(path).name, "by": lab.notebook, "engines": rows}
         kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     table = pd.DataFrame.from_dict(told["engines"], "index").rename_axis("engine").rename(columns={"speed": "tok/s"})
     return table.reindex(columns=["load", "first", "tok/s", "agree", "resident", "reason"])
 
 
-def _start(name, path, context, need) -> "Process":
-    if reason := _missing(name):
-        raise ReportError(f"{name}: {reason}")
-    if need > (room := memory_available()):
-        raise ReportError(f"{name}: needs about {format_bytes(need)} to load this file, {format_bytes(room)} are free")
-    return Process(name, path, context)
-
-
 class Process:
     """An engine behind two pipes; stopped while nobody asks it anything. ``options``: of the engine, and ``cores``, how many it
-    may use (all); ``environment``: variables beside those of this process."""
+    may use (all); ``environment``: variables beside those of this process. ReportError where the engine cannot run here."""
 
     def __init__(self, name, path, context, environment=None, **options):
+        if reason := ENGINES[name].missing():
+            raise ReportError(f"{name}: {reason}")
         self.name = name
-        told = json.dumps([name, str(path), {"context": context} | options])
-        command = [sys.executable, "-m", "kit.costs.peers", told]
+        told = json.dumps([ENGINES[name].home, name, str(path), {"context": context} | options])
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve({told!r})"]
         pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the engine
         given = os.environ | ({} if name.startswith("kit") else llama_cpp.ENVIRONMENT) | (environment or {})
         self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said, text=True, env=given)
@@ -246,20 +187,21 @@ def serve(told: str) -> None:
     """The engine's process. A line of standard input is {"load": true}, {"begin": ids} for a new prompt, {"steps": n} for n
     more tokens, or {"logits": ids, "alone": whether token by token, "out": file} for the logits after each of these, as numpy
     saves them; a line of standard output is [seconds, tokens], the first for importing."""
-    name, path, options = json.loads(told)
+    home, name, path, options = json.loads(told)
+    importlib.import_module(home)
     if cores := options.pop("cores", None):
         system.pin(cores)
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
     start = time.perf_counter()
-    for module in _IMPORTS[name.partition(",")[0]]:
+    for module in ENGINES[name].imports:
         importlib.import_module(module)
     print(json.dumps([time.perf_counter() - start, []]), file=out)
     for line in sys.stdin:
         question, said = json.loads(line), []
         start = time.perf_counter()
         if "load" in question:
-            logits = ENGINES[name](path, **options)
+            logits = ENGINES[name].start(path, **options)
         if "begin" in question:
             state = None  # the last prompt's KV cache is freed first
             found, state = logits(question["begin"], state, 1)
@@ -277,7 +219,3 @@ def serve(told: str) -> None:
                 each.append(found)
             np.save(question["out"], np.concatenate(each))
         print(json.dumps([time.perf_counter() - start, said]), file=out)
-
-
-if __name__ == "__main__":
-    serve(*sys.argv[1:])

@@ -14,7 +14,7 @@ from kit.units import format_bytes, printable
 _QUICK_MEMORY = 8 * 2**30
 _QUICK_DISK = 3 * 10**9
 VARIABLES = (  # that the kit reads or that change what it measures; docs/environment.md says how
-    "KIT_RESULTS", "KIT_MODELS", "KIT_PATIENCE", "KIT_THREADS", "KIT_SIMD", "LLAMA_CPP", "IK_LLAMA_CPP", "OMP_NUM_THREADS",
+    "KIT_RESULTS", "KIT_MODELS", "KIT_PATIENCE", "KIT_THREADS", "KIT_SIMD", "LLAMA_CPP", "OMP_NUM_THREADS",
     "NUMBA_CACHE_DIR", "NUMBA_CPU_FEATURES", "TRITON_INTERPRET", "TRITON_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "HF_HOME",
     "HF_HUB_OFFLINE", "HF_TOKEN",
 )  # fmt: skip
