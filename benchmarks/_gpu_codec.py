@@ -99,7 +99,7 @@ def streaming_rows(device: dict, here: bool) -> list[dict]:
 
 
 def _pass(matrices) -> float:
-    from kit.codec.streaming import Streamed
+    from kit.codec.device import Streamed
     from kit.lab.device import time_on_device
 
     stream = Streamed(matrices)

@@ -12,7 +12,7 @@ from benchmarks._gpu_codec import NOT_MEASURED, nvcomp_row, streaming_rows, tile
 from benchmarks._gpu_kernels import dequantizer, gemv, tile_decoder
 from benchmarks.gpu_session import dequantize_seconds, device_blocks, device_model, product_seconds
 from kit.gguf.formats import FORMATS
-from kit.lab import peaks as devices
+from kit.lab.machine import peaks
 from kit.synthetic.geometry import GEOMETRIES
 
 _GEMV = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
@@ -22,7 +22,7 @@ _TOKENS = 64
 
 def run() -> pd.DataFrame:
     """One row a kernel, a stream, a model; "measured" is a time only on a CUDA device, and beside that device's bounds."""
-    device = devices.load().set_index("id").loc["h200"].to_dict()
+    device = peaks().set_index("id").loc["h200"].to_dict()
     here = torch.cuda.is_available()
     if here:
         device |= _measured_device()

@@ -40,10 +40,10 @@ def recorded(lab):
 
 def first_token(path, folder):
     """(table, records): equality is asserted within."""
-    from kit.findings import first_token_on_device
+    from kit.findings import model_on_device
 
     lab = session(folder, "01_first_token")
-    return first_token_on_device.run(lab, path, PROMPT, 1, 1.0), recorded(lab)
+    return model_on_device.first_tokens(lab, path, PROMPT, 1, 1.0), recorded(lab)
 
 
 def caches(path, folder):
@@ -59,11 +59,12 @@ def caches(path, folder):
 def decode(path, folder):
     """(difference from the CPU, error without room for the blocks, (bytes, what is missing) of each point, table, records)."""
     import kit
-    from kit.findings import decode_on_device as decode
+    from kit.findings import model_on_device as decode
 
     lab = session(folder, "04_attention")
     with kit.open(path) as file:
-        off = decode.equality(file, PROMPT)
+        model = decode.DeviceTransformer(decode.DeviceWeights(file), max_context=len(PROMPT))
+        off = decode.relative_rms(model.step(PROMPT, model.new_cache()), decode.on_cpu(file, PROMPT))
         room = decode.free_bytes
         decode.free_bytes = lambda: 100_000
         try:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import kit
 from kit.claims import records
+from kit.claims.runs import changes
 from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
@@ -24,7 +25,6 @@ from kit.lab import doctor, machine
 from kit.lab.device import Limits
 from kit.lab.doctor import check_device
 from kit.lab.paths import ROOT
-from kit.report import diff
 from kit.report import run as runs
 from kit.report.sweep import spec as specs
 from kit.synthetic.geometry import GEOMETRIES
@@ -145,9 +145,9 @@ def test_records_say_where_they_were_measured(tmp_path, monkeypatch):
     assert on_cpu.parameters["device"] == "cpu" and "gpu" not in on_cpu.parameters
     assert (on_device.parameters["device"], on_device.parameters["gpu"]) == ("cuda", worker.LIMITS["name"])
     older = replace(on_cpu, parameters={key: on_cpu.parameters[key] for key in on_cpu.parameters if key != "device"})
-    states = [change.state for change in diff.compare([older], [on_device])]
+    states = [change.state for change in changes([older], [on_device])]
     assert sorted(states) == ["only in A", "only in B"], "a GPU's figure is no change of the CPU's"
-    assert [change.state for change in diff.compare([older], [on_cpu])] == ["same"]
+    assert [change.state for change in changes([older], [on_cpu])] == ["same"]
 
 
 # --- findings, interpreted -------------------------------------------------------------------------------------------

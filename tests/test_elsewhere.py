@@ -13,14 +13,14 @@ from kit.costs.elsewhere import GUESS, KEPT, LAZY, LOCKED, MAPPED, READ
 from kit.costs.uses import Use, uses_of
 from kit.errors import ReportError
 from kit.findings import reported
-from kit.lab import peaks
+from kit.lab.machine import peaks
 from kit.synthetic.write import cached_model
 
 M4 = "apple-m4-16gb"
 
 
 def test_every_machine_has_sources_and_guesses_that_say_so():
-    rows = peaks.load().dropna(subset="memory_gib")
+    rows = peaks().dropna(subset="memory_gib")
     assert len(elsewhere.machines()) == rows["memory_gib"].map(len).sum()  # no chip twice with the same memory
     assert rows["source"].str.startswith(("Apple", "LPDDR")).all() and (rows["read_gbps"] > 60).all()
     for name in elsewhere.machines():

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 import kit
-from kit.codec.safetensors import SafetensorsFile
+from kit.codec.compressor import SafetensorsFile
 from kit.errors import GGUFError
 from kit.report.runner import execute
 from kit.synthetic.write import synthesize

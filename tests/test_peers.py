@@ -52,8 +52,10 @@ def test_a_run_measures_its_peers_once(tmp_path, monkeypatch):
 def test_what_cannot_run_is_named(path, monkeypatch):
     monkeypatch.setattr(llama_cpp, "available", lambda: False)
     monkeypatch.delenv("IK_LLAMA_CPP", raising=False)
-    reasons = peers.compare(path, ["llama.cpp, mmap", "llama.cpp, another way", _engines.IK], prompt=[5], tokens=2).reason
-    assert reasons["llama.cpp, another way"] == "see llama.cpp"
+    monkeypatch.setitem(peers.ENGINES, "none", peers.Engine(None, missing=lambda: "not there"))
+    names = ["llama.cpp, mmap", _engines.IK, "none", "none, another way"]
+    reasons = peers.compare(path, names, prompt=[5], tokens=2).reason
+    assert reasons["none"] == "none: not there" and reasons["none, another way"] == "see none"
     assert reasons["llama.cpp, mmap"] == "llama.cpp, mmap: not installed: pip install xllamacpp"
     assert reasons[_engines.IK] == "ik_llama.cpp: no build of ik_llama.cpp is named: set IK_LLAMA_CPP to its libllama.so"
     assert "llama.cpp, mmap" not in peers.installed() and "kit" in peers.installed()

@@ -25,7 +25,7 @@ ASKS = re.compile(
 )
 NAMES = re.compile(r"/proc\b|/sys\b|cgroup|\.so\b|\.dylib\b")  # in texts that are no docstrings
 OUTSIDE = {  # file -> what it asks by itself, and why that is the same on every system or its own matter
-    "costs/apart.py": {"multiprocessing.get_context"},  # spawn, on every system
+    "costs/ways.py": {"multiprocessing.get_context"},  # spawn, on every system
     "cpu/simd/atomics.py": {"platform.machine"},  # the instruction set, of any system
     "cpu/tasks.py": {"platform.machine"},
     "findings/pressure.py": {"os.geteuid", "os.preadv", "os.pwrite", "cgroup"},  # swap and groups: root on Linux, or it refuses

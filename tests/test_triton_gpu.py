@@ -85,7 +85,7 @@ def random_matrices(*shapes):
 @pytest.mark.parametrize("compressed", [True, False])
 def test_streams_keep_bytes_and_order_while_matrices_are_in_use(compressed):
     """Each use takes longer than a copy, so that a buffer written too early gives wrong numbers."""
-    from kit.codec.streaming import Streamed
+    from kit.codec.device import Streamed
 
     plain = random_matrices((4096, 4096), (1024, 4096), (4096, 4096), (300, 1000), (12800, 4096), (1024, 4096))
     matrices = {name: kit.codec.encode(matrix, threads=8) for name, matrix in plain.items()} if compressed else plain
@@ -101,7 +101,7 @@ def test_streams_keep_bytes_and_order_while_matrices_are_in_use(compressed):
 
 
 def test_streams_wait_for_the_device_once_a_pass():
-    from kit.codec.streaming import Streamed
+    from kit.codec.device import Streamed
 
     plain = random_matrices(*[(1024, 1024)] * 6)
     stream = Streamed({name: kit.codec.encode(matrix) for name, matrix in plain.items()})
@@ -119,7 +119,7 @@ def test_streams_wait_for_the_device_once_a_pass():
 
 
 def test_a_streams_damaged_tile_is_named():
-    from kit.codec.streaming import Streamed
+    from kit.codec.device import Streamed
 
     tiles = {name: kit.codec.encode(matrix) for name, matrix in random_matrices(*[(512, 512)] * 3).items()}
     serial = bytearray(tiles["w1"].to_bytes())

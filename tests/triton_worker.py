@@ -86,7 +86,7 @@ def streamed(matrices, passes=1):
     Tiles come in serial form. Each matrix is poisoned once it has been used.
     """
     from kit import codec
-    from kit.codec.streaming import Streamed
+    from kit.codec.device import Streamed
     from kit.errors import CodecError
 
     seen, nbytes = [], 0
@@ -132,7 +132,7 @@ def order_of_a_stream(count, broken_off):
     """
     import torch
 
-    from kit.codec.streaming import Streamed
+    from kit.codec.device import Streamed
 
     copying, computing = _Stream(), _Stream()
     current, log, copy = [computing], [], torch.Tensor.copy_

@@ -1,5 +1,7 @@
 """Compress a model, a GGUF or safetensors file, to the container of kit.codec.container; verify a compressed model."""
 
+import json
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +12,10 @@ from tqdm import tqdm
 from kit.codec.codings import CODINGS, pack
 from kit.codec.container import VERSION, CompressedFile
 from kit.codec.decoders import decode
-from kit.codec.safetensors import SafetensorsFile
 from kit.errors import CodecError, GGUFError, known
 from kit.gguf import reader
 from kit.gguf.formats import FORMATS
+from kit.gguf.mapped import MappedFile
 from kit.gguf.metadata import Cursor, read_metadata
 from kit.gguf.reader import TensorInfo
 from kit.gguf.writer import header
@@ -182,3 +184,42 @@ def verify(path, decoder="interleaved", source=None, threads=1, progress=False) 
             if not (np.array_equal(values, decoded) and np.array_equal(beside, matrix.beside)):
                 raise CodecError(f"{path}: {name}: unpacks to other values than {source} holds")
         return len(crcs), len(file.matrices)
+
+
+class SafetensorsFile:
+    """A safetensors file with the members of GGUFFile that the compressor uses: path, paths, tensors, blocks.
+
+    The format is an 8-byte length, that many bytes of JSON (name -> dtype, shape, data_offsets), and the data
+    (https://github.com/huggingface/safetensors). It is read here to map the file and check it like a GGUF file.
+    """
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.paths = [self.path]
+        try:
+            self._file = MappedFile(self.path)
+        except GGUFError as error:
+            raise CodecError(str(error)) from None
+        self._data = self._file.data
+        size = int(self._data[:8].view("<u8")[0]) if self._data.size >= 8 else 0
+        try:
+            index = json.loads(bytes(self._data[8 : 8 + size])) if 0 < size <= self._data.size - 8 else None
+            index.pop("__metadata__", None)
+            self.tensors = {name: self._info(name, entry, 8 + size) for name, entry in index.items()}
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise CodecError(f"{path}: not a safetensors file, or a damaged one ({error})") from None
+
+    def _info(self, name, entry, base) -> TensorInfo:
+        first, last = entry["data_offsets"]
+        shape, dtype = tuple(entry["shape"]), entry["dtype"]
+        if dtype in FORMATS and last - first != FORMATS[dtype].nbytes(math.prod(shape)):
+            raise ValueError(f"{name} is {shape} {dtype}, and {last - first} bytes long")
+        if not 0 <= first <= last <= self._data.size - base:
+            raise ValueError(f"{name} lies outside the file")
+        return TensorInfo(name, dtype, shape, base + first, last - first)
+
+    def blocks(self, name: str) -> np.ndarray:
+        """The bytes of a tensor, uint8 (*leading dimensions, bytes of a row), a view of the file."""
+        info = self.tensors[name]
+        self._file.check(name)
+        return self._data[info.offset : info.offset + info.nbytes].reshape(*info.shape[:-1], -1)

@@ -25,7 +25,7 @@ DECODERS = {
     "scalar-linear": ("kit.codec.scalar", "linear", 8),
     "scalar-binary": ("kit.codec.scalar", "binary", 8),
     "scalar-table": ("kit.codec.scalar", "table", 8),
-    "interleaved": ("kit.codec.interleaved", "interleaved", 16),
+    "interleaved": ("kit.codec.scalar", "interleaved", 16),
     "simd": ("kit.codec.simd", "decode_simd", 16),
     "triton": ("kit.codec.triton", "decode_tiles", 4096),
 }

@@ -1,11 +1,23 @@
-"""A compressed model on the device: tiles stay in device memory; each matrix is decoded into one buffer when used."""
+"""Compressed matrices on the device: of a model, whose tiles stay in device memory, or copied there from the host at every use.
 
+Of a model each matrix is decoded into one buffer when used. Copying (``Streamed``) and decoding overlap: while one matrix is
+used, the next one is copied to the other of two buffers on its own CUDA stream. A pass takes as long as the slower of the two;
+where that is the bus, compression speeds it up by its ratio.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from kit.codec.container import CompressedFile
-from kit.codec.triton import start, upload, verify
+from kit.codec.streams import streams_of
+from kit.codec.tiles import Tiles
+from kit.codec.triton import DeviceTiles, index_on_device, start, upload, verify
+from kit.cuda.device import DEVICE, INTERPRETED, pinned
 from kit.cuda.linear import apply
 from kit.errors import CodecError
 from kit.model.device import DeviceTransformer
@@ -83,3 +95,100 @@ class CompressedTransformer(DeviceTransformer):
             return super().product(name, input, add_to, factor)
         y = apply(self.weights.unpacked(name).view(torch.uint8), "I8", input).mul_(self.weights.coded[name][1])
         return y if add_to is None else add_to.add_(y, alpha=factor)
+
+
+class Waiting(NamedTuple):
+    """A matrix in pinned host memory. ``open`` makes it of its bytes on the device; ``resident`` bytes are always there."""
+
+    host: torch.Tensor
+    open: Callable[[torch.Tensor], torch.Tensor]
+    resident: int = 0
+
+
+def _plain(matrix: np.ndarray) -> Waiting:
+    host = pinned(np.ascontiguousarray(matrix).view(np.uint8).reshape(-1))
+    return Waiting(host, lambda arrived: arrived.view(torch.int8).view(matrix.shape))
+
+
+def _coded(tiles: Tiles, found: torch.Tensor) -> Waiting:
+    """Tiles whose streams are copied, while index and tables stay on the device. ``found``: see kit.codec.triton.start, which
+    launches the decoder without waiting for it."""
+    streams = streams_of(tiles)
+    index, units = index_on_device(streams), getattr(torch, streams.units.dtype.name)
+
+    def decoded(arrived):
+        return start(DeviceTiles(tiles, arrived.view(units), *index), found=found)[0]
+
+    return Waiting(pinned(streams.units.view(np.uint8)), decoded, sum(part.nbytes for part in index))
+
+
+class Streamed:
+    """``for name, matrix in Streamed(matrices)``: int8 matrices (rows, columns) on the device, in order; repeatable.
+
+    ``matrices`` maps names to Tiles or to int8 arrays. Use each matrix on the CUDA stream that was current when the pass
+    began, and only until the next one is requested. Decoded tiles are verified at the end of the pass, so results are
+    valid only after it: CodecError names the tensor, the tile and the reason.
+    """
+
+    def __init__(self, matrices: Mapping[str, Tiles | np.ndarray]):
+        for name, matrix in matrices.items():
+            if not isinstance(matrix, Tiles) and (matrix.dtype != np.int8 or matrix.ndim != 2):
+                raise CodecError(f"{name}: {matrix.ndim}-D {matrix.dtype}, expected an int8 matrix or its tiles")
+        self._tiles = [matrix for matrix in matrices.values() if isinstance(matrix, Tiles)]
+        self._found = torch.zeros((2, sum(map(len, self._tiles))), dtype=torch.uint32, device=DEVICE)
+        found = iter(self._a_matrix(self._found))
+        self.matrices = {
+            name: _coded(matrix, next(found)) if isinstance(matrix, Tiles) else _plain(matrix)
+            for name, matrix in matrices.items()
+        }
+        self._copying = None if INTERPRETED else torch.cuda.Stream()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes copied to the device in a pass."""
+        return sum(matrix.host.nbytes for matrix in self.matrices.values())
+
+    @property
+    def resident(self) -> int:
+        """Bytes on the device between passes."""
+        return self._found.nbytes + sum(matrix.resident for matrix in self.matrices.values())
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        with closing(self._arriving()) as arriving:
+            for (name, matrix), arrived in zip(self.matrices.items(), arriving, strict=True):
+                yield name, matrix.open(arrived)
+        for tiles, found in zip(self._tiles, self._a_matrix(self._found.cpu()), strict=True):
+            verify(tiles, found.numpy())
+
+    def _arriving(self) -> Iterator[torch.Tensor]:
+        """The bytes of each matrix on the device, in order, until the next are asked for: two buffers take turns."""
+        hosts, copying = [matrix.host for matrix in self.matrices.values()], self._copying
+        largest = max((host.numel() for host in hosts), default=0)
+        buffers = [torch.empty(largest, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
+        places = [buffers[number % 2][: host.numel()] for number, host in enumerate(hosts)]
+        if copying is None:  # no device: copies block
+            yield from (place.copy_(host) for place, host in zip(places, hosts, strict=True))
+            return
+        computing = torch.cuda.current_stream()
+        arrived, released = ([torch.cuda.Event(), torch.cuda.Event()] for _ in range(2))
+        copying.wait_stream(computing)  # the buffers' memory may still be in use there
+
+        def send(number):
+            if number < len(hosts):
+                with torch.cuda.stream(copying):
+                    copying.wait_event(released[number % 2])
+                    places[number].copy_(hosts[number], non_blocking=True)
+                    arrived[number % 2].record()
+
+        try:
+            send(0)
+            for number in range(len(hosts)):
+                send(number + 1)
+                computing.wait_event(arrived[number % 2])  # kernels launched from now on wait for the copy
+                yield places[number]
+                released[number % 2].record(computing)  # after the kernels launched so far
+        finally:
+            computing.wait_stream(copying)  # the buffers' memory is kept until the copies in progress have ended
+
+    def _a_matrix(self, found):
+        return found.split([len(tiles) for tiles in self._tiles], dim=1)

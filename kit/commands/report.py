@@ -55,18 +55,17 @@ def diff_command(a, b, confidence, everything, as_json):
 
     Exit code: 0 nothing changed, 1 something did (or a verdict), 2 it could not be told.
     """  # fmt: skip
-    from kit.claims import records
-    from kit.report import diff
+    from kit.claims import records, runs
     from kit.report.run import load
 
     rows = [records.of_run(load(folder).folder) for folder in (a, b)]
-    changes = diff.compare(*rows, confidence=confidence)
+    changes = runs.changes(*rows, confidence=confidence)
     if as_json:
         click.echo(to_json(list(map(asdict, changes))))
     else:
         shown = [change for change in changes if everything or change.matters or change.state == "too few samples"]
         click.echo("\n".join(map(_line, shown)) + "\n" * bool(shown), nl=False)
-        counts = {state: sum(change.state == state for change in changes) for state in diff.STATES}
+        counts = {state: sum(change.state == state for change in changes) for state in runs.STATES}
         click.echo(", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no records")
     raise SystemExit(any(change.matters for change in changes))
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from kit.costs.uses import Use, beyond, bytes_used
 from kit.errors import ReportError, known
-from kit.lab import peaks
+from kit.lab.machine import peaks
 from kit.lab.tables import frame, number
 from kit.quants import dequantize
 from kit.quants.exactness import sample
@@ -50,7 +50,7 @@ class Elsewhere:
 @cache
 def machines() -> dict[str, pd.Series]:
     """Name (chip and GiB of memory, apple-m4-16gb) -> its row of data/devices.yaml."""
-    rows = peaks.load().dropna(subset="memory_gib")
+    rows = peaks().dropna(subset="memory_gib")
     return {f"{row.id}-{gib}gb": row for _, row in rows.iterrows() for gib in row.memory_gib}
 
 

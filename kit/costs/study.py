@@ -13,12 +13,11 @@ import pandas as pd
 import kit
 from kit.cache.traces import Requests
 from kit.costs import tables
-from kit.costs.apart import measure_apart
 from kit.costs.measured import Cost, Kind, measure_costs
 from kit.costs.order import Order, kind_of, order_of
 from kit.costs.quality import quality
 from kit.costs.uses import Use, assumed, bytes_used, draw, uses_of
-from kit.costs.ways import Disk, Measured, Prediction, Way, faster_than_probed, measure, parts_of, roofed
+from kit.costs.ways import Disk, Measured, Prediction, Way, faster_than_probed, measure, measure_apart, parts_of, roofed
 from kit.errors import KitError, ModelError
 from kit.gguf import cut
 from kit.gguf.formats import FORMATS

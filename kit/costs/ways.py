@@ -1,6 +1,8 @@
 """Ways of holding weights: time and memory of a token, predicted from costs and a replay, and measured."""
 
 import math
+import multiprocessing
+import signal
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -14,9 +16,11 @@ from kit.cache.replay import replay_hits
 from kit.costs.measured import Cost
 from kit.costs.order import DECODES, FUSED, Decode, Kind, Order, Program, Walk, kind_of
 from kit.costs.uses import beyond, bytes_used
+from kit.errors import KitError
+from kit.gguf.cut import cut
 from kit.gguf.formats import DTYPES
 from kit.lab import state
-from kit.lab.system import last_level_cache
+from kit.lab.system import last_level_cache, limit_memory
 from kit.units import format_bytes, format_seconds
 
 BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
@@ -240,6 +244,40 @@ def run(way: Way, weights, steps, tokens: int) -> Measured:
     hit_rate = None if way.linear in FUSED else float((asked == "hit").mean())
     seconds = tuple(spans.loc[spans["what"] == "token", "seconds"])
     return Measured(way, seconds, hit_rate, weights.store.stats.resident_bytes, result)
+
+
+def measure_apart(way: Way, file, order, tokens, tries, limit: int, layers=()) -> Measured | str:
+    """``measure`` in a process that may allocate ``limit`` bytes, mapped files not counted (RLIMIT_DATA);
+    ``layers``: of a cut file. The reason instead, where it lacks memory or dies."""
+    context = multiprocessing.get_context("spawn")  # a fork would inherit threads and locks of torch
+    ours, theirs = context.Pipe(duplex=False)
+    job = theirs, file.path, way, order, tokens, tries, limit, tuple(layers)
+    child = context.Process(target=_child, args=job, daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        found = ours.recv()
+    except EOFError:
+        child.join()
+        found = f"ended the process that measured it (exit code {child.exitcode}) under a limit of {format_bytes(limit)}"
+    finally:
+        child.terminate()
+    return found if isinstance(found, str) else replace(found, result=torch.from_numpy(found.result))
+
+
+def _child(pipe, path, way, order, tokens, tries, limit, layers):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    limit_memory(limit)
+    try:
+        file = kit.open(path)
+        found = measure(way, cut(file, layers) if layers else file, order, tokens, tries)
+        pipe.send(replace(found, result=found.result.numpy()))
+    except KitError as error:
+        pipe.send(str(error))
+    except (MemoryError, RuntimeError) as error:  # torch: "not enough memory: you tried to allocate ..."
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        pipe.send(f"did not fit: an allocation failed under a limit of {format_bytes(limit)}")
 
 
 def as_record(found: Prediction, real: Measured | None, reason: str = "") -> dict:

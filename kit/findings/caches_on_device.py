@@ -5,8 +5,8 @@ import pandas as pd
 import kit
 from kit.cache import POLICIES
 from kit.findings import live
-from kit.findings.decode_on_device import blocks_read, check_room
 from kit.findings.live import Live, relative_rms
+from kit.findings.model_on_device import blocks_read, check_room
 from kit.lab import tables
 from kit.lab.device import Limits
 

@@ -11,7 +11,7 @@ from kit.claims.records import Record
 from kit.costs.order import Kind
 from kit.costs.uses import Use, bytes_used, uses_of
 from kit.costs.ways import Part
-from kit.lab import peaks
+from kit.lab.machine import peaks
 from kit.synthetic.geometry import GEOMETRIES
 from kit.units import format_bytes
 
@@ -52,7 +52,7 @@ def block_bytes(model: str = MODEL) -> int:
 
 def machine() -> pd.Series:
     """The reports' machine (a row of data/devices.yaml): read_gbps, memory_bytes, source."""
-    return peaks.load().set_index("id").loc[MACHINE]
+    return peaks().set_index("id").loc[MACHINE]
 
 
 def least_seconds(nbytes: float) -> float:

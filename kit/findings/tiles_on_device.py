@@ -10,8 +10,7 @@ import torch
 import kit
 from kit.codec import rans
 from kit.codec.container import CompressedFile
-from kit.codec.device import CompressedTransformer, TileWeights
-from kit.codec.streaming import Streamed
+from kit.codec.device import CompressedTransformer, Streamed, TileWeights
 from kit.codec.tiles import TILE_VALUES, Tiles
 from kit.codec.triton import DEVICE, decode_on_device, upload
 from kit.codec.triton_kernels import one_thread_kernel

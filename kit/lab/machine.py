@@ -11,8 +11,10 @@ from pathlib import Path
 
 import psutil
 
+from kit.errors import library
 from kit.lab import state
-from kit.lab.paths import ROOT
+from kit.lab.files import read_yaml
+from kit.lab.paths import ROOT, data_file
 from kit.lab.system import cpu_facts, cpu_name, memory_available, memory_limit, usable_cores
 
 LIBRARIES = ("gguf-kit", "numpy", "torch", "numba", "llvmlite", "pandas", "matplotlib", "gguf", "papermill", "triton")
@@ -204,3 +206,8 @@ def git_commit() -> str:
         return run("rev-parse", "--short=12", "HEAD") + ("+" if run("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def peaks():
+    """A DataFrame of data/devices.yaml, a row a device: id, name, read_gbps (10^9 bytes a second), memory_bytes, source."""
+    return library("pandas").DataFrame(read_yaml(data_file("devices.yaml")))

@@ -1,4 +1,6 @@
-"""Decoding on a device: tokens a second by context and KV cache type, beside what its memory bandwidth allows."""
+"""A model on a device: seconds to its first token, and tokens a second by context and KV cache type, beside what its memory
+bandwidth allows. The file's blocks cross the bus once, as they are, and every token reads them where they lie.
+"""
 
 import gc
 import time
@@ -15,8 +17,9 @@ from kit.costs.uses import bytes_used, uses_of
 from kit.errors import ModelError, ReportError
 from kit.findings import reported
 from kit.findings.live import relative_rms
-from kit.lab import figures
-from kit.lab.device import Limits
+from kit.gguf import pagecache
+from kit.lab import figures, tables
+from kit.lab.device import Limits, synchronize
 from kit.lab.system import memory_available
 from kit.model.config import Config
 from kit.model.device import DeviceTransformer
@@ -56,12 +59,16 @@ def check_room(file) -> None:
         )
 
 
-def equality(file, prompt: list[int]) -> float:
-    """RMS difference of the device's logits after ``prompt`` from those of the CPU's fused products, over their spread."""
+def on_cpu(file, prompt: list[int]) -> torch.Tensor:
+    """The logits after ``prompt`` by the CPU's fused products."""
     check_room(file)
-    right = kit.Transformer(kit.Weights(file), linear="fused").logits(prompt)[-1]
-    model = DeviceTransformer(DeviceWeights(file), max_context=len(prompt))
-    return relative_rms(model.step(prompt, model.new_cache()), right)
+    return kit.Transformer(kit.Weights(file), linear="fused").logits(prompt)[-1]
+
+
+def check_equal(what: str, logits: torch.Tensor, right: torch.Tensor) -> None:
+    """ReportError when the device's logits differ from the CPU's by more than rounding."""
+    if (off := relative_rms(logits, right)) > 1e-4:
+        raise ReportError(f"{what}: the device's logits differ from the CPU's by {off:.1e} of their spread")
 
 
 def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> pd.DataFrame:
@@ -150,13 +157,75 @@ def judge(lab, file, points: pd.DataFrame, stands_for: str) -> None:
 
 def run(lab, samples: int) -> list[pd.DataFrame]:
     """Decode granite and TinyLlama (or the run's model) on the device: equality, records, verdicts, a figure; their tables."""
-    tables = []
+    found, prompt = [], [1, 5, 9]
     for stands_for in (reported.MODEL, "tinyllama-1.1b")[: 1 if lab.model else 2]:
         with lab.file(stands_for) as file:
-            if (off := equality(file, [1, 5, 9])) > 1e-4:
-                raise ReportError(f"{file.path}: the device's logits differ from the CPU's by {off:.1e} of their spread")
+            right, model = on_cpu(file, prompt), DeviceTransformer(DeviceWeights(file), max_context=len(prompt))
+            check_equal(file.path, model.step(prompt, model.new_cache()), right)
             points = speeds(file, samples)
             judge(lab, file, points, stands_for)
         roofline(points, lab.gpu)
-        tables.append(table(points, lab.gpu))
-    return tables
+        found.append(table(points, lab.gpu))
+    return found
+
+
+# --- the first token ---------------------------------------------------------------------------------------------------
+
+FIRST = {
+    "uploaded": "from the closed file: the blocks to the device, then the prompt",
+    "second": "the second request, everything on the device",
+    "graph": "the prompt's last token by a CUDA graph, those before it in the KV cache",
+}
+
+
+def first_token(path, way: str, prompt: list[int]) -> tuple[float, torch.Tensor]:
+    """(seconds, logits) of one way to the first token of ``prompt`` (two tokens or more); the clock stops with the logits
+    on the host. Dequantized weights do not exist."""
+    pagecache.drop(path)
+    start = time.perf_counter()
+    with kit.open(path) as file:
+        weights = DeviceWeights(file)
+        weights.resident(name for name, tensor in file.tensors.items() if len(tensor.shape) < 3)  # experts: when used
+        model = DeviceTransformer(weights, max_context=len(prompt))
+        synchronize()
+        cache, kept = model.new_cache(), len(prompt) - 1 if way == "graph" else 0
+        asked = prompt[kept:]
+        earlier = {"uploaded": [], "second": [prompt], "graph": [prompt, asked]}[way]  # the graph is captured by its second
+        for tokens in earlier:
+            model.step(tokens, cache)
+            cache.truncate(kept)
+        start = time.perf_counter() if earlier else start
+        logits = model.step(asked, cache)
+        return time.perf_counter() - start, logits
+
+
+def first_tokens(lab, path, prompt: list[int], repeats: int, disk_gbps: float) -> pd.DataFrame:
+    """Every way of FIRST ``repeats`` times, in turn, after one that compiles: equality, records, the verdict; a row a way.
+
+    The bound: the blocks read once on the device, and before an upload the longer of reading the file and the bus.
+    """
+    with kit.open(path) as file:
+        right, nbytes = on_cpu(file, prompt), sum(tensor.nbytes for tensor in file.tensors.values())
+        least = dict.fromkeys(FIRST, lab.gpu.seconds_to_read(blocks_read(file)))
+        least["uploaded"] += max(nbytes / disk_gbps / 1e9, lab.gpu.seconds_from_host(nbytes))
+        scale = reported.elements() / sum(tensor.elements for tensor in file.tensors.values())
+    seconds: dict[str, list[float]] = {way: [] for way in FIRST}
+    for number in range(repeats + 1):
+        for way in FIRST:
+            took, logits = first_token(path, way, prompt)
+            check_equal(f"{path}: {way}", logits, right)
+            seconds[way] += [took] * (number > 0)
+    for way, what in FIRST.items():
+        lab.record(
+            quantity=f"first token on the device, {what}", unit="s", samples=seconds[way], device=lab.device, lower=least[way],
+            lower_source="the blocks' bytes at the measured bandwidths they pass",
+        )  # fmt: skip
+    claim = claims.get("first-token-preload")
+    lab.judge(
+        claim.id, f"second request on the device, for the weights of {reported.MODEL}", "s",
+        [scale * value for value in seconds["second"]], accept=(None, claim.after), in_ratio=True,
+        at_least=(scale * least["second"], f"blocks read once at {lab.gpu.read_gbps:,.0f} GB/s"),
+        text=f"{scale:.3g} times these weights, from blocks on {lab.gpu.name}, no preload of float32", device=lab.device,
+    )  # fmt: skip
+    rows = {what: (np.median(seconds[way]), least[way], np.median(seconds[way]) / least[way]) for way, what in FIRST.items()}
+    return tables.frame(rows, "way", "total, s", "bound, s", "times the bound")
