@@ -121,7 +121,7 @@ def compressed_finding(path):
 
     file = CompressedFile(path)
     tiles_on_device.time_on_device = lambda work, samples: timeit.repeat(work, number=1, repeat=samples)
-    return *tiles_on_device.generated(file, PROMPT, 2), tiles_on_device.streamed(file, Limits(**LIMITS), 1)
+    return *tiles_on_device.generate_from_tiles(file, PROMPT, 2), tiles_on_device.streamed(file, Limits(**LIMITS), 1)
 
 
 def frontier(path, folder):

@@ -15,12 +15,11 @@ from kit.cache.replay import replay_hits
 from kit.cache.traces import repeated
 from kit.costs import sentences, tables
 from kit.costs import study as studies
-from kit.costs.apart import measure_apart
 from kit.costs.measured import Cost, measure_costs
 from kit.costs.order import Order, order_of
 from kit.costs.study import Study
 from kit.costs.uses import Use, assumed, beyond, bytes_used, draw, uses_of
-from kit.costs.ways import Disk, Way, parts_of, predict, roofed
+from kit.costs.ways import BackingStore, Way, measure_apart, parts_of, predict, roofed
 from kit.findings import reported
 from kit.gguf import cut, writer
 from kit.synthetic.geometry import TensorSpec
@@ -139,12 +138,12 @@ def test_what_cannot_stay_is_read_from_the_disk_in_leasts_and_predictions(tmp_pa
     slow = 1e-6  # GB/s: 1000 bytes a second
     for room in (whole, 2 * token, token // 2, 0):
         for way in (tables.BLOCKS, tables.LAZY, Way("Pinned", 20_000), Way("LRU", 20_000)):
-            found = predict(way, parts, order, costs, MACHINE, Disk(slow, room))
+            found = predict(way, parts, order, costs, MACHINE, BackingStore(slow, room))
             assert found.least <= found.seconds, way
             if room == 0:
                 assert found.from_disk > 0
-    assert predict(tables.BLOCKS, parts, order, costs, MACHINE, Disk(slow, 10 * whole)).from_disk == 0
-    nothing = predict(tables.BLOCKS, parts, order, costs, MACHINE, Disk(slow, 0))
+    assert predict(tables.BLOCKS, parts, order, costs, MACHINE, BackingStore(slow, 10 * whole)).from_disk == 0
+    nothing = predict(tables.BLOCKS, parts, order, costs, MACHINE, BackingStore(slow, 0))
     assert nothing.from_disk == pytest.approx((token - 4 * 32) / 1e3), "all but the row of the embedding"
 
 
@@ -160,7 +159,8 @@ def test_no_way_that_keeps_what_it_may_reads_less_than_the_least(tmp_path):
     whole = accesses.working_set
     row = bytes_used(order.uses) - whole  # of the embedding, which no cache of matrices holds
     for room in (0, whole // 4, whole // 2, whole * 9 // 10, 2 * whole):
-        found = predict(Way("NoCache", room, linear="pressed"), parts, order, costs, MACHINE, Disk(1e-6))  # 1000 bytes a second
+        store = BackingStore(1e-6)  # 1000 bytes a second
+        found = predict(Way("NoCache", room, linear="pressed"), parts, order, costs, MACHINE, store)
         _, hits = replay_hits(accesses, kit.MIN(max(1, room)))
         missed = sum(size for size, hit in zip(accesses.sizes, hits, strict=True) if not hit) - whole  # the first token's
         assert found.from_disk <= (missed / 4 + row) / 1000, room

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from kit.claims import table as claims
-from kit.claims.table import Claim, is_number
+from kit.claims.table import Claim, is_list, is_number
 from kit.errors import ReportError, known
 from kit.lab.paths import data_file
 
@@ -71,8 +71,8 @@ def load() -> dict[str, Evidence]:
 
 def read(path: Path) -> dict[str, Evidence]:
     """The facts of a YAML file by id. ReportError names the file, the row and its key."""
-    several = lambda value: isinstance(value, list) and value and all(map(is_number, value))  # noqa: E731
-    return claims.rows(path, Evidence, "fact", {"value": lambda value: is_number(value) or several(value)})
+    checks = {"value": lambda value: is_number(value) or (is_list(value, is_number) and value)}
+    return claims.rows(path, Evidence, "fact", checks)
 
 
 def get(fact_id: str) -> Evidence:

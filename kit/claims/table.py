@@ -61,16 +61,8 @@ def is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _is_range(value) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
-
-
-def _is_parts(value) -> bool:
-    return isinstance(value, list) and all(isinstance(part, dict) and {"quantity", "unit"} <= part.keys() for part in value)
-
-
-def _is_names(value) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+def is_list(value, of: Callable[[object], bool]) -> bool:
+    return isinstance(value, list) and all(map(of, value))
 
 
 @cache
@@ -81,7 +73,11 @@ def load() -> dict[str, Claim]:
 
 def read(path: Path) -> dict[str, Claim]:
     """The claims of a YAML file by id. ReportError names the file, the row and its key."""
-    checks = {"before": is_number, "after": is_number, "ratio": _is_range, "evidence": _is_names, "parts": _is_parts}
+    checks = {
+        "before": is_number, "after": is_number, "ratio": lambda value: is_list(value, is_number) and len(value) == 2,
+        "evidence": lambda value: is_list(value, lambda name: isinstance(name, str)),
+        "parts": lambda value: is_list(value, lambda part: isinstance(part, dict) and {"quantity", "unit"} <= part.keys()),
+    }  # fmt: skip
     return rows(path, Claim, "claim", checks)
 
 

@@ -17,7 +17,7 @@ from kit.costs.measured import Cost, Kind, measure_costs
 from kit.costs.order import Order, kind_of, order_of
 from kit.costs.quality import quality
 from kit.costs.uses import Use, assumed, bytes_used, draw, uses_of
-from kit.costs.ways import Disk, Measured, Prediction, Way, faster_than_probed, measure, measure_apart, parts_of, roofed
+from kit.costs.ways import BackingStore, Measured, Prediction, Way, faster_than_probed, measure, measure_apart, parts_of, roofed
 from kit.errors import KitError, ModelError
 from kit.gguf import cut
 from kit.gguf.formats import FORMATS
@@ -141,12 +141,12 @@ class Study:
         return self.trace or self.order.requests(kit.Weights(self.file).nbytes)
 
     @cached_property
-    def disk(self) -> Disk | None:
+    def disk(self) -> BackingStore | None:
         """The disk under the file; None where nothing is read from it once the page cache is warm, or it cannot be measured."""
         if self.file.path is None or self.fits:
             return None
         gbps = read_gbps(self.file.path)
-        return Disk(gbps, memory_available()) if gbps else None
+        return BackingStore(gbps, memory_available()) if gbps else None
 
     @cached_property
     def fits(self) -> bool:

@@ -14,7 +14,7 @@ from kit.cache.traces import Requests
 from kit.costs.measured import DTYPES
 from kit.costs.order import Order
 from kit.costs.uses import bytes_used, uses_of
-from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Disk, Measured, Prediction, Way, from_blocks, parts_of, predict
+from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, BackingStore, Measured, Prediction, Way, from_blocks, parts_of, predict
 from kit.gguf.formats import FORMATS
 from kit.lab.machine import gpu
 from kit.lab.system import memory_limit
@@ -118,7 +118,7 @@ def candidates(working_set, memory: int) -> list[Way]:
     return [*ways, BLOCKS, BLOCKS_INT8]
 
 
-def advice(file, order: Order, costs, machine, memory: int, disk: Disk | None = None) -> list[Prediction]:
+def advice(file, order: Order, costs, machine, memory: int, disk: BackingStore | None = None) -> list[Prediction]:
     """Predictions for all candidates: first what a cache of the reports does now, then the others, fastest first. Where no
     weight is quantized, activations are not rounded either, and that way is none of its own."""
     ways, parts = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory), parts_of(file, order)

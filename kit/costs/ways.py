@@ -99,7 +99,7 @@ class Prediction:
         return self.held + self.pages
 
 
-class Disk(NamedTuple):
+class BackingStore(NamedTuple):
     """What a file that does not fit is read from: ``gbps``, past the page cache. ``room``: bytes of memory for weights and the
     page cache together, by default all that they need."""
 
@@ -130,7 +130,7 @@ def from_blocks(linear: str, order: Order, costs: dict[Kind, Cost]) -> Program:
     return order.programs.get(linear) or Program(order.rest, {kind: cost.fused[linear] for kind, cost in costs.items()})
 
 
-def predict(way: Way, parts: dict[str, Part], order: Order, costs, machine, disk: Disk | None = None) -> Prediction:
+def predict(way: Way, parts: dict[str, Part], order: Order, costs, machine, disk: BackingStore | None = None) -> Prediction:
     """Predict a way: the costs of all uses, plus a load for each miss in a replay of ``order`` with the way's policy, plus what
     comes from the ``disk`` (None: everything stays in the page cache)."""
     if way.linear in ("pressed", "pinned blocks"):
@@ -166,7 +166,7 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs, machine, disk
     return _with_disk(found, order, share, kept, disk)
 
 
-def _with_disk(found: Prediction, order: Order, share: float, kept: float, disk: Disk | None) -> Prediction:
+def _with_disk(found: Prediction, order: Order, share: float, kept: float, disk: BackingStore | None) -> Prediction:
     """``found`` with the reads of a file whose pages do not all stay. ``share``: of a token's bytes, those that miss the cache,
     which holds what are ``kept`` bytes of blocks.
 

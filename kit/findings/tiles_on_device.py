@@ -61,7 +61,7 @@ def batches(lab, claim: str, values: np.ndarray, samples: int, counts=(1, 1024, 
     return tables.frame(rows, "tiles", "seconds", "bound", "GB/s", "times the bound")
 
 
-def generated(file: CompressedFile, prompt: list[int], tokens: int) -> tuple[tuple[int, ...], list[float], int]:
+def generate_from_tiles(file: CompressedFile, prompt: list[int], tokens: int) -> tuple[tuple[int, ...], list[float], int]:
     """Generate greedily, every matrix unpacked at every token: (tokens, seconds of each, bytes held). With a GPU a token after
     the first is a replayed graph; a generation that is not counted captures it."""
     model = CompressedTransformer(TileWeights(file), max_context=len(prompt) + tokens)
@@ -72,7 +72,7 @@ def generated(file: CompressedFile, prompt: list[int], tokens: int) -> tuple[tup
     return tuple(found.tokens), found.seconds, model.weights.held_bytes
 
 
-def least_seconds(packed: int, plain: int, gpu: Limits) -> float:
+def least_token(packed: int, plain: int, gpu: Limits) -> float:
     """A token cannot take less: compressed bytes read, INT8 values written and read again, at device bandwidth."""
     return gpu.seconds_to_read(packed + plain) + gpu.seconds_to_write(plain)
 
@@ -87,7 +87,7 @@ def streamed(file: CompressedFile, gpu: Limits, samples: int) -> pd.DataFrame:
         source = Streamed(matrices)
         assert all(np.array_equal(matrix.cpu().numpy(), values[name]) for name, matrix in source), f"{label} arrive changed"
         taken = time_on_device(partial(deque, source, 0), samples)
-        decoding = least_seconds(source.nbytes, plain, gpu) if label == "tiles" else 0.0
+        decoding = least_token(source.nbytes, plain, gpu) if label == "tiles" else 0.0
         least = max(gpu.seconds_from_host(source.nbytes), decoding)
         seconds = float(np.median(taken))
         rows[label] = (source.nbytes / 2**20, seconds, least, seconds / least, plain / seconds / 1e9, taken)

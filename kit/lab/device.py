@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from kit.lab import measure
+from kit.lab.state import Bandwidths
 
 _FLUSH_BYTES = 256 << 20  # larger than any L2 cache
 _BUFFER_BYTES = 2 << 30
@@ -15,7 +16,7 @@ _MATRIX = 4096
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Bandwidths):
     """Limits of a CUDA device as probe_device measured them; GB/s are 10^9 bytes a second."""
 
     name: str
@@ -32,14 +33,6 @@ class Limits:
         """From kit.lab.machine.Machine.gpu: the best sample of each limit, so that a bound is never too low."""
         best = {name: (min if name == "launch_us" else max)(values) for name, values in measured["samples"].items()}
         return cls(**{entry.name: (measured | best)[entry.name] for entry in fields(cls)})
-
-    def seconds_to_read(self, nbytes: float) -> float:
-        """The least time to read ``nbytes`` of device memory once."""
-        return nbytes / (self.read_gbps * 1e9)
-
-    def seconds_to_write(self, nbytes: float) -> float:
-        """The least time to write ``nbytes`` of device memory once."""
-        return nbytes / (self.write_gbps * 1e9)
 
     def seconds_from_host(self, nbytes: float) -> float:
         """The least time to copy ``nbytes`` of pinned host memory to the device."""

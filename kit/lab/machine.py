@@ -23,7 +23,7 @@ FEATURES = ("avx2", "avx512f", "avx512bw", "avx512vl", "avx512vbmi2", "avx512vnn
 
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(state.Bandwidths):
     """A measured machine. Bandwidths in GB/s (10^9 bytes; copy counts read + write), GFLOP/s of float32."""
 
     id: str
@@ -47,14 +47,6 @@ class Machine:
         merged = {kind: getattr(other, kind) | {name: getattr(self, kind)[name] for name in ours if name in getattr(self, kind)}
                   for kind in ("samples", "methods")}  # fmt: skip
         return replace(other, **{name: getattr(self, name) for name in ours}, **merged)
-
-    def seconds_to_read(self, nbytes: float) -> float:
-        """The least time to read ``nbytes`` of memory once."""
-        return nbytes / (self.read_gbps * 1e9)
-
-    def seconds_to_write(self, nbytes: float) -> float:
-        """The least time to write ``nbytes`` of memory once."""
-        return nbytes / (self.write_gbps * 1e9)
 
     def seconds_to_compute(self, flops: float) -> float:
         """The least time for ``flops`` operations in float32."""

@@ -14,6 +14,18 @@ _BUSY = 0.25  # cores used by others from which a measurement counts as disturbe
 _SAMPLE_SECONDS = 0.1
 
 
+class Bandwidths:
+    """The least times at ``read_gbps`` and ``write_gbps``, 10^9 bytes a second."""
+
+    def seconds_to_read(self, nbytes: float) -> float:
+        """The least time to read ``nbytes`` of memory once."""
+        return nbytes / (self.read_gbps * 1e9)
+
+    def seconds_to_write(self, nbytes: float) -> float:
+        """The least time to write ``nbytes`` of memory once."""
+        return nbytes / (self.write_gbps * 1e9)
+
+
 @dataclass(frozen=True)
 class State:
     """GB/s of reading and of filling memory: each the best of three passes over 96 MiB."""

@@ -8,6 +8,8 @@ from html import unescape
 from itertools import pairwise
 from pathlib import Path
 
+from nbconvert.preprocessors.coalescestreams import CoalesceStreamsPreprocessor
+
 from kit.claims import evidence, records
 from kit.claims import table as claims
 from kit.report import content, theme
@@ -18,6 +20,7 @@ _MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a fa
 _HIDDEN = {"remove-cell"}  # of use in JupyterLab only, as Jupyter Book names it
 ANSWER = "answer"  # tag of the cell whose text opens the page
 _FOLDED = {"plumbing", "verdict", "parameters", "injected-parameters", ANSWER}  # code that a page folds away, by its tags
+_joined = CoalesceStreamsPreprocessor().preprocess_cell  # pieces of one stream
 _TITLE = re.compile(r"<h1\b[^>]*>.*?</h1>", re.DOTALL)
 
 
@@ -96,7 +99,7 @@ def cells_of(path: Path) -> list[dict]:
             shown |= {
                 "lines": len(cell.source.splitlines()), "body": content.code(cell.source), "tags": tags,
                 "seconds": cell.metadata.get("papermill", {}).get("duration"),
-                "outputs": [content.output(item) for item in merged(cell.outputs)],
+                "outputs": [content.output(item) for item in _joined(cell, {}, number)[0].outputs],
                 "answers": ANSWER in tags, "open": not _FOLDED & set(tags), "drawn": "lab.picture(" in cell.source,
                 "verdicts": "lab.verdicts()" in cell.source,  # the page has a fuller table of them
             }  # fmt: skip
@@ -123,14 +126,3 @@ def picture(cells: list[dict]) -> str | None:
     """The first image of the cell that calls ``lab.picture``, as a data URI."""
     images = (output["body"] for cell in cells if cell.get("drawn") for output in cell["outputs"] if output["kind"] == "image")
     return next(images, None)
-
-
-def merged(outputs: list) -> list:
-    """The outputs with neighboring pieces of one stream joined."""
-    joined: list = []
-    for item in outputs:
-        if joined and item.output_type == "stream" and joined[-1].get("name") == item.name:
-            joined[-1] = joined[-1] | {"text": joined[-1]["text"] + item.text}
-        else:
-            joined.append(dict(item))
-    return joined
