@@ -59,7 +59,9 @@ def test_a_thumbnail_leaves_out_the_legends_of_axes_and_of_the_figure(tmp_path):
 def test_a_figure_has_all_its_labels_after_its_thumbnail(tmp_path):
     figure, axes = figures.new()
     axes.barh(["slow", "fast"], [48, 3])
+    open_ones = figures.plt.get_fignums()
     figures.thumbnail(figure, tmp_path / "small.png")
+    assert figures.plt.get_fignums() == open_ones and figures.plt.gcf() is figure, "a notebook shows all that are open"
     figure.canvas.draw()
     assert len(axes.get_xticklabels()) == len(axes.get_xticks())
 

@@ -10,9 +10,7 @@ DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 @click.command("perplexity")
 @click.argument("file")
 @click.option("--text", metavar="FILE", help="A text; - reads standard input.  [default: Python's help on itself]")
-@click.option(
-    "--tokens", default=4096, show_default=True, type=click.IntRange(2), help="How many of its tokens to take at most."
-)
+@click.option("--tokens", default=4096, show_default=True, type=click.IntRange(2), help="How many of its tokens to take.")
 @click.option("--context", type=click.IntRange(2), help="Tokens of a window.  [default: 512, or the model's fewer]")
 @click.option("--stride", type=click.IntRange(1), help="A window starts so much after the last.  [default: half a window]")
 @click.option("--linear", help="A variant of kit.linear.  [default: fused, matmul with --dtype]")
@@ -50,20 +48,15 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
     with kit.open(file) as opened:
         if opened.compressed:
             if asked_linear or rounding:
-                raise click.UsageError(
-                    "a compressed model's matrices are unpacked to INT8: neither --linear nor --dtype goes with it"
-                )
-            linear, weights = (
-                "compressed tiles",
-                kit.codec.CompressedWeights(kit.codec.CompressedFile(opened.path), kit.HashMap()),
-            )
-            model = kit.Transformer(weights, kv_dtype=kv)
+                raise click.UsageError("a compressed model is unpacked to INT8: neither --linear nor --dtype goes with it")
+            weights = kit.codec.CompressedWeights(kit.codec.CompressedFile(opened.path), kit.HashMap())
+            linear, model = "compressed tiles", kit.Transformer(weights, kv_dtype=kv)
         else:
             model = model_of(opened, Precision(weights=rounding, linear=linear, kv=kv))
         tokenizer, most = model.tokenizer, model.max_context
         if context and context > most:
             raise ModelError(
-                f"{opened.path}: windows of {context} tokens were asked for; the model has 2 to {most}: --context {most}"
+                f"{opened.path}: windows of {context} tokens asked for; the model has 2 to {most}: --context {most}"
             )
         context = context or min(512, most)
         ids = perplexity.encode(tokenizer, words, tokens)

@@ -95,12 +95,10 @@ def order_of(file, tokens: int = 4, via: str = "", skew: float = 0.0) -> Order:
     except KitError as error:
         if not any(info.elements for info in file.tensors.values()):
             raise ModelError(f"{file.path}: {NO_WEIGHTS}") from None
-        usable = [
-            name for name, info in file.tensors.items() if info.is_known and cpu.knows(FORMATS[info.qtype]) and info.elements
-        ]
-        if not usable:
+        some = {name: FORMATS[info.qtype] for name, info in file.tensors.items() if info.is_known and info.elements}
+        known = {name for name, format in some.items() if cpu.knows(format)}
+        if not known:
             raise ModelError(f"{file.path}: no tensor of a format that the kit can dequantize") from None
-        known = set(usable)
         uses = [use for use in uses_of(file) if use.name in known]
         left_out = tuple(name for name in file.tensors if name not in known)
         order = draw(uses, tokens, skew)

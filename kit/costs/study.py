@@ -129,10 +129,8 @@ class Study:
         """What one use of each kind of tensor costs on this machine."""
         if self.part is not None:
             return self.part.costs
-        names = self.order.names
-        self.say(
-            f"measuring the cost of a use of each of {len({kind_of(kit.Weights(self.file), name) for name in names})} kinds"
-        )
+        names, weights = self.order.names, kit.Weights(self.file)
+        self.say(f"measuring the cost of a use of each of {len({kind_of(weights, name) for name in names})} kinds")
         return measure_costs(self.file, names)
 
     @cached_property
@@ -265,11 +263,10 @@ class Study:
 
     def checked(self) -> pd.DataFrame:
         """What was measured beside its prediction, of the sampled layers alone where there is a sample."""
-        table = (self.part or self).advice()
+        ran = self.part or self
+        table = ran.advice()
         if "measured" not in table:
-            return tables.frame(
-                [(way.label, why) for way, why in (self.part or self).unmeasured.items()], "way", "not measured"
-            )
+            return tables.frame([(way.label, why) for way, why in ran.unmeasured.items()], "way", "not measured")
         return table.loc[table["measured"].notna(), ["predicted", "measured", "factor", "faster", "by", "least", "hit rate"]]
 
     def advice(self) -> pd.DataFrame:

@@ -1,5 +1,7 @@
 """The style of every figure: color-blind safe, readable at 800 px, bounds drawn as dashed lines."""
 
+import copy
+
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
@@ -121,28 +123,18 @@ def roof(machine, low: float, high: float, height: float | None = None):
 
 def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
     """Save the figure at that size (inches) without legends, titles and axis labels; the figure itself is not changed."""
-    size = figure.get_size_inches()
-    figure.set_size_inches(width, height)
-    legends, small = figure.legends[:], []
-    figure.legends.clear()  # a hidden legend would still take space
-    scales = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
-    for axes in figure.axes:
-        small += [axes.get_legend(), axes.xaxis.label, axes.yaxis.label, axes._left_title, axes.title, *axes.texts]
-    for axis in scales:  # hide the names of bars, and every other number
-        named = axis.have_units() or isinstance(axis.get_major_formatter(), FixedFormatter)
-        small += axis.get_ticklabels()[:: 1 if named else 2]
-    hidden = [artist for artist in small if artist and artist.get_visible()]
-    try:
-        for artist in hidden:
+    small = copy.deepcopy(figure)
+    small.set_size_inches(width, height)
+    small.legends.clear()  # a hidden legend would still take space
+    for axes in small.axes:
+        hidden = [axes.get_legend(), axes.xaxis.label, axes.yaxis.label, axes._left_title, axes.title, *axes.texts]
+        for axis in (axes.xaxis, axes.yaxis):  # the names of bars, and every other number
+            named = axis.have_units() or isinstance(axis.get_major_formatter(), FixedFormatter)
+            hidden += axis.get_ticklabels()[:: 1 if named else 2]
+        for artist in filter(None, hidden):
             artist.set_visible(False)
-        figure.savefig(path, dpi=200)
-    finally:
-        figure.set_size_inches(*size)
-        for artist in hidden:
-            artist.set_visible(True)
-        for axis in scales:
-            axis.reset_ticks()  # ticks that were made meanwhile are copies of a hidden one
-        figure.legends[:] = legends
+    small.savefig(path, dpi=200)
+    plt.close(small)  # a copy is a figure of pyplot, too, which a notebook would show
 
 
 def dumbbells(table):
