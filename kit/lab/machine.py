@@ -106,18 +106,21 @@ def _measured_limits() -> tuple[dict[str, list[float]], dict[str, str]]:
 
     from kit.lab import measure
 
-    count = min(512 << 20, memory_available() // 8) // 4
+    small = torch.rand(256, 256)
+    slow = measure.time(lambda: small @ small, samples=1).samples[0] > 0.01  # an emulated CPU, which would take minutes
+    most, side = (64 << 20, 256) if slow else (512 << 20, 2048)
+    count = min(most, memory_available() // 8) // 4
     nbytes = 4 * count
     source, target = torch.empty(count), torch.empty(count)
     fresh = [nbytes / measure.time(new.zero_, samples=0).first / 1e9 for new in (source, target)]
     matrix, vector = source[: count // 4096 * 4096].view(-1, 4096), torch.ones(4096)
-    a, b = torch.rand(2, 2048, 2048)
+    a, b = torch.rand(2, side, side)
     ways = (
         ("read_gbps", "torch.sum over f32", source.sum, nbytes),
         ("read_gbps", "an f32 matrix times a vector", lambda: matrix @ vector, nbytes),
         ("write_gbps", "torch.Tensor.zero_ over f32", target.zero_, nbytes),
         ("copy_gbps", "torch.Tensor.copy_ over f32, read + write", lambda: target.copy_(source), 2 * nbytes),
-        ("f32_gflops", "torch.matmul of two 2048 x 2048 f32 matrices", lambda: a @ b, 2 * 2048**3),
+        ("f32_gflops", f"torch.matmul of two {side} x {side} f32 matrices", lambda: a @ b, 2 * side**3),
     )
     samples, methods = {"fresh_gbps": fresh}, {"fresh_gbps": "torch.Tensor.zero_ over a new torch.empty, f32"}
     for name, method, function, amount in ways:
