@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from inspect import signature
 
 import model_files
 import numpy as np
@@ -11,10 +10,9 @@ import torch
 from reference_model import forward
 
 import kit
-from kit.cpu import attention, dequantize, elementwise, history
-from kit.cpu.simd.tiers import tier
-from kit.cpu.tasks import Static
-from kit.gguf.formats import FORMATS
+from kit.cpu import attention, elementwise, threads
+from kit.cpu.simd.vectors import inner
+from kit.cpu.tasks import task
 from kit.model import plan
 from kit.model.kvcache import KV_TYPES
 from kit.synthetic.geometry import GEOMETRIES
@@ -57,17 +55,21 @@ def test_every_architecture_equals_float64(folder, name):
     assert [span.outcome for span in model.trace.spans if span.what == "token"] == [""] + 20 * ["planned"]
 
 
-@pytest.mark.parametrize(("build", "constants", "arguments"), [
-    (elementwise.compiled, ["neox"], elementwise.Rotation),
-    (elementwise.compiled, ["interleaved"], elementwise.Rotation),
-    (history.append, ["float16", tier()], history.Append),
-    (attention.attend_chunk, ["float16", tier()], attention.Chunk),
-    (attention.combine, [], attention.Join),
-    (dequantize._kernel, [FORMATS["Q4_K"], "float32", tier()], dequantize.Chunk),
-])  # fmt: skip
-def test_arguments_have_the_names_and_the_order_of_the_tasks_parameters(build, constants, arguments):
-    task = build.__wrapped__(*map(Static, constants))
-    assert list(signature(task).parameters)[1:] == list(arguments._fields)
+def test_a_task_whose_parameters_are_in_another_order_is_given_the_same_arguments(folder, monkeypatch):
+    path = model_files.write(folder, "tiny-llama")
+    right = decode(transformer(path), PROMPT)
+    combine = inner(attention._combine)
+
+    def reordered(head, chunks, out, dim, parts):
+        combine(head, parts, out, dim, chunks)
+
+    monkeypatch.setattr(attention, "combine", task(lambda: reordered))
+    assert torch.equal(decode(transformer(path), PROMPT), right)
+
+
+def test_arguments_are_those_of_the_task():
+    with pytest.raises(TypeError, match="a task of x, y, n, factor was given x, y, n"):
+        threads.run(elementwise.compiled("add"), dict(x=0, y=0, n=0), 1)
 
 
 def test_a_scaled_embedding_of_several_tasks(folder):
@@ -83,6 +85,15 @@ def test_queries_and_keys_are_normed_after_rope_as_in_the_pass_that_is_not_recor
     recorded = transformer(path)
     assert recorded.unplanned == ""
     assert rms(*(decode(model, PROMPT).numpy() for model in (recorded, unplanned(transformer(path))))) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["command-r", "cohere2", "starcoder2", "phi2", "nemotron"])
+def test_layer_norm_and_activations_without_a_gate_are_recorded(folder, name):
+    path = model_files.write(folder, name)
+    model = transformer(path)
+    assert model.unplanned == ""
+    right = decode(unplanned(transformer(path)), PROMPT)
+    assert rms(decode(model, PROMPT).double().numpy(), right.double().numpy()) < 1e-5
 
 
 @pytest.mark.parametrize("kv_dtype", KV_TYPES)

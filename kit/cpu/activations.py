@@ -44,8 +44,8 @@ def quantize(
     records = torch.empty(
         -(-columns // SUPERBLOCK), tokens, record_bytes(digits), dtype=torch.uint8
     )  # torch aligns to 64 bytes
-    what = x.data_ptr(), columns, tokens, records.data_ptr(), order, digits, group, sums, int(in_units)
-    threads.run(quantizing(), what, tokens)
+    form = dict(order=order, digits=digits, group=group, sums=sums, in_units=in_units)
+    threads.run(quantizing(), dict(x=x.data_ptr(), columns=columns, tokens=tokens, records=records.data_ptr()) | form, tokens)
     return records
 
 
@@ -58,7 +58,8 @@ def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
     """The numbers that int8 stands for: x (tokens, columns) float32, and so the result."""
     tokens, columns = x.shape
     x, y = x.contiguous(), torch.empty(tokens, columns)
-    threads.run(_rounding(), (x.data_ptr(), columns, y.data_ptr(), address(NATURAL), group), tokens)
+    arguments = dict(x=x.data_ptr(), columns=columns, y=y.data_ptr(), order=address(NATURAL), group=group)
+    threads.run(_rounding(), arguments, tokens)
     return y
 
 

@@ -5,7 +5,6 @@ that share it. A task leaves its largest score, the sum of its weights and the w
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,10 +39,9 @@ def attend_history(q, keys: History, values: History, kv_heads: int, positions: 
     chunks = chunks_of(first, positions)
     parts = torch.empty(heads * chunks * part_bytes(dim) // 4)
     arguments = chunk_arguments(q.data_ptr(), keys, values, parts.data_ptr(), heads // kv_heads, dim, scale)
-    threads.run(
-        attend_chunk(keys.kind, tier()), arguments._replace(first=first, positions=positions, chunks=chunks), kv_heads * chunks
-    )
-    threads.run(combine(), Join(parts.data_ptr(), out.data_ptr(), dim, chunks), heads)
+    arguments |= dict(first=first, positions=positions, chunks=chunks)
+    threads.run(attend_chunk(keys.kind, tier()), arguments, kv_heads * chunks)
+    threads.run(combine(), dict(parts=parts.data_ptr(), out=out.data_ptr(), dim=dim, chunks=chunks), heads)
     return out
 
 
@@ -63,38 +61,11 @@ def part_bytes(dim: int) -> int:
     return 4 * dim + 64
 
 
-class Chunk(NamedTuple):
-    """Arguments of ``attend_chunk``; the last three change from token to token."""
-
-    q: int
-    k: int
-    k_head: int
-    k_stride: int
-    v: int
-    v_head: int
-    v_stride: int
-    parts: int
-    group: int
-    dim: int
-    scale: int
-    first: int = 0
-    positions: int = 0
-    chunks: int = 0
-
-
-class Join(NamedTuple):
-    """Arguments of ``combine``."""
-
-    parts: int
-    out: int
-    dim: int
-    chunks: int = 0
-
-
-def chunk_arguments(q: int, keys: History, values: History, parts: int, group: int, dim: int, scale: float) -> Chunk:
-    """The arguments of ``attend_chunk`` but those that change from token to token."""
+def chunk_arguments(q: int, keys: History, values: History, parts: int, group: int, dim: int, scale: float) -> dict[str, int]:
+    """The arguments of ``attend_chunk``; the last three change from token to token."""
     bits = int(np.float32(scale).view(np.uint32))
-    return Chunk(q, *keys[1:], *values[1:], parts, group, dim, bits)
+    fixed = keys.arguments("k") | values.arguments("v") | dict(q=q, parts=parts, group=group, dim=dim, scale=bits)
+    return fixed | dict(first=0, positions=0, chunks=0)
 
 
 @task

@@ -16,23 +16,7 @@ from numba.types import int64
 from kit.cpu.simd.atomics import add, call, exchange, pause, read, ticks, write
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.vectors import inner
-from kit.cpu.tasks import (
-    ARGUMENTS,
-    AWAKE,
-    BASE,
-    DONE,
-    DONE_AT,
-    FUNCTION,
-    LIMIT,
-    LINE,
-    NEXT,
-    PUT_UP,
-    RUN,
-    RUNS,
-    STEP,
-    TASKS,
-    WORDS,
-)
+from kit.cpu.tasks import ARGUMENTS, AWAKE, BASE, DONE, DONE_AT, FUNCTION, LIMIT, LINE, NEXT, PUT_UP, RUNS, STEP, TASKS, WORDS
 
 STEP_BYTES = 8 * (ARGUMENTS + WORDS)
 
@@ -60,7 +44,7 @@ def _put_up(board, step):
     write(board + STEP, step)
     runs, tasks = read(board + RUNS), load(int64, step + 8 * TASKS)
     for number in range(runs):
-        run = board + RUN + LINE * number
+        run = board + LINE * (2 + number)
         first, last = tasks * number // runs, tasks * (number + 1) // runs
         limit = read(run + LIMIT)
         write(run + BASE, limit - first)
@@ -99,7 +83,7 @@ def _take_all(board, number):
     """Do all of the thread's own tasks and those that the others have not taken yet."""
     runs = read(board + RUNS)
     for turn in range(number, number + runs):
-        run, tasks = board + RUN + LINE * (turn % runs), 0
+        run, tasks = board + LINE * (2 + turn % runs), 0
         while _take(board, run):
             tasks += 1
         if tasks:

@@ -59,44 +59,28 @@ def _with_higher(low, high, bits):
 
 
 def _plane(format: Format, plane: Plane, lanes: int, element):
-    """read(block, j) of one plane."""
+    """read(block, j) of one plane: where the lanes of j = 0 lie, and how far on those of the others do."""
     wide, narrow = Vector(element, lanes), Vector(types.int8 if format.signed(plane) else u8, lanes)
-    run, bits, step, mask = plane.run, plane.bits, plane.step, (1 << plane.bits) - 1
-    first, fields = format.at(plane.field), 8 // bits - 1
-    runs, period = run.bit_length() - 1, (run * 8 // bits).bit_length() - 1  # 2 to the power of these
-
-    if bits == 8 and step == 1:
-        first += plane.start
-        return inner(lambda block, j: convert(wide, load(narrow, block + first + lanes * j)))
-
-    if run >= lanes and step == 1:  # one shift for all lanes
-        first += plane.start
-
-        @inner
-        def plane_of_runs(block, j):
-            i = lanes * j
-            byte, shift = (i >> period << runs) + (i & (run - 1)), (i >> runs & fields) * bits
-            return (convert(wide, load(narrow, block + first + byte)) >> shift) & mask
-
-        return plane_of_runs
-
+    first, run, bits, step, mask = format.at(plane.field), plane.run, plane.bits, plane.step, (1 << plane.bits) - 1
     if run == bits == step == 1 and lanes in (16, 32):  # a bit a lane is a mask
         first, one, zero = first + plane.start, constant(wide, *[1] * lanes), constant(wide, *[0] * lanes)
         mask, word = (mask16, u16) if lanes == 16 else (mask32, u32)
         return inner(lambda block, j: select(bitcast(mask, load(word, block + first + lanes // 8 * j)), one(), zero()))
 
     bytes_, shifts = (part.tolist() for part in plane.place(np.arange(lanes)))
-    if step == 1:
+    if step == 1:  # else what lies before the first byte is there to be read, too
         first, bytes_ = first + plane.start, [byte - plane.start for byte in bytes_]
-    some, picked, shifted = Vector(u8, max(bytes_) + 1), pick(*bytes_), constant(wide, *shifts)
+    some, picked, shifted = Vector(narrow.element, max(bytes_) + 1), pick(*bytes_), constant(wide, *shifts)
+    fields, runs, period = 8 // bits - 1, run.bit_length() - 1, (run * 8 // bits).bit_length() - 1  # 2 to the power of two
 
     @inner
-    def plane_of_lanes(block, j):
+    def integers(block, j):
         i = lanes * j
-        byte, shift = (i >> period << runs) * step, (i >> runs & fields) * bits
-        return (convert(wide, picked(load(some, block + first + byte))) >> shifted() >> shift) & mask
+        byte, shift = ((i >> period << runs) + (i & (run - 1))) * step, (i >> runs & fields) * bits
+        numbers = convert(wide, picked(load(some, block + first + byte)))
+        return numbers if bits == 8 else (numbers >> shifted() >> shift) & mask
 
-    return plane_of_lanes
+    return integers
 
 
 # ---- ternary digits

@@ -1,24 +1,16 @@
 """The cpu backend: the kernels, a chunk of blocks at a time, on all threads of the kit, straight into the result."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from kit.cpu import threads
 from kit.cpu.simd.tiers import tier
-from kit.cpu.tasks import Static, task
-from kit.gguf.formats import Format
+from kit.cpu.tasks import Static, Task, task
+from kit.gguf.formats import Format, described
 from kit.lab.system import last_level_cache
 
-DEVICE = "cpu"
+DEVICE, knows = "cpu", described
 _CHUNK = 2**17  # weights that a thread takes at a time
 _SHARED = 2**24  # bytes of a last-level cache on which to count, however large: others use it, too
-_RAW = ("F32", "F16", "BF16")
-
-
-def knows(format: Format) -> bool:
-    """Whether ``run`` takes it."""
-    return format.codes is not None or format.name in _RAW
 
 
 def run(blocks: np.ndarray, format: Format, out) -> None:
@@ -26,32 +18,20 @@ def run(blocks: np.ndarray, format: Format, out) -> None:
     threads.run(*step(blocks, format, out))
 
 
-class Chunk(NamedTuple):
-    """Arguments of a task: ``share`` of ``count`` blocks, from the address ``blocks`` to ``out``, past the caches if it
-    ``streams``."""
-
-    blocks: int
-    out: int
-    count: int
-    share: int
-    block_bytes: int
-    out_bytes: int
-    streams: int
-
-
-def step(blocks: np.ndarray, format: Format, out) -> tuple[int, Chunk, int]:
-    """The same as (function, arguments, tasks) for kit.cpu.threads."""
+def step(blocks: np.ndarray, format: Format, out) -> tuple[Task, dict[str, int], int]:
+    """The same as (task, arguments, tasks) for kit.cpu.threads."""
     address = out.ctypes.data if isinstance(out, np.ndarray) else out.data_ptr()
     count, share = out.nbytes // out.itemsize // format.block_elements, max(1, _CHUNK // format.block_elements)
     streams = out.nbytes > min(_SHARED, last_level_cache()) and address % 64 == 0
-    sizes = format.block_bytes, format.block_elements * out.itemsize
+    sizes = dict(block_bytes=format.block_bytes, out_bytes=format.block_elements * out.itemsize)
     kernel = _kernel(format, str(out.dtype).removeprefix("torch."), tier())
-    return kernel, Chunk(blocks.ctypes.data, address, count, share, *sizes, streams), -(-count // share)
+    arguments = dict(blocks=blocks.ctypes.data, out=address, count=count, share=share, streams=streams) | sizes
+    return kernel, arguments, -(-count // share)
 
 
 @task
 def _kernel(format: Static, dtype: Static, tier: Static):
-    """The task that dequantizes a Chunk."""
+    """The task that dequantizes ``share`` of ``count`` blocks to ``out``, past the caches if it ``streams``."""
     from kit.cpu.kernels import dequantize_blocks  # and Numba
     from kit.cpu.simd.memory import fence, stack
 

@@ -1,7 +1,5 @@
 """What a token does between its matrix products, as tasks over float32 vectors of a multiple of 16 numbers."""
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numba import types
@@ -40,7 +38,7 @@ def run(name: str, *tensors: torch.Tensor, factor: float | None = None) -> bool:
 
 @task
 def compiled(name: Static):
-    """The address of a task: "add", "scale", "silu", "gelu", "interleaved" or "neox"."""
+    """The address of a task: "add", "scale", "silu", "gelu", "squared_relu", "interleaved" or "neox"."""
     return _TASKS[name.value]
 
 
@@ -73,6 +71,14 @@ def _gelu(task, gate, up, out, n):
         store(out + at, x * _sigmoid(x * _SLOPE * (x * x * _CUBE + 1)) * load(f32x16, up + at))
 
 
+def _squared_relu(task, gate, up, out, n):
+    """out = max(gate, 0)^2 * up"""
+    for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
+        x = load(f32x16, gate + at)
+        x = select(x < 0, broadcast(f32x16, 0), x)
+        store(out + at, x * x * load(f32x16, up + at))
+
+
 @inner(forceinline=True)
 def _sigmoid(x):
     """1 / (1 + exp(-x)), by the exponential of what is not positive."""
@@ -82,15 +88,6 @@ def _sigmoid(x):
 
 # Rotary positions: each element times its cosine, plus the other one of its pair times its sine, which has the sign of the
 # element's place in the pair. A table holds ``dims`` cosines and then ``dims`` sines.
-
-
-class Rotation(NamedTuple):
-    """Arguments of "interleaved" and "neox"; ``table`` goes by the position."""
-
-    x: int
-    head_dim: int
-    dims: int
-    table: int = 0
 
 
 def _interleaved(head, x, head_dim, dims, table):
@@ -113,4 +110,7 @@ def _neox(head, x, head_dim, dims, table):
         store(x + half + at, fma(w, load(f32x16, table + half + at), v * other))
 
 
-_TASKS = {"add": _add, "scale": _scale, "silu": _silu, "gelu": _gelu, "interleaved": _interleaved, "neox": _neox}
+_TASKS = {
+    "add": _add, "scale": _scale, "silu": _silu, "gelu": _gelu, "squared_relu": _squared_relu, "interleaved": _interleaved,
+    "neox": _neox,
+}  # fmt: skip

@@ -5,7 +5,6 @@ The innermost tile is 4 rows by 6 tokens: 24 sums in registers, which take 10 lo
 
 import numpy as np
 import torch
-from numba import types
 
 from kit.cpu.kernels import dequantize_blocks
 from kit.cpu.simd.memory import load, stack, store
@@ -14,7 +13,6 @@ from kit.cpu.simd.sums import reduce_add
 from kit.cpu.simd.vectors import Static, broadcast, f32x16, generated, inner
 from kit.cpu.tasks import task
 
-i64 = types.int64
 FEWEST = 9  # tokens for which a strip pays; a tile's six must be there in any case
 _HEIGHT, _WIDTH = 4, 6  # rows and tokens of a tile
 _ROWS, _TOKENS, _COLUMNS = 16, 132, 512  # a piece's sums stay in the second-level cache, a strip in the first

@@ -8,21 +8,8 @@ from numba import types
 from kit.cpu.activations import ROUNDER, ROUNDER_BITS
 from kit.cpu.simd.isa import float_to_half, half_to_float
 from kit.cpu.simd.memory import load, store
-from kit.cpu.simd.vectors import (
-    Static,
-    bitcast,
-    broadcast,
-    convert,
-    extract,
-    f32x16,
-    generated,
-    i8x16,
-    i32x16,
-    inner,
-    select,
-    u16x16,
-)
-from kit.cpu.tasks import task
+from kit.cpu.simd.vectors import bitcast, broadcast, convert, extract, f32x16, generated, i8x16, i32x16, inner, select, u16x16
+from kit.cpu.tasks import Static, task
 
 f32, u16 = types.float32, types.uint16
 LANES = 16
@@ -37,6 +24,10 @@ class History(NamedTuple):
     address: int
     head_bytes: int
     stride: int
+
+    def arguments(self, prefix: str) -> dict[str, int]:
+        """Arguments of a task: the address by the name ``prefix``, head_bytes and stride by names that begin with it."""
+        return {prefix: self.address, f"{prefix}_head": self.head_bytes, f"{prefix}_stride": self.stride}
 
 
 def _q8_0_sixteen(tier, position, n):
@@ -74,31 +65,18 @@ def as_floats(kind, tier, source, stride, positions, vectors, scratch):
     return converted
 
 
-class Append(NamedTuple):
-    """Arguments of ``append``: ``source`` (tokens, heads, dim) float32, ``token_bytes`` from one token to the next; ``target``
-    and the heads and positions after it as in History."""
-
-    source: int
-    token_bytes: int
-    tokens: int
-    dim: int
-    target: int
-    head_bytes: int
-    stride: int
-    position: int = 0
-
-
 @task
 def append(kind: Static, tier: Static):
-    """The task that writes new positions of a head."""
+    """The task that writes new positions of a head; source: (tokens, heads, dim) float32, ``token_bytes`` from one token to the
+    next; target: a History."""
 
-    def append(head, source, token_bytes, tokens, dim, target, head_bytes, stride, position):
+    def append(head, source, token_bytes, tokens, dim, target, target_head, target_stride, position):
         source += 4 * dim * head
-        target += head_bytes * head + stride * position
+        target += target_head * head + target_stride * position
         for _ in range(tokens):
             write_position(kind, tier, source, dim, target)
             source += token_bytes
-            target += stride
+            target += target_stride
 
     return append
 

@@ -1,7 +1,6 @@
 """linear: y = W x from blocks, the rows shared out among the threads of kit.cpu.threads.
 
-A task computes ``share`` rows of y, for all tokens: task(number, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride,
-tokens, share), where the strides are the bytes of one token's x and y.
+A task computes ``share`` rows of y, for all tokens; its strides are the bytes of one token's x and y.
 """
 
 import threading
@@ -13,6 +12,7 @@ from kit.cpu import gemm, gemm_codes, gemv_codes, gemv_values, threads
 from kit.cpu.activations import DIGITS, form_of, quantize, quantizing, record_bytes
 from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
+from kit.cpu.tasks import Task
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
 
@@ -47,16 +47,13 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         x, kernel = gemm.padded(x), gemm.kernel(format, tier())
     else:
         kernel = gemv_values.kernel(format, tier())
-    stride = x.stride(0) * x.itemsize
-    threads.run(
-        kernel,
-        (blocks.ctypes.data, row_bytes, rows, columns, x.data_ptr(), y.data_ptr(), stride, 4 * rows, tokens, share),
-        -(-rows // share),
-    )
+    arguments = dict(x=x.data_ptr(), x_stride=x.stride(0) * x.itemsize, y=y.data_ptr(), y_stride=4 * rows, tokens=tokens)
+    arguments |= dict(blocks=blocks.ctypes.data, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
+    threads.run(kernel, arguments, -(-rows // share))
     return y
 
 
-Step = tuple[int, tuple[int, ...], int]  # function, arguments, tasks
+Step = tuple[Task, dict[str, int], int]  # and the number of tasks
 
 
 def in_pieces(qtype: str, tokens: int, activations: str) -> bool:
@@ -85,7 +82,8 @@ class Activations:
         else:
             x, kernel = self.x.data_ptr(), gemv_values.kernel(format, tier())
         share = _share(blocks, 1)
-        arguments = blocks.ctypes.data, row_bytes, rows, columns, x, y.data_ptr(), 0, 0, 1, share
+        arguments = dict(x=x, x_stride=0, y=y.data_ptr(), y_stride=0, tokens=1)
+        arguments |= dict(blocks=blocks.ctypes.data, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
         return [*steps, (kernel, arguments, -(-rows // share))]
 
     def _quantized(self, form) -> tuple[int, list[Step]]:
@@ -93,7 +91,9 @@ class Activations:
         (_, digits, _), columns, steps = form, self.x.shape[1], []
         if form not in self._made:
             self._made[form] = records = torch.empty(-(-columns // SUPERBLOCK), record_bytes(digits), dtype=torch.uint8)
-            steps = [(quantizing(), (self.x.data_ptr(), columns, 1, records.data_ptr(), *form, 16, 0), 1)]
+            parts = dict(zip(("order", "digits", "group"), form, strict=True)) | dict(sums=16, in_units=0)
+            arguments = dict(x=self.x.data_ptr(), columns=columns, tokens=1, records=records.data_ptr()) | parts
+            steps = [(quantizing(), arguments, 1)]
         return self._made[form].data_ptr(), steps
 
 

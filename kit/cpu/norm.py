@@ -1,4 +1,4 @@
-"""RMS normalization: y = x / sqrt(mean of x^2 + eps) * weight, over the last axis."""
+"""RMSNorm, y = x / sqrt(mean of x^2 + eps) * weight, and LayerNorm, which subtracts the mean first, over the last axis."""
 
 import math
 
@@ -11,7 +11,7 @@ from kit.cpu import threads
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, inner
-from kit.cpu.tasks import task
+from kit.cpu.tasks import Static, task
 
 f32, f64, u32 = types.float32, types.float64, types.uint32
 SMALL_NORM = 2**15  # numbers up to which one thread is done before others have begun
@@ -26,25 +26,40 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 
         return F.rms_norm(x, weight.shape, weight.float() + offset, eps)
     y = torch.empty_like(x)
     if numbers > SMALL_NORM:
-        threads.run(rows(), (x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, *as_bits(eps, offset)), numbers // n)
+        arguments = dict(x=x.data_ptr(), weight=weight.data_ptr(), y=y.data_ptr(), n=n) | as_bits(eps, offset)
+        threads.run(rows("rms"), arguments, numbers // n)
         return y
     _rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, numbers // n, eps, offset)
     return y
 
 
-def as_bits(eps: float, offset: float = 0.0) -> tuple[int, int]:
-    """The last two arguments of the task ``rows``."""
-    return int(np.float64(eps).view(np.int64)), int(np.float32(offset).view(np.uint32))
+def as_bits(eps: float, offset: float = 0.0) -> dict[str, int]:
+    """The arguments ``eps`` and ``offset`` of ``rows``: the bits of a float64 and of a float32."""
+    return dict(eps=int(np.float64(eps).view(np.int64)), offset=int(np.float32(offset).view(np.uint32)))
 
 
 @task
-def rows():
-    """The task of a row: x, weight, y, n, the bits of eps as float64, those of the offset as float32."""
-    return _row
+def rows(kind: Static):
+    """The task of a row: "rms" or "layer"."""
+    return {"rms": _rms_row, "layer": _layer_row}[kind.value]
 
 
-def _row(row, x, weight, y, n, eps, offset):
+def _rms_row(row, x, weight, y, n, eps, offset):
     _rms_norm(x + 4 * n * row, weight, y + 4 * n * row, n, 1, bitcast(f64, eps), bitcast(f32, u32(offset)))
+
+
+def _layer_row(row, x, weight, bias, y, n, eps, offset):
+    x, y, total, squares = x + 4 * n * row, y + 4 * n * row, broadcast(f32x16, 0), broadcast(f32x16, 0)
+    for at in range(0, 4 * n, 64):
+        total = total + load(f32x16, x + at)
+    mean = reduce_add(total) / f32(n)
+    for at in range(0, 4 * n, 64):
+        v = load(f32x16, x + at) - mean
+        squares = squares + v * v
+    scale, offset = f32(1 / math.sqrt(reduce_add(squares) / n + bitcast(f64, eps))), bitcast(f32, u32(offset))
+    for at in range(0, 4 * n, 64):
+        factor = scale * (load(f32x16, weight + at) + offset)
+        store(y + at, (load(f32x16, x + at) - mean) * factor + load(f32x16, bias + at))
 
 
 @inner

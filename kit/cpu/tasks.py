@@ -28,13 +28,12 @@ from kit.lab.files import replacing
 FUNCTION, TASKS, DONE_AT, ARGUMENTS = 0, 1, 2, 3
 WORDS = 16  # arguments of a task
 
-# Bytes of its board: a line of 64 that all threads read, a line for the tasks done, a line for each thread's run of tasks.
-RUNS, STEP, PUT_UP, AWAKE, DONE = 0, 8, 24, 32, 64
-RUN, LINE = 128, 64
+# Bytes of its board: a line that all threads read, a line for the tasks done, a line for each thread's run of tasks.
+LINE, RUNS, STEP, PUT_UP, AWAKE, DONE = 64, 0, 8, 24, 32, 64
 NEXT, LIMIT, BASE = 0, 8, 16  # in a run's line
 
 _DIGEST = hashlib.sha256().digest_size
-_loaded: dict[str, int] = {}  # symbol -> address
+_loaded: dict[str, "Task"] = {}  # by symbol
 _lock = threading.Lock()  # of the engine
 
 
@@ -46,17 +45,32 @@ class Static:
     value: Any
 
 
-def task(build: Callable) -> Callable[..., int]:
+class Task(int):
+    """The address of a task's machine code; ``parameters``: the names of what it takes beside its number."""
+
+    def __new__(cls, address: int, parameters: tuple[str, ...]):
+        self = super().__new__(cls, address)
+        self.parameters = parameters
+        return self
+
+    def in_order(self, arguments: dict[str, int]) -> list[int]:
+        """Arguments by name in the order of the parameters; TypeError unless each has one."""
+        if arguments.keys() != set(self.parameters):
+            raise TypeError(f"a task of {', '.join(self.parameters)} was given {', '.join(arguments)}")
+        return [arguments[name] for name in self.parameters]
+
+
+def task(build: Callable) -> Callable[..., Task]:
     """Decorates ``build(*constants)``, which returns a Python function ``f(task, *parameters)``: int64 all of them, at most
     WORDS parameters. It returns nothing, or an int64, and must not raise.
 
-    A call of the result with the constants (strings, Formats, or Static) gives the address of f's machine code, for
-    kit.cpu.threads. The code comes from the cache on disk where there is one; ``build`` gets each constant as a Static.
+    A call of the result with the constants (strings, Formats, or Static) gives f as a Task, for kit.cpu.threads. The
+    code comes from the cache on disk where there is one; ``build`` gets each constant as a Static.
     """
     folder = Path(build.__code__.co_filename).parent
 
     @functools.cache
-    def address(*constants) -> int:
+    def compiled(*constants) -> Task:
         values = [getattr(constant, "value", constant) for constant in constants]
         names = ".".join([build.__module__, build.__qualname__, *(getattr(value, "name", value) for value in values)])
         symbol = f"{names}-{_digest(repr(values), *_setting())[:16]}"
@@ -64,12 +78,13 @@ def task(build: Callable) -> Callable[..., int]:
             path, stamp = _place(folder) / f"{symbol}.o", source_stamp(folder).encode()
             code = _read(path, stamp)
             if code is None:
-                code = _compile(build(*map(Static, values)), symbol)
+                function = build(*map(Static, values))
+                code = " ".join(_parameters(function)[1:]).encode() + b"\0" + _compile(function, symbol)
                 _keep(path, stamp, code)
             _load(symbol, code)
         return _loaded[symbol]
 
-    return functools.wraps(build)(address)
+    return functools.wraps(build)(compiled)
 
 
 def function(address: int, parameters: int) -> Callable[..., int]:
@@ -77,7 +92,7 @@ def function(address: int, parameters: int) -> Callable[..., int]:
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * parameters)(address)
 
 
-# ---- object code on disk: a digest of the sources and the code, and the code
+# ---- object code on disk: a digest of the sources and what follows, the names of the parameters, the code
 
 
 @functools.cache
@@ -170,16 +185,22 @@ def _engine():
 def _load(symbol: str, code: bytes) -> None:
     with _lock:
         if symbol not in _loaded:  # another thread may have been first
+            names, _, code = code.partition(b"\0")
             _engine().add_object_file(llvm.ObjectFileRef.from_data(code))
             _engine().finalize_object()
-            _loaded[symbol] = _engine().get_function_address(symbol)
+            _loaded[symbol] = Task(_engine().get_function_address(symbol), tuple(names.decode().split()))
 
 
 def _compile(function: Callable, symbol: str) -> bytes:
     """Object code in which ``symbol`` is the function, called as in C."""
     from kit.cpu.numba_private import object_code
 
-    count = len(inspect.signature(function).parameters)
-    if count > 1 + WORDS:
-        raise TypeError(f"{function.__qualname__}: a task takes up to {WORDS} parameters besides its number, not {count - 1}")
-    return object_code(function, count, symbol)
+    return object_code(function, len(_parameters(function)), symbol)
+
+
+def _parameters(function: Callable) -> list[str]:
+    """The name of a task's number, and of what it takes besides."""
+    names = list(inspect.signature(function).parameters)
+    if (count := len(names) - 1) > WORDS:
+        raise TypeError(f"{function.__qualname__}: a task takes up to {WORDS} parameters besides its number, not {count}")
+    return names

@@ -15,11 +15,12 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from kit.cpu.tasks import ARGUMENTS, AWAKE, DONE_AT, FUNCTION, LINE, RUNS, TASKS, WORDS, Static, function, task
+from kit.cpu.tasks import ARGUMENTS, AWAKE, DONE_AT, FUNCTION, LINE, RUNS, TASKS, WORDS, Static, Task, function, task
 from kit.errors import KitError
 from kit.lab import system
 from kit.lab.system import usable_cores
 
+Arguments = dict[str, int] | Sequence[int]
 _PATIENCE = 2**14  # looks at the board before a thread goes to sleep: about 0.3 ms
 
 
@@ -34,26 +35,27 @@ def _of_board(name: Static):
 class Program:
     """Steps that the threads do one after another without coming back to Python: each step sees what those before it wrote.
 
-    ``add`` appends a step; ``steps[i, column(arguments, name)]`` and ``steps[i, TASKS]`` may be changed between runs.
+    ``add`` appends a step; ``set`` changes arguments, and ``steps[i, TASKS]`` the number of tasks, between runs.
     """
 
     TASKS = TASKS
 
     def __init__(self):
-        self.steps = np.zeros((0, ARGUMENTS + WORDS), np.int64)
+        self.steps, self._tasks = np.zeros((0, ARGUMENTS + WORDS), np.int64), []
 
-    def add(self, function: int, arguments: Sequence[int], tasks: int = 1) -> int:
-        """Call ``function`` (an address from kit.cpu.tasks) with each number below ``tasks``; the step's index.
+    def add(self, task: Task, arguments: Arguments, tasks: int = 1) -> int:
+        """Call ``task`` (of kit.cpu.tasks) with each number below ``tasks``; the step's index.
 
         One task, or -``tasks`` of them, run on the caller's thread and cost no more than the calls.
         """
-        self.steps = np.concatenate([self.steps, _rows([(function, arguments, tasks)])])
+        self.steps = np.concatenate([self.steps, _rows([(task, arguments, tasks)])])
+        self._tasks.append(task)
         return len(self.steps) - 1
 
-    @staticmethod
-    def column(arguments: type[tuple], name: str) -> int:
-        """Where ``steps`` has the argument of this name; ``arguments``: a NamedTuple, fields named as the task's parameters."""
-        return ARGUMENTS + arguments._fields.index(name)
+    def set(self, steps: Sequence[int], **arguments: int) -> None:
+        """Give these arguments to some steps of one task from now on."""
+        for name, number in arguments.items():
+            self.steps[steps, ARGUMENTS + self._tasks[steps[0]].parameters.index(name)] = number
 
     def run(self) -> None:
         """Do all steps."""
@@ -67,16 +69,16 @@ class Program:
         return self.started + passed * (self._ended - self.started) // max(1, int(passed[-1]))
 
 
-def run(function: int, arguments: Sequence[int], tasks: int) -> None:
-    """Call ``function(task, *arguments)`` once for each task, on all threads; return when all are done.
+def run(task: Task, arguments: Arguments, tasks: int) -> None:
+    """Call ``task`` with the numbers 0 to ``tasks`` and the arguments, on all threads; return when all are done.
 
-    function: an address from ``kit.cpu.tasks``; arguments: up to WORDS integers. While another thread is inside ``run``,
+    arguments: integers by name, or up to WORDS in order. While another thread is inside ``run``,
     the work is done on the caller's thread alone. There are as many threads as the process has cores, or KIT_THREADS.
     """
-    run_all([(function, arguments, tasks)])
+    run_all([(task, arguments, tasks)])
 
 
-def run_all(steps: Sequence[tuple[int, Sequence[int], int]]) -> None:
+def run_all(steps: Sequence[tuple[Task, Arguments, int]]) -> None:
     """``run`` for several steps, one after another."""
     _pool().run(_rows(steps))
 
@@ -84,9 +86,9 @@ def run_all(steps: Sequence[tuple[int, Sequence[int], int]]) -> None:
 def _rows(steps):
     """The rows of a program."""
     rows = np.zeros((len(steps), ARGUMENTS + WORDS), np.int64)
-    for row, (address, arguments, tasks) in zip(rows, steps, strict=True):
-        row[FUNCTION], row[TASKS] = address, tasks
-        row[ARGUMENTS : ARGUMENTS + len(arguments)] = arguments
+    for row, (each, arguments, tasks) in zip(rows, steps, strict=True):
+        row[FUNCTION], row[TASKS] = each, tasks
+        row[ARGUMENTS : ARGUMENTS + len(arguments)] = each.in_order(arguments) if isinstance(arguments, dict) else arguments
     return rows
 
 

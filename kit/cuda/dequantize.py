@@ -7,16 +7,12 @@ from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel
 from kit.cuda.device import DEVICE, INTERPRETED, require  # noqa: F401 - kit.quants.registry reads DEVICE
 from kit.cuda.formats import constants_of, table_of
 from kit.errors import QuantError
-from kit.gguf.formats import Format
+from kit.gguf.formats import Format, described
 
+knows = described
 STORED_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 require("backend 'triton'", "backend 'cpu'", QuantError)
-
-
-def knows(format: Format) -> bool:
-    """Whether ``run`` can dequantize the format."""
-    return format.codes is not None or format.name in STORED_FLOATS
 
 
 def run(blocks, format: Format, out) -> None:

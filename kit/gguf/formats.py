@@ -280,6 +280,14 @@ _TABLE = (
     row("Q1_0", 41, 128, "d <f2, qs 16u1"),
 )  # fmt: skip
 
+FLOATS = "F32", "F16", "BF16"  # a block is a number
+
+
+def described(format: Format) -> bool:
+    """Whether the row says what blocks mean: weights by codes and scales, or a number."""
+    return format.codes is not None or format.name in FLOATS
+
+
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of a dequantized weight
 FORMATS: dict[str, Format] = {format.name: format for format in _TABLE}
 BY_ID: dict[int, Format] = {format.id: format for format in _TABLE}

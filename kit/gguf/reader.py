@@ -58,7 +58,7 @@ class TensorInfo(NamedTuple):
         return self.qtype in FORMATS
 
 
-class _Part(NamedTuple):
+class _File(NamedTuple):
     """One file of a split model, or the only file."""
 
     version: int
@@ -76,7 +76,7 @@ class GGUFFile:
     ``raw`` and ``blocks`` return stay valid after ``close``.
     """
 
-    def __init__(self, paths: list[Path], parts: list[_Part]):
+    def __init__(self, paths: list[Path], parts: list[_File]):
         first = parts[0]
         self.path, self.paths = paths[0], paths
         self.version, self.alignment, self.metadata = first.version, first.alignment, first.metadata
@@ -173,7 +173,7 @@ def open(path: str | os.PathLike) -> GGUFFile:
     return GGUFFile(paths, parts)
 
 
-def _read_part(path: Path, number: int) -> _Part:
+def _read_part(path: Path, number: int) -> _File:
     file = MappedFile(path)
     cursor = Cursor(path, file.data)
     magic = cursor.take(4, "the magic 'GGUF'").tobytes()
@@ -193,7 +193,7 @@ def _read_part(path: Path, number: int) -> _Part:
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"{path}: 'general.alignment' is {alignment!r}, expected a power of two")
     table = _read_table(cursor, tensors, alignment, number)
-    return _Part(version, cursor.order, alignment, metadata, table, file)
+    return _File(version, cursor.order, alignment, metadata, table, file)
 
 
 def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[TensorInfo]:
@@ -291,7 +291,7 @@ def _placed(cursor: Cursor, rows: list[tuple[TensorInfo, int]], base: int, align
     return infos
 
 
-def _check_split(paths: list[Path], parts: list[_Part]) -> None:
+def _check_split(paths: list[Path], parts: list[_File]) -> None:
     """Check that the parts of a split file agree with their names, each other and the first part's tensor count."""
     names: set[str] = set()
     for number, (path, part) in enumerate(zip(paths, parts, strict=True)):

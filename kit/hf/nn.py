@@ -10,7 +10,7 @@ from kit.cache.policies.base import Policy
 from kit.cpu.norm import rms_norm
 from kit.errors import ModelError
 from kit.gguf.reader import GGUFFile
-from kit.hf.stored import Part, Source, StoredWeight
+from kit.hf.stored import Rows, Source, StoredWeight
 
 _EPS = ("eps", "variance_epsilon", "epsilon")
 
@@ -117,7 +117,7 @@ def _matrix(source: Source, name: str) -> tuple[int, int]:
 
 
 def _fill(layer, source: Source, name: str) -> None:
-    layer.weight = torch.nn.Parameter(StoredWeight(source, (Part(name),)), requires_grad=False)
+    layer.weight = torch.nn.Parameter(StoredWeight(source, (Rows(name),)), requires_grad=False)
     if getattr(layer, "bias", None) is not None and _bias_of(name) in source.weights.file.tensors:
         layer.bias = torch.nn.Parameter(source.weights.load(_bias_of(name)).flatten(), requires_grad=False)
 

@@ -71,7 +71,7 @@ class Source:
         return Source.of, self._again
 
 
-class Part(NamedTuple):
+class Rows(NamedTuple):
     """Rows of one matrix of the file: those of the index ``rows``, or all in order (None)."""
 
     name: str
@@ -87,7 +87,7 @@ class StoredWeight(torch.Tensor):
     """
 
     @staticmethod
-    def __new__(cls, source: Source, parts: tuple[Part, ...], dtype=torch.float32, transposed=False):
+    def __new__(cls, source: Source, parts: tuple[Rows, ...], dtype=torch.float32, transposed=False):
         shapes = [source.weights.shape(part.name) for part in parts]
         shape = (*shapes[0][:-2], sum(shape[-2] for shape in shapes), shapes[0][-1])
         return torch.Tensor._make_wrapper_subclass(cls, shape[::-1] if transposed else shape, dtype=dtype)
@@ -123,7 +123,7 @@ class StoredWeight(torch.Tensor):
 
     def expert(self, index: int) -> "StoredWeight":
         """The matrix of one expert."""
-        return self.like(parts=tuple(Part(f"{part.name}[{index}]", part.rows) for part in self.parts))
+        return self.like(parts=tuple(Rows(f"{part.name}[{index}]", part.rows) for part in self.parts))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., in) -> (..., out) in the type of x; differentiable in x."""

@@ -15,7 +15,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from transformers.integrations.gguf import get_gguf_conversion_mapping, is_gguf_arch_supported
 
 from kit.errors import ModelError
-from kit.hf.stored import Part
+from kit.hf.stored import Rows
 
 
 def table_of(file, model):
@@ -108,7 +108,7 @@ class Converters:
         return made
 
 
-def parts_of(table, shapes: dict[str, tuple[int, ...]]) -> tuple[tuple[Part, ...], bool] | None:
+def parts_of(table, shapes: dict[str, tuple[int, ...]]) -> tuple[tuple[Rows, ...], bool] | None:
     """(parts, transposed) of the weight of the model that is made of these matrices (name -> shape).
 
     ``parts`` are concatenated by rows; ``transposed``: the model's weight is the transpose of that. None when the weight is
@@ -145,5 +145,5 @@ def _parts(out, starts):
         name, (start, shape) = tensors[index]
         own = (rows[0, which == index] - start) // width
         expected.append(start + (np.arange(len(rows))[:, None] * shape[-2] + own) * width)
-        made.append(Part(name, None if (own == np.arange(shape[-2])).all() else torch.from_numpy(own)))
+        made.append(Rows(name, None if (own == np.arange(shape[-2])).all() else torch.from_numpy(own)))
     return tuple(made) if np.array_equal(np.concatenate(expected, 1), rows) else None

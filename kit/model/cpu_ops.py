@@ -9,75 +9,66 @@ from kit.cpu.elementwise import run
 from kit.cpu.norm import rms_norm
 from kit.gguf.names import layer_of
 from kit.model.attention import ATTENTION, variant_for
+from kit.model.forward import Ops
 
 
-class CpuOps:
+class CpuOps(Ops):
     """Ops of kit.model.forward for ``tokens`` after the positions in ``cache``. An input is a tensor (tokens, in)."""
 
+    begin = staticmethod(time.perf_counter_ns)
+
     def __init__(self, model, tokens, cache):
-        self.config, self.weights, self.trace = model.config, model.weights, model.trace
+        super().__init__(model)
         self.tokens, self.cache = torch.as_tensor(tokens, dtype=torch.int64), cache
-        self._linear, self._attention, self._ropes = model.linear, model.attention, model.ropes
+        self._linear, self._attention = model.linear, model.attention
         self._cos_sin = {key: rope.cos_sin(cache.length, len(tokens)) for key, rope in model.ropes.items()}
 
-    def embed(self):
-        start = time.perf_counter_ns()
-        x = self.weights.rows("token_embd.weight", self.tokens).float()
-        x *= self.config.embedding_scale
-        self.trace.add("embed", start, time.perf_counter_ns(), "token_embd.weight", nbytes=x.nbytes)
+    def end(self, what, start, tensor="", layer=-1, nbytes=0, outcome=""):
+        layer = layer_of(tensor) if tensor else layer
+        self.trace.add(what, start, time.perf_counter_ns(), tensor, layer, nbytes=nbytes, outcome=outcome)
+
+    def vector(self, name):
+        return self.weights[name] if name.partition("[")[0] in self.weights.file.tensors else None
+
+    def input(self, x):
         return x
 
-    def norm(self, x, name):
-        return self.rms_norm(x, name) if name else x
+    def embed(self):
+        start = self.begin()
+        x = self.weights.rows("token_embd.weight", self.tokens).float()
+        x *= self.config.embedding_scale
+        self.end("embed", start, "token_embd.weight", nbytes=x.nbytes)
+        return x
 
-    def rms_norm(self, x, name):
-        start = time.perf_counter_ns()
-        plain = not self.config.family.layer_norm
-        y = rms_norm(x, self.weights[name], self.config.norm_eps) if plain else self.layer_norm(x, name)
-        self.trace.add("norm", start, time.perf_counter_ns(), name, layer_of(name))
-        return y
+    def normed(self, x, weight, bias):
+        if self.config.family.layer_norm:
+            return F.layer_norm(x, x.shape[-1:], weight, bias, self.config.norm_eps)
+        return rms_norm(x, weight, self.config.norm_eps)
 
-    def layer_norm(self, x, name):
-        weight, bias = self._stored(name), self._stored(name.replace("weight", "bias"))
-        return F.layer_norm(x, x.shape[-1:], weight, bias, self.config.norm_eps)
+    def product(self, name, input):
+        return self._linear.apply(self.weights, name, input)
 
-    def _stored(self, name):
-        """A vector, None where the file has none of that name."""
-        return self.weights[name] if name in self.weights.file.tensors else None
+    def nbytes(self, name):
+        return self._linear.nbytes(self.weights, name)
 
-    def linear(self, name, x, add_to=None):
-        start = time.perf_counter_ns()
-        y = self._linear.apply(self.weights, name, x)
-        bias = name.replace("weight", "bias")
-        if bias.partition("[")[0] in self.weights.file.tensors:
-            y += self.weights[bias]
-        nbytes = self._linear.nbytes(self.weights, name)
-        self.trace.add("linear", start, time.perf_counter_ns(), name, layer_of(name), nbytes=nbytes)
-        if add_to is not None:
-            self.add(add_to, y)
-        return y
+    def plus(self, x, y, factor):
+        if x.shape != y.shape or not run("add", x, y, factor=factor):
+            x.add_(y, alpha=factor)
 
-    def add(self, x, y):
-        if not run("add", x, y, factor=self.config.residual_scale):
-            x.add_(y, alpha=self.config.residual_scale)
-
-    def rotate(self, layer, heads):
-        start, rope = time.perf_counter_ns(), self.config.rope_of(layer)
-        for x in heads:
-            self._ropes[rope].rotate(x, self._cos_sin[rope])
-        self.trace.add("rope", start, time.perf_counter_ns(), "", layer)
+    def turn(self, x, rope):
+        self.ropes[rope].rotate(x, self._cos_sin[rope])
 
     def attend(self, layer, q, k, v):
-        c, start = self.config, time.perf_counter_ns()
+        c, start = self.config, self.begin()
         keys, values = self.cache.append(layer, k, v)
         q, window = q.transpose(0, 1), c.window_of(layer)
-        sinks = self._stored(f"blk.{layer}.attn_sinks.weight")
+        sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
         variant = variant_for(self._attention, q, keys, values, window, c.attention_cap, sinks)
         mixed = ATTENTION[variant](q, keys, values, c.attention_scale, window, c.attention_cap, sinks)
         mixed = mixed.transpose(0, 1).flatten(1)
         seen = min(keys.shape[1], window + len(self.tokens) - 1) if window else keys.shape[1]
         nbytes = seen * self.cache.bytes_per_position // c.layers
-        self.trace.add("attention", start, time.perf_counter_ns(), "", layer, nbytes=nbytes, outcome=variant)
+        self.end("attention", start, layer=layer, nbytes=nbytes, outcome=variant)
         return mixed
 
     def activate(self, gate, up=None):
@@ -86,17 +77,8 @@ class CpuOps:
         return ACTIVATIONS[self.config.family.activation](gate, up)
 
     def route(self, name, x):
-        bias = self._stored(name.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
+        bias = self.vector(name.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
         return best_experts(self.linear(name, x), self.config.routing, bias)
-
-    def expects(self, names):
-        pass
-
-    def rows(self, x, index):
-        return x[index]
-
-    def logits(self, name, x):
-        return scaled_logits(self.linear(name, x), self.config)
 
 
 class RowsOps(CpuOps):
@@ -151,9 +133,3 @@ def best_experts(scores, routing, bias=None):
     if routing.normed:
         share = share / share.sum(-1, keepdim=True).clamp_min(2**-14)
     return share * routing.scale, chosen
-
-
-def scaled_logits(y, config):
-    """Logits divided by the scale, with the soft cap."""
-    y = y.div_(config.logit_scale)
-    return y.div_(config.logit_cap).tanh_().mul_(config.logit_cap) if config.logit_cap else y

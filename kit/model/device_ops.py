@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from kit.cuda.linear import pack_activations, pack_norm
 from kit.model.cpu_ops import CpuOps
+from kit.model.forward import Ops
 
 
 class DeviceOps(CpuOps):
@@ -15,50 +16,53 @@ class DeviceOps(CpuOps):
     """
 
     def __init__(self, model, tokens, positions, cache, seen):
-        self.model, self.config, self._stored = model, model.config, model.vectors.get
-        self.tokens, self.positions, self.cache, self.seen = tokens, positions, cache, seen
+        Ops.__init__(self, model)
+        self.model, self.tokens, self.positions, self.cache, self.seen = model, tokens, positions, cache, seen
         key, query = torch.arange(seen, device=tokens.device), positions[:, None]
         causal, window = key <= query, model.config.window
         self.visible = {False: causal, True: causal & (key > query - window) if window else causal}
-        self.cos_sin = {rope: turns.index_select(0, positions) for rope, turns in model.cos_sin.items()}
+        self._cos_sin = {rope: turns.index_select(0, positions) for rope, turns in model.cos_sin.items()}
+
+    def end(self, *_, **__):
+        """No span."""
+
+    def vector(self, name):
+        stack, _, expert = name.removesuffix("]").partition("[")
+        found = self.model.vectors.get(stack)
+        return found[int(expert)] if expert and found is not None else found
+
+    def input(self, x):
+        return pack_activations(x.contiguous())
 
     def embed(self):
         return self.model.rows("token_embd.weight", self.tokens) * self.config.embedding_scale
 
     def norm(self, x, name):
-        x = x.contiguous()
-        if name and self.config.family.layer_norm:
-            return pack_activations(self.rms_norm(x, name))
-        return pack_norm(x, self._stored(name), self.config.norm_eps) if name else pack_activations(x)
+        if name and not self.config.family.layer_norm:
+            return pack_norm(x.contiguous(), self.vector(name), self.config.norm_eps)
+        return super().norm(x, name)
 
-    def rms_norm(self, x, name):
+    def normed(self, x, weight, bias):
         if self.config.family.layer_norm:
-            return self.layer_norm(x, name)
-        return F.rms_norm(x, x.shape[-1:], self._stored(name), self.config.norm_eps)
+            return super().normed(x, weight, bias)
+        return F.rms_norm(x, x.shape[-1:], weight, self.config.norm_eps)
 
     def linear(self, name, input, add_to=None):
         factor = 1.0 if add_to is None else self.config.residual_scale
-        y = self.model.product(name, input, add_to, factor)
-        bias, _, expert = name.replace("weight", "bias").removesuffix("]").partition("[")
-        bias = self._stored(bias)
-        return y if bias is None else y.add_(bias[int(expert)] if expert else bias, alpha=factor)
-
-    def rotate(self, layer, heads):
-        rope = self.config.rope_of(layer)
-        for x in heads:
-            self.model.ropes[rope].rotate(x, self.cos_sin[rope])
+        y, bias = self.model.product(name, input, add_to, factor), self.vector(name.replace("weight", "bias"))
+        return y if bias is None else y.add_(bias, alpha=factor)
 
     def attend(self, layer, q, k, v):
         c = self.config
         keys, values = self.cache.append(layer, self.positions, k, v, self.seen)
-        sinks = self._stored(f"blk.{layer}.attn_sinks.weight")
+        sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
         visible = self.visible[c.local[layer]]
-        return pack_activations(grouped_attention(q, keys, values, visible, c.attention_scale, c.attention_cap, sinks))
+        return self.input(grouped_attention(q, keys, values, visible, c.attention_scale, c.attention_cap, sinks))
 
     def activate(self, gate, up=None):
         if up is not None and self.config.family.activation == "silu":
             return pack_activations(up.contiguous(), gate.contiguous())
-        return pack_activations(super().activate(gate, up))
+        return self.input(super().activate(gate, up))
 
     def route(self, name, input):
         self.router = name

@@ -1,38 +1,66 @@
 """The forward pass of all architectures, written over the operations of an Ops object."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from kit.model.config import Config
 
 
-class Ops(Protocol):
-    """The operations of one pass; implemented by CpuOps, DeviceOps and Plan, which records them.
+class Ops:
+    """The operations of one pass; CpuOps and DeviceOps carry them out, and Plan records them.
 
     x is the residual stream (tokens, hidden_size) float32. An *input* of a linear layer has a form of the implementation's
     own: ``norm``, ``activate`` and ``attend`` return it, ``linear``, ``rows`` and ``route`` take it. All other values are
     tensors, of which the pass itself only takes views.
     """
 
-    def embed(self) -> torch.Tensor:
-        """x of the tokens: scaled rows of the embedding."""
+    def __init__(self, model):
+        self.config, self.weights, self.trace, self.ropes = model.config, model.weights, model.trace, model.ropes
+
+    # ---- what all implementations do alike
 
     def norm(self, x: torch.Tensor, name: str):
         """The family's norm of x with the weight ``name``, or x itself for an empty name, as an input."""
+        return self.input(self.rms_norm(x, name) if name else x)
 
     def rms_norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         """The family's norm (RMSNorm, or LayerNorm) over the last axis of x with the weight ``name``."""
+        start = self.begin()
+        y = self.normed(x, self.vector(name), self.vector(name.replace("weight", "bias")))
+        self.end("norm", start, name)
+        return y
 
     def linear(self, name: str, input, add_to: torch.Tensor | None = None) -> torch.Tensor:
         """W input + bias (if the file has one), (tokens, out); with ``add_to`` it is scaled and added to that instead."""
+        start = self.begin()
+        y = self.product(name, input)
+        bias = self.vector(name.replace("weight", "bias"))
+        if bias is not None:
+            self.plus(y, bias, 1.0)
+        self.end("linear", start, name, nbytes=self.nbytes(name))
+        if add_to is not None:
+            self.add(add_to, y)
+        return y
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """x += residual_scale * y."""
+        self.plus(x, y, self.config.residual_scale)
 
     def rotate(self, layer: int, heads: Sequence[torch.Tensor]) -> None:
         """RoPE of a layer that has it, in place, on each of ``heads`` (tokens, heads, head_dim)."""
+        start = self.begin()
+        for x in heads:
+            self.turn(x, self.config.rope_of(layer))
+        self.end("rope", start, layer=layer)
+
+    # ---- what each does in its own way; a trace's span lies between ``begin`` and ``end(what, start, tensor, ...)``
+    # vector(name): a vector of the file, or of a stack of them (``name[3]``), None where there is none
+    # input(x): x in the form that ``product(name, input)`` = W input takes; nbytes(name): of the weights that this reads
+    # normed(x, weight, bias); plus(x, y, factor): x += factor * y; turn(x, rope): RoPE in place
+
+    def embed(self) -> torch.Tensor:
+        """x of the tokens: scaled rows of the embedding."""
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """KV cache and attention of q, k, v (tokens, heads, head_dim); the input of the output projection."""
@@ -48,9 +76,7 @@ class Ops(Protocol):
 
     def rows(self, input, index: torch.Tensor):
         """The input of the tokens ``index``."""
-
-    def logits(self, name: str, input) -> torch.Tensor:
-        """The output projection with logit scale and cap, (tokens, vocabulary)."""
+        return input[index]
 
 
 def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
@@ -80,7 +106,13 @@ def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
             suffix = "_shexp.weight" if mixture else ".weight"
             _add_linear(ops, x, f"{block}ffn_down{suffix}", _hidden(ops, config, block, suffix, input), after_ffn)
     output = ops.norm(x[wanted], "output_norm.weight")
-    return ops.logits("token_embd.weight" if config.tied else "output.weight", output)
+    return scaled(ops.linear("token_embd.weight" if config.tied else "output.weight", output), config)
+
+
+def scaled(logits: torch.Tensor, config: Config) -> torch.Tensor:
+    """Logits divided by the scale, with the soft cap; in place."""
+    y = logits.div_(config.logit_scale)
+    return y.div_(config.logit_cap).tanh_().mul_(config.logit_cap) if config.logit_cap else y
 
 
 def _heads(ops, c, block, input):

@@ -5,7 +5,7 @@ import math
 import torch
 
 from kit.cpu import threads
-from kit.cpu.history import Append, History, append
+from kit.cpu.history import History, append
 from kit.cpu.simd.tiers import tier
 from kit.errors import ModelError, known
 from kit.lab.system import reserve
@@ -102,8 +102,10 @@ class _Store:
     def write(self, position, rows):
         """Store rows (tokens, kv_heads, head_dim) float32 at ``position`` and after."""
         rows = rows.contiguous()
-        arguments = Append(rows.data_ptr(), 4 * rows.stride(0), len(rows), self.head_dim, *self.history[1:], position)
-        threads.run(append(self.kind, tier()), arguments, rows.shape[1])
+        arguments = dict(
+            source=rows.data_ptr(), token_bytes=4 * rows.stride(0), tokens=len(rows), dim=self.head_dim, position=position
+        )
+        threads.run(append(self.kind, tier()), arguments | self.history.arguments("target"), rows.shape[1])
 
     def read(self, stop):
         """The first ``stop`` positions, (kv_heads, stop, head_dim) float32; a view if float32 is stored."""

@@ -12,7 +12,7 @@ from kit.gguf.formats import FORMATS
 from kit.quants import dequantize
 
 
-class Linear(NamedTuple):
+class Variant(NamedTuple):
     """A variant of the linear layer.
 
     ``apply(weights, name, x)``: x (tokens, in) float32 -> a new tensor (tokens, out) float32. ``nbytes(weights, name)``:
@@ -108,15 +108,15 @@ def _stored(weights, name):
 
 
 LINEAR = {
-    "dequantized": Linear(_dequantized, _held, own_threads=True),
-    "matmul": Linear(_matmul, _held),
-    "loop": Linear(_in_loops(_rows), _held),
-    "strided": Linear(_in_loops(_columns), _held),
-    "fused": Linear(_fused, _stored, own_threads=True, activations="float32"),
-    "fused-int8": Linear(functools.partial(_fused, activations="int8"), _stored, own_threads=True, activations="int8"),
+    "dequantized": Variant(_dequantized, _held, own_threads=True),
+    "matmul": Variant(_matmul, _held),
+    "loop": Variant(_in_loops(_rows), _held),
+    "strided": Variant(_in_loops(_columns), _held),
+    "fused": Variant(_fused, _stored, own_threads=True, activations="float32"),
+    "fused-int8": Variant(functools.partial(_fused, activations="int8"), _stored, own_threads=True, activations="int8"),
 }
 
 
-def linear_named(name: str | Linear) -> Linear:
-    """The variant of that name (a Linear is returned as it is); ModelError lists the known names."""
-    return name if isinstance(name, Linear) else known("linear", name, LINEAR, ModelError)
+def linear_named(name: str | Variant) -> Variant:
+    """The variant of that name (a Variant is returned as it is); ModelError lists the known names."""
+    return name if isinstance(name, Variant) else known("linear", name, LINEAR, ModelError)

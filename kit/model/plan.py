@@ -6,27 +6,19 @@ import numpy as np
 import torch
 
 from kit.cpu import attention, dequantize, norm
-from kit.cpu.elementwise import Rotation, as_bits, compiled, tasks_of
-from kit.cpu.history import Append, append
+from kit.cpu.elementwise import as_bits, compiled, tasks_of
+from kit.cpu.history import append
 from kit.cpu.linear import Activations
 from kit.cpu.simd.tiers import tier
 from kit.cpu.threads import Program
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
 from kit.lab.trace import Span
-from kit.model.cpu_ops import scaled_logits
-from kit.model.forward import forward
+from kit.model.forward import Ops, forward, scaled
 
 _ROTATED = {"interleaved": 16, "neox": 32}  # rotated elements of a head must be a multiple of this
 _TABLE = 512  # positions in the table of cosines and sines
 _EMBEDDING = "token_embd.weight"
-
-# Arguments that change from token to token.
-_BLOCKS = Program.column(dequantize.Chunk, "blocks")
-_TURN = Program.column(Rotation, "table")
-_PLACE = Program.column(Append, "position")
-_FIRST, _POSITIONS, _CHUNKS = (Program.column(attention.Chunk, name) for name in ("first", "positions", "chunks"))
-_JOINED = Program.column(attention.Join, "chunks")
 
 
 def obstacle(model) -> str:
@@ -39,9 +31,9 @@ def obstacle(model) -> str:
         "attention is not fused": model.attention != "fused",
         "experts are chosen token by token": c.experts,
         "attention is over a latent": c.latent,
-        "norms subtract the mean": c.family.layer_norm,
+        "queries, keys and values are clamped": c.qkv_limit,
         "scores are capped or have sinks": c.attention_cap or c.family.sinks,
-        f"the activation is {c.family.activation}": c.family.activation not in ("silu", "gelu"),
+        f"the activation is {c.family.activation}": c.family.activation == "clamped",
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,
         "a size is no multiple of 16": any(n % 16 for n in (*vectors, c.head_dim, c.hidden_size)),
         "RoPE rotates parts of a vector": any(rope.dims % _ROTATED[c.family.rope] for rope in ropes),
@@ -62,7 +54,7 @@ class _Op(NamedTuple):
     last: int
 
 
-class Plan:
+class Plan(Ops):
     """Ops that record a model's pass over one token into a program; ``step`` runs it.
 
     Norm weights and biases are copied; matrices are read from the mapped file. The program holds addresses of the KV cache,
@@ -70,11 +62,11 @@ class Plan:
     """
 
     def __init__(self, model, cache):
-        self.config, self.weights, self.trace, self._cache = model.config, model.weights, model.trace, cache
-        self._how, self._ropes = model.linear.activations, model.ropes
+        super().__init__(model)
+        self._how, self._cache = model.linear.activations, cache
         self.program, self._ops, self._held = Program(), [], []
         self._position_bytes = cache.bytes_per_position // self.config.layers
-        self._rotations, self._appends = [], []
+        self._appends, self._turns = [], {}  # steps, and those of each RoPE
         self._attentions: dict[int, list] = {}  # window -> (step of the chunks, step that joins them) of each layer
         self._tables: dict = {}
         most = self.config.heads * attention.chunks_of(0, cache.context) * attention.part_bytes(self.config.head_dim)
@@ -86,136 +78,121 @@ class Plan:
 
     def step(self, token: int, position: int) -> torch.Tensor:
         """Logits (1, vocabulary) after ``token``, whose keys and values are written to ``position`` of the cache."""
-        steps = self.program.steps
-        steps[self._embed, _BLOCKS] = self._blocks.ctypes.data + int(token) * self._blocks.shape[1]
+        self.program.set([self._embed], blocks=self._blocks.ctypes.data + int(token) * self._blocks.shape[1])
         self._move_to(position)
         self.program.run()
         self._record(position)
-        return scaled_logits(self._logits.clone(), self.config)
+        return scaled(self._logits.clone(), self.config)
 
     def _move_to(self, position):
         """Set the arguments that depend on the position."""
-        steps = self.program.steps
-        if position // _TABLE != self._position // _TABLE or self._position < 0:
-            for key, table in self._tables.items():
-                table.fill(self._ropes[key], position // _TABLE * _TABLE)
-        self._position = position
-        for rotation, table in self._rotations:
-            steps[rotation, _TURN] = table.address(position % _TABLE)
-        steps[self._appends, _PLACE] = position
+        new, self._position = position // _TABLE != self._position // _TABLE, position
+        for rope, steps in self._turns.items():
+            if new:
+                self._tables[rope].fill(self.ropes[rope], position // _TABLE * _TABLE)
+            self.program.set(steps, table=self._tables[rope].address(position % _TABLE))
+        self.program.set(self._appends, position=position)
         for window, steps_of in self._attentions.items():
-            chunk, join = np.transpose(steps_of)
+            parts, joins = np.transpose(steps_of)
             first = max(0, position + 1 - window) if window else 0
             chunks = attention.chunks_of(first, position + 1)
-            steps[chunk, _FIRST], steps[chunk, _POSITIONS], steps[chunk, _CHUNKS] = first, position + 1, chunks
-            steps[chunk, Program.TASKS] = self.config.kv_heads * chunks
-            steps[join, _JOINED] = chunks
+            self.program.set(parts, first=first, positions=position + 1, chunks=chunks)
+            self.program.steps[parts, Program.TASKS] = self.config.kv_heads * chunks
+            self.program.set(joins, chunks=chunks)
 
     def _record(self, position):
         """Add a span for each operation to the trace, with times taken by the threads."""
         ends = self.program.ends().tolist()
         starts = [self.program.started, *ends]
-        self.trace.spans.extend(
-            Span(op.what, op.tensor, op.layer, self.trace.token, op.nbytes, starts[op.first], ends[op.last], op.outcome)
-            if op.what != "attention"
-            else Span(
-                op.what, "", op.layer, self.trace.token, (min(op.nbytes, position + 1) or position + 1) * self._position_bytes,
-                starts[op.first], ends[op.last], op.outcome,
-            )
-            for op in self._ops
-        )  # fmt: skip
+        for op in self._ops:
+            nbytes = op.nbytes
+            if op.what == "attention":
+                nbytes = (min(op.nbytes, position + 1) or position + 1) * self._position_bytes
+            times = starts[op.first], ends[op.last]
+            self.trace.spans.append(Span(op.what, op.tensor, op.layer, self.trace.token, nbytes, *times, op.outcome))
 
     # ---- recording
 
-    def _add(self, *steps) -> int:
-        """Append steps (function, arguments, tasks); returns the index of the first."""
-        return min(self.program.add(*step) for step in steps)
+    def begin(self):
+        return len(self.program.steps)
 
-    def _span(self, what, tensor, layer, nbytes=0, outcome="", *, first):
-        self._ops.append(_Op(what, tensor, layer, nbytes, outcome, first, len(self.program.steps) - 1))
+    def end(self, what, start, tensor="", layer=-1, nbytes=0, outcome=""):
+        layer = layer_of(tensor) if tensor else layer
+        self._ops.append(_Op(what, tensor, layer, nbytes, outcome, start, len(self.program.steps) - 1))
+
+    def _hold(self, value):
+        self._held.append(value)  # the program has its address
+        return value
 
     def _new(self, *shape) -> torch.Tensor:
-        self._held.append(torch.empty(*shape))
-        return self._held[-1]
+        return self._hold(torch.empty(*shape))
 
-    def _weight(self, name) -> torch.Tensor:
-        self._held.append(self.weights[name].contiguous())
-        return self._held[-1]
+    def vector(self, name):
+        return self._hold(self.weights[name].contiguous()) if name in self.weights.file.tensors else None
 
-    def _input(self, x) -> Activations:
-        self._held.append(Activations(x))
-        return self._held[-1]
+    def input(self, x) -> Activations:
+        return self._hold(Activations(x))
 
     def embed(self):
-        c, info = self.config, self.weights.info(_EMBEDDING)
+        c, info, first = self.config, self.weights.info(_EMBEDDING), self.begin()
         self._blocks, x = self.weights.blocks(_EMBEDDING), self._new(1, c.hidden_size)
-        self._embed = self._add(dequantize.step(self._blocks[:1], FORMATS[info.qtype], x))
+        self._embed = self.program.add(*dequantize.step(self._blocks[:1], FORMATS[info.qtype], x))
         if c.embedding_scale != 1:
-            self._add((compiled("scale"), (x.data_ptr(), c.hidden_size, as_bits(c.embedding_scale)), tasks_of(c.hidden_size)))
-        self._span("embed", _EMBEDDING, -1, x.nbytes, first=self._embed)
+            self._elementwise("scale", x=x, factor=c.embedding_scale)
+        self.end("embed", first, _EMBEDDING, nbytes=x.nbytes)
         return x
 
-    def norm(self, x, name):
-        return self._input(self.rms_norm(x, name) if name else x)
-
-    def rms_norm(self, x, name):
-        weight, y = self._weight(name), self._new(*x.shape)
-        arguments = x.data_ptr(), weight.data_ptr(), y.data_ptr(), len(weight), *norm.as_bits(self.config.norm_eps)
-        first = self._add((norm.rows(), arguments, -x.numel() // len(weight)))
-        self._span("norm", name, layer_of(name), first=first)
+    def normed(self, x, weight, bias):
+        y, n, layer = self._new(*x.shape), x.shape[-1], bool(self.config.family.layer_norm)
+        arguments = dict(x=x.data_ptr(), y=y.data_ptr(), n=n) | norm.as_bits(self.config.norm_eps)
+        for name, vector, number in (("weight", weight, 1.0), ("bias", bias, 0.0))[: 1 + layer]:
+            arguments[name] = (self._hold(torch.full((n,), number)) if vector is None else vector).data_ptr()
+        self.program.add(norm.rows("layer" if layer else "rms"), arguments, -x.numel() // n)
         return y
 
-    def linear(self, name, input, add_to=None):
-        blocks, info = self.weights.blocks(name), self.weights.info(name)
+    def product(self, name, input):
+        blocks = self.weights.blocks(name)
         y = self._new(1, len(blocks))
-        first = self._add(*input.product(blocks, info.qtype, y, self._how))
-        bias = name.removesuffix("weight") + "bias"
-        if bias in self.weights.file.tensors:
-            self._sum(y, self._weight(bias), 1)
-        self._span("linear", name, layer_of(name), blocks.nbytes, first=first)
-        if add_to is not None:
-            self.add(add_to, y)
+        for step in input.product(blocks, self.weights.info(name).qtype, y, self._how):
+            self.program.add(*step)
         return y
 
-    def _sum(self, x, y, factor):
-        n = x.numel()
-        self._add((compiled("add"), (x.data_ptr(), y.data_ptr(), n, as_bits(factor)), tasks_of(n)))
+    def nbytes(self, name):
+        return self.weights.blocks(name).nbytes
 
-    def add(self, x, y):
-        self._sum(x, y, self.config.residual_scale)
+    def _elementwise(self, name, factor=None, **tensors):
+        n = next(iter(tensors.values())).numel()
+        numbers = {"n": n} if factor is None else {"n": n, "factor": as_bits(factor)}
+        self.program.add(compiled(name), numbers | {key: x.data_ptr() for key, x in tensors.items()}, tasks_of(n))
 
-    def rotate(self, layer, heads):
-        c, rope, first = self.config, self.config.rope_of(layer), len(self.program.steps)
-        table = self._tables.setdefault(rope, _Table(rope.dims, c.family.rope))
-        for x in heads:
-            arguments = Rotation(x.data_ptr(), c.head_dim, rope.dims)
-            self._rotations.append((self._add((compiled(c.family.rope), arguments, -x.shape[1])), table))
-        self._span("rope", "", layer, first=first)
+    def plus(self, x, y, factor):
+        self._elementwise("add", x=x, y=y, factor=factor)
+
+    def turn(self, x, rope):
+        c = self.config
+        self._tables.setdefault(rope, _Table(rope.dims, c.family.rope))
+        arguments = dict(x=x.data_ptr(), head_dim=c.head_dim, dims=rope.dims, table=0)
+        self._turns.setdefault(rope, []).append(self.program.add(compiled(c.family.rope), arguments, -x.shape[1]))
 
     def attend(self, layer, q, k, v):
-        c, window = self.config, self.config.window_of(layer)
-        first, histories = len(self.program.steps), self._cache.histories(layer)
+        c, window, first = self.config, self.config.window_of(layer), self.begin()
+        histories = self._cache.histories(layer)
         for history, new in zip(histories, (k, v), strict=True):
-            arguments = Append(new.data_ptr(), 0, 1, c.head_dim, *history[1:])
-            self._appends.append(self._add((append(history.kind, tier()), arguments, -c.kv_heads)))
-        mixed, group = self._new(1, c.heads * c.head_dim), c.heads // c.kv_heads
-        arguments = attention.chunk_arguments(
-            q.data_ptr(), *histories, self._parts.data_ptr(), group, c.head_dim, c.attention_scale
-        )
-        chunk = self._add((attention.attend_chunk(histories[0].kind, tier()), arguments, 0))
-        join = self._add((attention.combine(), attention.Join(self._parts.data_ptr(), mixed.data_ptr(), c.head_dim), -c.heads))
-        self._attentions.setdefault(window, []).append((chunk, join))
-        self._span("attention", "", layer, window, "fused", first=first)
-        return self._input(mixed)
+            arguments = dict(source=new.data_ptr(), token_bytes=0, tokens=1, dim=c.head_dim, position=0)
+            step = self.program.add(append(history.kind, tier()), arguments | history.arguments("target"), -c.kv_heads)
+            self._appends.append(step)
+        mixed, parts, group = self._new(1, c.heads * c.head_dim), self._parts.data_ptr(), c.heads // c.kv_heads
+        arguments = attention.chunk_arguments(q.data_ptr(), *histories, parts, group, c.head_dim, c.attention_scale)
+        chunk = self.program.add(attention.attend_chunk(histories[0].kind, tier()), arguments, 0)
+        arguments = dict(parts=parts, out=mixed.data_ptr(), dim=c.head_dim, chunks=0)
+        self._attentions.setdefault(window, []).append((chunk, self.program.add(attention.combine(), arguments, -c.heads)))
+        self.end("attention", first, layer=layer, nbytes=window, outcome="fused")
+        return self.input(mixed)
 
-    def activate(self, gate, up):
-        out, n = self._new(*gate.shape), gate.numel()
-        arguments = gate.data_ptr(), up.data_ptr(), out.data_ptr(), n
-        self._add((compiled(self.config.family.activation), arguments, tasks_of(n)))
-        return self._input(out)
-
-    def logits(self, name, input):
-        return self.linear(name, input)
+    def activate(self, gate, up=None):
+        out, up = self._new(*gate.shape), self._new(*gate.shape).fill_(1) if up is None else up
+        self._elementwise(self.config.family.activation, gate=gate, up=up, out=out)
+        return self.input(out)
 
 
 class _Table:

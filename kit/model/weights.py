@@ -15,7 +15,7 @@ from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.gguf.reader import GGUFFile, TensorInfo
 from kit.gguf.summary import check_blocks
 from kit.lab.trace import Trace
-from kit.model.linear import Linear
+from kit.model.linear import Variant
 from kit.quants.registry import dequantize, dtype_named
 
 _PAGE = 4096
@@ -28,13 +28,13 @@ class WeightSource(Protocol):
     unpacked through a cache), kit.model.device_weights.DeviceWeights (blocks on a CUDA device) and
     kit.codec.device.TileWeights (tiles on a device). ``file`` has path, metadata, architecture and tensors; ``store`` is
     the WeightCache with the statistics; ``linear`` is a Transformer's default linear layer: a name in kit.model.linear, or
-    a Linear.
+    a Variant.
     """
 
     file: GGUFFile
     trace: Trace
     store: WeightCache
-    linear: str | Linear
+    linear: str | Variant
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The whole tensor in floating point, (out, in) or (n,)."""

@@ -10,16 +10,10 @@ To look at one: ``codes(FORMATS["Q4_K"], blocks.view(FORMATS["Q4_K"].layout)[:, 
 import numpy as np
 import torch
 
-from kit.gguf.formats import TABLES, Format, Numbers
+from kit.gguf.formats import TABLES, Format, Numbers, described
 
-DEVICE = "cpu"
+DEVICE, knows = "cpu", described
 _CHUNK_WEIGHTS = 2**20  # of one call: codes take four bytes each, and then as much for their bits
-_NUMBERS = ("F32", "F16", "BF16")  # formats without codes: the block is the number
-
-
-def knows(format: Format) -> bool:
-    """Whether the row says what the blocks mean."""
-    return format.codes is not None or format.name in _NUMBERS
 
 
 def run(blocks: np.ndarray, format: Format, out) -> None:

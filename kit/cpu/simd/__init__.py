@@ -9,10 +9,10 @@
 
     scale(kit.cpu.simd.tier(), halves.ctypes.data, codes.ctypes.data, out.ctypes.data, n)
 
-A vector is a value in registers, of any length: LLVM splits what the CPU has no register for. ``vectors`` is plain LLVM.
-The primitives of ``isa`` use an instruction that LLVM does not find by itself. Their first argument, the tier, chooses it:
-"avx512", "avx2", "neon", or "plain", for any CPU. Nothing is reassociated or contracted anywhere: results
-are those of the scalar arithmetic, bit for bit.
+A vector is a value in registers, of any length: LLVM splits what the CPU has no register for. ``vectors`` is plain LLVM,
+written with ``emit``. The primitives of ``isa`` use an instruction that LLVM does not find by itself. Their first argument,
+the tier, chooses it: "avx512", "avx2", "neon", or "plain", for any CPU. Nothing is reassociated or contracted anywhere:
+results are those of the scalar arithmetic, bit for bit.
 """
 
 from kit.cpu.simd.tiers import TIERS, available, describe, features, matrix, self_test, tier, using

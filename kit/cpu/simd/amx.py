@@ -4,16 +4,16 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kit.cpu.simd.isa import call_intrinsic
+from kit.cpu.simd import emit
+from kit.cpu.simd.emit import I8, emits
 from kit.cpu.simd.memory import store
 from kit.cpu.simd.vectors import broadcast, i32x16, inner
 
-_VOID, _BYTE = ir.VoidType(), ir.IntType(8)
-_LEFT, _RIGHT, _SUMS = (ir.Constant(_BYTE, tile) for tile in range(3))  # registers
+_LEFT, _RIGHT, _SUMS = (ir.Constant(I8, tile) for tile in range(3))  # registers
 
 
-def _pointer(builder, address):
-    return builder.inttoptr(address, _BYTE.as_pointer())
+def _call(builder, name, *args):
+    emit.call(builder, f"llvm.x86.{name}", emit.VOID, *args)
 
 
 @inner
@@ -29,22 +29,13 @@ def configure(width, scratch):
 
 @intrinsic
 def _configure(_, address):
-    def emit(context, builder, signature, args):
-        call_intrinsic(builder, "llvm.x86.ldtilecfg", _VOID, [_pointer(builder, args[0])])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), emit
+    return emits(types.void(types.int64), lambda builder, at: _call(builder, "ldtilecfg", emit.pointer(builder, at, I8)))
 
 
 @intrinsic
 def release(_):
     """release(): the tiles hold nothing any more, so that nobody saves them."""
-
-    def emit(context, builder, signature, args):
-        call_intrinsic(builder, "llvm.x86.tilerelease", _VOID, [])
-        return context.get_dummy_value()
-
-    return types.void(), emit
+    return emits(types.void(), lambda builder: _call(builder, "tilerelease"))
 
 
 @intrinsic
@@ -52,14 +43,12 @@ def multiply(_, left, stride, right, sums):
     """multiply(left, stride, right, sums): sums[i, j] = sum over k of left[i, k] * right[k // 4, 4 * j + k % 4], for i and j
     below 16 and k below the width; int8 and int32 at addresses, rows of left ``stride`` bytes apart."""
 
-    def emit(context, builder, signature, args):
-        left, stride, right, sums = args
+    def code(builder, left, stride, right, sums):
         line = ir.Constant(stride.type, 64)
-        call_intrinsic(builder, "llvm.x86.tileloadd64", _VOID, [_LEFT, _pointer(builder, left), stride])
-        call_intrinsic(builder, "llvm.x86.tileloadd64", _VOID, [_RIGHT, _pointer(builder, right), line])
-        call_intrinsic(builder, "llvm.x86.tilezero", _VOID, [_SUMS])
-        call_intrinsic(builder, "llvm.x86.tdpbssd", _VOID, [_SUMS, _LEFT, _RIGHT])
-        call_intrinsic(builder, "llvm.x86.tilestored64", _VOID, [_SUMS, _pointer(builder, sums), line])
-        return context.get_dummy_value()
+        _call(builder, "tileloadd64", _LEFT, emit.pointer(builder, left, I8), stride)
+        _call(builder, "tileloadd64", _RIGHT, emit.pointer(builder, right, I8), line)
+        _call(builder, "tilezero", _SUMS)
+        _call(builder, "tdpbssd", _SUMS, _LEFT, _RIGHT)
+        _call(builder, "tilestored64", _SUMS, emit.pointer(builder, sums, I8), line)
 
-    return types.void(*[types.int64] * 4), emit
+    return emits(types.void(*[types.int64] * 4), code)

@@ -4,84 +4,67 @@ import platform
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
+from kit.cpu.simd import emit
+from kit.cpu.simd.emit import I64, emits
 from kit.cpu.tasks import WORDS
 
-_I64 = ir.IntType(64)
 _X86, _ARM = (platform.machine().lower() in names for names in (("x86_64", "amd64"), ("aarch64", "arm64")))
+_i64 = types.int64
 
 
 def _word(builder, address):
-    return builder.inttoptr(address, _I64.as_pointer())
+    return emit.pointer(builder, address, I64)
 
 
 @intrinsic
 def read(_, address):
     """read(address): an int64 that other threads write; what they wrote before it is visible after."""
-
-    def emit(context, builder, signature, args):
-        return builder.load_atomic(_word(builder, args[0]), "acquire", 8)
-
-    return types.int64(types.int64), emit
+    return emits(_i64(_i64), lambda builder, address: builder.load_atomic(_word(builder, address), "acquire", 8))
 
 
 @intrinsic
 def write(_, address, value):
     """write(address, v): v becomes visible to other threads, and with it all that was written before."""
 
-    def emit(context, builder, signature, args):
-        builder.store_atomic(args[1], _word(builder, args[0]), "release", 8)
-        return context.get_dummy_value()
+    def code(builder, address, value):
+        builder.store_atomic(value, _word(builder, address), "release", 8)
 
-    return types.void(types.int64, types.int64), emit
+    return emits(types.void(_i64, _i64), code)
 
 
 @intrinsic
 def add(_, address, value):
     """add(address, v): add v to an int64 in one step; its value before."""
 
-    def emit(context, builder, signature, args):
-        return builder.atomic_rmw("add", _word(builder, args[0]), args[1], "acq_rel")
+    def code(builder, address, value):
+        return builder.atomic_rmw("add", _word(builder, address), value, "acq_rel")
 
-    return types.int64(types.int64, types.int64), emit
+    return emits(_i64(_i64, _i64), code)
 
 
 @intrinsic
 def exchange(_, address, expected, value):
     """exchange(address, e, v): set an int64 to v if it is e, in one step; its value before."""
 
-    def emit(context, builder, signature, args):
-        pair = builder.cmpxchg(_word(builder, args[0]), args[1], args[2], "acq_rel", "acquire")
-        return builder.extract_value(pair, 0)
+    def code(builder, address, expected, value):
+        return builder.extract_value(builder.cmpxchg(_word(builder, address), expected, value, "acq_rel", "acquire"), 0)
 
-    return types.int64(types.int64, types.int64, types.int64), emit
+    return emits(_i64(_i64, _i64, _i64), code)
 
 
 @intrinsic
 def pause(_):
     """pause(): tell the CPU that this thread waits for another."""
-
-    def emit(context, builder, signature, args):
-        name, *hint = ("llvm.x86.sse2.pause",) if _X86 else ("llvm.aarch64.hint", ir.Constant(ir.IntType(32), 1))  # yield
-        if _X86 or _ARM:
-            kind = ir.FunctionType(ir.VoidType(), [number.type for number in hint])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), hint)
-        return context.get_dummy_value()
-
-    return types.void(), emit
+    name, *hint = ("llvm.x86.sse2.pause",) if _X86 else ("llvm.aarch64.hint", ir.Constant(emit.I32, 1))  # yield
+    return emits(types.void(), lambda builder: emit.call(builder, name, emit.VOID, *hint) if _X86 or _ARM else None)
 
 
 @intrinsic
 def ticks(_):
     """ticks(): a counter of the CPU that goes up at a constant rate, the same on all cores."""
-
-    def emit(context, builder, signature, args):
-        name = "llvm.readcyclecounter" if _X86 else "llvm.readsteadycounter"
-        return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I64, []), name), [])
-
-    return types.int64(), emit
+    return emits(_i64(), lambda builder: emit.call(builder, f"llvm.read{'cycle' if _X86 else 'steady'}counter", I64))
 
 
 @intrinsic
@@ -92,11 +75,9 @@ def call(_, function, task, arguments):
     not look, and the caller takes them away.
     """
 
-    def emit(context, builder, signature, args):
-        kind = ir.FunctionType(ir.VoidType(), [_I64] * (1 + WORDS))
-        first = _word(builder, args[2])
-        words = [builder.load(builder.gep(first, [ir.Constant(_I64, n)])) for n in range(WORDS)]
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[1], *words])
-        return context.get_dummy_value()
+    def code(builder, function, task, arguments):
+        kind, first = ir.FunctionType(emit.VOID, [I64] * (1 + WORDS)), _word(builder, arguments)
+        words = [builder.load(builder.gep(first, [ir.Constant(I64, n)])) for n in range(WORDS)]
+        builder.call(emit.pointer(builder, function, kind), [task, *words])
 
-    return types.void(types.int64, types.int64, types.int64), emit
+    return emits(types.void(_i64, _i64, _i64), code)

@@ -2,14 +2,15 @@
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic
 
+from kit.cpu.simd import emit
+from kit.cpu.simd.emit import I32, emits, every
 from kit.cpu.simd.isa import emit_dot4, emit_kept
 from kit.cpu.simd.vectors import f32x4
 
-_INT = ir.IntType(32)
-_FOUR = ir.VectorType(_INT, 4)
+_FOUR = ir.VectorType(I32, 4)
 
 
 def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, bias: int):
@@ -28,39 +29,37 @@ def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int,
     def primitive(_, codes, x, scales):
         steps = scales.element == types.int16
 
-        def emit(context, builder, signature, args):
-            codes, x, scales = args
-            codes = cgutils.unpack_tuple(builder, codes)
+        def code(builder, codes, x, scales):
+            codes = unpack_tuple(builder, codes)
 
             def shuffled(vector, lanes):
-                return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_INT, len(lanes)), list(lanes)))
+                return emit.shuffle(builder, vector, vector, lanes)
 
             def add_dots(total, sixteens, place):
                 for i in sixteens:
                     code = shuffled(codes[i // 4], range(16 * (i % 4), 16 * (i % 4 + 1)))
-                    code = builder.sub(code, ir.Constant(code.type, [bias] * 16))
-                    address = builder.inttoptr(builder.add(x, ir.Constant(x.type, place + 16 * i)), code.type.as_pointer())
-                    total = emit_dot4(builder, tier, total, code, builder.load(address, align=1), largest, bias > 0)
+                    code = builder.sub(code, every(code.type, bias))
+                    digits = builder.load(emit.pointer(builder, x, code.type, place + 16 * i), align=1)
+                    total = emit_dot4(builder, tier, total, code, digits, largest, bias > 0)
                 return total
 
             def floats(number):
                 return builder.sitofp(number, f32x4.llvm)
 
             def fma(*numbers):
-                kind = ir.FunctionType(f32x4.llvm, [f32x4.llvm] * 3)
-                return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v4f32"), numbers)
+                return emit.fma(builder, *numbers)
 
             def times(number, power):
-                return floats(number), ir.Constant(f32x4.llvm, [float(power)] * 4)
+                return floats(number), every(f32x4.llvm, float(power))
 
             zero = ir.Constant(_FOUR, None)
             if steps:
                 # of four groups sums go on, D2 = d1 + d2 ...: s1 d1 + s2 d2 + ... = (s1 - s2) D1 + (s2 - s3) D2 + ... + s4 D4
                 count = scales.type.count
                 word = ir.VectorType(ir.IntType(64), count // 4)
-                following = builder.lshr(builder.bitcast(scales, word), ir.Constant(word, [16] * word.count))
+                following = builder.lshr(builder.bitcast(scales, word), every(word, 16))
                 changes = builder.sub(scales, builder.bitcast(following, scales.type))
-                changes = emit_kept(builder, tier, builder.sext(changes, ir.VectorType(_INT, count)))
+                changes = emit_kept(builder, tier, builder.sext(changes, ir.VectorType(I32, count)))
                 sums = running = none = [zero] * len(places)
                 for n in sorted(alike):
                     running = running if n % 4 else none
@@ -77,12 +76,12 @@ def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int,
                 for place in places[1:]:
                     if place == places[1] and not at_once:
                         high, number = number, zero
-                    number = add_dots(builder.shl(number, ir.Constant(_FOUR, [8] * 4)), sixteens, place)
+                    number = add_dots(builder.shl(number, every(_FOUR, 8)), sixteens, place)
                 number, scale = floats(number), shuffled(scales, [n] * 4)
                 number = fma(*times(high, 2**16), number) if high else number
                 total = fma(number, scale, total) if total else builder.fmul(number, scale)
             return total
 
-        return f32x4(codes, types.int64, scales), emit
+        return emits(f32x4(codes, types.int64, scales), code)
 
     return primitive

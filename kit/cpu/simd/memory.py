@@ -2,35 +2,29 @@
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kit.cpu.simd.vectors import Vector, inner, llvm_type
+from kit.cpu.simd import emit
+from kit.cpu.simd.emit import emits
+from kit.cpu.simd.vectors import inner, llvm_type
 
 
 @intrinsic
 def load(_, kind, address):
     """load(u8x16, address), load(float32, address): the vector or number at an address."""
     result = kind.instance_type
-
-    def emit(context, builder, signature, args):
-        llvm = result.llvm if isinstance(result, Vector) else llvm_type(result)
-        value = builder.load(builder.inttoptr(args[1], llvm.as_pointer()))
-        value.align = 1
-        return value
-
-    return result(kind, types.int64), emit
+    llvm = llvm_type(result)
+    return emits(result(kind, types.int64), lambda builder, _, at: builder.load(emit.pointer(builder, at, llvm), align=1))
 
 
 @intrinsic
 def store(_, address, value):
     """store(address, v): a vector or a number."""
 
-    def emit(context, builder, signature, args):
-        builder.store(args[1], builder.inttoptr(args[0], args[1].type.as_pointer()), align=1)
-        return context.get_dummy_value()
+    def code(builder, address, value):
+        builder.store(value, emit.pointer(builder, address, value.type), align=1)
 
-    return types.void(types.int64, value), emit
+    return emits(types.void(types.int64, value), code)
 
 
 @intrinsic
@@ -38,38 +32,28 @@ def stream(_, address, vector):
     """stream(address, v): a non-temporal store, past the caches. The address is a multiple of the vector's bytes."""
     nbytes = vector.lanes * vector.element.bitwidth // 8
 
-    def emit(context, builder, signature, args):
-        stored = builder.store(args[1], builder.inttoptr(args[0], args[1].type.as_pointer()), align=nbytes)
-        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
-        return context.get_dummy_value()
+    def code(builder, address, value):
+        stored = builder.store(value, emit.pointer(builder, address, value.type), align=nbytes)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(emit.I32, 1)]))
 
-    return types.void(types.int64, vector), emit
+    return emits(types.void(types.int64, vector), code)
 
 
 @intrinsic
 def prefetch(_, address):
     """prefetch(address): start to bring the line at an address, which may be any, near the CPU."""
 
-    def emit(context, builder, signature, args):
-        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        to_read, near, data = (ir.Constant(word, number) for number in (0, 3, 1))
-        builder.call(function, [builder.inttoptr(args[0], pointer), to_read, near, data])
-        return context.get_dummy_value()
+    def code(builder, address):
+        to_read, near, data = (ir.Constant(emit.I32, number) for number in (0, 3, 1))
+        emit.call(builder, "llvm.prefetch.p0", emit.VOID, emit.pointer(builder, address, emit.I8), to_read, near, data)
 
-    return types.void(types.int64), emit
+    return emits(types.void(types.int64), code)
 
 
 @intrinsic
 def fence(_):
     """fence(): streamed stores become visible to other threads before anything after it."""
-
-    def emit(context, builder, signature, args):
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), emit
+    return emits(types.void(), lambda builder: builder.fence("seq_cst"))
 
 
 def stack(nbytes: int):
@@ -77,13 +61,13 @@ def stack(nbytes: int):
 
     @intrinsic
     def address(_):
-        def emit(context, builder, signature, args):
+        def code(builder):
             with builder.goto_entry_block():  # a loop around the call must not take more at every turn
-                memory = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
+                memory = builder.alloca(ir.ArrayType(emit.I8, nbytes))
             memory.align = 64
-            return builder.ptrtoint(memory, ir.IntType(64))
+            return builder.ptrtoint(memory, emit.I64)
 
-        return types.int64(), emit
+        return emits(types.int64(), code)
 
     return address
 

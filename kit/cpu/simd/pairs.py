@@ -8,11 +8,13 @@ from functools import reduce
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic
 
-from kit.cpu.simd.isa import VNNI, call_intrinsic, opaque
-from kit.cpu.simd.vectors import emit_broadcast, f32x8, i32x8
+from kit.cpu.simd import emit
+from kit.cpu.simd.emit import F32, emits, every
+from kit.cpu.simd.isa import VNNI
+from kit.cpu.simd.vectors import f32x8, i32x8
 from kit.cpu.tasks import features
 
 _BYTES, _WORDS = (ir.VectorType(ir.IntType(bits), 256 // bits) for bits in (8, 16))
@@ -29,57 +31,51 @@ class _Emitter:
 
     def __init__(self, builder, args, order, signed):
         self.builder, (codes, self.x, *_), self.order = builder, args, order
-        self.codes, self.signed = cgutils.unpack_tuple(builder, codes), signed
+        self.codes, self.signed = unpack_tuple(builder, codes), signed
 
     def shuffled(self, vector, lanes):
         """The vector of these lanes."""
-        return self.builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes)))
+        return emit.shuffle(self.builder, vector, vector, lanes)
 
     def scales(self, i: int, group: int, scales, copy):
         """The scales of the two sixteens of weights in half ``i``, f32x8: from memory where they are the same number, which
         takes one load, else of the vector ``scales``, shuffled."""
         first, second = self.order[2 * i : 2 * i + 2]
         if 16 * first // group == 16 * second // group:
-            address = self.builder.add(copy, ir.Constant(copy.type, 4 * first))
-            number = self.builder.load(self.builder.inttoptr(address, f32x8.llvm.element.as_pointer()), align=4)
-            return emit_broadcast(self.builder, number, f32x8)
+            number = self.builder.load(emit.pointer(self.builder, copy, F32, 4 * first), align=4)
+            return emit.broadcast(self.builder, number, f32x8.llvm)
         return self.shuffled(scales, [n for n in (first, second) for _ in range(4)])
 
     def pairs(self, i: int, place: int):
         """Sums of two products, of half ``i`` and the digits ``place`` bytes behind the first ones, in 16 bits."""
         half = self.shuffled(self.codes[i // 2], range(32 * (i % 2), 32 * (i % 2) + 32))
-        address = self.builder.add(self.x, ir.Constant(self.x.type, place + 32 * i))
-        x = self.builder.load(self.builder.inttoptr(address, _BYTES.as_pointer()), align=1)
+        x = self.builder.load(emit.pointer(self.builder, self.x, _BYTES, place + 32 * i), align=1)
         if self.signed:
-            half = self.builder.xor(half, ir.Constant(_BYTES, [128] * 32))
-            x = call_intrinsic(self.builder, "llvm.x86.avx2.psign.b", _BYTES, [x, half])
-            half = call_intrinsic(self.builder, "llvm.abs.v32i8", _BYTES, [half, ir.Constant(ir.IntType(1), 0)])
-        return call_intrinsic(self.builder, "llvm.x86.avx2.pmadd.ub.sw", _WORDS, [half, x])
+            half = self.builder.xor(half, every(_BYTES, 128))
+            x = emit.call(self.builder, "llvm.x86.avx2.psign.b", _BYTES, x, half)
+            half = emit.call(self.builder, "llvm.abs.v32i8", _BYTES, half, ir.Constant(ir.IntType(1), 0))
+        return emit.call(self.builder, "llvm.x86.avx2.pmadd.ub.sw", _WORDS, half, x)
 
     def fours(self, pairs, scales):
         """Sums of two pairs times their scales."""
-        return call_intrinsic(self.builder, "llvm.x86.avx2.pmadd.wd", i32x8.llvm, [pairs, scales])
+        return emit.call(self.builder, "llvm.x86.avx2.pmadd.wd", i32x8.llvm, pairs, scales)
 
     def floats(self, digits):
         """The sums of all digits, in units of the last, as float32."""
         floats = [self.builder.sitofp(digit, f32x8.llvm) for digit in digits]
         total = floats[-1]
         for power, number in enumerate(reversed(floats[:-1]), 1):
-            total = self.fma(number, ir.Constant(f32x8.llvm, [256.0**power] * 8), total)
+            total = self.fma(number, every(f32x8.llvm, 256.0**power), total)
         return total
 
     def fma(self, *numbers):
-        return call_intrinsic(self.builder, "llvm.fmuladd.v8f32", f32x8.llvm, numbers)
+        return emit.fma(self.builder, *numbers)
 
 
 @intrinsic
 def hidden(_, address):
     """hidden(address): the same number, of which LLVM knows nothing: LLVM loads from there what was stored, part by part."""
-
-    def emit(context, builder, signature, args):
-        return opaque(builder, args[0])
-
-    return types.int64(address), emit
+    return emits(types.int64(address), emit.opaque)
 
 
 def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
@@ -91,19 +87,19 @@ def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
 
     @intrinsic
     def primitive(_, codes, x, steps):
-        def emit(context, builder, signature, args):
+        def emitted(builder, *args):
             code, sums = _Emitter(builder, args, order, False), [None] * len(places)
             steps = code.shuffled(args[2], [*order[0::2], *order[1::2]])
             twice = ([first + n // 2 for n in (*range(8), *range(16, 24))] for first in (0, 4))
-            steps = [builder.bitcast(opaque(builder, code.shuffled(steps, lanes)), i32x8.llvm) for lanes in twice]
+            steps = [builder.bitcast(emit.opaque(builder, code.shuffled(steps, lanes)), i32x8.llvm) for lanes in twice]
             for i in range(8):
                 step = builder.bitcast(code.shuffled(steps[i // 4], [i % 4] * 4 + [4 + i % 4] * 4), _WORDS)
                 for digit, place in enumerate(places):
                     four = code.fours(code.pairs(i, place), step)
-                    sums[digit] = opaque(builder, builder.add(sums[digit], four)) if i else four
+                    sums[digit] = emit.opaque(builder, builder.add(sums[digit], four)) if i else four
             return code.floats(sums)
 
-        return f32x8(codes, types.int64, steps), emit
+        return emits(f32x8(codes, types.int64, steps), emitted)
 
     return primitive
 
@@ -111,7 +107,7 @@ def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
 def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, signed: bool):
     """The same with scales f32x16 in place of steps, which ``copy`` holds as they are; codes are at most ``largest``, or with
     ``signed`` int8 with the highest bit flipped."""
-    ones = ir.Constant(_WORDS, [1] * 16)
+    ones = every(_WORDS, 1)
     alike: dict[tuple[int, ...], list[int]] = {}  # halves whose lanes have the same scales
     for i in range(len(order) // 2):
         alike.setdefault(tuple(16 * n // group for n in order[2 * i : 2 * i + 2]), []).append(i)
@@ -119,7 +115,7 @@ def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, large
 
     @intrinsic
     def primitive(_, codes, x, scales, copy):
-        def emit(context, builder, signature, args):
+        def emitted(builder, *args):
             code, total = _Emitter(builder, args, order, signed), None
             for halves in alike.values():
                 sums = []
@@ -131,6 +127,6 @@ def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, large
                 total = code.fma(numbers, scale, total) if total else builder.fmul(numbers, scale)
             return total
 
-        return f32x8(codes, types.int64, scales, types.int64), emit
+        return emits(f32x8(codes, types.int64, scales, types.int64), emitted)
 
     return primitive

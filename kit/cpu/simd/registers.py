@@ -1,40 +1,47 @@
 """Several vectors at once: the tile of sums that a matrix product keeps in registers."""
 
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core.cgutils import pack_array, unpack_tuple
 from numba.extending import intrinsic
 
+from kit.cpu.simd import emit
+from kit.cpu.simd.emit import F32, I32, emits, every
 from kit.cpu.simd.isa import emit_dot4
-from kit.cpu.simd.vectors import Vector, emit_broadcast, f32x16, i32x16, u8x64
+from kit.cpu.simd.vectors import Vector, f32x16, i32x16, u8x64
+
+_i64 = types.int64
+
+
+def _load(builder, kind, address, offset=0):
+    return builder.load(emit.pointer(builder, address, kind, offset), align=4)
+
+
+def _spread(builder, address, offset=0):
+    """The float32 at an address in every lane."""
+    return emit.broadcast(builder, _load(builder, F32, address, offset), f32x16.llvm)
 
 
 def several_of(count: int):
     """Two primitives for tuples of ``count`` vectors: load(address, stride), of f32x16, and store(address, stride, tuple)."""
     several = types.UniTuple(f32x16, count)
 
-    def pointers(builder, address, stride):
-        places = (builder.add(address, builder.mul(stride, ir.Constant(stride.type, i))) for i in range(count))
-        return [builder.inttoptr(place, f32x16.llvm.as_pointer()) for place in places]
+    def places(builder, address, stride):
+        return [emit.strided(builder, address, stride, i) for i in range(count)]
 
     @intrinsic
     def load_several(_, address, stride):
-        def emit(context, builder, signature, args):
-            vectors = [builder.load(pointer) for pointer in pointers(builder, *args)]
-            for vector in vectors:
-                vector.align = 4
-            return context.make_tuple(builder, several, vectors)
+        def code(builder, address, stride):
+            return pack_array(builder, [_load(builder, f32x16.llvm, at) for at in places(builder, address, stride)])
 
-        return several(types.int64, types.int64), emit
+        return emits(several(_i64, _i64), code)
 
     @intrinsic
     def store_several(_, address, stride, vectors):
-        def emit(context, builder, signature, args):
-            for pointer, vector in zip(pointers(builder, *args[:2]), cgutils.unpack_tuple(builder, args[2]), strict=True):
-                builder.store(vector, pointer, align=4)
-            return context.get_dummy_value()
+        def code(builder, address, stride, vectors):
+            for at, vector in zip(places(builder, address, stride), unpack_tuple(builder, vectors), strict=True):
+                builder.store(vector, emit.pointer(builder, at, f32x16.llvm), align=4)
 
-        return types.void(types.int64, types.int64, several), emit
+        return emits(types.void(_i64, _i64, several), code)
 
     return load_several, store_several
 
@@ -43,15 +50,12 @@ def several_of(count: int):
 def add_products(_, sums, rows, tokens):
     """add_products(s, w, x): to each of the sums of a tile, row after row, a row's vector times a token's."""
 
-    def emit(context, builder, signature, args):
-        s, w, x = (cgutils.unpack_tuple(builder, arg) for arg in args)
-        kind = ir.FunctionType(f32x16.llvm, [f32x16.llvm] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32")
-        pairs = [(row, token) for row in w for token in x]
-        results = [builder.call(fma, (*pair, c)) for pair, c in zip(pairs, s, strict=True)]
-        return context.make_tuple(builder, signature.return_type, results)
+    def code(builder, *tuples):
+        s, w, x = (unpack_tuple(builder, vectors) for vectors in tuples)
+        pairs = ((row, token) for row in w for token in x)
+        return pack_array(builder, [emit.fma(builder, *pair, c) for pair, c in zip(pairs, s, strict=True)])
 
-    return sums(sums, rows, tokens), emit
+    return emits(sums(sums, rows, tokens), code)
 
 
 def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = (0,)):
@@ -66,53 +70,47 @@ def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = 
 
     @intrinsic
     def add_dots(_, tier, totals, x, stride, weights, apart, scales, minima, sums):
-        def emit(context, builder, signature, args):
-            _, old, x, stride, weights, apart, scales, minima, sums = args
-            old, scales, minima = (cgutils.unpack_tuple(builder, vectors) for vectors in (old, scales, minima))
-            tokens, kind = len(old) // len(scales), ir.FunctionType(f32x16.llvm, [f32x16.llvm] * 3)
-            fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32")
+        def code(builder, _, old, x, stride, weights, apart, scales, minima, sums):
+            old, scales, minima = (unpack_tuple(builder, vectors) for vectors in (old, scales, minima))
+            tokens = len(old) // len(scales)
 
-            def loaded(kind, address, stride, number, offset=0):
-                place = builder.add(address, builder.mul(stride, ir.Constant(stride.type, number)))
-                place = builder.add(place, ir.Constant(stride.type, offset))
-                return builder.load(builder.inttoptr(place, kind.as_pointer()), align=4)
+            def fma(*vectors):
+                return emit.fma(builder, *vectors)
+
+            def of(token, address):
+                return emit.strided(builder, address, stride, token)
 
             def add(dots, digit):
                 """dots with the products of a digit."""
                 for k in range(depth):
-                    rows = [loaded(u8x64.llvm, weights, apart, row, 64 * k) for row in range(len(scales))]
+                    rows = (emit.strided(builder, weights, apart, row) for row in range(len(scales)))
+                    vectors = [_load(builder, u8x64.llvm, row, 64 * k) for row in rows]
                     for token in range(tokens):
-                        four = emit_broadcast(builder, loaded(ir.IntType(32), x, stride, token, digit + 4 * k), i32x16)
+                        four = emit.broadcast(builder, _load(builder, I32, of(token, x), digit + 4 * k), i32x16.llvm)
                         four = builder.bitcast(four, u8x64.llvm)
-                        for row, codes in enumerate(rows):
-                            at = row * tokens + token
+                        for at, codes in zip(range(token, len(dots), tokens), vectors, strict=True):
                             dots[at] = emit_dot4(builder, tier, dots[at], codes, four, largest)
                 return dots
 
             def floats(dots):
                 return [builder.sitofp(dot, f32x16.llvm) for dot in dots]
 
-            none, eight = ([ir.Constant(i32x16.llvm, [number] * 16)] * len(old) for number in (0, 8))
-            lower = []
+            none, lower = [every(i32x16.llvm, 0)] * len(old), []
             if digits[1:]:  # the lower two together fit 32 bits, all three do not
                 second, third = digits[1:]
-                lower = add([builder.shl(*pair) for pair in zip(add([*none], second), eight, strict=True)], third)
-                lower = floats(lower)
+                lower = floats(add([builder.shl(dot, every(dot.type, 8)) for dot in add([*none], second)], third))
             dots = floats(add([*none], digits[0]))
             if lower:
-                place = ir.Constant(f32x16.llvm, [2.0**16] * 16)
-                dots = [builder.call(fma, [dot, place, rest]) for dot, rest in zip(dots, lower, strict=True)]
+                dots = [fma(dot, every(dot.type, 2.0**16), rest) for dot, rest in zip(dots, lower, strict=True)]
             for at, dot in enumerate(dots):
                 row, token = divmod(at, tokens)
                 if units:
-                    unit = loaded(ir.FloatType(), sums, stride, token, units)
-                    dot = builder.fmul(dot, emit_broadcast(builder, unit, f32x16))
-                total = builder.call(fma, [dot, scales[row], old[at]])
-                number = emit_broadcast(builder, loaded(ir.FloatType(), sums, stride, token), f32x16)
-                old[at] = builder.call(fma, [number, minima[row], total])
-            return context.make_tuple(builder, totals, old)
+                    dot = builder.fmul(dot, _spread(builder, of(token, sums), units))
+                total = fma(dot, scales[row], old[at])
+                old[at] = fma(_spread(builder, of(token, sums)), minima[row], total)
+            return pack_array(builder, old)
 
-        return totals(tier, totals, *[types.int64] * 4, scales, minima, types.int64), emit
+        return emits(totals(tier, totals, *[_i64] * 4, scales, minima, _i64), code)
 
     return add_dots
 
@@ -123,46 +121,40 @@ def sum_of_products(_, kind, vectors, address, stride, total):
     the address on: vectors, or numbers (of types.float32) for all lanes."""
     of = kind.instance_type
 
-    def emit(context, builder, signature, args):
-        kind = ir.FunctionType(total.llvm, [total.llvm] * 3)
-        fma = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v16f32")
-        result, element = args[4], of.llvm if isinstance(of, Vector) else ir.FloatType()
-        for i, vector in enumerate(cgutils.unpack_tuple(builder, args[1])):
-            place = builder.add(args[2], builder.mul(args[3], ir.Constant(args[3].type, i)))
-            loaded = builder.load(builder.inttoptr(place, element.as_pointer()))
-            loaded.align = 4
-            loaded = builder.sitofp(loaded, total.llvm) if isinstance(of, Vector) else emit_broadcast(builder, loaded, total)
-            result = builder.call(fma, [vector, loaded, result])
+    def code(builder, _, vectors, address, stride, result):
+        for i, vector in enumerate(unpack_tuple(builder, vectors)):
+            at = emit.strided(builder, address, stride, i)
+            if isinstance(of, Vector):
+                factor = builder.sitofp(_load(builder, of.llvm, at), result.type)
+            else:
+                factor = _spread(builder, at)
+            result = emit.fma(builder, vector, factor, result)
         return result
 
-    return total(kind, vectors, types.int64, types.int64, total), emit
+    return emits(total(kind, vectors, _i64, _i64, total), code)
 
 
 @intrinsic
 def times_numbers(_, vectors, address, stride):
     """times_numbers(v, address, stride): v[0] * a, v[1] * b ... with float32 numbers that lie ``stride`` bytes apart."""
 
-    def emit(context, builder, signature, args):
-        found = []
-        for i, vector in enumerate(cgutils.unpack_tuple(builder, args[0])):
-            place = builder.add(args[1], builder.mul(args[2], ir.Constant(args[2].type, i)))
-            number = builder.load(builder.inttoptr(place, ir.FloatType().as_pointer()), align=4)
-            found.append(builder.fmul(vector, emit_broadcast(builder, number, f32x16)))
-        return context.make_tuple(builder, vectors, found)
+    def code(builder, vectors, address, stride):
+        places = (emit.strided(builder, address, stride, i) for i in range(vectors.type.count))
+        pairs = zip(unpack_tuple(builder, vectors), places, strict=True)
+        return pack_array(builder, [builder.fmul(vector, _spread(builder, at)) for vector, at in pairs])
 
-    return vectors(vectors, types.int64, types.int64), emit
+    return emits(vectors(vectors, _i64, _i64), code)
 
 
 @intrinsic
 def transpose(_, vectors):
     """transpose(v): 16 vectors of lane 0 of all 16, lane 1 of all ..."""
 
-    def emit(context, builder, signature, args):
-        rows = cgutils.unpack_tuple(builder, args[0])
+    def code(builder, vectors):
+        rows = unpack_tuple(builder, vectors)
         halves = [[lane + other for lane in range(start, start + 8) for other in (0, 16)] for start in (0, 8)]
-        masks = [ir.Constant(ir.VectorType(ir.IntType(32), 16), half) for half in halves]
         for _ in range(4):  # each riffles the vectors as a pack of cards
-            rows = [builder.shuffle_vector(rows[i], rows[i + 8], mask) for i in range(8) for mask in masks]
-        return context.make_tuple(builder, vectors, rows)
+            rows = [emit.shuffle(builder, rows[i], rows[i + 8], half) for i in range(8) for half in halves]
+        return pack_array(builder, rows)
 
-    return vectors(vectors), emit
+    return emits(vectors(vectors), code)

@@ -10,6 +10,8 @@ from numba.core.imputils import lower_constant
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
 
 from kit.cpu.numba_private import Inner, set_source_stamp
+from kit.cpu.simd import emit
+from kit.cpu.simd.emit import emits
 from kit.cpu.tasks import Static, features, source_stamp
 
 
@@ -79,10 +81,13 @@ class Vector(types.Type):
         return ir.VectorType(llvm_type(self.element), self.lanes)
 
 
-def llvm_type(number: types.Type) -> ir.Type:
-    if isinstance(number, types.Float):
-        return ir.FloatType() if number.bitwidth == 32 else ir.DoubleType()
-    return ir.IntType(1 if number == types.boolean else number.bitwidth)
+def llvm_type(kind: types.Type) -> ir.Type:
+    """The LLVM type of a vector or number."""
+    if isinstance(kind, Vector):
+        return kind.llvm
+    if isinstance(kind, types.Float):
+        return emit.F32 if kind.bitwidth == 32 else ir.DoubleType()
+    return ir.IntType(1 if kind == types.boolean else kind.bitwidth)
 
 
 @register_model(Vector)
@@ -103,120 +108,84 @@ mask16, mask32, mask64 = (Vector(types.boolean, lanes) for lanes in (16, 32, 64)
 # ---- lanes
 
 
-def emit_broadcast(builder, value, vector: Vector):
-    first = builder.insert_element(ir.Constant(vector.llvm, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
-    every = ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), [0] * vector.lanes)
-    return builder.shuffle_vector(first, ir.Constant(vector.llvm, ir.Undefined), every)
-
-
 @intrinsic
 def broadcast(_, kind, number):
     """broadcast(f32x16, x): x in every lane."""
     vector = kind.instance_type
 
-    def emit(context, builder, signature, args):
-        return emit_broadcast(builder, context.cast(builder, args[1], signature.args[1], vector.element), vector)
+    def code(context, builder, signature, args):
+        return emit.broadcast(builder, context.cast(builder, args[1], signature.args[1], vector.element), vector.llvm)
 
-    return vector(kind, number), emit
+    return vector(kind, number), code
 
 
-def _shuffled(vector: Vector, lanes: list[int]):
-    """The result type and the code that picks ``lanes`` of two vectors laid end to end."""
-    result = Vector(vector.element, len(lanes))
-
-    def emit(context, builder, signature, args):
-        indices = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
-        return builder.shuffle_vector(args[0], args[-1], indices)
-
-    return result, emit
+def _picked(lanes, *vectors: Vector):
+    """What an intrinsic returns that gives these lanes of a vector, or of two laid end to end."""
+    result = Vector(vectors[0].element, len(lanes))
+    return emits(result(*vectors), lambda builder, *values: emit.shuffle(builder, values[0], values[-1], lanes))
 
 
 @intrinsic
 def join(_, a, b):
     """join(a, b): a's lanes, then b's."""
-    result, emit = _shuffled(a, list(range(2 * a.lanes)))
-    return result(a, b), emit
+    return _picked(range(2 * a.lanes), a, b)
 
 
 @intrinsic
 def interleave(_, a, b):
     """interleave(a, b): a0 b0 a1 b1 ..."""
-    result, emit = _shuffled(a, [lane + half for lane in range(a.lanes) for half in (0, a.lanes)])
-    return result(a, b), emit
+    return _picked([lane + half for lane in range(a.lanes) for half in (0, a.lanes)], a, b)
 
 
 @intrinsic
 def low(_, vector):
     """low(v): the first half of the lanes."""
-    result, emit = _shuffled(vector, list(range(vector.lanes // 2)))
-    return result(vector), emit
+    return _picked(range(vector.lanes // 2), vector)
 
 
 @intrinsic
 def high(_, vector):
     """high(v): the second half of the lanes."""
-    result, emit = _shuffled(vector, list(range(vector.lanes // 2, vector.lanes)))
-    return result(vector), emit
+    return _picked(range(vector.lanes // 2, vector.lanes), vector)
 
 
 def pick(*lanes: int):
     """A primitive: pick(3, 3, 5)(v) is the vector of v's lanes 3, 3 and 5."""
-
-    @intrinsic
-    def picked(_, vector):
-        result, emit = _shuffled(vector, list(lanes))
-        return result(vector), emit
-
-    return picked
+    return intrinsic(lambda _, vector: _picked(lanes, vector))
 
 
 def constant(vector: Vector, *numbers):
     """A primitive without arguments: the vector of these numbers."""
-
-    @intrinsic
-    def constants(_):
-        return vector(), lambda *_: ir.Constant(vector.llvm, list(numbers))
-
-    return constants
+    return intrinsic(lambda _: emits(vector(), lambda builder: ir.Constant(vector.llvm, list(numbers))))
 
 
 @intrinsic
 def swap_neighbors(_, vector):
     """swap_neighbors(v): v1 v0 v3 v2 ..."""
-    result, emit = _shuffled(vector, [lane ^ 1 for lane in range(vector.lanes)])
-    return result(vector), emit
+    return _picked([lane ^ 1 for lane in range(vector.lanes)], vector)
 
 
 @intrinsic(prefer_literal=True)
 def move_up(_, vector, count):
     """move_up(v, n): each lane holds what lay n lanes (a constant) below it, the first n zero."""
+    first = vector.lanes - count.literal_value
 
-    def emit(context, builder, signature, args):
-        first = vector.lanes - count.literal_value
-        below = ir.Constant(ir.VectorType(ir.IntType(32), vector.lanes), list(range(first, first + vector.lanes)))
-        return builder.shuffle_vector(ir.Constant(args[0].type, None), args[0], below)
+    def code(builder, value, _):
+        return emit.shuffle(builder, ir.Constant(value.type, None), value, range(first, first + vector.lanes))
 
-    return vector(vector, count), emit
+    return emits(vector(vector, count), code)
 
 
 @intrinsic
 def extract(_, vector, lane):
     """extract(v, i): the number in lane i."""
-
-    def emit(context, builder, signature, args):
-        return builder.extract_element(args[0], args[1])
-
-    return vector.element(vector, types.int64), emit
+    return emits(vector.element(vector, types.int64), lambda builder, value, lane: builder.extract_element(value, lane))
 
 
 @intrinsic
 def select(_, mask, a, b):
     """select(mask, a, b): a where the mask is set, else b (vectors of one type)."""
-
-    def emit(context, builder, signature, args):
-        return builder.select(*args)
-
-    return a(mask, a, b), emit
+    return emits(a(mask, a, b), lambda builder, *args: builder.select(*args))
 
 
 # ---- conversions
@@ -239,11 +208,7 @@ def convert(_, kind, vector):
         name = "sext" if signed else "zext"
     else:
         name = "trunc" if result.element.bitwidth < source.bitwidth else "bitcast"
-
-    def emit(context, builder, signature, args):
-        return getattr(builder, name)(args[1], result.llvm)
-
-    return result(kind, vector), emit
+    return emits(result(kind, vector), lambda builder, _, value: getattr(builder, name)(value, result.llvm))
 
 
 @intrinsic
@@ -252,37 +217,27 @@ def bitcast(_, kind, value):
     result = kind.instance_type
     mask = isinstance(result, Vector) and result.element == types.boolean
 
-    def emit(context, builder, signature, args):
+    def code(builder, _, value):
         if mask and "neon" in features():
-            return _lanes_set(builder, args[1], result.lanes)
-        return builder.bitcast(args[1], result.llvm if isinstance(result, Vector) else llvm_type(result))
+            return _lanes_set(builder, value, result.lanes)
+        return builder.bitcast(value, llvm_type(result))
 
-    return result(kind, value), emit
+    return emits(result(kind, value), code)
 
 
 def _lanes_set(builder, bits, lanes: int):
     """The mask whose bits an integer holds, by a look-up and a test (tbl, cmtst): LLVM's takes each lane by itself on Arm."""
-    bytes_, vector = (ir.VectorType(ir.IntType(8), count) for count in (lanes // 8, lanes))
-    each = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [lane // 8 for lane in range(lanes)])
+    bytes_, vector = (ir.VectorType(emit.I8, count) for count in (lanes // 8, lanes))
     bits = builder.bitcast(bits, bytes_)
-    own = builder.and_(builder.shuffle_vector(bits, bits, each), ir.Constant(vector, [1 << lane % 8 for lane in range(lanes)]))
+    each = emit.shuffle(builder, bits, bits, [lane // 8 for lane in range(lanes)])
+    own = builder.and_(each, ir.Constant(vector, [1 << lane % 8 for lane in range(lanes)]))
     return builder.icmp_unsigned("!=", own, ir.Constant(vector, None))
 
 
 # ---- arithmetic: a vector and a vector, or a vector and a number that is converted to the vector's type
 
 
-def _instruction(name: str):
-    """The builder method for integers signed or not, and floats: "lshr ashr -", "cmp <"."""
-    unsigned, signed, floating, *comparison = name.split()
-
-    def emit(builder, element, a, b):
-        method = floating if isinstance(element, types.Float) else signed if element.signed else unsigned
-        return getattr(builder, method)(*comparison, a, b)
-
-    return emit
-
-
+# the builder's methods for unsigned integers, signed ones and floats, and the comparison
 _OPERATORS = {
     operator.add: "add add fadd",
     operator.sub: "sub sub fsub",
@@ -301,24 +256,24 @@ _OPERATORS = {
 } | {operator.ne: "icmp_unsigned icmp_signed fcmp_unordered !="}  # fmt: skip
 
 
-def _define(function, instruction):
-    combine = _instruction(instruction)
-    compares = "cmp" in instruction
+def _define(function, methods):
+    unsigned, signed, floating, *comparison = methods.split()
 
     @intrinsic
     def primitive(_, a, b):
         vector = a if isinstance(a, Vector) else b
+        element, result = vector.element, Vector(types.boolean, vector.lanes) if comparison else vector
+        method = floating if isinstance(element, types.Float) else signed if element.signed else unsigned
 
-        def emit(context, builder, signature, args):
-            operands = (
-                arg
-                if isinstance(kind, Vector)
-                else emit_broadcast(builder, context.cast(builder, arg, kind, vector.element), vector)
-                for arg, kind in zip(args, signature.args, strict=True)
-            )
-            return combine(builder, vector.element, *operands)
+        def code(context, builder, signature, args):
+            def spread(kind, arg):
+                if isinstance(kind, Vector):
+                    return arg
+                return emit.broadcast(builder, context.cast(builder, arg, kind, element), vector.llvm)
 
-        return Vector(types.boolean, vector.lanes)(a, b) if compares else vector(a, b), emit
+            return getattr(builder, method)(*comparison, *map(spread, signature.args, args))
+
+        return result(a, b), code
 
     @overload(function)
     def _(a, b):
@@ -326,5 +281,5 @@ def _define(function, instruction):
             return lambda a, b: primitive(a, b)
 
 
-for _function, _name in _OPERATORS.items():
-    _define(_function, _name)
+for _function, _methods in _OPERATORS.items():
+    _define(_function, _methods)
