@@ -133,15 +133,13 @@ def regular_codes(block, s, j, table, FORMAT: tl.constexpr):
 def _plane_word(block, g, PLANE: tl.constexpr, FORMAT: tl.constexpr):
     """Integers 4 g to 4 g + 3 of a plane, in four bytes; 128 is added to signed ones."""
     tl.static_assert(PLANE.step == 1 and PLANE.shift == 0 and PLANE.run != 2, "no kernel for such planes of codes")
-    run: tl.constexpr = PLANE.run // 4
-    fields: tl.constexpr = 8 // PLANE.bits
     field = _field(block, PLANE, FORMAT)
     ALIGN: tl.constexpr = FORMAT.alignment(PLANE)
     if PLANE.bits == 8:
         return _word(field, g, ALIGN) ^ (0x80808080 if FORMAT.signed(PLANE) else 0)
     elif PLANE.run > 1:
-        word = _word(field, g // (run * fields) * run + g % run, ALIGN)
-        return (word >> (PLANE.bits * (g // run % fields)).to(tl.uint32)) & (((1 << PLANE.bits) - 1) * 0x01010101)
+        at, shift = _place(g, PLANE, 4)
+        return (_word(field, at, ALIGN) >> shift.to(tl.uint32)) & (((1 << PLANE.bits) - 1) * 0x01010101)
     elif PLANE.bits == 4:
         both = _byte(field + 2 * g) | (_byte(field + 2 * g + 1) << 16)
         return (both | (both << 4)) & 0x0F0F0F0F
@@ -187,10 +185,16 @@ def _step(block, i, FORMAT: tl.constexpr):
 @triton.jit
 def _integer(block, i, PLANE: tl.constexpr, FORMAT: tl.constexpr):
     """Integer i of a plane."""
-    run: tl.constexpr = PLANE.run
+    at, shift = _place(i, PLANE, 1)
+    return (_byte(_field(block, PLANE, FORMAT) + PLANE.step * at) >> shift.to(tl.uint32)) & ((1 << PLANE.bits) - 1)
+
+
+@triton.jit
+def _place(i, PLANE: tl.constexpr, WIDTH: tl.constexpr):
+    """Plane.place for WIDTH integers of a run at a time: which byte, or word of so many bytes, and the lowest bit."""
+    run: tl.constexpr = PLANE.run // WIDTH
     fields: tl.constexpr = 8 // PLANE.bits
-    byte = _byte(_field(block, PLANE, FORMAT) + PLANE.step * (i // (run * fields) * run + i % run))
-    return (byte >> (PLANE.shift + PLANE.bits * (i // run % fields)).to(tl.uint32)) & ((1 << PLANE.bits) - 1)
+    return i // (run * fields) * run + i % run, PLANE.shift + PLANE.bits * (i // run % fields)
 
 
 @triton.jit

@@ -1,7 +1,5 @@
 """The forward pass of one token, recorded once from kit.model.forward and then run by the kit's threads without Python."""
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 
@@ -42,18 +40,6 @@ def obstacle(model) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-class _Op(NamedTuple):
-    """The fields of a trace's span for the steps from ``first`` to ``last``."""
-
-    what: str
-    tensor: str
-    layer: int
-    nbytes: int
-    outcome: str
-    first: int
-    last: int
-
-
 class Plan(Ops):
     """Ops that record a model's pass over one token into a program; ``step`` runs it.
 
@@ -64,7 +50,8 @@ class Plan(Ops):
     def __init__(self, model, cache):
         super().__init__(model)
         self._how, self._cache = model.linear.activations, cache
-        self.program, self._ops, self._held = Program(), [], []
+        self.program, self._held = Program(), []
+        self._spans: list[Span] = []  # whose times are the first and the last step
         self._position_bytes = cache.bytes_per_position // self.config.layers
         self._appends, self._turns = [], {}  # steps, and those of each RoPE
         self._attentions: dict[int, list] = {}  # window -> (step of the chunks, step that joins them) of each layer
@@ -104,12 +91,10 @@ class Plan(Ops):
         """Add a span for each operation to the trace, with times taken by the threads."""
         ends = self.program.ends().tolist()
         starts = [self.program.started, *ends]
-        for op in self._ops:
-            nbytes = op.nbytes
-            if op.what == "attention":
-                nbytes = (min(op.nbytes, position + 1) or position + 1) * self._position_bytes
-            times = starts[op.first], ends[op.last]
-            self.trace.spans.append(Span(op.what, op.tensor, op.layer, self.trace.token, nbytes, *times, op.outcome))
+        for what, tensor, layer, _, nbytes, first, last, outcome in self._spans:
+            if what == "attention":  # there the window
+                nbytes = (min(nbytes, position + 1) or position + 1) * self._position_bytes
+            self.trace.add(what, starts[first], ends[last], tensor, layer, None, nbytes, outcome)
 
     # ---- recording
 
@@ -118,7 +103,7 @@ class Plan(Ops):
 
     def end(self, what, start, tensor="", layer=-1, nbytes=0, outcome=""):
         layer = layer_of(tensor) if tensor else layer
-        self._ops.append(_Op(what, tensor, layer, nbytes, outcome, start, len(self.program.steps) - 1))
+        self._spans.append(Span(what, tensor, layer, -1, nbytes, start, len(self.program.steps) - 1, outcome))
 
     def _hold(self, value):
         self._held.append(value)  # the program has its address
