@@ -21,12 +21,10 @@ class Buffers:
         self._lock = threading.RLock()  # a finaliser may run in the thread that holds it
 
     def empty(self, shape: tuple[int, ...], dtype):
-        """An uninitialized tensor of a torch dtype, or array of a numpy dtype; from ``least`` bytes on aligned to 64, and from
-        the pool if that has memory of exactly that size."""
+        """An uninitialized tensor of a torch dtype, or array of a numpy dtype, aligned to 64 bytes; from the pool if that has
+        memory of exactly that size."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes < self.least:
-            return _small(shape, dtype)
-        if nbytes <= self.limit:
+        if self.least <= nbytes <= self.limit:
             room = self._take(nbytes)
             memory = np.asarray(memoryview(room))  # every tensor and view below holds this array, and nothing else does
             weakref.finalize(memory, self._give_back, room).atexit = False
@@ -52,14 +50,6 @@ class Buffers:
             self.free_bytes += memory.nbytes
             while self.free_bytes > self.limit:
                 self.free_bytes -= self._free.pop(0).nbytes
-
-
-def _small(shape, dtype):
-    if isinstance(dtype, np.dtype):
-        return np.empty(shape, dtype)
-    import torch
-
-    return torch.empty(shape, dtype=dtype)
 
 
 def _aligned(nbytes: int) -> np.ndarray:

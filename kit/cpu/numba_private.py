@@ -119,8 +119,3 @@ def _library(function, count, symbol):
 def set_source_stamp(dispatcher, stamp: str) -> None:
     """Code that Numba cached of the function with another stamp counts as stale."""
     dispatcher._cache._cache_file._source_stamp = stamp
-
-
-def source_stamp_of(dispatcher) -> str:
-    """The stamp that ``set_source_stamp`` gave."""
-    return dispatcher._cache._cache_file._source_stamp

@@ -17,17 +17,14 @@ class Architecture:
     rope: str = "interleaved"
     norms: tuple[str, str, str, str] = ("attn_norm", "", "ffn_norm", "")
     layer_norm: str = ""  # LayerNorm in place of RMSNorm: "weighted", with biases if the file has them, or "bare"
-    qk_norm: str = (
-        ""  # norm of queries and keys before RoPE: by "head", over "all" heads, by head where "stored"; or "after" it
-    )
+    # norm of queries and keys before RoPE: by "head", over "all" heads, by head where "stored"; or "after" it
+    qk_norm: str = ""
     fused: tuple[str, ...] = ()  # "attn": attn_qkv is the rows of q, k and v; "ffn": ffn_up is those of gate and up
     latent: bool = False  # keys and values are projections of one latent (MLA); on the CPU alone
     gating: int = 1  # how shares come from a router's scores, if the file does not say: softmax (1) or sigmoid (2)
     normed: bool = True  # the shares of the chosen experts sum to 1; False: if the file says so
     gated: bool = True  # False: no ffn_gate, the activation is that of ffn_up
-    activation: str = (
-        "silu"  # of the gate: "silu", "gelu" (by tanh), "clamped" (gpt-oss); without a gate "gelu", "squared_relu"
-    )
+    activation: str = "silu"  # of the gate, or "gelu" (by tanh), "clamped" (gpt-oss); without one "gelu", "squared_relu"
     logits_multiplied: bool = False  # by logit_scale, which divides them elsewhere
     scaled: bool = False  # granite's four multipliers are read from the metadata
     root_scaled: bool = False  # embeddings are multiplied by sqrt(hidden_size)

@@ -89,12 +89,12 @@ class Plan(Ops):
 
     def _record(self, position):
         """Add a span for each operation to the trace, with times taken by the threads."""
-        ends = self.program.ends().tolist()
+        ends, token = self.program.ends().tolist(), self.trace.token
         starts = [self.program.started, *ends]
         for what, tensor, layer, _, nbytes, first, last, outcome in self._spans:
             if what == "attention":  # there the window
                 nbytes = (min(nbytes, position + 1) or position + 1) * self._position_bytes
-            self.trace.add(what, starts[first], ends[last], tensor, layer, None, nbytes, outcome)
+            self.trace.spans.append(Span(what, tensor, layer, token, nbytes, starts[first], ends[last], outcome))
 
     # ---- recording
 

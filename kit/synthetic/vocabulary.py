@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from kit.model.pretokenizers import byte_symbols
+from kit.model.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED
 
-NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # llama.cpp's token types
-_SPACE = {"gpt2": "Ġ", "llama": "▁"}  # the character for the space before a word
+_SPACE = {"gpt2": "Ġ", "llama": SPACE}  # the character for the space before a word
 WORDS = (
     "the of and to in is that it was for on are as with they at be this have from or one had by word but not what all "
     "were we when your can said there use an each which she do how their if will up other about out many then them these "
