@@ -294,7 +294,7 @@ def test_tasks_compiled_in_different_processes_keep_their_own_closures(monkeypat
     for number in (1, 2):
         monkeypatch.setattr(FunctionIdentity, "_unique_ids", itertools.count(10**7))
         symbol, out = f"closures.{number}", np.zeros(256, np.float32)
-        tasks._load(symbol, tasks._compile(transposing(number), symbol))
+        tasks._load(symbol, tasks._compile(transposing(number), symbol), ("address",))
         tasks.function(tasks._loaded[symbol], 2)(0, out.ctypes.data)
         values.append(out[0])
     assert values == [1, 2]

@@ -76,12 +76,13 @@ def task(build: Callable) -> Callable[..., Task]:
         symbol = f"{names}-{_digest(repr(values), *_setting())[:16]}"
         if symbol not in _loaded:
             path, stamp = _place(folder) / f"{symbol}.o", source_stamp(folder).encode()
-            code = _read(path, stamp)
-            if code is None:
+            kept = _read(path, stamp)
+            if kept is None:
                 function = build(*map(Static, values))
-                code = " ".join(_parameters(function)[1:]).encode() + b"\0" + _compile(function, symbol)
-                _keep(path, stamp, code)
-            _load(symbol, code)
+                kept = " ".join(_parameters(function)[1:]).encode() + b"\0" + _compile(function, symbol)
+                _keep(path, stamp, kept)
+            names, _, code = kept.partition(b"\0")
+            _load(symbol, code, tuple(names.decode().split()))
         return _loaded[symbol]
 
     return functools.wraps(build)(compiled)
@@ -182,13 +183,12 @@ def _engine():
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
 
-def _load(symbol: str, code: bytes) -> None:
+def _load(symbol: str, code: bytes, parameters: tuple[str, ...]) -> None:
     with _lock:
         if symbol not in _loaded:  # another thread may have been first
-            names, _, code = code.partition(b"\0")
             _engine().add_object_file(llvm.ObjectFileRef.from_data(code))
             _engine().finalize_object()
-            _loaded[symbol] = Task(_engine().get_function_address(symbol), tuple(names.decode().split()))
+            _loaded[symbol] = Task(_engine().get_function_address(symbol), parameters)
 
 
 def _compile(function: Callable, symbol: str) -> bytes:
