@@ -21,7 +21,7 @@ from kit.synthetic.write import synthesize
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 24)]
 PLANNED = [
     "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-granite", "tiny-phi3", "tiny-olmo2", "tiny-smollm3",
-    "tiny-gemma3", "llama3", "yarn", "yarn-neox", "partial",
+    "tiny-gemma3", "tiny-gemma2", "llama3", "yarn", "yarn-neox", "partial",
 ]  # fmt: skip
 
 
@@ -139,7 +139,6 @@ def test_two_caches_and_a_truncated_one_do_not_disturb_each_other(folder):
     "name, how, reason",
     [
         ("tiny-qwen3moe", {}, "experts"),
-        ("tiny-gemma2", {}, "capped"),
         ("tiny-llama", dict(linear="dequantized"), "do not read blocks"),
         ("tiny-llama", dict(attention="blas"), "not fused"),
     ],
@@ -155,6 +154,6 @@ def test_what_cannot_be_recorded_says_why_and_runs(folder, name, how, reason):
 
 def test_nothing_is_recorded_that_a_vector_does_not_fit(folder):
     model = transformer(model_files.write(folder, "tiny-llama"))
-    for change in (dict(head_dim=20), dict(hidden_size=40), dict(attention_cap=1.0)):
+    for change in (dict(head_dim=20), dict(hidden_size=40), dict(qkv_limit=1.0)):
         model.config = dataclasses.replace(model.config, **change)
         assert plan.obstacle(model)

@@ -24,21 +24,21 @@ CHUNK, GROUP = 256, 64  # positions of a task; query heads that may share a key/
 _scores, _tile = stack(4 * CHUNK * GROUP), stack(TILE)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int = 0) -> torch.Tensor:
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int = 0, cap: float = 0.0) -> torch.Tensor:
     """As every variant of kit.model.attention, for one query whose head has a multiple of 16 elements: q (heads, 1, head_dim),
     k and v (kv_heads, positions, head_dim) float32, the elements of a position side by side -> (heads, 1, head_dim)."""
     keys, values = (History("float32", x.data_ptr(), 4 * x.stride(0), 4 * x.stride(1)) for x in (k, v))
-    return attend_history(q, keys, values, len(k), k.shape[1], scale, window)
+    return attend_history(q, keys, values, len(k), k.shape[1], scale, window, cap)
 
 
-def attend_history(q, keys: History, values: History, kv_heads: int, positions: int, scale: float, window: int = 0):
+def attend_history(q, keys: History, values: History, kv_heads: int, positions: int, scale: float, window: int = 0, cap=0.0):
     """The same for keys and values as a cache holds them."""
     heads, _, dim = q.shape
     q, out = q.contiguous(), torch.empty(heads, 1, dim)
     first = max(0, positions - window) if window else 0
     chunks = chunks_of(first, positions)
     parts = torch.empty(heads * chunks * part_bytes(dim) // 4)
-    arguments = chunk_arguments(q.data_ptr(), keys, values, parts.data_ptr(), heads // kv_heads, dim, scale)
+    arguments = chunk_arguments(q.data_ptr(), keys, values, parts.data_ptr(), heads // kv_heads, dim, scale, cap)
     arguments |= dict(first=first, positions=positions, chunks=chunks)
     threads.run(attend_chunk(keys.kind, tier()), arguments, kv_heads * chunks)
     threads.run(combine(), dict(parts=parts.data_ptr(), out=out.data_ptr(), dim=dim, chunks=chunks), heads)
@@ -61,18 +61,20 @@ def part_bytes(dim: int) -> int:
     return 4 * dim + 64
 
 
-def chunk_arguments(q: int, keys: History, values: History, parts: int, group: int, dim: int, scale: float) -> dict[str, int]:
+def chunk_arguments(q: int, keys: History, values: History, parts: int, group: int, dim: int, scale: float, cap: float) -> dict:
     """The arguments of ``attend_chunk``; the last three change from token to token."""
-    bits = int(np.float32(scale).view(np.uint32))
-    fixed = keys.arguments("k") | values.arguments("v") | dict(q=q, parts=parts, group=group, dim=dim, scale=bits)
-    return fixed | dict(first=0, positions=0, chunks=0)
+    fixed = keys.arguments("k") | values.arguments("v") | dict(q=q, parts=parts, group=group, dim=dim)
+    bits = {name: int(np.float32(number).view(np.uint32)) for name, number in (("scale", scale), ("cap", cap))}
+    return fixed | bits | dict(first=0, positions=0, chunks=0)
 
 
 @task
 def attend_chunk(kind: Static, tier: Static):
     """The task of a key/value head and a chunk of positions: the number of the one times ``chunks`` plus that of the other."""
 
-    def attend_chunk(task, q, k, k_head, k_stride, v, v_head, v_stride, parts, group, dim, scale, first, positions, chunks):
+    def attend_chunk(
+        task, q, k, k_head, k_stride, v, v_head, v_stride, parts, group, dim, scale, cap, first, positions, chunks
+    ):
         head, chunk, vectors = task // chunks, task % chunks, dim // LANES
         start = first + chunk * CHUNK
         count = min(CHUNK, positions - start)
@@ -91,6 +93,8 @@ def attend_chunk(kind: Static, tier: Static):
                 mine, theirs = weights + 4 * (CHUNK * n + at), weights + 4 * (CHUNK * other + at)
                 _dot_products(q + 4 * dim * n, q + 4 * dim * other, key, stride, vectors, some, mine, theirs, factor)
         for n in range(group):
+            if cap:
+                _cap(weights + 4 * CHUNK * n, count, bitcast(f32, u32(cap)))
             _weigh(weights + 4 * CHUNK * n, count, out + apart * n + 4 * dim)
             for at in range(0, 4 * dim, 64):
                 store(out + apart * n + at, broadcast(f32x16, 0))
@@ -165,6 +169,16 @@ def _dot_products(q, other, k, stride, vectors, positions, scores, other_scores,
             a, b = fma(load(f32x16, q + at), z, a), fma(load(f32x16, other + at), z, b)
         store(scores + 4 * position, reduce_add(a) * scale)
         store(other_scores + 4 * position, reduce_add(b) * scale)
+
+
+@inner
+def _cap(scores, positions, cap):
+    """Scores s to cap * tanh(s / cap), in place."""
+    for at in range(0, 4 * positions, 64):
+        x = load(f32x16, scores + at) / cap
+        e = exp_of_negative(select(x > 0, 0 - x, x) * f32(2))
+        tanh = (1 - e) / (e + 1)  # of |x|
+        store(scores + at, select(x > 0, tanh, 0 - tanh) * cap)
 
 
 @inner

@@ -173,7 +173,7 @@ def fused(q, k, v, scale, window=0, cap=0.0, sinks=None):
         return ATTENTION[variant](q, k, v, scale, window, cap, sinks)
     from kit.cpu.attention import attend  # here, because other variants do not need the kernel
 
-    return attend(q, k, v, scale, window)
+    return attend(q, k, v, scale, window, cap)
 
 
 def variant_for(name: str, q, k, v, window=0, cap=0.0, sinks=None) -> str:
@@ -186,10 +186,10 @@ def variant_for(name: str, q, k, v, window=0, cap=0.0, sinks=None) -> str:
         return name
     from kit.cpu.attention import takes
 
-    plain, tokens, positions = not cap and sinks is None, q.shape[1], k.shape[1]
-    if plain and takes(q, k, v):
+    tokens, positions = q.shape[1], k.shape[1]
+    if sinks is None and takes(q, k, v):
         return name
-    return "sdpa" if plain and tokens == positions and (not window or window >= tokens) else "blas"
+    return "sdpa" if not cap and sinks is None and tokens == positions and (not window or window >= tokens) else "blas"
 
 
 ATTENTION = {

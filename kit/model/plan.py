@@ -30,7 +30,7 @@ def obstacle(model) -> str:
         "experts are chosen token by token": c.experts,
         "attention is over a latent": c.latent,
         "queries, keys and values are clamped": c.qkv_limit,
-        "scores are capped or have sinks": c.attention_cap or c.family.sinks,
+        "attention has sinks": c.family.sinks,
         f"the activation is {c.family.activation}": c.family.activation == "clamped",
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,
         "a size is no multiple of 16": any(n % 16 for n in (*vectors, c.head_dim, c.hidden_size)),
@@ -167,7 +167,9 @@ class Plan(Ops):
             step = self.program.add(append(history.kind, tier()), arguments | history.arguments("target"), -c.kv_heads)
             self._appends.append(step)
         mixed, parts, group = self._new(1, c.heads * c.head_dim), self._parts.data_ptr(), c.heads // c.kv_heads
-        arguments = attention.chunk_arguments(q.data_ptr(), *histories, parts, group, c.head_dim, c.attention_scale)
+        arguments = attention.chunk_arguments(
+            q.data_ptr(), *histories, parts, group, c.head_dim, c.attention_scale, c.attention_cap
+        )
         chunk = self.program.add(attention.attend_chunk(histories[0].kind, tier()), arguments, 0)
         arguments = dict(parts=parts, out=mixed.data_ptr(), dim=c.head_dim, chunks=0)
         self._attentions.setdefault(window, []).append((chunk, self.program.add(attention.combine(), arguments, -c.heads)))
