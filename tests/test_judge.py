@@ -27,14 +27,15 @@ def test_counted_samples_give_the_word_of_the_definition(samples, a, b, least, m
     possible = lambda v: (least is None or v >= least) and (most is None or v <= most)  # noqa: E731
     accepted = lambda v: low <= v <= high  # noqa: E731
     edges = [v for v in (low, high, least, most) if v is not None]
-    span = min(samples), max(samples)
+    span, beyond = (min(samples), max(samples)), most if most is not None and most < low else least
+    past = beyond is not None and (np.median(samples) > beyond if beyond == most else np.median(samples) < beyond)
     within = lambda v: span[0] <= v <= span[1]  # noqa: E731
     if not any(possible(v) and within(v) for v in [*edges, *span]):
         expected = "undecided here"
-    elif not any(possible(v) and accepted(v) for v in edges):
-        middle, beyond = np.median(samples), most if most is not None and most < low else least
-        past = middle > beyond if beyond == most else middle < beyond
-        expected = "undecided here" if past or any(map(accepted, samples)) else "impossible"
+    elif not any(possible(v) and accepted(v) for v in edges) and not any(map(accepted, samples)) and not past:
+        expected = "impossible"
+    elif not any(possible(v) and accepted(v) for v in edges) and any(map(accepted, samples)):
+        expected = "undecided here"
     elif all(map(accepted, span)):
         expected = "reproduced"
     elif not any(accepted(v) and within(v) for v in [*edges, *span]):
@@ -140,7 +141,9 @@ def test_an_observation_beats_a_bound_from_a_slow_minute():
     assert found.verdict == "undecided here" and "a bound contradicted: 5 of 6 samples" in found.reason
     assert judged([7.0, 7.2, 7.1], (8, None), at_most=(7.35, "probed")).verdict == "impossible"
     just_below = judged([7.9, 7.95, 7.9], (8, None), at_most=(7.35, "probed"))  # none accepted, and yet beyond the bound
-    assert just_below.verdict == "undecided here" and "the median lies where" in just_below.reason
+    assert just_below.verdict == "undecided here" and "holds the edge 8x" in just_below.reason
+    far = judged([1.1, 1.17, 1.7], (10, 20), at_most=(1.164, "Amdahl"))  # the samples alone refute it, whatever the bound is
+    assert far.verdict == "not reproduced" and "beyond its bound of 1.164x: noise" in far.reason
 
 
 @given(st.lists(st.lists(finite, min_size=1, max_size=4), min_size=1, max_size=4), *[finite] * 2, *[st.none() | finite] * 2)

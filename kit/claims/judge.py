@@ -155,12 +155,11 @@ def decide(
         return "undecided here", f"{_span(interval, unit)} lies beyond its own bound of {bound}: one of the two is wrong"
     if max(bounds[0], accepted[0]) > min(bounds[1], accepted[1]):
         bound = bounds[1] if bounds[1] < accepted[0] else bounds[0]
-        inside = sum(accepted[0] <= value <= accepted[1] for value in values)
-        beyond = len(values) and (np.median(values) > bound if bound == bounds[1] else np.median(values) < bound)
-        if inside or beyond:
-            what = f"{inside} of {len(values)} samples lie where" if inside else "the median lies where"
-            return "undecided here", f"a bound contradicted: {what} the bound of {format_quantity(bound, unit)} forbids"
-        return "impossible", ""
+        if inside := sum(accepted[0] <= value <= accepted[1] for value in values):
+            what = f"a bound contradicted: {inside} of {len(values)} samples lie where"
+            return "undecided here", f"{what} the bound of {format_quantity(bound, unit)} forbids"
+        if not len(values) or (np.median(values) <= bound if bound == bounds[1] else np.median(values) >= bound):
+            return "impossible", ""  # else the bound is no surer than the samples, which decide
     if interval is None:
         needed = "a measurement: no bound forbids it" if not len(values) else "more samples: one has no interval"
         return "undecided here", f"what would decide it: {needed}"

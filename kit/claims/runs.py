@@ -42,9 +42,10 @@ class Row:
 
     @property
     def state(self) -> str:
-        """``flips``, ``open`` (undecided in a run and decided in another), ``differs`` in what was there, or ``same``."""
-        if self.flips:
-            return "flips"
+        """``flips``, ``judged in none``, ``open`` (undecided in a run and decided in another), ``differs`` in what was there,
+        or ``same``."""
+        if self.flips or set(self.verdicts) == {NO_RECORD}:
+            return "flips" if self.flips else "judged in none"
         decides = {WORDS[word].decides for word in self.verdicts if word != NO_RECORD}
         return "open" if len(decides) > 1 else "differs" if self.differs else "same"
 

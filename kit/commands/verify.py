@@ -40,7 +40,8 @@ def command(runs, across, everything, keep, as_json):
     if as_json:
         click.echo(to_json([asdict(row) | {"state": row.state, "flips": row.flips} for row in rows]))
     else:
-        told = [row for row in rows if everything or row.state != "same" or row.pooled != row.verdicts[0]]
+        alike = ("same", "judged in none")
+        told = [row for row in rows if everything or row.state not in alike or row.pooled != row.verdicts[0]]
         named = {row.claim for row in told}  # a part stands below its claim
         shown = [row for row in rows if row in told or (row.claim in named and not row.quantity)]
         for line in _table(names, shown, across):
@@ -71,16 +72,18 @@ def _table(names, rows, across):
 
 
 def _summary(rows, what):
+    from collections import Counter
+
     from kit.claims.table import NO_RECORD
 
     claims, parts = [row for row in rows if not row.quantity], [row for row in rows if row.quantity]
-    told = {state: sum(row.state == state for row in claims) for state in ("same", "open", "differs", "flips")}
-    nowhere = sum(set(row.verdicts) == {NO_RECORD} for row in claims)
+    told, by = Counter(row.state for row in claims), Counter(sum(w != NO_RECORD for w in row.verdicts) for row in claims)
     open_ones = [row.claim for row in claims if row.state == "open"]
     flipping = sum(row.flips for row in parts)
     return (
-        f"{len(claims)} claims, {what}: {told['same'] - nowhere} the same in all, "
-        f"{nowhere} judged in none, {told['flips']} flip, {told['open']} undecided "
+        f"{len(claims)} claims, {what}: {told['same']} the same in all, "
+        f"{told['judged in none']} judged in none, {told['flips']} flip, {told['open']} undecided "
         f"in one and decided in another{': ' + ', '.join(open_ones) if open_ones else ''}; {flipping} parts of claims flip; "
-        f"pooled, {sum(row.pooled == 'undecided here' for row in claims)} are undecided"
+        f"pooled, {sum(row.pooled == 'undecided here' for row in claims)} are undecided; "
+        f"claims with records {', '.join(f'of {many}: {count}' for many, count in sorted(by.items()))}"
     )
