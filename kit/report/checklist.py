@@ -19,7 +19,7 @@ def checklist(run: Run, rows: list[Record], names: list[str]) -> list[Item]:
     """The items for the notebooks ``names`` of a run and their records."""
     measured = [row for row in rows if row.status == "ok"]
     judged = [row for row in measured if row.verdict]
-    clean = bool(run.commit) and not run.commit.endswith("+")
+    commits = [*dict.fromkeys(row.commit for row in rows if row.commit)] or [run.commit]  # a resumed run may have several
     not_run = [f"{name}: not run yet" for name in names if name not in run.notebooks]
     not_run += [f"{name}: failed" for name in names if name in run.failed]
     not_run += [f"{row.claim or row.quantity}: {row.reason}" for row in rows if row.status == "skipped"]
@@ -27,7 +27,7 @@ def checklist(run: Run, rows: list[Record], names: list[str]) -> list[Item]:
     counts = sorted({len(row.samples) for row in measured})
     return [
         Item("Command", None, command_line(run)),
-        Item("Commit", clean, _commit(run)),
+        Item("Commit", not any(commit.endswith("+") or not commit for commit in commits), _commit(run, commits)),
         Item("Version pins", None, "pyproject.toml; the versions that ran are under Environment"),
         Item("Machine", None, run.machine_id),
         Item("Seeds", bool(seeds) if rows else None, ", ".join(seeds) or "no record states one"),
@@ -46,11 +46,11 @@ def command_line(run: Run) -> str:
     return " ".join(words + [f"-p {text}" for text in request.texts])
 
 
-def _commit(run: Run) -> str:
-    if not run.commit:
+def _commit(run: Run, commits: list[str]) -> str:
+    if not all(commits):
         return "unknown: not run from a git checkout"
-    text = f"{run.commit.removesuffix('+')}, kit {run.kit_version}"
-    return f"{text}, with uncommitted changes" if run.commit.endswith("+") else text
+    told = [commit.replace("+", ", with uncommitted changes") for commit in commits]
+    return f"{' and '.join(told)}; kit {run.kit_version}"
 
 
 def _samples(counts: list[int], measured: int) -> str:

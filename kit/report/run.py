@@ -297,7 +297,7 @@ def _perform(run, jobs, timeout, on_cell, on_end, on_second, taken):
             failure = records.Record(
                 run_id=run.folder.name, notebook=job.name, quantity="notebook", unit="", status="failed",
                 reason=f"cell {outcome.cell}: {outcome.reason}", parameters=job.parameters,
-                machine_id=run.machine_id, commit=run.commit, kit_version=run.kit_version,
+                machine_id=run.machine_id, commit=machine.git_commit(), kit_version=run.kit_version,
             )  # fmt: skip
             records.append(target.with_suffix(".jsonl"), failure)
         run.save()

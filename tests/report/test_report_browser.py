@@ -107,6 +107,10 @@ def test_a_figure_enlarges_and_closes(visit):
     assert page.locator("dialog img").is_visible()
     page.keyboard.press("Escape")
     assert not page.locator("dialog").is_visible()
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.locator("figure button").click()
+    assert page.locator("dialog img").bounding_box()["width"] > 800, "on a phone it grows, and the dialog scrolls"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_code_that_teaches_is_open_and_parameters_are_folded_but_there(visit):

@@ -17,6 +17,7 @@ from kit.lab import figures
 from kit.lab.tables import frame, shown
 from kit.report import content, html, index, theme
 from kit.report import run as runs
+from kit.report.checklist import checklist
 
 ALLOWED_TO_LOAD = ("data:",)
 
@@ -116,6 +117,18 @@ def test_the_checklist_is_filled_from_the_run(finished):
     assert "2 to 5 a measurement, 2 measurements" in text
     assert "stated by 1 of 1 verdicts" in text
     assert "cache-4gb-feasible: needs 32 GiB of memory" in text
+
+
+@pytest.mark.parametrize("commits, met, told", [
+    (["new", "new"], True, "new; kit 1"), (["new", "old+"], False, "new and old, with uncommitted changes; kit 1"),
+    ([""], True, "first; kit 1"), ([], True, "first; kit 1"),
+])  # fmt: skip
+def test_the_checklist_names_the_commits_of_its_records(commits, met, told, tmp_path):
+    """A run that was gone on with at a later commit stood as of the one that it was begun with."""
+    rows = [Record(quantity="q", unit="s", samples=[1.0], commit=commit) for commit in commits]
+    run = runs.Run(tmp_path, runs.Request(), "m", "1", "first", runs.now())
+    item = next(item for item in checklist(run, rows, []) if item.title == "Commit")
+    assert (item.met, item.text) == (met, told)
 
 
 @pytest.mark.parametrize(
