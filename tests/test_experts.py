@@ -15,6 +15,7 @@ from kit.cache.policies.partitioned import ByLayer
 from kit.cache.replay import replay_hits
 from kit.commands.cli import main
 from kit.costs.experts import PROCESS, Study, hottest
+from kit.errors import ReportError
 from kit.findings import experts
 from kit.model import experts as holders
 from kit.synthetic.write import synthesize
@@ -185,6 +186,24 @@ def test_the_notebook_takes_each_format_with_a_model_and_a_mixture_without_a_rec
         with kit.open(model) as file:
             assert experts.routes_of(file, again).decoded == found.decoded
     assert experts.record_for(model, "qwen", routes.capture("qwen"), 13, tmp_path / "drawn").endswith("routes.jsonl")
+
+
+def test_no_way_that_runs_is_one_error(recorded, tmp_path, monkeypatch):
+    """The page stopped in the middle with the maximum of nothing."""
+    model, out = recorded
+    real = experts._child
+    monkeypatch.setattr(experts, "_child", lambda *given, **how: real(*given, **how) if how else killed())
+    with pytest.raises(ReportError, match=r"no way ran .*slots past it, LFU: killed"):
+        experts.measured(model, str(out), tmp_path, tokens=2, ways=("slots past it, LFU",))
+
+
+def killed():
+    raise ReportError("killed")
+
+
+def test_a_dense_model_leaves_the_live_part_to_a_generated_mixture(recorded, tiny):
+    """A run of all notebooks on a dense model ended with this one failed: it has no experts."""
+    assert (experts.moe(str(recorded[0])), experts.moe(str(tiny)), experts.moe("")) == (str(recorded[0]), "", "")
 
 
 def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypatch):

@@ -82,6 +82,11 @@ def test_a_run_measures_its_curve_once(tiny, tmp_path, monkeypatch):
     assert pressure.of_run(Session("02_cache_mystery", "smoke", out=tmp_path), (1.0, 0.5)).equals(first)
 
 
+def test_a_curve_without_short_memory_is_refused():
+    with pytest.raises(ReportError, match="below 1"):
+        pressure.of_run(None, shares=(1.0,))
+
+
 def test_what_the_kernel_ends_is_a_warning_and_the_page_goes_on(tiny, tmp_path, monkeypatch):
     def ended(*_):
         raise pressure.Killed("swap = true: kept, limit 9: the kernel ended it")

@@ -29,11 +29,12 @@ from kit.cpu import threads
 from kit.errors import ReportError
 from kit.findings.pressure import Group, missing_rights
 from kit.gguf import pagecache
+from kit.gguf.sources import resolve
 from kit.lab import disk, llama_cpp, system
 from kit.lab.note import doing
 from kit.model.cpu_ops import CpuOps
 from kit.model.experts import WAYS, Mapped, Slots
-from kit.units import format_bytes
+from kit.units import format_bytes, format_seconds
 
 _SPARE = 64 << 20  # bytes beside weights and slots: what grows while a process runs
 _SMALL = 64 << 20  # bytes: of a smaller file some pages always stay
@@ -108,6 +109,12 @@ class _Routed(CpuOps):
 def routes_of(file, capture: str) -> Routes:
     """The record's routes of the layers that the file has, at the file's sizes."""
     return read(capture).first(len(geometry_of(file)[1])).sized(file)
+
+
+def moe(model: str) -> str:
+    """``model`` where that file is a mixture; "" for a dense one, in whose place a generated mixture decodes."""
+    with kit.open(resolve(model)) if model else nullcontext() as file:
+        return model if file and any("_exps." in name for name in file.tensors) else ""
 
 
 def given(routes: str, model: str) -> Routes:
@@ -244,10 +251,9 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
             except ReportError as error:
                 told += f" ({name}: {error})"
     digests = {run.digest for run in runs if run.digest}
-    if len(digests) > 1:
-        raise ReportError(
-            f"{path}: the ways give other logits: {', '.join(run.way for run in runs)}; the disk or the kit is broken"
-        )
+    if len(digests) > 1 or not runs:
+        wrong = f"the ways give other logits: {', '.join(run.way for run in runs)}; the disk or the kit is broken"
+        raise ReportError(f"{path}: {wrong if runs else f'no way ran {told}'}")
     compute = float(np.median(Run(**warm["runs"][0]).late("seconds"))) if first else float("nan")
     probes += [[disk.random_gbps(path, *how, seconds=0.5, seed=4) for how in asked.values()]]
     speeds = dict(zip(asked, np.mean(probes, 0).tolist(), strict=True))
@@ -259,7 +265,8 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
 def keep(lab, runs, table) -> None:
     """Each way's tokens as a record of the run, whose reason is its row of ``table``."""
     for run in runs:
-        told = ", ".join(f"{head} {value:.4g}" for head, value in table.loc[run.way].items())
+        row = table.loc[run.way].dropna().items()
+        told = ", ".join(f"{h[:-3]} {format_seconds(v)}" if h.endswith(", s") else f"{h} {v:.3g}" for h, v in row)
         lab.record(quantity=f"a token, {run.way}", unit="s", samples=run.late("seconds").tolist(), reason=told)
 
 

@@ -309,6 +309,8 @@ def of_run(lab, shares=(1.0, 0.75, 0.53), swap: bool = False, **arguments) -> pd
     The first notebook that asks measures, on the run's TinyLlama or model; the others read its records. Without rows and with a
     warning on the page where the kernel ends a way in real swap.
     """
+    if min(shares) >= 1:
+        raise ReportError(f"shares {shares}: give one below 1, so that something is kept beyond memory")
     path, tiny, measured = lab.path(STANDS_FOR), lab.tiny(STANDS_FOR), swapped if swap else spilled
     measure = cache(lambda: measured(path, tiny, shares, lab.out, **arguments))
     with kit.open(path) as file:
