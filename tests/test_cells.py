@@ -1,5 +1,6 @@
 """Notebooks that show their work: words follow the data, a changed number runs through every cell, cells stay short."""
 
+import ast
 import re
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -63,7 +64,6 @@ def even(found):
     return replace(drawn, resident=np.zeros(len(drawn.token)))
 
 
-ADVICE = "What the authors should do, in one line each:"
 QUICK = SLOW | {"kept": (0.05, 0.02, 0.02)}  # memory that is short costs nothing
 CASES = {  # a notebook joins by its row
     "01_first_token": Case(
@@ -126,7 +126,6 @@ CASES = {  # a notebook joins by its row
             "speeds": ("blas-500",),
         },
         steady=dict.fromkeys((
-            ADVICE,
             "cpu, 2 cores, 16.00 GiB of memory (m).",
             "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf: 20 tensors, generated weights of true shape; profile smoke: tiny "
             "geometry: all notebooks in about two minutes, under 2 GB.",
@@ -353,6 +352,20 @@ def test_cells_are_short_and_the_notebook_is(name):
     assert [source for source in sources if len(source.splitlines()) > 20] == []
     lines = [line for source in sources for line in source.splitlines() if line.strip()]
     assert len(lines) <= 200
+
+
+SHOWN = ("lab.say", "lab.answer", "lab.advise", "lab.verdicts", "shown", "tables.shown", "folded", "evidence.beside")
+RETURNED = ("lab.gate", "lab.verdict", "lab.record", "lab.judge")  # what these return is no output
+
+
+@NAMES
+def test_a_cell_shows_what_it_says_and_nothing_else(name):
+    """A sentence above a cell's last line is made and shown to nobody; a gate on the last line shows "True"."""
+    for cell in (cell for cell in cells.read(name).cells if cell.cell_type == "code"):
+        calls = [ast.unparse(line.value.func) if isinstance(getattr(line, "value", None), ast.Call) else ""
+                 for line in ast.parse(cell.source).body]  # fmt: skip
+        assert not {*calls[:-1]} & {*SHOWN}, cell.id
+        assert calls[-1] not in RETURNED or cell.source.removesuffix("  # fmt: skip").endswith(";"), cell.id
 
 
 READS = {  # notebook, up to this cell, reads a record of another: quantity -> where it stands then

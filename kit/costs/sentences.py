@@ -66,10 +66,7 @@ def advise(study: Study) -> str:
             f"and {format_bytes(found.pages)} of the file in the page cache."
         )
     if now.held > study.memory:
-        text.append(
-            f"The LRU keeps {format_bytes(study.memory)} at most; the {format_bytes(now.held)} held count the largest "
-            "weight that misses, dequantized for its use, beside it."
-        )
+        text.append(f"With the largest weight that misses, dequantized beside it, that LRU holds {format_bytes(now.held)}.")
     text += [f"{way.label[0].upper()}{way.label[1:]} {why}." for way, why in (study.part or study).unmeasured.items()]
     return " ".join([*text, *filter(None, [experts(study), mac(study)])])
 
