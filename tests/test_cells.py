@@ -234,6 +234,7 @@ CASES = {  # a notebook joins by its row
         steady=dict.fromkeys((
             "20 generated tensors: no quality to measure.",
             "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf, generated weights: 20 tensors a token.",
+            "Float32 (5.00 MiB) fits as well: T a token.",  # on any Mac
             "device = cpu: not measured; `kit reproduce --device cuda` adds seconds a token against blocks held in device "
             "memory, the rest over the bus",
         ), "times, and what the file and the machine are"),
