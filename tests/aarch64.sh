@@ -10,13 +10,13 @@ mkdir -p "$1/apt/lists/partial" "$1/apt/cache/archives/partial" "$1/debs" "$1/wh
 cd "$1"
 touch apt/status
 arm=(-o "Dir::State::lists=$PWD/apt/lists" -o "Dir::State::status=$PWD/apt/status" -o "Dir::Cache=$PWD/apt/cache"
-    -o APT::Architecture=arm64 -o APT::Architectures=arm64)
+    -o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o "APT::Architectures::=$(dpkg --print-architecture)")
 (
     cd debs
     apt-get "${arm[@]}" -qq update
     apt-get "${arm[@]}" -qq download libc6 libgcc-s1 libstdc++6 libexpat1 zlib1g libssl3 libffi8 libbz2-1.0 liblzma5 \
-        libsqlite3-0 libcrypt1 libuuid1 libgomp1 python3.11-minimal libpython3.11-minimal libpython3.11-stdlib
-    apt-get -qq download qemu-user-static
+        libsqlite3-0 libcrypt1 libuuid1 libgomp1 python3.11-minimal libpython3.11-minimal libpython3.11-stdlib \
+        "qemu-user-static:$(dpkg --print-architecture)"
 ) 2>/dev/null
 for package in debs/*_arm64.deb; do dpkg-deb -x "$package" system; done
 dpkg-deb -x debs/qemu-user-static_*.deb emulator
