@@ -17,7 +17,7 @@ from kit.claims.table import NO_RECORD, WORDS
 from kit.errors import ReportError
 from kit.lab import drift
 
-SETTINGS = ("machine", "profile", "model", "device")
+SETTINGS, ALIKE = ("machine", "profile", "model", "device"), ("same", "judged in none")  # ALIKE: states without news
 
 
 @dataclass(frozen=True)

@@ -148,15 +148,6 @@ class Session:
         """Save a figure as the notebook's picture on the run's front page, drawn anew in that size."""
         figures.thumbnail(figure, self.out / f"{self.notebook}.png")
 
-    def skip(self, claim: str, quantity: str, reason: str) -> records.Record:
-        """Record that a claim could not be measured here, and what is missing."""
-        verdict = "not measurable here"
-        return self.record(claim, quantity=quantity, unit="", status="skipped", verdict=verdict, reason=reason)
-
-    def seen(self, start: str, notebook: str = "") -> list[records.Record]:
-        """Records of this run, of one notebook or of all, whose quantity starts so: what another notebook measured."""
-        return [row for row in records.of_run(self.out, notebook or "*") if row.quantity.startswith(start) and row.samples]
-
     def say(self, text: str):
         """A sentence that states an outcome, filled from the run (Markdown): the only place for one beside titles."""
         from IPython.display import Markdown  # no command needs it

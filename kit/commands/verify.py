@@ -40,8 +40,7 @@ def command(runs, across, everything, keep, as_json):
     if as_json:
         click.echo(to_json([asdict(row) | {"state": row.state, "flips": row.flips} for row in rows]))
     else:
-        alike = ("same", "judged in none")
-        told = [row for row in rows if everything or row.state not in alike or row.pooled != row.verdicts[0]]
+        told = [row for row in rows if everything or row.state not in several.ALIKE or row.pooled != row.verdicts[0]]
         named = {row.claim for row in told}  # a part stands below its claim
         shown = [row for row in rows if row in told or (row.claim in named and not row.quantity)]
         for line in _table(names, shown, across):

@@ -71,8 +71,7 @@ def speed(claim: str, nbytes: int, weights: str = "float32") -> Record:
     )  # fmt: skip
 
 
-def least_by_width() -> pd.DataFrame:
-    """Bytes of the reports' model by what a weight is kept as, and the least seconds a token on their machine."""
+def least_by_width() -> pd.Series:
+    """The least seconds a token of their model on their machine, by what a weight is kept as."""
     sizes = {width: bytes_ * elements() for width, bytes_ in WIDTHS.items()} | {"blocks of the file": block_bytes()}
-    table = pd.DataFrame({"GB": {width: nbytes / 1e9 for width, nbytes in sizes.items()}}).rename_axis("weights kept as")
-    return table.assign(**{"least ms a token": [1e3 * least_seconds(nbytes) for nbytes in sizes.values()]})
+    return pd.Series({width: least_seconds(nbytes) for width, nbytes in sizes.items()})
