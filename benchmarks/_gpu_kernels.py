@@ -9,7 +9,7 @@ from kit.codec.rans import LOWER
 from kit.codec.triton_kernels import finish_kernel, rans_kernel
 from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel
 from kit.cuda.formats import constants_of
-from kit.cuda.gemv import STEP_WEIGHTS, blocks_kernel, rows_of_a_program
+from kit.cuda.gemv import STEP_WORDS, blocks_kernel, rows_of_a_program
 from kit.gguf.formats import DTYPES, FORMATS
 
 _POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
@@ -68,7 +68,7 @@ def dequantizer(qtype: str, dtype: str, weights: int = 2**28) -> Case:
 def gemv(qtype: str, rows: int, columns: int, tokens: int = 1) -> Case:
     """W x from the blocks of a (rows, columns) matrix, for one token or a few."""
     format = FORMATS[qtype]
-    blocks_a_row, chunk = columns // format.block_elements, STEP_WEIGHTS // format.block_elements
+    blocks_a_row, chunk = columns // format.block_elements, 4 * STEP_WORDS // format.block_elements
     at_once = rows_of_a_program(format, rows, tokens)
     constants = constants_of(format) | {
         "TOKENS": tokens, "ROWS": at_once, "CHUNK": chunk, "ADD": False,

@@ -13,8 +13,7 @@ from kit.cuda.codes import unpack
 from kit.gguf.formats import Format
 
 PLANES = 5
-STEP_WEIGHTS = 2048  # weights of one row in a step: 128 threads with 16 consecutive weights each
-STEP_WORDS = STEP_WEIGHTS // 4
+STEP_WORDS = 512  # of one row in a step, four weights each: 128 threads with 16 consecutive weights each
 _SCALE = tl.constexpr(2.0**96)  # of x, so that a product is code * x * 2^-53; |x| must be below 2^32
 _BACK = tl.constexpr(2.0**53)  # of scales, which must be below 2^74; a float16 times a few bits is
 

@@ -5,16 +5,7 @@ import triton
 
 from kit.cuda.dequantize import STORED_FLOATS, run
 from kit.cuda.formats import constants_of, table_of
-from kit.cuda.gemv import (
-    PLANES,
-    STEP_WEIGHTS,
-    STEP_WORDS,
-    blocks_kernel,
-    floats_kernel,
-    norm_kernel,
-    pack_kernel,
-    rows_of_a_program,
-)
+from kit.cuda.gemv import PLANES, STEP_WORDS, blocks_kernel, floats_kernel, norm_kernel, pack_kernel, rows_of_a_program
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS
 
@@ -90,7 +81,7 @@ def apply(blocks: torch.Tensor, qtype: str, packed: torch.Tensor, add_to=None, f
         return out
     blocks_kernel[grid](
         blocks, table_of(format, blocks.device), packed, out, rows, blocks_a_row, factor,
-        CHUNK=STEP_WEIGHTS // format.block_elements, **constants_of(format), **shared,
+        CHUNK=4 * STEP_WORDS // format.block_elements, **constants_of(format), **shared,
     )  # fmt: skip
     return out
 
