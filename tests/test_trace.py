@@ -38,3 +38,16 @@ def test_threads_lose_no_span():
     for thread in threads:
         thread.join()
     assert len(trace) == 20_000
+
+
+def test_spans_that_come_later_stand_where_they_were_announced():
+    trace, made = Trace(), []
+    trace.add("a", 0, 1)
+    trace.later(lambda: made.append(1) or [Span(what, "", -1, 0, 0, 0, 1, "") for what in "bc"])
+    trace.add("d", 0, 1)
+    assert not made and [span.what for span in trace.spans] == list("abcd") and len(trace) == 4
+    trace.later(lambda: [])
+    assert list(trace.frame()["what"]) == list("abcd") and made == [1]
+    trace.clear()
+    trace.add("e", 0, 1)
+    assert [span.what for span in trace.spans] == ["e"]

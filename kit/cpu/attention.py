@@ -1,7 +1,9 @@
-"""Attention of one query on the thread pool: keys and values as the cache holds them, a chunk of positions a task.
+"""Attention on the thread pool: keys and values as the cache holds them; of one query a chunk of positions a task, of more a
+block of queries.
 
-The history stays in float32, float16 or q8_0: a tile of it becomes float32 in the first-level cache, once for all query heads
-that share it. A task leaves its largest score, the sum of its weights and the weighted values; ``combine`` joins the chunks.
+The history stays in float32, float16 or q8_0: a tile of it becomes float32 in the first-level cache, once for all rows (query
+heads, and the queries of a block) that share it. The task of a chunk leaves its largest score, the sum of its weights and the
+weighted values; ``combine`` joins the chunks.
 """
 
 import math
@@ -21,34 +23,46 @@ from kit.cpu.tasks import task
 
 f32, u32 = types.float32, types.uint32
 CHUNK, GROUP = 256, 64  # positions of a task; query heads that may share a key/value head
-_scores, _tile = stack(4 * CHUNK * GROUP), stack(TILE)
+ROOM = 2**14  # float32 of the values that a block of queries mixes
+_scores, _tile, _mixed, _sums = stack(4 * CHUNK * GROUP), stack(TILE), stack(4 * ROOM), stack(8 * GROUP)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int = 0, cap: float = 0.0) -> torch.Tensor:
-    """As every variant of kit.model.attention, for one query whose head has a multiple of 16 elements: q (heads, 1, head_dim),
-    k and v (kv_heads, positions, head_dim) float32, the elements of a position side by side -> (heads, 1, head_dim)."""
+    """As every variant of kit.model.attention, for heads of a multiple of 16 elements: q (heads, tokens, head_dim), k and v
+    (kv_heads, positions, head_dim) float32, the elements of a position side by side -> (heads, tokens, head_dim)."""
     keys, values = (History("float32", x.data_ptr(), 4 * x.stride(0), 4 * x.stride(1)) for x in (k, v))
     return attend_history(q, keys, values, len(k), k.shape[1], scale, window, cap)
 
 
 def attend_history(q, keys: History, values: History, kv_heads: int, positions: int, scale: float, window: int = 0, cap=0.0):
     """The same for keys and values as a cache holds them."""
-    heads, _, dim = q.shape
-    q, out = q.contiguous(), torch.empty(heads, 1, dim)
+    heads, tokens, dim = q.shape
+    q, out = q.transpose(0, 1).contiguous(), torch.empty(tokens, heads, dim)
+    group = heads // kv_heads
+    arguments = _arguments(q.data_ptr(), keys, values, group, dim, scale, cap)
+    if tokens > 1:
+        arguments |= dict(out=out.data_ptr(), heads=heads, window=window, positions=positions, tokens=tokens)
+        threads.run(attend_block(keys.kind, tier()), arguments, kv_heads * -(-tokens // block_tokens(group, dim)))
+        return out.transpose(0, 1)
     first = max(0, positions - window) if window else 0
     chunks = chunks_of(first, positions)
     parts = torch.empty(heads * chunks * part_bytes(dim) // 4)
-    arguments = chunk_arguments(q.data_ptr(), keys, values, parts.data_ptr(), heads // kv_heads, dim, scale, cap)
-    arguments |= dict(first=first, positions=positions, chunks=chunks)
+    arguments |= dict(parts=parts.data_ptr(), first=first, positions=positions, chunks=chunks)
     threads.run(attend_chunk(keys.kind, tier()), arguments, kv_heads * chunks)
     threads.run(combine(), dict(parts=parts.data_ptr(), out=out.data_ptr(), dim=dim, chunks=chunks), heads)
-    return out
+    return out.transpose(0, 1)
+
+
+def fits(heads: int, kv_heads: int, dim: int) -> bool:
+    """Whether ``attend_history`` can take heads so many and so large."""
+    group = heads // kv_heads
+    return dim % LANES == 0 and group <= GROUP and group * dim <= ROOM
 
 
 def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether ``attend`` can take these."""
-    fits = q.shape[1] == 1 and q.shape[2] % LANES == 0 and len(q) <= GROUP * len(k)
-    return fits and all(t.dtype == torch.float32 and t.stride(2) == 1 for t in (q, k, v))
+    same = all(t.dtype == torch.float32 and t.stride(2) == 1 for t in (q, k, v))
+    return same and fits(len(q), len(k), q.shape[2])
 
 
 def chunks_of(first: int, positions: int) -> int:
@@ -61,11 +75,22 @@ def part_bytes(dim: int) -> int:
     return 4 * dim + 64
 
 
+def _arguments(q: int, keys: History, values: History, group: int, dim: int, scale: float, cap: float) -> dict:
+    bits = {name: int(np.float32(number).view(np.uint32)) for name, number in (("scale", scale), ("cap", cap))}
+    return keys.arguments("k") | values.arguments("v") | bits | dict(q=q, group=group, dim=dim)
+
+
 def chunk_arguments(q: int, keys: History, values: History, parts: int, group: int, dim: int, scale: float, cap: float) -> dict:
     """The arguments of ``attend_chunk``; the last three change from token to token."""
-    fixed = keys.arguments("k") | values.arguments("v") | dict(q=q, parts=parts, group=group, dim=dim)
-    bits = {name: int(np.float32(number).view(np.uint32)) for name, number in (("scale", scale), ("cap", cap))}
-    return fixed | bits | dict(first=0, positions=0, chunks=0)
+    return _arguments(q, keys, values, group, dim, scale, cap) | dict(parts=parts, first=0, positions=0, chunks=0)
+
+
+def block_tokens(group: int, dim: int) -> int:
+    """Queries of a task of ``attend_block``."""
+    return min(GROUP, ROOM // dim) // group
+
+
+_block_tokens = inner(block_tokens)
 
 
 @task
@@ -75,45 +100,69 @@ def attend_chunk(kind: Static, tier: Static):
     def attend_chunk(
         task, q, k, k_head, k_stride, v, v_head, v_stride, parts, group, dim, scale, cap, first, positions, chunks
     ):
-        head, chunk, vectors = task // chunks, task % chunks, dim // LANES
+        head, chunk = task // chunks, task % chunks
         start = first + chunk * CHUNK
         count = min(CHUNK, positions - start)
-        tile, weights, scratch = min(CHUNK, tile_positions(kind, vectors)), _scores(), _tile()
-        factor = bitcast(f32, u32(scale))
-        q += 4 * dim * group * head
-        k += k_head * head + k_stride * start
-        v += v_head * head + v_stride * start
+        weights, scratch = _scores(), _tile()
         size, apart = 4 * dim + 64, (4 * dim + 64) * chunks  # from a part to the next chunk's, and to the next head's
         out = parts + apart * group * head + size * chunk
-        for at in range(0, count, tile):
-            some = min(tile, count - at)
-            key, stride = as_floats(kind, tier, k + k_stride * at, k_stride, some, vectors, scratch)
-            for n in range(0, group, 2):
-                other = min(n + 1, group - 1)  # the last of an odd number of heads is its own neighbor
-                mine, theirs = weights + 4 * (CHUNK * n + at), weights + 4 * (CHUNK * other + at)
-                _dot_products(q + 4 * dim * n, q + 4 * dim * other, key, stride, vectors, some, mine, theirs, factor)
+        q += 4 * dim * group * head
+        k += k_head * head + k_stride * start
+        _score(kind, tier, q, 0, group, group, dim, k, k_stride, count, weights, scratch, scale)
         for n in range(group):
             if cap:
                 _cap(weights + 4 * CHUNK * n, count, bitcast(f32, u32(cap)))
-            _weigh(weights + 4 * CHUNK * n, count, out + apart * n + 4 * dim)
-            for at in range(0, 4 * dim, 64):
-                store(out + apart * n + at, broadcast(f32x16, 0))
-        for at in range(0, count, tile):
-            some = min(tile, count - at)
-            value, stride = as_floats(kind, tier, v + v_stride * at, v_stride, some, vectors, scratch)
-            for n in range(0, group - 1, 2):
-                mine, to, fours = weights + 4 * (CHUNK * n + at), out + apart * n, vectors & -4
-                for e in range(0, 64 * fours, 256):
-                    _add_four(mine, mine + 4 * CHUNK, value + e, stride, some, to + e, to + apart + e)
-                for e in range(64 * fours, 64 * vectors, 64):
-                    _add_values(mine, value + e, stride, some, to + e)
-                    _add_values(mine + 4 * CHUNK, value + e, stride, some, to + apart + e)
-            if group % 2:
-                n = group - 1
-                for e in range(0, 64 * vectors, 64):
-                    _add_values(weights + 4 * (CHUNK * n + at), value + e, stride, some, out + apart * n + e)
+            _weigh(weights + 4 * CHUNK * n, count, f32(-math.inf), out + apart * n + 4 * dim)
+            _multiply(out + apart * n, dim, f32(0))
+        _mix(kind, tier, weights, group, dim, v + v_head * head + v_stride * start, v_stride, count, out, apart, scratch)
 
     return attend_chunk
+
+
+@task
+def attend_block(kind: Static, tier: Static):
+    """The task of a key/value head and a block of queries (``block_tokens``), the last of ``positions`` being that of the last
+    of ``tokens``: the number of the one times the blocks of a head, plus that of the other. Online softmax over chunks of
+    positions (Milakov & Gimelshein 2018); q and out are (tokens, heads, dim)."""
+
+    def attend_block(
+        task, q, k, k_head, k_stride, v, v_head, v_stride, out, heads, group, dim, scale, cap, window, positions, tokens
+    ):
+        per = _block_tokens(group, dim)
+        blocks = (tokens + per - 1) // per
+        head, token = task // blocks, task % blocks * per
+        rows, query = min(per, tokens - token) * group, positions - tokens + token
+        stop, first = query + rows // group, max(0, query + 1 - window) if window else 0
+        weights, scratch, mixed, sums, token_bytes = _scores(), _tile(), _mixed(), _sums(), 4 * dim * heads
+        place = token * token_bytes + 4 * dim * group * head
+        for n in range(rows):
+            _multiply(mixed + 4 * dim * n, dim, f32(0))
+            store(sums + 8 * n, f32(-math.inf))
+            store(sums + 8 * n + 4, f32(0))
+        for start in range(first, stop, CHUNK):
+            count = min(CHUNK, stop - start)
+            key, value = k + k_head * head + k_stride * start, v + v_head * head + v_stride * start
+            _score(kind, tier, q + place, token_bytes, rows, group, dim, key, k_stride, count, weights, scratch, scale)
+            for n in range(rows):
+                mine, own = weights + 4 * CHUNK * n, query + n // group
+                largest, total = load(f32, sums + 8 * n), load(f32, sums + 8 * n + 4)
+                if cap:
+                    _cap(mine, count, bitcast(f32, u32(cap)))
+                _hide(mine, max(0, own + 1 - start), count)
+                if window:
+                    _hide(mine, 0, min(count, own + 1 - window - start))
+                _weigh(mine, count, largest, sums + 8 * n)
+                shrink = extract(exp_of_negative(broadcast(f32x16, largest - load(f32, sums + 8 * n))), 0)
+                store(sums + 8 * n + 4, load(f32, sums + 8 * n + 4) + shrink * total)
+                if start > first and shrink != 1:
+                    _multiply(mixed + 4 * dim * n, dim, shrink)
+            _mix(kind, tier, weights, rows, dim, value, v_stride, count, mixed, 4 * dim, scratch)
+        for n in range(rows):
+            total, to = load(f32, sums + 8 * n + 4), _row(n, out + place, token_bytes, group, dim)
+            for at in range(0, 4 * dim, 64):
+                store(to + at, load(f32x16, mixed + 4 * dim * n + at) * (f32(1) / total))
+
+    return attend_block
 
 
 @task
@@ -142,6 +191,62 @@ def _combine(head, parts, out, dim, chunks):
 
 
 # ---- the loops
+
+
+@inner
+def _score(kind, tier, q, token_bytes, rows, group, dim, k, k_stride, positions, weights, scratch, scale):
+    """scale q . k of some positions, CHUNK numbers a row; rows are ``group`` heads of a token, then the next token's."""
+    vectors, factor = dim // LANES, bitcast(f32, u32(scale))
+    tile = min(CHUNK, tile_positions(kind, vectors))
+    for at in range(0, positions, tile):
+        some = min(tile, positions - at)
+        key, stride = as_floats(kind, tier, k + k_stride * at, k_stride, some, vectors, scratch)
+        for n in range(0, rows, 2):
+            m = min(n + 1, rows - 1)  # the last of an odd number of rows is its own neighbor
+            one, other = _row(n, q, token_bytes, group, dim), _row(m, q, token_bytes, group, dim)
+            mine, theirs = weights + 4 * (CHUNK * n + at), weights + 4 * (CHUNK * m + at)
+            _dot_products(one, other, key, stride, vectors, some, mine, theirs, factor)
+
+
+@inner
+def _mix(kind, tier, weights, rows, dim, v, v_stride, positions, out, apart, scratch):
+    """Add to each row's result, which are ``apart`` bytes apart, the weighted values of some positions."""
+    vectors = dim // LANES
+    fours, tile = vectors & -4, min(CHUNK, tile_positions(kind, vectors))
+    for at in range(0, positions, tile):
+        some = min(tile, positions - at)
+        value, stride = as_floats(kind, tier, v + v_stride * at, v_stride, some, vectors, scratch)
+        for n in range(0, rows - 1, 2):
+            mine, to = weights + 4 * (CHUNK * n + at), out + apart * n
+            for e in range(0, 64 * fours, 256):
+                _add_four(mine, mine + 4 * CHUNK, value + e, stride, some, to + e, to + apart + e)
+            for e in range(64 * fours, 64 * vectors, 64):
+                _add_values(mine, value + e, stride, some, to + e)
+                _add_values(mine + 4 * CHUNK, value + e, stride, some, to + apart + e)
+        if rows % 2:
+            n = rows - 1
+            for e in range(0, 64 * vectors, 64):
+                _add_values(weights + 4 * (CHUNK * n + at), value + e, stride, some, out + apart * n + e)
+
+
+@inner
+def _row(n, x, token_bytes, group, dim):
+    """The address of a row of q or of the result."""
+    return x + n // group * token_bytes + n % group * 4 * dim
+
+
+@inner
+def _hide(scores, first, stop):
+    """Scores of positions that a query must not attend to."""
+    for position in range(first, stop):
+        store(scores + 4 * position, f32(-math.inf))
+
+
+@inner
+def _multiply(numbers, n, factor):
+    """n numbers times a factor, or zeros for 0."""
+    for at in range(0, 4 * n, 64):
+        store(numbers + at, load(f32x16, numbers + at) * factor if factor else broadcast(f32x16, 0))
 
 
 @inner
@@ -182,12 +287,12 @@ def _cap(scores, positions, cap):
 
 
 @inner
-def _weigh(scores, positions, largest_and_sum):
-    """Scores to weights in place, the largest 1; that largest score, and the sum of the weights."""
+def _weigh(scores, positions, least, largest_and_sum):
+    """Scores to weights in place, 1 for the largest of them and ``least``; that largest, and the sum of the weights."""
     width = (positions + LANES - 1) // LANES * LANES
     for position in range(positions, width):
         store(scores + 4 * position, f32(-math.inf))
-    most = broadcast(f32x16, -math.inf)
+    most = broadcast(f32x16, least)
     for at in range(0, 4 * width, 64):
         x = load(f32x16, scores + at)
         most = select(x > most, x, most)

@@ -87,21 +87,37 @@ def _sigmoid(x):
 
 
 # Rotary positions: each element times its cosine, plus the other one of its pair times its sine, which has the sign of the
-# element's place in the pair. A table holds ``dims`` cosines and then ``dims`` sines.
+# element's place in the pair. A row of the table, of a token with ``heads`` heads, is ``dims`` cosines and then ``dims`` sines.
+
+ROTATED = {"interleaved": 16, "neox": 32}  # rotated elements of a head must be a multiple of this
 
 
-def _interleaved(head, x, head_dim, dims, table):
-    """Pairs (2 i, 2 i + 1) of a head, in place; dims: a multiple of 16."""
+def rotate(layout: str, x: torch.Tensor, table: torch.Tensor) -> bool:
+    """Rotate x (tokens, heads, head_dim) in place by ``kit.model.rope.Rope.table``, on the kit's threads. False, and nothing is
+    done, where x is not contiguous float32 on the CPU or a head's rotated elements are no multiple of ROTATED."""
+    dims = table.shape[2]
+    if dims % ROTATED[layout] or not (x.is_cpu and x.is_contiguous() and x.dtype == torch.float32):
+        return False
+    tokens, heads, head_dim = x.shape
+    arguments = dict(x=x.data_ptr(), head_dim=head_dim, dims=dims, heads=heads, table=table.data_ptr())
+    threads.run(compiled(layout), arguments, tokens * heads)
+    return True
+
+
+def _interleaved(head, x, head_dim, dims, heads, table):
+    """Pairs (2 i, 2 i + 1) of a head, in place."""
     x += 4 * head_dim * head
+    table += 8 * dims * (head // heads)
     for at in range(0, 4 * dims, 64):
         v = load(f32x16, x + at)
         sine = load(f32x16, table + 4 * dims + at)
         store(x + at, fma(v, load(f32x16, table + at), swap_neighbors(v) * sine))
 
 
-def _neox(head, x, head_dim, dims, table):
-    """Pairs (i, i + dims / 2) of a head, in place; dims: a multiple of 32."""
+def _neox(head, x, head_dim, dims, heads, table):
+    """Pairs (i, i + dims / 2) of a head, in place."""
     x += 4 * head_dim * head
+    table += 8 * dims * (head // heads)
     half = 2 * dims
     for at in range(0, half, 64):
         v, w = load(f32x16, x + at), load(f32x16, x + half + at)

@@ -9,7 +9,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 
@@ -63,10 +63,11 @@ class Program:
         self._first_tick = _pool().run(self.steps)
         self._ended = time.perf_counter_ns()
 
-    def ends(self) -> np.ndarray:
-        """When each step of the last run was done, nanoseconds of ``time.perf_counter_ns``; it began at ``started``."""
-        passed = self.steps[:, DONE_AT] - self._first_tick
-        return self.started + passed * (self._ended - self.started) // max(1, int(passed[-1]))
+    def ends(self) -> Callable[[], np.ndarray]:
+        """A function that returns when each step of the last run was done, nanoseconds of ``time.perf_counter_ns``; it began at
+        ``started``."""
+        ticks, first, started, took = self.steps[:, DONE_AT].copy(), self._first_tick, self.started, self._ended - self.started
+        return lambda: started + (ticks - first) * took // max(1, int(ticks[-1]) - first)
 
 
 def run(task: Task, arguments: Arguments, tasks: int) -> None:

@@ -1,7 +1,8 @@
 """Trace: a list of timed events (spans), from which counts, figures and replays are derived."""
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import NamedTuple
@@ -29,13 +30,28 @@ class Trace:
     """
 
     def __init__(self):
-        self.spans: list[Span] = []
+        self._entries: list[Span | Callable[[], list[Span]]] = []
+        self._made, self._reading = 0, threading.Lock()  # entries that are spans for certain
         self.token = -1
+
+    @property
+    def spans(self) -> list[Span]:
+        """All spans, in order."""
+        with self._reading:
+            for place in range(len(self._entries) - 1, self._made - 1, -1):
+                if not isinstance(self._entries[place], Span):
+                    self._entries[place : place + 1] = self._entries[place]()
+            self._made = len(self._entries)
+        return self._entries
+
+    def later(self, spans: Callable[[], list[Span]]) -> None:
+        """Append spans that are made when somebody reads the trace: hundreds of them take as long as a small model's layer."""
+        self._entries.append(spans)
 
     def add(self, what, start, end, tensor="", layer=-1, token=None, nbytes=0, outcome=""):
         """Append one finished span (nanoseconds)."""
         token = self.token if token is None else token
-        self.spans.append(Span(what, tensor, layer, token, nbytes, start, end, outcome))
+        self._entries.append(Span(what, tensor, layer, token, nbytes, start, end, outcome))
 
     @contextmanager
     def span(self, what, tensor="", layer=-1, nbytes=0) -> Iterator[None]:
@@ -67,7 +83,8 @@ class Trace:
 
     def clear(self) -> None:
         """Forget all spans."""
-        self.spans.clear()
+        self._entries.clear()
+        self._made = 0
 
     def __len__(self) -> int:
         return len(self.spans)

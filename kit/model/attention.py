@@ -167,7 +167,7 @@ def chunked(q, k, v, scale, window=0, cap=0.0, sinks=None):
 
 
 def fused(q, k, v, scale, window=0, cap=0.0, sinks=None):
-    """The kit's kernel (kit.cpu.attention) for one query; other arguments go to the variant that ``variant_for`` names."""
+    """The kit's kernel (kit.cpu.attention); arguments that it does not take go to the variant that ``variant_for`` names."""
     variant = variant_for("fused", q, k, v, window, cap, sinks)
     if variant != "fused":
         return ATTENTION[variant](q, k, v, scale, window, cap, sinks)
@@ -177,19 +177,12 @@ def fused(q, k, v, scale, window=0, cap=0.0, sinks=None):
 
 
 def variant_for(name: str, q, k, v, window=0, cap=0.0, sinks=None) -> str:
-    """The variant that runs for ``name``.
-
-    "fused" with arguments that its kernel does not take runs as "sdpa" if the queries are all positions and there is no
-    window, cap or sink, because SDPA skips the blocks that a causal mask hides; else as "blas".
-    """
+    """The variant that runs for ``name``: "blas" for "fused" with sinks, or with heads that its kernel does not take."""
     if name != "fused":
         return name
     from kit.cpu.attention import takes
 
-    tokens, positions = q.shape[1], k.shape[1]
-    if sinks is None and takes(q, k, v):
-        return name
-    return "sdpa" if not cap and sinks is None and tokens == positions and (not window or window >= tokens) else "blas"
+    return name if sinks is None and takes(q, k, v) else "blas"
 
 
 ATTENTION = {

@@ -5,7 +5,8 @@ import time
 import torch
 import torch.nn.functional as F
 
-from kit.cpu.elementwise import run
+from kit.cpu.attention import attend_history, fits
+from kit.cpu.elementwise import rotate, run
 from kit.cpu.norm import rms_norm
 from kit.gguf.names import layer_of
 from kit.model.attention import ATTENTION, variant_for
@@ -21,7 +22,10 @@ class CpuOps(Ops):
         super().__init__(model)
         self.tokens, self.cache = torch.as_tensor(tokens, dtype=torch.int64), cache
         self._linear, self._attention = model.linear, model.attention
-        self._cos_sin = {key: rope.cos_sin(cache.length, len(tokens)) for key, rope in model.ropes.items()}
+        self._cos_sin, self._tables = (
+            {key: getattr(rope, name)(cache.length, len(tokens)) for key, rope in model.ropes.items()}
+            for name in ("cos_sin", "table")
+        )
 
     def end(self, what, start, tensor="", layer=-1, nbytes=0, outcome=""):
         layer = layer_of(tensor) if tensor else layer
@@ -56,17 +60,24 @@ class CpuOps(Ops):
             x.add_(y, alpha=factor)
 
     def turn(self, x, rope):
-        self.ropes[rope].rotate(x, self._cos_sin[rope])
+        if not rotate(self.config.family.rope, x, self._tables[rope]):
+            self.ropes[rope].rotate(x, self._cos_sin[rope])
 
     def attend(self, layer, q, k, v):
-        c, start = self.config, self.begin()
-        keys, values = self.cache.append(layer, k, v)
-        q, window = q.transpose(0, 1), c.window_of(layer)
-        sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
-        variant = variant_for(self._attention, q, keys, values, window, c.attention_cap, sinks)
-        mixed = ATTENTION[variant](q, keys, values, c.attention_scale, window, c.attention_cap, sinks)
+        c, start, window = self.config, self.begin(), self.config.window_of(layer)
+        sinks, positions = self.vector(f"blk.{layer}.attn_sinks.weight"), self.cache.length + len(q)
+        last = c.attention_scale, window, c.attention_cap
+        if self._attention == "fused" and sinks is None and fits(q.shape[1], k.shape[1], q.shape[2]):
+            self.cache.write(layer, k, v)  # and read as it is stored
+            variant, histories = "fused", self.cache.histories(layer)
+            mixed = attend_history(q.transpose(0, 1), *histories, k.shape[1], positions, *last)
+        else:
+            keys, values = self.cache.append(layer, k, v)
+            q = q.transpose(0, 1)
+            variant = variant_for(self._attention, q, keys, values, window, c.attention_cap, sinks)
+            mixed = ATTENTION[variant](q, keys, values, *last, sinks)
         mixed = mixed.transpose(0, 1).flatten(1)
-        seen = min(keys.shape[1], window + len(self.tokens) - 1) if window else keys.shape[1]
+        seen = min(positions, window + len(self.tokens) - 1) if window else positions
         nbytes = seen * self.cache.bytes_per_position // c.layers
         self.end("attention", start, layer=layer, nbytes=nbytes, outcome=variant)
         return mixed

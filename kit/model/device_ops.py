@@ -52,6 +52,9 @@ class DeviceOps(CpuOps):
         y, bias = self.model.product(name, input, add_to, factor), self.vector(name.replace("weight", "bias"))
         return y if bias is None else y.add_(bias, alpha=factor)
 
+    def turn(self, x, rope):
+        self.ropes[rope].rotate(x, self._cos_sin[rope])
+
     def attend(self, layer, q, k, v):
         c = self.config
         keys, values = self.cache.append(layer, self.positions, k, v, self.seen)

@@ -111,8 +111,9 @@ def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
 
 def scaled(logits: torch.Tensor, config: Config) -> torch.Tensor:
     """Logits divided by the scale, with the soft cap; in place."""
-    y = logits.div_(config.logit_scale)
-    return y.div_(config.logit_cap).tanh_().mul_(config.logit_cap) if config.logit_cap else y
+    if config.logit_scale != 1:
+        logits = logits.div_(config.logit_scale)
+    return logits.div_(config.logit_cap).tanh_().mul_(config.logit_cap) if config.logit_cap else logits
 
 
 def _heads(ops, c, block, input):

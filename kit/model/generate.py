@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -33,7 +34,7 @@ class Sampler:
     def __call__(self, logits: torch.Tensor) -> int:
         """A token id from logits (vocabulary,); greedy sampling takes the lowest id of equal logits."""
         if self.temperature == 0:
-            return int(logits.argmax())
+            return int(logits.numpy().argmax() if logits.is_cpu else logits.argmax())  # torch's takes ten times as long
         values, ids = logits.double().sort(descending=True, stable=True)
         values = values[: self.top_k or None]
         if self.top_p < 1:
@@ -105,13 +106,11 @@ def generate(
     answer = Generation(tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt])
     cache = model.new_cache() if cache is None else cache
     detokenize = tokenizer.stream() if tokenizer else lambda token: ""
-    batch = answer.prompt
+    batch, before = answer.prompt, len(model.trace)
     while True:
-        start, spans = time.perf_counter(), len(model.trace)
+        start = time.perf_counter()
         token = sample(model.step(batch, cache))
         answer.seconds.append(time.perf_counter() - start)
-        reads = (span.nbytes for span in model.trace.spans[spans:] if span.what in ("linear", "attention"))
-        answer.nbytes.append(sum(reads))
         answer.tokens.append(token)
         piece = detokenize(token)
         answer.text += piece
@@ -126,7 +125,17 @@ def generate(
             answer.stopped = "context"
             break
         batch = [token]
+    answer.nbytes = _read(model.trace.spans[before:])
     return answer
+
+
+def _read(spans):
+    """Bytes of weights and of keys and values that each pass read."""
+    passes = Counter()
+    for span in spans:
+        if span.what in ("linear", "attention", "token"):
+            passes[span.token] += span.nbytes * (span.what != "token")
+    return [passes[number] for number in sorted(passes)]
 
 
 def _tokenizer(model, needed):

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from kit.cpu import attention, dequantize, norm
-from kit.cpu.elementwise import as_bits, compiled, tasks_of
+from kit.cpu.elementwise import ROTATED, as_bits, compiled, tasks_of
 from kit.cpu.history import append
 from kit.cpu.linear import Activations
 from kit.cpu.simd.tiers import tier
@@ -14,7 +14,6 @@ from kit.gguf.names import layer_of
 from kit.lab.trace import Span
 from kit.model.forward import Ops, forward, scaled
 
-_ROTATED = {"interleaved": 16, "neox": 32}  # rotated elements of a head must be a multiple of this
 _TABLE = 512  # positions in the table of cosines and sines
 _EMBEDDING = "token_embd.weight"
 
@@ -34,7 +33,7 @@ def obstacle(model) -> str:
         f"the activation is {c.family.activation}": c.family.activation == "clamped",
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,
         "a size is no multiple of 16": any(n % 16 for n in (*vectors, c.head_dim, c.hidden_size)),
-        "RoPE rotates parts of a vector": any(rope.dims % _ROTATED[c.family.rope] for rope in ropes),
+        "RoPE rotates parts of a vector": any(rope.dims % ROTATED[c.family.rope] for rope in ropes),
         "too many query heads share a key": c.heads > attention.GROUP * c.kv_heads,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -76,8 +75,8 @@ class Plan(Ops):
         new, self._position = position // _TABLE != self._position // _TABLE, position
         for rope, steps in self._turns.items():
             if new:
-                self._tables[rope].fill(self.ropes[rope], position // _TABLE * _TABLE)
-            self.program.set(steps, table=self._tables[rope].address(position % _TABLE))
+                self._tables[rope] = self.ropes[rope].table(position // _TABLE * _TABLE, _TABLE)
+            self.program.set(steps, table=self._tables[rope][position % _TABLE].data_ptr())
         self.program.set(self._appends, position=position)
         for window, steps_of in self._attentions.items():
             parts, joins = np.transpose(steps_of)
@@ -89,12 +88,17 @@ class Plan(Ops):
 
     def _record(self, position):
         """Add a span for each operation to the trace, with times taken by the threads."""
-        ends, token = self.program.ends().tolist(), self.trace.token
-        starts = [self.program.started, *ends]
-        for what, tensor, layer, _, nbytes, first, last, outcome in self._spans:
-            if what == "attention":  # there the window
-                nbytes = (min(nbytes, position + 1) or position + 1) * self._position_bytes
-            self.trace.spans.append(Span(what, tensor, layer, token, nbytes, starts[first], ends[last], outcome))
+        ends, started, token = self.program.ends(), self.program.started, self.trace.token
+
+        def spans():
+            done = ends().tolist()
+            starts = [started, *done]
+            for what, tensor, layer, _, nbytes, first, last, outcome in self._spans:
+                if what == "attention":  # there the window
+                    nbytes = (min(nbytes, position + 1) or position + 1) * self._position_bytes
+                yield Span(what, tensor, layer, token, nbytes, starts[first], done[last], outcome)
+
+        self.trace.later(spans)
 
     # ---- recording
 
@@ -155,8 +159,7 @@ class Plan(Ops):
 
     def turn(self, x, rope):
         c = self.config
-        self._tables.setdefault(rope, _Table(rope.dims, c.family.rope))
-        arguments = dict(x=x.data_ptr(), head_dim=c.head_dim, dims=rope.dims, table=0)
+        arguments = dict(x=x.data_ptr(), head_dim=c.head_dim, dims=rope.dims, heads=x.shape[1], table=0)
         self._turns.setdefault(rope, []).append(self.program.add(compiled(c.family.rope), arguments, -x.shape[1]))
 
     def attend(self, layer, q, k, v):
@@ -180,22 +183,3 @@ class Plan(Ops):
         out, up = self._new(*gate.shape), self._new(*gate.shape).fill_(1) if up is None else up
         self._elementwise(self.config.family.activation, gate=gate, up=up, out=out)
         return self.input(out)
-
-
-class _Table:
-    """Cosines and sines of _TABLE positions for each element of a head; sines are negative for the first of a pair."""
-
-    def __init__(self, dims: int, layout: str):
-        self._numbers, self._layout = np.empty((_TABLE, 2, dims), np.float32), layout
-
-    def fill(self, rope, start: int) -> None:
-        rotations = rope.cos_sin(start, _TABLE)[:, 0].numpy()
-        cos, sin = rotations.real, rotations.imag
-        cosines, sines = self._numbers[:, 0], self._numbers[:, 1]
-        if self._layout == "interleaved":
-            cosines[:, ::2], cosines[:, 1::2], sines[:, ::2], sines[:, 1::2] = cos, cos, -sin, sin
-        else:
-            cosines[:], sines[:] = np.hstack([cos, cos]), np.hstack([-sin, sin])
-
-    def address(self, row: int) -> int:
-        return self._numbers[row].ctypes.data

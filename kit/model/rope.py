@@ -44,6 +44,13 @@ class Rope:
         angles = torch.outer(positions, self._frequencies)
         return torch.polar(torch.full_like(angles, self._scale), angles).to(torch.complex64)[:, None]
 
+    def table(self, start: int, count: int) -> torch.Tensor:
+        """The same for kernels, (count, 2, dims) float32: a cosine for each element of a head, and a sine, negative for the
+        first of a pair."""
+        turn = self.cos_sin(start, count)[:, 0]
+        pairs = torch.stack([turn.real, turn.real, -turn.imag, turn.imag], 1).unflatten(1, (2, 2))
+        return (pairs.mT if self.rotate is _interleaved else pairs).flatten(2).contiguous()
+
 
 def _interleaved(x, cos_sin):
     """Rotate x (tokens, heads, head_dim) float32 in place; elements 2i and 2i + 1 are one complex number."""
