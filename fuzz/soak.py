@@ -1,4 +1,4 @@
-"""Threads on one weight cache, with loaders that fail, a limit that changes and a prefetcher, and every count checked.
+"""Threads on one weight cache, with loaders that fail and a prefetcher, and every count checked.
 
 ``PYTHONMALLOC=debug python -m fuzz.soak --gets 1000000 --record`` adds a line to results/reference/<machine>/soak.jsonl.
 """
@@ -21,12 +21,12 @@ from kit.cache.store import WeightCache
 from kit.lab import machine
 from kit.lab.paths import ROOT
 
-OBJECTS, SIZE, LIMITS, AHEAD = 40, 10, (100, 150, 200), 40
+OBJECTS, SIZE, LIMIT, AHEAD = 40, 10, 200, 40
 
 
-def soak(gets: int, threads: int = 8, seed: int = 0, resize: bool = True, prefetch: bool = True) -> dict:
+def soak(gets: int, threads: int = 8, seed: int = 0, prefetch: bool = True) -> dict:
     """``threads`` x ``gets`` gets: what was counted. AssertionError for a count that is off, a double load, a byte too many."""
-    store, guard, alive, loads = WeightCache(LRU(LIMITS[-1]), ahead_bytes=AHEAD), threading.RLock(), [0, 0], Counter()
+    store, guard, alive, loads = WeightCache(LRU(LIMIT), ahead_bytes=AHEAD), threading.RLock(), [0, 0], Counter()
     loading, failing = set(), random.Random(seed)
 
     class Value:
@@ -66,9 +66,7 @@ def soak(gets: int, threads: int = 8, seed: int = 0, resize: bool = True, prefet
                 assert error.args == (key,)
                 errors += 1
             if count % 1000 == 0:
-                if resize and number == 0:
-                    store.resize(draw.choice(LIMITS))
-                assert store.stats.resident_bytes <= LIMITS[-1]
+                assert store.stats.resident_bytes <= LIMIT
         return errors
 
     plan = [(key, SIZE, lambda key=key: load(key)) for key in (f"blk.{n}.w" for n in range(OBJECTS))]
@@ -84,10 +82,10 @@ def soak(gets: int, threads: int = 8, seed: int = 0, resize: bool = True, prefet
     assert loads["done"] >= stats.misses and (prefetch or loads["done"] == stats.misses)
     assert loads["failed"] >= 1 and not loading and staged * SIZE <= AHEAD
     assert all(flight.ahead and flight.done() for flight in store._flights.values())
-    assert stats.entries * SIZE == stats.resident_bytes <= store.limit and stats.peak_bytes <= LIMITS[-1]
+    assert stats.entries * SIZE == stats.resident_bytes <= stats.peak_bytes <= LIMIT
     assert alive[0] == stats.entries + staged, "a value that nobody holds is still in memory"
     # each thread may hold what it is loading or was just given, beside what the store keeps and has ahead
-    assert alive[1] <= (LIMITS[-1] + AHEAD) // SIZE + 2 * (threads + 2)
+    assert alive[1] <= (LIMIT + AHEAD) // SIZE + 2 * (threads + 2)
     seconds = round(time.monotonic() - started, 1)
     return {"threads": threads, "gets": stats.gets, "seconds": seconds, "loads": dict(loads)} | stats.counts
 

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import mixture_of_experts, shifting, zipf
 
@@ -38,13 +38,10 @@ size_table = st.lists(st.integers(0, 9), min_size=13, max_size=13)
 
 @pytest.mark.parametrize("make", POLICIES, ids=name_of)
 @settings(max_examples=60, deadline=None)
-@given(keys=accesses, sizes=size_table, capacity=st.integers(1, 30), shrink=st.integers(0, 30))
-@example(
-    keys=[0] * 19 + [2, 9, 0], sizes=[0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], capacity=1, shrink=0
-)  # refused, then resized
-def test_contents_and_bytes_agree_with_a_plain_set(make, keys, sizes, capacity, shrink):
+@given(keys=accesses, sizes=size_table, capacity=st.integers(1, 30))
+def test_contents_and_bytes_agree_with_a_plain_set(make, keys, sizes, capacity):
     policy, held = make(capacity), {}
-    for step, number in enumerate(keys):
+    for number in keys:
         key, size = f"k{number}", sizes[number]
         assert policy.request(key, size) == (key in held)
         if key not in held:
@@ -56,15 +53,8 @@ def test_contents_and_bytes_agree_with_a_plain_set(make, keys, sizes, capacity, 
                 for name in evicted:
                     del held[name]
                 held[key] = size
-        elif step % 7 == 0:
-            policy.remove(key)
-            del held[key]
         assert set(policy) == set(held) and len(policy) == len(held)
         assert policy.resident_bytes == sum(held.values()) <= capacity
-    limit = min(shrink, capacity)
-    for name in policy.resize(limit):
-        del held[name]
-    assert set(policy) == set(held) and policy.resident_bytes <= limit
     assert len(policy.fresh()) == 0 and policy.fresh().capacity == capacity
 
 
@@ -285,6 +275,29 @@ def test_next_use_evicts_the_farthest_and_only_for_what_is_needed_sooner(capacit
         policy.insert(f"k{key}", sizes[key])
         assert {int(name[1:]) for name in policy} == set(held)
     assert refused > 20
+
+
+@settings(max_examples=200, deadline=None)
+@given(keys=accesses, sizes=size_table, capacity=st.integers(1, 30), circles=st.integers(0, 12))
+def test_cyclic_aware_keeps_what_the_better_of_next_use_and_lru_keeps(keys, sizes, capacity, circles):
+    def asked(policy, key, size):
+        hit = policy.request(key, size)
+        return hit, [] if hit else policy.insert(key, size)
+
+    policy, followed, other, lead, held, switched = CyclicAware(capacity), NextUse(capacity), LRU(capacity), 0, set(), False
+    for number in [*keys, *list(range(circles)) * 6, *keys, *keys[::-1]]:
+        key, size, before = f"k{number}", sizes[number], policy.resident_bytes
+        better, worse = asked(other, key, size)[0], asked(followed, key, size)[0]
+        lead = max(lead + size * (better - worse), -(capacity // 4))
+        if better > worse and lead >= capacity // 4:
+            followed, other, lead, switched = other, followed, -(capacity // 4), True
+        hit, evicted = asked(policy, key, size)
+        assert hit == (key in held) and (evicted is not None) == (hit or key in followed)
+        if evicted:
+            assert not any(name in followed for name in evicted)
+            assert before + size - sum(sizes[int(name[1:])] for name in evicted[:-1]) > capacity  # and none in vain
+        held = held - set(evicted or ()) | ({key} if evicted is not None else set())
+        assert set(policy) == held and (switched or held == set(followed))
 
 
 def test_cyclic_aware_follows_lru_through_phases_and_next_use_through_scans():

@@ -13,8 +13,9 @@ from kit.cache import routes, routing
 from kit.cache.bounds import stack_distances
 from kit.cache.policies.partitioned import ByLayer
 from kit.cache.replay import replay_hits
+from kit.cache.traces import hottest
 from kit.commands.cli import main
-from kit.costs.experts import PROCESS, Study, hottest
+from kit.costs.experts import PROCESS, Study
 from kit.errors import ReportError
 from kit.findings import experts
 from kit.model import experts as holders
@@ -220,38 +221,44 @@ def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypat
 @pytest.mark.skipif(os.name != "posix" or not hasattr(os, "O_DIRECT"), reason="needs O_DIRECT")
 def test_the_ways_of_a_run_are_measured_in_a_child(recorded, tmp_path, monkeypatch):
     model, out = shutil.copy(recorded[0], tmp_path / "fresh.gguf"), recorded[1]  # pages that nobody has mapped
-    monkeypatch.setattr(experts, "missing_rights", lambda: ["root"])
-    asked = []
-    monkeypatch.setattr(experts.disk, "random_gbps", lambda path, *how, **_: asked.append(how) or len(asked))
+    monkeypatch.setattr(experts, "missing_rights", lambda swap: ["root"])
     facts, runs = experts.measured(model, str(out), tmp_path, share=0.8, tokens=13, ways=("mapped", "slots past it, 2 readers"))
-    assert [run.way for run in runs] == ["slots past it, 2 readers"] and facts["limit"] is None and facts["compute"] > 0
-    with kit.open(model) as file:
+    assert [run.way for run in runs] == ["slots past it, 2 readers"] and facts["limit"] is None and facts["compute"] > 1
+    assert len(runs[0].disk) == len(runs[0].output) == 13 and facts["fastest"] >= max(runs[0].disk) >= facts["disk"] > 0
+
+
+def test_after_each_token_the_disk_is_read_as_the_way_reads_it(recorded, monkeypatch):
+    asked = []
+    monkeypatch.setattr(experts.disk, "random_gbps", lambda *how, direct, **_: asked.append((*how[1:], direct)) or len(asked))
+    with kit.open(recorded[0]) as file:
         matrix = max(info.nbytes for name, info in file.tensors.items() if "_exps." in name) // 8
-    ways_and_faults = [(1, matrix), (2, matrix), (4, matrix), (experts.threads.count(), 4096)]  # as they ask
-    assert asked == 2 * ways_and_faults
-    assert facts["disk"] == {1: 3, 2: 4, 4: 5, "page": 6} and facts["fastest"] >= 8  # before and after
+    for name, how in {
+        "mapped, no read-ahead": (experts.threads.count(), 4096, True), "slots past it, 4 readers": (4, matrix, True),
+        "slots through the page cache": (2, matrix, False),
+    }.items():  # fmt: skip
+        asked.clear()
+        run = experts.decode(recorded[0], str(recorded[1]), name, 5, 1 << 22, warm=True)
+        assert asked == 5 * [how] and run.disk == [1, 2, 3, 4, 5] and run.median("disk") == 4 and min(run.output) > 0
 
 
-@pytest.mark.parametrize("readers", [1, 2, 4])
-def test_a_layer_waits_for_what_its_arithmetic_does_not_hide(readers):
+def test_a_layer_waits_for_what_its_arithmetic_does_not_hide():
     """Against a walk from event to event: the next expert begins when the one before is done and its bytes are there."""
-    draw, gbps, per_byte = np.random.default_rng(3), {1: 1.0, 2: 1.5, 4: 2.0}, 0.7e-9
+    draw, gbps, per_byte = np.random.default_rng(3), 1.5, 0.7e-9
     rows = [(token, layer, expert) for token in range(5) for layer in range(3) for expert in range(8)]
     size, hit = draw.integers(1, 9, len(rows)) * 10**6, draw.random(len(rows)) < 0.6
     keys = [routes.key_of(layer, expert) for _, layer, expert in rows]
     future = kit.cache.traces.Requests(keys, size.tolist(), [token for token, *_ in rows])
-    missed, waited = experts.waited(future, hit, readers, gbps, per_byte)
+    missed, waited = experts.waited(future, hit, gbps, per_byte)
     for token in range(5):
         total = 0.0
         for layer in range(3):
             here = [n for n, row in enumerate(rows) if row[:2] == (token, layer)]
-            speed = np.interp(min(readers, sum(not hit[n] for n in here)), [1, 2, 4], [1.0, 1.5, 2.0]) * 1e9
             clock = read = 0.0
             for n in here:
                 if not hit[n]:
-                    read += size[n] / speed
+                    read += size[n] / gbps / 1e9
                     total, clock = total + max(0, read - clock), max(read, clock)
                 clock += size[n] * per_byte
         assert waited[token] == pytest.approx(total)
         assert missed[token] == sum(size[n] for n, row in enumerate(rows) if row[0] == token and not hit[n])
-    assert (experts.waited(future, np.ones(len(rows), bool), readers, gbps, per_byte) == 0).all()
+    assert (experts.waited(future, np.ones(len(rows), bool), gbps, per_byte) == 0).all()

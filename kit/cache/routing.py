@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kit.cache.bounds import stack_distances
-from kit.cache.routes import Routes, geometry_of
+from kit.cache.routes import Routes, geometry_of, read
 
 FADE = 0.5**0.5  # of recent use, from token to token
 _GRID = 7  # points of each parameter in one round of a fit
@@ -88,8 +88,11 @@ def is_model(path: str) -> bool:
     return path.startswith("hf://") or (Path(path).is_file() and Path(path).open("rb").read(4) == b"GGUF")
 
 
-def drawn_for(file) -> Routes:
-    """128 tokens drawn for an open GGUF file that nobody has recorded, with the mean of the captures' parameters."""
+def given(routes: str, file=None) -> Routes:
+    """The record ``routes`` (see kit.cache.routes.read), at the sizes of an open GGUF ``file``; where that itself is named in
+    place of a record, 128 tokens drawn for it with the mean of the captures' parameters."""
+    if not is_model(routes):
+        return read(routes).sized(file) if file else read(routes)
     experts, *nbytes = geometry_of(file)
     used = int(file.metadata.get(f"{file.architecture}.expert_used_count", 0)) or max(1, experts // 16)
     skew, back = np.mean([fit[:2] for fit in FITTED.values()], axis=0)

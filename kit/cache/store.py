@@ -5,11 +5,9 @@ import time
 from collections import Counter, defaultdict
 from concurrent.futures import Future
 
-from kit.cache.policies.base import Policy, parse_capacity
+from kit.cache.policies.base import Policy
 from kit.cache.stats import Stats
-from kit.errors import CacheError
 from kit.gguf.names import layer_of
-from kit.units import format_bytes
 
 
 class _Flight(Future):
@@ -40,7 +38,6 @@ class WeightCache:
         self._lock = threading.Lock()
         self._values: dict[str, object] = {}
         self._flights: dict[str, _Flight] = {}  # in progress, or done by a prefetch and not yet requested
-        self._pinned: dict[str, int] = {}
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._hits: defaultdict[str, int] = defaultdict(int)  # by key, not yet added to _counts
         self._loads: dict[str, tuple[int, int]] = {}  # last load of a key: bytes, nanoseconds
@@ -57,7 +54,7 @@ class WeightCache:
         if self.prefetcher is not None:
             self.prefetcher.saw(key)
         with self._lock:
-            if key in self._pinned or self.policy.request(key, size):  # the shortest path, because most gets are hits
+            if self.policy.request(key, size):  # the shortest path, because most gets are hits
                 self._hits[key] += 1
                 value = self._values[key]
                 if self.trace is None:
@@ -115,8 +112,10 @@ class WeightCache:
             self._note(bypassed=1)
             return False
         self._values[key] = value
-        self._evict(evicted)
-        self._peak = max(self._peak, self._resident_bytes())
+        for name in evicted:
+            del self._values[name]
+        self._note(evictions=len(evicted))
+        self._peak = max(self._peak, self.policy.resident_bytes)
         return True
 
     def _count_hits(self, *keys):
@@ -146,7 +145,7 @@ class WeightCache:
         """
         with self._lock:
             used = sum(flight.size for flight in self._flights.values() if flight.ahead)
-            if key in self.policy or key in self._pinned or key in self._flights or used + size > self.ahead_bytes:
+            if key in self.policy or key in self._flights or used + size > self.ahead_bytes:
                 return False
             flight = self._flights[key] = _Flight(size, ahead=True)
         start, outcome = time.perf_counter_ns(), ""
@@ -158,68 +157,6 @@ class WeightCache:
             self.trace.add("prefetch", start, time.perf_counter_ns(), key, layer_of(key), None, size, outcome)
         return not outcome
 
-    # --- pins and limits ---------------------------------------------------------------------------------------------
-
-    def pin(self, key: str, size: int, load) -> None:
-        """Load ``key`` if it is not resident, and never evict it. CacheError when all pins would not fit the limit."""
-        if key in self._pinned:
-            return
-        if sum(self._pinned.values()) + size > self.limit:
-            raise CacheError(
-                f"pin {key!r}: {format_bytes(size)} do not fit: {format_bytes(sum(self._pinned.values()))} of "
-                f"{format_bytes(self.limit)} are pinned; unpin, or resize the cache"
-            )
-        value = self.get(key, size, load)
-        with self._lock:
-            if key in self.policy:
-                self.policy.remove(key)
-            self._pinned[key] = size
-            self._values[key] = value
-            self._evict(self.policy.resize(self.policy.capacity - size))
-            self._peak = max(self._peak, self._resident_bytes())
-
-    def unpin(self, key: str) -> None:
-        """Return a pinned key to the policy; CacheError when it is not pinned."""
-        with self._lock:
-            if key not in self._pinned:
-                raise CacheError(f"unpin {key!r}: it is not pinned; pinned are {', '.join(self._pinned) or 'none'}")
-            size = self._pinned.pop(key)
-            self.policy.resize(self.policy.capacity + size)
-            value = self._values.pop(key)
-            self._keep(key, size, value)
-
-    def resize(self, limit: int | str) -> None:
-        """Change the limit in bytes and evict what no longer fits; CacheError when the pins do not fit."""
-        limit = parse_capacity(limit)
-        with self._lock:
-            pinned = sum(self._pinned.values())
-            if pinned > limit:
-                raise CacheError(f"resize to {format_bytes(limit)}: {format_bytes(pinned)} are pinned; unpin first")
-            self._evict(self.policy.resize(limit - pinned))
-
-    def clear(self) -> None:
-        """Drop all values, pinned and prefetched ones included; the counts stay."""
-        with self._lock:
-            self.policy.resize(self.policy.capacity + sum(self._pinned.values()))
-            for key in list(self.policy):
-                self.policy.remove(key)
-            self._values.clear()
-            self._pinned.clear()
-            self._flights = {key: flight for key, flight in self._flights.items() if not flight.done()}
-
-    def _evict(self, keys):
-        for name in keys:
-            del self._values[name]
-            self._note(evictions=1)
-
-    @property
-    def limit(self) -> int:
-        """Bytes that may be resident, pinned ones included."""
-        return self.policy.capacity + sum(self._pinned.values())
-
-    def _resident_bytes(self):
-        return self.policy.resident_bytes + sum(self._pinned.values())
-
     # --- statistics --------------------------------------------------------------------------------------------------
 
     @property
@@ -230,5 +167,5 @@ class WeightCache:
             totals = Counter(self._counts)
             totals["bytes_requested"] = totals["bytes_hit"] + totals.pop("bytes_not_hit", 0)
             seconds = {f"seconds_{name}": totals.pop(f"ns_{name}", 0) / 1e9 for name in ("loading", "saved")}
-            entries = len(self.policy) + len(self._pinned)
-            return Stats(entries=entries, resident_bytes=self._resident_bytes(), peak_bytes=self._peak, **seconds, **totals)
+            held = {"entries": len(self.policy), "resident_bytes": self.policy.resident_bytes, "peak_bytes": self._peak}
+            return Stats(**held, **seconds, **totals)

@@ -1,6 +1,7 @@
 """Sequences of weight accesses: recorded live, or generated from a model's tensors."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,3 +122,13 @@ def popular(objects: int, accesses: int, skew: float = 0.7, seed: int = 0) -> Re
     names = [f"blk.{number % 48}.ffn_up_exps.weight[{number}]" for number in range(objects)]
     order = np.random.default_rng(seed).choice(objects, accesses, p=weight / weight.sum())
     return Requests([names[number] for number in order.tolist()], [1] * accesses, [0] * accesses)
+
+
+def hottest(accesses: Requests, capacity: int) -> list[str]:
+    """The most used objects for each byte of ``accesses`` that fit in ``capacity`` bytes: a fixed set."""
+    sizes, counts, left, chosen = accesses.objects, Counter(accesses.keys), capacity, []
+    for key in sorted(counts, key=lambda key: -counts[key] / sizes[key]):
+        if sizes[key] <= left:
+            chosen.append(key)
+            left -= sizes[key]
+    return chosen

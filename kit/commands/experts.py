@@ -27,6 +27,7 @@ def command(routes, model, memory, disk, as_json, report):
 
     Exit code: 0 said, 2 it could not be.
     """
+    from contextlib import nullcontext
     from pathlib import Path
 
     import kit
@@ -45,7 +46,8 @@ def command(routes, model, memory, disk, as_json, report):
         raise CacheError(f"--memory or --disk: {error}") from None
     if speed == 0:
         raise CacheError("--disk 0 reads nothing; give a speed such as 2GB/s")
-    drawn = model is None and routes not in records.CAPTURES and routing.is_model(routes)
+    if (drawn := routing.is_model(routes)) and model:
+        raise CacheError(f"{routes}: is a model and no record of routes; give it alone, or a record and {model}")
     path, basis = (routes if drawn else model), []
     if report:
         from kit.gguf.sources import absolute
@@ -58,20 +60,16 @@ def command(routes, model, memory, disk, as_json, report):
         texts = tuple(f"{name}={value}" for name, value in given.items())
         click.echo(one_page(Path(report), Request("quick", absolute(path) if path else "", ("10",), texts)))
         return
-    found = None if drawn else records.read(routes)
-    dense = 0 if found is None else int(found.dense_bytes.sum())
-    if path:
-        with kit.open(path) as file:
-            if drawn:
-                found = routing.drawn_for(file)
-                basis.append(
-                    f"nobody recorded this model's routing: {len(found.decoded)} tokens of {found.used:.0f} of {found.experts} "
-                    f"experts are {found.name.replace(':', ' with')}, the mean of {len(routing.FITTED)} captures; record your "
-                    "own by kit generate --routes"
-                )
-            found = found.sized(file)
-            dense, each = dense_bytes(file), records.request_bytes(file)
-    else:
+    with kit.open(path) if path else nullcontext() as file:
+        found = routing.given(routes, file)
+        dense, each = (dense_bytes(file), records.request_bytes(file)) if file else (int(found.dense_bytes.sum()), 0)
+    if drawn:
+        basis.append(
+            f"nobody recorded this model's routing: {len(found.decoded)} tokens of {found.used:.0f} of {found.experts} experts "
+            f"are {found.name.replace(':', ' with')}, the mean of {len(routing.FITTED)} captures; record your own by kit "
+            "generate --routes"
+        )
+    if not path:
         basis.append(f"dense weights of the record ({len(found.dense_bytes)} layers, no embedding or output)")
     if speed is None and path and Path(path).exists():
         speed = max(random_gbps(path, readers, each) for readers in (1, 2, 4))

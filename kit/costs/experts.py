@@ -1,6 +1,5 @@
 """Which cache for experts: hits, bytes and predicted seconds of a token by policy, from routes, memory and the disk's speed."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +10,8 @@ from kit.cache.bounds import stack_distances
 from kit.cache.policies.partitioned import ByLayer
 from kit.cache.replay import replay_hits
 from kit.cache.routes import Routes
+from kit.cache.traces import hottest
+from kit.costs.uses import uses_of
 from kit.errors import CacheError
 from kit.lab import tables
 from kit.units import format_bytes
@@ -21,21 +22,9 @@ CAPPED, LEARNED, HINDSIGHT = "LRU, a cap for each layer", "hottest of the first 
 NOBODY = ("MIN", HINDSIGHT)  # rows that know the future: what nobody can build
 
 
-def hottest(accesses, capacity: int) -> list[str]:
-    """The most used objects for each byte of ``accesses`` that fit in ``capacity`` bytes: a fixed set."""
-    sizes, counts, left, chosen = accesses.objects, Counter(accesses.keys), capacity, []
-    for key in sorted(counts, key=lambda key: -counts[key] / sizes[key]):
-        if sizes[key] <= left:
-            chosen.append(key)
-            left -= sizes[key]
-    return chosen
-
-
 def dense_bytes(file) -> int:
-    """Bytes that every token uses: all but the experts, and but the embedding unless it is the output too."""
-    tied = "output.weight" not in file.tensors
-    used = {name: info for name, info in file.tensors.items() if "_exps." not in name}
-    return sum(info.nbytes for name, info in used.items() if tied or name != "token_embd.weight")
+    """Bytes that every token uses: all but the experts, and but an embedding of which it takes a row."""
+    return sum(use.nbytes for use in uses_of(file) if not use.is_rows and "_exps." not in use.name)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ nobody replaces, is timed beside them.
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from kit.cpu import threads
 from kit.errors import ReportError
 from kit.findings.pressure import Group, missing_rights
 from kit.gguf import pagecache
+from kit.gguf.names import layer_of
 from kit.gguf.sources import resolve
 from kit.lab import disk, llama_cpp, system
 from kit.lab.note import doing
@@ -40,15 +42,17 @@ _SPARE = 64 << 20  # bytes beside weights and slots: what grows while a process 
 _SMALL = 64 << 20  # bytes: of a smaller file some pages always stay
 _BUDGET = 0.5  # seconds for each token asked for: when all are spent, a way takes no further one
 _LEAST = 8  # tokens that it takes in any case; llama.cpp half as many
+_PROBE = 0.02  # seconds in which the disk is read after each token
 _FEW = 4  # tokens, which are decoded three times for the time of a token that reads nothing: late are only warm ones
 
 
 @dataclass
 class Run:
     """One way: for each token ``seconds``, those ``in_kernel`` (of all threads), bytes ``read`` from the disk, major and minor
-    ``faults``, seconds ``waited`` for slots; ``hits`` of ``asked`` (slots alone); ``resident``: bytes of the process at the
-    end; ``digest`` of the first logits ("" of llama.cpp); ``returned``: of what the router itself would have chosen, the share
-    that it would have for the token before."""
+    ``faults``, seconds ``waited`` for slots; ``hits`` of ``asked`` (slots alone); right after it, as a machine's speed changes
+    from second to second, GB/s of the ``disk`` for such reads and seconds of the ``output``'s product; ``resident``: bytes of
+    the process at the end; ``digest`` of the first logits ("" of llama.cpp); ``returned``: of what the router itself would have
+    chosen, the share that it would have for the token before."""
 
     way: str
     seconds: list[float]
@@ -59,6 +63,8 @@ class Run:
     waited: list[float]
     hits: list[int]
     asked: list[int]
+    disk: list[float]
+    output: list[float]
     resident: int
     digest: str = ""
     returned: float = float("nan")
@@ -72,6 +78,10 @@ class Run:
         """Of the column's second half."""
         return float(self.late(column).mean())
 
+    def median(self, column: str) -> float:
+        """Of the column's second half."""
+        return float(np.median(self.late(column)))
+
     @property
     def hit_rate(self) -> float:
         """Hits of the experts asked for in the second half; nan without slots."""
@@ -81,6 +91,7 @@ class Run:
     def beside(self) -> dict[str, float]:
         """What stands beside a token's seconds: means of the second half."""
         named = {"waited, s": "waited", "in the kernel, s": "in_kernel", "major faults": "faults"}
+        named |= {"disk beside, GB/s": "disk", "output beside, s": "output"}
         means = {name: self.mean(column) for name, column in named.items()}
         return {"slowest, s": self.late("seconds").max()} | means | {"resident MiB": self.resident / 2**20}
 
@@ -118,12 +129,10 @@ def moe(model: str) -> str:
 
 
 def given(routes: str, model: str) -> Routes:
-    """The record ``routes``, at the sizes of the GGUF file ``model`` if one is named; without a record, for a mixture in its
-    place, what kit.cache.routing draws."""
-    drawn = routing.is_model(routes)
-    with kit.open(routes if drawn else model) if drawn or model else nullcontext() as file:
-        found = routing.drawn_for(file) if drawn else read(routes)
-        return found.sized(file) if file else found
+    """``kit.cache.routing.given``, with the GGUF file ``model`` if one is named."""
+    path = routes if routing.is_model(routes) else model
+    with kit.open(path) if path else nullcontext() as file:
+        return routing.given(routes, file)
 
 
 def record_for(path, capture: str, routes: Routes, tokens: int, folder: Path, seed: int = 0) -> str:
@@ -147,20 +156,18 @@ def sorted_routes(routes: Routes, tokens: int) -> tuple[list[dict[int, list[int]
     return steps, Requests(keys, [int(routes.expert_bytes[layer]) for layer, _, _ in rows], [token for _, _, token in rows])
 
 
-def waited(future: Requests, hit: np.ndarray, readers: int, gbps: dict, per_byte: float) -> np.ndarray:
+def waited(future: Requests, hit: np.ndarray, gbps: float, per_byte: float) -> np.ndarray:
     """(2, tokens): the bytes that each token misses, and the seconds that its layers wait for them.
 
-    A layer's reads, in order of use at ``gbps`` (of 1, 2 and 4 readers), go on beside the arithmetic of its experts, which
-    takes ``per_byte`` seconds a byte; so it waits for the read that ends longest after the arithmetic before its expert.
+    A layer's reads, in order of use at ``gbps``, go on beside the arithmetic of its experts, which takes ``per_byte`` seconds a
+    byte; so it waits for the read that ends longest after the arithmetic before its expert.
     """
     found, sizes = np.zeros((2, future.tokens[-1] + 1)), np.array(future.sizes)
-    place = [(token, key.partition("[")[0]) for token, key in zip(future.tokens, future.keys, strict=True)]
+    place = [(token, layer_of(key)) for token, key in zip(future.tokens, future.keys, strict=True)]
     for (token, _), uses in groupby(range(len(place)), key=place.__getitem__):
         size = sizes[uses := [*uses]]
         missed = size * ~hit[uses]
-        busy = min(readers, np.count_nonzero(missed))  # others have nothing to read
-        ready = np.cumsum(missed) / np.interp(busy, (1, 2, 4), [gbps[n] for n in (1, 2, 4)]) / 1e9
-        late = ready - per_byte * (np.cumsum(size) - size)
+        late = np.cumsum(missed) / gbps / 1e9 - per_byte * (np.cumsum(size) - size)
         found[:, token] += missed.sum(), late[missed > 0].max(initial=0)
     return found
 
@@ -182,7 +189,8 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False,
     way = WAYS[name]
     if way.holds == "llama.cpp":
         with llama_cpp.Llama(path, context=64 + tokens, repack=False) as peer:
-            return _timed(name, Mapped, range(tokens), lambda number, _: peer.logits([1 + number % 3], number, 1))
+            run = lambda number, _: peer.logits([1 + number % 3], number, 1)  # noqa: E731
+            return _timed(name, Mapped, range(tokens), run, lambda number: (math.nan, math.nan))
     with kit.open(path) as file:
         steps, future = sorted_routes(routes_of(file, capture), tokens)
         keep += int(way.given_up * dense_bytes(file))
@@ -197,21 +205,34 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False,
                 digest.update(logits.numpy().tobytes())
             weights.trace.clear()
 
-        run = _timed(name, weights, passes * steps, step)
+        output = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
+        x, each = torch.ones(1, model.config.hidden_size), request_bytes(file)
+        asks = (threads.count(), system.PAGE) if way.advice == "random" else (way.readers, each)  # of faults each is a page
+
+        def beside(number):
+            start = time.perf_counter()
+            with threads.torch_alone():
+                model.linear.apply(weights, output, x)
+            took = time.perf_counter() - start
+            return disk.random_gbps(path, *asks, seconds=_PROBE, seed=number, direct=way.direct), took
+
+        run = _timed(name, weights, passes * steps, step, beside)
         weights.close()
         pairs = [(old, new) for sets in weights.own.values() for old, new in pairwise(sets)]
         shares = [len(old & new) / len(new) for old, new in pairs]
         return replace(run, digest=digest.hexdigest(), returned=float(np.mean(shares)) if shares else float("nan"))
 
 
-def _timed(name, weights, steps, step) -> Run:
-    columns, began = {column: [] for column in ("seconds", *_COUNTERS)}, time.perf_counter()
+def _timed(name, weights, steps, step, beside) -> Run:
+    columns, began = {column: [] for column in ("seconds", *_COUNTERS, "disk", "output")}, time.perf_counter()
     for number, chosen in enumerate(steps):
         before, start = _counters(weights), time.perf_counter()
         step(number, chosen)
         columns["seconds"].append(time.perf_counter() - start)
         for column, old, new in zip(_COUNTERS, before, _counters(weights), strict=True):
             columns[column].append(new - old)
+        for column, value in zip(("disk", "output"), beside(number), strict=True):
+            columns[column].append(value)
         fewest = _LEAST if isinstance(weights, Mapped) else _LEAST // 2
         if number >= fewest and time.perf_counter() - began > _BUDGET * len(steps):
             break
@@ -226,40 +247,36 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     """(facts, runs): each way in a child of its own, under the limit of base + dense weights + ``share`` of the experts.
 
     facts: bytes ``keep`` (for experts; a page cache has up to ``most``), ``limit`` (None without rights: then mapped ways are
-    left out), ``dense``; ``compute``: seconds of a token whose weights are in memory and mapped (nan
-    when it had no room); ``disk``: readers -> GB/s of the reads that a way makes, a matrix each ("page": of single pages, by
-    as many threads as the kernels have), before all ways and after; ``fastest``: GB/s, the best that a probe or a run saw;
-    ``routes``: of the layers that the file has; ``told``: the limit in words, and why a way has no run (the system ended it
-    for memory, say). ReportError when the logits of two ways differ.
+    left out), ``dense``; ``compute``: of a token whose weights are in memory and mapped, seconds over those of the output's
+    product (nan when it had no room); ``disk`` and ``fastest``: GB/s, the median and the best that ways saw; ``routes``: of the
+    layers that the file has; ``told``: the limit in words, and why a way has no run (the system ended it for memory, say).
+    ReportError when the logits of two ways differ.
     """
     with kit.open(path) as file:
         routes = routes_of(file, capture)
         experts = int(routes.experts * routes.expert_bytes.sum())
-        dense, each = dense_bytes(file), request_bytes(file)
-    asked = {**{readers: (readers, each) for readers in (1, 2, 4)}, "page": (threads.count(), system.PAGE)}
-    keep, lacks = int(share * experts), missing_rights()
+        dense = dense_bytes(file)
+    keep, lacks = int(share * experts), missing_rights(swap=False)
     first = ["mapped"] if min(experts, _FEW * routes.cycle) + dense < system.memory_available() // 2 else []
     warm = _child(None, None, path, capture, first, min(_FEW, tokens), keep, warm=True)
-    probes = [[disk.random_gbps(path, *how, seconds=0.5) for how in asked.values()]]
     limit = None if lacks else warm["own"] + dense + keep + _SPARE
     chosen, runs = [name for name in ways if limit or WAYS[name].holds == "slots"], []
     told = f"under a limit of {format_bytes(limit)}" if limit else f"without a limit ({', '.join(lacks)} missing)"
     with nullcontext() if lacks else Group(folder, 0) as group:
         for name in chosen:
             try:
-                runs += [Run(**run) for run in _child(group, limit, path, capture, [name], tokens, keep)["runs"]]
+                runs += _child(group, limit, path, capture, [name], tokens, keep)["runs"]
             except ReportError as error:
                 told += f" ({name}: {error})"
     digests = {run.digest for run in runs if run.digest}
     if len(digests) > 1 or not runs:
         wrong = f"the ways give other logits: {', '.join(run.way for run in runs)}; the disk or the kit is broken"
         raise ReportError(f"{path}: {wrong if runs else f'no way ran {told}'}")
-    compute = float(np.median(Run(**warm["runs"][0]).late("seconds"))) if first else float("nan")
-    probes += [[disk.random_gbps(path, *how, seconds=0.5, seed=4) for how in asked.values()]]
-    speeds = dict(zip(asked, np.mean(probes, 0).tolist(), strict=True))
-    fastest = max([np.max(probes), *(np.divide(run.read, run.seconds).max() / 1e9 for run in runs)])  # also with read-ahead
+    compute = warm["runs"][0].median("seconds") / warm["runs"][0].median("output") if first else math.nan
+    fastest = max(np.nanmax([run.disk, np.divide(run.read, run.seconds) / 1e9]) for run in runs)  # also with read-ahead
     facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "dense": dense, "compute": compute}
-    return facts | {"disk": speeds, "fastest": fastest, "routes": routes, "told": told}, runs
+    facts |= {"disk": float(np.nanmedian([run.median("disk") for run in runs])), "fastest": fastest}
+    return facts | {"routes": routes, "told": told}, runs
 
 
 def keep(lab, runs, table) -> None:
@@ -281,7 +298,8 @@ def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict
         done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     if done.returncode:
         raise ReportError(f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or ['killed'])[-1][-300:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    told = json.loads(done.stdout.splitlines()[-1])
+    return told | {"runs": [Run(**run) for run in told["runs"]]}
 
 
 def _main(job):

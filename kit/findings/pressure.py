@@ -210,12 +210,12 @@ cat >/dev/null
 _TOOLS = ("fallocate", "mkswap", "swapon", "swapoff")
 
 
-def missing_rights() -> list[str]:
-    """What swap and a memory limit need and this process lacks."""
+def missing_rights(swap: bool = True) -> list[str]:
+    """What a memory limit, and ``swap`` beside it, needs and this process lacks."""
     lacks = {
         "the rights of root": not hasattr(os, "geteuid") or os.geteuid() != 0,
         "Linux with the memory controller of cgroup v1 or v2": group_root() is None,
-        "the commands " + ", ".join(_TOOLS): not all(map(shutil.which, _TOOLS)),
+        "the commands " + ", ".join(_TOOLS): swap and not all(map(shutil.which, _TOOLS)),
     }
     return [what for what, lacking in lacks.items() if lacking]
 
@@ -228,7 +228,7 @@ class Group:
     """
 
     def __init__(self, folder: Path, nbytes: int):
-        if lacks := missing_rights():
+        if lacks := missing_rights(nbytes > 0):
             raise ReportError(f"swap = true: this process lacks {'; '.join(lacks)}; leave swap = false for a spill file")
         root, self._limit = group_root()
         self._folder = root / f"kit-pressure-{os.getpid()}"

@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -16,9 +17,10 @@ from kit.cache import POLICIES
 from kit.cache.policies.offline import MIN
 from kit.cache.policies.partitioned import ByLayer
 from kit.cache.routes import key_of
-from kit.cache.traces import Requests
+from kit.cache.traces import Requests, hottest
 from kit.errors import ReportError
 from kit.gguf import pagecache
+from kit.gguf.names import layer_of
 from kit.lab.system import PAGE, open_past
 from kit.model.weights import Weights
 
@@ -81,7 +83,8 @@ class Mapped(Weights):
             for name in file.tensors.keys() - set(stacks):
                 pagecache.advise(file.blocks(name), "lock")
         if way.locked == "hottest":
-            for layer, expert in _hottest(future, keep * 4 // 5):  # the rest of the map needs a little too
+            for key in hottest(future, keep * 4 // 5):  # in hindsight; the rest of the map needs a little too
+                layer, expert = map(int, re.findall(r"\d+", key))
                 for name in (name for name in stacks if name.startswith(f"blk.{layer}.")):
                     pagecache.advise(file.blocks(name)[expert], "lock")
 
@@ -93,15 +96,6 @@ class Mapped(Weights):
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _hottest(future: Requests, keep: int):
-    """The most used experts that fit in ``keep`` bytes, in hindsight: (layer, expert) each."""
-    counts = {}
-    for key in future.keys:
-        counts[key] = counts.get(key, 0) + 1
-    for key in sorted(counts, key=counts.__getitem__, reverse=True)[: keep // max(future.sizes)]:
-        yield tuple(map(int, re.findall(r"\d+", key)))
 
 
 class Slots(Mapped):
@@ -125,11 +119,13 @@ class Slots(Mapped):
                     parts.append((first, last - first, place))
                     self._lies[f"{name}[{expert}]"] = key, place + start - first, each, info.shape[1]
         self._size = max(sum(parts[-1][1:]) for parts in self._parts.values())
-        spare = max(map(len, _by_layer(future).values())) * (3 if way.ahead else 1)  # in use or on the way, and not kept
+        at_once = max(Counter((token, layer_of(key)) for token, key in zip(future.tokens, future.keys, strict=True)).values())
+        spare = at_once * (3 if way.ahead else 1)  # in use or on the way, and not kept
         count = keep // self._size
         if count <= spare:
             raise ReportError(f"{file.path}: {keep:,} bytes hold {count} experts, and {spare} are in use at once")
         self._arena = mmap.mmap(-1, count * self._size)
+        np.frombuffer(self._arena, np.uint8)[::PAGE] = 0  # no slot is new to the system when it is first read into
         self._bytes = memoryview(self._arena)
         self.policy = policy_of(way.policy, count - spare, future)
         self._free, self._slot, self._loads = list(range(count)), {}, {}
@@ -196,17 +192,10 @@ class Slots(Mapped):
         self._bytes = self._arena = None
 
 
-def _by_layer(future: Requests) -> dict:
-    uses: dict[tuple[int, str], list[str]] = {}
-    for key, token in zip(future.keys, future.tokens, strict=True):
-        uses.setdefault((token, key.partition("[")[0]), []).append(key)
-    return uses
-
-
 def policy_of(name: str, slots: int, future: Requests):
     """The policy of a way, over ``slots`` experts; MIN knows ``future``."""
     if name == "MIN":
         return MIN(slots, future=future.counted())
     if name == "ByLayer":
-        return ByLayer(slots, layers=len({key.partition("[")[0] for key in future.keys}))
+        return ByLayer(slots, layers=len({*map(layer_of, future.keys)}))
     return POLICIES[name](slots)

@@ -78,29 +78,15 @@ class Policy:
         """Offer a loaded object; returns the keys evicted for it, or None when it is not kept."""
         if size > self.capacity or not self._admits(key, size):
             return None
-        evicted = self._make_room(size) if self.resident_bytes + size > self.capacity else []
-        self._sizes[key] = size
+        evicted, sizes, room = [], self._sizes, self.capacity - size
+        while self.resident_bytes > room:
+            name = self._victim()
+            self.resident_bytes -= sizes.pop(name)
+            self._removed(name)
+            evicted.append(name)
+        sizes[key] = size
         self.resident_bytes += size
         self._added(key)
-        return evicted
-
-    def remove(self, key: str) -> None:
-        """Drop a resident object; KeyError when it is not resident."""
-        self.resident_bytes -= self._sizes.pop(key)
-        self._removed(key)
-
-    def resize(self, capacity: float) -> list[str]:
-        """Change the capacity (0 keeps nothing); returns the keys evicted."""
-        self.capacity = capacity
-        return self._make_room(0)
-
-    def _make_room(self, size: int) -> list[str]:
-        evicted, room, take = [], self.capacity - size, self._sizes.pop
-        while self.resident_bytes > room:  # a replay spends its time here, so `remove` is written out
-            key = self._victim()
-            self.resident_bytes -= take(key)
-            self._removed(key)
-            evicted.append(key)
         return evicted
 
     def _admits(self, key, size) -> bool:

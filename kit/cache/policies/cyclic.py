@@ -5,7 +5,8 @@ the cycle; from then on no object is evicted for one that will be needed later.
 """
 
 import heapq
-from copy import copy
+import math
+from collections import OrderedDict
 
 from kit.cache.policies.base import LRU, Policy
 
@@ -24,11 +25,9 @@ class NextUse(Policy, limited=False):
     def __init__(self, capacity: int | str):
         super().__init__(capacity)  # _sizes are in the order of the last uses
         self._now = 0
-        self._uses: dict[str, tuple[int, float | None]] = {}  # (last use, predicted gap, if any) of every key
+        self._uses: dict[str, tuple[float, str, int, float | None]] = {}  # (-next use, key, last use, gap, if any) of each key
         self._typical: float | None = None
-        self._expected: list[tuple[float, str, int]] = []  # heap of (-time of the next use, key, last use): it counts while
-        # the object is resident and was last used then
-        self._plan: list[str] = []  # victims for the object being admitted; the farthest is the last
+        self._expected: list[tuple] = []  # a heap of uses of residents with a gap: as they are now or were earlier
 
     def request(self, key, size):
         self._now = now = self._now + 1
@@ -36,107 +35,103 @@ class NextUse(Policy, limited=False):
         if known is None:
             gap = typical
         else:
-            last, gap = known
-            since = now - last
+            since, gap = now - known[2], known[3]
             gap = since if gap is None else (gap + since) / 2
             self._typical = since if typical is None else typical + (since - typical) / 16
-        self._uses[key] = now, gap
+        self._uses[key] = use = (math.inf if gap is None else -now - gap, key, now, gap)
         if key not in self._sizes:
             return False
         self._sizes.move_to_end(key)
-        heapq.heappush(self._expected, (-now - gap, key, now))
+        heapq.heappush(self._expected, use)
         return True
 
-    def _added(self, key):
-        last, gap = self._uses.setdefault(key, (self._now, None))
+    def insert(self, key, size):
+        if size > self.capacity:
+            return None
+        sizes, heap, missing = self._sizes, self._expected, self.resident_bytes + size - self.capacity
+        use = self._uses.get(key) or self._uses.setdefault(key, (math.inf, key, self._now, None))
+        evicted, gap = [], use[3]
+        if missing > 0:
+            own, aside = self._typical if gap is None else gap, []  # it is used now
+            while missing > 0:
+                wait, name = self._farthest(evicted, aside)
+                if own is not None and wait <= own:
+                    for entry in aside:
+                        heapq.heappush(heap, entry)
+                    return None
+                evicted.append(name)
+                missing -= sizes[name]
+            for name in evicted:
+                self.resident_bytes -= sizes.pop(name)
+        self.resident_bytes += size
+        sizes[key] = size
         if gap is not None:
-            heapq.heappush(self._expected, (-last - gap, key, last))
-        if len(self._expected) > 4 * len(self._sizes) + 64:  # hits leave entries behind that no eviction takes away
-            self._expected = [e for e in self._expected if e[1] in self._sizes and self._uses[e[1]][0] == e[2]]
-            heapq.heapify(self._expected)
+            heapq.heappush(heap, use)
+        if len(heap) > 4 * len(sizes) + 64:  # hits leave entries behind that no eviction takes away
+            heap[:] = [self._uses[name] for name in sizes if self._uses[name][3] is not None]
+            heapq.heapify(heap)
+        return evicted
 
-    def _farthest(self, planned=(), aside=None) -> tuple[float, str]:
+    def _farthest(self, planned, aside) -> tuple[float, str]:
         """(wait, key) of the resident that waits longest and is not planned for eviction; entries of those go ``aside``."""
         now, sizes, uses, heap = self._now, self._sizes, self._uses, self._expected
         wait, found = -1, ""
         while heap:
-            at, key, last = heap[0]
-            if key in sizes and uses[key][0] == last:
+            use = heap[0]
+            key = use[1]
+            if uses[key] is use and key in sizes:
                 if key not in planned:
-                    wait, found = max(-at - now, 0), key
+                    wait, found = -use[0] - now, key
                     break
-                aside.append(heap[0])
+                aside.append(use)
             heapq.heappop(heap)
         for key in sizes:
             if key not in planned:
-                last, gap = uses[key]
+                _, _, last, gap = uses[key]
                 if now - last > wait and (gap is None or now - last > self.OVERDUE * gap):
-                    wait, found = now - last, key
+                    return now - last, key
                 break
         return wait, found
 
-    def _admits(self, key, size):
-        missing = self.resident_bytes + size - self.capacity
-        gap = self._uses.get(key, (0, None))[1]
-        own, aside, self._plan = self._typical if gap is None else gap, [], []  # it is used now
-        while missing > 0:
-            wait, name = self._farthest(self._plan, aside)
-            if own is not None and wait <= own:
-                for entry in aside:
-                    heapq.heappush(self._expected, entry)
-                self._plan = []  # none may be left: a later resize would evict by it
-                return False
-            self._plan.append(name)
-            missing -= self._sizes[name]
-        self._plan.reverse()
-        return True
 
-    def _victim(self):
-        return self._plan.pop() if self._plan else self._farthest()[1]
+class CyclicAware(Policy):
+    """Holds what NextUse or LRU would, whichever hits more: both run beside it, without data.
 
-
-class CyclicAware(NextUse):
-    """Follows NextUse or LRU, whichever hits more: the one that it does not follow runs beside it, without data.
-
-    A switch needs a lead of a quarter of the capacity in bytes hit. On a cyclic scan NextUse always leads: the first pass
-    misses, and from the second on capacity / working set of the bytes are hits.
+    A switch needs a lead of a quarter of the capacity in bytes hit; what the new one does not hold goes as room is needed. On
+    a cyclic scan NextUse always leads: the first pass misses, and from the second on capacity / working set of the bytes are
+    hits.
     """
 
     def __init__(self, capacity: int | str):
         super().__init__(capacity)
-        self._lru = LRU(capacity)
-        self._next_use: NextUse | None = None  # what NextUse would hold, while this follows LRU
-        self._lead = 0  # bytes hit by LRU minus those by NextUse, limited to plus or minus the margin
+        self._followed, self._other = NextUse(capacity), LRU(capacity)
+        self._lead = 0  # bytes hit by the other minus those by the followed, limited to plus or minus the margin
+        self._strays: OrderedDict[str, None] = OrderedDict()  # what the followed dropped: it goes first, unless held again
 
     def request(self, key, size):
-        hit = super().request(key, size)
-        by_lru, by_next_use = self._lru.request(key, size), hit
-        if not by_lru:
-            self._lru.insert(key, size)
-        if self._next_use is not None:
-            by_next_use = self._next_use.request(key, size)
-            if not by_next_use:
-                self._next_use.insert(key, size)
-        if by_lru is not by_next_use:
-            self._follow(self._lead + (size if by_lru else -size))
-        return hit
+        followed, other = self._followed, self._other
+        if not (hit := followed.request(key, size)):
+            for name in followed.insert(key, size) or ():
+                self._strays[name] = None
+        if not (other_hit := other.request(key, size)):
+            other.insert(key, size)
+        if hit is not other_hit:
+            margin = self.capacity // 4
+            self._lead = min(max(self._lead + (size if other_hit else -size), -margin), margin)
+            if other_hit and self._lead == margin:
+                self._followed, self._other, self._lead = other, followed, -margin
+                self._strays = OrderedDict.fromkeys(name for name in self._sizes if name not in other)
+        return key in self._sizes
 
-    def _follow(self, lead):
-        margin = self.capacity // 4
-        self._lead = min(max(lead, -margin), margin)
-        if lead <= -margin:
-            self._next_use = None
-        elif lead >= margin and self._next_use is None:
-            self._next_use = NextUse(self.capacity)
-            vars(self._next_use).update({name: copy(vars(self)[name]) for name in vars(self._next_use)})
-
-    def _admits(self, key, size):
-        return self._next_use is not None or super()._admits(key, size)
-
-    def _victim(self):
-        return next(iter(self._sizes)) if self._next_use is not None else super()._victim()
-
-    def resize(self, capacity):
-        for other in filter(None, (self._lru, self._next_use)):
-            other.resize(capacity)
-        return super().resize(capacity)
+    def insert(self, key, size):
+        held, sizes, evicted = self._followed._sizes, self._sizes, []
+        if key not in held:
+            return None
+        while self.resident_bytes + size > self.capacity:
+            name, _ = self._strays.popitem(last=False)
+            if name in sizes and name not in held:
+                self.resident_bytes -= sizes.pop(name)
+                evicted.append(name)
+        sizes[key] = size
+        self.resident_bytes += size
+        return evicted

@@ -82,4 +82,4 @@ class MIN(Policy):
         return None
 
     def _victim(self):
-        return self._plan.pop() if self._plan else self._take(self._now)
+        return self._plan.pop()

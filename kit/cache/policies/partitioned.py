@@ -25,14 +25,3 @@ class ByLayer(Policy, limited=False):
             self._sizes[key] = size
             self.resident_bytes += size
         return evicted
-
-    def remove(self, key):
-        self._part(key).remove(key)
-        self.resident_bytes -= self._sizes.pop(key)
-
-    def resize(self, capacity):
-        self.capacity = capacity
-        evicted = [name for part in self._parts for name in part.resize(capacity // len(self._parts))]
-        for name in evicted:
-            self.resident_bytes -= self._sizes.pop(name)
-        return evicted
