@@ -79,8 +79,9 @@ class Run:
         return float(self.late(column).mean())
 
     def median(self, column: str) -> float:
-        """Of the column's second half."""
-        return float(np.median(self.late(column)))
+        """Of what is known in the column's second half; nan if nothing is."""
+        values = self.late(column)
+        return float(np.median(known)) if len(known := values[~np.isnan(values)]) else math.nan
 
     @property
     def hit_rate(self) -> float:
@@ -208,13 +209,15 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False,
         output = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
         x, each = torch.ones(1, model.config.hidden_size), request_bytes(file)
         asks = (threads.count(), system.PAGE) if way.advice == "random" else (way.readers, each)  # of faults each is a page
+        direct = way.holds == "slots" and way.direct  # what is mapped comes through the page cache
 
         def beside(number):
-            start = time.perf_counter()
+            read, start = system.counters()[1], time.perf_counter()
             with threads.torch_alone():
                 model.linear.apply(weights, output, x)
             took = time.perf_counter() - start
-            return disk.random_gbps(path, *asks, seconds=_PROBE, seed=number, direct=way.direct), took
+            took = took if system.counters()[1] == read else math.nan  # its pages had left memory: that is not arithmetic
+            return disk.random_gbps(path, *asks, seconds=_PROBE, seed=number, direct=direct), took
 
         run = _timed(name, weights, passes * steps, step, beside)
         weights.close()
@@ -248,9 +251,9 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
 
     facts: bytes ``keep`` (for experts; a page cache has up to ``most``), ``limit`` (None without rights: then mapped ways are
     left out), ``dense``; ``compute``: of a token whose weights are in memory and mapped, seconds over those of the output's
-    product (nan when it had no room); ``disk`` and ``fastest``: GB/s, the median and the best that ways saw; ``routes``: of the
-    layers that the file has; ``told``: the limit in words, and why a way has no run (the system ended it for memory, say).
-    ReportError when the logits of two ways differ.
+    product (nan when it had no room); ``disk``, ``output``: medians over the ways; ``fastest``: GB/s, the best that a way saw;
+    ``routes``: of the layers that the file has; ``told``: the limit in words, and why a way has no run (the system ended it for
+    memory, say). ReportError when the logits of two ways differ.
     """
     with kit.open(path) as file:
         routes = routes_of(file, capture)
@@ -275,8 +278,8 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     compute = warm["runs"][0].median("seconds") / warm["runs"][0].median("output") if first else math.nan
     fastest = max(np.nanmax([run.disk, np.divide(run.read, run.seconds) / 1e9]) for run in runs)  # also with read-ahead
     facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "dense": dense, "compute": compute}
-    facts |= {"disk": float(np.nanmedian([run.median("disk") for run in runs])), "fastest": fastest}
-    return facts | {"routes": routes, "told": told}, runs
+    facts |= {name: float(np.nanmedian([run.median(name) for run in runs])) for name in ("disk", "output")}
+    return facts | {"fastest": fastest, "routes": routes, "told": told}, runs
 
 
 def keep(lab, runs, table) -> None:
