@@ -8,7 +8,8 @@ from invented import MACHINE
 
 import kit
 from kit.claims.records import read
-from kit.findings import dequantizers, first_layers, pressure, reported
+from kit.findings import dequantizers, pressure, reported
+from kit.gguf import cut
 from kit.model.hyperparameters import read_config
 from kit.synthetic.write import cached_model
 
@@ -123,7 +124,7 @@ def tiny(tmp_path_factory):
 
 
 def test_the_first_layers_of_a_file_are_a_model(tiny):
-    file = first_layers.what_fits(tiny, most=1)
+    file = cut.what_fits(tiny, most=1)
     model = kit.Transformer(kit.Weights(file))
     assert model.config.layers == 1 and not any(name.startswith("blk.1.") for name in file.tensors)
     assert model.logits([3, 4]).isfinite().all()
@@ -131,10 +132,10 @@ def test_the_first_layers_of_a_file_are_a_model(tiny):
 
 @pytest.mark.parametrize("room,most,layers", [(1e12, None, 2), (1e12, 1, 1), (6e6, None, 2), (4e6, None, 1), (1, None, 1)])
 def test_as_many_layers_as_fit(tiny, monkeypatch, room, most, layers):
-    monkeypatch.setattr(first_layers, "memory_available", lambda: 2 * room)
+    monkeypatch.setattr(cut, "memory_available", lambda: 2 * room)
     assert len(tiny.tensors) == 20
-    assert read_config(first_layers.what_fits(tiny, most=most)).layers == layers
-    assert read_config(first_layers.what_fits(tiny, room, most)).layers == layers
+    assert read_config(cut.what_fits(tiny, most=most)).layers == layers
+    assert read_config(cut.what_fits(tiny, room, most)).layers == layers
 
 
 # --- dequantizers, and what 0.075 s needs

@@ -113,11 +113,11 @@ def _copied(there: Elsewhere, uses: list[Use], share: float) -> tuple[float, flo
     return predicted, max(token / there.read_gbps, out / there.disk_gbps)
 
 
-def compressibility(file, rows: int = 8) -> tuple[float, float]:
+def compressibility(file) -> tuple[float, float]:
     """Shares of their bytes to which the blocks, and the float32, of an open file compress by WKdm, the first of macOS's
-    two codecs (its LZ4 is not tried); from the first ``rows`` rows of every tensor, by the bytes of each format."""
+    two codecs (its LZ4 is not tried); from the first eight rows of every tensor, by the bytes of each format."""
     found = []
-    for qtype, blocks in sample(file, rows).items():
+    for qtype, blocks in sample(file, 8).items():
         nbytes = sum(info.nbytes for info in file.tensors.values() if info.qtype == qtype)
         found.append((nbytes, wkdm(blocks), wkdm(dequantize(blocks, qtype).numpy())))
     weights, of_blocks, of_floats = np.array(found, float).T

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 import numpy as np
-from tqdm import tqdm
 
 import kit
 from kit.costs.order import FUSED, Kind, kind_of, use_of
@@ -36,7 +35,7 @@ class Cost:
     fused: dict[str, float]
 
 
-def measure_costs(file, names, dtypes=DTYPES, progress: bool = False) -> dict[Kind, Cost]:
+def measure_costs(file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
     """The cost of every kind among ``names``: medians over up to _SAMPLES tensors of the kind (fewer of large ones), in as many
     walks."""
     plain, by_kind = kit.Weights(file), defaultdict(list)
@@ -47,8 +46,7 @@ def measure_costs(file, names, dtypes=DTYPES, progress: bool = False) -> dict[Ki
     chosen, file = {name: kinds[name] for name in names if name in kinds}, fewer_rows(file, _MOST)
     ways = [(dtype, "dequantized", held) for dtype in dtypes for held in (False, True)]
     ways += [(dtypes[0], linear, False) for linear in FUSED]
-    bar = tqdm(ways, "costs", disable=None if progress else True)
-    seconds = {way: _walked(file, chosen, *way) for way in bar}
+    seconds = {way: _walked(file, chosen, *way) for way in ways}
     costs = {}
     for kind in by_kind:
         kept = {dtype: seconds[dtype, "dequantized", True][kind] for dtype in dtypes}

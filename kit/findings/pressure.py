@@ -24,7 +24,7 @@ import torch
 
 import kit
 from kit.errors import ReportError
-from kit.findings.first_layers import what_fits
+from kit.gguf.cut import what_fits
 from kit.gguf.names import layer_of
 from kit.lab.kept import once_a_run
 from kit.lab.note import doing

@@ -1,11 +1,14 @@
 """Parts of a model file over the same blocks: some of its layers, renumbered, which run as a model; some rows of matrices."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import accumulate, islice
 
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.names import layer_of
 from kit.gguf.reader import GGUFFile
+from kit.lab.system import memory_available
 
 
 def cut(file: GGUFFile, layers: Sequence[int]) -> GGUFFile:
@@ -29,6 +32,17 @@ def cut(file: GGUFFile, layers: Sequence[int]) -> GGUFFile:
         own["leading_dense_block_count"] = sum(layer < part.metadata[key] for layer in layers)
     part.metadata |= {f"{file.architecture}.{key}": value for key, value in own.items()}
     return part
+
+
+def what_fits(file: GGUFFile, room: float | None = None, most: int | None = None) -> GGUFFile:
+    """The first layers (``most`` at most) whose float32 weights take up to ``room`` bytes (half of the free memory), one at
+    least; the tensors that belong to no layer count too."""
+    sizes, room = Counter(), 0.5 * memory_available() if room is None else room
+    for name, info in file.tensors.items():
+        sizes[layer_of(name)] += 4 * info.elements
+    taken = accumulate(sizes[layer] for layer in sorted({-1, *sizes}))  # first what belongs to no layer
+    fitting = sum(nbytes <= room for nbytes in islice(taken, 1, None))
+    return cut(file, range(max(1, min(fitting, most or fitting))))
 
 
 def fewer_rows(file: GGUFFile, most: int) -> GGUFFile:

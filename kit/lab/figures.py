@@ -121,10 +121,10 @@ def roof(machine, low: float, high: float, height: float | None = None):
     return figure, axes
 
 
-def thumbnail(figure, path, width: float = 3.2, height: float = 1.8) -> None:
-    """Save the figure at that size (inches) without legends, titles and axis labels; the figure itself is not changed."""
+def thumbnail(figure, path) -> None:
+    """Save the figure in 3.2 x 1.8 inches without legends, titles and axis labels; the figure itself is not changed."""
     small = copy.deepcopy(figure)
-    small.set_size_inches(width, height)
+    small.set_size_inches(3.2, 1.8)
     small.legends.clear()  # a hidden legend would still take space
     for axes in small.axes:
         hidden = [axes.get_legend(), axes.xaxis.label, axes.yaxis.label, axes._left_title, axes.title, *axes.texts]
