@@ -1,5 +1,6 @@
 """Trace: spans in, one frame out."""
 
+import pickle
 import threading
 
 import pytest
@@ -47,6 +48,7 @@ def test_spans_that_come_later_stand_where_they_were_announced():
     trace.add("d", 0, 1)
     assert not made and [span.what for span in trace.spans] == list("abcd") and len(trace) == 4
     trace.later(lambda: [])
+    assert [span.what for span in pickle.loads(pickle.dumps(trace)).spans] == list("abcd")
     assert list(trace.frame()["what"]) == list("abcd") and made == [1]
     trace.clear()
     trace.add("e", 0, 1)

@@ -23,6 +23,9 @@ class Span(NamedTuple):
     outcome: str  # hit, miss, bypass, prefetch, error or ""
 
 
+_reading = threading.Lock()
+
+
 class Trace:
     """A list of spans. Threads may share one trace, since appending is atomic under the interpreter lock.
 
@@ -31,18 +34,21 @@ class Trace:
 
     def __init__(self):
         self._entries: list[Span | Callable[[], list[Span]]] = []
-        self._made, self._reading = 0, threading.Lock()  # entries that are spans for certain
+        self._made = 0  # entries that are spans for certain
         self.token = -1
 
     @property
     def spans(self) -> list[Span]:
         """All spans, in order."""
-        with self._reading:
+        with _reading:
             for place in range(len(self._entries) - 1, self._made - 1, -1):
                 if not isinstance(self._entries[place], Span):
                     self._entries[place : place + 1] = self._entries[place]()
             self._made = len(self._entries)
         return self._entries
+
+    def __getstate__(self):
+        return vars(self) | {"_entries": self.spans}
 
     def later(self, spans: Callable[[], list[Span]]) -> None:
         """Append spans that are made when somebody reads the trace: hundreds of them take as long as a small model's layer."""
