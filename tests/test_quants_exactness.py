@@ -13,7 +13,7 @@ from kit.cpu import dequantize as cpu
 from kit.cpu import simd
 from kit.gguf.formats import FORMATS
 from kit.quants import reference
-from kit.quants.exactness import compiling, exactness, random_blocks, sample
+from kit.quants.exactness import exactness, random_blocks, sample
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 
@@ -105,15 +105,3 @@ def test_command_fails_when_something_differs(one_step_off, model):
 def test_command_errors(arguments, says):
     done = CliRunner().invoke(main, ["exactness", *arguments])
     assert done.exit_code == 2 and says in done.output and "Traceback" not in done.output
-
-
-def test_another_process_compiles_what_this_one_then_finds(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    with compiling(["F32"]) as child:
-        child.wait()
-    kernels = [path.name for path in tmp_path.glob("*.o")]
-    assert child.returncode == 0 and any("dequantize" in name and ".F32." in name for name in kernels)
-    assert any("gemv" in name and ".F32." in name for name in kernels)
-    with compiling(["F32"]) as child:
-        pass
-    assert child.poll() is not None  # it ends with the block

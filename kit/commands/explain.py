@@ -52,6 +52,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
     from kit.errors import CacheError
     from kit.gguf.summary import check_blocks
     from kit.lab.machine import probe
+    from kit.report import ahead
     from kit.units import parse_bytes, to_json
 
     try:
@@ -69,6 +70,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
     with kit.open(file) as opened:
         check_blocks(opened)
         room = given or room_for_weights(opened)
+        ahead.make(ahead.kernels(opened.tensors.values()))  # of the first run on a machine, on all of its cores
         if via:
             DECODES[via](kit.Weights(opened), "fused")  # what cannot be run is said before the machine is measured
         if not report:

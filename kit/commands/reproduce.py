@@ -107,7 +107,7 @@ def _perform(run, jobs, timeout, progress, taken):
 
     from tqdm import tqdm
 
-    from kit.report import html, index
+    from kit.report import ahead, html, index
     from kit.report import run as runs
     from kit.units import format_seconds
 
@@ -130,13 +130,25 @@ def _perform(run, jobs, timeout, progress, taken):
         def on_second(doing):
             bar.set_description(f"{where}, {doing}" if doing else where)
 
+        def make(some):  # while nothing is measured; the first page is not kept waiting for what the others need
+            bar.set_description("compiling, generating")
+            request = run.request
+            ahead.make(
+                work
+                for job in some
+                for work in ahead.work_of(job.code, request.profile, request.model, job.parameters.get("seed", 0))
+            )
+
         def on_end(job, outcome):
             reason = f"  cell {outcome.cell}: {outcome.reason}" if outcome.reason else ""
             line = f"{job.name:{width}}  {outcome.status:6}  {format_seconds(outcome.seconds):>8}{reason}"
             bar.write(line, file=sys.stderr)
             html.write(run, job.name)
             index.write(run, running=True)
+            if job is jobs[0]:
+                make(jobs[1:])
 
+        make(jobs[:1])
         runs.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None, taken)
         bar.update(bar.total - bar.n)
     for name in run.notebooks:

@@ -155,6 +155,12 @@ def _place(folder: Path) -> Path:
     return Path(own) if own else beside if os.access(beside if beside.exists() else folder, os.W_OK) else user
 
 
+def beside(name: str, *folders: Path) -> Path:
+    """A file about the kernels of kit/cpu and of these folders, beside them: another one when they would be compiled anew."""
+    here = Path(__file__).parent
+    return _place(here) / f"{name}-{_digest(*map(source_stamp, folders or [here]), *_setting())[:16]}"
+
+
 def _read(path: Path, stamp: bytes) -> bytes | None:
     """The code, unless there is none, or it is stale or damaged."""
     try:

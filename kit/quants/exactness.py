@@ -1,9 +1,6 @@
 """exactness: compare dequantized numbers with those of gguf-py, for every format, backend, tier and dtype."""
 
 import itertools
-import subprocess
-import sys
-from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
@@ -50,18 +47,6 @@ def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,
                 row = {"qtype": qtype, "backend": backend, "tier": ran, "dtype": dtype, "weights": truth.numel()}
                 rows.append(row | _errors(result, right))
     return pd.DataFrame(rows)
-
-
-@contextmanager
-def compiling(qtypes):
-    """Within the ``with`` another process compiles the kernels of these formats in their order: this one then finds them."""
-    code = f"from kit.quants.exactness import exactness; exactness({[*qtypes]}, ('cpu', 'fused'))"
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.wait()
 
 
 def sample(file, rows: int) -> dict[str, np.ndarray]:

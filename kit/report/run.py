@@ -158,7 +158,7 @@ def resume(folder: Path, **asked) -> Run:
 
 @dataclass(frozen=True)
 class Job:
-    """A notebook that is to run: its source, what it is given, its number of cells, and the heading above each."""
+    """A notebook that is to run: its source, what it is given, its number of cells, the heading above each, and its code."""
 
     name: str
     source: Path
@@ -166,6 +166,7 @@ class Job:
     cells: int
     digest: str
     headings: tuple[str, ...] = ()
+    code: str = ""
 
 
 def plan(request: Request, notebooks: Path) -> list[Job]:
@@ -184,7 +185,8 @@ def plan(request: Request, notebooks: Path) -> list[Job]:
         code = [cell.source for cell in cells[name] if cell.cell_type == "code"]
         digest = sources.digest(code, [cell.source for cell in cells[name]], injected, model)
         total = len(cells[name]) + bool(injected)  # papermill puts them into a cell of their own
-        jobs.append(Job(name, path.resolve(), injected, total, digest, tuple(_headings(cells[name]))))
+        headings = tuple(_headings(cells[name]))
+        jobs.append(Job(name, path.resolve(), injected, total, digest, headings, "\n".join(code)))
     return sorted(jobs, key=lambda job: job.name.startswith(READ_ALL))
 
 

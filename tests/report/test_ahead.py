@@ -1,0 +1,65 @@
+"""What notebooks need is made before they run: the right work, once, in processes that leave nothing behind."""
+
+import time
+
+import pytest
+
+from kit.lab.paths import ROOT
+from kit.report import ahead
+from kit.report import run as runs
+
+
+def work_of(profile="smoke", **request):
+    """{notebook: its work} of the kit's own."""
+    jobs = runs.plan(runs.Request(profile, **request), ROOT / "notebooks")
+    return {job.name: ahead.work_of(job.code, profile, request.get("model", "")) for job in jobs}
+
+
+def test_a_notebook_gets_what_its_cells_mention():
+    work = work_of("quick")
+    first = {each[1:3] for each in work["00_start_here"] if each[0] == "exact"}
+    assert first == {(qtype, way) for qtype in ("F32", "Q4_K", "Q6_K") for way in ("cpu", "fused")}
+    assert ("generated", "quick", "granite-3.3-8b", 0) in work["00_start_here"]
+    assert {each[0] for each in work["05_tile_decode"]} >= {"tiles"} and not work["08_claims"]
+    assert ("generated", "quick", "qwen3-30b-a3b", 0) in work["10_experts"]
+    assert not ahead.work_of("lab = kit.Session(); 1 + 1", "quick")
+
+
+def test_of_a_users_file_its_own_formats_are_compiled_and_no_model_is_made(tmp_path):
+    from kit.synthetic.write import synthesize
+
+    work = work_of(model=str(synthesize(tmp_path / "own.gguf", "tiny-llama", "Q8_0")))["00_start_here"]
+    assert "generated" not in {each[0] for each in work}
+    assert {each[1] for each in work if each[0] == "exact"} == {"F32", "Q8_0"}
+
+
+def test_all_work_of_all_notebooks_can_be_done():
+    """In a process of its own a failure would be silent: here it is none."""
+    for name, *arguments in {each for some in work_of().values() for each in some}:
+        ahead.WORK[name](*arguments)
+
+
+def test_work_is_done_once_until_the_sources_change(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    work = [("exact", "F32", "cpu", None), ("exact", "no such format", "cpu", None)]
+    ahead.make(work)
+    assert any(".F32.float16." in path.name for path in tmp_path.glob("kit.cpu.dequantize*.o"))
+    assert [path.name.rpartition("-")[0] for path in tmp_path.glob("exact-*")] == ["exact-F32-cpu-None"]
+    started = []
+    monkeypatch.setattr(ahead, "_child", started.append)
+    ahead.make(work[:1])
+    assert not started
+    monkeypatch.setattr("kit.cpu.tasks.source_stamp", lambda folder: "changed")
+    with pytest.raises(AttributeError):  # a process would start: None is none
+        ahead.make(work[:1])
+    assert started == [work[:1]]
+
+
+def test_an_interrupt_leaves_no_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    children, start = [], ahead._child
+    monkeypatch.setattr(ahead, "_child", lambda work: children.append(start(work)) or children[-1])
+    monkeypatch.setattr(time, "sleep", lambda seconds: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        ahead.make([("tiles", "kit"), ("tiles", "reported")])
+    assert children and all(child.poll() is not None for child in children)
