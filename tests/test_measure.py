@@ -1,10 +1,12 @@
 """The timing protocol on a clock of its own: order, rounds, states kept apart, when it stops."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import kit
 from kit.lab import kept, measure, state
 from kit.lab.state import State
 
@@ -103,6 +105,19 @@ def test_a_notebook_waits_for_a_busy_machine_and_then_says_so():
     assert state.settle(60, lambda: next(loads), slept.append) == "" and slept == [2.0, 2.0]
     assert "1.5 cores" in state.settle(5, lambda: 1.5, slept.append) and sum(slept) == 4 + 5
     assert state.settle(0, lambda: 0.1, slept.append) == ""
+
+
+def test_a_run_that_waited_in_vain_does_not_wait_so_long_again(tmp_path, monkeypatch):
+    """Each notebook of a run on a machine that is never idle had waited for all of its patience."""
+    waited = []
+    monkeypatch.setenv("KIT_PATIENCE", "20")
+    monkeypatch.setattr(state, "settle", lambda patience: waited.append(patience) or "other processes use 2 cores")
+    for number in range(2):
+        lab = kit.Session(f"0{number}_some", "smoke", out=str(tmp_path / "run"))
+        monkeypatch.setattr(lab, "machine", SimpleNamespace(id="here"))
+        lab.record(quantity="some", unit="s", samples=[1.0])
+    kit.Session("02_some", "smoke", out=str(tmp_path / "another"))
+    assert waited == [20, 2, 20]
 
 
 def test_bootstrap_interval_holds_the_median():

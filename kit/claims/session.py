@@ -25,6 +25,7 @@ from kit.lab.paths import models_folder, results_folder
 from kit.units import format_quantity
 
 _LOOK_SECONDS = 3.0
+_AGAIN = 2.0  # seconds that a notebook waits where one before it has waited in vain
 
 
 class Session:
@@ -55,10 +56,16 @@ class Session:
             raise ReportError(message) from None
         note.tell_compilation()
         with note.doing("waiting for an idle machine"):
-            self.busy = state.settle(float(os.environ.get("KIT_PATIENCE", self.profile.patience)))
+            self.busy = state.settle(self._patience())
         if self.busy:
             print(self.busy)
         self._looked = -np.inf
+
+    def _patience(self) -> float:
+        """Seconds to wait for other processes; once they have not left in a run, they are looked at twice and no more."""
+        most = float(os.environ.get("KIT_PATIENCE", self.profile.patience))
+        in_vain = any("busy" in row.state for row in records.of_run(self.out) if row.run_id == self.out.name)
+        return min(most, _AGAIN) if in_vain else most
 
     @cached_property
     def machine(self) -> machine.Machine:
