@@ -7,7 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kit
 from kit.cpu.buffers import Buffers
+from kit.lab.trace import Trace
+from kit.synthetic.write import synthesize
 
 
 def test_memory_is_used_again_only_when_every_view_is_gone():
@@ -38,6 +41,31 @@ def test_what_is_small_is_left_to_the_allocator():
     assert buffers.free_bytes == 0
     buffers.empty((2**15,), torch.float32)
     assert buffers.free_bytes == 2**17
+
+
+def test_a_trace_counts_the_bytes_of_fresh_memory():
+    buffers, trace = Buffers(limit=1000, least=1), Trace()
+    tensor = buffers.empty((10, 10), torch.float32, trace)
+    del tensor
+    again, other = (buffers.empty((n,), torch.float32, trace) for n in (100, 99))
+    assert [(span.what, span.nbytes) for span in trace.spans] == [("fresh", 400), ("fresh", 396)]
+    assert again.numel() != other.numel()
+    for _ in range(2):  # beyond the limit nothing is kept
+        buffers.empty((1001,), torch.uint8, trace)
+    assert [span.nbytes for span in trace.spans[2:]] == [1001, 1001]
+
+
+def test_misses_use_the_memory_of_what_was_let_go(tmp_path):
+    with kit.open(synthesize(tmp_path / "tiny.gguf", "tiny-granite", "Q4_K_M")) as file:
+        weights = kit.Weights(file, kit.LRU(2**18))
+        model = kit.Transformer(weights, linear="dequantized")
+        cache, fresh = model.new_cache(8), []
+        for _ in range(4):
+            model.step([1], cache)
+            fresh.append(sum(span.nbytes for span in weights.trace.spans if span.what == "fresh"))
+            assert sum(span.what == "dequantize" and span.nbytes >= 2**17 for span in weights.trace.spans)
+            weights.trace.clear()
+    assert fresh[2:] == [0, 0], fresh
 
 
 def test_a_tensor_outlives_its_pool():

@@ -10,7 +10,7 @@ from kit.cache.store import WeightCache
 from kit.codec.codings import CODINGS, Coded, unpack
 from kit.codec.container import CompressedFile
 from kit.codec.decoders import find
-from kit.cpu.buffers import Buffers
+from kit.cpu.buffers import ARENA
 from kit.cpu.gemm import FEWEST
 from kit.cpu.linear import linear as multiply
 from kit.errors import ModelError
@@ -40,7 +40,6 @@ class CompressedWeights(WeightSource, Mapping):
         self.trace = Trace() if trace is None else trace
         cache = NoCache() if cache is None else cache
         self.store = WeightCache(cache, self.trace) if isinstance(cache, Policy) else cache
-        self.buffers = Buffers()
         self.layers = {name: CompressedLinear(name, matrix, self) for name, matrix in file.matrices.items()}
         self.linear = Variant(lambda weights, name, x: weights.layer(name)(x), lambda weights, name: weights.layer(name).nbytes)
 
@@ -102,7 +101,7 @@ class CompressedLinear:
     def load(self) -> torch.Tensor:
         """Unpack the matrix without the cache; a miss and a prefetch call this."""
         with self.weights.trace.span("unpack", self.name, layer_of(self.name), self.matrix.nbytes):
-            out = None if self._scales is None else self.weights.buffers.empty(self.matrix.shape, torch.int8).numpy()
+            out = None if self._scales is None else ARENA.empty(self.matrix.shape, torch.int8, self.weights.trace).numpy()
             return unpack(self.matrix, self.weights.decoder, self.weights.threads, out)
 
     @property

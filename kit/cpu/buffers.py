@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -20,29 +21,32 @@ class Buffers:
         self._free: list[np.ndarray] = []  # longest unused first
         self._lock = threading.RLock()  # a finaliser may run in the thread that holds it
 
-    def empty(self, shape: tuple[int, ...], dtype):
+    def empty(self, shape: tuple[int, ...], dtype, trace=None):
         """An uninitialized tensor of a torch dtype, or array of a numpy dtype, aligned to 64 bytes; from the pool if that has
-        memory of exactly that size."""
+        memory of exactly that size. If it has not, ``trace`` gets an event "fresh" with the bytes, from ``least`` on."""
         nbytes = math.prod(shape) * dtype.itemsize
-        if self.least <= nbytes <= self.limit:
-            room = self._take(nbytes)
+        large, room = nbytes >= self.least, None
+        if large and (room := self._take(nbytes)) is None and trace is not None:
+            trace.add("fresh", now := time.perf_counter_ns(), now, nbytes=nbytes)
+        room = _aligned(nbytes) if room is None else room
+        if large and nbytes <= self.limit:
             memory = np.asarray(memoryview(room))  # every tensor and view below holds this array, and nothing else does
             weakref.finalize(memory, self._give_back, room).atexit = False
         else:
-            memory = _aligned(nbytes)
+            memory = room
         if isinstance(dtype, np.dtype):
             return memory.view(dtype).reshape(shape)
         import torch
 
         return torch.from_numpy(memory).view(dtype).view(shape)
 
-    def _take(self, nbytes: int) -> np.ndarray:
+    def _take(self, nbytes: int) -> np.ndarray | None:
         with self._lock:
             for i, memory in enumerate(self._free):
                 if memory.nbytes == nbytes:
                     self.free_bytes -= nbytes
                     return self._free.pop(i)
-        return _aligned(nbytes)
+        return None
 
     def _give_back(self, memory: np.ndarray) -> None:
         with self._lock:
@@ -56,3 +60,6 @@ def _aligned(nbytes: int) -> np.ndarray:
     room = np.empty(nbytes + 64, np.uint8)
     start = -room.ctypes.data % 64
     return room[start : start + nbytes]
+
+
+ARENA = Buffers()  # of all results and unpacked weights of the process

@@ -14,6 +14,7 @@ import torch
 
 import kit
 from kit.cpu import dequantize, simd, threads
+from kit.cpu.buffers import ARENA
 from kit.errors import ReportError
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
@@ -33,7 +34,7 @@ class StandIn(kit.Weights):
 
     def load(self, name: str) -> torch.Tensor:
         """Read and dequantize the tensor without the cache."""
-        blocks, out = np.ascontiguousarray(self.read(name)), self._buffers.empty(self.shape(name), self.dtype)
+        blocks, out = np.ascontiguousarray(self.read(name)), ARENA.empty(self.shape(name), self.dtype, self.trace)
         with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)), simd.using("plain"):
             kernel, arguments, tasks = dequantize.step(blocks, FORMATS[self.info(name).qtype], out)
             threads.run(kernel, arguments, -tasks)  # a negative number of tasks stays on this thread

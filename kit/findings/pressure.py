@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 
 import kit
+from kit.cpu.buffers import ARENA
 from kit.errors import ReportError
 from kit.gguf.cut import what_fits
 from kit.gguf.names import layer_of
@@ -75,7 +76,7 @@ class Spilled(kit.Weights):
         """A miss: dequantized the first time, and read back from then on."""
         if name not in self._places:
             return super().load(name)
-        value = self._buffers.empty(self.shape(name), self.dtype)
+        value = ARENA.empty(self.shape(name), self.dtype, self.trace)
         target = _bytes_of(value)
         with self.trace.span("page in", name, layer_of(name), len(target)):
             for start, count in self._pieces(len(target)):

@@ -10,7 +10,7 @@ import torch
 
 from kit.cache.policies.base import NoCache, Policy
 from kit.cache.store import WeightCache
-from kit.cpu.buffers import Buffers
+from kit.cpu.buffers import ARENA
 from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.gguf.reader import GGUFFile, TensorInfo
 from kit.gguf.summary import check_blocks
@@ -66,9 +66,11 @@ class Weights(WeightSource, Mapping):
 
     ``cache``: a policy (None: every access dequantizes). ``backend`` and ``dtype``: see kit.dequantize. Where
     none of the three is named, a Transformer multiplies straight with the file's blocks (linear "fused") and
-    asks for few tensors. Each access adds a span "access" to ``trace``, and each load also "read" and
-    "dequantize". Experts are separate objects of the cache, with the names ``stack[3]``.
+    asks for few tensors. Each access adds a span "access" to ``trace``, each load also "read", "dequantize" and, where
+    it took memory that nothing had used before, "fresh". Experts are separate objects of the cache, named ``stack[3]``.
     """
+
+    mapped = True  # blocks stay at one place in memory
 
     def __init__(self, file: GGUFFile, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None):
         check_blocks(file)
@@ -78,7 +80,6 @@ class Weights(WeightSource, Mapping):
         plain = cache is None and backend == "cpu" and self.dtype == torch.float32 and type(self) is Weights
         self.linear = "fused" if plain else "dequantized"  # a subclass changes weights: blocks would pass it by
         self.trace = Trace() if trace is None else trace
-        self._buffers = Buffers()
         self.store = WeightCache(NoCache() if cache is None else cache, self.trace)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -87,7 +88,7 @@ class Weights(WeightSource, Mapping):
 
     def rows(self, name: str, index: torch.Tensor) -> torch.Tensor:
         """Rows ``index`` of a matrix (an embedding), (len(index), in), dequantized without the cache."""
-        blocks = self.blocks(name)[index.numpy()]
+        blocks = blocks_of(self.file, name)[index.numpy()]
         with self.trace.span("dequantize", name, layer_of(name), blocks.nbytes):
             return dequantize(blocks, self.info(name).qtype, dtype=self.dtype, backend=self.backend)
 
@@ -129,5 +130,5 @@ class Weights(WeightSource, Mapping):
         blocks = self.read(name)
         qtype, shape = self.info(name).qtype, self.shape(name)
         with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
-            out = self._buffers.empty(shape, self.dtype)
+            out = ARENA.empty(shape, self.dtype, self.trace)
             return dequantize(blocks, qtype, dtype=self.dtype, backend=self.backend, out=out)

@@ -5,7 +5,7 @@ import importlib
 
 import numpy as np
 
-from kit.cpu.buffers import Buffers
+from kit.cpu.buffers import ARENA
 from kit.errors import QuantError, known
 from kit.gguf.formats import DTYPES, FORMATS, Format
 
@@ -17,7 +17,7 @@ BACKENDS = {
     "cpu": "kit.cpu.dequantize",
     "triton": "kit.cuda.dequantize",
 }
-_results, _module = Buffers(), functools.cache(importlib.import_module)
+_module = functools.cache(importlib.import_module)
 
 
 def dequantize(data, qtype, dtype="float32", backend: str = "cpu", out=None):
@@ -62,7 +62,7 @@ def dtype_named(dtype):
 
 def _empty(shape, dtype, device):
     if device == "cpu":
-        return _results.empty(shape, dtype)
+        return ARENA.empty(shape, dtype)
     if isinstance(dtype, np.dtype):
         raise QuantError(f"numpy arrays lie in main memory, but the backend works on {device}: ask for a torch dtype")
     import torch
