@@ -133,7 +133,7 @@ def test_a_system_that_keeps_all_pages_is_a_fact_and_no_warning(patch, tmp_path)
 
 
 def test_what_a_group_may_keep_is_part_of_the_way_where_there_is_a_group(monkeypatch, tmp_path):
-    """What stays there is in no least; where no group may be made, every page is dropped."""
+    """What stays there is in no least; where no group may be made, no page is used."""
     path = synthesize(tmp_path / "tiny.gguf", "tiny-granite")
     for group, way in {"": PRESSED, str(tmp_path / "gone"): replace(PRESSED, capacity=1 << 19)}.items():
         told = [{"seconds": [0.5], "stayed": 0.0, "group": group, "logits": [0.0]}]
@@ -148,9 +148,9 @@ def test_a_child_that_fails_is_a_reason(tmp_path):
 
 
 def test_the_limit_is_real(tmp_path):
-    """In a group the kernel evicts, without one pages are dropped: either way most are gone when a token begins."""
+    """In a group the kernel evicts; without one, what is not held is read past the page cache at every token."""
     path = synthesize(tmp_path / "tiny.gguf", "tiny-granite")
     half, none = pressed.measure(path, 1, [path.stat().st_size // 2]).values()
-    assert half.measured is None or half.stayed == pytest.approx(0.5, abs=0.05)
-    assert none.measured is None or (none.limit, none.stayed) == ("pages dropped between tokens", pytest.approx(0, abs=0.02))
+    assert half.measured is None or 0.2 < half.stayed <= 0.5
+    assert none.measured is None or (none.limit, none.stayed) == ("read past the page cache", pytest.approx(0, abs=0.03))
     assert BLOCKS not in (half.measured and half.measured.way, none.measured and none.measured.way)

@@ -53,12 +53,15 @@ def command(
             lru:4GiB      keep the most recently used
             pinned:4GiB   keep the first that fit, and never let go
             auto          all when they fit in 70% of the free memory, else pinned with that much
+    With --linear fused or fused-int8, pinned:4GiB keeps so much of the file's blocks, the matrix in use among them, and
+    reads the others from the disk at every token, past the page cache: for a file that is larger than memory.
 
     \b
     kit generate model.gguf -p "The capital of France is" -n 5
     kit generate model.gguf --chat --system "Answer in French." -p "Where is Paris?"
     git diff | kit generate model.gguf -p -
     kit generate model.gguf --tokens 1,450,7483 --cache lru:4GiB --json
+    kit generate large.gguf -p "Once upon a time" --linear fused --cache pinned:4GiB
     kit generate mixture.gguf -p "Once upon a time" --routes routes.jsonl.gz
 
     An architecture that the kit has no forward pass for runs through transformers, if `gguf-kit[hf]` is installed.
@@ -79,7 +82,8 @@ def command(
         raise click.UsageError("name one model: FILE, or --model FILE")
     if sum(given is not None for given in (prompt, prompt_file, tokens)) != 1:
         raise click.UsageError("give a text by -p or --prompt-file or token ids by --tokens, one of the three")
-    _refuse_idle(asked, linear, sampling["temperature"])
+    pins = linear in BLOCKS and (cache or "").startswith("pinned:")
+    _refuse_idle(asked - {"cache"} if pins else asked, linear, sampling["temperature"])
     prompt = _ids(tokens) if tokens is not None else _text(prompt, prompt_file)
     opened = kit.open(file or model)
     if not any(info.elements for info in opened.tensors.values()):
@@ -93,7 +97,8 @@ def command(
         messages = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": prompt}]
         prompt = _chat(opened, messages)
     begun = time.perf_counter()
-    start(kit.NoCache(), prompt[: 4 * _WARM if isinstance(prompt, str) else _WARM], min(max_tokens, 3), stop_at_end=False)
+    some = prompt[: 4 * _WARM if isinstance(prompt, str) else _WARM]
+    start(policy if pins else kit.NoCache(), some, min(max_tokens, 3), stop_at_end=False)
     warm = time.perf_counter() - begun
     trace = kit.Trace()
     answer = start(
@@ -109,7 +114,7 @@ def command(
         written = of_spans(trace.spans, opened)
         write(written, routes)
         click.echo(f"{routes}: {len(written.expert):,} uses of experts in {len(written.decoded)} tokens and a prompt", err=True)
-    held = "straight from the file" if linear in BLOCKS else repr(policy)
+    held = "straight from the file" if linear in BLOCKS and not pins else repr(policy)
     how = "compressed tiles" if opened.compressed else linear
     speed = answer.speed() | {
         "peak_memory_bytes": peak_memory(),
@@ -142,6 +147,7 @@ def _way(opened, asked, linear, cache, backend, attention, context, kv):
     """(what generates with a cache's policy and the arguments of kit.generate, the policy that was asked, whose pass)."""
     import kit
     from kit.model.architectures import ARCHITECTURES
+    from kit.model.pinned import PinnedBlocks
 
     if opened.compressed:
         linear = None
@@ -156,9 +162,11 @@ def _way(opened, asked, linear, cache, backend, attention, context, kv):
         size = kit.Weights(opened).working_set
 
         def weights(policy, trace):
+            if isinstance(policy, kit.Pinned) and linear in BLOCKS:
+                return PinnedBlocks(opened, policy.capacity, trace)
             return kit.Weights(opened, policy, backend, trace=trace)
     else:
-        if idle := asked & {"attention", "backend", "context", "kv", "routes"}:
+        if idle := asked & {"attention", "backend", "context", "kv", "routes", *["cache"] * (linear in BLOCKS)}:
             reason = f"{opened.architecture} runs through transformers, the kit has no pass for it"
             raise click.UsageError(f"--{min(idle)} would change nothing: {reason}")
         blocks = {"fused": "blocks", "fused-int8": "blocks-int8"}.get(linear)
@@ -174,7 +182,7 @@ def _way(opened, asked, linear, cache, backend, attention, context, kv):
         return kit.generate(kit.Transformer(weights(policy, trace), attention, linear, context, kv), *given, **more)
 
     kit.Transformer(weights(None, None), attention, linear, context, kv)  # what cannot be run is said before anything is
-    return own, kit.NoCache() if linear in BLOCKS else _policy(cache or "auto", size), "the kit's own pass"
+    return own, kit.NoCache() if linear in BLOCKS and not cache else _policy(cache or "auto", size), "the kit's own pass"
 
 
 def _text(prompt, path):

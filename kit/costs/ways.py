@@ -136,7 +136,9 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs, machine, disk
     if way.linear in ("pressed", "pinned blocks"):
         warm = predict(BLOCKS, parts, replace(order, programs={}), costs, machine)  # each token is a first one
         used, room, speed = bytes_used(order.uses), way.capacity or 0, disk.gbps * 1e9
-        pinned = 0 if way.linear == "pressed" else min(max(0, room - warm.held), used)  # vectors are held beside the blocks
+        in_use = max(part.blocks for part in parts.values()) if room < used + warm.held else 0
+        pinned = 0 if way.linear == "pressed" else min(max(0, room - warm.held - in_use), used)
+        warm = replace(warm, held=warm.held + in_use)  # vectors, and one matrix of those that are read
         least = max(0, used - room) / speed  # an LRU keeps nothing of what a token uses in order, and the optimum all that fits
         return replace(warm, way=way, seconds=warm.seconds + (used - pinned) / speed, from_disk=least, pages=pinned)
     tokens = max(1, len(order.tokens) - 1)

@@ -3,8 +3,8 @@
 Run as a program: ``python -m kit.findings.pressed FILE TOKENS LIMIT PINNED...`` prints one line of JSON.
 
 With LIMIT the process moves into a control group with that much memory, page cache included (cgroup v1 or v2), so the
-kernel itself evicts pages. Where no group may be made, and for PINNED, every page that is not pinned is dropped between two
-tokens, and mincore(2) says what stayed: pages that a process maps and has touched cannot be dropped.
+kernel itself evicts pages, and mincore(2) says what stayed. Where no group may be made, and for PINNED, what is not held is
+read past the page cache.
 """
 
 import gc
@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import kit
@@ -26,13 +25,14 @@ from kit.costs.order import Decode
 from kit.costs.ways import Measured, Way
 from kit.errors import KitError
 from kit.gguf import pagecache
-from kit.lab.system import PAGE, join_group
+from kit.lab.system import join_group
+from kit.model.pinned import PinnedBlocks
 
 PRESSED = Way("NoCache", linear="pressed")
 
 
 def pinned_blocks(nbytes: int) -> Way:
-    """Blocks used as they lie, ``nbytes`` of them held in memory and the others read from the disk at every token."""
+    """Blocks in so many bytes of memory (kit.model.pinned): those that are not held are read from the disk at every token."""
     return Way("Pinned", nbytes, linear="pinned blocks")
 
 
@@ -48,9 +48,8 @@ class Pressed:
 
 
 def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0) -> dict[Way, Pressed]:
-    """``tokens`` tokens with the first bytes of the file held, for each number of them in ``pinned``, and with none held
-    (PRESSED), in a group of ``limit`` bytes if one may be made, which may keep so many. No other process may have the file
-    mapped."""
+    """``tokens`` tokens with blocks in so many bytes of memory, for each number in ``pinned``, and with none held (PRESSED), in
+    a group of ``limit`` bytes if one may be made, which may keep so many. No other process may have the file mapped."""
     gc.collect()  # models that are done with refer to themselves, and mapped pages cannot be dropped
     ways = [*map(pinned_blocks, pinned), PRESSED]
     arguments = [sys.executable, "-m", __name__, *map(str, (path, tokens, limit, *pinned))]
@@ -63,49 +62,50 @@ def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0)
         ways[-1] = replace(PRESSED, capacity=limit)
         with suppress(OSError):
             os.rmdir(group)
-    return {way: _judged(way, one, os.path.getsize(path)) for way, one in zip(ways, told, strict=True)}
+    return {way: _judged(way, one) for way, one in zip(ways, told, strict=True)}
 
 
-def _judged(way: Way, told: dict, size: int) -> Pressed:
-    """A group's pages change from moment to moment, but all of the file never fits into it; without one no page stays."""
-    if told["stayed"] > (0.98 if told["group"] else (way.capacity or 0) / size + 0.02):
+def _judged(way: Way, told: dict) -> Pressed:
+    """A group's pages change from moment to moment, but all of the file never fits into it."""
+    if told["group"] and told["stayed"] > 0.98:
         return Pressed(None, f"this system keeps {told['stayed']:.0%} of the file's pages, whatever it is asked")
     measured = Measured(way, tuple(told["seconds"]), None, way.capacity or 0, torch.tensor(told["logits"]))
-    return Pressed(measured, "", "a control group" if told["group"] else "pages dropped between tokens", told["stayed"])
+    return Pressed(measured, "", "a control group" if told["group"] else "read past the page cache", told["stayed"])
 
 
-def _token(path) -> tuple[float, torch.Tensor]:
+def _take(path: str, tokens: int, pinned: int) -> dict:
+    """Blocks in ``pinned`` bytes, each token a first one, as where a group evicts."""
     with kit.open(path) as file:
-        steps = Decode(kit.Weights(file), "fused")
-        start = time.perf_counter()
-        logits = steps.step()
-        return time.perf_counter() - start, logits
+        weights = PinnedBlocks(file, pinned)
+        steps, seconds = Decode(weights, "fused"), []
+        for _ in range(tokens + 1):
+            steps.cache.truncate(0)
+            start = time.perf_counter()
+            logits = steps.step()
+            seconds.append(time.perf_counter() - start)
+    stayed = sum(blocks.nbytes for blocks in weights.held.values()) / os.path.getsize(path)
+    return {"seconds": seconds[1:], "stayed": stayed, "group": "", "logits": logits.tolist()}
 
 
-def _take(path: str, tokens: int, pinned: int, group: str) -> dict:
-    if group:
-        _token(path)  # a first pass fills what the group allows
+def _take_mapped(path: str, tokens: int, group: str) -> dict:
+    """Blocks where they lie, of whose pages a group keeps what fits. A first pass fills it."""
     seconds, stayed = [], []
-    first = np.memmap(path, np.uint8, "r", shape=pinned) if pinned else np.empty(0, np.uint8)
-    first[::PAGE].sum()  # what is mapped and has been touched stays in memory
-    for _ in range(tokens):
-        gc.collect()
-        if not group:
-            pagecache.drop(path)
+    for _ in range(tokens + 1):
+        gc.collect()  # a model that is done with refers to itself, and its map stays open
         stayed.append(pagecache.resident_fraction(path))
-        took, logits = _token(path)
-        seconds.append(took)
-    return {"seconds": seconds, "stayed": max(stayed), "group": group, "logits": logits.tolist()}
+        with kit.open(path) as file:
+            steps, start = Decode(kit.Weights(file), "fused"), time.perf_counter()
+            logits = steps.step()
+            seconds.append(time.perf_counter() - start)
+    return {"seconds": seconds[1:], "stayed": max(stayed[1:]), "group": group, "logits": logits.tolist()}
 
 
 def _child(path: str, tokens: int, limit: int, *pinned: int) -> list[dict]:
-    _token(path)  # kernels are compiled before memory is short
+    found = [_take(path, tokens, nbytes) for nbytes in pinned]  # and compiles, before memory is short
     gc.collect()
     pagecache.drop(path)
-    found = [_take(path, tokens, nbytes, "") for nbytes in pinned]
-    gc.collect()
-    pagecache.drop(path)
-    return [*found, _take(path, tokens, 0, join_group(limit) if limit else "")]
+    group = join_group(limit) if limit else ""
+    return [*found, _take_mapped(path, tokens, group) if group else _take(path, tokens, 0)]
 
 
 if __name__ == "__main__":

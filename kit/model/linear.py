@@ -9,6 +9,7 @@ import torch
 from kit.cpu.simd.vectors import jit
 from kit.errors import ModelError, known
 from kit.gguf.formats import FORMATS
+from kit.gguf.names import blocks_of
 from kit.quants import dequantize
 
 
@@ -104,7 +105,7 @@ def _in_pieces(blocks, qtype, x):
 
 
 def _stored(weights, name):
-    return weights.blocks(name).nbytes
+    return blocks_of(weights.file, name).nbytes
 
 
 LINEAR = {

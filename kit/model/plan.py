@@ -25,6 +25,7 @@ def obstacle(model) -> str:
     vectors = [shape[-1] for name, shape in c.tensors().items() if name != "rope_freqs.weight"]
     reasons = {
         "the linear layers do not read blocks": not model.linear.activations,
+        "blocks are read at every use": not getattr(weights, "mapped", True),
         "attention is not fused": model.attention != "fused",
         "experts are chosen token by token": c.experts,
         "attention is over a latent": c.latent,

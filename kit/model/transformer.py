@@ -51,7 +51,8 @@ class Transformer:
 
         self.unplanned, self._plans = obstacle(self), WeakKeyDictionary()
         used = [self.file.tensors[name] for name in c.order_of_use(self.file.tensors) if "_exps." not in name]
-        fit = self.linear.activations and sum(info.nbytes for info in used) < memory_available()
+        mapped = self.linear.activations and getattr(weights, "mapped", True)
+        fit = mapped and sum(info.nbytes for info in used) < memory_available()
         self._unread = [info.name for info in used] if fit else []  # of the experts, a token reads few
 
     def new_cache(self, context: int | None = None) -> KVCache:
