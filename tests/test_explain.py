@@ -348,6 +348,17 @@ def test_faster_is_what_was_measured_where_it_was(study):
     assert only.str.endswith("predicted").all(), "a ratio to a first row that was not measured is none of measured times"
 
 
+def test_what_a_file_is_stands_there_before_kernels_are_compiled_which_takes_nothing_of_the_minute(study, monkeypatch):
+    from kit.commands import explain
+
+    fresh, made = Study(study.file, lambda: MACHINE, memory=2 << 20, tokens=3, minute=1.0), []
+    monkeypatch.setattr("kit.report.ahead.make", lambda work: made.append([*work]) or time.sleep(0.02))
+    sections = explain._sections(fresh)
+    assert "tensors" in next(sections) and "WEIGHTS" in next(sections) and not made
+    next(sections)
+    assert ("exact", "Q4_K", "fused", None) in made[0] and fresh.minute > 1.02
+
+
 def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):
     """On a fresh machine the first decode compiles for longer than a minute, and the ways are measured all the same."""
     order, costs = study.order, study.costs

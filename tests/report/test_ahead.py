@@ -33,6 +33,7 @@ def test_of_a_users_file_its_own_formats_are_compiled_and_no_model_is_made(tmp_p
     assert {each[1] for each in work if each[0] == "exact"} == {"F32", "Q8_0"}
 
 
+@pytest.mark.slow
 def test_all_work_of_all_notebooks_can_be_done():
     """In a process of its own a failure would be silent: here it is none."""
     for name, *arguments in {each for some in work_of().values() for each in some}:
