@@ -13,6 +13,7 @@ import tomllib
 
 import cells
 import click
+import emulated_commands
 import model_files
 import nbformat
 import pytest
@@ -39,6 +40,10 @@ def test_links_lead_to_files_that_exist(page):
     prose = re.sub(r"^ {4}.*|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_readme_says_which_commands_ran_under_emulation_as_the_record_does():
+    assert emulated_commands.sentence() in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
 # What of a command that is shown cannot run in a test -> what runs in its place. The rest runs as written, on a tiny file.
