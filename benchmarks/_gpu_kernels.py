@@ -9,10 +9,11 @@ from kit.codec.rans import LOWER
 from kit.codec.triton_kernels import finish_kernel, rans_kernel
 from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel
 from kit.cuda.formats import constants_of
-from kit.cuda.gemv import STEP_WORDS, blocks_kernel, rows_of_a_program
+from kit.cuda.gemv import STEP_WORDS, blocks_kernel, floats_kernel, norm_kernel, pack_kernel, rows_of_a_program
 from kit.gguf.formats import DTYPES, FORMATS
 
 _POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
+_STORED = {"F32": "*fp32", "F16": "*fp16", "BF16": "*bf16", "I8": "*i8"}
 
 
 @dataclass(frozen=True)
@@ -66,20 +67,36 @@ def dequantizer(qtype: str, dtype: str, weights: int = 2**28) -> Case:
 
 
 def gemv(qtype: str, rows: int, columns: int, tokens: int = 1) -> Case:
-    """W x from the blocks of a (rows, columns) matrix, for one token or a few."""
+    """W x from the blocks, or the numbers, of a (rows, columns) matrix, for one token or a few."""
     format = FORMATS[qtype]
-    blocks_a_row, chunk = columns // format.block_elements, 4 * STEP_WORDS // format.block_elements
-    at_once = rows_of_a_program(format, rows, tokens)
-    constants = constants_of(format) | {
-        "TOKENS": tokens, "ROWS": at_once, "CHUNK": chunk, "ADD": False,
-    }  # fmt: skip
-    types = {"blocks": "*u8", "table": "*i32", "planes": "*fp32", "y": "*fp32"}
-    types |= {"rows": "i32", "blocks_a_row": "i32", "factor": "fp32"}
+    at_once, chunk = rows_of_a_program(format, rows, tokens), 4 * STEP_WORDS // format.block_elements
+    steps, constants = columns // format.block_elements, {"TOKENS": tokens, "ROWS": at_once, "ADD": False}
+    if format.codes:
+        kernel, types, steps_name = blocks_kernel, {"blocks": "*u8", "table": "*i32"}, "blocks_a_row"
+        constants |= constants_of(format) | {"CHUNK": chunk}
+    else:
+        kernel, types, steps_name = floats_kernel, {"weight": _STORED[qtype]}, "words"
+        constants["CHUNK"] = STEP_WORDS
+    types |= {"planes": "*fp32", "y": "*fp32", "rows": "i32", steps_name: "i32", "factor": "fp32"}
     return Case(
         f"{qtype} {rows} x {columns}, {tokens} token{'s' * (tokens > 1)}", "weights", rows * columns,
         format.nbytes(rows * columns) + 5 * columns * tokens, 4 * rows * tokens, 2 * rows * columns * tokens,
-        triton.cdiv(rows, at_once), triton.cdiv(blocks_a_row, chunk), blocks_kernel, types, constants,
+        triton.cdiv(rows, at_once), triton.cdiv(steps, chunk), kernel, types, constants,
     )  # fmt: skip
+
+
+def packers(columns: int) -> list[Case]:
+    """What packs the activations of a token: as they are, times a gate, and by the norm."""
+    padded = triton.cdiv(columns // 4, STEP_WORDS) * STEP_WORDS
+    types = {"x": "*fp32", "gate": "*fp32", "planes": "*fp32", "words": "i32", "padded": "i32"}
+    work = "columns", columns, 4 * columns, 5 * padded * 4, columns
+    made = [
+        Case(name, *work, padded // STEP_WORDS, 1, pack_kernel, types, {"SWIGLU": gated, "BLOCK": STEP_WORDS})
+        for name, gated in (("pack", False), ("pack with a gate", True))
+    ]
+    types = {"x": "*fp32", "weight": "*fp32", "planes": "*fp32", "words": "i32", "padded": "i32", "eps": "fp32"}
+    block = {"BLOCK": triton.next_power_of_2(padded)}
+    return [*made, Case(f"norm of {columns}", *work, 1, 1, norm_kernel, types, block, warps=8)]
 
 
 def tile_decoder(tiles: int, bits: float = 7.2, lanes: int = 128) -> list[Case]:

@@ -190,6 +190,27 @@ def static() -> str:
     return "\n".join([*lines, *(f"| {' | '.join((cpu, *row))} |" for cpu, *row in cells.itertuples())]) + "\n"
 
 
+def compiled() -> str:
+    """A heading and a table of the newest record of benchmarks/ptxas.py: a row a format, a column a kernel, a number a GPU."""
+    runs = sorted(_runs("ptxas"), key=lambda run: run["started"])
+    if not runs:
+        return ""
+    found = pd.DataFrame(runs[-1]["rows"])
+    gpus = [column.removesuffix(" stack") for column in found if column.endswith(" stack")]
+    found["all"] = [
+        " / ".join(f"{row[f'{gpu} registers']}" + f" (+{row[f'{gpu} stack']} B)" * (row[f"{gpu} stack"] > 0) for gpu in gpus)
+        for _, row in found.iterrows()
+    ]
+    cells = found.pivot(index="kernel", columns="does", values="all").fillna("").loc[found["kernel"].unique()]
+    head = f"{' / '.join(gpus)}; commit {runs[-1]['system']['commit'][:7]}"
+    lines = [
+        f"\n## {runs[-1]['title'].rstrip('.')}\n",
+        f"| {' | '.join((head, *cells))} |",
+        "|---" * (1 + len(cells.columns)) + "|",
+    ]
+    return "\n".join([*lines, *(f"| {' | '.join((name, *row))} |" for name, *row in cells.itertuples())]) + "\n"
+
+
 def growth() -> str:
     """A heading and a table of the newest record of benchmarks/scale.py on each CPU: a row a thing, a column a count."""
     found, text = {_cpu(run): run for run in sorted(_runs("scale"), key=lambda run: run["started"])}, []
@@ -278,7 +299,7 @@ def under_transformers() -> str:
 
 def tables() -> str:
     """All that the page has below MARK."""
-    return table(newest()) + under_transformers() + qualities() + parts() + static() + growth()
+    return table(newest()) + under_transformers() + qualities() + parts() + static() + compiled() + growth()
 
 
 def write(root: Path = ROOT) -> str:

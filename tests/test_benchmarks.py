@@ -56,6 +56,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         {"samples": 2, "total": 2**20},
         ("product, Q4_K, int8", "product, Q4_K, f"),
     ),
+    "ptxas": ({"GPUS": {"sm_90": "H100"}}, {"only": "pack"}, ("pack", "pack with a gate")),
     "quality": (
         {"TRAINED": {"tiny": None}},
         {"tokens": 20},
@@ -66,7 +67,11 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         {"samples": 2},
         ("an access, CyclicAware", "open, a tensor", "kit inspect, a part", "frame, a span, bytes", "a token after so many"),
     ),
-    "threads": ({"LAYERS": 1, "SHAPES": ((64, 256),)}, {"samples": 2}, ("program", "Numba", "ThreadPool")),
+    "threads": (
+        {"LAYERS": 1, "SHAPES": ((64, 256),), "PARTS": {"all cores": {}, "busy": {"busy": True}}},
+        {"samples": 2},
+        ("program", "Numba", "ThreadPool", "a token, all cores, fused-int8", "its CPU time, busy, fused"),
+    ),
     "variants": ({"CASES": [("fused-int8", "prefill", 4)]}, {"samples": 2}, ("prefill, fused-int8",)),
 }
 
@@ -87,7 +92,8 @@ class Here:
     def sample(self) -> float:
         started = time.perf_counter()
         self._run()
-        return time.perf_counter() - started
+        self.cpu = time.perf_counter() - started
+        return self.cpu
 
 
 def _invented(path, engines, *_, **__):
