@@ -13,7 +13,8 @@ LEAST = 0.3  # seconds of a sample
 
 
 class Side:
-    """A process that runs ``serve``, as command and environment say; it is stopped while it is not asked."""
+    """A process that runs ``serve``, as command and environment say; it is stopped while it is not asked. ``cpu``: seconds of
+    all its threads for a pass of the last sample."""
 
     def __init__(self, *command, **environment):
         self._process = subprocess.Popen(
@@ -33,7 +34,8 @@ class Side:
         if not line:
             raise RuntimeError(f"{self._process.args} ended with {self._process.wait()}")
         self._process.send_signal(signal.SIGSTOP)
-        return float(line)
+        seconds, self.cpu = map(float, line.split())
+        return seconds
 
     def sample(self) -> float:
         """Seconds a pass."""
@@ -49,11 +51,11 @@ def serve(one):
     started = time.perf_counter()
     one()
     passes = max(1, round(LEAST / (time.perf_counter() - started)))
-    print(0.0, flush=True)
+    print(0.0, 0.0, flush=True)
     for _ in sys.stdin:
         if passes > 1:
             one()  # the threads wake up, and what the others put in the caches is replaced
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.process_time()
         for _ in range(passes):
             one()
-        print((time.perf_counter() - started) / passes, flush=True)
+        print((time.perf_counter() - started) / passes, (time.process_time() - used) / passes, flush=True)

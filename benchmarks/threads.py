@@ -1,28 +1,54 @@
-"""The kit's thread pool beside Numba's own threads and a plain pool, on the products of one decoded token."""
+"""The kit's thread pool: a token's products by other pools; and a token on a part of a machine beside llama.cpp.
+
+On a part of a machine, time and CPU time (seconds of all cores) of a decode of SmolLM2, in turn: who spins while others have
+work takes more of the second.
+"""
 
 import functools
+import json
+import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 from numba import njit, prange
 
+from benchmarks import decode
 from benchmarks._turns import Side, serve
 from kit.cpu import threads
 from kit.cpu.linear import Activations
 from kit.cpu.simd.atomics import call
 from kit.cpu.threads import Program
-from kit.lab import measure
+from kit.gguf.trained import fetch
+from kit.lab import llama_cpp, measure, system
 from kit.quants.exactness import random_blocks
 
 SHAPES = ((2048, 2048), (256, 2048), (256, 2048), (2048, 2048), (5632, 2048), (5632, 2048), (2048, 5632))  # of a layer
 LAYERS, FORMAT = 22, "Q4_K"
 
 
-def run(samples: int = 15) -> pd.DataFrame:
+MODEL, TOGETHER = "smollm2-135m", 4  # threads a core, where there are more than cores
+PARTS = {  # of a machine -> how the process is limited, see ``_limit``
+    "all cores": {},
+    "1 core": {"cores": 1},
+    f"{TOGETHER} threads a core": {"threads": TOGETHER * system.usable_cores()},
+    "half a core's time": {"quota": 0.5},
+    "one core busy": {"busy": True},
+}
+SIDES = "fused", "fused-int8", decode.PEER
+
+
+def run(only: str = "", samples: int = 15) -> pd.DataFrame:
+    """Rows of ``_pools`` and ``_parts``; ``only``: the parts of a machine so named, and no pools."""
+    return pd.DataFrame([*([] if only else _pools(samples)), *_parts(only, samples)]).set_index("what")
+
+
+def _pools(samples):
     """One row for each way to distribute the same compiled tasks: milliseconds for the products of a tinyllama-1.1b token,
     and the time of the kit's program over that (above 1: faster than the kit's), with its 95 % interval."""
     with ExitStack() as stack:
@@ -33,7 +59,62 @@ def run(samples: int = 15) -> pd.DataFrame:
         ratios = seconds.iloc[:, 0] / seconds[way]
         low, high = measure.interval_of(ratios) if way != seconds.columns[0] else (1.0, 1.0)
         rows.append({"what": way, "ms": seconds[way].median() * 1e3, "ratio": ratios.median(), "low": low, "high": high})
-    return pd.DataFrame(rows).set_index("what")
+    return rows
+
+
+def _parts(only, samples):
+    """Two rows a part and way: milliseconds of a token, and of a core's time; the median of llama.cpp's over them in turn."""
+    path = str(fetch(MODEL))
+    for part in (part for part in PARTS if only in part):
+        with ExitStack() as stack:
+            try:
+                group = stack.enter_context(_surroundings(**PARTS[part]))
+            except OSError as error:
+                yield {"what": part, "missed": f"no control group can be made: {error}"}
+                continue
+            command = "-m", "benchmarks.threads"
+            sides = {way: stack.enter_context(Side(*command, way, path, part, group)) for way in SIDES}
+            rounds = [{way: (side.sample(), side.cpu) for way, side in sides.items()} for _ in range(samples)]
+        for place, what in enumerate(("a token", "its CPU time")):
+            seconds = pd.DataFrame([{way: found[place] for way, found in turn.items()} for turn in rounds])
+            for way in SIDES:
+                ratios = seconds[decode.PEER] / seconds[way]
+                low, high = measure.bootstrap_median(ratios)
+                row = {"what": f"{what}, {part}, {way}", "ms": 1e3 * seconds[way].median(), "ratio": ratios.median()}
+                yield row | {"low": low, "high": high} | ({"least": 1.0} if way != decode.PEER else {})
+
+
+@contextmanager
+def _surroundings(quota=None, busy=False, **_):
+    """What a part of a machine needs besides the processes: the folder of a control group with so much of a core's time ("":
+    none), and a process that keeps the first of the cores busy."""
+    one = "import os\nos.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\nwhile True: pass"
+    other = subprocess.Popen([sys.executable, "-c", one]) if busy else None
+    first = Path("/sys/fs/cgroup/cpu").is_dir()  # version 1
+    group = Path(f"/sys/fs/cgroup/{'cpu/' * first}kit-{os.getpid()}") if quota else None
+    try:
+        if group:
+            group.mkdir()
+            name, told = ("cpu.cfs_quota_us", "{}") if first else ("cpu.max", "{} 100000")
+            (group / name).write_text(told.format(int(quota * 100_000)))  # of each 100 ms
+        yield str(group or "")
+    finally:
+        if other:
+            other.kill()
+            other.wait()
+        if group and group.exists():
+            group.rmdir()
+
+
+def _limit(group, cores=None, threads=None, **_):
+    """Limit this process to a control group and to so many cores, or give it so many threads."""
+    if group:
+        (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
+    if cores:
+        system.pin(cores)
+    if threads:
+        os.environ["KIT_THREADS"] = str(threads)
+        llama_cpp.usable_cores = lambda: threads
 
 
 def _token():
@@ -76,8 +157,11 @@ WAYS = {  # name -> how it does one step of the token; None: all steps as one pr
 }
 
 
-def side(way):
-    """What a process of this benchmark runs: the products of a token."""
+def side(way, path="", part="", group=""):
+    """What a process of this benchmark runs: the products of a token, or all of one."""
+    if path:
+        _limit(group, **PARTS[part])
+        return decode.side(json.dumps([way, path, "decode"]))
     program, held = _token()
     steps, one = [(int(step[0]), step[3:].copy(), int(step[1])) for step in program.steps], WAYS[way]
 

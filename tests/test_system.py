@@ -215,6 +215,12 @@ def test_linux_tells_its_cpu_and_the_group_s_limit(there, monkeypatch):
     calls = there("linux", SimpleNamespace(syscall=lambda *how: how != (158, 0x1023, 18)))
     assert (system.cpu_name(), system.usable_cores()) == ("AMD EPYC", 3)
     assert system.cpu_facts()["cpu family"] == "25"
+    for told, cores in (("50000 100000", 1), ("150000 100000", 2), ("900000 100000", 3), ("max 100000", 3)):
+        files["/sys/fs/cgroup/cpu.max"] = told
+        assert system.usable_cores() == cores
+    files["/proc/self/cgroup"] = "2:cpu,cpuacct:/a\n0::/\n"
+    files |= {"/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "110000\n", "/sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n"}
+    assert system.usable_cores() == 2
     assert system.memory_limit() == system.memory_available() == 1 << 20
     files["/sys/fs/cgroup/memory.max"] = "max\n"
     assert system.memory_limit() == system.psutil.virtual_memory().total

@@ -19,23 +19,31 @@ from kit.cpu.simd.vectors import inner
 from kit.cpu.tasks import ARGUMENTS, AWAKE, BASE, DONE, DONE_AT, FUNCTION, LIMIT, LINE, NEXT, PUT_UP, RUNS, STEP, TASKS, WORDS
 
 STEP_BYTES = 8 * (ARGUMENTS + WORDS)
+YIELDS = 2**10  # looks between two times that a waiting thread lets others have its core: about 20 us
 
 
-def lead(board, steps, at, count, patience):
-    """Go on with a program of ``count`` steps, of which ``at`` have been put up. Returns count + 1 when all are done, or after
-    ``patience`` looks for tasks that other threads still do, how many have been put up."""
-    while _all_done(board, patience):
-        if at:
-            store(steps + (at - 1) * STEP_BYTES + 8 * DONE_AT, ticks())
-        while at < count and load(int64, steps + at * STEP_BYTES + 8 * TASKS) <= 1:
-            _do_alone(steps + at * STEP_BYTES)
-            at += 1
-        if at == count:
-            return count + 1
-        _put_up(board, steps + at * STEP_BYTES)
+def lead(board, steps, count, yields):
+    """Do a program of ``count`` steps, and of each step what the other threads leave."""
+    for step in range(steps, steps + count * STEP_BYTES, STEP_BYTES):
+        if load(int64, step + 8 * TASKS) <= 1:
+            _do_alone(step)
+            continue
+        _put_up(board, step)
         _take_all(board, 0)
-        at += 1
-    return at
+        looks = 0
+        while read(board + DONE) != read(board + PUT_UP):  # what others took, one of whom may have lost its core
+            looks += 1
+            _wait(board, looks, yields)
+        store(step + 8 * DONE_AT, ticks())
+
+
+@inner
+def _wait(board, looks, yields):
+    """Before the next look: now and then let another thread have the core; it may be the one that all wait for."""
+    if looks % YIELDS:
+        pause()
+    else:
+        call(yields, 0, board)
 
 
 @inner
@@ -52,17 +60,7 @@ def _put_up(board, step):
     write(board + PUT_UP, read(board + PUT_UP) + tasks)
 
 
-@inner
-def _all_done(board, patience):
-    """Wait for the tasks that others took; False after ``patience`` looks."""
-    for _ in range(patience):
-        if read(board + DONE) == read(board + PUT_UP):
-            return True
-        pause()
-    return False
-
-
-def serve(board, number, patience):
+def serve(board, number, patience, yields):
     """Work for as long as there is any, and until ``patience`` looks in a row have found none."""
     add(board + AWAKE, 1)
     looks, seen = 0, -1
@@ -74,7 +72,7 @@ def serve(board, number, patience):
             looks = 0
         else:
             looks += 1
-            pause()
+            _wait(board, looks, yields)
     add(board + AWAKE, -1)
 
 

@@ -1,7 +1,8 @@
 """The thread pool: compiled tasks, numbered, handed out by counters without the interpreter; one step, or a program of steps.
 
 An ordinary pool wakes a thread in tens of microseconds, as long as a small matrix takes. Here the threads wait for work
-inside compiled code: for a fraction of a millisecond on a counter, and only then in the operating system. Each thread
+inside compiled code: for a fraction of a millisecond on a counter, and only then in the operating system; who waits lets
+other threads have the core every 20 us, of which there may be more than cores. Each thread
 works through a run of tasks of its own, so that it reads memory in one direction, and then helps with the others' runs.
 """
 
@@ -134,14 +135,15 @@ class _Pool:
         self._address = self._board.ctypes.data
         self._helpers = threads - 1
         self._bell, self._busy = SimpleQueue(), threading.Lock()
-        parameters = {"lead": 5, "serve": 3, "alone": 2, "now": 0}  # compiled here, once, and not by all threads at a time
+        self._yields = system.yields()
+        parameters = {"lead": 4, "serve": 4, "alone": 2, "now": 0}  # compiled here, once, and not by all threads at a time
         self._lead, self._serve, self._alone, self._now = (function(_of_board(name), n) for name, n in parameters.items())
         for number in range(1, threads):
             threading.Thread(target=self._work, args=(number,), name=f"kit-{number}", daemon=True).start()
 
     def _work(self, number):
         while True:
-            self._serve(self._address, number, _PATIENCE)
+            self._serve(self._address, number, _PATIENCE, self._yields)
             self._bell.get()
 
     def run(self, steps) -> int:
@@ -154,10 +156,7 @@ class _Pool:
             if count > 1 or steps[0, TASKS] > 1:
                 for _ in range(self._helpers - int(self._board[AWAKE // 8])):
                     self._bell.put(None)
-            at = self._lead(self._address, first, 0, count, _PATIENCE)
-            while at <= count:
-                system.yield_core()  # a helper in the middle of a task has lost its core to another process
-                at = self._lead(self._address, first, at, count, _PATIENCE)
+            self._lead(self._address, first, count, self._yields)
             return started
         finally:
             self._busy.release()

@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -48,8 +47,22 @@ def _proc_facts() -> dict[str, str]:
     return found
 
 
-def _affinity() -> int:
-    return len(os.sched_getaffinity(0))
+def _allowed_cores() -> int:
+    """Those that the process may run on, or as many as its control groups give time to: more threads would wait for each other."""
+    cores = len(os.sched_getaffinity(0))
+    for folder, group in ((f"{_V2}/cpu", _own_group("cpu")), (_V2, _own_group(""))):  # versions 1 and 2
+        for place in {folder, folder + group}:
+            words = _read(f"{place}/cpu.max") or f"{_read(f'{place}/cpu.cfs_quota_us')} {_read(f'{place}/cpu.cfs_period_us')}"
+            with suppress(ValueError):  # no such files, or "max"
+                quota, period = map(int, words.split())
+                cores = min(cores, -(-quota // period)) if quota > 0 else cores
+    return cores
+
+
+def _own_group(controller: str) -> str:
+    """This process's group of a controller, as a path from that one's root."""
+    lines = (line.split(":", 2) for line in _read("/proc/self/cgroup").splitlines())
+    return next((path for _, names, path in lines if controller in names.split(",")), "").rstrip("/")
 
 
 def _sys_caches() -> int:
@@ -171,7 +184,7 @@ class System(NamedTuple):
 _V1, _V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 SYSTEMS = {
     "linux": System(
-        cpu=_proc_name, facts=_proc_facts, cores=_affinity, caches=_sys_caches, past=_direct, forget=_fadvise, pages=True,
+        cpu=_proc_name, facts=_proc_facts, cores=_allowed_cores, caches=_sys_caches, past=_direct, forget=_fadvise, pages=True,
         advice={"random": 1, "willneed": 3, "populate": 22, "ahead": 22}, read=_io_read,
         groups={_V1: "memory.limit_in_bytes", _V2: "memory.max"},
     ),
@@ -200,7 +213,8 @@ def cpu_facts() -> dict[str, str]:
 
 
 def usable_cores() -> int:
-    """Cores to compute on: those that this process may run on, of a Mac the performance cores (as llama.cpp does)."""
+    """Cores to compute on: those that this process may run on and has time for, of a Mac the performance cores (as llama.cpp
+    does)."""
     return HERE.cores()
 
 
@@ -221,7 +235,11 @@ def permit_tiles() -> bool:
     return HERE is SYSTEMS["linux"] and libc().syscall(158, 0x1023, 18) == 0
 
 
-yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
+@functools.cache
+def yields() -> int:
+    """The address of the system's function that lets another thread have the core of the one that calls it."""
+    function = ctypes.CDLL("kernel32").SwitchToThread if sys.platform == "win32" else libc().sched_yield
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 def after_fork(forget: Callable[[], None]) -> None:
@@ -289,9 +307,8 @@ def group_root() -> tuple[Path, str] | None:
 
 def join_group(nbytes: int) -> str:
     """Move this process into a new control group of so much memory; the group's folder, empty where that is not allowed."""
-    own = {line.split(":")[1]: line.split(":", 2)[2] for line in _read("/proc/self/cgroup").splitlines()}
     for (root, name), controller in zip(HERE.groups.items(), ("memory", ""), strict=False):
-        group = Path(f"{root}{own.get(controller, '')}") / f"kit-{os.getpid()}"
+        group = Path(f"{root}{_own_group(controller)}") / f"kit-{os.getpid()}"
         with suppress(OSError):
             group.mkdir()
             try:
