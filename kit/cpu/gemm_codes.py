@@ -92,16 +92,17 @@ def unpack(format, tier, signed, blocks, row_bytes, rows, sixteens, end, weights
 
 
 def _by_tiles(format: Format):
-    """add_superblock(tier, weights, records, last, count, sums, totals) by the matrix unit.
+    """add_superblock(tier, weights, records, last, count, left, sums, totals) by the matrix unit.
 
     It adds the products of sixteen rows' super-block and ``count`` times 16 tokens to totals: (count, 16 tokens, 16 rows)
-    float32. The last tokens begin at ``last``: some of them may be among those before.
+    float32. The last tokens begin at ``last``: some of them may be among those before. ``left``: times 16 weights are the
+    rows' from here on; scales behind them are zero.
     """
     minima, groups, by_group = format.scales.sign != 0, SUPERBLOCK // group_of(format), format.activations < SUPERBLOCK
     many, (of_groups, _) = 16 // groups, several_of(groups)  # sixteens of a group, and tokens to scale beside its product
 
     @inner
-    def add_superblock(tier, weights, records, last, count, sums, totals):
+    def add_superblock(tier, weights, records, last, count, left, sums, totals):
         scale = of_groups(weights + _SCALES, 64 * many)
         minimum = of_groups(weights + _MINIMA, 64 * many)
         for tile in range(count + 1):
@@ -133,12 +134,12 @@ def _by_dots(format: Format, tokens: int, sixteens: int, digits: int):
     (load_rows, _), (load_tile, store_tile) = several_of(sixteens), several_of(tokens * sixteens)
 
     @inner
-    def add_superblock(tier, weights, records, last, count, sums, totals):
+    def add_superblock(tier, weights, records, last, count, left, sums, totals):
         for tile in range(count):
             record = records + min(tokens * tile, last) * size
             store(sums, broadcast(f32x16, 0))
             total = load_tile(sums, 0)
-            for group in range(groups):
+            for group in range(min(groups, (left + many - 1) // many)):
                 of, x = weights + 64 * many * group, record + 16 * many * group
                 scale, minimum = load_rows(of + _SCALES, _UNPACKED), load_rows(of + _MINIMA, _UNPACKED)
                 of_x = record + SUMS + 4 * many * group
@@ -182,7 +183,7 @@ def kernel(format: Static, tier: Static, multiplier: Static, activations: Static
                             at, behind = superblock + (r + 16 * n) * row_bytes, height - r - 16 * n
                             into = weights + n * _UNPACKED
                             unpack(format, tier, signed, at, row_bytes, behind, left, end, into, lines, scratch)
-                        add_superblock(tier, weights, records, last, count, sums, totals + r * 4 * wide * count)
+                        add_superblock(tier, weights, records, last, count, left, sums, totals + r * 4 * wide * count)
                     superblock += superblock_bytes(format)
                     records += tokens * size
                 for t in range(wide * count):
