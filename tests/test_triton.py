@@ -116,7 +116,7 @@ interpreting = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", rea
 
 
 @interpreting
-@pytest.mark.parametrize("qtype", ["Q4_K", "Q4_1", "Q2_K", "Q6_K", "IQ2_XXS"])
+@pytest.mark.parametrize("qtype", ["Q4_K", "Q4_1", "Q2_K", "Q6_K", "IQ2_XXS", "IQ1_S", "IQ1_M"])
 def test_no_fused_multiply_add_in_the_machine_code(qtype):
     """Bit-exactness on real hardware: Hopper code of the dequantizer rounds every product."""
     from benchmarks._gpu_kernels import dequantizer

@@ -247,8 +247,9 @@ def grid_codes(block, s, j, table, FORMAT: tl.constexpr):
     row = tl.load(table + (index if words == 1 else 2 * index + half))
     if GRID.minus is not None:
         return row + tl.where(_bits(block, eight, GRID.minus, FORMAT) != 0, 0, 0x02020202).to(tl.uint32)
-    signs = _bits(block, eight, GRID.signs, FORMAT)
-    return _signed(row, (_even(signs) if GRID.signs.bits == 7 else signs) >> (4 * half))
+    else:  # what followed a return would be compiled, too
+        signs = _bits(block, eight, GRID.signs, FORMAT)
+        return _signed(row, (_even(signs) if GRID.signs.bits == 7 else signs) >> (4 * half))
 
 
 @triton.jit
