@@ -48,7 +48,7 @@ def _proc_facts() -> dict[str, str]:
 
 
 def _allowed_cores() -> int:
-    """Those that the process may run on, or as many as its control groups give time to: more threads would wait for each other."""
+    """Those that the process may run on, or as many as its control groups give time to: more threads only wait."""
     cores = len(os.sched_getaffinity(0))
     for folder, group in ((f"{_V2}/cpu", _own_group("cpu")), (_V2, _own_group(""))):  # versions 1 and 2
         for place in {folder, folder + group}:
