@@ -27,7 +27,7 @@ from kit.cpu import tasks, threads  # noqa: E402
 from kit.cpu.simd import atomics, tiers, vectors  # noqa: E402
 
 if MODE != "plain":
-    tasks._setting = lambda: tuple(CPU)
+    tasks._setting = lambda: tuple(CPU[:1])
 if MODE == "compile":
     vectors.jit = vectors.inner  # what Numba keeps on disk is for this CPU
     atomics._X86, atomics._ARM = False, True
