@@ -75,7 +75,7 @@ def test_one_module_asks_the_system():
 
 ON_MACOS = {  # every call in lab/system.py -> what asks macOS in its place; "same": that call; "": nothing does
     "sys.platform": "same", "ctypes.CDLL": "same", "resource": "same", "fcntl": "same", "os.register_at_fork": "same",
-    "os.cpu_count": "same", "os.sched_yield": "same", "platform.processor": "same", "platform.machine": "same",
+    "os.cpu_count": "same", "libc().sched_yield": "same", "platform.processor": "same", "platform.machine": "same",
     "mmap.PAGESIZE": "same", "mmap.MAP_ANONYMOUS": "same", "mmap.MAP_PRIVATE": "same", "mmap.MAP_NORESERVE": "same",
     "mmap.MAP_SHARED": "same", "mmap.PROT_READ": "same", "libc().madvise": "same", "libc().mincore": "same",
     "libc().mlock": "same", "libc().msync": "same", "libc().sysctlbyname": "same", "libc().proc_pid_rusage": "same",
