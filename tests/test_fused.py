@@ -148,9 +148,12 @@ def test_prompts_equal_float64(qtype, tier, accuracy, rows, columns, tokens, see
 
 @pytest.mark.slow
 @pytest.mark.skipif(not simd.features() >= simd.TIERS["avx2"], reason="needs a CPU with AVX2 to play an older one")
-def test_prompts_in_int8_without_dot_products_of_bytes():
+def test_without_dot_products_of_bytes():
     """AVX2's multiply-add of bytes saturates at 16 bits: codes of four bits and of eight, in a process compiled for no VNNI."""
-    code = "import test_fused\nfor qtype in ('Q4_K', 'Q8_0'): test_fused.check(qtype, 20, 512, 17, 'int8')"
+    code = "from test_fused import check, guarded\n"
+    code += "for q in ('Q4_K', 'Q8_0', 'Q5_0', 'Q3_K'): check(q, 20, 768, 17, 'int8'), check(q, 5, 768, 1, 'float32')\n"
+    code += "for q in ('Q8_0', 'Q5_0'):\n"
+    code += "    for n, columns in enumerate((32, 160, 544, 576)): check(q, 5, columns, 1 + n, 'float32', place=guarded)\n"
     features = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx,+avx2,+f16c,+ssse3,+sse4.1,+fma,+bmi"}
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | features, cwd=TESTS, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -211,17 +214,19 @@ def test_zeros_tiny_numbers_and_nan(accuracy, tokens):
 
 
 @pytest.mark.parametrize("qtype", ["Q4_K", "Q8_0"])
+@pytest.mark.parametrize("digits", [3, activations_in_digits.WORDS])
 @settings(max_examples=40, deadline=None)
 @given(x=hnp.arrays(np.float32, 256, elements=st.floats(-1e6, 1e6, width=32)))
-def test_three_digits_hold_24_bits_of_the_largest(qtype, x):
+def test_three_digits_hold_24_bits_of_the_largest(digits, qtype, x):
     """Less what the roundings of the scale and its inverse take, and the same of the sums. Below 1e-31 they are zeros."""
     format = FORMATS[qtype]
     order = np.array(superblocks.codes_of(format).order)
-    form = activations_in_digits.form_of(format, 3)
+    form = activations_in_digits.form_of(format, digits)
     record = activations_in_digits.quantize(torch.from_numpy(x[None]), *form).numpy()[0, 0]
-    first, second, third = (record[at : at + 256].view(np.int8).astype(np.float64) for at in (0, 384, 640))
+    places, size, kind = ((0, 384, 640), 256, np.int8) if digits == 3 else ((384, 896), 512, np.int16)
+    powers = 256.0 ** np.arange(len(places))[::-1]
     unit = float(record[320:324].view(np.float32)[0])
-    numbers = unit * (65536 * first + 256 * second + third)
+    numbers = unit * (powers @ [record[at : at + size].view(kind) for at in places])
     near = max(np.abs(x).max().astype(np.float64) * 2**-22, 1e-31)
     right = x.reshape(16, 16).astype(np.float64)
     assert np.abs(numbers - right[order].ravel()).max() <= near

@@ -4,6 +4,7 @@
 
 One digit is int8, in the format's groups: codes and scales are ggml's Q8_0, Q8_1 (32 numbers) or Q8_K (256), but scales and
 sums stay float32 where Q8_0 and Q8_1 round them to float16. Three are 24 bits, float32's accuracy beside the largest of 256.
+WORDS are the same 24 bits for products of words: the first two digits are one, the third is another.
 """
 
 import functools
@@ -15,7 +16,19 @@ from numba import types
 from kit.cpu import threads
 from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import add_up, greatest
-from kit.cpu.simd.vectors import bitcast, broadcast, convert, f32x16, i8x16, i32x16, inner, select, swap_neighbors, u32x16
+from kit.cpu.simd.vectors import (
+    bitcast,
+    broadcast,
+    convert,
+    f32x16,
+    i8x16,
+    i16x16,
+    i32x16,
+    inner,
+    select,
+    swap_neighbors,
+    u32x16,
+)
 from kit.cpu.superblocks import SUPERBLOCK, codes_of
 from kit.cpu.tasks import task
 from kit.gguf.formats import Format
@@ -23,10 +36,11 @@ from kit.gguf.formats import Format
 f32, i64 = types.float32, types.int64
 
 # A record holds 256 activations: their first digits in the order of the format's codes; for each 16 of them, in their own
-# order, minus their sum, and the unit of their last digit; and behind these RECORD bytes the other digits, 256 bytes each.
+# order, minus their sum, and the unit of their last digit; and behind these RECORD bytes the other digits, 256 bytes each; or
+# the words, 512 bytes each, and no first digits.
 # The records of one super-block lie together, a token after another.
 SUMS, SCALE, RECORD = SUPERBLOCK, SUPERBLOCK + 64, SUPERBLOCK + 128
-DIGITS = {"int8": 1, "float32": 3}
+DIGITS, WORDS = {"int8": 1, "float32": 3}, 2
 # A group whose largest is below this is zeros: the unit of its last digit would be no normal number.
 _SMALLEST = np.float32(1e-31)
 
@@ -51,7 +65,7 @@ def quantize(
 
 def record_bytes(digits: int) -> int:
     """Bytes of a record."""
-    return RECORD + SUPERBLOCK * (digits - 1)
+    return RECORD + SUPERBLOCK * (4 if digits == WORDS else digits - 1)
 
 
 def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
@@ -89,7 +103,7 @@ def quantizing():
 
 def _quantize_token(token, x, columns, tokens, records, order, digits, group, sums, in_units):
     x += 4 * columns * token
-    size = RECORD + SUPERBLOCK * (digits - 1)
+    size = RECORD + SUPERBLOCK * (4 if digits == WORDS else digits - 1)
     for n in range((columns + 255) // 256):
         record = records + (n * tokens + token) * size
         _quantize_superblock(x + 1024 * n, min(16, columns // 16 - 16 * n), record, order, digits, group // 16, in_units)
@@ -148,6 +162,10 @@ def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
         scale = f32(1) if in_units else load(f32, record + SCALE + 4 * n)
         store(record + SUMS + 4 * n, f32(-add_up(code)) * (f32(2**-16) / unit * scale))
         second = (code + 128) >> 8  # a digit is the low byte, signed; what is above it is the number without the digit
+        if digits == WORDS:
+            store(record + RECORD + 32 * place, convert(i16x16, second))
+            store(record + RECORD + 2 * SUPERBLOCK + 32 * place, convert(i16x16, code - (second << 8)))
+            continue
         store(at, convert(i8x16, (second + 128) >> 8))
         if digits > 1:
             store(at + RECORD, convert(i8x16, second))

@@ -10,7 +10,7 @@ in it, so that a super-block's sums stay integers; others multiply the sums of a
 
 from numba import types
 
-from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, record_bytes
+from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, WORDS, record_bytes
 from kit.cpu.simd import dots, pairs
 from kit.cpu.simd.isa import dot4, kept
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
@@ -65,13 +65,19 @@ def _in_four_lanes(tier) -> bool:
 
 
 def _way(format, tier, activations) -> str:
-    """What kit.cpu.simd.pairs or dots takes, "steps" or "scales"; "" where dot products of four bytes are scaled each."""
+    """What kit.cpu.simd.pairs or dots takes, "steps", "scales" or "words"; "" where dot products of four bytes are scaled
+    each."""
     pairwise = pairs.best(tier) and codes_of(format).in_vectors
-    if pairwise and flipped(format):
-        return "scales" if DIGITS[activations] == 1 and format.scales.sign == 0 else ""
+    if pairwise and flipped(format) and format.scales.sign == 0:
+        return "scales" if DIGITS[activations] == 1 else "words"
     if _in_four_lanes(tier) or (pairwise and largest_code(format) <= 127):
         return "steps" if has_steps(format) else "scales"
     return ""
+
+
+def digits(format, tier: str, activations: str) -> int:
+    """The digits of activations that ``kernel`` takes, see kit.cpu.activations."""
+    return WORDS if _way(format, tier, activations) == "words" else DIGITS[activations]
 
 
 def _signed(format, tier, activations) -> bool:
@@ -142,7 +148,7 @@ def _unpack(format, tier, activations, at, sixteens, scratch):
 
     way = _way(format.value, tier.value, activations.value)
     by_group = activations.value == "int8" and format.value.activations < SUPERBLOCK
-    return unpack_steps if way == "steps" else unpack if way == "scales" or by_group else unpack_lanes
+    return unpack_steps if way == "steps" else unpack if way or by_group else unpack_lanes
 
 
 @generated(prefer_literal=True, forceinline=True)
@@ -177,8 +183,9 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
             return _half(fma(multiply(codes, record, integers), scale, _minima(lows, minimum, record)))
 
         return by_steps
-    if way == "scales":
-        multiply = pairs.by_scales(order[: 4 * vectors], places, group, largest, signed)
+    if way:
+        places = (RECORD, RECORD + 2 * SUPERBLOCK) if way == "words" else places
+        multiply = pairs.by_scales(order[: 4 * vectors], places, group, largest, signed, way == "words")
 
         def by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
             scales = scales * load(f32x16, record + SCALE)
@@ -242,10 +249,10 @@ def _of_four(format, tier, activations, codes, scales, record):
 
 
 @generated
-def _record_bytes(activations):
+def _record_bytes(format, tier, activations):
     """Bytes of a record of activations."""
-    size = record_bytes(DIGITS[activations.value])
-    return lambda activations: size
+    size = record_bytes(digits(format.value, tier.value, activations.value))
+    return lambda format, tier, activations: size
 
 
 @generated
@@ -294,7 +301,7 @@ def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
         _fetch(format, row)
         a, b = _add_superblock(format, tier, activations, row, 16, record, scratch, a, b, 4)
         row += superblock_bytes(format)
-        record += _record_bytes(activations)
+        record += _record_bytes(format, tier, activations)
     if has_rest(format) and sixteens % 16:
         at, rest = whole(format, row, end, scratch + 128), sixteens % 16
         if rest > 8:
@@ -321,9 +328,9 @@ def _some_tokens(format, tier, activations, row, sixteens, end, records, tokens,
             if _has_minima(format, tier, activations):
                 y = _add_minima(format, tier, minima, record, y)
             store(at, y)
-            record += _record_bytes(activations)
+            record += _record_bytes(format, tier, activations)
         row += superblock_bytes(format)
-        records += tokens * _record_bytes(activations)
+        records += tokens * _record_bytes(format, tier, activations)
 
 
 @task
@@ -351,7 +358,7 @@ def kernel(format: Static, tier: Static, activations: Static):
                 count = min(TOKENS, tokens - token)
                 _some_tokens(
                     format, tier, activations, blocks + row * row_bytes, sixteens, end,
-                    x + token * _record_bytes(activations), tokens, count, sums, scratch,
+                    x + token * _record_bytes(format, tier, activations), tokens, count, sums, scratch,
                 )  # fmt: skip
                 for t in range(count):
                     store(y + (token + t) * y_stride + 4 * row, reduce_add(load(f32x16, sums + 64 * t)))

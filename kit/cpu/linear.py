@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kit.cpu import gemm, gemm_codes, gemv_codes, gemv_values, threads
-from kit.cpu.activations import DIGITS, form_of, quantize, quantizing, record_bytes
+from kit.cpu.activations import form_of, quantize, quantizing, record_bytes
 from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
 from kit.cpu.tasks import Task
@@ -42,7 +42,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         x, share = gemm_codes.records(x, format, activations), gemm_codes.share(rows)
         kernel = gemm_codes.kernel(format, tier(), gemm_codes.multiplier(), activations)
     elif format.codes is not None and (activations == "int8" or tokens < 2 * gemm.FEWEST):
-        x, kernel = quantize(x, *form_of(format, DIGITS[activations])), gemv_codes.kernel(format, tier(), activations)
+        x, kernel = quantize(x, *_form(format, activations)), gemv_codes.kernel(format, tier(), activations)
     elif tokens >= gemm.FEWEST:
         x, kernel = gemm.padded(x), gemm.kernel(format, tier())
     else:
@@ -61,6 +61,11 @@ def in_pieces(qtype: str, tokens: int, activations: str) -> bool:
     return tokens >= MANY_TOKENS and not _in_bytes(FORMATS[qtype], activations)
 
 
+def _form(format, activations):
+    """The form of activations that kit.cpu.gemv_codes multiplies."""
+    return form_of(format, gemv_codes.digits(format, tier().value, activations))
+
+
 def _in_bytes(format, activations) -> bool:
     """Whether kit.cpu.gemm_codes multiplies many tokens."""
     return format.codes is not None and gemm_codes.multiplier() in gemm_codes.FASTER[activations]
@@ -77,7 +82,7 @@ class Activations:
         format = _check(blocks, qtype, self.x, activations)
         (rows, row_bytes), columns, steps = blocks.shape, self.x.shape[1], []
         if format.codes is not None:
-            x, steps = self._quantized(form_of(format, DIGITS[activations]))
+            x, steps = self._quantized(_form(format, activations))
             kernel = gemv_codes.kernel(format, tier(), activations)
         else:
             x, kernel = self.x.data_ptr(), gemv_values.kernel(format, tier())

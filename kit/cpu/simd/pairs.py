@@ -37,10 +37,9 @@ class _Emitter:
         """The vector of these lanes."""
         return emit.shuffle(self.builder, vector, vector, lanes)
 
-    def scales(self, i: int, group: int, scales, copy):
-        """The scales of the two sixteens of weights in half ``i``, f32x8: from memory where they are the same number, which
-        takes one load, else of the vector ``scales``, shuffled."""
-        first, second = self.order[2 * i : 2 * i + 2]
+    def scales(self, first: int, second: int, group: int, scales, copy):
+        """The scales of these two sixteens of weights, f32x8: from memory where they are the same number, which takes one
+        load, else of the vector ``scales``, shuffled."""
         if 16 * first // group == 16 * second // group:
             number = self.builder.load(emit.pointer(self.builder, copy, F32, 4 * first), align=4)
             return emit.broadcast(self.builder, number, f32x8.llvm)
@@ -51,10 +50,15 @@ class _Emitter:
         half = self.shuffled(self.codes[i // 2], range(32 * (i % 2), 32 * (i % 2) + 32))
         x = self.builder.load(emit.pointer(self.builder, self.x, _BYTES, place + 32 * i), align=1)
         if self.signed:
-            half = self.builder.xor(half, every(_BYTES, 128))
             x = emit.call(self.builder, "llvm.x86.avx2.psign.b", _BYTES, x, half)
             half = emit.call(self.builder, "llvm.abs.v32i8", _BYTES, half, ir.Constant(ir.IntType(1), 0))
         return emit.call(self.builder, "llvm.x86.avx2.pmadd.ub.sw", _WORDS, half, x)
+
+    def words(self, i: int, place: int):
+        """Sums of two products in 32 bits, of the ``i``-th 16 codes, int8, and the words ``place`` bytes behind the address."""
+        codes = self.shuffled(self.codes[i // 4], range(16 * (i % 4), 16 * (i % 4) + 16))
+        x = self.builder.load(emit.pointer(self.builder, self.x, _WORDS, place + 32 * i), align=1)
+        return self.fours(self.builder.sext(codes, _WORDS), x)
 
     def fours(self, pairs, scales):
         """Sums of two pairs times their scales."""
@@ -104,26 +108,34 @@ def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
     return primitive
 
 
-def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, signed: bool):
+def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, signed: bool, words: bool = False):
     """The same with scales f32x16 in place of steps, which ``copy`` holds as they are; codes are at most ``largest``, or with
-    ``signed`` int8 with the highest bit flipped."""
-    ones = every(_WORDS, 1)
-    alike: dict[tuple[int, ...], list[int]] = {}  # halves whose lanes have the same scales
-    for i in range(len(order) // 2):
-        alike.setdefault(tuple(16 * n // group for n in order[2 * i : 2 * i + 2]), []).append(i)
+    ``signed`` int8. If ``words``, codes are int8 so, and digits are words."""
+    alike: dict[tuple[int, ...], list[int]] = {}  # halves (if ``words``, sixteens) whose lanes have the same scales
+    wide = 1 if words else 2
+    for i in range(len(order) // wide):
+        alike.setdefault(tuple(16 * n // group for n in order[wide * i : wide * (i + 1)]), []).append(i)
     at_once = 1 if signed else max(1, _MOST // (2 * 128 * largest))
+    digits = [((place, 1),) for place in places]
+    if len(places) == 3:  # the second products add the first two digits up: 256 times a pair's sum fits
+        digits = [((places[0], 256), (places[1], 1)), ((places[2], 1),)]
 
     @intrinsic
     def primitive(_, codes, x, scales, copy):
         def emitted(builder, *args):
             code, total = _Emitter(builder, args, order, signed), None
-            for halves in alike.values():
-                sums = []
-                for place in places:
-                    pairs = [code.pairs(i, place) for i in halves]
-                    some = [reduce(builder.add, pairs[n : n + at_once]) for n in range(0, len(pairs), at_once)]
-                    sums.append(reduce(builder.add, [code.fours(pair, ones) for pair in some]))
-                scale, numbers = code.scales(halves[0], group, *args[2:]), code.floats(sums)
+
+            def fours(parts, place, times):
+                if words:
+                    return [code.words(i, place) for i in parts]
+                pairs, times = [code.pairs(i, place) for i in parts], every(_WORDS, times)
+                some = [reduce(builder.add, pairs[n : n + at_once]) for n in range(0, len(pairs), at_once)]
+                return [code.fours(pair, times) for pair in some]
+
+            for parts in alike.values():
+                sums = [reduce(builder.add, [four for one in some for four in fours(parts, *one)]) for some in digits]
+                first, second = order[wide * parts[0]], order[wide * (parts[0] + 1) - 1]
+                scale, numbers = code.scales(first, second, group, *args[2:]), code.floats(sums)
                 total = code.fma(numbers, scale, total) if total else builder.fmul(numbers, scale)
             return total
 
