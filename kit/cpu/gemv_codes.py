@@ -41,6 +41,7 @@ from kit.cpu.superblocks import (
     lane_scales,
     largest_code,
     scales,
+    signed_codes,
     steps,
     superblock_bytes,
     whole,
@@ -133,9 +134,12 @@ def _unpack(format, tier, activations, at, sixteens, scratch):
     """A super-block's codes; their scales, as ``_products`` takes them; and the minima of each 16 weights. Those behind the
     first ``sixteens`` times 16 weights are multiplied by zero."""
 
+    as_they_are = pairs.best(tier.value) and _signed(format.value, tier.value, activations.value)
+    read = signed_codes if as_they_are else codes
+
     def unpack(format, tier, activations, at, sixteens, scratch):
         per_weight, minima = scales(format, tier, at, sixteens, scratch)
-        return codes(format, tier, at), per_weight, minima
+        return read(format, tier, at), per_weight, minima
 
     def unpack_lanes(format, tier, activations, at, sixteens, scratch):
         per_weight, minima = scales(format, tier, at, sixteens, scratch)

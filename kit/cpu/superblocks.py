@@ -66,8 +66,8 @@ def _in_vectors(format: Format) -> bool:
 
 
 @functools.cache
-def codes_of(format: Format) -> Codes:
-    """The codes of a format's super-blocks."""
+def codes_of(format: Format, signed: bool = False) -> Codes:
+    """The codes of a format's super-blocks; if ``signed``, those that are int8 as they are."""
     if not _in_vectors(format):
         return Codes(_any(format), tuple(range(16)), False)
     low = format.codes.planes[0]
@@ -79,7 +79,7 @@ def codes_of(format: Format) -> Codes:
 
     order = tuple(sorted(range(16), key=rank))
     parts = [order[i : i + 4] for i in (0, 4, 8, 12)]
-    a, b, c, d = (_vector(format, part) for part in parts)
+    a, b, c, d = (_vector(format, part, flipped(format) and not signed) for part in parts)
     read = inner(lambda tier, start: (a(start), b(start), c(start), d(start)), forceinline=True)
     return Codes(read, order, True)
 
@@ -108,9 +108,9 @@ def _place(format: Format, plane, n: int) -> tuple[int, int]:
     return block * format.block_bytes + format.at(plane.field) + byte, shift
 
 
-def _vector(format: Format, part):
-    """A reader of the codes of four times 16 weights."""
-    flip = constant(u8x64, *[128 if flipped(format) else 0] * 64)
+def _vector(format: Format, part, flip: bool):
+    """A reader of the codes of four times 16 weights; if ``flip``, with the highest bit flipped."""
+    flip = constant(u8x64, *[128 * flip] * 64)
     read = inner(lambda start: flip(), forceinline=True)
     for i, plane in enumerate(format.codes.planes):
         add = _with_lanes if plane.run == plane.bits == 1 else _with_bits
@@ -210,6 +210,13 @@ def has_rest(format):
 def codes(format, tier, start):
     """The codes of the super-block at an address: four vectors u8x64."""
     read = codes_of(format.value).read
+    return lambda format, tier, start: read(tier, start)
+
+
+@generated(forceinline=True)
+def signed_codes(format, tier, start):
+    """The same of a format of int8, as they are."""
+    read = codes_of(format.value, signed=True).read
     return lambda format, tier, start: read(tier, start)
 
 
