@@ -33,6 +33,7 @@ OUTSIDE = {  # file -> what it asks by itself, and why that is the same on every
     "lab/llama_cpp.py": {"ctypes.CDLL", ".so"},  # another library; Python's extensions end in .so on macOS too
     "lab/machine.py": {"platform.platform"},  # told, not asked for a decision
     "model/experts.py": {"os.preadv"},
+    "model/pinned.py": {"os.preadv"},
 }
 MAC = {  # what sysctl tells on an M4, whose caches and cores are public
     "machdep.cpu.brand_string": "Apple M4", "hw.perflevel0.logicalcpu": 4, "hw.perflevel1.logicalcpu": 6,
