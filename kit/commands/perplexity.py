@@ -48,7 +48,7 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
     with kit.open(file) as opened:
         if opened.compressed:
             if asked_linear or rounding:
-                raise click.UsageError("a compressed model is unpacked to INT8: neither --linear nor --dtype goes with it")
+                raise click.UsageError("a compressed model's matrices are unpacked: neither --linear nor --dtype goes with it")
             weights = kit.codec.CompressedWeights(kit.codec.CompressedFile(opened.path), kit.HashMap())
             linear, model = "compressed tiles", kit.Transformer(weights, kv_dtype=kv)
         else:

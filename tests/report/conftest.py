@@ -102,7 +102,8 @@ def finished(tmp_path_factory) -> Path:
         "lab.record(claim='first-token-preload', quantity=hostile, unit='s', samples=[3.0, 1.0, 2.0, 2.5, 1.5], lower=0.5,\n"
         "    lower_source='bytes / bandwidth', tolerance='10 %', verdict='not reproduced', reason=hostile)\n"
         "lab.record(quantity='open', unit='s', samples=[0.001, 0.002])\n"
-        "lab.skip('cache-4gb-feasible', 'resident bytes', 'needs 32 GiB of memory');",
+        "lab.judge('cache-4gb-feasible', 'resident bytes', 'bytes', accept=(1, None), text='',\n"
+        "    missing='needs 32 GiB of memory');",
     )
     folder.add("02_fails", "#md # It fails", "1 / 0", "print('never')")
     folder.add("03_killed", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
