@@ -268,7 +268,7 @@ def test_the_spread_that_verdicts_allow_for_is_that_of_the_committed_runs(tmp_pa
 def test_the_committed_page_of_pooled_runs_is_what_its_commands_print(monkeypatch):
     monkeypatch.chdir(ROOT)
     blocks = (ROOT / "results" / "reference" / "pooled.md").read_text().split("\n    $ ")[1:]
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         command, *lines = block.splitlines()
         words = [word for part in shlex.split(command)[1:] for word in sorted(map(str, Path().glob(part))) or [part]]
