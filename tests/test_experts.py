@@ -218,7 +218,7 @@ def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix" or not hasattr(os, "O_DIRECT"), reason="needs O_DIRECT")
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="needs O_DIRECT")
 def test_the_ways_of_a_run_are_measured_in_a_child(recorded, tmp_path, monkeypatch):
     model, out = shutil.copy(recorded[0], tmp_path / "fresh.gguf"), recorded[1]  # pages that nobody has mapped
     monkeypatch.setattr(experts, "missing_rights", lambda swap: ["root"])

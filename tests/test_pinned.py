@@ -20,6 +20,8 @@ def path(request, tmp_path_factory):
         with kit.open(path) as file:
             PinnedBlocks(file, 0)
     except GGUFError as error:
+        if "past the page cache" not in str(error):  # a file system in memory has no way past it
+            raise
         pytest.skip(str(error))
     return path
 
