@@ -8,17 +8,16 @@ weighted values; ``combine`` joins the chunks.
 
 import math
 
-import numpy as np
 import torch
 from numba import types
 
 from kit.cpu import threads
-from kit.cpu.activations import ROUNDER, ROUNDER_BITS
+from kit.cpu.elementwise import as_bits, exp_of_negative
 from kit.cpu.history import LANES, TILE, History, as_floats, greatest_of, tile_positions
 from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
 from kit.cpu.simd.tiers import tier
-from kit.cpu.simd.vectors import Static, bitcast, broadcast, extract, f32x16, i32x16, inner, select
+from kit.cpu.simd.vectors import Static, bitcast, broadcast, extract, f32x16, inner, select
 from kit.cpu.tasks import task
 
 f32, u32 = types.float32, types.uint32
@@ -76,7 +75,7 @@ def part_bytes(dim: int) -> int:
 
 
 def _arguments(q: int, keys: History, values: History, group: int, dim: int, scale: float, cap: float) -> dict:
-    bits = {name: int(np.float32(number).view(np.uint32)) for name, number in (("scale", scale), ("cap", cap))}
+    bits = {name: as_bits(number) for name, number in (("scale", scale), ("cap", cap))}
     return keys.arguments("k") | values.arguments("v") | bits | dict(q=q, group=group, dim=dim)
 
 
@@ -334,22 +333,3 @@ def _add_values(weights, v, stride, positions, out):
     for position in range(positions):
         a = fma(load(f32x16, v + position * stride), broadcast(f32x16, load(f32, weights + 4 * position)), a)
     store(out, a)
-
-
-_LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
-# exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2, from the highest power down (Moshier's Cephes, expf)
-_POLYNOMIAL = tuple(map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16666665459, 0.5)))
-
-
-@inner(forceinline=True)
-def exp_of_negative(x):
-    """exp of lanes (f32x16) of 0 and less to 2e-7 of it; less than -87 counts as -87, and NaN stays NaN."""
-    x = select(x < broadcast(f32x16, -87), broadcast(f32x16, -87), x)
-    shifted = x * _LOG2_E + ROUNDER
-    n = shifted - ROUNDER
-    r = x - n * _LN2_HIGH - n * _LN2_LOW
-    p = broadcast(f32x16, _POLYNOMIAL[0])
-    for coefficient in _POLYNOMIAL[1:]:
-        p = fma(p, r, broadcast(f32x16, coefficient))
-    power = bitcast(f32x16, (bitcast(i32x16, shifted) - ROUNDER_BITS + 127) << 23)
-    return (fma(p, r * r, r) + np.float32(1)) * power

@@ -5,10 +5,10 @@ import torch
 from numba import types
 
 from kit.cpu import threads
-from kit.cpu.attention import exp_of_negative
+from kit.cpu.activations import ROUNDER, ROUNDER_BITS
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import fma
-from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, inner, select, swap_neighbors
+from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, i32x16, inner, select, swap_neighbors
 from kit.cpu.tasks import Static, task
 
 f32, u32 = types.float32, types.uint32
@@ -84,6 +84,25 @@ def _sigmoid(x):
     """1 / (1 + exp(-x)), by the exponential of what is not positive."""
     e = exp_of_negative(select(x > 0, 0 - x, x))
     return select(x > 0, broadcast(f32x16, 1), e) / (e + 1)
+
+
+_LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+# exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2, from the highest power down (Moshier's Cephes, expf)
+_POLYNOMIAL = tuple(map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16666665459, 0.5)))
+
+
+@inner(forceinline=True)
+def exp_of_negative(x):
+    """exp of lanes (f32x16) of 0 and less to 2e-7 of it; less than -87 counts as -87, and NaN stays NaN."""
+    x = select(x < broadcast(f32x16, -87), broadcast(f32x16, -87), x)
+    shifted = x * _LOG2_E + ROUNDER
+    n = shifted - ROUNDER
+    r = x - n * _LN2_HIGH - n * _LN2_LOW
+    p = broadcast(f32x16, _POLYNOMIAL[0])
+    for coefficient in _POLYNOMIAL[1:]:
+        p = fma(p, r, broadcast(f32x16, coefficient))
+    power = bitcast(f32x16, (bitcast(i32x16, shifted) - ROUNDER_BITS + 127) << 23)
+    return (fma(p, r * r, r) + np.float32(1)) * power
 
 
 # Rotary positions: each element times its cosine, plus the other one of its pair times its sine, which has the sign of the
