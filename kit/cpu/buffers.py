@@ -42,8 +42,8 @@ class Buffers:
 
     def _take(self, nbytes: int) -> np.ndarray | None:
         with self._lock:
-            for i, memory in enumerate(self._free):
-                if memory.nbytes == nbytes:
+            for i in reversed(range(len(self._free))):  # what was used last may still be in the caches
+                if self._free[i].nbytes == nbytes:
                     self.free_bytes -= nbytes
                     return self._free.pop(i)
         return None
