@@ -106,15 +106,21 @@ def test_readers_agree_on_tokens_layers_and_experts(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "lacks the column layer"), ("layer,expert\n", "names no expert"), ("layer,expert\n1\n", "line 2"),
+        ("", "is empty"), ("\n", "is empty"), ("a,b\n", "lacks the column layer"),
+        ("layer,expert\n", "names no expert"), ("layer,expert\n1\n", "line 2"),
         ("layer,expert\n1,x\n", "line 2: '1,x' is no row"), ("layer,expert\n1,-2\n", "line 2"),
         ("{}\n[1]", "line 2"), ('{"layer": 0, "token": 0, "ids": [1, "x"]}', "line 1"), ("# hello\n", "line 1"),
         ("# route_trace v1\nphase,step,layer\n0,0,0", "lacks the column"),
+        ("layer,expert\n99999999999,1\n", "line 2"), (f"layer,expert\n1,{10**30}\n", "line 2"),
+        ('{"layer": 0, "token": 0, "ids": [1.5]}', "line 1"), (TRACE.replace("n_expert=8", "n_expert=x"), "about the model"),
+        ('{"expert_bytes": "x"}\n' + LINES, "about the model"), ('{"prompt": null}\n' + LINES, "about the model"),
+        ('{"expert_bytes": [5]}\n' + LINES, "names layer 1, but gives the bytes of 1 layers"),
+        ('{"prompt": 3}\n' + LINES, "no expert of a token after the prompt's 3"),
     ],
 )  # fmt: skip
 def test_what_is_no_record_is_one_error_with_its_line(text, message, tmp_path):
     path = tmp_path / "bad"
-    path.write_text(text or "\n")
+    path.write_text(text)
     with pytest.raises(TraceError, match=message) as error:
         routes.read(path)
     assert str(path) in str(error.value)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import index
 from pathlib import Path
 
 import numpy as np
@@ -154,11 +155,23 @@ def read(path: str | Path) -> Routes:
         raise TraceError(f"{path}: is no text and no gzipped text: {error}") from None
     lines = text.splitlines()
     head = next((line.strip() for line in lines if line.strip()), "")
+    if not head:
+        raise TraceError(f"{path}: is empty")
     reader = _json_lines if head.startswith("{") else _route_trace if head.startswith("#") else _moe_trace
-    found = reader(path, lines)
-    if not len(found.layer):
-        raise TraceError(f"{path}: names no expert")
+    try:
+        found = reader(path, lines)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TraceError(f"{path}: what it says about the model is broken: {error}") from None
+    if found.layers <= found.layer.max(initial=-1):
+        raise TraceError(f"{path}: names layer {found.layer.max()}, but gives the bytes of {found.layers} layers")
+    if not (found.token >= found.prompt).any():
+        raise TraceError(f"{path}: names no expert" + f" of a token after the prompt's {found.prompt}" * bool(len(found.layer)))
     return found
+
+
+def _possible(layer: int, *numbers: int) -> bool:
+    """Whether a model can have that layer (their names have four digits) and such numbers of tokens or experts."""
+    return 0 <= layer < 10_000 and all(0 <= number < 2**31 for number in numbers)
 
 
 def _numbers(path, lines, columns, wanted, start) -> np.ndarray:
@@ -174,8 +187,8 @@ def _numbers(path, lines, columns, wanted, start) -> np.ndarray:
         try:
             row = [int(cells[place]) for place in places]
         except (ValueError, IndexError):
-            row = [-1]
-        if min(row) < 0:
+            row = []
+        if not row or not _possible(row[wanted.index("layer")], *row):
             raise TraceError(f"{path}: line {number}: {line[:60]!r} is no row of {', '.join(columns)}")
         rows.append(row)
     return np.array(rows, np.int64).reshape(-1, len(wanted)).T
@@ -207,8 +220,8 @@ def _moe_trace(path, lines) -> Routes:
     """
     layer, expert = _numbers(path, lines[1:], [cell.strip() for cell in lines[0].split(",")], ("layer", "expert"), 1)
     number = np.concatenate([[0], np.cumsum(np.diff(layer) < 0)])[: len(layer)]
-    place = number * (layer.max(initial=0) + 1) + layer
-    rows = np.bincount(place)[place]  # of the same pass and layer
+    _, place, counts = np.unique(number * 10_000 + layer, return_inverse=True, return_counts=True)
+    rows = counts[place]  # of the same pass and layer
     prompt = int(number[rows > rows.min(initial=len(layer))].max(initial=-1)) + 1
     return _unsized(path.name, number, layer, expert, prompt)
 
@@ -223,9 +236,9 @@ def _json_lines(path, lines) -> Routes:
             if number == 1 and "layer" not in row:
                 head = row
                 continue
-            ids = [int(one) for one in row["ids"]]
-            where = [int(row["token"])] * len(ids), [int(row["layer"])] * len(ids)
-            if min([*where[0], *where[1], *ids], default=0) < 0:
+            ids = [index(one) for one in row["ids"]]
+            where = [index(row["token"])] * len(ids), [index(row["layer"])] * len(ids)
+            if not _possible(index(row["layer"]), index(row["token"]), *ids):
                 raise ValueError
         except (ValueError, TypeError, KeyError):
             raise TraceError(f'{path}: line {number}: is no {{"layer": 0, "token": 0, "ids": [1, 2]}}') from None
