@@ -51,7 +51,7 @@ if MODE == "compile":
 import torch  # noqa: E402
 
 import kit  # noqa: E402
-from kit.cpu import gemm_codes, norm  # noqa: E402
+from kit.cpu import elementwise, gemm_codes, norm  # noqa: E402
 from kit.cpu.attention import attend_history  # noqa: E402
 from kit.cpu.linear import linear  # noqa: E402
 from kit.gguf.formats import FORMATS  # noqa: E402
@@ -88,8 +88,32 @@ def results(inputs, cpu):
     for kind in KV_TYPES:
         cache = KVCache(1, k.shape[1], k.shape[2], len(k), kind)
         cache.write(0, k, v)
-        yield f"attention, {kind}", attend_history(q, *cache.histories(0), k.shape[1], len(k), 0.25)
+        for queries, window, cap in ((q[:, :1], 0, 0.0), (q, 100, 5.0)):
+            said = f"attention, {kind}, of {queries.shape[1]}"
+            yield said, attend_history(queries, *cache.histories(0), k.shape[1], len(k), 0.25, window, cap)
+    yield from between(x[:10].flatten(), x[10:].flatten(), q.transpose(0, 1).contiguous())
     yield from decoded(FOLDER / "model.gguf")
+
+
+def between(x, y, heads):
+    """What lies between products, where no tiny model here has it."""
+    for name in ("silu", "gelu", "squared_relu"):
+        out = torch.zeros_like(x)
+        assert elementwise.run(name, x, y, out)
+        yield name, out
+    for name, factor in (("add", 0.22), ("scale", 12.0)):
+        out = x.clone()
+        assert elementwise.run(name, *(out, y)[: 2 if name == "add" else 1], factor=factor)
+        yield name, out
+    table = y[: 2 * heads[:, 0].numel()].reshape(len(heads), 2, -1)  # torch's sines differ from CPU to CPU
+    for layout in elementwise.ROTATED:
+        out = heads.clone()
+        assert elementwise.rotate(layout, out, table)
+        yield layout, out
+    out, vectors = torch.zeros_like(x), dict(x=x, weight=y, bias=x)
+    arguments = {name: tensor.data_ptr() for name, tensor in vectors.items()} | {"y": out.data_ptr(), "n": len(x) // 2}
+    threads.run(norm.rows("layer"), arguments | norm.as_bits(1e-5, 1.0), 2)
+    yield "LayerNorm", out
 
 
 def decoded(path):

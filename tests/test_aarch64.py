@@ -37,7 +37,7 @@ def inputs(folder):
         elements = FORMATS[name].block_elements
         columns = 512 + {256: 0, 1: 48, 64: 64}.get(elements, 96)
         arrays[f"blocks.{name}"] = random_blocks(name, 18 * columns // elements).reshape(18, -1)
-    shapes = {"x": (20, 640), "q": (8, 1, 64), "k": (300, 2, 64), "v": (300, 2, 64)}
+    shapes = {"x": (20, 640), "q": (8, 20, 64), "k": (300, 2, 64), "v": (300, 2, 64)}
     arrays |= {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     arrays["tiles"] = random.normal(0, 20, (64, 256)).clip(-128, 127).astype(np.int8)
     np.savez(folder / "inputs.npz", **arrays)
