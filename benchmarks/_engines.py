@@ -56,6 +56,8 @@ def _transformers(path, context, weights="", engine="auto"):
     import torch
     import transformers
 
+    from kit.hf.held import CACHE
+
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(usable_cores())
     path = Path(path)
@@ -70,8 +72,8 @@ def _transformers(path, context, weights="", engine="auto"):
 
     @torch.inference_mode()
     def logits(ids, held, wanted):
-        out = model(torch.tensor([ids]), past_key_values=held, use_cache=True, logits_to_keep=wanted)
-        return out.logits[0].numpy(), out.past_key_values
+        out = model(torch.tensor([ids]), **{CACHE: held}, use_cache=True, logits_to_keep=wanted)
+        return out.logits[0].numpy(), out[CACHE]
 
     return logits
 

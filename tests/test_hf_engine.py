@@ -12,7 +12,7 @@ import transformers
 import kit
 import kit.hf
 from kit.errors import ModelError
-from kit.hf.held import Held
+from kit.hf.held import CACHE, Held
 from kit.model.architectures import ARCHITECTURES
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])
@@ -103,7 +103,7 @@ def test_a_token_is_a_recorded_pass(both):
 def test_what_the_cache_gives_away_is_transformers_own(both, name):
     ours, modules = both(name)
     with torch.no_grad():
-        mine, theirs = (model(PADDED, attention_mask=MASK, position_ids=PLACES).past_key_values for model in (ours, modules))
+        mine, theirs = (model(PADDED, attention_mask=MASK, position_ids=PLACES)[CACHE] for model in (ours, modules))
     assert type(mine) is Held and mine.get_seq_length() == theirs.get_seq_length() == 6
     for layer, expected in zip(mine.layers, theirs.layers, strict=True):
         for part in ("keys", "values"):
@@ -120,16 +120,16 @@ def test_a_prompt_goes_on_from_a_cache(both, name):
     with torch.no_grad():
         for model in (ours, modules):
             for own in (None, transformers.DynamicCache(config=model.config), transformers.DynamicCache()):
-                cache = model(TOKENS[:, :7], past_key_values=own, use_cache=True).past_key_values
+                cache = model(TOKENS[:, :7], past_key_values=own, use_cache=True)[CACHE]  # the old name is taken, too
                 assert own is None or cache is own
                 kept = copy.deepcopy(cache)
-                assert torch.equal(generate(model, past_key_values=cache), whole)
+                assert torch.equal(generate(model, **{CACHE: cache}), whole)
                 assert kept.get_seq_length() == 7
-                assert torch.equal(generate(model, past_key_values=kept), whole)
+                assert torch.equal(generate(model, **{CACHE: kept}), whole)
             assert cache.get_seq_length() == len(whole[0]) - 1
             if model is ours:
                 cache.crop(7 - cache.get_seq_length())
-                assert torch.equal(generate(model, past_key_values=cache), whole)
+                assert torch.equal(generate(model, **{CACHE: cache}), whole)
 
 
 def test_candidates_from_the_prompt_are_taken_or_dropped(both):
@@ -221,7 +221,7 @@ NEEDS = {  # words of the warning -> (what is done to the model before, what it 
     "training mode": (lambda model: model.train(), {}),
     "its numbers are bfloat16": (lambda model: model.to(torch.bfloat16), {}),
     "its weights have gradients": (lambda model: model.requires_grad_(True) and model.lm_head.requires_grad_(False), {}),
-    "a StaticCache that the kit": (None, {"past_key_values": "static"}),
+    "a StaticCache that the kit": (None, {CACHE: "static"}),
     "hides a token after others": (None, {"attention_mask": torch.tensor([[1] * 9 + [0] * 3])}),
     "padding without position_ids": (None, {"attention_mask": torch.tensor([[0] * 3 + [1] * 9])}),
     "the positions do not count": (None, {"position_ids": torch.arange(12)[None] * 2}),
@@ -238,7 +238,7 @@ def test_what_needs_the_modules_runs_by_them_with_one_line(both, words):
             change(model)
     found = []
     for model in (ours, modules):
-        cache = {"past_key_values": transformers.StaticCache(model.config, 12)} if "past_key_values" in given else {}
+        cache = {CACHE: transformers.StaticCache(model.config, 12)} if CACHE in given else {}
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             for _ in range(2):
@@ -256,11 +256,11 @@ def test_a_hook_in_the_middle_of_a_text_hands_the_cache_over(both):
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for model in (ours, modules):
-            cache = model(PADDED, attention_mask=MASK, position_ids=PLACES).past_key_values
+            cache = model(PADDED, attention_mask=MASK, position_ids=PLACES)[CACHE]
             handle = model.lm_head.register_forward_hook(lambda *_: seen.append(1))
             mask = torch.cat([MASK, torch.ones(3, 1, dtype=torch.int64)], 1)
             positions = mask.sum(1)[:, None] - 1
-            given = {"past_key_values": cache, "attention_mask": mask, "position_ids": positions}
+            given = {CACHE: cache, "attention_mask": mask, "position_ids": positions}
             found.append(model(torch.tensor([[9], [8], [7]]), **given).logits)
             handle.remove()
     assert len(seen) == 2

@@ -179,7 +179,7 @@ class DecodeInTransformers:
         if self.model.config.is_encoder_decoder:
             past = {"decoder_input_ids": ids} | past
         out = self.model(**past if "encoder_outputs" in past else past | {"input_ids": ids}, use_cache=True)
-        self._past = {key: out[key] for key in ("past_key_values", "cache_params") if out.get(key) is not None}
+        self._past = {name: held for name, held in out.items() if name in hf.CACHE_NAMES}
         if self.model.config.is_encoder_decoder:
             self._past["encoder_outputs"] = (out.encoder_last_hidden_state,)
         self._held += 1

@@ -11,7 +11,7 @@ import importlib.util
 
 from kit.errors import ModelError
 
-_HOME = {"load": "kit.hf.model", "model_over": "kit.hf.model", "Source": "kit.hf.stored", "generate": "kit.hf.text"}
+_HOME = {"load": "model", "model_over": "model", "Source": "stored", "generate": "text", "CACHE_NAMES": "held"}
 __all__ = list(_HOME)
 
 
@@ -25,5 +25,5 @@ def __getattr__(name: str):
         raise AttributeError(f"module 'kit.hf' has no attribute {name!r}")
     if not installed():
         raise ModelError(f"kit.hf.{name} needs transformers: pip install 'gguf-kit[hf]'")
-    globals()[name] = value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     return value

@@ -17,13 +17,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from kit.cpu.threads import torch_alone
 from kit.errors import ModelError
-from kit.hf.held import Held
+from kit.hf.held import CACHE, CACHE_NAMES, Held, cache_of
 from kit.hf.stored import Source, StoredWeight
 from kit.model.architectures import ARCHITECTURES
 from kit.model.linear import GEMV_MAX_TOKENS
 from kit.model.transformer import Transformer
 
-_TAKES = {"input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "return_dict"}
+_TAKES = {"input_ids", "attention_mask", "position_ids", *CACHE_NAMES[:2], "use_cache", "logits_to_keep", "return_dict"}
 _EPS = ("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = [getattr(torch_modules, f"_global{name}") for name in _HOOKS]
@@ -134,7 +134,7 @@ class Engine:
 
     def _pass(self, args, kwargs):
         given = dict(zip(self.__signature__.parameters, args, strict=False)) | kwargs
-        cache = given.get("past_key_values")
+        cache = cache_of(given)
         if not (reason := self._obstacle(given, cache)):
             return self._by_the_kit(given, cache)
         if reason not in self._said:
@@ -226,8 +226,8 @@ class Engine:
             found = [F.pad(rows, (0, 0, len(kept) - len(rows), 0)) for rows in found]
         logits = found[0] if len(found) == 1 else torch.cat(found)  # a megabyte or more: one copy takes as long as a matrix
         use = given.get("use_cache")
-        use = given.get("past_key_values") is not None or (self._model.config.use_cache if use is None else use)
-        output = CausalLMOutputWithPast(logits=logits.view(len(ids), len(kept), -1), past_key_values=cache if use else None)
+        use = cache_of(given) is not None or (self._model.config.use_cache if use is None else use)
+        output = CausalLMOutputWithPast(logits=logits.view(len(ids), len(kept), -1), **{CACHE: cache if use else None})
         as_tuple = given.get("return_dict", self._model.config.return_dict) is False
         return output.to_tuple() if as_tuple else output
 

@@ -1,9 +1,20 @@
 """Held: a transformers cache whose keys and values lie in the kit's own caches, one a row of the batch."""
 
+from collections.abc import Mapping
+
 import torch
 from transformers import DynamicCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from kit.model.kvcache import KVCache
+
+CACHE_NAMES = "cache", "past_key_values", "cache_params"  # what arguments and results call it: of 5.24, and before (Mamba's)
+CACHE = next(name for name in CACHE_NAMES if name in CausalLMOutputWithPast.__dataclass_fields__)  # of a language model
+
+
+def cache_of(arguments: Mapping):
+    """The cache among the arguments of a model, None without one."""
+    return next((arguments[name] for name in CACHE_NAMES if arguments.get(name) is not None), None)
 
 
 class Held(DynamicCache):

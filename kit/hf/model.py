@@ -21,6 +21,7 @@ from kit.gguf import writer
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile, TensorInfo
 from kit.hf.engine import ENGINES, Engine
+from kit.hf.held import cache_of
 from kit.hf.nn import replace_norms
 from kit.hf.private import compute_buffers, mark_loaded
 from kit.hf.stored import Source, StoredWeight
@@ -211,12 +212,10 @@ class Passes:
     @torch.compiler.disable
     def before(self, model, args, kwargs):
         """Count the token, limit torch's threads."""
-        past, state = kwargs.get("past_key_values"), kwargs.get("cache_params")  # of attention; of models such as Mamba
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        continues = (past is not None and past.get_seq_length() > 0) or (state is not None and state.has_previous_state())
+        ids, held = kwargs.get("input_ids", args[0] if args else None), cache_of(kwargs)
         if self.forget:
             self.trace.clear()
-        self.trace.token = self.trace.token + 1 if continues else 0
+        self.trace.token = self.trace.token + 1 if held is not None and _continues(held) else 0
         _HERE.alone = torch_alone() if self._own and ids is not None and ids.numel() <= GEMV_MAX_TOKENS else nullcontext()
         _HERE.alone.__enter__()
         _HERE.start = time.perf_counter_ns()
@@ -233,6 +232,13 @@ class Passes:
                 f"the logits are NaN: a number overflows {str(model.dtype).removeprefix('torch.')}, first in {where}; "
                 "keep the model in float32, or use bfloat16"
             )
+
+
+def _continues(cache):
+    try:
+        return cache.get_seq_length() > 0
+    except ValueError:  # states and no lengths, as of Mamba
+        return cache.has_previous_state()
 
 
 @torch.no_grad()
