@@ -353,7 +353,7 @@ def test_what_a_file_is_stands_there_before_kernels_are_compiled_which_takes_not
 
     fresh, made = Study(study.file, lambda: MACHINE, memory=2 << 20, tokens=3, minute=1.0), []
     monkeypatch.setattr("kit.report.ahead.make", lambda work: made.append([*work]) or time.sleep(0.02))
-    sections = explain._sections(fresh)
+    sections = (text for _, _, text in sentences.told(fresh, lambda: explain._compile(fresh)) if text)
     assert "tensors" in next(sections) and "WEIGHTS" in next(sections) and not made
     next(sections)
     assert ("exact", "Q4_K", "fused", None) in made[0] and fresh.minute > 1.02

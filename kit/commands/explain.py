@@ -76,12 +76,11 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
             study = Study(opened, probe, room, tokens, accesses, True, via or "", skew, thorough, minute=minute)
             told: dict = {}
             try:
-                if as_json:
-                    _compile(study)
-                    told.update(sentences.told(study))
-                else:
-                    for section in _sections(study):
-                        click.echo(section + "\n")
+                for key, plain, text in sentences.told(study, lambda: _compile(study)):
+                    if key:
+                        told[key] = plain
+                    if text and not as_json:
+                        click.echo(text + "\n")
             except KeyboardInterrupt:
                 click.echo("stopped: what is there stands above", err=True)
             if as_json:
@@ -126,37 +125,3 @@ def _compile(study):
     start = time.perf_counter()
     ahead.make(ahead.kernels(study.file.tensors.values()))
     study.minute += time.perf_counter() - start
-
-
-def _sections(study):
-    from kit.costs import quality, sentences
-    from kit.costs.tables import as_text, paragraph, shown
-    from kit.units import format_bytes
-
-    def table(title, frame):
-        return f"{title}\n{as_text(shown(frame))}"
-
-    yield paragraph(sentences.what(study))
-    yield table("WHAT THE WEIGHTS TAKE", study.holds())
-    _compile(study)
-    yield paragraph(sentences.how(study))
-    yield table("EXACTNESS (against gguf-py, on rows of this file)", study.exactness())
-    title = f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)"
-    yield table(title, study.policies())
-    title = "WHERE A TOKEN'S TIME GOES (seconds a token: dequantized to float32 each time; kept; as blocks)"
-    yield table(title, study.families())
-    if own := study.of_a_use():
-        yield paragraph(own)
-    study.measure_best()
-    yield table(f"ROOFLINE (this machine reads {study.read_gbps:.1f} GB/s at its best)", study.bounds())
-    title = "WHAT TO CHANGE (seconds a token; times faster than the first row, which is what the reports did)"
-    yield table(title, study.advice().drop(columns=["hit rate", "factor"], errors="ignore"))
-    if study.part is not None:
-        title = f"MEASURED, {len(study.layers)} OF {study.facts['layers']} LAYERS (seconds a token of these alone)"
-        yield table(title, study.checked())
-    title, found = "WHAT ROUNDING DOES TO THE ANSWERS", study.quality
-    if isinstance(found, str):
-        yield f"{title}\n{paragraph(f'Not measured: {found}')}"
-    else:
-        yield f"{title} ({found.tokens.iloc[0]} tokens of English, one standard error)\n{as_text(quality.shown(found))}"
-    yield paragraph(sentences.advise(study))

@@ -1,12 +1,13 @@
 """What kit explain and notebook 09 say of a study: sentences, and the same as plain data."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from kit.costs import quality
 from kit.costs.elsewhere import compressibility
-from kit.costs.quality import PRECISIONS
 from kit.costs.study import Study
+from kit.costs.tables import as_text, paragraph, shown
 from kit.costs.ways import Prediction, Way
 from kit.lab.system import cpu_facts, memory_available
 from kit.units import format_bytes, format_count, format_seconds
@@ -94,7 +95,7 @@ def mac(study: Study) -> str:
 
 def _rounds(study: Study, way: Way) -> str:
     """What a way rounds, and what that does to the answers once ``quality`` has been asked for."""
-    told, known = PRECISIONS[way.precision].told, study.__dict__.get("quality")
+    told, known = quality.PRECISIONS[way.precision].told, study.__dict__.get("quality")
     if way.precision == "f32" or known is None:
         return told
     kl = "its effect not measured" if isinstance(known, str) else f"KL {known.loc[way.precision, 'kl']:.1e} nats"
@@ -111,34 +112,52 @@ def _speed(study: Study, found: Prediction) -> str:
     return text
 
 
-def told(study: Study) -> Iterator[tuple[str, object]]:
-    """(key, plain data) of everything, for JSON, in the order in which it is known."""
+def told(study: Study, compile: Callable[[], None]) -> Iterator[tuple[str, object, str]]:
+    """(key, plain data for it, section of text) of everything, in the order in which it is known; "": no key, or no text.
+
+    ``compile`` is called before anything is measured."""
     rows = lambda frame: frame.reset_index().to_dict("records")  # noqa: E731
-    yield "file", {key: value for key, value in study.facts.items() if key not in ("metadata", "tensor_table")}
-    yield "memory_bytes", study.memory
-    yield "holds", rows(study.holds())
-    yield "machine", {key: value for key, value in asdict(study.machine).items() if key not in ("samples", "methods")}
-    ran = (study.part or study).order
-    yield from {"runs": not ran.reason, "reason": ran.reason, "left_out": list(study.order.left_out)}.items()
-    yield from {"layers": study.layers, "assumed": study.order.assumed, "disk": study.disk and study.disk._asdict()}.items()
-    yield "seconds_a_token_from_blocks", [] if study.part else list(ran.seconds)
-    yield "exactness", rows(study.exactness())
-    yield "policies", rows(study.policies())
-    yield "families", rows(study.families())
+    table = lambda title, frame: f"{title}\n{as_text(shown(frame))}"  # noqa: E731
+    yield "", None, paragraph(what(study))
+    yield "file", {key: value for key, value in study.facts.items() if key not in ("metadata", "tensor_table")}, ""
+    yield "memory_bytes", study.memory, ""
+    yield "holds", rows(found := study.holds()), table("WHAT THE WEIGHTS TAKE", found)
+    compile()
+    yield "", None, paragraph(how(study))
+    yield "machine", {key: value for key, value in asdict(study.machine).items() if key not in ("samples", "methods")}, ""
+    part = study.part or study
+    run = {"runs": not part.order.reason, "reason": part.order.reason, "left_out": list(study.order.left_out)}
+    run |= {"layers": study.layers, "assumed": study.order.assumed, "disk": study.disk and study.disk._asdict()}
+    yield from ((key, value, "") for key, value in run.items())
+    yield "seconds_a_token_from_blocks", [] if study.part else list(part.order.seconds), ""
+    yield "exactness", rows(found := study.exactness()), table("EXACTNESS (against gguf-py, on rows of this file)", found)
+    title = f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)"
+    yield "policies", rows(found := study.policies()), table(title, found)
+    title = "WHERE A TOKEN'S TIME GOES (seconds a token: dequantized to float32 each time; kept; as blocks)"
+    yield "families", rows(found := study.families()), table(title, found)
+    if own := study.of_a_use():
+        yield "", None, paragraph(own)
     study.measure_best()
-    yield "roofline", rows(study.bounds())
-    yield "advice", rows(study.advice())
-    yield (
-        "measured",
-        [
-            {"way": way.label, "seconds": list(found.samples), "hit_rate": found.hit_rate, "resident": found.resident}
-            for way, found in (study.part or study).measured.items()
-        ],
-    )
-    yield "not_measured", {way.label: why for way, why in (study.part or study).unmeasured.items()}
-    yield "quality", [] if isinstance(study.quality, str) else rows(study.quality)
-    yield "no_quality", study.quality if isinstance(study.quality, str) else ""
-    yield "says", [what(study), how(study), advise(study)]
+    title = f"ROOFLINE (this machine reads {study.read_gbps:.1f} GB/s at its best)"
+    yield "roofline", rows(found := study.bounds()), table(title, found)
+    title = "WHAT TO CHANGE (seconds a token; times faster than the first row, which is what the reports did)"
+    found = study.advice()
+    yield "advice", rows(found), table(title, found.drop(columns=["hit rate", "factor"], errors="ignore"))
+    title = f"MEASURED, {len(study.layers)} OF {study.facts['layers']} LAYERS (seconds a token of these alone)"
+    plain = [
+        {"way": way.label, "seconds": list(found.samples), "hit_rate": found.hit_rate, "resident": found.resident}
+        for way, found in part.measured.items()
+    ]
+    yield "measured", plain, table(title, study.checked()) if study.part else ""
+    yield "not_measured", {way.label: why for way, why in part.unmeasured.items()}, ""
+    title, found = "WHAT ROUNDING DOES TO THE ANSWERS", study.quality
+    if isinstance(found, str):
+        yield "no_quality", found, f"{title}\n{paragraph(f'Not measured: {found}')}"
+    else:
+        title += f" ({found.tokens.iloc[0]} tokens of English, one standard error)"
+        yield "no_quality", "", f"{title}\n{as_text(quality.shown(found))}"
+    yield "quality", [] if isinstance(found, str) else rows(found), ""
+    yield "says", [what(study), how(study), advise(study)], paragraph(advise(study))
 
 
 def _listed(layers: list[int]) -> str:
