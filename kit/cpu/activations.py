@@ -50,7 +50,7 @@ def quantize(
 ) -> torch.Tensor:
     """The records of x (tokens, columns) float32: (super-blocks, tokens, bytes) uint8, aligned to 64 bytes.
 
-    order: from ``order_of``. group: numbers that share a scale, 32 or 256. scale = largest |x| / 127, and x / scale is rounded
+    order: from ``form_of``. group: numbers that share a scale, 32 or 256. scale = largest |x| / 127, and x / scale is rounded
     to nearest even in its last digit. Columns are filled up to super-blocks with zeros. sums: numbers of a sum, 16 or 32 (then
     it stands twice); in_units: sums in units of the last digit, not yet times the scale.
     """
