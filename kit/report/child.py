@@ -35,6 +35,7 @@ def main() -> None:
                 _literal(job["source"]), _literal(job["output"]), job["parameters"], cwd=job["cwd"],
                 kernel_name="python3", language="python", progress_bar=False, on_cell_start=on_cell_start,
                 shutdown_kernel="immediate",  # it has nothing left to write, and takes a second to take itself apart
+                start_timeout=3600,  # papermill's minute is too short where a CPU is emulated; the parent's --timeout counts
             )  # fmt: skip
         except PapermillExecutionError as error:
             last_line = (error.evalue.strip().splitlines() or [""])[-1]

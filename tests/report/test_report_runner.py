@@ -1,5 +1,6 @@
 """One notebook in its own process: however it ends, the rest goes on and nothing is left running."""
 
+import json
 import subprocess
 import sys
 import time
@@ -109,6 +110,16 @@ def test_nothing_outlives_a_killed_parent(notebooks, output):
     parent.kill()
     parent.wait()
     wait_until_gone(map(int, pids.read_text().split()))
+
+
+def test_a_kernel_may_take_minutes_to_start():
+    """01's took more than papermill's one on an emulated aarch64."""
+    code = "import papermill; papermill.execute_notebook = lambda *_, **how: print(how['start_timeout'], flush=True)\n"
+    code += "from kit.report import child; child.main()"
+    job = json.dumps(dict(source="", output="", parameters={}, cwd="", records=""))
+    with subprocess.Popen([sys.executable, "-c", code, "2"], stdin=-1, stdout=-1, text=True) as process:
+        print(job, file=process.stdin, flush=True)
+        assert int(process.stdout.readline()) >= 600
 
 
 def test_a_notebook_that_cannot_start_is_a_failure(tmp_path, output):
