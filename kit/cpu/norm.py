@@ -1,5 +1,6 @@
 """RMSNorm, y = x / sqrt(mean of x^2 + eps) * weight, and LayerNorm, which subtracts the mean first, over the last axis."""
 
+import functools
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from kit.cpu import threads
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, inner
-from kit.cpu.tasks import Static, task
+from kit.cpu.tasks import Static, function, task
 
 f32, f64, u32 = types.float32, types.float64, types.uint32
 SMALL_NORM = 2**15  # numbers up to which one thread is done before others have begun
@@ -25,14 +26,20 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 
     if n % _LANES or not x.is_contiguous() or not x.dtype is weight.dtype is torch.float32:
         return F.rms_norm(x, weight.shape, weight.float() + offset, eps)
     y = torch.empty_like(x)
+    arguments = x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, *as_bits(eps, offset).values()
     if numbers > SMALL_NORM:
-        arguments = dict(x=x.data_ptr(), weight=weight.data_ptr(), y=y.data_ptr(), n=n) | as_bits(eps, offset)
         threads.run(rows("rms"), arguments, numbers // n)
-        return y
-    _rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, numbers // n, eps, offset)
+    else:
+        _few()(numbers // n, *arguments)
     return y
 
 
+@functools.cache
+def _few():
+    return function(rows("few rms"), 7)
+
+
+@functools.cache
 def as_bits(eps: float, offset: float = 0.0) -> dict[str, int]:
     """The arguments ``eps`` and ``offset`` of ``rows``: the bits of a float64 and of a float32."""
     return dict(eps=int(np.float64(eps).view(np.int64)), offset=int(np.float32(offset).view(np.uint32)))
@@ -40,12 +47,16 @@ def as_bits(eps: float, offset: float = 0.0) -> dict[str, int]:
 
 @task
 def rows(kind: Static):
-    """The task of a row: "rms" or "layer"."""
-    return {"rms": _rms_row, "layer": _layer_row}[kind.value]
+    """The task of a row, "rms" or "layer", or that of as many rows as its number says, "few rms"."""
+    return {"rms": _rms_row, "layer": _layer_row, "few rms": _rms_rows}[kind.value]
 
 
 def _rms_row(row, x, weight, y, n, eps, offset):
     _rms_norm(x + 4 * n * row, weight, y + 4 * n * row, n, 1, bitcast(f64, eps), bitcast(f32, u32(offset)))
+
+
+def _rms_rows(count, x, weight, y, n, eps, offset):
+    _rms_norm(x, weight, y, n, count, bitcast(f64, eps), bitcast(f32, u32(offset)))
 
 
 def _layer_row(row, x, weight, bias, y, n, eps, offset):

@@ -3,6 +3,7 @@
 tests/test_private.py names the version with which each of these parts was last checked.
 """
 
+import gc
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cached_property
@@ -66,7 +67,7 @@ def object_code(function: Callable, count: int, symbol: str) -> bytes:
     """Object code in which ``symbol`` is the function of ``count`` int64, called as in C. TypeError where the code needs an
     address or a symbol of this process."""
     llvm.initialize_native_asmparser()  # for instructions that LLVM is given as text
-    with global_compiler_lock, event.trigger_event("numba:compile"):
+    with global_compiler_lock, event.trigger_event("numba:compile"), _no_collection():
         library = _library(function, count, symbol)
         library.finalize()
         foreign = [f.name for f in library._final_module.functions if f.is_declaration and not f.name.startswith("llvm.")]
@@ -74,6 +75,18 @@ def object_code(function: Callable, count: int, symbol: str) -> bytes:
         if foreign or library.has_dynamic_globals:
             raise TypeError(f"{symbol}: its code needs {', '.join(foreign) or 'an address'} of this process")
         return library._get_compiled_object()
+
+
+@contextmanager
+def _no_collection():
+    """The garbage collector would take an eighth of the time, and what it finds is gone with the compiling."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def intermediate(function: Callable, count: int, symbol: str) -> str:

@@ -1,6 +1,7 @@
 """What cells hold, as HTML that is safe to embed: nothing in it runs, nothing in it loads from elsewhere."""
 
 import base64
+import functools
 import html
 import re
 
@@ -62,6 +63,7 @@ def markdown(source: str, prefix: str) -> tuple[str, list[tuple[int, str, str]]]
     return _HEADING.sub(mark, markup), headings
 
 
+@functools.cache  # the front page asks for all pages' again whenever a notebook ends
 def code(source: str) -> str:
     """Python source with highlighting."""
     return _highlight(source)
