@@ -1,5 +1,6 @@
 """Explain: access orders, costs and predictions of a file that runs and one that does not; the command in all its forms."""
 
+import contextlib
 import json
 import time
 from dataclasses import replace
@@ -348,15 +349,23 @@ def test_faster_is_what_was_measured_where_it_was(study):
     assert only.str.endswith("predicted").all(), "a ratio to a first row that was not measured is none of measured times"
 
 
-def test_what_a_file_is_stands_there_before_kernels_are_compiled_which_takes_nothing_of_the_minute(study, monkeypatch):
+def test_what_a_file_is_stands_there_while_kernels_are_compiled_which_takes_nothing_of_the_minute(study, monkeypatch, capsys):
     from kit.commands import explain
 
-    fresh, made = Study(study.file, lambda: MACHINE, memory=2 << 20, tokens=3, minute=1.0), []
-    monkeypatch.setattr("kit.report.ahead.make", lambda work: made.append([*work]) or time.sleep(0.02))
-    sections = (text for _, _, text in sentences.told(fresh, lambda: explain._compile(fresh)) if text)
-    assert "tensors" in next(sections) and "WEIGHTS" in next(sections) and not made
-    next(sections)
-    assert ("exact", "Q4_K", "fused", None) in made[0] and fresh.minute > 1.02
+    told, made = [], []
+
+    @contextlib.contextmanager
+    def making(work):
+        made.extend(work)
+        yield
+        told.append(capsys.readouterr().out)
+        time.sleep(0.02)
+
+    monkeypatch.setattr("kit.report.ahead.making", making)
+    monkeypatch.setattr(sentences, "how", lambda study: told.append(study.minute) or (_ for _ in ()).throw(KeyboardInterrupt))
+    explain._explain(study.file, 2 << 20, False, tokens=3, trace=None, via="", skew=0.0, thorough=False)
+    assert "tensors" in told[0] and "WHAT THE WEIGHTS TAKE" in told[0] and told[1] > 50.02
+    assert {("multiplied", "Q4_K", 5), ("multiplied", "Q4_K", 64), ("dequantized", "F32", None)} <= {*made}
 
 
 def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):

@@ -1,5 +1,7 @@
 """kit explain: where the time of a token goes for any GGUF file, and what to change."""
 
+import time
+
 import click
 
 TRACE = click.Path(exists=True, dir_okay=False)
@@ -46,13 +48,9 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
 
     import kit
     from kit.cache.oracle import read_trace
-    from kit.costs import sentences
-    from kit.costs.order import DECODES
-    from kit.costs.study import Study, room_for_weights
     from kit.errors import CacheError
     from kit.gguf.summary import check_blocks
-    from kit.lab.machine import probe
-    from kit.units import parse_bytes, to_json
+    from kit.units import parse_bytes
 
     try:
         given = parse_bytes(memory) if memory is not None else None
@@ -66,35 +64,63 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
             raise CacheError(f"--machine runs and measures nothing: leave out {', '.join(wrong)}")
         return click.echo(_elsewhere(file, machine, given, as_json))
     accesses = read_trace(trace) if trace else None
+    how = {"tokens": tokens, "via": via or "", "skew": skew, "thorough": thorough}
     with kit.open(file) as opened:
         check_blocks(opened)
-        room = given or room_for_weights(opened)
-        if via:
-            DECODES[via](kit.Weights(opened), "fused")  # what cannot be run is said before the machine is measured
         if not report:
-            minute = float("inf") if thorough else 50.0
-            study = Study(opened, probe, room, tokens, accesses, True, via or "", skew, thorough, minute=minute)
-            told: dict = {}
-            try:
-                for key, plain, text in sentences.told(study, lambda: _compile(study)):
-                    if key:
-                        told[key] = plain
-                    if text and not as_json:
-                        click.echo(text + "\n")
-            except KeyboardInterrupt:
-                click.echo("stopped: what is there stands above", err=True)
-            if as_json:
-                click.echo(to_json(told))
-            return
+            return _explain(opened, given, as_json, trace=accesses, **how)
+        room = _room(opened, given, via)
 
     from kit.gguf.sources import absolute
     from kit.report.index import one_page
     from kit.report.run import Request
 
-    given = {"memory": f"{room}B", "tokens": tokens, "via": via, "skew": skew, "thorough": thorough}
-    given |= {"trace": trace and Path(trace).absolute()}
-    texts = tuple(f"{name}={value}" for name, value in given.items() if value)
+    how |= {"memory": f"{room}B", "trace": trace and Path(trace).absolute()}
+    texts = tuple(f"{name}={value}" for name, value in how.items() if value)
     click.echo(one_page(Path(report), Request("quick", absolute(file), ("09",), texts)))
+
+
+def _room(file, given, via) -> int:
+    """Bytes for weights; what cannot be run is said before the machine is measured."""
+    import kit
+    from kit.costs.order import DECODES
+    from kit.costs.study import room_for_weights
+
+    if via:
+        DECODES[via](kit.Weights(file), "fused")
+    return given or room_for_weights(file)
+
+
+def _explain(file, given, as_json, **how):
+    from contextlib import ExitStack
+
+    from kit.report import ahead
+    from kit.units import to_json
+
+    plain: dict = {}
+    try:
+        with ExitStack() as beside:  # what is not compiled yet, on all cores
+            beside.enter_context(ahead.making(ahead.kernels(file.tensors.values())))
+            from kit.costs import sentences
+            from kit.costs.study import Study
+            from kit.lab.machine import probe
+
+            room, minute = _room(file, given, how["via"]), float("inf") if how["thorough"] else 50.0
+            study = Study(file, probe, room, progress=True, minute=minute, **how)
+
+            def compiled():
+                beside.close()
+                study.minute += time.perf_counter() - study.began  # compiling takes nothing of it
+
+            for key, value, text in sentences.told(study, compiled):
+                if key:
+                    plain[key] = value
+                if text and not as_json:
+                    click.echo(text + "\n")
+    except KeyboardInterrupt:
+        click.echo("stopped: what is there stands above", err=True)
+    if as_json:
+        click.echo(to_json(plain))
 
 
 def _elsewhere(file, name, room, as_json) -> str:
@@ -114,14 +140,3 @@ def _elsewhere(file, name, room, as_json) -> str:
     title = f"PREDICTED FOR {name}, WHICH IS NOT HERE (once to come in; seconds a token)"
     basis = "\n".join(map(paragraph, there.basis()))
     return f"{title}\n{as_text(shown(found))}\n\n{paragraph(says)}\n\nFROM THESE FIGURES (GB/s; GiB)\n{basis}"
-
-
-def _compile(study):
-    """What is not compiled yet, on all cores, before anything is measured; it takes nothing of the study's minute."""
-    import time
-
-    from kit.report import ahead
-
-    start = time.perf_counter()
-    ahead.make(ahead.kernels(study.file.tensors.values()))
-    study.minute += time.perf_counter() - start

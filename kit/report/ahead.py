@@ -1,29 +1,33 @@
 """What notebooks would make at their first use, made before they measure: compiled kernels and generated models.
 
-Numba compiles in one thread of a process. So there is a process a core; each goes through the work from another end and
-finds on disk what another one has done.
+Numba compiles in one thread of a process. So there is a process a core, and each takes what no other one has taken.
 """
 
 import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import numpy as np
 
 import kit
 from kit.cpu import tasks
+from kit.gguf.formats import DTYPES, FORMATS, described
 from kit.lab import profiles
 from kit.lab.paths import PACKAGE, models_folder
 from kit.lab.system import usable_cores
-from kit.quants import reference
 from kit.synthetic.geometry import geometry
 from kit.synthetic.write import cached_model
 
 _STAND_IN = "granite-3.3-8b"  # what lab.file() gives
 _DECODERS = ("scalar-linear", "scalar-binary", "scalar-table", "interleaved", "simd")
+_FEW, _PROMPT = 5, 64  # tokens, for which other kernels multiply
+_KEPT = ("F32", "F16", "BF16")  # what a cache keeps
 
 
 def work_of(code: str, profile: str, model: str = "", seed: int = 0) -> list[tuple]:
@@ -35,39 +39,59 @@ def work_of(code: str, profile: str, model: str = "", seed: int = 0) -> list[tup
     found += [("generated", profile, name, seed) for name in named if not model]
     found += [("token", "fused", "fused", kv, None) for kv in ("float16", "q8_0") if uses("by_history_type")]
     if uses(r"exactness|Transformer|Decode|live\.|ways\."):
-        found += _of_formats(model, *models[_STAND_IN], plain=uses("strided|dequantizers"))
+        runs = uses(r"Transformer|Decode|live\.|ways\.")
+        found += _of_formats(model, *models[_STAND_IN], runs=runs, plain=uses("strided|dequantizers"))
     return found
 
 
-def _of_formats(model: str, stand_in: str, layers: int | None, plain) -> list[tuple]:
+def _of_formats(model: str, stand_in: str, layers: int | None, **how) -> list[tuple]:
     if not model:
-        return kernels(geometry(stand_in).tensors(layers=layers), plain)
+        return kernels(geometry(stand_in).tensors(layers=layers), **how)
     with kit.open(model) as file:
-        return kernels(file.tensors.values(), plain)
+        return kernels(file.tensors.values(), **how)
 
 
-def kernels(tensors, plain=False) -> list[tuple]:
-    """What a decode of these tensors uses, and what dequantizes them, on the "plain" tier as well if so."""
-    formats = sorted({tensor.qtype for tensor in tensors} & reference.FORMATS, reverse=True)
-    found = [("exact", qtype, backend, None) for backend in ("fused", "cpu") for qtype in formats]
-    found += [("exact", qtype, "cpu", "plain") for qtype in formats if plain]
-    return [*found, ("token", "fused", "fused", "float32", None)]
+def kernels(tensors, runs=True, plain=False) -> list[tuple]:
+    """What dequantizes and multiplies these tensors; what else a model of them ``runs``; "plain": on that tier as well."""
+    known = [tensor for tensor in tensors if tensor.qtype in FORMATS and described(FORMATS[tensor.qtype])]
+    formats = sorted({tensor.qtype for tensor in known}, reverse=True)
+    matrices = sorted({tensor.qtype for tensor in known if len(tensor.shape) > 1}, reverse=True)
+    found = [("token", "fused", "fused", "float32", None)] if runs else []
+    found += [("multiplied", qtype, _FEW) for qtype in dict.fromkeys([*formats, *(_KEPT if runs else ())])]
+    found += [("multiplied", qtype, _PROMPT) for qtype in matrices if runs]
+    return found + [("dequantized", qtype, tier) for tier in (None, "plain")[: 1 + bool(plain)] for qtype in formats]
 
 
 # ---- what the processes do; what only they need they import
 
 
-def _exact(qtype, backend, tier):
-    from kit.gguf.formats import DTYPES
-    from kit.quants.exactness import exactness
+def _dequantized(qtype, tier):
+    from kit.cpu import simd
 
-    exactness([qtype], (backend,), ("float32",) if tier else tuple(DTYPES), (tier,))
+    with simd.using(tier):
+        for dtype in ("float32",) if tier else DTYPES:
+            kit.dequantize(_blocks(qtype), qtype, dtype, "cpu")
+
+
+def _blocks(qtype, rows=16):
+    return np.zeros((rows, 64 * FORMATS[qtype].block_bytes), np.uint8)
+
+
+def _multiplied(qtype, tokens):
+    import torch
+
+    from kit.cpu.linear import ACTIVATIONS, linear
+
+    for activations in ACTIVATIONS:
+        linear(_blocks(qtype), qtype, torch.ones(tokens, 64 * FORMATS[qtype].block_elements), activations)
 
 
 def _token(linear, attention, kv, tier):
     from kit.cpu import simd
 
-    with kit.open(_generated("smoke", _STAND_IN)) as file, simd.using(tier):
+    name, layers = profiles.get("smoke").models[_STAND_IN]
+    path = cached_model(name, "F32", layers, folder=models_folder())  # of formats others have made what there is
+    with kit.open(path) as file, simd.using(tier):
         model = kit.Transformer(kit.Weights(file), linear=linear, attention=attention, kv_dtype=kv)
         cache = model.new_cache(8)
         for tokens in ([1, 2, 3], [1], [1]):  # the last one is recorded as a program
@@ -82,34 +106,41 @@ def _tiles(coding):
         kit.codec.decode(tiles, decoder)
 
 
-def _generated(profile, stands_for, seed=0):
+def _generated(profile, stands_for, seed):
     name, layers = profiles.get(profile).models[stands_for]
-    return cached_model(name, layers=layers, seed=seed, folder=models_folder())
+    cached_model(name, layers=layers, seed=seed, folder=models_folder())
 
 
-WORK = {"tiles": _tiles, "generated": _generated, "exact": _exact, "token": _token}  # a token uses what exact compiles
+# the longest first
+WORK = {"tiles": _tiles, "token": _token, "generated": _generated, "multiplied": _multiplied, "dequantized": _dequantized}
+
+
+@contextmanager
+def making(work: Iterable[tuple]) -> Iterator[None]:
+    """Do the work in processes, one a core, nothing twice, beside the ``with``, whose end waits for them. What fails is left to
+    what needs it."""
+    order = sorted(dict.fromkeys(work), key=lambda each: [*WORK].index(each[0]))
+    left = [each for each in order if not _done(each).exists()]
+    with tempfile.TemporaryDirectory(prefix="kit-") as taken:
+        children = [_child(left, taken) for _ in left[: usable_cores()]]
+        try:
+            yield
+            while any(child.poll() is None for child in children):
+                time.sleep(0.05)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
 
 
 def make(work: Iterable[tuple]) -> None:
-    """Do the work in processes, one a core, but nothing twice. What fails is left to the notebook that needs it."""
-    left = {each: _done(each) for each in sorted(dict.fromkeys(work), key=lambda each: [*WORK].index(each[0]))}
-    left = {each: path for each, path in left.items() if not path.exists()}
-    order = [*left][::2] + [*left][1::2][::-1]  # both ends begin with the first
-    children, count = [], min(usable_cores(), len(order))
-    try:
-        for number in range(count):
-            start = number // 2 * 2 * len(order) // count
-            children.append(_child((order[start:] + order[:start])[:: 1 - number % 2 * 2]))
-        while any(child.poll() is None for child in children) and not all(path.exists() for path in left.values()):
-            time.sleep(0.05)
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+    """The same, and nothing beside it."""
+    with making(work):
+        pass
 
 
-def _child(work: list[tuple]) -> subprocess.Popen:
-    command, none = [sys.executable, "-m", __name__, json.dumps(work)], subprocess.DEVNULL
+def _child(work: list[tuple], taken: str) -> subprocess.Popen:
+    command, none = [sys.executable, "-m", __name__, json.dumps(work), taken], subprocess.DEVNULL
     return subprocess.Popen(command, stdin=none, stdout=none, stderr=none, start_new_session=True)
 
 
@@ -119,14 +150,14 @@ def _done(each: tuple) -> Path:
     return tasks.beside(name, *(PACKAGE / folder for folder in ("codec", "model", "quants", "synthetic")))
 
 
-def main(work: list[list]) -> None:
-    for name, *arguments in work:
-        done = _done((name, *arguments))
-        if not done.exists():
-            with suppress(Exception):
-                WORK[name](*arguments)
-                done.touch()
+def main(work: list[list], taken: Path) -> None:
+    """Do what is not ``taken``: each with a file in that folder, which the process that comes first makes."""
+    for number, (name, *arguments) in enumerate(work):
+        with suppress(Exception):
+            (taken / str(number)).touch(exist_ok=False)
+            WORK[name](*arguments)
+            _done((name, *arguments)).touch()
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

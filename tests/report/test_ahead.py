@@ -17,9 +17,13 @@ def work_of(profile="smoke", **request):
 
 def test_a_notebook_gets_what_its_cells_mention():
     work = work_of("quick")
-    first = {each[1:3] for each in work["00_start_here"] if each[0] == "exact"}
-    assert first == {(qtype, way) for qtype in ("F32", "Q4_K", "Q6_K") for way in ("cpu", "fused")}
+    assert {each[1] for each in work["00_start_here"] if each[0] == "dequantized"} == {"F32", "Q4_K", "Q6_K"}
+    assert {each[1] for each in work["00_start_here"] if each[0] == "multiplied"} == {"F32", "Q4_K", "Q6_K"}
     assert ("generated", "quick", "granite-3.3-8b", 0) in work["00_start_here"]
+    assert not [each for each in work["00_start_here"] if each[0] == "token"], "it runs no model"
+    assert {("token", "fused", "fused", "float32", None), ("multiplied", "BF16", 5), ("multiplied", "Q4_K", 64)} <= {
+        *work["09_your_model"]
+    }
     assert {each[0] for each in work["05_tile_decode"]} >= {"tiles"} and not work["08_claims"]
     assert ("generated", "quick", "qwen3-30b-a3b", 0) in work["10_experts"]
     assert not ahead.work_of("lab = kit.Session(); 1 + 1", "quick")
@@ -30,7 +34,7 @@ def test_of_a_users_file_its_own_formats_are_compiled_and_no_model_is_made(tmp_p
 
     work = work_of(model=str(synthesize(tmp_path / "own.gguf", "tiny-llama", "Q8_0")))["00_start_here"]
     assert "generated" not in {each[0] for each in work}
-    assert {each[1] for each in work if each[0] == "exact"} == {"F32", "Q8_0"}
+    assert {each[1] for each in work if each[0] == "dequantized"} == {"F32", "Q8_0"}
 
 
 @pytest.mark.slow
@@ -42,12 +46,12 @@ def test_all_work_of_all_notebooks_can_be_done():
 
 def test_work_is_done_once_until_the_sources_change(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    work = [("exact", "F32", "cpu", None), ("exact", "no such format", "cpu", None)]
+    work = [("dequantized", "F32", None), ("dequantized", "no such format", None)]
     ahead.make(work)
     assert any(".F32.float16." in path.name for path in tmp_path.glob("kit.cpu.dequantize*.o"))
-    assert [path.name.rpartition("-")[0] for path in tmp_path.glob("exact-*")] == ["exact-F32-cpu-None"]
+    assert [path.name.rpartition("-")[0] for path in tmp_path.glob("dequantized-*")] == ["dequantized-F32-None"]
     started = []
-    monkeypatch.setattr(ahead, "_child", started.append)
+    monkeypatch.setattr(ahead, "_child", lambda work, taken: started.append(work))
     ahead.make(work[:1])
     assert not started
     monkeypatch.setattr("kit.cpu.tasks.source_stamp", lambda folder: "changed")
@@ -56,10 +60,20 @@ def test_work_is_done_once_until_the_sources_change(tmp_path, monkeypatch):
     assert started == [work[:1]]
 
 
+def test_each_work_is_taken_by_one_process_alone(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setitem(ahead.WORK, "tiles", done.append)
+    monkeypatch.setattr(ahead, "_done", lambda each: tmp_path / f"{each[1]}.done")
+    (tmp_path / "0").touch()  # another process has the first
+    for _ in range(2):
+        ahead.main([["tiles", "reported"], ["tiles", "kit"]], tmp_path)
+    assert done == ["kit"] and (tmp_path / "kit.done").exists() and not (tmp_path / "reported.done").exists()
+
+
 def test_an_interrupt_leaves_no_process(monkeypatch, tmp_path):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     children, start = [], ahead._child
-    monkeypatch.setattr(ahead, "_child", lambda work: children.append(start(work)) or children[-1])
+    monkeypatch.setattr(ahead, "_child", lambda *job: children.append(start(*job)) or children[-1])
     monkeypatch.setattr(time, "sleep", lambda seconds: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         ahead.make([("tiles", "kit"), ("tiles", "reported")])
