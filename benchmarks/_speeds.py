@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from benchmarks import hf
+from benchmarks import hf, waits
 from kit.gguf.trained import TRAINED
 from kit.lab import figures
 from kit.lab.paths import ROOT
@@ -278,6 +278,11 @@ def summary() -> str:
     return "\n".join([f"| {' | '.join(('', '', *columns, 'commit'))} |", "|---" * (len(columns) + 3) + "|", *rows])
 
 
+def in_readme() -> list[str]:
+    """README's tables."""
+    return [peers(), summary(), waits.summary([*_runs("waits")])]
+
+
 def peers() -> str:
     """README's table of the newest run beside transformers and llama.cpp that measured quality."""
     run = max(_peers().values(), key=lambda run: run["started"])
@@ -309,7 +314,7 @@ def write(root: Path = ROOT) -> str:
         picture(lines).savefig(page.parent / "images" / "speeds.png", dpi=110)
     page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + MARK + tables(), encoding="utf-8")
     text = readme.read_text(encoding="utf-8")
-    for made in (peers(), summary()):
+    for made in in_readme():
         _, _, columns = made.partition("\n")[0].partition(" | ")  # by which the old table is found
         before, _, after = text.partition(columns)
         text = before.rpartition("\n")[0] + "\n" + made + "\n\n" + after.partition("\n\n")[2]

@@ -8,7 +8,7 @@ import model_files
 import pandas as pd
 import pytest
 
-from benchmarks import hf, quality
+from benchmarks import hf, quality, waits
 from benchmarks.__main__ import NAMES
 from kit.cache import POLICIES
 from kit.gguf.formats import FORMATS
@@ -71,6 +71,15 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         {"LAYERS": 1, "SHAPES": ((64, 256),), "PARTS": {"all cores": {}, "busy": {"busy": True}}},
         {"samples": 2},
         ("program", "Numba", "ThreadPool", "a token, all cores, fused-int8", "its CPU time, busy, fused"),
+    ),
+    "waits": (
+        {
+            "GROUPS": (
+                {"fresh": (1, "touch new", "test -e Makefile -a -e new"), "again": (None, "true", "test -e new"), "no": ()},
+            )
+        },
+        {"only": "again"},
+        ("fresh", "again"),
     ),
     "variants": ({"CASES": [("fused-int8", "prefill", 4)]}, {"samples": 2}, ("prefill, fused-int8",)),
 }
@@ -147,3 +156,21 @@ def test_readmes_table_says_what_misses_its_goal_and_what_was_not_measured():
     rows += [row | {"engine": "kit", "model": "n"}, {"model": "n", "engine": "kit in transformers", "reason": "no memory"}]
     ours = next(line for line in hf.summary(rows, "a CPU", "abc").splitlines() if line.startswith("| `kit.hf.load` |"))
     assert ours == "| `kit.hf.load` | 1e-07, – | **1.6**, – | 300, – | 1.50, – | **2.90**, – | **1.10**, – |"
+
+
+def test_what_misses_its_time_is_bold_and_samples_of_one_commit_accumulate():
+    what, again = "kit explain, the first time", "the quick run again, nothing changed"
+    runs = [(1, "aaaaaaa", {"what": what, "wanted": 15, "seconds": 10.0, "cpu": 20.0})]
+    runs += [(n, "bbbbbbb", {"what": what, "wanted": 15, "seconds": 12.0 + n, "cpu": 30.0}) for n in (2, 3, 4)]
+    runs += [(5, "bbbbbbb", {"what": again, "wanted": None, "seconds": 4.0, "cpu": 3.0})]
+    runs = [{"started": n, "machine_id": "m", "system": {"commit": commit}, "rows": [row]} for n, commit, row in runs]
+    assert waits.summary(runs).splitlines()[2:] == [
+        f"| {what} | 15 | 15.0 | 14.0, 15.0, 16.0 | 30 | bbbbbbb |", f"| {again} |  | 4.0 | 4.0 | 3 | bbbbbbb |"
+    ]  # fmt: skip
+    runs[2]["rows"][0]["seconds"] = 19.0
+    assert "| 15 | **16.0** | 14.0, 19.0, 16.0 |" in waits.summary(runs)
+
+
+def test_a_command_that_fails_is_no_sample(tmp_path):
+    with pytest.raises(RuntimeError, match="ended with 3:\nwhy"):
+        waits._shell("echo why; exit 3", tmp_path)
