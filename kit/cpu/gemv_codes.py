@@ -3,9 +3,9 @@
 A super-block of 256 weights at a time. Activations of one digit are int8; float32 ones have three: their three dot products
 for 64 codes take less time than sixteen conversions and multiplications in float32.
 
-With dot products of bytes in wide vectors, a sum of four products in each int32 lane becomes a float32 that is multiplied by
-the scale. With AVX2's multiply-add and in vectors of 128 bits, scales that are integers in the block (the K-quants') take part
-in it, so that a super-block's sums stay integers; others multiply the sums of as many codes as share them.
+Scales that are integers in the block (the K-quants') take part in the products, so that a super-block's sums stay integers.
+Others multiply sums of four products as float32 or, with AVX2's multiply-add and in vectors of 128 bits, the sums of as many
+codes as share them.
 """
 
 from numba import types
@@ -47,13 +47,15 @@ from kit.cpu.superblocks import (
     whole,
 )
 from kit.cpu.tasks import features, task
-from kit.lab.system import cpu_name
+from kit.lab.system import cpu_facts, cpu_name
 
 f32 = types.float32
 # Bytes: memory is a long way off, and a page begins without a wait. On a Xeon a token of granite-3.3-2b had 1.4 times the speed
-# with 2 KiB that it has with 8 KiB, or with none; Zen 5 read fastest with 8 KiB.
+# with 2 KiB that it has with 8 KiB, or with none. Zen 5 read fastest with 8 KiB; Zen 4, whose first-level cache has two thirds
+# of the room, with 4 KiB: rows of 8192 int8 columns took 0.83 to 0.93 of the time.
 # Arm's CPUs follow a stream by themselves, as far as can be said without one.
-_AHEAD = 0 if "neon" in features() else 2048 if cpu_name().startswith("Intel") else 8192
+_SMALL = cpu_facts().get("L1 data") == "32K"
+_AHEAD = 0 if "neon" in features() else 2048 if cpu_name().startswith("Intel") else 4096 if _SMALL else 8192
 TOKENS = 32  # multiplied at once, whose sums fit the first-level cache
 
 _scratch = stack(128 + 512)  # a super-block's scales and minima, and the super-block itself where it is copied
@@ -73,7 +75,7 @@ def _way(format, tier, activations) -> str:
         return "scales" if DIGITS[activations] == 1 else "words"
     if _in_four_lanes(tier) or (pairwise and largest_code(format) <= 127):
         return "steps" if has_steps(format) else "scales"
-    return ""
+    return "steps" if tier == "avx512" and has_steps(format) and largest_code(format) < 64 else ""
 
 
 def digits(format, tier: str, activations: str) -> int:
@@ -114,6 +116,7 @@ def _minima_of_16(tier, integers, unit, record):
 
 
 _even, _odd = (pick(*range(first, 16, 2)) for first in (0, 1))
+_twice_each = pick(*(n // 2 for n in range(16)))
 
 
 @inner(forceinline=True)
@@ -127,6 +130,17 @@ def _minima_of_32(tier, integers, unit, record):
     """The same where 32 weights share one."""
     lows, sums = convert(f32x8, _even(integers)), _sums_of_32(tier, record)
     return fma(low(lows), low(sums), high(lows) * high(sums)) * unit
+
+
+@inner(forceinline=True)
+def _scaled(integers, unit):
+    return convert(f32x16, integers) * unit
+
+
+@inner(forceinline=True)
+def _spread(integers, unit):
+    """The same where 32 weights share one."""
+    return _twice_each(convert(f32x8, _even(integers)) * unit)
 
 
 @generated(forceinline=True)
@@ -178,6 +192,15 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
             return _quarter(in_lanes(codes, record, each(scales) * each(kept(tier, load(f32x16, record + SCALE)))))
 
         return four_by_steps if way == "steps" else four_by_scales
+    if way == "steps" and tier == "avx512":
+        in_words, spread = dots.by_steps(order, places), _spread if group >= 32 else _scaled
+
+        def by_wide_steps(format, tier, activations, codes, scales, record, scratch, quarters):
+            integers, unit, lows, minimum = scales
+            scale, sums = broadcast(f32x16, unit * load(f32, record + SCALE)), load(f32x16, record + SUMS)
+            return fma(in_words(codes, record, integers), scale, spread(lows, minimum) * sums)
+
+        return by_wide_steps
     if way == "steps":
         multiply = pairs.by_steps(order, places)
 

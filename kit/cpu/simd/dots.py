@@ -1,4 +1,5 @@
-"""Products of bytes in vectors of 128 bits: what shares a scale is added up as integers, four lanes, before it is scaled."""
+"""Dot products of bytes: what shares a scale is added up as integers before it is scaled, in vectors of 128 bits; and integer
+scales multiplied within AVX-512 VNNI."""
 
 from llvmlite import ir
 from numba import types
@@ -6,9 +7,9 @@ from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic
 
 from kit.cpu.simd import emit
-from kit.cpu.simd.emit import I32, emits, every
+from kit.cpu.simd.emit import I16, I32, emits, every
 from kit.cpu.simd.isa import emit_dot4, emit_kept
-from kit.cpu.simd.vectors import f32x4
+from kit.cpu.simd.vectors import f32x4, f32x16
 
 _FOUR = ir.VectorType(I32, 4)
 
@@ -83,5 +84,39 @@ def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int,
             return total
 
         return emits(f32x4(codes, types.int64, scales), code)
+
+    return primitive
+
+
+def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
+    """The same of four vectors with int16 ``scales`` for each 16 weights, in vectors of 512 bits, f32x16: sums of four products
+    are packed to 16 bits, which codes of at most 63 allow, and dot products of pairs multiply by the scales."""
+    wide, words = ir.VectorType(I32, 16), ir.VectorType(I16, 32)
+
+    @intrinsic
+    def primitive(_, codes, x, scales):
+        def code(builder, codes, x, scales):
+            codes, zero, sums = unpack_tuple(builder, codes), ir.Constant(wide, None), []
+            # the packed words of each 128 bits are four of the first vector and four of the second
+            lanes = [[n for lane in range(4) for v in two for n in [order[4 * v + lane]] * 4] for two in ((0, 1), (2, 3))]
+            scales = emit.opaque(builder, scales)  # or LLVM spreads the bytes they come from, and then each half
+            low, high = (emit.shuffle(builder, scales, scales, some) for some in lanes)
+
+            def avx512(name, result, *args):
+                return emit.call(builder, f"llvm.x86.avx512.{name}.512", result, *args)
+
+            def fours(i, place):
+                digits = builder.load(emit.pointer(builder, x, codes[i].type, place + 64 * i), align=1)
+                return avx512("vpdpbusd", wide, zero, codes[i], digits)
+
+            for place in places:
+                first, second = (avx512("packssdw", words, fours(i, place), fours(i + 1, place)) for i in (0, 2))
+                sums.append(builder.add(avx512("pmaddw.d", wide, first, low), avx512("pmaddw.d", wide, second, high)))
+            total = builder.sitofp(sums[-1], f32x16.llvm)
+            for power, number in enumerate(reversed(sums[:-1]), 1):
+                total = emit.fma(builder, builder.sitofp(number, f32x16.llvm), every(f32x16.llvm, 256.0**power), total)
+            return total
+
+        return emits(f32x16(codes, types.int64, scales), code)
 
     return primitive
