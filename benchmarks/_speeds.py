@@ -98,11 +98,13 @@ def _natural(text: str) -> list:
 
 
 def _cpu(run) -> str:
-    """The maker, the generation where it is known, and the best vector instructions of the CPU of a run."""
+    """The maker, the generation where it is known, and the best vector instructions of the CPU of a run, or those that all of
+    its processes were held to."""
     system, maker = run["system"], run["machine_id"].split("-")[0].capitalize().replace("Amd", "AMD")
     best = next((name for feature, name in FEATURES.items() if feature in system["cpu_features"]), "")
     facts = system.get("cpu_facts", {})
-    return f"{maker}{GENERATIONS.get((facts.get('cpu family'), facts.get('model')), '')}, {best}"
+    held = next((f" held to {row['held to']}" for row in run["rows"] if row.get("held to")), f", {best}")
+    return f"{maker}{GENERATIONS.get((facts.get('cpu family'), facts.get('model')), '')}{held}"
 
 
 def table(lines: list[Line]) -> str:
@@ -245,11 +247,8 @@ def picture(lines: list[Line]):
                 color, mark = figures.PALETTE[sides.index(side)], "os^Dv"[cases.index(case) % 5]
                 axes.plot((line.kl, line.kl), line.interval, color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
                 axes.plot(line.kl, line.row["ratio"], mark, color=color)
-        axes.axhline(1, **figures.DASHED)
+        figures.over_kl(axes)
         axes.set_title(f"{model} ({cpu})", fontsize=10.5)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
-        axes.tick_params(axis="x", labelsize=8.5)
     grid[0, 0].set_ylim(0)  # of all panels, now that each has its points
     for axes in grid[:, 0]:
         axes.set_ylabel("times llama.cpp's speed")
@@ -284,8 +283,8 @@ def in_readme() -> list[str]:
 
 
 def peers() -> str:
-    """README's table of the newest run beside transformers and llama.cpp that measured quality."""
-    run = max(_peers().values(), key=lambda run: run["started"])
+    """README's table of the newest run beside transformers and llama.cpp that measured quality, with all that its CPU has."""
+    run = max((run for cpu, run in _peers().items() if "held to" not in cpu), key=lambda run: run["started"])
     return hf.summary(run["rows"], _cpu(run), run["system"]["commit"][:7])
 
 

@@ -140,12 +140,18 @@ def _environment(case) -> dict[str, str]:
     tier = case.partition(" on ")[2]
     if not tier:
         return {}
-    name, features, aten, backend = TIERS[tier]
-    build = Path(os.environ.get("LLAMA_CPP", "libggml-cpu")).with_name(f"libggml-cpu-{backend}.so")
+    build = Path(os.environ.get("LLAMA_CPP", "libggml-cpu")).with_name(f"libggml-cpu-{TIERS[tier][-1]}.so")
     if not build.exists():
         raise ModelError(f"no {build}: set LLAMA_CPP to a backend of a llama.cpp built with -DGGML_CPU_ALL_VARIANTS=ON")
+    return masked(tier) | {"LLAMA_CPP": str(build)}
+
+
+def masked(tier: str) -> dict[str, str]:
+    """The variables that keep the kit and torch from what a CPU of this tier lacks."""
+    name, features, aten, _ = TIERS[tier]
     products = {"ATEN_CPU_CAPABILITY": aten, "MKL_ENABLE_INSTRUCTIONS": aten.upper()}
-    return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "LLAMA_CPP": str(build)} | products
+    products |= {"ONEDNN_MAX_CPU_ISA": "AVX2"} if aten == "avx2" else {}
+    return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features} | products
 
 
 def _read_gbps() -> float:

@@ -1,4 +1,8 @@
-"""Trained files: transformers, the kit's modules and own pass under it, the kit alone, llama.cpp; a process each, in turn."""
+"""Trained files: transformers, the kit's modules and own pass under it, the kit alone, llama.cpp; a process each, in turn.
+
+``--only "on AVX2"`` (or ``"gemma-3-270m on AVX2"``) holds all of them to a CPU without AVX-512: the kit and torch by variables,
+llama.cpp as its wheel is compiled.
+"""
 
 from itertools import groupby
 
@@ -7,6 +11,7 @@ import pandas as pd
 
 import kit
 from benchmarks import quality
+from benchmarks.decode import masked
 from kit.costs import peers
 from kit.costs.quality import window_of
 from kit.gguf.trained import TRAINED, fetch
@@ -20,27 +25,34 @@ ENGINES = {  # engine -> its row in README and docs/speeds.md
     "kit, int8 activations": "`kit generate --linear fused-int8`",
     "llama.cpp, mmap": "llama.cpp",
 }
+HELD = "on AVX2"
 
 
 def run(only: str = "", prompt: int = 512, tokens: int = 24, rounds: int = 3) -> pd.DataFrame:
     """One row a model and engine: the columns of peers.compare but the samples, decode beside llama.cpp's and transformers',
     bytes beyond the imports beside the file's, KL divergence from float32 (nats) and the share of tokens with the same most
-    probable one, token by token. ``only``: the models whose name holds this."""
-    return pd.concat([_of(model, prompt, tokens, rounds) for model in TRAINED if only in model])
+    probable one, token by token. ``only``: the models whose name holds this; "on AVX2" at its end: held to that, as the column
+    "held to" then says."""
+    name, held, _ = only.partition(HELD)
+    only, tier = name.strip(), HELD.removeprefix("on ") * bool(held)
+    return pd.concat([_of(model, prompt, tokens, rounds, tier) for model in TRAINED if only in model])
 
 
-def _of(model, prompt, tokens, rounds):
+def _of(model, prompt, tokens, rounds, tier):
     path = fetch(model)
     with kit.open(path) as file:
         ids = window_of(kit.Transformer(kit.Weights(file)), prompt)
-    table = peers.compare(path, tuple(ENGINES), ids, tokens, rounds, progress=True)
+    environment = masked(tier) | {"LLAMA_CPP": ""} if tier else {}
+    table = peers.compare(path, tuple(ENGINES), ids, tokens, rounds, progress=True, environment=environment)
     table["of llama.cpp"] = table["speed"] / table["speed"]["llama.cpp, mmap"]
     table["of transformers"] = table["speed"] / table["speed"]["transformers"]
     table["of the file"] = table["beyond imports"] / path.stat().st_size
-    found = {engine: quality.of(path, engine, "token by token") for engine in table.index[table.reason == ""]}
+    ran, pairs = table.index[table.reason == ""], tuple(environment.items())
+    found = {engine: quality.of(path, engine, "token by token", environment=pairs) for engine in ran}
     for column in ("kl", "kl_error", "same"):
         table[column] = pd.Series({engine: row[column] for engine, row in found.items()})
-    return table.drop(columns="samples").reset_index(names="engine").assign(model=model).set_index(["model", "engine"])
+    table = table.drop(columns="samples").reset_index(names="engine").assign(model=model, **{"held to": tier})
+    return table.set_index(["model", "engine"])
 
 
 COLUMNS = {  # of README's table: (figure of a row and of transformers', how it is written, at least; below 0: at most)

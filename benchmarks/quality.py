@@ -6,7 +6,6 @@ The exact answer is llama.cpp's own: the same weights in float32, a float32 KV c
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,7 @@ import torch
 import kit
 from benchmarks._engines import ENGINES
 from kit.costs import peers
-from kit.costs.quality import compared, window_of
+from kit.costs.quality import Truth, truth_of, window_of
 from kit.gguf import writer
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import llama_cpp
@@ -32,13 +31,6 @@ WAYS = {  # a way -> its engine of peers.ENGINES and the engine's options: float
     "llama.cpp": ("llama.cpp, mmap", EXACT),
     "ik_llama.cpp": ("ik_llama.cpp", {"kv": "float16"}),
 }
-
-
-class Truth(NamedTuple):
-    """The tokens of a text and a file of the exact logits after each, (tokens, vocabulary)."""
-
-    window: list[int]
-    logits: np.ndarray
 
 
 def run(only: str = "", tokens: int = TOKENS) -> pd.DataFrame:
@@ -66,8 +58,7 @@ def of(path: Path, engine: str, name: str, tokens: int = TOKENS, environment: tu
     """The columns of kit.costs.quality for an engine of peers.ENGINES in a pass of PASSES. ``environment``: pairs of a variable
     and its value, for the engine's process."""
     truth = _truth(path, tokens)
-    found = _logits(path, engine, truth.window, PASSES[name], dict(environment), **options)
-    return compared(*(torch.from_numpy(logits[:-1]) for logits in (truth.logits, found)), truth.window[1:])
+    return truth.beside(peers.logits_of(engine, path, truth.window, PASSES[name], dict(environment), **options))
 
 
 @cache
@@ -75,20 +66,8 @@ def _truth(path, tokens) -> Truth:
     with kit.open(path) as file, tempfile.TemporaryDirectory(dir=models_folder()) as folder:
         window = window_of(kit.Transformer(kit.Weights(file)), tokens)
         if not llama_cpp.available():
-            return Truth(window, _logits(path, "kit", window, alone=False))
+            return truth_of(file, tokens)
         weights, specs = kit.Weights(file), [TensorSpec(name, "F32", info.shape) for name, info in file.tensors.items()]
         plain = {key: value if isinstance(value, str | int | float) else value.tolist() for key, value in file.metadata.items()}
         whole = writer.write(Path(folder, path.name), plain, specs, (weights[spec.name].numpy() for spec in specs))
-        return Truth(window, _logits(whole, "llama.cpp, mmap", window, alone=False, **EXACT))
-
-
-def _logits(path, engine, window, alone, environment=None, **options) -> np.ndarray:
-    # on one core: threads that wait for each other by spinning take minutes on a busy machine, and change no result
-    process = peers.Process(engine, path, len(window), environment, cores=1, **options)
-    try:
-        process.ask(load=True)
-        with tempfile.NamedTemporaryFile(suffix=".npy") as out:
-            process.ask(logits=window, alone=alone, out=out.name)
-            return np.load(out.name)
-    finally:
-        process.close()
+        return Truth(window, torch.from_numpy(peers.logits_of(peers.PEER, whole, window, alone=False, **EXACT)))

@@ -1,6 +1,9 @@
 """Every benchmark runs, on small cases and in this process: its table has its rows. No speed is looked at."""
 
 import importlib
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import model_files
 import pandas as pd
 import pytest
 
-from benchmarks import hf, quality, waits
+from benchmarks import _speeds, hf, quality, waits
 from benchmarks.__main__ import NAMES
 from kit.cache import POLICIES
 from kit.gguf.formats import FORMATS
@@ -129,10 +132,29 @@ def test_it_runs(name, tmp_path, monkeypatch):
         monkeypatch.setattr("kit.synthetic.write.cached_model", lambda *_, **__: path)
     if name == "hf":  # tests/test_peers.py runs the engines themselves
         monkeypatch.setattr(module.peers, "compare", _invented)
-        monkeypatch.setattr(module.quality, "of", lambda *_: {"kl": 0.5, "kl_error": 0.1, "same": 1.0})
+        monkeypatch.setattr(module.quality, "of", lambda *_, **__: {"kl": 0.5, "kl_error": 0.1, "same": 1.0})
     names = module.run(**arguments).index
     names = [" ".join(name) if isinstance(name, tuple) else name for name in names]
     assert all(any(name.startswith(row) for name in names) for row in rows), names
+
+
+def test_all_engines_are_held_to_avx2_and_the_table_says_so(tmp_path, monkeypatch):
+    """A record of a CPU with more is none of an AVX2 one's, and README's table is of all that a CPU has."""
+    path, given = model_files.write(tmp_path, "tiny-llama", "Q4_K_M"), []
+    monkeypatch.setattr(hf, "TRAINED", {"tiny": None, "other": None})
+    monkeypatch.setattr(hf, "fetch", lambda _: path)
+    monkeypatch.setattr(hf.peers, "compare", lambda *how, environment, **_: given.append(environment) or _invented(*how))
+    monkeypatch.setattr(hf.quality, "of", lambda *_, environment: given.append(dict(environment)) or dict.fromkeys(
+        ("kl", "kl_error", "same"), 0.0))  # fmt: skip
+    table = hf.run("tiny on AVX2")
+    assert {*table["held to"]} == {"AVX2"} and {model for model, _ in table.index} == {"tiny"}
+    assert all(each["ATEN_CPU_CAPABILITY"] == "avx2" and each["LLAMA_CPP"] == "" for each in given) and len(given) == 8
+    told = "import kit.cpu.simd as simd; print(simd.tier().value)"
+    ran = subprocess.run([sys.executable, "-c", told], env=os.environ | given[0], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() in ("avx2", "neon")
+    run = {"system": {"cpu_features": ["avx512f", "avx2"]}, "machine_id": "amd-x", "rows": table.to_dict("records")}
+    assert _speeds._cpu(run) == "AMD held to AVX2"
+    assert {*hf.run("tiny")["held to"]} == {""} and not given[8]
 
 
 @pytest.mark.slow

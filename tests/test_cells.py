@@ -228,7 +228,7 @@ CASES = {  # a notebook joins by its row
         },
         empty={  # neither a group nor a page that can be dropped; no other engine
             "alone": lambda alone: {way: replace(one, measured=None, reason="no group") for way, one in alone.items()},
-            "speeds": lambda speeds: speeds[:0],
+            "beside": lambda beside: beside[:0],
         },
         warns="ways give other logits",
         steady=dict.fromkeys((

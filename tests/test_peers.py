@@ -24,11 +24,13 @@ def path(tmp_path_factory):
 def test_the_same_tokens_in_turn(path):
     needed()
     before = psutil.Process().children()
-    table = peers.compare(path, ["kit", "llama.cpp, mmap"], prompt=[5, 6, 7], tokens=6, rounds=2)
+    table = peers.compare(path, ["kit", "llama.cpp, mmap"], prompt=[5, 6, 7], tokens=6, rounds=2, positions=40)
     assert (table.agree == 5).all() and not table.reason.any()
     assert (table[["imports", "load", "first", "prefill", "speed", "resident", "beyond imports", "mapped"]] > 0).all(axis=None)
     assert [len(samples) for samples in table.samples] == [2, 2]
     assert psutil.Process().children() == before
+    assert table.kl["kit"] < 1e-3 * table.kl["llama.cpp, mmap"], "float32 loses nothing to float32, eight bits do"
+    assert (table.same > 0.5).all() and table.kl_error["llama.cpp, mmap"] < table.kl["llama.cpp, mmap"]
 
 
 def test_a_context_that_llama_cpp_cannot_make_is_an_error(path, monkeypatch):
@@ -41,12 +43,25 @@ def test_a_context_that_llama_cpp_cannot_make_is_an_error(path, monkeypatch):
 def test_a_run_measures_its_peers_once(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(peers, "compare", lambda path, *_, **__: asked.append(path) or pd.DataFrame({"speed": 2.0}, ["kit"]))
-    first, second = (SimpleNamespace(out=tmp_path, notebook=name) for name in ("01", "04"))
+    first, second = (SimpleNamespace(out=tmp_path, notebook=name, model="") for name in ("01", "04"))
     shown = [peers.of_run(lab, path).loc["kit", "tok/s"] for lab, path in ((first, "a"), (second, "a"), (second, "/home/b"))]
     assert shown == [2.0] * 3 and asked == ["a", "/home/b"]
     peers.of_run(second, "/home/b")
     assert asked == ["a", "/home/b", "/home/b"]  # a notebook that runs again measures again
     assert "/home" not in (second.out / "peers.json").read_text()  # a run is shared
+
+
+def test_no_speed_of_a_trained_model_stands_without_its_quality(path, tmp_path, monkeypatch):
+    """The exact way first; generated weights have none to lose, and nothing is measured of them."""
+    asked = []
+    rows = pd.DataFrame({"speed": [20.0, 40.0, 30.0], "kl": [1e-9, 0.0321, 0.03]}, ["kit", "kit, int8 activations", peers.PEER])
+    monkeypatch.setattr(peers, "compare", lambda *_, positions, **__: asked.append(positions) or rows)
+    beside = peers.of_run(SimpleNamespace(out=tmp_path, notebook="07", model=str(path)), path)
+    assert 33 <= asked[0] <= 257 and beside[peers.TIMES].tolist() == pytest.approx([2 / 3, 4 / 3, 1])
+    assert peers.told(beside).startswith("3 engines ran this file: kit 20 tok/s (KL 1.0e-09 nats), kit, int8 activations 40 ")
+    beside = peers.of_run(SimpleNamespace(out=tmp_path, notebook="07", model=""), path)
+    assert asked[1] == 0 and "no quality to lose" in peers.told(beside.assign(**{peers.KL: float("nan")}))
+    assert peers.told(beside[:0]) == "0 engines ran this file"
 
 
 def test_what_cannot_run_is_named(path, monkeypatch):

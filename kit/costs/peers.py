@@ -18,8 +18,10 @@ import pandas as pd
 import psutil
 from tqdm import tqdm
 
+import kit
 from kit.errors import KitError, ReportError
 from kit.lab import llama_cpp, system
+from kit.units import format_bytes, format_seconds
 
 
 class Engine(NamedTuple):
@@ -39,8 +41,6 @@ class Engine(NamedTuple):
 
 def kit_engine(path, context, linear, kv="float32"):
     """The kit's own pass."""
-    import kit
-
     model = kit.Transformer(kit.Weights(kit.open(path)), linear=linear, kv_dtype=kv, max_context=context)
 
     def logits(ids, cache, wanted):
@@ -65,13 +65,19 @@ def _no_llama() -> str:
     return "" if llama_cpp.available() else "not installed: pip install xllamacpp"
 
 
+PEER = "llama.cpp, mmap"
 _OURS = "kit.model.transformer", "kit.cpu.linear"
 ENGINES = {
     "kit": Engine(partial(kit_engine, linear="fused"), _OURS),
     "kit, int8 activations": Engine(partial(kit_engine, linear="fused-int8"), _OURS),
-    "llama.cpp, mmap": Engine(llama_engine, ("xllamacpp",), _no_llama),
+    PEER: Engine(llama_engine, ("xllamacpp",), _no_llama),
 }
-_COLUMNS = "imports|load|first|prefill|speed|samples|resident|beyond imports|mapped|agree|reason".split("|")
+_COLUMNS = "imports|load|first|prefill|speed|samples|resident|beyond imports|mapped|agree|kl|kl_error|same|reason".split("|")
+_POSITIONS, _WORK = 257, 1e11  # of a text for the quality, and fewer where weights times tokens are more: seconds, not minutes
+TIMES, KL, SAME = "of llama.cpp", "KL to float32, nats", "same token"
+FORMATS = {  # of the table of a run
+    "load": format_seconds, "first": format_seconds, TIMES: "{:.2f}", KL: "{:.1e}", SAME: "{:.1%}", "resident": format_bytes,
+}  # fmt: skip
 
 
 def installed() -> list[str]:
@@ -79,15 +85,16 @@ def installed() -> list[str]:
     return [name for name, engine in ENGINES.items() if not engine.missing()]
 
 
-def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False) -> pd.DataFrame:
+def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, positions=0, environment=None) -> pd.DataFrame:
     """One row an engine (names of ENGINES): the same greedy tokens from the same file, ``rounds`` times in turn.
 
     Only one process runs at a time, the others are stopped. ``prompt``: token ids. Columns:
     imports, load, first: seconds until the engine's libraries are imported, then until the file is open, then until the first
     token, in a new process with the file in the page cache. prefill: tokens a second of the prompt, the median. speed: tokens
     a second after it, the median of ``samples``. resident: bytes of the process at the end; mapped: those of them that are
-    the file's; beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. reason:
-    why the rest of the row is empty.
+    the file's; beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl,
+    kl_error, same (of kit.costs.quality, from the same weights in float32): by ``positions`` of an English text, token by token
+    as it was timed. reason: why the rest of the row is empty. ``environment``: as of Process.
     """
     context, running, rows = len(prompt) + tokens, {}, {}
     try:
@@ -96,7 +103,7 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False) ->
                 rows[name] = {"reason": f"see {family}"}  # another way of an engine that cannot open the file
                 continue
             try:
-                running[name] = Process(name, path, context)
+                running[name] = Process(name, path, context, environment)
                 load, first = running[name].ask(load=True)[0], running[name].ask(begin=prompt)[0]
                 rows[name] = {"imports": running[name].imports, "load": load, "first": first, "reason": ""}
                 rows[name] |= {"prefill": [], "samples": []}
@@ -118,20 +125,58 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False) ->
     finally:
         for engine in running.values():
             engine.close()
+    if positions:
+        from kit.costs.quality import truth_of  # here, because the engines' processes import this module and no torch
+
+        with kit.open(path) as file:
+            truth = truth_of(file, positions)
+        for name in running:
+            rows[name] |= truth.beside(logits_of(name, path, truth.window, alone=True, environment=environment))
     return pd.DataFrame.from_dict(rows, "index").reindex(columns=_COLUMNS).rename_axis("engine")
 
 
+def logits_of(name, path, ids, alone: bool, environment=None, **options) -> np.ndarray:
+    """An engine's logits after each of these tokens, (tokens, vocabulary) float32, as one prompt or ``alone``, token by token.
+    ``environment``, ``options``: as of Process."""
+    # on one core: threads that wait for each other by spinning take minutes on a busy machine, and change no result
+    process = Process(name, path, len(ids), environment, cores=1, **options)
+    try:
+        process.ask(load=True)
+        with tempfile.NamedTemporaryFile(suffix=".npy") as out:
+            process.ask(logits=ids, alone=alone, out=out.name)
+            return np.load(out.name)
+    finally:
+        process.close()
+
+
 def of_run(lab, path) -> pd.DataFrame:
-    """The engines of a run beside each other on one file, 8 tokens after a prompt of 4: measured by the first notebook that
-    asks, and read from the run's peers.json by the others, so that their figures agree."""
+    """The engines of a run beside each other on one file, 8 tokens after a prompt of 4, and what each loses to float32 where
+    the weights are trained ones: measured by the first notebook that asks, and read from the run's peers.json by the others, so
+    that their figures agree."""
     kept = lab.out / "peers.json"
     told = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     if told.get("file") != Path(path).name or told["by"] == lab.notebook:
-        rows = compare(path, installed(), prompt=[1, 5, 9, 2], tokens=8, rounds=3).to_dict("index")
+        positions = 0
+        if lab.model:
+            with kit.open(path) as file:
+                positions = min(_POSITIONS, max(33, int(_WORK / sum(info.elements for info in file.tensors.values()))))
+        rows = compare(path, installed(), prompt=[1, 5, 9, 2], tokens=8, rounds=3, positions=positions).to_dict("index")
         told = {"file": Path(path).name, "by": lab.notebook, "engines": rows}
         kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    table = pd.DataFrame.from_dict(told["engines"], "index").rename_axis("engine").rename(columns={"speed": "tok/s"})
-    return table.reindex(columns=["load", "first", "tok/s", "agree", "resident", "reason"])
+    table = pd.DataFrame.from_dict(told["engines"], "index").rename_axis("engine")
+    table = table.rename(columns={"speed": "tok/s", "kl": KL, "same": SAME})
+    table[TIMES] = table["tok/s"] / table["tok/s"].get(PEER, np.nan)
+    return table.reindex(columns=["load", "first", "tok/s", TIMES, KL, SAME, "agree", "resident", "reason"])
+
+
+def told(beside: pd.DataFrame) -> str:
+    """The table of ``of_run`` in words, the exact way first: no speed of a trained model without its quality."""
+    ran = beside.dropna(subset="tok/s")
+    each = [
+        f"{name} {speed:.3g} tok/s" + f" (KL {kl:.1e} nats)" * (kl == kl) for name, speed, kl in ran[["tok/s", KL]].itertuples()
+    ]
+    none = "; these generated weights have no quality to lose" * bool(len(ran) and ran[KL].isna().all())
+    return f"{len(ran)} engines ran this file{': ' * bool(each)}{', '.join(each)}{none}"
 
 
 class Process:

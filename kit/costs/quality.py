@@ -119,6 +119,24 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False):
     return library("pandas").DataFrame(rows).set_index("precision")
 
 
+class Truth(NamedTuple):
+    """The token ids of a text, and the exact logits after each: (tokens, vocabulary) float32."""
+
+    window: list[int]
+    logits: torch.Tensor
+
+    def beside(self, logits) -> dict[str, float]:
+        """The columns of ``quality`` for other logits of the same shape, also of numpy; the last has no token that follows."""
+        return compared(self.logits[:-1], torch.as_tensor(logits[:-1]), self.window[1:])
+
+
+def truth_of(file, tokens: int) -> Truth:
+    """At most ``tokens`` of an English text as one prompt, multiplied by weights that are dequantized to float32."""
+    model = kit.Transformer(Weights(file), linear="matmul")
+    window = window_of(model, tokens)
+    return Truth(window, model.logits(window))
+
+
 def window_of(model, tokens: int) -> list[int]:
     """At most ``tokens`` token ids of an English text that fit the model's context, as the file begins a text."""
     begin = [] if model.tokenizer.bos is None else [model.tokenizer.bos]

@@ -121,6 +121,24 @@ def roof(machine, low: float, high: float, height: float | None = None):
     return figure, axes
 
 
+def over_kl(axes: Axes) -> None:
+    """What is drawn are speeds in llama.cpp's over KL divergence from float32: log scale, and a line at its own speed."""
+    axes.axhline(1, **DASHED)
+    log(axes, "x", write="{:.0e}".format)
+    axes.tick_params(axis="x", labelsize=8.5)
+
+
+def against_kl(times, kl):
+    """(figure, axes) with a point a way or peer: ``times`` the speed of llama.cpp over ``kl``, Series of the same index."""
+    figure, axes = new(height=3.2)
+    for name, mark in zip(times.index, "os^Dv*PX", strict=False):
+        axes.plot(kl[name], times[name], mark, markersize=9, label=f"{name}, KL {kl[name]:.1e}")
+    over_kl(axes)
+    axes.set(xlabel="KL divergence from float32 (nats): left is exact", ylabel="times llama.cpp's speed", ylim=(0, None))
+    figure.legend(fontsize=8.5, ncols=3, loc="outside lower center")
+    return figure, axes
+
+
 def thumbnail(figure, path) -> None:
     """Save the figure in 3.2 x 1.8 inches without legends, titles and axis labels; the figure itself is not changed."""
     small = copy.deepcopy(figure)

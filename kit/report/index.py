@@ -1,6 +1,7 @@
 """The front page of a run: one decision, five answers, what to do, the notebooks, every claim, and what was not run."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -22,10 +23,11 @@ ANSWERED = {  # the claims that a reader comes for, and what each asks
     "five-tokens": "Can five tokens go from 8 hours to 35 seconds?",
 }
 TO_DO = "07_memory_frontier"  # its answer is what to do
-BARS = {  # the ways that the page opens with -> the quantity of the notebook that measured all of them, as a pattern
-    "float32 weights, an LRU": r"a token, LRU of .*, f32",
-    "the file's blocks": r"a token, blocks as they lie",
-    "the file's blocks, 8-bit activations": r"a token, blocks, int8 activations",
+BARS = {  # the ways that the page opens with -> the quantity of the notebook that measured all of them, as a pattern, and the
+    # engine of peers.json that computes the same: dequantized float32 is what the others' KL divergence is from
+    "float32 weights, an LRU": (r"a token, LRU of .*, f32", ""),
+    "the file's blocks": (r"a token, blocks as they lie", "kit"),
+    "the file's blocks, 8-bit activations": (r"a token, blocks, int8 activations", "kit, int8 activations"),
 }
 MEASURED_IN = (TO_DO, "09_your_model")
 
@@ -77,33 +79,41 @@ def one_page(folder: Path, request: runs.Request) -> Path:
 
 def decision(run: Run, rows: list[Record]) -> dict | None:
     """What to run a token from: each way of BARS as measured in one notebook, and llama.cpp in a process of its own
-    (peers.json), the slowest first; None while no notebook has all of them. ``share``: of the longest bar."""
+    (peers.json), the slowest first, each with its quality; None while no notebook has all of them. ``share``: of the longest
+    bar. ``peers``: engines in a process each, the exact way first: (name, seconds, times llama.cpp's speed, quality)."""
     for name in MEASURED_IN:
         own = [row for row in rows if row.notebook == name and row.unit == "s" and row.status == "ok" and row.median]
-        found = {way: next((row for row in own if re.fullmatch(pattern, row.quantity)), None) for way, pattern in BARS.items()}
+        found = {way: next((row for row in own if re.fullmatch(told, row.quantity)), None) for way, (told, _) in BARS.items()}
         if all(found.values()):
             break
     else:
         return None
-    bars = [{"way": way, "what": row.quantity, "seconds": row.median, "own": True} for way, row in found.items()]
     path = run.folder / "peers.json"
     peers = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"engines": {}}
-    peer, kit = (fastest(peers["engines"], name) for name in ("llama.cpp", "kit"))
+    model, engines = found[next(iter(BARS))].parameters.get("model"), peers["engines"]
+    bars = [{"way": way, "what": row.quantity, "seconds": row.median, "own": True,
+             "quality": quality(engines, BARS[way][1], model)} for way, row in found.items()]  # fmt: skip
+    ran = {way: 1 / row["speed"] for way, row in engines.items() if row.get("speed", math.nan) > 0}  # nan: it could not run
+    peer = next((way for way in ran if way.startswith("llama.cpp")), None)
     if peer:
-        bars.append({"way": peer[0], "what": "decode, in a process of its own", "seconds": peer[1], "own": False})
+        bars.append({"way": peer, "what": "decode, in a process of its own", "seconds": ran[peer], "own": False,
+                     "quality": quality(engines, peer, model)})  # fmt: skip
+    beside = [(way, took, ran[peer] / took, quality(engines, way, model)) for way, took in ran.items() if peer and len(ran) > 1]
     longest = max(bar["seconds"] for bar in bars)
     bars = [bar | {"share": bar["seconds"] / longest} for bar in sorted(bars, key=lambda bar: -bar["seconds"])]
     own = [bar for bar in bars if bar["own"]]
-    asked = found[next(iter(BARS))].parameters.get("model") or peers.get("file")
-    file = str(asked or f"the model of the profile {run.request.profile}")
+    file = str(model or peers.get("file") or f"the model of the profile {run.request.profile}")
     return {"file": file.rsplit("/", 1)[-1], "bars": bars, "best": own[-1], "worst": own[0], "notebook": name,
-            "peers": (kit, peer) if kit and peer else None}  # fmt: skip
+            "generated": not model, "peers": beside}  # fmt: skip
 
 
-def fastest(engines: dict[str, dict], name: str) -> tuple[str, float] | None:
-    """(engine, seconds a token) of the fastest of the engines whose names start so; None without one that ran."""
-    took = [(1 / row["speed"], way) for way, row in engines.items() if way.startswith(name) and row.get("speed")]
-    return min(took)[::-1] if took else None
+def quality(engines: dict[str, dict], name: str, model: str | None) -> str:
+    """What a way loses to float32, in words: by the engine of peers.json that computes it, "" for float32 itself; "" of a run
+    on generated weights, which have nothing to lose."""
+    kl = engines.get(name, {}).get("kl")
+    if not model or not name:
+        return "float32 itself" if model else ""
+    return f"KL {kl:.1e} nats" if kl is not None and kl == kl else "KL not measured in this run"
 
 
 def groups(entries: list[Entry]) -> dict[str, tuple[str, list[Entry]]]:
