@@ -158,9 +158,8 @@ def qualities() -> str:
 
 def parts() -> str:
     """A heading and a table of the newest record of benchmarks/parts.py on each CPU: a row a part, a column a model and way."""
-    found = {_cpu(run): run for run in sorted(_runs("parts"), key=lambda run: run["started"])}
     text = []
-    for cpu, run in sorted(found.items()):
+    for cpu, run in sorted(_newest("parts").items()):
         table = pd.DataFrame(run["rows"])
         rates = table.reindex(columns=["GB/s", "GFLOP/s"]).bfill(axis=1)["GB/s"]
         table["us"] = [
@@ -290,14 +289,18 @@ def peers() -> str:
 
 def _peers() -> dict[str, dict]:
     """The newest run of benchmarks/hf.py with quality on each CPU."""
-    return {_cpu(run): run for run in sorted(_runs("hf"), key=lambda run: run["started"]) if "model" in run["rows"][0]}
+    return _newest("hf", lambda run: "model" in run["rows"][0])
 
 
 def under_transformers() -> str:
-    """A heading and the tables of benchmarks/hf.py, newest on each CPU."""
-    text = []
+    """A heading and the tables of benchmarks/hf.py, newest on each CPU, and the reasons of what misses its goal."""
+    text, profiles = [], _newest("parts")
     for cpu, run in sorted(_peers().items()):
         text += [f"\n## {run['title'].rstrip('.')}: {cpu}, commit {run['system']['commit'][:7]}\n", hf.markdown(run["rows"])]
+        profile = profiles.get(cpu, {})
+        if told := hf.reasons(run["rows"], profile):
+            of = f" (profile of commit {profile['system']['commit'][:7]})" if profile else ""
+            text.append(f"\nWhat misses its goal, and where its time goes{of}:\n\n{told}")
     return "\n".join(text) + "\n"
 
 
@@ -319,6 +322,11 @@ def write(root: Path = ROOT) -> str:
         text = before.rpartition("\n")[0] + "\n" + made + "\n\n" + after.partition("\n\n")[2]
     readme.write_text(text, encoding="utf-8")
     return f"{page}, {readme}"
+
+
+def _newest(name, wanted=bool) -> dict[str, dict]:
+    """CPU -> the newest run of a benchmark there that is ``wanted``."""
+    return {_cpu(run): run for run in sorted(filter(wanted, _runs(name)), key=lambda run: run["started"])}
 
 
 def _runs(name):

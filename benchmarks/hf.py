@@ -4,13 +4,14 @@
 llama.cpp as its wheel is compiled.
 """
 
+from collections import Counter
 from itertools import groupby
 
 import numpy as np
 import pandas as pd
 
 import kit
-from benchmarks import quality
+from benchmarks import parts, quality
 from benchmarks.decode import masked
 from kit.costs import peers
 from kit.costs.quality import window_of
@@ -82,6 +83,42 @@ def summary(rows: list[dict], cpu: str, commit: str) -> str:
             cells.append(", ".join(told).replace("nan", "–"))
         table.append((name, *cells))
     return _table(table)
+
+
+SPEEDS = {  # of COLUMNS, those of a speed: (way of benchmarks/parts.py, tokens of its pass, the speed's name in a row)
+    "a prompt, times transformers": (f"kit.hf, prompt of {parts.PROMPT}", parts.PROMPT, "prefill"),
+    "a token, times transformers": ("kit.hf", 1, "speed"),
+    "times llama.cpp": ("kit.hf", 1, "speed"),
+}
+GROUPS = {
+    "token": "",
+    "transformers": "Python of transformers",
+    "engine": "the kit's around its pass",
+    "rest": "the rest of it",
+}
+GROUPS |= dict.fromkeys(("attention", "norm", "rope", "embed"), "attention, norms, embedding")  # any other part is a product
+
+
+def reasons(rows: list[dict], profile: dict) -> str:
+    """A line for each speed of `kit.hf.load` that misses its goal: milliseconds, those that the goal leaves, and where they go
+    by ``profile``, a run of benchmarks/parts.py on the same CPU ({}: none)."""
+    found, text = {(row["model"], row["engine"]): row for row in rows if not row["reason"]}, []
+    for (model, engine), row in found.items():
+        for name, (way, tokens, speed) in SPEEDS.items() if engine == "kit in transformers" else ():
+            figure, written, wanted = COLUMNS[name]
+            if not (times := figure(row, found.get((model, "transformers"), {}))) < wanted:
+                continue
+            took, spent, done = 1e3 * tokens / row[speed], Counter(), Counter()
+            for part in (part for part in profile.get("rows", ()) if (part["model"], part["way"]) == (model, way)):
+                spent[group := GROUPS.get(part["part"], "products")] += part["us"] / 1e3
+                for rate in ("GB/s", "GFLOP/s"):
+                    done[rate] += part["us"] / 1e3 * (part.get(rate) or 0) * (group == "products")
+            del spent[""]
+            told = [f"{part} {ms:.3g}" for part, ms in spent.most_common()]
+            told += [f"products at {much / spent['products']:.3g} {rate}" for rate, much in done.items() if much]
+            text.append(f"- {model}, {name}: {times:{written}}, wanted {wanted}. {took:.3g} ms, of which the goal leaves "
+                        f"{took * times / wanted:.3g}. By part, ms: {', '.join(told) or 'not profiled'}.")  # fmt: skip
+    return "\n".join(text)
 
 
 def markdown(rows: list[dict], note: str = "") -> str:

@@ -196,3 +196,27 @@ def test_what_misses_its_time_is_bold_and_samples_of_one_commit_accumulate():
 def test_a_command_that_fails_is_no_sample(tmp_path):
     with pytest.raises(RuntimeError, match="ended with 3:\nwhy"):
         waits._shell("echo why; exit 3", tmp_path)
+
+
+def test_a_missed_goal_has_its_reason_by_part():
+    """Milliseconds of a profile on the same CPU, of the same model and pass; what reaches its goal needs none."""
+    rows = [{"model": "m", "engine": "transformers", "reason": "", "prefill": 1000.0}]
+    rows.append({"model": "m", "engine": "kit in transformers", "reason": "", "prefill": 1024.0, "speed": 10.0,
+                 "of transformers": 2.0, "of llama.cpp": 9.0})  # fmt: skip
+    parts = {
+        "token": 90e3,
+        "ffn_up": 50e3,
+        "ffn_down": 25e3,
+        "attention": 5e3,
+        "rest": 10e3,
+        "transformers": 2e3,
+        "engine": 8e3,
+    }
+    profile = [{"model": "m", "way": "kit.hf", "part": part, "us": us, "GB/s": 20.0} for part, us in parts.items()]
+    told = hf.reasons(rows, {"rows": [*profile, profile[1] | {"model": "another"}]}).splitlines()
+    assert told == [
+        "- m, a prompt, times transformers: 1.02, wanted 1.5. 500 ms, of which the goal leaves 341. By part, ms: not profiled.",
+        "- m, a token, times transformers: 2.00, wanted 3. 100 ms, of which the goal leaves 66.7. By part, ms: products 75, "
+        "the rest of it 10, the kit's around its pass 8, attention, norms, embedding 5, Python of transformers 2, "
+        "products at 20 GB/s.",
+    ]

@@ -14,6 +14,7 @@ import numpy as np
 
 import kit
 from kit.costs.order import FUSED, Kind, kind_of, use_of
+from kit.cpu.buffers import ARENA
 from kit.cpu.threads import torch_alone
 from kit.gguf import formats
 from kit.gguf.cut import fewer_rows
@@ -21,7 +22,7 @@ from kit.gguf.cut import fewer_rows
 DTYPES = tuple(formats.DTYPES)
 _SAMPLES = 3  # tensors of a kind, and walks over them
 _ENOUGH = 0.6  # seconds after which no further walk begins, once one has been counted
-_MOST = 1 << 26  # weights of the samples of a kind; of a larger matrix so many are used, and its time grows with its rows
+_MOST = 1 << 26  # weights of the samples of a kind
 _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring, give or take a tensor
 
 
@@ -43,16 +44,22 @@ def measure_costs(file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
         by_kind[kind_of(plain, name)].append(name)
     few = {kind: max(1, min(_SAMPLES, _MOST // math.prod(kind.shape))) for kind in by_kind}
     kinds = {name: kind for kind, members in by_kind.items() for name in members[: few[kind]]}
-    chosen, file = {name: kinds[name] for name in names if name in kinds}, fewer_rows(file, _MOST)
+    chosen = {name: kinds[name] for name in names if name in kinds}
     ways = [(dtype, "dequantized", held) for dtype in dtypes for held in (False, True)]
     ways += [(dtypes[0], linear, False) for linear in FUSED]
-    seconds = {way: _walked(file, chosen, *way) for way in ways}
+    seconds = {(dtype, *how): _walked(_sample(file, dtype), chosen, dtype, *how) for dtype, *how in ways}
     costs = {}
     for kind in by_kind:
         kept = {dtype: seconds[dtype, "dequantized", True][kind] for dtype in dtypes}
         load = {dtype: max(0.0, seconds[dtype, "dequantized", False][kind] - kept[dtype]) for dtype in dtypes}
         costs[kind] = Cost(load, kept, {linear: seconds[dtypes[0], linear, False][kind] for linear in FUSED})
     return costs
+
+
+def _sample(file, dtype):
+    """``file`` with fewer rows of its largest matrices, whose time grows with them. What is too large for the pool of buffers
+    takes fresh pages at every use, so what is left of it is too large as well."""
+    return fewer_rows(file, ARENA.limit // formats.DTYPES[dtype])
 
 
 def _walked(file, kinds: dict[str, Kind], dtype, linear, held: bool) -> dict[Kind, float]:

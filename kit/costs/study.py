@@ -241,7 +241,7 @@ class Study:
             if way in self.measured:
                 continue
             needed, room = prediction.held + _SCRATCH, free - _reserve()
-            tokens = max(2, min(self.tokens, 5, int(_EACH / prediction.seconds)))
+            tokens = max(3, min(self.tokens, 5, int(_EACH / prediction.seconds)))  # of two the median is a mean
             self.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} a token predicted")
             if self._left() < 3 * prediction.seconds:
                 found = "was not measured: a minute had passed (`--thorough` takes more)"

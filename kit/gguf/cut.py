@@ -46,12 +46,13 @@ def what_fits(file: GGUFFile, room: float | None = None, most: int | None = None
 
 
 def fewer_rows(file: GGUFFile, most: int) -> GGUFFile:
-    """``file`` with the first rows of its matrices alone, at most ``most`` weights of each; stacks and vectors are whole."""
+    """``file`` with the first rows of its matrices alone: of each that has more than ``most`` weights as few as have more, too;
+    stacks and vectors are whole."""
     part = copy.copy(file)
     part.tensors, part._views = dict(file.tensors), {}
     for name, info in file.tensors.items():
         if len(info.shape) == 2 and info.elements > most:
-            rows = max(1, most // info.shape[1])
+            rows = most // info.shape[1] + 1
             part.tensors[name] = info._replace(shape=(rows, info.shape[1]), nbytes=info.nbytes // info.shape[0] * rows)
     return part
 
