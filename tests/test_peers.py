@@ -58,7 +58,7 @@ def test_no_speed_of_a_trained_model_stands_without_its_quality(path, tmp_path, 
     monkeypatch.setattr(peers, "compare", lambda *_, positions, **__: asked.append(positions) or rows)
     beside = peers.of_run(SimpleNamespace(out=tmp_path, notebook="07", model=str(path)), path)
     assert 33 <= asked[0] <= 257 and beside[peers.TIMES].tolist() == pytest.approx([2 / 3, 4 / 3, 1])
-    assert peers.told(beside).startswith("3 engines ran this file: kit 20 tok/s (KL 1.0e-09 nats), kit, int8 activations 40 ")
+    assert peers.told(beside).startswith("3 engines ran this file: kit 20 tok/s (KL 1e-09 nats), kit, int8 activations 40 ")
     beside = peers.of_run(SimpleNamespace(out=tmp_path, notebook="07", model=""), path)
     assert asked[1] == 0 and "no quality to lose" in peers.told(beside.assign(**{peers.KL: float("nan")}))
     assert peers.told(beside[:0]) == "0 engines ran this file"

@@ -76,7 +76,7 @@ _COLUMNS = "imports|load|first|prefill|speed|samples|resident|beyond imports|map
 _POSITIONS, _WORK = 257, 1e11  # of a text for the quality, and fewer where weights times tokens are more: seconds, not minutes
 TIMES, KL, SAME = "of llama.cpp", "KL to float32, nats", "same token"
 FORMATS = {  # of the table of a run
-    "load": format_seconds, "first": format_seconds, TIMES: "{:.2f}", KL: "{:.1e}", SAME: "{:.1%}", "resident": format_bytes,
+    "load": format_seconds, "first": format_seconds, TIMES: "{:.2f}", KL: "{:.2g}", SAME: "{:.1%}", "resident": format_bytes,
 }  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def told(beside: pd.DataFrame) -> str:
     """The table of ``of_run`` in words, the exact way first: no speed of a trained model without its quality."""
     ran = beside.dropna(subset="tok/s")
     each = [
-        f"{name} {speed:.3g} tok/s" + f" (KL {kl:.1e} nats)" * (kl == kl) for name, speed, kl in ran[["tok/s", KL]].itertuples()
+        f"{name} {speed:.3g} tok/s" + f" (KL {kl:.2g} nats)" * (kl == kl) for name, speed, kl in ran[["tok/s", KL]].itertuples()
     ]
     none = "; these generated weights have no quality to lose" * bool(len(ran) and ran[KL].isna().all())
     return f"{len(ran)} engines ran this file{': ' * bool(each)}{', '.join(each)}{none}"

@@ -132,7 +132,7 @@ def against_kl(times, kl):
     """(figure, axes) with a point a way or peer: ``times`` the speed of llama.cpp over ``kl``, Series of the same index."""
     figure, axes = new(height=3.2)
     for name, mark in zip(times.index, "os^Dv*PX", strict=False):
-        axes.plot(kl[name], times[name], mark, markersize=9, label=f"{name}, KL {kl[name]:.1e}")
+        axes.plot(kl[name], times[name], mark, markersize=9, label=f"{name}, KL {kl[name]:.2g}")
     over_kl(axes)
     axes.set(xlabel="KL divergence from float32 (nats): left is exact", ylabel="times llama.cpp's speed", ylim=(0, None))
     figure.legend(fontsize=8.5, ncols=3, loc="outside lower center")

@@ -113,7 +113,7 @@ def quality(engines: dict[str, dict], name: str, model: str | None) -> str:
     kl = engines.get(name, {}).get("kl")
     if not model or not name:
         return "float32 itself" if model else ""
-    return f"KL {kl:.1e} nats" if kl is not None and kl == kl else "KL not measured in this run"
+    return f"KL {kl:.2g} nats" if kl is not None and kl == kl else "KL not measured in this run"
 
 
 def groups(entries: list[Entry]) -> dict[str, tuple[str, list[Entry]]]:

@@ -240,9 +240,9 @@ def test_the_front_page_opens_with_one_decision(tmp_path):
     found = index.decision(run, ways)
     assert found["file"] == "my.gguf" and found["best"]["seconds"] == 0.04 and found["worst"]["share"] == 1
     assert [bar["quality"] for bar in found["bars"]] == [
-        "float32 itself", "KL 1.0e-09 nats", "KL 3.2e-02 nats", "KL not measured in this run"
+        "float32 itself", "KL 1e-09 nats", "KL 0.032 nats", "KL not measured in this run"
     ]  # fmt: skip
-    assert found["peers"][1] == ("kit, int8 activations", 0.05, pytest.approx(0.8), "KL 3.2e-02 nats")
+    assert found["peers"][1] == ("kit, int8 activations", 0.05, pytest.approx(0.8), "KL 0.032 nats")
     assert [name for name, *_ in found["peers"]] == [*engines][:3]
     for quantity, seconds in (("a token, LRU of 1.86 GiB, f32", 0.9), ("a token, blocks as they lie", 0.06),
                               ("a token, blocks, int8 activations", 0.04)):  # fmt: skip
@@ -251,7 +251,7 @@ def test_the_front_page_opens_with_one_decision(tmp_path):
     text = index.write(run).read_text()
     assert (
         "my.gguf: 40.0 ms a token from" in text
-        and "kit 100 ms a token, 0.40 times llama.cpp's speed (KL 1.0e-09 nats)" in text.replace("&#39;", "'")
+        and "kit 100 ms a token, 0.40 times llama.cpp's speed (KL 1e-09 nats)" in text.replace("&#39;", "'")
     )
     assert "weights are generated" not in text
     assert text.index("my.gguf: 40.0 ms") < text.index('id="claims"') and "/x/my.gguf" not in text.split('id="claims"')[0]
