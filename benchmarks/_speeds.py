@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from benchmarks import hf, waits
+from benchmarks.decode import CASES
 from kit.gguf.trained import TRAINED
 from kit.lab import figures
 from kit.lab.paths import ROOT
@@ -113,7 +114,7 @@ def table(lines: list[Line]) -> str:
     for _, group in groupby(lines, lambda line: line.benchmark):
         group = list(group)
         text.append(f"\n## {max(group, key=lambda line: line.started).title.rstrip('.')}")
-        for cpu, own in groupby(group, lambda line: line.cpu):
+        for cpu, own in ((cpu, list(own)) for cpu, own in groupby(group, lambda line: line.cpu)):
             rows: dict[str, dict[str, Line]] = {}
             for line in own:
                 case, column = _place(line.row["what"])
@@ -124,7 +125,19 @@ def table(lines: list[Line]) -> str:
                 commits = ", ".join(dict.fromkeys(line.commit for line in row.values()))
                 cells = (row[column].cell if column in row else "" for column in columns)
                 text.append(f"| {' | '.join((case, *cells, commits))} |")
+            if told := "\n".join(filter(None, map(_reason, own))):
+                text.append(f"\nWhat misses its goal, and where its time goes:\n\n{told}")
     return "\n".join(text) + "\n"
+
+
+def _reason(line: Line) -> str:
+    """Of a decode or prompt that misses its goal, its milliseconds and those of its parts in a profile of the same CPU."""
+    case, side, model = [*line.row["what"].split(", ", 2), "", ""][:3]
+    if line.benchmark != "decode" or not line.state.startswith("missed") or case not in ("decode", "prefill of 512"):
+        return ""
+    tokens, profile = CASES[case][1], _newest("parts").get(line.cpu, {})
+    of = hf.by_part(profile, model, side) if tokens == 1 else "not profiled"
+    return hf.missed(line.row["what"], line.row["ratio"], line.row["least"], 1e3 * tokens / line.row["tok/s"], of)
 
 
 def _place(what: str) -> tuple[str, str]:

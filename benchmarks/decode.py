@@ -73,7 +73,8 @@ def run(only: str = "", samples: int = 6) -> pd.DataFrame:
     return pd.DataFrame([row for case, model in wanted for row in _case(model, case, samples)]).set_index("what")
 
 
-def _path(model):
+def path_of(model: str):
+    """Where the file of a model of CASES lies; fetched or generated on first use."""
     if model in TRAINED:
         return fetch(model)
     name, _, layers = model.removesuffix(" layers").partition(", ")
@@ -83,7 +84,7 @@ def _path(model):
 def _case(model, case, samples):
     _, tokens, _, goals, _ = CASES[case]
     try:
-        path, sides = _path(model), _sides(case)
+        path, sides = path_of(model), _sides(case)
     except KitError as error:
         yield {"what": f"{case}, {model}", "missed": str(error)}
         return

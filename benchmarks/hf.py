@@ -16,6 +16,7 @@ from benchmarks.decode import masked
 from kit.costs import peers
 from kit.costs.quality import window_of
 from kit.gguf.trained import TRAINED, fetch
+from kit.lab.tables import number
 
 ENGINES = {  # engine -> its row in README and docs/speeds.md
     "transformers": "transformers, `gguf_file=` (float32)",
@@ -105,20 +106,29 @@ def reasons(rows: list[dict], profile: dict) -> str:
     found, text = {(row["model"], row["engine"]): row for row in rows if not row["reason"]}, []
     for (model, engine), row in found.items():
         for name, (way, tokens, speed) in SPEEDS.items() if engine == "kit in transformers" else ():
-            figure, written, wanted = COLUMNS[name]
-            if not (times := figure(row, found.get((model, "transformers"), {}))) < wanted:
-                continue
-            took, spent, done = 1e3 * tokens / row[speed], Counter(), Counter()
-            for part in (part for part in profile.get("rows", ()) if (part["model"], part["way"]) == (model, way)):
-                spent[group := GROUPS.get(part["part"], "products")] += part["us"] / 1e3
-                for rate in ("GB/s", "GFLOP/s"):
-                    done[rate] += part["us"] / 1e3 * (part.get(rate) or 0) * (group == "products")
-            del spent[""]
-            told = [f"{part} {ms:.3g}" for part, ms in spent.most_common()]
-            told += [f"products at {much / spent['products']:.3g} {rate}" for rate, much in done.items() if much]
-            text.append(f"- {model}, {name}: {times:{written}}, wanted {wanted}. {took:.3g} ms, of which the goal leaves "
-                        f"{took * times / wanted:.3g}. By part, ms: {', '.join(told) or 'not profiled'}.")  # fmt: skip
+            figure, _, wanted = COLUMNS[name]
+            if (times := figure(row, found.get((model, "transformers"), {}))) < wanted:
+                text.append(missed(f"{model}, {name}", times, wanted, 1e3 * tokens / row[speed], by_part(profile, model, way)))
     return "\n".join(text)
+
+
+def missed(what: str, times: float, wanted: float, took: float, parts: str) -> str:
+    """A line of a speed that is less than wanted, ``took`` in ms."""
+    ms, left = number(took), number(took * times / wanted)
+    return f"- {what}: {times:.2f}, wanted {wanted:g}. {ms} ms, of which the goal leaves {left}. By part, ms: {parts}."
+
+
+def by_part(profile: dict, model: str, way: str) -> str:
+    """Milliseconds of a pass by GROUPS, and the rate of its products."""
+    spent, done = Counter(), Counter()
+    for part in (part for part in profile.get("rows", ()) if (part["model"], part["way"]) == (model, way)):
+        spent[group := GROUPS.get(part["part"], "products")] += part["us"] / 1e3
+        for rate in ("GB/s", "GFLOP/s"):
+            done[rate] += part["us"] / 1e3 * (part.get(rate) or 0) * (group == "products")
+    del spent[""]
+    told = [f"{part} {ms:.3g}" for part, ms in spent.most_common()]
+    told += [f"products at {much / spent['products']:.3g} {rate}" for rate, much in done.items() if much]
+    return ", ".join(told) or "not profiled"
 
 
 def markdown(rows: list[dict], note: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Where a token's time goes: microseconds of each part of a pass of trained models (and GB/s of its weights, or GFLOP/s).
+"""Where a token's time goes: microseconds of each part of a pass (and GB/s of its weights, or GFLOP/s).
 
 The parts are the spans of kit.Trace, summed over the layers, and the rest; together they are "token", the kit's own pass. Under
 transformers come "transformers", its code before a pass, and "engine", the kit's around one. Each figure is the median of the
@@ -15,8 +15,10 @@ import torch
 
 import kit
 import kit.hf
-from kit.gguf.trained import TRAINED, fetch
+from benchmarks import decode
+from kit.gguf.trained import TRAINED
 
+MODELS = decode.MODELS
 HELD, PROMPT = 64, 512  # positions before the token; tokens of a prompt
 _HEAD = "token_embd.weight"  # the head of these models, which multiplies one token of a prompt
 _AROUND = ("transformers", "engine")  # a pass
@@ -24,15 +26,17 @@ _WITHIN = ("access", "read", "dequantize")  # other parts
 
 
 def run(only: str = "", tokens: int = 40, prompts: int = 5) -> pd.DataFrame:
-    """One row a model, way and part: us a pass, GB/s of its weights for a token and GFLOP/s for a prompt. ``only``: models
-    whose name holds this."""
+    """One row a model of benchmarks/decode.py, way and part: us a pass, GB/s of its weights for a token, GFLOP/s for a prompt.
+    Trained models run under transformers as well. ``only``: models whose name holds this."""
     rows = []
-    for name in filter(lambda name: only in name, TRAINED):
-        path = fetch(name)
+    for name in filter(lambda name: only in name, MODELS):
+        path = decode.path_of(name)
         for way in ("fused", "fused-int8"):
-            rows += _rows(name, way, 1, _alone(path, way, tokens))
-        rows += _rows(name, "kit.hf", 1, _under_transformers(path, HELD, 2 + tokens)[1:])
-        rows += _rows(name, f"kit.hf, prompt of {PROMPT}", PROMPT, _under_transformers(path, PROMPT, 1, 1 + prompts))
+            rows += _rows(name, path, way, 1, _alone(path, way, tokens))
+        if name in TRAINED:
+            rows += _rows(name, path, "kit.hf", 1, _under_transformers(path, HELD, 2 + tokens)[1:])
+            prompt = _under_transformers(path, PROMPT, 1, 1 + prompts)
+            rows += _rows(name, path, f"kit.hf, prompt of {PROMPT}", PROMPT, prompt)
     return pd.DataFrame(rows).set_index(["model", "way", "part"])
 
 
@@ -75,9 +79,9 @@ def _under_transformers(path, prompt, tokens, times=1):
     return passes
 
 
-def _rows(name, way, tokens, passes):
+def _rows(name, path, way, tokens, passes):
     each = []
-    with kit.open(fetch(name)) as file:
+    with kit.open(path) as file:
         elements = {tensor: info.elements * tokens for tensor, info in file.tensors.items()} | {_HEAD: 0}
     for spans in passes[1:]:
         us, nbytes, flop = Counter(), Counter(), Counter()

@@ -50,7 +50,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         ("decode, f32 cached", "prefill of 4", "ffn_gate", "attention"),
     ),
     "parts": (
-        {"TRAINED": {"tiny": None}, "PROMPT": 20},
+        {"MODELS": ("tiny",), "TRAINED": {"tiny": None}, "PROMPT": 20},
         {"tokens": 2, "prompts": 1},
         ("tiny fused token", "tiny fused-int8 ffn_up", "tiny kit.hf transformers", "tiny kit.hf, prompt of 20 ffn_up"),
     ),
@@ -128,6 +128,8 @@ def test_it_runs(name, tmp_path, monkeypatch):
     for function in ("Side", "cached_model", "fetch"):
         if hasattr(module, function):
             monkeypatch.setattr(module, function, Here if function == "Side" else lambda *_, **__: path)
+    if name == "parts":
+        monkeypatch.setattr(module.decode, "path_of", lambda _: path)
     if name == "variants":
         monkeypatch.setattr("kit.synthetic.write.cached_model", lambda *_, **__: path)
     if name == "hf":  # tests/test_peers.py runs the engines themselves
