@@ -223,40 +223,59 @@ def test_the_ways_of_a_run_are_measured_in_a_child(recorded, tmp_path, monkeypat
     model, out = shutil.copy(recorded[0], tmp_path / "fresh.gguf"), recorded[1]  # pages that nobody has mapped
     monkeypatch.setattr(experts, "missing_rights", lambda swap: ["root"])
     facts, runs = experts.measured(model, str(out), tmp_path, share=0.8, tokens=13, ways=("mapped", "slots past it, 2 readers"))
-    assert [run.way for run in runs] == ["slots past it, 2 readers"] and facts["limit"] is None and facts["compute"] > 1
+    assert (
+        [run.way for run in runs] == ["slots past it, 2 readers"]
+        and facts["limit"] is None
+        and min(facts["compute"].values()) > 1
+    )
     assert len(runs[0].disk) == len(runs[0].output) == 13 and facts["fastest"] >= max(runs[0].disk) >= facts["disk"] > 0
 
 
 def test_after_each_token_the_disk_is_read_as_the_way_reads_it(recorded, monkeypatch):
+    """Slots by their readers, a map by faults or by asking for what a layer uses; of slots also faults where they had some."""
     asked = []
-    monkeypatch.setattr(experts.disk, "random_gbps", lambda *how, direct, **_: asked.append((*how[1:], direct)) or len(asked))
+    monkeypatch.setattr(experts.disk, "random_gbps", lambda _, *how: asked.append(how[:2] + how[4:]) or len(asked))
+    monkeypatch.setattr(experts, "by_map", lambda _, seed, *how: asked.append(how) or len(asked))
     with kit.open(recorded[0]) as file:
         matrix = max(info.nbytes for name, info in file.tensors.items() if "_exps." in name) // 8
     for name, how in {
-        "mapped, no read-ahead": (experts.threads.count(), 4096, False), "slots past it, 4 readers": (4, matrix, True),
-        "slots through the page cache": (2, matrix, False),
+        "mapped, no read-ahead": ("random", 0), "mapped, routed asked for": ("willneed", 2), "mapped": ("", 0),
+        "slots past it, 4 readers": (4, matrix, True), "slots through the page cache": (2, matrix, False),
     }.items():  # fmt: skip
         asked.clear()
         run = experts.decode(recorded[0], str(recorded[1]), name, 5, 1 << 22, warm=True)
         assert asked == 5 * [how] and run.disk == [1, 2, 3, 4, 5] and run.median("disk") == 4 and min(run.output) > 0
+    columns = iter([0, 7])
+    monkeypatch.setattr(experts, "_counters", lambda _: (0, 0, next(columns, 7), 0, 0, 0, 0))
+    run = experts.decode(recorded[0], str(recorded[1]), "slots past it, 2 readers", 1, 1 << 22, warm=True)
+    assert run.faults == [7] and asked[-2:] == [(2, matrix, True), ()] and run.beyond == [len(asked)]
 
 
-def test_a_layer_waits_for_what_its_arithmetic_does_not_hide():
+def test_what_is_in_memory_tells_no_speed_of_a_disk(recorded, tmp_path, monkeypatch):
+    path = shutil.copy(recorded[0], tmp_path / "fresh.gguf")
+    with kit.open(path) as file:
+        asked = []
+        monkeypatch.setattr(experts.disk, "random_gbps", lambda *how: asked.append(how) or 5.0)
+        assert experts.by_map(file, 0, "willneed", 2) == 5.0 and asked  # it was just written: all is in memory
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3])
+def test_a_layer_waits_for_what_its_arithmetic_does_not_hide(readers):
     """Against a walk from event to event: the next expert begins when the one before is done and its bytes are there."""
     draw, gbps, per_byte = np.random.default_rng(3), 1.5, 0.7e-9
     rows = [(token, layer, expert) for token in range(5) for layer in range(3) for expert in range(8)]
-    size, hit = draw.integers(1, 9, len(rows)) * 10**6, draw.random(len(rows)) < 0.6
+    size, hit = np.repeat(draw.integers(1, 9, 15), 8) * 10**6, draw.random(len(rows)) < 0.6
     keys = [routes.key_of(layer, expert) for _, layer, expert in rows]
     future = kit.cache.traces.Requests(keys, size.tolist(), [token for token, *_ in rows])
-    missed, waited = experts.waited(future, hit, gbps, per_byte)
+    missed, waited = experts.waited(future, hit, gbps, per_byte, readers)
     for token in range(5):
         total = 0.0
         for layer in range(3):
             here = [n for n, row in enumerate(rows) if row[:2] == (token, layer)]
-            clock = read = 0.0
+            clock, free = 0.0, [0.0] * readers  # when each reader is free
             for n in here:
                 if not hit[n]:
-                    read += size[n] / gbps / 1e9
+                    read = free[int(np.argmin(free))] = min(free) + size[n] * readers / gbps / 1e9
                     total, clock = total + max(0, read - clock), max(read, clock)
                 clock += size[n] * per_byte
         assert waited[token] == pytest.approx(total)

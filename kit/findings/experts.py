@@ -12,10 +12,12 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import psutil
@@ -23,6 +25,7 @@ import torch
 
 import kit
 from kit.cache import routing
+from kit.cache.replay import replay_hits
 from kit.cache.routes import CAPTURES, Routes, geometry_of, key_of, read, request_bytes, write
 from kit.cache.traces import Requests
 from kit.costs.experts import dense_bytes
@@ -35,7 +38,7 @@ from kit.gguf.sources import resolve
 from kit.lab import disk, llama_cpp, system
 from kit.lab.note import doing
 from kit.model.cpu_ops import CpuOps
-from kit.model.experts import WAYS, Mapped, Slots
+from kit.model.experts import WAYS, Mapped, Slots, Way, policy_of
 from kit.units import format_bytes, format_seconds
 
 _SPARE = 64 << 20  # bytes beside weights and slots: what grows while a process runs
@@ -43,6 +46,7 @@ _SMALL = 64 << 20  # bytes: of a smaller file some pages always stay
 _BUDGET = 0.5  # seconds for each token asked for: when all are spent, a way takes no further one
 _LEAST = 8  # tokens that it takes in any case; llama.cpp half as many
 _PROBE = 0.02  # seconds in which the disk is read after each token
+_PAST, _WARM = "slots past it, 2 readers", ("mapped", "slots through the page cache")
 _FEW = 4  # tokens, which are decoded three times for the time of a token that reads nothing: late are only warm ones
 
 
@@ -50,9 +54,10 @@ _FEW = 4  # tokens, which are decoded three times for the time of a token that r
 class Run:
     """One way: for each token ``seconds``, those ``in_kernel`` (of all threads), bytes ``read`` from the disk, major and minor
     ``faults``, seconds ``waited`` for slots; ``hits`` of ``asked`` (slots alone); right after it, as a machine's speed changes
-    from second to second, GB/s of the ``disk`` for such reads and seconds of the ``output``'s product; ``resident``: bytes of
-    the process at the end; ``digest`` of the first logits ("" of llama.cpp); ``returned``: of what the router itself would have
-    chosen, the share that it would have for the token before."""
+    from second to second, GB/s of the ``disk`` for such reads, and of those ``beyond`` them (page faults,
+    where slots had some), and seconds of the ``output``'s product; ``resident``: bytes of the process at the end; ``digest`` of
+    the first logits ("" of llama.cpp); ``returned``: of what the router itself would have chosen, the share that it would have
+    for the token before."""
 
     way: str
     seconds: list[float]
@@ -64,6 +69,7 @@ class Run:
     hits: list[int]
     asked: list[int]
     disk: list[float]
+    beyond: list[float]
     output: list[float]
     resident: int
     digest: str = ""
@@ -92,17 +98,16 @@ class Run:
     def beside(self) -> dict[str, float]:
         """What stands beside a token's seconds: means of the second half."""
         named = {"waited, s": "waited", "in the kernel, s": "in_kernel", "major faults": "faults"}
-        named |= {"disk beside, GB/s": "disk", "output beside, s": "output"}
+        named |= {"disk beside, GB/s": "disk", "beyond, GB/s": "beyond", "output beside, s": "output"}
         means = {name: self.mean(column) for name, column in named.items()}
         return {"slowest, s": self.late("seconds").max()} | means | {"resident MiB": self.resident / 2**20}
 
 
 def ways_of(profile: str) -> list[str]:
     """Names of WAYS: in quick those that the claims are about, in full all."""
-    past = "slots past it, 2 readers"
-    few = ["mapped", "mapped, routed asked for", "slots through the page cache", past, "slots past it, LFU"]
+    few = ["mapped", "mapped, routed asked for", "slots through the page cache", _PAST, "slots past it, LFU"]
     few += ["slots past it, cap by layer", "slots past it, half the dense given up", "llama.cpp, mapped"]
-    return {"smoke": [past], "quick": few}.get(profile, list(WAYS))
+    return {"smoke": [_PAST], "quick": few}.get(profile, list(WAYS))
 
 
 class _Routed(CpuOps):
@@ -157,26 +162,38 @@ def sorted_routes(routes: Routes, tokens: int) -> tuple[list[dict[int, list[int]
     return steps, Requests(keys, [int(routes.expert_bytes[layer]) for layer, _, _ in rows], [token for _, _, token in rows])
 
 
-def waited(future: Requests, hit: np.ndarray, gbps: float, per_byte: float) -> np.ndarray:
+def waited(future: Requests, hit: np.ndarray, gbps: float, per_byte: float, readers: int = 1) -> np.ndarray:
     """(2, tokens): the bytes that each token misses, and the seconds that its layers wait for them.
 
-    A layer's reads, in order of use at ``gbps``, go on beside the arithmetic of its experts, which takes ``per_byte`` seconds a
-    byte; so it waits for the read that ends longest after the arithmetic before its expert.
+    A layer's reads, in order of use by ``readers`` that share ``gbps``, go on beside the arithmetic of its experts, which takes
+    ``per_byte`` seconds a byte; so it waits for the read that ends longest after the arithmetic before its expert.
     """
     found, sizes = np.zeros((2, future.tokens[-1] + 1)), np.array(future.sizes)
     place = [(token, layer_of(key)) for token, key in zip(future.tokens, future.keys, strict=True)]
     for (token, _), uses in groupby(range(len(place)), key=place.__getitem__):
-        size = sizes[uses := [*uses]]
-        missed = size * ~hit[uses]
-        late = np.cumsum(missed) / gbps / 1e9 - per_byte * (np.cumsum(size) - size)
-        found[:, token] += missed.sum(), late[missed > 0].max(initial=0)
+        size, missed = sizes[uses := [*uses]], ~hit[uses]
+        ends = size[missed] * readers / gbps / 1e9
+        for reader in range(readers):
+            ends[reader::readers] = np.cumsum(ends[reader::readers])
+        late = ends - per_byte * (np.cumsum(size) - size)[missed]
+        found[:, token] += size[missed].sum(), late.max(initial=0)
     return found
+
+
+def replayed(live: Routes, run, way: Way, slots: float, gbps: float, per_byte: float) -> np.ndarray:
+    """``waited`` of each token in a run's second half, for the misses of a way's policy over so many ``slots``."""
+    _, future = sorted_routes(live, len(run.seconds))
+    hit = replay_hits(future.counted(), policy_of(way.policy or "LRU", int(slots), future))[1]
+    beside = way.holds == "slots" or way.advice == "willneed"  # others ask when they need it; llama.cpp routes for itself
+    found = waited(future, hit, gbps, per_byte if beside else 0.0, way.readers if way.holds == "slots" else 1)
+    return found[:, len(run.seconds) // 2 :] * (1.0 if way.policy else math.nan)
 
 
 # --- in the child, under the limit -----------------------------------------------------------------------------------------
 
 
 _COUNTERS = ("in_kernel", "read", "faults", "minor", "waited", "hits", "asked")  # columns of Run that only grow
+_BESIDE = ("disk", "beyond", "output")  # those that are measured after each token
 
 
 def _counters(weights) -> tuple:
@@ -191,7 +208,7 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False,
     if way.holds == "llama.cpp":
         with llama_cpp.Llama(path, context=64 + tokens, repack=False) as peer:
             run = lambda number, _: peer.logits([1 + number % 3], number, 1)  # noqa: E731
-            return _timed(name, Mapped, range(tokens), run, lambda number: (math.nan, math.nan))
+            return _timed(name, Mapped, range(tokens), run, lambda *_: (math.nan,) * 3)
     with kit.open(path) as file:
         steps, future = sorted_routes(routes_of(file, capture), tokens)
         keep += int(way.given_up * dense_bytes(file))
@@ -208,16 +225,21 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False,
 
         output = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
         x, each = torch.ones(1, model.config.hidden_size), request_bytes(file)
-        asks = (threads.count(), system.PAGE) if way.advice == "random" else (way.readers, each)  # of faults each is a page
-        direct = way.holds == "slots" and way.direct  # what is mapped comes through the page cache
+        at_once = max(len(ids) for step in steps for ids in step.values()) if way.when == "routed" else 0
 
-        def beside(number):
-            read, start = system.counters()[1], time.perf_counter()
+        def beside(number, faults):
+            read, took = system.counters()[1], []
             with threads.torch_alone():
-                model.linear.apply(weights, output, x)
-            took = time.perf_counter() - start
-            took = took if system.counters()[1] == read else math.nan  # its pages had left memory: that is not arithmetic
-            return disk.random_gbps(path, *asks, seconds=_PROBE, seed=number, direct=direct), took
+                for _ in range(3):
+                    start = time.perf_counter()
+                    model.linear.apply(weights, output, x)
+                    took.append(time.perf_counter() - start)
+            took = median(took) if system.counters()[1] == read else math.nan  # its pages had left memory: not arithmetic
+            if way.holds == "mapped":
+                gbps = by_map(file, number, way.advice, at_once)
+            else:
+                gbps = disk.random_gbps(path, way.readers, each, _PROBE, number, way.direct)
+            return gbps, by_map(file, number) if faults and way.holds == "slots" else gbps, took
 
         run = _timed(name, weights, passes * steps, step, beside)
         weights.close()
@@ -227,19 +249,41 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False,
 
 
 def _timed(name, weights, steps, step, beside) -> Run:
-    columns, began = {column: [] for column in ("seconds", *_COUNTERS, "disk", "output")}, time.perf_counter()
+    columns, began = {column: [] for column in ("seconds", *_COUNTERS, *_BESIDE)}, time.perf_counter()
     for number, chosen in enumerate(steps):
         before, start = _counters(weights), time.perf_counter()
         step(number, chosen)
         columns["seconds"].append(time.perf_counter() - start)
         for column, old, new in zip(_COUNTERS, before, _counters(weights), strict=True):
             columns[column].append(new - old)
-        for column, value in zip(("disk", "output"), beside(number), strict=True):
+        for column, value in zip(_BESIDE, beside(number, columns["faults"][-1]), strict=True):
             columns[column].append(value)
         fewest = _LEAST if isinstance(weights, Mapped) else _LEAST // 2
         if number >= fewest and time.perf_counter() - began > _BUDGET * len(steps):
             break
     return Run(name, **columns, resident=psutil.Process().memory_info().rss)
+
+
+def by_map(file, seed: int, advice: str = "", at_once: int = 0) -> float:
+    """GB/s at which random experts come from the disk through the map of an open file, what is read with them counted: each
+    thread touches one after the other, or one thread those ``at_once`` in a layer, after ``advice`` for all of them."""
+    stacks = [name for name in file.tensors if "_exps." in name]
+    workers, start, before = 1 if at_once else threads.count(), time.perf_counter(), system.counters()[1]
+
+    def touch(number):
+        draw = np.random.default_rng(seed * workers + number)
+        while time.perf_counter() - start < _PROBE:
+            some = [file.blocks(name) for name in draw.choice(stacks, max(1, 3 * at_once))]
+            parts = [stack[draw.integers(len(stack))].reshape(-1) for stack in some]
+            for part in parts if at_once else ():
+                pagecache.advise(part, advice)
+            for part in parts:
+                part[:: system.PAGE].max()
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(touch, range(workers)))
+    read = (system.counters()[1] - before) / (time.perf_counter() - start) / 1e9
+    return read or disk.random_gbps(file.path, workers, request_bytes(file), _PROBE, seed, False)  # all were in memory
 
 
 # --- in the parent ---------------------------------------------------------------------------------------------------------
@@ -250,8 +294,8 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     """(facts, runs): each way in a child of its own, under the limit of base + dense weights + ``share`` of the experts.
 
     facts: bytes ``keep`` (for experts; a page cache has up to ``most``), ``limit`` (None without rights: then mapped ways are
-    left out), ``dense``; ``compute``: of a token whose weights are in memory and mapped, seconds over those of the output's
-    product (nan when it had no room); ``disk``, ``output``: medians over the ways; ``fastest``: GB/s, the best that a way saw;
+    left out), ``dense``; ``compute``: of a token whose weights are in memory, mapped or in slots, seconds over those of the
+    output's product (none when it had no room); ``disk``, ``output``: medians over the ways; ``fastest``: the best GB/s;
     ``routes``: of the layers that the file has; ``told``: the limit in words, and why a way has no run (the system ended it for
     memory, say). ReportError when the logits of two ways differ.
     """
@@ -260,8 +304,9 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
         experts = int(routes.experts * routes.expert_bytes.sum())
         dense = dense_bytes(file)
     keep, lacks = int(share * experts), missing_rights(swap=False)
-    first = ["mapped"] if min(experts, _FEW * routes.cycle) + dense < system.memory_available() // 2 else []
-    warm = _child(None, None, path, capture, first, min(_FEW, tokens), keep, warm=True)
+    room = int((_FEW + 1) * routes.cycle)  # for all experts of the few tokens
+    fits = min(experts, room) + room + dense < system.memory_available() // 2
+    warm = _child(None, None, path, capture, fits * [*_WARM], min(_FEW, tokens), room, warm=True)
     limit = None if lacks else warm["own"] + dense + keep + _SPARE
     chosen, runs = [name for name in ways if limit or WAYS[name].holds == "slots"], []
     told = f"under a limit of {format_bytes(limit)}" if limit else f"without a limit ({', '.join(lacks)} missing)"
@@ -275,7 +320,7 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     if len(digests) > 1 or not runs:
         wrong = f"the ways give other logits: {', '.join(run.way for run in runs)}; the disk or the kit is broken"
         raise ReportError(f"{path}: {wrong if runs else f'no way ran {told}'}")
-    compute = warm["runs"][0].median("seconds") / warm["runs"][0].median("output") if first else math.nan
+    compute = {WAYS[run.way].holds: run.median("seconds") / run.median("output") for run in warm["runs"]}
     fastest = max(np.nanmax([run.disk, np.divide(run.read, run.seconds) / 1e9]) for run in runs)  # also with read-ahead
     facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "dense": dense, "compute": compute}
     facts |= {name: float(np.nanmedian([run.median(name) for run in runs])) for name in ("disk", "output")}

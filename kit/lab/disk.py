@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.lab.kept import once_a_run
-from kit.lab.system import PAGE, open_past
+from kit.lab.system import PAGE, counters, open_past
 from kit.units import format_bytes
 
 MOST, STEP, PASSES = 512 << 20, 8 << 20, 3
@@ -65,7 +65,7 @@ def _pass(path: Path) -> float | None:
 
 def random_gbps(path, readers: int, nbytes: int, seconds: float = 1.0, seed: int = 0, direct: bool = True) -> float:
     """GB/s of reads of ``nbytes`` at random pages of a file by so many threads, past the page cache or (not ``direct``) through
-    it, where what is cached already counts as read."""
+    it: then of the bytes that come from the disk, read ahead or asked for, if any do."""
     pages = os.path.getsize(path) // PAGE - nbytes // PAGE - 1
     descriptor = (open_past if direct else os.open)(path, os.O_RDONLY)
 
@@ -78,7 +78,8 @@ def random_gbps(path, readers: int, nbytes: int, seconds: float = 1.0, seed: int
             done += os.preadv(descriptor, [room], int(random.integers(pages)) * PAGE)
         return done / took / 1e9
 
+    start, before = time.perf_counter(), counters()[1]
     with ThreadPoolExecutor(readers) as pool:
         found = sum(pool.map(reader, range(readers)))
     os.close(descriptor)
-    return found
+    return found if direct else (counters()[1] - before) / (time.perf_counter() - start) / 1e9 or found
