@@ -27,7 +27,7 @@ from kit.cpu.simd.vectors import (
     u8x16,
     u16x16,
 )
-from kit.gguf.formats import Bits, Format, Numbers, Plane
+from kit.gguf.formats import Bits, Format, Numbers, Plane, place
 
 u8, u16, u32, u64 = types.uint8, types.uint16, types.uint32, types.uint64
 
@@ -71,13 +71,12 @@ def _plane(format: Format, plane: Plane, lanes: int, element):
     if step == 1:  # else what lies before the first byte is there to be read, too
         first, bytes_ = first + plane.start, [byte - plane.start for byte in bytes_]
     some, picked, shifted = Vector(narrow.element, max(bytes_) + 1), pick(*bytes_), constant(wide, *shifts)
-    fields, runs, period = 8 // bits - 1, run.bit_length() - 1, (run * 8 // bits).bit_length() - 1  # 2 to the power of two
+    at = inner(place)
 
     @inner
     def integers(block, j):
-        i = lanes * j
-        byte, shift = ((i >> period << runs) + (i & (run - 1))) * step, (i >> runs & fields) * bits
-        numbers = convert(wide, picked(load(some, block + first + byte)))
+        byte, shift = at(lanes * j, run, bits)
+        numbers = convert(wide, picked(load(some, block + first + byte * step)))
         return numbers if bits == 8 else (numbers >> shifted() >> shift) & mask
 
     return integers

@@ -17,6 +17,11 @@ from math import gcd
 import numpy as np
 
 
+def place(i, run: int, bits: int):
+    """(byte, lowest bit) of integer ``i`` of a plane that begins at bit 0: numbers or arrays. Numba compiles it, too."""
+    return i // (run * (8 // bits)) * run + i % run, i // run % (8 // bits) * bits
+
+
 @dataclass(frozen=True)
 class Plane:
     """Integers of ``bits`` each, packed into the bytes of a field; unsigned, except 8-bit ones in a field of signed bytes.
@@ -34,9 +39,8 @@ class Plane:
 
     def place(self, i):
         """(byte of the field, lowest bit) of integer ``i``; numbers or arrays."""
-        fields = 8 // self.bits
-        byte = i // (self.run * fields) * self.run + i % self.run
-        return self.start + self.step * byte, self.shift + i // self.run % fields * self.bits
+        byte, shift = place(i, self.run, self.bits)
+        return self.start + self.step * byte, self.shift + shift
 
 
 @dataclass(frozen=True)
