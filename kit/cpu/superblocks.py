@@ -56,8 +56,8 @@ class Codes(NamedTuple):
 
 
 def _in_vectors(format: Format) -> bool:
-    """Whether each 16 codes lie in 16 consecutive bytes, or all bits but the highest do and that lies in 2: then vectors of
-    64 codes are unpacked at once."""
+    """Whether vectors of 64 codes can be unpacked at once: each 16 codes lie in 16 consecutive bytes, but for planes of one
+    bit a code, of which 16 may lie in 2 bytes."""
     if not format.codes or not format.codes.planes or format.codes.values:
         return False
     low, *more = format.codes.planes
@@ -133,7 +133,7 @@ def _with_lanes(read, format: Format, plane, below: int, part):
         return select(bitcast(mask16, load(u16, at)), broadcast(u8x16, 255), broadcast(u8x16, 0))
 
     @inner(forceinline=True)
-    def more_on_arm(start):  # a load, tbl, cmtst, and, and bsl or sri: if LLVM does not know what has which bits
+    def more_on_arm(start):  # ``kept`` hides from LLVM which bits are set: so it emits tbl, cmtst, and, bsl
         set_ = join(join(sixteen(start + a), sixteen(start + b)), join(sixteen(start + c), sixteen(start + d)))
         return read(start) | (kept(NEON, kept(NEON, set_) & bit) & (256 - bit))
 
