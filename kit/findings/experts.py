@@ -5,6 +5,7 @@ record's. Blocks stay as they lie, never float32. Every way must give the same l
 nobody replaces, is timed beside them.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -46,6 +47,7 @@ _SMALL = 64 << 20  # bytes: of a smaller file some pages always stay
 _BUDGET = 0.5  # seconds for each token asked for: when all are spent, a way takes no further one
 _LEAST = 8  # tokens that it takes in any case; llama.cpp half as many
 _PROBE = 0.02  # seconds in which the disk is read after each token
+_FAULTS = 0.08  # by page faults, whose read-ahead takes up to 10 ms a time
 _PAST, _WARM = "slots past it, 2 readers", ("mapped", "slots through the page cache")
 _FEW = 4  # tokens, which are decoded three times for the time of a token that reads nothing: late are only warm ones
 
@@ -54,10 +56,10 @@ _FEW = 4  # tokens, which are decoded three times for the time of a token that r
 class Run:
     """One way: for each token ``seconds``, those ``in_kernel`` (of all threads), bytes ``read`` from the disk, major and minor
     ``faults``, seconds ``waited`` for slots; ``hits`` of ``asked`` (slots alone); right after it, as a machine's speed changes
-    from second to second, GB/s of the ``disk`` for such reads, and of those ``beyond`` them (page faults,
-    where slots had some), and seconds of the ``output``'s product; ``resident``: bytes of the process at the end; ``digest`` of
-    the first logits ("" of llama.cpp); ``returned``: of what the router itself would have chosen, the share that it would have
-    for the token before."""
+    from second to second, GB/s of the ``disk`` for such reads, and of those ``beyond`` them (dense weights that left memory: in
+    large reads, as fast as past the page cache), and seconds of the ``output``'s product; ``resident``: bytes of the process at
+    the end; ``digest`` of the first logits ("" of llama.cpp); ``returned``: of what the router itself would have chosen, the
+    share that it would have for the token before."""
 
     way: str
     seconds: list[float]
@@ -208,7 +210,7 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False,
     if way.holds == "llama.cpp":
         with llama_cpp.Llama(path, context=64 + tokens, repack=False) as peer:
             run = lambda number, _: peer.logits([1 + number % 3], number, 1)  # noqa: E731
-            return _timed(name, Mapped, range(tokens), run, lambda *_: (math.nan,) * 3)
+            return _timed(name, Mapped, range(tokens), run, lambda _: (math.nan,) * 3)
     with kit.open(path) as file:
         steps, future = sorted_routes(routes_of(file, capture), tokens)
         keep += int(way.given_up * dense_bytes(file))
@@ -227,7 +229,7 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False,
         x, each = torch.ones(1, model.config.hidden_size), request_bytes(file)
         at_once = max(len(ids) for step in steps for ids in step.values()) if way.when == "routed" else 0
 
-        def beside(number, faults):
+        def beside(number):
             read, took = system.counters()[1], []
             with threads.torch_alone():
                 for _ in range(3):
@@ -236,10 +238,9 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False,
                     took.append(time.perf_counter() - start)
             took = median(took) if system.counters()[1] == read else math.nan  # its pages had left memory: not arithmetic
             if way.holds == "mapped":
-                gbps = by_map(file, number, way.advice, at_once)
-            else:
-                gbps = disk.random_gbps(path, way.readers, each, _PROBE, number, way.direct)
-            return gbps, by_map(file, number) if faults and way.holds == "slots" else gbps, took
+                return (by_map(file, number, way.advice, at_once),) * 2 + (took,)
+            probe = functools.partial(disk.random_gbps, path, way.readers, each, _PROBE, number)
+            return (gbps := probe(way.direct)), gbps if way.direct else probe(True), took
 
         run = _timed(name, weights, passes * steps, step, beside)
         weights.close()
@@ -256,7 +257,7 @@ def _timed(name, weights, steps, step, beside) -> Run:
         columns["seconds"].append(time.perf_counter() - start)
         for column, old, new in zip(_COUNTERS, before, _counters(weights), strict=True):
             columns[column].append(new - old)
-        for column, value in zip(_BESIDE, beside(number, columns["faults"][-1]), strict=True):
+        for column, value in zip(_BESIDE, beside(number), strict=True):
             columns[column].append(value)
         fewest = _LEAST if isinstance(weights, Mapped) else _LEAST // 2
         if number >= fewest and time.perf_counter() - began > _BUDGET * len(steps):
@@ -265,20 +266,25 @@ def _timed(name, weights, steps, step, beside) -> Run:
 
 
 def by_map(file, seed: int, advice: str = "", at_once: int = 0) -> float:
-    """GB/s at which random experts come from the disk through the map of an open file, what is read with them counted: each
-    thread touches one after the other, or one thread those ``at_once`` in a layer, after ``advice`` for all of them."""
-    stacks = [name for name in file.tensors if "_exps." in name]
+    """GB/s at which a layer's experts come from the disk through the map of an open file, what is read with them counted: all
+    threads touch their shares of one after the other, or one thread those ``at_once`` in a layer, after ``advice`` for all."""
+    stacks = (name for name in file.tensors if "_exps." in name)
+    layers = [[*names] for _, names in groupby(stacks, key=lambda name: name.split(".")[1])]
     workers, start, before = 1 if at_once else threads.count(), time.perf_counter(), system.counters()[1]
 
     def touch(number):
-        draw = np.random.default_rng(seed * workers + number)
-        while time.perf_counter() - start < _PROBE:
-            some = [file.blocks(name) for name in draw.choice(stacks, max(1, 3 * at_once))]
-            parts = [stack[draw.integers(len(stack))].reshape(-1) for stack in some]
+        draw = np.random.default_rng(seed)  # the same of all threads, each of which touches its share of every matrix
+        while time.perf_counter() - start < _FAULTS:
+            stacks = [file.blocks(name) for name in layers[draw.integers(len(layers))]]
+            chosen = np.sort(draw.choice(len(stacks[0]), at_once or 8, replace=False))
+            parts = [stack[expert].reshape(-1) for expert in chosen for stack in stacks]
             for part in parts if at_once else ():
                 pagecache.advise(part, advice)
             for part in parts:
-                part[:: system.PAGE].max()
+                share = -(-len(part) // workers)
+                part[number * share : (number + 1) * share : system.PAGE].max(initial=0)
+                if not at_once and time.perf_counter() - start >= _FAULTS:
+                    break
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(touch, range(workers)))
