@@ -73,7 +73,7 @@ def _parts(only, samples):
                 yield {"what": part, "missed": f"no control group can be made: {error}"}
                 continue
             command = "-m", "benchmarks.threads"
-            sides = {way: stack.enter_context(Side(*command, way, path, part, group)) for way in SIDES}
+            sides = {way: stack.enter_context(Side(*command, way, path, part, group, **_environment(way))) for way in SIDES}
             rounds = [{way: (side.sample(), side.cpu) for way, side in sides.items()} for _ in range(samples)]
         for place, what in enumerate(("a token", "its CPU time")):
             seconds = pd.DataFrame([{way: found[place] for way, found in turn.items()} for turn in rounds])
@@ -82,6 +82,10 @@ def _parts(only, samples):
                 low, high = measure.bootstrap_median(ratios)
                 row = {"what": f"{what}, {part}, {way}", "ms": 1e3 * seconds[way].median(), "ratio": ratios.median()}
                 yield row | {"low": low, "high": high} | ({"least": 1.0} if way != decode.PEER else {})
+
+
+def _environment(way) -> dict[str, str]:
+    return llama_cpp.ENVIRONMENT if way == decode.PEER else {}
 
 
 @contextmanager

@@ -11,10 +11,11 @@ import model_files
 import pandas as pd
 import pytest
 
-from benchmarks import _speeds, hf, quality, waits
+from benchmarks import _speeds, decode, hf, quality, waits
 from benchmarks.__main__ import NAMES
 from kit.cache import POLICIES
 from kit.gguf.formats import FORMATS
+from kit.lab import llama_cpp
 from kit.model.attention import ATTENTION
 
 SMALL = {  # benchmark -> (constants that make it small, arguments of its run, words that its rows' names begin with)
@@ -89,9 +90,10 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
 
 
 class Here:
-    """A benchmarks._turns.Side in this process."""
+    """A benchmarks._turns.Side in this process; a peer's threads wait as they do without the kit."""
 
     def __init__(self, *command, **environment):
+        assert decode.PEER not in "".join(command) or llama_cpp.ENVIRONMENT.items() <= environment.items()
         module = command[1] if command[0] == "-m" else f"benchmarks.{Path(command[0]).stem}"
         self._run = importlib.import_module(module).side(*command[1 + (command[0] == "-m") :])
 
