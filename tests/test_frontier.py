@@ -1,7 +1,5 @@
 """The memory frontier: the Pareto front, the whole model, gates, and a page cache that is too small."""
 
-import json
-import subprocess
 from dataclasses import replace
 
 import cells
@@ -137,8 +135,7 @@ def test_what_a_group_may_keep_is_part_of_the_way_where_there_is_a_group(monkeyp
     path = synthesize(tmp_path / "tiny.gguf", "tiny-granite")
     for group, way in {"": PRESSED, str(tmp_path / "gone"): replace(PRESSED, capacity=1 << 19)}.items():
         told = [{"seconds": [0.5], "stayed": 0.0, "group": group, "logits": [0.0]}]
-        child = subprocess.CompletedProcess([], 0, json.dumps(told), "")
-        monkeypatch.setattr(pressed.subprocess, "run", lambda *_, child=child, **__: child)
+        monkeypatch.setattr(pressed.child, "call", lambda *_, told=told, **__: told)
         assert [*pressed.measure(path, 1, limit=1 << 19)] == [way]
 
 

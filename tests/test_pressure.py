@@ -16,6 +16,7 @@ from kit.claims.session import Session
 from kit.errors import ReportError
 from kit.findings import pressure
 from kit.lab import system
+from kit.lab.group import Group, missing_rights
 from kit.synthetic.write import cached_model
 
 
@@ -101,15 +102,15 @@ def test_without_rights_swap_is_refused_by_name(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 1000, raising=False)
     monkeypatch.setattr(pressure.shutil, "which", lambda name: None)
     with pytest.raises(ReportError, match=r"rights of root.*mkswap"):
-        pressure.Group(tmp_path, 1 << 20)
+        Group(tmp_path, 1 << 20)
 
 
 # --- real swap
 
-swap = pytest.mark.skipif(bool(pressure.missing_rights()), reason=f"swap needs {', '.join(pressure.missing_rights())}")
+swap = pytest.mark.skipif(bool(missing_rights()), reason=f"swap needs {', '.join(missing_rights())}")
 _MIDDLE = """
 import sys
-from kit.findings.pressure import Group
+from kit.lab.group import Group
 with Group(sys.argv[1], 8 << 20) as group:
     print("inside", flush=True)
     group.run(["sleep", "60"])
@@ -126,9 +127,11 @@ def group_folders(pid: int) -> list[str]:
 
 @swap
 def test_swap_is_there_inside_and_gone_after(tmp_path):
-    with pressure.Group(tmp_path, 8 << 20) as group:
+    with Group(tmp_path, 8 << 20) as group:
         assert swapping(tmp_path) and group_folders(os.getpid())
-        assert group.run(["cat", "/proc/self/cgroup"]).stdout.count(f"kit-pressure-{os.getpid()}")
+        assert group.run(["cat", "/proc/self/cgroup"], capture_output=True, text=True).stdout.count(
+            f"kit-pressure-{os.getpid()}"
+        )
         assert group.run([sys.executable, "-c", "bytearray(2 << 30)"], limit=64 << 20).returncode  # the limit holds
     assert not swapping(tmp_path) and not group_folders(os.getpid()) and not list(tmp_path.iterdir())
 
@@ -148,7 +151,7 @@ def test_a_run_killed_in_the_middle_leaves_nothing(tmp_path, how):
 
 @swap
 def test_a_folder_that_takes_no_swap_is_an_error_that_leaves_nothing(tmp_path):
-    with pytest.raises(ReportError, match="swap = true"), pressure.Group(tmp_path / "missing", 8 << 20):
+    with pytest.raises(ReportError, match="swap = true"), Group(tmp_path / "missing", 8 << 20):
         pass
     assert not group_folders(os.getpid())
 

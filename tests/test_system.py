@@ -28,8 +28,9 @@ OUTSIDE = {  # file -> what it asks by itself, and why that is the same on every
     "costs/ways.py": {"multiprocessing.get_context"},  # spawn, on every system
     "cpu/simd/atomics.py": {"platform.machine"},  # the instruction set, of any system
     "cpu/tasks.py": {"platform.machine"},
-    "findings/pressure.py": {"os.geteuid", "os.preadv", "os.pwrite", "cgroup"},  # swap and groups: root on Linux, or it refuses
+    "findings/pressure.py": {"os.preadv", "os.pwrite"},
     "lab/disk.py": {"os.preadv"},  # Linux and macOS
+    "lab/group.py": {"os.geteuid", "cgroup"},  # swap and groups: root on Linux, or it refuses
     "lab/llama_cpp.py": {"ctypes.CDLL", ".so"},  # another library; Python's extensions end in .so on macOS too
     "lab/machine.py": {"platform.platform"},  # told, not asked for a decision
     "model/experts.py": {"os.preadv"},

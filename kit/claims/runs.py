@@ -62,8 +62,8 @@ def compare(folders: Sequence[Path]) -> list[Row]:
     return [row for entries in zip(*books, strict=True) for row in _rows(entries)]
 
 
-def by_machine(folders: Sequence[Path]) -> dict[str, list[Entry]]:
-    """Runs of several machines: machine id -> the entries of its pooled runs. ReportError when these are of one machine, or of
+def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[Row]]:
+    """(machine ids, a row a claim with the pooled verdict of each machine). ReportError when the runs are of one machine, or of
     several profiles, models or devices."""
     books = [book.read(folder) for folder in folders]
     settings = _one_experiment(folders, books, SETTINGS[1:])
@@ -72,12 +72,6 @@ def by_machine(folders: Sequence[Path]) -> dict[str, list[Entry]]:
         found[setting["machine"]].append(one)
     if len(found) < 2:
         raise ReportError(f"these runs are all of one machine, {', '.join(found)}: kit verify without --across compares them")
-    return dict(found)
-
-
-def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[Row]]:
-    """(machine ids, a row a claim with the pooled verdict of each machine)."""
-    found = by_machine(folders)
     columns = [[_rows(entries)[0] for entries in zip(*books, strict=True)] for books in found.values()]
     rows = [Row(rows[0].claim, "", tuple(row.pooled for row in rows), strictest({row.pooled for row in rows} - {NO_RECORD}))
             for rows in zip(*columns, strict=True)]  # fmt: skip

@@ -61,16 +61,12 @@ def llama_engine(path, context, make=llama_cpp.Llama, kv="float16", exact=False)
     return logits
 
 
-def _no_llama() -> str:
-    return "" if llama_cpp.available() else "not installed: pip install xllamacpp"
-
-
 PEER = "llama.cpp, mmap"
 _OURS = "kit.model.transformer", "kit.cpu.linear"
 ENGINES = {
     "kit": Engine(partial(kit_engine, linear="fused"), _OURS),
     "kit, int8 activations": Engine(partial(kit_engine, linear="fused-int8"), _OURS),
-    PEER: Engine(llama_engine, ("xllamacpp",), _no_llama),
+    PEER: Engine(llama_engine, ("xllamacpp",), lambda: "" if llama_cpp.available() else "not installed: pip install xllamacpp"),
 }
 _COLUMNS = "imports|load|first|prefill|speed|samples|resident|beyond imports|mapped|agree|kl|kl_error|same|reason".split("|")
 _POSITIONS, _WORK = 257, 1e11  # of a text for the quality, and fewer where weights times tokens are more: seconds, not minutes

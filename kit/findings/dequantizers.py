@@ -1,9 +1,6 @@
 """Dequantizers beside each other on a file's matrices, one tensor a thread: the kit's, gguf-py's, and one near the reports'."""
 
-import io
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -15,9 +12,9 @@ import torch
 import kit
 from kit.cpu import dequantize, simd, threads
 from kit.cpu.buffers import ARENA
-from kit.errors import ReportError
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
+from kit.lab import child
 from kit.lab.kept import once_a_run
 from kit.lab.system import usable_cores
 
@@ -47,14 +44,11 @@ SOURCES = {STAND_IN: (StandIn, "cpu"), OURS: (kit.Weights, "cpu"), GGUF_PY: (kit
 @once_a_run
 def measure(path, budget: float = 6.0, cores: int | None = None) -> pd.DataFrame:
     """One row a dequantizer, number of threads and round: seconds, bytes of float32. ``budget``: seconds after three rounds."""
-    command = [sys.executable, "-m", __name__, str(path), str(budget), str(cores or usable_cores())]
-    child = subprocess.run(command, env=os.environ | {"KIT_THREADS": "1"}, capture_output=True, text=True)
-    if child.returncode:
-        raise ReportError(f"dequantizing {path} failed: {child.stderr.strip()[-300:]}")
-    return pd.read_csv(io.StringIO(child.stdout))
+    rows = child.call(_take, str(path), budget, cores or usable_cores(), env=os.environ | {"KIT_THREADS": "1"})
+    return pd.DataFrame(rows, columns=["dequantizer", "threads", "round", "seconds", "bytes"])
 
 
-def _take(path, budget, cores):
+def _take(path, budget, cores) -> list[tuple]:
     counts = sorted({cores} | {2**power for power in range(cores.bit_length()) if 2**power <= cores})
     rows, number, end = [], -1, time.perf_counter() + budget
     with kit.open(path) as file:
@@ -66,10 +60,9 @@ def _take(path, budget, cores):
                     start = time.perf_counter()
                     list(pool.map(lambda tensor, weights=weights: weights.load(tensor).numel(), some))
                     seconds = time.perf_counter() - start
-                rows.append((name, count, number, seconds, sum(map(weights.nbytes, some))))
+                rows += [(name, count, number, seconds, sum(map(weights.nbytes, some)))] * (number >= 0)
             number += 1
-    table = pd.DataFrame(rows, columns=["dequantizer", "threads", "round", "seconds", "bytes"])
-    print(table[table["round"] >= 0].to_csv(index=False))
+    return rows
 
 
 def _some(file, nbytes) -> list[str]:
@@ -78,7 +71,3 @@ def _some(file, nbytes) -> list[str]:
     smallest = pd.Series(sizes).sort_values(kind="stable")
     count = max(2, int((smallest.cumsum() <= nbytes).sum()))
     return list(smallest.index[:count][::-1])  # the largest first: no thread is left with one at the end
-
-
-if __name__ == "__main__":
-    _take(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))

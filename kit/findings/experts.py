@@ -7,11 +7,8 @@ nobody replaces, is timed beside them.
 
 import functools
 import hashlib
-import json
 import math
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -32,11 +29,11 @@ from kit.cache.traces import Requests
 from kit.costs.experts import dense_bytes
 from kit.cpu import threads
 from kit.errors import ReportError
-from kit.findings.pressure import Group, missing_rights
 from kit.gguf import pagecache
 from kit.gguf.names import layer_of
 from kit.gguf.sources import resolve
-from kit.lab import disk, llama_cpp, system
+from kit.lab import child, disk, llama_cpp, system
+from kit.lab.group import Group, missing_rights
 from kit.lab.note import doing
 from kit.model.cpu_ops import CpuOps
 from kit.model.experts import WAYS, Mapped, Slots, Way, policy_of
@@ -342,22 +339,14 @@ def keep(lab, runs, table) -> None:
 
 
 def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict:
-    job = json.dumps([str(path), capture, list(names), tokens, keep, warm])
-    command = [sys.executable, "-m", "kit.findings.experts", job]
-    if any(WAYS[name].holds == "llama.cpp" for name in names):
-        command = ["env", *(f"{name}={value}" for name, value in llama_cpp.ENVIRONMENT.items()), *command]
-    if group:
-        done = group.run(command, limit, timeout=900)
-    else:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    if done.returncode:
-        raise ReportError(f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or ['killed'])[-1][-300:]}")
-    told = json.loads(done.stdout.splitlines()[-1])
+    how = {"run": functools.partial(group.run, limit=limit)} if group else {}
+    peers = any(WAYS[name].holds == "llama.cpp" for name in names)
+    how |= {"env": os.environ | (llama_cpp.ENVIRONMENT if peers else {}), "timeout": 900}
+    told = child.call(_taken, str(path), capture, names, tokens, keep, warm, **how)
     return told | {"runs": [Run(**run) for run in told["runs"]]}
 
 
-def _main(job):
-    path, capture, names, tokens, keep, warm = json.loads(job)
+def _taken(path, capture, names, tokens, keep, warm) -> dict:
     if warm:  # kernels are compiled, and every page comes into memory and is mapped before it is timed
         with kit.open(path) as file:
             kit.Transformer(kit.Weights(file), linear="fused-int8").step([1], kit.Transformer(kit.Weights(file)).new_cache(8))
@@ -365,8 +354,4 @@ def _main(job):
         runs = [decode(path, capture, name, tokens, keep, warm=True, passes=3) for name in names]
     else:
         own, runs = 0, [decode(path, capture, name, tokens, keep) for name in names]
-    print(json.dumps({"own": own, "runs": [asdict(run) for run in runs]}))
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1])
+    return {"own": own, "runs": [asdict(run) for run in runs]}

@@ -18,7 +18,12 @@ def observe(
     to the cache, ``one`` (did the same instance answer?), ``held_bytes``, and ``asked`` (gets of the last pass).
     """
     cache, loaded = make(), []
-    handles = {name: partial(cache.get, name, tensors[name], partial(_load, loaded, name)) for name in arrival}
+
+    def load(name):
+        loaded.append(name)
+        return len(loaded)
+
+    handles = {name: partial(cache.get, name, tensors[name], partial(load, name)) for name in arrival}
     owner = (cache,)
     seen = SimpleNamespace(counter=[], references=sys.getrefcount(owner[0]) - 1)  # less the argument of this call
     instance = getattr(cache, "instance", cache)
@@ -44,8 +49,3 @@ def observe(
         get()
     seen.asked = cache.stats.gets - before
     return seen
-
-
-def _load(loaded: list[str], name: str) -> int:
-    loaded.append(name)
-    return len(loaded)

@@ -1,17 +1,12 @@
 """A page cache that is too small: tokens straight from the blocks in a process of its own whose memory is really limited.
 
-Run as a program: ``python -m kit.findings.pressed FILE TOKENS LIMIT PINNED...`` prints one line of JSON.
-
-With LIMIT the process moves into a control group with that much memory, page cache included (cgroup v1 or v2), so the
-kernel itself evicts pages, and mincore(2) says what stayed. Where no group may be made, and for PINNED, what is not held is
-read past the page cache.
+Under a limit the process moves into a control group with that much memory, page cache included (cgroup v1 or v2), so the
+kernel itself evicts pages, and mincore(2) says what stayed. Where no group may be made, and for pinned blocks, what is not
+held is read past the page cache.
 """
 
 import gc
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,8 +18,8 @@ import torch
 import kit
 from kit.costs.order import Decode
 from kit.costs.ways import Measured, Way
-from kit.errors import KitError
 from kit.gguf import pagecache
+from kit.lab import child
 from kit.lab.system import join_group
 from kit.model.pinned import PinnedBlocks
 
@@ -52,12 +47,10 @@ def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0)
     a group of ``limit`` bytes if one may be made, which may keep so many. No other process may have the file mapped."""
     gc.collect()  # models that are done with refer to themselves, and mapped pages cannot be dropped
     ways = [*map(pinned_blocks, pinned), PRESSED]
-    arguments = [sys.executable, "-m", __name__, *map(str, (path, tokens, limit, *pinned))]
-    child = subprocess.run(arguments, capture_output=True, text=True, timeout=600)
-    if child.returncode:
-        reason = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
-        return {way: Pressed(None, reason) for way in ways}
-    told = json.loads(child.stdout.splitlines()[-1])
+    try:
+        told = child.call(_taken, str(path), tokens, limit, *pinned, timeout=600)
+    except child.Ended as ended:
+        return {way: Pressed(None, str(ended)) for way in ways}
     if group := told[-1]["group"]:
         ways[-1] = replace(PRESSED, capacity=limit)
         with suppress(OSError):
@@ -100,16 +93,9 @@ def _take_mapped(path: str, tokens: int, group: str) -> dict:
     return {"seconds": seconds[1:], "stayed": max(stayed[1:]), "group": group, "logits": logits.tolist()}
 
 
-def _child(path: str, tokens: int, limit: int, *pinned: int) -> list[dict]:
+def _taken(path: str, tokens: int, limit: int, *pinned: int) -> list[dict]:
     found = [_take(path, tokens, nbytes) for nbytes in pinned]  # and compiles, before memory is short
     gc.collect()
     pagecache.drop(path)
     group = join_group(limit) if limit else ""
     return [*found, _take_mapped(path, tokens, group) if group else _take(path, tokens, 0)]
-
-
-if __name__ == "__main__":
-    try:
-        print(json.dumps(_child(sys.argv[1], *map(int, sys.argv[2:]))))
-    except (KitError, MemoryError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")

@@ -6,16 +6,13 @@ By default a file in the run's folder stands for the swap (``Spilled``), past th
 ``swap=True`` takes real swap and a memory limit instead (``Group``), which only root on Linux may.
 """
 
-import json
 import mmap
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -27,9 +24,11 @@ from kit.cpu.buffers import ARENA
 from kit.errors import ReportError
 from kit.gguf.cut import what_fits
 from kit.gguf.names import layer_of
+from kit.lab import child
+from kit.lab.group import Group
 from kit.lab.kept import once_a_run
 from kit.lab.note import doing
-from kit.lab.system import PAGE, group_root, open_past, own_memory
+from kit.lab.system import PAGE, open_past, own_memory
 from kit.model.hyperparameters import read_config
 from kit.units import format_bytes
 
@@ -190,73 +189,6 @@ def _spilled(file, limit, folder, inferences, budget, piece):
 
 # --- root on Linux: real swap and a memory limit ---------------------------------------------------------------------------
 
-# The guard makes swap file and group and takes them away when the pipe to its parent ends, which a killed parent does too.
-_GUARD = """
-set -eu
-swap=$1 group=$2 bytes=$3
-end() { # a process may join, or a dead one linger, until the group is gone
-  set +e; tries=0
-  until [ ! -d "$group" ] || rmdir "$group" || [ $((tries += 1)) -gt 300 ]; do
-    kill -9 $(cat "$group/cgroup.procs"); sleep 0.1
-  done 2>/dev/null
-  [ "$bytes" = 0 ] || { swapoff "$swap"; rm -f "$swap"; }
-}
-trap end EXIT
-umask 077
-[ "$bytes" = 0 ] || { fallocate -l "$bytes" "$swap"; mkswap "$swap" >&2; swapon "$swap" >&2; }
-mkdir "$group"; test -e "$group/$4"
-echo ready
-cat >/dev/null
-"""
-_TOOLS = ("fallocate", "mkswap", "swapon", "swapoff")
-
-
-def missing_rights(swap: bool = True) -> list[str]:
-    """What a memory limit, and ``swap`` beside it, needs and this process lacks."""
-    lacks = {
-        "the rights of root": not hasattr(os, "geteuid") or os.geteuid() != 0,
-        "Linux with the memory controller of cgroup v1 or v2": group_root() is None,
-        "the commands " + ", ".join(_TOOLS): swap and not all(map(shutil.which, _TOOLS)),
-    }
-    return [what for what, lacking in lacks.items() if lacking]
-
-
-class Group:
-    """Real swap of ``nbytes`` on a file in ``folder`` (0: none), and a group of processes under a memory limit, while the
-    ``with`` lasts.
-
-    ReportError says which right is missing, or what the system refused. Swap, group and file go however this process ends.
-    """
-
-    def __init__(self, folder: Path, nbytes: int):
-        if lacks := missing_rights(nbytes > 0):
-            raise ReportError(f"swap = true: this process lacks {'; '.join(lacks)}; leave swap = false for a spill file")
-        root, self._limit = group_root()
-        self._folder = root / f"kit-pressure-{os.getpid()}"
-        self._command = [str(Path(folder) / f"swap-{os.getpid()}"), str(self._folder), str(nbytes), self._limit]
-
-    def __enter__(self):
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        command = ["sh", "-c", _GUARD, "guard", *self._command]
-        self._guard = subprocess.Popen(command, text=True, start_new_session=True, **pipes)  # no Ctrl-C reaches the guard
-        if self._guard.stdout.readline() != "ready\n":
-            said = self._guard.communicate()[1].strip()
-            raise ReportError(f"swap = true: {said[-300:]}; name a folder on ext4 or xfs by out=, or leave swap = false")
-        return self
-
-    def __exit__(self, *_):
-        self._guard.communicate()
-
-    def run(self, command: list[str], limit: int | None = None, timeout: float = 300.0) -> subprocess.CompletedProcess:
-        """A command in the group, with so many bytes of memory (None: as many as there are)."""
-        unlimited = "max" if self._limit == "memory.max" else "-1"
-        (self._folder / self._limit).write_text(str(limit or unlimited))
-        joined = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._folder / "cgroup.procs"), *command]
-        try:
-            return subprocess.run(joined, capture_output=True, text=True, timeout=timeout)
-        except subprocess.TimeoutExpired:
-            raise ReportError(f"swap = true: a way took more than {timeout:.0f} s under a limit of {limit} bytes") from None
-
 
 @once_a_run
 @doing("measuring memory pressure with swap")
@@ -269,36 +201,35 @@ def swapped(path, tiny, shares, folder: Path, inferences: int = 3, budget: float
     touch(2 * used)
     with Group(folder, 2 * used + (256 << 20)) as group:
 
-        def child(way, limit=None):
-            arguments = map(str, (path, tiny, way, inferences, budget / len(shares)))
-            run = group.run([sys.executable, "-m", "kit.findings.pressure", *arguments], limit)
-            if run.returncode == -signal.SIGKILL:  # seen on Linux 6.18 under cgroup 1, idle, most of the swap free
+        def take(way, limit=None):
+            given = str(path), str(tiny), way, inferences, budget / len(shares)
+            try:
+                return child.call(_taken, *given, run=partial(group.run, limit=limit))
+            except child.Ended as ended:
+                if ended.code != -signal.SIGKILL:
+                    raise ReportError(f"swap = true: {way}, limit {limit}: {ended}") from None
+                # seen on Linux 6.18 under cgroup 1, idle, most of the swap free
                 what = "the kernel ended it; it may do so where the swap is written more slowly than memory is asked for"
-                raise Killed(f"swap = true: {way}, limit {limit}: {what}; leave swap = false for a spill file")
-            if run.returncode:
-                raise ReportError(f"swap = true: {way}, limit {limit}: ended with {run.returncode}: {run.stderr[-300:]}")
-            return json.loads(run.stdout.splitlines()[-1])
+                raise Killed(f"swap = true: {way}, limit {limit}: {what}; leave swap = false for a spill file") from None
 
-        own = child("blocks")["own"]
-        found = {
-            share: {way: child(way, None if share >= 1 else own + round(share * used)) for way in WAYS} for share in shares
-        }
+        own = take("blocks")["own"]
+        found = {share: {way: take(way, None if share >= 1 else own + round(share * used)) for way in WAYS} for share in shares}
     for share, told in found.items():
         if len({told[way]["tokens"][0] for way in WAYS}) > 1:
             raise ReportError(f"{path}: at {share:.0%} of the float32 weights in memory the ways give other tokens: {told}")
     return {share: {way: told[way]["seconds"] for way in WAYS} for share, told in found.items()}
 
 
-def _child(path, tiny, way, inferences, budget):
+def _taken(path, tiny, way, inferences, budget) -> dict:
     _warm(tiny, [way])
     seconds, tokens = [], []
     with kit.open(path) as whole:
         inference = _model(what_fits(whole, MOST[True]), way)
-        while len(seconds) < 2 or (len(seconds) < int(inferences) and sum(seconds) < float(budget)):
+        while len(seconds) < 2 or (len(seconds) < inferences and sum(seconds) < budget):
             took, logits = inference(len(seconds))
             seconds.append(took)
             tokens.append(int(logits.argmax()))
-    print(json.dumps({"seconds": seconds, "tokens": tokens, "own": own_memory()}))
+    return {"seconds": seconds, "tokens": tokens, "own": own_memory()}
 
 
 # --- a run's curve ---------------------------------------------------------------------------------------------------------
@@ -339,7 +270,3 @@ def ratios(curve: pd.DataFrame, others: dict[str, list[float]]) -> pd.DataFrame:
     return table.assign(
         **{"first / before": table["first"] / table["before"], "second / first": table["second"] / table["first"]}
     )
-
-
-if __name__ == "__main__":
-    _child(*sys.argv[1:])

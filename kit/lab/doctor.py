@@ -45,15 +45,11 @@ def _noted(subject: str, finding: str, remedy: str = "") -> Check:
 
 
 def _libraries() -> list[Check]:
-    rows = []
-    for name in ("numpy", "torch", "numba", "gguf"):
-        version = machine.library_version(name)
-        remedy = "" if version else "pip install --editable . in the checkout"
-        rows.append(Check(name, "ok" if version else "bad", version or "not installed", remedy))
-    for name in ("papermill", "jupyterlab"):
-        version, remedy = machine.library_version(name), "pip install 'gguf-kit[notebooks]' for notebooks, tables and figures"
-        rows.append(_noted(name, version or "not installed", "" if version else remedy))
-    return rows
+    bare = dict.fromkeys(("numpy", "torch", "numba", "gguf"), ("bad", "pip install --editable . in the checkout"))
+    extra = ("note", "pip install 'gguf-kit[notebooks]' for notebooks, tables and figures")
+    found = {name: machine.library_version(name) for name in (*bare, "papermill", "jupyterlab")}
+    return [Check(name, "ok", version) if version else Check(name, state, "not installed", remedy)
+            for name, version in found.items() for state, remedy in [bare.get(name, extra)]]  # fmt: skip
 
 
 def _environment() -> Check:

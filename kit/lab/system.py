@@ -74,18 +74,6 @@ def _sys_caches() -> int:
     return sum(sizes.values())
 
 
-def _direct(path, flags: int) -> int:
-    return os.open(path, flags | os.O_DIRECT)
-
-
-def _fadvise(file) -> None:
-    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _io_read() -> int:
-    return psutil.Process().io_counters().read_bytes
-
-
 def _read(path) -> str:
     try:
         return Path(path).read_text(errors="replace")
@@ -110,10 +98,6 @@ _SYSCTLS = {  # level 0: performance cores, 1: efficiency cores
     "performance cores": "hw.perflevel0.logicalcpu", "efficiency cores": "hw.perflevel1.logicalcpu",
     "L1 data": "hw.perflevel0.l1dcachesize", "L2 unified": "hw.perflevel0.l2cachesize", "L3 unified": "hw.l3cachesize",
 }  # fmt: skip
-
-
-def _mac_name() -> str:
-    return _sysctl("machdep.cpu.brand_string")
 
 
 def _mac_facts() -> dict[str, str]:
@@ -184,13 +168,17 @@ class System(NamedTuple):
 _V1, _V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 SYSTEMS = {
     "linux": System(
-        cpu=_proc_name, facts=_proc_facts, cores=_allowed_cores, caches=_sys_caches, past=_direct, forget=_fadvise, pages=True,
-        advice={"random": 1, "willneed": 3, "populate": 22, "ahead": 22}, read=_io_read,
+        cpu=_proc_name, facts=_proc_facts, cores=_allowed_cores, caches=_sys_caches, pages=True,
+        past=lambda path, flags: os.open(path, flags | os.O_DIRECT),
+        forget=lambda file: os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED),
+        advice={"random": 1, "willneed": 3, "populate": 22, "ahead": 22},
+        read=lambda: psutil.Process().io_counters().read_bytes,
         groups={_V1: "memory.limit_in_bytes", _V2: "memory.max"},
     ),
     "darwin": System(
-        cpu=_mac_name, facts=_mac_facts, cores=_mac_cores, caches=_mac_caches, past=_uncached, forget=_invalidate, pages=True,
-        advice={"random": 1, "willneed": 3, "ahead": 3}, read=_rusage_read, peak_unit=1, library="lib{}.dylib",
+        cpu=lambda: _sysctl("machdep.cpu.brand_string"), facts=_mac_facts, cores=_mac_cores, caches=_mac_caches, pages=True,
+        past=_uncached, forget=_invalidate, advice={"random": 1, "willneed": 3, "ahead": 3}, read=_rusage_read, peak_unit=1,
+        library="lib{}.dylib",
     ),
     "win32": System(library="{}.dll"),
 }  # fmt: skip

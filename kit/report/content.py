@@ -6,6 +6,7 @@ import html
 import re
 
 import nh3
+from markupsafe import Markup
 from nbconvert.filters import Highlight2HTML, ansi2html
 from nbconvert.filters.markdown_mistune import markdown2html_mistune
 
@@ -56,8 +57,7 @@ def markdown(source: str, prefix: str) -> tuple[str, list[tuple[int, str, str]]]
 
     def mark(match: re.Match) -> str:
         level, inner = int(match[1]), match[2]
-        text = html.unescape(re.sub(r"<[^>]*>", "", inner)).strip()
-        headings.append((level, f"{prefix}-{len(headings) + 1}", text))
+        headings.append((level, f"{prefix}-{len(headings) + 1}", Markup(inner).striptags()))
         return f'<h{level} id="{headings[-1][1]}">{inner}</h{level}>'
 
     return _HEADING.sub(mark, markup), headings

@@ -4,10 +4,10 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from html import unescape
 from itertools import pairwise
 from pathlib import Path
 
+from markupsafe import Markup
 from nbconvert.preprocessors.coalescestreams import CoalesceStreamsPreprocessor
 
 from kit.claims import evidence, records
@@ -115,10 +115,10 @@ def answer(cells: list[dict]) -> str:
 def summary(cells: list[dict]) -> str:
     """The text of a notebook's answer, or of its first paragraph while there is none: its question."""
     if told := answer(cells):
-        return unescape(re.sub(r"<[^>]*>", "", told)).strip().removeprefix("Answer. ")
+        return Markup(told).striptags().removeprefix("Answer. ")
     for cell in cells:
         if cell["kind"] == "markdown" and (match := re.search(r"<p>(.*?)</p>", cell["body"], re.DOTALL)):
-            return unescape(re.sub(r"<[^>]*>", "", match[1])).strip().removeprefix("Question. ")
+            return Markup(match[1]).striptags().removeprefix("Question. ")
     return ""
 
 

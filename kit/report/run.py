@@ -127,6 +127,13 @@ def latest(results: Path) -> Path:
     return states[-1].parent
 
 
+def newest(results: Path) -> Iterator[Run]:
+    """The runs under ``results`` whose state can be read, the newest first."""
+    for state in sorted(results.glob(f"*/{STATE}"), key=lambda path: -path.stat().st_mtime):
+        with suppress(ReportError):
+            yield load(state.parent)
+
+
 def start(folder: Path, request: Request) -> Run:
     """A new run in ``folder``, which is made; ReportError when it cannot be written, holds a run already, or other files."""
     with alone(folder):
@@ -218,25 +225,22 @@ def pending(run: Run, jobs: list[Job]) -> list[Job]:
 def keep(run: Run, jobs: list[Job]) -> None:
     """Copy into a new run what the newest run of the same request on this kind of machine has of its jobs, where nothing
     changed that they follow from; with them the machine as it was measured then."""
-    for state in sorted(run.folder.parent.glob(f"*/{STATE}"), key=lambda path: -path.stat().st_mtime):
-        if state.parent == run.folder:
+    for earlier in newest(run.folder.parent):
+        asked = [(each.machine_id, replace(each.request, only=())) for each in (run, earlier)]
+        if earlier.folder == run.folder or asked[0] != asked[1]:
             continue
-        with suppress(ReportError):
-            earlier = load(state.parent)
-            asked = [replace(each.request, only=()) for each in (run, earlier)]
-            left = {job.name for job in pending(earlier, jobs)}
-            whole = {job.name for job in jobs if (earlier.folder / f"{job.name}.ipynb").exists()}
-            kept = sorted(whole - left)
-            if asked[0] == asked[1] and earlier.machine_id == run.machine_id and kept:
-                files = [path for name in kept for kind in KEPT for path in earlier.folder.glob(f"{name}.{kind}")]
-                for path in (*files, *filter(Path.exists, (earlier.folder / name for name in OF_RUN))):
-                    shutil.copy2(path, run.folder / path.name)
-                for name in kept:
-                    row = earlier.notebooks[name]
-                    run.notebooks[name] = replace(row, kept=row.kept or earlier.folder.name)
-                run.planned = sorted({*run.planned, *kept})
-                run.save()
-                return
+        left = {job.name for job in pending(earlier, jobs)}
+        whole = {job.name for job in jobs if (earlier.folder / f"{job.name}.ipynb").exists()}
+        if kept := sorted(whole - left):
+            files = [path for name in kept for kind in KEPT for path in earlier.folder.glob(f"{name}.{kind}")]
+            for path in (*files, *filter(Path.exists, (earlier.folder / name for name in OF_RUN))):
+                shutil.copy2(path, run.folder / path.name)
+            for name in kept:
+                row = earlier.notebooks[name]
+                run.notebooks[name] = replace(row, kept=row.kept or earlier.folder.name)
+            run.planned = sorted({*run.planned, *kept})
+            run.save()
+            return
 
 
 READ_ALL = ("08",)  # the claims: their verdicts come from the records of every notebook
@@ -246,11 +250,9 @@ OF_RUN = ("environment.json", "peers.json")  # measured once, for all notebooks
 
 def expected(profile: str, jobs: list[Job], results: Path) -> list[float]:
     """Seconds of each job in the newest run of the profile under ``results``; where there is none, their numbers of cells."""
-    for state in sorted(results.glob(f"*/{STATE}"), key=lambda path: -path.stat().st_mtime):
-        with suppress(ReportError):
-            earlier = load(state.parent)
-            if earlier.request.profile == profile and all(job.name in earlier.notebooks for job in jobs):
-                return [earlier.notebooks[job.name].seconds for job in jobs]
+    for earlier in newest(results):
+        if earlier.request.profile == profile and all(job.name in earlier.notebooks for job in jobs):
+            return [earlier.notebooks[job.name].seconds for job in jobs]
     return [float(job.cells) for job in jobs]
 
 
@@ -281,29 +283,25 @@ def perform(
     ReportError when another process runs notebooks in the folder.
     """
     with alone(run.folder):
-        _perform(run, jobs, timeout, on_cell, on_end, on_second, taken)
-
-
-def _perform(run, jobs, timeout, on_cell, on_end, on_second, taken):
-    run.plan(jobs)
-    for job in jobs:
-        for kind in ("jsonl", "ipynb", "html", "png"):
-            (run.folder / f"{job.name}.{kind}").unlink(missing_ok=True)
-        run.notebooks.pop(job.name, None)
-        run.save()
-        target = run.folder / f"{job.name}.ipynb"
-        kept = taken and taken / job.name
-        outcome = execute(job.source, target, job.parameters, timeout, lambda n, job=job: on_cell(job, n), on_second, kept)
-        run.notebooks[job.name] = Row(**asdict(outcome), finished=now(), digest=job.digest, read_gbps=run.read_gbps)
-        if outcome.status != "ok":
-            failure = records.Record(
-                run_id=run.folder.name, notebook=job.name, quantity="notebook", unit="", status="failed",
-                reason=f"cell {outcome.cell}: {outcome.reason}", parameters=job.parameters,
-                machine_id=run.machine_id, commit=machine.git_commit(), kit_version=run.kit_version,
-            )  # fmt: skip
-            records.append(target.with_suffix(".jsonl"), failure)
-        run.save()
-        on_end(job, outcome)
+        run.plan(jobs)
+        for job in jobs:
+            for kind in ("jsonl", "ipynb", "html", "png"):
+                (run.folder / f"{job.name}.{kind}").unlink(missing_ok=True)
+            run.notebooks.pop(job.name, None)
+            run.save()
+            target = run.folder / f"{job.name}.ipynb"
+            kept = taken and taken / job.name
+            outcome = execute(job.source, target, job.parameters, timeout, lambda n, job=job: on_cell(job, n), on_second, kept)
+            run.notebooks[job.name] = Row(**asdict(outcome), finished=now(), digest=job.digest, read_gbps=run.read_gbps)
+            if outcome.status != "ok":
+                failure = records.Record(
+                    run_id=run.folder.name, notebook=job.name, quantity="notebook", unit="", status="failed",
+                    reason=f"cell {outcome.cell}: {outcome.reason}", parameters=job.parameters,
+                    machine_id=run.machine_id, commit=machine.git_commit(), kit_version=run.kit_version,
+                )  # fmt: skip
+                records.append(target.with_suffix(".jsonl"), failure)
+            run.save()
+            on_end(job, outcome)
 
 
 def read_notebook(path: Path):

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,10 +126,8 @@ class _Child:
 
     def _look(self) -> None:
         for process in list(self._seen):
-            try:
+            with suppress(psutil.NoSuchProcess):
                 self._seen.update(process.children(recursive=True))
-            except psutil.NoSuchProcess:
-                continue
 
     def __enter__(self):
         return self
@@ -140,10 +139,8 @@ class _Child:
         finally:
             self._look()
             for process in self._seen:
-                try:
+                with suppress(psutil.NoSuchProcess):
                     process.kill()
-                except psutil.NoSuchProcess:
-                    continue
             self.process.wait()
             self.process.stdin.close()
             os.close(self._pipe)

@@ -59,11 +59,6 @@ class Prepare(WorkerPlugin):
         await worker.set_resources(**{resource(machine.machine_id()): 1})
 
 
-def identity() -> tuple[str, str]:
-    """(version of the kit, kind of machine) of the process that calls this."""
-    return kit.__version__, machine.machine_id()
-
-
 def run_cell(cell: Cell, timeout: float | None = None) -> Answer:
     """Run a cell's notebook here with everything that `kit reproduce` writes; a model is generated if need be."""
     with tempfile.TemporaryDirectory(prefix="kit-sweep-") as base:
@@ -155,7 +150,7 @@ def connect(scheduler: str = "", workers: int = 1, wait: float = 60, say: Callab
 
 def kinds(client: Client) -> list[str]:
     """The kinds of machine that the workers run on; ReportError for a worker with another version of the kit."""
-    found = client.run(identity)
+    found = client.run(lambda: (kit.__version__, machine.machine_id()))
     for address, (version, _) in found.items():
         if version != kit.__version__:
             raise ReportError(f"the worker {address} has kit {version}, this is {kit.__version__}: install the same there")
@@ -188,25 +183,20 @@ def perform(
     A cell that fails, or whose worker dies three times, is a failed cell with its reason; the rest goes on. ReportError
     when another sweep writes to ``out``.
     """
+    batch, futures = uuid.uuid4().hex[:8], {}  # a failed cell that runs again must not get its old answer
     with alone(out):
-        _perform(client, cells, out, timeout, on_end)
-
-
-def _perform(client, cells, out, timeout, on_end):
-    batch = uuid.uuid4().hex[:8]  # a failed cell that runs again must not get its old answer
-    futures = {
-        client.submit(run_cell, cell, timeout, key=f"{cell.name}-{batch}", pure=False, resources={resource(cell.kind): 1}): cell
-        for cell in cells
-    }
-    try:
-        for future in as_completed(list(futures), loop=client.loop):
-            cell = futures[future]
-            answer = _answer(future, cell.kind)
-            keep(out, cell, answer)
-            on_end(cell, answer)
-            future.release()
-    finally:
-        client.cancel(list(futures), force=True)
+        try:
+            for cell in cells:
+                key, takes = f"{cell.name}-{batch}", {resource(cell.kind): 1}
+                futures[client.submit(run_cell, cell, timeout, key=key, pure=False, resources=takes)] = cell
+            for future in as_completed(list(futures), loop=client.loop):
+                cell = futures[future]
+                answer = _answer(future, cell.kind)
+                keep(out, cell, answer)
+                on_end(cell, answer)
+                future.release()
+        finally:
+            client.cancel(list(futures), force=True)
 
 
 def _answer(future, kind: str) -> Answer:

@@ -1,0 +1,34 @@
+"""A function in a process of its own, under other variables or a limit of memory."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+from kit.errors import KitError, ReportError
+
+
+class Ended(ReportError):
+    """A process that failed: its exit ``code`` (of a signal that ended it: less than 0), and the last that it said."""
+
+    def __init__(self, done: subprocess.CompletedProcess):
+        self.code = done.returncode
+        super().__init__(f"ended with {self.code}: {(done.stderr.strip().splitlines() or ['killed'])[-1][-300:]}")
+
+
+def call(function, *arguments, run=subprocess.run, **how):
+    """What ``function(*arguments)`` returns, both plain data (JSON), from a new process that ``run`` starts as ``how`` says
+    (arguments of subprocess.run). Ended where it fails."""
+    command = [sys.executable, "-m", __name__, function.__module__, function.__name__, json.dumps(arguments)]
+    done = run(command, capture_output=True, text=True, **how)
+    if done.returncode:
+        raise Ended(done)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    try:
+        module, name, arguments = sys.argv[1:]
+        print(json.dumps(getattr(importlib.import_module(module), name)(*json.loads(arguments))))
+    except (KitError, MemoryError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
