@@ -18,6 +18,7 @@ from kit.commands.cli import main
 from kit.costs.experts import PROCESS, Study
 from kit.errors import ReportError
 from kit.findings import experts
+from kit.gguf import pagecache, writer
 from kit.model import experts as holders
 from kit.synthetic.write import synthesize
 
@@ -168,6 +169,21 @@ def test_every_way_gives_the_same_logits_and_slots_hit_as_the_replay_does(record
             assert sum(run.hits) == kit.replay(future.counted(), policy).hits, run.way
             assert sum(run.asked) == len(future)
     assert runs[0].hits == [0] * 13
+
+
+def test_slots_of_a_split_mixture_read_the_file_that_each_matrix_lies_in(recorded, tmp_path):
+    """They read all matrices from the first file, at the offsets of the others."""
+    model, out = recorded
+    with kit.open(model) as file:
+        specs = list(file.tensors.values())
+        for number, part in enumerate((specs[:20], specs[20:])):
+            metadata = {**(file.metadata if not number else {}), "split.no": number, "split.count": 2}
+            plain = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in metadata.items()}
+            writer.write(tmp_path / f"moe-{number + 1:05}-of-00002.gguf", plain, part, [file.blocks(one.name) for one in part])
+    split = tmp_path / "moe-00001-of-00002.gguf"
+    ways = "mapped", "slots past it, 2 readers", "slots through the page cache"
+    assert len({experts.decode(path, str(out), way, 13, 1 << 22).digest for path in (model, split) for way in ways}) == 1
+    assert pagecache.resident_fraction(split) > 0.01 and pagecache.drop(split) and pagecache.resident_fraction(split) <= 0.01
 
 
 def test_the_notebook_takes_each_format_with_a_model_and_a_mixture_without_a_record(recorded, tmp_path):

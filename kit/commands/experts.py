@@ -63,6 +63,7 @@ def command(routes, model, memory, disk, as_json, report):
     with kit.open(path) if path else nullcontext() as file:
         found = routing.given(routes, file)
         dense, each = (dense_bytes(file), records.request_bytes(file)) if file else (int(found.dense_bytes.sum()), 0)
+        large = file and file.largest
     if drawn:
         basis.append(
             f"nobody recorded this model's routing: {len(found.decoded)} tokens of {found.used:.0f} of {found.experts} experts "
@@ -72,7 +73,7 @@ def command(routes, model, memory, disk, as_json, report):
     if not path:
         basis.append(f"dense weights of the record ({len(found.dense_bytes)} layers, no embedding or output)")
     if speed is None and path and Path(path).exists():
-        speed = max(random_gbps(path, readers, each) for readers in (1, 2, 4))
+        speed = max(random_gbps(large, readers, each) for readers in (1, 2, 4))
         basis.append(f"the disk under the model, measured: {speed:.2f} GB/s past the page cache, a matrix of an expert a read")
     elif speed is None:
         basis.append("no speed of a disk: give --disk 2GB/s, or MODEL, for seconds")

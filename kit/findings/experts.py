@@ -201,7 +201,7 @@ def _counters(weights) -> tuple:
 
 def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False, passes: int = 1) -> Run:
     """Decode with one of WAYS, from a dropped page cache, or from a ``warm`` one; ``passes``: so often the same tokens."""
-    if not warm and not pagecache.drop(Path(path)) and os.path.getsize(path) > _SMALL:
+    if not warm and not pagecache.drop(path) and os.path.getsize(path) > _SMALL:
         raise ReportError(f"{path}: its pages cannot be dropped from memory; is another process using it?")
     way = WAYS[name]
     if way.holds == "llama.cpp":
@@ -236,7 +236,7 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False,
             took = median(took) if system.counters()[1] == read else math.nan  # its pages had left memory: not arithmetic
             if way.holds == "mapped":
                 return (by_map(file, number, way.advice, at_once),) * 2 + (took,)
-            probe = functools.partial(disk.random_gbps, path, way.readers, each, _PROBE, number)
+            probe = functools.partial(disk.random_gbps, file.largest, way.readers, each, _PROBE, number)
             return (gbps := probe(way.direct)), gbps if way.direct else probe(True), took
 
         run = _timed(name, weights, passes * steps, step, beside)
@@ -286,7 +286,7 @@ def by_map(file, seed: int, advice: str = "", at_once: int = 0) -> float:
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(touch, range(workers)))
     read = (system.counters()[1] - before) / (time.perf_counter() - start) / 1e9
-    return read or disk.random_gbps(file.path, workers, request_bytes(file), _PROBE, seed, False)  # all were in memory
+    return read or disk.random_gbps(file.largest, workers, request_bytes(file), _PROBE, seed, False)  # all were in memory
 
 
 # --- in the parent ---------------------------------------------------------------------------------------------------------

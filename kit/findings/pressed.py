@@ -76,7 +76,7 @@ def _take(path: str, tokens: int, pinned: int) -> dict:
             start = time.perf_counter()
             logits = steps.step()
             seconds.append(time.perf_counter() - start)
-    stayed = sum(blocks.nbytes for blocks in weights.held.values()) / os.path.getsize(path)
+    stayed = sum(blocks.nbytes for blocks in weights.held.values()) / sum(map(os.path.getsize, file.paths))
     return {"seconds": seconds[1:], "stayed": stayed, "group": "", "logits": logits.tolist()}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kit.gguf.sources import part_paths
 from kit.lab import system
 from kit.lab.system import advise, resident
 
@@ -16,23 +17,27 @@ _PART = 2**22  # bytes that are read ahead at once
 
 
 def drop(path: Path) -> bool:
-    """Ask the system to drop the file's cached pages (no rights needed); True when at most 1 % remain.
+    """Ask the system to drop the cached pages of a model's files (no rights needed); True when at most 1 % remain.
 
     Pages that a process has mapped remain, so close the file first. False where the system does not drop them.
     """
-    with open(path, "rb") as file:
-        return system.forget(file) and resident_fraction(path) <= 0.01
+    for part in part_paths(Path(path)):
+        with open(part, "rb") as file:
+            if not system.forget(file):
+                return False
+    return resident_fraction(path) <= 0.01
 
 
 def resident_fraction(path: Path) -> float:
-    """Share of the file's pages that are in memory; 1.0 where the system cannot tell."""
-    if not os.path.getsize(path):
-        return 1.0
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-        data = np.frombuffer(view, np.uint8)
-        share = resident(data)
-        del data  # a map cannot be closed while an array refers to it
-    return share
+    """Share of the pages of a model's files that are in memory; 1.0 where the system cannot tell."""
+    held = total = 0
+    for part in part_paths(Path(path)):
+        if size := os.path.getsize(part):  # an empty file has no map
+            with open(part, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                data = np.frombuffer(view, np.uint8)
+                held, total = held + size * resident(data), total + size
+                del data  # a map cannot be closed while an array refers to it
+    return held / total if total else 1.0
 
 
 def read_ahead(arrays: Sequence[np.ndarray], ended: threading.Event) -> None:

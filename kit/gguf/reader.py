@@ -96,6 +96,11 @@ class GGUFFile:
         """Whether `kit compress` wrote it: matrices are tiles, which kit.codec.container.CompressedFile reads."""
         return "kit.codec.version" in self.metadata
 
+    @property
+    def largest(self) -> Path:
+        """The largest of ``paths``, to measure the disk with."""
+        return max(self.paths, key=os.path.getsize)
+
     def raw(self, name: str) -> np.ndarray:
         """The bytes of a tensor: a read-only uint8 view of the map, shape (nbytes,). Raises GGUFError."""
         info = self._info(name)

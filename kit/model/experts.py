@@ -106,7 +106,7 @@ class Slots(Mapped):
 
     def __init__(self, file, way: Way, keep: int, future: Requests):
         super().__init__(file, way, 0, future)
-        self._parts: dict[str, list[tuple[int, int, int]]] = {}  # expert -> (first page, bytes, place in the slot) a matrix
+        self._parts: dict[str, list[tuple[int, int, int, int]]] = {}  # expert -> (file, page, bytes, place in slot) a matrix
         self._lies: dict[str, tuple[str, int, int, int]] = {}  # matrix -> (expert, place in the slot, bytes, rows)
         for name, info in file.tensors.items():
             if "_exps." in name:
@@ -115,10 +115,10 @@ class Slots(Mapped):
                     start = info.offset + expert * each
                     first, last = start // PAGE * PAGE, -(-(start + each) // PAGE) * PAGE
                     parts = self._parts.setdefault(key := key_of(layer, expert), [])
-                    place = sum(parts[-1][1:]) if parts else 0
-                    parts.append((first, last - first, place))
+                    place = sum(parts[-1][2:]) if parts else 0
+                    parts.append((info.part, first, last - first, place))
                     self._lies[f"{name}[{expert}]"] = key, place + start - first, each, info.shape[1]
-        self._size = max(sum(parts[-1][1:]) for parts in self._parts.values())
+        self._size = max(sum(parts[-1][2:]) for parts in self._parts.values())
         at_once = max(Counter((token, layer_of(key)) for token, key in zip(future.tokens, future.keys, strict=True)).values())
         spare = at_once * (3 if way.ahead else 1)  # in use or on the way, and not kept
         count = keep // self._size
@@ -131,7 +131,7 @@ class Slots(Mapped):
         self._free, self._slot, self._loads = list(range(count)), {}, {}
         self._retired: list[int] = []  # slots that the layer in work may still use
         self._guesses, self._stray, self._last = {}, [], {}
-        self._file = (open_past if way.direct else os.open)(file.path, os.O_RDONLY)
+        self._files = [(open_past if way.direct else os.open)(path, os.O_RDONLY) for path in file.paths]
         self._pool, self._ahead = ThreadPoolExecutor(way.readers), ThreadPoolExecutor(1) if way.ahead else None
 
     def expects(self, names):
@@ -170,9 +170,9 @@ class Slots(Mapped):
         return slot, pool.submit(self._read, key, slot)
 
     def _read(self, key, slot):
-        for first, nbytes, place in self._parts[key]:
+        for part, first, nbytes, place in self._parts[key]:
             at = slot * self._size + place
-            os.preadv(self._file, [self._bytes[at : at + nbytes]], first)  # short at the end of the file alone
+            os.preadv(self._files[part], [self._bytes[at : at + nbytes]], first)  # short at the end of the file alone
 
     def blocks(self, name):
         if name not in self._lies:
@@ -188,7 +188,8 @@ class Slots(Mapped):
     def close(self):
         for pool in filter(None, (self._pool, self._ahead)):
             pool.shutdown()
-        os.close(self._file)
+        for descriptor in self._files:
+            os.close(descriptor)
         self._bytes = self._arena = None
 
 
