@@ -14,7 +14,7 @@ from kit.model.attention import ATTENTION
 from kit.model.kvcache import KVCache
 
 
-def defined(q, k, v, scale, window, cap=0.0):
+def defined(q, k, v, scale, window, cap=0.0, sinks=None):
     """Attention from its definition, one query at a time, float64 numpy."""
     heads, tokens, dim = q.shape
     positions = k.shape[1]
@@ -26,8 +26,9 @@ def defined(q, k, v, scale, window, cap=0.0):
             seen = [s for s in range(positions) if s <= own and (not window or s > own - window)]
             score = np.array([scale * np.dot(q[head, token], k[shared, s]) for s in seen])
             score = cap * np.tanh(score / cap) if cap else score
+            score = np.append(score, -np.inf if sinks is None else sinks[head])
             weight = np.exp(score - score.max())
-            out[head, token] = weight / weight.sum() @ v[shared, seen]
+            out[head, token] = (weight / weight.sum())[:-1] @ v[shared, seen]
     return out
 
 
@@ -111,16 +112,18 @@ def test_large_scores_do_not_overflow():
     dim=st.sampled_from([32, 64, 96]),
     window=st.sampled_from([0, 1, 300]),
     cap=st.sampled_from([0.0, 2.0]),
+    sunk=st.booleans(),
     tier_name=st.sampled_from(simd.available()),
 )
-def test_queries_straight_from_a_cache(kind, tokens, past, kv_heads, group, dim, window, cap, tier_name):
+def test_queries_straight_from_a_cache(kind, tokens, past, kv_heads, group, dim, window, cap, sunk, tier_name):
     """The history as the cache holds it, never converted in memory, against the definition on what the cache reads back."""
     q, k, v = map(torch.from_numpy, random_case(tokens, past, kv_heads, group, dim, seed=past))
+    sinks = torch.linspace(-4, 9, kv_heads * group) if sunk else None
     with simd.using(tier_name):
         cache = KVCache(1, kv_heads, dim, 800, kind)
         read = cache.append(0, *(x.transpose(0, 1) for x in (k, v)))
-        got = attend_history(q, *cache.histories(0), kv_heads, past + tokens, dim**-0.5, window, cap)
-    expected = defined(*(x.double().numpy() for x in (q, *read)), dim**-0.5, window, cap)
+        got = attend_history(q, *cache.histories(0), kv_heads, past + tokens, dim**-0.5, window, cap, sinks)
+    expected = defined(*(x.double().numpy() for x in (q, *read)), dim**-0.5, window, cap, sinks)
     assert np.abs(got.numpy() - expected).max() < 2e-6
 
 

@@ -73,20 +73,20 @@ def test_a_forked_process_makes_its_own(count):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def _sixteen(task, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, out):
+def _seventeen(task, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, out):
     store(out + 8 * task, a + 2 * b + 3 * c + 4 * d + 5 * e + 6 * f + 7 * g + 8 * h + 9 * i + 10 * j + 11 * k + 12 * l)
-    store(out + 80, m + 2 * n + 3 * o)
+    store(out + 80, m + 2 * n + 3 * o + 4 * p)
 
 
 def test_every_parameter_arrives():
     out = np.zeros(11, np.int64)
-    threads.run(task(lambda: _sixteen)(), (*range(1, 16), out.ctypes.data), 2)
-    assert (out[:2] == sum(n * n for n in range(1, 13))).all() and out[10] == 13 + 2 * 14 + 3 * 15
+    threads.run(task(lambda: _seventeen)(), (*range(1, 17), out.ctypes.data), 2)
+    assert (out[:2] == sum(n * n for n in range(1, 13))).all() and out[10] == 13 + 2 * 14 + 3 * 15 + 4 * 16
 
 
 def test_more_parameters_than_a_step_holds_are_an_error():
-    with pytest.raises(TypeError, match="up to 16 parameters besides its number, not 17"):
-        task(lambda: lambda task, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q: None)()
+    with pytest.raises(TypeError, match="up to 17 parameters besides its number, not 18"):
+        task(lambda: lambda task, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r: None)()
 
 
 def _double_the_last(task, numbers, count):

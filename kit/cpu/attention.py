@@ -26,21 +26,25 @@ ROOM = 2**14  # float32 of the values that a block of queries mixes
 _scores, _tile, _mixed, _sums = stack(4 * CHUNK * GROUP), stack(TILE), stack(4 * ROOM), stack(8 * GROUP)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int = 0, cap: float = 0.0) -> torch.Tensor:
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window=0, cap=0.0, sinks=None) -> torch.Tensor:
     """As every variant of kit.model.attention, for heads of a multiple of 16 elements: q (heads, tokens, head_dim), k and v
     (kv_heads, positions, head_dim) float32, the elements of a position side by side -> (heads, tokens, head_dim)."""
     keys, values = (History("float32", x.data_ptr(), 4 * x.stride(0), 4 * x.stride(1)) for x in (k, v))
-    return attend_history(q, keys, values, len(k), k.shape[1], scale, window, cap)
+    return attend_history(q, keys, values, len(k), k.shape[1], scale, window, cap, sinks)
 
 
-def attend_history(q, keys: History, values: History, kv_heads: int, positions: int, scale: float, window: int = 0, cap=0.0):
+def attend_history(
+    q, keys: History, values: History, kv_heads: int, positions: int, scale: float, window=0, cap=0.0, sinks=None
+):
     """The same for keys and values as a cache holds them."""
     heads, tokens, dim = q.shape
     q, out = q.transpose(0, 1).contiguous(), torch.empty(tokens, heads, dim)
     group = heads // kv_heads
+    sinks = None if sinks is None else sinks.float().contiguous()
+    sinks_at = 0 if sinks is None else sinks.data_ptr()
     arguments = _arguments(q.data_ptr(), keys, values, group, dim, scale, cap)
     if tokens > 1:
-        arguments |= dict(out=out.data_ptr(), heads=heads, window=window, positions=positions, tokens=tokens)
+        arguments |= dict(out=out.data_ptr(), heads=heads, window=window, positions=positions, tokens=tokens, sinks=sinks_at)
         threads.run(attend_block(keys.kind, tier()), arguments, kv_heads * -(-tokens // block_tokens(group, dim)))
         return out.transpose(0, 1)
     first = max(0, positions - window) if window else 0
@@ -48,7 +52,7 @@ def attend_history(q, keys: History, values: History, kv_heads: int, positions: 
     parts = torch.empty(heads * chunks * part_bytes(dim) // 4)
     arguments |= dict(parts=parts.data_ptr(), first=first, positions=positions, chunks=chunks)
     threads.run(attend_chunk(keys.kind, tier()), arguments, kv_heads * chunks)
-    threads.run(combine(), dict(parts=parts.data_ptr(), out=out.data_ptr(), dim=dim, chunks=chunks), heads)
+    threads.run(combine(), dict(parts=parts.data_ptr(), sinks=sinks_at, out=out.data_ptr(), dim=dim, chunks=chunks), heads)
     return out.transpose(0, 1)
 
 
@@ -122,10 +126,10 @@ def attend_chunk(kind: Static, tier: Static):
 def attend_block(kind: Static, tier: Static):
     """The task of a key/value head and a block of queries (``block_tokens``), the last of ``positions`` being that of the last
     of ``tokens``: the number of the one times the blocks of a head, plus that of the other. Online softmax over chunks of
-    positions (Milakov & Gimelshein 2018); q and out are (tokens, heads, dim)."""
+    positions (Milakov & Gimelshein 2018); q and out are (tokens, heads, dim). ``sinks`` as in ``combine``."""
 
     def attend_block(
-        task, q, k, k_head, k_stride, v, v_head, v_stride, out, heads, group, dim, scale, cap, window, positions, tokens
+        task, q, k, k_head, k_stride, v, v_head, v_stride, out, heads, group, dim, scale, cap, window, positions, tokens, sinks
     ):
         per = _block_tokens(group, dim)
         blocks = (tokens + per - 1) // per
@@ -136,8 +140,8 @@ def attend_block(kind: Static, tier: Static):
         place = token * token_bytes + 4 * dim * group * head
         for n in range(rows):
             _multiply(mixed + 4 * dim * n, dim, f32(0))
-            store(sums + 8 * n, f32(-math.inf))
-            store(sums + 8 * n + 4, f32(0))
+            store(sums + 8 * n, _sink(sinks, group * head + n % group))
+            store(sums + 8 * n + 4, f32(1) if sinks else f32(0))
         for start in range(first, stop, CHUNK):
             count = min(CHUNK, stop - start)
             key, value = k + k_head * head + k_stride * start, v + v_head * head + v_stride * start
@@ -166,12 +170,13 @@ def attend_block(kind: Static, tier: Static):
 
 @task
 def combine():
-    """The task that joins the chunks of a query head."""
+    """The task that joins the chunks of a query head; ``sinks``: the address of a further score of each head, whose value is
+    zero, or 0."""
     return _combine
 
 
-def _combine(head, parts, out, dim, chunks):
-    size, largest, total = 4 * dim + 64, f32(-math.inf), f32(0)
+def _combine(head, parts, sinks, out, dim, chunks):
+    size, largest = 4 * dim + 64, _sink(sinks, head)
     first = parts + head * chunks * size
     out += 4 * dim * head
     for chunk in range(chunks):
@@ -179,6 +184,7 @@ def _combine(head, parts, out, dim, chunks):
         largest = most if most > largest or most != most else largest
     for at in range(0, 4 * dim, 64):
         store(out + at, broadcast(f32x16, 0))
+    total = extract(exp_of_negative(broadcast(f32x16, _sink(sinks, head) - largest)), 0) if sinks else f32(0)
     for chunk in range(chunks):
         part = first + chunk * size
         share = extract(exp_of_negative(broadcast(f32x16, load(f32, part + 4 * dim) - largest)), 0)
@@ -190,6 +196,12 @@ def _combine(head, parts, out, dim, chunks):
 
 
 # ---- the loops
+
+
+@inner
+def _sink(sinks, head):
+    """The score of a head's sink."""
+    return load(f32, sinks + 4 * head) if sinks else f32(-math.inf)
 
 
 @inner

@@ -8,7 +8,7 @@ from kit.cpu import threads
 from kit.cpu.activations import ROUNDER, ROUNDER_BITS
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import fma
-from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, i32x16, inner, select, swap_neighbors
+from kit.cpu.simd.vectors import bitcast, broadcast, f32x8, f32x16, i32x16, inner, select, swap_neighbors
 from kit.cpu.tasks import Static, task
 
 f32, u32 = types.float32, types.uint32
@@ -38,7 +38,7 @@ def run(name: str, *tensors: torch.Tensor, factor: float | None = None) -> bool:
 
 @task
 def compiled(name: Static):
-    """The address of a task: "add", "scale", "silu", "gelu", "squared_relu", "interleaved" or "neox"."""
+    """A task by its name in _TASKS."""
     return _TASKS[name.value]
 
 
@@ -52,6 +52,18 @@ def _scale(task, x, n, factor):
     """x *= factor"""
     for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
         store(x + at, load(f32x16, x + at) * bitcast(f32, u32(factor)))
+
+
+def _clamp(task, x, n, factor):
+    """x = x, at most ``factor`` and at least -``factor``; NaN stays NaN."""
+    for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
+        store(x + at, _within(load(f32x16, x + at), bitcast(f32, u32(factor))))
+
+
+@inner(forceinline=True)
+def _within(x, limit):
+    x = select(x > limit, broadcast(f32x16, limit), x)
+    return select(x < -limit, broadcast(f32x16, -limit), x)
 
 
 def _silu(task, gate, up, out, n):
@@ -77,6 +89,17 @@ def _squared_relu(task, gate, up, out, n):
         x = load(f32x16, gate + at)
         x = select(x < 0, broadcast(f32x16, 0), x)
         store(out + at, x * x * load(f32x16, up + at))
+
+
+_STEEPNESS, _LIMIT = np.float32(1.702), np.float32(7)
+
+
+def _clamped(task, gate, up, out, n):
+    """The activation of gpt-oss: out = gate * sigmoid(1.702 gate) * (up + 1), with gate at most 7, and up also at least -7."""
+    for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
+        x = load(f32x16, gate + at)
+        x = select(x > _LIMIT, broadcast(f32x16, _LIMIT), x)
+        store(out + at, x * _sigmoid(x * _STEEPNESS) * (_within(load(f32x16, up + at), _LIMIT) + 1))
 
 
 @inner(forceinline=True)
@@ -108,14 +131,14 @@ def exp_of_negative(x):
 # Rotary positions: each element times its cosine, plus the other one of its pair times its sine, which has the sign of the
 # element's place in the pair. A row of the table, of a token with ``heads`` heads, is ``dims`` cosines and then ``dims`` sines.
 
-ROTATED = {"interleaved": 16, "neox": 32}  # rotated elements of a head must be a multiple of this
+ROTATED = 16  # rotated elements of a head must be a multiple of this
 
 
 def rotate(layout: str, x: torch.Tensor, table: torch.Tensor) -> bool:
     """Rotate x (tokens, heads, head_dim) in place by ``kit.model.rope.Rope.table``, on the kit's threads. False, and nothing is
     done, where x is not contiguous float32 on the CPU or a head's rotated elements are no multiple of ROTATED."""
     dims = table.shape[2]
-    if dims % ROTATED[layout] or not (x.is_cpu and x.is_contiguous() and x.dtype == torch.float32):
+    if dims % ROTATED or not (x.is_cpu and x.is_contiguous() and x.dtype == torch.float32):
         return False
     tokens, heads, head_dim = x.shape
     arguments = dict(x=x.data_ptr(), head_dim=head_dim, dims=dims, heads=heads, table=table.data_ptr())
@@ -138,14 +161,14 @@ def _neox(head, x, head_dim, dims, heads, table):
     x += 4 * head_dim * head
     table += 8 * dims * (head // heads)
     half = 2 * dims
-    for at in range(0, half, 64):
-        v, w = load(f32x16, x + at), load(f32x16, x + half + at)
-        sine, other = load(f32x16, table + 4 * dims + at), load(f32x16, table + 4 * dims + half + at)
-        store(x + at, fma(v, load(f32x16, table + at), w * sine))
-        store(x + half + at, fma(w, load(f32x16, table + half + at), v * other))
+    for at in range(0, half, 32):
+        v, w = load(f32x8, x + at), load(f32x8, x + half + at)
+        sine, other = load(f32x8, table + 4 * dims + at), load(f32x8, table + 4 * dims + half + at)
+        store(x + at, fma(v, load(f32x8, table + at), w * sine))
+        store(x + half + at, fma(w, load(f32x8, table + half + at), v * other))
 
 
 _TASKS = {
-    "add": _add, "scale": _scale, "silu": _silu, "gelu": _gelu, "squared_relu": _squared_relu, "interleaved": _interleaved,
-    "neox": _neox,
+    "add": _add, "scale": _scale, "clamp": _clamp, "silu": _silu, "gelu": _gelu, "squared_relu": _squared_relu,
+    "clamped": _clamped, "interleaved": _interleaved, "neox": _neox,
 }  # fmt: skip

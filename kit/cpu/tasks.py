@@ -26,7 +26,7 @@ from kit.lab.files import replacing
 
 # Words of a step of kit.cpu.threads: the function's address, its number of tasks, the clock at their end, the arguments.
 FUNCTION, TASKS, DONE_AT, ARGUMENTS = 0, 1, 2, 3
-WORDS = 16  # arguments of a task
+WORDS = 17  # arguments of a task
 
 # Bytes of its board: a line that all threads read, a line for the tasks done, a line for each thread's run of tasks.
 LINE, RUNS, STEP, PUT_UP, AWAKE, DONE = 64, 0, 8, 24, 32, 64

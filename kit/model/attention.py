@@ -168,21 +168,21 @@ def chunked(q, k, v, scale, window=0, cap=0.0, sinks=None):
 
 def fused(q, k, v, scale, window=0, cap=0.0, sinks=None):
     """The kit's kernel (kit.cpu.attention); arguments that it does not take go to the variant that ``variant_for`` names."""
-    variant = variant_for("fused", q, k, v, window, cap, sinks)
+    variant = variant_for("fused", q, k, v)
     if variant != "fused":
         return ATTENTION[variant](q, k, v, scale, window, cap, sinks)
     from kit.cpu.attention import attend  # here, because other variants do not need the kernel
 
-    return attend(q, k, v, scale, window, cap)
+    return attend(q, k, v, scale, window, cap, sinks)
 
 
-def variant_for(name: str, q, k, v, window=0, cap=0.0, sinks=None) -> str:
-    """The variant that runs for ``name``: "blas" for "fused" with sinks, or with heads that its kernel does not take."""
+def variant_for(name: str, q, k, v) -> str:
+    """The variant that runs for ``name``: "blas" for "fused" with heads that its kernel does not take."""
     if name != "fused":
         return name
     from kit.cpu.attention import takes
 
-    return name if sinks is None and takes(q, k, v) else "blas"
+    return name if takes(q, k, v) else "blas"
 
 
 ATTENTION = {

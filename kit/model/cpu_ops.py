@@ -59,6 +59,9 @@ class CpuOps(Ops):
         if x.shape != y.shape or not run("add", x, y, factor=factor):
             x.add_(y, alpha=factor)
 
+    def clamp(self, x, limit):
+        x.clamp_(-limit, limit)
+
     def turn(self, x, rope):
         if not rotate(self.config.family.rope, x, self._tables[rope]):
             self.ropes[rope].rotate(x, self._cos_sin[rope])
@@ -66,16 +69,16 @@ class CpuOps(Ops):
     def attend(self, layer, q, k, v):
         c, start, window = self.config, self.begin(), self.config.window_of(layer)
         sinks, positions = self.vector(f"blk.{layer}.attn_sinks.weight"), self.cache.length + len(q)
-        last = c.attention_scale, window, c.attention_cap
-        if self._attention == "fused" and sinks is None and fits(q.shape[1], k.shape[1], q.shape[2]):
+        last = c.attention_scale, window, c.attention_cap, sinks
+        if self._attention == "fused" and fits(q.shape[1], k.shape[1], q.shape[2]):
             self.cache.write(layer, k, v)  # and read as it is stored
             variant, histories = "fused", self.cache.histories(layer)
             mixed = attend_history(q.transpose(0, 1), *histories, k.shape[1], positions, *last)
         else:
             keys, values = self.cache.append(layer, k, v)
             q = q.transpose(0, 1)
-            variant = variant_for(self._attention, q, keys, values, window, c.attention_cap, sinks)
-            mixed = ATTENTION[variant](q, keys, values, *last, sinks)
+            variant = variant_for(self._attention, q, keys, values)
+            mixed = ATTENTION[variant](q, keys, values, *last)
         mixed = mixed.transpose(0, 1).flatten(1)
         seen = min(positions, window + len(self.tokens) - 1) if window else positions
         nbytes = seen * self.cache.bytes_per_position // c.layers
@@ -122,7 +125,7 @@ def _clamped(gate, up):
 ACTIVATIONS = {
     "silu": lambda gate, up: gate if run("silu", gate, up, gate) else F.silu(gate).mul_(up),
     "gelu": lambda gate, up: gate if run("gelu", gate, up, gate) else F.gelu(gate, approximate="tanh").mul_(up),
-    "clamped": _clamped,
+    "clamped": lambda gate, up: gate if run("clamped", gate, up, gate) else _clamped(gate, up),
 }
 
 

@@ -57,7 +57,7 @@ class Ops:
     # ---- what each does in its own way; a trace's span lies between ``begin`` and ``end(what, start, tensor, ...)``
     # vector(name): a vector of the file, or of a stack of them (``name[3]``), None where there is none
     # input(x): x in the form that ``product(name, input)`` = W input takes; nbytes(name): of the weights that this reads
-    # normed(x, weight, bias); plus(x, y, factor): x += factor * y; turn(x, rope): RoPE in place
+    # normed(x, weight, bias); plus(x, y, factor): x += factor * y; turn(x, rope): RoPE, clamp(x, limit), in place
 
     def embed(self) -> torch.Tensor:
         """x of the tokens: scaled rows of the embedding."""
@@ -124,7 +124,8 @@ def _heads(ops, c, block, input):
     else:
         q, k, v = (ops.linear(f"{block}attn_{part}.weight", input) for part in "qkv")
     if c.qkv_limit:
-        q, k, v = (part.clamp(-c.qkv_limit, c.qkv_limit) for part in (q, k, v))
+        for part in (q, k, v):
+            ops.clamp(part, c.qkv_limit)
     if c.family.qk_norm == "all":
         q, k = _normed(ops, block, q, k)
     q, k, v = (part.unflatten(1, (-1, c.head_dim)) for part in (q, k, v))

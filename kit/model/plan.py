@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from kit.cpu import attention, dequantize, norm
-from kit.cpu.elementwise import ROTATED, as_bits, compiled, tasks_of
+from kit.cpu.elementwise import as_bits, compiled, tasks_of
 from kit.cpu.history import append
 from kit.cpu.linear import Activations
 from kit.cpu.simd.tiers import tier
@@ -21,20 +21,16 @@ _EMBEDDING = "token_embd.weight"
 def obstacle(model) -> str:
     """The reason why a model's pass cannot be recorded; "" when it can."""
     c, weights = model.config, model.weights
-    ropes = [rope for rope in map(c.rope_of, range(c.layers)) if rope]
-    vectors = [shape[-1] for name, shape in c.tensors().items() if name != "rope_freqs.weight"]
+    sizes = [shape[-1] for name, shape in c.tensors().items() if "attn_sinks" not in name]
+    sizes += [rope.dims for rope in map(c.rope_of, range(c.layers)) if rope]
     reasons = {
         "the linear layers do not read blocks": not model.linear.activations,
         "blocks are read at every use": not getattr(weights, "mapped", True),
         "attention is not fused": model.attention != "fused",
         "experts are chosen token by token": c.experts,
         "attention is over a latent": c.latent,
-        "queries, keys and values are clamped": c.qkv_limit,
-        "attention has sinks": c.family.sinks,
-        f"the activation is {c.family.activation}": c.family.activation == "clamped",
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,
-        "a size is no multiple of 16": any(n % 16 for n in (*vectors, c.head_dim, c.hidden_size)),
-        "RoPE rotates parts of a vector": any(rope.dims % ROTATED[c.family.rope] for rope in ropes),
+        "a size is no multiple of 16": any(n % 16 for n in (*sizes, c.head_dim, c.hidden_size)),
         "too many query heads share a key": c.heads > attention.GROUP * c.kv_heads,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -158,6 +154,9 @@ class Plan(Ops):
     def plus(self, x, y, factor):
         self._elementwise("add", x=x, y=y, factor=factor)
 
+    def clamp(self, x, limit):
+        self._elementwise("clamp", x=x, factor=limit)
+
     def turn(self, x, rope):
         c = self.config
         arguments = dict(x=x.data_ptr(), head_dim=c.head_dim, dims=rope.dims, heads=x.shape[1], table=0)
@@ -175,7 +174,9 @@ class Plan(Ops):
             q.data_ptr(), *histories, parts, group, c.head_dim, c.attention_scale, c.attention_cap
         )
         chunk = self.program.add(attention.attend_chunk(histories[0].kind, tier()), arguments, 0)
-        arguments = dict(parts=parts, out=mixed.data_ptr(), dim=c.head_dim, chunks=0)
+        sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
+        sinks = 0 if sinks is None else sinks.data_ptr()
+        arguments = dict(parts=parts, sinks=sinks, out=mixed.data_ptr(), dim=c.head_dim, chunks=0)
         self._attentions.setdefault(window, []).append((chunk, self.program.add(attention.combine(), arguments, -c.heads)))
         self.end("attention", first, layer=layer, nbytes=window, outcome="fused")
         return self.input(mixed)
