@@ -13,7 +13,7 @@ from invented import MACHINE
 import kit
 from kit.cache.replay import replay_hits
 from kit.cache.traces import repeated
-from kit.costs import measured, sentences, tables
+from kit.costs import sentences, tables
 from kit.costs import study as studies
 from kit.costs.measured import Cost, measure_costs
 from kit.costs.order import Order, order_of
@@ -197,20 +197,6 @@ def test_a_part_of_a_file_runs_and_stands_for_the_rest(folder, tmp_path):
         assert uses_of(cut.cut(file, [0, 2]))[-1].name == "output.weight"
         assert cut.cut(file, [1, 2]).metadata["glm4moe.leading_dense_block_count"] == 0
         assert cut.sample(file, range(4), 0, len) == [0, 1] and cut.sample(file, range(4), 9, len) == [0, 1, 2, 3]
-
-
-def test_what_is_left_of_a_large_matrix_takes_fresh_pages_as_the_whole_does(folder, monkeypatch):
-    """The float16 head of Gemma (320 MiB) was timed by a piece of 128 MiB, which the pool of buffers keeps: half its time."""
-    monkeypatch.setattr(measured.ARENA, "limit", 4096)
-    cut_down = set()
-    with kit.open(model_files.write(folder, "tiny-llama", "Q4_K_M")) as file:
-        for dtype, width in measured.formats.DTYPES.items():
-            for name, part in measured._sample(file, dtype).tensors.items():
-                whole, columns = file.tensors[name], file.tensors[name].shape[-1]
-                assert (part.elements * width > 4096) == (whole.elements * width > 4096)
-                assert part.elements in (whole.elements, (4096 // width // columns + 1) * columns)
-                cut_down |= {dtype} if part.elements < whole.elements else set()
-    assert cut_down == {*measured.formats.DTYPES}
 
 
 def test_a_sampled_study_says_so_and_predicts_the_whole(tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ import numpy as np
 
 import kit
 from kit.costs.order import FUSED, Kind, kind_of, use_of
-from kit.cpu.buffers import ARENA
 from kit.cpu.threads import torch_alone
 from kit.gguf import formats
 from kit.gguf.cut import fewer_rows
@@ -24,6 +23,7 @@ _SAMPLES = 3  # tensors of a kind, and walks over them
 _ENOUGH = 0.6  # seconds after which no further walk begins, once one has been counted
 _MOST = 1 << 26  # weights of the samples of a kind
 _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring, give or take a tensor
+_PIECE = 1 << 28  # bytes of a matrix that are timed; the time grows with its rows
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def measure_costs(file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
     chosen = {name: kinds[name] for name in names if name in kinds}
     ways = [(dtype, "dequantized", held) for dtype in dtypes for held in (False, True)]
     ways += [(dtypes[0], linear, False) for linear in FUSED]
-    seconds = {(dtype, *how): _walked(_sample(file, dtype), chosen, dtype, *how) for dtype, *how in ways}
+    seconds = {(dtype, *how): _walked(file, chosen, dtype, *how) for dtype, *how in ways}
     costs = {}
     for kind in by_kind:
         kept = {dtype: seconds[dtype, "dequantized", True][kind] for dtype in dtypes}
@@ -56,19 +56,12 @@ def measure_costs(file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
     return costs
 
 
-def _sample(file, dtype):
-    """``file`` with fewer rows of its largest matrices, whose time grows with them. What is too large for the pool of buffers
-    takes fresh pages at every use, so what is left of it is too large as well."""
-    return fewer_rows(file, ARENA.limit // formats.DTYPES[dtype])
-
-
 def _walked(file, kinds: dict[str, Kind], dtype, linear, held: bool) -> dict[Kind, float]:
-    """Median seconds of a use by kind, over up to _SAMPLES walks after a warm-up. ``kinds``: of the names, whole; ``file``
-    may have fewer rows of them."""
-    plain, taken = kit.Weights(file), defaultdict(list)
+    """Median seconds of a use by kind, over up to _SAMPLES walks after a warm-up. ``kinds``: of the names."""
+    plain, taken, part = kit.Weights(file), defaultdict(list), fewer_rows(file, _PIECE // formats.DTYPES[dtype])
     ends = accumulate(map(plain.nbytes, kinds))
     for _, batch in groupby(zip(kinds, ends, strict=True), lambda pair: pair[1] // _TOGETHER):
-        weights = kit.Weights(file, kit.HashMap() if held else None, dtype=dtype)
+        weights = kit.Weights(part, kit.HashMap() if held else None, dtype=dtype)
         uses = [(kinds[name], kinds[name].shape[0] / kind_of(weights, name).shape[0], use_of(weights, linear, name))
                 for name, _ in batch]  # fmt: skip
         began = time.perf_counter()

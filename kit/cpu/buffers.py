@@ -11,13 +11,14 @@ import numpy as np
 class Buffers:
     """Hands out tensors and arrays; their memory returns to the pool when the last of them and of their views is gone.
 
-    The pool keeps at most ``limit`` bytes, and nothing larger than that or below ``least``, of which the allocator keeps
-    pages itself; what it does not keep goes back to the system.
+    The pool keeps what a decode needs again: ``limit`` bytes and as many as the largest piece that was ever asked for, which
+    has to come and go beside the others. What is beyond that, the longest unused first, goes back to the system; so does all
+    that is free where a new piece does not fit. Below ``least`` bytes the allocator keeps pages itself.
     """
 
-    def __init__(self, limit: int = 256 * 2**20, least: int = 2**17):
+    def __init__(self, limit: int = 2**29, least: int = 2**17):
         self.limit, self.least = limit, least
-        self.free_bytes = 0
+        self.free_bytes = self._largest = 0
         self._free: list[np.ndarray] = []  # longest unused first
         self._lock = threading.RLock()  # a finaliser may run in the thread that holds it
 
@@ -28,8 +29,8 @@ class Buffers:
         large, room = nbytes >= self.least, None
         if large and (room := self._take(nbytes)) is None and trace is not None:
             trace.add("fresh", now := time.perf_counter_ns(), now, nbytes=nbytes)
-        room = _aligned(nbytes) if room is None else room
-        if large and nbytes <= self.limit:
+        room = self._fresh(nbytes) if room is None else room
+        if large:
             memory = np.asarray(memoryview(room))  # every tensor and view below holds this array, and nothing else does
             weakref.finalize(memory, self._give_back, room).atexit = False
         else:
@@ -52,8 +53,17 @@ class Buffers:
         with self._lock:
             self._free.append(memory)
             self.free_bytes += memory.nbytes
-            while self.free_bytes > self.limit:
+            self._largest = max(self._largest, memory.nbytes)
+            while self.free_bytes > self.limit + self._largest:
                 self.free_bytes -= self._free.pop(0).nbytes
+
+    def _fresh(self, nbytes: int) -> np.ndarray:
+        try:
+            return _aligned(nbytes)
+        except MemoryError:
+            with self._lock:
+                self._free, self.free_bytes = [], 0
+            return _aligned(nbytes)
 
 
 def _aligned(nbytes: int) -> np.ndarray:

@@ -46,13 +46,12 @@ def what_fits(file: GGUFFile, room: float | None = None, most: int | None = None
 
 
 def fewer_rows(file: GGUFFile, most: int) -> GGUFFile:
-    """``file`` with the first rows of its matrices alone: of each that has more than ``most`` weights as few as have more, too;
-    stacks and vectors are whole."""
+    """``file`` with the first rows alone, of ``most`` weights, of each matrix that has more; stacks and vectors are whole."""
     part = copy.copy(file)
     part.tensors, part._views = dict(file.tensors), {}
     for name, info in file.tensors.items():
         if len(info.shape) == 2 and info.elements > most:
-            rows = most // info.shape[1] + 1
+            rows = max(1, most // info.shape[1])
             part.tensors[name] = info._replace(shape=(rows, info.shape[1]), nbytes=info.nbytes // info.shape[0] * rows)
     return part
 
