@@ -145,9 +145,9 @@ def test_records_say_where_they_were_measured(tmp_path, monkeypatch):
     assert on_cpu.parameters["device"] == "cpu" and "gpu" not in on_cpu.parameters
     assert (on_device.parameters["device"], on_device.parameters["gpu"]) == ("cuda", worker.LIMITS["name"])
     older = replace(on_cpu, parameters={key: on_cpu.parameters[key] for key in on_cpu.parameters if key != "device"})
-    states = [change.state for change in changes([older], [on_device])]
+    states = changes([older], [on_device])["state"]
     assert sorted(states) == ["only in A", "only in B"], "a GPU's figure is no change of the CPU's"
-    assert [change.state for change in changes([older], [on_cpu])] == ["same"]
+    assert list(changes([older], [on_cpu])["state"]) == ["same"]
 
 
 # --- findings, interpreted -------------------------------------------------------------------------------------------

@@ -399,7 +399,7 @@ def test_a_way_that_rounds_says_what_that_does(study):
 def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
     programs = [True, True, False, False]  # the first takes three tries, the second one
     answers = iter(programs + [True] * 3 + [False] * 9)
-    monkeypatch.setattr("kit.lab.state.Watch.__exit__", lambda self, *_: setattr(self, "busy", next(answers)))
+    monkeypatch.setattr("kit.lab.state.watched", lambda work: (work(), 0.0, next(answers)))
     study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
     first, *others = study.measure_best(1).values()
     assert first.disturbed and not any(found.disturbed for found in others) and next(answers) is False
@@ -407,7 +407,7 @@ def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
 
 
 def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for_it(path, monkeypatch):
-    monkeypatch.setattr("kit.lab.state.Watch.__exit__", lambda self, *_: setattr(self, "busy", True))
+    monkeypatch.setattr("kit.lab.state.watched", lambda work: (work(), 0.0, True))
     study, tries = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3), []
     measured = studies.measure
     monkeypatch.setattr(studies, "measure", lambda *given: tries.append(given[0]) or measured(*given))

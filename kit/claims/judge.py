@@ -29,11 +29,9 @@ class Ratio:
     @property
     def samples(self) -> list[float]:
         """Round by round where there are as many of both, else every sample of the longer over the median of the other."""
-        if len(self.over) == len(self.under):
-            return [a / b for a, b in zip(self.over, self.under, strict=True)]
-        if len(self.over) < len(self.under):
-            return [float(np.median(self.over)) / b for b in self.under]
-        return [a / float(np.median(self.under)) for a in self.over]
+        most = max(len(self.over), len(self.under))
+        over, under = (np.array(side) if len(side) == most else np.median(side) for side in (self.over, self.under))
+        return (over / under).tolist()
 
     @property
     def interval(self) -> Interval:

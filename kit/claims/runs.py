@@ -14,7 +14,7 @@ from kit.claims.book import Entry, strictest
 from kit.claims.judge import pooled
 from kit.claims.records import Record
 from kit.claims.table import NO_RECORD, WORDS
-from kit.errors import ReportError
+from kit.errors import ReportError, library
 from kit.lab import drift
 
 SETTINGS, ALIKE = ("machine", "profile", "model", "device"), ("same", "judged in none")  # ALIKE: states without news
@@ -146,42 +146,22 @@ STATES = {  # in the order of a report
 }
 
 
-@dataclass(frozen=True)
-class Change:
-    """One quantity in two runs. ``low`` and ``high`` bound B's median minus A's, in ``unit``; None without samples."""
-
-    notebook: str
-    claim: str
-    quantity: str
-    unit: str
-    state: str
-    a: float | None
-    b: float | None
-    ratio: float | None
-    low: float | None
-    high: float | None
-    verdict_a: str
-    verdict_b: str
-
-    @property
-    def matters(self) -> bool:
-        """Changed beyond the noise, or judged otherwise."""
-        both = not self.state.startswith("only")
-        return self.state == "changed" or (both and self.verdict_a != self.verdict_b)
+CHANGE = "notebook claim quantity unit state a b ratio low high verdict_a verdict_b matters".split()
 
 
-def changes(a: Iterable[Record], b: Iterable[Record], confidence=0.99, resamples=4000, seed=0) -> list[Change]:
-    """Every quantity of two runs, those that changed first.
+def changes(a: Iterable[Record], b: Iterable[Record], confidence=0.99, resamples=4000, seed=0):
+    """A DataFrame with the columns CHANGE, a row a quantity of two runs, first those that matter: changed beyond the noise, or
+    judged otherwise. ``low`` and ``high`` bound B's median minus A's, in ``unit``; what a run has not is None.
 
     Records pair as ``aligned`` says, with their parameters.
     """
     generator = np.random.default_rng(seed)
-    found = [_change(one, other, confidence, resamples, generator) for one, other in aligned([a, b])]
-    order = list(STATES)
-    return sorted(found, key=lambda change: (not change.matters, order.index(change.state)))
+    rows = [_change(one, other, confidence, resamples, generator) for one, other in aligned([a, b])]
+    rows.sort(key=lambda row: (not row["matters"], list(STATES).index(row["state"])))
+    return library("pandas").DataFrame(rows, columns=CHANGE, dtype=object)
 
 
-def _change(a: Record | None, b: Record | None, confidence: float, resamples: int, generator) -> Change:
+def _change(a: Record | None, b: Record | None, confidence: float, resamples: int, generator) -> dict:
     row = a or b
     interval = a and b and median_difference(a.samples, b.samples, confidence, resamples, generator)
     if a is None or b is None:
@@ -194,10 +174,10 @@ def _change(a: Record | None, b: Record | None, confidence: float, resamples: in
         state = "same" if interval[0] <= 0 <= interval[1] else "changed"
     low, high = interval or (None, None)
     ratio = b.median / a.median if a and b and a.median and b.median else None
-    return Change(
-        row.notebook, row.claim, row.quantity, row.unit, state, a and a.median, b and b.median, ratio, low, high,
-        a.verdict if a else "", b.verdict if b else "",
-    )  # fmt: skip
+    verdicts, medians = [one.verdict if one else "" for one in (a, b)], [one and one.median for one in (a, b)]
+    matters = state == "changed" or bool(a and b and a.verdict != b.verdict)
+    values = row.notebook, row.claim, row.quantity, row.unit, state, *medians, ratio, low, high, *verdicts, matters
+    return dict(zip(CHANGE, values, strict=True))
 
 
 def median_difference(a, b, confidence: float, resamples: int, generator) -> tuple[float, float] | None:

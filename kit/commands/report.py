@@ -1,6 +1,5 @@
 """`kit report`: join, compare, send and re-render the results of runs."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -55,19 +54,21 @@ def diff_command(a, b, confidence, everything, as_json):
 
     Exit code: 0 nothing changed, 1 something did (or a verdict), 2 it could not be told.
     """  # fmt: skip
-    from kit.claims import records, runs
+    from kit.claims import records
+    from kit.claims import runs as several
     from kit.report.run import load
 
     rows = [records.of_run(load(folder).folder) for folder in (a, b)]
-    changes = runs.changes(*rows, confidence=confidence)
+    changes = several.changes(*rows, confidence=confidence)
     if as_json:
-        click.echo(to_json(list(map(asdict, changes))))
+        click.echo(to_json(changes.drop(columns="matters").to_dict("records")))
     else:
-        shown = [change for change in changes if everything or change.matters or change.state == "too few samples"]
-        click.echo("\n".join(map(_line, shown)) + "\n" * bool(shown), nl=False)
-        counts = {state: sum(change.state == state for change in changes) for state in runs.STATES}
+        for change in changes.itertuples():
+            if everything or change.matters or change.state == "too few samples":
+                click.echo(_line(change))
+        counts = {state: sum(changes["state"] == state) for state in several.STATES}
         click.echo(", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no records")
-    raise SystemExit(any(change.matters for change in changes))
+    raise SystemExit(any(changes["matters"]))
 
 
 def _line(change) -> str:

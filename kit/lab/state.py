@@ -57,42 +57,33 @@ def _buffers():
     return torch.ones(_PROBE_BYTES // 4), torch.zeros(_PROBE_BYTES // 4)
 
 
-class Watch:
-    """Load by other processes during a ``with``: after its end, ``others`` (cores) and ``busy``."""
+def watched(work: Callable[[], object]) -> tuple[object, float, bool]:
+    """(``work()``, cores that other processes used meanwhile, whether that disturbed it)."""
+    start, before = time.perf_counter(), _seconds_of_others()
+    done = work()
+    end, after = time.perf_counter(), _seconds_of_others()
+    others = max(0.0, (after - before) / max(end - start, 1e-9))
+    return done, others, others > _BUSY and end - start >= _SAMPLE_SECONDS  # CPU times have a resolution of 10 ms
 
-    others, busy = 0.0, False
 
-    def __enter__(self):
-        self._start = self._now()
-        return self
-
-    def __exit__(self, *_):
-        (start, before), (end, after) = self._start, self._now()
-        self.others = max(0.0, (after - before) / max(end - start, 1e-9))
-        self.busy = self.others > _BUSY and end - start >= _SAMPLE_SECONDS  # CPU times have a resolution of 10 ms
-
-    @staticmethod
-    def _now() -> tuple[float, float]:
-        total, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        busy = sum(total) - total.idle - getattr(total, "iowait", 0.0) - getattr(total, "guest", 0.0)
-        return time.perf_counter(), busy - own.user - own.system
+def _seconds_of_others() -> float:
+    total, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    busy = sum(total) - total.idle - getattr(total, "iowait", 0.0) - getattr(total, "guest", 0.0)
+    return busy - own.user - own.system
 
 
 def undisturbed(take: Callable[[], object], tries: int) -> tuple[object, bool]:
     """(``take()``, whether other processes disturbed it), repeated at most ``tries`` times until they do not."""
     for _ in range(tries):
-        with Watch() as watch:
-            taken = take()
-        if not watch.busy:
+        taken, _, disturbed = watched(take)
+        if not disturbed:
             break
-    return taken, watch.busy
+    return taken, disturbed
 
 
 def cores_used_by_others() -> float:
     """Cores that other processes use during the next 0.1 s."""
-    with Watch() as watch:
-        time.sleep(_SAMPLE_SECONDS)
-    return watch.others
+    return watched(lambda: time.sleep(_SAMPLE_SECONDS))[1]
 
 
 def settle(patience: float, used: Callable[[], float] = cores_used_by_others, sleep: Callable = time.sleep) -> str:
