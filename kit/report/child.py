@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 from nbclient.exceptions import DeadKernelError
 from papermill import PapermillExecutionError, execute_notebook
+from traitlets.config import Config
 
 from kit.lab import note
 
@@ -24,6 +25,8 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_die_with_parent, daemon=True).start()
     records = Path(job["records"])
+    # No port: one that is free may be another kernel's before this one takes it, and then it dies at its start.
+    sockets = {"transport": "ipc", "ip": str(Path(os.environ["KIT_READING"]).with_name("kernel"))}
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
 
         def on_cell_start(cell, cell_index):
@@ -36,6 +39,7 @@ def main() -> None:
                 kernel_name="python3", language="python", progress_bar=False, on_cell_start=on_cell_start,
                 shutdown_kernel="immediate",  # it has nothing left to write, and takes a second to take itself apart
                 start_timeout=3600,  # papermill's minute is too short where a CPU is emulated; the parent's --timeout counts
+                config=Config(ConnectionFileMixin=sockets),
             )  # fmt: skip
         except PapermillExecutionError as error:
             last_line = (error.evalue.strip().splitlines() or [""])[-1]

@@ -28,17 +28,19 @@ def output(tmp_path):
 
 def test_a_good_notebook_leaves_its_output_and_nothing_else(notebooks, output, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")  # the user's: figures must appear all the same
-    source = notebooks.add("01", "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()", "print(rate, deep, model)")
+    plot, values = "import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.show()", "print(rate, deep, model)"
+    how = "import ipykernel\nprint(ipykernel.get_connection_info(unpack=True)['transport'])"  # by no port, which may be taken
+    source = notebooks.add("01", plot, values, how)
     monkeypatch.chdir(output.parent.parent)
     cells = []
     given = {"rate": 2.5, "deep": True, "model": "007"}
     outcome = execute(source, output.relative_to(output.parent.parent), given, on_cell=cells.append)
-    assert (outcome.status, outcome.reason, outcome.cell) == ("ok", "", 4)
-    assert cells == [1, 2, 3, 4]
+    assert (outcome.status, outcome.reason, outcome.cell) == ("ok", "", 5)
+    assert cells == [1, 2, 3, 4, 5]
     assert [path.name for path in output.parent.iterdir()] == ["01.ipynb"]
-    figure, text = nbformat.read(output, as_version=4).cells[-2:]
+    figure, text, transport = nbformat.read(output, as_version=4).cells[-3:]
     assert any("image/png" in item.get("data", {}) for item in figure.outputs)
-    assert text.outputs[0].text == "2.5 True 007\n"
+    assert (text.outputs[0].text, transport.outputs[0].text) == ("2.5 True 007\n", "ipc\n")
 
 
 def test_the_run_hears_what_a_notebook_is_doing(notebooks, output):
