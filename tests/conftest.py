@@ -71,8 +71,12 @@ def _fetched(name):
         pytest.skip(str(error))
 
 
-# The files that take longest, first, so that no worker is left with one at the end.
-FIRST = "smoke fused hf aarch64 jupyterlab sweep reproduce transformer cells quants_dequantize".split()
+# The files that take most CPU time, first, so that no worker is left with one at the end.
+FIRST = (
+    "aarch64 smoke activations cells device fused hf hf_engine jupyterlab sweep triton_model gpu_session benchmarks experts "
+    "ahead quants_dequantize quants_new_formats transformer attention_page triton report_browser reproduce explain first_token "
+    "frontier triton_tiles codec_tiles pressure wheel"
+).split()
 
 
 def pytest_collection_modifyitems(items):

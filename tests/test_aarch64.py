@@ -22,6 +22,7 @@ EMULATED = ROOT / "build" / "aarch64" / "python"  # of tests/aarch64.sh
 CPUS = ("apple-m4", "cortex-a76", "cortex-a72")  # as LLVM calls them: with I8MM, with dot products of int8 alone, with neither
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(7200),
     pytest.mark.skipif(
         not EMULATED.exists(), reason="no aarch64 under QEMU: tests/aarch64.sh build/aarch64 .venv/bin/python makes one"
     ),
@@ -59,7 +60,6 @@ def _run(python, mode, *arguments):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cpu", CPUS)
 def test_every_bit_is_that_of_the_plain_tier_here_and_of_gguf_py(cpu, folder, inputs):
     found, plain = np.load(folder / f"{cpu}.npz"), np.load(folder / "plain.npz")
@@ -73,11 +73,9 @@ def test_every_bit_is_that_of_the_plain_tier_here_and_of_gguf_py(cpu, folder, in
         assert found[f"{name} as float32"].tobytes() == numbers.tobytes(), name
 
 
-@pytest.mark.timeout(1200)
 def test_tiles_decode_equally(folder, inputs):
     assert np.array_equal(np.load(folder / "tiles.npy"), inputs["tiles"])
 
 
-@pytest.mark.timeout(1200)
 def test_all_that_ran_is_what_llvm_made_for_the_cpu(folder, inputs):
     assert set(folder.glob("*/*.o")) == inputs["compiled"]

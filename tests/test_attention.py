@@ -24,7 +24,7 @@ def defined(q, k, v, scale, window, cap=0.0, sinks=None):
         for token in range(tokens):
             own = positions - tokens + token
             seen = [s for s in range(positions) if s <= own and (not window or s > own - window)]
-            score = np.array([scale * np.dot(q[head, token], k[shared, s]) for s in seen])
+            score = scale * (k[shared, seen] @ q[head, token])
             score = cap * np.tanh(score / cap) if cap else score
             score = np.append(score, -np.inf if sinks is None else sinks[head])
             weight = np.exp(score - score.max())

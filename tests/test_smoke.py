@@ -17,7 +17,7 @@ from kit.lab import machine
 from kit.lab.paths import ROOT
 from kit.units import format_quantity
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 NAMES = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 KIT = [sys.executable, "-c", "from kit.commands.cli import main; main()"]
 
@@ -44,7 +44,6 @@ def runs(tmp_path_factory):
     return folders
 
 
-@pytest.mark.timeout(900)
 def test_every_notebook_runs_and_has_its_page(runs):
     for folder in runs:
         assert {path.stem for path in folder.glob("*.html")} == {"index", *NAMES}
@@ -56,14 +55,12 @@ def test_every_notebook_runs_and_has_its_page(runs):
             assert not re.search(r"Warning:", told), f"{name}: {told[:400]}"
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.skipif(not os.environ.get("KIT_TWICE"), reason="one run has nothing to be compared with: KIT_TWICE runs two")
 def test_no_verdict_flips(runs):
     done = kit("verify", *runs)
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.timeout(900)
 def test_figures_of_one_run_agree_with_each_other(runs):
     """What tables and sentences print of a record, beside the record; page 08 warns of two values of one quantity."""
     for folder in runs:
@@ -74,7 +71,6 @@ def test_figures_of_one_run_agree_with_each_other(runs):
                 assert not printed_otherwise(told[name], quantity, rows), f"{folder / name}: {quantity}"
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_ratio_of_a_table_is_the_quotient_of_its_row(runs, name):
     for folder in runs:
