@@ -291,7 +291,7 @@ LONG = (
     "10_experts",
 )  # fmt: skip
 FIRST = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "10_experts")) for name in CASES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("05_tile_decode", "10_experts"))) for name in CASES]
 )
 AGAIN = pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in CASES])
 HTML = "<IPython.core.display.HTML object>"  # a table behind a fold, which is no sentence
