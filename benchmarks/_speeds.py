@@ -191,11 +191,10 @@ def static() -> str:
     if not runs:
         return ""
     found = pd.DataFrame(runs[-1]["rows"])
-    found["all"] = [
-        f"{kit:.0f} / {ggml:.0f} / {exact:.0f}" for kit, ggml, exact in found[["kit", "ggml", "kit, float32"]].to_numpy()
-    ]
+    numbers = found[["kit", "kit's bound", "ggml", "kit, float32"]].to_numpy()
+    found["all"] = [f"{kit:.0f} ({bound:.0f}) / {ggml:.0f} / {exact:.0f}" for kit, bound, ggml, exact in numbers]
     cells = found.pivot(index="cpu", columns="format", values="all").loc[found["cpu"].unique(), found["format"].unique()]
-    head = f"kit, int8 / ggml / kit, exact; commit {runs[-1]['system']['commit'][:7]}"
+    head = f"kit, int8 (its busiest unit) / ggml / kit, exact; commit {runs[-1]['system']['commit'][:7]}"
     lines = [
         f"\n## {runs[-1]['title'].rstrip('.')}\n",
         f"| {' | '.join((head, *cells))} |",

@@ -70,7 +70,7 @@ def _in_four_lanes(tier) -> bool:
 def _way(format, tier, activations) -> str:
     """What kit.cpu.simd.pairs or dots takes, "steps", "scales" or "words"; "" where dot products of four bytes are scaled
     each."""
-    pairwise = pairs.best(tier) and codes_of(format).in_vectors
+    pairwise = tier == "avx2" and codes_of(format).in_vectors
     if pairwise and flipped(format) and format.scales.sign == 0:
         return "scales" if DIGITS[activations] == 1 else "words"
     if _in_four_lanes(tier) or (pairwise and largest_code(format) <= 127):
@@ -96,13 +96,16 @@ def _half(vector):
     return join(vector, broadcast(f32x8, f32(-0.0)))
 
 
+_whole = inner(lambda vector: vector, forceinline=True)
+
+
 @inner(forceinline=True)
 def _quarter(vector):
     return _half(join(vector, broadcast(f32x4, f32(-0.0))))
 
 
 @inner(forceinline=True)
-def _minima(integers, unit, record):
+def _minima(tier, integers, unit, record):
     """The minima of each 16 weights times the sums of their activations, f32x8."""
     lows, sums = convert(f32x16, integers), load(f32x16, record + SUMS)
     return fma(low(lows), low(sums), high(lows) * high(sums)) * unit
@@ -111,7 +114,7 @@ def _minima(integers, unit, record):
 @inner(forceinline=True)
 def _minima_of_16(tier, integers, unit, record):
     """The same as f32x4."""
-    both = _minima(integers, unit, record)
+    both = _minima(tier, integers, unit, record)
     return low(both) + high(both)
 
 
@@ -133,14 +136,15 @@ def _minima_of_32(tier, integers, unit, record):
 
 
 @inner(forceinline=True)
-def _scaled(integers, unit):
-    return convert(f32x16, integers) * unit
+def _minima_each(tier, integers, unit, record):
+    """The same as f32x16."""
+    return convert(f32x16, integers) * unit * load(f32x16, record + SUMS)
 
 
 @inner(forceinline=True)
-def _spread(integers, unit):
-    """The same where 32 weights share one."""
-    return _twice_each(convert(f32x8, _even(integers)) * unit)
+def _minima_in_pairs(tier, integers, unit, record):
+    """The same as f32x16 where 32 weights share one."""
+    return _twice_each(convert(f32x8, _even(integers)) * unit) * load(f32x16, record + SUMS)
 
 
 @generated(forceinline=True)
@@ -148,7 +152,7 @@ def _unpack(format, tier, activations, at, sixteens, scratch):
     """A super-block's codes; their scales, as ``_products`` takes them; and the minima of each 16 weights. Those behind the
     first ``sixteens`` times 16 weights are multiplied by zero."""
 
-    as_they_are = pairs.best(tier.value) and _signed(format.value, tier.value, activations.value)
+    as_they_are = tier.value == "avx2" and _signed(format.value, tier.value, activations.value)
     read = signed_codes if as_they_are else codes
 
     def unpack(format, tier, activations, at, sixteens, scratch):
@@ -157,9 +161,7 @@ def _unpack(format, tier, activations, at, sixteens, scratch):
 
     def unpack_lanes(format, tier, activations, at, sixteens, scratch):
         per_weight, minima = scales(format, tier, at, sixteens, scratch)
-        a, b = lane_scales(format, 0, per_weight), lane_scales(format, 1, per_weight)
-        c, d = lane_scales(format, 2, per_weight), lane_scales(format, 3, per_weight)
-        return codes(format, tier, at), (a, b, c, d), minima
+        return codes(format, tier, at), lane_scales(format, per_weight), minima
 
     def unpack_steps(format, tier, activations, at, sixteens, scratch):
         return codes(format, tier, at), steps(format, tier, at), broadcast(f32x16, 0)
@@ -179,53 +181,41 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
     sum_of_dots = {1: _of_one, 2: _of_two, 4: _of_four}[vectors]
     way, group, largest = _way(format, tier, activations), max(16, min(format.scales.group, SUPERBLOCK)), largest_code(format)
     signed = _signed(format, tier, activations)
+    kind, widened, minima, multiply = f32x8, _half, _minima, pairs.by_steps(order, places, group)
     if way and _in_four_lanes(tier):
-        each, minima = pick(*range(0, 16, group // 16)), _minima_of_32 if group >= 32 else _minima_of_16
-        in_lanes = dots.by_scales(Static(tier), order[: 4 * vectors], places, group, largest, format.bias if signed else 0)
+        kind, widened, minima = f32x4, _quarter, _minima_of_32 if group >= 32 else _minima_of_16
+        each, bias = pick(*range(0, 16, group // 16)), format.bias if signed else 0
+        in_lanes = dots.by_scales(Static(tier), order[: 4 * vectors], places, group, largest, bias)
+        multiply = inner(lambda codes, record, integers, scratch: in_lanes(codes, record, each(integers)), forceinline=True)
+    elif tier == "avx512":
+        kind, widened, minima = f32x16, _whole, _minima_in_pairs if group >= 32 else _minima_each
+        multiply = dots.by_steps(order, places)
 
-        def four_by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
-            integers, unit, lows, minimum = scales
-            scale = broadcast(f32x4, unit * load(f32, record + SCALE))
-            return _quarter(fma(in_lanes(codes, record, each(integers)), scale, minima(tier, lows, minimum, record)))
+    def by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
+        integers, unit, lows, minimum = scales
+        scale = broadcast(kind, unit * load(f32, record + SCALE))
+        return widened(fma(multiply(codes, record, integers, scratch), scale, minima(tier, lows, minimum, record)))
+
+    if way == "steps":
+        return by_steps
+    if way and _in_four_lanes(tier):
 
         def four_by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
             return _quarter(in_lanes(codes, record, each(scales) * each(kept(tier, load(f32x16, record + SCALE)))))
 
-        return four_by_steps if way == "steps" else four_by_scales
-    if way == "steps" and tier == "avx512":
-        in_words, spread = dots.by_steps(order, places), _spread if group >= 32 else _scaled
-
-        def by_wide_steps(format, tier, activations, codes, scales, record, scratch, quarters):
-            integers, unit, lows, minimum = scales
-            scale, sums = broadcast(f32x16, unit * load(f32, record + SCALE)), load(f32x16, record + SUMS)
-            return fma(in_words(codes, record, integers), scale, spread(lows, minimum) * sums)
-
-        return by_wide_steps
-    if way == "steps":
-        multiply = pairs.by_steps(order, places)
-
-        def by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
-            integers, unit, lows, minimum = scales
-            scale = broadcast(f32x8, unit * load(f32, record + SCALE))
-            return _half(fma(multiply(codes, record, integers), scale, _minima(lows, minimum, record)))
-
-        return by_steps
+        return four_by_scales
     if way:
         places = (RECORD, RECORD + 2 * SUPERBLOCK) if way == "words" else places
         multiply = pairs.by_scales(order[: 4 * vectors], places, group, largest, signed, way == "words")
 
         def by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
-            scales = scales * load(f32x16, record + SCALE)
-            store(scratch, scales)
-            return _half(multiply(codes, record, scales, pairs.hidden(scratch)))
+            return _half(multiply(codes, record, scales * load(f32x16, record + SCALE), scratch))
 
         return by_scales
 
     def by_group(format, tier, activations, codes, scales, record, scratch, quarters):
-        scales = scales * load(f32x16, record + SCALE)
-        a, b = lane_scales(format, 0, scales), lane_scales(format, 1, scales)
-        c, d = lane_scales(format, 2, scales), lane_scales(format, 3, scales)
-        return sum_of_dots(format, tier, activations, codes, (a, b, c, d), record)
+        scales = lane_scales(format, scales * load(f32x16, record + SCALE))
+        return sum_of_dots(format, tier, activations, codes, scales, record)
 
     def by_superblock(format, tier, activations, codes, scales, record, scratch, quarters):
         return sum_of_dots(format, tier, activations, codes, scales, record) * load(f32x16, record + SCALE)

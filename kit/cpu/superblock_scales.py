@@ -7,7 +7,7 @@ from kit.cpu.scales import MINIMA, scales_and_minima
 from kit.cpu.simd.isa import half_to_float, kept
 from kit.cpu.simd.memory import load
 from kit.cpu.simd.pairs import hidden
-from kit.cpu.simd.vectors import Vector, bitcast, inner, interleave, join, pick, u16x32
+from kit.cpu.simd.vectors import Vector, bitcast, inner, interleave, join, pick, u16x16, u16x32, u32x8
 from kit.gguf.formats import Format
 
 SUPERBLOCK = 256
@@ -93,18 +93,39 @@ def _in_halves(format: Format, tier: str):
     def reader(field: str):
         if tier in ("neon", "plain"):
             return in_eight(field)
+        if tier == "avx2":
+            return by_blends(format.at(field))
         places = [format.at(field) + size * block for block in range(8)]
-        first, second = (_twice_each(tier, places[at : at + 4], 8 * size) for at in (0, 4))
+        first, second = (_twice_each(places[at : at + 4], 8 * size) for at in (0, 4))
         return inner(lambda tier, start, scratch: half_to_float(tier, join(first(start), second(start))), forceinline=True)
+
+    def by_blends(at: int):  # each in its lane of a vector from memory, and the lanes put together: no shuffles, one at the end
+        first, odd = at - at % 4, at % 4 // 2
+        twice = pick(*(2 * (n // 2) + odd for n in range(16)))
+        a, b, c, d, e, f, g = (pick(*(lane + 8 * (lane == n) for lane in range(8))) for n in range(1, 8))
+
+        @inner(forceinline=True)
+        def block(start, n):
+            return load(u32x8, start + first + (size - 4) * n)
+
+        @inner(forceinline=True)
+        def read(tier, start, scratch):
+            v = a(join(block(start, 0), block(start, 1)))
+            v = b(join(v, block(start, 2)))
+            v = c(join(v, block(start, 3)))
+            v = d(join(v, block(start, 4)))
+            v = e(join(v, block(start, 5)))
+            v = f(join(v, block(start, 6)))
+            v = g(join(v, block(start, 7)))
+            return half_to_float(tier, twice(bitcast(u16x16, v)))
+
+        return read
 
     return reader(format.scales.d), reader(format.scales.dmin or format.scales.d)
 
 
-def _twice_each(tier: str, places: list[int], size: int):
+def _twice_each(places: list[int], size: int):
     """A reader of the 16 bits at each of four places of a super-block of ``size`` bytes, as u16x8, each of them twice."""
-    if tier != "avx512":
-        read, twice = halves(places), pick(*(n // 2 for n in range(8)))
-        return inner(lambda start: twice(bitcast(u16x4, read(start))), forceinline=True)
     near, far = places[0] & ~1, min(places[0] + 64, size - 64)  # 64 bytes each, from which one instruction picks
     picked = pick(
         *((place - near) // 2 if place < near + 64 else 32 + (place - far) // 2 for place in places for _ in range(2))

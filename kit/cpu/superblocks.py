@@ -18,6 +18,7 @@ from kit.cpu.kernels import parts_of
 from kit.cpu.scales import six_bit_numbers
 from kit.cpu.simd.isa import half_to_float, kept
 from kit.cpu.simd.memory import copy, load, store
+from kit.cpu.simd.pairs import hidden
 from kit.cpu.simd.vectors import (
     Static,
     bitcast,
@@ -37,12 +38,13 @@ from kit.cpu.simd.vectors import (
     u8x32,
     u8x64,
     u16x32,
+    u32x4,
 )
 from kit.cpu.superblock_scales import SUPERBLOCK, halves, readers
 from kit.cpu.tasks import features
 from kit.gguf.formats import Format
 
-u16 = types.uint16
+u16, u32 = types.uint16, types.uint32
 NEON, _SHIFTED = Static("neon"), u8x64 if "neon" in features() else u16x32  # x86 shifts no bytes
 
 
@@ -137,7 +139,28 @@ def _with_lanes(read, format: Format, plane, below: int, part):
         set_ = join(join(sixteen(start + a), sixteen(start + b)), join(sixteen(start + c), sixteen(start + d)))
         return read(start) | (kept(NEON, kept(NEON, set_) & bit) & (256 - bit))
 
-    return more_on_arm if "neon" in features() else more
+    # AVX2 has no masks. A half word for each sixteen of a block: the block's 32 bits serve two vectors of codes.
+    own, firsts = constant(u8x32, *(1 << lane % 8 for lane in range(32))), [2 * (n % 2) for n in part]
+    spread = [pick(*(lane // 16 * 16 + firsts[i + lane // 16] + lane % 16 // 8 for lane in range(32))) for i in (0, 2)]
+    (first, second), e, f, g, h = spread, *(place - first for place, first in zip(places, firsts, strict=True))
+
+    @inner(forceinline=True)
+    def words(at, other):
+        return hidden(join(broadcast(u32x4, load(u32, at)), broadcast(u32x4, load(u32, other))))
+
+    @inner(forceinline=True)
+    def set_of(bytes_):
+        return select(bytes_ & own() == own(), broadcast(u8x32, bit), broadcast(u8x32, 0))
+
+    @inner(forceinline=True)
+    def more_without_masks(start):
+        low = set_of(first(bitcast(u8x32, words(start + e, start + f))))
+        high = set_of(second(bitcast(u8x32, words(start + g, start + h))))
+        return read(start) | join(low, high)
+
+    if "neon" in features():
+        return more_on_arm
+    return more_without_masks if "avx2" in features() and "avx512bw" not in features() else more
 
 
 def _with_bits(read, format: Format, plane, below: int, part):
@@ -288,9 +311,9 @@ def whole(format, start, end, scratch):
     return copied
 
 
-@generated(prefer_literal=True, forceinline=True)
-def lane_scales(format, part, scales):
-    """lane_scales(format, 0, scales): the scale of each four codes in the first (second ...) vector of a super-block."""
-    order = codes_of(format.value).order[4 * part.literal_value :][:4]
-    picked = pick(*(order[lane // 4] for lane in range(16)))
-    return lambda format, part, scales: picked(scales)
+@generated(forceinline=True)
+def lane_scales(format, scales):
+    """The scale of each four codes in the four vectors of a super-block."""
+    order = codes_of(format.value).order
+    a, b, c, d = (pick(*(order[4 * part + lane // 4] for lane in range(16))) for part in range(4))
+    return lambda format, scales: (a(scales), b(scales), c(scales), d(scales))

@@ -9,9 +9,9 @@ from numba.extending import intrinsic
 from kit.cpu.simd import emit
 from kit.cpu.simd.emit import I16, I32, emits, every
 from kit.cpu.simd.isa import emit_dot4, emit_kept
-from kit.cpu.simd.vectors import f32x4, f32x16
+from kit.cpu.simd.vectors import Static, f32x4, f32x16
 
-_FOUR = ir.VectorType(I32, 4)
+_FOUR, _AVX512 = ir.VectorType(I32, 4), Static("avx512")
 
 
 def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, bias: int):
@@ -94,8 +94,8 @@ def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
     wide, words = ir.VectorType(I32, 16), ir.VectorType(I16, 32)
 
     @intrinsic
-    def primitive(_, codes, x, scales):
-        def code(builder, codes, x, scales):
+    def primitive(_, codes, x, scales, _scratch):
+        def code(builder, codes, x, scales, _scratch):
             codes, zero, sums = unpack_tuple(builder, codes), ir.Constant(wide, None), []
             # the packed words of each 128 bits are four of the first vector and four of the second
             lanes = [[n for lane in range(4) for v in two for n in [order[4 * v + lane]] * 4] for two in ((0, 1), (2, 3))]
@@ -107,7 +107,7 @@ def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
 
             def fours(i, place):
                 digits = builder.load(emit.pointer(builder, x, codes[i].type, place + 64 * i), align=1)
-                return avx512("vpdpbusd", wide, zero, codes[i], digits)
+                return emit_dot4(builder, _AVX512, zero, codes[i], digits)
 
             for place in places:
                 first, second = (avx512("packssdw", words, fours(i, place), fours(i + 1, place)) for i in (0, 2))
@@ -117,6 +117,6 @@ def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
                 total = emit.fma(builder, builder.sitofp(number, f32x16.llvm), every(f32x16.llvm, 256.0**power), total)
             return total
 
-        return emits(f32x16(codes, types.int64, scales), code)
+        return emits(f32x16(codes, types.int64, scales, types.int64), code)
 
     return primitive

@@ -12,6 +12,11 @@ from kit.cpu.tasks import features
 VNNI = {"avxvnni"}, {"avx512vnni", "avx512vl"}  # either gives dot products of bytes in 256 bits
 
 
+def has_vnni() -> bool:
+    """Whether the CPU has dot products of bytes in 256 bits."""
+    return any(needs <= features() for needs in VNNI)
+
+
 @intrinsic
 def half_to_float(_, tier, bits):
     """half_to_float(tier, h): IEEE half precision (the bits, a uint16 or a vector of them) as float32, exactly."""
@@ -212,7 +217,7 @@ def _eight_lanes(builder, total, a, b, largest: int):
     That of bytes saturates at 16 bits, so a is taken in two parts with which it cannot: the low seven bits (2 * 127 * -128
     fits) and, where it can be set, the highest (2 * 128 * -128 just fits).
     """
-    if any(needs <= features() for needs in VNNI):
+    if has_vnni():
         return emit.call(builder, "llvm.x86.avx512.vpdpbusd.256", total.type, total, a, b)
     words = ir.VectorType(I16, 16)
     for bits in filter(None, (0x7F & largest, 0x80 & largest)):

@@ -1,7 +1,7 @@
-"""Products of bytes by AVX2's multiply-add, for CPUs without dot products of bytes: pairs are added to 16 bits, those to 32.
+"""Products of bytes in 256 bits: AVX2's multiply-add adds pairs to 16 bits, those to 32; VNNI's dot product adds four at once.
 
-That of bytes saturates at 16 bits: codes of at most seven bits fit (2 * 127 * 128), and so do magnitudes of at most 128 times
-digits of at most 127.
+The multiply-add saturates at 16 bits: codes of at most seven bits fit (2 * 127 * 128), and so do magnitudes of at most 128
+times digits of at most 127.
 """
 
 from functools import reduce
@@ -12,47 +12,61 @@ from numba.core.cgutils import unpack_tuple
 from numba.extending import intrinsic
 
 from kit.cpu.simd import emit
-from kit.cpu.simd.emit import F32, emits, every
-from kit.cpu.simd.isa import VNNI
-from kit.cpu.simd.vectors import f32x8, i32x8
-from kit.cpu.tasks import features
+from kit.cpu.simd.emit import emits, every
+from kit.cpu.simd.isa import emit_dot4, has_vnni
+from kit.cpu.simd.vectors import Static, f32x8, i32x8
 
 _BYTES, _WORDS = (ir.VectorType(ir.IntType(bits), 256 // bits) for bits in (8, 16))
 _MOST = 2**15 - 1  # of a pair
-
-
-def best(tier: str) -> bool:
-    """Whether the CPU multiplies bytes best by these primitives."""
-    return tier == "avx2" and not any(needs <= features() for needs in VNNI)
+_AVX2 = Static("avx2")
 
 
 class _Emitter:
     """The code of a super-block's products: codes are four vectors of 64 bytes, 16 consecutive weights at each place."""
 
-    def __init__(self, builder, args, order, signed):
-        self.builder, (codes, self.x, *_), self.order = builder, args, order
+    def __init__(self, builder, args, order, group, signed):
+        self.builder, (codes, self.x, self.scales, copy), self.order, self.group = builder, args, order, group
         self.codes, self.signed = unpack_tuple(builder, codes), signed
+        builder.store(self.scales, emit.pointer(builder, copy, self.scales.type), align=1)
+        self.copy = emit.opaque(builder, copy)  # or LLVM would shuffle what was stored
 
     def shuffled(self, vector, lanes):
         """The vector of these lanes."""
         return emit.shuffle(self.builder, vector, vector, lanes)
 
-    def scales(self, first: int, second: int, group: int, scales, copy):
+    def scale(self, first: int, second: int):
         """The scales of these two sixteens of weights, f32x8: from memory where they are the same number, which takes one
-        load, else of the vector ``scales``, shuffled."""
-        if 16 * first // group == 16 * second // group:
-            number = self.builder.load(emit.pointer(self.builder, copy, F32, 4 * first), align=4)
-            return emit.broadcast(self.builder, number, f32x8.llvm)
-        return self.shuffled(scales, [n for n in (first, second) for _ in range(4)])
+        load, else shuffled."""
+        if 16 * first // self.group == 16 * second // self.group:
+            return self.everywhere(f32x8.llvm, 4 * first)
+        return self.shuffled(self.scales, [n for n in (first, second) for _ in range(4)])
 
-    def pairs(self, i: int, place: int):
-        """Sums of two products, of half ``i`` and the digits ``place`` bytes behind the first ones, in 16 bits."""
+    def everywhere(self, kind, offset: int):
+        """The 32 bits that lie so far behind the scales' copy, in every lane."""
+        number = self.builder.load(emit.pointer(self.builder, self.copy, kind.element, offset), align=4)
+        return emit.broadcast(self.builder, number, kind)
+
+    def bytes(self, i: int, place: int):
+        """Factors: half ``i``, unsigned, and the digits ``place`` bytes behind the first ones, with its signs."""
         half = self.shuffled(self.codes[i // 2], range(32 * (i % 2), 32 * (i % 2) + 32))
         x = self.builder.load(emit.pointer(self.builder, self.x, _BYTES, place + 32 * i), align=1)
         if self.signed:
             x = emit.call(self.builder, "llvm.x86.avx2.psign.b", _BYTES, x, half)
             half = emit.call(self.builder, "llvm.abs.v32i8", _BYTES, half, ir.Constant(ir.IntType(1), 0))
-        return emit.call(self.builder, "llvm.x86.avx2.pmadd.ub.sw", _WORDS, half, x)
+        return half, x
+
+    def pairs(self, i: int, place: int):
+        """Sums of two products of them, in 16 bits."""
+        return emit.call(self.builder, "llvm.x86.avx2.pmadd.ub.sw", _WORDS, *self.bytes(i, place))
+
+    def dots(self, parts, places):
+        """Sums of four products in 32 bits by VNNI, of these halves; of two digits, the first counts 256 times."""
+        total = every(i32x8.llvm, 0)
+        for place in places:
+            total = self.builder.shl(total, every(total.type, 8)) if place != places[0] else total
+            for i in parts:
+                total = emit_dot4(self.builder, _AVX2, total, *self.bytes(i, place))
+        return total
 
     def words(self, i: int, place: int):
         """Sums of two products in 32 bits, of the ``i``-th 16 codes, int8, and the words ``place`` bytes behind the address."""
@@ -77,40 +91,44 @@ class _Emitter:
 
 
 @intrinsic
-def hidden(_, address):
-    """hidden(address): the same number, of which LLVM knows nothing: LLVM loads from there what was stored, part by part."""
-    return emits(types.int64(address), emit.opaque)
+def hidden(_, value):
+    """hidden(v): the same number or vector, of which LLVM knows nothing."""
+    return emits(value(value), emit.opaque)
 
 
-def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
-    """A primitive: (codes, x, steps) -> the sums of step * code * digits as f32x8, lanes to be added.
+def by_steps(order: tuple[int, ...], places: tuple[int, ...], group: int):
+    """A primitive: (codes, x, steps, copy) -> the sums of step * code * digits as f32x8, lanes to be added.
 
     order: the n of the 16 weights 16 n ... that come first, second ... in codes and x. places: of a super-block's first digits,
-    second ... from the address x. steps: i16x16, an integer for each 16 weights in their own order.
+    second ... from the address x. steps: i16x16, an integer for each 16 weights in their own order, of which ``group`` share
+    one. copy: the address of memory for them.
     """
 
     @intrinsic
-    def primitive(_, codes, x, steps):
+    def primitive(_, codes, x, steps, copy):
         def emitted(builder, *args):
-            code, sums = _Emitter(builder, args, order, False), [None] * len(places)
+            code, sums = _Emitter(builder, args, order, group, False), [[None] * 2 for _ in places]
             steps = code.shuffled(args[2], [*order[0::2], *order[1::2]])
             twice = ([first + n // 2 for n in (*range(8), *range(16, 24))] for first in (0, 4))
             steps = [builder.bitcast(emit.opaque(builder, code.shuffled(steps, lanes)), i32x8.llvm) for lanes in twice]
             for i in range(8):
-                step = builder.bitcast(code.shuffled(steps[i // 4], [i % 4] * 4 + [4 + i % 4] * 4), _WORDS)
+                step = code.shuffled(steps[i // 4], [i % 4] * 4 + [4 + i % 4] * 4)
+                if order[2 * i] // 2 == order[2 * i + 1] // 2 and group >= 32:
+                    step = code.everywhere(i32x8.llvm, 4 * (order[2 * i] // 2))
+                step = builder.bitcast(step, _WORDS)
                 for digit, place in enumerate(places):
-                    four = code.fours(code.pairs(i, place), step)
-                    sums[digit] = emit.opaque(builder, builder.add(sums[digit], four)) if i else four
-            return code.floats(sums)
+                    four, two = code.fours(code.pairs(i, place), step), sums[digit]  # two sums, or each waits for the last
+                    two[i % 2] = emit.opaque(builder, builder.add(two[i % 2], four)) if i > 1 else four
+            return code.floats([builder.add(*two) for two in sums])
 
-        return emits(f32x8(codes, types.int64, steps), emitted)
+        return emits(f32x8(codes, types.int64, steps, types.int64), emitted)
 
     return primitive
 
 
 def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, signed: bool, words: bool = False):
-    """The same with scales f32x16 in place of steps, which ``copy`` holds as they are; codes are at most ``largest``, or with
-    ``signed`` int8. If ``words``, codes are int8 so, and digits are words."""
+    """The same with scales f32x16 in place of steps; codes are at most ``largest``, or with ``signed`` int8. If ``words``,
+    codes are int8 so, and digits are words."""
     alike: dict[tuple[int, ...], list[int]] = {}  # halves (if ``words``, sixteens) whose lanes have the same scales
     wide = 1 if words else 2
     for i in range(len(order) // wide):
@@ -123,7 +141,7 @@ def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, large
     @intrinsic
     def primitive(_, codes, x, scales, copy):
         def emitted(builder, *args):
-            code, total = _Emitter(builder, args, order, signed), None
+            code, total = _Emitter(builder, args, order, group, signed), None
 
             def fours(parts, place, times):
                 if words:
@@ -132,10 +150,15 @@ def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, large
                 some = [reduce(builder.add, pairs[n : n + at_once]) for n in range(0, len(pairs), at_once)]
                 return [code.fours(pair, times) for pair in some]
 
+            def integers(parts, some):
+                if has_vnni() and not words:
+                    return code.dots(parts, [place for place, _ in some])
+                return reduce(builder.add, [four for one in some for four in fours(parts, *one)])
+
             for parts in alike.values():
-                sums = [reduce(builder.add, [four for one in some for four in fours(parts, *one)]) for some in digits]
+                sums = [integers(parts, some) for some in digits]
                 first, second = order[wide * parts[0]], order[wide * (parts[0] + 1) - 1]
-                scale, numbers = code.scales(first, second, group, *args[2:]), code.floats(sums)
+                scale, numbers = code.scale(first, second), code.floats(sums)
                 total = code.fma(numbers, scale, total) if total else builder.fmul(numbers, scale)
             return total
 
