@@ -14,12 +14,6 @@ from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 
 
-def of_few_columns(folder, row):
-    """A model file of a geometry, small in every direction but its layers: for the interpreter's time."""
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "heads": 4, "head_dim": 8}
-    return synthesize(folder / "few.gguf", replace(row, **sizes, vocabulary=replace(row.vocabulary, size=300)), "F32")
-
-
 def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
     dense = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
     experts = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
@@ -48,11 +42,13 @@ def test_the_models_logits_and_tokens(call, tmp_path):
     ["gemma2", "gemma3", "gpt-oss", "olmo2", "phi3", "smollm3", "cohere2", "olmo", "phi2", "glm4", "dots1", "hunyuan-dense"],
 )
 def test_every_architecture_gives_the_cpus_logits(call, tmp_path, name):
-    """Prefill past a window of four positions, then decoding."""
+    """Prefill past a window of four positions, then decoding; of few columns, for the interpreter's time."""
     row = GEOMETRIES.get(f"tiny-{name}") or model_files.FAMILIES[name]
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "heads": 4, "kv_heads": row.kv_heads, "head_dim": 8}
     few = {"attention.sliding_window": 4, "rope.dimension_count": 4, "expert_feed_forward_length": 32, "expert_count": 4}
     more = row.more | {key: few[key] for key in few if key in row.more}
-    path = of_few_columns(tmp_path, replace(row, more=more))
+    row = replace(row, **sizes, more=more, vocabulary=replace(row.vocabulary, size=300))
+    path = synthesize(tmp_path / "few.gguf", row, "F32")
     model, batches = kit.Transformer(kit.Weights(kit.open(path), kit.NoCache())), ([1, 5, 9, 2, 7, 3], [4])
     cache = model.new_cache()
     for batch, logits in zip(batches, call(worker.steps, path, batches), strict=True):
@@ -100,8 +96,8 @@ def test_a_full_device_is_one_clear_error(monkeypatch):
 
 
 def test_decoding_goes_on_where_the_cache_grows(call, tmp_path):
-    path = of_few_columns(tmp_path, GEOMETRIES["tiny-llama"])
-    prompt = [int(token) for token in np.random.default_rng(2).integers(0, 300, 255)]
+    path = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
+    prompt = [int(token) for token in np.random.default_rng(2).integers(0, 500, 255)]
     tokens = call(worker.generate, path, prompt, 4, "1 GiB", 300)[1]
     right = kit.generate(kit.Transformer(kit.Weights(kit.open(path), kit.NoCache())), prompt, max_tokens=4, stop_at_end=False)
     assert tokens == right.tokens
