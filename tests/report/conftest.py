@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from nbformat import v4
 
 from kit.commands.cli import main
 from kit.lab import machine
+from kit.lab.system import lock
 
 PARAMETERS = """\
 profile: str = "quick"  # smoke, quick or full
@@ -83,8 +85,17 @@ def wait_until_gone(pids, seconds=15):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Path:
-    """A run of four notebooks: one that measures, with hostile names; one that fails; one killed; one after them."""
-    base = tmp_path_factory.mktemp("finished")
+    """A run of four notebooks, which all processes of the tests read: one that measures, with hostile names; one that fails;
+    one killed; one after them."""
+    base = tmp_path_factory.getbasetemp()
+    base = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished"
+    base.mkdir(exist_ok=True)
+    with (base / "lock").open("w") as handle:
+        lock(handle)
+        return base / "run" if (base / "run").exists() else _run_of_four(base)
+
+
+def _run_of_four(base: Path) -> Path:
     folder, out = Folder(base / "notebooks"), known_machine(base / "run")
     folder.add(
         "01_first_token",
