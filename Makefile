@@ -5,7 +5,8 @@ PROFILE ?= quick
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
-INSTALL  = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check)
+# wheels only: no package but the kit's own is built here
+INSTALL  = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check) --only-binary :all:
 
 .PHONY: help reproduce test test-all compat verify pooled bench fuzz llama docs lab lint clean
 
