@@ -56,6 +56,15 @@ def measure_costs(file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
     return costs
 
 
+def between(before: dict[Kind, Cost], after: dict[Kind, Cost]) -> dict[Kind, Cost]:
+    """The mean of what uses cost before and after something else: memory is faster in one minute than in the next."""
+
+    def mean(some, other):
+        return {key: (seconds + other[key]) / 2 for key, seconds in some.items()}
+
+    return {kind: Cost(*map(mean, vars(cost).values(), vars(after[kind]).values())) for kind, cost in before.items()}
+
+
 def _walked(file, kinds: dict[str, Kind], dtype, linear, held: bool) -> dict[Kind, float]:
     """Median seconds of a use by kind, over up to _SAMPLES walks after a warm-up. ``kinds``: of the names."""
     plain, taken, part = kit.Weights(file), defaultdict(list), fewer_rows(file, _PIECE // formats.DTYPES[dtype])
