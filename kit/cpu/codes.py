@@ -48,9 +48,10 @@ def reader(format: Format):
 
 def integers(format: Format, numbers: Numbers, lanes: int, element=types.int32):
     """read(block, j): integers lanes * j ... of these planes, a vector; lanes is a power of two."""
-    read = _plane(format, numbers.planes[0], lanes, element)
-    for i, plane in enumerate(numbers.planes[1:], 1):
-        read = _with_higher(read, _plane(format, plane, lanes, element), numbers.below(i))
+    low, *more = format.bit_fields(numbers, np.arange(lanes))
+    read = _plane(format, numbers.planes[0], *low[:3], element)
+    for plane, (*bits, below) in zip(numbers.planes[1:], more, strict=True):
+        read = _with_higher(read, _plane(format, plane, *bits, element), below)
     return read
 
 
@@ -58,20 +59,17 @@ def _with_higher(low, high, bits):
     return inner(lambda block, j: low(block, j) | (high(block, j) << bits))
 
 
-def _plane(format: Format, plane: Plane, lanes: int, element):
+def _plane(format: Format, plane: Plane, bytes_: np.ndarray, shifts: np.ndarray, mask: int, element):
     """read(block, j) of one plane: where the lanes of j = 0 lie, and how far on those of the others do."""
-    wide, narrow = Vector(element, lanes), Vector(types.int8 if format.signed(plane) else u8, lanes)
-    first, run, bits, step, mask = format.at(plane.field), plane.run, plane.bits, plane.step, (1 << plane.bits) - 1
+    lanes, run, bits, step = len(bytes_), plane.run, plane.bits, plane.step
+    wide, first = Vector(element, lanes), format.at(plane.field) + (plane.start if step == 1 else 0)  # else all of the field
     if run == bits == step == 1 and lanes in (16, 32):  # a bit a lane is a mask
-        first, one, zero = first + plane.start, constant(wide, *[1] * lanes), constant(wide, *[0] * lanes)
+        one, zero = constant(wide, *[1] * lanes), constant(wide, *[0] * lanes)
         mask, word = (mask16, u16) if lanes == 16 else (mask32, u32)
         return inner(lambda block, j: select(bitcast(mask, load(word, block + first + lanes // 8 * j)), one(), zero()))
 
-    bytes_, shifts = (part.tolist() for part in plane.place(np.arange(lanes)))
-    if step == 1:  # else what lies before the first byte is there to be read, too
-        first, bytes_ = first + plane.start, [byte - plane.start for byte in bytes_]
-    some, picked, shifted = Vector(narrow.element, max(bytes_) + 1), pick(*bytes_), constant(wide, *shifts)
-    at = inner(place)
+    picked, shifted, at = pick(*bytes_ - first), constant(wide, *shifts), inner(place)
+    some = Vector(types.int8 if mask < 0 else u8, int(bytes_.max()) - first + 1)
 
     @inner
     def integers(block, j):

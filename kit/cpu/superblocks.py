@@ -72,16 +72,10 @@ def codes_of(format: Format, signed: bool = False) -> Codes:
     """The codes of a format's super-blocks; if ``signed``, those that are int8 as they are."""
     if not _in_vectors(format):
         return Codes(_any(format), tuple(range(16)), False)
-    low = format.codes.planes[0]
-    chunks = sorted({_place(format, low, n)[0] for n in range(16)})
-
-    def rank(n: int):  # 64 bytes of the low plane at a time, and in them bit after bit
-        byte, shift = _place(format, low, n)
-        return chunks.index(byte) // 4, shift, byte
-
-    order = tuple(sorted(range(16), key=rank))
-    parts = [order[i : i + 4] for i in (0, 4, 8, 12)]
-    a, b, c, d = (_vector(format, part, flipped(format) and not signed) for part in parts)
+    byte, shift, *_ = format.bit_fields(format.codes, 16 * np.arange(16))[0]
+    chunks = sorted(set(byte))  # 64 bytes of the low plane at a time, and in them bit after bit
+    order = tuple(sorted(range(16), key=lambda n: (chunks.index(byte[n]) // 4, shift[n], byte[n])))
+    a, b, c, d = (_vector(format, order[i : i + 4], flipped(format) and not signed) for i in (0, 4, 8, 12))
     read = inner(lambda tier, start: (a(start), b(start), c(start), d(start)), forceinline=True)
     return Codes(read, order, True)
 
@@ -103,27 +97,18 @@ def largest_code(format: Format) -> int:
     return 2**format.codes.bits - 1 if format.codes.planes and not format.codes.values else 255
 
 
-def _place(format: Format, plane, n: int) -> tuple[int, int]:
-    """Where the bits of the weights 16 n ... lie: bytes from the start of the super-block, and the lowest bit."""
-    block, i = divmod(16 * n, format.block_elements)
-    byte, shift = plane.place(i)
-    return block * format.block_bytes + format.at(plane.field) + byte, shift
-
-
 def _vector(format: Format, part, flip: bool):
     """A reader of the codes of four times 16 weights; if ``flip``, with the highest bit flipped."""
     flip = constant(u8x64, *[128 * flip] * 64)
     read = inner(lambda start: flip(), forceinline=True)
-    for i, plane in enumerate(format.codes.planes):
-        add = _with_lanes if plane.run == plane.bits == 1 else _with_bits
-        read = add(read, format, plane, format.codes.below(i), part)
+    for plane, bits in zip(format.codes.planes, format.bit_fields(format.codes, 16 * np.array(part)), strict=True):
+        read = (_with_lanes if plane.run == plane.bits == 1 else _with_bits)(read, *bits)
     return read
 
 
-def _with_lanes(read, format: Format, plane, below: int, part):
+def _with_lanes(read, places, shifts, mask: int, below: int):
     """The codes of ``read`` with the bits of a plane that has one for each lane."""
-    places, bit = [_place(format, plane, n)[0] for n in part], 1 << below
-    bits, (a, b, c, d) = halves(places), places
+    bits, bit, (a, b, c, d) = halves(places), 1 << below, places
 
     @inner(forceinline=True)
     def more(start):
@@ -163,10 +148,9 @@ def _with_lanes(read, format: Format, plane, below: int, part):
     return more_without_masks if "avx2" in features() and "avx512bw" not in features() else more
 
 
-def _with_bits(read, format: Format, plane, below: int, part):
+def _with_bits(read, places, shifts, mask: int, below: int):
     """The codes of ``read`` with those bits of a plane, above the ``below`` lowest."""
-    places, shifts = zip(*(_place(format, plane, n) for n in part), strict=True)
-    bytes_, mask = _bytes(places), ((1 << plane.bits) - 1) << below
+    bytes_, mask = _bytes(places), mask << below & 255
     shifts = [shift - below for shift in shifts for _ in range(16 * _SHIFTED.lanes // 64)]
     down, up = (constant(_SHIFTED, *(max(0, sign * shift) for shift in shifts)) for sign in (1, -1))
 

@@ -191,7 +191,7 @@ def _integer(block, i, PLANE: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def _place(i, PLANE: tl.constexpr, WIDTH: tl.constexpr):
-    """Plane.place for WIDTH integers of a run at a time: which byte, or word of so many bytes, and the lowest bit."""
+    """``formats.place`` for WIDTH integers of a run at a time: which byte, or word of so many bytes, and the lowest bit."""
     run: tl.constexpr = PLANE.run // WIDTH
     fields: tl.constexpr = 8 // PLANE.bits
     return i // (run * fields) * run + i % run, PLANE.shift + PLANE.bits * (i // run % fields)

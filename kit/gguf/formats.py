@@ -37,11 +37,6 @@ class Plane:
     step: int = 1
     shift: int = 0
 
-    def place(self, i):
-        """(byte of the field, lowest bit) of integer ``i``; numbers or arrays."""
-        byte, shift = place(i, self.run, self.bits)
-        return self.start + self.step * byte, self.shift + shift
-
 
 @dataclass(frozen=True)
 class Bits:
@@ -135,10 +130,11 @@ class Format:
                 parts.append((steps, self.groups * (2 if self.scales.dmin else 1)))
             elif not (self.scales.table or self.scales.function or self.groups == 1):
                 raise ValueError(f"{self.name}: one scale a block, but groups of {self.scales.group} of its weights: add steps")
-            for plane, count in ((plane, count) for numbers, count in parts for plane in numbers.planes):
-                byte, shift = plane.place(np.arange(count))
-                if byte.max() >= self.layout[plane.field].itemsize or shift.max() + plane.bits > 8:
-                    raise ValueError(f"{self.name}: {count} integers do not fit {plane}")
+            for numbers, count in parts:
+                for plane, (byte, shift, *_) in zip(numbers.planes, self.bit_fields(numbers, np.arange(count)), strict=True):
+                    end = self.at(plane.field) + self.layout[plane.field].itemsize
+                    if byte.max() >= end or shift.max() + plane.bits > 8:
+                        raise ValueError(f"{self.name}: {count} integers do not fit {plane}")
 
     def __hash__(self):
         return hash(self.name)
@@ -178,6 +174,17 @@ class Format:
     def at(self, field: str) -> int:
         """Offset of a field in the block, bytes."""
         return self.layout.fields[field][1]
+
+    def bit_fields(self, numbers: Numbers, i: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, int, int]]:
+        """The plan by which every backend unpacks integers ``i``, those of a block and of the blocks behind it. A plane gives
+        (byte, shift, mask, below): ``(bytes[byte] >> shift & mask) << below``, bytes being int8. They are all or-ed."""
+        found, (block, i) = [], np.divmod(i, self.block_elements)
+        for n, plane in enumerate(numbers.planes):
+            byte, shift = place(i, plane.run, plane.bits)
+            byte = block * self.block_bytes + self.at(plane.field) + plane.start + plane.step * byte
+            mask = -1 if self.signed(plane) else (1 << plane.bits) - 1
+            found.append((byte, plane.shift + shift, mask, numbers.below(n)))
+        return found
 
     def alignment(self, plane: Plane) -> int:
         """1, 2 or 4: alignment in bytes of the plane's first byte in every block, when the first block is aligned to 4."""

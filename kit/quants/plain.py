@@ -68,13 +68,9 @@ def scales(format: Format, block) -> tuple[np.ndarray, np.ndarray | None]:
 
 def integers(format: Format, block, numbers: Numbers, count: int) -> np.ndarray:
     """The integers 0 to ``count`` of planes of bits, the lowest bits first: (blocks, count) int32."""
-    found = np.zeros((len(block), count), np.int32)
-    for i, plane in enumerate(numbers.planes):
-        byte, shift = plane.place(np.arange(count))
-        kind = np.int8 if format.signed(plane) else np.uint8
-        field = np.ascontiguousarray(block[plane.field]).reshape(len(block), -1).view(kind)
-        part = field[:, byte].astype(np.int32) >> shift
-        found |= (part if kind is np.int8 else part & (1 << plane.bits) - 1) << numbers.below(i)
+    found, bytes_ = np.zeros((len(block), count), np.int32), block[:, None].view(np.int8)
+    for byte, shift, mask, below in format.bit_fields(numbers, np.arange(count)):
+        found |= (bytes_[:, byte].astype(np.int32) >> shift & mask) << below
     return found
 
 
