@@ -221,8 +221,8 @@ def test_three_digits_hold_24_bits_of_the_largest(digits, qtype, x):
     """Less what the roundings of the scale and its inverse take, and the same of the sums. Below 1e-31 they are zeros."""
     format = FORMATS[qtype]
     order = np.array(superblocks.codes_of(format).order)
-    form = activations_in_digits.form_of(format, digits)
-    record = activations_in_digits.quantize(torch.from_numpy(x[None]), *form).numpy()[0, 0]
+    layout = activations_in_digits.layout_of(format, digits)
+    record = activations_in_digits.quantize(torch.from_numpy(x[None]), *layout).numpy()[0, 0]
     places, size, kind = ((0, 384, 640), 256, np.int8) if digits == 3 else ((384, 896), 512, np.int16)
     powers = 256.0 ** np.arange(len(places))[::-1]
     unit = float(record[320:324].view(np.float32)[0])

@@ -21,7 +21,7 @@ and all 32 share the scale d. Byte by byte:
 2. scales.py     makes the reader of a block's scales and minima
 3. kernels.py    loops over blocks: codes to float32, times the scale, perhaps less the minimum, stored as float32 or 16 bits
 4. tasks.py      compiles such a loop once a machine, for a format, a type and a tier, and keeps the machine code on disk
-5. dequantize.py shares the blocks out; threads.py runs the shares on all cores, by the functions of board.py
+5. dequantize.py shares the blocks out; threads.py runs the shares on all cores, by the functions of work_queue.py
 
 A product y = W x reads the blocks where they lie (linear.py), and multiplies codes instead of weights:
 
@@ -29,6 +29,10 @@ A product y = W x reads the blocks where they lie (linear.py), and multiplies co
 - superblocks.py   the codes of 256 weights as bytes in registers, and what their scales do to the sums
 - gemv_codes.py    one token or a few: dot products of bytes, a row a sum; gemv_values.py: of formats without codes
 - gemm_codes.py, gemm.py   prompts: tiles of rows by tokens; strips of rows dequantized to the first-level cache
+
+Words of these modules: "sixteens" are weights counted by 16, the lanes of a vector; a "record" is the activations of 256
+columns of one token in digits, with their scales and sums; its "layout" says in which order, in how many digits and with how
+many to a scale; "digits" are the bytes of an activation, as activations.py defines them.
 
 The rest of a token is in norm.py, elementwise.py (activation, RoPE, sums), history.py (keys and values), attention.py;
 buffers.py keeps memory for dequantized tensors. simd/ has the vectors, and the tiers: what instructions a CPU has.

@@ -5,6 +5,10 @@
 One digit is int8, in the format's groups: codes and scales are ggml's Q8_0, Q8_1 (32 numbers) or Q8_K (256), but scales and
 sums stay float32 where Q8_0 and Q8_1 round them to float16. Three are 24 bits, float32's accuracy beside the largest of 256.
 WORDS are the same 24 bits for products of words: the first two digits are one, the third is another.
+
+A record holds 256 activations of a token: their first digits in the order of the format's codes; for each 16 of them, in their
+own order, minus their sum, and the unit of their last digit; and behind these RECORD bytes the other digits, 256 bytes each; or
+the words, 512 bytes each, and no first digits. The records of one super-block lie together, a token after another.
 """
 
 import functools
@@ -35,10 +39,6 @@ from kit.gguf.formats import Format
 
 f32, i64 = types.float32, types.int64
 
-# A record holds 256 activations: their first digits in the order of the format's codes; for each 16 of them, in their own
-# order, minus their sum, and the unit of their last digit; and behind these RECORD bytes the other digits, 256 bytes each; or
-# the words, 512 bytes each, and no first digits.
-# The records of one super-block lie together, a token after another.
 SUMS, SCALE, RECORD = SUPERBLOCK, SUPERBLOCK + 64, SUPERBLOCK + 128
 DIGITS, WORDS = {"int8": 1, "float32": 3}, 2
 # A group whose largest is below this is zeros: the unit of its last digit would be no normal number.
@@ -50,7 +50,7 @@ def quantize(
 ) -> torch.Tensor:
     """The records of x (tokens, columns) float32: (super-blocks, tokens, bytes) uint8, aligned to 64 bytes.
 
-    order: from ``form_of``. group: numbers that share a scale, 32 or 256. scale = largest |x| / 127, and x / scale is rounded
+    order: from ``layout_of``. group: numbers that share a scale, 32 or 256. scale = largest |x| / 127, and x / scale is rounded
     to nearest even in its last digit. Columns are filled up to super-blocks with zeros. sums: numbers of a sum, 16 or 32 (then
     it stands twice); in_units: sums in units of the last digit, not yet times the scale.
     """
@@ -58,8 +58,8 @@ def quantize(
     records = torch.empty(
         -(-columns // SUPERBLOCK), tokens, record_bytes(digits), dtype=torch.uint8
     )  # torch aligns to 64 bytes
-    form = dict(order=order, digits=digits, group=group, sums=sums, in_units=in_units)
-    threads.run(quantizing(), dict(x=x.data_ptr(), columns=columns, tokens=tokens, records=records.data_ptr()) | form, tokens)
+    layout = dict(order=order, digits=digits, group=group, sums=sums, in_units=in_units)
+    threads.run(quantizing(), dict(x=x.data_ptr(), columns=columns, tokens=tokens, records=records.data_ptr()) | layout, tokens)
     return records
 
 
@@ -80,8 +80,8 @@ def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
 NATURAL = tuple(range(16))  # the order of the weights
 
 
-def form_of(format: Format, digits: int) -> tuple[int, int, int]:
-    """The order of the format's codes (its address), digits and group: records of one form serve all formats that take it."""
+def layout_of(format: Format, digits: int) -> tuple[int, int, int]:
+    """The order of the format's codes (its address), digits and group: records of one layout serve all formats that take it."""
     return address(codes_of(format).order), digits, format.activations if digits == 1 else SUPERBLOCK
 
 

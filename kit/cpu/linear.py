@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from kit.cpu import gemm, gemm_codes, gemv_codes, gemv_values, threads
-from kit.cpu.activations import form_of, quantize, quantizing, record_bytes
+from kit.cpu.activations import layout_of, quantize, quantizing, record_bytes
 from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
 from kit.cpu.tasks import Task
@@ -34,15 +34,15 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
     x, y = x.contiguous(), torch.empty(tokens, rows)
     if tokens == 1:
-        forms = Activations(x)  # holds what the steps have the addresses of
-        threads.run_all(forms.product(blocks, qtype, y, activations))
+        held = Activations(x)  # what the steps have the addresses of
+        threads.run_all(held.product(blocks, qtype, y, activations))
         return y
     share = _share(blocks, tokens)
     if tokens >= gemm_codes.FEWEST and _in_bytes(format, activations):
         x, share = gemm_codes.records(x, format, activations), gemm_codes.share(rows)
         kernel = gemm_codes.kernel(format, tier(), gemm_codes.multiplier(), activations)
     elif format.codes is not None and (activations == "int8" or tokens < 2 * gemm.FEWEST):
-        x, kernel = quantize(x, *_form(format, activations)), gemv_codes.kernel(format, tier(), activations)
+        x, kernel = quantize(x, *_layout(format, activations)), gemv_codes.kernel(format, tier(), activations)
     elif tokens >= gemm.FEWEST:
         x, kernel = gemm.padded(x), gemm.kernel(format, tier())
     else:
@@ -61,9 +61,9 @@ def in_pieces(qtype: str, tokens: int, activations: str) -> bool:
     return tokens >= MANY_TOKENS and not _in_bytes(FORMATS[qtype], activations)
 
 
-def _form(format, activations):
-    """The form of activations that kit.cpu.gemv_codes multiplies."""
-    return form_of(format, gemv_codes.digits(format, tier().value, activations))
+def _layout(format, activations):
+    """The layout of activations that kit.cpu.gemv_codes multiplies."""
+    return layout_of(format, gemv_codes.digits(format, tier().value, activations))
 
 
 def _in_bytes(format, activations) -> bool:
@@ -72,7 +72,7 @@ def _in_bytes(format, activations) -> bool:
 
 
 class Activations:
-    """The activations of one token for the steps of a program: x, and the forms of it that products take, made once each."""
+    """The activations of one token for the steps of a program: x, and its records, made once for each layout."""
 
     def __init__(self, x: torch.Tensor):
         self.x, self._made = x, {}
@@ -82,7 +82,7 @@ class Activations:
         format = _check(blocks, qtype, self.x, activations)
         (rows, row_bytes), columns, steps = blocks.shape, self.x.shape[1], []
         if format.codes is not None:
-            x, steps = self._quantized(_form(format, activations))
+            x, steps = self._quantized(_layout(format, activations))
             kernel = gemv_codes.kernel(format, tier(), activations)
         else:
             x, kernel = self.x.data_ptr(), gemv_values.kernel(format, tier())
@@ -91,15 +91,15 @@ class Activations:
         arguments |= dict(blocks=blocks.ctypes.data, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
         return [*steps, (kernel, arguments, -(-rows // share))]
 
-    def _quantized(self, form) -> tuple[int, list[Step]]:
+    def _quantized(self, layout) -> tuple[int, list[Step]]:
         """The address of x's records, and the step that makes them, if none has yet."""
-        (_, digits, _), columns, steps = form, self.x.shape[1], []
-        if form not in self._made:
-            self._made[form] = records = torch.empty(-(-columns // SUPERBLOCK), record_bytes(digits), dtype=torch.uint8)
-            parts = dict(zip(("order", "digits", "group"), form, strict=True)) | dict(sums=16, in_units=0)
+        (_, digits, _), columns, steps = layout, self.x.shape[1], []
+        if layout not in self._made:
+            self._made[layout] = records = torch.empty(-(-columns // SUPERBLOCK), record_bytes(digits), dtype=torch.uint8)
+            parts = dict(zip(("order", "digits", "group"), layout, strict=True)) | dict(sums=16, in_units=0)
             arguments = dict(x=self.x.data_ptr(), columns=columns, tokens=1, records=records.data_ptr()) | parts
             steps = [(quantizing(), arguments, 1)]
-        return self._made[form].data_ptr(), steps
+        return self._made[layout].data_ptr(), steps
 
 
 class Product:
@@ -109,9 +109,9 @@ class Product:
         format = FORMATS[qtype]
         with torch.inference_mode(False):
             self._x = torch.empty(1, blocks.shape[1] // format.block_bytes * format.block_elements)
-            self._y, self._forms = torch.empty(1, len(blocks)), Activations(self._x)
+            self._y, self._held = torch.empty(1, len(blocks)), Activations(self._x)
         self._program, self._one = threads.Program(), threading.Lock()
-        for step in self._forms.product(blocks, qtype, self._y, activations):
+        for step in self._held.product(blocks, qtype, self._y, activations):
             self._program.add(*step)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

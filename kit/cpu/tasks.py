@@ -28,8 +28,8 @@ from kit.lab.files import replacing
 FUNCTION, TASKS, DONE_AT, ARGUMENTS = 0, 1, 2, 3
 WORDS = 17  # arguments of a task
 
-# Bytes of its board: a line that all threads read, a line for the tasks done, a line for each thread's run of tasks.
-LINE, RUNS, STEP, PUT_UP, AWAKE, DONE = 64, 0, 8, 24, 32, 64
+# Bytes of its work queue: a line that all threads read, a line for the tasks done, a line for each thread's run of tasks.
+LINE, RUNS, STEP, GIVEN, AWAKE, DONE = 64, 0, 8, 24, 32, 64
 NEXT, LIMIT, BASE = 0, 8, 16  # in a run's line
 
 _DIGEST = hashlib.sha256().digest_size

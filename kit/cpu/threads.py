@@ -22,15 +22,15 @@ from kit.lab import system
 from kit.lab.system import usable_cores
 
 Arguments = dict[str, int] | Sequence[int]
-_PATIENCE = 2**14  # looks at the board before a thread goes to sleep: about 0.3 ms
+_PATIENCE = 2**14  # looks at the work queue before a thread goes to sleep: about 0.3 ms
 
 
 @task
-def _of_board(name: Static):
-    """A function of kit.cpu.board."""
-    from kit.cpu import board  # and Numba
+def _of_queue(name: Static):
+    """A function of kit.cpu.work_queue."""
+    from kit.cpu import work_queue  # and Numba
 
-    return getattr(board, name.value)
+    return getattr(work_queue, name.value)
 
 
 class Program:
@@ -125,19 +125,19 @@ system.after_fork(_pool.cache_clear)
 
 
 class _Pool:
-    """The threads besides the caller's, and the board on which they find their work."""
+    """The threads besides the caller's, and the work queue that they share."""
 
     def __init__(self, threads: int):
         words = LINE // 8
         room = np.zeros(words * (2 + threads + 1), np.int64)
-        self._board = room[-(room.ctypes.data // 8) % words :]  # from the start of a line on
-        self._board[RUNS // 8] = threads
-        self._address = self._board.ctypes.data
+        self._queue = room[-(room.ctypes.data // 8) % words :]  # from the start of a line on
+        self._queue[RUNS // 8] = threads
+        self._address = self._queue.ctypes.data
         self._helpers = threads - 1
         self._bell, self._busy = SimpleQueue(), threading.Lock()
         self._yields = system.yields()
         parameters = {"lead": 4, "serve": 4, "alone": 2, "now": 0}  # compiled here, once, and not by all threads at a time
-        self._lead, self._serve, self._alone, self._now = (function(_of_board(name), n) for name, n in parameters.items())
+        self._lead, self._serve, self._alone, self._now = (function(_of_queue(name), n) for name, n in parameters.items())
         for number in range(1, threads):
             threading.Thread(target=self._work, args=(number,), name=f"kit-{number}", daemon=True).start()
 
@@ -154,7 +154,7 @@ class _Pool:
             return started
         try:
             if count > 1 or steps[0, TASKS] > 1:
-                for _ in range(self._helpers - int(self._board[AWAKE // 8])):
+                for _ in range(self._helpers - int(self._queue[AWAKE // 8])):
                     self._bell.put(None)
             self._lead(self._address, first, count, self._yields)
             return started

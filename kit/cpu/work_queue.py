@@ -1,14 +1,14 @@
-"""The compiled side of kit.cpu.threads: the board on which threads find the tasks of a step, and what they do with it.
+"""The compiled side of kit.cpu.threads: the work queue, from which threads take the tasks of a step, by work stealing.
 
-The board is a few words of memory that all threads share. A step's tasks are divided into as many runs as there are threads.
+The queue is a few words of memory that all threads share. A step's tasks are divided into as many runs as there are threads.
 Each task of a run has a ticket, a number that is never used again. A thread takes the task NEXT of a run by adding one to NEXT,
 which is allowed while NEXT is below LIMIT. BASE is what to subtract from a ticket for the task's number within its step.
 
 The order of the writes keeps a thread from doing a task of a wrong step:
 
-1. STEP, the address of the step, is written only when all tasks given out so far are done: DONE equals PUT_UP.
+1. STEP, the address of the step, is written only when all tasks given out so far are done: DONE equals GIVEN.
 2. Each run's BASE is written, and then its LIMIT, which makes the run's tasks free to be taken.
-3. PUT_UP, the number of all tasks given out so far, is written last; idle threads look for work when it has changed.
+3. GIVEN, the number of all tasks given out so far, is written last; idle threads look for work when it has changed.
 """
 
 from numba.types import int64
@@ -16,86 +16,86 @@ from numba.types import int64
 from kit.cpu.simd.atomics import add, call, exchange, pause, read, ticks, write
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.vectors import inner
-from kit.cpu.tasks import ARGUMENTS, AWAKE, BASE, DONE, DONE_AT, FUNCTION, LIMIT, LINE, NEXT, PUT_UP, RUNS, STEP, TASKS, WORDS
+from kit.cpu.tasks import ARGUMENTS, AWAKE, BASE, DONE, DONE_AT, FUNCTION, GIVEN, LIMIT, LINE, NEXT, RUNS, STEP, TASKS, WORDS
 
 STEP_BYTES = 8 * (ARGUMENTS + WORDS)
 YIELDS = 2**10  # looks between two times that a waiting thread lets others have its core: about 20 us
 
 
-def lead(board, steps, count, yields):
+def lead(queue, steps, count, yields):
     """Do a program of ``count`` steps, and of each step what the other threads leave."""
     for step in range(steps, steps + count * STEP_BYTES, STEP_BYTES):
         if load(int64, step + 8 * TASKS) <= 1:
             _do_alone(step)
             continue
-        _put_up(board, step)
-        _take_all(board, 0)
+        _give_out(queue, step)
+        _take_all(queue, 0)
         looks = 0
-        while read(board + DONE) != read(board + PUT_UP):  # what others took, one of whom may have lost its core
+        while read(queue + DONE) != read(queue + GIVEN):  # what others took, one of whom may have lost its core
             looks += 1
-            _wait(board, looks, yields)
+            _wait(queue, looks, yields)
         store(step + 8 * DONE_AT, ticks())
 
 
 @inner
-def _wait(board, looks, yields):
+def _wait(queue, looks, yields):
     """Before the next look: now and then let another thread have the core; it may be the one that all wait for."""
     if looks % YIELDS:
         pause()
     else:
-        call(yields, 0, board)
+        call(yields, 0, queue)
 
 
 @inner
-def _put_up(board, step):
+def _give_out(queue, step):
     """Give every run its share of a step's tasks."""
-    write(board + STEP, step)
-    runs, tasks = read(board + RUNS), load(int64, step + 8 * TASKS)
+    write(queue + STEP, step)
+    runs, tasks = read(queue + RUNS), load(int64, step + 8 * TASKS)
     for number in range(runs):
-        run = board + LINE * (2 + number)
+        run = queue + LINE * (2 + number)
         first, last = tasks * number // runs, tasks * (number + 1) // runs
         limit = read(run + LIMIT)
         write(run + BASE, limit - first)
         write(run + LIMIT, limit + last - first)
-    write(board + PUT_UP, read(board + PUT_UP) + tasks)
+    write(queue + GIVEN, read(queue + GIVEN) + tasks)
 
 
-def serve(board, number, patience, yields):
+def serve(queue, number, patience, yields):
     """Work for as long as there is any, and until ``patience`` looks in a row have found none."""
-    add(board + AWAKE, 1)
+    add(queue + AWAKE, 1)
     looks, seen = 0, -1
     while looks < patience:
-        put_up = read(board + PUT_UP)
-        if put_up != seen:  # one word, however many threads and runs there are
-            seen = put_up
-            _take_all(board, number)
+        given = read(queue + GIVEN)
+        if given != seen:  # one word, however many threads and runs there are
+            seen = given
+            _take_all(queue, number)
             looks = 0
         else:
             looks += 1
-            _wait(board, looks, yields)
-    add(board + AWAKE, -1)
+            _wait(queue, looks, yields)
+    add(queue + AWAKE, -1)
 
 
 @inner
-def _take_all(board, number):
+def _take_all(queue, number):
     """Do all of the thread's own tasks and those that the others have not taken yet."""
-    runs = read(board + RUNS)
+    runs = read(queue + RUNS)
     for turn in range(number, number + runs):
-        run, tasks = board + LINE * (2 + turn % runs), 0
-        while _take(board, run):
+        run, tasks = queue + LINE * (2 + turn % runs), 0
+        while _take(queue, run):
             tasks += 1
         if tasks:
-            add(board + DONE, tasks)
+            add(queue + DONE, tasks)
 
 
 @inner
-def _take(board, run):
+def _take(queue, run):
     """Take one task and do it; False when there is none."""
     ticket = read(run + NEXT)
     while ticket < read(run + LIMIT):
         seen = exchange(run + NEXT, ticket, ticket + 1)
         if seen == ticket:
-            step = read(board + STEP)
+            step = read(queue + STEP)
             call(load(int64, step + 8 * FUNCTION), ticket - read(run + BASE), step + 8 * ARGUMENTS)
             return True
         ticket = seen
