@@ -7,13 +7,19 @@ import model_files
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from reference_model import forward
 
 import kit
 from kit.cpu import attention, elementwise, threads
+from kit.cpu.routing import choose, scratch_floats
 from kit.cpu.simd.vectors import inner
 from kit.cpu.tasks import task
 from kit.model import plan
+from kit.model.config import Routing
+from kit.model.cpu_ops import best_experts
+from kit.model.experts import WAYS, Mapped
 from kit.model.kvcache import KV_TYPES
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
@@ -22,6 +28,7 @@ PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 24)]
 PLANNED = [
     "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-granite", "tiny-phi3", "tiny-olmo2", "tiny-smollm3",
     "tiny-gemma3", "tiny-gemma2", "llama3", "yarn", "yarn-neox", "partial",
+    "tiny-qwen3moe", "tiny-gpt-oss", "granitemoe",
 ]  # fmt: skip
 
 
@@ -87,8 +94,11 @@ def test_queries_and_keys_are_normed_after_rope_as_in_the_pass_that_is_not_recor
     assert rms(*(decode(model, PROMPT).numpy() for model in (recorded, unplanned(transformer(path))))) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["command-r", "cohere2", "starcoder2", "phi2", "nemotron", "olmo", "stablelm"])
-def test_layer_norm_clamps_and_activations_without_a_gate_are_recorded(folder, name):
+@pytest.mark.parametrize(
+    "name",
+    ["command-r", "cohere2", "starcoder2", "phi2", "nemotron", "olmo", "stablelm", "glm4", "glm4moe", "dots1", "ernie4_5-moe"],
+)
+def test_families_without_a_float64_reference_equal_the_pass_that_is_not_recorded(folder, name):
     path = model_files.write(folder, name)
     model = transformer(path)
     assert model.unplanned == ""
@@ -108,8 +118,9 @@ def test_long_contexts_equal_the_pass_that_is_not_recorded(folder, linear, kv_dt
     assert rms(got, right) < (1e-4 if linear == "fused" else 3e-2)  # a rounding to eight bits may fall the other way
 
 
-def test_the_trace_has_the_same_spans_in_order_of_time(folder):
-    path = model_files.write(folder, "tiny-gemma3")
+@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-qwen3moe"])
+def test_the_trace_has_the_same_spans_in_order_of_time(folder, name):
+    path = model_files.write(folder, name)
     spans = []
     for model in (transformer(path), unplanned(transformer(path))):
         decode(model, PROMPT[:6])
@@ -137,11 +148,7 @@ def test_two_caches_and_a_truncated_one_do_not_disturb_each_other(folder):
 
 @pytest.mark.parametrize(
     "name, how, reason",
-    [
-        ("tiny-qwen3moe", {}, "experts"),
-        ("tiny-llama", dict(linear="dequantized"), "do not read blocks"),
-        ("tiny-llama", dict(attention="blas"), "not fused"),
-    ],
+    [("tiny-llama", dict(linear="dequantized"), "do not read blocks"), ("tiny-llama", dict(attention="blas"), "not fused")],
 )
 def test_what_cannot_be_recorded_says_why_and_runs(folder, name, how, reason):
     path = model_files.write(folder, name)
@@ -150,6 +157,55 @@ def test_what_cannot_be_recorded_says_why_and_runs(folder, name, how, reason):
     got = decode(model, PROMPT[:8]).double().numpy()
     assert rms(got, forward(PROMPT[:8], *model_files.plain(path))[4:]) < 1e-5
     assert {span.outcome for span in model.trace.spans if span.what == "token"} == {""}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    groups=st.sampled_from([1, 2, 4]), size=st.integers(3, 40), used=st.integers(1, 6), groups_used=st.integers(1, 4),
+    sigmoid=st.booleans(), normed=st.booleans(), biased=st.booleans(), seed=st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_experts_are_chosen_as_by_torch(groups, size, used, groups_used, sigmoid, normed, biased, seed):
+    """The choice, the shares, and the arguments that it sets: an expert's address, and the bits of its share."""
+    experts, groups_used = groups * size, min(groups, groups_used)
+    routing = Routing(min(used, groups_used * size), sigmoid, normed, 1.5, groups, groups_used)
+    draw = np.random.default_rng(seed)
+    scores, bias = (torch.from_numpy(x.astype(np.float32)) for x in draw.standard_normal((2, experts)))
+    share, right = (x[0] for x in best_experts(scores[None], routing, bias if biased else None))
+    right, order = right.sort()
+    chosen, shares, out = np.zeros(routing.used, np.int64), np.zeros(routing.used, np.float32), np.zeros(2, np.int64)
+    scratch = np.zeros(scratch_floats(experts), np.float32)
+    padded = torch.cat([scores, torch.full((16,), torch.nan)])
+    last = routing.used - 1
+    words = np.array([[out.ctypes.data, last, 1000, 7], [out.ctypes.data + 8, last, 0, 0]])
+    arguments = dict(scores=padded.data_ptr(), bias=bias.data_ptr() if biased else 0, experts=experts, used=routing.used)
+    arguments |= dict(sigmoids=sigmoid, normed=normed, scale=elementwise.as_bits(1.5), groups=groups, groups_used=groups_used)
+    arguments |= dict(chosen=chosen.ctypes.data, shares=shares.ctypes.data, scratch=scratch.ctypes.data)
+    threads.run(choose(), arguments | dict(words=words.ctypes.data, count=2), 1)
+    assert chosen.tolist() == right.tolist()
+    assert np.allclose(shares, share[order].numpy(), rtol=2e-6)
+    assert out.tolist() == [1000 + 7 * chosen[last], elementwise.as_bits(shares[last])]
+
+
+def test_scores_that_are_not_numbers_choose_experts_that_there_are(folder):
+    """The logits are NaN then, which is an error; before it, no address outside the file is read."""
+    path = model_files.write(folder, "tiny-qwen3moe")
+    model = transformer(path)
+    cache = model.new_cache(8)
+    model.step(PROMPT[:4], cache)
+    model.step([3], cache)
+    made = model._plans[cache]
+    made._logits.fill_(0)
+    embedding = made._blocks.copy()
+    embedding.view(np.float32)[:] = np.nan
+    made._blocks = embedding
+    with pytest.raises(kit.KitError, match="NaN"):
+        model.step([3], cache)
+    assert ((made._chosen >= 0) & (made._chosen < model.config.experts)).all()
+
+
+def test_a_way_to_hold_experts_that_is_told_which_are_used_is_not_recorded(folder):
+    weights = Mapped(kit.open(model_files.write(folder, "tiny-qwen3moe")), WAYS["mapped"], 0, None)
+    assert "told" in kit.Transformer(weights, linear="fused").unplanned
 
 
 def test_nothing_is_recorded_that_a_vector_does_not_fit(folder):

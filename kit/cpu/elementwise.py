@@ -48,6 +48,11 @@ def _add(task, x, y, n, factor):
         store(x + at, load(f32x16, x + at) + load(f32x16, y + at) * bitcast(f32, u32(factor)))
 
 
+def _zero(task, x, n):
+    for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
+        store(x + at, broadcast(f32x16, 0))
+
+
 def _scale(task, x, n, factor):
     """x *= factor"""
     for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
@@ -70,7 +75,7 @@ def _silu(task, gate, up, out, n):
     """out = gate * sigmoid(gate) * up"""
     for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
         x = load(f32x16, gate + at)
-        store(out + at, x * _sigmoid(x) * load(f32x16, up + at))
+        store(out + at, x * sigmoid(x) * load(f32x16, up + at))
 
 
 _SLOPE, _CUBE = np.float32(1.5957691216057308), np.float32(0.044715)  # 2 sqrt(2 / pi)
@@ -80,7 +85,7 @@ def _gelu(task, gate, up, out, n):
     """out = gelu(gate) * up, gelu by tanh: x (1 + tanh(u)) / 2 = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)"""
     for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
         x = load(f32x16, gate + at)
-        store(out + at, x * _sigmoid(x * _SLOPE * (x * x * _CUBE + 1)) * load(f32x16, up + at))
+        store(out + at, x * sigmoid(x * _SLOPE * (x * x * _CUBE + 1)) * load(f32x16, up + at))
 
 
 def _squared_relu(task, gate, up, out, n):
@@ -99,11 +104,11 @@ def _clamped(task, gate, up, out, n):
     for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
         x = load(f32x16, gate + at)
         x = select(x > _LIMIT, broadcast(f32x16, _LIMIT), x)
-        store(out + at, x * _sigmoid(x * _STEEPNESS) * (_within(load(f32x16, up + at), _LIMIT) + 1))
+        store(out + at, x * sigmoid(x * _STEEPNESS) * (_within(load(f32x16, up + at), _LIMIT) + 1))
 
 
 @inner(forceinline=True)
-def _sigmoid(x):
+def sigmoid(x):
     """1 / (1 + exp(-x)), by the exponential of what is not positive."""
     e = exp_of_negative(select(x > 0, 0 - x, x))
     return select(x > 0, broadcast(f32x16, 1), e) / (e + 1)
@@ -169,6 +174,6 @@ def _neox(head, x, head_dim, dims, heads, table):
 
 
 _TASKS = {
-    "add": _add, "scale": _scale, "clamp": _clamp, "silu": _silu, "gelu": _gelu, "squared_relu": _squared_relu,
-    "clamped": _clamped, "interleaved": _interleaved, "neox": _neox,
+    "add": _add, "zero": _zero, "scale": _scale, "clamp": _clamp, "silu": _silu, "gelu": _gelu,
+    "squared_relu": _squared_relu, "clamped": _clamped, "interleaved": _interleaved, "neox": _neox,
 }  # fmt: skip

@@ -58,6 +58,11 @@ class Program:
         for name, number in arguments.items():
             self.steps[steps, ARGUMENTS + self._tasks[steps[0]].parameters.index(name)] = number
 
+    def address(self, step: int, argument: str) -> int:
+        """Where a step's argument lies, for a task that sets it; it stays until another step is added."""
+        place = ARGUMENTS + self._tasks[step].parameters.index(argument)
+        return self.steps.ctypes.data + self.steps.strides[0] * step + self.steps.strides[1] * place
+
     def run(self) -> None:
         """Do all steps."""
         self.started = time.perf_counter_ns()

@@ -90,7 +90,30 @@ class CpuOps(Ops):
             return UNGATED[self.config.family.activation](gate)
         return ACTIVATIONS[self.config.family.activation](gate, up)
 
-    def route(self, name, x):
+    def zeros(self, x):
+        return torch.zeros_like(x)
+
+    def experts(self, router, stacks, input):
+        share, chosen = self.route(router, input)
+        experts = chosen.unique().tolist()
+        self.expects([f"{stack}[{expert}]" for expert in experts for stack in stacks])
+        for expert in experts:
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            yield expert, self.rows(input, token), (token, share[token, place, None])
+
+    def mix(self, x, y, share):
+        token, factor = share
+        x.index_add_(0, token, y.mul_(factor))
+
+    def expects(self, names: list[str]) -> None:
+        """Announces the experts' matrices that are used next, in order, for a prefetch."""
+
+    def rows(self, input, index: torch.Tensor):
+        """The input of the tokens ``index``."""
+        return input[index]
+
+    def route(self, name, x) -> tuple[torch.Tensor, torch.Tensor]:
+        """(share, expert) of each token's best experts by the router ``name``, (tokens, experts in use) each."""
         bias = self.vector(name.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
         return best_experts(self.linear(name, x), self.config.routing, bias)
 

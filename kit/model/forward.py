@@ -1,6 +1,7 @@
 """The forward pass of all architectures, written over the operations of an Ops object."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ class Ops:
     """The operations of one pass; CpuOps and DeviceOps carry them out, and Plan records them.
 
     x is the residual stream (tokens, hidden_size) float32. An *input* of a linear layer has a form of the implementation's
-    own: ``norm``, ``activate`` and ``attend`` return it, ``linear``, ``rows`` and ``route`` take it. All other values are
+    own: ``norm``, ``activate`` and ``attend`` return it, ``linear`` and ``experts`` take it. All other values are
     tensors, of which the pass itself only takes views.
     """
 
@@ -68,15 +69,15 @@ class Ops:
     def activate(self, gate: torch.Tensor, up: torch.Tensor | None = None):
         """activation(gate), times up if there is one, as an input."""
 
-    def route(self, name: str, input) -> tuple[torch.Tensor, torch.Tensor]:
-        """(share, expert) of each token's best experts by the router ``name``, (tokens, experts in use) each."""
+    def experts(self, router: str, stacks: list[str], input) -> Iterator[tuple[int, Any, Any]]:
+        """The experts that ``router`` chooses, whose matrices lie in ``stacks``: (expert, the input of its tokens, its share).
+        A recorded pass does not know which they are: there ``expert`` is the place among the chosen."""
 
-    def expects(self, names: list[str]) -> None:
-        """Announces the experts' matrices that are used next, in order, for a prefetch."""
+    def mix(self, x: torch.Tensor, y: torch.Tensor, share) -> None:
+        """x += share * y, for the tokens of an expert."""
 
-    def rows(self, input, index: torch.Tensor):
-        """The input of the tokens ``index``."""
-        return input[index]
+    def zeros(self, x: torch.Tensor) -> torch.Tensor:
+        """Zeros of the shape of x."""
 
 
 def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
@@ -192,14 +193,9 @@ def _add_linear(ops, x, name, input, norm):
 
 def _experts(ops, c, block, input, x):
     """Weighted sum of each token's best experts (tokens, hidden_size); reads only experts in use."""
-    share, chosen = ops.route(f"{block}ffn_gate_inp.weight", input)
-    out, experts = torch.zeros_like(x), chosen.unique().tolist()
-    parts = ("up", "down") if "ffn" in c.family.fused else ("gate", "up", "down")
-    ops.expects([f"{block}ffn_{part}_exps.weight[{expert}]" for expert in experts for part in parts])
-    for expert in experts:
-        token, place = (chosen == expert).nonzero(as_tuple=True)
+    parts, out = ("up", "down") if "ffn" in c.family.fused else ("gate", "up", "down"), ops.zeros(x)
+    stacks = [f"{block}ffn_{part}_exps.weight" for part in parts]
+    for expert, rows, share in ops.experts(f"{block}ffn_gate_inp.weight", stacks, input):
         suffix = f"_exps.weight[{expert}]"
-        hidden = _hidden(ops, c, block, suffix, ops.rows(input, token))
-        y = ops.linear(f"{block}ffn_down{suffix}", hidden)
-        out.index_add_(0, token, y.mul_(share[token, place, None]))
+        ops.mix(out, ops.linear(f"{block}ffn_down{suffix}", _hidden(ops, c, block, suffix, rows)), share)
     return out

@@ -1,5 +1,7 @@
 """The forward pass of one token, recorded once from kit.model.forward and then run by the kit's threads without Python."""
 
+import math
+
 import numpy as np
 import torch
 
@@ -7,10 +9,11 @@ from kit.cpu import attention, dequantize, norm
 from kit.cpu.elementwise import as_bits, compiled, tasks_of
 from kit.cpu.history import append
 from kit.cpu.linear import Activations
+from kit.cpu.routing import choose, scratch_floats
 from kit.cpu.simd.tiers import tier
 from kit.cpu.threads import Program
 from kit.gguf.formats import FORMATS
-from kit.gguf.names import layer_of
+from kit.gguf.names import find_tensor, layer_of
 from kit.lab.trace import Span
 from kit.model.forward import Ops, forward, scaled
 
@@ -27,7 +30,7 @@ def obstacle(model) -> str:
         "the linear layers do not read blocks": not model.linear.activations,
         "blocks are read at every use": not getattr(weights, "mapped", True),
         "attention is not fused": model.attention != "fused",
-        "experts are chosen token by token": c.experts,
+        "a way to hold experts is told which are used": hasattr(weights, "expects"),
         "attention is over a latent": c.latent,
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,
         "a size is no multiple of 16": any(n % 16 for n in (*sizes, c.head_dim, c.hidden_size)),
@@ -40,7 +43,8 @@ class Plan(Ops):
     """Ops that record a model's pass over one token into a program; ``step`` runs it.
 
     Norm weights and biases are copied; matrices are read from the mapped file. The program holds addresses of the KV cache,
-    so a plan belongs to one cache.
+    so a plan belongs to one cache. Products of experts are recorded for the first ones; the step that chooses sets the
+    addresses of those chosen.
     """
 
     def __init__(self, model, cache):
@@ -52,10 +56,16 @@ class Plan(Ops):
         self._appends, self._turns = [], {}  # steps, and those of each RoPE
         self._attentions: dict[int, list] = {}  # window -> (step of the chunks, step that joins them) of each layer
         self._tables: dict = {}
+        self._choices: dict[int, list] = {}  # step -> what it sets: (step, argument, place, address and bytes of expert 0)
+        self._chosen = np.zeros((self.config.layers, self.config.routing.used), np.int64)
+        self._vectors, self._biases = {}, {}  # by name; where an expert's begins -> (place, address and bytes of expert 0)
         most = self.config.heads * attention.chunks_of(0, cache.context) * attention.part_bytes(self.config.head_dim)
         self._parts = torch.empty(most, dtype=torch.uint8)
         self._logits = forward(self, self.config, slice(None))
         self._position, self._cache = -1, None
+        for step, set_ in self._choices.items():  # now that no step is added, and none moves
+            words = np.array([(self.program.address(at, name), *of_expert) for at, name, *of_expert in set_])
+            self.program.set([step], words=self._hold(words).ctypes.data, count=len(words))
 
     # ---- running
 
@@ -86,6 +96,7 @@ class Plan(Ops):
     def _record(self, position):
         """Add a span for each operation to the trace, with times taken by the threads."""
         ends, started, token = self.program.ends(), self.program.started, self.trace.token
+        chosen = self._chosen.tolist()
 
         def spans():
             done = ends().tolist()
@@ -93,6 +104,9 @@ class Plan(Ops):
             for what, tensor, layer, _, nbytes, first, last, outcome in self._spans:
                 if what == "attention":  # there the window
                     nbytes = (min(nbytes, position + 1) or position + 1) * self._position_bytes
+                if "_exps." in tensor:
+                    stack, _, place = tensor.removesuffix("]").partition("[")
+                    tensor = f"{stack}[{chosen[layer][int(place)]}]"
                 yield Span(what, tensor, layer, token, nbytes, starts[first], done[last], outcome)
 
         self.trace.later(spans)
@@ -111,10 +125,21 @@ class Plan(Ops):
         return value
 
     def _new(self, *shape) -> torch.Tensor:
-        return self._hold(torch.empty(*shape))
+        """Memory of that shape, and after it as much as a vector of sixteen may touch."""
+        n = math.prod(shape)
+        return self._hold(torch.empty(n + -n % 16))[:n].view(shape)
 
     def vector(self, name):
-        return self._hold(self.weights[name].contiguous()) if name in self.weights.file.tensors else None
+        name, _, place = name.removesuffix("]").partition("[")
+        if name not in self.weights.file.tensors:
+            return None
+        if name not in self._vectors:
+            vector = self.weights[name]
+            self._vectors[name] = self._new(*vector.shape).copy_(vector)
+        vector = self._vectors[name]
+        if place:
+            self._biases[vector[int(place)].data_ptr()] = int(place), vector.data_ptr(), vector[0].nbytes
+        return vector[int(place)] if place else vector
 
     def input(self, x) -> Activations:
         return self._hold(Activations(x))
@@ -140,7 +165,10 @@ class Plan(Ops):
         blocks = self.weights.blocks(name)
         y = self._new(1, len(blocks))
         for step in input.product(blocks, self.weights.info(name).qtype, y, self._how):
-            self.program.add(*step)
+            last = self.program.add(*step)
+        if "_exps." in name:
+            stack, place = find_tensor(self.weights.file, name)
+            self._sets.append((last, "blocks", place, self.weights.blocks(stack).ctypes.data, blocks.nbytes))
         return y
 
     def nbytes(self, name):
@@ -149,10 +177,34 @@ class Plan(Ops):
     def _elementwise(self, name, factor=None, **tensors):
         n = next(iter(tensors.values())).numel()
         numbers = {"n": n} if factor is None else {"n": n, "factor": as_bits(factor)}
-        self.program.add(compiled(name), numbers | {key: x.data_ptr() for key, x in tensors.items()}, tasks_of(n))
+        return self.program.add(compiled(name), numbers | {key: x.data_ptr() for key, x in tensors.items()}, tasks_of(n))
 
     def plus(self, x, y, factor):
-        self._elementwise("add", x=x, y=y, factor=factor)
+        step = self._elementwise("add", x=x, y=y, factor=factor)
+        if y.data_ptr() in self._biases:
+            self._sets.append((step, "y", *self._biases[y.data_ptr()]))
+
+    def zeros(self, x):
+        y = self._new(*x.shape)
+        self._elementwise("zero", x=y)
+        return y
+
+    def experts(self, router, stacks, input):
+        routing, scores = self.config.routing, self.linear(router, input)
+        bias = self.vector(router.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
+        arguments = dict(
+            scores=scores.data_ptr(), bias=0 if bias is None else bias.data_ptr(), experts=scores.shape[1], used=routing.used,
+            sigmoids=routing.sigmoid, normed=routing.normed, scale=as_bits(routing.scale), groups=routing.groups,
+            groups_used=routing.groups_used, chosen=self._chosen[layer_of(router)].ctypes.data,
+            shares=self._new(routing.used).data_ptr(), scratch=self._new(scratch_floats(scores.shape[1])).data_ptr(),
+            words=0, count=0,
+        )  # fmt: skip
+        self._sets = self._choices[self.program.add(choose(), arguments)] = []
+        for place in range(routing.used):
+            yield place, input, place
+
+    def mix(self, x, y, share):
+        self._sets.append((self._elementwise("add", x=x, y=y, factor=0.0), "factor", share, 0, 0))
 
     def clamp(self, x, limit):
         self._elementwise("clamp", x=x, factor=limit)
