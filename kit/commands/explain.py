@@ -100,7 +100,7 @@ def _explain(file, given, as_json, **how):
     plain: dict = {}
     try:
         with ExitStack() as beside:  # what is not compiled yet, on all cores
-            beside.enter_context(ahead.making(ahead.kernels(file.tensors.values())))
+            beside.enter_context(ahead.making(ahead.kernels(file.tensors.values(), prompts=["int8"])))
             from kit.costs import sentences
             from kit.costs.study import Study
             from kit.lab.machine import probe

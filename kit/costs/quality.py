@@ -46,7 +46,7 @@ def _int8(weight: torch.Tensor) -> torch.Tensor:
 
 EXACT = "f32"
 PRECISIONS = {
-    EXACT: Precision("exact to float32"),
+    EXACT: Precision("exact to float32", linear="matmul"),  # by the same products as the others
     "f16": Precision("weights rounded to 11 bits", "--dtype float16", lambda weight: weight.half().float(), "matmul"),
     "bf16": Precision("weights rounded to 8 bits", "--dtype bfloat16", lambda weight: weight.bfloat16().float(), "matmul"),
     "int8 activations": Precision("activations rounded to 8 bits", "--linear fused-int8", linear="fused-int8"),

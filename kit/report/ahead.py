@@ -28,6 +28,7 @@ _STAND_IN = "granite-3.3-8b"  # what lab.file() gives
 _DECODERS = ("scalar-linear", "scalar-binary", "scalar-table", "interleaved", "simd")
 _FEW, _PROMPT = 5, 64  # tokens, for which other kernels multiply
 _KEPT = ("F32", "F16", "BF16")  # what a cache keeps
+_ACTIVATIONS = ("float32", "int8")  # as kit.cpu.linear has them, which imports torch
 
 
 def work_of(code: str, profile: str, model: str = "", seed: int = 0) -> list[tuple]:
@@ -51,14 +52,16 @@ def _of_formats(model: str, stand_in: str, layers: int | None, **how) -> list[tu
         return kernels(file.tensors.values(), **how)
 
 
-def kernels(tensors, runs=True, plain=False) -> list[tuple]:
-    """What dequantizes and multiplies these tensors; what else a model of them ``runs``; "plain": on that tier as well."""
+def kernels(tensors, runs=True, plain=False, prompts=_ACTIVATIONS) -> list[tuple]:
+    """What dequantizes and multiplies these tensors; what else a model of them ``runs``, whose prompts have these activations;
+    "plain": on that tier as well."""
     known = [tensor for tensor in tensors if tensor.qtype in FORMATS and described(FORMATS[tensor.qtype])]
     formats = sorted({tensor.qtype for tensor in known}, reverse=True)
     matrices = sorted({tensor.qtype for tensor in known if len(tensor.shape) > 1}, reverse=True)
     found = [("token", "fused", "fused", "float32", None)] if runs else []
-    found += [("multiplied", qtype, _FEW) for qtype in dict.fromkeys([*formats, *(_KEPT if runs else ())])]
-    found += [("multiplied", qtype, _PROMPT) for qtype in matrices if runs]
+    few = dict.fromkeys([*formats, *(_KEPT if runs else ())])
+    found += [("multiplied", qtype, _FEW, activations) for qtype in few for activations in _ACTIVATIONS]
+    found += [("multiplied", qtype, _PROMPT, activations) for qtype in matrices if runs for activations in prompts]
     return found + [("dequantized", qtype, tier) for tier in (None, "plain")[: 1 + bool(plain)] for qtype in formats]
 
 
@@ -77,13 +80,12 @@ def _blocks(qtype, rows=16):
     return np.zeros((rows, 64 * FORMATS[qtype].block_bytes), np.uint8)
 
 
-def _multiplied(qtype, tokens):
+def _multiplied(qtype, tokens, activations):
     import torch
 
-    from kit.cpu.linear import ACTIVATIONS, linear
+    from kit.cpu.linear import linear
 
-    for activations in ACTIVATIONS:
-        linear(_blocks(qtype), qtype, torch.ones(tokens, 64 * FORMATS[qtype].block_elements), activations)
+    linear(_blocks(qtype), qtype, torch.ones(tokens, 64 * FORMATS[qtype].block_elements), activations)
 
 
 def _token(linear, attention, kv, tier):

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from kit.cpu import linear
 from kit.lab.paths import ROOT
 from kit.report import ahead
 from kit.report import run as runs
@@ -21,9 +22,10 @@ def test_a_notebook_gets_what_its_cells_mention():
     assert {each[1] for each in work["00_start_here"] if each[0] == "multiplied"} == {"F32", "Q4_K", "Q6_K"}
     assert ("generated", "quick", "granite-3.3-8b", 0) in work["00_start_here"]
     assert not [each for each in work["00_start_here"] if each[0] == "token"], "it runs no model"
-    assert {("token", "fused", "fused", "float32", None), ("multiplied", "BF16", 5), ("multiplied", "Q4_K", 64)} <= {
-        *work["09_your_model"]
-    }
+    assert {("token", "fused", "fused", "float32", None)} <= {*work["09_your_model"]}
+    for activations in linear.ACTIVATIONS:
+        assert {("multiplied", qtype, 5, activations) for qtype in ("BF16", "Q4_K")} <= {*work["09_your_model"]}
+        assert ("multiplied", "Q4_K", 64, activations) in work["09_your_model"]
     assert {each[0] for each in work["05_tile_decode"]} >= {"tiles"} and not work["08_claims"]
     assert ("generated", "quick", "qwen3-30b-a3b", 0) in work["10_experts"]
     assert not ahead.work_of("lab = kit.Session(); 1 + 1", "quick")
