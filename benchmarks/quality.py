@@ -16,10 +16,10 @@ from benchmarks._engines import ENGINES
 from kit.costs import peers
 from kit.costs.quality import Truth, truth_of, window_of
 from kit.gguf import writer
+from kit.gguf.reader import TensorInfo
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import llama_cpp
 from kit.lab.paths import models_folder
-from kit.synthetic.geometry import TensorSpec
 
 TOKENS = 601  # of an English text; each but the last is followed by one that is scored
 MOST = 1.05  # of llama.cpp's own KL divergence
@@ -67,7 +67,7 @@ def _truth(path, tokens) -> Truth:
         window = window_of(kit.Transformer(kit.Weights(file)), tokens)
         if not llama_cpp.available():
             return truth_of(file, tokens)
-        weights, specs = kit.Weights(file), [TensorSpec(name, "F32", info.shape) for name, info in file.tensors.items()]
+        weights, specs = kit.Weights(file), [TensorInfo.new(name, "F32", info.shape) for name, info in file.tensors.items()]
         plain = {key: value if isinstance(value, str | int | float) else value.tolist() for key, value in file.metadata.items()}
         whole = writer.write(Path(folder, path.name), plain, specs, (weights[spec.name].numpy() for spec in specs))
         return Truth(window, torch.from_numpy(peers.logits_of(peers.PEER, whole, window, alone=False, **EXACT)))

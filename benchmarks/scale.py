@@ -15,9 +15,9 @@ from kit.cache.bounds import stack_distances
 from kit.cache.traces import popular
 from kit.commands.cli import main as command
 from kit.gguf import writer
+from kit.gguf.reader import TensorInfo
 from kit.lab import measure
 from kit.lab.paths import models_folder
-from kit.synthetic.geometry import TensorSpec
 from kit.synthetic.write import cached_model
 
 OBJECTS, TENSORS, PARTS = (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000)
@@ -91,7 +91,7 @@ def _measured(folder, only, samples) -> Iterator[tuple[str, int, float]]:
 
 def tensors(path: Path, count: int, first: int = 0, more=()) -> Path:
     """A file of ``count`` tensors, each of 4 KB in float32; all blocks are zero, a hole."""
-    specs = [TensorSpec(f"blk.{number}.ffn_up.weight", "Q4_K", (4, 256)) for number in range(first, first + count)]
+    specs = [TensorInfo.new(f"blk.{number}.ffn_up.weight", "Q4_K", (4, 256)) for number in range(first, first + count)]
     head = writer.header({"general.architecture": "llama", **dict(more)}, specs)
     with path.open("wb") as file:
         file.write(head)

@@ -7,7 +7,8 @@ import numpy as np
 
 import kit
 from kit.gguf import writer
-from kit.synthetic.geometry import GEOMETRIES, Scaling, TensorSpec
+from kit.gguf.reader import TensorInfo
+from kit.synthetic.geometry import GEOMETRIES, Scaling
 from kit.synthetic.write import synthesize
 
 _LLAMA, _QWEN2, _GRANITE = (GEOMETRIES[name] for name in ("tiny-llama", "tiny-qwen2", "tiny-granite"))
@@ -95,7 +96,7 @@ def rewrite(source: Path, target: Path, change) -> Path:
     weights = kit.Weights(file)
     tensors = {key: weights[key].numpy() for key in file.tensors}
     change(metadata, tensors)
-    specs = [TensorSpec(key, "F32", array.shape) for key, array in tensors.items()]
+    specs = [TensorInfo.new(key, "F32", array.shape) for key, array in tensors.items()]
     return writer.write(target, metadata, specs, tensors.values())
 
 

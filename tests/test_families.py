@@ -13,7 +13,7 @@ from kit.commands import cli
 from kit.costs.order import order_of
 from kit.costs.uses import bytes_used, uses_of
 from kit.gguf import writer
-from kit.synthetic.geometry import TensorSpec
+from kit.gguf.reader import TensorInfo
 
 HIDDEN, FFN, WORDS, EXPERTS = 64, 128, 96, 4
 _KEYS = {
@@ -40,7 +40,7 @@ def family(folder, architecture):
     path, name = folder / f"{gguf.MODEL_ARCH_NAMES[architecture]}.gguf", gguf.MODEL_ARCH_NAMES[architecture]
     roles = [gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[architecture]]
     names = dict.fromkeys(role.format(bid=layer) for role in roles for layer in range(2 if "{bid}" in role else 1))
-    specs, draw = [TensorSpec(f"{role}.weight", "F32", _shape(role)) for role in names], np.random.default_rng(0)
+    specs, draw = [TensorInfo.new(f"{role}.weight", "F32", _shape(role)) for role in names], np.random.default_rng(0)
     metadata = {"general.architecture": name} | {f"{name}.{key}": value for key, value in _KEYS.items()}
     return writer.write(path, metadata, specs, [0.05 * draw.standard_normal(spec.shape, np.float32) for spec in specs])
 

@@ -22,7 +22,7 @@ from kit.costs.uses import Use, assumed, beyond, bytes_used, draw, uses_of
 from kit.costs.ways import BackingStore, Way, measure_apart, parts_of, predict, roofed
 from kit.findings import reported
 from kit.gguf import cut, writer
-from kit.synthetic.geometry import TensorSpec
+from kit.gguf.reader import TensorInfo
 
 
 def mixture(folder, architecture="glm4moe", layers=4, **more):
@@ -39,7 +39,7 @@ def mixture(folder, architecture="glm4moe", layers=4, **more):
         shapes |= {f"{block}ffn_{part}_exps.weight": (8, 16, 32) for part in ("up", "gate")}
         shapes[block + "ffn_down_exps.weight"] = (8, 32, 16)
         shapes[block + "ffn_gate_inp.weight"], shapes[block + "ffn_up_shexp.weight"] = (8, 32), (16, 32)
-    specs = [TensorSpec(name, "F32", shape) for name, shape in shapes.items()]
+    specs = [TensorInfo.new(name, "F32", shape) for name, shape in shapes.items()]
     metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": value for key, value in keys.items()}
     arrays = [np.full(spec.shape, 0.01, np.float32) for spec in specs]
     return writer.write(folder / f"{architecture}-{len(more)}.gguf", metadata, specs, arrays)

@@ -98,11 +98,10 @@ class CompressedTransformer(DeviceTransformer):
 
 
 class Waiting(NamedTuple):
-    """A matrix in pinned host memory. ``open`` makes it of its bytes on the device; ``resident`` bytes are always there."""
+    """A matrix in pinned host memory. ``open`` makes it of its bytes on the device."""
 
     host: torch.Tensor
     open: Callable[[torch.Tensor], torch.Tensor]
-    resident: int = 0
 
 
 def _plain(matrix: np.ndarray) -> Waiting:
@@ -119,7 +118,7 @@ def _coded(tiles: Tiles, found: torch.Tensor) -> Waiting:
     def decoded(arrived):
         return start(DeviceTiles(tiles, arrived.view(units), *index), found=found)[0]
 
-    return Waiting(pinned(streams.units.view(np.uint8)), decoded, sum(part.nbytes for part in index))
+    return Waiting(pinned(streams.units.view(np.uint8)), decoded)
 
 
 class Streamed:
@@ -147,11 +146,6 @@ class Streamed:
     def nbytes(self) -> int:
         """Bytes copied to the device in a pass."""
         return sum(matrix.host.nbytes for matrix in self.matrices.values())
-
-    @property
-    def resident(self) -> int:
-        """Bytes on the device between passes."""
-        return self._found.nbytes + sum(matrix.resident for matrix in self.matrices.values())
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         with closing(self._arriving()) as arriving:

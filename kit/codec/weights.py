@@ -17,11 +17,9 @@ from kit.errors import ModelError
 from kit.gguf.names import blocks_of, layer_of
 from kit.lab.system import usable_cores
 from kit.lab.trace import Trace
-from kit.model.linear import Variant
+from kit.model.linear import Variant, by_rows
 from kit.model.weights import WeightSource
 from kit.quants import dequantize
-
-_PIECE = 2**21  # weights that are converted to float32 at a time
 
 
 class CompressedWeights(WeightSource, Mapping):
@@ -91,7 +89,7 @@ class CompressedLinear:
         if self._scales is None:
             return (x.to(torch.bfloat16) @ values.T).float()
         if len(x) >= FEWEST:
-            return _of_many(values, x).mul_(self._scales)
+            return by_rows(values, torch.Tensor.float, x).mul_(self._scales)
         return multiply(values.view(torch.uint8).numpy(), "I8", x).mul_(self._scales)
 
     def values(self) -> torch.Tensor:
@@ -113,11 +111,3 @@ class CompressedLinear:
         """Rows ``index`` of the matrix, float32 (scaled INT8) or bfloat16."""
         values = self.values()[index]
         return values if self._scales is None else values * self._scales[index, None]
-
-
-def _of_many(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """x (tokens, in) times int8 ``values`` (out, in) by torch, with some rows converted at a time."""
-    y, rows = torch.empty(len(x), len(values)), max(1, _PIECE // x.shape[1])
-    for start in range(0, len(values), rows):
-        torch.mm(x, values[start : start + rows].float().T, out=y[:, start : start + rows])
-    return y

@@ -42,6 +42,11 @@ class TensorInfo(NamedTuple):
     nbytes: int
     part: int = 0
 
+    @classmethod
+    def new(cls, name: str, qtype: str, shape: tuple[int, ...]) -> "TensorInfo":
+        """A tensor that is to be written, of blocks of ``qtype``."""
+        return cls(name, qtype, shape, 0, FORMATS[qtype].nbytes(math.prod(shape)))
+
     @property
     def elements(self) -> int:
         """Number of weights."""

@@ -3,28 +3,20 @@
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from kit.gguf.formats import FORMATS
 from kit.gguf.metadata import ARRAY, NAMES, STRING
+from kit.gguf.reader import TensorInfo
 from kit.lab.files import replacing
 
 ALIGNMENT = 32
 _TYPES = {name: kind for kind, name in NAMES.items()}
 
 
-class Spec(Protocol):
-    """A tensor to be written. ``qtype``: its ggml type's name, ``shape``: rows first, ``nbytes``: of its blocks."""
-
-    name: str
-    qtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
-def header(metadata: dict[str, Any], specs: Sequence[Spec], pairs: Sequence[bytes] = (), alignment=ALIGNMENT) -> bytes:
+def header(metadata: dict[str, Any], specs: Sequence[TensorInfo], pairs: Sequence[bytes] = (), alignment=ALIGNMENT) -> bytes:
     """Everything before the tensor data: magic, metadata, tensor table, padding.
 
     ``pairs``: further metadata pairs, already encoded. The length depends on the metadata and on the tensors' names and
@@ -42,7 +34,7 @@ def header(metadata: dict[str, Any], specs: Sequence[Spec], pairs: Sequence[byte
     return blob.ljust(padded(len(blob), alignment), b"\0")
 
 
-def write(path: Path, metadata: dict[str, Any], specs: Sequence[Spec], data: Iterable[np.ndarray]) -> Path:
+def write(path: Path, metadata: dict[str, Any], specs: Sequence[TensorInfo], data: Iterable[np.ndarray]) -> Path:
     """Write a file of these tensors, whole or not at all. ``data``: the blocks of each tensor in order."""
     with replacing(path, sum(spec.nbytes for spec in specs)) as out:
         out.write(header(metadata, specs))

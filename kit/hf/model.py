@@ -114,7 +114,7 @@ def _write_head(path, file, vocabulary):
             metadata.setdefault(key, value)
         elif len(value) <= 4096 and not key.startswith("tokenizer."):
             metadata[key] = value.tolist() if value.kind == "string" else value.numpy()
-    specs = [TensorInfo(name, "F32", (1,), 0, 4) for name in file.tensors]
+    specs = [TensorInfo.new(name, "F32", (1,)) for name in file.tensors]
     writer.write(path, metadata, specs, [np.zeros(1, np.float32)] * len(specs))
 
 

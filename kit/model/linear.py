@@ -90,17 +90,18 @@ def _fused(weights, name, x, activations="float32"):
         return linear(blocks, qtype, x, activations)
     if activations == "int8" and FORMATS[qtype].codes:
         x = rounded(x, FORMATS[qtype].activations)
-    return _in_pieces(blocks, qtype, x)
+    return by_rows(blocks, lambda rows: dequantize(rows, qtype), x)
 
 
-_PIECE = 2**21  # weights dequantized at a time
+_PIECE = 2**21  # weights in floating point at a time
 
 
-def _in_pieces(blocks, qtype, x):
-    """By torch products with some rows dequantized at a time, so that no whole matrix is in memory."""
-    y, rows = torch.empty(len(x), len(blocks)), -(-_PIECE // x.shape[1])
-    for start in range(0, len(blocks), rows):
-        torch.mm(x, dequantize(blocks[start : start + rows], qtype).T, out=y[:, start : start + rows])
+def by_rows(matrix, numbers: Callable, x: torch.Tensor) -> torch.Tensor:
+    """x (tokens, in) float32 -> (tokens, out) by torch products with ``numbers(some rows)``, float32, so that never the whole
+    matrix (out, ...) is in memory as floats."""
+    y, rows = torch.empty(len(x), len(matrix)), -(-_PIECE // x.shape[1])
+    for start in range(0, len(matrix), rows):
+        torch.mm(x, numbers(matrix[start : start + rows]).T, out=y[:, start : start + rows])
     return y
 
 

@@ -13,16 +13,22 @@ import torch
 from kit.gguf.formats import TABLES, Format, Numbers, described
 
 DEVICE, knows = "cpu", described
-_CHUNK_WEIGHTS = 2**20  # of one call: codes take four bytes each, and then as much for their bits
+_CHUNK_WEIGHTS = 2**20  # of one call, whose temporary memory is several times its output
 
 
 def run(blocks: np.ndarray, format: Format, out) -> None:
     """Dequantize C-contiguous bytes ``blocks`` into ``out``, a tensor or array of as many weights, in chunks."""
-    block = blocks.reshape(-1, format.block_bytes).view(format.layout)[:, 0]
-    out, step = torch.as_tensor(out).view(-1, format.block_elements), _CHUNK_WEIGHTS // format.block_elements
+    in_chunks(lambda part: weights(format, part.view(format.layout)[:, 0]), blocks, format, out)
+
+
+def in_chunks(dequantized, blocks: np.ndarray, format: Format, out) -> None:
+    """As ``run``, by ``dequantized``: (blocks, bytes of a block) uint8 -> as many blocks' weights in float32."""
+    blocks, step = blocks.reshape(-1, format.block_bytes), _CHUNK_WEIGHTS // format.block_elements
+    out = torch.as_tensor(out).view(-1, format.block_elements)
     with np.errstate(all="ignore"):  # NaN and infinite scales are valid input
-        for start in range(0, len(block), step):
-            out[start : start + step] = torch.from_numpy(weights(format, block[start : start + step]))
+        for start in range(0, len(blocks), step):
+            values = torch.as_tensor(dequantized(blocks[start : start + step]))
+            out[start : start + step] = values.view(-1, format.block_elements)
 
 
 def weights(format: Format, block) -> np.ndarray:

@@ -5,6 +5,7 @@ import numpy as np
 import torch
 
 from kit.gguf.formats import Format
+from kit.quants.plain import in_chunks
 
 
 def _dequantizes(qtype: gguf.GGMLQuantizationType) -> bool:
@@ -18,7 +19,6 @@ def _dequantizes(qtype: gguf.GGMLQuantizationType) -> bool:
 
 FORMATS = frozenset(qtype.name for qtype in gguf.GGML_QUANT_SIZES if _dequantizes(qtype))
 DEVICE = "cpu"
-_CHUNK_WEIGHTS = 2**20  # of one call: gguf-py takes several times its output as temporary memory
 
 
 def knows(format: Format) -> bool:
@@ -28,10 +28,5 @@ def knows(format: Format) -> bool:
 
 def run(blocks: np.ndarray, format: Format, out) -> None:
     """Dequantize C-contiguous ``blocks`` into ``out``, in chunks."""
-    blocks, out = blocks.reshape(-1, format.block_bytes), torch.as_tensor(out).view(-1, format.block_elements)
-    qtype, step = gguf.GGMLQuantizationType[format.name], _CHUNK_WEIGHTS // format.block_elements
-    with np.errstate(all="ignore"):  # NaN and infinite scales are valid input
-        for start in range(0, len(blocks), step):
-            row = blocks[start : start + step].reshape(1, -1)
-            values = torch.tensor(gguf.quants.dequantize(row, qtype))
-            out[start : start + step] = values.view(-1, format.block_elements)
+    qtype = gguf.GGMLQuantizationType[format.name]
+    in_chunks(lambda part: torch.tensor(gguf.quants.dequantize(part, qtype)), blocks, format, out)

@@ -3,7 +3,6 @@
 Hyperparameters are those of each model's published config.json; the rules are those of llama.cpp's ``llama-quantize``.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -12,29 +11,12 @@ import numpy as np
 
 from kit.errors import ModelError, known
 from kit.gguf.formats import FORMATS
+from kit.gguf.reader import TensorInfo
 from kit.model.config import Config
 from kit.model.hyperparameters import described_config
 from kit.synthetic.vocabulary import Vocabulary
 
 MAX_LAYERS = 9999  # a larger number is a typing error
-
-
-class TensorSpec(NamedTuple):
-    """A tensor to be written: ggml type name, shape with rows first."""
-
-    name: str
-    qtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """Number of weights."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the blocks."""
-        return FORMATS[self.qtype].nbytes(self.elements)
 
 
 class Scaling(NamedTuple):
@@ -78,7 +60,7 @@ class Geometry:
     more: dict[str, float] = field(default_factory=dict)
     rope_scaling: Scaling | None = None
 
-    def tensors(self, mix: str = "Q4_K_M", layers: int | None = None) -> list[TensorSpec]:
+    def tensors(self, mix: str = "Q4_K_M", layers: int | None = None) -> list[TensorInfo]:
         """All tensors in order of use, with the types that llama.cpp would choose for ``mix``.
 
         ``layers`` replaces the model's own number. Raises ModelError for an unknown mix or a bad number of layers.
@@ -90,7 +72,7 @@ class Geometry:
         config = self.config(layers)
         head = "token_embd.weight" if self.tied else "output.weight"
         return [
-            TensorSpec(name, _qtype(rule, name, shape, name == head, layers), shape)
+            TensorInfo.new(name, _qtype(rule, name, shape, name == head, layers), shape)
             for name, shape, needed in config.layout()
             if needed or self._has(name)
         ]

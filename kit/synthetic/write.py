@@ -13,11 +13,12 @@ import numpy as np
 from tqdm import tqdm
 
 from kit.errors import GGUFError
+from kit.gguf.reader import TensorInfo
 from kit.gguf.writer import ALIGNMENT, header, padded
 from kit.lab.files import replacing
 from kit.lab.note import doing
 from kit.synthetic.encode import encode
-from kit.synthetic.geometry import Geometry, TensorSpec, geometry
+from kit.synthetic.geometry import Geometry, geometry
 
 SIGMA = 0.02  # standard deviation of the weights, as in a freshly initialized transformer
 _ROOM = "ask for fewer layers or write elsewhere"  # where the disk is too small
@@ -71,7 +72,7 @@ def cached_model(
     return path
 
 
-def _stream(head: bytes, specs: list[TensorSpec], model: Geometry, seed: int) -> Iterator[bytes | memoryview]:
+def _stream(head: bytes, specs: list[TensorInfo], model: Geometry, seed: int) -> Iterator[bytes | memoryview]:
     yield head
     for spec in specs:
         left = spec.nbytes
@@ -81,7 +82,7 @@ def _stream(head: bytes, specs: list[TensorSpec], model: Geometry, seed: int) ->
         yield bytes(-spec.nbytes % ALIGNMENT)
 
 
-def _chunks(spec: TensorSpec, model: Geometry, seed: int) -> Iterator[np.ndarray]:
+def _chunks(spec: TensorInfo, model: Geometry, seed: int) -> Iterator[np.ndarray]:
     """The bytes of a tensor in pieces of one pool, uint8; the last piece may be too long."""
     name = f"{seed}/{spec.name}".encode()
     random = np.random.Generator(np.random.SFC64(int.from_bytes(hashlib.sha256(name).digest())))

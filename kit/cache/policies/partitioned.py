@@ -1,15 +1,15 @@
-"""A cap for each layer: the capacity in equal parts, each with a policy of its own."""
+"""A cap for each layer: the capacity in equal parts, each with an LRU of its own."""
 
 from kit.cache.policies.base import LRU, Policy
 from kit.gguf.names import layer_of
 
 
 class ByLayer(Policy, limited=False):
-    """``layers`` policies of capacity / layers each; an object goes to that of its layer. No layer can take another's room."""
+    """``layers`` LRUs of capacity / layers each; an object goes to that of its layer. No layer can take another's room."""
 
-    def __init__(self, capacity: int | str, layers: int = 1, policy: type[Policy] = LRU):
+    def __init__(self, capacity: int | str, layers: int = 1):
         super().__init__(capacity)
-        self._parts = [policy(max(1, self.capacity // layers)) for _ in range(layers)]
+        self._parts = [LRU(max(1, self.capacity // layers)) for _ in range(layers)]
 
     def _part(self, key) -> Policy:
         return self._parts[layer_of(key) % len(self._parts)]
