@@ -102,21 +102,16 @@ def _in_halves(format: Format, tier: str):
     def by_blends(at: int):  # each in its lane of a vector from memory, and the lanes put together: no shuffles, one at the end
         first, odd = at - at % 4, at % 4 // 2
         twice = pick(*(2 * (n // 2) + odd for n in range(16)))
-        a, b, c, d, e, f, g = (pick(*(lane + 8 * (lane == n) for lane in range(8))) for n in range(1, 8))
+        by_1, by_2, by_4 = (pick(*(lane + 8 * (lane // n % 2) for lane in range(8))) for n in (1, 2, 4))
 
         @inner(forceinline=True)
-        def block(start, n):
-            return load(u32x8, start + first + (size - 4) * n)
+        def two(start, n):
+            blocks = start + first + (size - 4) * n
+            return by_1(join(load(u32x8, blocks), load(u32x8, blocks + size - 4)))
 
         @inner(forceinline=True)
         def read(tier, start, scratch):
-            v = a(join(block(start, 0), block(start, 1)))
-            v = b(join(v, block(start, 2)))
-            v = c(join(v, block(start, 3)))
-            v = d(join(v, block(start, 4)))
-            v = e(join(v, block(start, 5)))
-            v = f(join(v, block(start, 6)))
-            v = g(join(v, block(start, 7)))
+            v = by_4(join(by_2(join(two(start, 0), two(start, 2))), by_2(join(two(start, 4), two(start, 6)))))
             return half_to_float(tier, twice(bitcast(u16x16, v)))
 
         return read
