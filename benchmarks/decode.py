@@ -47,6 +47,7 @@ TIERS = {  # a CPU without some of this one's features: (its name and features f
 LESS = {"fused": (0.8, 1.0), "fused-int8": (0.8, 1.0)}
 CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a way: at least and hoped for, models)
     "decode": (64, 1, "float16", GOALS, MODELS),
+    "decode of a mixture": (64, 1, "float16", GOALS, ("qwen3-30b-a3b, 8 layers",)),
     "decode at 4096": (4095, 1, "float16", FAR, (SHORT,)),
     "decode at 4096, q8_0 cache": (4095, 1, "q8_0", FAR, (SHORT,)),
     "prefill of 512": (0, 512, "float16", PREFILL, (SHORT, "smollm2-135m", "gemma-3-270m")),

@@ -32,8 +32,9 @@ def run(only: str = "", samples: int = 3) -> pd.DataFrame:
     paths += [path for name in TRAINED if only in name and (path := models_folder() / TRAINED[name].file).exists()]
     rows = [row for path in paths for row in _rows(path, max(3, samples))]
     off = off_by(np.array([row["factor"] for row in rows]))
-    told = {"median": float(np.median(off)), "worst": float(off.max())}
-    rows += [{"what": f"{word} factor", "factor": value, "goal": GOALS[word]} for word, value in told.items()]
+    for word, factor in {"median": float(np.median(off)), "worst": float(off.max())}.items():
+        what = f"{GOALS[word]:.2f} over the {word} factor of {len(off)} predictions"
+        rows.append({"what": what, "factor": factor, "ratio": GOALS[word] / factor, "least": 1.0})
     return pd.DataFrame(rows).set_index("what")
 
 

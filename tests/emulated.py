@@ -45,7 +45,7 @@ if MODE == "compile":
     tasks._compile, tasks._load = compile_, lambda symbol, _, names: tasks._loaded.setdefault(symbol, tasks.Task(1, names))
     tiers.self_test = lambda name: tiers._probe(name) and []
     for name in ("lead", "serve", "alone", "now"):
-        threads._of_board(name)
+        threads._of_queue(name)
     threads._pool = lambda: SimpleNamespace(run=lambda steps: 0)
 
 import torch  # noqa: E402
