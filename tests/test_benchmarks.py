@@ -26,7 +26,9 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         {
             "FORMATS": ("Q8_0",),
             "_ggmls": lambda *_: {"Q8_0": ".L1:\n\tsdot\tv0.4s, v1.16b, v2.16b\n\tb.ne\t.L1\n"},
-            "_tool": lambda *_, **__: "Total Cycles:  5000\n[0.0] - CyUnitB\n",
+            "_tool": lambda *_, **__: (
+                "Total Cycles:  5000\n[0.0] - CyUnitB\nResource pressure per iteration:\n[0.0]  [1]\n2.00   -\n"
+            ),
         },
         {"only": "apple-m4"},
         ("apple-m4 Cy Q8_0",),
@@ -37,7 +39,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         ("decode, fused-int8, gemma", "decode, fused, gemma", "decode, llama.cpp, gemma"),
     ),
     "dequantize": ({"ROWS": 1024, "COMMON": ("Q4_K",)}, {"only": "Q4_K", "samples": 2}, ("Q4_K",)),
-    "explain": ({"GENERATED": {"x": 1}, "SHARES": (0.5,), "TRAINED": {}}, {"samples": 2}, ("tiny", "median", "worst")),
+    "explain": ({"GENERATED": {"x": 1}, "SHARES": (0.5,), "TRAINED": {}}, {"samples": 2}, ("tiny", "1.10", "1.25")),
     "first_call": ({}, {"names": ("F32",)}, ("import numpy", "F32 first", "import, open")),
     "gpu": (
         {"_GEMV": ("Q4_K",), "FORMATS": {name: FORMATS[name] for name in ("F32", "Q4_K", "Q6_K")}},

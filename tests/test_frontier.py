@@ -36,7 +36,7 @@ def patch(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ran(patch, tmp_path_factory):
     """The cells up to the front, with costs for the whole model."""
-    given = {"costs": lambda costs: COSTS | costs, "gbps": 2.0}
+    given = {**dict.fromkeys(("costs", "again"), lambda costs: COSTS | costs), "gbps": 2.0}
     return cells.run(NAME, "front", given, out=tmp_path_factory.mktemp("out"))
 
 
@@ -112,7 +112,7 @@ def test_a_page_that_is_wrong_says_so_and_what_does_not_fit_is_left_out(patch, r
     assert ran["room"] == pytest.approx(4 * GIB / reported.elements() * elements, rel=1e-6)
     assert "needs 5.00 MiB" in ran["left_out"][Way("HashMap")] and LAZY in ran["measured"]
     said = [row.reason for row in records.read([tmp_path / f"{NAME}.jsonl"]) if row.status == records.WARNED]
-    starts = "the worked sums are 1 and", f"{len(ran['equal'])} of", "what is recommended does not fit", "recommended and not"
+    starts = "the worked sums are 1 and", f"{len(ran['equal'])} of", "what is recommended does not fit"
     assert all(any(text.startswith(start) for text in said) for start in starts), said
 
 
