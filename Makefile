@@ -28,8 +28,8 @@ $(VENV)/.notebooks: pyproject.toml
 reproduce: $(VENV)/.notebooks ## every notebook, PROFILE=quick (or smoke, full), MODEL=smollm2-135m: a report under results/
 	$(BIN)/kit reproduce --profile $(PROFILE) $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-# a worker a core takes file after file, the longest first (tests/conftest.py)
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# a worker a core and one more, for some tests wait, takes file after file, the longest first (tests/conftest.py)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))') --dist loadfile --no-loadscope-reorder
 test: $(STAMP) ## the tests without the slow ones; ARGS=tests/test_trace.py for some
 	$(BIN)/ruff check .
 	$(PYTEST) -m "not slow" $(ARGS)
