@@ -8,6 +8,7 @@
 The first and the third write their results to FOLDER/plain.npz and FOLDER/CPU.npz.
 """
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -63,6 +64,7 @@ if MODE == "compile":
 gemm_codes.TILES["plain"] = gemm_codes.TILES["neon"]
 gemm_codes.FASTER["int8"] += ("plain",)
 FEW = ("Q4_K", "Q6_K", "Q8_0", "Q4_0")
+RARE = (("float32", 3), ("int8", 1))  # of the other formats, each with code of its own: activations and tokens
 
 
 def results(inputs, cpu):
@@ -76,12 +78,11 @@ def results(inputs, cpu):
         for dtype in ("float32", "float16", "bfloat16")[: every * (3 if name in FEW else 1)]:
             numbers = kit.dequantize(blocks, name, dtype)
             yield f"{name} as {dtype}", numbers.view(torch.int32 if dtype == "float32" else torch.int16)
-        for activations in ("float32", "int8"):
-            for tokens in (1, 3, 20)[: 3 if name in FEW else 2]:
-                yield (
-                    f"{name} times {tokens}, {activations}",
-                    linear(blocks, name, x[:tokens, :columns].contiguous(), activations),
-                )
+        for activations, tokens in itertools.product(("float32", "int8"), (1, 3, 20)) if name in FEW else RARE:
+            yield (
+                f"{name} times {tokens}, {activations}",
+                linear(blocks, name, x[:tokens, :columns].contiguous(), activations),
+            )
     if not every:
         return
     q, k, v = (torch.from_numpy(inputs[name]) for name in "qkv")  # (heads, 1, dim), (positions, kv_heads, dim)

@@ -286,7 +286,11 @@ def test_a_file_of_which_the_two_read_another_number_runs_by_the_modules(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", ["blocks", "float32"])
+@pytest.mark.parametrize(
+    ("trained", "weights"),
+    [("smollm2-135m", "blocks"), ("smollm2-135m", "float32"), ("gemma-3-270m", "blocks")],
+    indirect=["trained"],
+)
 def test_a_trained_model_gives_the_tokens_of_the_modules(trained, weights):
     (ours, tokenizer), (modules, _) = (kit.hf.load(trained, weights, engine=engine) for engine in ("auto", "modules"))
     prompts = tokenizer(["The capital of France is", "Once upon a time, there"], return_tensors="pt", padding=True)
