@@ -1,6 +1,7 @@
 """The kit's kernels on a CPU that is not here, for tests/test_aarch64.py: the same calls, three times.
 
     python emulated.py plain FOLDER              runs them here, on the plain tier, with FOLDER/inputs.npz and FOLDER/model.gguf
+                                                 (of formats FEW alone: float64 and gguf-py judge the others)
     python emulated.py compile FOLDER CPU        compiles for the CPU what they call, and runs nothing of it
     python emulated.py emulate FOLDER CPU ...    runs that, under emulation, and decodes FOLDER/tiles to FOLDER/tiles.npy by the
                                                  vectors, which Numba compiles there: slow, but they take arrays, not addresses
@@ -65,14 +66,15 @@ gemm_codes.TILES["plain"] = gemm_codes.TILES["neon"]
 gemm_codes.FASTER["int8"] += ("plain",)
 FEW = ("Q4_K", "Q6_K", "Q8_0", "Q4_0")
 RARE = (("float32", 3), ("int8", 1))  # of the other formats, each with code of its own: activations and tokens
+FORMATS_OF = {"plain": FEW, "cortex-a76": FEW, "cortex-a72": FEW}  # in the formats that others have, Arm's CPUs do not differ
 
 
 def results(inputs, cpu):
-    """(name, tensor) of each call; of products of FEW formats where apple-m4 has shown all: in them alone Arm's CPUs differ."""
+    """(name, tensor) of each call; products of FEW formats alone where apple-m4 has shown the rest."""
     names = [name.partition(".")[2] for name in inputs if name.startswith("blocks.")]
     every = cpu in ("plain", "apple-m4")
     x = torch.from_numpy(inputs["x"])
-    for name in names if every else FEW:
+    for name in FORMATS_OF.get(cpu, names):
         blocks = inputs[f"blocks.{name}"]
         columns = blocks.shape[1] // FORMATS[name].block_bytes * FORMATS[name].block_elements
         for dtype in ("float32", "float16", "bfloat16")[: every * (3 if name in FEW else 1)]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import gguf
 import model_files
 import numpy as np
+import products
 import pytest
 import torch
 from hypothesis import given, settings
@@ -52,20 +53,6 @@ def activations(tokens, columns, seed=0):
     return torch.randn(tokens, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def rounded(x, group):
-    """(x rounded to int8 activations, the scale of each), by numpy; a scale is shared by ``group`` columns."""
-    tokens, columns = x.shape
-    units = np.zeros((tokens, -(-columns // 256) * 256), np.float32)
-    units[:, :columns] = x
-    units = units.reshape(tokens, -1, group)
-    largest = np.abs(units).max(-1, keepdims=True)
-    codes = np.rint(units * (np.float32(127) / np.where(largest > 0, largest, np.float32(1))))
-    scale = np.broadcast_to(largest / np.float32(127), units.shape)
-    assert np.abs(codes).max() <= 127
-    flat = lambda array: array.reshape(tokens, -1)[:, :columns].astype(np.float64)  # noqa: E731
-    return flat(codes) * flat(scale), flat(scale)
-
-
 def guarded(blocks):
     """The blocks before a protected page: reading one byte more kills the process."""
     size = -(-blocks.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -77,23 +64,11 @@ def guarded(blocks):
 
 
 def check(qtype, rows, columns, tokens, accuracy, seed=0, place=np.copy):
-    """The claims of both accuracies: of arithmetic, to float32; of int8, that each x is off by half a step at most."""
     blocks, w = matrix(qtype, rows, columns, seed)
     x = activations(tokens, columns, seed)
     y = linear(place(blocks), qtype, x, accuracy)
     assert y.shape == (tokens, rows) and y.dtype == torch.float32
-    y, x = y.double().numpy(), x.numpy()
-    if accuracy == "float32" or not FORMATS[qtype].codes:
-        assert relative_rms(y, x.astype(np.float64) @ w.T, w, x) < 1e-6
-        return
-    seen, scale = rounded(x, FORMATS[qtype].activations)
-    assert relative_rms(y, seen @ w.T, w, x) < 3e-6
-    assert (np.abs(y - x @ w.T) <= scale / 2 @ np.abs(w).T * (1 + 1e-4)).all()
-
-
-def relative_rms(y, right, w, x):
-    """RMS of the error over the expected RMS of the sum, for products of random signs."""
-    return np.sqrt(((y - right) ** 2).mean() / ((x.astype(np.float64) ** 2) @ (w**2).T).mean())
+    products.check(qtype, y.numpy(), w, x.numpy(), accuracy)
 
 
 # ---- one matrix
@@ -119,7 +94,7 @@ def test_the_other_formats_too(qtype, accuracy):
 @pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier != simd.tier().value])
 def test_the_other_tiers_too(tier, accuracy):
     with simd.using(tier):
-        for qtype in ("Q4_K", "Q5_0"):
+        for qtype in ("Q4_K", "Q5_0", "IQ4_XS"):  # IQ4_XS: steps and codes of any value, once wrong without AVX
             for tokens in (1, 6):
                 check(qtype, 5, shape(qtype, 2), tokens, accuracy)
 
@@ -289,7 +264,8 @@ def test_a_prompt_equals_float64_with_the_matrix_unit_and_in_pieces(qtype, accur
     weights = SimpleNamespace(blocks=lambda name: blocks, info=lambda name: SimpleNamespace(qtype=qtype))
     with simd.using(tier):
         y = model_linear.linear_named({"float32": "fused", "int8": "fused-int8"}[accuracy]).apply(weights, "", x).numpy()
-    seen = rounded(x, FORMATS[qtype].activations)[0] if accuracy == "int8" and FORMATS[qtype].codes else x.double().numpy()
+    as_int8 = accuracy == "int8" and FORMATS[qtype].codes
+    seen = products.rounded(x, FORMATS[qtype].activations)[0] if as_int8 else x.double().numpy()
     right = seen @ numbers.T
     assert np.abs(y - right).max() < 1e-5 * right.std()
 

@@ -190,6 +190,8 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
     elif tier == "avx512":
         kind, widened, minima = f32x16, _whole, _minima_in_pairs if group >= 32 else _minima_each
         multiply = dots.by_steps(order, places)
+    if signed:
+        minima = inner(lambda tier, integers, unit, record: broadcast(kind, 0), forceinline=True)
 
     def by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
         integers, unit, lows, minimum = scales
