@@ -18,17 +18,22 @@ import torch
 from numba import types
 
 from kit.cpu import threads
+from kit.cpu.simd.isa import kept
 from kit.cpu.simd.memory import load, stack, store
-from kit.cpu.simd.sums import add_up, greatest
+from kit.cpu.simd.sums import add_up, fma, greatest
 from kit.cpu.simd.vectors import (
     bitcast,
     broadcast,
     convert,
+    f32x8,
     f32x16,
+    high,
     i8x16,
     i16x16,
     i32x16,
     inner,
+    low,
+    pick,
     select,
     swap_neighbors,
     u32x16,
@@ -174,3 +179,52 @@ def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
 
 # Added to a number below 2^22, 1.5 * 2^23 leaves its nearest integer in the low bits.
 ROUNDER, ROUNDER_BITS = np.float32(12582912), 0x4B400000
+
+
+# ---- the minima of a super-block (``integers`` times ``unit``) times a record's sums
+
+
+def minima_by_sums(lanes: int, group: int):
+    """A function of (tier, integers, unit, record): the products in so many lanes (4, 8 or 16), to be added; ``group``: weights
+    that share a minimum, with the tiers of 4 and 16 lanes."""
+    shared = {4: _in_four_of_32, 16: _in_pairs}
+    return shared[lanes] if group >= 32 and lanes in shared else {4: _in_four, 8: _in_eight, 16: _each}[lanes]
+
+
+@inner(forceinline=True)
+def _in_eight(tier, integers, unit, record):
+    lows, sums = convert(f32x16, integers), load(f32x16, record + SUMS)
+    return fma(low(lows), low(sums), high(lows) * high(sums)) * unit
+
+
+@inner(forceinline=True)
+def _in_four(tier, integers, unit, record):
+    both = _in_eight(tier, integers, unit, record)
+    return low(both) + high(both)
+
+
+even, _odd = (pick(*range(first, 16, 2)) for first in (0, 1))
+_twice_each = pick(*(n // 2 for n in range(16)))
+
+
+@inner(forceinline=True)
+def sums_of_32(tier, record):
+    """A record's sums for each 32 numbers, f32x8."""
+    sums = kept(tier, load(f32x16, record + SUMS))
+    return even(sums) + _odd(sums)
+
+
+@inner(forceinline=True)
+def _in_four_of_32(tier, integers, unit, record):
+    lows, sums = convert(f32x8, even(integers)), sums_of_32(tier, record)
+    return fma(low(lows), low(sums), high(lows) * high(sums)) * unit
+
+
+@inner(forceinline=True)
+def _each(tier, integers, unit, record):
+    return convert(f32x16, integers) * unit * load(f32x16, record + SUMS)
+
+
+@inner(forceinline=True)
+def _in_pairs(tier, integers, unit, record):
+    return _twice_each(convert(f32x8, even(integers)) * unit) * load(f32x16, record + SUMS)

@@ -10,7 +10,7 @@ codes as share them.
 
 from numba import types
 
-from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, WORDS, record_bytes
+from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, WORDS, even, minima_by_sums, record_bytes, sums_of_32
 from kit.cpu.simd import dots, pairs
 from kit.cpu.simd.isa import dot4, kept
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
@@ -104,49 +104,6 @@ def _quarter(vector):
     return _half(join(vector, broadcast(f32x4, f32(-0.0))))
 
 
-@inner(forceinline=True)
-def _minima(tier, integers, unit, record):
-    """The minima of each 16 weights times the sums of their activations, f32x8."""
-    lows, sums = convert(f32x16, integers), load(f32x16, record + SUMS)
-    return fma(low(lows), low(sums), high(lows) * high(sums)) * unit
-
-
-@inner(forceinline=True)
-def _minima_of_16(tier, integers, unit, record):
-    """The same as f32x4."""
-    both = _minima(tier, integers, unit, record)
-    return low(both) + high(both)
-
-
-_even, _odd = (pick(*range(first, 16, 2)) for first in (0, 1))
-_twice_each = pick(*(n // 2 for n in range(16)))
-
-
-@inner(forceinline=True)
-def _sums_of_32(tier, record):
-    sums = kept(tier, load(f32x16, record + SUMS))
-    return _even(sums) + _odd(sums)
-
-
-@inner(forceinline=True)
-def _minima_of_32(tier, integers, unit, record):
-    """The same where 32 weights share one."""
-    lows, sums = convert(f32x8, _even(integers)), _sums_of_32(tier, record)
-    return fma(low(lows), low(sums), high(lows) * high(sums)) * unit
-
-
-@inner(forceinline=True)
-def _minima_each(tier, integers, unit, record):
-    """The same as f32x16."""
-    return convert(f32x16, integers) * unit * load(f32x16, record + SUMS)
-
-
-@inner(forceinline=True)
-def _minima_in_pairs(tier, integers, unit, record):
-    """The same as f32x16 where 32 weights share one."""
-    return _twice_each(convert(f32x8, _even(integers)) * unit) * load(f32x16, record + SUMS)
-
-
 @generated(forceinline=True)
 def _unpack(format, tier, activations, at, sixteens, scratch):
     """A super-block's codes; their scales, as ``_products`` takes them; and the minima of each 16 weights. Those behind the
@@ -181,17 +138,16 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
     sum_of_dots = {1: _of_one, 2: _of_two, 4: _of_four}[vectors]
     way, group, largest = _way(format, tier, activations), max(16, min(format.scales.group, SUPERBLOCK)), largest_code(format)
     signed = _signed(format, tier, activations)
-    kind, widened, minima, multiply = f32x8, _half, _minima, pairs.by_steps(order, places, group)
+    kind, widened, multiply = f32x8, _half, pairs.by_steps(order, places, group)
     if way and _in_four_lanes(tier):
-        kind, widened, minima = f32x4, _quarter, _minima_of_32 if group >= 32 else _minima_of_16
+        kind, widened = f32x4, _quarter
         each, bias = pick(*range(0, 16, group // 16)), format.bias if signed else 0
         in_lanes = dots.by_scales(Static(tier), order[: 4 * vectors], places, group, largest, bias)
         multiply = inner(lambda codes, record, integers, scratch: in_lanes(codes, record, each(integers)), forceinline=True)
     elif tier == "avx512":
-        kind, widened, minima = f32x16, _whole, _minima_in_pairs if group >= 32 else _minima_each
-        multiply = dots.by_steps(order, places)
-    if signed:
-        minima = inner(lambda tier, integers, unit, record: broadcast(kind, 0), forceinline=True)
+        kind, widened, multiply = f32x16, _whole, dots.by_steps(order, places)
+    none = inner(lambda tier, integers, unit, record: broadcast(kind, 0), forceinline=True)
+    minima = none if signed else minima_by_sums(kind.lanes, group)
 
     def by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
         integers, unit, lows, minimum = scales
@@ -290,7 +246,7 @@ def _add_minima(format, tier, minima, record, total):
         return fma(minima, load(f32x16, record + SUMS), total)
 
     def by_pairs(format, tier, minima, record, total):
-        return join(fma(_even(minima), _sums_of_32(tier, record), low(total)), high(total))
+        return join(fma(even(minima), sums_of_32(tier, record), low(total)), high(total))
 
     return by_pairs if _in_four_lanes(tier.value) and format.value.scales.group >= 32 else one_by_one
 

@@ -101,12 +101,14 @@ def _vector(format: Format, part, flip: bool):
     """A reader of the codes of four times 16 weights; if ``flip``, with the highest bit flipped."""
     flip = constant(u8x64, *[128 * flip] * 64)
     read = inner(lambda start: flip(), forceinline=True)
-    for plane, bits in zip(format.codes.planes, format.bit_fields(format.codes, 16 * np.array(part)), strict=True):
-        read = (_with_lanes if plane.run == plane.bits == 1 else _with_bits)(read, part, *bits)
+    fields = format.bit_fields(format.codes, 16 * np.array(part))
+    for plane, (places, shifts, mask, below) in zip(format.codes.planes, fields, strict=True):
+        in_lanes = plane.run == plane.bits == 1
+        read = _with_lanes(read, part, places, below) if in_lanes else _with_bits(read, places, shifts, mask, below)
     return read
 
 
-def _with_lanes(read, part, places, shifts, mask: int, below: int):
+def _with_lanes(read, part, places, below: int):
     """The codes of ``read`` with the bits of a plane that has one for each lane."""
     bits, bit, (a, b, c, d) = halves(places), 1 << below, places
 
@@ -148,7 +150,7 @@ def _with_lanes(read, part, places, shifts, mask: int, below: int):
     return more_without_masks if "avx2" in features() and "avx512bw" not in features() else more
 
 
-def _with_bits(read, part, places, shifts, mask: int, below: int):
+def _with_bits(read, places, shifts, mask: int, below: int):
     """The codes of ``read`` with those bits of a plane, above the ``below`` lowest."""
     bytes_, mask = _bytes(places), mask << below & 255
     shifts = [shift - below for shift in shifts for _ in range(16 * _SHIFTED.lanes // 64)]
