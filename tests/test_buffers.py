@@ -38,6 +38,16 @@ def test_the_limit_and_as_much_as_the_largest_are_kept():
     assert buffers.free_bytes == 4000  # the longest unused one, 400, went
 
 
+def test_a_huge_piece_is_kept_for_a_steady_loop_and_let_go_after_it():
+    buffers, trace, others = Buffers(limit=1000, least=1, recent=10), Trace(), [100, 300, 400] * 3
+    for nbytes in (100, *[5000, *others] * 7):  # the huge one comes once in ten, and not at the counter's own turns
+        buffers.empty((nbytes,), torch.uint8, trace)
+    assert [span.nbytes for span in trace.spans] == [100, 5000, 300, 400] and buffers.free_bytes == 5800
+    for nbytes in others * 2:
+        buffers.empty((nbytes,), torch.uint8, trace)
+    assert buffers.free_bytes == 800 and len(trace.spans) == 4  # the huge one went, the others did not
+
+
 def test_what_is_free_goes_back_where_a_new_piece_does_not_fit(monkeypatch):
     room, made = 1000, np.empty
     buffers = Buffers(limit=1000, least=1)

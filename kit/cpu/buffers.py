@@ -11,14 +11,15 @@ import numpy as np
 class Buffers:
     """Hands out tensors and arrays; their memory returns to the pool when the last of them and of their views is gone.
 
-    The pool keeps what a decode needs again: ``limit`` bytes and as many as the largest piece that was ever asked for, which
+    The pool keeps what a decode needs again: ``limit`` bytes and as many as the largest of the last ``recent`` pieces, which
     has to come and go beside the others. What is beyond that, the longest unused first, goes back to the system; so does all
     that is free where a new piece does not fit. Below ``least`` bytes the allocator keeps pages itself.
     """
 
-    def __init__(self, limit: int = 2**29, least: int = 2**17):
-        self.limit, self.least = limit, least
-        self.free_bytes = self._largest = 0
+    def __init__(self, limit: int = 2**29, least: int = 2**17, recent: int = 2**16):  # 61 layers of 256 experts are 46,848
+        self.limit, self.least, self.recent = limit, least, recent
+        self.free_bytes = self._returned = 0
+        self._largest = [0, 0]  # of the last pieces, ``recent`` at most, and of as many before them
         self._free: list[np.ndarray] = []  # longest unused first
         self._lock = threading.RLock()  # a finaliser may run in the thread that holds it
 
@@ -53,8 +54,11 @@ class Buffers:
         with self._lock:
             self._free.append(memory)
             self.free_bytes += memory.nbytes
-            self._largest = max(self._largest, memory.nbytes)
-            while self.free_bytes > self.limit + self._largest:
+            if self._returned % self.recent == 0:
+                self._largest = [0, self._largest[0]]
+            self._returned += 1
+            self._largest[0] = max(self._largest[0], memory.nbytes)
+            while self.free_bytes > self.limit + max(self._largest):
                 self.free_bytes -= self._free.pop(0).nbytes
 
     def _fresh(self, nbytes: int) -> np.ndarray:
