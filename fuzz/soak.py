@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from kit.cache.policies.base import LRU
@@ -87,7 +88,7 @@ def soak(gets: int, threads: int = 8, seed: int = 0, prefetch: bool = True) -> d
     # each thread may hold what it is loading or was just given, beside what the store keeps and has ahead
     assert alive[1] <= (LIMIT + AHEAD) // SIZE + 2 * (threads + 2)
     seconds = round(time.monotonic() - started, 1)
-    return {"threads": threads, "gets": stats.gets, "seconds": seconds, "loads": dict(loads)} | stats.counts
+    return {"threads": threads, "gets": stats.gets, "seconds": seconds, "loads": dict(loads)} | asdict(stats)
 
 
 def main() -> None:

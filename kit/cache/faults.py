@@ -75,7 +75,7 @@ class ResettingStats(WeightCache):
         snapshot = super().stats
         with self._lock:
             self._counts.clear()
-            self._peak = 0
+            self._hits = self._bytes_hit = self._peak = 0
         return snapshot
 
 

@@ -1,6 +1,6 @@
 """Statistics of a cache, counted the same way in a live store and in a replay."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,6 @@ class Stats:
     bytes_requested: int = 0
     bytes_hit: int = 0
     bytes_loaded: int = 0
-    seconds_loading: float = 0.0
-    seconds_saved: float = 0.0  # sum over hits of the seconds of that object's last load
 
     @property
     def gets(self) -> int:
@@ -42,8 +40,3 @@ class Stats:
     def byte_hit_rate(self) -> float:
         """Bytes of hits over bytes of gets, 0 without gets."""
         return self.bytes_hit / self.bytes_requested if self.bytes_requested else 0.0
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The fields that a replay must reproduce exactly: all except times."""
-        return {name: value for name, value in asdict(self).items() if not name.startswith("seconds")}

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from concurrent.futures import Future
 
 from kit.cache.policies.base import Policy
@@ -38,9 +38,8 @@ class WeightCache:
         self._lock = threading.Lock()
         self._values: dict[str, object] = {}
         self._flights: dict[str, _Flight] = {}  # in progress, or done by a prefetch and not yet requested
-        self._counts: defaultdict[str, int] = defaultdict(int)
-        self._hits: defaultdict[str, int] = defaultdict(int)  # by key, not yet added to _counts
-        self._loads: dict[str, tuple[int, int]] = {}  # last load of a key: bytes, nanoseconds
+        self._counts: defaultdict[str, int] = defaultdict(int)  # of all that is no hit
+        self._hits = self._bytes_hit = 0
         self._peak = 0  # most bytes resident at once
 
     # --- get ---------------------------------------------------------------------------------------------------------
@@ -55,7 +54,8 @@ class WeightCache:
             self.prefetcher.saw(key)
         with self._lock:
             if self.policy.request(key, size):  # the shortest path, because most gets are hits
-                self._hits[key] += 1
+                self._hits += 1
+                self._bytes_hit += size
                 value = self._values[key]
                 if self.trace is None:
                     return value
@@ -86,7 +86,6 @@ class WeightCache:
 
     def _fly(self, key, size, load, flight) -> str:
         """Load the value, keep it if a get wants it, set the result of ``flight``; returns the outcome of the access."""
-        start = time.perf_counter_ns()
         try:
             value = load()
         except BaseException as error:
@@ -94,11 +93,8 @@ class WeightCache:
                 del self._flights[key]
             flight.set_exception(error)
             raise
-        took = time.perf_counter_ns() - start
         with self._lock:
-            self._count_hits(key)
-            self._note(bytes_loaded=size, ns_loading=took, misses=int(not flight.ahead))
-            self._loads[key] = size, took
+            self._note(bytes_loaded=size, misses=int(not flight.ahead))
             flight.set_result(value)
             if not flight.wanted:
                 return ""
@@ -117,13 +113,6 @@ class WeightCache:
         self._note(evictions=len(evicted))
         self._peak = max(self._peak, self.policy.resident_bytes)
         return True
-
-    def _count_hits(self, *keys):
-        """Move the hits of ``keys`` into the counts; each saved the time of the key's last load (lock held)."""
-        for key in keys:
-            if hits := self._hits.pop(key, 0):
-                size, took = self._loads[key]
-                self._note(hits=hits, bytes_hit=hits * size, ns_saved=hits * took)
 
     def _note(self, **amounts):
         for name, amount in amounts.items():
@@ -163,9 +152,8 @@ class WeightCache:
     def stats(self) -> Stats:
         """A consistent snapshot of the counts since the store was made."""
         with self._lock:
-            self._count_hits(*self._hits)
-            totals = Counter(self._counts)
-            totals["bytes_requested"] = totals["bytes_hit"] + totals.pop("bytes_not_hit", 0)
-            seconds = {f"seconds_{name}": totals.pop(f"ns_{name}", 0) / 1e9 for name in ("loading", "saved")}
-            held = {"entries": len(self.policy), "resident_bytes": self.policy.resident_bytes, "peak_bytes": self._peak}
-            return Stats(**held, **seconds, **totals)
+            others, hit = dict(self._counts), self._bytes_hit
+            return Stats(
+                hits=self._hits, bytes_hit=hit, bytes_requested=hit + others.pop("bytes_not_hit", 0), entries=len(self.policy),
+                resident_bytes=self.policy.resident_bytes, peak_bytes=self._peak, **others,
+            )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -125,9 +125,8 @@ def replay_agrees(runs: list[Live]) -> pd.DataFrame:
     rows = []
     for run in runs:
         live, replayed = run.stats, kit.replay(run.accesses, run.policy)
-        counts = live.counts | {"misses": live.misses + live.prefetched, "prefetched": 0}
-        counts |= {"bytes_loaded": replayed.bytes_loaded} if live.prefetched else {}
-        agree = counts == replayed.counts
+        loaded = replayed.bytes_loaded if live.prefetched else live.bytes_loaded
+        agree = replace(live, misses=live.misses + live.prefetched, prefetched=0, bytes_loaded=loaded) == replayed
         rows.append((run.label, live.hits, replayed.hits, live.prefetched, live.evictions, replayed.evictions, agree))
     return tables.frame(rows, "policy", "hits", "replayed", "prefetched", "evictions", "evictions replayed", "all counts agree")
 
