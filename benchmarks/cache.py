@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 import kit
-from kit.cache import POLICIES, oracle
+from benchmarks._oracle import write
+from kit.cache import POLICIES
 from kit.cache.bounds import interval_bound, stack_distances
 from kit.cache.store import WeightCache
 from kit.cache.traces import decode_order, repeated
@@ -27,7 +28,7 @@ def run(samples: int = 3, capacity: int = 4 << 30, tokens: int = 100) -> pd.Data
     bound = interval_bound(trace, capacity)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        path = oracle.write(trace, Path(folder) / "decode.oracleGeneral")
+        path = write(trace, Path(folder) / "decode.oracleGeneral")
         for name, make in POLICIES.items():
             stats = kit.replay(trace, make(capacity))
             seconds = measure.time(lambda make=make: kit.replay(trace, make(capacity)), samples, min_sample=0).median

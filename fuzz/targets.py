@@ -116,10 +116,10 @@ def _tiles(data: bytes) -> None:
 
 
 def _trace_seeds():
-    from kit.cache import oracle
+    from benchmarks._oracle import write
     from kit.cache.traces import repeated
 
-    yield oracle.write(repeated([("a", 3), ("b", 5)], 4), _FOLDER / "seed.bin").read_bytes()
+    yield write(repeated([("a", 3), ("b", 5)], 4), _FOLDER / "seed.bin").read_bytes()
 
 
 def _oracle(data: bytes) -> None:

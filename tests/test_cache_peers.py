@@ -6,7 +6,7 @@ import pytest
 from traces import zipf
 
 import kit
-from kit.cache import oracle
+from benchmarks._oracle import write
 from kit.cache.policies.adaptive import ARC, LIRS
 from kit.cache.policies.base import FIFO, LRU
 from kit.cache.policies.offline import MIN
@@ -32,7 +32,7 @@ CASES += [(name, capacity) for name in UNEQUAL for capacity in (500, 3000, 9000)
 
 
 def hits_of(cache, trace, folder):
-    path = oracle.write(trace, folder / "trace.oracleGeneral")
+    path = write(trace, folder / "trace.oracleGeneral")
     reader = peer.TraceReader(str(path), trace_type=peer.TraceType.ORACLE_GENERAL_TRACE)
     misses, _ = cache.process_trace(reader)
     return round((1 - misses) * len(trace))

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import kit
-from kit.cache import oracle, routes
+from benchmarks._oracle import write
+from kit.cache import routes
 from kit.cache.bounds import stack_distances
 from kit.cache.replay import replay_hits
 from kit.commands.cli import main
@@ -45,7 +46,7 @@ def test_all_budgets_at_once_are_those_of_single_replays(name):
 def test_another_simulator_counts_the_same_hits(tmp_path):
     peer = pytest.importorskip("libcachesim")
     accesses = routes.capture("qwen").requests()
-    path, distances = oracle.write(accesses, tmp_path / "routes.oracleGeneral"), stack_distances(accesses)
+    path, distances = write(accesses, tmp_path / "routes.oracleGeneral"), stack_distances(accesses)
     for mib in (900, 3000):
         reader = peer.TraceReader(str(path), trace_type=peer.TraceType.ORACLE_GENERAL_TRACE)
         missed, _ = peer.LRU(mib << 20).process_trace(reader)

@@ -1,7 +1,7 @@
 """Traces: what counts as one, the distributions, and oracleGeneral files."""
 
-import json
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from traces import mixture_of_experts, shifting, zipf
 
 import kit
+from benchmarks._oracle import write
 from kit.cache import oracle
 from kit.cache.policies.base import LRU, HashMap
 from kit.cache.traces import Requests, decode_order, repeated, requests
@@ -89,30 +90,22 @@ records = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 2**32 - 1
 def test_oracle_general_round_trip(tmp_path_factory, pairs):
     path = tmp_path_factory.mktemp("trace") / "t.oracleGeneral"
     trace = Requests([k for k, _ in pairs], [s for _, s in pairs], list(range(len(pairs))))
-    oracle.write(trace, path)
-    assert oracle.read(path) == trace
+    write(trace, path)
+    ids = {name: number for number, name in enumerate(trace.objects, start=1)}
+    assert oracle.read(path) == replace(trace, keys=[f"object.{ids[key]}" for key in trace.keys])
     raw = path.read_bytes()
     for index, (key, size) in enumerate(pairs):  # the format, field by field
         clock, number, nbytes, following = struct.unpack_from("<IQIq", raw, 24 * index)
         later = [j for j in range(index + 1, len(pairs)) if pairs[j][0] == key]
-        assert (clock, nbytes, following) == (index, size, later[0] if later else -1)
-        assert json.loads(oracle.sidecar(path).read_text())["names"][number - 1] == key
+        assert (clock, number, nbytes, following) == (index, ids[key], size, later[0] if later else -1)
 
 
-def test_oracle_general_without_names_and_broken(tmp_path):
-    path = oracle.write(repeated([("a", 1), ("b", 2)], 2), tmp_path / "t")
-    oracle.sidecar(path).unlink()
-    assert oracle.read(path).keys == ["object.1", "object.2"] * 2
-    oracle.sidecar(path).write_text('{"names": ["a"]}')
-    with pytest.raises(TraceError, match="names 1 objects"):
-        oracle.read(path)
-    oracle.sidecar(path).write_text("nonsense")
-    with pytest.raises(TraceError, match="not the sidecar"):
-        oracle.read(path)
+def test_what_is_no_oracle_general(tmp_path):
+    path = write(repeated([("a", 1), ("b", 2)], 2), tmp_path / "t")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(TraceError, match="95 bytes are no whole number of 24-byte records"):
         oracle.read(path)
     with pytest.raises(TraceError, match="no such file"):
         oracle.read(tmp_path / "missing")
     with pytest.raises(TraceError, match="4 GiB or more"):
-        oracle.write(repeated([("huge", 2**32)], 1), path)
+        write(repeated([("huge", 2**32)], 1), path)
