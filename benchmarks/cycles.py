@@ -113,7 +113,6 @@ def _kits(tier: str, features: frozenset[str], names: tuple[str, ...], activatio
 def print_rows(tier: str, names, activations: str):
     """Format -> LLVM's text, to stdout."""
     from kit.cpu.gemv_codes import _one_token
-    from kit.cpu.numba_private import intermediate
     from kit.cpu.simd.memory import store
     from kit.cpu.simd.vectors import Static
     from kit.gguf.formats import FORMATS as ROWS
@@ -127,6 +126,14 @@ def print_rows(tier: str, names, activations: str):
         return row
 
     print(json.dumps({name: intermediate(product(Static(ROWS[name])), 6, "row") for name in names}))
+
+
+def intermediate(function, count: int, symbol: str) -> str:
+    """What kit.cpu.tasks compiles of a function of ``count`` int64 as LLVM's text, not optimized, for any CPU of 64 bits."""
+    from kit.cpu import numba_private
+
+    with numba_private.global_compiler_lock:
+        return str(numba_private._library(function, count, symbol)._final_module)
 
 
 def optimized(text: str, symbol: str, triple: str, cpu: str):

@@ -37,8 +37,7 @@ if MODE == "compile":
     def compile_(function, symbol):
         import inspect
 
-        from benchmarks.cycles import ARM, optimized
-        from kit.cpu.numba_private import intermediate
+        from benchmarks.cycles import ARM, intermediate, optimized
 
         text = intermediate(function, len(inspect.signature(function).parameters), symbol)
         machine, module = optimized(text, symbol, ARM, CPU[0])

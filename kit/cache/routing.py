@@ -13,7 +13,6 @@ from kit.cache.bounds import stack_distances
 from kit.cache.routes import Routes, geometry_of, read
 
 FADE = 0.5**0.5  # of recent use, from token to token
-_GRID = 7  # points of each parameter in one round of a fit
 
 
 class Fit(NamedTuple):
@@ -44,15 +43,6 @@ def draw(like: Routes, skew: float, back: float, used: int, tokens: int, seed: i
     return Routes(name, numbers, layers, chosen.ravel(), 0, like.experts, like.expert_bytes, like.dense_bytes)
 
 
-def moments(routes: Routes) -> tuple[float, float]:
-    """(share of uses that fall on the hottest quarter of each layer's experts, share that the layer's last token used too)."""
-    decoded = routes.token >= routes.prompt
-    counts = np.zeros((routes.layers, routes.experts), np.int64)
-    np.add.at(counts, (routes.layer[decoded], routes.expert[decoded]), 1)
-    hottest = -np.sort(-counts, axis=1)[:, : max(1, routes.experts // 4)].sum() / max(1, counts.sum())
-    return float(hottest), float(returned(routes, 1))
-
-
 def returned(routes: Routes, within: int) -> float:
     """The share of uses of a layer's expert that one of the ``within`` tokens before used too."""
     decoded = routes.token >= routes.prompt
@@ -69,18 +59,6 @@ def figures(routes: Routes) -> np.ndarray:
     apart = stack_distances(routes.requests(prompt=False))
     hits = [((apart >= 0) & (apart <= tokens * routes.cycle)).mean() for tokens in (1, 2, 4, 8)]
     return 100 * np.array([returned(routes, 1), returned(routes, 8), *hits])
-
-
-def fit(routes: Routes, seed: int = 0) -> Fit:
-    """The parameters whose draws have the record's two moments, by three rounds of a grid around the best so far."""
-    target, used, tokens = np.array(moments(routes)), max(1, round(routes.used)), len(routes.decoded)
-    centre, width = np.array([0.8, 0.45]), np.array([0.8, 0.45])
-    for _ in range(3):
-        points = [centre + width * np.array([a, b]) for a in np.linspace(-1, 1, _GRID) for b in np.linspace(-1, 1, _GRID)]
-        points = [(max(0.0, skew), min(0.98, max(0.0, back))) for skew, back in points]
-        gaps = [float(np.abs(np.array(moments(draw(routes, *point, used, tokens, seed))) - target).max()) for point in points]
-        centre, width = np.array(points[int(np.argmin(gaps))]), width / 3
-    return Fit(*map(float, centre), *map(float, target))
 
 
 def is_model(path: str) -> bool:
@@ -100,5 +78,5 @@ def given(routes: str, file=None) -> Routes:
     return draw(Routes("", none, none, none, 0, experts, *nbytes), skew, back, used, 128)
 
 
-# fit() of each capture, which a test repeats.
+# The fit of each capture by tests/test_experts.py, which repeats it.
 FITTED = {"gptoss": Fit(1.07, 0.30, 0.957, 0.176), "qwen": Fit(1.33, 0.20, 0.864, 0.377), "gemma": Fit(1.33, 0.0, 0.853, 0.354)}

@@ -111,12 +111,6 @@ def _no_collection():
             gc.enable()
 
 
-def intermediate(function: Callable, count: int, symbol: str) -> str:
-    """The same as LLVM's text, not optimized, for any CPU of 64 bits."""
-    with global_compiler_lock:
-        return str(_library(function, count, symbol)._final_module)
-
-
 def _library(function, count, symbol):
     """The library in which ``symbol`` calls the function as C does, with all that this calls."""
     word, target, flags = ir.IntType(64), registry.cpu_target, compiler.Flags()
