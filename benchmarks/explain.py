@@ -8,7 +8,6 @@ import pandas as pd
 import kit
 from kit.costs.measured import measure_costs
 from kit.costs.order import order_of
-from kit.costs.tables import off_by
 from kit.costs.ways import BLOCKS, Way, measure, parts_of, predict
 from kit.gguf.trained import TRAINED
 from kit.lab import machine
@@ -31,7 +30,8 @@ def run(only: str = "", samples: int = 3) -> pd.DataFrame:
     paths = [cached_model(name, "Q4_K_M", n, folder=models_folder()) for name, n in GENERATED.items() if only in name]
     paths += [path for name in TRAINED if only in name and (path := models_folder() / TRAINED[name].file).exists()]
     rows = [row for path in paths for row in _rows(path, max(3, samples))]
-    off = off_by(np.array([row["factor"] for row in rows]))
+    factors = np.array([row["factor"] for row in rows])
+    off = np.maximum(factors, 1 / factors)  # 1 at least
     for word, factor in {"median": float(np.median(off)), "worst": float(off.max())}.items():
         what = f"{GOALS[word]:.2f} over the {word} factor of {len(off)} predictions"
         rows.append({"what": what, "factor": factor, "ratio": GOALS[word] / factor, "least": 1.0})

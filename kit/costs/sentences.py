@@ -38,8 +38,9 @@ def how(study: Study) -> str:
             "roles, and what is measured below is that walk."
         )
     if study.part is not None:
+        some = ", ".join(map(str, study.layers[:8])) + ", ..." * (len(study.layers) > 8)
         text += (
-            f" Run and measured were {len(study.layers)} of {study.facts['layers']} layers ({_listed(study.layers)}) and what "
+            f" Run and measured were {len(study.layers)} of {study.facts['layers']} layers ({some}) and what "
             "lies outside all layers: one of each combination of formats at least; `--thorough` takes all of them. What is "
             "said of the whole file is computed from their costs."
         )
@@ -158,7 +159,3 @@ def told(study: Study, compile: Callable[[], None]) -> Iterator[tuple[str, objec
         yield "no_quality", "", f"{title}\n{as_text(quality.shown(found))}"
     yield "quality", [] if isinstance(found, str) else rows(found), ""
     yield "says", [what(study), how(study), advise(study)], paragraph(advise(study))
-
-
-def _listed(layers: list[int]) -> str:
-    return ", ".join(map(str, layers[:8])) + ", ..." * (len(layers) > 8)

@@ -240,7 +240,7 @@ class Study:
             way, free = prediction.way, memory_available()
             if way in self.measured:
                 continue
-            needed, room = prediction.held + _SCRATCH, free - _reserve()
+            needed, room = prediction.held + _SCRATCH, free - max(1 << 30, memory_limit() // 20)  # some is the system's
             tokens = max(3, min(self.tokens, 5, int(_EACH / prediction.seconds)))  # of two the median is a mean
             self.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} a token predicted")
             if self._left() < 3 * prediction.seconds:
@@ -272,11 +272,6 @@ class Study:
     def advice(self) -> pd.DataFrame:
         """What to change and what it brings, predicted, and measured where it was."""
         return tables.advice_table(self.predictions, self.measured)
-
-
-def _reserve() -> int:
-    """Bytes of memory that are left to the system."""
-    return max(1 << 30, memory_limit() // 20)
 
 
 def room_for_weights(file) -> int:

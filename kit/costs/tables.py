@@ -145,11 +145,6 @@ def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | 
     return table if measured else table.drop(columns=["measured", "factor"])
 
 
-def off_by(factors):
-    """How far predictions are off, 1 at least: of predicted over measured, or of its inverse."""
-    return np.maximum(factors, 1 / factors)
-
-
 # --- for people: text with units, in a terminal of at most 100 columns, whatever a file's names hold -----------------
 
 

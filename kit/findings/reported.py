@@ -40,9 +40,9 @@ def parts() -> dict[str, Part]:
     return {use.name: Part(Kind(specs[use.name].qtype, specs[use.name].shape), use.nbytes) for use in uses()}
 
 
-def f32_bytes(model: str = MODEL) -> int:
-    """Bytes that a token reads of a model dequantized to float32: 30.44 GiB of the reports', all of them."""
-    return int(bytes_used(uses(model), 4))
+def f32_bytes() -> int:
+    """Bytes that a token reads of the reports' model dequantized to float32: 30.44 GiB, all of it."""
+    return int(bytes_used(uses(), 4))
 
 
 def block_bytes(model: str = MODEL) -> int:

@@ -214,10 +214,6 @@ def _addmm(bias, input, weight, *, beta=1, alpha=1):
     return torch.add(beta * bias, weight.product(input), alpha=alpha)
 
 
-def _embedding(input, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    return weight.lookup(input)
-
-
 def _getitem(weight, index):
     if weight.ndim == 3 and (isinstance(index, int) or (isinstance(index, torch.Tensor) and index.ndim == 0)):
         return weight.expert(int(index))
@@ -225,4 +221,9 @@ def _getitem(weight, index):
         return weight.numbers()[index]
 
 
-_HANDLERS = {F.linear: _linear, F.embedding: _embedding, torch.addmm: _addmm, torch.Tensor.__getitem__: _getitem}
+_HANDLERS = {
+    F.linear: _linear,
+    F.embedding: lambda input, weight, *_, **__: weight.lookup(input),
+    torch.addmm: _addmm,
+    torch.Tensor.__getitem__: _getitem,
+}

@@ -83,12 +83,8 @@ class DeviceWeights(WeightSource):
         return held
 
     def _copy(self, name: str) -> _Copy:
-        host = self.host_store.get(name, self.nbytes(name), lambda: self._pinned(name))
+        host = self.host_store.get(name, self.nbytes(name), lambda: pinned(blocks_of(self.file, name)))
         if self._copying is None:
             return _Copy(host, None)
         with torch.cuda.stream(self._copying):
             return _Copy(host.to(self.device, non_blocking=True), self._copying.record_event())
-
-    def _pinned(self, name: str) -> torch.Tensor:
-        """The blocks copied from the mapped file to pinned memory."""
-        return pinned(blocks_of(self.file, name))

@@ -61,15 +61,16 @@ class ARC(Policy):
 
 
 class LIRS(Policy):
-    """Protects objects whose last two uses lie close together; the others share ``cold`` of the capacity.
+    """Protects objects whose last two uses lie close together; the others share COLD of the capacity.
 
     Jiang and Zhang, SIGMETRICS 2002, in bytes instead of blocks. The stack holds the keys of all objects used since the
     oldest use of a protected one.
     """
 
-    def __init__(self, capacity: int | str, cold: float = 0.01):
+    COLD = 0.01
+
+    def __init__(self, capacity: int | str):
         super().__init__(capacity)
-        self._cold_share = cold
         self._stack: OrderedDict[str, None] = OrderedDict()  # oldest use first
         self._hot = Queue()  # protected: LIR in the paper
         self._cold = Queue()  # resident HIR
@@ -87,7 +88,7 @@ class LIRS(Policy):
             self._cold.sizes.move_to_end(key)
 
     def _hot_limit(self) -> float:
-        return max((1 - self._cold_share) * self.capacity, 1)
+        return max((1 - self.COLD) * self.capacity, 1)
 
     def _added(self, key):
         size = self._sizes[key]
@@ -127,12 +128,11 @@ class TinyLFU(LRU):
     """LRU that admits an object only if it was requested more often than each object that it would replace.
 
     Einziger et al., ACM TOS 2017, with exact counts instead of a sketch, since a model has only hundreds of tensors. All
-    counts are halved after every ``sample`` requests for each known key.
+    counts are halved after every ten requests for each known key.
     """
 
-    def __init__(self, capacity: int | str, sample: int = 10):
+    def __init__(self, capacity: int | str):
         super().__init__(capacity)
-        self._sample = sample
         self._counts: dict[str, int] = {}
         self._since = 0
 
@@ -140,7 +140,7 @@ class TinyLFU(LRU):
         counts = self._counts
         counts[key] = counts.get(key, 0) + 1
         self._since += 1
-        if self._since >= self._sample * len(counts):
+        if self._since >= 10 * len(counts):
             self._since = 0
             self._counts = {name: count // 2 for name, count in counts.items()}
         return super().request(key, size)

@@ -95,11 +95,7 @@ class Policy:
     def _touch(self, key) -> None:
         pass
 
-    def _added(self, key) -> None:
-        pass
-
-    def _removed(self, key) -> None:
-        pass
+    _added = _removed = _touch
 
     def _victim(self) -> str:
         return next(iter(self._sizes))

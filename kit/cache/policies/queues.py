@@ -91,16 +91,15 @@ class SIEVE(Policy):
 class S3FIFO(Policy):
     """A small FIFO for new objects, a main FIFO, and a ghost queue of evicted keys (Yang et al., SOSP 2023).
 
-    ``small``: share of the capacity for new objects. An object used at least twice there moves to the main queue; others
+    SMALL: share of the capacity for new objects. An object used at least twice there moves to the main queue; others
     leave their key in the ghost queue, whose objects enter the main queue directly. The ghost holds as many bytes as the
     main queue.
     """
 
-    MAX_USES = 3
+    MAX_USES, SMALL = 3, 0.1
 
-    def __init__(self, capacity: int | str, small: float = 0.1):
+    def __init__(self, capacity: int | str):
         super().__init__(capacity)
-        self._small_share = small
         self._small, self._main, self._ghost = Queue(), Queue(), Queue()
         self._uses: dict[str, int] = {}
 
@@ -121,7 +120,7 @@ class S3FIFO(Policy):
         del self._uses[key]
 
     def _victim(self):
-        small, main, uses, full = self._small, self._main, self._uses, self._small_share * self.capacity
+        small, main, uses, full = self._small, self._main, self._uses, self.SMALL * self.capacity
         while True:
             if small.sizes and (not main.sizes or small.bytes >= full):
                 key = small.oldest()
@@ -137,7 +136,7 @@ class S3FIFO(Policy):
                 main.sizes.move_to_end(key)
 
     def _remember(self, key):
-        ghost, room = self._ghost, (1 - self._small_share) * self.capacity
+        ghost, room = self._ghost, (1 - self.SMALL) * self.capacity
         ghost.push(key, self._sizes[key])
         while ghost.bytes > room:
             ghost.drop()
