@@ -280,6 +280,43 @@ def test_a_task_is_compiled_once_and_anew_when_its_source_or_its_file_changed(tm
     assert (value("2"), len(compiled)) == (42, 4)
 
 
+def test_of_two_processes_one_compiles_and_the_other_one_waits(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    code = """if True:
+        import sys, time
+        from pathlib import Path
+        from kit.cpu import tasks
+        compiled, here = tasks._compile, Path(sys.argv[1])
+        def slowly(*given):
+            print("compiled")
+            while len(list(here.glob("*.here"))) < 2:
+                time.sleep(0.01)
+            time.sleep(0.3)  # by now the other one has seen that there is no code
+            return compiled(*given)
+        tasks._compile = slowly
+        (here / f"{sys.argv[2]}.here").touch()
+        print(tasks.function(tasks.task(lambda: lambda task: task + 2)(), 1)(40))"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    both = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in ("a", "b")]
+    told = [process.communicate()[0] for process in both]
+    assert sorted(told) == ["42\n", "compiled\n42\n"]
+    assert not list(tmp_path.glob("*.lock"))
+
+
+def test_a_process_that_is_stopped_while_it_compiles_holds_up_nobody_for_good(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "_PATIENCE", 0.05)
+    with tasks._one_process(tmp_path / "kernel.o"):
+        with tasks._one_process(tmp_path / "kernel.o"):
+            pass
+    (tmp_path / "kernel.lock").touch()  # of one that was killed
+    monkeypatch.setattr(tasks, "_PATIENCE", 1e6)
+    with tasks._one_process(tmp_path / "kernel.o"):
+        pass
+    (tmp_path / "file").touch()
+    with tasks._one_process(tmp_path / "file" / "kernel.o"):  # where no folder can be made
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 compile_task = tasks._compile
 
 

@@ -12,7 +12,8 @@ import inspect
 import os
 import platform
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ import platformdirs
 
 from kit.errors import KitError
 from kit.lab.files import replacing
+from kit.lab.system import lock
 
 # Words of a step of kit.cpu.threads: the function's address, its number of tasks, the clock at their end, the arguments.
 FUNCTION, TASKS, DONE_AT, ARGUMENTS = 0, 1, 2, 3
@@ -33,6 +35,7 @@ LINE, RUNS, STEP, GIVEN, AWAKE, DONE = 64, 0, 8, 24, 32, 64
 NEXT, LIMIT, BASE = 0, 8, 16  # in a run's line
 
 _DIGEST = hashlib.sha256().digest_size
+_PATIENCE = 30.0  # seconds to wait for a kernel that another process compiles, which may have been stopped
 _loaded: dict[str, "Task"] = {}  # by symbol
 _lock = threading.Lock()  # of the engine
 
@@ -78,9 +81,12 @@ def task(build: Callable) -> Callable[..., Task]:
             path, stamp = _place(folder) / f"{symbol}.o", source_stamp(folder).encode()
             kept = _read(path, stamp)
             if kept is None:
-                function = build(*map(Static, values))
-                kept = " ".join(_parameters(function)[1:]).encode() + b"\0" + _compile(function, symbol)
-                _keep(path, stamp, kept)
+                with _one_process(path):
+                    kept = _read(path, stamp)
+                    if kept is None:
+                        function = build(*map(Static, values))
+                        kept = " ".join(_parameters(function)[1:]).encode() + b"\0" + _compile(function, symbol)
+                        _keep(path, stamp, kept)
             names, _, code = kept.partition(b"\0")
             _load(symbol, code, tuple(names.decode().split()))
         return _loaded[symbol]
@@ -176,6 +182,26 @@ def _keep(path: Path, stamp: bytes, code: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(hashlib.sha256(stamp + code).digest() + code)
+
+
+@contextlib.contextmanager
+def _one_process(path: Path) -> Iterator[None]:
+    """Wait for the process that makes ``path``, if there is one, and be it then. Its lock dies with it; where nothing can be
+    written or locked nobody waits."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, until = held.enter_context(path.with_suffix(".lock").open("ab")), time.monotonic() + _PATIENCE
+            held.callback(_removed, handle)
+            while os.fstat(handle.fileno()).st_nlink and lock(handle, wait=False) is False and time.monotonic() < until:
+                time.sleep(0.005)
+        yield
+
+
+def _removed(handle) -> None:
+    """Delete a lock file: who waits for its lock sees that, and the code in its place."""
+    with contextlib.suppress(OSError):
+        os.unlink(handle.name)
 
 
 # ---- object code in memory
