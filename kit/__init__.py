@@ -3,8 +3,10 @@
 The names below are what a notebook needs. Each is imported at first use, so ``import kit`` costs nothing.
 """
 
+import gc
 import importlib
 import os
+from contextlib import contextmanager
 
 from kit import errors
 
@@ -40,9 +42,23 @@ _ALIASES = {"nn": "kit.hf.nn"}  # public name -> the module that it is
 __all__ = list(_HOME)
 
 
+@contextmanager
+def no_collection():
+    """The body without the garbage collector, which takes a fifth of the time of imports, an eighth of compiling, and finds
+    nothing."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
 def __getattr__(name: str):
     try:
-        home = importlib.import_module(_HOME.get(name) or _ALIASES.get(name, f"kit.{name}"))
+        with no_collection():
+            home = importlib.import_module(_HOME.get(name) or _ALIASES.get(name, f"kit.{name}"))
     except ModuleNotFoundError as error:
         if error.name == f"kit.{name}":
             raise AttributeError(f"module 'kit' has no attribute {name!r}") from None

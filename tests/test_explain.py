@@ -272,7 +272,7 @@ def test_controls_when_somebody_is_there(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr("kit.lab.machine.probe", lambda: MACHINE)
+    monkeypatch.setattr("kit.lab.machine.probe", lambda leave_out: MACHINE)
     return lambda *arguments: CliRunner().invoke(cli.main, ["explain", *map(str, arguments)])
 
 
@@ -357,7 +357,7 @@ def test_what_a_file_is_stands_there_while_kernels_are_compiled_which_takes_noth
     told, made = [], []
 
     @contextlib.contextmanager
-    def making(work):
+    def making(work, helping):
         made.extend(work)
         yield
         told.append(capsys.readouterr().out)

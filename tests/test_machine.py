@@ -1,11 +1,13 @@
 """The machine's facts."""
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kit.lab import machine, state, system
+import kit
+from kit.lab import machine, measure, state, system
 
 
 def test_the_probe_is_read_back_unless_memory_became_faster_or_the_machine_is_another(tmp_path, monkeypatch):
@@ -24,6 +26,28 @@ def test_the_probe_is_read_back_unless_memory_became_faster_or_the_machine_is_an
     path.write_text(path.read_text().replace(found.id, "someone-else"))
     monkeypatch.setattr(machine, "probe", lambda: found)
     assert machine.of_run(tmp_path) == found  # another machine's file is not believed
+
+
+def test_limits_that_nobody_reads_are_not_measured(monkeypatch):
+    monkeypatch.setattr(machine, "memory_available", lambda: 8 << 20)
+    found = machine.probe(leave_out=("copy_gbps", "f32_gflops"))
+    assert found.copy_gbps is None is found.f32_gflops and {*found.samples} == {"read_gbps", "write_gbps", "fresh_gbps"}
+    assert found.read_gbps == max(found.samples["read_gbps"])
+
+
+@pytest.mark.parametrize(("seconds", "side"), [((0.05, 0.001, 0.06), 2048), ((0.05, 0.04, 0.06), 256)])
+def test_a_busy_machine_is_not_taken_for_an_emulated_one(monkeypatch, seconds, side):
+    monkeypatch.setattr(measure, "time", lambda *_, **__: measure.Measurement(seconds, 0.05))
+    assert f" {side} x {side} " in machine.probe(leave_out=("copy_gbps",)).methods["f32_gflops"]
+
+
+def test_an_import_leaves_the_garbage_collector_as_it_was():
+    for turn in (gc.enable, gc.disable, gc.enable):
+        turn()
+        before = gc.isenabled()
+        with kit.no_collection():
+            assert not gc.isenabled()
+        assert gc.isenabled() is before
 
 
 def test_memory_limit_is_the_cgroup_s_when_that_is_lower():

@@ -93,20 +93,24 @@ def _room(file, given, via) -> int:
 
 def _explain(file, given, as_json, **how):
     from contextlib import ExitStack
+    from functools import partial
 
+    import kit
     from kit.report import ahead
     from kit.units import to_json
 
     plain: dict = {}
     try:
         with ExitStack() as beside:  # what is not compiled yet, on all cores
-            beside.enter_context(ahead.making(ahead.kernels(file.tensors.values(), prompts=["int8"])))
-            from kit.costs import sentences
-            from kit.costs.study import Study
-            from kit.lab.machine import probe
+            beside.enter_context(ahead.making(ahead.kernels(file.tensors.values(), prompts=["int8"]), helping=True))
+            with kit.no_collection():
+                from kit.costs import sentences
+                from kit.costs.study import Study
+                from kit.lab.machine import probe
 
             room, minute = _room(file, given, how["via"]), float("inf") if how["thorough"] else 50.0
-            study = Study(file, probe, room, progress=True, minute=minute, **how)
+            reads = partial(probe, leave_out=("copy_gbps", "f32_gflops"))  # no section rests on them
+            study = Study(file, reads, room, progress=True, minute=minute, **how)
 
             def compiled():
                 beside.close()

@@ -3,7 +3,6 @@
 tests/test_private.py names the version with which each of these parts was last checked.
 """
 
-import gc
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,6 +16,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import PassManager
 from numba.core.registry import CPUDispatcher
 
+from kit import no_collection
 from kit.lab.system import libc
 
 
@@ -89,7 +89,7 @@ def object_code(function: Callable, count: int, symbol: str) -> bytes:
     """Object code in which ``symbol`` is the function of ``count`` int64, called as in C. TypeError where the code needs an
     address or a symbol of this process."""
     llvm.initialize_native_asmparser()  # for instructions that LLVM is given as text
-    with global_compiler_lock, event.trigger_event("numba:compile"), _no_collection():
+    with global_compiler_lock, event.trigger_event("numba:compile"), no_collection():
         library = _library(function, count, symbol)
         library.finalize()
         foreign = [f.name for f in library._final_module.functions if f.is_declaration and not f.name.startswith("llvm.")]
@@ -97,18 +97,6 @@ def object_code(function: Callable, count: int, symbol: str) -> bytes:
         if foreign or library.has_dynamic_globals:
             raise TypeError(f"{symbol}: its code needs {', '.join(foreign) or 'an address'} of this process")
         return library._get_compiled_object()
-
-
-@contextmanager
-def _no_collection():
-    """The garbage collector would take an eighth of the time, and what it finds is gone with the compiling."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def _library(function, count, symbol):

@@ -118,15 +118,17 @@ WORK = {"tiles": _tiles, "token": _token, "generated": _generated, "multiplied":
 
 
 @contextmanager
-def making(work: Iterable[tuple]) -> Iterator[None]:
+def making(work: Iterable[tuple], helping: bool = False) -> Iterator[None]:
     """Do the work in processes, one a core, nothing twice, beside the ``with``, whose end waits for them. What fails is left to
-    what needs it."""
+    what needs it. ``helping``: this process, which imports the same for itself, is one of them from the end of the ``with``."""
     order = sorted(dict.fromkeys(work), key=lambda each: [*WORK].index(each[0]))
     left = [each for each in order if not _done(each).exists()]
     with tempfile.TemporaryDirectory(prefix="kit-") as taken:
-        children = [_child(left, taken) for _ in left[: usable_cores()]]
+        children = [_child(left, taken) for _ in left[helping : usable_cores()]]
         try:
             yield
+            if helping:
+                main(left, Path(taken))
             while any(child.poll() is None for child in children):
                 time.sleep(0.05)
         finally:
@@ -162,4 +164,6 @@ def main(work: list[list], taken: Path) -> None:
 
 
 if __name__ == "__main__":
+    with kit.no_collection():
+        import kit.model.transformer  # and torch, which nearly all work needs
     main(json.loads(sys.argv[1]), Path(sys.argv[2]))

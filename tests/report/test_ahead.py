@@ -1,5 +1,7 @@
 """What notebooks need is made before they run: the right work, once, in processes that leave nothing behind."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -70,6 +72,20 @@ def test_each_work_is_taken_by_one_process_alone(tmp_path, monkeypatch):
     for _ in range(2):
         ahead.main([["tiles", "reported"], ["tiles", "kit"]], tmp_path)
     assert done == ["kit"] and (tmp_path / "kit.done").exists() and not (tmp_path / "reported.done").exists()
+
+
+def test_a_process_that_helps_is_one_of_those_a_core(tmp_path, monkeypatch):
+    done, started = [], []
+    monkeypatch.setitem(ahead.WORK, "tiles", done.append)
+    monkeypatch.setattr(ahead, "_done", lambda each: tmp_path / f"{each[1]}.done")
+    monkeypatch.setattr(ahead, "_child", lambda *job: started.append(job) or subprocess.Popen([sys.executable, "-c", ""]))
+    monkeypatch.setattr(ahead, "usable_cores", lambda: 2)
+    with ahead.making([("tiles", "kit")], helping=True):
+        assert not done
+    assert done == ["kit"] and not started
+    with ahead.making([("tiles", "reported"), ("tiles", "other")], helping=True):
+        pass
+    assert {*done} == {"kit", "reported", "other"} and len(started) == 1
 
 
 def test_an_interrupt_leaves_no_process(monkeypatch, tmp_path):
