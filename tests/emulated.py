@@ -116,6 +116,12 @@ def between(x, y, heads):
     arguments = {name: tensor.data_ptr() for name, tensor in vectors.items()} | {"y": out.data_ptr(), "n": len(x) // 2}
     threads.run(norm.rows("layer"), arguments | norm.as_bits(1e-5, 1.0), 2)
     yield "LayerNorm", out
+    program, both = threads.Program(), torch.zeros(2, len(x))
+    program.add_together(
+        [(elementwise.compiled("silu"), (x.data_ptr(), y.data_ptr(), out.data_ptr(), len(x)), 2) for out in both]
+    )
+    program.run()
+    yield "two steps at once", both
 
 
 def decoded(path):

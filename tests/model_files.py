@@ -62,6 +62,9 @@ _BIASED = replace(
 FAMILIES = {row.name: row for row in (  # whose independent answer is llama.cpp's alone
     _DEEPSEEK,
     replace(_DEEPSEEK, name="deepseek2-expanded", kv_heads=4, head_dim=80, more=_EXPANDED | {"attention.key_length": 80}),
+    _scaled(replace(_DEEPSEEK, heads=72), "deepseek2-dense", leading_dense_block_count=3),
+    replace(_DEEPSEEK, name="deepseek2-dense-expanded", kv_heads=4, head_dim=96,
+            more=_EXPANDED | {"attention.key_length": 96, "attention.value_length": 48, "leading_dense_block_count": 3}),
     _scaled(_DEEPSEEK, "deepseek2-lite", attention__q_lora_rank=0, expert_gating_func=1, expert_weights_norm=False,
             expert_weights_scale=1.0, expert_group_count=1, rope__scaling__yarn_log_multiplier=0.0),
     _scaled(replace(_LLAMA, architecture="glm4"), "glm4", rope__dimension_count=32),

@@ -127,6 +127,28 @@ def test_queries_straight_from_a_cache(kind, tokens, past, kv_heads, group, dim,
     assert np.abs(got.numpy() - expected).max() < 2e-6
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    kind=st.sampled_from(["float32", "float16", "q8_0"]),
+    tokens=st.sampled_from([1, 2, 3]),
+    past=st.sampled_from([0, 15, 255, 300]),
+    kv_heads=st.integers(1, 2),
+    group=st.sampled_from([7, 8, 9, 28, 29, 65, 128, 131]),
+    dim=st.sampled_from([32, 576]),
+    sunk=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_many_heads_share_a_key(kind, tokens, past, kv_heads, group, dim, sunk, seed):
+    """As of an absorbed latent: more than a task takes, of a chunk and of a block of queries, and no multiple of it."""
+    q, k, v = map(torch.from_numpy, random_case(tokens, past, kv_heads, group, dim, seed))
+    sinks = torch.linspace(-4, 9, kv_heads * group) if sunk else None
+    cache = KVCache(1, kv_heads, dim, past + tokens, kind)
+    read = cache.append(0, *(x.transpose(0, 1) for x in (k, v)))
+    got = attend_history(q, *cache.histories(0), kv_heads, past + tokens, dim**-0.5, sinks=sinks)
+    expected = defined(*(x.double().numpy() for x in (q, *read)), dim**-0.5, 0, sinks=sinks)
+    assert np.abs(got.numpy() - expected).max() < 2e-6
+
+
 @pytest.mark.parametrize("tier_name", simd.available())
 def test_a_cache_rounds_as_numpy_and_gguf_py_do(tier_name):
     rows = np.random.default_rng(0).standard_normal((5, 2, 64)).astype(np.float32)

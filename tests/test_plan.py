@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import model_files
 import numpy as np
@@ -17,7 +18,7 @@ from kit.cpu.routing import choose, scratch_floats
 from kit.cpu.simd.vectors import inner
 from kit.cpu.tasks import task
 from kit.model import plan
-from kit.model.config import Routing
+from kit.model.config import Latent, Routing
 from kit.model.cpu_ops import best_experts
 from kit.model.experts import WAYS, Mapped
 from kit.model.kvcache import KV_TYPES
@@ -96,8 +97,11 @@ def test_queries_and_keys_are_normed_after_rope_as_in_the_pass_that_is_not_recor
 
 @pytest.mark.parametrize(
     "name",
-    ["command-r", "cohere2", "starcoder2", "phi2", "nemotron", "olmo", "stablelm", "glm4", "glm4moe", "dots1", "ernie4_5-moe"],
-)
+    [
+        "command-r", "cohere2", "starcoder2", "phi2", "nemotron", "olmo", "stablelm", "glm4", "glm4moe", "dots1",
+        "ernie4_5-moe", "tiny-deepseek2", "deepseek2-expanded", "deepseek2-lite",
+    ],
+)  # fmt: skip
 def test_families_without_a_float64_reference_equal_the_pass_that_is_not_recorded(folder, name):
     path = model_files.write(folder, name)
     model = transformer(path)
@@ -118,7 +122,33 @@ def test_long_contexts_equal_the_pass_that_is_not_recorded(folder, linear, kv_dt
     assert rms(got, right) < (1e-4 if linear == "fused" else 3e-2)  # a rounding to eight bits may fall the other way
 
 
-@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-qwen3moe"])
+@pytest.mark.parametrize("kv_dtype", KV_TYPES)
+@pytest.mark.parametrize("linear", ["fused", "fused-int8"])
+@pytest.mark.parametrize("name", ["deepseek2-dense", "deepseek2-dense-expanded"])
+def test_a_latent_gives_the_bits_of_the_pass_that_is_not_recorded(folder, name, linear, kv_dtype):
+    """Absorbed, of 72 heads that share a key, and expanded, past a chunk of attention. (Experts are torch's in the other.)"""
+    path = model_files.write(folder, name, "Q4_K_M")
+    model, right = (transformer(path, linear=linear, kv_dtype=kv_dtype) for _ in range(2))
+    assert model.unplanned == ""
+    tokens = (PROMPT * 20)[: attention.CHUNK + 4]
+    got, right = (decode(each, tokens, attention.CHUNK - 4) for each in (model, unplanned(right)))
+    assert torch.equal(got, right)
+
+
+def test_a_latent_with_biases_of_heads(folder):
+    def change(metadata, tensors):
+        draw = np.random.default_rng(1)
+        for name in [name for name in tensors if "attn_k_b" in name or "attn_v_b" in name]:
+            tensors[name.replace("weight", "bias")] = draw.standard_normal(tensors[name].shape[:2]).astype(np.float32)
+
+    plain = model_files.write(folder, "deepseek2-dense")
+    path = model_files.rewrite(plain, folder / "biased.gguf", change)
+    models = transformer(path), unplanned(transformer(path)), transformer(plain)
+    got, right, without = (decode(model, PROMPT) for model in models)
+    assert torch.equal(got, right) and not torch.allclose(got, without, rtol=0.01)
+
+
+@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-qwen3moe", "tiny-deepseek2", "deepseek2-expanded"])
 def test_the_trace_has_the_same_spans_in_order_of_time(folder, name):
     path = model_files.write(folder, name)
     spans = []
@@ -210,6 +240,6 @@ def test_a_way_to_hold_experts_that_is_told_which_are_used_is_not_recorded(folde
 
 def test_nothing_is_recorded_that_a_vector_does_not_fit(folder):
     model = transformer(model_files.write(folder, "tiny-llama"))
-    for change in (dict(head_dim=20), dict(hidden_size=40)):
-        model.config = dataclasses.replace(model.config, **change)
-        assert plan.obstacle(model)
+    for change in (dict(head_dim=20), dict(hidden_size=40), dict(latent=Latent(64, 0, 48, 40, True))):
+        odd = SimpleNamespace(**vars(model) | {"config": dataclasses.replace(model.config, **change)})
+        assert plan.obstacle(odd) == "a size is no multiple of 16"

@@ -95,6 +95,18 @@ def _double_the_last(task, numbers, count):
     store(row + 8 * count, 2 * load(i64, row + 8 * (count - 1)) + 1)
 
 
+@pytest.mark.parametrize("tasks", [1, 2, 50])
+def test_steps_that_need_nothing_of_one_another_are_one(count, tasks):
+    out, program = np.zeros((3, 50), np.int64), threads.Program()
+    program.add_together([(count, (row.ctypes.data, 10 * number), tasks) for number, row in enumerate(out)])
+    program.add(count, (out.ctypes.data, 1000), 1)
+    for times in (1, 2):
+        program.run()
+        right = np.arange(tasks) + 10 * np.arange(3)[:, None]
+        right[0, 0] += 1000
+        assert (out[:, :tasks] == times * right).all() and not out[:, tasks:].any()
+
+
 def test_steps_of_a_program_see_what_those_before_them_wrote():
     numbers, program, double = np.zeros((100, 8), np.int64), threads.Program(), task(lambda: _double_the_last)()
     for count in range(1, 8):

@@ -21,9 +21,9 @@ from kit.cpu.simd.vectors import Static, bitcast, broadcast, extract, f32x16, in
 from kit.cpu.tasks import task
 
 f32, u32 = types.float32, types.uint32
-CHUNK, GROUP = 256, 64  # positions of a task; query heads that may share a key/value head
-ROOM = 2**14  # float32 of the values that a block of queries mixes
-_scores, _tile, _mixed, _sums = stack(4 * CHUNK * GROUP), stack(TILE), stack(4 * ROOM), stack(8 * GROUP)
+CHUNK, HEADS = 256, 8  # positions of a task, and query heads that share a key: of a latent all do, for one thread too many
+ROWS, ROOM = 64, 2**14  # query heads times queries of a block; float32 of the values that it mixes
+_scores, _tile, _mixed, _sums = stack(4 * CHUNK * ROWS), stack(TILE), stack(4 * ROOM), stack(8 * ROWS)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window=0, cap=0.0, sinks=None) -> torch.Tensor:
@@ -45,32 +45,31 @@ def attend_history(
     arguments = _arguments(q.data_ptr(), keys, values, group, dim, scale, cap)
     if tokens > 1:
         arguments |= dict(out=out.data_ptr(), heads=heads, window=window, positions=positions, tokens=tokens, sinks=sinks_at)
-        threads.run(attend_block(keys.kind, tier()), arguments, kv_heads * -(-tokens // block_tokens(group, dim)))
+        most, per = block_of(group, dim)
+        threads.run(attend_block(keys.kind, tier()), arguments, kv_heads * -(-group // most) * -(-tokens // per))
         return out.transpose(0, 1)
     first = max(0, positions - window) if window else 0
     chunks = chunks_of(first, positions)
     parts = torch.empty(heads * chunks * part_bytes(dim) // 4)
     arguments |= dict(parts=parts.data_ptr(), first=first, positions=positions, chunks=chunks)
-    threads.run(attend_chunk(keys.kind, tier()), arguments, kv_heads * chunks)
+    threads.run(attend_chunk(keys.kind, tier()), arguments, kv_heads * shares_of(group) * chunks)
     threads.run(combine(), dict(parts=parts.data_ptr(), sinks=sinks_at, out=out.data_ptr(), dim=dim, chunks=chunks), heads)
     return out.transpose(0, 1)
 
 
-def fits(heads: int, kv_heads: int, dim: int) -> bool:
-    """Whether ``attend_history`` can take heads so many and so large."""
-    group = heads // kv_heads
-    return dim % LANES == 0 and group <= GROUP and group * dim <= ROOM
-
-
-def takes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether ``attend`` can take these."""
-    same = all(t.dtype == torch.float32 and t.stride(2) == 1 for t in (q, k, v))
-    return same and fits(len(q), len(k), q.shape[2])
+def fits(dim: int) -> bool:
+    """Whether ``attend_history`` can take heads so large."""
+    return dim % LANES == 0 and dim <= ROOM
 
 
 def chunks_of(first: int, positions: int) -> int:
     """Chunks of the positions from ``first`` on."""
     return -(-(positions - first) // CHUNK)
+
+
+def shares_of(group: int) -> int:
+    """Tasks that share out a chunk's query heads of one key/value head."""
+    return -(-group // HEADS)
 
 
 def part_bytes(dim: int) -> int:
@@ -88,66 +87,68 @@ def chunk_arguments(q: int, keys: History, values: History, parts: int, group: i
     return _arguments(q, keys, values, group, dim, scale, cap) | dict(parts=parts, first=0, positions=0, chunks=0)
 
 
-def block_tokens(group: int, dim: int) -> int:
-    """Queries of a task of ``attend_block``."""
-    return min(GROUP, ROOM // dim) // group
+def block_of(group: int, dim: int) -> tuple[int, int]:
+    """Query heads of a key/value head, and queries, of a task of ``attend_block``."""
+    rows = min(ROWS, ROOM // dim)
+    return min(group, rows), rows // min(group, rows)
 
 
-_block_tokens = inner(block_tokens)
+_shares_of, _block_of = inner(shares_of), inner(block_of)
 
 
 @task
 def attend_chunk(kind: Static, tier: Static):
-    """The task of a key/value head and a chunk of positions: the number of the one times ``chunks`` plus that of the other."""
+    """The task of a share of a key/value head's query heads (``shares_of``), whose number counts ``chunks``, and of a chunk."""
 
     def attend_chunk(
         task, q, k, k_head, k_stride, v, v_head, v_stride, parts, group, dim, scale, cap, first, positions, chunks
     ):
-        head, chunk = task // chunks, task % chunks
-        start = first + chunk * CHUNK
+        chunk, share, head = task % chunks, task // chunks % _shares_of(group), task // chunks // _shares_of(group)
+        start, rows, at = first + chunk * CHUNK, min(HEADS, group - share * HEADS), group * head + share * HEADS
         count = min(CHUNK, positions - start)
         weights, scratch = _scores(), _tile()
         size, apart = 4 * dim + 64, (4 * dim + 64) * chunks  # from a part to the next chunk's, and to the next head's
-        out = parts + apart * group * head + size * chunk
-        q += 4 * dim * group * head
+        out = parts + apart * at + size * chunk
+        q += 4 * dim * at
         k += k_head * head + k_stride * start
-        _score(kind, tier, q, 0, group, group, dim, k, k_stride, count, weights, scratch, scale)
-        for n in range(group):
+        _score(kind, tier, q, 0, rows, rows, dim, k, k_stride, count, weights, scratch, scale)
+        for n in range(rows):
             if cap:
                 _cap(weights + 4 * CHUNK * n, count, bitcast(f32, u32(cap)))
             _weigh(weights + 4 * CHUNK * n, count, f32(-math.inf), out + apart * n + 4 * dim)
             _multiply(out + apart * n, dim, f32(0))
-        _mix(kind, tier, weights, group, dim, v + v_head * head + v_stride * start, v_stride, count, out, apart, scratch)
+        _mix(kind, tier, weights, rows, dim, v + v_head * head + v_stride * start, v_stride, count, out, apart, scratch)
 
     return attend_chunk
 
 
 @task
 def attend_block(kind: Static, tier: Static):
-    """The task of a key/value head and a block of queries (``block_tokens``), the last of ``positions`` being that of the last
-    of ``tokens``: the number of the one times the blocks of a head, plus that of the other. Online softmax over chunks of
-    positions (Milakov & Gimelshein 2018); q and out are (tokens, heads, dim). ``sinks`` as in ``combine``."""
+    """The task of some query heads of a key/value head and a block of queries (``block_of``), the last of ``positions`` being
+    that of the last of ``tokens``: the number of the one times the blocks of a head, plus that of the other. Online softmax
+    over chunks of positions (Milakov & Gimelshein 2018); q and out are (tokens, heads, dim). ``sinks`` as in ``combine``."""
 
     def attend_block(
         task, q, k, k_head, k_stride, v, v_head, v_stride, out, heads, group, dim, scale, cap, window, positions, tokens, sinks
     ):
-        per = _block_tokens(group, dim)
-        blocks = (tokens + per - 1) // per
-        head, token = task // blocks, task % blocks * per
-        rows, query = min(per, tokens - token) * group, positions - tokens + token
-        stop, first = query + rows // group, max(0, query + 1 - window) if window else 0
+        most, per = _block_of(group, dim)
+        blocks, shares = (tokens + per - 1) // per, (group + most - 1) // most
+        token, share, head = task % blocks * per, task // blocks % shares, task // blocks // shares
+        some, at = min(most, group - share * most), group * head + share * most
+        rows, query = min(per, tokens - token) * some, positions - tokens + token
+        stop, first = query + rows // some, max(0, query + 1 - window) if window else 0
         weights, scratch, mixed, sums, token_bytes = _scores(), _tile(), _mixed(), _sums(), 4 * dim * heads
-        place = token * token_bytes + 4 * dim * group * head
+        place = token * token_bytes + 4 * dim * at
         for n in range(rows):
             _multiply(mixed + 4 * dim * n, dim, f32(0))
-            store(sums + 8 * n, _sink(sinks, group * head + n % group))
+            store(sums + 8 * n, _sink(sinks, at + n % some))
             store(sums + 8 * n + 4, f32(1) if sinks else f32(0))
         for start in range(first, stop, CHUNK):
             count = min(CHUNK, stop - start)
             key, value = k + k_head * head + k_stride * start, v + v_head * head + v_stride * start
-            _score(kind, tier, q + place, token_bytes, rows, group, dim, key, k_stride, count, weights, scratch, scale)
+            _score(kind, tier, q + place, token_bytes, rows, some, dim, key, k_stride, count, weights, scratch, scale)
             for n in range(rows):
-                mine, own = weights + 4 * CHUNK * n, query + n // group
+                mine, own = weights + 4 * CHUNK * n, query + n // some
                 largest, total = load(f32, sums + 8 * n), load(f32, sums + 8 * n + 4)
                 if cap:
                     _cap(mine, count, bitcast(f32, u32(cap)))
@@ -161,7 +162,7 @@ def attend_block(kind: Static, tier: Static):
                     _multiply(mixed + 4 * dim * n, dim, shrink)
             _mix(kind, tier, weights, rows, dim, value, v_stride, count, mixed, 4 * dim, scratch)
         for n in range(rows):
-            total, to = load(f32, sums + 8 * n + 4), _row(n, out + place, token_bytes, group, dim)
+            total, to = load(f32, sums + 8 * n + 4), _row(n, out + place, token_bytes, some, dim)
             for at in range(0, 4 * dim, 64):
                 store(to + at, load(f32x16, mixed + 4 * dim * n + at) * (f32(1) / total))
 

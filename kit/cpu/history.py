@@ -86,7 +86,9 @@ def write_position(kind, tier, source, dim, target):
     """Write ``dim`` floats as ``kind``."""
 
     def as_float32(kind, tier, source, dim, target):
-        for i in range(dim):
+        for i in range(0, dim & -LANES, LANES):
+            store(target + 4 * i, load(f32x16, source + 4 * i))
+        for i in range(dim & -LANES, dim):
             store(target + 4 * i, load(f32, source + 4 * i))
 
     def as_float16(kind, tier, source, dim, target):

@@ -43,6 +43,7 @@ class Program:
 
     def __init__(self):
         self.steps, self._tasks = np.zeros((0, ARGUMENTS + WORDS), np.int64), []
+        self._held = []  # steps within steps
 
     def add(self, task: Task, arguments: Arguments, tasks: int = 1) -> int:
         """Call ``task`` (of kit.cpu.tasks) with each number below ``tasks``; the step's index.
@@ -52,6 +53,12 @@ class Program:
         self.steps = np.concatenate([self.steps, _rows([(task, arguments, tasks)])])
         self._tasks.append(task)
         return len(self.steps) - 1
+
+    def add_together(self, steps: Sequence[tuple[Task, Arguments, int]]) -> int:
+        """One step that does several, of one number of tasks and none of which needs another's result; its index."""
+        rows, tasks = _rows(steps), steps[0][2]
+        self._held.append(rows)
+        return self.add(_of_queue("one_of"), dict(steps=rows.ctypes.data, tasks=tasks), len(steps) * tasks)
 
     def set(self, steps: Sequence[int], **arguments: int) -> None:
         """Give these arguments to some steps of one task from now on."""

@@ -110,6 +110,12 @@ def _do_alone(step):
     store(step + 8 * DONE_AT, ticks())
 
 
+def one_of(task, steps, tasks):
+    """A task of several steps with so many tasks each, counted through."""
+    step = steps + task // tasks * STEP_BYTES
+    call(load(int64, step + 8 * FUNCTION), task % tasks, step + 8 * ARGUMENTS)
+
+
 def alone(steps, count):
     for step in range(count):
         _do_alone(steps + step * STEP_BYTES)

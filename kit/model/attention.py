@@ -180,9 +180,10 @@ def variant_for(name: str, q, k, v) -> str:
     """The variant that runs for ``name``: "blas" for "fused" with heads that its kernel does not take."""
     if name != "fused":
         return name
-    from kit.cpu.attention import takes
+    from kit.cpu.attention import fits
 
-    return name if takes(q, k, v) else "blas"
+    plain = all(x.dtype == torch.float32 and x.stride(2) == 1 for x in (q, k, v))
+    return name if plain and fits(q.shape[2]) else "blas"
 
 
 ATTENTION = {

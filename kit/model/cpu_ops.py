@@ -47,7 +47,7 @@ class CpuOps(Ops):
     def normed(self, x, weight, bias):
         if self.config.family.layer_norm:
             return F.layer_norm(x, x.shape[-1:], weight, bias, self.config.norm_eps)
-        return rms_norm(x, weight, self.config.norm_eps)
+        return rms_norm(x.contiguous(), weight, self.config.norm_eps)
 
     def product(self, name, input):
         return self._linear.apply(self.weights, name, input)
@@ -70,7 +70,7 @@ class CpuOps(Ops):
         c, start, window = self.config, self.begin(), self.config.window_of(layer)
         sinks, positions = self.vector(f"blk.{layer}.attn_sinks.weight"), self.cache.length + len(q)
         last = c.attention_scale, window, c.attention_cap, sinks
-        if self._attention == "fused" and fits(q.shape[1], k.shape[1], q.shape[2]):
+        if self._attention == "fused" and fits(q.shape[2]):
             self.cache.write(layer, k, v)  # and read as it is stored
             variant, histories = "fused", self.cache.histories(layer)
             mixed = attend_history(q.transpose(0, 1), *histories, k.shape[1], positions, *last)
@@ -84,6 +84,14 @@ class CpuOps(Ops):
         nbytes = seen * self.cache.bytes_per_position // c.layers
         self.end("attention", start, layer=layer, nbytes=nbytes, outcome=variant)
         return mixed
+
+    def by_head(self, name, x):
+        return torch.stack(
+            [self.linear(f"{name}[{head}]", self.input(part.contiguous())) for head, part in enumerate(x.unbind(1))], 1
+        )
+
+    def join(self, parts, size):
+        return F.pad(torch.cat(tuple(parts), -1), (0, size - sum(part.shape[-1] for part in parts)))
 
     def activate(self, gate, up=None):
         if up is None:

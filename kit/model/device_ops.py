@@ -60,7 +60,7 @@ class DeviceOps(CpuOps):
         keys, values = self.cache.append(layer, self.positions, k, v, self.seen)
         sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
         visible = self.visible[c.local[layer]]
-        return self.input(grouped_attention(q, keys, values, visible, c.attention_scale, c.attention_cap, sinks))
+        return grouped_attention(q, keys, values, visible, c.attention_scale, c.attention_cap, sinks)
 
     def activate(self, gate, up=None):
         if up is not None and self.config.family.activation == "silu":

@@ -12,7 +12,7 @@ class Ops:
     """The operations of one pass; CpuOps and DeviceOps carry them out, and Plan records them.
 
     x is the residual stream (tokens, hidden_size) float32. An *input* of a linear layer has a form of the implementation's
-    own: ``norm``, ``activate`` and ``attend`` return it, ``linear`` and ``experts`` take it. All other values are
+    own: ``input``, ``norm`` and ``activate`` return it, ``linear`` and ``experts`` take it. All other values are
     tensors, of which the pass itself only takes views.
     """
 
@@ -63,8 +63,14 @@ class Ops:
     def embed(self) -> torch.Tensor:
         """x of the tokens: scaled rows of the embedding."""
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-        """KV cache and attention of q, k, v (tokens, heads, head_dim); the input of the output projection."""
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """KV cache and attention of q, k, v (tokens, heads, head_dim): (tokens, heads * head_dim)."""
+
+    def by_head(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """``linear`` of each head with a matrix of its own, ``name[head]``: x (tokens, heads, in) -> (tokens, heads, out)."""
+
+    def join(self, parts: Sequence[torch.Tensor], size: int) -> torch.Tensor:
+        """The parts (tokens, heads, elements) of each head one after another, and zeros up to ``size`` elements."""
 
     def activate(self, gate: torch.Tensor, up: torch.Tensor | None = None):
         """activation(gate), times up if there is one, as an input."""
@@ -97,7 +103,7 @@ def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
         mixed = ops.attend(layer, q, k, v)
         if config.latent:
             mixed = _values(ops, config, block, mixed)
-        _add_linear(ops, x, f"{block}attn_output.weight", mixed, after_attention)
+        _add_linear(ops, x, f"{block}attn_output.weight", ops.input(mixed), after_attention)
         if not before_ffn or before_ffn != before_attention:
             input = ops.norm(x, before_ffn)
         mixture = config.mixtures[layer]
@@ -140,10 +146,8 @@ def _normed(ops, block, q, k):
 
 
 def _latent(ops, c, block, input):
-    """q, k and v of latent attention, in each the elements with RoPE first.
-
-    Absorbed, all heads share one key, which is also the value: the latent. On the CPU alone, where an input is a tensor.
-    """
+    """q, k and v of latent attention, in each the elements with RoPE first. Absorbed, all heads share one key, which is also
+    the value: the latent."""
     rank, query_rank, plain, value, absorbed = c.latent
     if query_rank:
         q = ops.norm(ops.linear(f"{block}attn_q_a.weight", input), f"{block}attn_q_a_norm.weight")
@@ -152,26 +156,21 @@ def _latent(ops, c, block, input):
         q = ops.linear(f"{block}attn_q.weight", input)
     q, turned_q = q.unflatten(1, (c.heads, -1)).split([plain, c.rope.dims], -1)
     latent, turned = ops.linear(f"{block}attn_kv_a_mqa.weight", input).split([rank, c.rope.dims], 1)
-    latent, turned = ops.rms_norm(latent.contiguous(), f"{block}attn_kv_a_norm.weight"), turned[:, None]
+    turned, norm = turned[:, None], f"{block}attn_kv_a_norm.weight"
     if absorbed:
-        k = v = torch.cat([turned, latent[:, None]], -1)
-        return torch.cat([turned_q, _by_head(ops, f"{block}attn_k_b.weight", q)], -1), k, v
-    k, v = ops.linear(f"{block}attn_kv_b.weight", latent).unflatten(1, (c.heads, -1)).split([plain, value], -1)
-    k = torch.cat([turned.expand(-1, c.heads, -1), k], -1)
-    return torch.cat([turned_q, q], -1), k, torch.nn.functional.pad(v, (0, c.head_dim - value))
+        q, k = ops.by_head(f"{block}attn_k_b.weight", q), ops.join((turned, ops.rms_norm(latent, norm)[:, None]), c.head_dim)
+        return ops.join((turned_q, q), c.head_dim), k, k
+    k, v = ops.linear(f"{block}attn_kv_b.weight", ops.norm(latent, norm)).unflatten(1, (c.heads, -1)).split([plain, value], -1)
+    q, k = ops.join((turned_q, q), c.head_dim), ops.join((turned.expand(-1, c.heads, -1), k), c.head_dim)
+    return q, k, ops.join((v,), c.head_dim)
 
 
 def _values(ops, c, block, mixed):
     """The heads' values (tokens, heads * value) from what attention mixed: padded values, or RoPE's elements and a latent."""
     mixed = mixed.unflatten(1, (c.heads, -1))
     if c.latent.absorbed:
-        return _by_head(ops, f"{block}attn_v_b.weight", mixed[..., c.rope.dims :]).flatten(1)
-    return mixed[..., : c.latent.value].flatten(1)
-
-
-def _by_head(ops, name, x):
-    """W[head] x[:, head] for each head: x (tokens, heads, in) -> (tokens, heads, out)."""
-    return torch.stack([ops.linear(f"{name}[{head}]", x[:, head].contiguous()) for head in range(x.shape[1])], 1)
+        return ops.by_head(f"{block}attn_v_b.weight", mixed[..., c.rope.dims :]).flatten(1)
+    return ops.join((mixed[..., : c.latent.value],), c.latent.value).flatten(1)
 
 
 def _hidden(ops, c, block, suffix, input):

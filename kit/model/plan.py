@@ -7,7 +7,7 @@ import torch
 
 from kit.cpu import attention, dequantize, norm
 from kit.cpu.elementwise import as_bits, compiled, tasks_of
-from kit.cpu.history import append
+from kit.cpu.history import History, append
 from kit.cpu.linear import Activations
 from kit.cpu.routing import choose, scratch_floats
 from kit.cpu.simd.tiers import tier
@@ -25,16 +25,14 @@ def obstacle(model) -> str:
     """The reason why a model's pass cannot be recorded; "" when it can."""
     c, weights = model.config, model.weights
     sizes = [shape[-1] for name, shape in c.tensors().items() if "attn_sinks" not in name]
-    sizes += [rope.dims for rope in map(c.rope_of, range(c.layers)) if rope]
+    sizes += [rope.dims for rope in map(c.rope_of, range(c.layers)) if rope] + list(c.latent or ())[:4]
     reasons = {
         "the linear layers do not read blocks": not model.linear.activations,
         "blocks are read at every use": not getattr(weights, "mapped", True),
         "attention is not fused": model.attention != "fused",
         "a way to hold experts is told which are used": hasattr(weights, "expects"),
-        "attention is over a latent": c.latent,
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,
         "a size is no multiple of 16": any(n % 16 for n in (*sizes, c.head_dim, c.hidden_size)),
-        "too many query heads share a key": c.heads > attention.GROUP * c.kv_heads,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -51,7 +49,7 @@ class Plan(Ops):
         super().__init__(model)
         self._how, self._cache = model.linear.activations, cache
         self.program, self._held = Program(), []
-        self._spans: list[Span] = []  # whose times are the first and the last step
+        self._spans: list[tuple[Span, int, int]] = []  # whose times are a part of parts of those of a first to a last step
         self._position_bytes = cache.bytes_per_position // self.config.layers
         self._appends, self._turns = [], {}  # steps, and those of each RoPE
         self._attentions: dict[int, list] = {}  # window -> (step of the chunks, step that joins them) of each layer
@@ -59,7 +57,9 @@ class Plan(Ops):
         self._choices: dict[int, list] = {}  # step -> what it sets: (step, argument, place, address and bytes of expert 0)
         self._chosen = np.zeros((self.config.layers, self.config.routing.used), np.int64)
         self._vectors, self._biases = {}, {}  # by name; where an expert's begins -> (place, address and bytes of expert 0)
-        most = self.config.heads * attention.chunks_of(0, cache.context) * attention.part_bytes(self.config.head_dim)
+        c = self.config
+        self._shares = c.kv_heads * attention.shares_of(c.heads // c.kv_heads)  # of a chunk of attention
+        most = c.heads * attention.chunks_of(0, cache.context) * attention.part_bytes(c.head_dim)
         self._parts = torch.empty(most, dtype=torch.uint8)
         self._logits = forward(self, self.config, slice(None))
         self._position, self._cache = -1, None
@@ -90,7 +90,7 @@ class Plan(Ops):
             first = max(0, position + 1 - window) if window else 0
             chunks = attention.chunks_of(first, position + 1)
             self.program.set(parts, first=first, positions=position + 1, chunks=chunks)
-            self.program.steps[parts, Program.TASKS] = self.config.kv_heads * chunks
+            self.program.steps[parts, Program.TASKS] = self._shares * chunks
             self.program.set(joins, chunks=chunks)
 
     def _record(self, position):
@@ -101,13 +101,15 @@ class Plan(Ops):
         def spans():
             done = ends().tolist()
             starts = [started, *done]
-            for what, tensor, layer, _, nbytes, first, last, outcome in self._spans:
+            for (what, tensor, layer, _, nbytes, first, last, outcome), part, parts in self._spans:
                 if what == "attention":  # there the window
                     nbytes = (min(nbytes, position + 1) or position + 1) * self._position_bytes
                 if "_exps." in tensor:
                     stack, _, place = tensor.removesuffix("]").partition("[")
                     tensor = f"{stack}[{chosen[layer][int(place)]}]"
-                yield Span(what, tensor, layer, token, nbytes, starts[first], done[last], outcome)
+                start, took = starts[first], done[last] - starts[first]
+                times = start + took * part // parts, start + took * (part + 1) // parts
+                yield Span(what, tensor, layer, token, nbytes, *times, outcome)
 
         self.trace.later(spans)
 
@@ -116,9 +118,9 @@ class Plan(Ops):
     def begin(self):
         return len(self.program.steps)
 
-    def end(self, what, start, tensor="", layer=-1, nbytes=0, outcome=""):
+    def end(self, what, start, tensor="", layer=-1, nbytes=0, outcome="", part=0, parts=1):
         layer = layer_of(tensor) if tensor else layer
-        self._spans.append(Span(what, tensor, layer, -1, nbytes, start, len(self.program.steps) - 1, outcome))
+        self._spans.append((Span(what, tensor, layer, -1, nbytes, start, len(self.program.steps) - 1, outcome), part, parts))
 
     def _hold(self, value):
         self._held.append(value)  # the program has its address
@@ -217,7 +219,7 @@ class Plan(Ops):
     def attend(self, layer, q, k, v):
         c, window, first = self.config, self.config.window_of(layer), self.begin()
         histories = self._cache.histories(layer)
-        for history, new in zip(histories, (k, v), strict=True):
+        for history, new in dict(zip(histories, (k, v), strict=True)).items():  # of a latent both are one
             arguments = dict(source=new.data_ptr(), token_bytes=0, tokens=1, dim=c.head_dim, position=0)
             step = self.program.add(append(history.kind, tier()), arguments | history.arguments("target"), -c.kv_heads)
             self._appends.append(step)
@@ -231,7 +233,31 @@ class Plan(Ops):
         arguments = dict(parts=parts, sinks=sinks, out=mixed.data_ptr(), dim=c.head_dim, chunks=0)
         self._attentions.setdefault(window, []).append((chunk, self.program.add(attention.combine(), arguments, -c.heads)))
         self.end("attention", first, layer=layer, nbytes=window, outcome="fused")
-        return self.input(mixed)
+        return mixed
+
+    def by_head(self, name, x):
+        heads, start = [f"{name}[{head}]" for head in range(x.shape[1])], self.begin()
+        blocks, qtype = [self.weights.blocks(head) for head in heads], self.weights.info(name).qtype
+        y = self._new(1, len(heads), len(blocks[0]))
+        each = zip(map(self.input, x.unbind(1)), blocks, y.unbind(1), strict=True)
+        for steps in zip(*(x.product(own, qtype, y, self._how) for x, own, y in each), strict=True):
+            self.program.add_together(steps)
+        bias = self.vector(name.replace("weight", "bias"))
+        if bias is not None:
+            self.plus(y, bias, 1.0)
+        for part, head in enumerate(heads):
+            self.end("linear", start, head, nbytes=blocks[part].nbytes, part=part, parts=len(heads))
+        return y
+
+    def join(self, parts, size):
+        y, first = self._new(1, parts[0].shape[1], size).zero_(), 0  # what no part fills stays zero
+        for part in parts:
+            _, heads, dim = part.shape
+            arguments = dict(source=part.data_ptr(), token_bytes=4 * part.stride(1), tokens=heads, dim=dim, position=0)
+            target = History("float32", y[..., first:].data_ptr(), 0, 4 * size)  # a head a position
+            self.program.add(append("float32", tier()), arguments | target.arguments("target"))
+            first += dim
+        return y
 
     def activate(self, gate, up=None):
         out, up = self._new(*gate.shape), self._new(*gate.shape).fill_(1) if up is None else up
