@@ -8,7 +8,7 @@ import pandas as pd
 import kit
 from kit.costs.measured import measure_costs
 from kit.costs.order import order_of
-from kit.costs.ways import BLOCKS, Way, measure, parts_of, predict
+from kit.costs.ways import BLOCKS, Way, measure, predict, used_tensors
 from kit.gguf.trained import TRAINED
 from kit.lab import machine
 from kit.lab.paths import models_folder
@@ -42,7 +42,7 @@ def _rows(path, rounds):
     here, taken = machine.probe(), defaultdict(list)
     with kit.open(path) as file:
         order = order_of(file, _TOKENS + 1)
-        parts = parts_of(file, order)
+        parts = used_tensors(file, order)
         whole = sum(4 * part.elements for part in parts.values())
         sized = [Way(policy, int(share * whole)) for share in SHARES for policy in ("LRU", "Pinned")]
         for _ in range(rounds):  # memory is faster in one minute than in the next

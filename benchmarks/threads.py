@@ -22,7 +22,7 @@ from benchmarks import decode
 from benchmarks._turns import Side, serve
 from kit.cpu import threads
 from kit.cpu.linear import Activations
-from kit.cpu.simd.atomics import call
+from kit.cpu.simd.atomics import call_task
 from kit.cpu.threads import Program
 from kit.gguf.trained import fetch
 from kit.lab import llama_cpp, measure, system
@@ -137,13 +137,13 @@ def _token():
 @njit(parallel=True, nogil=True)
 def _shared(function, words, tasks):
     for task in prange(tasks):
-        call(function, task, words)
+        call_task(function, task, words)
 
 
 @njit(nogil=True)
 def _some(function, words, first, last):
     for task in range(first, last):
-        call(function, task, words)
+        call_task(function, task, words)
 
 
 def _plain(pool, function, words, tasks):

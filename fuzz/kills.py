@@ -96,7 +96,7 @@ class Fetch(OneFile):
             package.mkdir(parents=True)
             (package / "part").write_bytes(data[number << 22 : number + 1 << 22])
         sys.path.insert(0, str(folder / "site"))
-        parts = tuple(trained.Part(f"kills-part{number}", f"kills_part{number}/part") for number in range(4))
+        parts = tuple(trained.Wheel(f"kills-part{number}", f"kills_part{number}/part") for number in range(4))
         trained.TRAINED["kills"] = trained.Trained("kills.gguf", len(data), hashlib.sha256(data).hexdigest(), parts, "none")
         os.environ["KIT_MODELS"] = str(folder / "models")
         self.out, self.arguments = folder / "models" / "kills.gguf", ["fetch", "kills"]

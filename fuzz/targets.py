@@ -93,7 +93,7 @@ def _tile_seeds():
 
     matrix = np.clip(np.rint(np.random.default_rng(1).normal(0, 20, (40, 70))), -128, 127).astype(np.int8)
     for predictors, states, words in ((("none",), 32, 16), (("up",), 16, 16), (("left2",), 1, 8)):
-        yield kit.codec.encode(matrix, kit.codec.Profile(predictors, states, words, True, 16, 32)).to_bytes()
+        yield kit.codec.encode(matrix, kit.codec.CodecProfile(predictors, states, words, True, 16, 32)).to_bytes()
 
 
 def _tiles(data: bytes) -> None:

@@ -101,11 +101,11 @@ def between(x, y, heads):
     """What lies between products, where no tiny model here has it."""
     for name in ("silu", "gelu", "squared_relu", "clamped"):
         out = torch.zeros_like(x)
-        assert elementwise.run(name, x, y, out)
+        assert elementwise.run_elementwise(name, x, y, out)
         yield name, out
     for name, factor in (("add", 0.22), ("scale", 12.0), ("clamp", 0.5)):
         out = x.clone()
-        assert elementwise.run(name, *(out, y)[: 2 if name == "add" else 1], factor=factor)
+        assert elementwise.run_elementwise(name, *(out, y)[: 2 if name == "add" else 1], factor=factor)
         yield name, out
     table = y[: 2 * heads[:, 0].numel()].reshape(len(heads), 2, -1)  # torch's sines differ from CPU to CPU
     for layout in ("interleaved", "neox"):
@@ -114,7 +114,7 @@ def between(x, y, heads):
         yield layout, out
     out, vectors = torch.zeros_like(x), dict(x=x, weight=y, bias=x)
     arguments = {name: tensor.data_ptr() for name, tensor in vectors.items()} | {"y": out.data_ptr(), "n": len(x) // 2}
-    threads.run(norm.rows("layer"), arguments | norm.as_bits(1e-5, 1.0), 2)
+    threads.run(norm.rows("layer"), arguments | norm.constants(1e-5, 1.0), 2)
     yield "LayerNorm", out
     program, both = threads.Program(), torch.zeros(2, len(x))
     program.add_together(

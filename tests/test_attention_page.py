@@ -84,7 +84,7 @@ def test_parts_are_the_token_and_layers_count_by_their_number(tmp_path):
     assert (parts.groupby("way")["round"].nunique() >= 2).all()
     spans = pd.DataFrame({"what": ["linear", "linear", "attention"], "layer": [0, -1, 0], "seconds": [1.0, 2.0, 0.5]})
     model = SimpleNamespace(trace=SimpleNamespace(clear=lambda: None, frame=spans.copy), step=lambda tokens, held: None)
-    step = costs.Step.__new__(costs.Step)
+    step = costs.DecodeStep.__new__(costs.DecodeStep)
     step.model, step.cache, step.positions, step.times = model, SimpleNamespace(truncate=lambda n: None), 3, 40
     assert step.parts() == [20.0, 42.0, 0.0] and step.seconds() == 62.0
 

@@ -88,7 +88,7 @@ def test_readers_agree_on_tokens_layers_and_experts(tmp_path):
     (tmp_path / "trace.csv.gz").write_bytes(gzip.compress(TRACE.encode()))
     (tmp_path / "moe.csv").write_text(CSV)
     (tmp_path / "lines.jsonl").write_text(LINES)
-    trace, moe, lines = (routes.read(tmp_path / name) for name in ("trace.csv.gz", "moe.csv", "lines.jsonl"))
+    trace, moe, lines = (routes.read_routes(tmp_path / name) for name in ("trace.csv.gz", "moe.csv", "lines.jsonl"))
     assert trace.decoded == [[(0, [5, 3]), (1, [2])], [(0, [3])]]
     assert (trace.prompt, trace.experts, trace.name) == (2, 8, "toy.gguf")
     accesses = trace.requests()
@@ -100,7 +100,7 @@ def test_readers_agree_on_tokens_layers_and_experts(tmp_path):
     with pytest.raises(TraceError, match=r"moe.csv: the record has no bytes of an expert; name the model"):
         moe.requests()
     for name in ("again.jsonl", "again.jsonl.gz"):
-        again = routes.read(routes.write(trace, tmp_path / name))
+        again = routes.read_routes(routes.write_routes(trace, tmp_path / name))
         assert again.decoded == trace.decoded and again.requests() == accesses and again.name == "toy.gguf"
 
 
@@ -123,7 +123,7 @@ def test_what_is_no_record_is_one_error_with_its_line(text, message, tmp_path):
     path = tmp_path / "bad"
     path.write_text(text)
     with pytest.raises(TraceError, match=message) as error:
-        routes.read(path)
+        routes.read_routes(path)
     assert str(path) in str(error.value)
 
 
@@ -131,7 +131,7 @@ def test_generate_writes_the_routes_of_a_mixture(tmp_path):
     model, out = synthesize(tmp_path / "moe.gguf", "tiny-qwen3moe"), tmp_path / "routes.jsonl.gz"
     run = CliRunner().invoke(main, ["generate", str(model), "--tokens", "1,2,3", "-n", "4", "--routes", str(out)])
     assert run.exit_code == 0, run.output
-    found = routes.read(out)
+    found = routes.read_routes(out)
     with kit.open(model) as file:
         experts, expert_bytes, _ = routes.geometry_of(file)
         used = file.metadata["qwen3moe.expert_used_count"]

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit.codec
-from kit.codec import Profile, Tiles
+from kit.codec import CodecProfile, Tiles
 from kit.codec.tiles import HEADER
 from kit.errors import CodecError
 
 MATRIX = np.clip(np.rint(np.random.default_rng(1).normal(0, 20, (40, 70))), -128, 127).astype(np.int8)
 PROFILES = {
-    "kit": Profile(("none",), 32, 16, False, tile_rows=16, tile_columns=32),
-    "kit-up": Profile(("up",), 16, 16, True, tile_rows=16, tile_columns=32),
-    "reported": Profile(("left2",), 1, 8, True, tile_rows=16, tile_columns=32),
+    "kit": CodecProfile(("none",), 32, 16, False, tile_rows=16, tile_columns=32),
+    "kit-up": CodecProfile(("up",), 16, 16, True, tile_rows=16, tile_columns=32),
+    "reported": CodecProfile(("left2",), 1, 8, True, tile_rows=16, tile_columns=32),
 }
 SERIAL = {name: kit.codec.encode(MATRIX, profile, name="blk.3.ffn_up.weight").to_bytes() for name, profile in PROFILES.items()}
 

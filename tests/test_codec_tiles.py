@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit.codec
-from kit.codec import PROFILES, Profile, Tiles, predictors, rans
+from kit.codec import PROFILES, CodecProfile, Tiles, predictors, rans
 from kit.codec.tiles import checksum
 from kit.cpu.simd.tiers import available, tier
 from kit.errors import CodecError
 
-REPORTED = Profile(("left2",), 1, 8, True, tile_rows=16, tile_columns=32)
+REPORTED = CodecProfile(("left2",), 1, 8, True, tile_rows=16, tile_columns=32)
 CPU = ("python", "scalar-linear", "scalar-binary", "scalar-table", "numpy", "interleaved", "simd")
 ONE_STATE = CPU[:-1]  # simd needs interleaved states
 
@@ -41,7 +41,7 @@ def matrices(draw):
 @settings(max_examples=40, deadline=None)
 @given(matrices(), st.sampled_from(PROFILES["kit"].predictors), st.sampled_from([16, 32, 64, 128]))
 def test_every_decoder_gives_back_every_matrix(matrix, predictor, lanes):
-    for profile in (Profile((predictor,), lanes, 16, False, 16, 32), REPORTED):
+    for profile in (CodecProfile((predictor,), lanes, 16, False, 16, 32), REPORTED):
         tiles = kit.codec.encode(matrix, profile)
         for decoder in ONE_STATE if profile is REPORTED else CPU:
             assert np.array_equal(kit.codec.decode(tiles, decoder), matrix), decoder
@@ -158,5 +158,5 @@ def test_simd_on_every_tier_of_this_cpu(name, monkeypatch):
     monkeypatch.setattr("kit.codec.simd.tier", lambda: tier(name))
     for shape, lanes in (((300, 290), 128), ((40, 77), 16), ((5, 3), 64)):
         matrix = gaussian(*shape)
-        tiles = kit.codec.encode(matrix, Profile(("none",), lanes, 16, False))
+        tiles = kit.codec.encode(matrix, CodecProfile(("none",), lanes, 16, False))
         assert np.array_equal(kit.codec.decode(tiles, "simd"), matrix)

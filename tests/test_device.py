@@ -70,7 +70,7 @@ def test_what_is_missing_is_what_the_doctor_finds(monkeypatch):
     monkeypatch.setattr(machine, "library_version", lambda name: None)
     with pytest.raises(kit.KitError, match=r"Triton: not installed; pip install .*gpu"):
         check_device("cuda")
-    monkeypatch.setattr(doctor, "triton", lambda: doctor.Check("Triton", "ok", "3"))
+    monkeypatch.setattr(doctor, "triton_check", lambda: doctor.Check("Triton", "ok", "3"))
     assert check_device("cuda") == "cuda"
 
 

@@ -15,7 +15,8 @@ from kit.cache.policies.partitioned import ByLayer
 from kit.cache.replay import replay_hits
 from kit.cache.traces import hottest
 from kit.commands.cli import main
-from kit.costs.experts import PROCESS, Study
+from kit.costs import experts as costs
+from kit.costs.experts import PROCESS, ExpertBudget
 from kit.errors import ReportError
 from kit.findings import experts
 from kit.gguf import pagecache, writer
@@ -52,13 +53,14 @@ def test_the_table_is_that_of_replays_on_the_second_half_and_the_bytes_give_the_
 def test_the_least_memory_is_the_least_that_reaches_the_speed():
     capture = routes.capture("qwen")
     dense = int(capture.dense_bytes.sum())
-    study = Study(capture, 4 * GIB, dense, disk=2.0, read=20.0)
+    budget = ExpertBudget(capture, 4 * GIB, dense, disk=2.0, read=20.0)
     for speed in (3, 5, 8):
-        least = study.least_memory(speed)
-        reached = [Study(capture, least + more, dense, 2.0, 20.0).table(("LRU",))["tok/s"]["LRU"] for more in (0, -8 << 20)]
+        least = budget.least_memory(speed)
+        less = [ExpertBudget(capture, least + more, dense, 2.0, 20.0) for more in (0, -8 << 20)]
+        reached = [each.table(("LRU",))["tok/s"]["LRU"] for each in less]
         assert reached[0] >= speed > reached[1]
-    assert study.least_memory(1000) is None
-    assert study.least_memory(1e-3) == dense + PROCESS + capture.expert_bytes.max()
+    assert budget.least_memory(1000) is None
+    assert budget.least_memory(1e-3) == dense + PROCESS + capture.expert_bytes.max()
 
 
 def test_below_one_token_the_advice_says_so_and_when_all_fits_too():
@@ -179,12 +181,12 @@ def recorded(tmp_path_factory):
 def test_every_way_gives_the_same_logits_and_slots_hit_as_the_replay_does(recorded):
     model, out = recorded
     with kit.open(model) as file:
-        _, future = experts.sorted_routes(experts.routes_of(file, out), 13)
+        _, future = costs.sorted_routes(routing.routes_of(file, out), 13)
         size = holders.Slots(file, holders.SLOTS, 1 << 22, future)._size
-    runs = [experts.decode(model, str(out), name, 13, 9 * size, warm=True) for name in holders.WAYS]
+    runs = [experts.decode_offloaded(model, str(out), name, 13, 9 * size, warm=True) for name in holders.OFFLOADS]
     assert len({run.digest for run in runs if run.digest}) == 1 and len(runs[0].seconds) == 13
     for run in runs:
-        way = holders.WAYS[run.way]
+        way = holders.OFFLOADS[run.way]
         if way.holds == "slots" and not way.ahead:
             policy = holders.policy_of(way.policy, 9 - 2, future)
             assert sum(run.hits) == kit.replay(future.counted(), policy).hits, run.way
@@ -203,14 +205,15 @@ def test_slots_of_a_split_mixture_read_the_file_that_each_matrix_lies_in(recorde
             writer.write(tmp_path / f"moe-{number + 1:05}-of-00002.gguf", plain, part, [file.blocks(one.name) for one in part])
     split = tmp_path / "moe-00001-of-00002.gguf"
     ways = "mapped", "slots past it, 2 readers", "slots through the page cache"
-    assert len({experts.decode(path, str(out), way, 13, 1 << 22).digest for path in (model, split) for way in ways}) == 1
+    runs = [experts.decode_offloaded(path, str(out), way, 13, 1 << 22) for path in (model, split) for way in ways]
+    assert len({run.digest for run in runs}) == 1
     assert pagecache.resident_fraction(split) > 0.01 and pagecache.drop(split) and pagecache.resident_fraction(split) <= 0.01
 
 
 def test_the_notebook_takes_each_format_with_a_model_and_a_mixture_without_a_record(recorded, tmp_path):
     """A record without sizes takes the model's; what the decode reads from its file are the same routes."""
     model, out = recorded
-    own = routes.read(out)
+    own = routes.read_routes(out)
     rows = list(zip(own.token.tolist(), own.layer.tolist(), own.expert.tolist(), strict=True))
     (tmp_path / "moe.csv").write_text(
         "layer,expert\n" + "".join(f"{layer},{expert}\n" for token, layer, expert in rows if token)
@@ -218,12 +221,12 @@ def test_the_notebook_takes_each_format_with_a_model_and_a_mixture_without_a_rec
     lines = [json.dumps({"layer": layer, "token": token, "ids": [expert]}) for token, layer, expert in rows if token]
     (tmp_path / "lines.jsonl").write_text("\n".join(lines))
     for number, path in enumerate((out, tmp_path / "moe.csv", tmp_path / "lines.jsonl", model)):
-        found = experts.given(str(path), str(model))
+        found = routing.given(str(path), str(model))
         assert found.cycle == own.cycle and (path == model or found.decoded == own.decoded)
-        again = experts.record_for(model, str(path), found, 13, tmp_path / str(number))
+        again = routing.record_for(model, str(path), found, 13, tmp_path / str(number))
         with kit.open(model) as file:
-            assert experts.routes_of(file, again).decoded == found.decoded
-    assert experts.record_for(model, "qwen", routes.capture("qwen"), 13, tmp_path / "drawn").endswith("routes.jsonl")
+            assert routing.routes_of(file, again).decoded == found.decoded
+    assert routing.record_for(model, "qwen", routes.capture("qwen"), 13, tmp_path / "drawn").endswith("routes.jsonl")
 
 
 def test_no_way_that_runs_is_one_error(recorded, tmp_path, monkeypatch):
@@ -242,16 +245,16 @@ def killed():
 def test_a_dense_model_leaves_the_live_part_to_a_generated_mixture(recorded, tmp_path):
     """A run of all notebooks on a dense model ended with this one failed: it has no experts."""
     mixture, dense = str(recorded[0]), str(synthesize(tmp_path / "dense.gguf", "tiny-llama"))
-    assert (experts.moe(mixture), experts.moe(dense), experts.moe("")) == (mixture, "", "")
+    assert (routing.moe(mixture), routing.moe(dense), routing.moe("")) == (mixture, "", "")
 
 
 def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypatch):
     model, out = recorded
-    right = experts.decode(model, str(out), "mapped", 13, 0, warm=True).digest
+    right = experts.decode_offloaded(model, str(out), "mapped", 13, 0, warm=True).digest
     read = holders.Slots._read
     other = {routes.key_of(0, expert): routes.key_of(0, (expert + 1) % 8) for expert in range(8)}
     monkeypatch.setattr(holders.Slots, "_read", lambda self, key, slot: read(self, other.get(key, key), slot))
-    assert experts.decode(model, str(out), "slots past it, 2 readers", 13, 1 << 22, warm=True).digest != right
+    assert experts.decode_offloaded(model, str(out), "slots past it, 2 readers", 13, 1 << 22, warm=True).digest != right
 
 
 @pytest.mark.slow
@@ -280,11 +283,11 @@ def test_after_each_token_the_disk_is_read_as_the_way_reads_it(recorded, monkeyp
         "slots past it, 4 readers": (4, matrix, True),
     }.items():  # fmt: skip
         asked.clear()
-        run = experts.decode(recorded[0], str(recorded[1]), name, 5, 1 << 22, warm=True)
+        run = experts.decode_offloaded(recorded[0], str(recorded[1]), name, 5, 1 << 22, warm=True)
         assert asked == 5 * [how] and run.disk == run.beyond == [1, 2, 3, 4, 5]
         assert run.median("disk") == 4 and min(run.output) > 0
     asked.clear()
-    run = experts.decode(recorded[0], str(recorded[1]), "slots through the page cache", 2, 1 << 22, warm=True)
+    run = experts.decode_offloaded(recorded[0], str(recorded[1]), "slots through the page cache", 2, 1 << 22, warm=True)
     assert asked == 2 * [(2, matrix, False), (2, matrix, True)] and run.disk == [1, 3] and run.beyond == [2, 4]
 
 
@@ -304,7 +307,7 @@ def test_a_layer_waits_for_what_its_arithmetic_does_not_hide(readers):
     size, hit = np.repeat(draw.integers(1, 9, 15), 8) * 10**6, draw.random(len(rows)) < 0.6
     keys = [routes.key_of(layer, expert) for _, layer, expert in rows]
     future = kit.cache.traces.Requests(keys, size.tolist(), [token for token, *_ in rows])
-    missed, waited = experts.waited(future, hit, gbps, per_byte, readers)
+    missed, waited = costs.waited(future, hit, gbps, per_byte, readers)
     for token in range(5):
         total = 0.0
         for layer in range(3):
@@ -317,4 +320,4 @@ def test_a_layer_waits_for_what_its_arithmetic_does_not_hide(readers):
                 clock += size[n] * per_byte
         assert waited[token] == pytest.approx(total)
         assert missed[token] == sum(size[n] for n, row in enumerate(rows) if row[0] == token and not hit[n])
-    assert (experts.waited(future, np.ones(len(rows), bool), gbps, per_byte) == 0).all()
+    assert (costs.waited(future, np.ones(len(rows), bool), gbps, per_byte) == 0).all()

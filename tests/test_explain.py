@@ -28,7 +28,7 @@ from kit.costs import study as studies
 from kit.costs.measured import DTYPES, FUSED, Cost, Kind
 from kit.costs.order import Order, order_of
 from kit.costs.study import Study
-from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, Part, Way, measure, parts_of, predict
+from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, UsedTensor, Way, measure, predict, used_tensors
 from kit.errors import TraceError
 from kit.units import format_bytes, format_seconds
 
@@ -91,7 +91,7 @@ SIZES = st.lists(st.integers(1, 40), min_size=2, max_size=8)
 def invented(sizes, tokens=4):
     names = [f"blk.{i}.weight" for i in range(len(sizes))]
     kinds = {name: Kind("Q4_K", (size, 1)) for name, size in zip(names, sizes, strict=True)}
-    parts = {name: Part(kinds[name], size) for name, size in zip(names, sizes, strict=True)}
+    parts = {name: UsedTensor(kinds[name], size) for name, size in zip(names, sizes, strict=True)}
     costs = {kind: Cost({"float32": kind.shape[0]}, {"float32": 0.25}, {"fused": 0.125}) for kind in kinds.values()}
     return parts, Order([names] * tokens, rest=3.0), costs
 
@@ -116,7 +116,7 @@ def test_predicted_seconds_are_those_of_each_use_and_each_miss(sizes, share):
 
 @pytest.mark.parametrize("way", [LAZY, Way("LRU", 2 << 20), Way("Pinned", 2 << 20, "float16"), Way("CyclicAware", 3 << 20)])
 def test_a_live_decode_hits_what_was_predicted(study, way):
-    parts = parts_of(study.file, study.order)
+    parts = used_tensors(study.file, study.order)
     found = predict(way, parts, study.order, study.costs, MACHINE)
     real = measure(way, study.file, study.order, len(study.order.tokens) - 1)
     assert real.hit_rate == pytest.approx(found.hit_rate)
@@ -155,11 +155,11 @@ def test_no_time_of_a_use_reads_as_nothing(study):
     """Where the difference of two measurements is below zero, or a program fetches a vector in its rest, none is told."""
     ones = dict.fromkeys(DTYPES, 1e-3)
     for order in (study.order, replace(study.order, reason="it cannot run", programs={})):
-        parts = parts_of(study.file, order)
+        parts = used_tensors(study.file, order)
         costs = {part.kind: Cost(dict.fromkeys(DTYPES, 0.0), ones, dict.fromkeys(FUSED, 1.0)) for part in parts.values()}
         table = tables.families(study.file, order, costs)
         assert table.loc["attn_k", "each time"] == table.loc["attn_k", "kept"] == pytest.approx(2e-3)
-        told = tables.shown(table)
+        told = tables.formatted(table)
         assert not told.isin(["0 s"]).any().any()
         assert told.loc["attn_norm", "from blocks"] == ("2.00 s" if order.reason else "–")
 
@@ -176,7 +176,7 @@ def test_a_hostile_name_is_printable_in_tables_and_figures(odd):
     with kit.open(odd) as file:
         order = order_of(file, 2)
         ones = dict.fromkeys(DTYPES, 1.0)
-        costs = {part.kind: Cost(ones, ones, dict.fromkeys(FUSED, 1.0)) for part in parts_of(file, order).values()}
+        costs = {part.kind: Cost(ones, ones, dict.fromkeys(FUSED, 1.0)) for part in used_tensors(file, order).values()}
         names = tables.families(file, order, costs).index
     assert any("evil" in name for name in names) and all(name.isprintable() for name in names)
 
@@ -201,7 +201,7 @@ def test_int8_activations_are_no_choice_where_no_weight_is_quantized(odd):
         order = order_of(file, 2)
         ones = dict.fromkeys(DTYPES, 1.0)
         cost = Cost(ones, ones, dict.fromkeys(FUSED, 1.0))
-        costs = {part.kind: cost for part in parts_of(file, order).values()}
+        costs = {part.kind: cost for part in used_tensors(file, order).values()}
         ways = [found.way for found in tables.advice(file, order, costs, MACHINE, 1 << 20)]
     assert BLOCKS in ways and BLOCKS_INT8 not in ways
 
@@ -343,11 +343,11 @@ def test_faster_is_what_was_measured_where_it_was(study):
     sample = lambda way, seconds: Measured(way, (seconds,), None, 0, None)  # noqa: E731
     measured = {now.way: sample(now.way, 8.0), other.way: sample(other.way, 2.0)}
     table = tables.advice_table(study.predictions, measured)
-    faster, told = table["faster"], tables.shown(table)["faster"]
+    faster, told = table["faster"], tables.formatted(table)["faster"]
     assert faster[now.way.label] == 1.0 and faster[other.way.label] == 4.0
     assert faster[third.way.label] == pytest.approx(now.seconds / third.seconds)
     assert told[other.way.label] == "4.0x measured" and told[third.way.label].endswith("x predicted")
-    only = tables.shown(tables.advice_table(study.predictions, {other.way: sample(other.way, 2.0)}))["faster"]
+    only = tables.formatted(tables.advice_table(study.predictions, {other.way: sample(other.way, 2.0)}))["faster"]
     assert only.str.endswith("predicted").all(), "a ratio to a first row that was not measured is none of measured times"
 
 

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 from kit.commands.cli import main
 from kit.errors import GGUFError, ReportError
-from kit.lab.files import alone, replacing
+from kit.lab.files import replacing, sole_writer
 
 WRITER = """\
 import sys, time, pathlib
-from kit.lab.files import alone, replacing
+from kit.lab.files import replacing, sole_writer
 out = pathlib.Path(sys.argv[1])
-with alone(out), replacing(out / "model.gguf") as file:
+with sole_writer(out), replacing(out / "model.gguf") as file:
     file.write(b"half")
     file.flush()
     print("writing", flush=True)
@@ -35,11 +35,11 @@ def writer(tmp_path):
 
 
 def test_a_folder_has_one_writer_and_a_killed_one_leaves_no_lock(writer, tmp_path):
-    with pytest.raises(ReportError, match="another process of the kit is writing there"), alone(tmp_path / "run"):
+    with pytest.raises(ReportError, match="another process of the kit is writing there"), sole_writer(tmp_path / "run"):
         pytest.fail("two writers")
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    with alone(tmp_path / "run"):
+    with sole_writer(tmp_path / "run"):
         assert [path.suffix for path in (tmp_path / "run").iterdir()] == [".partial"]  # the half of a file, no lock
 
 
@@ -67,7 +67,7 @@ def test_a_system_without_locks_goes_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     (tmp_path / f".model.gguf.{os.getpid()}.partial").write_bytes(b"of somebody")
-    with alone(tmp_path), alone(tmp_path), replacing(tmp_path / "model.gguf") as file:
+    with sole_writer(tmp_path), sole_writer(tmp_path), replacing(tmp_path / "model.gguf") as file:
         file.write(b"whole")
     assert (tmp_path / "model.gguf").read_bytes() == b"whole" and len(list(tmp_path.iterdir())) == 2
 
@@ -88,7 +88,7 @@ def test_a_system_whose_rename_does_not_replace_is_one_error(tmp_path, monkeypat
 
 def test_a_second_reproduce_in_the_folder_is_one_error(tmp_path):
     out = tmp_path / "run"
-    with alone(out):
+    with sole_writer(out):
         done = CliRunner().invoke(main, ["reproduce", "--profile", "smoke", "--only", "08", "--out", str(out)])
     assert done.exit_code == 2 and "another process of the kit is writing there" in done.stderr, done.output
     assert done.stderr.count("\n") == 1 and not list(out.iterdir())

@@ -107,8 +107,8 @@ def test_a_page_that_is_wrong_says_so_and_what_does_not_fit_is_left_out(patch, r
         small.setattr("kit.lab.system.memory_available", lambda: 4 << 20)
         small.setattr(pressed, "measure", lambda *how, alone=ran["alone"]: alone)  # the file is mapped by now
         ran = cells.run(NAME, "best", wrong, out=tmp_path)
-    assert ran["whole"] is ran["parts"]
-    elements = sum(part.elements for part in ran["parts"].values())
+    assert ran["whole"] is ran["tensors"]
+    elements = sum(tensor.elements for tensor in ran["tensors"].values())
     assert ran["room"] == pytest.approx(4 * GIB / reported.elements() * elements, rel=1e-6)
     assert "needs 5.00 MiB" in ran["left_out"][Way("HashMap")] and LAZY in ran["measured"]
     said = [row.reason for row in records.read([tmp_path / f"{NAME}.jsonl"]) if row.status == records.WARNED]

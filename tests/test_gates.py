@@ -85,7 +85,7 @@ def test_a_page_by_a_lower_limit_than_the_run_s_is_not_left_so(tmp_path, limit, 
     path = run.folder / "environment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"read_gbps": limit}))
     for name, then in (("01_first", 20_000.0), ("02_second", limit), ("03_from_before", None)):
-        run.notebooks[name] = runs.Row("ok", "", 3, 1.0, [], "now", "d", read_gbps=then)
+        run.notebooks[name] = runs.NotebookOutcome("ok", "", 3, 1.0, [], "now", "d", read_gbps=then)
     assert run.outdated == left
 
 

@@ -1,6 +1,7 @@
 """The house: data flows one way. No room imports from a room above it, no file from a file that imports it."""
 
 import ast
+from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -56,3 +57,13 @@ def test_no_file_imports_itself_by_a_detour():
 
 def test_the_package_has_few_rooms():
     assert len([p for p in PACKAGE.iterdir() if p.name not in ("__pycache__", "py.typed")]) <= 18
+
+
+def test_a_class_has_a_name_of_its_own():
+    """Over all rooms: who reads a name knows which class it is."""
+    homes = defaultdict(set)
+    for name, path in modules().items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].add(name)
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}

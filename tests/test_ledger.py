@@ -38,7 +38,7 @@ def record(claim="", verdict="", **given):
 
 
 def entry(verdicts, claim="cold-inference", **given):
-    parts = tuple(book.Part(record(claim, verdict, **given), "") for verdict in verdicts)
+    parts = tuple(book.ClaimPart(record(claim, verdict, **given), "") for verdict in verdicts)
     return book.Entry(claims.get(claim), parts)
 
 
@@ -77,7 +77,7 @@ def test_the_rule(verdicts):
 
 def test_the_part_that_can_be_compared_decides_among_equals():
     parts = tuple(
-        book.Part(record("first-token-preload", "impossible", unit=unit, quantity=unit), "") for unit in ("GB", "s", "B")
+        book.ClaimPart(record("first-token-preload", "impossible", unit=unit, quantity=unit), "") for unit in ("GB", "s", "B")
     )
     assert book.Entry(claims.get("first-token-preload"), parts).decisive.record.unit == "s"
 
@@ -86,7 +86,7 @@ def test_links_lead_to_the_cell_that_wrote_the_record(tmp_path):
     write(tmp_path, record(), record("cold-inference", "reproduced"))
     (tmp_path / "01_first_token.html").write_text("")
     run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")
-    run.notebooks["01_first_token"] = runs.Row("ok", "", 3, 1.0, [0, 1, 2], "now", "d")
+    run.notebooks["01_first_token"] = runs.NotebookOutcome("ok", "", 3, 1.0, [0, 1, 2], "now", "d")
     run.save()
     found = {e.claim.id: e for e in book.read(tmp_path)}["cold-inference"]
     assert found.parts[0].link == "01_first_token.html#cell-2"
@@ -94,8 +94,8 @@ def test_links_lead_to_the_cell_that_wrote_the_record(tmp_path):
 
 def test_a_failed_notebook_and_one_without_a_verdict_say_so(tmp_path):
     run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")
-    run.notebooks["01_first_token"] = runs.Row("failed", "MemoryError", 7, 1.0, [], "now", "d")
-    run.notebooks["04_attention"] = runs.Row("ok", "", 7, 1.0, [], "now", "d")
+    run.notebooks["01_first_token"] = runs.NotebookOutcome("failed", "MemoryError", 7, 1.0, [], "now", "d")
+    run.notebooks["04_attention"] = runs.NotebookOutcome("ok", "", 7, 1.0, [], "now", "d")
     run.save()
     missing = {e.claim.id: e.missing for e in book.read(tmp_path)}
     assert "cell 7" in missing["cold-inference"] and "MemoryError" in missing["cold-inference"]
@@ -309,7 +309,7 @@ def test_the_front_page_and_the_notebook_count_alike(tmp_path):
     write(tmp_path, record("cold-inference", "reproduced"), record("cold-inference", "impossible"))
     write(tmp_path, record("cache-4gb-feasible", "undecided here"))
     run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now", planned=["01_first_token"])
-    run.notebooks["01_first_token"] = runs.Row("ok", "", 3, 1.0, [0, 1, 2, 3], "now", "d")
+    run.notebooks["01_first_token"] = runs.NotebookOutcome("ok", "", 3, 1.0, [0, 1, 2, 3], "now", "d")
     run.save()
     text = index.write(run).read_text()
     bar = {word: int(count) for count, word in re.findall(r'<li class="tone-[^"]*"><b>(\d+)</b> ([a-z ]+)</li>', text)}

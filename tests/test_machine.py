@@ -16,7 +16,7 @@ def test_the_probe_is_read_back_unless_memory_became_faster_or_the_machine_is_an
         assert getattr(found, name) == max(found.samples[name]) > 0
         assert found.methods[name]
     now = state.State(found.read_gbps, found.write_gbps)
-    monkeypatch.setattr(machine.state, "probe", lambda: now)
+    monkeypatch.setattr(machine.state, "probe_state", lambda: now)
     monkeypatch.setattr(machine, "probe", lambda: replace(found, read_gbps=1e6))
     assert machine.of_run(tmp_path) == found  # not measured again
     now = state.State(2 * found.read_gbps, found.write_gbps)

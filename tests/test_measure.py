@@ -96,7 +96,7 @@ def test_rounds_of_several_ways_pair_round_by_round():
 
 def test_states_are_near_within_a_quarter():
     assert FAST.near(State(17.0, 9.0)) and not FAST.near(State(20.0, 7.9)) and not FAST.near(SLOW)
-    found = state.probe()
+    found = state.probe_state()
     assert found.read_gbps > 0 and found.fill_gbps > 0
 
 

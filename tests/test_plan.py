@@ -20,7 +20,7 @@ from kit.cpu.tasks import task
 from kit.model import plan
 from kit.model.config import Latent, Routing
 from kit.model.cpu_ops import best_experts
-from kit.model.experts import WAYS, Mapped
+from kit.model.experts import OFFLOADS, Mapped
 from kit.model.kvcache import KV_TYPES
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
@@ -234,7 +234,7 @@ def test_scores_that_are_not_numbers_choose_experts_that_there_are(folder):
 
 
 def test_a_way_to_hold_experts_that_is_told_which_are_used_is_not_recorded(folder):
-    weights = Mapped(kit.open(model_files.write(folder, "tiny-qwen3moe")), WAYS["mapped"], 0, None)
+    weights = Mapped(kit.open(model_files.write(folder, "tiny-qwen3moe")), OFFLOADS["mapped"], 0, None)
     assert "told" in kit.Transformer(weights, linear="fused").unplanned
 
 

@@ -9,7 +9,7 @@ import torch
 from test_triton import FUSED, QTYPES, random_blocks, same_bits
 
 import kit
-from kit.codec import Profile
+from kit.codec import CodecProfile
 from kit.gguf.formats import FORMATS
 from kit.synthetic.write import synthesize
 
@@ -61,7 +61,7 @@ def test_tiles(shape, predictor):
     from kit.codec.triton import decode_on_device, upload
 
     matrix = np.clip(np.random.default_rng().normal(0, 30, shape), -127, 127).astype(np.int8)
-    tiles = kit.codec.encode(matrix, Profile((predictor,), 128, 16, False))
+    tiles = kit.codec.encode(matrix, CodecProfile((predictor,), 128, 16, False))
     out = torch.full(shape, 77, dtype=torch.int8, device="cuda")
     assert np.array_equal(decode_on_device(upload(tiles), out).cpu().numpy(), matrix)
     assert np.array_equal(kit.codec.decode(tiles, "triton"), matrix)

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit
-from kit.codec import Profile
+from kit.codec import CodecProfile
 
 PROFILES = [
     pytest.param("kit", (7, 40), id="kit"),
     pytest.param("reported", (3, 10), id="reported"),  # 8-bit units, one state: a step a value
-    pytest.param(Profile(("left",), 32, 16, True, 16, 48), (20, 70), id="left, a table a tile"),
-    pytest.param(Profile(("up",), 128, 16, False, 80, 64), (70, 10), id="up, more rows than registers"),
-    pytest.param(Profile(("none",), 128, 16, False, 16, 24), (20, 25), id="edges"),
-    pytest.param(Profile(("left2",), 64, 16, False, 16, 20), (17, 33), id="left2"),
+    pytest.param(CodecProfile(("left",), 32, 16, True, 16, 48), (20, 70), id="left, a table a tile"),
+    pytest.param(CodecProfile(("up",), 128, 16, False, 80, 64), (70, 10), id="up, more rows than registers"),
+    pytest.param(CodecProfile(("none",), 128, 16, False, 16, 24), (20, 25), id="edges"),
+    pytest.param(CodecProfile(("left2",), 64, 16, False, 16, 20), (17, 33), id="left2"),
 ]
 
 
@@ -38,7 +38,7 @@ def test_tiles(call, profile, shape, on_device):
 def test_damaged_tiles_are_an_error_or_right(call, data):
     """With any byte of tables, index or streams changed: the matrix, or an error that names the tile."""
     matrix = small_matrix((5, 40))
-    serial = bytearray(kit.codec.encode(matrix, Profile(("left",), 16, 16, False, 8, 40)).to_bytes())
+    serial = bytearray(kit.codec.encode(matrix, CodecProfile(("left",), 16, 16, False, 8, 40)).to_bytes())
     for at in data.draw(st.lists(st.integers(40, len(serial) - 1), min_size=1, max_size=4)):
         serial[at] = data.draw(st.integers(0, 255))
     try:
@@ -52,7 +52,7 @@ def test_damaged_tiles_are_an_error_or_right(call, data):
 
 @pytest.mark.parametrize("bytes_more, reason", [(2, "goes on after the tile has ended"), (-2, "ends before the tile does")])
 def test_wrong_lengths_are_told_apart(call, bytes_more, reason):
-    tiles = kit.codec.encode(small_matrix((5, 41)), Profile(("none",), 16, 16, False, 8, 41))
+    tiles = kit.codec.encode(small_matrix((5, 41)), CodecProfile(("none",), 16, 16, False, 8, 41))
     assert 0 < tiles.lengths[0] % 16 <= 14, "the padding has room for two more bytes"
     serial = replace(tiles, lengths=tiles.lengths + np.array([bytes_more]).astype(np.uint32)).to_bytes()
     for on_device in (False, True):
@@ -103,7 +103,7 @@ def test_a_streams_buffers_are_written_only_when_nobody_uses_them(call, count):
 @pytest.mark.parametrize("flipped", ["w0", "w2"])
 def test_a_streams_damaged_tile_is_named_at_the_end_of_the_pass(call, flipped):
     """The other matrices are right, and the error is raised at the end of the pass."""
-    serial, plain = serial_and_plain([(9, 40), (9, 24), (9, 40)], Profile(("none",), 16, 16, False, 8, 40))
+    serial, plain = serial_and_plain([(9, 40), (9, 24), (9, 40)], CodecProfile(("none",), 16, 16, False, 8, 40))
     tiles = kit.codec.Tiles.from_bytes(serial[flipped])
     wrong = tiles.checksums.copy()
     wrong[1] ^= 4

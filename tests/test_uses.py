@@ -19,7 +19,7 @@ from kit.costs.measured import Cost, measure_costs
 from kit.costs.order import Order, order_of
 from kit.costs.study import Study
 from kit.costs.uses import Use, assumed, beyond, bytes_used, draw, uses_of
-from kit.costs.ways import BackingStore, Way, measure_apart, parts_of, predict, roofed
+from kit.costs.ways import BackingStore, Way, measure_apart, predict, roofed, used_tensors
 from kit.findings import reported
 from kit.gguf import cut, writer
 from kit.gguf.reader import TensorInfo
@@ -49,7 +49,7 @@ def mixture(folder, architecture="glm4moe", layers=4, **more):
 def test_bytes_a_token_are_those_of_a_recorded_decode(folder, name):
     with kit.open(model_files.write(folder, name)) as file:
         order, uses = order_of(file, 3), uses_of(file)
-        parts = parts_of(file, order)
+        parts = used_tensors(file, order)
         assert list(order.uses) == uses
         rows = bytes_used([use for use in uses if use.is_rows])
         for token in order.tokens:
@@ -121,7 +121,7 @@ def test_the_roof_is_the_best_bandwidth_that_was_shown(folder):
         order = order_of(file, 3)
         costs = measure_costs(file, order.names, ("float32",))
         slow = kit.lab.machine.Machine(**{**vars(MACHINE), "read_gbps": 1e-6, "write_gbps": 1e-6})
-        found = predict(tables.BLOCKS, parts_of(file, order), order, costs, slow)
+        found = predict(tables.BLOCKS, used_tensors(file, order), order, costs, slow)
     assert found.bound > found.seconds
     (bounded,) = roofed([found])
     assert bounded.bound == pytest.approx(found.seconds)
@@ -131,7 +131,7 @@ def test_the_roof_is_the_best_bandwidth_that_was_shown(folder):
 def test_what_cannot_stay_is_read_from_the_disk_in_leasts_and_predictions(tmp_path):
     with kit.open(mixture(tmp_path)) as file:
         uses, order = uses_of(file), Order(draw(uses_of(file), 4), uses=tuple(uses_of(file)))
-        parts = parts_of(file, order)
+        parts = used_tensors(file, order)
     ones = {"float32": 1e-3, "float16": 1e-3}
     costs = {part.kind: Cost(ones, ones, {"fused": 1e-3}) for part in parts.values()}
     whole, token = sum(use.nbytes for use in uses if not use.is_rows), bytes_used(uses)
@@ -152,7 +152,7 @@ def test_no_way_that_keeps_what_it_may_reads_less_than_the_least(tmp_path):
     path = model_files.write(tmp_path, "tiny-llama")
     with kit.open(path) as file:
         order = Order([(names := [use.name for use in uses_of(file) if not use.is_rows])] * 5, uses=tuple(uses_of(file)))
-        parts = parts_of(file, order)
+        parts = used_tensors(file, order)
     ones = {"float32": 1e-3, "float16": 1e-3}
     costs = {part.kind: Cost(ones, ones, {"fused": 1e-3}) for part in parts.values()}
     accesses = repeated([(name, parts[name].blocks) for name in names], 5)

@@ -135,10 +135,10 @@ def capture(name: str) -> Routes:
     path = data_file(f"routes/{name}.csv.gz")
     if hashlib.sha256(path.read_bytes()).hexdigest() != CAPTURES[name]:
         raise TraceError(f"{path}: is not the published capture (its SHA-256 differs); install the kit again")
-    return read(path)
+    return read_routes(path)
 
 
-def read(path: str | Path) -> Routes:
+def read_routes(path: str | Path) -> Routes:
     """Routes from a file, also gzipped, or the capture of that name.
 
     The file holds BigMoeOnEdge's route_trace v1, the ``layer,expert`` CSV of llama.cpp's moe-trace, or JSON lines of
@@ -269,7 +269,7 @@ def of_spans(spans: Iterable, file) -> Routes:
     return _unsized(Path(file.path).name, token, layer, expert, 1).sized(file)
 
 
-def write(routes: Routes, path: str | Path) -> Path:
+def write_routes(routes: Routes, path: str | Path) -> Path:
     """Write JSON lines, gzipped where ``path`` ends in .gz: a line about the model, then {layer, token, ids}."""
     head = {"model": routes.name, "prompt": routes.prompt, "experts": routes.experts}
     head |= {"expert_bytes": routes.expert_bytes.tolist(), "dense_bytes": routes.dense_bytes.tolist()}

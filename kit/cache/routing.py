@@ -1,16 +1,20 @@
-"""A model of routing with two parameters, for mixtures that nobody has recorded: skew of popularity, and return.
+"""Routes for a model: a record at its sizes, or drawn from a model of routing with two parameters, skew of popularity and
+return, for mixtures that nobody has recorded.
 
 A token chooses its experts in a layer without replacement, each with a weight that is ``back`` parts the layer's recent use
 (fading by half every two tokens) and the rest popularity: the k-th most popular expert has k^-skew. Layers are independent.
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+import kit
 from kit.cache.bounds import stack_distances
-from kit.cache.routes import Routes, geometry_of, read
+from kit.cache.routes import CAPTURES, Routes, geometry_of, read_routes, write_routes
+from kit.gguf.sources import resolve
 
 FADE = 0.5**0.5  # of recent use, from token to token
 
@@ -66,16 +70,42 @@ def is_model(path: str) -> bool:
     return path.startswith("hf://") or (Path(path).is_file() and Path(path).open("rb").read(4) == b"GGUF")
 
 
-def given(routes: str, file=None) -> Routes:
-    """The record ``routes`` (see kit.cache.routes.read), at the sizes of an open GGUF ``file``; where that itself is named in
-    place of a record, 128 tokens drawn for it with the mean of the captures' parameters."""
-    if not is_model(routes):
-        return read(routes).sized(file) if file else read(routes)
-    experts, *nbytes = geometry_of(file)
-    used = int(file.metadata.get(f"{file.architecture}.expert_used_count", 0)) or max(1, experts // 16)
+def given(routes: str, model: str = "") -> Routes:
+    """The record ``routes`` (see kit.cache.routes.read_routes), at the sizes of the GGUF file ``model`` if one is named; where
+    ``routes`` is such a file itself, 128 tokens drawn for it with the mean of the captures' parameters."""
+    path = routes if (drawn := is_model(routes)) else model
+    with kit.open(path) if path else nullcontext() as file:
+        if not drawn:
+            return read_routes(routes).sized(file) if file else read_routes(routes)
+        experts, *nbytes = geometry_of(file)
+        used = int(file.metadata.get(f"{file.architecture}.expert_used_count", 0)) or max(1, experts // 16)
     skew, back = np.mean([fit[:2] for fit in FITTED.values()], axis=0)
     none = np.zeros(0, np.int64)
     return draw(Routes("", none, none, none, 0, experts, *nbytes), skew, back, used, 128)
+
+
+def routes_of(file, capture: str) -> Routes:
+    """The record's routes of the layers that the file has, at the file's sizes."""
+    return read_routes(capture).first(len(geometry_of(file)[1])).sized(file)
+
+
+def moe(model: str) -> str:
+    """``model`` where that file is a mixture; "" for a dense one, in whose place a generated mixture decodes."""
+    with kit.open(resolve(model)) if model else nullcontext() as file:
+        return model if file and any("_exps." in name for name in file.tensors) else ""
+
+
+def record_for(path, capture: str, routes: Routes, tokens: int, folder: Path, seed: int = 0) -> str:
+    """``capture``, or for other ``routes`` a file of them in ``folder``; for a mixture with fewer experts than they name a
+    record of its own that is drawn."""
+    with kit.open(path) as file:
+        shape = Routes("drawn", *[np.zeros(0, np.int64)] * 3, 0, *geometry_of(file))
+    if shape.experts < routes.experts:
+        routes = draw(shape, 1.3, 0.2, 2, tokens, seed)
+    elif capture in CAPTURES:
+        return capture
+    folder.mkdir(exist_ok=True)
+    return str(write_routes(routes, folder / "routes.jsonl"))
 
 
 # The fit of each capture by tests/test_experts.py, which repeats it.

@@ -23,7 +23,7 @@ RULE = (
 
 
 @dataclass(frozen=True)
-class Part:
+class ClaimPart:
     """One record that judges a claim, and the link to the cell that measured it; empty without a page."""
 
     record: Record
@@ -35,7 +35,7 @@ class Entry:
     """One claim with its parts in the order of the notebooks; ``missing`` says why there are none."""
 
     claim: Claim
-    parts: tuple[Part, ...]
+    parts: tuple[ClaimPart, ...]
     missing: str = ""
 
     @property
@@ -44,7 +44,7 @@ class Entry:
         return strictest(part.record.verdict for part in self.parts)
 
     @property
-    def decisive(self) -> Part | None:
+    def decisive(self) -> ClaimPart | None:
         """The part that decides: of those with the claim's verdict, one that the reported figure can stand beside."""
         deciding = [part for part in self.parts if part.record.verdict == self.verdict]
         return max(deciding, key=lambda part: bool(reported_in(self.claim, part.record.unit)), default=None)
@@ -58,14 +58,14 @@ def strictest(verdicts) -> str:
 def read(folder: Path) -> list[Entry]:
     """An entry for every claim, from the records of all notebooks in ``folder`` but this book's own."""
     folder, state = Path(folder), state_of(folder)
-    found: dict[str, list[Part]] = {}
+    found: dict[str, list[ClaimPart]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         if path.stem == OWN:
             continue
         page = next((name for name in (f"{path.stem}.html", f"{path.stem}.ipynb") if (folder / name).exists()), "")
         for record, anchor in anchored(path, state.get(path.stem)):
             if record.verdict:
-                found.setdefault(record.claim, []).append(Part(record, page and page + anchor))
+                found.setdefault(record.claim, []).append(ClaimPart(record, page and page + anchor))
     return [
         Entry(claim, tuple(found.get(name, ())), "" if name in found else _missing(claim, folder, state))
         for name, claim in claims.load().items()

@@ -68,7 +68,7 @@ def judge(
     """
     if how not in HOW:
         raise ReportError(f"{claim}: how={how!r} is none of: {', '.join(HOW)}")
-    timed = isinstance(samples, (Rounds, Ratio)) or (how == "counted" and drift.kind_of(unit) in ("time", "rate"))
+    timed = isinstance(samples, (Rounds, Ratio)) or (how == "counted" and drift.kind_of_unit(unit) in ("time", "rate"))
     if timed and how != "measured":
         raise ReportError(f"{claim}: {quantity!r} in {unit} was timed and differs from run to run: how='measured', not {how!r}")
     state, interval = None, None

@@ -21,7 +21,7 @@ SETTINGS, ALIKE = ("machine", "profile", "model", "device"), ("same", "judged in
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedClaim:
     """One claim, or one part of it (``quantity``): a verdict a run, and one from the samples of all runs."""
 
     claim: str
@@ -50,7 +50,7 @@ class Row:
         return "open" if len(decides) > 1 else "differs" if self.differs else "same"
 
 
-def compare(folders: Sequence[Path]) -> list[Row]:
+def compare(folders: Sequence[Path]) -> list[ComparedClaim]:
     """Every claim over runs of one experiment (machine, profile, model and device), each followed by its parts if it has
     several. ReportError: fewer than two runs, a folder without verdicts, two experiments, or no notebook in common."""
     if len({Path(folder).resolve() for folder in folders}) < 2:
@@ -62,7 +62,7 @@ def compare(folders: Sequence[Path]) -> list[Row]:
     return [row for entries in zip(*books, strict=True) for row in _rows(entries)]
 
 
-def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[Row]]:
+def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[ComparedClaim]]:
     """(machine ids, a row a claim with the pooled verdict of each machine). ReportError when the runs are of one machine, or of
     several profiles, models or devices."""
     books = [book.read(folder) for folder in folders]
@@ -73,20 +73,20 @@ def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[Row]]:
     if len(found) < 2:
         raise ReportError(f"these runs are all of one machine, {', '.join(found)}: kit verify without --across compares them")
     columns = [[_rows(entries)[0] for entries in zip(*books, strict=True)] for books in found.values()]
-    rows = [Row(rows[0].claim, "", tuple(row.pooled for row in rows), strictest({row.pooled for row in rows} - {NO_RECORD}))
-            for rows in zip(*columns, strict=True)]  # fmt: skip
+    words = [(rows[0].claim, tuple(row.pooled for row in rows)) for rows in zip(*columns, strict=True)]
+    rows = [ComparedClaim(claim, "", each, strictest(set(each) - {NO_RECORD})) for claim, each in words]
     return [f"{name} ({len(books)})" for name, books in found.items()], rows
 
 
-def _rows(entries: Sequence[Entry]) -> list[Row]:
+def _rows(entries: Sequence[Entry]) -> list[ComparedClaim]:
     """The claim's row, then its parts'."""
     claim, parts = entries[0].claim.id, [_by_quantity(entry) for entry in entries]
     found = []
     for quantity in dict.fromkeys(quantity for one in parts for quantity in one):
         held = [one.get(quantity, []) for one in parts]
         words = tuple(strictest(record.verdict for record in rows) for rows in held)
-        found.append(Row(claim, quantity, words, *pooled([record for rows in held for record in rows])))
-    whole = Row(claim, "", tuple(entry.verdict for entry in entries), strictest(part.pooled for part in found),
+        found.append(ComparedClaim(claim, quantity, words, *pooled([record for rows in held for record in rows])))
+    whole = ComparedClaim(claim, "", tuple(entry.verdict for entry in entries), strictest(part.pooled for part in found),
                 found[0].reason if len(found) == 1 else "")  # fmt: skip
     return [whole, *found] if len(found) > 1 else [whole]
 
@@ -200,7 +200,7 @@ def spreads(folders: Sequence[Path]) -> dict[str, dict]:
     for of_runs in aligned([filter(_drifts, records.of_run(folder)) for folder in folders], settings=False):
         medians = [row.median for row in of_runs if row]
         if len(medians) > 1:
-            kind = drift.kind_of(next(filter(None, of_runs)).unit)
+            kind = drift.kind_of_unit(next(filter(None, of_runs)).unit)
             found[kind].append(np.sqrt(max(medians) / min(medians)))
     return {
         kind: {"factor": round(float(np.quantile(found[kind], 0.9)), 2), "most": round(float(max(found[kind])), 2),
@@ -210,7 +210,7 @@ def spreads(folders: Sequence[Path]) -> dict[str, dict]:
 
 
 def _drifts(row: Record) -> bool:
-    kind = drift.kind_of(row.unit)
+    kind = drift.kind_of_unit(row.unit)
     timed = kind and row.how == "measured" and row.status == "ok" and row.median and row.median > 0
     return bool(timed and (row.verdict or kind != "ratio"))
 

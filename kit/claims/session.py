@@ -76,7 +76,7 @@ class Session:
     def state(self) -> dict:
         """The machine's state (kit.lab.state), looked at anew when the last look is more than a few seconds old."""
         if time.monotonic() - self._looked > _LOOK_SECONDS:
-            self._state = state.probe().to_dict() | ({"busy": self.busy} if self.busy else {})
+            self._state = state.probe_state().to_dict() | ({"busy": self.busy} if self.busy else {})
             self._looked = time.monotonic()
         return self._state
 

@@ -6,11 +6,11 @@ model = kit.Transformer(kit.codec.CompressedWeights(kit.codec.CompressedFile("mo
 import importlib
 
 from kit.codec.decoders import DECODERS, decode
-from kit.codec.encoder import PROFILES, Profile, encode
+from kit.codec.encoder import PROFILES, CodecProfile, encode
 from kit.codec.tiles import Tiles
 
 _HOME = {"CompressedFile": "kit.codec.container", "CompressedWeights": "kit.codec.weights"}  # what needs torch
-__all__ = ["DECODERS", "PROFILES", "CompressedFile", "CompressedWeights", "Profile", "Tiles", "decode", "encode"]
+__all__ = ["DECODERS", "PROFILES", "CodecProfile", "CompressedFile", "CompressedWeights", "Tiles", "decode", "encode"]
 
 
 def __getattr__(name: str):

@@ -16,7 +16,7 @@ import torch
 from kit.codec.container import CompressedFile
 from kit.codec.streams import streams_of
 from kit.codec.tiles import Tiles
-from kit.codec.triton import DeviceTiles, index_on_device, start, upload, verify
+from kit.codec.triton import DeviceTiles, check, index_on_device, start, upload
 from kit.cuda.device import DEVICE, INTERPRETED, pinned
 from kit.cuda.linear import apply
 from kit.errors import CodecError
@@ -74,7 +74,7 @@ class TileWeights(DeviceWeights):
         """Wait for the device and check all tiles; CodecError names the first that failed, and the reason."""
         found = self._found.cpu().numpy()
         for name, (first, last) in self._place.items():
-            verify(self.coded[name][0].tiles, found[:, first:last])
+            check(self.coded[name][0].tiles, found[:, first:last])
 
 
 class CompressedTransformer(DeviceTransformer):
@@ -152,7 +152,7 @@ class Streamed:
             for (name, matrix), arrived in zip(self.matrices.items(), arriving, strict=True):
                 yield name, matrix.open(arrived)
         for tiles, found in zip(self._tiles, self._a_matrix(self._found.cpu()), strict=True):
-            verify(tiles, found.numpy())
+            check(tiles, found.numpy())
 
     def _arriving(self) -> Iterator[torch.Tensor]:
         """The bytes of each matrix on the device, in order, until the next are asked for: two buffers take turns."""

@@ -16,7 +16,7 @@ _TASK_TILES = 64  # tiles that one task encodes
 
 
 @dataclass(frozen=True)
-class Profile:
+class CodecProfile:
     """How to cut and code. Of several predictors, the one with the least entropy on the matrix is taken."""
 
     predictors: tuple[str, ...]
@@ -29,15 +29,15 @@ class Profile:
 
 PROFILES = {
     # Report 004: differences of differences, one state, one table for each tile.
-    "reported": Profile(predictors=("left2",), lanes=1, unit_bits=8, table_a_tile=True),
-    "kit": Profile(predictors=("none", "left", "up"), lanes=128, unit_bits=16, table_a_tile=False),
+    "reported": CodecProfile(predictors=("left2",), lanes=1, unit_bits=8, table_a_tile=True),
+    "kit": CodecProfile(predictors=("none", "left", "up"), lanes=128, unit_bits=16, table_a_tile=False),
 }
 
 
-def encode(matrix, profile: str | Profile = "kit", name: str = "matrix", threads: int = 1) -> Tiles:
+def encode(matrix, profile: str | CodecProfile = "kit", name: str = "matrix", threads: int = 1) -> Tiles:
     """Compress an int8 matrix (rows, columns), a torch tensor or a numpy array, without loss.
 
-    `profile` is a name in PROFILES or a Profile. CodecError for another dtype, a shape that is not 2-D, or no elements.
+    `profile` is a name in PROFILES or a CodecProfile. CodecError for another dtype, a shape that is not 2-D, or no elements.
     """
     matrix = np.asarray(matrix)
     if isinstance(profile, str):

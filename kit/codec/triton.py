@@ -72,7 +72,7 @@ def decode_tiles(streams, first, last, residuals, status):
 def decode_on_device(loaded: DeviceTiles, out: torch.Tensor | None = None) -> torch.Tensor:
     """The int8 matrix (rows, columns) on the device. CodecError names the first tile that fails, and the reason."""
     out, found = start(loaded, out)
-    verify(loaded.tiles, found.cpu().numpy())
+    check(loaded.tiles, found.cpu().numpy())
     return out
 
 
@@ -98,7 +98,7 @@ def start(loaded: DeviceTiles, out: torch.Tensor | None = None, found=None) -> t
     return out, found
 
 
-def verify(tiles: Tiles, found: np.ndarray) -> None:
+def check(tiles: Tiles, found: np.ndarray) -> None:
     """Check the ``found`` of ``start``, copied to the host. CodecError names the first tile that failed, and the reason."""
     status, sums = found
     for tile in np.flatnonzero(status)[:1]:

@@ -39,7 +39,7 @@ def command(file, backends, tiers, rows, tokens, as_json):
     Exit code: 0 all equal, 1 something differs, 2 nothing could be compared.
     """
     import kit
-    from kit.costs.quality import quality, shown
+    from kit.costs.quality import quality, with_errors
     from kit.cpu import simd
     from kit.errors import KitError
     from kit.quants.exactness import exactness, sample
@@ -62,7 +62,7 @@ def command(file, backends, tiers, rows, tokens, as_json):
     else:
         click.echo(_matrix(table))
         if file and tokens:
-            told = f"no quality: {reason}" if answers is None else shown(answers).reset_index().to_string(index=False)
+            told = f"no quality: {reason}" if answers is None else with_errors(answers).reset_index().to_string(index=False)
             click.echo(f"\n{told}")
     raise SystemExit(not (table.equal | (table.backend == "fused")).all())
 

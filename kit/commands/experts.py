@@ -31,9 +31,9 @@ def command(routes, model, memory, disk, as_json, report):
     from pathlib import Path
 
     import kit
-    from kit.cache import routes as records
     from kit.cache import routing
-    from kit.costs.experts import Study, dense_bytes
+    from kit.cache.routes import CAPTURES, read_routes, request_bytes
+    from kit.costs.experts import ExpertBudget, dense_bytes
     from kit.errors import CacheError
     from kit.lab import state
     from kit.lab.disk import random_gbps
@@ -55,14 +55,14 @@ def command(routes, model, memory, disk, as_json, report):
         from kit.report.run import Request
 
         if not drawn:
-            records.read(routes)  # what is no record is said before anything runs
-        given = {"routes": routes if routes in records.CAPTURES else absolute(routes), "memory": room}
+            read_routes(routes)  # what is no record is said before anything runs
+        given = {"routes": routes if routes in CAPTURES else absolute(routes), "memory": room}
         texts = tuple(f"{name}={value}" for name, value in given.items())
         click.echo(one_page(Path(report), Request("quick", absolute(path) if path else "", ("10",), texts)))
         return
     with kit.open(path) if path else nullcontext() as file:
-        found = routing.given(routes, file)
-        dense, each = (dense_bytes(file), records.request_bytes(file)) if file else (int(found.dense_bytes.sum()), 0)
+        found = routing.given(routes, model or "")
+        dense, each = (dense_bytes(file), request_bytes(file)) if file else (int(found.dense_bytes.sum()), 0)
         large = file and file.largest
     if drawn:
         basis.append(
@@ -77,17 +77,17 @@ def command(routes, model, memory, disk, as_json, report):
         basis.append(f"the disk under the model, measured: {speed:.2f} GB/s past the page cache, a matrix of an expert a read")
     elif speed is None:
         basis.append("no speed of a disk: give --disk 2GB/s, or MODEL, for seconds")
-    read = state.probe().read_gbps
+    read = state.probe_state().read_gbps
     basis.append(f"memory, measured now: {read:.1f} GB/s; no arithmetic beyond reading each byte once, no waiting in parallel")
-    study = Study(found, room, dense, speed, read)
-    table = study.table()
-    least = {f"{rate} tok/s": study.least_memory(rate) for rate in SPEEDS} if speed else {}
+    budget = ExpertBudget(found, room, dense, speed, read)
+    table = budget.table()
+    least = {f"{rate} tok/s": budget.least_memory(rate) for rate in SPEEDS} if speed else {}
     facts = {
         "routes": found.name, "decoded": len(found.decoded), "prompt": found.prompt, "layers": found.layers,
         "experts": found.experts, "used": found.used, "cycle_bytes": found.cycle, "memory_bytes": room,
-        "room_bytes": study.room,
+        "room_bytes": budget.room,
         "dense_bytes": dense, "disk_gbps": speed, "read_gbps": read, "basis": basis,
-        "policies": table.reset_index().to_dict("records"), "least_memory_bytes": least, "advice": study.advice(table),
+        "policies": table.reset_index().to_dict("records"), "least_memory_bytes": least, "advice": budget.advice(table),
     }  # fmt: skip
     click.echo(to_json(finite(facts)) if as_json else "\n".join(_lines(facts)))
 

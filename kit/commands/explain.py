@@ -116,7 +116,7 @@ def _explain(file, given, as_json, **how):
                 beside.close()
                 study.minute += time.perf_counter() - study.began  # compiling takes nothing of it
 
-            for key, value, text in sentences.told(study, compiled):
+            for key, value, text in sentences.sections(study, compiled):
                 if key:
                     plain[key] = value
                 if text and not as_json:
@@ -131,7 +131,7 @@ def _elsewhere(file, name, room, as_json) -> str:
     """What a machine that is not here takes, as text or JSON."""
     import kit
     from kit.costs import elsewhere
-    from kit.costs.tables import as_text, paragraph, shown
+    from kit.costs.tables import as_text, formatted, paragraph
     from kit.costs.uses import uses_of
     from kit.units import to_json
 
@@ -143,4 +143,4 @@ def _elsewhere(file, name, room, as_json) -> str:
         return to_json({"machine": name, "figures": figures, "ways": found.reset_index().to_dict("records"), "says": says})
     title = f"PREDICTED FOR {name}, WHICH IS NOT HERE (once to come in; seconds a token)"
     basis = "\n".join(map(paragraph, there.basis()))
-    return f"{title}\n{as_text(shown(found))}\n\n{paragraph(says)}\n\nFROM THESE FIGURES (GB/s; GiB)\n{basis}"
+    return f"{title}\n{as_text(formatted(found))}\n\n{paragraph(says)}\n\nFROM THESE FIGURES (GB/s; GiB)\n{basis}"

@@ -72,7 +72,7 @@ def command(
     import time
 
     import kit
-    from kit.cache.routes import geometry_of, of_spans, write
+    from kit.cache.routes import geometry_of, of_spans, write_routes
     from kit.errors import ModelError
     from kit.gguf.summary import NO_WEIGHTS
     from kit.lab.system import peak_memory
@@ -112,7 +112,7 @@ def command(
     )
     if routes:
         written = of_spans(trace.spans, opened)
-        write(written, routes)
+        write_routes(written, routes)
         click.echo(f"{routes}: {len(written.expert):,} uses of experts in {len(written.decoded)} tokens and a prompt", err=True)
     held = "straight from the file" if linear in BLOCKS and not pins else repr(policy)
     how = "compressed tiles" if opened.compressed else linear

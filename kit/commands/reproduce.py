@@ -73,7 +73,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     if not resume:
         run = runs.start(folder, request)
         if not again:
-            runs.keep(run, jobs)
+            runs.reuse(run, jobs)
     for name, row in run.notebooks.items():
         if row.kept:
             click.echo(f"{name}  kept from {row.kept}: nothing that it follows from changed (--again runs it)", err=True)

@@ -75,7 +75,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
     if interrupted:
         click.echo("\ninterrupted; what is finished is kept. To go on, start it again.", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    sys.exit(EXIT_FAILED if run.pending(out, cells) else 0)
+    sys.exit(EXIT_FAILED if run.pending_cells(out, cells) else 0)
 
 
 def _perform(run, client, cells, out, timeout, progress):
@@ -83,7 +83,7 @@ def _perform(run, client, cells, out, timeout, progress):
 
     from kit.units import format_seconds
 
-    todo = run.pending(out, cells)
+    todo = run.pending_cells(out, cells)
     with tqdm(total=len(cells), initial=len(cells) - len(todo), unit="cell", file=sys.stderr, disable=not progress) as bar:
 
         def on_end(cell, answer):
@@ -91,7 +91,7 @@ def _perform(run, client, cells, out, timeout, progress):
             bar.write(f"{cell.name}  {answer.status}  {format_seconds(answer.seconds)}  {answer.host}{reason}", file=sys.stderr)
             bar.update()
 
-        run.perform(client, todo, out, timeout, on_end)
+        run.perform_cells(client, todo, out, timeout, on_end)
 
 
 def _print(table, as_json):

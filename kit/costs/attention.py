@@ -26,7 +26,7 @@ def kv_bytes(config: Config, context: int, layer: int = 0, width: int = 4) -> in
     return parts * width * config.kv_heads * config.head_dim * positions
 
 
-class Step:
+class DecodeStep:
     """A token after ``positions`` positions with random keys and values, as often as it is asked for.
 
     ``linear``, ``attention``, ``kv``: as in kit.Transformer. ``times``: how many layers each of the model's stands for.
@@ -55,7 +55,7 @@ class Step:
         return sum(self.parts())
 
 
-def in_turn(steps: dict[str, Step], rounds: int, slow: Collection[str] = ()) -> pd.DataFrame:
+def in_turn(steps: dict[str, DecodeStep], rounds: int, slow: Collection[str] = ()) -> pd.DataFrame:
     """Seconds of a token by part, one row a round and step: "way", "round", the parts and "total". Every other round is in
     reverse; ``slow`` steps take part in two."""
     rows = [
@@ -73,7 +73,7 @@ def by_history_type(weights, positions: int, times: float, weight_bytes: float, 
     time in which ``machine`` reads the token's ``weight_bytes`` and its history once."""
     rows = {}
     for kv in KV_TYPES:
-        step = Step(weights, "fused", "fused", positions, times, kv, seed)
+        step = DecodeStep(weights, "fused", "fused", positions, times, kv, seed)
         middling = np.median([step.seconds() for _ in range(rounds)])
         nbytes = weight_bytes + times * positions * step.cache.bytes_per_position
         rows[kv] = middling, 1 / middling, nbytes, 1 / machine.seconds_to_read(nbytes)

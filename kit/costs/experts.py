@@ -1,6 +1,10 @@
-"""Which cache for experts: hits, bytes and predicted seconds of a token by policy, from routes, memory and the disk's speed."""
+"""Which cache for experts: hits, bytes and predicted seconds of a token by policy, from routes, memory and the disk's speed.
 
+Below that, by layer: what a decode that was measured (kit.findings.experts) misses by a replay, and waits for."""
+
+import math
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -9,11 +13,13 @@ import kit
 from kit.cache.bounds import stack_distances
 from kit.cache.policies.partitioned import ByLayer
 from kit.cache.replay import replay_hits
-from kit.cache.routes import Routes
-from kit.cache.traces import hottest
+from kit.cache.routes import Routes, key_of
+from kit.cache.traces import Requests, hottest
 from kit.costs.uses import uses_of
 from kit.errors import CacheError
+from kit.gguf.names import layer_of
 from kit.lab import tables
+from kit.model.experts import Offload, policy_of
 from kit.units import format_bytes
 
 PROCESS = 512 << 20  # bytes that a program needs beside weights: code, activations, a short history
@@ -28,7 +34,7 @@ def dense_bytes(file) -> int:
 
 
 @dataclass(frozen=True)
-class Study:
+class ExpertBudget:
     """Routes on a machine: ``memory`` bytes for all, ``dense`` of them for weights that every token uses, ``disk`` and ``read``
     in GB/s (of the disk past the page cache, of memory). Judged is the second half of the decoded tokens; all before warms up.
     """
@@ -116,3 +122,38 @@ class Study:
         waits = table["read, B"]["LRU"] / (self.disk * 1e9) / table["a token, s"]["LRU"]
         how = f"with LRU {waits:.0%} of a token is the disk, if read past the page cache into slots"
         return f"{text}; {how}" + f"; {best} would make a token {faster:.0%} faster" * bool(faster >= 0.005) + "."
+
+
+def sorted_routes(routes: Routes, tokens: int) -> tuple[list[dict[int, list[int]]], Requests]:
+    """(for each token its experts by layer, the same as accesses), in the order in which a pass uses them: experts rising."""
+    steps = [{layer: sorted(ids) for layer, ids in step} for step in routes.decoded[:tokens]]
+    rows = [(layer, expert, token) for token, step in enumerate(steps) for layer, ids in step.items() for expert in ids]
+    keys = [key_of(layer, expert) for layer, expert, _ in rows]
+    return steps, Requests(keys, [int(routes.expert_bytes[layer]) for layer, _, _ in rows], [token for _, _, token in rows])
+
+
+def waited(future: Requests, hit: np.ndarray, gbps: float, per_byte: float, readers: int = 1) -> np.ndarray:
+    """(2, tokens): the bytes that each token misses, and the seconds that its layers wait for them.
+
+    A layer's reads, in order of use by ``readers`` that share ``gbps``, go on beside the arithmetic of its experts, which takes
+    ``per_byte`` seconds a byte; so it waits for the read that ends longest after the arithmetic before its expert.
+    """
+    found, sizes = np.zeros((2, future.tokens[-1] + 1)), np.array(future.sizes)
+    place = [(token, layer_of(key)) for token, key in zip(future.tokens, future.keys, strict=True)]
+    for (token, _), uses in groupby(range(len(place)), key=place.__getitem__):
+        size, missed = sizes[uses := [*uses]], ~hit[uses]
+        ends = size[missed] * readers / gbps / 1e9
+        for reader in range(readers):
+            ends[reader::readers] = np.cumsum(ends[reader::readers])
+        late = ends - per_byte * (np.cumsum(size) - size)[missed]
+        found[:, token] += size[missed].sum(), late.max(initial=0)
+    return found
+
+
+def replayed(live: Routes, run, way: Offload, slots: float, gbps: float, per_byte: float) -> np.ndarray:
+    """``waited`` of each token in a run's second half, for the misses of a way's policy over so many ``slots``."""
+    _, future = sorted_routes(live, len(run.seconds))
+    hit = replay_hits(future.counted(), policy_of(way.policy or "LRU", int(slots), future))[1]
+    beside = way.holds == "slots" or way.advice == "willneed"  # others ask when they need it; llama.cpp routes for itself
+    found = waited(future, hit, gbps, per_byte if beside else 0.0, way.readers if way.holds == "slots" else 1)
+    return found[:, len(run.seconds) // 2 :] * (1.0 if way.policy else math.nan)

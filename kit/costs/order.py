@@ -36,7 +36,7 @@ def kind_of(weights, name: str) -> Kind:
     return Kind(info.qtype, info.shape[-2:])
 
 
-class Program(NamedTuple):
+class ProgramCost(NamedTuple):
     """Cost of a token that runs as a recorded program (kit.model.plan): seconds of a product by kind, and of the rest."""
 
     rest: float
@@ -59,7 +59,7 @@ class Order:
     rest: float = 0.0
     reason: str = ""
     left_out: tuple[str, ...] = ()
-    programs: dict[str, Program] = field(default_factory=dict)
+    programs: dict[str, ProgramCost] = field(default_factory=dict)
     via: str = "kit"
     uses: tuple[Use, ...] = ()
     assumed: str = ""
@@ -127,7 +127,7 @@ def _recorded(file, tokens, via):
     return Order(order, tuple(seconds), float(np.median(rest)), programs=programs, via=via, uses=uses)
 
 
-def _program(file, linear, tokens) -> Program | None:
+def _program(file, linear, tokens) -> ProgramCost | None:
     """Median costs over ``tokens`` tokens of a recorded program, taken anew up to twice if other processes disturb it; None
     when the pass cannot be recorded."""
     weights = kit.Weights(file)
@@ -148,7 +148,7 @@ def _program(file, linear, tokens) -> Program | None:
     kinds = uses.assign(kind=[kind_of(weights, name) for name in uses["tensor"]]).groupby("kind")["seconds"]
     token = float(spans.loc[spans["what"] == "token", "seconds"].median())
     products = kinds.median()
-    return Program(max(0.0, token - float((products * kinds.count()).sum()) / tokens), products.to_dict())
+    return ProgramCost(max(0.0, token - float((products * kinds.count()).sum()) / tokens), products.to_dict())
 
 
 class Decode:

@@ -144,7 +144,7 @@ def window_of(model, tokens: int) -> list[int]:
     return begin + perplexity.encode(model.tokenizer, perplexity.english(), room)
 
 
-def shown(table):
+def with_errors(table):
     """The table of ``quality`` as text, with each error beside its figure."""
     pairs = {"perplexity": "{:.2f} ± {:.2f}", "ratio": "{:.4f} ± {:.4f}", "kl": "{:.1e} ± {:.0e}"}
     columns = {

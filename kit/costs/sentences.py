@@ -7,7 +7,7 @@ from pathlib import Path
 from kit.costs import quality
 from kit.costs.elsewhere import compressibility
 from kit.costs.study import Study
-from kit.costs.tables import as_text, paragraph, shown
+from kit.costs.tables import as_text, formatted, paragraph
 from kit.costs.ways import Prediction, Way
 from kit.lab.system import cpu_facts, memory_available
 from kit.units import format_bytes, format_count, format_seconds
@@ -113,12 +113,12 @@ def _speed(study: Study, found: Prediction) -> str:
     return text
 
 
-def told(study: Study, compile: Callable[[], None]) -> Iterator[tuple[str, object, str]]:
+def sections(study: Study, compile: Callable[[], None]) -> Iterator[tuple[str, object, str]]:
     """(key, plain data for it, section of text) of everything, in the order in which it is known; "": no key, or no text.
 
     ``compile`` is called before anything is measured."""
     rows = lambda frame: frame.reset_index().to_dict("records")  # noqa: E731
-    table = lambda title, frame: f"{title}\n{as_text(shown(frame))}"  # noqa: E731
+    table = lambda title, frame: f"{title}\n{as_text(formatted(frame))}"  # noqa: E731
     yield "", None, paragraph(what(study))
     yield "file", {key: value for key, value in study.facts.items() if key not in ("metadata", "tensor_table")}, ""
     yield "memory_bytes", study.memory, ""
@@ -156,6 +156,6 @@ def told(study: Study, compile: Callable[[], None]) -> Iterator[tuple[str, objec
         yield "no_quality", found, f"{title}\n{paragraph(f'Not measured: {found}')}"
     else:
         title += f" ({found.tokens.iloc[0]} tokens of English, one standard error)"
-        yield "no_quality", "", f"{title}\n{as_text(quality.shown(found))}"
+        yield "no_quality", "", f"{title}\n{as_text(quality.with_errors(found))}"
     yield "quality", [] if isinstance(found, str) else rows(found), ""
     yield "says", [what(study), how(study), advise(study)], paragraph(advise(study))

@@ -17,7 +17,17 @@ from kit.costs.measured import Cost, Kind, measure_costs
 from kit.costs.order import Order, kind_of, order_of
 from kit.costs.quality import quality
 from kit.costs.uses import Use, assumed, bytes_used, draw, uses_of
-from kit.costs.ways import BackingStore, Measured, Prediction, Way, faster_than_probed, measure, measure_apart, parts_of, roofed
+from kit.costs.ways import (
+    BackingStore,
+    Measured,
+    Prediction,
+    Way,
+    faster_than_probed,
+    measure,
+    measure_apart,
+    roofed,
+    used_tensors,
+)
 from kit.errors import KitError, ModelError
 from kit.gguf import cut
 from kit.gguf.formats import FORMATS
@@ -188,8 +198,8 @@ class Study:
     def of_a_use(self) -> str:
         """What a weight that is not kept costs at every use, however small it is; "" where no vector is used."""
         cost = {kind: cost.load["float32"] + cost.multiply["float32"] for kind, cost in self.costs.items()}
-        parts, names = parts_of(self.file, self.order), self.order.tokens[-1]
-        vectors = [cost[parts[name].kind] for name in names if len(parts[name].kind.shape) == 1]
+        tensors, names = used_tensors(self.file, self.order), self.order.tokens[-1]
+        vectors = [cost[tensors[name].kind] for name in names if len(tensors[name].kind.shape) == 1]
         if not vectors:
             return ""
         least, uses = min(vectors), len(names)

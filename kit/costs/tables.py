@@ -14,7 +14,18 @@ from kit.cache.traces import Requests
 from kit.costs.measured import DTYPES
 from kit.costs.order import Order
 from kit.costs.uses import bytes_used, uses_of
-from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, BackingStore, Measured, Prediction, Way, from_blocks, parts_of, predict
+from kit.costs.ways import (
+    BLOCKS,
+    BLOCKS_INT8,
+    LAZY,
+    BackingStore,
+    Measured,
+    Prediction,
+    Way,
+    from_blocks,
+    predict,
+    used_tensors,
+)
 from kit.gguf.formats import FORMATS
 from kit.lab.machine import gpu
 from kit.lab.system import memory_limit
@@ -53,11 +64,11 @@ def families(file, order: Order, costs) -> pd.DataFrame:
     """Where a token's time goes: one row a family of tensors (blk.N.ffn_up.weight -> ffn_up), the costliest first. Seconds a
     token of its uses, each of three as measured: dequantized to float32 "each time", "kept" in float32, "from blocks" (nan:
     vectors, which the recorded program fetches in the rest)."""
-    parts, token, rows = parts_of(file, order), from_blocks("fused", order, costs), []
+    tensors, token, rows = used_tensors(file, order), from_blocks("fused", order, costs), []
     for name in (name for uses in order.tokens for name in uses):
-        kind, cost = parts[name].kind, costs[parts[name].kind]
+        kind, cost = tensors[name].kind, costs[tensors[name].kind]
         family = printable(re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name))
-        sizes = parts[name].blocks, 4 * parts[name].elements
+        sizes = tensors[name].blocks, 4 * tensors[name].elements
         kept = cost.multiply["float32"]
         rows.append((family, 1, *sizes, cost.load["float32"] + kept, kept, token.products.get(kind, np.nan)))
     table = pd.DataFrame(rows, columns=["family", "uses", "in the file", "in float32", *TIMES])
@@ -121,10 +132,10 @@ def candidates(working_set, memory: int) -> list[Way]:
 def advice(file, order: Order, costs, machine, memory: int, disk: BackingStore | None = None) -> list[Prediction]:
     """Predictions for all candidates: first what a cache of the reports does now, then the others, fastest first. Where no
     weight is quantized, activations are not rounded either, and that way is none of its own."""
-    ways, parts = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory), parts_of(file, order)
-    if not any(FORMATS[part.kind.qtype].codes for part in parts.values()):
+    ways, tensors = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory), used_tensors(file, order)
+    if not any(FORMATS[tensor.kind.qtype].codes for tensor in tensors.values()):
         ways.remove(BLOCKS_INT8)
-    now, *others = (predict(way, parts, order, costs, machine, disk) for way in ways)
+    now, *others = (predict(way, tensors, order, costs, machine, disk) for way in ways)
     return [now, *sorted(others, key=lambda prediction: prediction.seconds)]
 
 
@@ -160,7 +171,7 @@ _FORMATS = (
 )
 
 
-def shown(table: pd.DataFrame) -> pd.DataFrame:
+def formatted(table: pd.DataFrame) -> pd.DataFrame:
     """A table of this module with its numbers as text, with units by its columns' names; an en dash for missing values."""
     texts = {name: values.astype(object).map(_FORMATS.get(name, number), "ignore") for name, values in table.items()}
     found = pd.DataFrame(texts, index=table.index).fillna("–")

@@ -14,7 +14,7 @@ from kit.cache import POLICIES, UNLIMITED
 from kit.cache.policies.base import Policy
 from kit.cache.replay import replay_hits
 from kit.costs.measured import Cost
-from kit.costs.order import DECODES, FUSED, Decode, Kind, Order, Program, Walk, kind_of
+from kit.costs.order import DECODES, FUSED, Decode, Kind, Order, ProgramCost, Walk, kind_of
 from kit.costs.uses import beyond, bytes_used
 from kit.errors import KitError
 from kit.gguf.cut import cut
@@ -107,7 +107,7 @@ class BackingStore(NamedTuple):
     room: int = 1 << 62
 
 
-class Part(NamedTuple):
+class UsedTensor(NamedTuple):
     """One tensor (or expert): its kind, bytes of its blocks."""
 
     kind: Kind
@@ -119,24 +119,24 @@ class Part(NamedTuple):
         return math.prod(self.kind.shape)
 
 
-def parts_of(file, order: Order) -> dict[str, Part]:
-    """Name -> Part of the tensors that a decode of an open file uses."""
+def used_tensors(file, order: Order) -> dict[str, UsedTensor]:
+    """Name -> UsedTensor of the tensors that a decode of an open file uses."""
     weights = kit.Weights(file)
-    return {name: Part(kind_of(weights, name), weights.blocks(name).nbytes) for name in order.names}
+    return {name: UsedTensor(kind_of(weights, name), weights.blocks(name).nbytes) for name in order.names}
 
 
-def from_blocks(linear: str, order: Order, costs: dict[Kind, Cost]) -> Program:
+def from_blocks(linear: str, order: Order, costs: dict[Kind, Cost]) -> ProgramCost:
     """Cost of a token from blocks: that of the recorded program (whose rest includes norms), else from single uses."""
-    return order.programs.get(linear) or Program(order.rest, {kind: cost.fused[linear] for kind, cost in costs.items()})
+    return order.programs.get(linear) or ProgramCost(order.rest, {kind: cost.fused[linear] for kind, cost in costs.items()})
 
 
-def predict(way: Way, parts: dict[str, Part], order: Order, costs, machine, disk: BackingStore | None = None) -> Prediction:
-    """Predict a way: the costs of all uses, plus a load for each miss in a replay of ``order`` with the way's policy, plus what
-    comes from the ``disk`` (None: everything stays in the page cache)."""
+def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machine, disk: BackingStore | None = None):
+    """The Prediction of a way: the costs of all uses, plus a load for each miss in a replay of ``order`` with the way's policy,
+    plus what comes from the ``disk`` (None: everything stays in the page cache)."""
     if way.linear in ("pressed", "pinned blocks"):
-        warm = predict(BLOCKS, parts, replace(order, programs={}), costs, machine)  # each token is a first one
+        warm = predict(BLOCKS, tensors, replace(order, programs={}), costs, machine)  # each token is a first one
         used, room, speed = bytes_used(order.uses), way.capacity or 0, disk.gbps * 1e9
-        in_use = max(part.blocks for part in parts.values()) if room < used + warm.held else 0
+        in_use = max(tensor.blocks for tensor in tensors.values()) if room < used + warm.held else 0
         pinned = 0 if way.linear == "pressed" else min(max(0, room - warm.held - in_use), used)
         warm = replace(warm, held=warm.held + in_use)  # vectors, and one matrix of those that are read
         least = max(0, used - room) / speed  # an LRU keeps nothing of what a token uses in order, and the optimum all that fits
@@ -145,25 +145,25 @@ def predict(way: Way, parts: dict[str, Part], order: Order, costs, machine, disk
     uses = [name for token in order.tokens[-tokens:] for name in token]
     if way.linear in FUSED:
         token = from_blocks(way.linear, order, costs)
-        seconds = token.rest + sum(token.products.get(parts[name].kind, 0.0) for name in uses) / tokens
-        pages = sum(parts[name].blocks for name in set(uses))
+        seconds = token.rest + sum(token.products.get(tensors[name].kind, 0.0) for name in uses) / tokens
+        pages = sum(tensors[name].blocks for name in set(uses))
         bound = machine.seconds_to_read(bytes_used(order.uses))
-        vectors = sum(4 * part.elements for part in parts.values() if len(part.kind.shape) == 1)
+        vectors = sum(4 * tensor.elements for tensor in tensors.values() if len(tensor.kind.shape) == 1)
         return _with_disk(Prediction(way, seconds, bound, None, vectors, pages), order, 1.0, 0, disk)
-    nbytes = {name: part.elements * BYTES[way.dtype] for name, part in parts.items()}
+    nbytes = {name: tensor.elements * BYTES[way.dtype] for name, tensor in tensors.items()}
     stats, hits = replay_hits(order.requests(nbytes.__getitem__), way.cache())
     missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
-    seconds = order.rest + sum(costs[parts[name].kind].multiply[way.dtype] for name in uses) / tokens
-    seconds += sum(costs[parts[name].kind].load[way.dtype] for name in missed) / tokens
+    seconds = order.rest + sum(costs[tensors[name].kind].multiply[way.dtype] for name in uses) / tokens
+    seconds += sum(costs[tensors[name].kind].load[way.dtype] for name in missed) / tokens
     # a miss reads blocks; its weights pass through memory only where they are larger than the CPU's caches
     spilled = sum(max(0, nbytes[name] - last_level_cache()) for name in missed) / tokens
-    from_file = sum(parts[name].blocks - nbytes[name] for name in missed) / tokens
+    from_file = sum(tensors[name].blocks - nbytes[name] for name in missed) / tokens
     bound = machine.seconds_to_read(bytes_used(order.uses, BYTES[way.dtype]) + from_file + spilled)
     bound += machine.seconds_to_write(spilled)
     in_use = max((nbytes[name] for name in missed), default=0)
-    pages = sum(parts[name].blocks for name in set(missed))
+    pages = sum(tensors[name].blocks for name in set(missed))
     found = Prediction(way, seconds, bound, 1 - len(missed) / len(uses), stats.peak_bytes + in_use, pages)
-    share = sum(parts[name].blocks for name in missed) / max(1, sum(parts[name].blocks for name in uses))
+    share = sum(tensors[name].blocks for name in missed) / max(1, sum(tensors[name].blocks for name in uses))
     kept = stats.peak_bytes * bytes_used(order.uses) / max(1, bytes_used(order.uses, BYTES[way.dtype]))
     return _with_disk(found, order, share, kept, disk)
 

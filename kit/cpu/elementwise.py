@@ -25,7 +25,7 @@ def tasks_of(n: int) -> int:
     return -(-n // SHARE)
 
 
-def run(name: str, *tensors: torch.Tensor, factor: float | None = None) -> bool:
+def run_elementwise(name: str, *tensors: torch.Tensor, factor: float | None = None) -> bool:
     """Apply a task to all numbers of tensors of one size, on the kit's threads. False, and nothing is done, where they are not
     contiguous float32 of a multiple of 16 numbers on the CPU."""
     n = tensors[0].numel()

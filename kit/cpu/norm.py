@@ -26,7 +26,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 
     if n % _LANES or not x.is_contiguous() or not x.dtype is weight.dtype is torch.float32:
         return F.rms_norm(x, weight.shape, weight.float() + offset, eps)
     y = torch.empty_like(x)
-    arguments = x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, *as_bits(eps, offset).values()
+    arguments = x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, *constants(eps, offset).values()
     if numbers > SMALL_NORM:
         threads.run(rows("rms"), arguments, numbers // n)
     else:
@@ -40,7 +40,7 @@ def _few():
 
 
 @functools.cache
-def as_bits(eps: float, offset: float = 0.0) -> dict[str, int]:
+def constants(eps: float, offset: float = 0.0) -> dict[str, int]:
     """The arguments ``eps`` and ``offset`` of ``rows``: the bits of a float64 and of a float32."""
     return dict(eps=int(np.float64(eps).view(np.int64)), offset=int(np.float32(offset).view(np.uint32)))
 

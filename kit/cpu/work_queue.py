@@ -13,7 +13,7 @@ The order of the writes keeps a thread from doing a task of a wrong step:
 
 from numba.types import int64
 
-from kit.cpu.simd.atomics import add, call, exchange, pause, read, ticks, write
+from kit.cpu.simd.atomics import add, call_task, exchange, pause, read, ticks, write
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.vectors import inner
 from kit.cpu.tasks import ARGUMENTS, AWAKE, BASE, DONE, DONE_AT, FUNCTION, GIVEN, LIMIT, LINE, NEXT, RUNS, STEP, TASKS, WORDS
@@ -43,7 +43,7 @@ def _wait(queue, looks, yields):
     if looks % YIELDS:
         pause()
     else:
-        call(yields, 0, queue)
+        call_task(yields, 0, queue)
 
 
 @inner
@@ -96,7 +96,7 @@ def _take(queue, run):
         seen = exchange(run + NEXT, ticket, ticket + 1)
         if seen == ticket:
             step = read(queue + STEP)
-            call(load(int64, step + 8 * FUNCTION), ticket - read(run + BASE), step + 8 * ARGUMENTS)
+            call_task(load(int64, step + 8 * FUNCTION), ticket - read(run + BASE), step + 8 * ARGUMENTS)
             return True
         ticket = seen
     return False
@@ -106,7 +106,7 @@ def _take(queue, run):
 def _do_alone(step):
     """All tasks of a step on this thread."""
     for number in range(abs(load(int64, step + 8 * TASKS))):
-        call(load(int64, step + 8 * FUNCTION), number, step + 8 * ARGUMENTS)
+        call_task(load(int64, step + 8 * FUNCTION), number, step + 8 * ARGUMENTS)
     store(step + 8 * DONE_AT, ticks())
 
 

@@ -22,21 +22,17 @@ import psutil
 import torch
 
 import kit
-from kit.cache import routing
-from kit.cache.replay import replay_hits
-from kit.cache.routes import CAPTURES, Routes, geometry_of, key_of, read, request_bytes, write
-from kit.cache.traces import Requests
-from kit.costs.experts import dense_bytes
+from kit.cache.routes import request_bytes
+from kit.cache.routing import routes_of
+from kit.costs.experts import dense_bytes, sorted_routes
 from kit.cpu import threads
 from kit.errors import ReportError
 from kit.gguf import pagecache
-from kit.gguf.names import layer_of
-from kit.gguf.sources import resolve
 from kit.lab import child, disk, llama_cpp, system
 from kit.lab.group import Group, missing_rights
 from kit.lab.note import doing
 from kit.model.cpu_ops import CpuOps
-from kit.model.experts import WAYS, Mapped, Slots, Way, policy_of
+from kit.model.experts import OFFLOADS, Mapped, Slots
 from kit.units import format_bytes, format_seconds
 
 _SPARE = 64 << 20  # bytes beside weights and slots: what grows while a process runs
@@ -50,7 +46,7 @@ _FEW = 4  # tokens, which are decoded three times for the time of a token that r
 
 
 @dataclass
-class Run:
+class TimedDecode:
     """One way: for each token ``seconds``, those ``in_kernel`` (of all threads), bytes ``read`` from the disk, major and minor
     ``faults``, seconds ``waited`` for slots; ``hits`` of ``asked`` (slots alone); right after it, as a machine's speed changes
     from second to second, GB/s of the ``disk`` for such reads, and of those ``beyond`` them (dense weights that left memory: in
@@ -103,10 +99,10 @@ class Run:
 
 
 def ways_of(profile: str) -> list[str]:
-    """Names of WAYS: in quick those that the claims are about, in full all."""
+    """Names of OFFLOADS: in quick those that the claims are about, in full all."""
     few = ["mapped", "mapped, routed asked for", "slots through the page cache", _PAST, "slots past it, LFU"]
     few += ["slots past it, cap by layer", "slots past it, half the dense given up", "llama.cpp, mapped"]
-    return {"smoke": [_PAST], "quick": few}.get(profile, list(WAYS))
+    return {"smoke": [_PAST], "quick": few}.get(profile, list(OFFLOADS))
 
 
 class _Routed(CpuOps):
@@ -122,76 +118,10 @@ class _Routed(CpuOps):
         self.weights.expects(names)
 
 
-def routes_of(file, capture: str) -> Routes:
-    """The record's routes of the layers that the file has, at the file's sizes."""
-    return read(capture).first(len(geometry_of(file)[1])).sized(file)
-
-
-def moe(model: str) -> str:
-    """``model`` where that file is a mixture; "" for a dense one, in whose place a generated mixture decodes."""
-    with kit.open(resolve(model)) if model else nullcontext() as file:
-        return model if file and any("_exps." in name for name in file.tensors) else ""
-
-
-def given(routes: str, model: str) -> Routes:
-    """``kit.cache.routing.given``, with the GGUF file ``model`` if one is named."""
-    path = routes if routing.is_model(routes) else model
-    with kit.open(path) if path else nullcontext() as file:
-        return routing.given(routes, file)
-
-
-def record_for(path, capture: str, routes: Routes, tokens: int, folder: Path, seed: int = 0) -> str:
-    """``capture``, or for other ``routes`` a file of them in ``folder``; for a mixture with fewer experts than they name a
-    record of its own that is drawn."""
-    with kit.open(path) as file:
-        shape = Routes("drawn", *[np.zeros(0, np.int64)] * 3, 0, *geometry_of(file))
-    if shape.experts < routes.experts:
-        routes = routing.draw(shape, 1.3, 0.2, 2, tokens, seed)
-    elif capture in CAPTURES:
-        return capture
-    folder.mkdir(exist_ok=True)
-    return str(write(routes, folder / "routes.jsonl"))
-
-
-def sorted_routes(routes: Routes, tokens: int) -> tuple[list[dict[int, list[int]]], Requests]:
-    """(for each token its experts by layer, the same as accesses), in the order in which a pass uses them: experts rising."""
-    steps = [{layer: sorted(ids) for layer, ids in step} for step in routes.decoded[:tokens]]
-    rows = [(layer, expert, token) for token, step in enumerate(steps) for layer, ids in step.items() for expert in ids]
-    keys = [key_of(layer, expert) for layer, expert, _ in rows]
-    return steps, Requests(keys, [int(routes.expert_bytes[layer]) for layer, _, _ in rows], [token for _, _, token in rows])
-
-
-def waited(future: Requests, hit: np.ndarray, gbps: float, per_byte: float, readers: int = 1) -> np.ndarray:
-    """(2, tokens): the bytes that each token misses, and the seconds that its layers wait for them.
-
-    A layer's reads, in order of use by ``readers`` that share ``gbps``, go on beside the arithmetic of its experts, which takes
-    ``per_byte`` seconds a byte; so it waits for the read that ends longest after the arithmetic before its expert.
-    """
-    found, sizes = np.zeros((2, future.tokens[-1] + 1)), np.array(future.sizes)
-    place = [(token, layer_of(key)) for token, key in zip(future.tokens, future.keys, strict=True)]
-    for (token, _), uses in groupby(range(len(place)), key=place.__getitem__):
-        size, missed = sizes[uses := [*uses]], ~hit[uses]
-        ends = size[missed] * readers / gbps / 1e9
-        for reader in range(readers):
-            ends[reader::readers] = np.cumsum(ends[reader::readers])
-        late = ends - per_byte * (np.cumsum(size) - size)[missed]
-        found[:, token] += size[missed].sum(), late.max(initial=0)
-    return found
-
-
-def replayed(live: Routes, run, way: Way, slots: float, gbps: float, per_byte: float) -> np.ndarray:
-    """``waited`` of each token in a run's second half, for the misses of a way's policy over so many ``slots``."""
-    _, future = sorted_routes(live, len(run.seconds))
-    hit = replay_hits(future.counted(), policy_of(way.policy or "LRU", int(slots), future))[1]
-    beside = way.holds == "slots" or way.advice == "willneed"  # others ask when they need it; llama.cpp routes for itself
-    found = waited(future, hit, gbps, per_byte if beside else 0.0, way.readers if way.holds == "slots" else 1)
-    return found[:, len(run.seconds) // 2 :] * (1.0 if way.policy else math.nan)
-
-
 # --- in the child, under the limit -----------------------------------------------------------------------------------------
 
 
-_COUNTERS = ("in_kernel", "read", "faults", "minor", "waited", "hits", "asked")  # columns of Run that only grow
+_COUNTERS = ("in_kernel", "read", "faults", "minor", "waited", "hits", "asked")  # columns of TimedDecode that only grow
 _BESIDE = ("disk", "beyond", "output")  # those that are measured after each token
 
 
@@ -199,11 +129,11 @@ def _counters(weights) -> tuple:
     return *system.counters(), weights.waited, weights.hits, weights.asked
 
 
-def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False, passes: int = 1) -> Run:
-    """Decode with one of WAYS, from a dropped page cache, or from a ``warm`` one; ``passes``: so often the same tokens."""
+def decode_offloaded(path, capture, name: str, tokens: int, keep: int, warm: bool = False, passes: int = 1) -> TimedDecode:
+    """Decode with one of OFFLOADS, from a dropped page cache, or from a ``warm`` one; ``passes``: so often the same tokens."""
     if not warm and not pagecache.drop(path) and os.path.getsize(path) > _SMALL:
         raise ReportError(f"{path}: its pages cannot be dropped from memory; is another process using it?")
-    way = WAYS[name]
+    way = OFFLOADS[name]
     if way.holds == "llama.cpp":
         with llama_cpp.Llama(path, context=64 + tokens, repack=False) as peer:
             run = lambda number, _: peer.logits([1 + number % 3], number, 1)  # noqa: E731
@@ -246,7 +176,7 @@ def decode(path, capture, name: str, tokens: int, keep: int, warm: bool = False,
         return replace(run, digest=digest.hexdigest(), returned=float(np.mean(shares)) if shares else float("nan"))
 
 
-def _timed(name, weights, steps, step, beside) -> Run:
+def _timed(name, weights, steps, step, beside) -> TimedDecode:
     columns, began = {column: [] for column in ("seconds", *_COUNTERS, *_BESIDE)}, time.perf_counter()
     for number, chosen in enumerate(steps):
         before, start = _counters(weights), time.perf_counter()
@@ -259,7 +189,7 @@ def _timed(name, weights, steps, step, beside) -> Run:
         fewest = _LEAST if isinstance(weights, Mapped) else _LEAST // 2
         if number >= fewest and time.perf_counter() - began > _BUDGET * len(steps):
             break
-    return Run(name, **columns, resident=psutil.Process().memory_info().rss)
+    return TimedDecode(name, **columns, resident=psutil.Process().memory_info().rss)
 
 
 def by_map(file, seed: int, advice: str = "", at_once: int = 0) -> float:
@@ -293,7 +223,7 @@ def by_map(file, seed: int, advice: str = "", at_once: int = 0) -> float:
 
 
 @doing("decoding a mixture under a memory limit")
-def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int = 32, ways=tuple(WAYS)):
+def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int = 32, ways=tuple(OFFLOADS)):
     """(facts, runs): each way in a child of its own, under the limit of base + dense weights + ``share`` of the experts.
 
     facts: bytes ``keep`` (for experts; a page cache has up to ``most``), ``limit`` (None without rights: then mapped ways are
@@ -311,7 +241,7 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     fits = min(experts, room) + room + dense < system.memory_available() // 2
     warm = _child(None, None, path, capture, fits * [*_WARM], min(_FEW, tokens), room, warm=True)
     limit = None if lacks else warm["own"] + dense + keep + _SPARE
-    chosen, runs = [name for name in ways if limit or WAYS[name].holds == "slots"], []
+    chosen, runs = [name for name in ways if limit or OFFLOADS[name].holds == "slots"], []
     told = f"under a limit of {format_bytes(limit)}" if limit else f"without a limit ({', '.join(lacks)} missing)"
     with nullcontext() if lacks else Group(folder, 0) as group:
         for name in chosen:
@@ -323,14 +253,14 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     if len(digests) > 1 or not runs:
         wrong = f"the ways give other logits: {', '.join(run.way for run in runs)}; the disk or the kit is broken"
         raise ReportError(f"{path}: {wrong if runs else f'no way ran {told}'}")
-    compute = {WAYS[run.way].holds: run.median("seconds") / run.median("output") for run in warm["runs"]}
+    compute = {OFFLOADS[run.way].holds: run.median("seconds") / run.median("output") for run in warm["runs"]}
     fastest = max(np.nanmax([run.disk, np.divide(run.read, run.seconds) / 1e9]) for run in runs)  # also with read-ahead
     facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "dense": dense, "compute": compute}
     facts |= {name: float(np.nanmedian([run.median(name) for run in runs])) for name in ("disk", "output")}
     return facts | {"fastest": fastest, "routes": routes, "told": told}, runs
 
 
-def keep(lab, runs, table) -> None:
+def record_tokens(lab, runs, table) -> None:
     """Each way's tokens as a record of the run, whose reason is its row of ``table``."""
     for run in runs:
         row = table.loc[run.way].dropna().items()
@@ -340,10 +270,10 @@ def keep(lab, runs, table) -> None:
 
 def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict:
     how = {"run": functools.partial(group.run, limit=limit)} if group else {}
-    peers = any(WAYS[name].holds == "llama.cpp" for name in names)
+    peers = any(OFFLOADS[name].holds == "llama.cpp" for name in names)
     how |= {"env": os.environ | (llama_cpp.ENVIRONMENT if peers else {}), "timeout": 900}
     told = child.call(_taken, str(path), capture, names, tokens, keep, warm, **how)
-    return told | {"runs": [Run(**run) for run in told["runs"]]}
+    return told | {"runs": [TimedDecode(**run) for run in told["runs"]]}
 
 
 def _taken(path, capture, names, tokens, keep, warm) -> dict:
@@ -351,7 +281,7 @@ def _taken(path, capture, names, tokens, keep, warm) -> dict:
         with kit.open(path) as file:
             kit.Transformer(kit.Weights(file), linear="fused-int8").step([1], kit.Transformer(kit.Weights(file)).new_cache(8))
         own = system.own_memory()
-        runs = [decode(path, capture, name, tokens, keep, warm=True, passes=3) for name in names]
+        runs = [decode_offloaded(path, capture, name, tokens, keep, warm=True, passes=3) for name in names]
     else:
-        own, runs = 0, [decode(path, capture, name, tokens, keep) for name in names]
+        own, runs = 0, [decode_offloaded(path, capture, name, tokens, keep) for name in names]
     return {"own": own, "runs": [asdict(run) for run in runs]}

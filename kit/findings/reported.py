@@ -10,7 +10,7 @@ from kit.claims.judge import judge
 from kit.claims.records import Record
 from kit.costs.order import Kind
 from kit.costs.uses import Use, bytes_used, uses_of
-from kit.costs.ways import Part
+from kit.costs.ways import UsedTensor
 from kit.lab.machine import peaks
 from kit.synthetic.geometry import GEOMETRIES
 from kit.units import format_bytes
@@ -34,10 +34,10 @@ def uses(model: str = MODEL) -> tuple[Use, ...]:
     return tuple(uses_of(SimpleNamespace(architecture=architecture, metadata={}, tensors=tensors)))
 
 
-def parts() -> dict[str, Part]:
-    """Name -> Part of the tensors that a token uses of their Q4_K_M file, in order."""
+def tensors() -> dict[str, UsedTensor]:
+    """Name -> UsedTensor of the tensors that a token uses of their Q4_K_M file, in order."""
     specs = {spec.name: spec for spec in GEOMETRIES[MODEL].tensors("Q4_K_M")}
-    return {use.name: Part(Kind(specs[use.name].qtype, specs[use.name].shape), use.nbytes) for use in uses()}
+    return {use.name: UsedTensor(Kind(specs[use.name].qtype, specs[use.name].shape), use.nbytes) for use in uses()}
 
 
 def f32_bytes() -> int:

@@ -1,4 +1,4 @@
-"""Engine: a transformers model's forward by the kit's own pass; by its modules where something needs them, with a line why."""
+"""Forward: a transformers model's forward by the kit's own pass; by its modules where something needs them, with a line why."""
 
 import inspect
 import itertools
@@ -81,7 +81,7 @@ def _same_rope(model, own, layer) -> bool:
 _HERE = threading.local()  # torch's threads outside the generate that this thread runs
 
 
-class Engine:
+class Forward:
     """Stands in ``model.forward``. ``passes``: the hooks of a pass by the modules, see kit.hf.model.
 
     At each prompt modules and dense weights are compared with those at loading, at each token hooks are looked for.

@@ -20,7 +20,7 @@ from kit.errors import ModelError, known
 from kit.gguf import writer
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile, TensorInfo
-from kit.hf.engine import ENGINES, Engine
+from kit.hf.engine import ENGINES, Forward
 from kit.hf.held import cache_of
 from kit.hf.nn import replace_norms
 from kit.hf.private import compute_buffers, mark_loaded
@@ -76,7 +76,7 @@ def model_over(
     replace_norms(model)
     passes = Passes(source, forget)
     if own := known("engine", engine, ENGINES, ModelError)(model, source):
-        model.forward = engine = Engine(model, source, own, passes)
+        model.forward = engine = Forward(model, source, own, passes)
         model.generate = engine.generate
     else:
         model.register_forward_pre_hook(passes.before, with_kwargs=True)

@@ -34,7 +34,7 @@ def checks(tier: tuple[str, str], measure: bool = False) -> list[Check]:
     two seconds)."""
     python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
     rows = [python, *_libraries(), _environment()]
-    rows += [_cores(), Check("vector tier", *tier), _memory(), gpu(), triton(), _peer()]
+    rows += [_cores(), Check("vector tier", *tier), _memory(), gpu_check(), triton_check(), _peer()]
     rows += [_folder("generated models", models_folder(), _QUICK_DISK), _folder("results", results_folder(), 10**8)]
     return rows + ([_speed()] if measure else [])
 
@@ -71,7 +71,7 @@ def _memory() -> Check:
     return _noted("memory", f"{format_bytes(free)} free of {format_bytes(system.memory_limit())}", remedy)
 
 
-def gpu() -> Check:
+def gpu_check() -> Check:
     """The CUDA device that torch sees, or why it sees none."""
     import torch
 
@@ -85,7 +85,7 @@ def gpu() -> Check:
     return _noted("GPU", f"torch has CUDA {torch.version.cuda} but finds no device or driver", remedy)
 
 
-def triton() -> Check:
+def triton_check() -> Check:
     """The compiler of the GPU kernels, or what keeps it from them."""
     version = machine.library_version("triton")
     if version is None:
@@ -136,7 +136,7 @@ def check_device(name: str) -> str:
     """``name`` again, when this machine can use it. ReportError names what `kit doctor` finds missing, and its remedy."""
     if name not in DEVICES:
         raise ReportError(f"no device {name!r}; there are: {', '.join(DEVICES)}")
-    rows = (gpu(), triton()) if name == "cuda" else ()
+    rows = (gpu_check(), triton_check()) if name == "cuda" else ()
     missing = next((row for row in rows if row.state != "ok"), None)
     if missing:
         raise ReportError(f"device {name!r} cannot be used: {missing.subject}: {missing.finding}; {missing.remedy}")

@@ -24,18 +24,18 @@ def spreads() -> dict[str, tuple[float, float]]:
     return found
 
 
-def kind_of(unit: str) -> str | None:
+def kind_of_unit(unit: str) -> str | None:
     """The kind of a unit; None where no spread between runs is known of it."""
     return next((kind for kind, units in KINDS.items() if re.fullmatch(units, unit)), None)
 
 
 def factor(unit: str) -> float:
     """What nine of ten quantities in such a unit stay within; of a unit that no kind has, the largest of the kinds."""
-    kind = kind_of(unit)
+    kind = kind_of_unit(unit)
     return spreads()[kind][0] if kind else max(usual for usual, _ in spreads().values())
 
 
 def most(unit: str) -> float:
     """The most by which a quantity in such a unit was ever seen to leave the middle of several runs."""
-    kind = kind_of(unit)
+    kind = kind_of_unit(unit)
     return spreads()[kind][1] if kind else max(largest for _, largest in spreads().values())

@@ -65,7 +65,7 @@ def _delete_abandoned(path: Path) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def sole_writer(folder: Path) -> Iterator[None]:
     """The ``with`` body has the folder of a run or sweep for itself; ReportError when another process has it.
 
     The lock is on the folder, not on a file in it: nothing is left in there, and a killed process leaves no lock.

@@ -72,7 +72,7 @@ def of_run(folder: Path | None) -> Machine:
     path = Path(folder) / "environment.json" if folder else None
     known = read(path) if path and path.exists() else None
     known = known if known and known.id == machine_id() else None
-    if known and state.probe().read_gbps < state.NEAR * known.read_gbps:
+    if known and state.probe_state().read_gbps < state.NEAR * known.read_gbps:
         return known
     machine = known.best(probe()) if known else probe()
     if path:

@@ -14,7 +14,7 @@ from torch.utils.benchmark.utils.timer import timer as timer_with_sync
 from kit.lab import drift
 from kit.lab.kept import once_a_run
 from kit.lab.note import doing
-from kit.lab.state import State, probe
+from kit.lab.state import State, probe_state
 
 Clock = Callable[[], float]
 _BATCH = 5  # rounds between two probes of the machine's state
@@ -84,7 +84,8 @@ class Rounds:
 @doing("measuring")
 def rounds(
     ways: Mapping[str, Callable[[], float]], least: int = 10, budget: float = 10.0,
-    enough: Callable[[Rounds], bool] = lambda so_far: True, clock: Clock = timer_with_sync, look: Callable[[], State] = probe,
+    enough: Callable[[Rounds], bool] = lambda so_far: True, clock: Clock = timer_with_sync,
+    look: Callable[[], State] = probe_state,
 ) -> Rounds:  # fmt: skip
     """Sample every candidate once a round, in reverse order every other round.
 
@@ -128,7 +129,8 @@ def _of_one_state(taken: list[tuple[State | None, dict[str, float]]], ways: Sequ
 @once_a_run
 def compare(
     a: Callable[[], object], b: Callable[[], object], samples: int = 10, min_sample: float = 0.01,
-    edges: Sequence[float | None] = (), budget: float = 10.0, clock: Clock = timer_with_sync, look: Callable[[], State] = probe,
+    edges: Sequence[float | None] = (), budget: float = 10.0, clock: Clock = timer_with_sync,
+    look: Callable[[], State] = probe_state,
 ) -> Rounds:  # fmt: skip
     """Time "a" and "b" in pairs: at least ``samples``, then more until ``decided`` for all ``edges`` or ``budget`` seconds."""
     ways = {way: sampler(function, min_sample, clock)[0] for way, function in (("a", a), ("b", b))}

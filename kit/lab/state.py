@@ -43,7 +43,7 @@ class State:
         return {name: float(f"{value:.3g}") for name, value in asdict(self).items()}
 
 
-def probe() -> State:
+def probe_state() -> State:
     """The state now, in about 30 ms."""
     source, target = _buffers()
     seconds = (min(timeit.repeat(work, number=1, repeat=3)) for work in (source.sum, target.zero_))

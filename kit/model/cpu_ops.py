@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.cpu.attention import attend_history, fits
-from kit.cpu.elementwise import rotate, run
+from kit.cpu.elementwise import rotate, run_elementwise
 from kit.cpu.norm import rms_norm
 from kit.gguf.names import layer_of
 from kit.model.attention import ATTENTION, variant_for
@@ -56,7 +56,7 @@ class CpuOps(Ops):
         return self._linear.nbytes(self.weights, name)
 
     def plus(self, x, y, factor):
-        if x.shape != y.shape or not run("add", x, y, factor=factor):
+        if x.shape != y.shape or not run_elementwise("add", x, y, factor=factor):
             x.add_(y, alpha=factor)
 
     def clamp(self, x, limit):
@@ -154,9 +154,9 @@ def _clamped(gate, up):
 
 
 ACTIVATIONS = {
-    "silu": lambda gate, up: gate if run("silu", gate, up, gate) else F.silu(gate).mul_(up),
-    "gelu": lambda gate, up: gate if run("gelu", gate, up, gate) else F.gelu(gate, approximate="tanh").mul_(up),
-    "clamped": lambda gate, up: gate if run("clamped", gate, up, gate) else _clamped(gate, up),
+    "silu": lambda gate, up: gate if run_elementwise("silu", gate, up, gate) else F.silu(gate).mul_(up),
+    "gelu": lambda gate, up: gate if run_elementwise("gelu", gate, up, gate) else F.gelu(gate, approximate="tanh").mul_(up),
+    "clamped": lambda gate, up: gate if run_elementwise("clamped", gate, up, gate) else _clamped(gate, up),
 }
 
 

@@ -25,7 +25,7 @@ from kit.lab.system import PAGE, open_past
 from kit.model.weights import Weights
 
 
-class Way(NamedTuple):
+class Offload(NamedTuple):
     """``holds``: "mapped", "slots" or "llama.cpp", which maps the file and routes for itself. Mapped: ``advice`` for
     pagecache.advise, when ("once" or "routed"). Slots: ``policy``, reading past the page cache (``direct``) or through it, by
     so many ``readers``, and ``ahead``: the next layer's last experts are read beside. ``locked``: what mlock keeps: "dense",
@@ -42,15 +42,15 @@ class Way(NamedTuple):
     given_up: float = 0.0
 
 
-ASKED, SLOTS = Way("mapped", "willneed", "routed"), Way("slots")
-WAYS = {
-    "llama.cpp, mapped": Way("llama.cpp", policy=""),
-    "mapped": Way("mapped"),
-    "mapped, dense locked": Way("mapped", locked="dense"),
-    "mapped, no read-ahead": Way("mapped", "random", "once"),
+ASKED, SLOTS = Offload("mapped", "willneed", "routed"), Offload("slots")
+OFFLOADS = {
+    "llama.cpp, mapped": Offload("llama.cpp", policy=""),
+    "mapped": Offload("mapped"),
+    "mapped, dense locked": Offload("mapped", locked="dense"),
+    "mapped, no read-ahead": Offload("mapped", "random", "once"),
     "mapped, routed asked for": ASKED,
     "mapped, routed read and waited for": ASKED._replace(advice="populate"),
-    "mapped, hottest locked": Way("mapped", locked="hottest"),
+    "mapped, hottest locked": Offload("mapped", locked="hottest"),
     "slots through the page cache": SLOTS._replace(direct=False),
     "slots past it, 1 reader": SLOTS._replace(readers=1),
     "slots past it, 2 readers": SLOTS,
@@ -70,7 +70,7 @@ class Mapped(Weights):
 
     waited, hits, asked = 0.0, 0, 0
 
-    def __init__(self, file, way: Way, keep: int, future: Requests):
+    def __init__(self, file, way: Offload, keep: int, future: Requests):
         super().__init__(file)
         self.chosen: dict[int, list[int]] = {}
         self.own: dict[int, list[set[int]]] = {}  # layer -> what its router would have chosen, token by token
@@ -104,7 +104,7 @@ class Slots(Mapped):
     The policy is asked in the order of use, before anything is read, so its hits are those of a replay.
     """
 
-    def __init__(self, file, way: Way, keep: int, future: Requests):
+    def __init__(self, file, way: Offload, keep: int, future: Requests):
         super().__init__(file, way, 0, future)
         self._parts: dict[str, list[tuple[int, int, int, int]]] = {}  # expert -> (file, page, bytes, place in slot) a matrix
         self._lies: dict[str, tuple[str, int, int, int]] = {}  # matrix -> (expert, place in the slot, bytes, rows)

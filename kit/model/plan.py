@@ -157,7 +157,7 @@ class Plan(Ops):
 
     def normed(self, x, weight, bias):
         y, n, layer = self._new(*x.shape), x.shape[-1], bool(self.config.family.layer_norm)
-        arguments = dict(x=x.data_ptr(), y=y.data_ptr(), n=n) | norm.as_bits(self.config.norm_eps)
+        arguments = dict(x=x.data_ptr(), y=y.data_ptr(), n=n) | norm.constants(self.config.norm_eps)
         for name, vector, number in (("weight", weight, 1.0), ("bias", bias, 0.0))[: 1 + layer]:
             arguments[name] = (self._hold(torch.full((n,), number)) if vector is None else vector).data_ptr()
         self.program.add(norm.rows("layer" if layer else "rms"), arguments, -x.numel() // n)

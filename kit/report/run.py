@@ -20,7 +20,7 @@ from kit.claims.book import STATE, anchored
 from kit.errors import ReportError
 from kit.gguf.summary import check_blocks
 from kit.lab import machine
-from kit.lab.files import alone, replacing
+from kit.lab.files import replacing, sole_writer
 from kit.model.hyperparameters import read_config
 from kit.report import parameters, sources
 from kit.report.runner import Outcome, execute
@@ -40,7 +40,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Row(Outcome):
+class NotebookOutcome(Outcome):
     """How and when one notebook ended. ``digest`` is that of all that it follows from (kit.report.sources): when that has
     changed, it is run again. ``kept``: the name of the run that it was copied from. ``read_gbps``: the run's limit then."""
 
@@ -60,11 +60,11 @@ class Run:
     kit_version: str
     commit: str
     started: str
-    notebooks: dict[str, Row] = field(default_factory=dict)
+    notebooks: dict[str, NotebookOutcome] = field(default_factory=dict)
     planned: list[str] = field(default_factory=list)
 
     @property
-    def failed(self) -> dict[str, Row]:
+    def failed(self) -> dict[str, NotebookOutcome]:
         """The notebooks that ended with a failure."""
         return {name: row for name, row in self.notebooks.items() if row.status != "ok"}
 
@@ -111,7 +111,7 @@ def load(folder: Path) -> Run:
         request = state.pop("request")
         lists = {name: tuple(request[name]) for name in ("only", "texts")}
         state["request"] = Request(**request | lists)  # a run from before there was a device has none
-        state["notebooks"] = {name: Row(**row) for name, row in state["notebooks"].items()}
+        state["notebooks"] = {name: NotebookOutcome(**row) for name, row in state["notebooks"].items()}
         return Run(folder=Path(folder), **state)
     except FileNotFoundError:
         raise ReportError(f"{folder} holds no run: {STATE} is missing") from None
@@ -136,7 +136,7 @@ def newest(results: Path) -> Iterator[Run]:
 
 def start(folder: Path, request: Request) -> Run:
     """A new run in ``folder``, which is made; ReportError when it cannot be written, holds a run already, or other files."""
-    with alone(folder):
+    with sole_writer(folder):
         if (folder / STATE).exists():
             raise ReportError(f"{folder} already holds a run: add --resume to go on with it, or name another --out")
         if others := sorted(path.name for path in folder.iterdir() if path.name not in OF_RUN and path.name[0] != "."):
@@ -222,7 +222,7 @@ def pending(run: Run, jobs: list[Job]) -> list[Job]:
     return [job for job in jobs if job.name in left or (left and job.name.startswith(READ_ALL))]
 
 
-def keep(run: Run, jobs: list[Job]) -> None:
+def reuse(run: Run, jobs: list[Job]) -> None:
     """Copy into a new run what the newest run of the same request on this kind of machine has of its jobs, where nothing
     changed that they follow from; with them the machine as it was measured then."""
     for earlier in newest(run.folder.parent):
@@ -282,7 +282,7 @@ def perform(
 
     ReportError when another process runs notebooks in the folder.
     """
-    with alone(run.folder):
+    with sole_writer(run.folder):
         run.plan(jobs)
         for job in jobs:
             for kind in ("jsonl", "ipynb", "html", "png"):
@@ -292,7 +292,8 @@ def perform(
             target = run.folder / f"{job.name}.ipynb"
             kept = taken and taken / job.name
             outcome = execute(job.source, target, job.parameters, timeout, lambda n, job=job: on_cell(job, n), on_second, kept)
-            run.notebooks[job.name] = Row(**asdict(outcome), finished=now(), digest=job.digest, read_gbps=run.read_gbps)
+            then = {"finished": now(), "digest": job.digest, "read_gbps": run.read_gbps}
+            run.notebooks[job.name] = NotebookOutcome(**asdict(outcome), **then)
             if outcome.status != "ok":
                 failure = records.Record(
                     run_id=run.folder.name, notebook=job.name, quantity="notebook", unit="", status="failed",

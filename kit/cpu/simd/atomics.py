@@ -68,7 +68,7 @@ def ticks(_):
 
 
 @intrinsic
-def call(_, function, task, arguments):
+def call_task(_, function, task, arguments):
     """call(function, task, address): call the compiled task with its number and the WORDS int64 at an address.
 
     A task that names fewer parameters does not see the others: in the C convention of every platform they lie where it does

@@ -55,6 +55,6 @@ def measure(file, policy: str, capacity: str, dtype: str, tokens: int) -> tuple[
     """
     check(policy, capacity, dtype)
     order = order_of(file, 1)
-    total = sum(part.elements for part in ways.parts_of(file, order).values()) * DTYPES[dtype]
+    total = sum(part.elements for part in ways.used_tensors(file, order).values()) * DTYPES[dtype]
     way, lazy = way_of(policy, capacity, dtype, total), ways.Way("NoCache", None, dtype)
     return ways.measure(way, file, order, tokens), ways.measure(lazy, file, order, tokens), total

@@ -9,7 +9,7 @@ import pandas as pd
 from kit.claims import records
 from kit.report import html, index, theme
 from kit.report.run import STATE, load
-from kit.report.sweep.run import state_of
+from kit.report.sweep.run import cell_state
 from kit.report.sweep.spec import Cell
 from kit.units import format_quantity
 
@@ -31,7 +31,7 @@ class Result(NamedTuple):
 
 def results(out: Path, cells: list[Cell]) -> list[Result]:
     """The results of the cells in the folder of a sweep."""
-    return [Result(cell, state_of(out, cell) or NOT_RUN, records.of_run(out / cell.name)) for cell in cells]
+    return [Result(cell, cell_state(out, cell) or NOT_RUN, records.of_run(out / cell.name)) for cell in cells]
 
 
 def write(out: Path, cells: list[Cell]) -> Path | None:

@@ -19,7 +19,7 @@ from distributed.comm import get_address_host_port
 import kit
 from kit.errors import ReportError
 from kit.lab import machine
-from kit.lab.files import alone
+from kit.lab.files import sole_writer
 from kit.lab.paths import models_folder
 from kit.report import run as runs
 from kit.report.sweep.spec import Cell
@@ -157,7 +157,7 @@ def kinds(client: Client) -> list[str]:
     return sorted({kind for _, kind in found.values()})
 
 
-def state_of(out: Path, cell: Cell) -> dict | None:
+def cell_state(out: Path, cell: Cell) -> dict | None:
     """What cell.json says of a cell that ran, None when it did not."""
     try:
         state = json.loads((out / cell.name / STATE).read_text(encoding="utf-8"))
@@ -166,12 +166,12 @@ def state_of(out: Path, cell: Cell) -> dict | None:
     return state if state.get("key") == cell.key else None
 
 
-def pending(out: Path, cells: list[Cell]) -> list[Cell]:
+def pending_cells(out: Path, cells: list[Cell]) -> list[Cell]:
     """The cells that have not ended well."""
-    return [cell for cell in cells if (state_of(out, cell) or {}).get("status") != "ok"]
+    return [cell for cell in cells if (cell_state(out, cell) or {}).get("status") != "ok"]
 
 
-def perform(
+def perform_cells(
     client: Client,
     cells: list[Cell],
     out: Path,
@@ -184,7 +184,7 @@ def perform(
     when another sweep writes to ``out``.
     """
     batch, futures = uuid.uuid4().hex[:8], {}  # a failed cell that runs again must not get its old answer
-    with alone(out):
+    with sole_writer(out):
         try:
             for cell in cells:
                 key, takes = f"{cell.name}-{batch}", {resource(cell.kind): 1}
@@ -192,7 +192,7 @@ def perform(
             for future in as_completed(list(futures), loop=client.loop):
                 cell = futures[future]
                 answer = _answer(future, cell.kind)
-                keep(out, cell, answer)
+                keep_cell(out, cell, answer)
                 on_end(cell, answer)
                 future.release()
         finally:
@@ -209,7 +209,7 @@ def _answer(future, kind: str) -> Answer:
     return Answer("failed", reason, 0.0, kind, "", {})
 
 
-def keep(out: Path, cell: Cell, answer: Answer) -> None:
+def keep_cell(out: Path, cell: Cell, answer: Answer) -> None:
     """Put a cell's files and its state in place in one step; ReportError when they cannot be written."""
     target, partial = out / cell.name, out / f".{cell.name}.partial"
     facts = asdict(answer) | {"cell": asdict(cell), "key": cell.key}
