@@ -15,8 +15,8 @@ from kit.claims import gates, records
 from kit.claims.session import Session
 from kit.errors import ReportError
 from kit.findings import pressure
-from kit.lab import system
 from kit.lab.group import Group, missing_rights
+from kit.lab.system import rows
 from kit.synthetic.write import cached_model
 
 
@@ -65,7 +65,7 @@ def test_a_disk_that_gives_other_bytes_is_noticed(tiny, tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_do_it_is_named(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(system, "HERE", system.System())
+    monkeypatch.setattr(rows, "HERE", rows.System())
     with pytest.raises(ReportError, match="past the page cache"):
         pressure.spilled(tiny, tiny, [0.5], tmp_path)
     assert not list(tmp_path.iterdir())
@@ -122,7 +122,7 @@ def swapping(folder: Path) -> bool:
 
 
 def group_folders(pid: int) -> list[str]:
-    return [root for root in system.HERE.groups if Path(root, f"kit-pressure-{pid}").exists()]
+    return [root for root in rows.HERE.groups if Path(root, f"kit-pressure-{pid}").exists()]
 
 
 @swap

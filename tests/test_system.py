@@ -1,4 +1,4 @@
-"""What the kit asks of the operating system: in one module, a row a system, each tested by fakes of its calls."""
+"""What the kit asks of the operating system: in one package, a row a system, each tested by fakes of its calls."""
 
 import ast
 import ctypes
@@ -16,6 +16,7 @@ import kit
 from kit.gguf import pagecache
 from kit.lab import disk, system
 from kit.lab.paths import ROOT
+from kit.lab.system import rows
 from kit.synthetic.write import cached_model
 
 ASKS = re.compile(
@@ -65,17 +66,17 @@ def asked(source: str) -> set[str]:
     return found
 
 
-def test_one_module_asks_the_system():
+def test_one_package_asks_the_system():
     package = Path(kit.__file__).parent
     found = {}
     for path in package.rglob("*.py"):
         name = path.relative_to(package).as_posix()
-        if name != "lab/system.py" and (calls := asked(path.read_text(encoding="utf-8"))):
+        if not name.startswith("lab/system/") and (calls := asked(path.read_text(encoding="utf-8"))):
             found[name] = calls
     assert found == OUTSIDE
 
 
-ON_MACOS = {  # every call in lab/system.py -> what asks macOS in its place; "same": that call; "": nothing does
+ON_MACOS = {  # every call in lab/system -> what asks macOS in its place; "same": that call; "": nothing does
     "sys.platform": "same", "ctypes.CDLL": "same", "resource": "same", "fcntl": "same", "os.register_at_fork": "same",
     "os.cpu_count": "same", "libc().sched_yield": "same", "platform.processor": "same", "platform.machine": "same",
     "mmap.PAGESIZE": "same", "mmap.MAP_ANONYMOUS": "same", "mmap.MAP_PRIVATE": "same", "mmap.MAP_NORESERVE": "same",
@@ -89,10 +90,12 @@ ON_MACOS = {  # every call in lab/system.py -> what asks macOS in its place; "sa
 
 
 def test_every_call_has_its_row_for_macos():
-    source = (Path(kit.__file__).parent / "lab" / "system.py").read_text(encoding="utf-8")
-    calls = asked(source) | set(re.findall(r"libc\(\)\.\w+|psutil\.(?:Process\(\)\.)?\w+(?=\()", source)) - {"psutil.Process"}
+    sources = [path.read_text(encoding="utf-8") for path in Path(system.__file__).parent.glob("*.py")]
+    calls = set().union(*map(asked, sources))
+    calls |= set(re.findall(r"libc\(\)\.\w+|psutil\.(?:Process\(\)\.)?\w+(?=\()", "\n".join(sources))) - {"psutil.Process"}
     assert calls == set(ON_MACOS)
     assert {there for there in ON_MACOS.values() if there not in ("same", "")} <= calls
+    source = Path(rows.__file__).read_text(encoding="utf-8")
     own = source[source.index("# ---- macOS") : source.index("# ---- the rows")]  # what only macOS's row reaches
     assert not [call for call, there in ON_MACOS.items() if there != "same" and call in own]
 
@@ -130,7 +133,7 @@ class Calls:
         return 0
 
     def mincore(self, address, nbytes, found):
-        ctypes.memset(found, self._in_memory, nbytes.value // system.PAGE)
+        ctypes.memset(found, self._in_memory, nbytes.value // rows.PAGE)
         return 0
 
     def __getattr__(self, name):
@@ -142,8 +145,8 @@ def there(monkeypatch):
     """Run as the system of a row: ``there("darwin", **what the C library does)``; ends with the test."""
 
     def be(row, libc=None):
-        monkeypatch.setattr(system, "HERE", system.SYSTEMS.get(row, system.System()))
-        monkeypatch.setattr(system, "libc", lambda: libc)
+        monkeypatch.setattr(rows, "HERE", rows.SYSTEMS.get(row, rows.System()))
+        monkeypatch.setattr(rows, "libc", lambda: libc)
         for fact in (system.cpu_name, system.cpu_facts, system.last_level_cache):
             fact.cache_clear()
         return libc
@@ -154,8 +157,8 @@ def there(monkeypatch):
 
 
 def test_macos_has_an_answer_of_its_own_to_every_question_but_one():
-    fields = {field for field, default in zip(system.System._fields, system.System(), strict=True)
-              if getattr(system.SYSTEMS["darwin"], field) == default}  # fmt: skip
+    fields = {field for field, default in zip(rows.System._fields, rows.System(), strict=True)
+              if getattr(rows.SYSTEMS["darwin"], field) == default}  # fmt: skip
     assert fields == {"groups"}  # no group of processes has a memory limit there
 
 
@@ -189,14 +192,14 @@ def test_an_ultra_has_a_cache_for_every_cluster_and_an_intel_mac_one(there, monk
 
 def test_macos_drops_reads_past_and_advises(there, monkeypatch, tmp_path):
     path, asked = tmp_path / "a", []
-    path.write_bytes(bytes(3 * system.PAGE))
+    path.write_bytes(bytes(3 * rows.PAGE))
     calls = there("darwin", Calls(in_memory=0))
-    monkeypatch.setattr(system.fcntl, "F_NOCACHE", 48, raising=False)
-    monkeypatch.setattr(system.fcntl, "fcntl", lambda *how: asked.append(how[1:]))
+    monkeypatch.setattr(rows.fcntl, "F_NOCACHE", 48, raising=False)
+    monkeypatch.setattr(rows.fcntl, "fcntl", lambda *how: asked.append(how[1:]))
     assert pagecache.drop(path)  # msync of all pages, MS_INVALIDATE; mincore says that none is left
-    assert calls.noted == [("msync", 3 * system.PAGE, 2)]
+    assert calls.noted == [("msync", 3 * rows.PAGE, 2)]
     os.close(system.open_past(path))  # what is cached would still be taken
-    assert asked == [(48, 1)] and calls.noted[1:] == [("msync", 3 * system.PAGE, 2)]
+    assert asked == [(48, 1)] and calls.noted[1:] == [("msync", 3 * rows.PAGE, 2)]
     assert disk.speed(path).gbps > 0
     calls.noted.clear()
     data = np.memmap(path, np.uint8, "r")
@@ -212,7 +215,7 @@ def test_linux_tells_its_cpu_and_the_group_s_limit(there, monkeypatch):
         "/sys/fs/cgroup/memory.max": "1048576\n", "/sys/fs/cgroup/cgroup.controllers": "cpu memory pids\n",
         "/proc/self/cgroup": "",
     }  # fmt: skip
-    monkeypatch.setattr(system, "_read", lambda path: files.get(str(path), ""))
+    monkeypatch.setattr(rows, "read_text", lambda path: files.get(str(path), ""))
     monkeypatch.setattr(system.os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)
     calls = there("linux", SimpleNamespace(syscall=lambda *how: how != (158, 0x1023, 18)))
     assert (system.cpu_name(), system.usable_cores()) == ("AMD EPYC", 3)
@@ -235,7 +238,7 @@ def test_linux_tells_its_cpu_and_the_group_s_limit(there, monkeypatch):
 
 def test_linux_drops_and_reads_past(there, monkeypatch, tmp_path):
     path, asked, opened = tmp_path / "a", [], os.open
-    path.write_bytes(bytes(system.PAGE))
+    path.write_bytes(bytes(rows.PAGE))
     there("linux", Calls(in_memory=0))
     monkeypatch.setattr(system.os, "posix_fadvise", lambda *how: asked.append(how[1:]), raising=False)
     monkeypatch.setattr(system.os, "POSIX_FADV_DONTNEED", 4, raising=False)
@@ -274,14 +277,14 @@ def test_the_makefile_asks_for_nothing_that_a_mac_lacks():
 
 def pretend() -> None:
     """Make this process ask as on a Mac: macOS's row, its calls faked, and nothing of ``os`` that only Linux has."""
-    real = system.libc()
+    real = rows.libc()
 
     class There(Calls):
         def __getattr__(self, name):
             return super().__getattr__(name) if name in ("madvise", "mlock", "msync") else getattr(real, name)
 
     calls = There()
-    system.HERE, system.libc, system.fcntl.F_NOCACHE, system.fcntl.fcntl = system.SYSTEMS["darwin"], lambda: calls, 48, print
+    rows.HERE, rows.libc, rows.fcntl.F_NOCACHE, rows.fcntl.fcntl = rows.SYSTEMS["darwin"], lambda: calls, 48, print
     for name in ("sched_getaffinity", "sched_setaffinity", "posix_fadvise", "POSIX_FADV_DONTNEED", "O_DIRECT"):
         vars(os).pop(name, None)
 

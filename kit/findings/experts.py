@@ -31,6 +31,7 @@ from kit.gguf import pagecache
 from kit.lab import child, disk, llama_cpp, system
 from kit.lab.group import Group, missing_rights
 from kit.lab.note import doing
+from kit.lab.system.rows import PAGE
 from kit.model.cpu_ops import CpuOps
 from kit.model.experts import OFFLOADS, Mapped, Slots
 from kit.units import format_bytes, format_seconds
@@ -209,7 +210,7 @@ def by_map(file, seed: int, advice: str = "", at_once: int = 0) -> float:
                 pagecache.advise(part, advice)
             for part in parts:
                 share = -(-len(part) // workers)
-                part[number * share : (number + 1) * share : system.PAGE].max(initial=0)
+                part[number * share : (number + 1) * share : PAGE].max(initial=0)
                 if not at_once and time.perf_counter() - start >= _FAULTS:
                     break
 

@@ -28,7 +28,8 @@ from kit.lab import child
 from kit.lab.group import Group
 from kit.lab.kept import once_a_run
 from kit.lab.note import doing
-from kit.lab.system import PAGE, open_past, own_memory
+from kit.lab.system import open_past, own_memory
+from kit.lab.system.rows import PAGE
 from kit.model.hyperparameters import read_config
 from kit.units import format_bytes
 

@@ -21,7 +21,8 @@ from kit.cache.traces import Requests, hottest
 from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.gguf.names import layer_of
-from kit.lab.system import PAGE, open_past
+from kit.lab.system import open_past
+from kit.lab.system.rows import PAGE
 from kit.model.weights import Weights
 
 
