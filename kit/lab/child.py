@@ -9,21 +9,25 @@ from kit.errors import KitError, ReportError
 
 
 class Ended(ReportError):
-    """A process that failed: its exit ``code`` (of a signal that ended it: less than 0), and the last that it said."""
+    """A process without an answer: its exit ``code`` (of a signal that ended it: less than 0), and the last that it said."""
 
     def __init__(self, done: subprocess.CompletedProcess):
         self.code = done.returncode
-        super().__init__(f"ended with {self.code}: {(done.stderr.strip().splitlines() or ['killed'])[-1][-300:]}")
+        said = done.stderr.strip().splitlines() or ["killed" if self.code < 0 else "no answer"]
+        super().__init__(f"ended with {self.code}: {said[-1][-300:]}")
 
 
 def call(function, *arguments, run=subprocess.run, **how):
     """What ``function(*arguments)`` returns, both plain data (JSON), from a new process that ``run`` starts as ``how`` says
-    (arguments of subprocess.run). Ended where it fails."""
+    (arguments of subprocess.run). Ended where it fails, or its last line is no answer."""
     command = [sys.executable, "-m", __name__, function.__module__, function.__name__, json.dumps(arguments)]
     done = run(command, capture_output=True, text=True, **how)
     if done.returncode:
         raise Ended(done)
-    return json.loads(done.stdout.splitlines()[-1])
+    try:
+        return json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):  # it left without a word, or something else spoke last
+        raise Ended(done) from None
 
 
 if __name__ == "__main__":
