@@ -108,3 +108,15 @@ def plain(path: Path) -> tuple[dict, dict]:
     file = kit.open(path)
     weights = kit.Weights(file)
     return dict(file.metadata.items()), {name: weights[name].numpy().astype(np.float64) for name in file.tensors}
+
+
+def split(path: Path, folder: Path, at: int) -> list[Path]:
+    """The file in two parts, the second from its tensor number ``at`` on: name-00001-of-00002.gguf and the next."""
+    parts = [folder / f"{path.stem}-{number:05}-of-00002.gguf" for number in (1, 2)]
+    with kit.open(path) as file:
+        specs = list(file.tensors.values())
+        for number, (part, own) in enumerate(zip(parts, (specs[:at], specs[at:]), strict=True)):
+            metadata = {**(file.metadata if not number else {}), "split.no": number, "split.count": 2}
+            plain = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in metadata.items()}
+            writer.write(part, plain, own, [file.blocks(one.name) for one in own])
+    return parts

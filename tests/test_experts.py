@@ -3,7 +3,10 @@
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
+import cells
+import model_files
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -19,7 +22,8 @@ from kit.costs import experts as costs
 from kit.costs.experts import PROCESS, ExpertBudget
 from kit.errors import ReportError
 from kit.findings import experts
-from kit.gguf import pagecache, writer
+from kit.gguf import pagecache
+from kit.gguf.sources import largest_part
 from kit.model import experts as holders
 from kit.synthetic.write import synthesize
 
@@ -197,17 +201,20 @@ def test_every_way_gives_the_same_logits_and_slots_hit_as_the_replay_does(record
 def test_slots_of_a_split_mixture_read_the_file_that_each_matrix_lies_in(recorded, tmp_path):
     """They read all matrices from the first file, at the offsets of the others."""
     model, out = recorded
-    with kit.open(model) as file:
-        specs = list(file.tensors.values())
-        for number, part in enumerate((specs[:20], specs[20:])):
-            metadata = {**(file.metadata if not number else {}), "split.no": number, "split.count": 2}
-            plain = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in metadata.items()}
-            writer.write(tmp_path / f"moe-{number + 1:05}-of-00002.gguf", plain, part, [file.blocks(one.name) for one in part])
-    split = tmp_path / "moe-00001-of-00002.gguf"
+    split, _ = model_files.split(model, tmp_path, 20)
     ways = "mapped", "slots past it, 2 readers", "slots through the page cache"
     runs = [experts.decode_offloaded(path, str(out), way, 13, 1 << 22) for path in (model, split) for way in ways]
     assert len({run.digest for run in runs}) == 1
     assert pagecache.resident_fraction(split) > 0.01 and pagecache.drop(split) and pagecache.resident_fraction(split) <= 0.01
+
+
+def test_the_notebook_reads_the_largest_part_of_a_split_mixture(recorded, tmp_path):
+    first, second = model_files.split(recorded[0], tmp_path, 2)
+    source, asked = next(cell.source for cell in cells.read("10_experts").cells if cell.id == "verdicts-disk"), []
+    reads = SimpleNamespace(random_gbps=lambda path, readers, nbytes, **how: asked.append((path, nbytes)))
+    mine = SimpleNamespace(expert_bytes=np.array([1 << 40]))
+    exec(source.partition("lab.verdict")[0], {"path": first, "disk": reads, "mine": mine, "largest_part": largest_part})
+    assert {*asked} == {(second, second.stat().st_size // 4)}
 
 
 def test_the_notebook_takes_each_format_with_a_model_and_a_mixture_without_a_record(recorded, tmp_path):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import cells
 import matplotlib.pyplot as plt
+import model_files
 import pandas as pd
 import pytest
 from invented import ENGINES, MACHINE
@@ -14,6 +15,7 @@ from kit.costs.measured import DTYPES, FUSED, Cost, Kind
 from kit.costs.ways import BLOCKS, LAZY, Way
 from kit.findings import pressed, reported
 from kit.findings.pressed import PRESSED, pinned_blocks
+from kit.lab.disk import Disk
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 
@@ -114,6 +116,16 @@ def test_a_page_that_is_wrong_says_so_and_what_does_not_fit_is_left_out(patch, r
     said = [row.reason for row in records.read([tmp_path / f"{NAME}.jsonl"]) if row.status == records.WARNED]
     starts = "the worked sums are 1 and", f"{len(ran['equal'])} of", "what is recommended does not fit"
     assert all(any(text.startswith(start) for text in said) for start in starts), said
+
+
+def test_a_split_model_has_the_bytes_and_the_disk_of_all_its_parts(patch, tmp_path):
+    """Half of the first part stood for half of the file."""
+    parts, asked = model_files.split(synthesize(tmp_path / "tiny.gguf", "tiny-llama"), tmp_path, 1), []
+    with patch.context() as there:
+        there.setattr(pressed, "measure", lambda path, tokens, pinned, limit: asked.append(pinned) or {})
+        there.setattr("kit.lab.disk.speed", lambda path: asked.append(path) or Disk(2.0, "told", (2.0,)))
+        ran = cells.run(NAME, "file", out=tmp_path / "out", model=parts[0])
+    assert asked == [parts[1], [sum(part.stat().st_size for part in parts) // 2]] and "tiny.gguf, its own" in ran.words["file"]
 
 
 def test_a_system_that_keeps_all_pages_is_a_fact_and_no_warning(patch, tmp_path):

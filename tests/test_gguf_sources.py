@@ -6,7 +6,7 @@ from huggingface_hub import constants, errors
 
 import kit
 from kit.errors import GGUFError
-from kit.gguf.sources import absolute, part_names, resolve
+from kit.gguf.sources import absolute, largest_part, model_bytes, model_name, part_names, resolve
 from kit.synthetic.write import synthesize
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -38,6 +38,17 @@ def test_all_parts_of_a_split_file_are_fetched(hub):
     (hub / "sub" / "m-00002-of-00002.gguf").unlink()
     with pytest.raises(GGUFError, match="not in the cache"):
         resolve("hf://owner/model/sub/m-00001-of-00002.gguf")
+
+
+def test_a_split_model_has_one_name_and_the_bytes_of_its_parts(tmp_path):
+    sizes = {"a-00001-of-00003.gguf": 3, "a-00002-of-00003.gguf": 50, "a-00003-of-00003.gguf": 7, "b.gguf": 5}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    for name in list(sizes)[:3]:
+        assert (model_name(str(tmp_path / name)), model_bytes(tmp_path / name)) == ("a.gguf", 60)
+        assert largest_part(tmp_path / name).name == "a-00002-of-00003.gguf"
+    assert (model_name("b.gguf"), model_bytes(tmp_path / "b.gguf")) == ("b.gguf", 5)
+    assert largest_part(tmp_path / "b.gguf") == tmp_path / "b.gguf"
 
 
 @pytest.mark.parametrize(

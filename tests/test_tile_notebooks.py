@@ -1,6 +1,9 @@
 """Notebooks 05 and 06, report 004: the arithmetic, what predictors cost, the order of the ladder, caches, verdicts."""
 
+import os
+
 import cells
+import model_files
 import numpy as np
 import pytest
 import torch
@@ -157,6 +160,18 @@ def test_the_tiles_of_a_model_are_written_once(tmp_path):
     before = first.path.stat().st_mtime_ns
     assert cached_tiles(path).path.stat().st_mtime_ns == before
     assert kit.Transformer(CompressedWeights(first)).logits([1]).isfinite().all()
+
+
+def test_the_tiles_of_a_split_model_are_those_of_all_its_parts(tmp_path, monkeypatch):
+    """They went by the first part alone: another second one had the tiles of the old."""
+    monkeypatch.setenv("KIT_MODELS", str(tmp_path / "models"))
+    whole = synthesize(tmp_path / "model.gguf", "tiny-llama")
+    parts = model_files.split(whole, tmp_path, 1)
+    first = cached_tiles(parts[0])
+    assert first.path.name.startswith(f"model-{sum(part.stat().st_size for part in parts)}-")
+    assert first.tensors.keys() == cached_tiles(whole).tensors.keys()
+    os.utime(parts[1], ns=(0, (now := parts[1].stat().st_mtime_ns + 10**9)))
+    assert cached_tiles(parts[0]).path.name.endswith(f"-{now}.tiles.gguf")
 
 
 def test_every_decoder_of_the_ladder_gives_the_values_back():

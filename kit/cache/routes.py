@@ -14,6 +14,7 @@ import numpy as np
 
 from kit.cache.traces import Requests
 from kit.errors import TraceError, known
+from kit.gguf.sources import model_name
 from kit.lab.paths import data_file
 
 CAPTURES = {  # name -> SHA-256 of data/routes/<name>.csv.gz; data/routes/NOTICE.md says where they come from
@@ -266,7 +267,7 @@ def of_spans(spans: Iterable, file) -> Routes:
     if not uses:
         raise TraceError(f"{file.path}: no expert was used: this is no mixture of experts, or its pass names none")
     token, layer, expert = np.array(list(uses), np.int64).T
-    return _unsized(Path(file.path).name, token, layer, expert, 1).sized(file)
+    return _unsized(model_name(file.path), token, layer, expert, 1).sized(file)
 
 
 def write_routes(routes: Routes, path: str | Path) -> Path:

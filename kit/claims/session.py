@@ -16,7 +16,7 @@ from kit.claims import records
 from kit.claims import table as claims
 from kit.claims.judge import judge
 from kit.errors import ReportError
-from kit.gguf.sources import resolve
+from kit.gguf.sources import largest_part, resolve
 from kit.lab import disk, figures, machine, note, profiles, state, tables
 from kit.lab.device import Limits
 from kit.lab.doctor import check_device
@@ -146,7 +146,7 @@ class Session:
         quantity = "reading the disk, past the page cache"
         if found := self.earlier(quantity, "GB/s"):
             return disk.Disk(max(found.samples), found.reason, tuple(found.samples))
-        measured = disk.speed(path)
+        measured = disk.speed(largest_part(path))
         if measured.gbps:
             self.record(quantity=quantity, unit="GB/s", samples=list(measured.samples), reason=measured.how)
         return measured

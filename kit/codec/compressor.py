@@ -18,6 +18,7 @@ from kit.gguf.formats import FORMATS
 from kit.gguf.mapped import MappedFile
 from kit.gguf.metadata import Cursor, read_metadata
 from kit.gguf.reader import TensorInfo
+from kit.gguf.sources import model_name
 from kit.gguf.writer import header
 from kit.lab.files import check_output, replacing
 from kit.lab.paths import models_folder
@@ -65,12 +66,12 @@ def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool =
 def cached_tiles(path) -> CompressedFile:
     """The compressed form of a model, written on the first call and kept among the generated models."""
     with reader.open(path) as file:
-        source = Path(file.path)
-    stamp, folder = source.stat(), models_folder()
+        stamps, folder = [Path(part).stat() for part in file.paths], models_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    packed = folder / f"{source.stem}-{stamp.st_size}-{stamp.st_mtime_ns}.tiles.gguf"
+    nbytes, changed = sum(each.st_size for each in stamps), max(each.st_mtime_ns for each in stamps)
+    packed = folder / f"{Path(model_name(file.path)).stem}-{nbytes}-{changed}.tiles.gguf"
     if not packed.exists():
-        compress(source, packed, threads=usable_cores())
+        compress(file.path, packed, threads=usable_cores())
     return CompressedFile(packed)
 
 

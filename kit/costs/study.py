@@ -32,6 +32,7 @@ from kit.errors import KitError, ModelError
 from kit.gguf import cut
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
+from kit.gguf.sources import largest_part
 from kit.gguf.summary import NO_WEIGHTS, summarize
 from kit.lab import note
 from kit.lab.disk import read_gbps
@@ -153,7 +154,7 @@ class Study:
         """The disk under the file; None where nothing is read from it once the page cache is warm, or it cannot be measured."""
         if self.file.path is None or self.fits:
             return None
-        gbps = read_gbps(self.file.path)
+        gbps = read_gbps(largest_part(self.file.path))
         return BackingStore(gbps, memory_available()) if gbps else None
 
     @cached_property

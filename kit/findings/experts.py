@@ -28,6 +28,7 @@ from kit.costs.experts import dense_bytes, sorted_routes
 from kit.cpu import threads
 from kit.errors import ReportError
 from kit.gguf import pagecache
+from kit.gguf.sources import model_bytes
 from kit.lab import child, disk, llama_cpp, system
 from kit.lab.group import Group, missing_rights
 from kit.lab.note import doing
@@ -132,7 +133,7 @@ def _counters(weights) -> tuple:
 
 def decode_offloaded(path, capture, name: str, tokens: int, keep: int, warm: bool = False, passes: int = 1) -> TimedDecode:
     """Decode with one of OFFLOADS, from a dropped page cache, or from a ``warm`` one; ``passes``: so often the same tokens."""
-    if not warm and not pagecache.drop(path) and os.path.getsize(path) > _SMALL:
+    if not warm and not pagecache.drop(path) and model_bytes(Path(path)) > _SMALL:
         raise ReportError(f"{path}: its pages cannot be dropped from memory; is another process using it?")
     way = OFFLOADS[name]
     if way.holds == "llama.cpp":

@@ -34,6 +34,22 @@ def part_paths(path: Path) -> list[Path]:
     return paths
 
 
+def model_name(path: str | os.PathLike) -> str:
+    """The name of a model's file; of a split one without the part: a-00001-of-00002.gguf is a.gguf."""
+    match = _PART.fullmatch(name := Path(path).name)
+    return f"{match['stem']}.gguf" if match else name
+
+
+def model_bytes(path: Path) -> int:
+    """Bytes of a model's file, or of all parts of a split one."""
+    return sum(map(os.path.getsize, part_paths(path)))
+
+
+def largest_part(path: Path) -> Path:
+    """The file to measure a disk with: of a split model the largest, as the first may hold metadata alone."""
+    return max(part_paths(path), key=os.path.getsize)
+
+
 def resolve(path: str | os.PathLike) -> Path:
     """The local file for a path, the name of a trained model, or ``hf://owner/repo[@revision]/file.gguf``.
 
