@@ -176,5 +176,5 @@ def test_the_tiles_of_a_split_model_are_those_of_all_its_parts(tmp_path, monkeyp
 
 def test_every_decoder_of_the_ladder_gives_the_values_back():
     values = np.random.default_rng(1).integers(-128, 128, (512, 512)).astype(np.int8) // 3
-    for form, decoder in (("reported", "python"), ("reported", "scalar-linear"), ("kit", "simd")):
-        assert np.array_equal(decode(encode(values[:256, :256], form), decoder), values[:256, :256])
+    for profile, decoder in (("reported", "python"), ("reported", "scalar-linear"), ("kit", "simd")):
+        assert np.array_equal(decode(encode(values[:256, :256], profile), decoder), values[:256, :256])

@@ -113,8 +113,8 @@ def _perform(run, jobs, timeout, progress, taken):
 
     width = max((len(job.name) for job in jobs), default=0)
     costs = runs.expected(run.request.profile, jobs, run.folder.parent) if progress else []
-    form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
-    with tqdm(total=sum(costs), desc="starting", bar_format=form, file=sys.stderr, disable=not progress) as bar:
+    bar_format = "{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
+    with tqdm(total=sum(costs), desc="starting", bar_format=bar_format, file=sys.stderr, disable=not progress) as bar:
         where = f"1/{len(jobs)} {jobs[0].name}" if jobs else ""
 
         def on_cell(job, cell):

@@ -148,8 +148,8 @@ def with_errors(table):
     """The table of ``quality`` as text, with each error beside its figure."""
     pairs = {"perplexity": "{:.2f} ± {:.2f}", "ratio": "{:.4f} ± {:.4f}", "kl": "{:.1e} ± {:.0e}"}
     columns = {
-        name: [form.format(*pair) for pair in zip(table[name], table[f"{name}_error"], strict=True)]
-        for name, form in pairs.items()
+        name: [pattern.format(*pair) for pair in zip(table[name], table[f"{name}_error"], strict=True)]
+        for name, pattern in pairs.items()
     }
     names = {"ratio": "of f32's", "kl": "KL to f32 (nats)"}
     out = library("pandas").DataFrame(columns, index=table.index).rename(columns=names)

@@ -35,7 +35,7 @@ def render(file, messages: Sequence[dict[str, str]]) -> str:
     try:
         return environment.from_string(template).render(
             messages=list(messages), add_generation_prompt=True, tools=None, documents=None,
-            raise_exception=_refuse, strftime_now=lambda form: datetime.datetime.now().strftime(form), **marks,
+            raise_exception=_refuse, strftime_now=lambda pattern: datetime.datetime.now().strftime(pattern), **marks,
         )  # fmt: skip
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise ModelError(f"{file.path}: its chat template refuses this conversation: {error}") from None
