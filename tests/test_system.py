@@ -215,7 +215,7 @@ def test_linux_tells_its_cpu_and_the_group_s_limit(there, monkeypatch):
         "/sys/fs/cgroup/memory.max": "1048576\n", "/sys/fs/cgroup/cgroup.controllers": "cpu memory pids\n",
         "/proc/self/cgroup": "",
     }  # fmt: skip
-    monkeypatch.setattr(rows, "read_text", lambda path: files.get(str(path), ""))
+    monkeypatch.setattr(rows, "text_of", lambda path: files.get(str(path), ""))
     monkeypatch.setattr(system.os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)
     calls = there("linux", SimpleNamespace(syscall=lambda *how: how != (158, 0x1023, 18)))
     assert (system.cpu_name(), system.usable_cores()) == ("AMD EPYC", 3)

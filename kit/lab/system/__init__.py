@@ -84,7 +84,7 @@ def memory_limit() -> int:
     limits = [psutil.virtual_memory().total]
     for folder, name in rows.HERE.groups.items():
         with suppress(ValueError):  # no such version of cgroup, or "max"
-            limits.append(int(rows.read_text(f"{folder}/{name}")))
+            limits.append(int(rows.text_of(f"{folder}/{name}")))
     return min(limits)
 
 
@@ -129,7 +129,8 @@ def allow_files(count: int) -> None:
 
 def group_root() -> tuple[Path, str] | None:
     """Where root may make a group of processes under a memory limit, and the file that takes it; None: nowhere."""
-    has = {rows.V1: Path(rows.V1).is_dir(), rows.V2: "memory" in rows.read_text(f"{rows.V2}/cgroup.controllers").split()}
+    controllers = rows.text_of(f"{rows.CGROUP_V2}/cgroup.controllers").split()
+    has = {rows.CGROUP_V1: Path(rows.CGROUP_V1).is_dir(), rows.CGROUP_V2: "memory" in controllers}
     return next(((Path(folder), name) for folder, name in rows.HERE.groups.items() if has[folder]), None)
 
 

@@ -43,16 +43,16 @@ def whole_pages(data: np.ndarray) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:
 
 
 def _proc_name() -> str:
-    found = re.search(r"^model name\s*:(.*)", read_text("/proc/cpuinfo"), re.M)
+    found = re.search(r"^model name\s*:(.*)", text_of("/proc/cpuinfo"), re.M)
     return " ".join(found[1].split()) if found else ""
 
 
 def _proc_facts() -> dict[str, str]:
     names = {"cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU revision"}  # x86; Arm
-    lines = (line.partition(":") for line in read_text("/proc/cpuinfo").split("\n\n")[0].splitlines())
+    lines = (line.partition(":") for line in text_of("/proc/cpuinfo").split("\n\n")[0].splitlines())
     found = {name.strip(): value.strip() for name, _, value in lines if name.strip() in names}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = (read_text(index / name).strip() for name in ("level", "type", "size"))
+        level, kind, size = (text_of(index / name).strip() for name in ("level", "type", "size"))
         found |= {f"L{level} {kind.lower()}": size} if size else {}  # a container may hide it
     return found
 
@@ -60,10 +60,10 @@ def _proc_facts() -> dict[str, str]:
 def _allowed_cores() -> int:
     """Those that the process may run on, or as many as its control groups give time to: more threads only wait."""
     cores = len(os.sched_getaffinity(0))
-    for folder, group in ((f"{V2}/cpu", own_group("cpu")), (V2, own_group(""))):  # versions 1 and 2
+    for folder, group in ((f"{CGROUP_V2}/cpu", own_group("cpu")), (CGROUP_V2, own_group(""))):  # versions 1 and 2
         for place in {folder, folder + group}:
-            quota = (read_text(f"{place}/cpu.cfs_{name}_us") for name in ("quota", "period"))
-            words = read_text(f"{place}/cpu.max") or " ".join(quota)
+            quota = (text_of(f"{place}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+            words = text_of(f"{place}/cpu.max") or " ".join(quota)
             with suppress(ValueError):  # no such files, or "max"
                 quota, period = map(int, words.split())
                 cores = min(cores, -(-quota // period)) if quota > 0 else cores
@@ -72,7 +72,7 @@ def _allowed_cores() -> int:
 
 def own_group(controller: str) -> str:
     """This process's group of a controller, as a path from that one's root."""
-    lines = (line.split(":", 2) for line in read_text("/proc/self/cgroup").splitlines())
+    lines = (line.split(":", 2) for line in text_of("/proc/self/cgroup").splitlines())
     return next((path for _, names, path in lines if controller in names.split(",")), "").rstrip("/")
 
 
@@ -85,7 +85,7 @@ def _sys_caches() -> int:
     return sum(sizes.values())
 
 
-def read_text(path) -> str:
+def text_of(path) -> str:
     try:
         return Path(path).read_text(errors="replace")
     except OSError:
@@ -176,7 +176,7 @@ class System(NamedTuple):
     library: str = "lib{}.so"
 
 
-V1, V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
+CGROUP_V1, CGROUP_V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 SYSTEMS = {
     "linux": System(
         cpu=_proc_name, facts=_proc_facts, cores=_allowed_cores, caches=_sys_caches, pages=True,
@@ -184,7 +184,7 @@ SYSTEMS = {
         forget=lambda file: os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED),
         advice={"random": 1, "willneed": 3, "populate": 22, "ahead": 22},
         read=lambda: psutil.Process().io_counters().read_bytes,
-        groups={V1: "memory.limit_in_bytes", V2: "memory.max"},
+        groups={CGROUP_V1: "memory.limit_in_bytes", CGROUP_V2: "memory.max"},
     ),
     "darwin": System(
         cpu=lambda: _sysctl("machdep.cpu.brand_string"), facts=_mac_facts, cores=_mac_cores, caches=_mac_caches, pages=True,
