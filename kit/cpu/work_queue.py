@@ -113,7 +113,7 @@ def _do_alone(step):
 def one_of(task, steps, tasks):
     """A task of several steps with so many tasks each, counted through."""
     step = steps + task // tasks * STEP_BYTES
-    call(load(int64, step + 8 * FUNCTION), task % tasks, step + 8 * ARGUMENTS)
+    call_task(load(int64, step + 8 * FUNCTION), task % tasks, step + 8 * ARGUMENTS)
 
 
 def alone(steps, count):
