@@ -31,7 +31,7 @@ from kit.model import linear as model_linear
 from kit.quants.exactness import exactness, random_blocks
 
 COMMON = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32"]
-OTHERS = ["Q5_0", "Q2_K", "Q4_1", "Q5_1", "Q3_K", "TQ1_0", "IQ4_XS", "MXFP4", "NVFP4", "IQ2_XXS"]  # one of each kind of scales
+OTHERS = ["Q5_0", "Q2_K", "Q4_1", "Q5_1", "Q3_K", "TQ1_0", "IQ4_XS", "MXFP4", "NVFP4", "IQ2_XXS", "IQ3_S"]  # by scales
 TESTS = Path(__file__).parent
 ACCURACIES = ["float32", "int8"]
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 20)]

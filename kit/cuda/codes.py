@@ -93,10 +93,10 @@ def _bits_to_bytes(bits):
 
 
 @triton.jit
-def _signed(magnitudes, signs):
-    """128 + value in each byte, from magnitudes below 128 and four sign bits; no byte borrows from the next."""
-    negative = _bits_to_bytes(signs) * 0x7F
-    return ((magnitudes ^ negative) | 0x80808080) - negative
+def _signed(magnitudes, signs, BIAS: tl.constexpr):
+    """BIAS + value in each byte, from magnitudes below that power of two and four sign bits; no byte borrows from the next."""
+    negative = _bits_to_bytes(signs) * (BIAS - 1)
+    return ((magnitudes ^ negative) | (0x01010101 * BIAS)) - negative
 
 
 @triton.jit
@@ -249,7 +249,7 @@ def grid_codes(block, s, j, table, FORMAT: tl.constexpr):
         return row + tl.where(_bits(block, eight, GRID.minus, FORMAT) != 0, 0, 0x02020202).to(tl.uint32)
     else:  # what followed a return would be compiled, too
         signs = _bits(block, eight, GRID.signs, FORMAT)
-        return _signed(row, (_even(signs) if GRID.signs.bits == 7 else signs) >> (4 * half))
+        return _signed(row, (_even(signs) if GRID.signs.bits == 7 else signs) >> (4 * half), FORMAT.bias)
 
 
 @triton.jit

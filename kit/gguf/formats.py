@@ -73,7 +73,8 @@ class Grid:
 @dataclass(frozen=True)
 class Numbers:
     """Numbers in a block: ``values[n]``, or ``(n - less) * times``. ``planes`` hold the bits of n, the lowest ones first; or
-    the numbers are rows of a ``grid``.
+    the numbers are rows of a ``grid``, whose ``less`` is the bias alone: the least power of two above every code, for a larger
+    one costs products accuracy.
 
     What neither can describe is read by ``function``, which every backend defines under that name.
     """
@@ -259,20 +260,20 @@ _TABLE = (
     row("Q6_K", 14, 256, "ql 128u1, qh 64u1, scales 16i1, d <f2",
         numbers("ql 64x4, qh 32x2", less=32), scales(16, "d", numbers("scales 16x8"))),
     row("Q8_K", 15, 256, "d <f4, qs 256i1, bsums 16<i2"),
-    row("IQ2_XXS", 16, 256, "d <f2, qs 16<u4", grid(8, "qs[::8] 4:4x8", signs="qs[4::8] 4:4x7", less=128),
+    row("IQ2_XXS", 16, 256, "d <f2, qs 16<u4", grid(8, "qs[::8] 4:4x8", signs="qs[4::8] 4:4x7", less=64),
         scales(32, "d", numbers("qs[7::8] 8x4>>4", less=-0.5, times=0.25))),
-    row("IQ2_XS", 17, 256, "d <f2, qs 32<u2, scales 8u1", grid(8, "qs 2:1x9", signs="qs 2:1x7>>9", less=128),
+    row("IQ2_XS", 17, 256, "d <f2, qs 32<u2, scales 8u1", grid(8, "qs 2:1x9", signs="qs 2:1x7>>9", less=64),
         scales(16, "d", numbers("scales 1x4", less=-0.5, times=0.25))),
-    row("IQ3_XXS", 18, 256, "d <f2, qs 64u1, signs 8<u4", grid(4, "qs 1:1x8", signs="signs 4:4x7", less=128),
+    row("IQ3_XXS", 18, 256, "d <f2, qs 64u1, signs 8<u4", grid(4, "qs 1:1x8", signs="signs 4:4x7", less=64),
         scales(32, "d", numbers("signs[3::4] 8x4>>4", less=-0.5, times=0.5))),
     row("IQ1_S", 19, 256, "d <f2, qs 32u1, qh 8<u2", grid(8, "qs 1:1x8, qh 2:4x3", minus="qh 2:4x1/0>>15", less=9),
         scales(32, "d", numbers("qh[1::2] 8x3>>4", less=-0.5, times=0.25))),
     row("IQ4_NL", 20, 32, "d <f2, qs 16u1", numbers("qs 16x4", values=_NL4), scales(32)),
     row("IQ3_S", 21, 256, "d <f2, qs 64u1, qh 8u1, signs 32u1, scales 4u1",
-        grid(4, "qs 1:1x8, qh 1:8x1", signs="signs 1:1x8", less=128),
+        grid(4, "qs 1:1x8, qh 1:8x1", signs="signs 1:1x8", less=16),
         scales(32, "d", numbers("scales 1x4", less=-0.5, times=2))),
     row("IQ2_S", 22, 256, "d <f2, qs 32u1, signs 32u1, qh 8u1, scales 8u1",
-        grid(8, "qs 1:1x8, qh 1:4x2", signs="signs 1:1x8", less=128),
+        grid(8, "qs 1:1x8, qh 1:4x2", signs="signs 1:1x8", less=64),
         scales(16, "d", numbers("scales 1x4", less=-0.5, times=0.25))),
     row("IQ4_XS", 23, 256, "d <f2, scales_h <u2, scales_l 4u1, qs 128u1",
         numbers("qs 16x4", values=_NL4), scales(32, "d", numbers("scales_l 1x4, scales_h 1x2", less=32))),
