@@ -53,7 +53,7 @@ def notebooks(tmp_path) -> Folder:
 def known_machine(out: Path) -> Path:
     """``out`` with an environment.json of invented speeds that no memory reaches, so that no test waits for a measurement."""
     out.mkdir(parents=True)
-    speeds = {field.name: 20_000.0 for field in dataclasses.fields(machine.Machine) if field.type is float}
+    speeds = dict.fromkeys(machine.LIMITS, 20_000.0)
     invented = machine.Machine(
         id=machine.machine_id(), cpu=f"Invented {HOSTILE}", cores=2, memory_bytes=2**34, memory_limit_bytes=2**34, **speeds,
         system={"os": "here", "python": "3", "libraries": {"kit": "0"}, "torch_threads": 2, "cpu_features": ["avx2"]},
