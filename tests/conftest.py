@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+sys.modules.setdefault("rfc3987_syntax", None)  # as kit.report does: two seconds of each worker
+
 settings.register_profile("quick", deadline=None)  # how long an example takes, beside other processes, is no fault
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("KIT_EXAMPLES", "quick"))

@@ -295,7 +295,7 @@ def test_a_trained_model_gives_the_tokens_of_the_modules(trained, weights):
     (ours, tokenizer), (modules, _) = (kit.hf.load(trained, weights, engine=engine) for engine in ("auto", "modules"))
     prompts = tokenizer(["The capital of France is", "Once upon a time, there"], return_tensors="pt", padding=True)
     ids, mask = prompts["input_ids"], prompts["attention_mask"]
-    for way, how in WAYS.items():
+    for way, how in [*WAYS.items()][: 1 if weights == "float32" else None]:  # how weights are held changes no way to choose
         one = {"attention_mask": mask[:1], "eos_token_id": None}
         assert torch.equal(*(generate(model, ids[:1], **how | one) for model in (ours, modules))), way
     assert torch.equal(*(generate(model, ids, attention_mask=mask) for model in (ours, modules)))
