@@ -1,6 +1,7 @@
 """The `kit` command: gathers the commands of kit/commands and turns every expected error into one line."""
 
 import errno
+import gc
 import importlib
 import pkgutil
 import sys
@@ -38,6 +39,8 @@ class _Kit(click.Group):
             if error.errno == errno.EPIPE:  # `kit ... | head`
                 sys.exit(141)
             message = f"{error.filename or 'input or output'}: {error.strerror or error}"
+        finally:
+            gc.freeze()  # or Python looks for garbage among all of torch before it ends: half a second
         click.echo(f"kit: error: {message}", err=True)
         sys.exit(2)
 

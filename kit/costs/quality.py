@@ -158,22 +158,20 @@ def with_errors(table):
 
 def compared(truth: torch.Tensor, logits: torch.Tensor, targets: Sequence[int]) -> dict[str, float]:
     """The columns of ``quality`` for logits (tokens, vocabulary) beside the exact ones; ``targets``: the tokens that follow."""
-    right, found = perplexity.surprisal(truth, targets), perplexity.surprisal(logits, targets)
+    index, parts = torch.as_tensor(targets)[:, None], []
+    for at in range(0, len(targets), _ROWS):
+        right, found = (side[at : at + _ROWS].double().log_softmax(1) for side in (truth, logits))
+        surprisals = (-side.gather(1, index[at : at + _ROWS])[:, 0] for side in (right, found))
+        same = (right.argmax(1) == found.argmax(1)).double()
+        parts.append(torch.stack([*surprisals, (right.exp() * (right - found)).sum(1), same]))
+    right, found, divergence, same = torch.cat(parts, 1).numpy()
     value, ratio = math.exp(found.mean()), math.exp((found - right).mean())
-    parts = [_divergence(*(side[at : at + _ROWS] for side in (truth, logits))) for at in range(0, len(targets), _ROWS)]
-    divergence = torch.cat(parts).numpy()
     return {
         "perplexity": value, "perplexity_error": value * perplexity.standard_error(found),
         "ratio": ratio, "ratio_error": ratio * perplexity.standard_error(found - right),
         "kl": float(divergence.mean()), "kl_error": perplexity.standard_error(divergence),
-        "same": float((truth.argmax(1) == logits.argmax(1)).double().mean()), "tokens": len(targets),
+        "same": float(same.mean()), "tokens": len(targets),
     }  # fmt: skip
-
-
-def _divergence(truth: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """KL(truth || logits) of each row, nats, float64."""
-    right, found = truth.double().log_softmax(1), logits.double().log_softmax(1)
-    return (right.exp() * (right - found)).sum(1)
 
 
 def _digest(file, config, window) -> str:

@@ -16,7 +16,7 @@ from kit.errors import library
 from kit.lab import state
 from kit.lab.files import read_yaml
 from kit.lab.paths import ROOT, data_file
-from kit.lab.system import cpu_facts, cpu_name, memory_available, memory_limit, usable_cores
+from kit.lab.system import cpu_facts, cpu_name, last_level_cache, memory_available, memory_limit, usable_cores
 
 LIBRARIES = ("gguf-kit", "numpy", "torch", "numba", "llvmlite", "pandas", "matplotlib", "gguf", "papermill", "triton")
 _WIDEST = {"amx-int8": "amx", "avx512vnni": "avx512", "avx512f": "avx512", "avx2": "avx2", "neon": "neon"}  # -> word of an id
@@ -87,8 +87,8 @@ def read(path: Path) -> Machine:
 
 
 def probe(leave_out: Iterable[str] = ()) -> Machine:
-    """Measure this machine: two to five seconds, up to 1 GiB of memory. ``leave_out``: "copy_gbps" and "f32_gflops", two thirds
-    of the processor's time, where nobody reads them."""
+    """Measure this machine: one to five seconds, up to 1 GiB of memory. ``leave_out``: "copy_gbps", half of the memory, and
+    "f32_gflops", where nobody reads them."""
     samples, methods = _measured_limits(leave_out)
     best = dict.fromkeys(leave_out) | {name: max(values) for name, values in samples.items()}
     device = gpu()
@@ -103,18 +103,19 @@ def probe(leave_out: Iterable[str] = ()) -> Machine:
 
 
 def _measured_limits(leave_out) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """(samples, methods) of each of LIMITS but some; bandwidths are measured over buffers larger than any cache."""
+    """(samples, methods) of each of LIMITS but some; bandwidths are measured over buffers of eight times the caches."""
     import torch
 
     from kit.lab import measure
 
     small = torch.rand(256, 256)
     slow = min(measure.time(lambda: small @ small, samples=3).samples) > 0.01  # an emulated CPU, which would take minutes
-    most, side = (64 << 20, 256) if slow else (512 << 20, 2048)
+    most, side = (64 << 20, 256) if slow else (min(512 << 20, max(128 << 20, 8 * last_level_cache())), 2048)
     count = min(most, memory_available() // 8) // 4
     nbytes = 4 * count
-    source, target = torch.empty(count), torch.empty(count)
-    fresh = [nbytes / measure.time(new.zero_, samples=0).first / 1e9 for new in (source, target)]
+    buffers = [torch.empty(count) for _ in range(1 if "copy_gbps" in leave_out else 2)]
+    fresh = [nbytes / measure.time(new.zero_, samples=0).first / 1e9 for new in buffers]
+    source, target = buffers[0], buffers[-1]
     matrix, vector = source[: count // 4096 * 4096].view(-1, 4096), torch.ones(4096)
     a, b = torch.rand(2, side, side)
     ways = (
