@@ -51,7 +51,7 @@ def run(only: str = "") -> pd.DataFrame:
 def _shell(command: str, clone: Path) -> dict[str, float]:
     """Run it in the clone; RuntimeError with its last lines if it fails."""
     environment = os.environ | {"PYTHONPATH": str(clone), "NUMBA_CACHE_DIR": str(clone / "build" / "kernels")}
-    for own in ("KIT_MODELS", "KIT_RESULTS", "KIT_PATIENCE"):
+    for own in ("KIT_MODELS", "KIT_RESULTS", "KIT_PATIENCE", "PYTHONDONTWRITEBYTECODE"):  # what a newcomer has not set
         environment.pop(own, None)
     used, started = _used(), time.perf_counter()
     done = subprocess.run(

@@ -8,7 +8,6 @@ import pickle
 import hf_files
 import llama_cpp
 import numpy as np
-import peft
 import pytest
 import torch
 import transformers
@@ -153,6 +152,13 @@ def test_a_trace_that_nobody_asked_for_holds_one_pass(llama):
     assert (frame.what == "token").sum() == 1 and (frame.what == "linear").sum() == 15
 
 
+def adapted(model, **options):
+    """The model with adapters of peft."""
+    import peft  # here: two seconds, which other workers save
+
+    return peft.get_peft_model(model, peft.LoraConfig(**options))
+
+
 PARTS = "attn_q attn_k attn_v attn_output ffn_gate ffn_up ffn_down".split()
 
 
@@ -161,7 +167,7 @@ def test_an_adapter_learns(files, name):
     torch.manual_seed(0)
     targets = {"llama": ["q_proj", "down_proj"], "gpt2": ["c_attn"]}[name]
     model, _ = kit.hf.load(files(name))
-    model = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, fan_in_fan_out=name == "gpt2"))
+    model = adapted(model, target_modules=targets, fan_in_fan_out=name == "gpt2")
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=1e-2)
     losses = []
     for _ in range(4):
@@ -210,7 +216,7 @@ def test_half_precision_around_the_products(llama):
     [
         (lambda model: model.to("meta"), "cannot be moved"),
         (lambda model: torch.nn.init.zeros_(model.lm_head.weight), "read-only"),
-        (lambda model: peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"])).merge_and_unload(), "read-only"),
+        (lambda model: adapted(model, target_modules=["q_proj"]).merge_and_unload(), "read-only"),
         (lambda model: model.save_pretrained("nowhere"), "not saved again"),
         (lambda model: kit.hf.load(model.lm_head.weight.source.weights.file, weights="int3"), "choose one of blocks"),
         (lambda model: kit.hf.load(model.lm_head.weight.source.weights.file, device="cuda"), "runs on the CPU"),

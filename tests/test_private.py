@@ -19,6 +19,8 @@ ROWS = [
     ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodeLibrary._get_compiled_object"),
     ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodeLibrary._get_module_for_linking"),
     ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "JITCPUCodegen._library_class"),
+    ("cpu/numba_private", "numba", "0.68.1", "numba.core.compiler", "DefaultPassBuilder.define_nopython_pipeline"),
+    ("cpu/numba_private", "numba", "0.68.1", "numba.core.compiler_machinery", "PassManager._ENFORCING"),
     ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodeLibrary._final_module"),
     ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodeLibrary._linking_libraries"),
     ("cpu/numba_private", "numba", "0.68.1", "", "Dispatcher._cache"),

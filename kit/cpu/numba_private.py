@@ -64,8 +64,12 @@ _PASSES = (
 )  # fmt: skip
 
 
+class _Passes(PassManager):
+    _ENFORCING = False  # lifetimes of variables after each pass, of which the last ones are asked for
+
+
 def _pipeline(state, name="kernel"):
-    manager = PassManager(name)
+    manager = _Passes(name)
     for each in _PASSES:
         manager.add_pass(each, each.__name__)
     manager.finalize()
