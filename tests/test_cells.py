@@ -290,8 +290,8 @@ CASES = {  # a notebook joins by its row
 NAMES = pytest.mark.parametrize("name", CASES)
 # Of more than ten seconds of CPU time: at each run of the notebook, and at its first.
 LONG = (
-    "00_start_here", "03_cache_variants", "04_attention", "05_tile_decode", "06_compressed_inference", "07_memory_frontier",
-    "10_experts",
+    "00_start_here", "01_first_token", "03_cache_variants", "04_attention", "05_tile_decode", "06_compressed_inference",
+    "07_memory_frontier", "10_experts",
 )  # fmt: skip
 FIRST = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("05_tile_decode", "10_experts"))) for name in CASES]

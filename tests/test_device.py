@@ -185,6 +185,7 @@ def test_first_token(call, small, tmp_path):
     assert [row["claim"] for row in rows if row["verdict"]] == ["first-token-preload"]
 
 
+@pytest.mark.slow
 def test_caches(call, small, tmp_path):
     table, rows = call(worker.caches, small, tmp_path)
     assert not [row for row in rows if row["status"] == "warned"], "logits as on the CPU, counts as in a replay"

@@ -124,6 +124,7 @@ OWN = {
     "KIT_KILLS",
     "KIT_KILLS_LOG",
     "KIT_EXIT",
+    "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING",
 }  # what the kit or a test tells its own children
 
 

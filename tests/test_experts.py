@@ -182,6 +182,7 @@ def recorded(tmp_path_factory):
     return model, out
 
 
+@pytest.mark.slow
 def test_every_way_gives_the_same_logits_and_slots_hit_as_the_replay_does(recorded):
     model, out = recorded
     with kit.open(model) as file:

@@ -95,6 +95,7 @@ def test_a_full_device_is_one_clear_error(monkeypatch):
     assert cache.keys is before and cache.capacity == 256
 
 
+@pytest.mark.slow
 def test_decoding_goes_on_where_the_cache_grows(call, tmp_path):
     path = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
     prompt = [int(token) for token in np.random.default_rng(2).integers(0, 500, 255)]
@@ -103,6 +104,7 @@ def test_decoding_goes_on_where_the_cache_grows(call, tmp_path):
     assert tokens == right.tokens
 
 
+@pytest.mark.slow
 def test_experts_through_a_small_device_cache(call, tmp_path):
     """Prefill by few tokens and by many (where an expert gets few of them), then decoding: only used experts are read."""
     path = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
