@@ -145,7 +145,8 @@ def test_few_samples_have_students_interval_of_logarithms_if_all_are_positive(co
 
 
 def test_what_was_measured_in_a_run_is_not_measured_again(tmp_path, monkeypatch):
-    """Call n from a line gives again what call n gave; calls from inside another belong to it; what no pickle holds is anew."""
+    """Call n from a line gives again what call n of its arguments gave, whatever is left out before it; calls from inside another
+    belong to it; what no pickle holds is anew."""
     monkeypatch.setenv(kept.FOLDER, str(tmp_path))
     calls = []
 
@@ -163,14 +164,15 @@ def test_what_was_measured_in_a_run_is_not_measured_again(tmp_path, monkeypatch)
         calls.append("closure")
         return lambda: 0
 
-    def page():
+    def page(values=(1, 10)):
         monkeypatch.setattr(kept, "_calls", type(kept._calls)())  # a new process
-        found = [outer(value) for value in (1, 10)], inner(5)
+        found = [outer(value) for value in values], inner(5)
         closure()
         return found
 
     first = page()
     assert first == ([3, 21], 5) and calls == [1, 2, 10, 11, 5, "closure"]
     assert page() == first and calls[6:] == ["closure"]
+    assert page((10,)) == ([21], 5) and calls[7:] == ["closure"]
     monkeypatch.delenv(kept.FOLDER)
-    assert page() == first and calls[7:] == calls[:6]
+    assert page() == first and calls[8:] == calls[:6]

@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 
 import kit
+from kit.lab.kept import once_a_run
 from kit.lab.tables import frame
 from kit.model.config import Config
 from kit.model.kvcache import KV_TYPES
@@ -55,6 +56,7 @@ class DecodeStep:
         return sum(self.parts())
 
 
+@once_a_run
 def in_turn(steps: dict[str, DecodeStep], rounds: int, slow: Collection[str] = ()) -> pd.DataFrame:
     """Seconds of a token by part, one row a round and step: "way", "round", the parts and "total". Every other round is in
     reverse; ``slow`` steps take part in two."""

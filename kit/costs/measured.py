@@ -17,6 +17,7 @@ from kit.costs.order import FUSED, Kind, kind_of, use_of
 from kit.cpu.threads import torch_alone
 from kit.gguf import formats
 from kit.gguf.cut import fewer_rows
+from kit.lab.kept import once_a_run
 
 DTYPES = tuple(formats.DTYPES)
 _SAMPLES = 3  # tensors of a kind, and walks over them
@@ -36,6 +37,7 @@ class Cost:
     fused: dict[str, float]
 
 
+@once_a_run
 def measure_costs(file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
     """The cost of every kind among ``names``: medians over up to _SAMPLES tensors of the kind (fewer of large ones), in as many
     walks."""

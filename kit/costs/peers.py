@@ -21,6 +21,7 @@ from tqdm import tqdm
 import kit
 from kit.errors import KitError, ReportError
 from kit.lab import llama_cpp, system
+from kit.lab.kept import once_a_run
 from kit.units import format_bytes, format_seconds
 
 
@@ -81,6 +82,7 @@ def installed() -> list[str]:
     return [name for name, engine in ENGINES.items() if not engine.missing()]
 
 
+@once_a_run
 def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, positions=0, environment=None) -> pd.DataFrame:
     """One row an engine (names of ENGINES): the same greedy tokens from the same file, ``rounds`` times in turn.
 

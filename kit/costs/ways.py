@@ -20,6 +20,7 @@ from kit.errors import KitError
 from kit.gguf.cut import cut
 from kit.gguf.formats import DTYPES
 from kit.lab import state
+from kit.lab.kept import once_a_run
 from kit.lab.system import last_level_cache, limit_memory
 from kit.units import format_bytes, format_seconds
 
@@ -219,6 +220,7 @@ class Measured:
         return float(np.median(self.samples))
 
 
+@once_a_run
 def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measured:
     """Decode ``tokens`` tokens after a warm-up (or walk over the tensors of a file that cannot run); at most ``tries`` times,
     until other processes do not disturb it."""

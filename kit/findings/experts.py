@@ -31,6 +31,7 @@ from kit.gguf import pagecache
 from kit.gguf.sources import model_bytes
 from kit.lab import child, disk, llama_cpp, system
 from kit.lab.group import Group, missing_rights
+from kit.lab.kept import once_a_run
 from kit.lab.note import doing
 from kit.lab.system.rows import PAGE
 from kit.model.cpu_ops import CpuOps
@@ -224,6 +225,7 @@ def by_map(file, seed: int, advice: str = "", at_once: int = 0) -> float:
 # --- in the parent ---------------------------------------------------------------------------------------------------------
 
 
+@once_a_run
 @doing("decoding a mixture under a memory limit")
 def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int = 32, ways=tuple(OFFLOADS)):
     """(facts, runs): each way in a child of its own, under the limit of base + dense weights + ``share`` of the experts.

@@ -20,6 +20,7 @@ from kit.costs.order import Decode
 from kit.costs.ways import Measured, Way
 from kit.gguf import pagecache
 from kit.lab import child
+from kit.lab.kept import once_a_run
 from kit.lab.system import join_group
 from kit.model.pinned import PinnedBlocks
 
@@ -42,6 +43,7 @@ class Pressed:
     stayed: float = 0.0
 
 
+@once_a_run
 def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0) -> dict[Way, Pressed]:
     """``tokens`` tokens with blocks in so many bytes of memory, for each number in ``pinned``, and with none held (PRESSED), in
     a group of ``limit`` bytes if one may be made, which may keep so many. No other process may have the file mapped."""

@@ -4,12 +4,14 @@
 nothing is kept.
 """
 
+import hashlib
 import os
 import pickle
 import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import is_dataclass
 from functools import wraps
 from pathlib import Path
 
@@ -18,7 +20,8 @@ _calls, _inside = Counter(), False  # calls of this process by place; whether on
 
 
 def once_a_run(measure: Callable) -> Callable:
-    """Decorator of what measures: where a page is rendered again, call n from a line of it returns what it returned before.
+    """Decorator of what measures: where a page is rendered again, call n of these arguments from a line of it returns what it
+    returned before. (By words, whole numbers, paths, and dataclasses of them; whatever else it is given counts as the same.)
 
     Calls from inside another such function belong to it. What cannot be pickled is measured again.
     """
@@ -31,6 +34,8 @@ def once_a_run(measure: Callable) -> Callable:
             return measure(*args, **keywords)
         caller = sys._getframe(1)
         place = f"{measure.__module__}.{measure.__qualname__}-{caller.f_code.co_name.strip('<>')}-{caller.f_lineno}"
+        told = [each for each in (*args, *keywords.items()) if _tells(each)]
+        place += f"-{hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
         _calls[place] += 1
         kept = Path(folder, f"{place}-{_calls[place]}.pickle")
         if kept.exists():
@@ -45,3 +50,9 @@ def once_a_run(measure: Callable) -> Callable:
         return found
 
     return take
+
+
+def _tells(value) -> bool:
+    """Whether a value tells one call from another; numbers with a fraction may be limits, which a page is rendered again for."""
+    parts = vars(value).values() if is_dataclass(value) else value if isinstance(value, tuple) else (value,)
+    return all(part is None or isinstance(part, (str, int, Path)) for part in parts)
