@@ -145,8 +145,8 @@ def test_few_samples_have_students_interval_of_logarithms_if_all_are_positive(co
 
 
 def test_what_was_measured_in_a_run_is_not_measured_again(tmp_path, monkeypatch):
-    """Call n from a line gives again what call n of its arguments gave, whatever is left out before it; calls from inside another
-    belong to it; what no pickle holds is anew."""
+    """Call n from a line gives again what call n of its arguments gave, whatever is left out before it; calls from inside
+    another belong to it; what no pickle holds is anew."""
     monkeypatch.setenv(kept.FOLDER, str(tmp_path))
     calls = []
 

@@ -53,6 +53,6 @@ def once_a_run(measure: Callable) -> Callable:
 
 
 def _tells(value) -> bool:
-    """Whether a value tells one call from another; numbers with a fraction may be limits, which a page is rendered again for."""
+    """Whether a value tells one call from another; numbers with a fraction may be the limits that are new."""
     parts = vars(value).values() if is_dataclass(value) else value if isinstance(value, tuple) else (value,)
     return all(part is None or isinstance(part, (str, int, Path)) for part in parts)
