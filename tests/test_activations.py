@@ -25,7 +25,7 @@ RECORDS = {  # as ggml itself writes them
     "Q8_K": np.dtype([("d", "<f4"), ("qs", "i1", 256), ("bsums", "<i2", 16)]),
 }
 TOKENS = 64  # of a text
-OFTEN = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q4_1")
+OFTEN = "Q4_K", "Q6_K", "Q5_0"
 IN_EIGHT_BITS = sorted(name for name, format in FORMATS.items() if format.codes)
 
 

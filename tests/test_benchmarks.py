@@ -120,9 +120,10 @@ def test_every_benchmark_has_a_small_case():
     assert set(SMALL) == set(NAMES)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("inference", "quality"))) for name in SMALL]
-)
+LONG = "cycles", "explain", "first_call", "gpu", "inference", "quality"  # of more than three seconds
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in SMALL])
 def test_it_runs(name, tmp_path, monkeypatch):
     constants, arguments, rows = SMALL[name]
     module, path = importlib.import_module(f"benchmarks.{name}"), model_files.write(tmp_path, "tiny-llama", "Q4_K_M")

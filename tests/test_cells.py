@@ -293,9 +293,8 @@ LONG = (
     "00_start_here", "01_first_token", "03_cache_variants", "04_attention", "05_tile_decode", "06_compressed_inference",
     "07_memory_frontier", "10_experts",
 )  # fmt: skip
-FIRST = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("05_tile_decode", "10_experts"))) for name in CASES]
-)
+LONGEST = "05_tile_decode", "06_compressed_inference", "10_experts"
+FIRST = pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONGEST)) for name in CASES])
 AGAIN = pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in CASES])
 HTML = "<IPython.core.display.HTML object>"  # a table behind a fold, which is no sentence
 SYSTEM = "Not measured here: "  # what a system does not do is said whatever the data says

@@ -131,7 +131,7 @@ def fit(record, grid: int = 7) -> routing.Fit:
     return routing.Fit(*map(float, centre), *map(float, target))
 
 
-@pytest.mark.parametrize("name", routing.FITTED)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "gptoss")) for name in routing.FITTED])
 def test_the_fit_is_that_of_the_capture_and_its_draws_have_the_lru_curve(name):
     capture = routes.capture(name)
     found = fit(capture)

@@ -155,8 +155,13 @@ def test_nothing_behind_the_last_row_is_read(qtype):
             assert torch.equal(linear(last, qtype, x, accuracy), linear(blocks, qtype, x, accuracy))
 
 
+OF_ROWS = [
+    pytest.param(tier, marks=[pytest.mark.slow] * (tier != simd.tier().value)) for tier in simd.available() if tier != "plain"
+]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs mprotect")
-@pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier != "plain"])
+@pytest.mark.parametrize("tier", OF_ROWS)
 @pytest.mark.parametrize("accuracy", ACCURACIES)
 @pytest.mark.parametrize("qtype", ["Q8_0", "Q5_0", "Q4_1", "IQ4_NL"])
 def test_every_rest_of_a_row(qtype, accuracy, tier):

@@ -94,6 +94,7 @@ def test_cpu_dequantizes(definition, tier):
     assert torch.equal(kit.dequantize(blocks, format.name, backend="plain"), weights(definition, blocks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activations", ["float32", "int8"])
 def test_cpu_multiplies(definition, activations):
     for tokens in (1, 3, 10):
