@@ -24,8 +24,6 @@ settings.load_profile(os.environ.get("KIT_EXAMPLES", "quick"))
 
 # Kernels are compiled once for all processes, those of other installations of the kit included.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "kernels"))
-# Of overloads that do not fit Numba makes errors, a thousand a kernel: a fifteenth of compiling goes to their colors.
-os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a background job; tests send it to what they start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("KIT_PATIENCE", "0")  # the other half of the tests keeps the machine busy

@@ -102,7 +102,8 @@ def _explain(file, given, as_json, **how):
     plain: dict = {}
     try:
         with ExitStack() as beside:  # what is not compiled yet, on all cores
-            beside.enter_context(ahead.making(ahead.kernels(file.tensors.values(), prompts=["int8"]), helping=True))
+            kernels = ahead.kernels(file.tensors.values(), prompts=["int8"], attend=False)
+            beside.enter_context(ahead.making(kernels, helping=True))
             with kit.no_collection():
                 from kit.costs import sentences
                 from kit.costs.study import Study

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -97,7 +98,8 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False):
     file that the kit cannot run, TokenizerError for one without a tokenizer.
     """
     names = list(PRECISIONS if names is None else names)
-    exact = model_of(file, PRECISIONS[EXACT])
+    model = partial(model_of, file, attention="blas")  # torch's: kit explain compiles no kernel for one prompt
+    exact = model(PRECISIONS[EXACT])
     window = window_of(exact, tokens)
     path = models_folder() / f"quality-{_digest(file, exact.config, window)}.json"
     known = {}
@@ -109,7 +111,7 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False):
         bar = tqdm(missing, "quality", disable=None if progress else True)
         for name in bar:
             bar.set_postfix_str(name)
-            logits = truth if name == EXACT else model_of(file, PRECISIONS[name]).logits(window)[:-1]
+            logits = truth if name == EXACT else model(PRECISIONS[name]).logits(window)[:-1]
             known[name] = compared(truth, logits, window[1:])
         with suppress(OSError, GGUFError):  # what cannot be written is measured again at the next call
             path.parent.mkdir(parents=True, exist_ok=True)

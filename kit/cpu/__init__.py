@@ -37,3 +37,8 @@ many to a scale; "digits" are the bytes of an activation, as activations.py defi
 The rest of a token is in norm.py, elementwise.py (activation, RoPE, sums), history.py (keys and values), attention.py;
 buffers.py keeps memory for dequantized tensors. simd/ has the vectors, and the tiers: what instructions a CPU has.
 """
+
+import os
+
+# Numba makes errors of overloads that do not fit, a thousand a kernel; where colorama is, their colors take a fifteenth of it.
+os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")

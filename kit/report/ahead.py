@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +53,13 @@ def _of_formats(model: str, stand_in: str, layers: int | None, **how) -> list[tu
         return kernels(file.tensors.values(), **how)
 
 
-def kernels(tensors, runs=True, plain=False, prompts=_ACTIVATIONS) -> list[tuple]:
-    """What dequantizes and multiplies these tensors; what else a model of them ``runs``, whose prompts have these activations;
-    "plain": on that tier as well."""
+def kernels(tensors, runs=True, plain=False, prompts=_ACTIVATIONS, attend=True) -> list[tuple]:
+    """What dequantizes and multiplies these tensors; what else a model of them ``runs``, whose prompts have these activations
+    and ``attend`` by the kit's kernel; "plain": on that tier as well."""
     known = [tensor for tensor in tensors if tensor.qtype in FORMATS and described(FORMATS[tensor.qtype])]
     formats = sorted({tensor.qtype for tensor in known}, reverse=True)
     matrices = sorted({tensor.qtype for tensor in known if len(tensor.shape) > 1}, reverse=True)
-    found = [("token", "fused", "fused", "float32", None)] if runs else []
+    found = [("token" if attend else "first token", "fused", "fused", "float32", None)] if runs else []
     few = dict.fromkeys([*formats, *(_KEPT if runs else ())])
     found += [("multiplied", qtype, _FEW, activations) for qtype in few for activations in _ACTIVATIONS]
     found += [("multiplied", qtype, _PROMPT, activations) for qtype in matrices if runs for activations in prompts]
@@ -88,7 +89,7 @@ def _multiplied(qtype, tokens, activations):
     linear(_blocks(qtype), qtype, torch.ones(tokens, 64 * FORMATS[qtype].block_elements), activations)
 
 
-def _token(linear, attention, kv, tier):
+def _token(linear, attention, kv, tier, prompt=(1, 2, 3)):
     from kit.cpu import simd
 
     name, layers = profiles.get("smoke").models[_STAND_IN]
@@ -96,8 +97,8 @@ def _token(linear, attention, kv, tier):
     with kit.open(path) as file, simd.using(tier):
         model = kit.Transformer(kit.Weights(file), linear=linear, attention=attention, kv_dtype=kv)
         cache = model.new_cache(8)
-        for tokens in ([1, 2, 3], [1], [1]):  # the last one is recorded as a program
-            model.step(tokens, cache)
+        for tokens in (prompt, [1], [1]):  # the last one is recorded as a program
+            model.step(list(tokens), cache)
 
 
 def _tiles(coding):
@@ -114,7 +115,14 @@ def _generated(profile, stands_for, seed):
 
 
 # the longest first
-WORK = {"tiles": _tiles, "token": _token, "generated": _generated, "multiplied": _multiplied, "dequantized": _dequantized}
+WORK = {
+    "tiles": _tiles,
+    "token": _token,
+    "first token": partial(_token, prompt=[1]),
+    "generated": _generated,
+    "multiplied": _multiplied,
+    "dequantized": _dequantized,
+}
 
 
 @contextmanager
