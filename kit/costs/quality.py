@@ -89,7 +89,8 @@ def model_of(file, precision: Precision, **options) -> "kit.Transformer":
 
 
 def quality(file, names=None, tokens: int = 256, progress: bool = False):
-    """One row for each precision (``names`` of PRECISIONS; None: all), measured on ``tokens`` tokens of an English text.
+    """One row for each precision (``names`` of PRECISIONS; None: all), measured on ``tokens`` tokens of an English text, with
+    attention by torch.
 
     Columns, with standard errors in ``..._error``: perplexity; ratio (perplexity over that of float32); kl (mean KL
     divergence of the next-token distribution from that of float32, nats); same (share of tokens with the same most
@@ -98,7 +99,7 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False):
     file that the kit cannot run, TokenizerError for one without a tokenizer.
     """
     names = list(PRECISIONS if names is None else names)
-    model = partial(model_of, file, attention="blas")  # torch's: kit explain compiles no kernel for one prompt
+    model = partial(model_of, file, attention="blas")  # so that kit explain compiles no kernel for one prompt
     exact = model(PRECISIONS[EXACT])
     window = window_of(exact, tokens)
     path = models_folder() / f"quality-{_digest(file, exact.config, window)}.json"
