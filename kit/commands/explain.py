@@ -102,7 +102,7 @@ def _explain(file, given, as_json, **how):
     plain: dict = {}
     try:
         with ExitStack() as beside:  # what is not compiled yet, on all cores
-            kernels = ahead.kernels(file.tensors.values(), prompts=["int8"], attend=False)
+            kernels = ahead.kernels(file.tensors.values(), prompts=())
             beside.enter_context(ahead.making(kernels, helping=True))
             with kit.no_collection():
                 from kit.costs import sentences

@@ -16,6 +16,7 @@ import kit
 from kit.codec.codings import quantize
 from kit.codec.compressor import matrices_of
 from kit.costs.ways import PRECISION_OF
+from kit.cpu import gemm, gemm_codes
 from kit.errors import GGUFError, library
 from kit.lab.files import replacing
 from kit.lab.paths import PACKAGE, models_folder
@@ -24,6 +25,7 @@ from kit.model.weights import Weights
 
 _ROWS = 16  # rows of logits in float64 at a time
 _ROUNDED_ROWS = 256  # rows of weights that are rounded at a time, so that they stay in the CPU's caches
+_AT_ONCE = min(gemm.FEWEST, gemm_codes.FEWEST) - 1  # tokens that the kernels of a decode multiply
 _SAMPLE = 4096  # bytes of each end of a tensor that are part of a file's digest
 _CODE = (*(f"{part}/**/*.py" for part in ("codec", "cpu", "gguf", "model", "quants")), "costs/quality.py")
 
@@ -90,7 +92,7 @@ def model_of(file, precision: Precision, **options) -> "kit.Transformer":
 
 def quality(file, names=None, tokens: int = 256, progress: bool = False):
     """One row for each precision (``names`` of PRECISIONS; None: all), measured on ``tokens`` tokens of an English text, with
-    attention by torch.
+    attention by torch, and a few tokens at a time where weights are blocks.
 
     Columns, with standard errors in ``..._error``: perplexity; ratio (perplexity over that of float32); kl (mean KL
     divergence of the next-token distribution from that of float32, nats); same (share of tokens with the same most
@@ -99,7 +101,7 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False):
     file that the kit cannot run, TokenizerError for one without a tokenizer.
     """
     names = list(PRECISIONS if names is None else names)
-    model = partial(model_of, file, attention="blas")  # so that kit explain compiles no kernel for one prompt
+    model = partial(model_of, file, attention="blas")  # and _AT_ONCE: kit explain compiles no kernels for one prompt
     exact = model(PRECISIONS[EXACT])
     window = window_of(exact, tokens)
     path = models_folder() / f"quality-{_digest(file, exact.config, window)}.json"
@@ -112,7 +114,7 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False):
         bar = tqdm(missing, "quality", disable=None if progress else True)
         for name in bar:
             bar.set_postfix_str(name)
-            logits = truth if name == EXACT else model(PRECISIONS[name]).logits(window)[:-1]
+            logits = truth if name == EXACT else _logits(model(PRECISIONS[name]), window)[:-1]
             known[name] = compared(truth, logits, window[1:])
         with suppress(OSError, GGUFError):  # what cannot be written is measured again at the next call
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,6 +122,12 @@ def quality(file, names=None, tokens: int = 256, progress: bool = False):
                 out.write(json.dumps(known, indent=1).encode())
     rows = [{"precision": name, **known[name], "command": PRECISIONS[name].command} for name in names]
     return library("pandas").DataFrame(rows).set_index("precision")
+
+
+def _logits(model, window: list[int]) -> torch.Tensor:
+    """Logits after each token of the window; from blocks a few tokens at a time."""
+    some, cache = _AT_ONCE if model.linear.activations else len(window), model.new_cache(len(window))
+    return torch.cat([model.logits(window[at : at + some], 0, cache) for at in range(0, len(window), some)])
 
 
 class Truth(NamedTuple):

@@ -53,13 +53,13 @@ def _of_formats(model: str, stand_in: str, layers: int | None, **how) -> list[tu
         return kernels(file.tensors.values(), **how)
 
 
-def kernels(tensors, runs=True, plain=False, prompts=_ACTIVATIONS, attend=True) -> list[tuple]:
+def kernels(tensors, runs=True, plain=False, prompts=_ACTIVATIONS) -> list[tuple]:
     """What dequantizes and multiplies these tensors; what else a model of them ``runs``, whose prompts have these activations
-    and ``attend`` by the kit's kernel; "plain": on that tier as well."""
+    (none: no prompts); "plain": on that tier as well."""
     known = [tensor for tensor in tensors if tensor.qtype in FORMATS and described(FORMATS[tensor.qtype])]
     formats = sorted({tensor.qtype for tensor in known}, reverse=True)
     matrices = sorted({tensor.qtype for tensor in known if len(tensor.shape) > 1}, reverse=True)
-    found = [("token" if attend else "first token", "fused", "fused", "float32", None)] if runs else []
+    found = [("token" if prompts else "first token", "fused", "fused", "float32", None)] if runs else []
     few = dict.fromkeys([*formats, *(_KEPT if runs else ())])
     found += [("multiplied", qtype, _FEW, activations) for qtype in few for activations in _ACTIVATIONS]
     found += [("multiplied", qtype, _PROMPT, activations) for qtype in matrices if runs for activations in prompts]
