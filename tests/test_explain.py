@@ -367,7 +367,11 @@ def test_what_a_file_is_stands_there_while_kernels_are_compiled_which_takes_noth
     monkeypatch.setattr(sentences, "how", lambda study: told.append(study.minute) or (_ for _ in ()).throw(KeyboardInterrupt))
     explain._explain(study.file, 2 << 20, False, tokens=3, trace=None, via="", skew=0.0, thorough=False)
     assert "tensors" in told[0] and "WHAT THE WEIGHTS TAKE" in told[0] and told[1] > 50.02
-    assert {("multiplied", "Q4_K", 5, "float32"), ("multiplied", "Q4_K", 64, "int8"), ("dequantized", "F32", None)} <= {*made}
+    assert {
+        ("multiplied", "Q4_K", 5, "float32"),
+        ("first token", "fused", "fused", "float32", None),
+        ("dequantized", "F32", None),
+    } <= {*made}
 
 
 def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):
