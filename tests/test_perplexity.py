@@ -175,6 +175,14 @@ def test_quality_by_its_definition(path, cached):
     assert table.loc["f32"].kl == 0 and table.loc["f32"].same == 1 and row.tokens == 19
 
 
+def test_from_blocks_a_few_tokens_at_a_time_give_the_logits_of_all_at_once(path):
+    ids = [*range(1, 2 * quality._AT_ONCE + 4)]
+    with kit.open(path) as file:
+        model = quality.model_of(file, quality.Precision(), attention="blas")
+        whole = model.logits(ids)
+        assert torch.allclose(quality._logits(model, ids), whole, rtol=0, atol=1e-4 * float(whole.std()))
+
+
 def test_quality_is_measured_once(path, cached, monkeypatch):
     with kit.open(path) as file:
         first = quality.quality(file, ["f16 KV"], tokens=8)

@@ -103,7 +103,8 @@ def probe(leave_out: Iterable[str] = ()) -> Machine:
 
 
 def _measured_limits(leave_out) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """(samples, methods) of each of LIMITS but some; bandwidths are measured over buffers of eight times the caches."""
+    """(samples, methods) of each of LIMITS but some; bandwidths are measured over eight times the last-level
+    cache, from 128 to 512 MiB."""
     import torch
 
     from kit.lab import measure
