@@ -81,7 +81,8 @@ def test_parts_are_the_token_and_layers_count_by_their_number(tmp_path):
     ran = run(tmp_path, "figure-shares")
     parts = ran["parts"]
     assert set(parts["way"]) == set(ran["ways"]) and (parts[["attention", "projections", "norms"]] > 0).all(axis=None)
-    assert (parts.groupby("way")["round"].nunique() >= 2).all()
+    rounds = parts.groupby("way")["round"].nunique()
+    assert rounds.min() == 1 and rounds["products for both"] >= 2  # loops once, which are slow
     spans = pd.DataFrame({"what": ["linear", "linear", "attention"], "layer": [0, -1, 0], "seconds": [1.0, 2.0, 0.5]})
     model = SimpleNamespace(trace=SimpleNamespace(clear=lambda: None, frame=spans.copy), step=lambda tokens, held: None)
     step = costs.DecodeStep.__new__(costs.DecodeStep)

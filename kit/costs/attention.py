@@ -59,12 +59,12 @@ class DecodeStep:
 @once_a_run
 def in_turn(steps: dict[str, DecodeStep], rounds: int, slow: Collection[str] = ()) -> pd.DataFrame:
     """Seconds of a token by part, one row a round and step: "way", "round", the parts and "total". Every other round is in
-    reverse; ``slow`` steps take part in two."""
+    reverse; ``slow`` steps take part in the first alone."""
     rows = [
         (way, number, *steps[way].parts())
         for number in range(rounds)
         for way in list(steps)[:: 1 if number % 2 == 0 else -1]
-        if number < 2 or way not in slow
+        if number < 1 or way not in slow
     ]
     table = pd.DataFrame(rows, columns=["way", "round", *PARTS])
     return table.assign(total=table[PARTS].sum(axis=1))

@@ -190,7 +190,7 @@ def _timed(name, weights, steps, step, beside) -> TimedDecode:
         for column, value in zip(_BESIDE, beside(number), strict=True):
             columns[column].append(value)
         fewest = _LEAST if isinstance(weights, Mapped) else _LEAST // 2
-        if number >= fewest and time.perf_counter() - began > _BUDGET * len(steps):
+        if number + 1 >= fewest and time.perf_counter() - began > _BUDGET * len(steps):
             break
     return TimedDecode(name, **columns, resident=psutil.Process().memory_info().rss)
 
