@@ -86,7 +86,15 @@ def test_a_page_by_a_lower_limit_than_the_run_s_is_not_left_so(tmp_path, limit, 
     path.write_text(json.dumps(json.loads(path.read_text()) | {"read_gbps": limit}))
     for name, then in (("01_first", 20_000.0), ("02_second", limit), ("03_from_before", None)):
         run.notebooks[name] = runs.NotebookOutcome("ok", "", 3, 1.0, [], "now", "d", read_gbps=then)
-    assert run.outdated == left
+    assert run.again == run.outdated == left
+
+
+def test_a_page_kept_from_an_earlier_run_is_not_measured_anew_where_memory_is_faster(tmp_path):
+    """A run with one changed page measured all ten others for five minutes."""
+    run = runs.Run(known_machine(tmp_path / "out"), runs.Request(), "m", "0", "c", "now")
+    for name, kept in (("01_first", ""), ("02_second", "an earlier run")):
+        run.notebooks[name] = runs.NotebookOutcome("ok", "", 3, 1.0, [], "now", "d", kept=kept, read_gbps=1.0)
+    assert run.outdated == {"01_first", "02_second"} and run.again == {"01_first"}
 
 
 def test_the_best_of_each_limit_is_kept():

@@ -86,7 +86,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             if serve:
                 click.launch(str(folder / "index.html"))  # a plain file: nothing listens on a port
             _perform(run, left, timeout, bar, Path(kept))
-            if outdated := run.outdated:  # once: a machine that never rests does not keep it running
+            if outdated := run.again:  # once: a machine that never rests does not keep it running
                 names = ", ".join(sorted(outdated))
                 click.echo(f"memory became faster meanwhile, so rendered again from what was measured: {names}", err=True)
                 again = [job for job in jobs if job.name in outdated or job.name.startswith(runs.READ_ALL)]
@@ -96,7 +96,8 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
         click.echo(f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True)
         sys.exit(EXIT_INTERRUPTED)
     found = [(name, text) for name in run.notebooks for _, text in run.warnings_of(name)]
-    found += [(name, "memory became faster after it ran: its bounds are older than the run's") for name in sorted(run.outdated)]
+    older = "memory became faster after it ran: its bounds are older than the run's (--resume runs it again)"
+    found += [(name, older) for name in sorted(run.outdated)]
     click.echo("\n".join(f"warning: {name}: {text}" for name, text in found) + "\n" * bool(found), nl=False, err=True)
     click.echo(folder / "index.html")
     sys.exit(EXIT_FAILED if run.failed else 0)

@@ -80,6 +80,12 @@ class Run:
         best = self.read_gbps or 0
         return {name for name, row in self.notebooks.items() if row.read_gbps and best > row.read_gbps}
 
+    @property
+    def again(self) -> set[str]:
+        """The outdated that this run measured, so that they are rendered again at little cost. A page kept from an earlier run
+        would be measured anew: it stays, and a warning says that its bounds are older."""
+        return {name for name in self.outdated if not self.notebooks[name].kept}
+
     def records_of(self, name: str) -> list[tuple[records.Record, str]]:
         """The records of a notebook, each with the anchor on its page of the cell that wrote it (``#cell-7``)."""
         path = self.folder / f"{name}.jsonl"
