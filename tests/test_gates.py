@@ -54,6 +54,10 @@ def test_a_gate_that_does_not_hold_shows_on_its_page_on_the_front_and_in_the_sum
     assert "two is &lt;less&gt; than one" in front and "01_gate.html#cell-" in front
 
 
+FASTER = (
+    "import json; path = 'environment.json'; old = json.load(open(path)); "
+    "json.dump(old | {'read_gbps': 40000.0}, open(path, 'w'))"
+)
 MEASURES = """
 from kit.lab import measure
 measure.rounds({"a": lambda: float(open("measured", "a").write("x"))}, 2)
@@ -65,11 +69,7 @@ def test_one_limit_has_one_value_in_a_run(tmp_path):
     """The second notebook finds memory faster than the first: the first is rendered again by the limit of the run."""
     notebooks = Folder(tmp_path / "notebooks")
     for name in ("01_first", "02_second"):
-        faster = (
-            "import json; path = 'environment.json'; old = json.load(open(path)); "
-            "json.dump(old | {'read_gbps': 40000.0}, open(path, 'w'))"
-        )
-        notebooks.add(name, faster if name == "02_second" else MEASURES)
+        notebooks.add(name, FASTER if name == "02_second" else MEASURES)
     done = reproduce(notebooks.path, known_machine(tmp_path / "out"))
     assert "memory became faster meanwhile, so rendered again from what was measured: 01_first\n" in done.output
     rows = json.loads((tmp_path / "out" / "run.json").read_text())["notebooks"]
@@ -95,6 +95,17 @@ def test_a_page_kept_from_an_earlier_run_is_not_measured_anew_where_memory_is_fa
     for name, kept in (("01_first", ""), ("02_second", "an earlier run")):
         run.notebooks[name] = runs.NotebookOutcome("ok", "", 3, 1.0, [], "now", "d", kept=kept, read_gbps=1.0)
     assert run.outdated == {"01_first", "02_second"} and run.again == {"01_first"}
+
+
+def test_the_command_leaves_a_kept_page_and_warns(tmp_path):
+    notebooks = Folder(tmp_path / "notebooks")
+    notebooks.add("01_first", MEASURES)
+    notebooks.add("02_second", "1")
+    reproduce(notebooks.path, known_machine(tmp_path / "one"))
+    notebooks.add("02_second", FASTER)
+    told = reproduce(notebooks.path, tmp_path / "two").output
+    assert "01_first  kept from one" in told and "rendered again" not in told
+    assert "warning: 01_first: memory became faster after it ran" in told
 
 
 def test_the_best_of_each_limit_is_kept():

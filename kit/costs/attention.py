@@ -64,7 +64,7 @@ def in_turn(steps: dict[str, DecodeStep], rounds: int, slow: Collection[str] = (
         (way, number, *steps[way].parts())
         for number in range(rounds)
         for way in list(steps)[:: 1 if number % 2 == 0 else -1]
-        if number < 1 or way not in slow
+        if number == 0 or way not in slow
     ]
     table = pd.DataFrame(rows, columns=["way", "round", *PARTS])
     return table.assign(total=table[PARTS].sum(axis=1))
