@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 import kit
-from kit.costs.measured import measure_costs
+from kit.costs.measured import between, measure_costs
 from kit.costs.order import order_of
 from kit.costs.ways import BLOCKS, Way, measure, predict, used_tensors
 from kit.gguf.trained import TRAINED
@@ -23,7 +23,7 @@ GOALS = {"median": 1.10, "worst": 1.25}  # factors between predicted and measure
 
 def run(only: str = "", samples: int = 3) -> pd.DataFrame:
     """One row a file, memory and policy: seconds a token predicted and measured, the median of their factors in as many rounds,
-    in each of which costs are taken anew; then the median and the worst of the factors beside their goals.
+    in which costs are the mean of those before and after; then the median and the worst of the factors beside their goals.
 
     ``only``: the files whose name holds this.
     """
@@ -44,12 +44,16 @@ def _rows(path, rounds):
         order = order_of(file, _TOKENS + 1)
         parts = used_tensors(file, order)
         whole = sum(4 * part.elements for part in parts.values())
-        sized = [Way(policy, int(share * whole)) for share in SHARES for policy in ("LRU", "Pinned")]
+        groups = [[Way(policy, int(share * whole)) for policy in ("LRU", "Pinned")] for share in SHARES]
         for _ in range(rounds):  # memory is faster in one minute than in the next
-            for way in [*sized, BLOCKS]:
-                if way.policy != "Pinned":  # with each size
-                    costs = measure_costs(file, order.names, dtypes=(DTYPE,))
-                taken[way].append((predict(way, parts, order, costs, here).seconds, measure(way, file, order, _TOKENS).seconds))
+            order = order_of(file, _TOKENS + 1)  # with the cost of a token from blocks
+            before = measure_costs(file, order.names, dtypes=(DTYPE,))
+            for group in ([BLOCKS], *groups):
+                seconds = {way: measure(way, file, order, _TOKENS).seconds for way in group}
+                after = measure_costs(file, order.names, dtypes=(DTYPE,))
+                costs, before = between(before, after), after
+                for way, took in seconds.items():
+                    taken[way].append((predict(way, parts, order, costs, here).seconds, took))
     for way, pairs in taken.items():
         predicted, seconds = np.transpose(pairs)
         yield {"what": f"{path.stem[:24]}, {way.label}", "predicted": np.median(predicted), "seconds": np.median(seconds),

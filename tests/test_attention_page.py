@@ -84,10 +84,11 @@ def test_parts_are_the_token_and_layers_count_by_their_number(tmp_path):
     rounds = parts.groupby("way")["round"].nunique()
     assert rounds.min() == 1 and rounds["products for both"] >= 2  # loops once, which are slow
     spans = pd.DataFrame({"what": ["linear", "linear", "attention"], "layer": [0, -1, 0], "seconds": [1.0, 2.0, 0.5]})
-    model = SimpleNamespace(trace=SimpleNamespace(clear=lambda: None, frame=spans.copy), step=lambda tokens, held: None)
+    trace, steps = SimpleNamespace(clear=lambda: None, frame=spans.copy), []
+    model = SimpleNamespace(trace=trace, step=lambda tokens, held: steps.append(tokens))
     step = costs.DecodeStep.__new__(costs.DecodeStep)
     step.model, step.cache, step.positions, step.times = model, SimpleNamespace(truncate=lambda n: None), 3, 40
-    assert step.parts() == [20.0, 42.0, 0.0] and step.seconds() == 62.0
+    assert step.parts() == [20.0, 42.0, 0.0] and step.seconds() == 62.0 and len(steps) == 3  # one warms up, when first asked
 
 
 def test_a_latent_is_less_to_keep_and_both_ways_give_what_loops_give(tmp_path):

@@ -164,6 +164,19 @@ def test_no_time_of_a_use_reads_as_nothing(study):
         assert told.loc["attn_norm", "from blocks"] == ("2.00 s" if order.reason else "–")
 
 
+def test_what_an_lru_loads_goes_into_memory_that_the_caches_do_not_hold(monkeypatch, study):
+    """It takes the place of what was used longest ago; a pinned set's misses share one place, which the caches hold."""
+    parts, order, costs = invented([40] * 4)
+    costs = {kind: replace(cost, cold={"float32": 100.0}) for kind, cost in costs.items()}
+    work, room = 3.0 + 4 * 0.25, 3 * 160
+    seconds = lambda *way: predict(Way(*way), parts, order, costs, MACHINE).seconds - work  # noqa: E731
+    monkeypatch.setattr("kit.costs.ways.last_level_cache", lambda: 2 * room - 1)
+    assert [seconds("LRU", room), seconds("Pinned", room), seconds("NoCache")] == [4 * 100, 40, 4 * 40]
+    monkeypatch.setattr("kit.costs.ways.last_level_cache", lambda: 2 * room)
+    assert seconds("LRU", room) == 4 * 40
+    assert all(cost.cold.keys() == {"float32"} for cost in study.costs.values())
+
+
 def test_a_use_that_is_not_kept_has_a_price_of_its_own(study):
     vectors = [cost for kind, cost in study.costs.items() if len(kind.shape) == 1]
     least = min(cost.load["float32"] + cost.multiply["float32"] for cost in vectors)

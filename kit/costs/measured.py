@@ -7,7 +7,7 @@ decode, so that threads, mapped pages, reused memory and CPU caches are in the s
 import math
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
 import numpy as np
@@ -30,11 +30,14 @@ _PIECE = 1 << 28  # bytes of a matrix that are timed; the time grows with its ro
 @dataclass(frozen=True)
 class Cost:
     """Seconds of one use of a tensor for one token; a vector is only fetched. ``multiply``: dtype -> with the weight in the
-    cache. ``load``: dtype -> further seconds of a miss. ``fused``: linear variant of FUSED -> from the blocks."""
+    cache. ``load``: dtype -> further seconds of a miss, into the memory of the one before, which is in the CPU's caches.
+    ``fused``: linear variant of FUSED -> from the blocks. ``cold``: dtype -> ``load`` into memory that was used long ago, as is
+    that of what an LRU evicts; measured of the first dtype."""
 
     load: dict[str, float]
     multiply: dict[str, float]
     fused: dict[str, float]
+    cold: dict[str, float] = field(default_factory=dict)
 
 
 @once_a_run
@@ -47,14 +50,15 @@ def measure_costs(file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
     few = {kind: max(1, min(_SAMPLES, _MOST // math.prod(kind.shape))) for kind in by_kind}
     kinds = {name: kind for kind, members in by_kind.items() for name in members[: few[kind]]}
     chosen = {name: kinds[name] for name in names if name in kinds}
-    ways = [(dtype, "dequantized", held) for dtype in dtypes for held in (False, True)]
-    ways += [(dtypes[0], linear, False) for linear in FUSED]
+    ways = [(dtype, "dequantized", held) for dtype in dtypes for held in ("none", "all")]
+    ways += [(dtypes[0], linear, "none") for linear in FUSED] + [(dtypes[0], "dequantized", "others")]
     seconds = {(dtype, *how): _walked(file, chosen, dtype, *how) for dtype, *how in ways}
     costs = {}
     for kind in by_kind:
-        kept = {dtype: seconds[dtype, "dequantized", True][kind] for dtype in dtypes}
-        load = {dtype: max(0.0, seconds[dtype, "dequantized", False][kind] - kept[dtype]) for dtype in dtypes}
-        costs[kind] = Cost(load, kept, {linear: seconds[dtypes[0], linear, False][kind] for linear in FUSED})
+        kept = {dtype: seconds[dtype, "dequantized", "all"][kind] for dtype in dtypes}
+        load = {dtype: max(0.0, seconds[dtype, "dequantized", "none"][kind] - kept[dtype]) for dtype in dtypes}
+        cold = {dtypes[0]: max(0.0, seconds[dtypes[0], "dequantized", "others"][kind] - kept[dtypes[0]])}
+        costs[kind] = Cost(load, kept, {linear: seconds[dtypes[0], linear, "none"][kind] for linear in FUSED}, cold)
     return costs
 
 
@@ -67,14 +71,22 @@ def between(before: dict[Kind, Cost], after: dict[Kind, Cost]) -> dict[Kind, Cos
     return {kind: Cost(*map(mean, vars(cost).values(), vars(after[kind]).values())) for kind, cost in before.items()}
 
 
-def _walked(file, kinds: dict[str, Kind], dtype, linear, held: bool) -> dict[Kind, float]:
-    """Median seconds of a use by kind, over up to _SAMPLES walks after a warm-up. ``kinds``: of the names."""
+_HELD = {  # what a use finds in the cache -> the policy, for tensors of so many bytes that are used in turn
+    "none": lambda nbytes: None,
+    "all": lambda nbytes: kit.HashMap(),
+    "others": lambda nbytes: kit.LRU(max(1, nbytes - 1)),  # it has just let go the one that is asked for
+}
+
+
+def _walked(file, kinds: dict[str, Kind], dtype, linear, held: str) -> dict[Kind, float]:
+    """Median seconds of a use by kind, over up to _SAMPLES walks after a warm-up. ``kinds``: of names; ``held``: in _HELD."""
     plain, taken, part = kit.Weights(file), defaultdict(list), fewer_rows(file, _PIECE // formats.DTYPES[dtype])
     ends = accumulate(map(plain.nbytes, kinds))
     for _, batch in groupby(zip(kinds, ends, strict=True), lambda pair: pair[1] // _TOGETHER):
-        weights = kit.Weights(part, kit.HashMap() if held else None, dtype=dtype)
+        names = [name for name, _ in batch]
+        weights = kit.Weights(part, _HELD[held](sum(map(kit.Weights(part, dtype=dtype).nbytes, names))), dtype=dtype)
         uses = [(kinds[name], kinds[name].shape[0] / kind_of(weights, name).shape[0], use_of(weights, linear, name))
-                for name, _ in batch]  # fmt: skip
+                for name in names]  # fmt: skip
         began = time.perf_counter()
         for walk in range(_SAMPLES + 1):
             if walk > 1 and time.perf_counter() - began > _ENOUGH:
