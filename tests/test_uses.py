@@ -15,7 +15,7 @@ from kit.cache.replay import replay_hits
 from kit.cache.traces import repeated
 from kit.costs import sentences, tables
 from kit.costs import study as studies
-from kit.costs.measured import Cost, measure_costs
+from kit.costs.measured import _HELD, Cost, measure_costs
 from kit.costs.order import Order, order_of
 from kit.costs.study import Study
 from kit.costs.uses import Use, assumed, beyond, bytes_used, draw, uses_of
@@ -114,6 +114,13 @@ def test_no_least_exceeds_what_another_part_of_a_page_says(tmp_path, folder):
         assert roofline["the file's blocks"] == pytest.approx(blocks["least"].iloc[0])
         assert (kept <= roofline["f32"] * (1 + 1e-9)).all()  # less where an expert is used for the first time
         assert roofline["the file's blocks"] <= table["predicted"].min() * (1 + 1e-9)
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=9))
+def test_a_walk_for_cold_memory_finds_nothing(sizes):
+    accesses = repeated([(str(number), size) for number, size in enumerate(sizes)], 4)
+    assert replay_hits(accesses, _HELD["others"](sum(sizes)))[0].hits == 0
+    assert replay_hits(accesses, _HELD["all"](sum(sizes)))[0].misses == len(sizes)
 
 
 def test_the_roof_is_the_best_bandwidth_that_was_shown(folder):

@@ -155,8 +155,8 @@ def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machi
     stats, hits = replay_hits(order.requests(nbytes.__getitem__), way.cache())
     missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
     seconds = order.rest + sum(costs[tensors[name].kind].multiply[way.dtype] for name in uses) / tokens
-    cold = _share_cold(stats, way.capacity)
-    seconds += sum(_load(costs[tensors[name].kind], way.dtype, cold) for name in missed) / tokens
+    cold = share_cold(stats, way.capacity)
+    seconds += sum(miss_seconds(costs[tensors[name].kind], way.dtype, cold) for name in missed) / tokens
     # a miss reads blocks; its weights pass through memory only where they are larger than the CPU's caches
     spilled = sum(max(0, nbytes[name] - last_level_cache()) for name in missed) / tokens
     from_file = sum(tensors[name].blocks - nbytes[name] for name in missed) / tokens
@@ -170,14 +170,14 @@ def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machi
     return _with_disk(found, order, share, kept, disk)
 
 
-def _share_cold(stats, capacity: int | None) -> float:
+def share_cold(stats, capacity: int | None) -> float:
     """The share of a policy's misses that go into the memory of what was evicted for them, and that no CPU cache holds."""
     evicting = stats.misses - stats.entries  # the first ones filled it
     beyond = (capacity or 0) > last_level_cache() / 2  # the other half is for blocks, vectors and results
     return min(1.0, stats.evictions / evicting) if evicting > 0 and beyond else 0.0
 
 
-def _load(cost: Cost, dtype: str, cold: float) -> float:
+def miss_seconds(cost: Cost, dtype: str, cold: float) -> float:
     """Further seconds of a miss, this share of which load into ``cold`` memory."""
     return (1 - cold) * cost.load[dtype] + cold * cost.cold.get(dtype, cost.load[dtype])
 
