@@ -262,6 +262,15 @@ def test_what_is_no_trace_is_one_error(tmp_path, content):
         oracle.read_trace(tmp_path / "trace.csv")
 
 
+def test_the_sum_by_hand_on_page_09_takes_cold_misses_too(tmp_path, monkeypatch):
+    """Models beyond the caches alone have them: the page's gate failed where no test looked."""
+    monkeypatch.setenv("KIT_PATIENCE", "0")
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.costs.ways.last_level_cache", lambda: 0)
+    ran = cells.run("09_your_model", until="by-hand", out=tmp_path)
+    assert ran["cold"] > 0 and sum(ran["terms"].values()) + ran["from_disk"] == pytest.approx(ran["now"].seconds)
+
+
 # --- controls --------------------------------------------------------------------------------------------------------
 
 
