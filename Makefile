@@ -59,7 +59,7 @@ fuzz: $(STAMP) ## every fuzz target for MINUTES=1 each; ARGS="gguf tiles" for so
 
 LLAMA := build/llama.cpp
 # a compiler a core, and a gigabyte for each
-JOBS   = $(shell $(BIN)/python -c 'from kit.lab.system import memory_available as m, usable_cores as n; print(max(1, min(n(), m() >> 30)))')
+JOBS   = $(shell $(BIN)/python -c 'from kit.system import memory_available as m, usable_cores as n; print(max(1, min(n(), m() >> 30)))')
 llama: $(STAMP) ## llama.cpp for every tier of CPU, of the wheel's version: LLAMA_CPP=build/llama.cpp/bin/libggml-cpu-haswell.so (-apple_m4)
 	$(BIN)/pip download --quiet --dest $(LLAMA) --no-deps --no-binary xllamacpp "$$(grep -o 'xllamacpp==[0-9.]*' pyproject.toml)"
 	tar -xzf $(LLAMA)/xllamacpp-*.tar.gz -C $(LLAMA) --strip-components 1

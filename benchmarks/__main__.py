@@ -10,9 +10,9 @@ import pandas as pd
 
 import benchmarks
 from benchmarks import _speeds
-from kit import __version__
-from kit.lab import machine, system
-from kit.lab.paths import ROOT
+from kit import __version__, system
+from kit.lab import machine
+from kit.system.paths import ROOT
 
 _OTHERS = {"gpu_session"}  # a script of its own
 NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not m.name.startswith("_")} - _OTHERS)

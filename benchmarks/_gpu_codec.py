@@ -19,7 +19,7 @@ def tile_rows(here: bool) -> list[dict]:
     if not here:
         return []
     from kit.codec.triton import decode_on_device, start, upload
-    from kit.lab.device import time_on_device
+    from kit.lab.gpu import time_on_device
 
     rows = []
     for count in _TILES:
@@ -60,7 +60,7 @@ def _nvcomp(values: torch.Tensor) -> tuple[float, int]:
     """(median seconds of a decode without synchronization, compressed bytes)."""
     from nvidia import nvcomp
 
-    from kit.lab.device import time_on_device
+    from kit.lab.gpu import time_on_device
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -99,8 +99,8 @@ def streaming_rows(device: dict, here: bool) -> list[dict]:
 
 
 def _pass(matrices) -> float:
-    from kit.codec.device import Streamed
-    from kit.lab.device import time_on_device
+    from kit.codec.on_gpu import Streamed
+    from kit.lab.gpu import time_on_device
 
     stream = Streamed(matrices)
 

@@ -13,7 +13,7 @@ from benchmarks import hf, waits
 from benchmarks.decode import CASES
 from kit.gguf.trained import TRAINED
 from kit.lab import figures
-from kit.lab.paths import ROOT
+from kit.system.paths import ROOT
 
 MARK = "<!-- from here on: python -m benchmarks --table -->\n"
 WHY = {  # what is known of a line that is missed

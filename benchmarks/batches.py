@@ -11,8 +11,8 @@ import kit
 from benchmarks._turns import Side, serve
 from kit.lab import measure
 from kit.lab.llama_cpp import ENVIRONMENT
-from kit.lab.paths import models_folder
 from kit.synthetic.write import cached_model
+from kit.system.paths import models_folder
 
 TOKENS = (1, 4, 16, 64)
 PEER = "torch float32"

@@ -21,7 +21,7 @@ import pandas as pd
 
 from kit.cpu.superblock_scales import SUPERBLOCK
 from kit.errors import KitError
-from kit.lab.paths import ROOT
+from kit.system.paths import ROOT
 
 PLACE = "static"  # the folder of records: no machine takes part
 SOURCES = ROOT / "build" / "llama.cpp" / "thirdparty" / "llama.cpp" / "ggml"

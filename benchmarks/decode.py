@@ -24,9 +24,9 @@ from kit.errors import KitError, ModelError
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import measure
 from kit.lab.llama_cpp import ENVIRONMENT, Llama, available
-from kit.lab.paths import models_folder
 from kit.model.linear import LINEAR
 from kit.synthetic.write import cached_model
+from kit.system.paths import models_folder
 
 MODELS = ("tinyllama-1.1b", "granite-3.3-2b", "smollm2-135m", "gemma-3-270m")
 SHORT = "granite-3.3-2b, 4 layers"  # where a pass over the whole model takes seconds: the layers are all alike
@@ -59,7 +59,7 @@ for tier in TIERS:
 
 
 PEER = "llama.cpp"  # the ratios are of its speed
-ENGINE_OF = {"fused": "kit", "fused-int8": "kit, int8 activations", IK: IK}  # of kit.costs.peers; other sides are llama.cpp
+ENGINE_OF = {"fused": "kit", "fused-int8": "kit, int8 activations", IK: IK}  # of kit.lab.costs.peers; other sides are llama.cpp
 
 
 def run(only: str = "", samples: int = 6) -> pd.DataFrame:

@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 
 import kit
-from kit.costs.measured import between, measure_costs
-from kit.costs.order import order_of
-from kit.costs.ways import BLOCKS, Way, measure, predict, used_tensors
 from kit.gguf.trained import TRAINED
 from kit.lab import machine
-from kit.lab.paths import models_folder
+from kit.lab.costs.measured import between, measure_costs
+from kit.lab.costs.order import order_of
+from kit.lab.costs.ways import BLOCKS, Way, measure, predict, used_tensors
 from kit.synthetic.write import cached_model
+from kit.system.paths import models_folder
 
 GENERATED = {"tinyllama-1.1b": 4, "granite-3.3-8b": 1}  # layers of each
 SHARES = (0.02, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 1.0)  # of the weights in float32

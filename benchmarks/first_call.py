@@ -8,8 +8,8 @@ import tempfile
 
 import pandas as pd
 
-from kit.lab.paths import models_folder
 from kit.synthetic.write import cached_model
+from kit.system.paths import models_folder
 
 GOAL = 0.6  # seconds from nothing to the first numbers of a file, compiled kernels present, at most
 NAMES = ("Q4_K", "Q6_K", "F32", "IQ3_S")

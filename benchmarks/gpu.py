@@ -40,7 +40,7 @@ def run() -> pd.DataFrame:
 
 def _measured_device() -> dict:
     """The columns of data/devices.yaml of the device that is here; its clock is the nominal one."""
-    from kit.lab.device import probe_device
+    from kit.lab.gpu import probe_device
 
     properties = torch.cuda.get_device_properties(0)
     return probe_device() | {"multiprocessors": properties.multi_processor_count, "clock_ghz": properties.clock_rate / 1e6}

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from kit.gguf.formats import FORMATS
-from kit.lab.paths import ROOT, models_folder
+from kit.system.paths import ROOT, models_folder
 
 _FAST = {"Q4_K": 0.80, "Q6_K": 0.70, "Q8_0": 0.85}  # shares of read bandwidth that products are to reach
 _OTHERS = [name for name, format in FORMATS.items() if format.codes and name not in _FAST]
@@ -40,7 +40,7 @@ def device_blocks(qtype: str, rows: int, columns: int) -> torch.Tensor:
 
 
 def _median(work, samples: int) -> float:
-    from kit.lab.device import time_on_device
+    from kit.lab.gpu import time_on_device
 
     return float(np.median(time_on_device(work, samples)))
 
@@ -68,8 +68,8 @@ def device_model(name: str):
     """
     import kit
     from kit.cuda import linear
-    from kit.model.device import DeviceTransformer
     from kit.model.device_weights import DeviceWeights
+    from kit.model.on_gpu import DeviceTransformer
     from kit.synthetic.geometry import GEOMETRIES
     from kit.synthetic.write import synthesize
 
@@ -89,7 +89,7 @@ def device_model(name: str):
 
 def limits(tiny: bool) -> list[dict]:
     """The measured limits of the device."""
-    from kit.lab.device import probe_device
+    from kit.lab.gpu import probe_device
 
     if not torch.cuda.is_available():
         return [{"name": "none: kernels are interpreted on the CPU", "read_gbps": 1.0, "copy_gbps": 1.0}]
@@ -196,7 +196,7 @@ def reproduce(tiny: bool) -> list[dict]:
     """The notebooks, quick, on the device: pages and records go to FOLDER/reproduce."""
     out = Path(os.environ.get("KIT_GPU_SESSION", "results/gpu")) / "reproduce"
     more = ["--help"] if tiny else ["--profile", "quick", "--device", "cuda", "--out", str(out)]
-    done = _run([sys.executable, "-c", "from kit.commands.cli import main; main()", "reproduce", *more])
+    done = _run([sys.executable, "-c", "from kit.lab.commands.cli import main; main()", "reproduce", *more])
     return [{"exit_code": done.returncode, "tail": done.stdout.strip().splitlines()[-12:]}]
 
 

@@ -13,9 +13,9 @@ import pandas as pd
 import kit
 from benchmarks import parts, quality
 from benchmarks.decode import masked
-from kit.costs import peers
-from kit.costs.quality import window_of
 from kit.gguf.trained import TRAINED, fetch
+from kit.lab.costs import peers
+from kit.lab.costs.quality import window_of
 from kit.lab.tables import number
 
 ENGINES = {  # engine -> its row in README and docs/speeds.md

@@ -10,12 +10,12 @@ import torch
 
 import kit
 from kit.lab import measure
-from kit.lab.paths import models_folder
-from kit.lab.trace import Trace
 from kit.model.attention import ATTENTION
 from kit.model.linear import LINEAR
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import cached_model, synthesize
+from kit.system.paths import models_folder
+from kit.trace import Trace
 
 MODEL, PREFILL = "tinyllama-1.1b", 128
 

@@ -13,13 +13,13 @@ import torch
 
 import kit
 from benchmarks._engines import ENGINES
-from kit.costs import peers
-from kit.costs.quality import Truth, truth_of, window_of
 from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import llama_cpp
-from kit.lab.paths import models_folder
+from kit.lab.costs import peers
+from kit.lab.costs.quality import Truth, truth_of, window_of
+from kit.system.paths import models_folder
 
 TOKENS = 601  # of an English text; each but the last is followed by one that is scored
 MOST = 1.05  # of llama.cpp's own KL divergence
@@ -55,8 +55,8 @@ def run(only: str = "", tokens: int = TOKENS) -> pd.DataFrame:
 
 @cache
 def of(path: Path, engine: str, name: str, tokens: int = TOKENS, environment: tuple = (), **options) -> dict[str, float]:
-    """The columns of kit.costs.quality for an engine of peers.ENGINES in a pass of PASSES. ``environment``: pairs of a variable
-    and its value, for the engine's process."""
+    """The columns of kit.lab.costs.quality for an engine of peers.ENGINES in a pass of PASSES. ``environment``: pairs of
+    a variable and its value, for the engine's process."""
     truth = _truth(path, tokens)
     return truth.beside(peers.logits_of(engine, path, truth.window, PASSES[name], dict(environment), **options))
 

@@ -13,12 +13,12 @@ import kit
 from kit.cache import POLICIES
 from kit.cache.bounds import stack_distances
 from kit.cache.traces import popular
-from kit.commands.cli import main as command
 from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
 from kit.lab import measure
-from kit.lab.paths import models_folder
+from kit.lab.commands.cli import main as command
 from kit.synthetic.write import cached_model
+from kit.system.paths import models_folder
 
 OBJECTS, TENSORS, PARTS = (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000)
 SPANS, TOKENS = (10, 100, 1_000, 10_000, 100_000, 1_000_000), (10, 100, 1_000)

@@ -20,12 +20,13 @@ from numba import njit, prange
 
 from benchmarks import decode
 from benchmarks._turns import Side, serve
+from kit import system
 from kit.cpu import threads
 from kit.cpu.linear import Activations
 from kit.cpu.simd.atomics import call_task
 from kit.cpu.threads import Program
 from kit.gguf.trained import fetch
-from kit.lab import llama_cpp, measure, system
+from kit.lab import llama_cpp, measure
 from kit.quants.exactness import random_blocks
 
 SHAPES = ((2048, 2048), (256, 2048), (256, 2048), (2048, 2048), (5632, 2048), (5632, 2048), (2048, 5632))  # of a layer

@@ -23,8 +23,8 @@ def run(only: str = "", samples: int = 5):
     from benchmarks._turns import Side
     from kit.cpu.simd import available
     from kit.lab import measure
-    from kit.lab.paths import ROOT, models_folder
     from kit.synthetic.write import cached_model
+    from kit.system.paths import ROOT, models_folder
 
     path, rows = str(cached_model(MODEL, layers=4, folder=models_folder())), []
     others = {f"the {tier} tier": {"PYTHONPATH": str(ROOT), "KIT_SIMD": tier} for tier in available()[1:]}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kit.lab.paths import ROOT, models_folder
+from kit.system.paths import ROOT, models_folder
 
 _HERE = f"make BIN={Path(sys.executable).parent} -o .venv/.installed -o .venv/.notebooks"  # the environment as it is
 _MODELS = f"KIT_MODELS={models_folder()}"

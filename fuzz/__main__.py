@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from fuzz.targets import TARGETS
 from kit.lab import machine
-from kit.lab.paths import ROOT
+from kit.system.paths import ROOT
 
 CORPUS = ROOT / "data" / "fuzz"
 LIMITS = ("-rss_limit_mb=1024", "-timeout=2", "-max_len=65536", "-print_final_stats=1", "-verbosity=1")

@@ -24,16 +24,16 @@ import nbformat
 import psutil
 from nbformat import v4
 
-from kit.commands import cli
 from kit.gguf import trained
 from kit.lab import machine
-from kit.lab.paths import ROOT
+from kit.lab.commands import cli
+from kit.system.paths import ROOT
 
 MARK = "KIT_KILLS"  # variable in the environment of everything that a killed command has started
 GRACE = 120.0  # seconds that processes may take to notice
 CELL = """\
 import subprocess, time, pathlib
-from kit.claims import records
+from kit.lab.claims import records
 child = subprocess.Popen(["sleep", "300"])
 for number in range(3):
     time.sleep(0.1)
@@ -138,9 +138,9 @@ class Grid:
 class Reproduce(Grid):
     def __init__(self, folder: Path):
         import kit.lab.doctor
-        import kit.report.html
-        import kit.report.index
-        import kit.report.run  # noqa: F401
+        import kit.lab.report.html
+        import kit.lab.report.index
+        import kit.lab.report.run  # noqa: F401
 
         super().__init__(folder)
 
@@ -165,9 +165,9 @@ class Reproduce(Grid):
 
 class Sweep(Grid):
     def __init__(self, folder: Path):
-        import kit.report.sweep.page
-        import kit.report.sweep.run
-        import kit.report.sweep.spec  # noqa: F401
+        import kit.lab.report.sweep.page
+        import kit.lab.report.sweep.run
+        import kit.lab.report.sweep.spec  # noqa: F401
 
         super().__init__(folder)
         self.spec = folder / "grid.yaml"

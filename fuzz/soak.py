@@ -20,7 +20,7 @@ from kit.cache.policies.base import LRU
 from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
 from kit.lab import machine
-from kit.lab.paths import ROOT
+from kit.system.paths import ROOT
 
 OBJECTS, SIZE, LIMIT, AHEAD = 40, 10, 200, 40
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kit.lab.paths import data_file
+from kit.system.paths import data_file
 
 
 class Target(NamedTuple):
@@ -142,20 +142,20 @@ def _csv(data: bytes) -> None:
 
 
 def _grid(data: bytes) -> None:
-    from kit.lab.paths import notebooks_folder
-    from kit.report.sweep import spec
+    from kit.lab.report.sweep import spec
+    from kit.system.paths import notebooks_folder
 
     spec.read(_file(data, "grid.yaml"), notebooks_folder())
 
 
 def _claims(data: bytes) -> None:
-    from kit.claims import table
+    from kit.lab.claims import table
 
     table.read(_file(data, "claims.yaml"))
 
 
 def _parameters(data: bytes) -> None:
-    from kit.report import parameters
+    from kit.lab.report import parameters
 
     text = data.decode("utf-8", "replace")
     cell = {"cell_type": "code", "source": text, "metadata": {"tags": ["parameters"]}}
@@ -195,8 +195,10 @@ TARGETS = {
     "tiles": Target(_tile_seeds, _tiles, ("kit.codec.tiles:Tiles.from_bytes", "kit.codec.tiles:Layout.check")),
     "oracle": Target(_trace_seeds, _oracle, ("kit.cache.oracle", "kit.cache.replay")),
     "csv": Target(lambda: [b"name,nbytes\na,3\nb,5\n"], _csv, ("kit.cache.oracle", "kit.cache.traces")),
-    "grid": Target(lambda: [b"profile: smoke\nnotebooks: [decode]\nmodels: [tiny-llama]\n"], _grid, ("kit.report.sweep.spec",)),
-    "claims": Target(lambda: [data_file("claims.yaml").read_bytes()[:4096]], _claims, ("kit.claims.table",)),
-    "parameters": Target(lambda: [b"n: int = 3  # how many\nx: float = 1.5\n"], _parameters, ("kit.report.parameters",)),
+    "grid": Target(
+        lambda: [b"profile: smoke\nnotebooks: [decode]\nmodels: [tiny-llama]\n"], _grid, ("kit.lab.report.sweep.spec",)
+    ),
+    "claims": Target(lambda: [data_file("claims.yaml").read_bytes()[:4096]], _claims, ("kit.lab.claims.table",)),
+    "parameters": Target(lambda: [b"n: int = 3  # how many\nx: float = 1.5\n"], _parameters, ("kit.lab.report.parameters",)),
     "text": Target(lambda: ["Hello, wörld 123 \n\n 漢字🙂".encode()], _text, ("kit.model.tokenizer",)),
 }

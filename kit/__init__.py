@@ -19,14 +19,14 @@ __version__ = "0.1.0"
 
 _HOME = {  # public name -> module that defines it
     "open": "kit.gguf.reader",
-    "Trace": "kit.lab.trace",
+    "Trace": "kit.trace",
     "dequantize": "kit.quants",
     "Weights": "kit.model.weights",
     "Transformer": "kit.model.transformer",
     "generate": "kit.model.generate",
     "replay": "kit.cache.replay",
     "WeightCache": "kit.cache.store",
-    "Session": "kit.claims.session",
+    "Session": "kit.lab.claims.session",
     "KitError": "kit.errors",
 }
 _POLICIES = {  # module of kit.cache.policies -> those that it defines

@@ -18,7 +18,7 @@ from threading import Condition
 import matplotlib.pyplot as plt
 import nbformat
 
-from kit.lab.paths import ROOT
+from kit.system.paths import ROOT
 
 NUMBER, BOLD = re.compile(r"\d"), re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
 LABELS = ("Question", "Claim", "Answer", "Real and generated", "Generated and real")  # bold words that state nothing

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-sys.modules.setdefault("rfc3987_syntax", None)  # as kit.report does: two seconds of each worker
+sys.modules.setdefault("rfc3987_syntax", None)  # as kit.lab.report does: two seconds of each worker
 
 # Whatever this shell says bytecode is written, or hundreds of processes compile all of kit and tests, each two seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -22,7 +22,7 @@ def session(folder, notebook):
     """A session with the interpreter as its device "cuda", and invented limits."""
     import kit
     from kit.lab import machine
-    from kit.lab.device import Limits
+    from kit.lab.gpu import Limits
 
     invented = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 20.0, 20.0, 100.0, 5.0)
     machine.of_run = lambda out: invented
@@ -33,14 +33,14 @@ def session(folder, notebook):
 
 def recorded(lab):
     """Its records, as plain dicts."""
-    from kit.claims import records
+    from kit.lab.claims import records
 
     return [vars(record) for record in records.read([lab.out / f"{lab.notebook}.jsonl"])]
 
 
 def first_token(path, folder):
     """(table, records): equality is asserted within."""
-    from kit.findings import model_on_device
+    from kit.lab.findings import model_on_device
 
     lab = session(folder, "01_first_token")
     return model_on_device.first_tokens(lab, path, PROMPT, 1, 1.0), recorded(lab)
@@ -49,7 +49,7 @@ def first_token(path, folder):
 def caches(path, folder):
     """(table, records), with the differences from the CPU and the counts beside a replay's as gates."""
     import kit
-    from kit.findings import caches_on_device
+    from kit.lab.findings import caches_on_device
 
     lab = session(folder, "03_cache_variants")
     with kit.open(path) as file:
@@ -59,7 +59,7 @@ def caches(path, folder):
 def decode(path, folder):
     """(difference from the CPU, error without room for the blocks, (bytes, what is missing) of each point, table, records)."""
     import kit
-    from kit.findings import model_on_device as decode
+    from kit.lab.findings import model_on_device as decode
 
     lab = session(folder, "04_attention")
     with kit.open(path) as file:
@@ -83,7 +83,7 @@ def decode(path, folder):
 def tiles(folder):
     """(seconds of one thread, table of batches): equality is asserted within."""
     import kit
-    from kit.findings import tiles_on_device
+    from kit.lab.findings import tiles_on_device
 
     tiles_on_device.time_on_device = lambda work, samples: timeit.repeat(work, number=1, repeat=samples)
     tiles_on_device.TILE_VALUES = 96 * 96  # smaller tiles: the interpreter takes a step for every 128 values
@@ -96,7 +96,7 @@ def tiles(folder):
 def compressed(path, prompt):
     """Logits of a prompt and of a further token from tiles on the device."""
     from kit.codec.container import CompressedFile
-    from kit.codec.device import CompressedTransformer, TileWeights
+    from kit.codec.on_gpu import CompressedTransformer, TileWeights
 
     model = CompressedTransformer(TileWeights(CompressedFile(path)), max_context=len(prompt) + 1)
     cache = model.new_cache()
@@ -116,8 +116,8 @@ def compressed_refusal(path):
 def compressed_finding(path):
     """(tokens, seconds of each, bytes held, passes over the bus)."""
     from kit.codec.container import CompressedFile
-    from kit.findings import tiles_on_device
-    from kit.lab.device import Limits
+    from kit.lab.findings import tiles_on_device
+    from kit.lab.gpu import Limits
 
     file = CompressedFile(path)
     tiles_on_device.time_on_device = lambda work, samples: timeit.repeat(work, number=1, repeat=samples)
@@ -127,7 +127,7 @@ def compressed_finding(path):
 def frontier(path, folder):
     """A row a share of the blocks."""
     import kit
-    from kit.findings import caches_on_device
+    from kit.lab.findings import caches_on_device
 
     with kit.open(path) as file:
         return caches_on_device.frontier(session(folder, "07_memory_frontier"), file, 1, (0.0, 0.5, 1.0))

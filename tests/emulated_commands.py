@@ -15,8 +15,8 @@ import time
 from datetime import UTC, datetime
 
 from kit.lab.machine import describe
-from kit.lab.paths import ROOT
 from kit.synthetic.write import cached_model
+from kit.system.paths import ROOT
 
 PYTHON = ROOT / "build" / "aarch64" / "python"
 RECORD = ROOT / "results" / "reference" / "emulated-aarch64" / "commands.jsonl"
@@ -35,7 +35,7 @@ def run(command: str) -> dict:
         words = command.replace("MODEL", model).replace("OUT", f"{folder}/run").split()[1:]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": folder}  # nothing is compiled
         environment.pop("KIT_SIMD", None)
-        code = "import platform, sys; assert platform.machine() == 'aarch64'; from kit.commands.cli import main; main()"
+        code = "import platform, sys; assert platform.machine() == 'aarch64'; from kit.lab.commands.cli import main; main()"
         started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([PYTHON, "-c", code, *words], env=environment, capture_output=True, text=True)
         seconds, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)

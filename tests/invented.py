@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from kit.costs import peers
+from kit.lab.costs import peers
 from kit.lab.machine import Machine
 
 MACHINE = Machine(

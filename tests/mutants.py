@@ -1,6 +1,6 @@
 """Mutants: does a test fail when one operator or number of a module is another one?
 
-    python tests/mutants.py kit.claims.judge tests/test_judge.py          # every mutant
+    python tests/mutants.py kit.lab.claims.judge tests/test_judge.py          # every mutant
     python tests/mutants.py kit.cache.policies.queues tests/test_cache_policies.py --every 5
 
 A mutant is made in a forked process: the functions and methods of the imported module take its code. Prints the line of each

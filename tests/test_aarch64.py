@@ -15,9 +15,9 @@ import pytest
 import kit
 import kit.codec
 from kit.gguf.formats import FORMATS
-from kit.lab.paths import ROOT
 from kit.quants import reference
 from kit.quants.exactness import random_blocks
+from kit.system.paths import ROOT
 
 WORKER = Path(__file__).with_name("emulated.py")
 EMULATED = ROOT / "build" / "aarch64" / "python"  # of tests/aarch64.sh

@@ -10,11 +10,11 @@ import torch
 from llama_cpp import needed
 
 import kit
-from kit.costs.quality import window_of
 from kit.cpu import activations, gemm_codes
 from kit.cpu.linear import linear
 from kit.gguf.formats import BY_ID, FORMATS
 from kit.lab import llama_cpp
+from kit.lab.costs.quality import window_of
 from kit.model.linear import LINEAR
 from kit.quants.exactness import random_blocks
 

@@ -10,9 +10,9 @@ import pytest
 from invented import MACHINE
 from test_first_token import SLOW, curve
 
-from kit.claims.records import read
-from kit.costs import attention as costs
-from kit.findings import pressure
+from kit.lab.claims.records import read
+from kit.lab.costs import attention as costs
+from kit.lab.findings import pressure
 from kit.model.hyperparameters import read_config
 from kit.synthetic.geometry import GEOMETRIES
 

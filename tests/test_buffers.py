@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import kit
 from kit.cpu.buffers import Buffers
-from kit.lab.trace import Trace
 from kit.synthetic.write import synthesize
+from kit.trace import Trace
 
 
 def test_memory_is_used_again_only_when_every_view_is_gone():

@@ -4,8 +4,8 @@ import threading
 
 import torch
 
-from kit.cache import faults
 from kit.cache.policies.base import LRU, HashMap
+from kit.lab import faults
 
 SCAN = [(f"blk.{i}.w", 10) for i in range(8)]
 

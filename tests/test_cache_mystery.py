@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from invented import MACHINE
 
 import kit
-from kit.cache import faults
-from kit.claims.records import read
-from kit.findings import live, load_test, preloading
+from kit.lab import faults
+from kit.lab.claims.records import read
+from kit.lab.findings import live, load_test, preloading
 from kit.synthetic.write import cached_model
 
 NAME = "02_cache_mystery"

@@ -13,8 +13,8 @@ from benchmarks._oracle import write
 from kit.cache import routes
 from kit.cache.bounds import stack_distances
 from kit.cache.replay import replay_hits
-from kit.commands.cli import main
 from kit.errors import TraceError
+from kit.lab.commands.cli import main
 from kit.synthetic.write import synthesize
 
 PHONE = {  # capture -> (budget in MiB, hits in % that the phone reported for all accesses and for decode)

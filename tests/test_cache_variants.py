@@ -10,9 +10,9 @@ from invented import MACHINE
 
 import kit
 from kit.cache.traces import repeated
-from kit.claims.records import read
 from kit.cpu import threads
-from kit.findings import dequantizers, live
+from kit.lab.claims.records import read
+from kit.lab.findings import dequantizers, live
 from kit.synthetic.write import cached_model
 
 NAME = "03_cache_variants"

@@ -15,13 +15,13 @@ from traces import mixture_of_experts
 
 import kit
 from kit.cache import routing
-from kit.claims import book, gates, records
-from kit.costs.measured import Cost
-from kit.costs.ways import BLOCKS, BLOCKS_INT8
-from kit.findings import dequantizers, pressed, pressure
 from kit.lab import disk
-from kit.lab.paths import ROOT, models_folder
+from kit.lab.claims import book, gates, records
+from kit.lab.costs.measured import Cost
+from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
+from kit.lab.findings import dequantizers, pressed, pressure
 from kit.synthetic.write import cached_model
+from kit.system.paths import ROOT, models_folder
 
 
 @dataclass(frozen=True)
@@ -305,8 +305,10 @@ TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway
 def machine(monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
     monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
-    monkeypatch.setattr("kit.costs.peers.of_run", lambda lab, path: ENGINES)  # each a process; tests/test_peers.py runs them
-    monkeypatch.setattr("kit.findings.pressed.measure", lambda path, *how: FROM_DISK.get(path) or measured_once(path, *how))
+    monkeypatch.setattr(
+        "kit.lab.costs.peers.of_run", lambda lab, path: ENGINES
+    )  # each a process; tests/test_peers.py runs them
+    monkeypatch.setattr("kit.lab.findings.pressed.measure", lambda path, *how: FROM_DISK.get(path) or measured_once(path, *how))
     monkeypatch.setattr("kit.lab.state.settle", lambda patience: "")  # what other processes do is no sentence of the page
     monkeypatch.setattr(dequantizers, "measure", lambda path: dequantized())
     monkeypatch.setattr(pressure, "of_run", lambda lab, shares=(), swap=False: curve())

@@ -12,7 +12,7 @@ import pytest
 
 from kit.errors import ReportError
 from kit.lab import child
-from kit.lab.paths import ROOT
+from kit.system.paths import ROOT
 
 
 def ask(function, *arguments, **how):

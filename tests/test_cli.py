@@ -8,13 +8,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kit.commands import cli
 from kit.errors import KitError
-from kit.lab.paths import ROOT
+from kit.lab.commands import cli
+from kit.system.paths import ROOT
 
 
 def test_help_imports_nothing_heavy():
-    code = "import sys, kit.commands.cli; sys.exit(bool({'numpy', 'torch', 'numba', 'pandas'} & set(sys.modules)))"
+    code = "import sys, kit.lab.commands.cli; sys.exit(bool({'numpy', 'torch', 'numba', 'pandas'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

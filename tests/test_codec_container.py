@@ -18,8 +18,8 @@ import kit
 from kit.codec.codings import pack, quantize, unpack
 from kit.codec.compressor import compress, verify
 from kit.codec.container import CompressedFile
-from kit.commands.cli import main
 from kit.errors import CodecError, ModelError
+from kit.lab.commands.cli import main
 from kit.synthetic.write import synthesize
 
 

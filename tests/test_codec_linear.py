@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import kit
-from kit.cache.faults import TwoLevels
 from kit.cache.policies.base import LRU, HashMap
 from kit.cache.policies.cyclic import CyclicAware
 from kit.cache.policies.pinned import Pinned
@@ -15,6 +14,7 @@ from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
 from kit.errors import CodecError, ModelError
+from kit.lab.faults import TwoLevels
 from kit.synthetic.write import synthesize
 
 PROMPT = [1, 5, 9, 200]

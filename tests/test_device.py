@@ -15,20 +15,20 @@ import yaml
 from click.testing import CliRunner
 
 import kit
-from kit.claims import records
-from kit.claims.runs import changes
 from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
-from kit.commands.cli import main
 from kit.lab import doctor, machine
-from kit.lab.device import Limits
+from kit.lab.claims import records
+from kit.lab.claims.runs import changes
+from kit.lab.commands.cli import main
 from kit.lab.doctor import check_device
-from kit.lab.paths import ROOT
-from kit.report import run as runs
-from kit.report.sweep import spec as specs
+from kit.lab.gpu import Limits
+from kit.lab.report import run as runs
+from kit.lab.report.sweep import spec as specs
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
+from kit.system.paths import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 TAKE_DEVICE = {"01_first_token", "03_cache_variants", "04_attention", "05_tile_decode", "06_compressed_inference",

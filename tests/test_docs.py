@@ -24,11 +24,11 @@ from invented import MACHINE
 import kit.cpu
 from benchmarks import _speeds
 from kit import cache
-from kit.claims import table as claims
-from kit.commands import cli
 from kit.lab import machine
-from kit.lab.paths import ROOT
+from kit.lab.claims import table as claims
+from kit.lab.commands import cli
 from kit.synthetic.write import synthesize
+from kit.system.paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"^ {4}(?:\$ )?(kit [a-z].*?)(?: {2,}.*| #.*| \|.*)?$", re.MULTILINE)

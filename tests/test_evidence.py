@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 
 import kit
-from kit.claims import evidence
-from kit.claims import table as claims
 from kit.errors import ReportError
-from kit.lab.paths import data_file
+from kit.lab.claims import evidence
+from kit.lab.claims import table as claims
+from kit.system.paths import data_file
 
 ROW = "- {id: a, fact: f, file: x.rs, grade: log}\n"
 

@@ -17,14 +17,14 @@ from kit.cache.bounds import stack_distances
 from kit.cache.policies.partitioned import ByLayer
 from kit.cache.replay import replay_hits
 from kit.cache.traces import hottest
-from kit.commands.cli import main
-from kit.costs import experts as costs
-from kit.costs.experts import PROCESS, ExpertBudget
 from kit.errors import ReportError
-from kit.findings import experts
 from kit.gguf import pagecache
 from kit.gguf.sources import largest_part
-from kit.model import experts as holders
+from kit.lab.commands.cli import main
+from kit.lab.costs import expert_caches as costs
+from kit.lab.costs.expert_caches import PROCESS, ExpertBudget
+from kit.lab.findings import expert_ways
+from kit.model import offload as holders
 from kit.synthetic.write import synthesize
 
 GIB = 1 << 30
@@ -188,7 +188,7 @@ def test_every_way_gives_the_same_logits_and_slots_hit_as_the_replay_does(record
     with kit.open(model) as file:
         _, future = costs.sorted_routes(routing.routes_of(file, out), 13)
         size = holders.Slots(file, holders.SLOTS, 1 << 22, future)._size
-    runs = [experts.decode_offloaded(model, str(out), name, 13, 9 * size, warm=True) for name in holders.OFFLOADS]
+    runs = [expert_ways.decode_offloaded(model, str(out), name, 13, 9 * size, warm=True) for name in holders.OFFLOADS]
     assert len({run.digest for run in runs if run.digest}) == 1 and len(runs[0].seconds) == 13
     for run in runs:
         way = holders.OFFLOADS[run.way]
@@ -204,7 +204,7 @@ def test_slots_of_a_split_mixture_read_the_file_that_each_matrix_lies_in(recorde
     model, out = recorded
     split, _ = model_files.split(model, tmp_path, 20)
     ways = "mapped", "slots past it, 2 readers", "slots through the page cache"
-    runs = [experts.decode_offloaded(path, str(out), way, 13, 1 << 22) for path in (model, split) for way in ways]
+    runs = [expert_ways.decode_offloaded(path, str(out), way, 13, 1 << 22) for path in (model, split) for way in ways]
     assert len({run.digest for run in runs}) == 1
     assert pagecache.resident_fraction(split) > 0.01 and pagecache.drop(split) and pagecache.resident_fraction(split) <= 0.01
 
@@ -240,10 +240,10 @@ def test_the_notebook_takes_each_format_with_a_model_and_a_mixture_without_a_rec
 def test_no_way_that_runs_is_one_error(recorded, tmp_path, monkeypatch):
     """The page stopped in the middle with the maximum of nothing."""
     model, out = recorded
-    real = experts._child
-    monkeypatch.setattr(experts, "_child", lambda *given, **how: real(*given, **how) if how else killed())
+    real = expert_ways._child
+    monkeypatch.setattr(expert_ways, "_child", lambda *given, **how: real(*given, **how) if how else killed())
     with pytest.raises(ReportError, match=r"no way ran .*slots past it, LFU: killed"):
-        experts.measured(model, str(out), tmp_path, tokens=2, ways=("slots past it, LFU",))
+        expert_ways.measured(model, str(out), tmp_path, tokens=2, ways=("slots past it, LFU",))
 
 
 def killed():
@@ -251,26 +251,28 @@ def killed():
 
 
 def test_a_dense_model_leaves_the_live_part_to_a_generated_mixture(recorded, tmp_path):
-    """A run of all notebooks on a dense model ended with this one failed: it has no experts."""
+    """A run of all notebooks on a dense model ended with this one failed: it has no expert_ways."""
     mixture, dense = str(recorded[0]), str(synthesize(tmp_path / "dense.gguf", "tiny-llama"))
     assert (routing.moe(mixture), routing.moe(dense), routing.moe("")) == (mixture, "", "")
 
 
 def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypatch):
     model, out = recorded
-    right = experts.decode_offloaded(model, str(out), "mapped", 13, 0, warm=True).digest
+    right = expert_ways.decode_offloaded(model, str(out), "mapped", 13, 0, warm=True).digest
     read = holders.Slots._read
     other = {routes.key_of(0, expert): routes.key_of(0, (expert + 1) % 8) for expert in range(8)}
     monkeypatch.setattr(holders.Slots, "_read", lambda self, key, slot: read(self, other.get(key, key), slot))
-    assert experts.decode_offloaded(model, str(out), "slots past it, 2 readers", 13, 1 << 22, warm=True).digest != right
+    assert expert_ways.decode_offloaded(model, str(out), "slots past it, 2 readers", 13, 1 << 22, warm=True).digest != right
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="needs O_DIRECT")
 def test_the_ways_of_a_run_are_measured_in_a_child(recorded, tmp_path, monkeypatch):
     model, out = shutil.copy(recorded[0], tmp_path / "fresh.gguf"), recorded[1]  # pages that nobody has mapped
-    monkeypatch.setattr(experts, "missing_rights", lambda swap: ["root"])
-    facts, runs = experts.measured(model, str(out), tmp_path, share=0.8, tokens=13, ways=("mapped", "slots past it, 2 readers"))
+    monkeypatch.setattr(expert_ways, "missing_rights", lambda swap: ["root"])
+    facts, runs = expert_ways.measured(
+        model, str(out), tmp_path, share=0.8, tokens=13, ways=("mapped", "slots past it, 2 readers")
+    )
     assert (
         [run.way for run in runs] == ["slots past it, 2 readers"]
         and facts["limit"] is None
@@ -282,8 +284,8 @@ def test_the_ways_of_a_run_are_measured_in_a_child(recorded, tmp_path, monkeypat
 def test_after_each_token_the_disk_is_read_as_the_way_reads_it(recorded, monkeypatch):
     """Slots by their readers, a map by faults or by asking for what a layer uses; what comes beside slots as past the cache."""
     asked = []
-    monkeypatch.setattr(experts.disk, "random_gbps", lambda _, *how: asked.append(how[:2] + how[4:]) or len(asked))
-    monkeypatch.setattr(experts, "by_map", lambda _, seed, *how: asked.append(how) or len(asked))
+    monkeypatch.setattr(expert_ways.disk, "random_gbps", lambda _, *how: asked.append(how[:2] + how[4:]) or len(asked))
+    monkeypatch.setattr(expert_ways, "by_map", lambda _, seed, *how: asked.append(how) or len(asked))
     with kit.open(recorded[0]) as file:
         matrix = max(info.nbytes for name, info in file.tensors.items() if "_exps." in name) // 8
     for name, how in {
@@ -291,11 +293,11 @@ def test_after_each_token_the_disk_is_read_as_the_way_reads_it(recorded, monkeyp
         "slots past it, 4 readers": (4, matrix, True),
     }.items():  # fmt: skip
         asked.clear()
-        run = experts.decode_offloaded(recorded[0], str(recorded[1]), name, 5, 1 << 22, warm=True)
+        run = expert_ways.decode_offloaded(recorded[0], str(recorded[1]), name, 5, 1 << 22, warm=True)
         assert asked == 5 * [how] and run.disk == run.beyond == [1, 2, 3, 4, 5]
         assert run.median("disk") == 4 and min(run.output) > 0
     asked.clear()
-    run = experts.decode_offloaded(recorded[0], str(recorded[1]), "slots through the page cache", 2, 1 << 22, warm=True)
+    run = expert_ways.decode_offloaded(recorded[0], str(recorded[1]), "slots through the page cache", 2, 1 << 22, warm=True)
     assert asked == 2 * [(2, matrix, False), (2, matrix, True)] and run.disk == [1, 3] and run.beyond == [2, 4]
 
 
@@ -303,8 +305,8 @@ def test_what_is_in_memory_tells_no_speed_of_a_disk(recorded, tmp_path, monkeypa
     path = shutil.copy(recorded[0], tmp_path / "fresh.gguf")
     with kit.open(path) as file:
         asked = []
-        monkeypatch.setattr(experts.disk, "random_gbps", lambda *how: asked.append(how) or 5.0)
-        assert experts.by_map(file, 0, "willneed", 2) == 5.0 and asked  # it was just written: all is in memory
+        monkeypatch.setattr(expert_ways.disk, "random_gbps", lambda *how: asked.append(how) or 5.0)
+        assert expert_ways.by_map(file, 0, "willneed", 2) == 5.0 and asked  # it was just written: all is in memory
 
 
 @pytest.mark.parametrize("readers", [1, 2, 3])

@@ -22,14 +22,14 @@ import kit
 from benchmarks._oracle import write
 from kit.cache import oracle
 from kit.cache.traces import Requests, repeated
-from kit.commands import cli
-from kit.costs import sentences, tables
-from kit.costs import study as studies
-from kit.costs.measured import DTYPES, FUSED, Cost, Kind
-from kit.costs.order import Order, order_of
-from kit.costs.study import Study
-from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, UsedTensor, Way, measure, predict, used_tensors
 from kit.errors import TraceError
+from kit.lab.commands import cli
+from kit.lab.costs import sentences, tables
+from kit.lab.costs import study as studies
+from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind
+from kit.lab.costs.order import Order, order_of
+from kit.lab.costs.study import Study
+from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, UsedTensor, Way, measure, predict, used_tensors
 from kit.units import format_bytes, format_seconds
 
 
@@ -170,9 +170,9 @@ def test_what_an_lru_loads_goes_into_memory_that_the_caches_do_not_hold(monkeypa
     costs = {kind: replace(cost, cold={"float32": 100.0}) for kind, cost in costs.items()}
     work, room = 3.0 + 4 * 0.25, 3 * 160
     seconds = lambda *way: predict(Way(*way), parts, order, costs, MACHINE).seconds - work  # noqa: E731
-    monkeypatch.setattr("kit.costs.ways.last_level_cache", lambda: 2 * room - 1)
+    monkeypatch.setattr("kit.lab.costs.ways.last_level_cache", lambda: 2 * room - 1)
     assert [seconds("LRU", room), seconds("Pinned", room), seconds("NoCache")] == [4 * 100, 40, 4 * 40]
-    monkeypatch.setattr("kit.costs.ways.last_level_cache", lambda: 2 * room)
+    monkeypatch.setattr("kit.lab.costs.ways.last_level_cache", lambda: 2 * room)
     assert seconds("LRU", room) == 4 * 40
     assert all(cost.cold.keys() == {"float32"} for cost in study.costs.values())
 
@@ -266,7 +266,7 @@ def test_the_sum_by_hand_on_page_09_takes_cold_misses_too(tmp_path, monkeypatch)
     """Models beyond the caches alone have them: the page's gate failed where no test looked."""
     monkeypatch.setenv("KIT_PATIENCE", "0")
     monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
-    monkeypatch.setattr("kit.costs.ways.last_level_cache", lambda: 0)
+    monkeypatch.setattr("kit.lab.costs.ways.last_level_cache", lambda: 0)
     ran = cells.run("09_your_model", until="by-hand", out=tmp_path)
     assert ran["cold"] > 0 and sum(ran["terms"].values()) + ran["from_disk"] == pytest.approx(ran["now"].seconds)
 
@@ -311,7 +311,7 @@ def test_ctrl_c_leaves_what_is_there_and_progress_is_told_without_a_terminal(run
     def interrupted(study, best=2):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kit.costs.study.Study.measure_best", interrupted)
+    monkeypatch.setattr("kit.lab.costs.study.Study.measure_best", interrupted)
     result = run(odd, "--memory", "1MiB", "--tokens", "2")
     assert result.exit_code == 0 and "WHERE A TOKEN'S TIME GOES" in result.stdout and "ROOFLINE" not in result.stdout
     assert "s] measuring the cost of a use" in result.stderr and result.stderr.endswith("stopped: what is there stands above\n")
@@ -374,7 +374,7 @@ def test_faster_is_what_was_measured_where_it_was(study):
 
 
 def test_what_a_file_is_stands_there_while_kernels_are_compiled_which_takes_nothing_of_the_minute(study, monkeypatch, capsys):
-    from kit.commands import explain
+    from kit.lab.commands import explain
 
     told, made = [], []
 
@@ -385,7 +385,7 @@ def test_what_a_file_is_stands_there_while_kernels_are_compiled_which_takes_noth
         told.append(capsys.readouterr().out)
         time.sleep(0.02)
 
-    monkeypatch.setattr("kit.report.ahead.making", making)
+    monkeypatch.setattr("kit.lab.report.ahead.making", making)
     monkeypatch.setattr(sentences, "how", lambda study: told.append(study.minute) or (_ for _ in ()).throw(KeyboardInterrupt))
     explain._explain(study.file, 2 << 20, False, tokens=3, trace=None, via="", skew=0.0, thorough=False)
     assert "tensors" in told[0] and "WHAT THE WEIGHTS TAKE" in told[0] and told[1] > 50.02
@@ -404,7 +404,7 @@ def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):
         numba.njit(lambda x: x + 1)(3)
         return order
 
-    monkeypatch.setattr("kit.costs.study.order_of", recorded)
+    monkeypatch.setattr("kit.lab.costs.study.order_of", recorded)
     fresh = Study(study.file, lambda: MACHINE, memory=2 << 20, tokens=3)
     assert fresh.order is order and 0.01 < sum(fresh.compiled) < time.perf_counter() - fresh.began
     fresh.__dict__["costs"] = costs
@@ -450,8 +450,8 @@ def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for
 
 
 def test_a_file_without_one_known_format(run, tmp_path, folder, monkeypatch):
-    monkeypatch.setattr("kit.costs.order.cpu.knows", lambda format: False)
-    monkeypatch.setattr("kit.costs.order._recorded", lambda *_: (_ for _ in ()).throw(kit.KitError("no")))
+    monkeypatch.setattr("kit.lab.costs.order.cpu.knows", lambda format: False)
+    monkeypatch.setattr("kit.lab.costs.order._recorded", lambda *_: (_ for _ in ()).throw(kit.KitError("no")))
     result = run(model_files.write(folder, "tiny-llama"))
     assert result.exit_code == 2 and "no tensor of a format" in result.output
 

@@ -9,13 +9,13 @@ import types
 import pytest
 from click.testing import CliRunner
 
-from kit.commands.cli import main
 from kit.errors import GGUFError, ReportError
-from kit.lab.files import replacing, sole_writer
+from kit.lab.commands.cli import main
+from kit.system.files import replacing, sole_writer
 
 WRITER = """\
 import sys, time, pathlib
-from kit.lab.files import replacing, sole_writer
+from kit.system.files import replacing, sole_writer
 out = pathlib.Path(sys.argv[1])
 with sole_writer(out), replacing(out / "model.gguf") as file:
     file.write(b"half")

@@ -7,9 +7,9 @@ import pytest
 from invented import MACHINE
 
 import kit
-from kit.claims.records import read
-from kit.findings import dequantizers, pressure, reported
 from kit.gguf import cut
+from kit.lab.claims.records import read
+from kit.lab.findings import dequantizers, pressure, reported
 from kit.model.hyperparameters import read_config
 from kit.synthetic.write import cached_model
 

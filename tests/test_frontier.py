@@ -10,12 +10,12 @@ import pytest
 from invented import ENGINES, MACHINE
 
 from kit.cache.traces import decode_order
-from kit.claims import records
-from kit.costs.measured import DTYPES, FUSED, Cost, Kind
-from kit.costs.ways import BLOCKS, LAZY, Way
-from kit.findings import pressed, reported
-from kit.findings.pressed import PRESSED, pinned_blocks
+from kit.lab.claims import records
+from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind
+from kit.lab.costs.ways import BLOCKS, LAZY, Way
 from kit.lab.disk import Disk
+from kit.lab.findings import pressed, reported
+from kit.lab.findings.pressed import PRESSED, pinned_blocks
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 
@@ -106,7 +106,7 @@ def test_a_page_that_is_wrong_says_so_and_what_does_not_fit_is_left_out(patch, r
         "plain": lambda plain: replace(plain, way=Way("Pinned", 1, "bfloat16"), held=1 << 50),
     }  # fmt: skip
     with patch.context() as small:
-        small.setattr("kit.lab.system.memory_available", lambda: 4 << 20)
+        small.setattr("kit.system.memory_available", lambda: 4 << 20)
         small.setattr(pressed, "measure", lambda *how, alone=ran["alone"]: alone)  # the file is mapped by now
         ran = cells.run(NAME, "best", wrong, out=tmp_path)
     assert ran["whole"] is ran["tensors"]
@@ -133,7 +133,7 @@ def test_a_system_that_keeps_all_pages_is_a_fact_and_no_warning(patch, tmp_path)
     with patch.context() as there:
         ways = [pinned_blocks(1 << 19), PRESSED]
         there.setattr(pressed, "measure", lambda *how: {way: pressed.Pressed(None, kept) for way in ways})
-        there.setattr("kit.costs.peers.of_run", lambda lab, path: ENGINES)
+        there.setattr("kit.lab.costs.peers.of_run", lambda lab, path: ENGINES)
         ran = cells.run(NAME, "answer", out=tmp_path)
     assert f"Not measured here: blocks, 512.0 KiB pinned: {kept}" in ran.words["answer"]
     assert "nothing that was measured fits" in ran.words["answer"] and ran["plain"].total > ran["room"]

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from report.conftest import SESSION, Folder, known_machine, reproduce
 
-from kit.claims import gates
-from kit.claims.records import Record
 from kit.lab import disk, machine
-from kit.report import run as runs
+from kit.lab.claims import gates
+from kit.lab.claims.records import Record
+from kit.lab.report import run as runs
 
 
 def warned(**given):

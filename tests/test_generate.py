@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from reference_model import forward
 
 import kit
-from kit.commands.cli import main
 from kit.errors import ModelError
+from kit.lab.commands.cli import main
 from kit.model import chat
 from kit.model.generate import Sampler
 from kit.model.tokenizer import tokenizer_of

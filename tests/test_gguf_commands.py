@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from test_gguf_reader import assemble, split_model, table_row, text
 
 import kit
-from kit.commands.cli import main
+from kit.lab.commands.cli import main
 from kit.synthetic.geometry import GEOMETRIES, MIXES
 from kit.synthetic.write import synthesize
 
@@ -60,8 +60,8 @@ def test_inspect_as_json(model):
 
 def test_inspect_says_what_does_not_fit(model, monkeypatch):
     elements = sum(spec.elements for spec in GEOMETRIES["tiny-granite"].tensors())
-    monkeypatch.setattr("kit.lab.system.memory_limit", lambda: 3 * elements)
-    monkeypatch.setattr("kit.lab.system.memory_available", lambda: elements)
+    monkeypatch.setattr("kit.system.memory_limit", lambda: 3 * elements)
+    monkeypatch.setattr("kit.system.memory_available", lambda: elements)
     rows = {line.split()[0]: line for line in run("inspect", model)[1].splitlines() if line.strip()}
     assert rows["blocks"].endswith("  fits") and rows["float16"].endswith("fits once memory is freed")
     assert rows["float32"].endswith("does not fit: memory holds 75% of it")
@@ -128,5 +128,7 @@ def test_synth_help_lists_the_table():
 
 
 def test_help_of_the_commands_imports_nothing_heavy():
-    code = "import sys, kit.commands.inspect, kit.commands.synth; sys.exit('numpy' in sys.modules or 'torch' in sys.modules)"
+    code = (
+        "import sys, kit.lab.commands.inspect, kit.lab.commands.synth as c; sys.exit(bool({'numpy', 'torch'} & {*sys.modules}))"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,7 +10,7 @@ import pytest
 import kit
 from kit.codec.compressor import SafetensorsFile
 from kit.errors import GGUFError
-from kit.report.runner import execute
+from kit.lab.report.runner import execute
 from kit.synthetic.write import synthesize
 
 NAME = "blk.0.ffn_down.weight"

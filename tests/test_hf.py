@@ -15,11 +15,11 @@ from model_files import rewrite
 
 import kit
 import kit.hf
-from kit.costs.order import order_of
-from kit.costs.ways import BLOCKS, Way, measure
 from kit.errors import ModelError, TokenizerError
 from kit.hf.nn import RMSNorm
 from kit.hf.stored import StoredWeight
+from kit.lab.costs.order import order_of
+from kit.lab.costs.ways import BLOCKS, Way, measure
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])
 
@@ -322,7 +322,7 @@ def test_text_comes_as_it_is_made(files):
 def test_the_command_goes_on_where_the_kit_has_no_pass(files, name, monkeypatch):
     from click.testing import CliRunner
 
-    from kit.commands.cli import main
+    from kit.lab.commands.cli import main
 
     path = files(name)
     model, _ = kit.hf.load(path)
@@ -360,7 +360,7 @@ def test_the_order_of_use_and_a_measured_way_through_transformers(files, name):
 def test_via_names_whose_pass_it_is(files, tmp_path, monkeypatch):
     from click.testing import CliRunner
 
-    from kit.commands.cli import main
+    from kit.lab.commands.cli import main
 
     monkeypatch.setattr("kit.lab.machine.probe", lambda: pytest.fail("measured first"))
     change = lambda metadata, _: metadata.update({"general.architecture": "rwkv6"})  # noqa: E731

@@ -1,6 +1,7 @@
 """The house: data flows one way. No room imports from a room above it, no file from a file that imports it."""
 
 import ast
+import re
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -8,10 +9,16 @@ from pathlib import Path
 import kit
 
 PACKAGE = Path(kit.__file__).parent
-ROOMS = (  # from the ground up
-    "errors", "units", "lab", "gguf", "cpu", "cuda", "quants", "cache", "model", "codec", "hf", "synthetic", "costs",
-    "claims", "findings", "report", "commands", "__init__",
-)  # fmt: skip
+LIBRARY = ("errors", "units", "system", "trace", "gguf", "cpu", "cuda", "quants", "cache", "model", "codec", "hf", "synthetic")
+LABORATORY = (
+    "",
+    "costs",
+    "claims",
+    "findings",
+    "report",
+    "commands",
+)  # of kit.lab, "" its own modules; each from the ground up
+ROOMS = (*LIBRARY, *(f"lab.{room}".rstrip(".") for room in LABORATORY), "__init__")
 
 
 def modules() -> dict[str, Path]:
@@ -37,16 +44,28 @@ def imports(name: str, path: Path, known) -> set[str]:
     return found - {name}
 
 
+def level(name: str) -> int:
+    """The place of a module's room from the ground up; the laboratory stands on the whole library."""
+    room = ".".join(name.split(".")[:2]) if name.startswith("lab.") else name.split(".")[0]
+    return ROOMS.index(room if room in ROOMS else "lab")
+
+
 def test_no_room_imports_from_above():
     known = modules()
-    level = {room: number for number, room in enumerate(ROOMS)}
     upward = {
         (name, target)
         for name, path in known.items()
         for target in imports(name, path, known)
-        if target != "__init__" and level[target.split(".")[0]] > level[name.split(".")[0]]
+        if target != "__init__" and level(target) > level(name)
     }
     assert not upward
+
+
+def test_the_library_never_mentions_the_laboratory():
+    """Neither by an import nor by a name in a text, but for the public names of kit/__init__."""
+    library = [path for name, path in modules().items() if name.split(".")[0] in LIBRARY]
+    assert len(library) > 100
+    assert not [path for path in library if re.search(r"\bkit[./]lab\b", path.read_text(encoding="utf-8"))]
 
 
 def test_no_file_imports_itself_by_a_detour():
@@ -56,7 +75,14 @@ def test_no_file_imports_itself_by_a_detour():
 
 
 def test_the_package_has_few_rooms():
-    assert len([p for p in PACKAGE.iterdir() if p.name not in ("__pycache__", "py.typed")]) <= 18
+    rooms = {path.stem for path in PACKAGE.iterdir()} - {"__pycache__", "py", "__init__", "__main__"}
+    assert rooms == {*LIBRARY, "lab"}
+
+
+def test_a_module_has_a_name_of_its_own():
+    """Names of the crowd: each once was four modules."""
+    homes = [name for name in modules() if name.split(".")[-1] in ("experts", "device")]
+    assert sorted(homes) == ["cuda.device", "lab.commands.experts"]
 
 
 def test_a_class_has_a_name_of_its_own():

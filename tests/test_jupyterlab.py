@@ -15,7 +15,7 @@ import nbformat
 import psutil
 import pytest
 
-from kit.lab.paths import ROOT
+from kit.system.paths import ROOT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update"

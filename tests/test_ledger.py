@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from invented import MACHINE
 
-from kit.claims import book, records
-from kit.claims import runs as several
-from kit.claims import table as claims
-from kit.claims.session import Session
-from kit.commands import cli
 from kit.errors import ReportError
 from kit.lab import disk
-from kit.lab.files import read_yaml
-from kit.lab.paths import ROOT, data_file
+from kit.lab.claims import book, records
+from kit.lab.claims import runs as several
+from kit.lab.claims import table as claims
+from kit.lab.claims.session import Session
+from kit.lab.commands import cli
+from kit.lab.report import index
+from kit.lab.report import run as runs
 from kit.lab.tables import shown
-from kit.report import index
-from kit.report import run as runs
+from kit.system.files import read_yaml
+from kit.system.paths import ROOT, data_file
 
 EMPTY = dict(run_id="r", quantity="q", unit="s")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import kit
-from kit.lab import machine, measure, state, system
+from kit import system
+from kit.lab import machine, measure, state
 
 
 def test_the_probe_is_read_back_unless_memory_became_faster_or_the_machine_is_another(tmp_path, monkeypatch):

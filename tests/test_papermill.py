@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from kit.lab.paths import ROOT
+from kit.system.paths import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAPERMILL = Path(sys.executable).with_name("papermill")

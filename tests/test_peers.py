@@ -10,9 +10,9 @@ from llama_cpp import needed
 from model_files import write
 
 from benchmarks import _engines
-from kit.costs import peers
 from kit.errors import ModelError
 from kit.lab import llama_cpp
+from kit.lab.costs import peers
 
 
 @pytest.fixture(scope="module")

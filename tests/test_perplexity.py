@@ -15,10 +15,10 @@ import kit
 from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
-from kit.commands.cli import main
-from kit.costs import quality
-from kit.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Way
 from kit.errors import ModelError
+from kit.lab.commands.cli import main
+from kit.lab.costs import quality
+from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Way
 from kit.model import perplexity
 from kit.model.perplexity import windows
 from kit.synthetic.write import synthesize

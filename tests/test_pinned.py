@@ -7,8 +7,8 @@ import torch
 from click.testing import CliRunner
 
 import kit
-from kit.commands.cli import main
 from kit.errors import GGUFError
+from kit.lab.commands.cli import main
 from kit.model.pinned import PinnedBlocks
 from kit.synthetic.write import synthesize
 

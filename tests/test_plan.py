@@ -20,8 +20,8 @@ from kit.cpu.tasks import task
 from kit.model import plan
 from kit.model.config import Latent, Routing
 from kit.model.cpu_ops import best_experts
-from kit.model.experts import OFFLOADS, Mapped
 from kit.model.kvcache import KV_TYPES
+from kit.model.offload import OFFLOADS, Mapped
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 

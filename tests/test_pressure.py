@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import kit
-from kit.claims import gates, records
-from kit.claims.session import Session
 from kit.errors import ReportError
-from kit.findings import pressure
+from kit.lab.claims import gates, records
+from kit.lab.claims.session import Session
+from kit.lab.findings import pressure
 from kit.lab.group import Group, missing_rights
-from kit.lab.system import rows
 from kit.synthetic.write import cached_model
+from kit.system import rows
 
 
 @pytest.fixture(scope="module")

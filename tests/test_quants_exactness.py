@@ -8,10 +8,10 @@ import torch
 from click.testing import CliRunner
 
 import kit
-from kit.commands.cli import main
 from kit.cpu import dequantize as cpu
 from kit.cpu import simd
 from kit.gguf.formats import FORMATS
+from kit.lab.commands.cli import main
 from kit.quants import reference
 from kit.quants.exactness import exactness, random_blocks, sample
 from kit.synthetic.geometry import GEOMETRIES

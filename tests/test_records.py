@@ -6,15 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kit.claims import records
-from kit.claims import table as claims
-from kit.claims.judge import judge
-from kit.claims.records import Record
-from kit.claims.session import Session
 from kit.errors import ReportError
 from kit.lab import drift, figures, machine, measure, tables
-from kit.lab.paths import ROOT
+from kit.lab.claims import records
+from kit.lab.claims import table as claims
+from kit.lab.claims.judge import judge
+from kit.lab.claims.records import Record
+from kit.lab.claims.session import Session
 from kit.lab.state import State
+from kit.system.paths import ROOT
 from kit.units import format_seconds
 
 KNOWN = """first-token-preload cold-inference warm-inference dual-level-cache cache-4gb-feasible attention-blas-speedup

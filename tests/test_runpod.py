@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from kit.lab import machine
-from kit.lab.paths import ROOT
+from kit.system.paths import ROOT
 
 RUNPOD = ROOT / "runpod"
 SKYPILOT = os.environ.get("KIT_SKYPILOT_PYTHON")  # a Python that has skypilot

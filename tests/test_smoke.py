@@ -12,14 +12,14 @@ import nbformat
 import pytest
 from contradictions import wrong_ratios
 
-from kit.claims import records
 from kit.lab import machine
-from kit.lab.paths import ROOT
+from kit.lab.claims import records
+from kit.system.paths import ROOT
 from kit.units import format_quantity
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 NAMES = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-KIT = [sys.executable, "-c", "from kit.commands.cli import main; main()"]
+KIT = [sys.executable, "-c", "from kit.lab.commands.cli import main; main()"]
 
 
 def kit(*arguments):

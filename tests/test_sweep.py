@@ -18,11 +18,11 @@ from distributed import LocalCluster
 from nbformat import v4
 
 import kit
-from kit.claims import records
-from kit.commands.cli import main
 from kit.errors import CacheError, ReportError
 from kit.lab import machine
-from kit.report.sweep import decode, page, run, spec
+from kit.lab.claims import records
+from kit.lab.commands.cli import main
+from kit.lab.report.sweep import decode, page, run, spec
 from kit.synthetic.write import cached_model
 
 PARAMETERS = """\
@@ -224,7 +224,7 @@ def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest(grid_of, tmp_path):
     command = [
         sys.executable,
         "-c",
-        "from kit.commands.cli import main; main()",
+        "from kit.lab.commands.cli import main; main()",
         "sweep",
         str(tmp_path / "grid.yaml"),
         "--no-progress",
@@ -264,7 +264,7 @@ def test_no_scheduler_is_an_error(grid_of, tmp_path, monkeypatch):
 
 def test_ctrl_c_ends_the_search_for_a_scheduler(grid_of, tmp_path):
     grid_of("notebooks: [fast]\nprofile: smoke")
-    code = "from kit.commands.cli import main; main()"
+    code = "from kit.lab.commands.cli import main; main()"
     command = [sys.executable, "-c", code, "sweep", tmp_path / "grid.yaml", "--notebooks", tmp_path / "notebooks"]
     command += ["--scheduler", "tcp://127.0.0.1:9", "--out", tmp_path / "out"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -277,8 +277,8 @@ def test_without_dask_the_error_names_the_extra(grid_of, tmp_path, monkeypatch):
     grid_of("notebooks: [fast]")
     monkeypatch.setitem(sys.modules, "distributed", None)
     for name in ("page", "run"):
-        monkeypatch.delitem(sys.modules, f"kit.report.sweep.{name}", raising=False)
-        monkeypatch.delattr(f"kit.report.sweep.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"kit.lab.report.sweep.{name}", raising=False)
+        monkeypatch.delattr(f"kit.lab.report.sweep.{name}", raising=False)
     result = sweep(tmp_path)
     assert result.exit_code == 2 and "pip install --editable '.[sweep]'" in result.stderr
 

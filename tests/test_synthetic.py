@@ -11,11 +11,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import kit
 from kit.errors import GGUFError, ModelError
-from kit.lab import files
 from kit.synthetic import write as synthetic
 from kit.synthetic.encode import encode
 from kit.synthetic.geometry import GEOMETRIES, MIXES
 from kit.synthetic.write import cached_model, synthesize
+from kit.system import files
 
 TINY = [name for name in GEOMETRIES if name.startswith("tiny-")]
 

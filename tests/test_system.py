@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 import kit
+from kit import system
 from kit.gguf import pagecache
-from kit.lab import disk, system
-from kit.lab.paths import ROOT
-from kit.lab.system import rows
+from kit.lab import disk
 from kit.synthetic.write import cached_model
+from kit.system import rows
+from kit.system.paths import ROOT
 
 ASKS = re.compile(
     r"sys\.platform|platform\.(?!python_)\w+|os\.(sched_\w+|posix_\w+|O_DIRECT|p?readv|pread|pwrite|cpu_count|process_cpu_count"
@@ -26,15 +27,15 @@ ASKS = re.compile(
 )
 NAMES = re.compile(r"/proc\b|/sys\b|cgroup|\.so\b|\.dylib\b")  # in texts that are no docstrings
 OUTSIDE = {  # file -> what it asks by itself, and why that is the same on every system or its own matter
-    "costs/ways.py": {"multiprocessing.get_context"},  # spawn, on every system
+    "lab/costs/ways.py": {"multiprocessing.get_context"},  # spawn, on every system
     "cpu/simd/atomics.py": {"platform.machine"},  # the instruction set, of any system
     "cpu/tasks.py": {"platform.machine"},
-    "findings/pressure.py": {"os.preadv", "os.pwrite"},
+    "lab/findings/pressure.py": {"os.preadv", "os.pwrite"},
     "lab/disk.py": {"os.preadv"},  # Linux and macOS
     "lab/group.py": {"os.geteuid", "cgroup"},  # swap and groups: root on Linux, or it refuses
     "lab/llama_cpp.py": {"ctypes.CDLL", ".so"},  # another library; Python's extensions end in .so on macOS too
     "lab/machine.py": {"platform.platform"},  # told, not asked for a decision
-    "model/experts.py": {"os.preadv"},
+    "model/offload.py": {"os.preadv"},
     "model/pinned.py": {"os.preadv"},
 }
 MAC = {  # what sysctl tells on an M4, whose caches and cores are public
@@ -71,12 +72,12 @@ def test_one_package_asks_the_system():
     found = {}
     for path in package.rglob("*.py"):
         name = path.relative_to(package).as_posix()
-        if not name.startswith("lab/system/") and (calls := asked(path.read_text(encoding="utf-8"))):
+        if not name.startswith("system/") and (calls := asked(path.read_text(encoding="utf-8"))):
             found[name] = calls
     assert found == OUTSIDE
 
 
-ON_MACOS = {  # every call in lab/system -> what asks macOS in its place; "same": that call; "": nothing does
+ON_MACOS = {  # every call in kit/system -> what asks macOS in its place; "same": that call; "": nothing does
     "sys.platform": "same", "ctypes.CDLL": "same", "resource": "same", "fcntl": "same", "os.register_at_fork": "same",
     "os.cpu_count": "same", "libc().sched_yield": "same", "platform.processor": "same", "platform.machine": "same",
     "mmap.PAGESIZE": "same", "mmap.MAP_ANONYMOUS": "same", "mmap.MAP_PRIVATE": "same", "mmap.MAP_NORESERVE": "same",
@@ -294,7 +295,9 @@ def pretend() -> None:
 ])  # fmt: skip
 def test_commands_run_where_macos_is_asked(command, says):
     path = str(cached_model("tiny-llama", "Q4_K_M"))
-    code = "import sys, test_system; from kit.commands.cli import main; test_system.pretend(); sys.argv = sys.argv[1:]; main()"
+    code = (
+        "import sys, test_system; from kit.lab.commands.cli import main; test_system.pretend(); sys.argv = sys.argv[1:]; main()"
+    )
     there = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
     arguments = [sys.executable, "-c", code, "kit", *(path if word == "MODEL" else word for word in command)]
     ran = subprocess.run(arguments, env=there, capture_output=True, text=True)

@@ -10,11 +10,11 @@ import torch
 from invented import MACHINE
 
 import kit
-from kit.claims.judge import Ratio, widened
-from kit.claims.records import read
 from kit.codec import decode, encode
 from kit.codec.compressor import cached_tiles
 from kit.codec.weights import CompressedWeights
+from kit.lab.claims.judge import Ratio, widened
+from kit.lab.claims.records import read
 from kit.synthetic.write import synthesize
 
 

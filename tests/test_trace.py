@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from kit.lab.trace import Span, Trace
+from kit.trace import Span, Trace
 
 
 def test_frame_is_in_seconds_from_the_first_start():

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 import kit
-from kit.claims.session import Session
-from kit.commands.cli import main
 from kit.errors import GGUFError
 from kit.gguf.sources import absolute, resolve
 from kit.gguf.trained import TRAINED, Trained, Wheel, fetch
+from kit.lab.claims.session import Session
+from kit.lab.commands.cli import main
 from kit.synthetic.write import synthesize
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import kit
+from kit import system
 from kit.errors import ModelError, TokenizerError
-from kit.lab import system
 from kit.model import kvcache
 
 

@@ -13,16 +13,16 @@ from invented import MACHINE
 import kit
 from kit.cache.replay import replay_hits
 from kit.cache.traces import repeated
-from kit.costs import sentences, tables
-from kit.costs import study as studies
-from kit.costs.measured import _HELD, Cost, measure_costs
-from kit.costs.order import Order, order_of
-from kit.costs.study import Study
-from kit.costs.uses import Use, assumed, beyond, bytes_used, draw, uses_of
-from kit.costs.ways import BackingStore, Way, measure_apart, predict, roofed, used_tensors
-from kit.findings import reported
 from kit.gguf import cut, writer
 from kit.gguf.reader import TensorInfo
+from kit.lab.costs import sentences, tables
+from kit.lab.costs import study as studies
+from kit.lab.costs.measured import _HELD, Cost, measure_costs
+from kit.lab.costs.order import Order, order_of
+from kit.lab.costs.study import Study
+from kit.lab.costs.uses import Use, assumed, beyond, bytes_used, draw, uses_of
+from kit.lab.costs.ways import BackingStore, Way, measure_apart, predict, roofed, used_tensors
+from kit.lab.findings import reported
 
 
 def mixture(folder, architecture="glm4moe", layers=4, **more):

@@ -9,7 +9,7 @@ import venv
 
 import pytest
 
-from kit.lab.paths import ROOT
+from kit.system.paths import ROOT
 
 SOURCES = ("kit", "notebooks", "data", "pyproject.toml", "README.md", "LICENSE")
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -54,7 +54,7 @@ def run(tmp_path_factory):
 
     def command(*arguments):
         done = subprocess.run(
-            [python, "-c", "from kit.commands.cli import main; main()", *map(str, arguments)],
+            [python, "-c", "from kit.lab.commands.cli import main; main()", *map(str, arguments)],
             cwd=work, env=outside() | {"KIT_MODELS": str(base / "models")}, capture_output=True, text=True, timeout=240,
         )  # fmt: skip
         return done.returncode, done.stdout, done.stderr
@@ -99,7 +99,7 @@ def test_an_editable_kit_is_found_from_every_folder(clone, tmp_path, where):
         (tmp_path / "kit" / "data").mkdir(parents=True)
         (tmp_path / "kit" / "notes.txt").write_text("mine")
     script = folder / "script.py"
-    script.write_text("import kit, kit.lab.paths as paths; kit.open; print(kit.__file__, paths.IN_CHECKOUT)")
+    script.write_text("import kit, kit.system.paths as paths; kit.open; print(kit.__file__, paths.IN_CHECKOUT)")
     for ask in (["-c", script.read_text()], [script]):
         done = subprocess.run([python, *ask], cwd=folder, env=outside(), capture_output=True, text=True)
         assert done.stdout.split() == [str(parent / "kit" / "kit" / "__init__.py"), "True"], done.stderr

@@ -15,7 +15,7 @@ import numpy as np
 from kit.cache.traces import Requests
 from kit.errors import TraceError, known
 from kit.gguf.sources import model_name
-from kit.lab.paths import data_file
+from kit.system.paths import data_file
 
 CAPTURES = {  # name -> SHA-256 of data/routes/<name>.csv.gz; data/routes/NOTICE.md says where they come from
     "gptoss": "10e4f94527fcf1d1254cfc73a53c0239462864a0e3ff65c90f2a9d78bf73ade7",

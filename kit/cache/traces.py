@@ -11,7 +11,7 @@ import numpy as np
 
 from kit.errors import TraceError, known
 from kit.gguf.formats import DTYPES
-from kit.lab.trace import Trace
+from kit.trace import Trace
 
 
 @dataclass(frozen=True)

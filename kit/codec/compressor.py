@@ -20,9 +20,9 @@ from kit.gguf.metadata import Cursor, read_metadata
 from kit.gguf.reader import TensorInfo
 from kit.gguf.sources import model_name
 from kit.gguf.writer import header
-from kit.lab.files import check_output, replacing
-from kit.lab.paths import models_folder
-from kit.lab.system import usable_cores
+from kit.system import usable_cores
+from kit.system.files import check_output, replacing
+from kit.system.paths import models_folder
 
 
 def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool = False, replace: bool = True) -> Path:

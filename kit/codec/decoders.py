@@ -17,7 +17,7 @@ from kit.codec.streams import LONG, SHORT, STATE, streams_of
 from kit.codec.tiles import Tiles, checksum
 from kit.cpu.simd.vectors import jit
 from kit.errors import CodecError, known
-from kit.lab.system import after_fork
+from kit.system import after_fork
 
 # name -> (module, function, tiles of one call); imported at first use.
 DECODERS = {

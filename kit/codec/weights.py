@@ -15,11 +15,11 @@ from kit.cpu.gemm import FEWEST
 from kit.cpu.linear import linear as multiply
 from kit.errors import ModelError
 from kit.gguf.names import blocks_of, layer_of
-from kit.lab.system import usable_cores
-from kit.lab.trace import Trace
 from kit.model.linear import Variant, by_rows
 from kit.model.weights import WeightSource
 from kit.quants import dequantize
+from kit.system import usable_cores
+from kit.trace import Trace
 
 
 class CompressedWeights(WeightSource, Mapping):

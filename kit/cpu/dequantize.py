@@ -6,7 +6,7 @@ from kit.cpu import threads
 from kit.cpu.simd.tiers import tier
 from kit.cpu.tasks import Static, Task, task
 from kit.gguf.formats import Format, described
-from kit.lab.system import last_level_cache
+from kit.system import last_level_cache
 
 DEVICE, knows = "cpu", described
 _CHUNK = 2**17  # weights that a thread takes at a time

@@ -47,7 +47,7 @@ from kit.cpu.superblocks import (
     whole,
 )
 from kit.cpu.tasks import features, task
-from kit.lab.system import cpu_facts, cpu_name
+from kit.system import cpu_facts, cpu_name
 
 f32 = types.float32
 # Bytes: memory is a long way off, and a page begins without a wait. On a Xeon a token of granite-3.3-2b had 1.4 times the speed

@@ -17,7 +17,7 @@ from numba.core.compiler_machinery import PassManager
 from numba.core.registry import CPUDispatcher
 
 from kit import no_collection
-from kit.lab.system.rows import libc
+from kit.system.rows import libc
 
 
 class _Part(JITCodeLibrary):

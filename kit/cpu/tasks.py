@@ -23,8 +23,8 @@ import llvmlite.binding as llvm
 import platformdirs
 
 from kit.errors import KitError
-from kit.lab.files import replacing
-from kit.lab.system import lock
+from kit.system import lock
+from kit.system.files import replacing
 
 # Words of a step of kit.cpu.threads: the function's address, its number of tasks, the clock at their end, the arguments.
 FUNCTION, TASKS, DONE_AT, ARGUMENTS = 0, 1, 2, 3

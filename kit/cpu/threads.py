@@ -16,10 +16,10 @@ from queue import SimpleQueue
 
 import numpy as np
 
+from kit import system
 from kit.cpu.tasks import ARGUMENTS, AWAKE, DONE_AT, FUNCTION, LINE, RUNS, TASKS, WORDS, Static, Task, function, task
 from kit.errors import KitError
-from kit.lab import system
-from kit.lab.system import usable_cores
+from kit.system import usable_cores
 
 Arguments = dict[str, int] | Sequence[int]
 _PATIENCE = 2**14  # looks at the work queue before a thread goes to sleep: about 0.3 ms

@@ -8,7 +8,7 @@ from itertools import accumulate, islice
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.names import layer_of
 from kit.gguf.reader import GGUFFile
-from kit.lab.system import memory_available
+from kit.system import memory_available
 
 
 def cut(file: GGUFFile, layers: Sequence[int]) -> GGUFFile:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import GGUFError
-from kit.lab.note import Note
+from kit.system.note import Note
 
 
 class MappedFile:

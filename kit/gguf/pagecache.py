@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from kit import system
 from kit.gguf.sources import part_paths
-from kit.lab import system
-from kit.lab.system import advise, resident
+from kit.system import advise, resident
 
 __all__ = ["advise", "drop", "read_ahead", "resident", "resident_fraction"]
 _PART = 2**22  # bytes that are read ahead at once

@@ -19,7 +19,7 @@ from kit.gguf.mapped import MappedFile
 from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
 from kit.gguf.names import layer_of
 from kit.gguf.sources import part_paths, resolve
-from kit.lab.system import allow_files
+from kit.system import allow_files
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

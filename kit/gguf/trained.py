@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kit.errors import GGUFError
-from kit.lab.files import replacing
-from kit.lab.paths import models_folder
+from kit.system.files import replacing
+from kit.system.paths import models_folder
 from kit.units import format_bytes
 
 

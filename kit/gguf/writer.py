@@ -10,7 +10,7 @@ import numpy as np
 from kit.gguf.formats import FORMATS
 from kit.gguf.metadata import ARRAY, NAMES, STRING
 from kit.gguf.reader import TensorInfo
-from kit.lab.files import replacing
+from kit.system.files import replacing
 
 ALIGNMENT = 32
 _TYPES = {name: kind for kind, name in NAMES.items()}

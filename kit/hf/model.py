@@ -27,9 +27,9 @@ from kit.hf.private import compute_buffers, mark_loaded
 from kit.hf.stored import Source, StoredWeight
 from kit.hf.tables import parts_of, table_of
 from kit.hf.tokenizer import GGUFTokenizer, tokenizer_of
-from kit.lab.trace import Trace
 from kit.model.architectures import ARCHITECTURES
 from kit.model.linear import GEMV_MAX_TOKENS
+from kit.trace import Trace
 
 _ANY = "kit explain works on any file"
 _DIVISORS = "rope_freqs.weight"

@@ -12,9 +12,9 @@ from kit.errors import ModelError, known
 from kit.gguf.names import layer_of
 from kit.gguf.reader import GGUFFile
 from kit.gguf.reader import open as open_file
-from kit.lab.trace import Trace
 from kit.model.linear import linear_named
 from kit.model.weights import Weights
+from kit.trace import Trace
 
 _aten = torch.ops.aten
 WAYS = {  # weights= -> (policy of the cache, variant of kit.model.linear)

@@ -7,8 +7,8 @@ from transformers import TextStreamer
 
 from kit.errors import ModelError, TokenizerError
 from kit.hf.model import load
-from kit.lab.trace import Trace
 from kit.model.generate import Generation
+from kit.trace import Trace
 
 
 def generate(

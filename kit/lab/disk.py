@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from kit.lab.kept import once_a_run
-from kit.lab.system import counters, open_past
-from kit.lab.system.rows import PAGE
+from kit.system import STEP, counters, open_past
+from kit.system.rows import PAGE
 from kit.units import format_bytes
 
-MOST, STEP, PASSES = 512 << 20, 8 << 20, 3
+MOST, PASSES = 512 << 20, 3
 
 
 @dataclass(frozen=True)

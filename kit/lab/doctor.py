@@ -6,9 +6,10 @@ import shutil
 import sys
 from typing import NamedTuple
 
+from kit import system
 from kit.errors import KitError, ReportError
-from kit.lab import machine, system
-from kit.lab.paths import models_folder, results_folder
+from kit.lab import machine
+from kit.system.paths import models_folder, results_folder
 from kit.units import format_bytes, printable
 
 _QUICK_MEMORY = 8 * 2**30

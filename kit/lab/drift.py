@@ -4,8 +4,8 @@ import re
 from functools import cache
 
 from kit.errors import ReportError
-from kit.lab.files import read_yaml
-from kit.lab.paths import data_file
+from kit.system.files import read_yaml
+from kit.system.paths import data_file
 
 KINDS = {"ratio": "x", "time": "([num]?s|min|h)( an? .+)?", "rate": ".+/s"}  # kind -> its units, as a pattern
 

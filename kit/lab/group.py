@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from kit.errors import ReportError
-from kit.lab.system import group_root
+from kit.system import group_root
 
 # The guard makes swap file and group and takes them away when the pipe to its parent ends, which a killed parent does too.
 _GUARD = """

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import ModelError
-from kit.lab.system import library_file, usable_cores
+from kit.system import library_file, usable_cores
 
 _KV_TYPES = {"float32": 0, "float16": 1, "q8_0": 8}  # ggml_type
 _INT, _BOOL = ctypes.c_int32, ctypes.c_bool

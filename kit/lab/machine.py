@@ -14,9 +14,9 @@ import psutil
 
 from kit.errors import library
 from kit.lab import state
-from kit.lab.files import read_yaml
-from kit.lab.paths import ROOT, data_file
-from kit.lab.system import cpu_facts, cpu_name, last_level_cache, memory_available, memory_limit, usable_cores
+from kit.system import cpu_facts, cpu_name, last_level_cache, memory_available, memory_limit, usable_cores
+from kit.system.files import read_yaml
+from kit.system.paths import ROOT, data_file
 
 LIBRARIES = ("gguf-kit", "numpy", "torch", "numba", "llvmlite", "pandas", "matplotlib", "gguf", "papermill", "triton")
 _WIDEST = {"amx-int8": "amx", "avx512vnni": "avx512", "avx512f": "avx512", "avx2": "avx2", "neon": "neon"}  # -> word of an id
@@ -93,7 +93,7 @@ def probe(leave_out: Iterable[str] = ()) -> Machine:
     best = dict.fromkeys(leave_out) | {name: max(values) for name, values in samples.items()}
     device = gpu()
     if device is not None:
-        from kit.lab.device import probe_device
+        from kit.lab.gpu import probe_device
 
         device |= probe_device()
     return Machine(

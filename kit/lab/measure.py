@@ -13,8 +13,8 @@ from torch.utils.benchmark.utils.timer import timer as timer_with_sync
 
 from kit.lab import drift
 from kit.lab.kept import once_a_run
-from kit.lab.note import doing
 from kit.lab.state import State, probe_state
+from kit.system.note import doing
 
 Clock = Callable[[], float]
 _BATCH = 5  # rounds between two probes of the machine's state

@@ -11,9 +11,9 @@ from kit.cuda.device import DEVICE, pinned
 from kit.errors import ModelError
 from kit.gguf.names import blocks_of
 from kit.gguf.reader import GGUFFile
-from kit.lab.trace import Trace
 from kit.model.weights import WeightSource
 from kit.quants import dequantize
+from kit.trace import Trace
 from kit.units import format_bytes, parse_bytes
 
 

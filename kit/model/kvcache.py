@@ -8,7 +8,7 @@ from kit.cpu import threads
 from kit.cpu.history import History, append
 from kit.cpu.simd.tiers import tier
 from kit.errors import ModelError, known
-from kit.lab.system import reserve
+from kit.system import reserve
 from kit.units import format_bytes
 
 KV_TYPES = {"float32": 4.0, "float16": 2.0, "q8_0": 34 / 32}  # bytes of an element

@@ -11,10 +11,9 @@ import numpy as np
 
 from kit.errors import GGUFError
 from kit.gguf.names import blocks_of, find_tensor, layer_of
-from kit.lab.disk import STEP
-from kit.lab.system import open_past
-from kit.lab.system.rows import PAGE
 from kit.model.weights import Weights
+from kit.system import STEP, open_past
+from kit.system.rows import PAGE
 
 
 class PinnedBlocks(Weights):

@@ -14,8 +14,8 @@ from kit.cpu.simd.tiers import tier
 from kit.cpu.threads import Program
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import find_tensor, layer_of
-from kit.lab.trace import Span
 from kit.model.forward import Ops, forward, scaled
+from kit.trace import Span
 
 _TABLE = 512  # positions in the table of cosines and sines
 _EMBEDDING = "token_embd.weight"

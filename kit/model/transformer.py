@@ -10,7 +10,6 @@ import torch
 
 from kit.cpu.threads import torch_alone
 from kit.errors import ModelError, known
-from kit.lab.system import memory_available
 from kit.model.attention import ATTENTION
 from kit.model.cpu_ops import CpuOps, RowsOps
 from kit.model.forward import forward
@@ -20,6 +19,7 @@ from kit.model.linear import GEMV_MAX_TOKENS, linear_named
 from kit.model.plan import Plan, obstacle
 from kit.model.rope import Rope
 from kit.model.tokenizer import Tokenizer, tokenizer_of
+from kit.system import memory_available
 
 
 class Transformer:

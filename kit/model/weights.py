@@ -14,9 +14,9 @@ from kit.cpu.buffers import ARENA
 from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.gguf.reader import GGUFFile, TensorInfo
 from kit.gguf.summary import check_blocks
-from kit.lab.trace import Trace
 from kit.model.linear import Variant
 from kit.quants.registry import dequantize, dtype_named
+from kit.trace import Trace
 
 _PAGE = 4096
 
@@ -26,7 +26,7 @@ class WeightSource(Protocol):
 
     Implemented by Weights (dequantized through a cache, or blocks in place), kit.codec.weights.CompressedWeights (tiles,
     unpacked through a cache), kit.model.device_weights.DeviceWeights (blocks on a CUDA device) and
-    kit.codec.device.TileWeights (tiles on a device). ``file`` has path, metadata, architecture and tensors; ``store`` is
+    kit.codec.on_gpu.TileWeights (tiles on a device). ``file`` has path, metadata, architecture and tensors; ``store`` is
     the WeightCache with the statistics; ``linear`` is a Transformer's default linear layer: a name in kit.model.linear, or
     a Variant.
     """

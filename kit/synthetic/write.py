@@ -15,10 +15,10 @@ from tqdm import tqdm
 from kit.errors import GGUFError
 from kit.gguf.reader import TensorInfo
 from kit.gguf.writer import ALIGNMENT, header, padded
-from kit.lab.files import replacing
-from kit.lab.note import doing
 from kit.synthetic.encode import encode
 from kit.synthetic.geometry import Geometry, geometry
+from kit.system.files import replacing
+from kit.system.note import doing
 
 SIGMA = 0.02  # standard deviation of the weights, as in a freshly initialized transformer
 _ROOM = "ask for fewer layers or write elsewhere"  # where the disk is too small

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 from nbformat import v4
 
-from kit.commands.cli import main
 from kit.lab import machine
-from kit.lab.system import lock
+from kit.lab.commands.cli import main
+from kit.system import lock
 
 PARAMETERS = """\
 profile: str = "quick"  # smoke, quick or full

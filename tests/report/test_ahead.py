@@ -7,9 +7,9 @@ import time
 import pytest
 
 from kit.cpu import linear
-from kit.lab.paths import ROOT
-from kit.report import ahead
-from kit.report import run as runs
+from kit.lab.report import ahead
+from kit.lab.report import run as runs
+from kit.system.paths import ROOT
 
 
 def work_of(profile="smoke", **request):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from kit.claims import runs as several
-from kit.claims.records import Record
-from kit.commands.cli import main
+from kit.lab.claims import runs as several
+from kit.lab.claims.records import Record
+from kit.lab.commands.cli import main
 
 
 def invoke(*arguments):

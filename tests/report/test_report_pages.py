@@ -9,15 +9,15 @@ from html.parser import HTMLParser
 import pytest
 
 from kit import units
-from kit.claims import book, records
-from kit.claims import table as claims
-from kit.claims.records import Record
-from kit.claims.table import Claim
 from kit.lab import figures
+from kit.lab.claims import book, records
+from kit.lab.claims import table as claims
+from kit.lab.claims.records import Record
+from kit.lab.claims.table import Claim
+from kit.lab.report import content, html, index, theme
+from kit.lab.report import run as runs
+from kit.lab.report.checklist import checklist
 from kit.lab.tables import frame, shown
-from kit.report import content, html, index, theme
-from kit.report import run as runs
-from kit.report.checklist import checklist
 
 ALLOWED_TO_LOAD = ("data:",)
 

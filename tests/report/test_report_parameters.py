@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.errors import ReportError
-from kit.report.parameters import Parameter, assign, notebook_names, read
+from kit.lab.report.parameters import Parameter, assign, notebook_names, read
 
 
 def cell(source, tags=("parameters",)):

@@ -9,7 +9,7 @@ import types
 import nbformat
 import pytest
 
-from kit.report.runner import execute
+from kit.lab.report.runner import execute
 
 from conftest import wait_until_gone  # isort: skip
 
@@ -47,7 +47,7 @@ def test_the_run_hears_what_a_notebook_is_doing(notebooks, output):
     compiles = """\
 import kit, time, numba
 from numba.core import event
-from kit.lab import note
+from kit.system import note
 class Look(event.Listener):
     def on_start(self, event): print("in between", note._doing.text)
     def on_end(self, event): pass
@@ -90,7 +90,7 @@ def test_a_killed_process_takes_its_kernel_along(notebooks, output):
 def test_a_notebook_that_takes_too_long_is_stopped_with_all_it_started(notebooks, output, monkeypatch):
     source, passed = notebooks.add("01", PIDS, "import time\ntime.sleep(300)"), [0.0]
     clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed))
-    monkeypatch.setattr("kit.report.runner.time", clock)
+    monkeypatch.setattr("kit.lab.report.runner.time", clock)
     # the hour is over when the last cell starts, however long a kernel takes to start here
     outcome = execute(source, output, {}, timeout=3600, on_cell=lambda cell: passed.append(3600.0 if cell == 3 else 0.0))
     assert outcome.status == "failed"
@@ -103,7 +103,9 @@ def test_nothing_outlives_a_killed_parent(notebooks, output):
     """Nor does what a cell had started in a session of its own."""
     pids = PIDS.replace('"300"]', '"300"], start_new_session=True').replace("{os.getpid()}", "{os.getpid()} {os.getppid()}")
     source = notebooks.add("01", pids, "import time\ntime.sleep(300)")
-    code = "import sys; from pathlib import Path; from kit.report.runner import execute; execute(*map(Path, sys.argv[1:]), {})"
+    code = (
+        "import sys; from pathlib import Path; from kit.lab.report.runner import execute; execute(*map(Path, sys.argv[1:]), {})"
+    )
     parent = subprocess.Popen([sys.executable, "-c", code, source, output])
     pids = output.parent / "pids"
     while not pids.exists() or not pids.read_text():
@@ -118,7 +120,7 @@ def test_a_kernel_may_take_minutes_to_start(monkeypatch):
     """01's took more than papermill's one on an emulated aarch64."""
     monkeypatch.setenv("KIT_READING", "reading")
     code = "import papermill; papermill.execute_notebook = lambda *_, **how: print(how['start_timeout'], flush=True)\n"
-    code += "from kit.report import child; child.main()"
+    code += "from kit.lab.report import child; child.main()"
     job = json.dumps(dict(source="", output="", parameters={}, cwd="", records=""))
     with subprocess.Popen([sys.executable, "-c", code, "2"], stdin=-1, stdout=-1, text=True) as process:
         print(job, file=process.stdin, flush=True)

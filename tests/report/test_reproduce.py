@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from kit.claims import records
-from kit.commands import reproduce as reproducing
-from kit.commands.cli import main
 from kit.errors import ReportError
-from kit.report import run as runs
-from kit.report import sources
+from kit.lab.claims import records
+from kit.lab.commands import reproduce as reproducing
+from kit.lab.commands.cli import main
+from kit.lab.report import run as runs
+from kit.lab.report import sources
 
 from conftest import known_machine, reproduce, wait_until_gone  # isort: skip
 
@@ -244,7 +244,7 @@ def test_an_interrupt_stops_the_child_and_keeps_what_is_finished(notebooks, tmp_
     out = known_machine(tmp_path / "out")
     notebooks.add("01_good")
     notebooks.add("02_slow", "import os\nopen('pid', 'w').write(str(os.getpid()))\nimport time\ntime.sleep(300)")
-    kit = [sys.executable, "-c", "from kit.commands.cli import main; main()"]
+    kit = [sys.executable, "-c", "from kit.lab.commands.cli import main; main()"]
     command = [*kit, "reproduce", "--notebooks", notebooks.path, "--out", out]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while not (out / "pid").exists() or not (out / "pid").read_text():

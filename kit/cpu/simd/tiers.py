@@ -10,7 +10,7 @@ import numpy as np
 
 from kit.cpu.tasks import Static, features, function, task
 from kit.errors import KitError
-from kit.lab.system import permit_tiles
+from kit.system import permit_tiles
 
 # What a tier's instructions need, as LLVM spells it; best first.
 TIERS = {

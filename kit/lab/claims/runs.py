@@ -1,0 +1,230 @@
+"""Several runs: the verdicts of each beside each other, the pooled verdict, and what runs of one machine differ by."""
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kit.errors import ReportError, library
+from kit.lab import drift
+from kit.lab.claims import book, records
+from kit.lab.claims.book import Entry, strictest
+from kit.lab.claims.judge import pooled
+from kit.lab.claims.records import Record
+from kit.lab.claims.table import NO_RECORD, WORDS
+
+SETTINGS, ALIKE = ("machine", "profile", "model", "device"), ("same", "judged in none")  # ALIKE: states without news
+
+
+@dataclass(frozen=True)
+class ComparedClaim:
+    """One claim, or one part of it (``quantity``): a verdict a run, and one from the samples of all runs."""
+
+    claim: str
+    quantity: str
+    verdicts: tuple[str, ...]
+    pooled: str
+    reason: str = ""
+
+    @property
+    def flips(self) -> bool:
+        """Whether two runs decided it, and not alike. Undecided, not measurable and not there contradict nothing."""
+        return len({word for word in self.verdicts if WORDS[word].decides}) > 1
+
+    @property
+    def differs(self) -> bool:
+        """Whether the runs do not all say the same."""
+        return len(set(self.verdicts)) > 1
+
+    @property
+    def state(self) -> str:
+        """``flips``, ``judged in none``, ``open`` (undecided in a run and decided in another), ``differs`` in what was there,
+        or ``same``."""
+        if self.flips or set(self.verdicts) == {NO_RECORD}:
+            return "flips" if self.flips else "judged in none"
+        decides = {WORDS[word].decides for word in self.verdicts if word != NO_RECORD}
+        return "open" if len(decides) > 1 else "differs" if self.differs else "same"
+
+
+def compare(folders: Sequence[Path]) -> list[ComparedClaim]:
+    """Every claim over runs of one experiment (machine, profile, model and device), each followed by its parts if it has
+    several. ReportError: fewer than two runs, a folder without verdicts, two experiments, or no notebook in common."""
+    if len({Path(folder).resolve() for folder in folders}) < 2:
+        raise ReportError("one run has nothing to be compared with: name two or more")
+    books = [book.read(folder) for folder in folders]
+    _one_experiment(folders, books, SETTINGS)
+    if not set.intersection(*({part.record.notebook for entry in one for part in entry.parts} for one in books)):
+        raise ReportError("these runs have no notebook in common: nothing of one is judged in the others")
+    return [row for entries in zip(*books, strict=True) for row in _rows(entries)]
+
+
+def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[ComparedClaim]]:
+    """(machine ids, a row a claim with the pooled verdict of each machine). ReportError when the runs are of one machine, or of
+    several profiles, models or devices."""
+    books = [book.read(folder) for folder in folders]
+    settings = _one_experiment(folders, books, SETTINGS[1:])
+    found = defaultdict(list)
+    for setting, one in zip(settings, books, strict=True):
+        found[setting["machine"]].append(one)
+    if len(found) < 2:
+        raise ReportError(f"these runs are all of one machine, {', '.join(found)}: kit verify without --across compares them")
+    columns = [[_rows(entries)[0] for entries in zip(*books, strict=True)] for books in found.values()]
+    words = [(rows[0].claim, tuple(row.pooled for row in rows)) for rows in zip(*columns, strict=True)]
+    rows = [ComparedClaim(claim, "", each, strictest(set(each) - {NO_RECORD})) for claim, each in words]
+    return [f"{name} ({len(books)})" for name, books in found.items()], rows
+
+
+def _rows(entries: Sequence[Entry]) -> list[ComparedClaim]:
+    """The claim's row, then its parts'."""
+    claim, parts = entries[0].claim.id, [_by_quantity(entry) for entry in entries]
+    found = []
+    for quantity in dict.fromkeys(quantity for one in parts for quantity in one):
+        held = [one.get(quantity, []) for one in parts]
+        words = tuple(strictest(record.verdict for record in rows) for rows in held)
+        found.append(ComparedClaim(claim, quantity, words, *pooled([record for rows in held for record in rows])))
+    whole = ComparedClaim(claim, "", tuple(entry.verdict for entry in entries), strictest(part.pooled for part in found),
+                found[0].reason if len(found) == 1 else "")  # fmt: skip
+    return [whole, *found] if len(found) > 1 else [whole]
+
+
+def _by_quantity(entry: Entry) -> dict[str, list[Record]]:
+    """Quantity and device of each part -> its records."""
+    found = defaultdict(list)
+    for part in entry.parts:
+        device = part.record.parameters.get("device", "cpu")
+        found[part.record.quantity + f" ({device})" * (device != "cpu")].append(part.record)
+    return found
+
+
+def _one_experiment(folders: Sequence[Path], books: Sequence[list[Entry]], names: Iterable[str]) -> list[dict[str, str]]:
+    settings = [_setting(folder, one) for folder, one in zip(folders, books, strict=True)]
+    for name in names:
+        values = [setting[name] for setting in settings]
+        if len(set(values)) > 1:
+            raise ReportError(f"these runs are not of one {name}: {', '.join(map(repr, dict.fromkeys(values)))}")
+    return settings
+
+
+def _setting(folder: Path, entries: Sequence[Entry]) -> dict[str, str]:
+    rows = [part.record for entry in entries for part in entry.parts]
+    if not rows:
+        raise ReportError(f"{folder} holds no verdicts: name the folder of a run")
+    given = rows[0].parameters
+    devices = {row.parameters.get("device", "cpu") for row in rows}
+    model, device = str(given.get("model", "")).rsplit("/", 1)[-1], " and ".join(sorted(devices))
+    values = rows[0].machine_id, given.get("profile", ""), model, device
+    return dict(zip(SETTINGS, map(str, values), strict=True))
+
+
+# --- quantity by quantity ---------------------------------------------------------------------------------------------
+
+
+def aligned(columns: Sequence[Iterable[Record]], settings: bool = True) -> list[list[Record | None]]:
+    """Records of several runs by what they measure, a column a run: of one notebook, claim, quantity and unit, and with
+    ``settings`` of the same parameters (of a model file only its name counts). Several that agree pair in their order."""
+    found = defaultdict(lambda: [None] * len(columns))
+    for number, rows in enumerate(columns):
+        seen = Counter()
+        for row in rows:
+            given = {"device": "cpu"} | row.parameters | {"model": str(row.parameters.get("model", "")).rsplit("/", 1)[-1]}
+            same = json.dumps(given, sort_keys=True, default=str) if settings else ""
+            seen[key := (row.notebook, row.claim, row.quantity, row.unit, same)] += 1
+            found[*key, seen[key]][number] = row
+    return list(found.values())
+
+
+STATES = {  # in the order of a report
+    "changed": "the interval of the difference of medians excludes 0",
+    "too few samples": "the medians differ, and so few samples could differ by chance",
+    "only in A": "B has no such record",
+    "only in B": "A has no such record",
+    "same": "equal, or the interval of the difference includes 0",
+}
+
+
+CHANGE = "notebook claim quantity unit state a b ratio low high verdict_a verdict_b matters".split()
+
+
+def changes(a: Iterable[Record], b: Iterable[Record], confidence=0.99, resamples=4000, seed=0):
+    """A DataFrame with the columns CHANGE, a row a quantity of two runs, first those that matter: changed beyond the noise, or
+    judged otherwise. ``low`` and ``high`` bound B's median minus A's, in ``unit``; what a run has not is None.
+
+    Records pair as ``aligned`` says, with their parameters.
+    """
+    generator = np.random.default_rng(seed)
+    rows = [_change(one, other, confidence, resamples, generator) for one, other in aligned([a, b])]
+    rows.sort(key=lambda row: (not row["matters"], list(STATES).index(row["state"])))
+    return library("pandas").DataFrame(rows, columns=CHANGE, dtype=object)
+
+
+def _change(a: Record | None, b: Record | None, confidence: float, resamples: int, generator) -> dict:
+    row = a or b
+    interval = a and b and median_difference(a.samples, b.samples, confidence, resamples, generator)
+    if a is None or b is None:
+        state = "only in B" if a is None else "only in A"
+    elif interval is None or a.median == b.median:
+        state = "same" if bool(a.samples) == bool(b.samples) else "changed"
+    elif 2 / math.comb(len(a.samples) + len(b.samples), len(a.samples)) > 1 - confidence + 1e-12:
+        state = "too few samples"  # by chance alone they separate in 2 of (a + b over a) orders
+    else:
+        state = "same" if interval[0] <= 0 <= interval[1] else "changed"
+    low, high = interval or (None, None)
+    ratio = b.median / a.median if a and b and a.median and b.median else None
+    verdicts, medians = [one.verdict if one else "" for one in (a, b)], [one and one.median for one in (a, b)]
+    matters = state == "changed" or bool(a and b and a.verdict != b.verdict)
+    values = row.notebook, row.claim, row.quantity, row.unit, state, *medians, ratio, low, high, *verdicts, matters
+    return dict(zip(CHANGE, values, strict=True))
+
+
+def median_difference(a, b, confidence: float, resamples: int, generator) -> tuple[float, float] | None:
+    """Percentile bootstrap interval of median(b) - median(a); None when either has no samples (Efron 1979)."""
+    if not len(a) or not len(b):
+        return None
+    medians = [np.median(generator.choice(np.asarray(side, float), (resamples, len(side))), axis=1) for side in (a, b)]
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(medians[1] - medians[0], (tail, 100 - tail))
+    return float(low), float(high)
+
+
+# --- what runs differ by ---------------------------------------------------------------------------------------------
+
+
+def spreads(folders: Sequence[Path]) -> dict[str, dict]:
+    """Kind of quantity (kit.lab.drift) -> ``factor`` (nine of ten medians stay within it of the middle of the runs, on both
+    sides), ``most`` (all do), how many ``quantities`` and ``runs``. Ratios count where a verdict rests on them."""
+    found = defaultdict(list)
+    for of_runs in aligned([filter(_drifts, records.of_run(folder)) for folder in folders], settings=False):
+        medians = [row.median for row in of_runs if row]
+        if len(medians) > 1:
+            kind = drift.kind_of_unit(next(filter(None, of_runs)).unit)
+            found[kind].append(np.sqrt(max(medians) / min(medians)))
+    return {
+        kind: {"factor": round(float(np.quantile(found[kind], 0.9)), 2), "most": round(float(max(found[kind])), 2),
+               "quantities": len(found[kind]), "runs": len(folders)}
+        for kind in drift.KINDS if found[kind]
+    }  # fmt: skip
+
+
+def _drifts(row: Record) -> bool:
+    kind = drift.kind_of_unit(row.unit)
+    timed = kind and row.how == "measured" and row.status == "ok" and row.median and row.median > 0
+    return bool(timed and (row.verdict or kind != "ratio"))
+
+
+def keep(path: Path, folders: Sequence[Path]) -> dict[str, dict]:
+    """Replace the rows of data/drift.yaml by ``spreads(folders)``, below the comment that opens the file."""
+    found = spreads(folders)
+    missing = [kind for kind in drift.KINDS if kind not in found]
+    if missing:
+        raise ReportError(f"these runs share no quantity of the kind {missing[0]}: name runs with more notebooks")
+    head = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    machine = _setting(folders[0], book.read(folders[0]))["machine"]
+    rows = [f"- {{id: {kind}, {', '.join(f'{name}: {value}' for name, value in row.items())}, machine: {machine}}}"
+            for kind, row in found.items()]  # fmt: skip
+    path.write_text("\n".join([*head, "", *rows]) + "\n", encoding="utf-8")
+    drift.spreads.cache_clear()
+    return found

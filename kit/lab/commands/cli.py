@@ -1,0 +1,67 @@
+"""The `kit` command: gathers the commands of kit/lab/commands and turns every expected error into one line."""
+
+import errno
+import gc
+import importlib
+import pkgutil
+import sys
+
+import click
+
+from kit import __version__
+from kit.errors import KitError, extra_for
+from kit.lab import commands
+
+
+class _Kit(click.Group):
+    """A group whose commands raise KitError for what the user can mend; all else is a bug and keeps its traceback."""
+
+    def make_context(self, *args, **kwargs):
+        return self._told(super().make_context, *args, **kwargs)
+
+    def invoke(self, ctx):
+        return self._told(super().invoke, ctx)
+
+    def _told(self, function, *args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            path = " ".join(["kit", *error.ctx.command_path.split()[1:]]) if error.ctx else "kit"
+            message = f"{error.format_message().rstrip('.')}: see {path} --help"
+        except KitError as error:
+            message = str(error)
+        except ModuleNotFoundError as error:
+            if (told := extra_for(error)) is error:
+                raise
+            message = str(told)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # `kit ... | head`
+                sys.exit(141)
+            message = f"{error.filename or 'input or output'}: {error.strerror or error}"
+        finally:
+            gc.freeze()  # or Python looks for garbage among all of torch before it ends: half a second
+        click.echo(f"kit: error: {message}", err=True)
+        sys.exit(2)
+
+
+@click.group(cls=_Kit, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="kit")
+def main():
+    """Find out why a quantized language model is slow, and prove it.
+
+    \b
+    kit doctor                          what this machine can do, and what is missing
+    kit reproduce                       every notebook, as one report that works offline
+    kit inspect model.gguf              what a file holds and what fits in memory
+    kit explain model.gguf              where a token's time goes, and what to change
+
+    \b
+    Exit code: 0 done; 1 done, and the answer is bad news (the help of each command says which);
+    2 not done, for a reason that one line names; 130 interrupted.
+    """
+
+
+for _name in sorted({module.name for module in pkgutil.iter_modules(commands.__path__)} - {"cli"}):
+    main.add_command(importlib.import_module(f"kit.lab.commands.{_name}").command)

@@ -1,0 +1,39 @@
+"""kit compress: a model's linear layers as entropy-coded tiles."""
+
+import click
+
+
+@click.command("compress")
+@click.argument("file")
+@click.option("-o", "--output", metavar="OUT", required=True, help="Where to write the compressed model.")
+@click.option("--coding", default="int8", show_default=True, help="int8 (quantized, a scale a row) or bf16 (lossless).")
+@click.option("--threads", type=click.IntRange(1), help="How many threads encode.  [default: all cores]")
+@click.option("--force", is_flag=True, help="Replace a file that is there already.")
+def command(file, output, coding, threads, force):
+    """Compress a model's linear layers into tiles.
+
+    FILE is a GGUF or safetensors file. OUT is a GGUF file with the metadata of FILE; norms and embeddings stay as
+    they are. The weights become INT8 with a scale a row, and the INT8 values are kept exactly; --coding bf16 keeps
+    BF16 weights exactly.
+
+    \b
+    kit compress model.gguf -o model.tiles.gguf
+    kit codec verify model.tiles.gguf --source model.gguf
+
+    Exit code: 0 written, 2 not.
+    """
+    from kit.codec.compressor import compress
+    from kit.codec.container import CompressedFile
+    from kit.codec.weights import CompressedWeights
+    from kit.system import usable_cores
+    from kit.units import format_bytes
+
+    compress(file, output, coding, threads or usable_cores(), progress=True, replace=force)
+    with CompressedFile(output) as compressed:
+        weights = CompressedWeights(compressed)
+        tiles = sum(layer.tiles for layer in weights.layers.values())
+        packed, plain = weights.compressed_bytes, weights.unpacked_bytes
+        click.echo(
+            f"{output}: {len(weights.layers)} matrices, {tiles} tiles, {format_bytes(packed)} "
+            f"for {format_bytes(plain)} of {coding} ({packed / plain:.1%})"
+        )

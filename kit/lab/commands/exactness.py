@@ -1,0 +1,82 @@
+"""kit exactness: whether every dequantizer gives the numbers that gguf-py gives, and what rounding does to the answers."""
+
+import click
+
+from kit.units import to_json
+
+
+@click.command("exactness")
+@click.argument("file", required=False)
+@click.option(
+    "--backend", "backends", multiple=True, default=["cpu"], show_default=True,
+    help="Which dequantizer, or fused: products straight from blocks; repeatable.",
+)  # fmt: skip
+@click.option("--tier", "tiers", multiple=True, help="SIMD tier of the cpu backend, or 'all'; repeatable.")
+@click.option("--rows", default=4, show_default=True, type=click.IntRange(1), help="Rows to take of each tensor of FILE.")
+@click.option(
+    "--quality", "tokens", default=128, show_default=True, type=click.IntRange(0),
+    help="Tokens of text to compare answers of FILE on; 0: none.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the tables as JSON.")
+def command(file, backends, tiers, rows, tokens, as_json):
+    """Compare dequantizers with gguf-py, bit for bit.
+
+    On random blocks of every format, or with a FILE on rows of its tensors. A cell says "equal", or by how many
+    representable numbers (ulp) and what share of the largest weight the worst is off. The first run compiles each
+    format.
+
+    \b
+    kit exactness
+    kit exactness model.gguf
+    kit exactness --tier all --json
+
+    Products of fused are sums in another order: their differences are shown, but a difference is no failure.
+
+    Of a FILE that the kit can run there is a second table: what 16-bit or INT8 weights, INT8 activations and a smaller
+    KV cache do to its answers. Perplexity of an English text, mean KL divergence of the next-token distribution from
+    float32's, and how often both find the same token most likely; errors are one standard error.
+
+    Exit code: 0 all equal, 1 something differs, 2 nothing could be compared.
+    """
+    import kit
+    from kit.cpu import simd
+    from kit.errors import KitError
+    from kit.lab.costs.quality import quality, with_errors
+    from kit.quants.exactness import exactness, sample
+
+    blocks, answers, reason = None, None, "--quality 0" if file else "no file was given"
+    if file:
+        with kit.open(file) as opened:
+            blocks = sample(opened, rows)
+            try:
+                answers = quality(opened, tokens=tokens, progress=True) if tokens else None
+            except KitError as error:
+                reason = str(error)
+    tiers = simd.available() if "all" in tiers else tiers or [None]
+    table = exactness(blocks=blocks, backends=backends, tiers=tiers, progress=True)
+    if as_json:
+        told = {"exactness": table.to_dict("records"), "quality": [], "no_quality": reason}
+        if answers is not None:
+            told |= {"quality": answers.reset_index().to_dict("records"), "no_quality": ""}
+        click.echo(to_json(told))
+    else:
+        click.echo(_matrix(table))
+        if file and tokens:
+            told = f"no quality: {reason}" if answers is None else with_errors(answers).reset_index().to_string(index=False)
+            click.echo(f"\n{told}")
+    raise SystemExit(not (table.equal | (table.backend == "fused")).all())
+
+
+def _cell(row) -> str:
+    if row.equal:
+        return "equal"
+    ulp = "" if row.backend == "fused" else f"{row.ulp} ulp, "  # of a sum near zero they say nothing
+    return f"{ulp}{row.relative:.1e}"
+
+
+def _matrix(table) -> str:
+    """A row a format, a column for each backend, tier and dtype."""
+    cells = table.assign(how=(table.backend + " " + table.tier).str.strip(), cell=list(map(_cell, table.itertuples())))
+    order = list(dict.fromkeys(zip(cells.how, cells.dtype, strict=True)))
+    wide = cells.pivot(index=["qtype", "weights"], columns=["how", "dtype"], values="cell")[order]
+    return wide.reset_index().rename(columns={"qtype": "format"}).to_string(index=False)

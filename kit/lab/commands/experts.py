@@ -1,0 +1,115 @@
+"""kit experts: which cache for the experts of a mixture that is larger than memory, from a record of its routing."""
+
+import click
+
+SPEEDS = (1, 5, 10)  # tokens a second whose least memory is told
+
+
+@click.command("experts")
+@click.argument("routes")
+@click.argument("model", required=False)
+@click.option("--memory", required=True, metavar="SIZE", help="Memory for the whole program: 8GiB, say.")
+@click.option("--disk", metavar="SPEED", help="Of reads past the page cache: 2GB/s, say.  [default: measured, on MODEL]")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Notebook 10 on these routes, as HTML, to DIR.")
+def command(routes, model, memory, disk, as_json, report):
+    """Say which cache suits the experts of a mixture.
+
+    ROUTES is a record of which experts each token used: of `kit generate --routes`, BigMoeOnEdge's --route-trace,
+    llama.cpp's moe-trace (then name MODEL, a GGUF file, for the sizes), JSON lines of layer, token, ids; or gptoss, qwen,
+    gemma, the captures that come with the kit. A GGUF file in its place has its routing drawn from a model of routing
+    that was fitted to these captures, and the answer says so.
+
+    \b
+    kit experts qwen --memory 4GiB --disk 2GB/s
+    kit experts routes.jsonl.gz mixture.gguf --memory 8GiB
+    kit experts mixture.gguf --memory 8GiB --json | jq .advice
+
+    Exit code: 0 said, 2 it could not be.
+    """
+    from contextlib import nullcontext
+    from pathlib import Path
+
+    import kit
+    from kit.cache import routing
+    from kit.cache.routes import CAPTURES, read_routes, request_bytes
+    from kit.errors import CacheError
+    from kit.lab import state
+    from kit.lab.costs.expert_caches import ExpertBudget, dense_bytes
+    from kit.lab.disk import random_gbps
+    from kit.units import finite, parse_bytes, to_json
+
+    try:
+        room = parse_bytes(memory)
+        speed = None if disk is None else parse_bytes(disk.removesuffix("/s")) / 1e9
+    except ValueError as error:
+        raise CacheError(f"--memory or --disk: {error}") from None
+    if speed == 0:
+        raise CacheError("--disk 0 reads nothing; give a speed such as 2GB/s")
+    if (drawn := routing.is_model(routes)) and model:
+        raise CacheError(f"{routes}: is a model and no record of routes; give it alone, or a record and {model}")
+    path, basis = (routes if drawn else model), []
+    if report:
+        from kit.gguf.sources import absolute
+        from kit.lab.report.index import one_page
+        from kit.lab.report.run import Request
+
+        if not drawn:
+            read_routes(routes)  # what is no record is said before anything runs
+        given = {"routes": routes if routes in CAPTURES else absolute(routes), "memory": room}
+        texts = tuple(f"{name}={value}" for name, value in given.items())
+        click.echo(one_page(Path(report), Request("quick", absolute(path) if path else "", ("10",), texts)))
+        return
+    with kit.open(path) if path else nullcontext() as file:
+        found = routing.given(routes, model or "")
+        dense, each = (dense_bytes(file), request_bytes(file)) if file else (int(found.dense_bytes.sum()), 0)
+        large = file and file.largest
+    if drawn:
+        basis.append(
+            f"nobody recorded this model's routing: {len(found.decoded)} tokens of {found.used:.0f} of {found.experts} experts "
+            f"are {found.name.replace(':', ' with')}, the mean of {len(routing.FITTED)} captures; record your own by kit "
+            "generate --routes"
+        )
+    if not path:
+        basis.append(f"dense weights of the record ({len(found.dense_bytes)} layers, no embedding or output)")
+    if speed is None and path and Path(path).exists():
+        speed = max(random_gbps(large, readers, each) for readers in (1, 2, 4))
+        basis.append(f"the disk under the model, measured: {speed:.2f} GB/s past the page cache, a matrix of an expert a read")
+    elif speed is None:
+        basis.append("no speed of a disk: give --disk 2GB/s, or MODEL, for seconds")
+    read = state.probe_state().read_gbps
+    basis.append(f"memory, measured now: {read:.1f} GB/s; no arithmetic beyond reading each byte once, no waiting in parallel")
+    budget = ExpertBudget(found, room, dense, speed, read)
+    table = budget.table()
+    least = {f"{rate} tok/s": budget.least_memory(rate) for rate in SPEEDS} if speed else {}
+    facts = {
+        "routes": found.name, "decoded": len(found.decoded), "prompt": found.prompt, "layers": found.layers,
+        "experts": found.experts, "used": found.used, "cycle_bytes": found.cycle, "memory_bytes": room,
+        "room_bytes": budget.room,
+        "dense_bytes": dense, "disk_gbps": speed, "read_gbps": read, "basis": basis,
+        "policies": table.reset_index().to_dict("records"), "least_memory_bytes": least, "advice": budget.advice(table),
+    }  # fmt: skip
+    click.echo(to_json(finite(facts)) if as_json else "\n".join(_lines(facts)))
+
+
+def _lines(facts):
+    from kit.units import format_bytes, format_seconds
+
+    yield f"{facts['routes']}: {facts['decoded']} decoded tokens, {facts['used']:.3g} of {facts['experts']} experts in a layer"
+    yield (
+        f"{format_bytes(facts['memory_bytes'])}: {format_bytes(facts['dense_bytes'])} dense weights first, "
+        f"{format_bytes(facts['room_bytes'])} for experts; one token uses {format_bytes(facts['cycle_bytes'])} of experts"
+    )
+    yield ""
+    yield f"{'policy':<34}{'slots a layer':>14}{'hits':>8}{'read a token':>15}{'a token':>11}{'tok/s':>9}"
+    for row in facts["policies"]:
+        time = format_seconds(row["a token, s"]) if facts["disk_gbps"] else "-"
+        speed = f"{row['tok/s']:.3g}" if facts["disk_gbps"] else "-"
+        hits, read = f"{row['hits']:.1%}", format_bytes(row["read, B"])
+        yield f"{row['policy']:<34}{row['slots a layer']:>14.1f}{hits:>8}{read:>15}{time:>11}{speed:>9}"
+    yield ""
+    for speed, least in facts["least_memory_bytes"].items():
+        yield f"{speed:<10} needs {format_bytes(least) if least else 'more than memory and disk can give'}"
+    yield ""
+    yield from (f"rests on: {line}" for line in facts["basis"])
+    yield facts["advice"]

@@ -1,0 +1,248 @@
+"""kit generate: text from a GGUF file as it comes, and what it cost."""
+
+import click
+from click.core import ParameterSource
+
+from kit.units import to_json
+
+BLOCKS = ("fused", "fused-int8")  # variants of kit.linear that ask no cache and no backend
+_WARM = 32  # tokens of the throw-away prompt: more than the few that run by kernels of their own
+
+
+@click.command("generate")
+@click.argument("file", required=False)
+@click.option("--model", metavar="FILE", help="The same, as an option.")
+@click.option("-p", "--prompt", help="Text to go on from; - reads standard input.")
+@click.option("--prompt-file", metavar="FILE", help="A file with the text to go on from; one newline at its end is left out.")
+@click.option("--tokens", metavar="IDS", help="Token ids to go on from, such as 1,450,7483, instead of a text.")
+@click.option("--chat", is_flag=True, help="The text is a user's message: the file's own chat template puts it into its marks.")
+@click.option("--system", metavar="TEXT", help="What the chat's system message says.")
+@click.option("-n", "--max-tokens", default=64, show_default=True, type=click.IntRange(1), help="How many tokens to generate.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 takes the most likely token; more draws.")
+@click.option("--top-k", default=0, show_default=True, help="Draw from this many of the most likely tokens (0: all).")
+@click.option("--top-p", default=1.0, show_default=True, help="Draw from the fewest that hold this probability.")
+@click.option("--seed", default=0, show_default=True, help="The same seed draws the same tokens.")
+@click.option("--attention", default="fused", show_default=True, help="A variant of kit.attention.")
+@click.option("--linear", default="auto", show_default=True, help="A variant of kit.linear; see above.")
+@click.option("--cache", help="Which dequantized weights to keep; see above.  [default: none is needed, or auto]")
+@click.option("--backend", default="cpu", show_default=True, help="The dequantizer.")
+@click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
+@click.option("--context", type=int, help="Most positions to hold.  [default: what the model was trained for]")
+@click.option("--routes", type=click.Path(dir_okay=False), metavar="FILE", help="Write the experts in use, for kit experts.")
+@click.option("--ignore-end", is_flag=True, help="Go on after the model's end-of-text token.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON when done, and no text on the way.")
+@click.pass_context
+def command(
+    ctx, file, model, prompt, prompt_file, tokens, chat, system, max_tokens, routes, ignore_end,
+    as_json, cache, backend, attention, linear, kv, context, **sampling,
+):  # fmt: skip
+    """Generate text from a model, and say what it cost.
+
+    FILE is a GGUF file, a trained model of kit fetch, a compressed model of kit compress, or hf://owner/repo/file.gguf.
+    The text goes to standard output, the speeds to standard error: time to first token; prefill and decode in tokens a
+    second, with the GB/s of weights and KV cache that they read; peak memory. Kernels are compiled or loaded, and the
+    file's pages read, by a throw-away pass before, whose time is a line of its own.
+
+    \b
+    --linear auto         fused, straight from the file's blocks; dequantized where a --cache or --backend is asked for
+             fused-int8   activations rounded to eight bits, as llama.cpp does: faster, not the same numbers
+
+    \b
+    --cache none          dequantize (or unpack) at every use
+            all           keep every dequantized weight
+            lru:4GiB      keep the most recently used
+            pinned:4GiB   keep the first that fit, and never let go
+            auto          all when they fit in 70% of the free memory, else pinned with that much
+    With --linear fused or fused-int8, pinned:4GiB keeps so much of the file's blocks, the matrix in use among them, and
+    reads the others from the disk at every token, past the page cache: for a file that is larger than memory.
+
+    \b
+    kit generate model.gguf -p "The capital of France is" -n 5
+    kit generate model.gguf --chat --system "Answer in French." -p "Where is Paris?"
+    git diff | kit generate model.gguf -p -
+    kit generate model.gguf --tokens 1,450,7483 --cache lru:4GiB --json
+    kit generate large.gguf -p "Once upon a time" --linear fused --cache pinned:4GiB
+    kit generate mixture.gguf -p "Once upon a time" --routes routes.jsonl.gz
+
+    An architecture that the kit has no forward pass for runs through transformers, if `gguf-kit[hf]` is installed.
+    Options that would change nothing are refused.
+
+    Exit code: 0 generated, 2 not.
+    """  # fmt: skip
+    import time
+
+    import kit
+    from kit.cache.routes import geometry_of, of_spans, write_routes
+    from kit.errors import ModelError
+    from kit.gguf.summary import NO_WEIGHTS
+    from kit.system import peak_memory
+
+    asked = {name for name in ctx.params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    if (file is None) == (model is None):
+        raise click.UsageError("name one model: FILE, or --model FILE")
+    if sum(given is not None for given in (prompt, prompt_file, tokens)) != 1:
+        raise click.UsageError("give a text by -p or --prompt-file or token ids by --tokens, one of the three")
+    pins = linear in BLOCKS and (cache or "").startswith("pinned:")
+    _refuse_idle(asked - {"cache"} if pins else asked, linear, sampling["temperature"])
+    prompt = _ids(tokens) if tokens is not None else _text(prompt, prompt_file)
+    opened = kit.open(file or model)
+    if not any(info.elements for info in opened.tensors.values()):
+        raise ModelError(f"{opened.path}: {NO_WEIGHTS}")
+    if routes:
+        geometry_of(opened)  # what is no mixture is said before anything is generated
+    if linear == "auto" and not opened.compressed:
+        linear = "dequantized" if asked & {"cache", "backend"} else "fused"
+    start, policy, via = _way(opened, asked, linear, cache, backend, attention, context, kv)
+    if chat:
+        messages = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": prompt}]
+        prompt = _chat(opened, messages)
+    begun = time.perf_counter()
+    some = prompt[: 4 * _WARM if isinstance(prompt, str) else _WARM]
+    start(policy if pins else kit.NoCache(), some, min(max_tokens, 3), stop_at_end=False)
+    warm = time.perf_counter() - begun
+    trace = kit.Trace()
+    answer = start(
+        policy,
+        prompt,
+        max_tokens,
+        on_text=None if as_json or tokens is not None else lambda text: click.echo(text, nl=False),
+        stop_at_end=not ignore_end,
+        trace=trace,
+        **sampling,
+    )
+    if routes:
+        written = of_spans(trace.spans, opened)
+        write_routes(written, routes)
+        click.echo(f"{routes}: {len(written.expert):,} uses of experts in {len(written.decoded)} tokens and a prompt", err=True)
+    held = "straight from the file" if linear in BLOCKS and not pins else repr(policy)
+    how = "compressed tiles" if opened.compressed else linear
+    speed = answer.speed() | {
+        "peak_memory_bytes": peak_memory(),
+        "linear": how,
+        "cache": held,
+        "via": via,
+        "kernels_seconds": warm,
+    }
+    if as_json:
+        click.echo(to_json({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed))
+    else:
+        click.echo("" if tokens is None else answer.text or " ".join(map(str, answer.tokens)))
+        click.echo("\n".join(_lines(answer, speed)), err=True)
+
+
+def _refuse_idle(asked: set, linear: str, temperature: float) -> None:
+    """UsageError for an option that would change nothing beside the others."""
+    idle = [(name, f"--linear {linear} multiplies with the file's own blocks: take --linear dequantized, or leave it out")
+            for name in ("cache", "backend") if linear in BLOCKS]  # fmt: skip
+    if temperature == 0:
+        idle += [(name, "at --temperature 0 the most likely token is taken") for name in ("top_k", "top_p", "seed")]
+    idle += [("system", "it is part of a chat: add --chat")] if "chat" not in asked else []
+    idle += [("chat", "token ids are taken as they are")] if "tokens" in asked else []
+    for name, reason in idle:
+        if name in asked:
+            raise click.UsageError(f"--{name.replace('_', '-')} would change nothing: {reason}")
+
+
+def _way(opened, asked, linear, cache, backend, attention, context, kv):
+    """(what generates with a cache's policy and the arguments of kit.generate, the policy that was asked, whose pass)."""
+    import kit
+    from kit.model.architectures import ARCHITECTURES
+    from kit.model.pinned import PinnedBlocks
+
+    if opened.compressed:
+        linear = None
+        if idle := asked & {"linear", "backend"}:
+            raise click.UsageError(f"--{min(idle)} would change nothing: a compressed model's matrices are unpacked")
+        file = kit.codec.CompressedFile(opened.path)
+        size = kit.codec.CompressedWeights(file).unpacked_bytes
+
+        def weights(policy, trace):
+            return kit.codec.CompressedWeights(file, policy, trace=trace)
+    elif opened.architecture in ARCHITECTURES or not kit.hf.installed():
+        size = kit.Weights(opened).working_set
+
+        def weights(policy, trace):
+            if isinstance(policy, kit.Pinned) and linear in BLOCKS:
+                return PinnedBlocks(opened, policy.capacity, trace)
+            return kit.Weights(opened, policy, backend, trace=trace)
+    else:
+        if idle := asked & {"attention", "backend", "context", "kv", "routes", *["cache"] * (linear in BLOCKS)}:
+            reason = f"{opened.architecture} runs through transformers, the kit has no pass for it"
+            raise click.UsageError(f"--{min(idle)} would change nothing: {reason}")
+        blocks = {"fused": "blocks", "fused-int8": "blocks-int8"}.get(linear)
+        policy = _policy(cache or "auto", kit.Weights(opened).working_set)
+
+        def through(policy, *given, trace=None, **more):
+            way = {"weights": blocks} if blocks else {"cache": policy}
+            return kit.hf.generate(opened, *given, **more, **way)
+
+        return through, policy, "transformers"
+
+    def own(policy, *given, trace=None, **more):
+        return kit.generate(kit.Transformer(weights(policy, trace), attention, linear, context, kv), *given, **more)
+
+    kit.Transformer(weights(None, None), attention, linear, context, kv)  # what cannot be run is said before anything is
+    return own, kit.NoCache() if linear in BLOCKS and not cache else _policy(cache or "auto", size), "the kit's own pass"
+
+
+def _text(prompt, path):
+    """The prompt of -p or --prompt-file, valid UTF-8; from a file or standard input without the newline at its end."""
+    from kit.errors import ModelError
+    from kit.system.files import read_text
+
+    if path is not None or prompt == "-":
+        return read_text("-" if path is None else path, ModelError).removesuffix("\n")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ModelError(f"-p: not UTF-8 at character {error.start}: convert the text first, with iconv say") from None
+    return prompt
+
+
+def _chat(opened, messages):
+    from kit.model.chat import chat
+    from kit.model.tokenizer import tokenizer_of
+
+    return chat(opened, tokenizer_of(opened), messages)
+
+
+def _ids(text):
+    try:
+        return [int(token) for token in text.replace(",", " ").split()]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list of token ids such as 1,450,7483", param_hint="--tokens") from None
+
+
+def _policy(text, working_set):
+    import kit
+    from kit.system import memory_available
+
+    name, _, capacity = text.partition(":")
+    room = int(0.7 * memory_available())
+    if text == "auto":
+        return kit.HashMap() if working_set <= room else kit.Pinned(room)
+    plain, limited = {"none": kit.NoCache, "all": kit.HashMap}, {"lru": kit.LRU, "pinned": kit.Pinned}
+    if name in plain and not capacity:
+        return plain[name]()
+    if name in limited and capacity:
+        return limited[name](capacity)
+    message = f"{text!r} is none of none, all, auto, lru:SIZE, pinned:SIZE (a size such as 4GiB)"
+    raise click.BadParameter(message, param_hint="--cache")
+
+
+def _lines(answer, speed):
+    from kit.units import format_bytes, format_seconds
+
+    def rate(name):
+        return f"{speed[f'{name}_tokens_per_second']:10.2f} tok/s {speed[f'{name}_gb_per_second']:8.1f} GB/s read"
+
+    yield ""
+    yield f"kernels      {format_seconds(speed['kernels_seconds']):>10}   before: compiled or loaded, the file's pages read"
+    yield f"first token  {format_seconds(answer.ttft):>10}"
+    yield f"prefill    {rate('prefill')}   {len(answer.prompt)} tokens"
+    if len(answer.tokens) > 1:
+        yield f"decode     {rate('decode')}   {len(answer.tokens) - 1} tokens"
+    yield f"peak memory  {format_bytes(speed['peak_memory_bytes']):>10}"
+    yield f"weights      {speed['linear']}, {speed['cache']}"
+    yield f"forward pass {speed['via']}"
+    yield f"stopped      {answer.stopped}"

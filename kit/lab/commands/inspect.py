@@ -1,0 +1,103 @@
+"""kit inspect: what a GGUF file holds, and what of it fits in this machine's memory."""
+
+import click
+
+from kit.units import format_bytes, format_count, printable, to_json
+
+_WIDTH = 100
+
+
+@click.command("inspect")
+@click.argument("file")
+@click.option("--tensors", is_flag=True, help="List every tensor: type, shape, bytes, offset.")
+@click.option("--metadata", is_flag=True, help="List all metadata, not only the first rows.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(file, tensors, metadata, as_json):
+    """Show what a model file holds and what fits in memory.
+
+    FILE is a GGUF file or hf://owner/repo/file.gguf. Reads the header only: the size of the model does not matter.
+    Any part of a split file stands for all of them.
+
+    \b
+    kit inspect model.gguf
+    kit inspect model.gguf --tensors
+    kit inspect model.gguf --json | jq .types
+
+    Exit code: 0 shown, 2 the file cannot be read.
+    """
+    import kit
+    from kit.gguf.summary import NO_WEIGHTS, summarize
+    from kit.system import memory_available, memory_limit
+
+    with kit.open(file) as opened:
+        if opened.compressed:
+            opened = kit.codec.CompressedFile(opened.path)
+        facts = summarize(opened, memory_limit(), memory_available())
+    if as_json:
+        click.echo(to_json(facts))
+        return
+    holds = [_types(facts), _memory(facts)] if facts["parameters"] else [[NO_WEIGHTS]]
+    sections = [_overview(facts), *holds, _metadata(facts, None if metadata else 12)]
+    if tensors:
+        sections.append(_tensors(facts))
+    click.echo("\n\n".join("\n".join(map(_cell, section)) for section in sections))
+
+
+def _overview(facts):
+    yield printable(facts["path"])
+    yield f"GGUF v{facts['version']}, {facts['byteorder']}-endian, alignment {facts['alignment']}"
+    if len(facts["parts"]) > 1:
+        yield f"{len(facts['parts'])} parts: " + ", ".join(format_bytes(part["bytes"]) for part in facts["parts"])
+    yield ""
+    yield f"{'architecture':<34}{printable(facts['architecture'])}"
+    if facts["parameters"]:
+        yield f"{'parameters':<34}{format_count(facts['parameters'])} ({facts['parameters']:,})"
+        yield f"{'tensors':<34}{facts['tensors']} in {facts['layers']} layers"
+    for key, value in facts["hyperparameters"].items():
+        yield f"{_cell(key, 33):<34}{_shown(value)}"
+
+
+def _types(facts):
+    yield f"{'type':<12}{'tensors':>9}{'parameters':>14}{'size':>14}{'bits/weight':>14}"
+    for row in facts["types"]:
+        bits = "?" if row["bits_per_weight"] is None else f"{row['bits_per_weight']:.4g}"
+        yield (
+            f"{row['qtype']:<12}{row['tensors']:>9}{format_count(row['parameters']):>14}"
+            f"{format_bytes(row['bytes']):>14}{bits:>14}"
+        )
+
+
+def _memory(facts):
+    total, available = (format_bytes(facts["memory"][key]) for key in ("total", "available"))
+    yield f"held in memory as            needs    (this machine: {total}, of which {available} are free)"
+    for name, row in facts["working_sets"].items():
+        verdict = "fits" if row["fits_in_free_memory"] else "fits once memory is freed"
+        if not row["fits_in_memory"]:
+            share = facts["memory"]["total"] / row["bytes"]
+            verdict = f"does not fit: memory holds {share:.0%} of it"
+        yield f"{name:<20}{format_bytes(row['bytes']):>14}    {verdict}"
+
+
+def _metadata(facts, limit):
+    rows = list(facts["metadata"].items())
+    yield f"metadata ({len(rows)} keys)"
+    for key, value in rows[:limit]:
+        yield f"  {_cell(key, 41):<42}{_shown(value)}"
+    if limit is not None and len(rows) > limit:
+        yield f"  ... {len(rows) - limit} more: --metadata"
+
+
+def _tensors(facts):
+    yield f"{'tensor':<42}{'type':<12}{'shape':>20}{'bytes':>13}{'offset':>13}"
+    for row in facts["tensor_table"]:
+        shape = " x ".join(map(str, row["shape"])) or "scalar"
+        yield f"{_cell(row['name'], 41):<42}{row['qtype']:<12}{shape:>20}{row['nbytes']:>13}{row['offset']:>13}"
+
+
+def _shown(value):
+    return f"{value:.7g}" if isinstance(value, float) else printable(str(value))  # 7 digits: all that float32 holds
+
+
+def _cell(text, width=_WIDTH):
+    text = printable(text)
+    return text if len(text) <= width else text[: width - 3] + "..."

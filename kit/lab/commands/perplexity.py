@@ -1,0 +1,77 @@
+"""kit perplexity: how well a model predicts a text, by what is rounded on the way."""
+
+import click
+
+from kit.units import to_json
+
+DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
+
+
+@click.command("perplexity")
+@click.argument("file")
+@click.option("--text", metavar="FILE", help="A text; - reads standard input.  [default: Python's help on itself]")
+@click.option("--tokens", default=4096, show_default=True, type=click.IntRange(2), help="How many of its tokens to take.")
+@click.option("--context", type=click.IntRange(2), help="Tokens of a window.  [default: 512, or the model's fewer]")
+@click.option("--stride", type=click.IntRange(1), help="A window starts so much after the last.  [default: half a window]")
+@click.option("--linear", help="A variant of kit.linear.  [default: fused, matmul with --dtype]")
+@click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="Round weights to it; int8: as kit compress.")
+@click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
+    """Perplexity of a model on a text.
+
+    FILE is a GGUF file, a trained model of kit fetch, a compressed model, or hf://owner/repo/file.gguf.
+    Windows overlap by half: every token but those of the first window is scored with at least half a window
+    before it. Every window begins with the token that begins a text, where the file wants one. The error is
+    one standard error, tokens taken as independent.
+
+    \b
+    kit perplexity smollm2-135m
+    kit perplexity model.gguf --text book.txt --context 2048 --linear fused-int8
+    kit perplexity model.gguf --dtype bfloat16 --json
+
+    Exit code: 0 measured, 2 not.
+    """  # fmt: skip
+    import kit
+    from kit.errors import ModelError
+    from kit.lab.costs.quality import Precision, model_of, rounding_to
+    from kit.model import perplexity
+    from kit.system.files import read_text
+
+    rounding = rounding_to(dtype)
+    asked_linear, linear = linear, linear or ("matmul" if rounding else "fused")
+    if stride and context and stride >= context:
+        raise click.UsageError(f"--stride {stride}: windows of {context} tokens start at most {context - 1} apart")
+    words = read_text(text, ModelError) if text else perplexity.english()
+    if rounding and linear.startswith("fused"):
+        raise click.UsageError(f"--linear {linear} multiplies with the file's own blocks: no --dtype goes with it")
+    with kit.open(file) as opened:
+        if opened.compressed:
+            if asked_linear or rounding:
+                raise click.UsageError("a compressed model's matrices are unpacked: neither --linear nor --dtype goes with it")
+            weights = kit.codec.CompressedWeights(kit.codec.CompressedFile(opened.path), kit.HashMap())
+            linear, model = "compressed tiles", kit.Transformer(weights, kv_dtype=kv)
+        else:
+            model = model_of(opened, Precision(weights=rounding, linear=linear, kv=kv))
+        tokenizer, most = model.tokenizer, model.max_context
+        if context and context > most:
+            raise ModelError(
+                f"{opened.path}: windows of {context} tokens asked for; the model has 2 to {most}: --context {most}"
+            )
+        context = context or min(512, most)
+        ids = perplexity.encode(tokenizer, words, tokens)
+        found = perplexity.perplexity(model, ids, tokenizer.bos, context, stride, progress=not as_json)
+    facts = {
+        "perplexity": found.value, "error": found.error, "tokens": len(found.surprisal), "context": context,
+        "stride": stride or context // 2, "text": text or "pydoc_data.topics", "linear": linear, "dtype": dtype,
+        "kv": kv, "seconds": found.seconds, "tokens_per_second": found.passed / found.seconds,
+    }  # fmt: skip
+    if as_json:
+        click.echo(to_json(facts))
+        return
+    click.echo(f"{found.value:.3f} ± {found.error:.3f}")
+    click.echo(
+        f"{facts['tokens']} tokens of {facts['text']}, windows of {context} every {facts['stride']}; "
+        f"{facts['tokens_per_second']:.0f} tok/s through the model",
+        err=True,
+    )

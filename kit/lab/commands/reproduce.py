@@ -1,0 +1,168 @@
+"""`kit reproduce`: every notebook, as one report that works offline."""
+
+import signal
+import sys
+import tempfile
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+OUT = click.Path(path_type=Path, file_okay=False)
+SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+@click.command("reproduce")
+@click.option("--profile", type=click.Choice(["smoke", "quick", "full"]), help="How much to run.  [default: quick]")
+@click.option("--only", multiple=True, metavar="NAME", help="Notebooks whose names start with NAME; repeatable.")
+@click.option("--model", default="", metavar="PATH|NAME|hf://...", help="A GGUF file or a trained model, not a generated one.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda: also measure on the GPU.  [default: cpu]")
+@click.option("--out", type=OUT, metavar="DIR", help="Folder of the run.  [default: results/<UTC time>-<profile>[-cuda]]")
+@click.option("--resume", is_flag=True, help="Run what is missing, failed or changed in DIR (or in the newest run).")
+@click.option("--again", is_flag=True, help="Run every notebook, also those that nothing changed for since the last run.")
+@click.option("-p", "texts", multiple=True, metavar="NAME=VALUE", help="Set a notebook parameter; repeatable.")
+@click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a notebook that runs longer.")
+@click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
+@click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters, and stop.")
+@click.option("--serve", is_flag=True, help="Open the report in a browser at once; it fills page by page.")
+@click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
+def command(profile, only, model, device, out, resume, again, texts, timeout, notebooks, listing, serve, progress):
+    """Run the notebooks and write one offline report.
+
+    One notebook after another, each in its own process. The report is DIR/index.html; beside it lie, for each
+    notebook, the executed .ipynb, an .html page and its records (.jsonl). A notebook that fails is a row with its
+    reason, and the rest goes on. A notebook is copied from the newest run of the same request beside DIR when neither
+    it nor the code, data, libraries, model and kind of machine that it follows from have changed; --again runs all.
+
+    \b
+    kit reproduce --profile smoke                a check in about two minutes
+    kit reproduce --only 01 --model my.gguf      one notebook on your own file
+    kit reproduce --serve                        the report opens at once and fills page by page
+    kit reproduce --resume                       go on after Ctrl-C or a failure
+    kit reproduce -p samples=9                   with a parameter of the notebooks
+    kit reproduce --profile full --device cuda   what a GPU adds, granite-3.3-8b at true size
+
+    Exit code: 0 all ran, 1 a notebook failed, 2 it could not start, 130 interrupted.
+    """  # fmt: skip
+    from kit.gguf.sources import absolute
+    from kit.lab.doctor import check_device
+    from kit.lab.report import index, parameters
+    from kit.lab.report import run as runs
+    from kit.system import paths
+
+    notebooks = notebooks or paths.notebooks_folder()
+    if listing:
+        for name in parameters.notebook_names(notebooks, only):
+            known = parameters.read(runs.read_notebook(notebooks / f"{name}.ipynb").cells, name)
+            click.echo("\n  ".join([name, *map(str, known.values())]))
+        return
+    model = absolute(model)
+    if resume:
+        folder = out or runs.latest(paths.results_folder())
+        run = runs.resume(folder, profile=profile, model=model, only=only, texts=texts, device=device)
+        request = run.request
+    else:
+        request = runs.Request(profile or "quick", model, only, texts, device or "cpu")
+        kind = request.profile + ("" if request.device == "cpu" else f"-{request.device}")
+        folder = out or paths.results_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}"
+    check_device(request.device)
+    jobs = runs.plan(request, notebooks)
+    runs.check_model(request.model, jobs)
+    if not resume:
+        run = runs.start(folder, request)
+        if not again:
+            runs.reuse(run, jobs)
+    for name, row in run.notebooks.items():
+        if row.kept:
+            click.echo(f"{name}  kept from {row.kept}: nothing that it follows from changed (--again runs it)", err=True)
+    try:
+        with terminate_as_interrupt(), tempfile.TemporaryDirectory(prefix="kit-") as kept:
+            bar = sys.stderr.isatty() if progress is None else progress
+            left = runs.pending(run, jobs)
+            run.plan(left)
+            index.write(run, running=True)
+            if serve:
+                click.launch(str(folder / "index.html"))  # a plain file: nothing listens on a port
+            _perform(run, left, timeout, bar, Path(kept))
+            if outdated := run.again:  # once: a machine that never rests does not keep it running
+                names = ", ".join(sorted(outdated))
+                click.echo(f"memory became faster meanwhile, so rendered again from what was measured: {names}", err=True)
+                again = [job for job in jobs if job.name in outdated or job.name.startswith(runs.READ_ALL)]
+                _perform(run, again, timeout, bar, Path(kept))
+    except KeyboardInterrupt:
+        index.write(run)
+        click.echo(f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    found = [(name, text) for name in run.notebooks for _, text in run.warnings_of(name)]
+    older = "memory became faster after it ran: its bounds are older than the run's (--resume runs it again)"
+    found += [(name, older) for name in sorted(run.outdated)]
+    click.echo("\n".join(f"warning: {name}: {text}" for name, text in found) + "\n" * bool(found), nl=False, err=True)
+    click.echo(folder / "index.html")
+    sys.exit(EXIT_FAILED if run.failed else 0)
+
+
+def _perform(run, jobs, timeout, progress, taken):
+    from textwrap import shorten
+
+    from tqdm import tqdm
+
+    from kit.lab.report import ahead, html, index
+    from kit.lab.report import run as runs
+    from kit.units import format_seconds
+
+    width = max((len(job.name) for job in jobs), default=0)
+    costs = runs.expected(run.request.profile, jobs, run.folder.parent) if progress else []
+    bar_format = "{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
+    with tqdm(total=sum(costs), desc="starting", bar_format=bar_format, file=sys.stderr, disable=not progress) as bar:
+        where = f"1/{len(jobs)} {jobs[0].name}" if jobs else ""
+
+        def on_cell(job, cell):
+            nonlocal where
+            number = jobs.index(job)
+            where = f"{number + 1}/{len(jobs)} {job.name}"
+            if job.headings[cell - 1 : cell]:
+                where += f": {shorten(job.headings[cell - 1], 50)}"
+            if progress:
+                bar.n = sum(costs[:number]) + costs[number] * (cell - 1) / job.cells
+            bar.set_description(where)
+
+        def on_second(doing):
+            bar.set_description(f"{where}, {doing}" if doing else where)
+
+        def make(some):  # while nothing is measured; the first page is not kept waiting for what the others need
+            bar.set_description("compiling, generating")
+            request = run.request
+            ahead.make(
+                work
+                for job in some
+                for work in ahead.work_of(job.code, request.profile, request.model, job.parameters.get("seed", 0))
+            )
+
+        def on_end(job, outcome):
+            reason = f"  cell {outcome.cell}: {outcome.reason}" if outcome.reason else ""
+            line = f"{job.name:{width}}  {outcome.status:6}  {format_seconds(outcome.seconds):>8}{reason}"
+            bar.write(line, file=sys.stderr)
+            html.write(run, job.name)
+            index.write(run, running=True)
+            if job is jobs[0]:
+                make(jobs[1:])
+
+        make(jobs[:1])
+        runs.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None, taken)
+        bar.update(bar.total - bar.n)
+    for name in run.notebooks:
+        if not (run.folder / f"{name}.html").exists():  # the disk was full when it ended
+            html.write(run, name)
+    index.write(run)
+
+
+@contextmanager
+def terminate_as_interrupt():
+    """A batch system's SIGTERM ends a run as cleanly as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

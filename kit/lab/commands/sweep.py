@@ -1,0 +1,103 @@
+"""`kit sweep`: notebooks over a grid, on this machine or on a Dask cluster."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from kit.lab.commands.reproduce import EXIT_FAILED, EXIT_INTERRUPTED, OUT, SECONDS, terminate_as_interrupt
+
+
+@click.command("sweep")
+@click.argument("spec", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="SPEC.yaml")
+@click.option("--scheduler", default="", metavar="ADDRESS", help="A Dask scheduler.  [default: a LocalCluster on this machine]")
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="Local ones; several disturb timings.")
+@click.option("--out", type=OUT, metavar="DIR", help="Folder of the cells.  [default: results/sweep-<name of SPEC>]")
+@click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a cell that runs longer.")
+@click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
+@click.option("--list", "listing", is_flag=True, help="List the cells, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
+def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json, progress):
+    """Run a grid of notebooks, here or on a cluster.
+
+    Runs every cell of the grid in SPEC.yaml (models x quantizations x policies x capacities x notebooks, and any
+    parameter of theirs) and writes one report of them all. A cell that has finished is skipped on the next start; a lost
+    worker's cells run again; Ctrl-C loses nothing that is finished. A worker runs one timed notebook at a time; each
+    kind of machine among the workers runs the whole grid.
+
+    \b
+    profile: quick                      # smoke, quick or full
+    notebooks: [decode, "02"]           # decode: one model held one way; else as in notebooks/
+    models: [granite-3.3-8b, my.gguf]   # geometries to generate, paths, hf://owner/repo/file.gguf
+    quantizations: [Q4_K_M, Q8_0]       # of the generated ones
+    policies: [NoCache, LRU, Pinned]
+    capacities: [25%, 50%, 4GiB]
+    parameters: {tokens: [8, 16]}
+
+    \b
+    kit sweep grid.yaml
+    kit sweep grid.yaml --scheduler tcp://head:8786
+    kit sweep grid.yaml --list
+
+    Exit code: 0 all ran, 1 a cell failed, 2 it could not start, 130 interrupted.
+    """  # fmt: skip
+    from kit.errors import ReportError
+    from kit.system import paths
+
+    try:
+        from kit.lab.report.sweep import page, run
+        from kit.lab.report.sweep import spec as specs
+    except ModuleNotFoundError as error:
+        if error.name not in ("dask", "distributed"):
+            raise
+        raise ReportError("kit sweep needs Dask: pip install --editable '.[sweep]'") from None
+
+    grid = specs.read(spec, notebooks or paths.notebooks_folder())
+    if listing:
+        click.echo("\n".join(cell.label for cell in grid))
+        return
+    out = out or paths.results_folder() / f"sweep-{spec.stem}"
+    cells, interrupted = [], False
+    try:
+        with terminate_as_interrupt(), run.connect(scheduler, workers, say=lambda line: click.echo(line, err=True)) as client:
+            kinds = run.kinds(client)  # only what ran on one kind of machine can be compared
+            cells = [replace(cell, kind=kind) for cell in grid for kind in kinds]
+            _perform(run, client, cells, out, timeout, sys.stderr.isatty() if progress is None else progress)
+    except KeyboardInterrupt:
+        interrupted = True
+    front = page.write(out, cells)
+    if cells:
+        _print(page.table(out, cells, not as_json), as_json)
+    if front:
+        click.echo(front, err=as_json)
+    if interrupted:
+        click.echo("\ninterrupted; what is finished is kept. To go on, start it again.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(EXIT_FAILED if run.pending_cells(out, cells) else 0)
+
+
+def _perform(run, client, cells, out, timeout, progress):
+    from tqdm import tqdm
+
+    from kit.units import format_seconds
+
+    todo = run.pending_cells(out, cells)
+    with tqdm(total=len(cells), initial=len(cells) - len(todo), unit="cell", file=sys.stderr, disable=not progress) as bar:
+
+        def on_end(cell, answer):
+            reason = f"  {answer.reason}" if answer.reason else ""
+            bar.write(f"{cell.name}  {answer.status}  {format_seconds(answer.seconds)}  {answer.host}{reason}", file=sys.stderr)
+            bar.update()
+
+        run.perform_cells(client, todo, out, timeout, on_end)
+
+
+def _print(table, as_json):
+    """The table; on a terminal without the columns that do not vary."""
+    if as_json:
+        click.echo(table.to_json(orient="records", indent=1))
+        return
+    varies = [name for name in table if name in ("status", "seconds") or table[name].nunique(dropna=False) > 1]
+    click.echo(table[varies or ["status"]].to_string(index=False, na_rep="", float_format=lambda value: f"{value:.4g}"))

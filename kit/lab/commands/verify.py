@@ -1,0 +1,88 @@
+"""kit verify: whether runs agree on every verdict, what all of them together say, and what they differ by."""
+
+import click
+
+from kit.units import to_json
+
+
+@click.command("verify")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False), metavar="RUN...")
+@click.option("--across", is_flag=True, help="Compare kinds of machine: a column a machine, its runs pooled.")
+@click.option("--all", "everything", is_flag=True, help="List what all runs agree on, too.")
+@click.option("--keep", is_flag=True, help="Write what these runs differ by to data/drift.yaml, which the verdicts allow for.")
+@click.option("--json", "as_json", is_flag=True, help="Print all rows as JSON.")
+def command(runs, across, everything, keep, as_json):
+    """Compare the verdicts of several runs, claim by claim.
+
+    The runs are of one machine, profile, model and device. Each claim has a letter a run and the verdict of all runs together:
+    of three runs and more their medians are the samples. Undecided in one run and decided in another is listed as open.
+
+    \b
+    kit verify results/first results/second
+    kit verify results/*-quick --all
+    kit verify results/laptop results/server --across
+
+    Exit code: 0 no verdict flips, 1 one does, 2 the runs cannot be compared (one run, nothing in common, two experiments).
+    """  # fmt: skip
+    from dataclasses import asdict
+
+    from kit.lab.claims import runs as several
+    from kit.lab.claims.table import WORDS
+    from kit.system.paths import data_file
+
+    if across:
+        names, rows = several.machine_rows(runs)
+        names = ["the strictest", *names]
+    else:
+        names, rows = ["pooled", "a run each"], several.compare(runs)
+    if keep:
+        several.keep(data_file("drift.yaml"), runs)
+    if as_json:
+        click.echo(to_json([asdict(row) | {"state": row.state, "flips": row.flips} for row in rows]))
+    else:
+        told = [row for row in rows if everything or row.state not in several.ALIKE or row.pooled != row.verdicts[0]]
+        named = {row.claim for row in told}  # a part stands below its claim
+        shown = [row for row in rows if row in told or (row.claim in named and not row.quantity)]
+        for line in _table(names, shown, across):
+            click.echo(line)
+        if not across:
+            click.echo("  ".join(f"{word.letter} {name}" for name, word in WORDS.items()))
+            for kind, row in several.spreads(runs).items():
+                click.echo(f"{kind}: nine of ten medians within {row['factor']}x of the middle of the runs, all within "
+                           f"{row['most']}x ({row['quantities']} quantities)")  # fmt: skip
+        click.echo(_summary(rows, f"{len(names) - 1} machines" if across else f"{len(runs)} runs"))
+    raise SystemExit(any(row.flips for row in rows) and not across)
+
+
+def _table(names, rows, across):
+    from kit.lab.claims.table import WORDS
+
+    width = max([20, *map(len, names)])
+    yield " " * 26 + "  ".join(name.ljust(width) for name in names)
+    for row in rows:
+        if row.quantity:
+            yield f"    {row.quantity}"
+        words = row.verdicts if across else ["".join(WORDS[word].letter for word in row.verdicts)]
+        state = "" if row.state == "same" else row.state.upper() if row.flips else row.state
+        line = f"{'' if row.quantity else row.claim:26}" + "  ".join(word.ljust(width) for word in [row.pooled, *words, state])
+        yield line.rstrip()
+        if row.reason and not across and row.state != "same":
+            yield f"{'':26}{row.reason}"
+
+
+def _summary(rows, what):
+    from collections import Counter
+
+    from kit.lab.claims.table import NO_RECORD
+
+    claims, parts = [row for row in rows if not row.quantity], [row for row in rows if row.quantity]
+    told, by = Counter(row.state for row in claims), Counter(sum(w != NO_RECORD for w in row.verdicts) for row in claims)
+    open_ones = [row.claim for row in claims if row.state == "open"]
+    flipping = sum(row.flips for row in parts)
+    return (
+        f"{len(claims)} claims, {what}: {told['same']} the same in all, "
+        f"{told['judged in none']} judged in none, {told['flips']} flip, {told['open']} undecided "
+        f"in one and decided in another{': ' + ', '.join(open_ones) if open_ones else ''}; {flipping} parts of claims flip; "
+        f"pooled, {sum(row.pooled == 'undecided here' for row in claims)} are undecided; "
+        f"claims with records {', '.join(f'of {many}: {count}' for many, count in sorted(by.items()))}"
+    )

@@ -1,0 +1,100 @@
+"""The measured cost of one use of a tensor: from the cache, after a load, or from the file's blocks.
+
+Tensors of one kind cost the same, so only a few of each are measured. They are used one after another in the order of a
+decode, so that threads, mapped pages, reused memory and CPU caches are in the same state as in a decode.
+"""
+
+import math
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
+
+import numpy as np
+
+import kit
+from kit.cpu.threads import torch_alone
+from kit.gguf import formats
+from kit.gguf.cut import fewer_rows
+from kit.lab.costs.order import FUSED, Kind, kind_of, use_of
+from kit.lab.kept import once_a_run
+
+DTYPES = tuple(formats.DTYPES)
+_SAMPLES = 3  # tensors of a kind, and walks over them
+_ENOUGH = 0.6  # seconds after which no further walk begins, once one has been counted
+_MOST = 1 << 26  # weights of the samples of a kind
+_TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring, give or take a tensor
+_PIECE = 1 << 28  # bytes of a matrix that are timed; the time grows with its rows
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one use of a tensor for one token; a vector is only fetched. ``multiply``: dtype -> with the weight in the
+    cache. ``load``: dtype -> further seconds of a miss, into the memory of the one before, which is in the CPU's caches.
+    ``fused``: linear variant of FUSED -> from the blocks. ``cold``: dtype -> ``load`` into memory that was used long ago, as is
+    that of what an LRU evicts; measured of the first dtype."""
+
+    load: dict[str, float]
+    multiply: dict[str, float]
+    fused: dict[str, float]
+    cold: dict[str, float] = field(default_factory=dict)
+
+
+@once_a_run
+def measure_costs(file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
+    """The cost of every kind among ``names``: medians over up to _SAMPLES tensors of the kind (fewer of large ones), in as many
+    walks."""
+    plain, by_kind = kit.Weights(file), defaultdict(list)
+    for name in names:
+        by_kind[kind_of(plain, name)].append(name)
+    few = {kind: max(1, min(_SAMPLES, _MOST // math.prod(kind.shape))) for kind in by_kind}
+    kinds = {name: kind for kind, members in by_kind.items() for name in members[: few[kind]]}
+    chosen = {name: kinds[name] for name in names if name in kinds}
+    ways = [(dtype, "dequantized", held) for dtype in dtypes for held in ("none", "all")]
+    ways += [(dtypes[0], linear, "none") for linear in FUSED] + [(dtypes[0], "dequantized", "others")]
+    seconds = {(dtype, *how): _walked(file, chosen, dtype, *how) for dtype, *how in ways}
+    costs = {}
+    for kind in by_kind:
+        kept = {dtype: seconds[dtype, "dequantized", "all"][kind] for dtype in dtypes}
+        load = {dtype: max(0.0, seconds[dtype, "dequantized", "none"][kind] - kept[dtype]) for dtype in dtypes}
+        cold = {dtypes[0]: max(0.0, seconds[dtypes[0], "dequantized", "others"][kind] - kept[dtypes[0]])}
+        costs[kind] = Cost(load, kept, {linear: seconds[dtypes[0], linear, "none"][kind] for linear in FUSED}, cold)
+    return costs
+
+
+def between(before: dict[Kind, Cost], after: dict[Kind, Cost]) -> dict[Kind, Cost]:
+    """The mean of what uses cost before and after something else: memory is faster in one minute than in the next."""
+
+    def mean(some, other):
+        return {key: (seconds + other[key]) / 2 for key, seconds in some.items()}
+
+    return {kind: Cost(*map(mean, vars(cost).values(), vars(after[kind]).values())) for kind, cost in before.items()}
+
+
+_HELD = {  # what a use finds in the cache -> the policy, for tensors of so many bytes that are used in turn
+    "none": lambda nbytes: None,
+    "all": lambda nbytes: kit.HashMap(),
+    "others": lambda nbytes: kit.LRU(max(1, nbytes - 1)),  # it has just let go the one that is asked for
+}
+
+
+def _walked(file, kinds: dict[str, Kind], dtype, linear, held: str) -> dict[Kind, float]:
+    """Median seconds of a use by kind, over up to _SAMPLES walks after a warm-up. ``kinds``: of names; ``held``: in _HELD."""
+    plain, taken, part = kit.Weights(file), defaultdict(list), fewer_rows(file, _PIECE // formats.DTYPES[dtype])
+    ends = accumulate(map(plain.nbytes, kinds))
+    for _, batch in groupby(zip(kinds, ends, strict=True), lambda pair: pair[1] // _TOGETHER):
+        names = [name for name, _ in batch]
+        weights = kit.Weights(part, _HELD[held](sum(map(kit.Weights(part, dtype=dtype).nbytes, names))), dtype=dtype)
+        uses = [(kinds[name], kinds[name].shape[0] / kind_of(weights, name).shape[0], use_of(weights, linear, name))
+                for name in names]  # fmt: skip
+        began = time.perf_counter()
+        for walk in range(_SAMPLES + 1):
+            if walk > 1 and time.perf_counter() - began > _ENOUGH:
+                break
+            weights.trace.clear()
+            with torch_alone():
+                for kind, more, use in uses:
+                    start = time.perf_counter()
+                    use()
+                    taken[kind] += [more * (time.perf_counter() - start)] * (walk > 0)
+    return {kind: float(np.median(seconds)) for kind, seconds in taken.items()}

@@ -1,0 +1,310 @@
+"""Ways of holding weights: time and memory of a token, predicted from costs and a replay, and measured."""
+
+import math
+import multiprocessing
+import signal
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+import kit
+from kit.cache import POLICIES, UNLIMITED
+from kit.cache.policies.base import Policy
+from kit.cache.replay import replay_hits
+from kit.errors import KitError
+from kit.gguf.cut import cut
+from kit.gguf.formats import DTYPES
+from kit.lab import state
+from kit.lab.costs.measured import Cost
+from kit.lab.costs.order import DECODES, FUSED, Decode, Kind, Order, ProgramCost, Walk, kind_of
+from kit.lab.costs.uses import beyond, bytes_used
+from kit.lab.kept import once_a_run
+from kit.system import last_level_cache, limit_memory
+from kit.units import format_bytes, format_seconds
+
+BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
+PRECISION_OF = {  # dtype or linear variant -> row of kit.lab.costs.quality.PRECISIONS
+    "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "INT8 tiles", "fused-int8": "int8 activations",
+}  # fmt: skip
+NAMES = {
+    "fused": "blocks as they lie",
+    "fused-int8": "blocks, int8 activations",
+    "pressed": "blocks, page cache too small",
+    "pinned blocks": "blocks, {} pinned",
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A policy of kit.cache by name, its capacity (bytes; None: unlimited), and how weights are used. ``linear``: "dequantized"
+    (to ``dtype``), one of FUSED, or blocks that the disk brings at every token: ``capacity`` bytes are kept ("pinned blocks"),
+    or the system may keep so many and is predicted to keep none ("pressed")."""
+
+    policy: str
+    capacity: int | None = None
+    dtype: str = "float32"
+    linear: str = "dequantized"
+
+    @property
+    def label(self) -> str:
+        """A short name for tables."""
+        size = format_bytes(self.capacity or 0)
+        if self.linear in NAMES:
+            return NAMES[self.linear].format(size)
+        named = {"NoCache": "dequantized each time", "HashMap": "all kept", "Unbounded": "all kept", "Pinned": f"{size} pinned"}
+        return f"{named.get(self.policy, f'{self.policy} of {size}')}, {PRECISION_OF[self.dtype]}"
+
+    @property
+    def precision(self) -> str:
+        """Its row of kit.lab.costs.quality.PRECISIONS."""
+        return PRECISION_OF.get(self.linear) or PRECISION_OF[self.dtype]
+
+    def cache(self) -> Policy:
+        """A new policy."""
+        return UNLIMITED[self.policy]() if self.capacity is None else POLICIES[self.policy](self.capacity)
+
+
+LAZY = Way("NoCache")
+BLOCKS = Way("NoCache", linear="fused")
+BLOCKS_INT8 = replace(BLOCKS, linear="fused-int8")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A token in the steady state, without the first one.
+
+    ``seconds``: predicted. ``bound``: least seconds for its bytes at this machine's bandwidth. ``hit_rate``: of the cache
+    (None if matrices are not cached). ``held``: most bytes of dequantized weights at once, including the one in use.
+    ``pages``: bytes of the file that a token reads; they stay in the page cache or are read again. ``from_disk``: least
+    seconds for the bytes that cannot stay.
+    """
+
+    way: Way
+    seconds: float
+    bound: float
+    hit_rate: float | None
+    held: int
+    pages: int
+    from_disk: float = 0.0
+
+    @property
+    def least(self) -> float:
+        """Least seconds of a token: memory's or the disk's."""
+        return max(self.bound, self.from_disk)
+
+    @property
+    def total(self) -> int:
+        """Bytes of memory: dequantized weights and pages of the file."""
+        return self.held + self.pages
+
+
+class BackingStore(NamedTuple):
+    """What a file that does not fit is read from: ``gbps``, past the page cache. ``room``: bytes of memory for weights and the
+    page cache together, by default all that they need."""
+
+    gbps: float
+    room: int = 1 << 62
+
+
+class UsedTensor(NamedTuple):
+    """One tensor (or expert): its kind, bytes of its blocks."""
+
+    kind: Kind
+    blocks: int
+
+    @property
+    def elements(self) -> int:
+        """Number of weights."""
+        return math.prod(self.kind.shape)
+
+
+def used_tensors(file, order: Order) -> dict[str, UsedTensor]:
+    """Name -> UsedTensor of the tensors that a decode of an open file uses."""
+    weights = kit.Weights(file)
+    return {name: UsedTensor(kind_of(weights, name), weights.blocks(name).nbytes) for name in order.names}
+
+
+def from_blocks(linear: str, order: Order, costs: dict[Kind, Cost]) -> ProgramCost:
+    """Cost of a token from blocks: that of the recorded program (whose rest includes norms), else from single uses."""
+    return order.programs.get(linear) or ProgramCost(order.rest, {kind: cost.fused[linear] for kind, cost in costs.items()})
+
+
+def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machine, disk: BackingStore | None = None):
+    """The Prediction of a way: the costs of all uses, plus a load for each miss in a replay of ``order`` with the way's policy,
+    plus what comes from the ``disk`` (None: everything stays in the page cache)."""
+    if way.linear in ("pressed", "pinned blocks"):
+        warm = predict(BLOCKS, tensors, replace(order, programs={}), costs, machine)  # each token is a first one
+        used, room, speed = bytes_used(order.uses), way.capacity or 0, disk.gbps * 1e9
+        in_use = max(tensor.blocks for tensor in tensors.values()) if room < used + warm.held else 0
+        pinned = 0 if way.linear == "pressed" else min(max(0, room - warm.held - in_use), used)
+        warm = replace(warm, held=warm.held + in_use)  # vectors, and one matrix of those that are read
+        least = max(0, used - room) / speed  # an LRU keeps nothing of what a token uses in order, and the optimum all that fits
+        return replace(warm, way=way, seconds=warm.seconds + (used - pinned) / speed, from_disk=least, pages=pinned)
+    tokens = max(1, len(order.tokens) - 1)
+    uses = [name for token in order.tokens[-tokens:] for name in token]
+    if way.linear in FUSED:
+        token = from_blocks(way.linear, order, costs)
+        seconds = token.rest + sum(token.products.get(tensors[name].kind, 0.0) for name in uses) / tokens
+        pages = sum(tensors[name].blocks for name in set(uses))
+        bound = machine.seconds_to_read(bytes_used(order.uses))
+        vectors = sum(4 * tensor.elements for tensor in tensors.values() if len(tensor.kind.shape) == 1)
+        return _with_disk(Prediction(way, seconds, bound, None, vectors, pages), order, 1.0, 0, disk)
+    nbytes = {name: tensor.elements * BYTES[way.dtype] for name, tensor in tensors.items()}
+    stats, hits = replay_hits(order.requests(nbytes.__getitem__), way.cache())
+    missed = [name for name, hit in zip(uses, hits[-len(uses) :], strict=True) if not hit]
+    seconds = order.rest + sum(costs[tensors[name].kind].multiply[way.dtype] for name in uses) / tokens
+    cold = share_cold(stats, way.capacity)
+    seconds += sum(miss_seconds(costs[tensors[name].kind], way.dtype, cold) for name in missed) / tokens
+    # a miss reads blocks; its weights pass through memory only where they are larger than the CPU's caches
+    spilled = sum(max(0, nbytes[name] - last_level_cache()) for name in missed) / tokens
+    from_file = sum(tensors[name].blocks - nbytes[name] for name in missed) / tokens
+    bound = machine.seconds_to_read(bytes_used(order.uses, BYTES[way.dtype]) + from_file + spilled)
+    bound += machine.seconds_to_write(spilled)
+    in_use = max((nbytes[name] for name in missed), default=0)
+    pages = sum(tensors[name].blocks for name in set(missed))
+    found = Prediction(way, seconds, bound, 1 - len(missed) / len(uses), stats.peak_bytes + in_use, pages)
+    share = sum(tensors[name].blocks for name in missed) / max(1, sum(tensors[name].blocks for name in uses))
+    kept = stats.peak_bytes * bytes_used(order.uses) / max(1, bytes_used(order.uses, BYTES[way.dtype]))
+    return _with_disk(found, order, share, kept, disk)
+
+
+def share_cold(stats, capacity: int | None) -> float:
+    """The share of a policy's misses that go into the memory of what was evicted for them, and that no CPU cache holds."""
+    evicting = stats.misses - stats.entries  # the first ones filled it
+    beyond = (capacity or 0) > last_level_cache() / 2  # the other half is for blocks, vectors and results
+    return min(1.0, stats.evictions / evicting) if evicting > 0 and beyond else 0.0
+
+
+def miss_seconds(cost: Cost, dtype: str, cold: float) -> float:
+    """Further seconds of a miss, this share of which load into ``cold`` memory."""
+    return (1 - cold) * cost.load[dtype] + cold * cost.cold.get(dtype, cost.load[dtype])
+
+
+def _with_disk(found: Prediction, order: Order, share: float, kept: float, disk: BackingStore | None) -> Prediction:
+    """``found`` with the reads of a file whose pages do not all stay. ``share``: of a token's bytes, those that miss the cache,
+    which holds what are ``kept`` bytes of blocks.
+
+    At the least, the pieces that are used most often stay. Predicted: the page cache forgets like an LRU, so that nothing stays
+    when a token alone is more than its room, and of a mixture the share of the least else.
+    """
+    whole = sum(use.nbytes for use in order.uses if not use.is_rows)
+    if disk is None or (room := max(0, disk.room - found.held)) >= share * whole:
+        return found
+    token = bytes_used(order.uses)
+    least = min(share * token, beyond(order.uses, room + kept))
+    missing = share * (token if token > room else beyond(order.uses, room))
+    per_byte = 1 / (disk.gbps * 1e9)
+    return replace(found, seconds=found.seconds + max(least, missing) * per_byte, from_disk=least * per_byte)
+
+
+def faster_than_probed(predictions: list[Prediction], measured=()) -> float:
+    """The factor, 1 at least, by which memory was faster than in its probe: what a way predicts or measures shows that."""
+    bounds = {found.way: found.bound for found in predictions}
+    pairs = [(found.bound, found.seconds) for found in predictions]
+    pairs += [(bounds[found.way], found.seconds) for found in measured if found.way in bounds]
+    return max([1.0, *(bound / seconds for bound, seconds in pairs if seconds)])
+
+
+def roofed(predictions: list[Prediction], measured=(), factor: float = 1.0) -> list[Prediction]:
+    """The predictions with bounds that nothing exceeds: at the best bandwidth that was shown, ``factor`` times the probe's or
+    what these ways need."""
+    factor = max(factor, faster_than_probed(predictions, measured))
+    return [replace(found, bound=found.bound / factor) for found in predictions]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured way. ``samples``: seconds of each token after the first. ``hit_rate``: of those. ``resident``: bytes.
+    ``result``: logits of the last token, or the products of a walk, to compare ways. ``disturbed``: whether other processes
+    used the cores meanwhile."""
+
+    way: Way
+    samples: tuple[float, ...]
+    hit_rate: float | None
+    resident: int
+    result: torch.Tensor = field(repr=False, compare=False)
+    disturbed: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds a token."""
+        return float(np.median(self.samples))
+
+
+@once_a_run
+def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measured:
+    """Decode ``tokens`` tokens after a warm-up (or walk over the tensors of a file that cannot run); at most ``tries`` times,
+    until other processes do not disturb it."""
+
+    def once():
+        weights, decode = kit.Weights(file, way.cache(), dtype=way.dtype), DECODES[order.via]
+        steps = Walk(weights, way.linear, order.tokens[0]) if order.reason else decode(weights, way.linear, tokens + 1)
+        return run(way, weights, steps, tokens)
+
+    found, disturbed = state.undisturbed(once, tries)
+    return replace(found, disturbed=disturbed)
+
+
+def run(way: Way, weights, steps, tokens: int) -> Measured:
+    """Measure ``tokens`` steps over any ``weights`` after a warm-up."""
+    steps.step()
+    if way.linear in FUSED and isinstance(steps, Decode):  # the second token records the program, so it is dropped too
+        steps.step()
+        steps.cache.truncate(1)
+    weights.trace.clear()
+    for _ in range(tokens):
+        result = steps.step()
+    spans = weights.trace.frame()
+    asked = spans.loc[spans["what"] == "access", "outcome"]
+    hit_rate = None if way.linear in FUSED else float((asked == "hit").mean())
+    seconds = tuple(spans.loc[spans["what"] == "token", "seconds"])
+    return Measured(way, seconds, hit_rate, weights.store.stats.resident_bytes, result)
+
+
+def measure_apart(way: Way, file, order, tokens, tries, limit: int, layers=()) -> Measured | str:
+    """``measure`` in a process that may allocate ``limit`` bytes, mapped files not counted (RLIMIT_DATA);
+    ``layers``: of a cut file. The reason instead, where it lacks memory or dies."""
+    context = multiprocessing.get_context("spawn")  # a fork would inherit threads and locks of torch
+    ours, theirs = context.Pipe(duplex=False)
+    job = theirs, file.path, way, order, tokens, tries, limit, tuple(layers)
+    child = context.Process(target=_child, args=job, daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        found = ours.recv()
+    except EOFError:
+        child.join()
+        found = f"ended the process that measured it (exit code {child.exitcode}) under a limit of {format_bytes(limit)}"
+    finally:
+        child.terminate()
+    return found if isinstance(found, str) else replace(found, result=torch.from_numpy(found.result))
+
+
+def _child(pipe, path, way, order, tokens, tries, limit, layers):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    limit_memory(limit)
+    try:
+        file = kit.open(path)
+        found = measure(way, cut(file, layers) if layers else file, order, tokens, tries)
+        pipe.send(replace(found, result=found.result.numpy()))
+    except KitError as error:
+        pipe.send(str(error))
+    except (MemoryError, RuntimeError) as error:  # torch: "not enough memory: you tried to allocate ..."
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        pipe.send(f"did not fit: an allocation failed under a limit of {format_bytes(limit)}")
+
+
+def as_record(found: Prediction, real: Measured | None, reason: str = "") -> dict:
+    """The fields of a way's record (kit.Session.record): its samples, least and prediction, or the ``reason`` why none is."""
+    if real is None:
+        return {"quantity": f"a token, {found.way.label}", "unit": "s", "status": "skipped", "reason": reason}
+    told = f"predicted {format_seconds(found.seconds)} ({found.seconds / real.seconds:.2f} times), "
+    told += f"{format_bytes(found.held)} held and {format_bytes(found.pages)} of the file"
+    return {
+        "quantity": f"a token, {found.way.label}", "unit": "s", "samples": list(real.samples), "lower": found.least,
+        "lower_source": "its bytes at the measured bandwidth", "tolerance": "predictions within a factor of 1.25",
+        "reason": told,
+    }  # fmt: skip

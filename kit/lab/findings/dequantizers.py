@@ -1,0 +1,73 @@
+"""Dequantizers beside each other on a file's matrices, one tensor a thread: the kit's, gguf-py's, and one near the reports'."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit.cpu import dequantize, simd, threads
+from kit.cpu.buffers import ARENA
+from kit.gguf.formats import FORMATS
+from kit.gguf.names import layer_of
+from kit.lab import child
+from kit.lab.kept import once_a_run
+from kit.system import usable_cores
+
+STAND_IN, OURS, GGUF_PY = "the stand-in", "the kit's", "gguf-py's"
+_BYTES = {STAND_IN: 250 << 20, OURS: 250 << 20, GGUF_PY: 40 << 20}  # of float32 that a sample dequantizes
+
+
+class StandIn(kit.Weights):
+    """Weights that the calling thread dequantizes alone, without vector code.
+
+    It comes nearest to the reports' dequantizer, which made 7.6 GB/s of float32 in the median of their log
+    (data/evidence.yaml: dequantize-gbps); gguf-py makes a twentieth of that.
+    """
+
+    def load(self, name: str) -> torch.Tensor:
+        """Read and dequantize the tensor without the cache."""
+        blocks, out = np.ascontiguousarray(self.read(name)), ARENA.empty(self.shape(name), self.dtype, self.trace)
+        with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)), simd.using("plain"):
+            kernel, arguments, tasks = dequantize.step(blocks, FORMATS[self.info(name).qtype], out)
+            threads.run(kernel, arguments, -tasks)  # a negative number of tasks stays on this thread
+        return out
+
+
+SOURCES = {STAND_IN: (StandIn, "cpu"), OURS: (kit.Weights, "cpu"), GGUF_PY: (kit.Weights, "reference")}  # and its backend
+
+
+@once_a_run
+def measure(path, budget: float = 6.0, cores: int | None = None) -> pd.DataFrame:
+    """One row a dequantizer, number of threads and round: seconds, bytes of float32. ``budget``: seconds after three rounds."""
+    rows = child.call(_take, str(path), budget, cores or usable_cores(), env=os.environ | {"KIT_THREADS": "1"})
+    return pd.DataFrame(rows, columns=["dequantizer", "threads", "round", "seconds", "bytes"])
+
+
+def _take(path, budget, cores) -> list[tuple]:
+    counts = sorted({cores} | {2**power for power in range(cores.bit_length()) if 2**power <= cores})
+    rows, number, end = [], -1, time.perf_counter() + budget
+    with kit.open(path) as file:
+        sources = {name: make(file, backend=backend) for name, (make, backend) in SOURCES.items()}
+        while number < 3 or (time.perf_counter() < end and number < 12):  # round -1 warms up: pages, memory, kernels
+            for (name, weights), count in product(sources.items(), counts):
+                some = _some(file, _BYTES[name])
+                with ThreadPoolExecutor(count) as pool:
+                    start = time.perf_counter()
+                    list(pool.map(lambda tensor, weights=weights: weights.load(tensor).numel(), some))
+                    seconds = time.perf_counter() - start
+                rows += [(name, count, number, seconds, sum(map(weights.nbytes, some)))] * (number >= 0)
+            number += 1
+    return rows
+
+
+def _some(file, nbytes) -> list[str]:
+    """Matrices of the layers, smallest first, up to ``nbytes`` of float32 but two at least: enough for every core, balanced."""
+    sizes = {name: 4 * t.elements for name, t in file.tensors.items() if len(t.shape) == 2 and layer_of(name) >= 0}
+    smallest = pd.Series(sizes).sort_values(kind="stable")
+    count = max(2, int((smallest.cumsum() <= nbytes).sum()))
+    return list(smallest.index[:count][::-1])  # the largest first: no thread is left with one at the end

@@ -1,0 +1,292 @@
+"""A mixture decodes with the experts that a record names, under a memory limit, from the disk: ways to hold them, timed.
+
+The weights are a file's (generated, true geometry), the routing is real: the router is computed and its choice replaced by the
+record's. Blocks stay as they lie, never float32. Every way must give the same logits, bit by bit; llama.cpp, whose router
+nobody replaces, is timed beside them.
+"""
+
+import functools
+import hashlib
+import math
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, pairwise
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import psutil
+import torch
+
+import kit
+from kit import system
+from kit.cache.routes import request_bytes
+from kit.cache.routing import routes_of
+from kit.cpu import threads
+from kit.errors import ReportError
+from kit.gguf import pagecache
+from kit.gguf.sources import model_bytes
+from kit.lab import child, disk, llama_cpp
+from kit.lab.costs.expert_caches import dense_bytes, sorted_routes
+from kit.lab.group import Group, missing_rights
+from kit.lab.kept import once_a_run
+from kit.model.cpu_ops import CpuOps
+from kit.model.offload import OFFLOADS, Mapped, Slots
+from kit.system.note import doing
+from kit.system.rows import PAGE
+from kit.units import format_bytes, format_seconds
+
+_SPARE = 64 << 20  # bytes beside weights and slots: what grows while a process runs
+_SMALL = 64 << 20  # bytes: of a smaller file some pages always stay
+_BUDGET = 0.5  # seconds for each token asked for: when all are spent, a way takes no further one
+_LEAST = 8  # tokens that it takes in any case; llama.cpp half as many
+_PROBE = 0.02  # seconds in which the disk is read after each token
+_FAULTS = 0.08  # by page faults, whose read-ahead takes up to 10 ms a time
+_PAST, _WARM = "slots past it, 2 readers", ("mapped", "slots through the page cache")
+_FEW = 4  # tokens, which are decoded three times for the time of a token that reads nothing: late are only warm ones
+
+
+@dataclass
+class TimedDecode:
+    """One way: for each token ``seconds``, those ``in_kernel`` (of all threads), bytes ``read`` from the disk, major and minor
+    ``faults``, seconds ``waited`` for slots; ``hits`` of ``asked`` (slots alone); right after it, as a machine's speed changes
+    from second to second, GB/s of the ``disk`` for such reads, and of those ``beyond`` them (dense weights that left memory: in
+    large reads, as fast as past the page cache), and seconds of the ``output``'s product; ``resident``: bytes of the process at
+    the end; ``digest`` of the first logits ("" of llama.cpp); ``returned``: of what the router itself would have chosen, the
+    share that it would have for the token before."""
+
+    way: str
+    seconds: list[float]
+    in_kernel: list[float]
+    read: list[int]
+    faults: list[int]
+    minor: list[int]
+    waited: list[float]
+    hits: list[int]
+    asked: list[int]
+    disk: list[float]
+    beyond: list[float]
+    output: list[float]
+    resident: int
+    digest: str = ""
+    returned: float = float("nan")
+
+    def late(self, column: str) -> np.ndarray:
+        """The column's second half, when the caches are warm."""
+        values = getattr(self, column)
+        return np.array(values[len(values) // 2 :])
+
+    def mean(self, column: str) -> float:
+        """Of the column's second half."""
+        return float(self.late(column).mean())
+
+    def median(self, column: str) -> float:
+        """Of what is known in the column's second half; nan if nothing is."""
+        values = self.late(column)
+        return float(np.median(known)) if len(known := values[~np.isnan(values)]) else math.nan
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits of the experts asked for in the second half; nan without slots."""
+        return self.mean("hits") / self.mean("asked") if any(self.asked) else float("nan")
+
+    @property
+    def beside(self) -> dict[str, float]:
+        """What stands beside a token's seconds: means of the second half."""
+        named = {"waited, s": "waited", "in the kernel, s": "in_kernel", "major faults": "faults"}
+        named |= {"disk beside, GB/s": "disk", "beyond, GB/s": "beyond", "output beside, s": "output"}
+        means = {name: self.mean(column) for name, column in named.items()}
+        return {"slowest, s": self.late("seconds").max()} | means | {"resident MiB": self.resident / 2**20}
+
+
+def ways_of(profile: str) -> list[str]:
+    """Names of OFFLOADS: in quick those that the claims are about, in full all."""
+    few = ["mapped", "mapped, routed asked for", "slots through the page cache", _PAST, "slots past it, LFU"]
+    few += ["slots past it, cap by layer", "slots past it, half the dense given up", "llama.cpp, mapped"]
+    return {"smoke": [_PAST], "quick": few}.get(profile, list(OFFLOADS))
+
+
+class _Routed(CpuOps):
+    """A pass whose router is computed, and whose choice is the record's."""
+
+    def route(self, name, x):
+        layer = int(name.split(".")[1])
+        self.weights.own.setdefault(layer, []).append(set(super().route(name, x)[1][0].tolist()))
+        chosen = torch.tensor([self.weights.chosen[layer]])
+        return torch.full(chosen.shape, 1 / chosen.shape[1]), chosen
+
+    def expects(self, names):
+        self.weights.expects(names)
+
+
+# --- in the child, under the limit -----------------------------------------------------------------------------------------
+
+
+_COUNTERS = ("in_kernel", "read", "faults", "minor", "waited", "hits", "asked")  # columns of TimedDecode that only grow
+_BESIDE = ("disk", "beyond", "output")  # those that are measured after each token
+
+
+def _counters(weights) -> tuple:
+    return *system.counters(), weights.waited, weights.hits, weights.asked
+
+
+def decode_offloaded(path, capture, name: str, tokens: int, keep: int, warm: bool = False, passes: int = 1) -> TimedDecode:
+    """Decode with one of OFFLOADS, from a dropped page cache, or from a ``warm`` one; ``passes``: so often the same tokens."""
+    if not warm and not pagecache.drop(path) and model_bytes(Path(path)) > _SMALL:
+        raise ReportError(f"{path}: its pages cannot be dropped from memory; is another process using it?")
+    way = OFFLOADS[name]
+    if way.holds == "llama.cpp":
+        with llama_cpp.Llama(path, context=64 + tokens, repack=False) as peer:
+            run = lambda number, _: peer.logits([1 + number % 3], number, 1)  # noqa: E731
+            return _timed(name, Mapped, range(tokens), run, lambda _: (math.nan,) * 3)
+    with kit.open(path) as file:
+        steps, future = sorted_routes(routes_of(file, capture), tokens)
+        keep += int(way.given_up * dense_bytes(file))
+        weights = (Mapped if way.holds == "mapped" else Slots)(file, way, keep, future)
+        model, digest = kit.Transformer(weights, linear="fused-int8"), hashlib.sha256()
+        model.ops, context = _Routed, model.new_cache(passes * tokens)
+
+        def step(number, chosen):
+            weights.chosen = chosen
+            logits = model.step([1 + number % 3], context)
+            if number < _LEAST:
+                digest.update(logits.numpy().tobytes())
+            weights.trace.clear()
+
+        output = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
+        x, each = torch.ones(1, model.config.hidden_size), request_bytes(file)
+        at_once = max(len(ids) for step in steps for ids in step.values()) if way.when == "routed" else 0
+
+        def beside(number):
+            read, took = system.counters()[1], []
+            with threads.torch_alone():
+                for _ in range(3):
+                    start = time.perf_counter()
+                    model.linear.apply(weights, output, x)
+                    took.append(time.perf_counter() - start)
+            took = median(took) if system.counters()[1] == read else math.nan  # its pages had left memory: not arithmetic
+            if way.holds == "mapped":
+                return (by_map(file, number, way.advice, at_once),) * 2 + (took,)
+            probe = functools.partial(disk.random_gbps, file.largest, way.readers, each, _PROBE, number)
+            return (gbps := probe(way.direct)), gbps if way.direct else probe(True), took
+
+        run = _timed(name, weights, passes * steps, step, beside)
+        weights.close()
+        pairs = [(old, new) for sets in weights.own.values() for old, new in pairwise(sets)]
+        shares = [len(old & new) / len(new) for old, new in pairs]
+        return replace(run, digest=digest.hexdigest(), returned=float(np.mean(shares)) if shares else float("nan"))
+
+
+def _timed(name, weights, steps, step, beside) -> TimedDecode:
+    columns, began = {column: [] for column in ("seconds", *_COUNTERS, *_BESIDE)}, time.perf_counter()
+    for number, chosen in enumerate(steps):
+        before, start = _counters(weights), time.perf_counter()
+        step(number, chosen)
+        columns["seconds"].append(time.perf_counter() - start)
+        for column, old, new in zip(_COUNTERS, before, _counters(weights), strict=True):
+            columns[column].append(new - old)
+        for column, value in zip(_BESIDE, beside(number), strict=True):
+            columns[column].append(value)
+        fewest = _LEAST if isinstance(weights, Mapped) else _LEAST // 2
+        if number + 1 >= fewest and time.perf_counter() - began > _BUDGET * len(steps):
+            break
+    return TimedDecode(name, **columns, resident=psutil.Process().memory_info().rss)
+
+
+def by_map(file, seed: int, advice: str = "", at_once: int = 0) -> float:
+    """GB/s at which a layer's experts come from the disk through the map of an open file, what is read with them counted: all
+    threads touch their shares of one after the other, or one thread those ``at_once`` in a layer, after ``advice`` for all."""
+    stacks = (name for name in file.tensors if "_exps." in name)
+    layers = [[*names] for _, names in groupby(stacks, key=lambda name: name.split(".")[1])]
+    workers, start, before = 1 if at_once else threads.count(), time.perf_counter(), system.counters()[1]
+
+    def touch(number):
+        draw = np.random.default_rng(seed)  # the same of all threads, each of which touches its share of every matrix
+        while time.perf_counter() - start < _FAULTS:
+            stacks = [file.blocks(name) for name in layers[draw.integers(len(layers))]]
+            chosen = np.sort(draw.choice(len(stacks[0]), at_once or 8, replace=False))
+            parts = [stack[expert].reshape(-1) for expert in chosen for stack in stacks]
+            for part in parts if at_once else ():
+                pagecache.advise(part, advice)
+            for part in parts:
+                share = -(-len(part) // workers)
+                part[number * share : (number + 1) * share : PAGE].max(initial=0)
+                if not at_once and time.perf_counter() - start >= _FAULTS:
+                    break
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(touch, range(workers)))
+    read = (system.counters()[1] - before) / (time.perf_counter() - start) / 1e9
+    return read or disk.random_gbps(file.largest, workers, request_bytes(file), _PROBE, seed, False)  # all were in memory
+
+
+# --- in the parent ---------------------------------------------------------------------------------------------------------
+
+
+@once_a_run
+@doing("decoding a mixture under a memory limit")
+def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int = 32, ways=tuple(OFFLOADS)):
+    """(facts, runs): each way in a child of its own, under the limit of base + dense weights + ``share`` of the experts.
+
+    facts: bytes ``keep`` (for experts; a page cache has up to ``most``), ``limit`` (None without rights: then mapped ways are
+    left out), ``dense``; ``compute``: of a token whose weights are in memory, mapped or in slots, seconds over those of the
+    output's product (none when it had no room); ``disk``, ``output``: medians over the ways; ``fastest``: the best GB/s;
+    ``routes``: of the layers that the file has; ``told``: the limit in words, and why a way has no run (the system ended it for
+    memory, say). ReportError when the logits of two ways differ.
+    """
+    with kit.open(path) as file:
+        routes = routes_of(file, capture)
+        experts = int(routes.experts * routes.expert_bytes.sum())
+        dense = dense_bytes(file)
+    keep, lacks = int(share * experts), missing_rights(swap=False)
+    room = int((_FEW + 1) * routes.cycle)  # for all experts of the few tokens
+    fits = min(experts, room) + room + dense < system.memory_available() // 2
+    warm = _child(None, None, path, capture, fits * [*_WARM], min(_FEW, tokens), room, warm=True)
+    limit = None if lacks else warm["own"] + dense + keep + _SPARE
+    chosen, runs = [name for name in ways if limit or OFFLOADS[name].holds == "slots"], []
+    told = f"under a limit of {format_bytes(limit)}" if limit else f"without a limit ({', '.join(lacks)} missing)"
+    with nullcontext() if lacks else Group(folder, 0) as group:
+        for name in chosen:
+            try:
+                runs += _child(group, limit, path, capture, [name], tokens, keep)["runs"]
+            except ReportError as error:
+                told += f" ({name}: {error})"
+    digests = {run.digest for run in runs if run.digest}
+    if len(digests) > 1 or not runs:
+        wrong = f"the ways give other logits: {', '.join(run.way for run in runs)}; the disk or the kit is broken"
+        raise ReportError(f"{path}: {wrong if runs else f'no way ran {told}'}")
+    compute = {OFFLOADS[run.way].holds: run.median("seconds") / run.median("output") for run in warm["runs"]}
+    fastest = max(np.nanmax([run.disk, np.divide(run.read, run.seconds) / 1e9]) for run in runs)  # also with read-ahead
+    facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "dense": dense, "compute": compute}
+    facts |= {name: float(np.nanmedian([run.median(name) for run in runs])) for name in ("disk", "output")}
+    return facts | {"fastest": fastest, "routes": routes, "told": told}, runs
+
+
+def record_tokens(lab, runs, table) -> None:
+    """Each way's tokens as a record of the run, whose reason is its row of ``table``."""
+    for run in runs:
+        row = table.loc[run.way].dropna().items()
+        told = ", ".join(f"{h[:-3]} {format_seconds(v)}" if h.endswith(", s") else f"{h} {v:.3g}" for h, v in row)
+        lab.record(quantity=f"a token, {run.way}", unit="s", samples=run.late("seconds").tolist(), reason=told)
+
+
+def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict:
+    how = {"run": functools.partial(group.run, limit=limit)} if group else {}
+    peers = any(OFFLOADS[name].holds == "llama.cpp" for name in names)
+    how |= {"env": os.environ | (llama_cpp.ENVIRONMENT if peers else {}), "timeout": 900}
+    told = child.call(_taken, str(path), capture, names, tokens, keep, warm, **how)
+    return told | {"runs": [TimedDecode(**run) for run in told["runs"]]}
+
+
+def _taken(path, capture, names, tokens, keep, warm) -> dict:
+    if warm:  # kernels are compiled, and every page comes into memory and is mapped before it is timed
+        with kit.open(path) as file:
+            kit.Transformer(kit.Weights(file), linear="fused-int8").step([1], kit.Transformer(kit.Weights(file)).new_cache(8))
+        own = system.own_memory()
+        runs = [decode_offloaded(path, capture, name, tokens, keep, warm=True, passes=3) for name in names]
+    else:
+        own, runs = 0, [decode_offloaded(path, capture, name, tokens, keep) for name in names]
+    return {"own": own, "runs": [asdict(run) for run in runs]}

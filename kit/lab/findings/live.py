@@ -1,0 +1,151 @@
+"""Decode a model through a cache and keep what happened, for both cache notebooks."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import torch
+
+import kit
+from kit.cache.policies.base import Policy
+from kit.cache.prefetch import Prefetcher
+from kit.cache.stats import Stats
+from kit.cache.traces import Requests, requests
+from kit.lab import tables
+from kit.lab.kept import once_a_run
+
+
+@dataclass(frozen=True)
+class Live:
+    """One decode: seconds of each pass (the first is the prompt's), counts, every access, the last logits. ``held_bytes``: what
+    the store holds; the statistics of a broken store may say otherwise."""
+
+    label: str
+    policy: Policy
+    seconds: tuple[float, ...]
+    stats: Stats
+    accesses: pd.DataFrame
+    logits: torch.Tensor
+    held_bytes: int
+    dequantizing: float = 0.0  # seconds of the first pass
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the passes after the first."""
+        return 1 / float(np.median(self.seconds[1:]))
+
+    @property
+    def warm_byte_hit_rate(self) -> float:
+        """Bytes hit over bytes asked for, after the first pass."""
+        return float(np.average(self._warm["outcome"] == "hit", weights=self._warm["nbytes"]))
+
+    @property
+    def _warm(self) -> pd.DataFrame:
+        return self.accesses[(self.accesses["token"] > 0) & self.accesses["outcome"].notna()]
+
+
+@once_a_run
+def decode(
+    file, cache: Policy, label: str = "", passes: int = 4, backend: str = "cpu", linear: str = "dequantized",
+    attention: str = "blas", fault: Callable | None = None, prepare: Callable | None = None, prompt: int = 1,
+    source: Callable = kit.Weights, device: str = "cpu", ahead: bool = False,
+) -> Live:  # fmt: skip
+    """Decode ``passes`` tokens one by one from an empty context, with fixed inputs, through ``cache``.
+
+    On the ``device`` "cuda" the cache holds blocks and its capacity counts bytes of device memory; all blocks also lie in
+    pinned host memory. ``ahead``: the next tensor is copied on a second stream meanwhile, into two tensors' worth of memory of
+    its own. No CUDA graph: those need every block to stay.
+
+    ``prompt``: tokens a pass: 1 decodes, more make each pass the inference of a prompt.
+    ``fault(policy, trace)`` puts a broken store (kit.lab.faults) in place of the real one; ``prepare(weights)`` runs
+    before the first pass and may return a context manager to decode inside (a prefetcher). ``source``: kit.Weights or one
+    that loads otherwise.
+    """
+    trace = kit.Trace()
+    if device == "cpu":
+        weights = source(file, cache=cache, backend=backend, trace=trace)
+        if fault:
+            weights.store = fault(cache, trace)
+        model = kit.Transformer(weights, linear=linear, attention=attention)
+        inside = prepare(weights) if prepare else None
+        trace.clear()
+    else:
+        from kit.model.on_gpu import DeviceTransformer, DeviceWeights  # they need Triton
+
+        largest = max(tensor.nbytes for tensor in file.tensors.values())
+        weights = DeviceWeights(file, cache, host=kit.HashMap(), ahead=2 * largest if ahead else 0, trace=trace)
+        model = DeviceTransformer(weights, max_context=passes, graphs=False)
+        inside = None  # the accesses of the vectors, before the first token, are among those of the trace
+    context = model.new_cache(passes * prompt)
+    with inside or nullcontext():
+        for number in range(passes):
+            logits = model.step([1 + number % 3] * prompt, context)
+    frame, stats = trace.frame(), weights.store.stats
+    seconds = tuple(frame.loc[frame["what"] == "token", "seconds"])
+    held = getattr(weights.store, "held_bytes", stats.resident_bytes)
+    dequantizing = float(frame.loc[(frame["what"] == "dequantize") & (frame["token"] == frame["token"].min()), "seconds"].sum())
+    accesses = frame[frame["what"] == "access"]
+    return Live(label or repr(cache), cache, seconds, stats, accesses, logits, held, dequantizing)
+
+
+def one_pass(file) -> Requests:
+    """What one decode step of this file asks for, in order, by running one without a cache."""
+    return requests(decode(file, kit.NoCache(), passes=1).accesses)
+
+
+def prefetching(order: Requests, arguments: dict | None) -> Callable:
+    """A ``prepare`` for ``decode``: a Prefetcher with these arguments, in the order of ``one_pass``; None: no prefetch."""
+
+    def prepare(weights):
+        if arguments is None:
+            return None
+        plan = [(name, weights.nbytes(name), partial(weights.load, name)) for name in order.objects]
+        return Prefetcher(weights.store, plan, **arguments)
+
+    return prepare
+
+
+def relative_rms(ours: torch.Tensor, right: torch.Tensor) -> float:
+    """RMS difference of two tensors over the standard deviation of ``right``: what equality means where sums are rounded."""
+    ours, right = ours.double(), right.double()
+    return float((ours - right).pow(2).mean().sqrt() / right.std())
+
+
+def same_logits(runs: list[Live]) -> bool:
+    """Whether all runs end with the same logits, bit for bit: what is cached must not change the answer."""
+    return all(torch.equal(run.logits, runs[0].logits) for run in runs)
+
+
+def replay_agrees(runs: list[Live]) -> pd.DataFrame:
+    """Live counts beside those of a replay of the very accesses in the same policy, afresh: they must be the same numbers. What
+    a prefetch brought counts as such live and as a miss in the replay; it may load what is not asked for any more."""
+    rows = []
+    for run in runs:
+        live, replayed = run.stats, kit.replay(run.accesses, run.policy)
+        loaded = replayed.bytes_loaded if live.prefetched else live.bytes_loaded
+        agree = replace(live, misses=live.misses + live.prefetched, prefetched=0, bytes_loaded=loaded) == replayed
+        rows.append((run.label, live.hits, replayed.hits, live.prefetched, live.evictions, replayed.evictions, agree))
+    return tables.frame(rows, "policy", "hits", "replayed", "prefetched", "evictions", "evictions replayed", "all counts agree")
+
+
+RATES = dict.fromkeys(["of the bound", "byte hit rate"], "{:.1%}")  # how a page writes columns of ``table``
+
+
+def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
+    """One row a run: speed after the first pass, the most and its share for that hit rate, GB/s read, hits, memory."""
+    rows = []
+    for run in runs:
+        speed, hits = run.tokens_per_second, run.warm_byte_hit_rate
+        most, read = float(fastest(machine, working_set, hits)), speed * working_set / 1e9
+        rows.append((run.label, speed, most, speed / most, read, hits, run.stats.resident_bytes / 2**20))
+    names = "tok/s", "at most", "of the bound", "weights, GB/s", "byte hit rate", "resident MiB"
+    return tables.frame(rows, "run", *names)
+
+
+def fastest(machine, working_set: float, hit_rate) -> np.ndarray:
+    """Tokens a second that no decode can pass: misses are written once as f32, then every weight is read once."""
+    missing = (1 - np.asarray(hit_rate, float)) * working_set
+    return 1 / (missing / (machine.write_gbps * 1e9) + working_set / (machine.read_gbps * 1e9))

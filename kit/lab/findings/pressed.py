@@ -1,0 +1,103 @@
+"""A page cache that is too small: tokens straight from the blocks in a process of its own whose memory is really limited.
+
+Under a limit the process moves into a control group with that much memory, page cache included (cgroup v1 or v2), so the
+kernel itself evicts pages, and mincore(2) says what stayed. Where no group may be made, and for pinned blocks, what is not
+held is read past the page cache.
+"""
+
+import gc
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import kit
+from kit.gguf import pagecache
+from kit.lab import child
+from kit.lab.costs.order import Decode
+from kit.lab.costs.ways import Measured, Way
+from kit.lab.kept import once_a_run
+from kit.model.pinned import PinnedBlocks
+from kit.system import join_group
+
+PRESSED = Way("NoCache", linear="pressed")
+
+
+def pinned_blocks(nbytes: int) -> Way:
+    """Blocks in so many bytes of memory (kit.model.pinned): those that are not held are read from the disk at every token."""
+    return Way("Pinned", nbytes, linear="pinned blocks")
+
+
+@dataclass(frozen=True)
+class Pressed:
+    """``measured``, None with the ``reason`` where it cannot be had; ``limit``: what held the pages back; ``stayed``: share of
+    the file's pages in memory when a token began, the largest."""
+
+    measured: Measured | None
+    reason: str = ""
+    limit: str = ""
+    stayed: float = 0.0
+
+
+@once_a_run
+def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0) -> dict[Way, Pressed]:
+    """``tokens`` tokens with blocks in so many bytes of memory, for each number in ``pinned``, and with none held (PRESSED), in
+    a group of ``limit`` bytes if one may be made, which may keep so many. No other process may have the file mapped."""
+    gc.collect()  # models that are done with refer to themselves, and mapped pages cannot be dropped
+    ways = [*map(pinned_blocks, pinned), PRESSED]
+    try:
+        told = child.call(_taken, str(path), tokens, limit, *pinned, timeout=600)
+    except child.Ended as ended:
+        return {way: Pressed(None, str(ended)) for way in ways}
+    if group := told[-1]["group"]:
+        ways[-1] = replace(PRESSED, capacity=limit)
+        with suppress(OSError):
+            os.rmdir(group)
+    return {way: _judged(way, one) for way, one in zip(ways, told, strict=True)}
+
+
+def _judged(way: Way, told: dict) -> Pressed:
+    """A group's pages change from moment to moment, but all of the file never fits into it."""
+    if told["group"] and told["stayed"] > 0.98:
+        return Pressed(None, f"this system keeps {told['stayed']:.0%} of the file's pages, whatever it is asked")
+    measured = Measured(way, tuple(told["seconds"]), None, way.capacity or 0, torch.tensor(told["logits"]))
+    return Pressed(measured, "", "a control group" if told["group"] else "read past the page cache", told["stayed"])
+
+
+def _take(path: str, tokens: int, pinned: int) -> dict:
+    """Blocks in ``pinned`` bytes, each token a first one, as where a group evicts."""
+    with kit.open(path) as file:
+        weights = PinnedBlocks(file, pinned)
+        steps, seconds = Decode(weights, "fused"), []
+        for _ in range(tokens + 1):
+            steps.cache.truncate(0)
+            start = time.perf_counter()
+            logits = steps.step()
+            seconds.append(time.perf_counter() - start)
+    stayed = sum(blocks.nbytes for blocks in weights.held.values()) / sum(map(os.path.getsize, file.paths))
+    return {"seconds": seconds[1:], "stayed": stayed, "group": "", "logits": logits.tolist()}
+
+
+def _take_mapped(path: str, tokens: int, group: str) -> dict:
+    """Blocks where they lie, of whose pages a group keeps what fits. A first pass fills it."""
+    seconds, stayed = [], []
+    for _ in range(tokens + 1):
+        gc.collect()  # a model that is done with refers to itself, and its map stays open
+        stayed.append(pagecache.resident_fraction(path))
+        with kit.open(path) as file:
+            steps, start = Decode(kit.Weights(file), "fused"), time.perf_counter()
+            logits = steps.step()
+            seconds.append(time.perf_counter() - start)
+    return {"seconds": seconds[1:], "stayed": max(stayed[1:]), "group": group, "logits": logits.tolist()}
+
+
+def _taken(path: str, tokens: int, limit: int, *pinned: int) -> list[dict]:
+    found = [_take(path, tokens, nbytes) for nbytes in pinned]  # and compiles, before memory is short
+    gc.collect()
+    pagecache.drop(path)
+    group = join_group(limit) if limit else ""
+    return [*found, _take_mapped(path, tokens, group) if group else _take(path, tokens, 0)]

@@ -1,0 +1,77 @@
+"""The set-up of reports 000 to 003 as numbers: their model by its geometry, their machine by its maker's figures."""
+
+from functools import cache
+from types import SimpleNamespace
+
+import pandas as pd
+
+from kit.lab.claims import table as claims
+from kit.lab.claims.judge import judge
+from kit.lab.claims.records import Record
+from kit.lab.costs.order import Kind
+from kit.lab.costs.uses import Use, bytes_used, uses_of
+from kit.lab.costs.ways import UsedTensor
+from kit.lab.machine import peaks
+from kit.synthetic.geometry import GEOMETRIES
+from kit.units import format_bytes
+
+MODEL = "granite-3.3-8b"
+MACHINE = "apple-m4"
+WIDTHS = {"float32": 4.0, "float16": 2.0, "int8": 1.0}  # bytes a weight; the file's blocks have their own
+
+
+@cache
+def elements(model: str = MODEL) -> int:
+    """Weights of a whole model."""
+    return sum(tensor.elements for tensor in GEOMETRIES[model].tensors())
+
+
+@cache
+def uses(model: str = MODEL) -> tuple[Use, ...]:
+    """What a token uses of the model's Q4_K_M file."""
+    tensors = {spec.name: spec for spec in GEOMETRIES[model].tensors("Q4_K_M")}
+    architecture = GEOMETRIES[model].architecture
+    return tuple(uses_of(SimpleNamespace(architecture=architecture, metadata={}, tensors=tensors)))
+
+
+def tensors() -> dict[str, UsedTensor]:
+    """Name -> UsedTensor of the tensors that a token uses of their Q4_K_M file, in order."""
+    specs = {spec.name: spec for spec in GEOMETRIES[MODEL].tensors("Q4_K_M")}
+    return {use.name: UsedTensor(Kind(specs[use.name].qtype, specs[use.name].shape), use.nbytes) for use in uses()}
+
+
+def f32_bytes() -> int:
+    """Bytes that a token reads of the reports' model dequantized to float32: 30.44 GiB, all of it."""
+    return int(bytes_used(uses(), 4))
+
+
+def block_bytes(model: str = MODEL) -> int:
+    """Bytes that a token reads of a model as its file, Q4_K_M, holds it."""
+    return int(bytes_used(uses(model)))
+
+
+def machine() -> pd.Series:
+    """The reports' machine (a row of data/devices.yaml): read_gbps, memory_bytes, source."""
+    return peaks().set_index("id").loc[MACHINE]
+
+
+def least_seconds(nbytes: float) -> float:
+    """Seconds in which the reports' machine can read so many bytes once."""
+    return nbytes / (machine()["read_gbps"] * 1e9)
+
+
+def speed(claim: str, nbytes: int, weights: str = "float32") -> Record:
+    """The verdict on claimed tokens a second of their model, by its ``nbytes`` in ``weights`` and their bandwidth."""
+    device, goal = machine(), claims.get(claim).after
+    return judge(
+        claim, f"tokens a second of {MODEL} from {weights} at the reports' bandwidth", "tok/s", how="computed",
+        text=f"{goal:g} tok/s would read {goal * nbytes / 1e12:.1f} TB/s; their machine reads {device['read_gbps'] / 1000:.2f}",
+        accept=(goal, None),
+        at_most=(1 / least_seconds(nbytes), f"{format_bytes(nbytes)} a token, {device['read_gbps']} GB/s: {device['source']}"),
+    )  # fmt: skip
+
+
+def least_by_width() -> pd.Series:
+    """The least seconds a token of their model on their machine, by what a weight is kept as."""
+    sizes = {width: bytes_ * elements() for width, bytes_ in WIDTHS.items()} | {"blocks of the file": block_bytes()}
+    return pd.Series({width: least_seconds(nbytes) for width, nbytes in sizes.items()})

@@ -1,0 +1,177 @@
+"""What notebooks would make at their first use, made before they measure: compiled kernels and generated models.
+
+Numba compiles in one thread of a process. So there is a process a core, and each takes what no other one has taken.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import kit
+from kit.cpu import tasks
+from kit.gguf.formats import DTYPES, FORMATS, described
+from kit.lab import profiles
+from kit.synthetic.geometry import geometry
+from kit.synthetic.write import cached_model
+from kit.system import usable_cores
+from kit.system.paths import PACKAGE, models_folder
+
+_STAND_IN = "granite-3.3-8b"  # what lab.file() gives
+_DECODERS = ("scalar-linear", "scalar-binary", "scalar-table", "interleaved", "simd")
+_FEW, _PROMPT = 5, 64  # tokens, for which other kernels multiply
+_KEPT = ("F32", "F16", "BF16")  # what a cache keeps
+_ACTIVATIONS = ("float32", "int8")  # as kit.cpu.linear has them, which imports torch
+
+
+def work_of(code: str, profile: str, model: str = "", seed: int = 0) -> list[tuple]:
+    """What cells will make, by what they mention: names in WORK, each with its arguments."""
+    models, uses = profiles.get(profile).models, lambda pattern: re.search(pattern, code)
+    named = [name for name in models if uses(r"lab\.(file|path)\(\)" if name == _STAND_IN else name)]
+    found = [("tiles", coding) for coding in ("reported", "kit") if uses(r"codec\.")]
+    found += [("token", "strided", attention, "float32", "plain") for attention in ("strided", "loop") if uses("strided")]
+    found += [("generated", profile, name, seed) for name in named if not model]
+    found += [("token", "fused", "fused", kv, None) for kv in ("float16", "q8_0") if uses("by_history_type")]
+    if uses(r"exactness|Transformer|Decode|live\.|ways\."):
+        runs = uses(r"Transformer|Decode|live\.|ways\.")
+        found += _of_formats(model, *models[_STAND_IN], runs=runs, plain=uses("strided|dequantizers"))
+    return found
+
+
+def _of_formats(model: str, stand_in: str, layers: int | None, **how) -> list[tuple]:
+    if not model:
+        return kernels(geometry(stand_in).tensors(layers=layers), **how)
+    with kit.open(model) as file:
+        return kernels(file.tensors.values(), **how)
+
+
+def kernels(tensors, runs=True, plain=False, prompts=_ACTIVATIONS) -> list[tuple]:
+    """What dequantizes and multiplies these tensors; what else a model of them ``runs``, whose prompts have these activations
+    (none: no prompts); "plain": on that tier as well."""
+    known = [tensor for tensor in tensors if tensor.qtype in FORMATS and described(FORMATS[tensor.qtype])]
+    formats = sorted({tensor.qtype for tensor in known}, reverse=True)
+    matrices = sorted({tensor.qtype for tensor in known if len(tensor.shape) > 1}, reverse=True)
+    found = [("token" if prompts else "first token", "fused", "fused", "float32", None)] if runs else []
+    few = dict.fromkeys([*formats, *(_KEPT if runs else ())])
+    found += [("multiplied", qtype, _FEW, activations) for qtype in few for activations in _ACTIVATIONS]
+    found += [("multiplied", qtype, _PROMPT, activations) for qtype in matrices if runs for activations in prompts]
+    return found + [("dequantized", qtype, tier) for tier in (None, "plain")[: 1 + bool(plain)] for qtype in formats]
+
+
+# ---- what the processes do; what only they need they import
+
+
+def _dequantized(qtype, tier):
+    from kit.cpu import simd
+
+    with simd.using(tier):
+        for dtype in ("float32",) if tier else DTYPES:
+            kit.dequantize(_blocks(qtype), qtype, dtype, "cpu")
+
+
+def _blocks(qtype, rows=16):
+    return np.zeros((rows, 64 * FORMATS[qtype].block_bytes), np.uint8)
+
+
+def _multiplied(qtype, tokens, activations):
+    import torch
+
+    from kit.cpu.linear import linear
+
+    linear(_blocks(qtype), qtype, torch.ones(tokens, 64 * FORMATS[qtype].block_elements), activations)
+
+
+def _token(linear, attention, kv, tier, prompt=(1, 2, 3)):
+    from kit.cpu import simd
+
+    name, layers = profiles.get("smoke").models[_STAND_IN]
+    path = cached_model(name, "F32", layers, folder=models_folder())  # of formats others have made what there is
+    with kit.open(path) as file, simd.using(tier):
+        model = kit.Transformer(kit.Weights(file), linear=linear, attention=attention, kv_dtype=kv)
+        cache = model.new_cache(8)
+        for tokens in (prompt, [1], [1]):  # the last one is recorded as a program
+            model.step(list(tokens), cache)
+
+
+def _tiles(coding):
+    import torch
+
+    tiles = kit.codec.encode(torch.arange(300 * 300).view(300, 300).to(torch.int8), coding)
+    for decoder in _DECODERS[: None if coding == "kit" else 3]:
+        kit.codec.decode(tiles, decoder)
+
+
+def _generated(profile, stands_for, seed):
+    name, layers = profiles.get(profile).models[stands_for]
+    cached_model(name, layers=layers, seed=seed, folder=models_folder())
+
+
+# the longest first
+WORK = {
+    "tiles": _tiles,
+    "token": _token,
+    "first token": partial(_token, prompt=[1]),
+    "generated": _generated,
+    "multiplied": _multiplied,
+    "dequantized": _dequantized,
+}
+
+
+@contextmanager
+def making(work: Iterable[tuple], helping: bool = False) -> Iterator[None]:
+    """Do the work in processes, one a core, nothing twice, beside the ``with``, whose end waits for them. What fails is left to
+    what needs it. ``helping``: this process, which imports the same for itself, is one of them from the end of the ``with``."""
+    order = sorted(dict.fromkeys(work), key=lambda each: [*WORK].index(each[0]))
+    left = [each for each in order if not _done(each).exists()]
+    with tempfile.TemporaryDirectory(prefix="kit-") as taken:
+        children = [_child(left, taken) for _ in left[helping : usable_cores()]]
+        try:
+            yield
+            if helping:
+                main(left, Path(taken))
+            while any(child.poll() is None for child in children):
+                time.sleep(0.05)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+
+
+def make(work: Iterable[tuple]) -> None:
+    """The same, and nothing beside it."""
+    with making(work):
+        pass
+
+
+def _child(work: list[tuple], taken: str) -> subprocess.Popen:
+    command, none = [sys.executable, "-m", __name__, json.dumps(work), taken], subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=none, stdout=none, stderr=none, start_new_session=True)
+
+
+def _done(each: tuple) -> Path:
+    """The file that says so, beside the kernels."""
+    name = "-".join(map(str, each))
+    return tasks.beside(name, *(PACKAGE / folder for folder in ("codec", "model", "quants", "synthetic")))
+
+
+def main(work: list[list], taken: Path) -> None:
+    """Do what is not ``taken``: each with a file in that folder, which the process that comes first makes."""
+    for number, (name, *arguments) in enumerate(work):
+        with suppress(Exception):
+            (taken / str(number)).touch(exist_ok=False)
+            WORK[name](*arguments)
+            _done((name, *arguments)).touch()
+
+
+if __name__ == "__main__":
+    with kit.no_collection():
+        import kit.model.transformer  # and torch, which nearly all work needs
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]))

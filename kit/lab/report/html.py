@@ -1,0 +1,128 @@
+"""The page of one notebook: its answer first, then text, code, figures and tables, records at the end."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from markupsafe import Markup
+from nbconvert.preprocessors.coalescestreams import CoalesceStreamsPreprocessor
+
+from kit.lab.claims import evidence, records
+from kit.lab.claims import table as claims
+from kit.lab.report import content, theme
+from kit.lab.report.checklist import checklist, command_line
+from kit.lab.report.run import Run, read_notebook
+
+_MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a failure
+_HIDDEN = {"remove-cell"}  # of use in JupyterLab only, as Jupyter Book names it
+ANSWER = "answer"  # tag of the cell whose text opens the page
+_FOLDED = {"plumbing", "verdict", "parameters", "injected-parameters", ANSWER}  # code that a page folds away, by its tags
+_joined = CoalesceStreamsPreprocessor().preprocess_cell  # pieces of one stream
+_TITLE = re.compile(r"<h1\b[^>]*>.*?</h1>", re.DOTALL)
+
+
+def write(run: Run, name: str) -> Path:
+    """Render ``<run>/<name>.ipynb`` (which a failed run may lack) with its records to ``<run>/<name>.html``."""
+    cells = cells_of(run.folder / f"{name}.ipynb")
+    rows = run.records_of(name)
+    headings = [heading for cell in cells for heading in cell["headings"]]
+    neighbors = dict(pairwise([None, *run.planned, None]))
+    before = {after: this for this, after in neighbors.items()}
+    return theme.write(
+        run.folder / f"{name}.html",
+        "notebook.html.j2",
+        name=name,
+        title=headings[0][2] if headings else name,
+        answer=answer(cells),
+        cells=cells,
+        headings=headings,
+        state=run.notebooks.get(name),
+        run=run,
+        before=before.get(name),
+        after=neighbors.get(name),
+        warnings=run.warnings_of(name),
+        made=made(run, name, [row for row, _ in rows]),
+        verdicts=[(row, anchor, claims.load().get(row.claim)) for row, anchor in rows if row.verdict],
+        measurements=[row for row, _ in rows if not row.verdict and row.status != records.WARNED],
+        records_uri=records_uri(run, [name]),
+        environment=environment(run.folder),
+        checklist=checklist(run, [row for row, _ in rows], [name]),
+    )
+
+
+def made(run: Run, name: str, rows: list[records.Record]) -> dict:
+    """What stands under a page's title: its command, the reports that it judges, the public record on them, and the machine's
+    state while it ran (least and most of what memory gave around its measurements)."""
+    judged = [claims.load()[key] for key in dict.fromkeys(row.claim for row in rows if row.verdict) if key in claims.load()]
+    states = [row.state for row in rows if row.state.get("read_gbps")]
+    reads = [state["read_gbps"] for state in states]
+    return {
+        "command": command_line(replace(run, request=replace(run.request, only=(name[:2],)))),
+        "reports": {claim.source: evidence.report_of(claim) for claim in judged},
+        "facts": list({fact.id: fact for claim in judged for fact in evidence.bearing_on(claim)}.values()),
+        "reads": (min(reads), max(reads)) if reads else None,
+        "busy": next((state["busy"] for state in states if state.get("busy")), ""),
+    }
+
+
+def records_uri(run: Run, names: Iterable[str]) -> str:
+    """The raw records of these notebooks, to download from a page; empty when there are none."""
+    logs = b"".join(path.read_bytes() for name in names if (path := run.folder / f"{name}.jsonl").exists())
+    return content.data_uri(logs, "application/x-ndjson") if logs else ""
+
+
+def environment(folder: Path) -> dict | None:
+    """The machine of a run, as in its environment.json; None before it has been measured."""
+    path = folder / "environment.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def cells_of(path: Path) -> list[dict]:
+    """The cells of an executed notebook for the template, numbered from 1 as in the run's messages; [] without a file."""
+    if not path.exists():
+        return []
+    source = [cell for cell in read_notebook(path).cells if not _MARKERS & set(cell.metadata.get("tags", []))]
+    cells, section = [], ""
+    for number, cell in enumerate(source, start=1):
+        tags = cell.metadata.get("tags", [])
+        if cell.cell_type not in ("markdown", "code") or _HIDDEN & set(tags):
+            continue
+        shown = {"number": number, "kind": cell.cell_type, "headings": [], "outputs": [], "section": section, "verdicts": False}
+        if cell.cell_type == "markdown":
+            body, shown["headings"] = content.markdown(cell.source, f"cell-{number}")
+            shown["body"] = body if any(one["headings"] for one in cells) else _TITLE.sub("", body, count=1)
+            section = shown["headings"][-1][2] if shown["headings"] else section
+        else:
+            shown |= {
+                "lines": len(cell.source.splitlines()), "body": content.code(cell.source), "tags": tags,
+                "seconds": cell.metadata.get("papermill", {}).get("duration"),
+                "outputs": [content.output(item) for item in _joined(cell, {}, number)[0].outputs],
+                "answers": ANSWER in tags, "open": not _FOLDED & set(tags), "drawn": "lab.picture(" in cell.source,
+                "verdicts": "lab.verdicts()" in cell.source,  # the page has a fuller table of them
+            }  # fmt: skip
+        cells.append(shown)
+    return cells
+
+
+def answer(cells: list[dict]) -> str:
+    """What the cell tagged ``answer`` shows, as HTML; empty before it has run."""
+    return "\n".join(output["body"] for cell in cells if cell.get("answers") for output in cell["outputs"])
+
+
+def summary(cells: list[dict]) -> str:
+    """The text of a notebook's answer, or of its first paragraph while there is none: its question."""
+    if told := answer(cells):
+        return Markup(told).striptags().removeprefix("Answer. ")
+    for cell in cells:
+        if cell["kind"] == "markdown" and (match := re.search(r"<p>(.*?)</p>", cell["body"], re.DOTALL)):
+            return Markup(match[1]).striptags().removeprefix("Question. ")
+    return ""
+
+
+def picture(cells: list[dict]) -> str | None:
+    """The first image of the cell that calls ``lab.picture``, as a data URI."""
+    images = (output["body"] for cell in cells if cell.get("drawn") for output in cell["outputs"] if output["kind"] == "image")
+    return next(images, None)

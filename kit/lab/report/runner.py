@@ -1,0 +1,167 @@
+"""Runs one notebook in its own process, reads its progress, and leaves nothing running behind it."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import psutil
+
+from kit.lab.kept import FOLDER
+from kit.system import note
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a notebook ended: ``status`` is "ok" or "failed"; ``cell`` the last one that started, from 1 (0: none did).
+
+    ``records_before[n]`` is the number of records that had been written when cell n + 1 started.
+    """
+
+    status: str
+    reason: str
+    cell: int
+    seconds: float
+    records_before: list[int]
+
+
+def execute(
+    source: Path,
+    output: Path,
+    parameters: dict,
+    timeout: float | None = None,
+    on_cell: Callable[[int], None] = lambda cell: None,
+    on_second: Callable[[str], None] | None = None,
+    taken: Path | None = None,
+) -> Outcome:
+    """Run ``source`` with papermill in the folder of ``output``, which appears only when the run is over.
+
+    Whatever happens to the notebook is an Outcome; its process log stays beside the output when it failed. The
+    processes that it started are killed when it ends, after ``timeout`` seconds, and on any exception here (Ctrl-C).
+    ``on_second`` is told once a second what the notebook is doing: "compiling", "measuring", or nothing known. What it
+    measures is kept in the folder ``taken``, from where the same notebook run again takes it (kit.lab.kept).
+    """
+    output = output.absolute()  # the child works in that folder
+    partial, log = output.with_name(f".{output.stem}.partial.ipynb"), output.with_suffix(".log")
+    job = {
+        "source": str(source.absolute()), "output": str(partial), "records": str(output.with_suffix(".jsonl")),
+        "parameters": parameters, "cwd": str(output.parent),
+    }  # fmt: skip
+    started, reason, records_before = time.monotonic(), "", []
+    if taken:
+        taken.mkdir(exist_ok=True)
+    try:
+        with (
+            tempfile.TemporaryDirectory() as ipython_folder,
+            open(log, "wb") as log_file,
+            _Child(job, ipython_folder, log_file, taken) as child,
+        ):
+            for event in child.events(None if timeout is None else started + timeout, 1.0 if on_second else None):
+                if not event:
+                    on_second(note.read(Path(ipython_folder, "doing")))
+                if "cell" in event:
+                    records_before.append(event["records"])
+                    on_cell(event["cell"])
+                reason = event.get("failed", reason)
+        reason = reason or _unexplained(child, timeout)
+        _keep(partial, output, source.name)
+    finally:
+        partial.unlink(missing_ok=True)
+        if not reason:
+            log.unlink(missing_ok=True)
+    seconds = round(time.monotonic() - started, 3)
+    return Outcome("failed" if reason else "ok", reason, len(records_before), seconds, records_before)
+
+
+class _Child:
+    """The process of kit.lab.report.child and everything that it starts. The end of the ``with`` is the end of them all."""
+
+    def __init__(self, job: dict, ipython_folder: str, log_file, taken: Path | None):
+        self._pipe, child_end = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kit.lab.report.child", str(child_end)],
+            stdin=subprocess.PIPE, stdout=log_file, stderr=subprocess.STDOUT, pass_fds=[child_end],
+            start_new_session=True,  # Ctrl-C on the terminal is for the parent alone
+            env=os.environ | {
+                "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+                "KIT_READING": os.path.join(ipython_folder, "reading"),
+                "KIT_DOING": os.path.join(ipython_folder, "doing"),
+                FOLDER: str(taken or ""),
+                "IPYTHONDIR": ipython_folder,  # the user's start-up files must not change a measurement
+            },
+        )  # fmt: skip
+        os.close(child_end)
+        self._seen = {psutil.Process(self.process.pid)}
+        self.timed_out = False
+        self.process.stdin.write(json.dumps(job).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def events(self, deadline: float | None, every: float | None = None) -> Iterator[dict]:
+        """The child's events until it closes its end or ``time.monotonic()`` is at the deadline, and {} ``every`` so often."""
+        pending = b""
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            wait = min((limit for limit in (left, every) if limit is not None), default=None)
+            if not select.select([self._pipe], [], [], wait)[0]:
+                if wait == left:
+                    self.timed_out = True
+                    return
+                yield {}
+                continue
+            data = os.read(self._pipe, 65536)
+            if not data:
+                return
+            *lines, pending = (pending + data).split(b"\n")
+            self._look()  # at every cell, not on a clock: a notebook that measures is not disturbed
+            yield from map(json.loads, lines)
+
+    def _look(self) -> None:
+        for process in list(self._seen):
+            with suppress(psutil.NoSuchProcess):
+                self._seen.update(process.children(recursive=True))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error_type, *_):
+        try:
+            if error_type is None and not self.timed_out:
+                self.process.wait()
+        finally:
+            self._look()
+            for process in self._seen:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self.process.wait()
+            self.process.stdin.close()
+            os.close(self._pipe)
+
+
+def _unexplained(child: _Child, timeout: float | None) -> str:
+    """Why a child that reported no failure failed all the same; empty when it did not."""
+    if child.timed_out:
+        return f"stopped: it ran longer than {timeout:g} s (--timeout)"
+    code = child.process.returncode
+    if code < 0:
+        return f"its process was killed by {signal.Signals(-code).name} (out of memory?)"
+    return f"its process ended with exit code {code}" if code else ""
+
+
+def _keep(partial: Path, output: Path, source: str) -> None:
+    """Put what papermill wrote in its place, without this machine's paths; a file cut off in the middle goes."""
+    try:
+        notebook = nbformat.read(partial, as_version=4)
+    except (OSError, ValueError, nbformat.ValidationError):
+        return
+    notebook.metadata.get("papermill", {}).update(input_path=source, output_path=output.name)
+    nbformat.write(notebook, partial)
+    partial.replace(output)

@@ -1,0 +1,118 @@
+"""Writing files that appear whole or not at all, and reading YAML."""
+
+import glob
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import yaml
+
+from kit.errors import GGUFError, KitError, ReportError
+from kit.system import lock
+from kit.units import format_bytes
+
+
+@contextmanager
+def replacing(
+    path: Path, size: int = 0, error: type[KitError] = GGUFError, remedy: str = "", room: str = "write elsewhere"
+) -> Iterator[BinaryIO]:
+    """A new binary file that replaces ``path`` when the ``with`` body succeeds, and is deleted when it fails.
+
+    ``size``: expected bytes, 0 if unknown. Raises ``error``, whose message ends with ``remedy``, or where the disk has too few
+    bytes with ``room``: what to do then. What a killed writer of ``path`` left beside it is deleted.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise error(f"{path}: cannot be written: it is a folder, expected the name of a file")
+    if not path.parent.is_dir():
+        raise error(f"{path}: cannot be written: there is no folder {path.parent}")
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        _delete_abandoned(path)
+        free = shutil.disk_usage(path.parent).free
+        if free < size:
+            raise error(f"{path}: needs {format_bytes(size)}, but {path.parent} has {format_bytes(free)} free; {room}")
+        with _made(partial):  # and locked until the new file is in place
+            with partial.open("wb", buffering=1 << 20) as handle:
+                yield handle
+            os.replace(partial, path)
+    except OSError as problem:
+        raise error(f"{path}: cannot be written: {problem.strerror or problem}{remedy}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _made(partial: Path) -> BinaryIO:
+    """A new file, locked until it is closed or its process dies."""
+    handle = partial.open("xb")
+    lock(handle)
+    if os.fstat(handle.fileno()).st_nlink:
+        return handle
+    handle.close()  # between its making and its lock it was taken for an abandoned one
+    return _made(partial)
+
+
+def _delete_abandoned(path: Path) -> None:
+    """Delete the partial files of writers of ``path`` that were killed: nobody holds their locks."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with suppress(OSError), partial.open("r+b") as handle:
+            if lock(handle, wait=False):
+                partial.unlink()
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """The ``with`` body has the folder of a run or sweep for itself; ReportError when another process has it.
+
+    The lock is on the folder, not on a file in it: nothing is left in there, and a killed process leaves no lock.
+    """
+    handle = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(PermissionError):  # Windows opens no folder
+            handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ReportError(f"cannot make the output folder {folder}: {error.strerror}; name another by --out") from None
+    try:
+        if handle is not None and lock(handle, wait=False) is False:
+            raise ReportError(f"{folder}: another process of the kit is writing there: wait for it, or name another by --out")
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def check_output(path: Path, inputs: Iterable[Path], error: type[KitError]) -> None:
+    """``error`` when ``path`` is one of the ``inputs``, or is a link to it, or lies in it (an input may be a folder)."""
+    path = Path(path)
+    for source in map(Path, inputs):
+        same = path.exists() and path.samefile(source)
+        if same or (source.is_dir() and source.resolve() in path.resolve().parents):
+            what = "is the input itself" if same else "lies in the input"
+            raise error(f"{path}: {what}, {source}, which it would change: write elsewhere")
+
+
+def read_text(path: str | Path, error: type[KitError]) -> str:
+    """A file's text, or standard input's for "-"; ``error`` names the place of what is not UTF-8."""
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+        return data.decode()
+    except OSError as problem:
+        raise error(f"{path}: {problem.strerror}") from None
+    except UnicodeDecodeError as problem:
+        where = "standard input" if str(path) == "-" else path
+        raise error(f"{where}: not UTF-8 at byte {problem.start}: convert the text first, with iconv say") from None
+
+
+def read_yaml(path: Path):
+    """The content of a YAML file as plain data. ReportError names the file."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an impossible date
+        raise ReportError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
