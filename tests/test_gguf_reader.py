@@ -275,5 +275,5 @@ def test_a_part_alone_says_which_is_missing(tmp_path):
 
 
 def test_files_open_on_a_system_without_limits_of_descriptors():
-    code = "import sys, psutil; sys.modules['resource'] = None; from kit.lab import system; system.allow_files(10)"
+    code = "import sys, psutil; sys.modules['resource'] = None; from kit import system; system.allow_files(10)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
