@@ -37,6 +37,12 @@ def close_figures():
         pyplot.close("all")
 
 
+@pytest.fixture(autouse=True)
+def own_measurements(monkeypatch, tmp_path_factory, request):
+    """Each test has a store of measurements of its own (kit.lab.measurements), which is made at the first write."""
+    monkeypatch.setenv("KIT_MEASURED", str(tmp_path_factory.getbasetemp() / f"measured-{abs(hash(request.node.nodeid))}"))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """An empty folder for the files of a test module."""

@@ -10,7 +10,7 @@ import psutil
 
 NEAR = 1.25  # states whose bandwidths differ by less than this factor count as the same
 _PROBE_BYTES = 96 << 20
-_BUSY = 0.25  # cores used by others from which a measurement counts as disturbed
+BUSY = 0.25  # cores used by others from which a measurement counts as disturbed
 _SAMPLE_SECONDS = 0.1
 
 
@@ -63,7 +63,7 @@ def watched(work: Callable[[], object]) -> tuple[object, float, bool]:
     done = work()
     end, after = time.perf_counter(), _seconds_of_others()
     others = max(0.0, (after - before) / max(end - start, 1e-9))
-    return done, others, others > _BUSY and end - start >= _SAMPLE_SECONDS  # CPU times have a resolution of 10 ms
+    return done, others, others > BUSY and end - start >= _SAMPLE_SECONDS  # CPU times have a resolution of 10 ms
 
 
 def _seconds_of_others() -> float:
@@ -89,7 +89,7 @@ def cores_used_by_others() -> float:
 def settle(patience: float, used: Callable[[], float] = cores_used_by_others, sleep: Callable = time.sleep) -> str:
     """Wait up to ``patience`` seconds until other processes leave the cores; returns "" then, else a warning."""
     waited = 0.0
-    while (others := used()) > _BUSY:
+    while (others := used()) > BUSY:
         if waited >= patience:
             return f"other processes use {others:.1f} cores: they disturb times that are measured now"
         sleep(min(2.0, patience - waited))

@@ -39,3 +39,8 @@ def models_folder() -> Path:
 def results_folder() -> Path:
     """The default folder of runs: ``KIT_RESULTS``, else results/ of the checkout, else ./kit-results."""
     return Path(os.environ.get("KIT_RESULTS") or (ROOT / "results" if IN_CHECKOUT else Path.cwd() / "kit-results"))
+
+
+def measurements_folder() -> Path:
+    """The folder of the store of measurements: ``KIT_MEASURED``, else that of the models."""
+    return Path(os.environ.get("KIT_MEASURED") or models_folder())

@@ -1,0 +1,165 @@
+"""The store of measurements: one key, one value, wherever it is shown.
+
+A key is what was measured (``way``), of which file (a digest), on which machine (an id) and with which settings (code, cores,
+vectors). `kit explain` and `kit generate` share a store in the models folder; a run of notebooks has one of its own, and adds
+to the shared one. Each line of the file is one Measurement as JSON; lines are only ever added.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from kit.lab.machine import library_version, machine_id
+from kit.lab.measure import interval_of
+from kit.lab.state import BUSY, NEAR
+from kit.system import usable_cores
+from kit.system.paths import PACKAGE, measurements_folder
+from kit.units import format_quantity
+
+NAME = "measurements.jsonl"
+READ = "reading memory that kit made"  # GB/s: the way of a probe of the machine, of no file
+_SAMPLE = 4096  # bytes of each end of a tensor that are part of a file's digest
+_CODE = ("cache", "codec", "cpu", "gguf", "model", "quants")  # what computes; other code changes no speed
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """``way``, ``file``, ``machine``, ``settings``, ``unit``: the key. ``samples``: of a token, where the unit is "s".
+    ``others``: cores that other processes used meanwhile. ``by``: the command or page that measured; ``at``: when, ISO 8601."""
+
+    way: str
+    file: str
+    samples: tuple[float, ...]
+    unit: str = "s"
+    settings: str = ""
+    others: float = 0.0
+    by: str = ""
+    machine: str = field(default_factory=machine_id)
+    at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """What a value is of: equal keys should have equal values."""
+        return self.way, self.file, self.machine, self.settings, self.unit
+
+    @property
+    def busy(self) -> bool:
+        """Whether other processes disturbed it."""
+        return self.others > BUSY
+
+    @property
+    def median(self) -> float:
+        """The value."""
+        return float(np.median(self.samples))
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The 95 % interval of the value; of one sample the sample."""
+        return interval_of(self.samples)
+
+    @property
+    def told(self) -> str:
+        """The value with its spread: ``46.8 ms (46.1 to 47.9)``."""
+        value, unit = format_quantity(self.median, self.unit), self.unit
+        if len(self.samples) < 2:
+            return f"{value} (measured once)"
+        return f"{value} ({' to '.join(format_quantity(end, unit) for end in self.spread)})"
+
+    def disagrees(self, other: "Measurement") -> bool:
+        """Whether two quiet values of one key differ by more than their spreads, and by more than NEAR."""
+        if self.key != other.key or self.busy or other.busy:
+            return False
+        (low, high), (other_low, other_high) = self.spread, other.spread
+        return (low > other_high or other_low > high) and not 1 / NEAR < self.median / other.median < NEAR
+
+
+class Store:
+    """Measurements in the file ``path``; a store that is missing is empty, and one that cannot be written forgets."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+
+    def __iter__(self) -> Iterator[Measurement]:
+        """Every measurement, the oldest first; lines of another version or a crash are left out."""
+        with suppress(OSError):
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                with suppress(ValueError, TypeError, KeyError):
+                    row = json.loads(line)
+                    yield Measurement(**row | {"samples": tuple(map(float, row["samples"]))})
+
+    def add(self, measurement: Measurement) -> Measurement:
+        """Append it, in one write, so that two processes may; returns it."""
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as out:
+                out.write(json.dumps(asdict(measurement)).encode() + b"\n")
+        return measurement
+
+    def known(self, way: str, file: str, settings: str = "", unit: str = "s", busy: bool = False) -> Measurement | None:
+        """The latest value of this key on this machine that no other process disturbed; ``busy``: else the latest at all."""
+        asked = way, file, machine_id(), settings, unit
+        rows = [row for row in self if row.key == asked and row.samples]
+        quiet = [row for row in rows if not row.busy]
+        return (quiet or rows * busy or [None])[-1]
+
+    def best(self, way: str, unit: str, file: str = "") -> Measurement | None:
+        """The quiet measurement of this machine with the largest sample, whatever its settings: of a bandwidth, the limit."""
+        rows = [row for row in self if (row.way, row.unit, row.file, row.machine) == (way, unit, file, machine_id())]
+        return max((row for row in rows if row.samples and not row.busy), key=lambda row: max(row.samples), default=None)
+
+
+def shared() -> Store:
+    """The store of this user's commands."""
+    return Store(measurements_folder() / NAME)
+
+
+def of_run(folder: Path) -> Store:
+    """The store of a run of notebooks."""
+    return Store(Path(folder) / NAME)
+
+
+def disagreements(rows: Iterable[Measurement]) -> list[tuple[Measurement, Measurement]]:
+    """Pairs of an earlier and a later value of one key, in order, that disagree: of each key those that follow one another."""
+    by_key: dict[tuple, list[Measurement]] = {}
+    for row in rows:
+        if not row.busy:
+            by_key.setdefault(row.key, []).append(row)
+    return [pair for some in by_key.values() for pair in pairwise(some) if pair[0].disagrees(pair[1])]
+
+
+def said(earlier: Measurement, later: Measurement) -> str:
+    """A disagreement in words, for a warning."""
+    return (
+        f"two measurements of {later.way} disagree: {earlier.told} by {earlier.by} on {earlier.at[:10]}, {later.told} by "
+        f"{later.by} on {later.at[:10]}; the machine was not the same, or one of them is wrong"
+    )
+
+
+def digest_of(file) -> str:
+    """A digest of an open file by its table of tensors and both ends of each: milliseconds, whatever its size."""
+    digest = hashlib.sha256(file.architecture.encode())
+    for name, info in file.tensors.items():
+        data = np.ascontiguousarray(file.blocks(name)).reshape(-1)
+        digest.update(repr((name, info.qtype, info.shape)).encode())
+        digest.update(data[:_SAMPLE].tobytes() + data[-_SAMPLE:].tobytes())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def settings() -> str:
+    """What a speed depends on beside the way, the file and the machine: the code that computes, cores, vectors, libraries."""
+    code = hashlib.sha256()
+    for source in sorted(path for part in _CODE for path in (PACKAGE / part).rglob("*.py")):
+        code.update(source.read_bytes())
+    parts = {"code": code.hexdigest()[:12], "cores": usable_cores(), "vectors": os.environ.get("KIT_SIMD", "auto")}
+    parts |= {name: library_version(name) for name in ("numba", "torch", "xllamacpp")}
+    return " ".join(f"{name}={value}" for name, value in parts.items() if value)
