@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 import kit
 from kit.lab import measurements
-from kit.lab.measurements import Measurement, Store
+from kit.lab.measurements import Reading, Readings
 
-ONE = Measurement("blocks", "f", (0.040, 0.041, 0.042), settings="s", by="kit explain")
+ONE = Reading("blocks", "f", (0.040, 0.041, 0.042), settings="s", by="kit explain")
 
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path / "new" / measurements.NAME)
+    return Readings(tmp_path / "new" / measurements.NAME)
 
 
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=9), st.text(max_size=9), st.floats(0, 2))
 def test_what_is_added_comes_back(tmp_path_factory, samples, way, others):
-    store = Store(tmp_path_factory.mktemp("s") / "m.jsonl")
+    store = Readings(tmp_path_factory.mktemp("s") / "m.jsonl")
     added = store.add(replace(ONE, samples=tuple(samples), way=way, others=others))
     assert list(store) == [added]
 
@@ -37,7 +37,7 @@ def test_the_latest_quiet_value_of_a_key_is_its_value(store):
         assert store.known(**{"way": "blocks", "file": "f", "settings": "s"} | other) is None
     store.add(replace(ONE, machine="another"))
     assert store.known("blocks", "f", "s") == later, "another machine's values are none of this one's"
-    alone = Store(store.path.with_name("busy"))
+    alone = Readings(store.path.with_name("busy"))
     alone.add(busy)
     assert alone.known("blocks", "f", "s") is None and alone.known("blocks", "f", "s", busy=True) == busy
 
@@ -68,7 +68,7 @@ def test_lines_that_are_none_are_left_out_and_a_store_that_cannot_be_written_for
         out.write('{"way": "b"}\nno json\n' + json.dumps({"unknown": 1, "samples": [1]}) + "\n[]\n{")
     assert list(store) == [ONE]
     (tmp_path / "file").write_text("")
-    nowhere = Store(tmp_path / "file" / "m.jsonl")
+    nowhere = Readings(tmp_path / "file" / "m.jsonl")
     assert nowhere.add(ONE) == ONE and list(nowhere) == []
 
 

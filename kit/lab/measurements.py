@@ -2,7 +2,7 @@
 
 A key is what was measured (``way``), of which file (a digest), on which machine (an id) and with which settings (code, cores,
 vectors). `kit explain` and `kit generate` share a store in the models folder; a run of notebooks has one of its own, and adds
-to the shared one. Each line of the file is one Measurement as JSON; lines are only ever added.
+to the shared one. Each line of the file is one Reading as JSON; lines are only ever added.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _CODE = ("cache", "codec", "cpu", "gguf", "model", "quants")  # what computes; o
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Reading:
     """``way``, ``file``, ``machine``, ``settings``, ``unit``: the key. ``samples``: of a token, where the unit is "s".
     ``others``: cores that other processes used meanwhile. ``by``: the command or page that measured; ``at``: when, ISO 8601."""
 
@@ -74,7 +74,7 @@ class Measurement:
             return f"{value} (measured once)"
         return f"{value} ({' to '.join(format_quantity(end, unit) for end in self.spread)})"
 
-    def disagrees(self, other: "Measurement") -> bool:
+    def disagrees(self, other: "Reading") -> bool:
         """Whether two quiet values of one key differ by more than their spreads, and by more than NEAR."""
         if self.key != other.key or self.busy or other.busy:
             return False
@@ -82,61 +82,61 @@ class Measurement:
         return (low > other_high or other_low > high) and not 1 / NEAR < self.median / other.median < NEAR
 
 
-class Store:
+class Readings:
     """Measurements in the file ``path``; a store that is missing is empty, and one that cannot be written forgets."""
 
     def __init__(self, path: Path):
         self.path = Path(path)
 
-    def __iter__(self) -> Iterator[Measurement]:
+    def __iter__(self) -> Iterator[Reading]:
         """Every measurement, the oldest first; lines of another version or a crash are left out."""
         with suppress(OSError):
             for line in self.path.read_text(encoding="utf-8").splitlines():
                 with suppress(ValueError, TypeError, KeyError):
                     row = json.loads(line)
-                    yield Measurement(**row | {"samples": tuple(map(float, row["samples"]))})
+                    yield Reading(**row | {"samples": tuple(map(float, row["samples"]))})
 
-    def add(self, measurement: Measurement) -> Measurement:
+    def add(self, reading: Reading) -> Reading:
         """Append it, in one write, so that two processes may; returns it."""
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab", buffering=0) as out:
-                out.write(json.dumps(asdict(measurement)).encode() + b"\n")
-        return measurement
+                out.write(json.dumps(asdict(reading)).encode() + b"\n")
+        return reading
 
-    def known(self, way: str, file: str, settings: str = "", unit: str = "s", busy: bool = False) -> Measurement | None:
+    def known(self, way: str, file: str, settings: str = "", unit: str = "s", busy: bool = False) -> Reading | None:
         """The latest value of this key on this machine that no other process disturbed; ``busy``: else the latest at all."""
         asked = way, file, machine_id(), settings, unit
         rows = [row for row in self if row.key == asked and row.samples]
         quiet = [row for row in rows if not row.busy]
         return (quiet or rows * busy or [None])[-1]
 
-    def best(self, way: str, unit: str, file: str = "") -> Measurement | None:
+    def best(self, way: str, unit: str, file: str = "") -> Reading | None:
         """The quiet measurement of this machine with the largest sample, whatever its settings: of a bandwidth, the limit."""
         rows = [row for row in self if (row.way, row.unit, row.file, row.machine) == (way, unit, file, machine_id())]
         return max((row for row in rows if row.samples and not row.busy), key=lambda row: max(row.samples), default=None)
 
 
-def shared() -> Store:
+def shared() -> Readings:
     """The store of this user's commands."""
-    return Store(measurements_folder() / NAME)
+    return Readings(measurements_folder() / NAME)
 
 
-def of_run(folder: Path) -> Store:
+def of_run(folder: Path) -> Readings:
     """The store of a run of notebooks."""
-    return Store(Path(folder) / NAME)
+    return Readings(Path(folder) / NAME)
 
 
-def disagreements(rows: Iterable[Measurement]) -> list[tuple[Measurement, Measurement]]:
+def disagreements(rows: Iterable[Reading]) -> list[tuple[Reading, Reading]]:
     """Pairs of an earlier and a later value of one key, in order, that disagree: of each key those that follow one another."""
-    by_key: dict[tuple, list[Measurement]] = {}
+    by_key: dict[tuple, list[Reading]] = {}
     for row in rows:
         if not row.busy:
             by_key.setdefault(row.key, []).append(row)
     return [pair for some in by_key.values() for pair in pairwise(some) if pair[0].disagrees(pair[1])]
 
 
-def said(earlier: Measurement, later: Measurement) -> str:
+def said(earlier: Reading, later: Reading) -> str:
     """A disagreement in words, for a warning."""
     return (
         f"two measurements of {later.way} disagree: {earlier.told} by {earlier.by} on {earlier.at[:10]}, {later.told} by "
