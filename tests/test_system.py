@@ -160,7 +160,7 @@ def there(monkeypatch):
 def test_macos_has_an_answer_of_its_own_to_every_question_but_one():
     fields = {field for field, default in zip(rows.System._fields, rows.System(), strict=True)
               if getattr(rows.SYSTEMS["darwin"], field) == default}  # fmt: skip
-    assert fields == {"groups"}  # no group of processes has a memory limit there
+    assert fields == {"groups", "page_sizes"}  # no limit for a group of processes; all pages are of 16 KiB
 
 
 def test_macos_tells_its_cpu_cores_caches_and_memory(there, monkeypatch):

@@ -14,13 +14,18 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import GGUFError
+from kit.system import STEP, advise, memory_available, reserve
 from kit.system.note import Note
+from kit.units import format_bytes
 
 
 class MappedFile:
-    """``data``: the whole file as a read-only uint8 array; it stays valid as long as any view of it exists."""
+    """``data``: the whole file as a read-only uint8 array; it stays valid as long as any view of it exists.
 
-    def __init__(self, path: Path):
+    ``pages``: see kit.open.
+    """
+
+    def __init__(self, path: Path, pages: str = "large"):
         self.path = path
         try:
             status = path.stat()  # before open, which would block on a named pipe
@@ -29,15 +34,20 @@ class MappedFile:
             if status.st_size == 0:
                 raise GGUFError(f"{path}: byte 0: the file is empty")
             with path.open("rb") as handle:
-                self.data = np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-                self._descriptor = os.dup(handle.fileno())
+                if pages == "copied":
+                    self.data = _copied(handle, status.st_size)
+                else:
+                    self.data = np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+                if pages == "large":
+                    advise(self.data, "large")
+                self.descriptor = os.dup(handle.fileno())
             self._seen = self._stamp()
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             raise GGUFError(f"{path}: cannot be opened: {getattr(error, 'strerror', error)}") from None
-        self.close = weakref.finalize(self, os.close, self._descriptor)
+        self.close = weakref.finalize(self, os.close, self.descriptor)
 
     def _stamp(self) -> tuple[int, int]:
-        status = os.fstat(self._descriptor)
+        status = os.fstat(self.descriptor)
         return status.st_size, status.st_mtime_ns
 
     def check(self, tensor: str) -> None:
@@ -48,6 +58,23 @@ class MappedFile:
             how = f"from {before:,} to {size:,} bytes" if size != before else "in place"
             raise GGUFError(f"{self.path}: was changed {how} while it was open: {tensor!r} was not read; open it again")
         _reading.write(f"{tensor!r} of {self.path}" if _reading else "")
+
+
+def _copied(handle, size: int) -> np.ndarray:
+    """A file's bytes in memory of the process's own, by 2 MiB pages where the system has them."""
+    if size > memory_available():
+        raise GGUFError(
+            f"{handle.name}: a copy takes {format_bytes(size)} and {format_bytes(memory_available())} are free; "
+            'leave out pages="copied"'
+        )
+    room = reserve(size)
+    data = np.frombuffer(room, np.uint8)
+    advise(data, "large")
+    for start in range(0, size, STEP):
+        if handle.readinto(memoryview(room)[start : start + STEP]) == 0:
+            raise GGUFError(f"{handle.name}: became shorter while it was copied; open it again")
+    data.flags.writeable = False
+    return data
 
 
 _reading = Note("KIT_READING")

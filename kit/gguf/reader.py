@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kit.errors import GGUFError
-from kit.gguf import pagecache
+from kit.errors import GGUFError, known
+from kit.gguf import large_pages, pagecache
 from kit.gguf.formats import BY_ID, FORMATS
 from kit.gguf.mapped import MappedFile
 from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
@@ -81,14 +81,15 @@ class GGUFFile:
     ``raw`` and ``blocks`` return stay valid after ``close``.
     """
 
-    def __init__(self, paths: list[Path], parts: list[_File]):
-        first = parts[0]
+    def __init__(self, paths: list[Path], parts: list[_File], pages: str = "large"):
+        first, self.pages = parts[0], pages
         self.path, self.paths = paths[0], paths
         self.version, self.alignment, self.metadata = first.version, first.alignment, first.metadata
         self.byteorder = "little" if first.order == "<" else "big"
         self.tensors: dict[str, TensorInfo] = {info.name: info for part in parts for info in part.tensors}
         self._orders = [part.order for part in parts]
         self._files: list[MappedFile] | None = [part.file for part in parts]
+        self.reading_again: large_pages.ReadingAgain | None = None
         self._views: dict[str, np.ndarray] = {}  # results of ``blocks``, which is called at every use of a weight
 
     @property
@@ -146,6 +147,11 @@ class GGUFFile:
             ended.set()
             thread.join()
 
+    def enlarge_pages(self, trace) -> None:
+        """Begin to read the file again, in a thread, where the page cache holds it by small pages (kit.gguf.large_pages)."""
+        if self.pages == "large" and self._files:
+            self.reading_again = large_pages.begin(self._files, trace) or self.reading_again
+
     def close(self) -> None:
         """Close the file; reading a tensor afterwards is a GGUFError."""
         for file in self._files or ():
@@ -170,21 +176,29 @@ class GGUFFile:
         return f"<GGUFFile {self.path} ({self.architecture}, {len(self.tensors)} tensors)>"
 
 
-def open(path: str | os.PathLike) -> GGUFFile:
+PAGES = {  # how a file lies in memory
+    "large": "mapped by pages of 2 MiB where the system has them; read again where the page cache has small ones",
+    "small": "mapped as the page cache has it",
+    "copied": "copied into memory of the process's own, by pages of 2 MiB",
+}
+
+
+def open(path: str | os.PathLike, pages: str = "large") -> GGUFFile:
     """Open a GGUF file (version 2 or 3, either byte order): a path, ``hf://owner/repo/file.gguf`` or a trained model's name.
 
-    Naming any part of a split file opens all parts. Raises GGUFError: the message names the file, the byte offset and
-    what was expected there.
+    ``pages``: a name in PAGES; a Transformer reads a file of small pages again (kit.gguf.large_pages). Naming any part of a
+    split file opens all parts. Raises GGUFError: the message names the file, the byte offset and what was expected there.
     """
     paths = part_paths(resolve(path))
     allow_files(2 * len(paths))  # a MappedFile takes two descriptors
-    parts = [_read_part(part_path, number) for number, part_path in enumerate(paths)]
+    known("pages", pages, PAGES, GGUFError)
+    parts = [_read_part(part_path, number, pages) for number, part_path in enumerate(paths)]
     _check_split(paths, parts)
-    return GGUFFile(paths, parts)
+    return GGUFFile(paths, parts, pages)
 
 
-def _read_part(path: Path, number: int) -> _File:
-    file = MappedFile(path)
+def _read_part(path: Path, number: int, pages: str) -> _File:
+    file = MappedFile(path, pages)
     cursor = Cursor(path, file.data)
     magic = cursor.take(4, "the magic 'GGUF'").tobytes()
     if magic != MAGIC:

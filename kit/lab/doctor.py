@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kit import system
 from kit.errors import KitError, ReportError
+from kit.gguf import large_pages
 from kit.lab import machine
 from kit.system.paths import models_folder, results_folder
 from kit.units import format_bytes, printable
@@ -35,7 +36,7 @@ def checks(tier: tuple[str, str], measure: bool = False) -> list[Check]:
     two seconds)."""
     python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
     rows = [python, *_libraries(), _environment()]
-    rows += [_cores(), Check("vector tier", *tier), _memory(), gpu_check(), triton_check(), _peer()]
+    rows += [_cores(), Check("vector tier", *tier), _memory(), _pages(), gpu_check(), triton_check(), _peer()]
     rows += [_folder("generated models", models_folder(), _QUICK_DISK), _folder("results", results_folder(), 10**8)]
     return rows + ([_speed()] if measure else [])
 
@@ -70,6 +71,16 @@ def _memory() -> Check:
     free = system.memory_available()
     remedy = "the quick profile wants 8 GB free: close something, or --profile smoke" if free < _QUICK_MEMORY else ""
     return _noted("memory", f"{format_bytes(free)} free of {format_bytes(system.memory_limit())}", remedy)
+
+
+def _pages() -> Check:
+    large = large_pages.here(models_folder())
+    if large is None:
+        return _noted("pages of files", "this system does not tell by which pages it maps a file")
+    if large:
+        return _noted("pages of files", "2 MiB where a file is read again: kit generate does it by itself")
+    remedy = "kit generate --pages copied may read faster, if there is memory for a copy of the file"
+    return _noted("pages of files", f"4 KiB in {models_folder()}: its file system has no large folios", remedy)
 
 
 def gpu_check() -> Check:

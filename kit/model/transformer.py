@@ -125,6 +125,8 @@ class Transformer:
             plan = self._plan(cache) if len(tokens) == 1 and cache.length else None
             logits = plan.step(tokens[0], cache.length) if plan else forward(self.ops(self, tokens, cache), self.config, wanted)
             self._check_finite(logits)  # torch's other threads would wait for the kit's, which look for work a while
+        if self._unread:
+            self.file.enlarge_pages(self.trace)  # the first pass has mapped the pages
         self._unread = []
         cache.advance(len(tokens))
         self.trace.add("token", start, time.perf_counter_ns(), nbytes=cache.nbytes, outcome="planned" if plan else "")

@@ -178,10 +178,11 @@ def lock(handle, wait: bool = True) -> bool | None:
     return True
 
 
-def forget(file) -> bool:
-    """Ask the system to drop an open file's pages that no process maps; False where it is not known to do it."""
+def forget(file, start: int = 0, nbytes: int = 0) -> bool:
+    """Ask the system to drop an open file's pages that no process maps, of ``nbytes`` from ``start`` (0: all, as on macOS);
+    False where it is not known to do it."""
     os.fsync(file.fileno())  # dirty pages cannot be dropped
-    return rows.HERE.forget is not None and rows.HERE.forget(file) is None
+    return rows.HERE.forget is not None and rows.HERE.forget(file, start, nbytes) is None
 
 
 def resident(data: np.ndarray) -> float:
@@ -192,10 +193,16 @@ def resident(data: np.ndarray) -> float:
     return float(np.mean(found & 1)) if known else 1.0
 
 
+def page_sizes(data: np.ndarray) -> tuple[int, int]:
+    """(bytes, bytes by pages of 2 MiB) that this process's page tables hold of the map that begins with an array; zeros
+    where the system does not tell."""
+    return rows.HERE.page_sizes(data.ctypes.data)
+
+
 def advise(data: np.ndarray, how: str) -> bool:
     """Tell the system about an array over a mapped file: "random" (no read-ahead), "willneed" (read it now, do not wait),
-    "populate" (read it and wait), "ahead" (populate, or willneed where there is none), "lock" (read it and keep it). False
-    where the system refuses or has no such advice."""
+    "populate" (read it and wait), "ahead" (populate, or willneed where there is none), "lock" (read it and keep it), "large"
+    (by pages of 2 MiB), "unmap" (out of this process's page tables). False where the system refuses or has no such advice."""
     if how == "lock":
         return rows.HERE.pages and rows.libc().mlock(*rows.whole_pages(data)) == 0
     return how in rows.HERE.advice and rows.libc().madvise(*rows.whole_pages(data), rows.HERE.advice[how]) == 0

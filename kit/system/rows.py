@@ -92,6 +92,17 @@ def text_of(path) -> str:
         return ""
 
 
+def _smaps(address: int) -> tuple[int, int]:
+    found, inside = {}, False
+    for line in text_of("/proc/self/smaps").splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name and not name.endswith(":"):
+            inside = int(name.partition("-")[0], 16) == address
+        elif inside and name in ("Rss:", "FilePmdMapped:", "AnonHugePages:"):
+            found[name] = int(rest.split()[0]) << 10
+    return found.get("Rss:", 0), found.get("FilePmdMapped:", 0) + found.get("AnonHugePages:", 0)
+
+
 # ---- macOS: sysctl, F_NOCACHE, msync, proc_pid_rusage
 
 
@@ -160,6 +171,7 @@ class System(NamedTuple):
     the last-level caches of these. ``groups``: where a process may be under a memory limit, and the file with it.
     ``peak_unit``: bytes of ru_maxrss. ``past``: opens a file past the page cache, or OSError. ``forget``: asks that an open
     file's pages go. ``pages``: whether mincore and mlock are there. ``advice``: word -> argument of madvise.
+    ``page_sizes``: of the map that begins at an address, bytes in the page tables, and those by 2 MiB pages.
     ``read``: bytes that this process has read from disks. ``library``: the file of a shared library."""
 
     cpu: Callable[[], str] = str
@@ -172,6 +184,7 @@ class System(NamedTuple):
     forget: Callable | None = None
     pages: bool = False
     advice: dict[str, int] = {}  # noqa: RUF012
+    page_sizes: Callable[[int], tuple[int, int]] = lambda address: (0, 0)
     read: Callable[[], int] = int
     library: str = "lib{}.so"
 
@@ -181,15 +194,15 @@ SYSTEMS = {
     "linux": System(
         cpu=_proc_name, facts=_proc_facts, cores=_allowed_cores, caches=_sys_caches, pages=True,
         past=lambda path, flags: os.open(path, flags | os.O_DIRECT),
-        forget=lambda file: os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED),
-        advice={"random": 1, "willneed": 3, "populate": 22, "ahead": 22},
+        forget=lambda file, start, nbytes: os.posix_fadvise(file.fileno(), start, nbytes, os.POSIX_FADV_DONTNEED),
+        advice={"random": 1, "willneed": 3, "unmap": 4, "large": 14, "populate": 22, "ahead": 22}, page_sizes=_smaps,
         read=lambda: psutil.Process().io_counters().read_bytes,
         groups={CGROUP_V1: "memory.limit_in_bytes", CGROUP_V2: "memory.max"},
     ),
     "darwin": System(
         cpu=lambda: _sysctl("machdep.cpu.brand_string"), facts=_mac_facts, cores=_mac_cores, caches=_mac_caches, pages=True,
-        past=_uncached, forget=_invalidate, advice={"random": 1, "willneed": 3, "ahead": 3}, read=_rusage_read, peak_unit=1,
-        library="lib{}.dylib",
+        past=_uncached, forget=lambda file, *_: _invalidate(file), advice={"random": 1, "willneed": 3, "ahead": 3},
+        read=_rusage_read, peak_unit=1, library="lib{}.dylib",
     ),
     "win32": System(library="{}.dll"),
 }  # fmt: skip

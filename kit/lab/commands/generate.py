@@ -28,12 +28,13 @@ _WARM = 32  # tokens of the throw-away prompt: more than the few that run by ker
 @click.option("--backend", default="cpu", show_default=True, help="The dequantizer.")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
 @click.option("--context", type=int, help="Most positions to hold.  [default: what the model was trained for]")
+@click.option("--pages", default="large", show_default=True, help="How the file is mapped: large, small, or copied; see above.")
 @click.option("--routes", type=click.Path(dir_okay=False), metavar="FILE", help="Write the experts in use, for kit experts.")
 @click.option("--ignore-end", is_flag=True, help="Go on after the model's end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON when done, and no text on the way.")
 @click.pass_context
 def command(
-    ctx, file, model, prompt, prompt_file, tokens, chat, system, max_tokens, routes, ignore_end,
+    ctx, file, model, prompt, prompt_file, tokens, chat, system, max_tokens, routes, ignore_end, pages,
     as_json, cache, backend, attention, linear, kv, context, **sampling,
 ):  # fmt: skip
     """Generate text from a model, and say what it cost.
@@ -55,6 +56,11 @@ def command(
             auto          all when they fit in 70% of the free memory, else pinned with that much
     With --linear fused or fused-int8, pinned:4GiB keeps so much of the file's blocks, the matrix in use among them, and
     reads the others from the disk at every token, past the page cache: for a file that is larger than memory.
+
+    \b
+    --pages large         pages of 2 MiB; a file that is in the page cache by small pages is read again, once
+            small         as the page cache has them
+            copied        a copy of the file in the process's own memory
 
     \b
     kit generate model.gguf -p "The capital of France is" -n 5
@@ -85,7 +91,7 @@ def command(
     pins = linear in BLOCKS and (cache or "").startswith("pinned:")
     _refuse_idle(asked - {"cache"} if pins else asked, linear, sampling["temperature"])
     prompt = _ids(tokens) if tokens is not None else _text(prompt, prompt_file)
-    opened = kit.open(file or model)
+    opened = kit.open(file or model, pages)
     if not any(info.elements for info in opened.tensors.values()):
         raise ModelError(f"{opened.path}: {NO_WEIGHTS}")
     if routes:
@@ -122,6 +128,7 @@ def command(
         "cache": held,
         "via": via,
         "kernels_seconds": warm,
+        "pages": opened.reading_again.told if opened.reading_again else [],
     }
     if as_json:
         click.echo(to_json({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed))
@@ -246,3 +253,4 @@ def _lines(answer, speed):
     yield f"weights      {speed['linear']}, {speed['cache']}"
     yield f"forward pass {speed['via']}"
     yield f"stopped      {answer.stopped}"
+    yield from (f"pages        {line}" for line in speed["pages"])

@@ -142,7 +142,7 @@ def decode_offloaded(path, capture, name: str, tokens: int, keep: int, warm: boo
         with llama_cpp.Llama(path, context=64 + tokens, repack=False) as peer:
             run = lambda number, _: peer.logits([1 + number % 3], number, 1)  # noqa: E731
             return _timed(name, Mapped, range(tokens), run, lambda _: (math.nan,) * 3)
-    with kit.open(path) as file:
+    with kit.open(path, pages="small") as file:
         steps, future = sorted_routes(routes_of(file, capture), tokens)
         keep += int(way.given_up * dense_bytes(file))
         weights = (Mapped if way.holds == "mapped" else Slots)(file, way, keep, future)

@@ -1,0 +1,102 @@
+"""A mapped file that the page cache holds by pages of 4 KiB reads more slowly than by pages of 2 MiB: read it again.
+
+A file comes into the page cache by small pages when a program writes it in small pieces; what is read from the disk under
+MADV_HUGEPAGE comes by large ones, on file systems with large folios (ext4 since Linux 6.16, XFS, Btrfs). Each piece is taken
+out of the page tables, dropped from the page cache and read again. No address changes, and no right is needed; pages that
+are not yet written, or that another process maps, stay as they are.
+"""
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from kit.gguf.mapped import MappedFile
+from kit.system import advise, forget, memory_available, page_sizes, resident
+from kit.units import format_bytes, format_seconds
+
+LARGE = 2 << 20
+PIECE = 32 << 20  # bytes that are dropped and read again at once
+LEAST = 64 << 20  # bytes of a file that are worth it
+FEW = 0.9  # a file with a larger share of large pages is left alone
+SLOWEST = 0.2e9  # bytes per second, while tokens take all cores: a slower disk would hold them up for longer than they gain
+
+
+def share(data: np.ndarray) -> float | None:
+    """Share of a mapped file that this process's page tables hold by pages of 2 MiB, of what they hold; None: not known."""
+    held, large = page_sizes(data)
+    return large / held if held else None
+
+
+def _gains(data: np.ndarray) -> bool:
+    large = share(data) if len(data) >= LEAST else None
+    return large is not None and large < FEW and resident(data) > 0.99 and len(data) < memory_available()
+
+
+class ReadingAgain(threading.Thread):
+    """Reads mapped files again. ``told``: a line for each that is done; the span "large pages" in the trace has the same."""
+
+    def __init__(self, files: Sequence[MappedFile], trace):
+        super().__init__(name="kit-large-pages", daemon=True)
+        self.told: list[str] = []
+        self._trace = trace
+        # a descriptor of its own: the file may be closed meanwhile
+        self._files = [(file.path.name, file.data, os.fdopen(os.dup(file.descriptor), "rb", buffering=0)) for file in files]
+
+    def run(self):
+        for name, data, handle in self._files:
+            with handle:
+                start, before = time.perf_counter_ns(), share(data) or 0.0
+                nbytes, outcome = read_again(data, handle)
+                end = time.perf_counter_ns()
+            self._trace.add("large pages", start, end, name, token=-1, nbytes=nbytes, outcome=outcome)
+            took = f"{format_bytes(nbytes)} read again in {format_seconds((end - start) / 1e9)}"
+            self.told.append(f"{name}: {before:.0%} of it was by pages of 2 MiB; {took}: {outcome}")
+
+
+def begin(files: Sequence[MappedFile], trace) -> ReadingAgain | None:
+    """Read files again in a thread, where they are wholly in the page cache and by small pages; None where none is."""
+    files = [file for file in files if _gains(file.data)]
+    if not files:
+        return None
+    thread = ReadingAgain(files, trace)
+    thread.start()
+    return thread
+
+
+def here(folder: Path) -> bool | None:
+    """Whether files in a folder can have pages of 2 MiB, by trying one of 4 MiB; None: the system does not tell."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    with suppress(OSError), tempfile.NamedTemporaryFile(dir=existing) as file:
+        file.write(bytes(2 * LARGE))
+        file.flush()
+        data = MappedFile(Path(file.name)).data
+        if advise(data, "unmap") and forget(file) and advise(data, "populate"):
+            large = share(data)
+            return None if large is None else large > FEW
+    return None
+
+
+def read_again(data: np.ndarray, handle) -> tuple[int, str]:
+    """(bytes that were read again, "done" or why it stopped) of a whole mapped file and its open handle.
+
+    From the end to the start: a token that reads the file from its start meets the piece that is missing once, where it would
+    follow it through the whole file.
+    """
+    done, last = 0, (len(data) - 1) // PIECE * PIECE
+    for start in range(last, -1, -PIECE):
+        piece, before = data[start : start + PIECE], page_sizes(data)[1] if start == last - PIECE else 0
+        dropped, began = advise(piece, "unmap") and forget(handle, start, len(piece)), time.perf_counter()
+        if not (dropped and advise(piece, "populate")):
+            return done, "this system cannot, or the file has become shorter"
+        done += len(piece)
+        if len(piece) == PIECE and PIECE / (time.perf_counter() - began) < SLOWEST:
+            return done, f"the disk reads less than {SLOWEST / 1e9} GB/s"
+        if start == last - PIECE and page_sizes(data)[1] - before < PIECE // 2:
+            return done, "this file system gives no large pages, or another process maps the file"
+    return done, "done"
