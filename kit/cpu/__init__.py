@@ -34,7 +34,8 @@ Words of these modules: "sixteens" are weights counted by 16, the lanes of a vec
 columns of one token in digits, with their scales and sums; its "layout" says in which order, in how many digits and with how
 many to a scale; "digits" are the bytes of an activation, as activations.py defines them.
 
-The rest of a token is in norm.py, elementwise.py (activation, RoPE, sums), history.py (keys and values), attention.py;
+The rest of a token is in norm.py, elementwise.py (activation, RoPE, sums), history.py (keys and values), attention.py, and of
+layers that hold a state instead of positions in recurrent.py (delta net, Mamba-2) and convolution.py (their short convolution);
 buffers.py keeps memory for dequantized tensors. simd/ has the vectors, and the tiers: what instructions a CPU has.
 """
 

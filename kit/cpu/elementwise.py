@@ -78,6 +78,19 @@ def _silu(task, gate, up, out, n):
         store(out + at, x * sigmoid(x) * load(f32x16, up + at))
 
 
+def _sigmoid(task, gate, up, out, n):
+    """out = sigmoid(gate) * up"""
+    for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
+        store(out + at, sigmoid(load(f32x16, gate + at)) * load(f32x16, up + at))
+
+
+def _gate_row(row, x, gate, n):
+    """x *= sigmoid(gate), one number for each row of x"""
+    share = sigmoid(broadcast(f32x16, load(f32, gate + 4 * row)))
+    for at in range(4 * n * row, 4 * n * (row + 1), 64):
+        store(x + at, load(f32x16, x + at) * share)
+
+
 _SLOPE, _CUBE = np.float32(1.5957691216057308), np.float32(0.044715)  # 2 sqrt(2 / pi)
 
 
@@ -114,6 +127,19 @@ def sigmoid(x):
     return select(x > 0, broadcast(f32x16, 1), e) / (e + 1)
 
 
+@inner(forceinline=True)
+def softplus(x):
+    """log(1 + exp(x)) to 3e-7 of it: max(x, 0) + log(1 + e) for e = exp(-|x|), and log(1 + e) = 2 artanh(e / (2 + e))."""
+    e = exp_of_negative(select(x > 0, 0 - x, x))
+    s = e / (e + 2)
+    square = s * s
+    p = broadcast(f32x16, _ODD[0])
+    for coefficient in _ODD[1:]:
+        p = fma(p, square, broadcast(f32x16, coefficient))
+    return select(x > 0, x, broadcast(f32x16, 0)) + s * p
+
+
+_ODD = tuple(np.float32(2 / odd) for odd in range(15, 0, -2))  # 2 artanh(s) = 2 s + 2 s^3 / 3 + ..., s at most 1 / 3
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
 # exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2, from the highest power down (Moshier's Cephes, expf)
 _POLYNOMIAL = tuple(map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 0.16666665459, 0.5)))
@@ -175,5 +201,6 @@ def _neox(head, x, head_dim, dims, heads, table):
 
 _TASKS = {
     "add": _add, "zero": _zero, "scale": _scale, "clamp": _clamp, "silu": _silu, "gelu": _gelu,
-    "squared_relu": _squared_relu, "clamped": _clamped, "interleaved": _interleaved, "neox": _neox,
+    "squared_relu": _squared_relu, "clamped": _clamped, "sigmoid": _sigmoid, "gate_row": _gate_row,
+    "interleaved": _interleaved, "neox": _neox,
 }  # fmt: skip

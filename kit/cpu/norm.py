@@ -21,12 +21,13 @@ _LANES = 16
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
     """x (..., n) and weight (n,) float32 -> (..., n): in one compiled loop for few numbers, on all threads for many. The weight
-    counts from ``offset``."""
-    n, numbers = weight.shape[0], x.numel()
+    counts from ``offset``. x (..., groups, n) may have a weight for each group, (groups, n)."""
+    n, numbers = weight.shape[-1], x.numel()
     if n % _LANES or not x.is_contiguous() or not x.dtype is weight.dtype is torch.float32:
-        return F.rms_norm(x, weight.shape, weight.float() + offset, eps)
+        return F.rms_norm(x, (n,), None, eps) * (weight.float() + offset)
     y = torch.empty_like(x)
-    arguments = x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, *constants(eps, offset).values()
+    groups = weight.numel() // n
+    arguments = x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, *constants(eps, offset, groups).values()
     if numbers > SMALL_NORM:
         threads.run(rows("rms"), arguments, numbers // n)
     else:
@@ -36,13 +37,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 
 
 @functools.cache
 def _few():
-    return function(rows("few rms"), 7)
+    return function(rows("few rms"), 8)
 
 
 @functools.cache
-def constants(eps: float, offset: float = 0.0) -> dict[str, int]:
-    """The arguments ``eps`` and ``offset`` of ``rows``: the bits of a float64 and of a float32."""
-    return dict(eps=int(np.float64(eps).view(np.int64)), offset=int(np.float32(offset).view(np.uint32)))
+def constants(eps: float, offset: float = 0.0, groups: int = 1) -> dict[str, int]:
+    """Arguments of ``rows``: the bits of a float64 and of a float32, and after how many rows the weights come again."""
+    return dict(eps=float64_bits(eps), offset=int(np.float32(offset).view(np.uint32)), groups=groups)
+
+
+def float64_bits(number: float) -> int:
+    """A float64 as the integer that a task takes."""
+    return int(np.float64(number).view(np.int64))
 
 
 @task
@@ -51,15 +57,18 @@ def rows(kind: Static):
     return {"rms": _rms_row, "layer": _layer_row, "few rms": _rms_rows}[kind.value]
 
 
-def _rms_row(row, x, weight, y, n, eps, offset):
-    _rms_norm(x + 4 * n * row, weight, y + 4 * n * row, n, 1, bitcast(f64, eps), bitcast(f32, u32(offset)))
+def _rms_row(row, x, weight, y, n, eps, offset, groups):
+    weight += 4 * n * (row % groups)
+    _rms_norm(x + 4 * n * row, weight, y + 4 * n * row, n, 1, 1, bitcast(f64, eps), bitcast(f32, u32(offset)))
 
 
-def _rms_rows(count, x, weight, y, n, eps, offset):
-    _rms_norm(x, weight, y, n, count, bitcast(f64, eps), bitcast(f32, u32(offset)))
+def _rms_rows(count, x, weight, y, n, eps, offset, groups):
+    _rms_norm(x, weight, y, n, count, groups, bitcast(f64, eps), bitcast(f32, u32(offset)))
 
 
-def _layer_row(row, x, weight, bias, y, n, eps, offset):
+def _layer_row(row, x, weight, bias, y, n, eps, offset, groups):
+    weight += 4 * n * (row % groups)
+    bias += 4 * n * (row % groups)
     x, y, total, squares = x + 4 * n * row, y + 4 * n * row, broadcast(f32x16, 0), broadcast(f32x16, 0)
     for at in range(0, 4 * n, 64):
         total = total + load(f32x16, x + at)
@@ -74,9 +83,10 @@ def _layer_row(row, x, weight, bias, y, n, eps, offset):
 
 
 @inner
-def _rms_norm(x, weight, y, n, rows, eps, offset):
+def _rms_norm(x, weights, y, n, rows, groups, eps, offset):
     offset = np.float32(offset)
-    for _ in range(rows):
+    for row in range(rows):
+        weight = weights + 4 * n * (row % groups)
         a = b = broadcast(f32x16, 0)
         for at in range(0, 4 * (n & -32), 128):
             v, w = load(f32x16, x + at), load(f32x16, x + at + 64)

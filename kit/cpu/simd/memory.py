@@ -6,7 +6,7 @@ from numba.extending import intrinsic
 
 from kit.cpu.simd import emit
 from kit.cpu.simd.emit import emits
-from kit.cpu.simd.vectors import inner, llvm_type
+from kit.cpu.simd.vectors import broadcast, extract, f32x16, inner, llvm_type
 
 
 @intrinsic
@@ -77,3 +77,31 @@ def copy(source, nbytes, target):
     """Copy a few bytes."""
     for i in range(nbytes):
         store(target + i, load(types.uint8, source + i))
+
+
+_sixteen = stack(64)
+
+
+@inner
+def _few(address, count):
+    scratch = _sixteen()
+    store(scratch, broadcast(f32x16, 0))
+    for i in range(count):
+        store(scratch + 4 * i, load(types.float32, address + 4 * i))
+    return load(f32x16, scratch)
+
+
+@inner(forceinline=True)
+def some(address, count):
+    """Sixteen float32 at an address, of which those from ``count`` on are not read but zero."""
+    return load(f32x16, address) if count >= 16 else _few(address, count)
+
+
+@inner(forceinline=True)
+def put(address, vector, count):
+    """Store the first ``count`` of sixteen float32, all of them if there are more."""
+    if count >= 16:
+        store(address, vector)
+    else:
+        for i in range(count):
+            store(address + 4 * i, extract(vector, i))

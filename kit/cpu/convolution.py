@@ -1,0 +1,77 @@
+"""Causal depthwise convolution over the tokens of a sequence, of few taps, with its state: the last inputs."""
+
+import torch
+from numba import types
+
+from kit.cpu import threads
+from kit.cpu.elementwise import sigmoid
+from kit.cpu.simd.memory import put, some
+from kit.cpu.simd.sums import fma
+from kit.cpu.simd.vectors import broadcast, f32x16, inner
+from kit.cpu.tasks import Task, task
+
+f32 = types.float32
+_SHARE = 256  # channels of a task
+
+
+def convolve(x, taps, state, bias=None, before=None, after=None, silu: bool = False) -> torch.Tensor:
+    """x (tokens, channels) -> (tokens, channels) float32, out[t] = sum of taps[j] * x[t - width + 1 + j]; the ``state`` is
+    carried on.
+
+    taps: (width, channels), the last for the token itself; state: (width - 1, channels), the inputs before x, zeros in a new
+    sequence. bias: (channels,), added. ``silu``: its activation follows. before, after: (tokens, channels), factors of x and of
+    the result. x, before and after may be views of one projection.
+    """
+    out = torch.empty(x.shape)
+    threads.run(*convolve_step(x, taps, state, out, bias, before, after, silu))
+    return out
+
+
+def convolve_step(
+    x, taps, state, out, bias=None, before=None, after=None, silu: bool = False
+) -> tuple[Task, dict[str, int], int]:
+    """The same as (task, arguments, tasks) for kit.cpu.threads."""
+    tokens, channels = x.shape
+    optional = {
+        name: 0 if tensor is None else tensor.data_ptr()
+        for name, tensor in (("bias", bias), ("before", before), ("after", after))
+    }
+    arguments = dict(
+        x=x.data_ptr(), row=4 * x.stride(0), taps=taps.data_ptr(), state=state.data_ptr(), out=out.data_ptr(),
+        tokens=tokens, channels=channels, width=len(taps), silu=silu,
+    )  # fmt: skip
+    return _convolve(), arguments | optional, -(-channels // _SHARE)
+
+
+@task
+def _convolve():
+    """The task of some channels."""
+    return _convolve_channels
+
+
+def _convolve_channels(task, x, row, before, after, taps, bias, state, out, tokens, channels, width, silu):
+    first, count = 4 * _SHARE * task, min(_SHARE, channels - _SHARE * task)
+    apart, held = 4 * channels, width - 1  # bytes from a row to the next, but for x, before and after; rows of the state
+    for token in range(tokens):
+        for at in range(first, first + 4 * count, 64):
+            left = channels - at // 4
+            total = some(bias + at, left) if bias else broadcast(f32x16, 0)
+            for tap in range(width):
+                v = _input(token - held + tap, x + at, row, before + at if before else 0, state + at, apart, held, left)
+                total = fma(v, some(taps + apart * tap + at, left), total)
+            total = total * sigmoid(total) if silu else total
+            put(out + apart * token + at, total * some(after + row * token + at, left) if after else total, left)
+    for at in range(first, first + 4 * count, 64):
+        left = channels - at // 4
+        for n in range(held):
+            last = _input(tokens - held + n, x + at, row, before + at if before else 0, state + at, apart, held, left)
+            put(state + apart * n + at, last, left)
+
+
+@inner
+def _input(token, x, row, before, state, apart, held, left):
+    """Sixteen channels, at most those left, of a token; before token 0, of the state."""
+    if token < 0:
+        return some(state + apart * (held + token), left)
+    v = some(x + row * token, left)
+    return v * some(before + row * token, left) if before else v
