@@ -1,6 +1,7 @@
 """kit sweep: the grid of a spec, cells that are kept, a worker that is killed, Ctrl-C, and another scheduler."""
 
 import contextlib
+import inspect
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import nbformat
 import psutil
@@ -22,6 +24,7 @@ from kit.errors import CacheError, ReportError
 from kit.lab import machine
 from kit.lab.claims import records
 from kit.lab.commands.cli import main
+from kit.lab.report import sources
 from kit.lab.report.sweep import decode, page, run, spec
 from kit.synthetic.write import cached_model
 
@@ -148,6 +151,19 @@ def test_the_key_changes_with_all_that_it_is_made_of(grid_of, folder, tmp_path, 
     source = folder / "fast.ipynb"
     source.write_text(source.read_text().replace("seven", "eight"))
     assert key() not in (first, changed)
+
+
+def test_a_cell_runs_again_when_the_body_of_a_policy_changes(grid_of, tmp_path, monkeypatch):
+    """Its key took the notebook's text and the kit's version alone, and `kit sweep` skipped it after an edit."""
+    text = "notebooks: [decode]\nprofile: smoke\nmodels: [tiny-llama]\npolicies: [S3FIFO]\ncapacities: [50%]"
+    [cell] = grid_of(text)
+    run.keep_cell(tmp_path / "out", cell, run.Answer("ok", "", 1.0, "", "", {}))
+    assert not run.pending_cells(tmp_path / "out", grid_of(text))
+    edited = inspect.getsourcefile(kit.S3FIFO)
+    code, read_bytes = sources.of_package(), Path.read_bytes
+    body = lambda path: read_bytes(path) + b"# edited" * (str(path) == edited)  # noqa: E731
+    monkeypatch.setattr(Path, "read_bytes", body)
+    assert run.pending_cells(tmp_path / "out", grid_of(text)) and sources.of_package() != code
 
 
 def sweep(tmp_path, *options):

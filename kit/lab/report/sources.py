@@ -24,6 +24,14 @@ def digest(code: Iterable[str], *facts) -> str:
     return total.hexdigest()[:16]
 
 
+def of_package() -> str:
+    """A digest of all of the kit's code: two machines with the same one compute the same."""
+    total = hashlib.sha256()
+    for path in sorted(paths.PACKAGE.rglob("*.py")):
+        total.update(path.relative_to(paths.PACKAGE).as_posix().encode() + path.read_bytes())
+    return total.hexdigest()[:16]
+
+
 def modules(code: Iterable[str]) -> set[Path]:
     """Files of the kit's modules that source imports, at its top, lazily, as ``kit.name`` or by a name in a string, and what
     those import in turn. Importing a module runs the packages that it lies in."""

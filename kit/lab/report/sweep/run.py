@@ -20,6 +20,7 @@ import kit
 from kit.errors import ReportError
 from kit.lab import machine
 from kit.lab.report import run as runs
+from kit.lab.report import sources
 from kit.lab.report.sweep.spec import Cell
 from kit.synthetic.write import cached_model
 from kit.system.files import sole_writer
@@ -149,11 +150,14 @@ def connect(scheduler: str = "", workers: int = 1, wait: float = 60, say: Callab
 
 
 def kinds(client: Client) -> list[str]:
-    """The kinds of machine that the workers run on; ReportError for a worker with another version of the kit."""
+    """The kinds of machine that the workers run on; ReportError for a worker with another version or other code of the kit."""
     found = client.run(lambda: (kit.__version__, machine.machine_id()))
     for address, (version, _) in found.items():
         if version != kit.__version__:
             raise ReportError(f"the worker {address} has kit {version}, this is {kit.__version__}: install the same there")
+    for address, code in client.run(sources.of_package).items():  # after the versions: an older one has no such function
+        if code != sources.of_package():
+            raise ReportError(f"the worker {address} has other code of kit {kit.__version__} than this: install the same there")
     return sorted({kind for _, kind in found.values()})
 
 

@@ -12,7 +12,7 @@ import nbformat
 import kit
 from kit.errors import CacheError, ModelError, ReportError, known
 from kit.lab import profiles
-from kit.lab.report import parameters
+from kit.lab.report import parameters, sources
 from kit.lab.report.run import RESERVED
 from kit.lab.report.sweep import decode
 from kit.synthetic.geometry import GEOMETRIES, MIXES
@@ -73,10 +73,11 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """A digest of notebook, parameters, model, kind of machine and version of the kit: the same cell, the same key."""
-        digest = hashlib.sha256(self.source.encode()).hexdigest()[:16]
+        """A digest of all that the cell's numbers follow from: notebook, the kit's code, data and libraries that it uses,
+        parameters, model, kind of machine and version of the kit."""
         settings = sorted(self.settings.items())
-        facts = [self.notebook, digest, self.profile, settings, self.model_digest, self.kind, kit.__version__]
+        facts = [self.notebook, self.profile, settings, self.model_digest, self.kind, kit.__version__]
+        facts.append(_follows_from(self.source))
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @property
@@ -94,6 +95,12 @@ class Cell:
     def facts(self) -> dict[str, str]:
         """What distinguishes the cell from the others of its notebook."""
         return {"model": self.model.label or f"of the profile {self.profile}"} | self.settings | {"machine": self.kind}
+
+
+def _follows_from(source: str) -> str:
+    """A digest of a notebook's text and of what its code follows from (kit.lab.report.sources)."""
+    cells = nbformat.reads(source, as_version=4).cells
+    return sources.digest([cell.source for cell in cells if cell.cell_type == "code"], source)
 
 
 def read(path: Path, notebooks: Path) -> list[Cell]:
