@@ -1,14 +1,17 @@
 """The timing protocol on a clock of its own: order, rounds, states kept apart, when it stops."""
 
+import ast
 import math
 from types import SimpleNamespace
 
+import nbformat
 import numpy as np
 import pytest
 
 import kit
 from kit.lab import kept, measure, state
 from kit.lab.state import State
+from kit.system.paths import notebooks_folder
 
 FAST, SLOW = State(20.0, 10.0), State(10.0, 10.0)
 
@@ -144,10 +147,21 @@ def test_few_samples_have_students_interval_of_logarithms_if_all_are_positive(co
     assert student_cdf((ends[1] - ends[0]) / 2 / error, count - 1) == pytest.approx(0.975, abs=2e-5)
 
 
-def test_what_was_measured_in_a_run_is_not_measured_again(tmp_path, monkeypatch):
-    """Call n from a line gives again what call n of its arguments gave, whatever is left out before it; calls from inside
-    another belong to it; what no pickle holds is anew."""
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """A function that runs another as a page of one run would: in a process of its own, with what the run has kept."""
     monkeypatch.setenv(kept.FOLDER, str(tmp_path))
+
+    def page(body):
+        monkeypatch.setattr(kept, "_calls", type(kept._calls)())
+        return body()
+
+    return page
+
+
+def test_what_was_measured_in_a_run_is_not_measured_again(page, monkeypatch):
+    """Call n of a name with these arguments gives again what it gave; calls from inside another belong to it; what no pickle
+    holds, and what has an argument that cannot be told, is measured again."""
     calls = []
 
     @kept.once_a_run
@@ -160,19 +174,55 @@ def test_what_was_measured_in_a_run_is_not_measured_again(tmp_path, monkeypatch)
         return inner(value) + inner(value + 1)
 
     @kept.once_a_run
-    def closure():
+    def closure(_=None):
         calls.append("closure")
         return lambda: 0
 
-    def page(values=(1, 10)):
-        monkeypatch.setattr(kept, "_calls", type(kept._calls)())  # a new process
+    def body(values=(1, 10)):
         found = [outer(value) for value in values], inner(5)
         closure()
+        closure(object())
         return found
 
-    first = page()
-    assert first == ([3, 21], 5) and calls == [1, 2, 10, 11, 5, "closure"]
-    assert page() == first and calls[6:] == ["closure"]
-    assert page((10,)) == ([21], 5) and calls[7:] == ["closure"]
+    first = page(body)
+    assert first == ([3, 21], 5) and calls == [1, 2, 10, 11, 5, "closure", "closure"]
+    assert page(body) == first and calls[7:] == ["closure", "closure"]
+    assert page(lambda: body((10,))) == ([21], 5) and calls[9:] == ["closure", "closure"]
     monkeypatch.delenv(kept.FOLDER)
-    assert page() == first and calls[8:] == calls[:6]
+    assert page(body) == first and calls[11:] == calls[:7]
+
+
+def test_a_page_that_takes_another_branch_reads_no_other_calls_value(page):
+    """Values were found by the number of their line and the order of the calls: two calls that differ by a number with a
+    fraction, a cache or a function were one, and a page that left the first out read its value for the second."""
+    here = 5
+
+    @kept.once_a_run
+    def measured(share, policy=None, prepare=None):
+        return share, repr(policy), prepare and prepare()
+
+    def body(*left_out):
+        calls = {
+            "half": (0.5,), "a quarter": (0.25,), "LRU": (1, kit.LRU(4)), "MRU": (1, kit.MRU(4)),
+            "a function": (1, None, lambda: 1), "another": (1, None, lambda: 2), "held": (1, None, lambda: here),
+        }  # fmt: skip
+        return {name: measured(*arguments) for name, arguments in calls.items() if name not in left_out}
+
+    whole = page(body)
+    assert len(set(whole.values())) == len(whole)
+    for left_out in whole:
+        assert page(lambda left_out=left_out: body(left_out)).items() <= whole.items()
+    here = 6
+    assert page(body)["held"] == (1, "None", 6)
+    taken = [page(lambda of=of: measure.rounds({of: lambda: 1.0}, 1, 0, look=lambda: FAST, of="one")) for of in ("a", "b")]
+    assert [[*each.seconds] for each in taken] == [["a"], ["b"]]
+
+
+def test_rounds_of_a_page_have_names_of_their_own():
+    """By which a page that is rendered again finds them."""
+    for path in sorted(notebooks_folder().glob("*.ipynb")):
+        code = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+        calls = [node for cell in code for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Call)]
+        rounds = [call for call in calls if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "measure.rounds"]
+        names = [ast.literal_eval(key.value) for call in rounds for key in call.keywords if key.arg == "of"]
+        assert len(rounds) == len({*names}), f"{path.name}: {len(rounds)} rounds have the names {names}"

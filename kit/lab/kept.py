@@ -1,58 +1,148 @@
-"""What a page measured, for the rest of its run: a page that is rendered again shows the same measurements.
+"""What a notebook measured, for the rest of its run: a page that is rendered again shows the same measurements.
 
 `kit reproduce` gives each notebook a folder that lasts as long as the command and names it in KIT_TAKEN. Without one,
-nothing is kept.
+nothing is kept. A value is found by the name of what was measured and its arguments, so equal keys mean exchangeable values.
 """
 
 import hashlib
+import inspect
 import os
 import pickle
-import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
-from dataclasses import is_dataclass
-from functools import wraps
+from dataclasses import fields, is_dataclass
+from functools import partial, singledispatch, wraps
 from pathlib import Path
+from types import CodeType, FunctionType, NoneType
+
+import numpy as np
+
+from kit.cache.policies.base import Policy
+from kit.gguf.reader import GGUFFile
 
 FOLDER = "KIT_TAKEN"
-_calls, _inside = Counter(), False  # calls of this process by place; whether one of them runs
+_calls, _inside = Counter(), False  # calls of this process by key; whether one of them runs
+
+
+class Unknown(TypeError):
+    """An argument that does not tell one call from another: what is measured with it is not kept."""
 
 
 def once_a_run(measure: Callable) -> Callable:
-    """Decorator of what measures: where a page is rendered again, call n of these arguments from a line of it returns what it
-    returned before. (By words, whole numbers, paths, and dataclasses of them; whatever else it is given counts as the same.)
-
-    Calls from inside another such function belong to it. What cannot be pickled is measured again.
-    """
+    """Decorator of what measures: `take` by the function's name and all its arguments, defaults included."""
+    signature = inspect.signature(measure)
 
     @wraps(measure)
-    def take(*args, **keywords):
-        global _inside
-        folder = os.environ.get(FOLDER)
-        if not folder or _inside:
-            return measure(*args, **keywords)
-        caller = sys._getframe(1)
-        place = f"{measure.__module__}.{measure.__qualname__}-{caller.f_code.co_name.strip('<>')}-{caller.f_lineno}"
-        told = [each for each in (*args, *keywords.items()) if _tells(each)]
-        place += f"-{hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
-        _calls[place] += 1
-        kept = Path(folder, f"{place}-{_calls[place]}.pickle")
-        if kept.exists():
-            return pickle.loads(kept.read_bytes())  # of this run, by this user: the folder is private
-        _inside = True
-        try:
-            found = measure(*args, **keywords)
-        finally:
-            _inside = False
-        with suppress(pickle.PicklingError, AttributeError, TypeError):
-            kept.write_bytes(pickle.dumps(found))
-        return found
+    def taken(*args, **keywords):
+        given = signature.bind(*args, **keywords)
+        given.apply_defaults()
+        name = f"{measure.__module__}.{measure.__qualname__}"
+        return take(name, given.arguments, lambda: measure(*args, **keywords))
 
-    return take
+    return taken
 
 
-def _tells(value) -> bool:
-    """Whether a value tells one call from another; numbers with a fraction may be the limits that are new."""
-    parts = vars(value).values() if is_dataclass(value) else value if isinstance(value, tuple) else (value,)
-    return all(part is None or isinstance(part, (str, int, Path)) for part in parts)
+def take(name: str, arguments: object, measure: Callable[[], object]):
+    """``measure()``, or where a page is rendered again what the n-th call of this name with these arguments returned before.
+
+    Calls from inside ``measure`` belong to it. Measured again: what has an argument that `told` does not know, and what cannot
+    be pickled.
+    """
+    global _inside
+    folder = os.environ.get(FOLDER)
+    if not folder or _inside:
+        return measure()
+    try:
+        key = hashlib.sha256(repr((name, told(arguments))).encode()).hexdigest()[:32]
+    except Unknown:
+        return measure()
+    _calls[key] += 1
+    kept = Path(folder, f"{key}-{_calls[key]}.pickle")
+    if kept.exists():
+        return pickle.loads(kept.read_bytes())  # of this run, by this user: the folder is private
+    _inside = True
+    try:
+        value = measure()
+    finally:
+        _inside = False
+    with suppress(pickle.PicklingError, AttributeError, TypeError):
+        kept.write_bytes(pickle.dumps(value))
+    return value
+
+
+@singledispatch
+def told(value) -> object:
+    """What tells this value from another, as text and numbers. A class of its own says it by ``kept_as``, plain data; Unknown
+    for a value of any other class."""
+    if hasattr(value, "kept_as"):
+        return type(value).__name__, told(value.kept_as)
+    if is_dataclass(value):
+        return type(value).__name__, [(entry.name, told(getattr(value, entry.name))) for entry in fields(value)]
+    raise Unknown(f"{type(value).__name__} has no kept_as")
+
+
+for plain in (NoneType, bool, int, float, str, bytes, type):
+    told.register(plain, lambda value: value)
+
+
+@told.register
+def _(value: Path):
+    return str(value)
+
+
+@told.register
+def _(value: np.generic):
+    return value.item()
+
+
+@told.register
+def _(value: np.ndarray):
+    return str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value)).hexdigest()
+
+
+@told.register(Mapping)
+def _(value):
+    return [(told(key), told(one)) for key, one in value.items()]
+
+
+@told.register(tuple)
+@told.register(list)
+@told.register(type({}.keys()))
+@told.register(range)
+def _(value):
+    return [told(one) for one in value]
+
+
+@told.register(Set)
+def _(value):
+    return sorted(repr(told(one)) for one in value)
+
+
+@told.register
+def _(value: GGUFFile):  # or a part of one
+    return [*map(str, value.paths)], hashlib.sha256(repr([*value.tensors.values()]).encode()).hexdigest()
+
+
+@told.register
+def _(value: Policy):
+    return repr(value), [*value]  # what it holds already tells, too
+
+
+@told.register
+def _(value: partial):
+    return told([value.func, value.args, value.keywords])
+
+
+@told.register
+def _(value: FunctionType):
+    """By its code, its defaults and the values that it closes over; of a function of a module its name is enough."""
+    if "<" not in value.__qualname__ and value.__module__ != "__main__":
+        return value.__module__, value.__qualname__
+    held = [cell.cell_contents for cell in value.__closure__ or ()]
+    return _code(value.__code__), told([value.__defaults__, value.__kwdefaults__, held])
+
+
+def _code(code: CodeType) -> tuple:
+    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return code.co_code.hex(), code.co_names, constants

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch.utils.benchmark.utils.timer import timer as timer_with_sync
 
-from kit.lab import drift
-from kit.lab.kept import once_a_run
+from kit.lab import drift, kept
 from kit.lab.state import State, probe_state
 from kit.system.note import doing
 
@@ -80,19 +79,28 @@ class Rounds:
         return float(np.median(self.seconds[way]))
 
 
-@once_a_run
-@doing("measuring")
 def rounds(
     ways: Mapping[str, Callable[[], float]], least: int = 10, budget: float = 10.0,
     enough: Callable[[Rounds], bool] = lambda so_far: True, clock: Clock = timer_with_sync,
-    look: Callable[[], State] = probe_state,
+    look: Callable[[], State] = probe_state, of: str = "",
 ) -> Rounds:  # fmt: skip
     """Sample every candidate once a round, in reverse order every other round.
 
     ways: candidate -> function that returns its seconds (see sampler). At least ``least`` rounds are taken, then more until
     ``enough(rounds so far)`` or ``budget`` seconds. The machine's state is probed every few rounds: rounds in which it
     changed are dropped, and only those in the most frequent state are kept, so up to three times ``least`` are taken.
+    ``of``: what is measured, a name of its own in the notebook; a page that is rendered again finds the rounds by it and by
+    the candidates (kit.lab.kept). Without one they are taken again.
     """
+    if of:
+        return kept.take(
+            f"rounds of {of}", (tuple(ways), least, budget), lambda: _rounds(ways, least, budget, enough, clock, look)
+        )
+    return _rounds(ways, least, budget, enough, clock, look)
+
+
+@doing("measuring")
+def _rounds(ways, least, budget, enough, clock, look):
     start, taken, before = clock(), [], look()  # taken: (state or None, seconds by way) of each round
     while True:
         batch = []
@@ -126,7 +134,6 @@ def _of_one_state(taken: list[tuple[State | None, dict[str, float]]], ways: Sequ
     return Rounds(seconds, state=state, left_out=len(taken) - len(members))
 
 
-@once_a_run
 def compare(
     a: Callable[[], object], b: Callable[[], object], samples: int = 10, min_sample: float = 0.01,
     edges: Sequence[float | None] = (), budget: float = 10.0, clock: Clock = timer_with_sync,

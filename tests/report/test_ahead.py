@@ -1,12 +1,16 @@
 """What notebooks need is made before they run: the right work, once, in processes that leave nothing behind."""
 
+import ast
 import subprocess
 import sys
 import time
 
+import nbformat
 import pytest
 
 from kit.cpu import linear
+from kit.errors import ReportError
+from kit.lab.findings import pressure
 from kit.lab.report import ahead
 from kit.lab.report import run as runs
 from kit.system.paths import ROOT
@@ -15,10 +19,10 @@ from kit.system.paths import ROOT
 def work_of(profile="smoke", **request):
     """{notebook: its work} of the kit's own."""
     jobs = runs.plan(runs.Request(profile, **request), ROOT / "notebooks")
-    return {job.name: ahead.work_of(job.code, profile, request.get("model", "")) for job in jobs}
+    return {job.name: ahead.work_of(job.declares, profile, request.get("model", "")) for job in jobs}
 
 
-def test_a_notebook_gets_what_its_cells_mention():
+def test_a_notebook_gets_what_it_declares():
     work = work_of("quick")
     assert {each[1] for each in work["00_start_here"] if each[0] == "dequantized"} == {"F32", "Q4_K", "Q6_K"}
     assert {each[1] for each in work["00_start_here"] if each[0] == "multiplied"} == {"F32", "Q4_K", "Q6_K"}
@@ -30,7 +34,22 @@ def test_a_notebook_gets_what_its_cells_mention():
         assert ("multiplied", "Q4_K", 64, activations) in work["09_your_model"]
     assert {each[0] for each in work["05_tile_decode"]} >= {"tiles"} and not work["08_claims"]
     assert ("generated", "quick", "qwen3-30b-a3b", 0) in work["10_experts"]
-    assert not ahead.work_of("lab = kit.Session(); 1 + 1", "quick")
+    assert not ahead.work_of({}, "quick")
+    for name, wrong in {"makes": "tokns", "models": "granite"}.items():
+        with pytest.raises(ReportError, match=f"metadata kit.{name}.*'{wrong}'.*choose one of"):
+            ahead.work_of({name: [wrong]}, "quick")
+
+
+def test_every_notebook_declares_the_models_that_it_opens():
+    """By its cells: 04 opened TinyLlama by a function of another module, and nothing generated it ahead."""
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        notebook = nbformat.read(path, 4)
+        code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+        code = code.replace("pressure.of_run(", "lab.path(pressure.STANDS_FOR) and pressure.of_run(")
+        calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+        names = [call.args for call in calls if ast.unparse(call.func) in ("lab.path", "lab.file")]
+        opened = {eval(ast.unparse(args[0]), {"pressure": pressure}) if args else ahead._STAND_IN for args in names}
+        assert {*notebook.metadata.kit.models} == opened, path.name
 
 
 def test_of_a_users_file_its_own_formats_are_compiled_and_no_model_is_made(tmp_path):

@@ -14,13 +14,12 @@ import pandas as pd
 import kit
 from kit.errors import ReportError
 from kit.gguf.sources import largest_part, resolve
-from kit.lab import disk, figures, machine, profiles, state, tables
+from kit.lab import disk, figures, kept, machine, profiles, state, tables
 from kit.lab.claims import records
 from kit.lab.claims import table as claims
 from kit.lab.claims.judge import judge
 from kit.lab.doctor import check_device
 from kit.lab.gpu import Limits
-from kit.lab.kept import once_a_run
 from kit.system import note
 from kit.system.paths import models_folder, results_folder
 from kit.units import format_quantity
@@ -73,9 +72,12 @@ class Session:
         """This machine, measured once a run."""
         return machine.of_run(self.out)
 
-    @once_a_run
-    def state(self) -> dict:
-        """The machine's state (kit.lab.state), looked at anew when the last look is more than a few seconds old."""
+    def state(self, of: str = "") -> dict:
+        """The machine's state (kit.lab.state) at the measurement ``of`` a quantity, by which a page that is rendered again
+        finds it; looked at again when the last look is more than a few seconds old."""
+        return kept.take("state", of, self._look)
+
+    def _look(self) -> dict:
         if time.monotonic() - self._looked > _LOOK_SECONDS:
             self._state = state.probe_state().to_dict() | ({"busy": self.busy} if self.busy else {})
             self._looked = time.monotonic()
@@ -111,9 +113,10 @@ class Session:
         if found.claim:
             claims.get(found.claim)
         where = {"device": device} | ({"gpu": self.gpu.name} if device == "cuda" else {})
+        seen = found.state or self.state(f"{found.claim} {found.quantity}")
         record = replace(
             found, run_id=self.out.name, notebook=self.notebook, parameters=self.parameters | where, machine_id=self.machine.id,
-            commit=machine.git_commit(), kit_version=kit.__version__, state=found.state or self.state(),
+            commit=machine.git_commit(), kit_version=kit.__version__, state=seen,
         )  # fmt: skip
         self._records.append(record)
         records.append(self._log, record)

@@ -137,7 +137,7 @@ def _perform(run, jobs, timeout, progress, taken):
             ahead.make(
                 work
                 for job in some
-                for work in ahead.work_of(job.code, request.profile, request.model, job.parameters.get("seed", 0))
+                for work in ahead.work_of(job.declares, request.profile, request.model, job.parameters.get("seed", 0))
             )
 
         def on_end(job, outcome):

@@ -37,6 +37,7 @@ class DecodeStep:
 
     def __init__(self, weights, linear: str, attention: str, positions: int, times: float = 1.0, kv="float32", seed: int = 0):
         self.model, self.times = kit.Transformer(weights, linear=linear, attention=attention, kv_dtype=kv), times
+        self.kept_as = weights.file, linear, attention, positions, times, kv, seed
         c, self.positions, self.cache = self.model.config, positions, self.model.new_cache(positions + 1)
         k, v = torch.randn(2, positions, c.kv_heads, c.head_dim, generator=torch.Generator().manual_seed(seed))
         for layer in range(c.layers):

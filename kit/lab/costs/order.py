@@ -65,6 +65,11 @@ class Order:
     assumed: str = ""
 
     @property
+    def kept_as(self) -> tuple:
+        """What tells it from another in a run (kit.lab.kept): its times differ from one recording to the next."""
+        return self.tokens, self.reason, self.left_out, self.via
+
+    @property
     def names(self) -> list[str]:
         """Every tensor that is used, in the order of its first use."""
         return list(dict.fromkeys(name for token in self.tokens for name in token))

@@ -4,7 +4,6 @@ Numba compiles in one thread of a process. So there is a process a core, and eac
 """
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import numpy as np
 
 import kit
 from kit.cpu import tasks
+from kit.errors import ReportError, known
 from kit.gguf.formats import DTYPES, FORMATS, described
 from kit.lab import profiles
 from kit.synthetic.geometry import geometry
@@ -31,19 +31,31 @@ _FEW, _PROMPT = 5, 64  # tokens, for which other kernels multiply
 _KEPT = ("F32", "F16", "BF16")  # what a cache keeps
 _ACTIVATIONS = ("float32", "int8")  # as kit.cpu.linear has them, which imports torch
 
+MAKES = {  # what a notebook may declare -> work beyond that of the formats of its model
+    "tiles": [("tiles", coding) for coding in ("reported", "kit")],
+    "loops": [("token", "strided", attention, "float32", "plain") for attention in ("strided", "loop")],
+    "histories": [("token", "fused", "fused", kv, None) for kv in ("float16", "q8_0")],  # types of keys and values
+    "formats": [],  # its weights are dequantized, and multiplied by a few tokens
+    "tokens": [],  # the same, and the model runs, on prompts too
+    "plain": [],  # dequantized without vectors as well
+}
 
-def work_of(code: str, profile: str, model: str = "", seed: int = 0) -> list[tuple]:
-    """What cells will make, by what they mention: names in WORK, each with its arguments."""
-    models, uses = profiles.get(profile).models, lambda pattern: re.search(pattern, code)
-    named = [name for name in models if uses(r"lab\.(file|path)\(\)" if name == _STAND_IN else name)]
-    found = [("tiles", coding) for coding in ("reported", "kit") if uses(r"codec\.")]
-    found += [("token", "strided", attention, "float32", "plain") for attention in ("strided", "loop") if uses("strided")]
-    found += [("generated", profile, name, seed) for name in named if not model]
-    found += [("token", "fused", "fused", kv, None) for kv in ("float16", "q8_0") if uses("by_history_type")]
-    if uses(r"exactness|Transformer|Decode|live\.|ways\."):
-        runs = uses(r"Transformer|Decode|live\.|ways\.")
-        found += _of_formats(model, *models[_STAND_IN], runs=runs, plain=uses("strided|dequantizers"))
-    return found
+
+def work_of(declared: dict, profile: str, model: str = "", seed: int = 0) -> list[tuple]:
+    """What a notebook will make, as its metadata declare it: names in WORK, each with its arguments.
+
+    ``declared``: the notebook's metadata ``kit``: ``models``, names of the profile's that it opens, and ``makes``, names in
+    MAKES. ReportError for another name; a notebook that declares nothing compiles at its first use.
+    """
+    models, makes = profiles.get(profile).models, set(declared.get("makes", ()))
+    names = [known("metadata kit.models: model", name, models, ReportError) and name for name in declared.get("models", ())]
+    for name in makes:
+        known("metadata kit.makes:", name, MAKES, ReportError)
+    work = [each for name in MAKES if name in makes for each in MAKES[name]]
+    work += [("generated", profile, name, seed) for name in names if not model]
+    if makes & {"formats", "tokens"}:
+        work += _of_formats(model, *models[_STAND_IN], runs="tokens" in makes, plain="plain" in makes)
+    return work
 
 
 def _of_formats(model: str, stand_in: str, layers: int | None, **how) -> list[tuple]:
@@ -56,9 +68,9 @@ def _of_formats(model: str, stand_in: str, layers: int | None, **how) -> list[tu
 def kernels(tensors, runs=True, plain=False, prompts=_ACTIVATIONS) -> list[tuple]:
     """What dequantizes and multiplies these tensors; what else a model of them ``runs``, whose prompts have these activations
     (none: no prompts); "plain": on that tier as well."""
-    known = [tensor for tensor in tensors if tensor.qtype in FORMATS and described(FORMATS[tensor.qtype])]
-    formats = sorted({tensor.qtype for tensor in known}, reverse=True)
-    matrices = sorted({tensor.qtype for tensor in known if len(tensor.shape) > 1}, reverse=True)
+    usable = [tensor for tensor in tensors if tensor.qtype in FORMATS and described(FORMATS[tensor.qtype])]
+    formats = sorted({tensor.qtype for tensor in usable}, reverse=True)
+    matrices = sorted({tensor.qtype for tensor in usable if len(tensor.shape) > 1}, reverse=True)
     found = [("token" if prompts else "first token", "fused", "fused", "float32", None)] if runs else []
     few = dict.fromkeys([*formats, *(_KEPT if runs else ())])
     found += [("multiplied", qtype, _FEW, activations) for qtype in few for activations in _ACTIVATIONS]

@@ -171,7 +171,8 @@ def resume(folder: Path, **asked) -> Run:
 
 @dataclass(frozen=True)
 class Job:
-    """A notebook that is to run: its source, what it is given, its number of cells, the heading above each, and its code."""
+    """A notebook that is to run: its source, what it is given, its number of cells, the heading above each, and what it
+    ``declares`` to open and to compile (kit.lab.report.ahead)."""
 
     name: str
     source: Path
@@ -179,7 +180,7 @@ class Job:
     cells: int
     digest: str
     headings: tuple[str, ...] = ()
-    code: str = ""
+    declares: dict = field(default_factory=dict)
 
 
 def plan(request: Request, notebooks: Path) -> list[Job]:
@@ -188,7 +189,8 @@ def plan(request: Request, notebooks: Path) -> list[Job]:
         if (option := text.partition("=")[0]) in RESERVED:
             raise ReportError(f"-p {text}: use --{option}")
     places = {name: notebooks / f"{name}.ipynb" for name in parameters.notebook_names(notebooks, request.only)}
-    cells = {name: read_notebook(path).cells for name, path in places.items()}
+    read = {name: read_notebook(path) for name, path in places.items()}
+    cells = {name: notebook.cells for name, notebook in read.items()}
     known = {name: parameters.read(cells[name], path.name) for name, path in places.items()}
     values = parameters.assign(known, request.texts)
     given = {"profile": request.profile, "model": request.model, "out": ".", "device": request.device}
@@ -199,7 +201,7 @@ def plan(request: Request, notebooks: Path) -> list[Job]:
         digest = sources.digest(code, [cell.source for cell in cells[name]], injected, model)
         total = len(cells[name]) + bool(injected)  # papermill puts them into a cell of their own
         headings = tuple(_headings(cells[name]))
-        jobs.append(Job(name, path.resolve(), injected, total, digest, headings, "\n".join(code)))
+        jobs.append(Job(name, path.resolve(), injected, total, digest, headings, read[name].metadata.get("kit", {})))
     return sorted(jobs, key=lambda job: job.name.startswith(READ_ALL))
 
 
