@@ -22,6 +22,7 @@ _HOME = {  # public name -> module that defines it
     "Trace": "kit.trace",
     "dequantize": "kit.quants",
     "Weights": "kit.model.weights",
+    "Slots": "kit.model.slots",
     "Transformer": "kit.model.transformer",
     "generate": "kit.model.generate",
     "replay": "kit.cache.replay",

@@ -23,8 +23,8 @@ from kit.gguf.sources import largest_part
 from kit.lab.commands.cli import main
 from kit.lab.costs import expert_caches as costs
 from kit.lab.costs.expert_caches import PROCESS, ExpertBudget
-from kit.lab.findings import expert_ways
-from kit.model import offload as holders
+from kit.lab.findings import expert_ways, offload
+from kit.model.slots import Layout
 from kit.synthetic.write import synthesize
 
 GIB = 1 << 30
@@ -78,7 +78,7 @@ def test_below_one_token_the_advice_says_so_and_when_all_fits_too():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("qwen", "--memory", "1GiB"), "holds no expert beside the dense weights; give more than"),
+        (("qwen", "--memory", "900MiB"), "holds no expert beside the dense weights; give more than"),
         (("qwen", "--memory", "x"), "--memory or --disk"), (("qwen", "--memory", "4GiB", "--disk", "0GB/s"), "--disk 0"),
         (("nowhere.csv", "--memory", "4GiB"), "nowhere.csv"),
     ],
@@ -187,13 +187,13 @@ def test_every_way_gives_the_same_logits_and_slots_hit_as_the_replay_does(record
     model, out = recorded
     with kit.open(model) as file:
         _, future = costs.sorted_routes(routing.routes_of(file, out), 13)
-        size = holders.Slots(file, holders.SLOTS, 1 << 22, future)._size
-    runs = [expert_ways.decode_offloaded(model, str(out), name, 13, 9 * size, warm=True) for name in holders.OFFLOADS]
+        size = Layout(file).size
+    runs = [expert_ways.decode_offloaded(model, str(out), name, 13, 9 * size, warm=True) for name in offload.OFFLOADS]
     assert len({run.digest for run in runs if run.digest}) == 1 and len(runs[0].seconds) == 13
     for run in runs:
-        way = holders.OFFLOADS[run.way]
+        way = offload.OFFLOADS[run.way]
         if way.holds == "slots" and not way.ahead:
-            policy = holders.policy_of(way.policy, 9 - 2, future)
+            policy = costs.policy_of(way.policy, 9 - 2, future)
             assert sum(run.hits) == kit.replay(future.counted(), policy).hits, run.way
             assert sum(run.asked) == len(future)
     assert runs[0].hits == [0] * 13
@@ -259,9 +259,8 @@ def test_a_dense_model_leaves_the_live_part_to_a_generated_mixture(recorded, tmp
 def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypatch):
     model, out = recorded
     right = expert_ways.decode_offloaded(model, str(out), "mapped", 13, 0, warm=True).digest
-    read = holders.Slots._read
-    other = {routes.key_of(0, expert): routes.key_of(0, (expert + 1) % 8) for expert in range(8)}
-    monkeypatch.setattr(holders.Slots, "_read", lambda self, key, slot: read(self, other.get(key, key), slot))
+    reads = Layout.reads
+    monkeypatch.setattr(Layout, "reads", lambda self, layer, expert, *how: reads(self, layer, expert ^ (layer == 0), *how))
     assert expert_ways.decode_offloaded(model, str(out), "slots past it, 2 readers", 13, 1 << 22, warm=True).digest != right
 
 

@@ -21,7 +21,6 @@ from kit.model import plan
 from kit.model.config import Latent, Routing
 from kit.model.cpu_ops import best_experts
 from kit.model.kvcache import KV_TYPES
-from kit.model.offload import OFFLOADS, Mapped
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 
@@ -231,11 +230,6 @@ def test_scores_that_are_not_numbers_choose_experts_that_there_are(folder):
     with pytest.raises(kit.KitError, match="NaN"):
         model.step([3], cache)
     assert ((made._chosen >= 0) & (made._chosen < model.config.experts)).all()
-
-
-def test_a_way_to_hold_experts_that_is_told_which_are_used_is_not_recorded(folder):
-    weights = Mapped(kit.open(model_files.write(folder, "tiny-qwen3moe")), OFFLOADS["mapped"], 0, None)
-    assert "told" in kit.Transformer(weights, linear="fused").unplanned
 
 
 def test_nothing_is_recorded_that_a_vector_does_not_fit(folder):

@@ -31,11 +31,10 @@ OUTSIDE = {  # file -> what it asks by itself, and why that is the same on every
     "cpu/simd/atomics.py": {"platform.machine"},  # the instruction set, of any system
     "cpu/tasks.py": {"platform.machine"},
     "lab/findings/pressure.py": {"os.preadv", "os.pwrite"},
-    "lab/disk.py": {"os.preadv"},  # Linux and macOS
     "lab/group.py": {"os.geteuid", "cgroup"},  # swap and groups: root on Linux, or it refuses
     "lab/llama_cpp.py": {"ctypes.CDLL", ".so"},  # another library; Python's extensions end in .so on macOS too
     "lab/machine.py": {"platform.platform"},  # told, not asked for a decision
-    "model/offload.py": {"os.preadv"},
+    "model/readers.py": {"os.preadv"},
     "model/pinned.py": {"os.preadv"},
 }
 MAC = {  # what sysctl tells on an M4, whose caches and cores are public

@@ -72,15 +72,39 @@ class Program:
 
     def run(self) -> None:
         """Do all steps."""
-        self.started = time.perf_counter_ns()
-        self._first_tick = _pool().run(self.steps)
+        self.begin()
+        self.run_some(slice(None))
+
+    def run_some(self, steps: slice | list[int]) -> None:
+        """Do these steps in this order; ``begin`` comes before the first ones, and the last step of all is in the last ones."""
+        rows, started = self.steps[steps], time.perf_counter_ns()
+        tick = _pool().run(rows)
+        if not self._began:
+            self._started, self._first_tick = started, tick
+        if isinstance(steps, slice):
+            self._began.append((range(len(self.steps))[steps], tick))
+        else:  # rows are copies
+            self.steps[steps, DONE_AT] = rows[:, DONE_AT]
+            self._began.append((steps, tick))
         self._ended = time.perf_counter_ns()
 
-    def ends(self) -> Callable[[], np.ndarray]:
-        """A function that returns when each step of the last run was done, nanoseconds of ``time.perf_counter_ns``; it began at
-        ``started``."""
-        ticks, first, started, took = self.steps[:, DONE_AT].copy(), self._first_tick, self.started, self._ended - self.started
-        return lambda: started + (ticks - first) * took // max(1, int(ticks[-1]) - first)
+    def begin(self) -> None:
+        """A run of some steps after others begins."""
+        self._began = []
+
+    def times(self) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
+        """A function that returns when each step of the last run began and when it was done, nanoseconds of
+        ``time.perf_counter_ns``: it began with its part of the run, or when the step before it was done."""
+        ticks, first, parts = self.steps[:, DONE_AT].copy(), self._first_tick, self._began
+        started, took = self._started, self._ended - self._started
+
+        def found():
+            begun = np.empty_like(ticks)
+            for steps, tick in parts:
+                begun[steps] = [tick, *ticks[steps[:-1]]] if len(steps) else []
+            return tuple(started + (at - first) * took // max(1, int(ticks[-1]) - first) for at in (begun, ticks))
+
+        return found
 
 
 def run(task: Task, arguments: Arguments, tasks: int) -> None:

@@ -3,17 +3,15 @@
 import mmap
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from kit.lab.kept import once_a_run
-from kit.system import STEP, counters, open_past
-from kit.system.rows import PAGE
+from kit.model.readers import random_gbps
+from kit.system import STEP, open_past
 from kit.units import format_bytes
 
+__all__ = ["Disk", "random_gbps", "read_gbps", "speed"]
 MOST, PASSES = 512 << 20, 3
 
 
@@ -62,25 +60,3 @@ def _pass(path: Path) -> float | None:
     except OSError:
         return None
     return done / taken / 1e9 if done else None
-
-
-def random_gbps(path, readers: int, nbytes: int, seconds: float = 1.0, seed: int = 0, direct: bool = True) -> float:
-    """GB/s of reads of ``nbytes`` at random pages of a file by so many threads, past the page cache or (not ``direct``) through
-    it: then of the bytes that come from the disk, read ahead or asked for, if any do."""
-    pages = os.path.getsize(path) // PAGE - nbytes // PAGE - 1
-    descriptor = (open_past if direct else os.open)(path, os.O_RDONLY)
-
-    def reader(number):
-        random, done = np.random.default_rng(seed + number), 0
-        room = mmap.mmap(-1, size := -(-nbytes // PAGE) * PAGE)
-        room.write(bytes(size))  # no page of it is new to the reads
-        start = time.perf_counter()
-        while (took := time.perf_counter() - start) < seconds:
-            done += os.preadv(descriptor, [room], int(random.integers(pages)) * PAGE)
-        return done / took / 1e9
-
-    start, before = time.perf_counter(), counters()[1]
-    with ThreadPoolExecutor(readers) as pool:
-        found = sum(pool.map(reader, range(readers)))
-    os.close(descriptor)
-    return found if direct else (counters()[1] - before) / (time.perf_counter() - start) / 1e9 or found

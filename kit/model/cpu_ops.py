@@ -114,7 +114,9 @@ class CpuOps(Ops):
         x.index_add_(0, token, y.mul_(factor))
 
     def expects(self, names: list[str]) -> None:
-        """Announces the experts' matrices that are used next, in order, for a prefetch."""
+        """Announces the experts' matrices that are used next, in order."""
+        if self.weights.experts:
+            self.weights.experts.expects(names)
 
     def rows(self, input, index: torch.Tensor):
         """The input of the tokens ``index``."""

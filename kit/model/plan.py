@@ -13,8 +13,9 @@ from kit.cpu.routing import choose, scratch_floats
 from kit.cpu.simd.tiers import tier
 from kit.cpu.threads import Program
 from kit.gguf.formats import FORMATS
-from kit.gguf.names import find_tensor, layer_of
+from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.model.forward import Ops, forward, scaled
+from kit.model.parts import Mixture, Parts
 from kit.trace import Span
 
 _TABLE = 512  # positions in the table of cosines and sines
@@ -30,7 +31,6 @@ def obstacle(model) -> str:
         "the linear layers do not read blocks": not model.linear.activations,
         "blocks are read at every use": not getattr(weights, "mapped", True),
         "attention is not fused": model.attention != "fused",
-        "a way to hold experts is told which are used": hasattr(weights, "expects"),
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,
         "a size is no multiple of 16": any(n % 16 for n in (*sizes, c.head_dim, c.hidden_size)),
     }
@@ -61,11 +61,13 @@ class Plan(Ops):
         self._shares = c.kv_heads * attention.shares_of(c.heads // c.kv_heads)  # of a chunk of attention
         most = c.heads * attention.chunks_of(0, cache.context) * attention.part_bytes(c.head_dim)
         self._parts = torch.empty(most, dtype=torch.uint8)
+        self._mixtures, self._uses = [], []  # what kit.model.parts needs to know of each layer's experts
         self._logits = forward(self, self.config, slice(None))
         self._position, self._cache = -1, None
         for step, set_ in self._choices.items():  # now that no step is added, and none moves
             words = np.array([(self.program.address(at, name), *of_expert) for at, name, *of_expert in set_])
             self.program.set([step], words=self._hold(words).ctypes.data, count=len(words))
+        self._parts_of = Parts(self.program, self._mixtures, self._chosen) if self.weights.experts else None
 
     # ---- running
 
@@ -73,7 +75,7 @@ class Plan(Ops):
         """Logits (1, vocabulary) after ``token``, whose keys and values are written to ``position`` of the cache."""
         self.program.set([self._embed], blocks=self._blocks.ctypes.data + int(token) * self._blocks.shape[1])
         self._move_to(position)
-        self.program.run()
+        self._parts_of.run(self.weights.experts) if self._parts_of else self.program.run()
         self._record(position)
         return scaled(self._logits.clone(), self.config)
 
@@ -95,12 +97,10 @@ class Plan(Ops):
 
     def _record(self, position):
         """Add a span for each operation to the trace, with times taken by the threads."""
-        ends, started, token = self.program.ends(), self.program.started, self.trace.token
-        chosen = self._chosen.tolist()
+        clock, token, chosen = self.program.times(), self.trace.token, self._chosen.tolist()
 
         def spans():
-            done = ends().tolist()
-            starts = [started, *done]
+            starts, done = (each.tolist() for each in clock())
             for (what, tensor, layer, _, nbytes, first, last, outcome), part, parts in self._spans:
                 if what == "attention":  # there the window
                     nbytes = (min(nbytes, position + 1) or position + 1) * self._position_bytes
@@ -164,17 +164,18 @@ class Plan(Ops):
         return y
 
     def product(self, name, input):
-        blocks = self.weights.blocks(name)
+        blocks = blocks_of(self.weights.file, name) if "_exps." in name else self.weights.blocks(name)
         y = self._new(1, len(blocks))
         for step in input.product(blocks, self.weights.info(name).qtype, y, self._how):
             last = self.program.add(*step)
         if "_exps." in name:
             stack, place = find_tensor(self.weights.file, name)
-            self._sets.append((last, "blocks", place, self.weights.blocks(stack).ctypes.data, blocks.nbytes))
+            self._sets.append((last, "blocks", place, blocks_of(self.weights.file, stack).ctypes.data, blocks.nbytes))
+            self._uses.append((last, stack, place))
         return y
 
     def nbytes(self, name):
-        return self.weights.blocks(name).nbytes
+        return blocks_of(self.weights.file, name).nbytes
 
     def _elementwise(self, name, factor=None, **tensors):
         n = next(iter(tensors.values())).numel()
@@ -192,7 +193,11 @@ class Plan(Ops):
         return y
 
     def experts(self, router, stacks, input):
-        routing, scores = self.config.routing, self.linear(router, input)
+        routing, scores, products = self.config.routing, self.linear(router, input), []
+        for stack in stacks[:-1]:  # experts share the records of their input, and may run in another order
+            blocks, qtype = blocks_of(self.weights.file, f"{stack}[0]"), self.weights.info(stack).qtype
+            for step in input.product(blocks, qtype, scores, self._how)[:-1]:
+                self.program.add(*step)
         bias = self.vector(router.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
         arguments = dict(
             scores=scores.data_ptr(), bias=0 if bias is None else bias.data_ptr(), experts=scores.shape[1], used=routing.used,
@@ -202,8 +207,12 @@ class Plan(Ops):
             words=0, count=0,
         )  # fmt: skip
         self._sets = self._choices[self.program.add(choose(), arguments)] = []
+        self._uses = []
         for place in range(routing.used):
+            first = len(self.program.steps)
             yield place, input, place
+            products.append(range(first, len(self.program.steps) - 1))
+        self._mixtures.append(Mixture(layer_of(router), products, self._uses))
 
     def mix(self, x, y, share):
         self._sets.append((self._elementwise("add", x=x, y=y, factor=0.0), "factor", share, 0, 0))

@@ -125,7 +125,7 @@ class Transformer:
             plan = self._plan(cache) if len(tokens) == 1 and cache.length else None
             logits = plan.step(tokens[0], cache.length) if plan else forward(self.ops(self, tokens, cache), self.config, wanted)
             self._check_finite(logits)  # torch's other threads would wait for the kit's, which look for work a while
-        if self._unread:
+        if self._unread and not self.weights.experts:
             self.file.enlarge_pages(self.trace)  # the first pass has mapped the pages
         self._unread = []
         cache.advance(len(tokens))

@@ -11,10 +11,12 @@ import torch
 from kit.cache.policies.base import NoCache, Policy
 from kit.cache.store import WeightCache
 from kit.cpu.buffers import ARENA
+from kit.errors import CacheError
 from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.gguf.reader import GGUFFile, TensorInfo
 from kit.gguf.summary import check_blocks
 from kit.model.linear import Variant
+from kit.model.slots import Experts
 from kit.quants.registry import dequantize, dtype_named
 from kit.trace import Trace
 
@@ -35,6 +37,7 @@ class WeightSource(Protocol):
     trace: Trace
     store: WeightCache
     linear: str | Variant
+    experts: Experts | None = None  # what holds a mixture's experts, if not the mapped file
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The whole tensor in floating point, (out, in) or (n,)."""
@@ -66,14 +69,17 @@ class Weights(WeightSource, Mapping):
 
     ``cache``: a policy (None: every access dequantizes). ``backend`` and ``dtype``: see kit.dequantize. Where
     none of the three is named, a Transformer multiplies straight with the file's blocks (linear "fused") and
-    asks for few tensors. Each access adds a span "access" to ``trace``, each load also "read", "dequantize" and, where
+    asks for few tensors. ``experts``: kit.Slots("6 GiB"), in which the experts of a mixture are held instead of in the mapped
+    file; without a cache. Each access adds a span "access" to ``trace``, each load also "read", "dequantize" and, where
     it took memory that nothing had used before, "fresh". Experts are separate objects of the cache, named ``stack[3]``.
     """
 
     mapped = True  # blocks stay at one place in memory
 
-    def __init__(self, file: GGUFFile, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None):
+    def __init__(self, file: GGUFFile, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None, experts=None):
         check_blocks(file)
+        if experts is not None and cache is not None:
+            raise CacheError("weights have a cache= or experts= in slots, not both: leave one out")
         self.file = file
         self.backend = backend
         self.dtype = dtype_named(dtype)
@@ -81,6 +87,7 @@ class Weights(WeightSource, Mapping):
         self.linear = "fused" if plain else "dequantized"  # a subclass changes weights: blocks would pass it by
         self.trace = Trace() if trace is None else trace
         self.store = WeightCache(NoCache() if cache is None else cache, self.trace)
+        self.experts = experts and experts.hold(file, self.trace)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The tensor, from the cache or the file; ModelError when the file has no such tensor."""
@@ -97,8 +104,13 @@ class Weights(WeightSource, Mapping):
         return math.prod(self.shape(name)) * self.dtype.itemsize
 
     def blocks(self, name: str) -> np.ndarray:
-        """The tensor's blocks in the mapped file, uint8 (out, bytes of a row)."""
-        return blocks_of(self.file, name)
+        """The tensor's blocks where they are held, uint8 (out, bytes of a row)."""
+        return self.experts.blocks(name) if self.experts and "_exps.weight" in name else blocks_of(self.file, name)
+
+    def close(self) -> None:
+        """Give back what holds experts; the file stays open."""
+        if self.experts:
+            self.experts.close()
 
     @property
     def working_set(self) -> int:

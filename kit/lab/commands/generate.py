@@ -25,6 +25,8 @@ _WARM = 32  # tokens of the throw-away prompt: more than the few that run by ker
 @click.option("--attention", default="fused", show_default=True, help="A variant of kit.attention.")
 @click.option("--linear", default="auto", show_default=True, help="A variant of kit.linear; see above.")
 @click.option("--cache", help="Which dequantized weights to keep; see above.  [default: none is needed, or auto]")
+@click.option("--memory", metavar="SIZE", help="What the whole program may use; see above.")
+@click.option("--policy", default="LRU", show_default=True, help="Which experts --memory keeps: a policy's name, or auto.")
 @click.option("--backend", default="cpu", show_default=True, help="The dequantizer.")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
 @click.option("--context", type=int, help="Most positions to hold.  [default: what the model was trained for]")
@@ -35,7 +37,7 @@ _WARM = 32  # tokens of the throw-away prompt: more than the few that run by ker
 @click.pass_context
 def command(
     ctx, file, model, prompt, prompt_file, tokens, chat, system, max_tokens, routes, ignore_end, pages,
-    as_json, cache, backend, attention, linear, kv, context, **sampling,
+    as_json, cache, memory, policy, backend, attention, linear, kv, context, **sampling,
 ):  # fmt: skip
     """Generate text from a model, and say what it cost.
 
@@ -58,6 +60,13 @@ def command(
     reads the others from the disk at every token, past the page cache: for a file that is larger than memory.
 
     \b
+    --memory 8GiB         for a file that is larger than memory: process, context and the weights of every token come
+                          first. The rest holds experts, in slots that threads fill past the page cache; of a dense
+                          model it holds the first matrices, as pinned does. A file that fits is mapped.
+    --policy LFU          keeps the experts that are used most often. kit experts compares policies; auto starts with
+                          LRU, and takes the policy whose replay of the first 24 tokens has the most hits
+
+    \b
     --pages large         pages of 2 MiB; a file that is in the page cache by small pages is read again, once
             small         as the page cache has them
             copied        a copy of the file in the process's own memory
@@ -68,6 +77,7 @@ def command(
     git diff | kit generate model.gguf -p -
     kit generate model.gguf --tokens 1,450,7483 --cache lru:4GiB --json
     kit generate large.gguf -p "Once upon a time" --linear fused --cache pinned:4GiB
+    kit generate mixture.gguf -p "Once upon a time" --memory 8GiB
     kit generate mixture.gguf -p "Once upon a time" --routes routes.jsonl.gz
 
     An architecture that the kit has no forward pass for runs through transformers, if `gguf-kit[hf]` is installed.
@@ -76,12 +86,17 @@ def command(
     Exit code: 0 generated, 2 not.
     """  # fmt: skip
     import time
+    from dataclasses import asdict
 
     import kit
     from kit.cache.routes import geometry_of, of_spans, write_routes
     from kit.errors import ModelError
     from kit.gguf.summary import NO_WEIGHTS
+    from kit.model.budget import weights_within
+    from kit.model.hyperparameters import read_config
+    from kit.model.tokenizer import tokenizer_of
     from kit.system import peak_memory
+    from kit.units import format_bytes
 
     asked = {name for name in ctx.params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
     if (file is None) == (model is None):
@@ -89,26 +104,38 @@ def command(
     if sum(given is not None for given in (prompt, prompt_file, tokens)) != 1:
         raise click.UsageError("give a text by -p or --prompt-file or token ids by --tokens, one of the three")
     pins = linear in BLOCKS and (cache or "").startswith("pinned:")
-    _refuse_idle(asked - {"cache"} if pins else asked, linear, sampling["temperature"])
+    _refuse_idle(asked - {"cache"} if pins and not memory else asked, linear, sampling["temperature"])
     prompt = _ids(tokens) if tokens is not None else _text(prompt, prompt_file)
-    opened = kit.open(file or model, pages)
+    opened = kit.open(file or model, "small" if memory and "pages" not in asked else pages)
     if not any(info.elements for info in opened.tensors.values()):
         raise ModelError(f"{opened.path}: {NO_WEIGHTS}")
     if routes:
         geometry_of(opened)  # what is no mixture is said before anything is generated
     if linear == "auto" and not opened.compressed:
         linear = "dequantized" if asked & {"cache", "backend"} else "fused"
-    start, policy, via = _way(opened, asked, linear, cache, backend, attention, context, kv)
+    start, kept, via = _way(opened, asked, linear, cache, backend, attention, context, kv)
     if chat:
         messages = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": prompt}]
         prompt = _chat(opened, messages)
+    budget, slots, trace = None, None, kit.Trace()
+    if memory:
+        prompt = tokenizer_of(opened).encode(prompt) if isinstance(prompt, str) else prompt
+        context = context or min(read_config(opened).context, len(prompt) + max_tokens)
+        weights, budget = weights_within(opened, memory, policy, context, kv, trace)
+        slots, bounded = weights.experts, kit.Transformer(weights, attention, linear, context, kv)
+
+        def start(policy, *given, trace=None, **more):
+            return kit.generate(bounded, *given, **more)
+
     begun = time.perf_counter()
     some = prompt[: 4 * _WARM if isinstance(prompt, str) else _WARM]
-    start(policy if pins else kit.NoCache(), some, min(max_tokens, 3), stop_at_end=False)
+    start(kept if pins else kit.NoCache(), some, min(max_tokens, 3), stop_at_end=False)
     warm = time.perf_counter() - begun
-    trace = kit.Trace()
+    trace.clear()
+    if slots:
+        slots.forget()
     answer = start(
-        policy,
+        kept,
         prompt,
         max_tokens,
         on_text=None if as_json or tokens is not None else lambda text: click.echo(text, nl=False),
@@ -120,7 +147,8 @@ def command(
         written = of_spans(trace.spans, opened)
         write_routes(written, routes)
         click.echo(f"{routes}: {len(written.expert):,} uses of experts in {len(written.decoded)} tokens and a prompt", err=True)
-    held = "straight from the file" if linear in BLOCKS and not pins else repr(policy)
+    held = "straight from the file" if linear in BLOCKS and not pins else repr(kept)
+    held = held if not budget or budget.whole else slots.how if slots else f"{format_bytes(budget.pinned)} of blocks pinned"
     how = "compressed tiles" if opened.compressed else linear
     speed = answer.speed() | {
         "peak_memory_bytes": peak_memory(),
@@ -128,6 +156,8 @@ def command(
         "cache": held,
         "via": via,
         "kernels_seconds": warm,
+        "memory": budget and str(budget),
+        "experts": slots and asdict(slots.stats) | {"hit_rate": slots.stats.hit_rate, "waited_seconds": slots.waited},
         "pages": opened.reading_again.told if opened.reading_again else [],
     }
     if as_json:
@@ -145,6 +175,12 @@ def _refuse_idle(asked: set, linear: str, temperature: float) -> None:
         idle += [(name, "at --temperature 0 the most likely token is taken") for name in ("top_k", "top_p", "seed")]
     idle += [("system", "it is part of a chat: add --chat")] if "chat" not in asked else []
     idle += [("chat", "token ids are taken as they are")] if "tokens" in asked else []
+    if "memory" in asked:
+        idle += [(name, "--memory holds the file's own blocks") for name in ("cache", "backend")]
+        if linear not in (*BLOCKS, "auto"):
+            idle += [("memory", f"it holds the file's own blocks, which --linear {linear} dequantizes")]
+    else:
+        idle += [("policy", "it says which experts --memory keeps: add --memory")]
     for name, reason in idle:
         if name in asked:
             raise click.UsageError(f"--{name.replace('_', '-')} would change nothing: {reason}")
@@ -251,6 +287,12 @@ def _lines(answer, speed):
         yield f"decode     {rate('decode')}   {len(answer.tokens) - 1} tokens"
     yield f"peak memory  {format_bytes(speed['peak_memory_bytes']):>10}"
     yield f"weights      {speed['linear']}, {speed['cache']}"
+    if speed["memory"]:
+        yield f"memory       {speed['memory']}"
+    if found := speed["experts"]:
+        hits = f"{found['hit_rate']:.1%} of {found['hits'] + found['misses']:,} uses hit"
+        read = f"{format_bytes(found['bytes_loaded'])} read, {format_seconds(found['waited_seconds'])} of waiting for it"
+        yield f"experts      {hits}, {read}"
     yield f"forward pass {speed['via']}"
     yield f"stopped      {answer.stopped}"
     yield from (f"pages        {line}" for line in speed["pages"])

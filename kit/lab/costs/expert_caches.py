@@ -19,10 +19,10 @@ from kit.errors import CacheError
 from kit.gguf.names import layer_of
 from kit.lab import tables
 from kit.lab.costs.uses import uses_of
-from kit.model.offload import Offload, policy_of
+from kit.model.budget import PROCESS
+from kit.model.slots import policy_named
 from kit.units import format_bytes
 
-PROCESS = 512 << 20  # bytes that a program needs beside weights: code, activations, a short history
 ONLINE = ("LRU", "LFU", "S3FIFO", "LIRS", "TinyLFU", "ARC", "CLOCK", "SIEVE")  # policies that know the past alone
 CAPPED, LEARNED, HINDSIGHT = "LRU, a cap for each layer", "hottest of the first half, fixed", "hottest in hindsight, fixed"
 NOBODY = ("MIN", HINDSIGHT)  # rows that know the future: what nobody can build
@@ -150,10 +150,18 @@ def waited(future: Requests, hit: np.ndarray, gbps: float, per_byte: float, read
     return found
 
 
-def replayed(live: Routes, run, way: Offload, slots: float, gbps: float, per_byte: float) -> np.ndarray:
-    """``waited`` of each token in a run's second half, for the misses of a way's policy over so many ``slots``."""
+def replayed(live: Routes, run, way, slots: float, gbps: float, per_byte: float) -> np.ndarray:
+    """``waited`` of each token in a run's second half, for the misses of the policy of a way (kit.lab.findings.offload) over so
+    many ``slots``."""
     _, future = sorted_routes(live, len(run.seconds))
     hit = replay_hits(future.counted(), policy_of(way.policy or "LRU", int(slots), future))[1]
     beside = way.holds == "slots" or way.advice == "willneed"  # others ask when they need it; llama.cpp routes for itself
     found = waited(future, hit, gbps, per_byte if beside else 0.0, way.readers if way.holds == "slots" else 1)
     return found[:, len(run.seconds) // 2 :] * (1.0 if way.policy else math.nan)
+
+
+def policy_of(name: str, slots: int, future: Requests):
+    """The policy of a way, over ``slots`` experts; MIN knows ``future``."""
+    if name == "MIN":
+        return kit.MIN(slots, future=future.counted())
+    return policy_named(name, slots, len({*map(layer_of, future.keys)}))

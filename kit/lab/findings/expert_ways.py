@@ -31,10 +31,10 @@ from kit.gguf import pagecache
 from kit.gguf.sources import model_bytes
 from kit.lab import child, disk, llama_cpp
 from kit.lab.costs.expert_caches import dense_bytes, sorted_routes
+from kit.lab.findings.offload import OFFLOADS, Held
 from kit.lab.group import Group, missing_rights
 from kit.lab.kept import once_a_run
 from kit.model.cpu_ops import CpuOps
-from kit.model.offload import OFFLOADS, Mapped, Slots
 from kit.system.note import doing
 from kit.system.rows import PAGE
 from kit.units import format_bytes, format_seconds
@@ -118,9 +118,6 @@ class _Routed(CpuOps):
         chosen = torch.tensor([self.weights.chosen[layer]])
         return torch.full(chosen.shape, 1 / chosen.shape[1]), chosen
 
-    def expects(self, names):
-        self.weights.expects(names)
-
 
 # --- in the child, under the limit -----------------------------------------------------------------------------------------
 
@@ -130,7 +127,8 @@ _BESIDE = ("disk", "beyond", "output")  # those that are measured after each tok
 
 
 def _counters(weights) -> tuple:
-    return *system.counters(), weights.waited, weights.hits, weights.asked
+    held = weights and weights.experts
+    return *system.counters(), *((held.waited, held.stats.hits, held.stats.gets) if held else (0.0, 0, 0))
 
 
 def decode_offloaded(path, capture, name: str, tokens: int, keep: int, warm: bool = False, passes: int = 1) -> TimedDecode:
@@ -141,13 +139,14 @@ def decode_offloaded(path, capture, name: str, tokens: int, keep: int, warm: boo
     if way.holds == "llama.cpp":
         with llama_cpp.Llama(path, context=64 + tokens, repack=False) as peer:
             run = lambda number, _: peer.logits([1 + number % 3], number, 1)  # noqa: E731
-            return _timed(name, Mapped, range(tokens), run, lambda _: (math.nan,) * 3)
+            return _timed(name, None, range(tokens), run, lambda _: (math.nan,) * 3)
     with kit.open(path, pages="small") as file:
         steps, future = sorted_routes(routes_of(file, capture), tokens)
         keep += int(way.given_up * dense_bytes(file))
-        weights = (Mapped if way.holds == "mapped" else Slots)(file, way, keep, future)
+        weights = kit.Weights(file, experts=Held(way, keep, future))
+        weights.own = {}  # layer -> what its router would have chosen, token by token
         model, digest = kit.Transformer(weights, linear="fused-int8"), hashlib.sha256()
-        model.ops, context = _Routed, model.new_cache(passes * tokens)
+        model.ops, model.unplanned, context = _Routed, "a record chooses the experts", model.new_cache(passes * tokens)
 
         def step(number, chosen):
             weights.chosen = chosen
@@ -190,7 +189,7 @@ def _timed(name, weights, steps, step, beside) -> TimedDecode:
             columns[column].append(new - old)
         for column, value in zip(_BESIDE, beside(number), strict=True):
             columns[column].append(value)
-        fewest = _LEAST if isinstance(weights, Mapped) else _LEAST // 2
+        fewest = _LEAST if weights else _LEAST // 2
         if number + 1 >= fewest and time.perf_counter() - began > _BUDGET * len(steps):
             break
     return TimedDecode(name, **columns, resident=psutil.Process().memory_info().rss)

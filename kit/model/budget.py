@@ -1,0 +1,94 @@
+"""One budget of memory for a whole program: the process, the history of its context, weights that every token uses, experts.
+
+What does not fit is read from the disk, past the page cache, at every use.
+"""
+
+from typing import NamedTuple
+
+from kit.errors import ModelError
+from kit.model.pinned import PinnedBlocks
+from kit.model.slots import Layout, Slots
+from kit.model.transformer import Transformer
+from kit.model.weights import Weights
+from kit.system import memory_limit
+from kit.units import format_bytes, parse_bytes
+
+PROCESS = 448 << 20  # Python, torch, kernels while they are compiled, a tokenizer: 415 MiB were measured, 320 once compiled
+_ROW = 64 << 10  # bytes that the system maps around a row of the embedding
+_VECTORS = 8  # of each token of a prompt, as long as the longest: what a layer holds at once
+
+
+class Budget(NamedTuple):
+    """Bytes. ``process``: code and what a prompt's layers hold at once; ``history``: the KV cache; ``dense``: weights of every
+    token; ``pinned``: for those of a dense model that does not fit; ``page_cache``: what the mapped file needs of the page
+    cache (else these weights, and rows of the embedding); ``slots``: for experts that do not fit. ``whole``: all fit."""
+
+    memory: int
+    process: int
+    history: int
+    dense: int
+    pinned: int
+    page_cache: int
+    slots: int
+    whole: bool
+
+    def __str__(self):
+        parts = {"process": self.process, "context": self.history}
+        if self.whole:
+            parts["the mapped file"] = self.page_cache
+        elif self.slots:
+            parts |= {"weights of every token": self.page_cache, "experts": self.slots}
+        else:
+            parts |= {"pinned": self.pinned, "read at every token": self.dense - self.pinned}
+        return f"{format_bytes(self.memory)}: " + ", ".join(f"{format_bytes(n)} {name}" for name, n in parts.items())
+
+
+def divide(file, memory: int | str, context: int | None = None, kv_dtype: str = "float32") -> Budget:
+    """The budget of a program that runs an open file's model in so much memory. ``context``: positions (None: the file's).
+    ModelError with the least memory that works, where it is too little, and where the process may not use so much."""
+    try:
+        memory = parse_bytes(memory)
+    except ValueError as error:
+        raise ModelError(f"memory: {error}") from None
+    if memory > (most := memory_limit()):
+        raise ModelError(f"{format_bytes(memory)} of memory were asked for, and this process may use {format_bytes(most)}")
+    model = Transformer(Weights(file), max_context=context, kv_dtype=kv_dtype)
+    config, infos, tokens = model.config, file.tensors, model.max_context
+    used = config.order_of_use(infos)
+    dense = sum(infos[name].nbytes for name in used if "_exps.w" not in name)
+    experts = sum(infos[name].nbytes for name in used if "_exps.w" in name)
+    embedding = min(tokens * _ROW, sum(info.nbytes for name, info in infos.items() if name not in used))
+    longest = max(shape[-1] for shape in config.tensors().values())
+    process = PROCESS + tokens * 4 * _VECTORS * longest
+    history = model.new_cache(1).bytes_per_position * tokens
+    left = memory - process - history - embedding
+
+    def budget(pinned=0, mapped=0, slots=0):
+        return Budget(memory, process, history, dense, pinned, mapped + embedding, slots, mapped >= dense + experts)
+
+    if dense + experts <= left:
+        return budget(mapped=dense + experts)
+    least = dense + Layout(file).least if experts else _largest(file, used)
+    if left < least:
+        needs = format_bytes(least + memory - left)
+        raise ModelError(
+            f"{file.path}: {format_bytes(memory)} of memory is too little: the least for a context of {tokens} is {needs}"
+        )
+    return budget(mapped=dense, slots=left - dense) if experts else budget(pinned=left)
+
+
+def _largest(file, used) -> int:
+    """Bytes of the vectors and of the largest matrix: what blocks that are read at every use need."""
+    sizes = [file.tensors[name] for name in used]
+    return sum(info.nbytes for info in sizes if len(info.shape) == 1) + max(info.nbytes for info in sizes)
+
+
+def weights_within(file, memory, policy="LRU", context=None, kv_dtype="float32", trace=None) -> tuple[Weights, Budget]:
+    """Weights with which a program stays within ``memory`` bytes (see ``divide``), and how these are divided: the mapped file
+    where it fits, else slots of experts by ``policy`` (of kit.model.slots.NAMES), or a dense model's first blocks."""
+    budget = divide(file, memory, context, kv_dtype)
+    if budget.whole:
+        return Weights(file, trace=trace), budget
+    if budget.slots:
+        return Weights(file, trace=trace, experts=Slots(budget.slots, policy)), budget
+    return PinnedBlocks(file, budget.pinned, trace), budget
