@@ -3,7 +3,11 @@
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -206,6 +210,22 @@ def test_an_interrupt_leaves_slots_that_work_or_say_that_they_do_not(file, monke
             weights.close()
 
 
+def test_a_slot_is_not_filled_while_an_older_read_into_it_is_on_the_way(file, monkeypatch):
+    """As after an interrupt: nobody has waited for the first expert, and its slot is the next one's."""
+    real, stuck, go = os.preadv, Layout(file).reads(0, 0, memoryview(bytearray(1 << 20)), "")[0].offset, threading.Event()
+    monkeypatch.setattr(readers.os, "preadv", lambda fd, views, at: (at == stuck and go.wait(10), real(fd, views, at))[1])
+    weights, names = held(file, 3), [f"blk.0.ffn_gate_exps.weight[{expert}]" for expert in range(4)]
+    weights.experts.expects(names[:2])
+    slot, later = weights.experts._now["blk.0.experts[0]"], threading.Timer(0.2, go.set)
+    later.start()
+    weights.experts.expects(names[2:])
+    reused = names[2:][[weights.experts._now[f"blk.0.experts[{expert}]"] for expert in (2, 3)].index(slot)]
+    found = weights.experts.blocks(reused)
+    later.join()
+    weights.close()
+    assert (found == kit.Weights(file).blocks(reused)).all()
+
+
 def test_memory_that_the_system_does_not_give_is_one_error(file, monkeypatch):
     def refuse(nbytes):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
@@ -238,6 +258,32 @@ def test_too_little_is_one_error_with_the_least_that_works(file, paths, monkeypa
             weights, found = budget.weights_within(small, int(least * 1.005), context=32)
             assert not found.whole
             assert torch.equal(*(decode(each, 4, unplanned="one by one") for each in (weights, kit.Weights(small))))
+
+
+INTERRUPTED = """
+import os, sys, time
+from kit.lab.commands.cli import main
+from kit.model import budget, readers
+real, budget.PROCESS = os.preadv, 0
+def slow(*how):
+    print("reading", flush=True)
+    time.sleep(0.5)
+    return real(*how)
+readers.os.preadv = slow
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_generation_from_slots_at_once(paths):
+    arguments = ["generate", str(paths("tiny-qwen3moe")), "--tokens", "1,2", "-n", "60", "--memory", "1800KiB", "--json"]
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED, *arguments], **how)
+    while process.stdout.readline() != "reading\n":
+        assert process.poll() is None, process.stderr.read()
+    time.sleep(0.7)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130 and process.stderr.read() == "kit: interrupted\n"
 
 
 # ---- one budget for the whole program

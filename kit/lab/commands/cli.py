@@ -30,6 +30,9 @@ class _Kit(click.Group):
         except click.UsageError as error:
             path = " ".join(["kit", *error.ctx.command_path.split()[1:]]) if error.ctx else "kit"
             message = f"{error.format_message().rstrip('.')}: see {path} --help"
+        except KeyboardInterrupt:
+            click.echo("kit: interrupted", err=True)
+            sys.exit(130)
         except KitError as error:
             message = str(error)
         except ModuleNotFoundError as error:
