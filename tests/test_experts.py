@@ -24,7 +24,7 @@ from kit.lab.commands.cli import main
 from kit.lab.costs import expert_caches as costs
 from kit.lab.costs.expert_caches import PROCESS, ExpertBudget
 from kit.lab.findings import expert_ways, offload
-from kit.model.slots import Layout
+from kit.model.slots import SlotLayout
 from kit.synthetic.write import synthesize
 
 GIB = 1 << 30
@@ -187,7 +187,7 @@ def test_every_way_gives_the_same_logits_and_slots_hit_as_the_replay_does(record
     model, out = recorded
     with kit.open(model) as file:
         _, future = costs.sorted_routes(routing.routes_of(file, out), 13)
-        size = Layout(file).size
+        size = SlotLayout(file).size
     runs = [expert_ways.decode_offloaded(model, str(out), name, 13, 9 * size, warm=True) for name in offload.OFFLOADS]
     assert len({run.digest for run in runs if run.digest}) == 1 and len(runs[0].seconds) == 13
     for run in runs:
@@ -259,8 +259,8 @@ def test_a_dense_model_leaves_the_live_part_to_a_generated_mixture(recorded, tmp
 def test_a_slot_that_holds_another_expert_changes_the_logits(recorded, monkeypatch):
     model, out = recorded
     right = expert_ways.decode_offloaded(model, str(out), "mapped", 13, 0, warm=True).digest
-    reads = Layout.reads
-    monkeypatch.setattr(Layout, "reads", lambda self, layer, expert, *how: reads(self, layer, expert ^ (layer == 0), *how))
+    reads = SlotLayout.reads
+    monkeypatch.setattr(SlotLayout, "reads", lambda self, layer, expert, *how: reads(self, layer, expert ^ (layer == 0), *how))
     assert expert_ways.decode_offloaded(model, str(out), "slots past it, 2 readers", 13, 1 << 22, warm=True).digest != right
 
 

@@ -19,7 +19,7 @@ from kit.errors import CacheError, GGUFError, ModelError
 from kit.lab.commands.cli import main
 from kit.model import budget, readers, slots
 from kit.model.readers import Depth
-from kit.model.slots import Layout
+from kit.model.slots import SlotLayout
 from kit.synthetic.write import synthesize
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -40,7 +40,7 @@ def file(paths):
 
 def held(file, experts, policy="LRU", **how):
     """Weights with room for so many experts."""
-    return kit.Weights(file, experts=kit.Slots(experts * Layout(file).size, policy, depth=Depth(2, 1 << 16), **how))
+    return kit.Weights(file, experts=kit.Slots(experts * SlotLayout(file).size, policy, depth=Depth(2, 1 << 16), **how))
 
 
 def decode(weights, tokens=12, linear="fused-int8", unplanned=""):
@@ -58,7 +58,7 @@ def decode(weights, tokens=12, linear="fused-int8", unplanned=""):
 @pytest.mark.parametrize("name", ["tiny-qwen3moe", "tiny-gpt-oss", "tiny-deepseek2"])
 def test_logits_are_those_without_a_limit_and_hits_those_of_a_replay(paths, name, unplanned):
     with kit.open(paths(name)) as file:
-        layout = Layout(file)
+        layout = SlotLayout(file)
         for linear in ("fused", "fused-int8"):
             right = decode(kit.Weights(file), linear=linear, unplanned=unplanned)
             for experts in (layout.used + 1, layout.used + 5, layout.layers * layout.experts + layout.used):
@@ -82,7 +82,7 @@ def check_hits(weights, file, policy, capacity):
     accesses = of_spans(spans, file).requests()
     live = [span for span in spans if span.what == "access" and "experts[" in span.tensor]
     assert [span.tensor for span in live] == accesses.keys
-    _, hit = kit.cache.replay.replay_hits(accesses.counted(), slots.policy_named(policy, capacity, Layout(file).layers))
+    _, hit = kit.cache.replay.replay_hits(accesses.counted(), slots.policy_named(policy, capacity, SlotLayout(file).layers))
     assert [span.outcome == "hit" for span in live] == hit.tolist()
     stats, missed = weights.experts.stats, [span.tensor for span in live if span.outcome != "hit"]
     assert (stats.hits, stats.misses) == (hit.sum(), len(missed))
@@ -179,7 +179,7 @@ def test_a_file_that_becomes_shorter_is_one_error(paths, tmp_path):
     with kit.open(own) as file:
         weights = held(file, 5)
         decode(weights, 2)
-        offset = min(stack.offset for stack in Layout(file).stacks.values())
+        offset = min(stack.offset for stack in SlotLayout(file).stacks.values())
         os.truncate(own, offset)
         with pytest.raises(GGUFError, match=r"own\.gguf: (became shorter|was changed)"):
             weights.experts.forget()
@@ -212,7 +212,7 @@ def test_an_interrupt_leaves_slots_that_work_or_say_that_they_do_not(file, monke
 
 def test_a_slot_is_not_filled_while_an_older_read_into_it_is_on_the_way(file, monkeypatch):
     """As after an interrupt: nobody has waited for the first expert, and its slot is the next one's."""
-    real, stuck, go = os.preadv, Layout(file).reads(0, 0, memoryview(bytearray(1 << 20)), "")[0].offset, threading.Event()
+    real, stuck, go = os.preadv, SlotLayout(file).reads(0, 0, memoryview(bytearray(1 << 20)), "")[0].offset, threading.Event()
     monkeypatch.setattr(readers.os, "preadv", lambda fd, views, at: (at == stuck and go.wait(10), real(fd, views, at))[1])
     weights, names = held(file, 3), [f"blk.0.ffn_gate_exps.weight[{expert}]" for expert in range(4)]
     weights.experts.expects(names[:2])
@@ -342,7 +342,7 @@ def test_the_probe_takes_the_fewest_readers_that_are_as_fast(monkeypatch, tmp_pa
 
 
 def test_pieces_cover_a_read_once(file):
-    layout, slot = Layout(file), memoryview(bytearray(1 << 20))
+    layout, slot = SlotLayout(file), memoryview(bytearray(1 << 20))
     for read in layout.reads(1, 3, slot, "x"):
         parts = list(readers._pieces(read, 8192))
         assert sum(len(part.view) for part in parts) == len(read.view) and sum(part.least for part in parts) == read.least

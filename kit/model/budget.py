@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kit.errors import ModelError
 from kit.model.pinned import PinnedBlocks
-from kit.model.slots import Layout, Slots
+from kit.model.slots import SlotLayout, Slots
 from kit.model.transformer import Transformer
 from kit.model.weights import Weights
 from kit.system import memory_limit
@@ -68,7 +68,7 @@ def divide(file, memory: int | str, context: int | None = None, kv_dtype: str = 
 
     if dense + experts <= left:
         return budget(mapped=dense + experts)
-    least = dense + Layout(file).least if experts else _largest(file, used)
+    least = dense + SlotLayout(file).least if experts else _largest(file, used)
     if left < least:
         needs = format_bytes(least + memory - left)
         raise ModelError(

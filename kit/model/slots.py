@@ -75,7 +75,7 @@ class Stack(NamedTuple):
     place: int
 
 
-class Layout:
+class SlotLayout:
     """Where the experts of a file lie, and where in a slot of ``size`` bytes: whole pages as in the file."""
 
     def __init__(self, file):
@@ -125,7 +125,7 @@ class ExpertSlots:
     def __init__(self, file, slots: Slots, trace, spare: int = 1):
         if file.byteorder == "big":
             raise GGUFError(f"{file.path}: a big-endian file's blocks are swapped copies, and cannot be read as they are")
-        self._file, self._trace, self.layout = file, trace, Layout(file)
+        self._file, self._trace, self.layout = file, trace, SlotLayout(file)
         size, every = self.layout.size, self.layout.layers * self.layout.experts
         spare *= self.layout.used
         self.count = min(slots.memory // size, every + spare)

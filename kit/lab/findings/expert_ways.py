@@ -31,7 +31,7 @@ from kit.gguf import pagecache
 from kit.gguf.sources import model_bytes
 from kit.lab import child, disk, llama_cpp
 from kit.lab.costs.expert_caches import dense_bytes, sorted_routes
-from kit.lab.findings.offload import OFFLOADS, Held
+from kit.lab.findings.offload import OFFLOADS, HeldBy
 from kit.lab.group import Group, missing_rights
 from kit.lab.kept import once_a_run
 from kit.model.cpu_ops import CpuOps
@@ -143,7 +143,7 @@ def decode_offloaded(path, capture, name: str, tokens: int, keep: int, warm: boo
     with kit.open(path, pages="small") as file:
         steps, future = sorted_routes(routes_of(file, capture), tokens)
         keep += int(way.given_up * dense_bytes(file))
-        weights = kit.Weights(file, experts=Held(way, keep, future))
+        weights = kit.Weights(file, experts=HeldBy(way, keep, future))
         weights.own = {}  # layer -> what its router would have chosen, token by token
         model, digest = kit.Transformer(weights, linear="fused-int8"), hashlib.sha256()
         model.ops, model.unplanned, context = _Routed, "a record chooses the experts", model.new_cache(passes * tokens)

@@ -53,8 +53,8 @@ OFFLOADS = {
 }
 
 
-class Held(NamedTuple):
-    """A way with ``keep`` bytes for experts and the accesses that will come, for ``kit.Weights(file, experts=Held(...))``."""
+class HeldBy(NamedTuple):
+    """A way with ``keep`` bytes for experts and the accesses that will come, for ``kit.Weights(file, experts=HeldBy(...))``."""
 
     way: Offload
     keep: int
@@ -70,7 +70,7 @@ class Mapped:
 
     waited, stats = 0.0, Stats()
 
-    def __init__(self, file, held: Held):
+    def __init__(self, file, held: HeldBy):
         way, stacks = held.way, [name for name in file.tensors if "_exps." in name]
         self._file, self._asked_for = file, way.advice if way.when == "routed" else ""
         if way.when == "once":
@@ -101,7 +101,7 @@ class Routed(ExpertSlots):
     """kit.Slots as a way asks for them. ``ahead``: while a layer computes, a thread of its own reads the experts that the next
     layer used for the last token."""
 
-    def __init__(self, file, held: Held, trace):
+    def __init__(self, file, held: HeldBy, trace):
         self._held_by, self._ahead = held, None
         self._guesses, self._last = {}, {}  # key -> slot; layer -> its experts for the last token
         direct, depth = held.way.direct, Depth(held.way.readers)
