@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import json
 import re
 from html.parser import HTMLParser
 
@@ -220,41 +219,6 @@ def test_control_characters_never_reach_a_page(finished, tmp_path):
 
 
 # --- the decision, cards, what made a page ----------------------------------------------------------------------------
-
-
-def test_the_front_page_opens_with_one_decision(tmp_path):
-    """Three ways and llama.cpp, the slowest first; where a peer is faster the page says so; nothing of it without all three."""
-
-    def row(quantity, seconds):
-        given = {"notebook": "07_memory_frontier", "parameters": {"model": "/x/my.gguf"}}
-        return Record(quantity=quantity, unit="s", samples=[seconds], **given)
-
-    run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")
-    ways = [row("a token, LRU of 1.86 GiB, f32", 0.9), row("a token, blocks as they lie", 0.06)]
-    assert index.decision(run, ways) is None
-    ways.append(row("a token, blocks, int8 activations", 0.04))
-    assert [bar["seconds"] for bar in index.decision(run, ways)["bars"]] == [0.9, 0.06, 0.04]
-    engines = {"kit": {"speed": 10.0, "kl": 1e-9}, "kit, int8 activations": {"speed": 20.0, "kl": 0.0321}}
-    engines |= {"llama.cpp, mmap": {"speed": 25.0}, "another": {"speed": float("nan")}}
-    (tmp_path / "peers.json").write_text(json.dumps({"file": "my.gguf", "engines": engines}))
-    found = index.decision(run, ways)
-    assert found["file"] == "my.gguf" and found["best"]["seconds"] == 0.04 and found["worst"]["share"] == 1
-    assert [bar["quality"] for bar in found["bars"]] == [
-        "float32 itself", "KL 1e-09 nats", "KL 0.032 nats", "KL not measured in this run"
-    ]  # fmt: skip
-    assert found["peers"][1] == ("kit, int8 activations", 0.05, pytest.approx(0.8), "KL 0.032 nats")
-    assert [name for name, *_ in found["peers"]] == [*engines][:3]
-    for quantity, seconds in (("a token, LRU of 1.86 GiB, f32", 0.9), ("a token, blocks as they lie", 0.06),
-                              ("a token, blocks, int8 activations", 0.04)):  # fmt: skip
-        records.append(tmp_path / "07_memory_frontier.jsonl", row(quantity, seconds))
-    run.planned = ["07_memory_frontier"]
-    text = index.write(run).read_text()
-    assert (
-        "my.gguf: 40.0 ms a token from" in text
-        and "kit 100 ms a token, 0.40 times llama.cpp's speed (KL 1e-09 nats)" in text.replace("&#39;", "'")
-    )
-    assert "weights are generated" not in text
-    assert text.index("my.gguf: 40.0 ms") < text.index('id="claims"') and "/x/my.gguf" not in text.split('id="claims"')[0]
 
 
 def test_a_figure_is_told_by_its_title():

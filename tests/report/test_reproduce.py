@@ -191,6 +191,24 @@ def test_what_nothing_changed_for_is_kept_by_the_next_run(notebooks, ran, tmp_pa
     assert of_run(7) == "02_uses 08_all", "a module that it uses changed"
 
 
+def test_what_a_busy_machine_measured_is_not_kept(notebooks, ran, tmp_path):
+    """A run of another folder had kept it without a word; --resume --again measures it again where it is."""
+    for name in ("01_own", "02_quiet"):
+        notebooks.add(name, "1")
+    first, second = (known_machine(tmp_path / "runs" / str(number)) for number in (1, 2))
+    assert reproduce(notebooks.path, first, "--profile", "smoke").exit_code == 0
+    for name, state_then in {"01_own": {"busy": "other processes use 2.0 cores"}, "02_quiet": {}}.items():
+        records.append(first / f"{name}.jsonl", records.Record(quantity="q", unit="s", samples=[1.0], state=state_then))
+    ran.clear()
+    result = reproduce(notebooks.path, second, "--profile", "smoke")
+    assert ran == ["01_own"] and "02_quiet  kept from" in result.stderr
+    assert "01_own  not kept: other processes used the cores" in result.stderr
+    for options, runs_again in (((), []), (("--again", "--only", "02"), ["02_quiet"])):
+        ran.clear()
+        reproduce(notebooks.path, second, "--resume", *options)
+        assert ran == runs_again
+
+
 def test_a_clock_that_jumps_loses_nothing(notebooks, ran, tmp_path, monkeypatch):
     """An hour back is another run beside the first; back to the first one's very second is one error."""
     monkeypatch.setenv("KIT_RESULTS", str(tmp_path / "results"))

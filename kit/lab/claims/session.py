@@ -79,6 +79,7 @@ class Session:
 
     def _look(self) -> dict:
         if time.monotonic() - self._looked > _LOOK_SECONDS:
+            self.busy = self.busy or state.settle(0)  # others may have come since the notebook began
             self._state = state.probe_state().to_dict() | ({"busy": self.busy} if self.busy else {})
             self._looked = time.monotonic()
         return self._state

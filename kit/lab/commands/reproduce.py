@@ -21,7 +21,7 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda: also measure on the GPU.  [default: cpu]")
 @click.option("--out", type=OUT, metavar="DIR", help="Folder of the run.  [default: results/<UTC time>-<profile>[-cuda]]")
 @click.option("--resume", is_flag=True, help="Run what is missing, failed or changed in DIR (or in the newest run).")
-@click.option("--again", is_flag=True, help="Run every notebook, also those that nothing changed for since the last run.")
+@click.option("--again", is_flag=True, help="Run every notebook, also those for which nothing changed.")
 @click.option("-p", "texts", multiple=True, metavar="NAME=VALUE", help="Set a notebook parameter; repeatable.")
 @click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a notebook that runs longer.")
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
@@ -77,10 +77,12 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     for name, row in run.notebooks.items():
         if row.kept:
             click.echo(f"{name}  kept from {row.kept}: nothing that it follows from changed (--again runs it)", err=True)
+    for name in run.busy_before:
+        click.echo(f"{name}  not kept: other processes used the cores while it was measured", err=True)
     try:
         with terminate_as_interrupt(), tempfile.TemporaryDirectory(prefix="kit-") as kept:
             bar = sys.stderr.isatty() if progress is None else progress
-            left = runs.pending(run, jobs)
+            left = jobs if resume and again else runs.pending(run, jobs)
             run.plan(left)
             index.write(run, running=True)
             if serve:

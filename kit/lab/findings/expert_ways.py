@@ -46,6 +46,7 @@ _LEAST = 8  # tokens that it takes in any case; llama.cpp half as many
 _PROBE = 0.02  # seconds in which the disk is read after each token
 _FAULTS = 0.08  # by page faults, whose read-ahead takes up to 10 ms a time
 _PAST, _WARM = "slots past it, 2 readers", ("mapped", "slots through the page cache")
+LEAST = "the experts that MIN misses, at the disk's fastest; or all bytes of a token, at memory's"  # the bound of a token
 _FEW = 4  # tokens, which are decoded three times for the time of a token that reads nothing: late are only warm ones
 
 
@@ -269,7 +270,8 @@ def record_tokens(lab, runs, table) -> None:
     for run in runs:
         row = table.loc[run.way].dropna().items()
         told = ", ".join(f"{h[:-3]} {format_seconds(v)}" if h.endswith(", s") else f"{h} {v:.3g}" for h, v in row)
-        lab.record(quantity=f"a token, {run.way}", unit="s", samples=run.late("seconds").tolist(), reason=told)
+        bound = {"lower": least, "lower_source": LEAST} if (least := table.loc[run.way, "least, s"]) == least else {}
+        lab.record(quantity=f"a token, {run.way}", unit="s", samples=run.late("seconds").tolist(), reason=told, **bound)
 
 
 def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict:

@@ -1,5 +1,6 @@
 """The artifact checklist of a page: what a reader needs to repeat and to trust a run, filled from the run itself."""
 
+import shlex
 from dataclasses import dataclass
 
 from kit.lab.claims.records import Record
@@ -41,9 +42,10 @@ def checklist(run: Run, rows: list[Record], names: list[str]) -> list[Item]:
 def command_line(run: Run) -> str:
     """The command that repeats a run."""
     request = run.request
-    words = ["kit reproduce --profile", request.profile]
-    words += [f"--only {name}" for name in request.only] + [f"--model {request.model}"] * bool(request.model)
-    return " ".join(words + [f"-p {text}" for text in request.texts])
+    words = ["kit", "reproduce", "--profile", request.profile]
+    words += [word for name in request.only for word in ("--only", name)]
+    words += ["--model", request.model] * bool(request.model) + ["--device", request.device] * (request.device != "cpu")
+    return shlex.join(words + [word for text in request.texts for word in ("-p", text)])
 
 
 def _commit(run: Run, commits: list[str]) -> str:

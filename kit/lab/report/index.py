@@ -1,15 +1,13 @@
-"""The front page of a run: one decision, five answers, what to do, the notebooks, every claim, and what was not run."""
+"""The front page of a run: the reader's own speeds, what to do, five answers, the notebooks, every claim, what was not run."""
 
-import json
-import math
-import re
 from pathlib import Path
 
 from kit.errors import ReportError
+from kit.lab import measurements
 from kit.lab.claims import book, evidence
 from kit.lab.claims.book import Entry
 from kit.lab.claims.records import WARNED, Record
-from kit.lab.report import content, html, theme
+from kit.lab.report import content, html, lead, theme
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import checklist
 from kit.lab.report.run import Run
@@ -23,13 +21,6 @@ ANSWERED = {  # the claims that a reader comes for, and what each asks
     "five-tokens": "Can five tokens go from 8 hours to 35 seconds?",
 }
 TO_DO = "07_memory_frontier"  # its answer is what to do
-BARS = {  # the ways that the page opens with -> the quantity of the notebook that measured all of them, as a pattern, and the
-    # engine of peers.json that computes the same: dequantized float32 is what the others' KL divergence is from
-    "float32 weights, an LRU": (r"a token, LRU of .*, f32", ""),
-    "the file's blocks": (r"a token, blocks as they lie", "kit"),
-    "the file's blocks, 8-bit activations": (r"a token, blocks, int8 activations", "kit, int8 activations"),
-}
-MEASURED_IN = (TO_DO, "09_your_model")
 
 
 def write(run: Run, running: bool = False) -> Path:
@@ -39,7 +30,10 @@ def write(run: Run, running: bool = False) -> Path:
     """
     rows = [row for name in run.planned for row, _ in run.records_of(name)]
     cells = {name: html.cells_of(run.folder / f"{name}.ipynb") for name in run.planned}
-    entries = book.read(run.folder)
+    entries, first = book.read(run.folder), lead.leads(run, rows)
+    wrong = [(name, anchor, text) for name in run.planned for anchor, text in run.warnings_of(name)]
+    wrong += [(one.notebook, "", one.beaten) for one in first if one.beaten]
+    wrong += [("", "", measurements.said(*pair)) for pair in measurements.disagreements(measurements.of_run(run.folder))]
     return theme.write(
         run.folder / "index.html",
         "index.html.j2",
@@ -52,17 +46,23 @@ def write(run: Run, running: bool = False) -> Path:
         unfinished=[name for name in run.planned if name not in run.notebooks],
         ledger=entries,
         groups=groups(entries),
-        decision=decision(run, rows),
+        leads=first,
+        busy=busy(rows),
         answers=answers(entries),
         evidence={entry.claim.id: evidence.bearing_on(entry.claim) for entry in entries},
         report_of=evidence.report_of,
         to_do=(TO_DO, html.answer(cells.get(TO_DO, []))),
         tally=[(word, count) for word, count in book.tally(entries).items() if count],
-        warnings=[(name, anchor, text) for name in run.planned for anchor, text in run.warnings_of(name)],
+        warnings=wrong,
         measurements=[row for row in rows if not row.verdict and row.status != WARNED],
         records_uri=html.records_uri(run, run.planned),
         checklist=checklist(run, rows, run.planned),
     )
+
+
+def busy(rows: list[Record]) -> list[str]:
+    """The notebooks with a measurement that other processes disturbed."""
+    return [*dict.fromkeys(row.notebook for row in rows if row.state.get("busy"))]
 
 
 def one_page(folder: Path, request: runs.Request) -> Path:
@@ -75,45 +75,6 @@ def one_page(folder: Path, request: runs.Request) -> Path:
     for name, row in run.failed.items():
         raise ReportError(f"{name} failed in cell {row.cell}: {row.reason}; {page} shows how far it came")
     return page
-
-
-def decision(run: Run, rows: list[Record]) -> dict | None:
-    """What to run a token from: each way of BARS as measured in one notebook, and llama.cpp in a process of its own
-    (peers.json), the slowest first, each with its quality; None while no notebook has all of them. ``share``: of the longest
-    bar. ``peers``: engines in a process each, the exact way first: (name, seconds, times llama.cpp's speed, quality)."""
-    for name in MEASURED_IN:
-        own = [row for row in rows if row.notebook == name and row.unit == "s" and row.status == "ok" and row.median]
-        found = {way: next((row for row in own if re.fullmatch(told, row.quantity)), None) for way, (told, _) in BARS.items()}
-        if all(found.values()):
-            break
-    else:
-        return None
-    path = run.folder / "peers.json"
-    peers = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"engines": {}}
-    model, engines = found[next(iter(BARS))].parameters.get("model"), peers["engines"]
-    bars = [{"way": way, "what": row.quantity, "seconds": row.median, "own": True,
-             "quality": quality(engines, BARS[way][1], model)} for way, row in found.items()]  # fmt: skip
-    ran = {way: 1 / row["speed"] for way, row in engines.items() if row.get("speed", math.nan) > 0}  # nan: it could not run
-    peer = next((way for way in ran if way.startswith("llama.cpp")), None)
-    if peer:
-        bars.append({"way": peer, "what": "decode, in a process of its own", "seconds": ran[peer], "own": False,
-                     "quality": quality(engines, peer, model)})  # fmt: skip
-    beside = [(way, took, ran[peer] / took, quality(engines, way, model)) for way, took in ran.items() if peer and len(ran) > 1]
-    longest = max(bar["seconds"] for bar in bars)
-    bars = [bar | {"share": bar["seconds"] / longest} for bar in sorted(bars, key=lambda bar: -bar["seconds"])]
-    own = [bar for bar in bars if bar["own"]]
-    file = str(model or peers.get("file") or f"the model of the profile {run.request.profile}")
-    return {"file": file.rsplit("/", 1)[-1], "bars": bars, "best": own[-1], "worst": own[0], "notebook": name,
-            "generated": not model, "peers": beside}  # fmt: skip
-
-
-def quality(engines: dict[str, dict], name: str, model: str | None) -> str:
-    """What a way loses to float32, in words: by the engine of peers.json that computes it, "" for float32 itself; "" of a run
-    on generated weights, which have nothing to lose."""
-    kl = engines.get(name, {}).get("kl")
-    if not model or not name:
-        return "float32 itself" if model else ""
-    return f"KL {kl:.2g} nats" if kl is not None and kl == kl else "KL not measured in this run"
 
 
 def groups(entries: list[Entry]) -> dict[str, tuple[str, list[Entry]]]:

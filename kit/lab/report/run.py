@@ -17,7 +17,7 @@ import nbformat
 import kit
 from kit.errors import ReportError
 from kit.gguf.summary import check_blocks
-from kit.lab import machine
+from kit.lab import machine, measurements
 from kit.lab.claims import gates, records
 from kit.lab.claims.book import STATE, anchored
 from kit.lab.report import parameters, sources
@@ -62,6 +62,7 @@ class Run:
     started: str
     notebooks: dict[str, NotebookOutcome] = field(default_factory=dict)
     planned: list[str] = field(default_factory=list)
+    busy_before: list[str] = field(default_factory=list, repr=False)  # what `reuse` left out; of this command alone
 
     @property
     def failed(self) -> dict[str, NotebookOutcome]:
@@ -97,6 +98,10 @@ class Run:
         rows = self.records_of(name)
         return [(rows[number][1], text) for number, text in gates.warnings(row for row, _ in rows)]
 
+    def was_busy(self, name: str) -> bool:
+        """Whether other processes disturbed a measurement of a notebook."""
+        return any(row.state.get("busy") for row, _ in self.records_of(name))
+
     def plan(self, jobs: "list[Job]") -> None:
         """Note that the jobs are to run."""
         self.planned = sorted({*self.planned, *(job.name for job in jobs)})
@@ -104,7 +109,7 @@ class Run:
 
     def save(self) -> None:
         """Replace run.json; ReportError when the folder cannot be written (no rights, full disk)."""
-        state = {key: value for key, value in asdict(self).items() if key != "folder"}
+        state = {key: value for key, value in asdict(self).items() if key not in ("folder", "busy_before")}
         write_atomically(self.folder / STATE, json.dumps({"schema_version": 1, **state}, indent=1) + "\n")
 
 
@@ -232,12 +237,14 @@ def pending(run: Run, jobs: list[Job]) -> list[Job]:
 
 def reuse(run: Run, jobs: list[Job]) -> None:
     """Copy into a new run what the newest run of the same request on this kind of machine has of its jobs, where nothing
-    changed that they follow from; with them the machine as it was measured then."""
+    changed that they follow from and no other process disturbed them; with them the machine as it was measured then."""
     for earlier in newest(run.folder.parent):
         asked = [(each.machine_id, replace(each.request, only=())) for each in (run, earlier)]
         if earlier.folder == run.folder or asked[0] != asked[1]:
             continue
         left = {job.name for job in pending(earlier, jobs)}
+        run.busy_before = sorted(name for name in earlier.notebooks if name not in left and earlier.was_busy(name))
+        left |= {*run.busy_before}
         whole = {job.name for job in jobs if (earlier.folder / f"{job.name}.ipynb").exists()}
         if kept := sorted(whole - left):
             files = [path for name in kept for kind in KEPT for path in earlier.folder.glob(f"{name}.{kind}")]
@@ -253,7 +260,7 @@ def reuse(run: Run, jobs: list[Job]) -> None:
 
 READ_ALL = ("08",)  # the claims: their verdicts come from the records of every notebook
 KEPT = ("ipynb", "jsonl", "png")  # its page is rendered again and says where it comes from
-OF_RUN = ("environment.json", "peers.json")  # measured once, for all notebooks
+OF_RUN = ("environment.json", "peers.json", measurements.NAME)  # measured once, for all notebooks
 
 
 def expected(profile: str, jobs: list[Job], results: Path) -> list[float]:

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import math
+import shlex
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -33,6 +34,7 @@ def _environment() -> jinja2.Environment:
         finalize=lambda value: type(value)(visible(value)) if isinstance(value, str) else value,
     )  # fmt: skip
     environment.filters |= {"quantity": units.format_quantity, "seconds": units.format_seconds, "bytes": units.format_bytes}
+    environment.filters["shellquote"] = lambda text: shlex.quote(str(text))
     environment.globals |= {"policy": _policy(), "style": _asset("page.css") + _tones(), "script": _asset("page.js")}
     environment.globals |= {"positions": positions, "limits": LIMITS}
     return environment

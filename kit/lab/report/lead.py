@@ -1,0 +1,187 @@
+"""What the front page opens with: a token by llama.cpp, by the kit's best way and by the bound, each with its command.
+
+Every number is one measurement: the engines' of ``peers.json``, which ran the same tokens in turn, or notebook 10's ways. A
+machine that was busy meanwhile gives no comparison, and the page says so.
+"""
+
+import json
+import math
+import shlex
+from dataclasses import dataclass
+
+from kit.lab.claims.records import Record
+from kit.lab.report.run import Run
+from kit.lab.state import BUSY
+from kit.units import format_seconds
+
+PROMPT = "The capital of France is"
+OURS = {"kit": "", "kit, int8 activations": " --linear fused-int8"}  # engine of peers.json -> options of kit generate
+PEER = "llama.cpp, mmap"  # its default: the file mapped
+WAYS = {"kit": "a token, blocks as they lie", "kit, int8 activations": "a token, blocks, int8 activations"}  # in MEASURED_IN
+MEASURED_IN = ("07_memory_frontier", "09_your_model")
+EXPERTS = "10_experts"  # a mixture in a part of the memory that it takes
+PEER_OF_EXPERTS = "a token, llama.cpp, mapped"
+BUSY_TOLD = "busy, not a comparison"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: ``told`` in small print; ``kind``: "own", "peer" or "bound"; ``samples``: seconds of a token, one at least."""
+
+    name: str
+    told: str
+    kind: str
+    samples: tuple[float, ...]
+    command: str
+
+    @property
+    def seconds(self) -> float:
+        """The median."""
+        return sorted(self.samples)[len(self.samples) // 2]
+
+    @property
+    def spread(self) -> str:
+        """The least and the most of several samples, in words."""
+        if len(self.samples) < 2:
+            return ""
+        return f"{format_seconds(min(self.samples))} to {format_seconds(max(self.samples))} in {len(self.samples)} samples"
+
+
+@dataclass(frozen=True)
+class Lead:
+    """One file: ``bars``, the slowest first; ``busy``: why they are no comparison, else ""; ``notebook``: where it is from."""
+
+    file: str
+    bars: tuple[Bar, ...]
+    notebook: str
+    busy: str = ""
+    generated: bool = False
+
+    @property
+    def best(self) -> Bar:
+        """The fastest way of the kit."""
+        return min((bar for bar in self.bars if bar.kind == "own"), key=lambda bar: bar.seconds)
+
+    @property
+    def peer(self) -> Bar | None:
+        """llama.cpp, where it ran."""
+        return next((bar for bar in self.bars if bar.kind == "peer"), None)
+
+    @property
+    def bound(self) -> Bar | None:
+        """The least that the machine's bandwidth allows, where it is known."""
+        return next((bar for bar in self.bars if bar.kind == "bound"), None)
+
+    @property
+    def title(self) -> str:
+        """The answer in one line; no comparison of a busy machine."""
+        told = f"{self.file}: {format_seconds(self.best.seconds)} per token with kit"
+        if self.peer and not self.busy:
+            told += f", {format_seconds(self.peer.seconds)} with llama.cpp"
+        return f"{told}; at least {format_seconds(self.bound.seconds)} on this machine" if self.bound else told
+
+    @property
+    def times(self) -> float | None:
+        """The speed of the kit's best way over llama.cpp's; None of a busy machine."""
+        return self.peer.seconds / self.best.seconds if self.peer and not self.busy else None
+
+    def share(self, bar: Bar) -> float:
+        """Of the longest bar."""
+        return bar.seconds / max(each.seconds for each in self.bars)
+
+    @property
+    def beaten(self) -> str:
+        """What is wrong when a way is faster than the bound: that the page contradicts itself; "" where none is."""
+        faster = [bar for bar in self.bars if self.bound and bar.kind != "bound" and min(bar.samples) < self.bound.seconds]
+        told = [f"{bar.name}: {format_seconds(min(bar.samples))} per token" for bar in faster]
+        return f"{'; '.join(told)} beats the bound of {format_seconds(self.bound.seconds)}: the bound is wrong" if told else ""
+
+
+def leads(run: Run, rows: list[Record]) -> list[Lead]:
+    """The run's file and, where notebook 10 ran, its mixture; of those that have a way of the kit."""
+    return [lead for lead in (_of_file(run, rows), _of_mixture(run, rows)) if lead]
+
+
+def _of_file(run: Run, rows: list[Record]) -> Lead | None:
+    path = run.folder / "peers.json"
+    peers = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"engines": {}}
+    ran = {name: row for name, row in peers["engines"].items() if row.get("speed", math.nan) > 0}  # nan: it could not run
+    notebook = peers.get("by") or next((name for name in MEASURED_IN if any(row.notebook == name for row in rows)), "")
+    own = [row for row in rows if row.notebook in MEASURED_IN and row.status == "ok" and row.median]
+    measured = {name: _samples(row) for name, row in ran.items()}
+    if not OURS.keys() & measured.keys():  # llama.cpp is not installed: the notebook's own
+        found = {name: next((row for row in own if row.quantity == quantity), None) for name, quantity in WAYS.items()}
+        measured |= {name: tuple(row.samples) for name, row in found.items() if row}
+    if not OURS.keys() & measured.keys():
+        return None
+    model, busy = run.request.model, _busy(ran, [row for row in rows if row.notebook == notebook])
+    best = min(OURS.keys() & measured.keys(), key=lambda name: sorted(measured[name])[len(measured[name]) // 2])
+    bars = [Bar(f"kit{', 8-bit activations' * (best != 'kit')}", _quality(ran, best, model), "own", measured[best],
+                generate(run, OURS[best]))]  # fmt: skip
+    if PEER in measured:
+        command = f"llama-cli -m {shlex.quote(model)} -p '{PROMPT}'" if model else ""
+        bars.append(Bar("llama.cpp, the file mapped", _quality(ran, PEER, model), "peer", measured[PEER], command))
+    least = [row.lower for row in own if row.quantity == WAYS["kit"] and row.lower]
+    if least:
+        explain = f"kit explain {shlex.quote(model)}" if model else ""
+        bars.append(Bar("the bound", "bytes of a token, read once from memory", "bound", (min(least),), explain))
+    name = str(model or peers.get("file") or f"the model of the profile {run.request.profile}").rsplit("/", 1)[-1]
+    return Lead(name, _slowest_first(bars), notebook, busy, not model)
+
+
+def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:
+    rows = [row for row in rows if row.notebook == EXPERTS]
+    own = [
+        row for row in rows if row.quantity.startswith("a token, ") and row.unit == "s" and row.status == "ok" and row.median
+    ]
+    ours = [row for row in own if row.quantity != PEER_OF_EXPERTS]
+    if not ours:
+        return None
+    best, command = min(ours, key=lambda row: row.median), f"kit reproduce --profile {run.request.profile} --only {EXPERTS[:2]}"
+    bars = [Bar(f"kit, {best.quantity.removeprefix('a token, ')}", "", "own", tuple(best.samples), command)]
+    bars += [Bar("llama.cpp, the file mapped", "", "peer", tuple(row.samples), command) for row in own if row not in ours]
+    if best.lower:
+        bars.append(Bar("the bound", best.lower_source, "bound", (best.lower,), ""))
+    model = str(best.parameters.get("mixture") or "a mixture of experts that memory does not hold")
+    return Lead(model, _slowest_first(bars), EXPERTS, _busy({}, rows), not run.request.model)
+
+
+def generate(run: Run, options: str = "") -> str:
+    """The command that runs the kit's way on the run's model; of a generated model, the one that measures it."""
+    if run.request.model:
+        return f"kit generate {shlex.quote(run.request.model)} -p '{PROMPT}'{options}"
+    return f"kit reproduce --profile {run.request.profile} --only {MEASURED_IN[0][:2]}"
+
+
+def _samples(row: dict) -> tuple[float, ...]:
+    """Seconds of a token from an engine's tokens a second."""
+    samples = row.get("samples")
+    return tuple(1 / speed for speed in (samples if isinstance(samples, list) and samples else [row["speed"]]))
+
+
+def _busy(ran: dict[str, dict], rows: list[Record]) -> str:
+    """Why the ways are no comparison, by what other processes used meanwhile; "" where they left the cores."""
+    others = max((row.get("others") or 0.0 for row in ran.values()), default=0.0)
+    if others > BUSY:
+        return f"{BUSY_TOLD}: other processes used {others:.1f} cores meanwhile"
+    said = next((row.state["busy"] for row in rows if row.state.get("busy")), "")
+    return f"{BUSY_TOLD}: {said}" if said else ""
+
+
+def _quality(ran: dict[str, dict], name: str, model: str) -> str:
+    """What a way loses to float32, with its error; "" of generated weights, which have nothing to lose."""
+    row = ran.get(name, {})
+    kl, error = (row.get(key) for key in ("kl", "kl_error"))
+    if not model:
+        return ""
+    if kl is None or kl != kl:
+        return "quality not measured in this run"
+    if error is None or error != error:
+        return "KL to float32 without its error"
+    if error > kl / 2 and kl > 1e-6:
+        return f"KL to float32 below {kl + 2 * error:.1g} nats per token"
+    return f"KL to float32 {kl:.2g} ± {error:.1g} nats per token"
+
+
+def _slowest_first(bars: list[Bar]) -> tuple[Bar, ...]:
+    return tuple(sorted(bars, key=lambda bar: -bar.seconds))

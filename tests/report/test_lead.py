@@ -1,0 +1,115 @@
+"""What the front page opens with: one value a bar, its command, no comparison of a busy machine, no bound that is beaten."""
+
+import json
+import re
+import shlex
+
+import pytest
+from click.testing import CliRunner
+
+from kit.lab import measurements
+from kit.lab.claims import records
+from kit.lab.claims.records import Record
+from kit.lab.commands.cli import main
+from kit.lab.report import index, lead
+from kit.lab.report import run as runs
+from kit.lab.report.checklist import command_line
+from kit.synthetic.write import cached_model
+
+ENGINES = {
+    "kit": {"speed": 10.0, "samples": [9.0, 10.0, 11.0], "kl": 1e-9, "kl_error": 1e-10},
+    "kit, int8 activations": {"speed": 20.0, "samples": [19.0, 20.0, 22.0], "kl": 0.0321, "kl_error": 0.002},
+    "llama.cpp, mmap": {"speed": 25.0, "samples": [24.0, 25.0, 26.0], "kl": 0.05, "kl_error": 0.06},
+    "another": {"speed": float("nan")},
+}
+
+
+def row_of(quantity, seconds, notebook="07_memory_frontier", **more):
+    return Record(quantity=quantity, unit="s", samples=[seconds], notebook=notebook, **more)
+
+
+def leads_of(folder, rows=(), model="", engines=None, **peers):
+    """What the front page of a run with these records and engines opens with."""
+    if engines:
+        told = {"file": "my.gguf", "by": "07_memory_frontier", "engines": engines} | peers
+        (folder / "peers.json").write_text(json.dumps(told))
+    return lead.leads(runs.Run(folder, runs.Request(model=model), "m", "0", "c", "now"), [*rows])
+
+
+def test_the_front_page_opens_with_llama_cpp_the_best_way_and_the_bound(tmp_path):
+    """Each with one value, its spread and its command; the sentence takes the values of the bars."""
+    assert not leads_of(tmp_path, [row_of("a token, LRU of 1.86 GiB, f32", 0.9)])
+    way = row_of("a token, blocks as they lie", 0.06, lower=0.03)
+    [own] = leads_of(tmp_path, [way])  # without llama.cpp
+    assert [(bar.kind, bar.seconds) for bar in own.bars] == [("own", 0.06), ("bound", 0.03)] and own.times is None
+    [found] = leads_of(tmp_path, [way], "/models of x/my.gguf", ENGINES)
+    assert [(bar.kind, bar.seconds) for bar in found.bars] == [("own", 0.05), ("peer", 0.04), ("bound", 0.03)]
+    assert found.title == "my.gguf: 50.0 ms per token with kit, 40.0 ms with llama.cpp; at least 30.0 ms on this machine"
+    assert found.times == pytest.approx(0.8) and "45.5 ms to 52.6 ms in 3 samples" == found.best.spread
+    assert found.best.told == "KL to float32 0.032 ± 0.002 nats per token"
+    assert found.peer.told == "KL to float32 below 0.2 nats per token", "no value whose error rivals it"
+    assert found.best.command == "kit generate '/models of x/my.gguf' -p 'The capital of France is' --linear fused-int8"
+    records.append(tmp_path / "07_memory_frontier.jsonl", way)
+    run = runs.Run(tmp_path, runs.Request(model="/models of x/my.gguf"), "m", "0", "c", "now", planned=["07_memory_frontier"])
+    text = index.write(run).read_text().replace("&#39;", "'")
+    assert found.title in text and found.best.command in text and "0.8 times the speed of llama.cpp" in text
+    assert "weights are generated" not in text and "Busy" not in text
+    [section] = re.findall(r'<section class="decision".*?</section>', text, re.DOTALL)
+    told = [bar.spread for bar in found.bars if bar.spread] + [found.title]
+    values = {f"{1e3 * seconds:.1f} ms" for bar in found.bars for seconds in (bar.seconds, *bar.samples)}
+    assert {*re.findall(r"[\d.]+ ms", section)} <= values and all(each in section for each in told)
+
+
+@pytest.mark.parametrize("how", ["others", "records"])
+def test_a_busy_machine_gives_no_comparison(tmp_path, how):
+    """llama.cpp's threads spin: on a busy machine the kit was "22.15 times as fast"."""
+    engines = {name: row | ({"others": 1.9} if how == "others" else {}) for name, row in ENGINES.items()}
+    state = {} if how == "others" else {"busy": "other processes use 2.0 cores"}
+    way = row_of("a token, blocks as they lie", 0.06, state=state)
+    [found] = leads_of(tmp_path, [way], "my.gguf", engines)
+    assert found.times is None and found.busy.startswith("busy, not a comparison: other") and "llama.cpp" not in found.title
+    records.append(tmp_path / "07_memory_frontier.jsonl", way)
+    run = runs.Run(tmp_path, runs.Request(model="my.gguf"), "m", "0", "c", "now", planned=["07_memory_frontier"])
+    text = index.write(run).read_text()
+    assert "Busy, not a comparison" in text and "times the speed of llama.cpp" not in text
+    assert ("so no speed on them is a comparison: 07_memory_frontier" in text) == (how == "records")
+
+
+def test_a_bound_that_a_way_beats_is_a_warning(tmp_path):
+    way = row_of("a token, blocks as they lie", 0.06, lower=0.045)
+    [found] = leads_of(tmp_path, [way], "my.gguf", ENGINES)
+    assert "llama.cpp, the file mapped: 38.5 ms per token beats the bound of 45.0 ms" in found.beaten
+    records.append(tmp_path / "07_memory_frontier.jsonl", way)
+    run = runs.Run(tmp_path, runs.Request(model="my.gguf"), "m", "0", "c", "now", planned=["07_memory_frontier"])
+    assert found.beaten in index.write(run).read_text()
+    assert not leads_of(tmp_path, [row_of("a token, blocks as they lie", 0.06, lower=0.03)], "my.gguf", ENGINES)[0].beaten
+
+
+def test_a_mixture_that_memory_does_not_hold_has_bars_of_its_own(tmp_path):
+    ways = {"mapped": 0.8, "slots past it, 2 readers": 0.09, "llama.cpp, mapped": 2.1}
+    rows = [row_of(f"a token, {way}", seconds, "10_experts", lower=0.05) for way, seconds in ways.items()]
+    [found] = leads_of(tmp_path, rows)
+    assert [(bar.kind, bar.seconds) for bar in found.bars] == [("peer", 2.1), ("own", 0.09), ("bound", 0.05)]
+
+
+def test_two_values_of_one_measurement_that_disagree_are_a_warning(tmp_path):
+    store = measurements.of_run(tmp_path)
+    for seconds, by in ((0.04, "07"), (0.1, "09")):
+        store.add(measurements.Reading("blocks", "file", (seconds, 1.01 * seconds, 0.99 * seconds), by=by))
+    text = index.write(runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")).read_text()
+    assert "two measurements of blocks disagree: 40.0 ms" in text
+
+
+def test_every_command_of_the_front_page_runs_as_printed(tmp_path):
+    """The path was dropped from `kit generate`, and it ended with 2."""
+    model = cached_model("tiny-llama", folder=tmp_path / "a folder")
+    way = row_of("a token, blocks as they lie", 0.06, lower=0.03)
+    for run_on in (str(model), ""):
+        commands = [bar.command for bar in leads_of(tmp_path, [way], run_on, ENGINES)[0].bars]
+        run = runs.Run(tmp_path, runs.Request(model=run_on, only=("00",), texts=("seed=1",)), "m", "0", "c", "now")
+        for command in {*filter(None, commands), command_line(run)}:
+            name, *words = shlex.split(command)
+            if name == "kit":
+                few = {"generate": ["-n", "1"], "explain": ["--help"], "reproduce": ["--list"]}[words[0]]
+                result = CliRunner().invoke(main, [*words, *few])
+                assert result.exit_code == 0, (command, result.output)
