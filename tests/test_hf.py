@@ -20,6 +20,7 @@ from kit.hf.nn import RMSNorm
 from kit.hf.stored import StoredWeight
 from kit.lab.costs.order import order_of
 from kit.lab.costs.ways import BLOCKS, Way, measure
+from kit.model import budget
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])
 
@@ -55,6 +56,28 @@ def test_logits_and_weights_equal_transformers_own(files, name):
     assert_equal(model, type(model).from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval())
     dense = [key for key, weight in model.named_parameters() if weight.ndim > 1 and not isinstance(weight, StoredWeight)]
     assert all("conv" in key or "A_log" in key or "gate.weight" in key for key in dense), dense
+
+
+@pytest.mark.parametrize("engine", ["auto", "modules"])
+@pytest.mark.parametrize("name, holds", [("qwen3_moe", "slots"), ("llama", "pinned")])
+def test_within_a_budget_of_memory_the_logits_are_the_same(files, monkeypatch, engine, name, holds):
+    monkeypatch.setattr(budget, "process_bytes", int)
+    with kit.open(files(name)) as file:
+        whole = budget.divide(file, "1 GiB")
+    memory = whole.process + whole.history + whole.page_cache - 1000
+    for way in ("blocks", "blocks-int8"):
+        found = []
+        for more in ({}, {"memory": memory, "policy": "LFU"}):
+            model, _ = kit.hf.load(files(name), way, engine=engine, **more)
+            with torch.no_grad():
+                found.append([model(TOKENS).logits, model(TOKENS[:, :1]).logits])
+        assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        weights = model.get_input_embeddings().weight.source.weights
+        assert (weights.experts.stats.misses > 0) if holds == "slots" else not weights.mapped
+    with pytest.raises(ModelError, match="leave out cache="):
+        kit.hf.load(files(name), cache=kit.LRU("1 GiB"), memory="1 GiB")
+    with pytest.raises(ModelError, match=r"is too little: the least"):
+        kit.hf.load(files(name), memory="1 KiB")
 
 
 def test_frequencies_are_divided_as_llama_3_divides_them(files, tmp_path):

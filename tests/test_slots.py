@@ -248,7 +248,7 @@ def test_too_little_is_one_error_with_the_least_that_works(file, paths, monkeypa
         kit.Weights(file, cache=kit.LRU("1 GiB"), experts=kit.Slots("1 GiB"))
     with kit.open(paths("tiny-granite")) as dense, pytest.raises(CacheError, match="has no experts"):
         kit.Weights(dense, experts=kit.Slots("1 GiB"))
-    monkeypatch.setattr(budget, "PROCESS", 0)
+    monkeypatch.setattr(budget, "process_bytes", int)
     for name in ("tiny-qwen3moe", "tiny-granite"):
         with kit.open(paths(name)) as small:
             with pytest.raises(ModelError, match=rf"{name}.gguf: 10\.00 KiB of memory is too little: the least .* is ") as told:
@@ -264,7 +264,7 @@ INTERRUPTED = """
 import os, sys, time
 from kit.lab.commands.cli import main
 from kit.model import budget, readers
-real, budget.PROCESS = os.preadv, 0
+real, budget.process_bytes = os.preadv, int
 def slow(*how):
     print("reading", flush=True)
     time.sleep(0.5)
@@ -291,7 +291,7 @@ def test_ctrl_c_ends_a_generation_from_slots_at_once(paths):
 
 @pytest.mark.parametrize("name", ["tiny-qwen3moe", "tiny-granite"])
 def test_the_parts_of_a_budget_add_up_to_the_memory(paths, name, monkeypatch):
-    monkeypatch.setattr(budget, "PROCESS", 0)
+    monkeypatch.setattr(budget, "process_bytes", int)
     with kit.open(paths(name)) as file:
         kinds = set()
         for memory in (1280 << 10, 1536 << 10, 64 << 20) if "moe" in name else (700 << 10, 750 << 10, 64 << 20):
@@ -306,7 +306,7 @@ def test_the_parts_of_a_budget_add_up_to_the_memory(paths, name, monkeypatch):
 
 
 def test_generate_stays_within_a_budget_and_says_what_it_held(paths, monkeypatch):
-    monkeypatch.setattr(budget, "PROCESS", 0)
+    monkeypatch.setattr(budget, "process_bytes", int)
     path = paths("tiny-qwen3moe")
     plain = ["generate", str(path), "--tokens", "5,6,7", "-n", "20", "--ignore-end", "--json"]
 
@@ -324,6 +324,23 @@ def test_generate_stays_within_a_budget_and_says_what_it_held(paths, monkeypatch
     assert "--policy would change nothing" in ran("--policy", "LFU")
     assert "--memory would change nothing" in ran("--memory", "1GiB", "--linear", "dequantized")
     assert "--cache would change nothing" in ran("--memory", "1GiB", "--cache", "pinned:1MiB", "--linear", "fused")
+
+
+def test_perplexity_within_a_budget_is_that_without(paths, monkeypatch):
+    monkeypatch.setattr(budget, "process_bytes", int)
+    for name, memory in (("tiny-qwen3moe", "1900KiB"), ("tiny-granite", "1050KiB")):
+        plain, found = ["perplexity", str(paths(name)), "--tokens", "40", "--context", "16", "--json"], []
+        for more in ([], ["--memory", memory]):
+            run = CliRunner().invoke(main, [*plain, *more])
+            assert not run.exit_code, run.output
+            found.append(json.loads(run.stdout))
+        assert found[0]["perplexity"] == found[1]["perplexity"] and found[0]["memory"] is None
+        assert ("experts" if "moe" in name else "pinned") in found[1]["memory"]
+    for more, told in (
+        (["--policy", "LFU"], "--policy would change"),
+        (["--memory", "1GiB", "--linear", "matmul"], "own blocks"),
+    ):
+        assert told in CliRunner().invoke(main, [*plain, *more]).stderr
 
 
 # ---- readers

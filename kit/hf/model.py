@@ -43,19 +43,23 @@ def load(
     device: str = "cpu",
     model_class: type[PreTrainedModel] | None = None,
     engine: str = "auto",
+    memory: int | str | None = None,
+    policy: str = "LRU",
 ):
     """(model, tokenizer) of a GGUF file of any architecture that transformers maps; float32 on the CPU, weights frozen.
 
     weights: "blocks" (products from the file's blocks), "blocks-int8" (the same with activations rounded to 8 bits, as in
     llama.cpp) or "float32" (dequantized once and kept). ``cache``: a policy such as kit.LRU("4 GiB") for dequantized float32
-    weights. ``trace``: gets a span for each product, look-up and pass. ``engine``: "auto" (the kit's own pass where it has the
-    architecture; what needs transformers' modules, such as hooks, adapters or training, runs by them, with a warning that
-    says why) or "modules". The tokenizer is None for a file without a
-    vocabulary. Raises ModelError, which names the file and the tensor.
+    weights. ``memory``: what the whole process may use, 4,096 positions of context among it, where the kit has a pass for the
+    architecture: of a larger mixture it keeps experts by ``policy``, a name in kit.model.slots.NAMES, of a larger dense model
+    the first matrices. ``trace``: gets a span for each product, look-up and pass. ``engine``: "auto" (the kit's own pass where
+    it has the architecture; what needs transformers' modules, such as hooks, adapters or training, runs by them, with a warning
+    that says why) or "modules". The tokenizer is None for a file without a vocabulary. Raises ModelError, which names the file
+    and the tensor.
     """
     if torch.device(device).type != "cpu":
         raise ModelError(f"kit.hf.load runs on the CPU, not on {device!r}; the kit's own pass (kit.Transformer) runs on CUDA")
-    source = Source.of(path, weights, cache, trace)
+    source = Source.of(path, weights, cache, trace, memory, policy)
     model, tokenizer = model_over(source, model_class, trace is None, engine), tokenizer_of(source.weights.file)
     if isinstance(tokenizer, GGUFTokenizer) and model.can_generate():
         ends = sorted(tokenizer.own.end_tokens) or None

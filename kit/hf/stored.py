@@ -12,11 +12,13 @@ from kit.errors import ModelError, known
 from kit.gguf.names import layer_of
 from kit.gguf.reader import GGUFFile
 from kit.gguf.reader import open as open_file
+from kit.model.budget import weights_within
+from kit.model.hyperparameters import read_config
 from kit.model.linear import linear_named
 from kit.model.weights import Weights
 from kit.trace import Trace
 
-_aten = torch.ops.aten
+_aten, _CONTEXT = torch.ops.aten, 4096  # positions whose keys and values a limit of memory has room for
 WAYS = {  # weights= -> (policy of the cache, variant of kit.model.linear)
     "blocks": (None, "fused"),
     "blocks-int8": (None, "fused-int8"),
@@ -36,12 +38,18 @@ class Source:
         self._known: dict[str, tuple] = {}  # name -> layer, bytes that a product reads, function for one token or None
 
     @classmethod
-    def of(cls, file, way: str = "blocks", cache: Policy | None = None, trace: Trace | None = None) -> "Source":
+    def of(
+        cls, file, way="blocks", cache: Policy | None = None, trace: Trace | None = None, memory=None, policy="LRU"
+    ) -> "Source":
         """A Source with the arguments of kit.hf.load: ``file`` a path or an open file, ``way`` a row of WAYS."""
         known("weights", way, WAYS, ModelError)
-        policy, linear = WAYS["float32" if cache is not None else way]
-        file = file if isinstance(file, GGUFFile) else open_file(file)
-        weights = Weights(file, cache=cache if cache is not None else policy and policy(), trace=trace)
+        keeps, linear = WAYS["float32" if cache is not None else way]
+        if memory is not None and (cache is not None or keeps):
+            raise ModelError("memory= holds the file's own blocks: leave out cache= and weights='float32'")
+        file = file if isinstance(file, GGUFFile) else open_file(file, "large" if memory is None else "small")
+        if memory is not None:
+            return cls(weights_within(file, memory, policy, trace, context=min(_CONTEXT, read_config(file).context))[0], linear)
+        weights = Weights(file, cache=cache if cache is not None else keeps and keeps(), trace=trace)
         return cls(weights, linear, None if cache is not None else (file.path, way))
 
     def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +66,8 @@ class Source:
 
     def _learn(self, name):
         of_one = None
-        if self.linear.activations and not name.endswith("]"):  # not for experts: the buffers of all would be too large
+        whole = not name.endswith("]")  # experts: the buffers of all would be too large
+        if self.linear.activations and self.weights.mapped and whole:
             of_one = Product(self.weights.blocks(name), self.weights.info(name).qtype, self.linear.activations)
         return self._known.setdefault(name, (layer_of(name), self.linear.nbytes(self.weights, name), of_one))
 
@@ -67,7 +76,8 @@ class Source:
 
     def __reduce__(self):
         if self._again is None:
-            raise ModelError(f"{self.weights.file.path}: a model over a cache cannot be pickled: load it without cache=")
+            path = self.weights.file.path
+            raise ModelError(f"{path}: a model over a cache cannot be pickled: load it without cache= and memory=")
         return Source.of, self._again
 
 

@@ -10,10 +10,11 @@ from kit.model.pinned import PinnedBlocks
 from kit.model.slots import SlotLayout, Slots
 from kit.model.transformer import Transformer
 from kit.model.weights import Weights
-from kit.system import memory_limit
+from kit.system import memory_limit, own_memory
 from kit.units import format_bytes, parse_bytes
 
-PROCESS = 448 << 20  # Python, torch, kernels while they are compiled, a tokenizer: 415 MiB were measured, 320 once compiled
+PROCESS = 448 << 20  # Python, torch, the kit's kernels while they are compiled: 415 MiB were measured, 320 once compiled
+_GROWTH, _UNIT = 288 << 20, 16 << 20  # libraries that files back (170 MiB), and what running and compiling adds to memory
 _ROW = 64 << 10  # bytes that the system maps around a row of the embedding
 _VECTORS = 8  # of each token of a prompt, as long as the longest: what a layer holds at once
 
@@ -43,8 +44,10 @@ class Budget(NamedTuple):
         return f"{format_bytes(self.memory)}: " + ", ".join(f"{format_bytes(n)} {name}" for name, n in parts.items())
 
 
-def divide(file, memory: int | str, context: int | None = None, kv_dtype: str = "float32") -> Budget:
-    """The budget of a program that runs an open file's model in so much memory. ``context``: positions (None: the file's).
+def divide(file, memory: int | str, context=None, kv_dtype="float32", rows: int = 1, process: int | None = None) -> Budget:
+    """The budget of a program that runs an open file's model in so much memory. ``context``: positions (None: the file's);
+    ``rows``: for so many a pass returns logits; ``process``: bytes of a program without a model (None: as this one is now).
+
     ModelError with the least memory that works, where it is too little, and where the process may not use so much."""
     try:
         memory = parse_bytes(memory)
@@ -59,7 +62,8 @@ def divide(file, memory: int | str, context: int | None = None, kv_dtype: str = 
     experts = sum(infos[name].nbytes for name in used if "_exps.w" in name)
     embedding = min(tokens * _ROW, sum(info.nbytes for name, info in infos.items() if name not in used))
     longest = max(shape[-1] for shape in config.tensors().values())
-    process = PROCESS + tokens * 4 * _VECTORS * longest
+    process = process_bytes() if process is None else process
+    process += 4 * (tokens * _VECTORS * longest + rows * config.vocabulary)
     history = model.new_cache(1).bytes_per_position * tokens
     left = memory - process - history - embedding
 
@@ -77,16 +81,22 @@ def divide(file, memory: int | str, context: int | None = None, kv_dtype: str = 
     return budget(mapped=dense, slots=left - dense) if experts else budget(pinned=left)
 
 
+def process_bytes() -> int:
+    """Bytes that this process will need without a model."""
+    return -(-(own_memory() + _GROWTH) // _UNIT) * _UNIT
+
+
 def _largest(file, used) -> int:
     """Bytes of the vectors and of the largest matrix: what blocks that are read at every use need."""
     sizes = [file.tensors[name] for name in used]
     return sum(info.nbytes for info in sizes if len(info.shape) == 1) + max(info.nbytes for info in sizes)
 
 
-def weights_within(file, memory, policy="LRU", context=None, kv_dtype="float32", trace=None) -> tuple[Weights, Budget]:
-    """Weights with which a program stays within ``memory`` bytes (see ``divide``), and how these are divided: the mapped file
-    where it fits, else slots of experts by ``policy`` (of kit.model.slots.NAMES), or a dense model's first blocks."""
-    budget = divide(file, memory, context, kv_dtype)
+def weights_within(file, memory, policy="LRU", trace=None, **how) -> tuple[Weights, Budget]:
+    """Weights with which a program stays within ``memory`` bytes, and how these are divided (see ``divide``, also for ``how``):
+    the mapped file where it fits, else slots of experts by ``policy`` (of kit.model.slots.NAMES), or a dense model's first
+    blocks."""
+    budget = divide(file, memory, **how)
     if budget.whole:
         return Weights(file, trace=trace), budget
     if budget.slots:

@@ -18,7 +18,7 @@ from kit.cache.replay import replay
 from kit.cache.routes import key_of
 from kit.cache.stats import Stats
 from kit.cache.traces import Requests
-from kit.errors import CacheError, GGUFError, ModelError, known
+from kit.errors import CacheError, GGUFError, known
 from kit.gguf.names import blocks_of, layer_of
 from kit.model.readers import Depth, Load, Read, Readers, probed
 from kit.system import advise, reserve
@@ -205,9 +205,9 @@ class ExpertSlots:
         key, stack, expert = self.layout.find(name)
         if self._queue:
             self._move_to(key)
-        slot = self._now.get(key)
-        if slot is None:
-            raise ModelError(f"{self._file.path}: {name!r} is used, and was not announced to the slots of experts")
+        if key not in self._now:  # transformers' modules announce nothing
+            self.expects([name])
+        slot = self._now[key]
         if slot in self._loads:
             self._wait(key, slot)
         return self._base + slot * self.layout.size + stack.place + (stack.offset + expert * stack.each) % PAGE

@@ -121,7 +121,7 @@ def command(
     if memory:
         prompt = tokenizer_of(opened).encode(prompt) if isinstance(prompt, str) else prompt
         context = context or min(read_config(opened).context, len(prompt) + max_tokens)
-        weights, budget = weights_within(opened, memory, policy, context, kv, trace)
+        weights, budget = weights_within(opened, memory, policy, trace, context=context, kv_dtype=kv)
         slots, bounded = weights.experts, kit.Transformer(weights, attention, linear, context, kv)
 
         def start(policy, *given, trace=None, **more):

@@ -15,9 +15,11 @@ DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 @click.option("--stride", type=click.IntRange(1), help="A window starts so much after the last.  [default: half a window]")
 @click.option("--linear", help="A variant of kit.linear.  [default: fused, matmul with --dtype]")
 @click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="Round weights to it; int8: as kit compress.")
+@click.option("--memory", metavar="SIZE", help="What the whole program may use, as kit generate takes it.")
+@click.option("--policy", help="Which experts --memory keeps.  [default: LRU]")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
+def command(file, text, tokens, context, stride, linear, dtype, memory, policy, kv, as_json):
     """Perplexity of a model on a text.
 
     FILE is a GGUF file, a trained model of kit fetch, a compressed model, or hf://owner/repo/file.gguf.
@@ -29,6 +31,7 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
     kit perplexity smollm2-135m
     kit perplexity model.gguf --text book.txt --context 2048 --linear fused-int8
     kit perplexity model.gguf --dtype bfloat16 --json
+    kit perplexity mixture.gguf --memory 8GiB
 
     Exit code: 0 measured, 2 not.
     """  # fmt: skip
@@ -36,6 +39,8 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
     from kit.errors import ModelError
     from kit.lab.costs.quality import Precision, model_of, rounding_to
     from kit.model import perplexity
+    from kit.model.budget import weights_within
+    from kit.model.hyperparameters import read_config
     from kit.system.files import read_text
 
     rounding = rounding_to(dtype)
@@ -45,12 +50,20 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
     words = read_text(text, ModelError) if text else perplexity.english()
     if rounding and linear.startswith("fused"):
         raise click.UsageError(f"--linear {linear} multiplies with the file's own blocks: no --dtype goes with it")
-    with kit.open(file) as opened:
+    if memory and not linear.startswith("fused"):
+        raise click.UsageError("--memory holds the file's own blocks: --linear fused or fused-int8 goes with it")
+    if policy and not memory:
+        raise click.UsageError("--policy would change nothing: it says which experts --memory keeps")
+    with kit.open(file, "small" if memory else "large") as opened:
         if opened.compressed:
-            if asked_linear or rounding:
-                raise click.UsageError("a compressed model's matrices are unpacked: neither --linear nor --dtype goes with it")
+            if asked_linear or rounding or memory:
+                raise click.UsageError("a compressed model's matrices are unpacked: no --linear, --dtype or --memory with it")
             weights = kit.codec.CompressedWeights(kit.codec.CompressedFile(opened.path), kit.HashMap())
             linear, model = "compressed tiles", kit.Transformer(weights, kv_dtype=kv)
+        elif memory:
+            length = context or min(512, read_config(opened).context)
+            weights, budget = weights_within(opened, memory, policy or "LRU", context=length, kv_dtype=kv, rows=length)
+            model = kit.Transformer(weights, linear=linear, kv_dtype=kv)
         else:
             model = model_of(opened, Precision(weights=rounding, linear=linear, kv=kv))
         tokenizer, most = model.tokenizer, model.max_context
@@ -64,7 +77,7 @@ def command(file, text, tokens, context, stride, linear, dtype, kv, as_json):
     facts = {
         "perplexity": found.value, "error": found.error, "tokens": len(found.surprisal), "context": context,
         "stride": stride or context // 2, "text": text or "pydoc_data.topics", "linear": linear, "dtype": dtype,
-        "kv": kv, "seconds": found.seconds, "tokens_per_second": found.passed / found.seconds,
+        "kv": kv, "memory": memory and str(budget), "seconds": found.seconds, "tokens_per_second": found.passed / found.seconds,
     }  # fmt: skip
     if as_json:
         click.echo(to_json(facts))
