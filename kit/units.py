@@ -68,11 +68,17 @@ def format_quantity(value: float | None, unit: str = "") -> str:
         return "–"
     if unit in _BY_UNIT:
         return _BY_UNIT[unit](value)
+    if unit == "%" and 0 < value < _LEAST_SHARE:
+        return f"below {_LEAST_SHARE}%"
+    unit = _ONE.get(unit, unit) if value == 1 else unit
     large = abs(value) >= 1000
     number = f"{value:,.0f}" if large and value < 1e9 else f"{value:.4g}" if not large else format_count(value)
     return f"{number}{unit}" if unit in ("x", "%") else f"{number} {unit}".rstrip()
 
 
+_LEAST_SHARE = 0.001  # in %; a smaller share says no more than that it is small
+_ONE = {"kinds": "kind", "hits": "hit", "misses": "miss", "points": "point", "faults": "fault", "readers": "reader",
+        "references": "reference", "requests": "request"}  # fmt: skip
 _BY_UNIT = {"s": format_seconds, "B": format_bytes}
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.units import format_bytes, format_count, format_seconds, parse_bytes
+from kit.units import format_bytes, format_count, format_quantity, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,9 @@ def test_format_bytes_rounds_up_to_the_next_unit():
 def test_format_count():
     assert format_count(8_170_864_640) == "8.171 G"
     assert format_count(81) == "81"
+
+
+def test_a_tiny_share_and_one_of_a_kind_read_well():
+    """Pages said "5.075e-05%" and "1 kinds"."""
+    told = [format_quantity(value, unit) for value, unit in ((5.075e-5, "%"), (0.0, "%"), (1, "kinds"), (2, "kinds"), (1, "s"))]
+    assert told == ["below 0.001%", "0%", "1 kind", "2 kinds", "1.00 s"]

@@ -10,9 +10,10 @@ from matplotlib.ticker import FixedFormatter
 
 from kit.units import format_seconds
 
-# Okabe and Ito's palette: distinguishable with every common kind of color blindness, and in gray.
+# Okabe and Ito's palette: distinguishable with every common kind of color blindness, and in gray. Their yellow (#F0E442) is
+# darker here: it had no contrast on white, and none on a dark page, which turns light into dark.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#A69000", "#000000",
 )  # fmt: skip
 PALETTE = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK)
 
@@ -43,6 +44,7 @@ STYLE = {
 
 PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # under a label, so that no line crosses it
 DASHED = {"color": BLACK, "linestyle": "--", "linewidth": 1.2}  # of every bound
+CLAIMED = {"facecolor": "#A6900055", "edgecolor": YELLOW, "linewidth": 1.0, "hatch": "//"}  # of a span that a claim names
 
 
 class Titled(Figure):

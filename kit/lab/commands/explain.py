@@ -144,4 +144,4 @@ def _elsewhere(file, name, room, as_json) -> str:
         return to_json({"machine": name, "figures": figures, "ways": found.reset_index().to_dict("records"), "says": says})
     title = f"PREDICTED FOR {name}, WHICH IS NOT HERE (once to come in; seconds a token)"
     basis = "\n".join(map(paragraph, there.basis()))
-    return f"{title}\n{as_text(formatted(found))}\n\n{paragraph(says)}\n\nFROM THESE FIGURES (GB/s; GiB)\n{basis}"
+    return f"{title}\n{as_text(formatted(found))}\n\n{paragraph(says)}\n\nFROM THESE FIGURES\n{basis}"

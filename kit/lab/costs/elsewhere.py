@@ -20,6 +20,15 @@ from kit.units import format_bytes, format_seconds
 MAPPED, LOCKED, READ = "blocks, mapped", "blocks, mapped and locked", "blocks, read into memory"
 KEPT, LAZY = "float32, all kept", "float32, dequantized each time"
 GUESS = "a guess: "
+FIGURES = {  # figure of a machine -> its value in words
+    "read_gbps": "The maker's memory bandwidth is {} GB/s",
+    "cpu_gbps": "Its cores read {} GB/s of that",
+    "disk_gbps": "The disk reads {} GB/s",
+    "fault_gbps": "Page faults of a map bring {} GB/s",
+    "dequantize_gbps": "The cores dequantize to float32 at {} GB/s",
+    "compress_gbps": "The system compresses memory at {} GB/s",
+    "room_gib": "{} GiB are left for weights",
+}
 
 
 @dataclass(frozen=True)
@@ -43,8 +52,8 @@ class Elsewhere:
         return round(self.room_gib * 2**30)
 
     def basis(self) -> list[str]:
-        """A line for each figure: its value, and where it is from."""
-        return [f"{figure} {number(value)}: {why}" for figure, (value, why) in self.figures.items()]
+        """A line for each figure: what it is, its value, and where it is from."""
+        return [f"{FIGURES[figure].format(number(value))} ({why})" for figure, (value, why) in self.figures.items()]
 
 
 @cache

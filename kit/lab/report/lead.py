@@ -7,9 +7,11 @@ machine that was busy meanwhile gives no comparison, and the page says so.
 import json
 import math
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kit.gguf.trained import TRAINED
 from kit.lab.claims.records import Record
+from kit.lab.report.checklist import command_line
 from kit.lab.report.run import Run
 from kit.lab.state import BUSY
 from kit.units import format_seconds
@@ -119,7 +121,8 @@ def _of_file(run: Run, rows: list[Record]) -> Lead | None:
     bars = [Bar(f"kit{', 8-bit activations' * (best != 'kit')}", _quality(ran, best, model), "own", measured[best],
                 generate(run, OURS[best]))]  # fmt: skip
     if PEER in measured:
-        command = f"llama-cli -m {shlex.quote(model)} -p '{PROMPT}'" if model else ""
+        path = f'"$(kit fetch {model})"' if model in TRAINED else "" if model.startswith("hf://") else shlex.quote(model)
+        command = f"llama-cli -m {path} -p '{PROMPT}'" if path and model else ""
         bars.append(Bar("llama.cpp, the file mapped", _quality(ran, PEER, model), "peer", measured[PEER], command))
     least = [row.lower for row in own if row.quantity == WAYS["kit"] and row.lower]
     if least:
@@ -137,7 +140,7 @@ def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:
     ours = [row for row in own if row.quantity != PEER_OF_EXPERTS]
     if not ours:
         return None
-    best, command = min(ours, key=lambda row: row.median), f"kit reproduce --profile {run.request.profile} --only {EXPERTS[:2]}"
+    best, command = min(ours, key=lambda row: row.median), _measuring(run, EXPERTS)
     bars = [Bar(f"kit, {best.quantity.removeprefix('a token, ')}", "", "own", tuple(best.samples), command)]
     bars += [Bar("llama.cpp, the file mapped", "", "peer", tuple(row.samples), command) for row in own if row not in ours]
     if best.lower:
@@ -150,7 +153,12 @@ def generate(run: Run, options: str = "") -> str:
     """The command that runs the kit's way on the run's model; of a generated model, the one that measures it."""
     if run.request.model:
         return f"kit generate {shlex.quote(run.request.model)} -p '{PROMPT}'{options}"
-    return f"kit reproduce --profile {run.request.profile} --only {MEASURED_IN[0][:2]}"
+    return _measuring(run, MEASURED_IN[0])
+
+
+def _measuring(run: Run, notebook: str) -> str:
+    """The command that runs one notebook of the run."""
+    return command_line(replace(run, request=replace(run.request, only=(notebook[:2],))))
 
 
 def _samples(row: dict) -> tuple[float, ...]:
