@@ -1,20 +1,22 @@
 """What is wrong on a page, by the page's own records: a page that is wrong must look wrong."""
 
+from collections import defaultdict
 from collections.abc import Iterable
+from operator import itemgetter
 
 import numpy as np
 
-from kit.lab import drift
 from kit.lab.claims.records import WARNED, Record
 from kit.units import format_quantity
 
+NOISE = 1.02  # a bound is a bandwidth's, which is measured: so much is rounding, and more a contradiction
+LEAST = "least of "
 SIGNED = ("points", "nats", "")  # units in which a number below zero may be right
 
 
 def warnings(rows: Iterable[Record]) -> list[tuple[int, str]]:
     """(number of the row, what is wrong) for all that a run says and cannot be: what `Session.gate` found, a number below zero,
-    a difference of shares beyond 100 points, and what was measured beyond its own bound by more than a machine's bandwidth
-    differs by."""
+    a difference of shares beyond 100 points, and what was measured beyond its own bound."""
     return [(number, text) for number, row in enumerate(rows) for text in _of(row)]
 
 
@@ -28,11 +30,32 @@ def _of(row: Record):
         yield f"{told}, and a sample is below zero"
     if row.unit == "points" and max(map(abs, row.samples)) > 100:
         yield f"{told}, and two shares of a whole differ by 100 at most"
-    by = drift.factor("GB/s")  # bounds are bytes over a bandwidth, and the bandwidth of one machine differs by this
-    low, high = row.interval or (row.median / by, row.median * by)
-    if row.how == "counted":
-        low = high = float(np.median(row.samples))
-    if row.lower is not None and high < row.lower:
-        yield f"{told} lies below its bound of {format_quantity(row.lower, row.unit)} ({row.lower_source})"
-    if row.upper is not None and low > row.upper:
-        yield f"{told} lies above its bound of {format_quantity(row.upper, row.unit)} ({row.upper_source})"
+    value = float(np.median(row.samples)) if row.how == "counted" else row.median
+    if row.lower is not None and value * NOISE < row.lower:
+        yield f"{told} is below its bound of {format_quantity(row.lower, row.unit)} ({row.lower_source})"
+    if row.upper is not None and value > NOISE * row.upper:
+        yield f"{told} is above its bound of {format_quantity(row.upper, row.unit)} ({row.upper_source})"
+
+
+def across(rows: Iterable[Record]) -> list[str]:
+    """What the pages of one run say of one quantity and cannot both be true: two bounds of it, or a bound on one page that a
+    measurement on another beats. A notebook that only bounds a quantity records it as computed, LEAST before its name."""
+    bounds, measured, found = defaultdict(dict), defaultdict(dict), []
+    for row in (row for row in rows if row.status == "ok"):
+        key = row.quantity.removeprefix(LEAST), row.unit, str(row.parameters.get("device")), str(row.parameters.get("model"))
+        computed = row.quantity.startswith(LEAST)
+        least = row.median if computed else row.lower
+        if least is not None:
+            bounds[key].setdefault(row.notebook, least)
+        if not computed:
+            measured[key].setdefault(row.notebook, row.median)
+    for key, told in bounds.items():
+        (one, low), (other, high) = (end(told.items(), key=itemgetter(1)) for end in (min, max))
+        told_high = format_quantity(high, key[1])
+        if high > NOISE * low:
+            found.append(f"{key[0]} is at least {format_quantity(low, key[1])} on {one} and {told_high} on {other}: two bounds")
+        found += [
+            f"{key[0]} takes {format_quantity(value, key[1])} on {name} and at least {told_high} on {other}: the bound is wrong"
+            for name, value in measured[key].items() if name != other and NOISE * value < high
+        ]  # fmt: skip
+    return found

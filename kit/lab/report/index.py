@@ -4,7 +4,7 @@ from pathlib import Path
 
 from kit.errors import ReportError
 from kit.lab import measurements
-from kit.lab.claims import book, evidence
+from kit.lab.claims import book, evidence, gates
 from kit.lab.claims.book import Entry
 from kit.lab.claims.records import WARNED, Record
 from kit.lab.report import content, html, lead, theme
@@ -33,6 +33,7 @@ def write(run: Run, running: bool = False) -> Path:
     entries, first = book.read(run.folder), lead.leads(run, rows)
     wrong = [(name, anchor, text) for name in run.planned for anchor, text in run.warnings_of(name)]
     wrong += [(one.notebook, "", one.beaten) for one in first if one.beaten]
+    wrong += [("", "", text) for text in gates.across(rows)]
     wrong += [("", "", measurements.said(*pair)) for pair in measurements.disagreements(measurements.of_run(run.folder))]
     return theme.write(
         run.folder / "index.html",
