@@ -74,8 +74,14 @@ llama: $(STAMP) ## llama.cpp for every tier of CPU, of the wheel's version: LLAM
 docs: $(STAMP) ## the documentation as a site that works offline: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
-lab: $(STAMP) ## JupyterLab on loopback, with its token
-	$(BIN)/jupyter lab --ip=127.0.0.1 $(ARGS)
+COPIES := results/lab
+lab: $(VENV)/.notebooks ## JupyterLab on loopback, with its token, on copies of the notebooks under results/lab
+	mkdir -p $(COPIES)
+	for each in notebooks/*.ipynb; do test -e $(COPIES)/$${each##*/} || cp $$each $(COPIES); done
+	@for each in notebooks/*.ipynb; do test ! $$each -nt $(COPIES)/$${each##*/} || \
+		echo "$(COPIES)/$${each##*/} is older than $$each: remove your copy for the new one"; done
+	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY-passive} THP_MEM_ALLOC_ENABLE=$${THP_MEM_ALLOC_ENABLE-1} \
+		$(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=$(COPIES) $(ARGS)
 
 lint: $(STAMP) ## ruff, with fixes
 	$(BIN)/ruff check --fix .

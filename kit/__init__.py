@@ -10,11 +10,6 @@ from contextlib import contextmanager
 
 from kit import errors
 
-# torch reads this at its first large allocation: huge pages make fresh memory 2.5 times faster to fill (Linux).
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-# Threads of torch that have nothing to do would spin for 3 ms after each operation, on the cores that the kit's threads need.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 __version__ = "0.1.0"
 
 _HOME = {  # public name -> module that defines it
@@ -41,6 +36,19 @@ _POLICIES = {  # module of kit.cache.policies -> those that it defines
 _HOME |= {name: f"kit.cache.policies.{module}" for module, names in _POLICIES.items() for name in names}
 _ALIASES = {"nn": "kit.hf.nn"}  # public name -> the module that it is
 __all__ = list(_HOME)
+
+
+TORCH_VARIABLES = {
+    "THP_MEM_ALLOC_ENABLE": "1",  # huge pages make fresh memory 2.5 times faster to fill (Linux); read at a first allocation
+    "OMP_WAIT_POLICY": "passive",  # idle threads of torch would spin for 3 ms after each operation, on the kit's cores
+}
+
+
+def tune_torch() -> None:
+    """Set the variables of TORCH_VARIABLES that are not set, for this process and those that it starts. The kit's own processes
+    (commands, kernels of `kit reproduce`, children that measure) do; a script may, before it imports torch."""
+    for name, value in TORCH_VARIABLES.items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ QUOTIENTS = {  # column -> over / under, columns of its row; "@ x": of the row x
     "faster": "predicted @ the first row / predicted",
 }
 OTHERWISE = {  # column that looks like a ratio -> why its row does not hold what it is of
-    "most it can give": "1 / (1 - share); test_attention_page.py has it",
+    "gain by FLOPs, attention free": "1 / (1 - share); test_attention_page.py has it",
     "rms / std": "of all logits of two ways",
     "share of the columns": "what the row is about",
 }

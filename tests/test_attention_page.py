@@ -63,7 +63,7 @@ def test_the_cell_predicts_what_the_model_has(tmp_path):
     for n in ran["contexts"]:
         assert ran["attention"][n] == 2 * costs.attention_flops(ran["config"], n)
     share = ran["predicted"]["share"]
-    assert np.allclose(ran["predicted"]["most it can give"], 1 / (1 - share)) and share.is_monotonic_increasing
+    assert np.allclose(ran["predicted"]["gain by FLOPs, attention free"], 1 / (1 - share)) and share.is_monotonic_increasing
 
 
 def test_one_head_three_ways_and_a_wrong_one_stops_the_page(tmp_path):

@@ -42,6 +42,14 @@ def test_the_logged_preload_gives_the_logs_figure(tmp_path):
     assert ran["survives"] == pytest.approx(chance, abs=0.05)
 
 
+def test_a_limit_that_does_not_give_the_logs_figure_explains_nothing(tmp_path):
+    """With 8 GiB the page still said that it explained the log's 3,896 MB."""
+    ran = cells.run(NAME, "explains", out=tmp_path, draws=300, replace={"limit": 8 << 30})
+    assert not ran["explains"] and "without it" in ran.words["explains"]
+    gate = [row.reason for row in read([tmp_path / f"{NAME}.jsonl"]) if row.quantity == "gate"]
+    assert gate == ["the limit does not leave what the log says"]
+
+
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=15), limit=st.integers(1, 100))
 def test_an_lru_that_is_only_filled_keeps_the_last_that_fit(sizes, limit):

@@ -148,7 +148,7 @@ CASES = {  # a notebook joins by its row
         },
         empty={"log": lambda log: log.iloc[:0]},
         until="histogram",
-        warns="a speed above its bound: 2.00",
+        warns="a speed above its bound: ",
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "- Fix the client: 7 of 8 answers above count for nothing, by status, bytes and tokens.": "the wrong routes",

@@ -1,5 +1,7 @@
 """The kit command as a whole: help is quick and teaches; expected errors are one line."""
 
+import ast
+import os
 import re
 import subprocess
 import sys
@@ -8,7 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kit.errors import KitError
+import kit
+from kit.errors import KitError, ReportError
 from kit.lab.commands import cli
 from kit.system.paths import ROOT
 
@@ -82,3 +85,38 @@ def test_doctor_checks_this_machine():
     assert states["Python"] == states["torch"] == "ok"
     tour = re.findall(r"^ {4}(?:ok|note|BAD)  +(.+?)  ", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert tour == list(states)
+
+
+def test_importing_kit_sets_no_variable_and_its_own_processes_do():
+    """It set two for all code of the process that imported it."""
+    bare = {name: value for name, value in os.environ.items() if name not in kit.TORCH_VARIABLES}
+    told = f"print({{name: os.environ.get(name) for name in {[*kit.TORCH_VARIABLES]}}})"
+    code = {
+        "import os, kit, kit.model.weights; kit.LRU; " + told: None,
+        "import os, kit; kit.tune_torch(); " + told: "set",
+        "import os\nfrom kit.lab.commands.cli import main\ntry: main(['inspect', '--help'])\nexcept SystemExit: " + told: "set",
+    }
+    for source, expected in code.items():
+        done = subprocess.run([sys.executable, "-c", source], env=bare, capture_output=True, text=True, check=True)
+        values = {*ast.literal_eval(done.stdout.splitlines()[-1]).values()}
+        assert values == ({None} if expected is None else {*kit.TORCH_VARIABLES.values()}), source
+    mine = dict.fromkeys(kit.TORCH_VARIABLES, "mine")
+    assert (
+        "mine"
+        in subprocess.run(
+            [sys.executable, "-c", "import os, kit; kit.tune_torch(); " + told], env=bare | mine, capture_output=True, text=True
+        ).stdout
+    )
+
+
+def test_a_size_that_is_none_is_refused_before_anything_runs(tmp_path):
+    """`memory="lots"` failed after 89 s, where the page first used it."""
+    for name, only in (("memory", "07"), ("room", "01"), ("memory", "09")):
+        result = CliRunner().invoke(
+            cli.main, ["reproduce", "--only", only, "-p", f"{name}=lots", "--out", str(tmp_path / "out")]
+        )
+        assert result.exit_code == 2 and f"parameter {name}: 'lots' is not a size" in result.stderr
+        assert not (tmp_path / "out").exists()
+        with pytest.raises(ReportError, match=f"parameter {name}: 'lots'"):
+            kit.Session("07_memory_frontier", "smoke", out=str(tmp_path / "run"), **{name: "lots"})
+        assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+from kit import tune_torch
 from kit.errors import KitError, ReportError
 
 
@@ -31,6 +32,7 @@ def call(function, *arguments, run=subprocess.run, **how):
 
 
 if __name__ == "__main__":
+    tune_torch()
     try:
         module, name, arguments = sys.argv[1:]
         print(json.dumps(getattr(importlib.import_module(module), name)(*json.loads(arguments))))

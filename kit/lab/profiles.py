@@ -1,8 +1,9 @@
-"""The profiles smoke, quick and full: the models that stand for those of the reports, the samples of a timing, the cost."""
+"""What notebooks are given: the profiles smoke, quick and full (models, samples of a timing, cost), and sizes as text."""
 
 from dataclasses import dataclass
 
 from kit.errors import ReportError
+from kit.units import parse_bytes
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,16 @@ def get(name: str) -> Profile:
     except KeyError:
         known = "; ".join(f"{profile.name} ({profile.cost})" for profile in PROFILES.values())
         raise ReportError(f"no profile {name!r}; there are: {known}") from None
+
+
+SIZES = ("memory", "room")  # parameters of notebooks that are bytes, or text such as "4 GiB"
+
+
+def check_size(name: str, value) -> None:
+    """ReportError for a parameter of SIZES whose text is no size, before anything runs."""
+    if name not in SIZES or not isinstance(value, str) or value in ("", "auto"):
+        return
+    try:
+        parse_bytes(value)
+    except ValueError as error:
+        raise ReportError(f"parameter {name}: {error}") from None

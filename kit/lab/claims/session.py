@@ -17,6 +17,7 @@ from kit.gguf.sources import largest_part, resolve
 from kit.lab import disk, figures, kept, machine, profiles, state, tables
 from kit.lab.claims import records
 from kit.lab.claims import table as claims
+from kit.lab.claims.gates import LEAST
 from kit.lab.claims.judge import judge
 from kit.lab.doctor import check_device
 from kit.lab.gpu import Limits
@@ -38,6 +39,8 @@ class Session:
     """
 
     def __init__(self, notebook: str, profile="quick", model="", out="", seed=0, device="cpu", **parameters):
+        for name, value in parameters.items():
+            profiles.check_size(name, value)
         self.device = check_device(device)
         self.notebook = notebook
         self.profile = profiles.get(profile)
@@ -122,6 +125,10 @@ class Session:
         self._records.append(record)
         records.append(self._log, record)
         return record
+
+    def bound(self, quantity: str, unit: str, least: float) -> records.Record:
+        """Write the least that a quantity can be, by arithmetic: no page of the run may measure less or state another."""
+        return self.record(quantity=f"{LEAST}{quantity}", unit=unit, samples=[least], how="computed")
 
     def judge(self, claim: str, quantity: str, unit: str, samples=(), device="cpu", **rules) -> records.Record:
         """Write the record of a verdict: kit.lab.claims.judge.judge has the ``rules``."""

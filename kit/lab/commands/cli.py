@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from kit import __version__
+from kit import __version__, tune_torch
 from kit.errors import KitError, extra_for
 from kit.lab import commands
 
@@ -17,6 +17,7 @@ class _Kit(click.Group):
     """A group whose commands raise KitError for what the user can mend; all else is a bug and keeps its traceback."""
 
     def make_context(self, *args, **kwargs):
+        tune_torch()
         return self._told(super().make_context, *args, **kwargs)
 
     def invoke(self, ctx):

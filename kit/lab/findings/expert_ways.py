@@ -29,7 +29,7 @@ from kit.cpu import threads
 from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.gguf.sources import model_bytes
-from kit.lab import child, disk, llama_cpp
+from kit.lab import child, disk, drift, llama_cpp
 from kit.lab.costs.expert_caches import dense_bytes, sorted_routes
 from kit.lab.findings.offload import OFFLOADS, HeldBy
 from kit.lab.group import Group, missing_rights
@@ -263,6 +263,15 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "dense": dense, "compute": compute}
     facts |= {name: float(np.nanmedian([run.median(name) for run in runs])) for name in ("disk", "output")}
     return facts | {"fastest": fastest, "routes": routes, "told": told}, runs
+
+
+def fastest(by: dict[str, float]) -> str:
+    """The fastest of the ways by their seconds a token, in words, with those that one run cannot tell apart from it: times of
+    one machine differ by so much from run to run (kit.lab.drift)."""
+    first, *others = sorted(by, key=by.get)
+    near = [f'"{way}"' for way in others if by[way] <= drift.factor("s") * by[first]]
+    undecided = f"; undecided in one run: {', '.join(near)}" if near else ""
+    return f'"{first}", {format_seconds(by[first])} per token{undecided}'
 
 
 def record_tokens(lab, runs, table) -> None:

@@ -15,6 +15,7 @@ from kit.cache.prefetch import Prefetcher
 from kit.cache.stats import Stats
 from kit.cache.traces import Requests, requests
 from kit.lab import tables
+from kit.lab.claims.gates import NOISE
 from kit.lab.kept import once_a_run
 
 
@@ -143,6 +144,12 @@ def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
         rows.append((run.label, speed, most, speed / most, read, hits, run.stats.resident_bytes / 2**20))
     names = "tok/s", "at most", "of the bound", "weights, GB/s", "byte hit rate", "resident MiB"
     return tables.frame(rows, "run", *names)
+
+
+def bounded(table: pd.DataFrame) -> tuple[bool, str]:
+    """Arguments of Session.gate: whether no run of a ``table`` is above its bound, and which one is."""
+    most = table["of the bound"]
+    return bool((most <= NOISE).all()), f"a speed above its bound: {most.idxmax()}, {most.max():.3f} times"
 
 
 def fastest(machine, working_set: float, hit_rate) -> np.ndarray:

@@ -184,6 +184,7 @@ def main(work: list[list], taken: Path) -> None:
 
 
 if __name__ == "__main__":
+    kit.tune_torch()
     with kit.no_collection():
         import kit.model.transformer  # and torch, which nearly all work needs
     main(json.loads(sys.argv[1]), Path(sys.argv[2]))

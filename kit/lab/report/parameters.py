@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import ReportError
+from kit.lab.profiles import check_size
 
 TAG = "parameters"
 
@@ -27,6 +28,7 @@ class Parameter:
 
     def parse(self, text: str) -> int | float | str | bool:
         """The value that ``text`` (from a command line) means for this parameter; ReportError when it means none."""
+        check_size(self.name, text)
         try:
             return _PARSERS[self.type](text)
         except (ValueError, KeyError):

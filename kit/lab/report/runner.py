@@ -16,6 +16,7 @@ from pathlib import Path
 import nbformat
 import psutil
 
+import kit
 from kit.lab.kept import FOLDER
 from kit.system import note
 
@@ -91,7 +92,7 @@ class _Child:
             [sys.executable, "-m", "kit.lab.report.child", str(child_end)],
             stdin=subprocess.PIPE, stdout=log_file, stderr=subprocess.STDOUT, pass_fds=[child_end],
             start_new_session=True,  # Ctrl-C on the terminal is for the parent alone
-            env=os.environ | {
+            env=kit.TORCH_VARIABLES | os.environ | {
                 "MPLBACKEND": "module://matplotlib_inline.backend_inline",
                 "KIT_READING": os.path.join(ipython_folder, "reading"),
                 "KIT_DOING": os.path.join(ipython_folder, "doing"),
