@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -120,3 +121,14 @@ def test_a_size_that_is_none_is_refused_before_anything_runs(tmp_path):
         with pytest.raises(ReportError, match=f"parameter {name}: 'lots'"):
             kit.Session("07_memory_frontier", "smoke", out=str(tmp_path / "run"), **{name: "lots"})
         assert not (tmp_path / "run").exists()
+
+
+def test_make_lab_needs_what_make_reproduce_installs_and_opens_copies():
+    """It installed all of the tests' packages, refused root, and its autosave wrote into the notebooks of the repository."""
+    make = shutil.which("make") or pytest.skip("no make on the PATH")
+    says = [make, "--dry-run", "--always-make", "--assume-old=pyproject.toml"]
+    told = {target: subprocess.run([*says, target], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+            for target in ("lab", "reproduce")}  # fmt: skip
+    assert [line for line in told["lab"] if "install" in line] == [line for line in told["reproduce"] if "install" in line]
+    assert "--ServerApp.root_dir=results/lab" in told["lab"][-1] and "cp $each results/lab" in "".join(told["lab"])
+    assert ("--allow-root" in told["lab"][-1]) == (os.geteuid() == 0)

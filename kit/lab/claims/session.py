@@ -184,7 +184,7 @@ class Session:
         return bool(holds)
 
     def advise(self, *lines: tuple[bool, str]):
-        """What the authors should do, a line each (Markdown): (whether this run bears it out, what to do)."""
+        """What the authors of a report should change, a line each (Markdown): (whether this run bears it out, what to do)."""
         return self.say("\n".join(f"- {text}" if holds else f"- Not borne out by this run: {text}" for holds, text in lines))
 
     def answer(self, text: str):
