@@ -19,6 +19,10 @@ class KitError(Exception):
         return [f"{type(self).__name__}: {self}", *at]
 
 
+class KitWarning(UserWarning):
+    """What works and is probably not what was meant, or slower than it could be; the command line prints it as one line."""
+
+
 class GGUFError(KitError):
     """A file that is not a valid GGUF: names the file, the offset and what was expected there."""
 

@@ -16,6 +16,13 @@ def tokenize(path, texts, add_special=True, parse_special=True):
         return [ids[: llama._lib.llama_tokenize(llama._vocab, text, len(text), ids, room, *flags)] for text in texts]
 
 
+def end_tokens(path):
+    """The ids that end an answer."""
+    with opened(path, vocabulary_only=True) as llama:
+        llama._lib.llama_vocab_is_eog.restype = ctypes.c_bool
+        return {token for token in range(llama.vocabulary) if llama._lib.llama_vocab_is_eog(llama._vocab, token)}
+
+
 def detokenize(path, texts):
     """The text (bytes) of each list of ids, without control tokens."""
     with opened(path, vocabulary_only=True) as llama:

@@ -12,9 +12,7 @@ from reference_model import forward
 import kit
 from kit.errors import ModelError
 from kit.lab.commands.cli import main
-from kit.model import chat
 from kit.model.generate import Sampler
-from kit.model.tokenizer import tokenizer_of
 
 
 @pytest.fixture(scope="module")
@@ -225,62 +223,3 @@ def test_a_prompt_that_is_not_utf8_is_refused(path, tmp_path, how):
     arguments = {"argument": ["-p", "caf\udce9"], "file": ["--prompt-file", str(tmp_path / "latin1.txt")]}.get(how, ["-p", "-"])
     result = CliRunner().invoke(main, ["generate", str(path), *arguments], input=b"caf\xe9")
     assert result.exit_code == 2 and "not UTF-8 at" in result.stderr and result.stderr.count("\n") == 1
-
-
-TEMPLATE = """\
-{{ bos_token }}{% for message in messages %}
-{% if message['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}
-[{{ message['role'] }}]{{ message['content'] | trim }}
-{% endfor %}
-{% if add_generation_prompt %}[answer]{% endif %}"""
-
-
-@pytest.fixture
-def with_template(path):
-    """A function: an open file and its tokenizer, with another chat template."""
-
-    def with_template(template):
-        file = kit.open(path)
-        file.metadata = dict(file.metadata) | {"tokenizer.chat_template": template}
-        return file, tokenizer_of(file)
-
-    return with_template
-
-
-TURNS = [{"role": "system", "content": "Be short."}, {"role": "user", "content": " Where is Paris? "}]
-
-
-def test_a_chat_is_the_text_of_its_template(with_template):
-    file, tokenizer = with_template(TEMPLATE)
-    begin = file.metadata["tokenizer.ggml.tokens"][tokenizer.bos]
-    assert chat.render(file, TURNS) == f"{begin}[system]Be short.\n[user]Where is Paris?\n[answer]"
-    ids = chat.chat(file, tokenizer, TURNS)
-    assert ids[0] == tokenizer.bos and ids.count(tokenizer.bos) == 1
-
-
-def test_a_chat_is_that_of_transformers(with_template):
-    """Of the sandbox that transformers.apply_chat_template renders in."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    file, _ = with_template(TEMPLATE.replace("{{ bos_token }}", "<s>"))
-    [right], _ = render_jinja_template(
-        [TURNS], chat_template=file.metadata["tokenizer.chat_template"], add_generation_prompt=True
-    )
-    assert chat.render(file, TURNS) == right
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ messages.append(1) }}",  # the sandbox lets nothing be changed
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{% for x in %}",
-        "{{ raise_exception('roles must alternate') }}",
-        "{{ 1 / 0 }}",
-        "{{ messages[9].content.strip() }}",
-    ],
-)
-def test_a_template_that_refuses_or_breaks_is_one_error(with_template, template):
-    file, tokenizer = with_template(template)
-    with pytest.raises(ModelError, match="its chat template refuses"):
-        chat.chat(file, tokenizer, TURNS)

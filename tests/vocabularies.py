@@ -139,6 +139,14 @@ def word_piece_file(path, special=("<|eot|>", "<tool>"), **keys):
     return _write(path, {"model": "bert"} | named | keys, tokens, [3, 2, 3, 3, 3, 3, 4] + [1] * len(pieces))
 
 
+def listed_file(path, texts, **keys):
+    """A llama tokenizer of bytes, lower-case letters and ``texts``, which are normal tokens."""
+    first = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"abcdefghijklmnopqrstuvwxyz▁"]
+    tokens = [*first, *_new(texts, first)]
+    keys = {"model": "llama", "scores": [0.0] * len(tokens)} | keys
+    return _write(path, keys, tokens, [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
+
+
 def rwkv_file(path, **keys):
     """An rwkv tokenizer: every byte, and some words."""
     words = sorted({*TEXT.split(), " the", "\n\n", "    "} - {""})

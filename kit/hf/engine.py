@@ -16,7 +16,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache, PreTrainedMo
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from kit.cpu.threads import torch_alone
-from kit.errors import ModelError
+from kit.errors import KitWarning, ModelError
 from kit.hf.held import CACHE, CACHE_NAMES, Held, cache_of
 from kit.hf.stored import Source, StoredWeight
 from kit.model.architectures import ARCHITECTURES
@@ -42,7 +42,7 @@ def own_pass(model: PreTrainedModel, source: Source) -> Transformer | None:
         problem = f"{file.path}: transformers reads from this file another {' and '.join(wrong)} than the kit"
     except ModelError as error:
         problem = str(error)
-    warnings.warn(f"kit.hf: by transformers' modules, which are slower: {problem}", stacklevel=2)
+    warnings.warn(f"kit.hf: by transformers' modules, which are slower: {problem}", KitWarning, stacklevel=2)
     return None
 
 
@@ -140,7 +140,7 @@ class Forward:
         if reason not in self._said:
             self._said.add(reason)
             path = self._own.file.path
-            warnings.warn(f"kit.hf: by transformers' modules, which are slower: {path}: {reason}", stacklevel=4)
+            warnings.warn(f"kit.hf: by transformers' modules, which are slower: {path}: {reason}", KitWarning, stacklevel=4)
         if isinstance(cache, Held):
             cache.hand_over()
         output = None

@@ -6,10 +6,9 @@ from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_
 
 from kit.errors import ModelError, TokenizerError
 from kit.gguf.metadata import MetadataArray
+from kit.model.special_tokens import NAMES, named
 from kit.model.tokenizer import Tokenizer
 from kit.model.tokenizer import tokenizer_of as own_tokenizer_of
-
-_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def tokenizer_of(file) -> transformers.PreTrainedTokenizerBase | None:
@@ -20,13 +19,11 @@ def tokenizer_of(file) -> transformers.PreTrainedTokenizerBase | None:
         own = own_tokenizer_of(file)
     except TokenizerError:
         return _of_transformers(file)
-    return GGUFTokenizer(own, **_settings(file, len(own), own.text))
+    return GGUFTokenizer(own, **_settings(file))
 
 
-def _settings(file, size, text):
-    ids = {name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL.items()}
-    named = {name: text(number) for name, number in ids.items() if number is not None and number < size}
-    return named | {"chat_template": file.metadata.get("tokenizer.chat_template")}
+def _settings(file):
+    return named(file) | {"chat_template": file.metadata.get("tokenizer.chat_template")}
 
 
 def _of_transformers(file):
@@ -41,7 +38,7 @@ def _of_transformers(file):
         alone = "the model alone: kit.hf.model_over(kit.hf.Source.of(kit.open(path)))"
         raise TokenizerError(f"{reason}; {alone}, and give the prompt as token ids") from None
     adds = {f"add_{name}_token": file.metadata.get(f"tokenizer.ggml.add_{name}_token", False) for name in ("bos", "eos")}
-    settings = adds | _settings(file, len(parts["tokens"]), parts["tokens"].__getitem__)
+    settings = adds | _settings(file)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
 
@@ -52,8 +49,8 @@ class GGUFTokenizer(transformers.PreTrainedTokenizer):
 
     def __init__(self, own: Tokenizer, **settings):
         self.own = own
-        named = {own.token(settings[name]): settings[name] for name in _SPECIAL if name in settings}
-        known = {token: AddedToken(text, special=True, normalized=False) for token, text in named.items()}
+        ids = {own.token(settings[name]): settings[name] for name in NAMES if name in settings}
+        known = {token: AddedToken(text, special=True, normalized=False) for token, text in ids.items() if token is not None}
         super().__init__(padding_side="left", added_tokens_decoder=known, **settings)
 
     @property
@@ -71,8 +68,7 @@ class GGUFTokenizer(transformers.PreTrainedTokenizer):
         return [self.own.text(token) for token in self.own.encode(text, not split_special_tokens, ends=False)]
 
     def build_inputs_with_special_tokens(self, token_ids_0, token_ids_1=None) -> list[int]:
-        begin, end = ([] if token is None else [token] for token in (self.own.bos, self.own.eos))
-        return [*begin, *token_ids_0, *(token_ids_1 or ()), *end]
+        return self.own.framed([*token_ids_0, *(token_ids_1 or ())])
 
     def _convert_token_to_id(self, token):
         found = self.own.token(token)

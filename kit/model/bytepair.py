@@ -6,7 +6,8 @@ from functools import lru_cache
 
 from kit.errors import TokenizerError
 from kit.model.pretokenizers import PRE_TOKENIZERS, byte_symbols
-from kit.model.vocabulary import BYTE, SPACE, Tokenizer, Words, characters, encoded, merge, valid
+from kit.model.special_tokens import BYTE
+from kit.model.vocabulary import SPACE, Tokenizer, Words, characters, encoded, merge, valid
 
 _VISIBLE = dict(enumerate(byte_symbols()))  # byte -> GPT-2's printable character for it
 _LINE_START = re.compile(f"(?m:^)(?=[^\n{SPACE}])")

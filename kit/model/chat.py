@@ -1,50 +1,88 @@
-"""chat: a conversation as token ids, by the template that the file carries (Jinja, run in jinja2's sandbox)."""
+"""chat: a conversation as token ids, by the template that the file carries (Jinja, run in jinja2's sandbox).
+
+A template sees what transformers' apply_chat_template shows it and renders to the same text. transformers is not needed.
+"""
 
 import datetime
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 
 from kit.errors import ModelError
+from kit.model.special_tokens import named
 
 _KEY = "tokenizer.chat_template"
+_TOOLS = f"{_KEY}.tool_use"  # a second template, which some files have for conversations with tools
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the text that a model wrote before its answer
 
 
-def chat(file, tokenizer, messages: Sequence[dict[str, str]]) -> list[int]:
+def chat(file, tokenizer, messages: Sequence[dict], **variables) -> list[int]:
     """Token ids of ``messages`` ({"role": ..., "content": ...}) and of the head of the answer, to go on from.
 
-    ``tokenizer``: the file's (kit.model.tokenizer.tokenizer_of). The template gets what transformers gives it
-    (apply_chat_template). ModelError for a file without a template, or with one that refuses these messages.
+    ``tokenizer``: the file's (kit.model.tokenizer.tokenizer_of). The ids begin with one begin token where the tokenizer adds
+    it, whether the template writes it or not. Arguments and errors are those of ``render``.
     """
-    # The template writes the begin token, or leaves it to the tokenizer.
-    ids = tokenizer.encode(render(file, messages), ends=False)
+    ids = tokenizer.encode(render(file, messages, **variables), ends=False)
     return ids if tokenizer.bos is None or ids[:1] == [tokenizer.bos] else [tokenizer.bos, *ids]
 
 
-def render(file, messages: Sequence[dict[str, str]]) -> str:
-    """The conversation as text, with the marks of its turns."""
-    from jinja2 import TemplateError
+def render(file, messages: Sequence[dict], tools: Sequence[dict] | None = None, **variables) -> str:
+    """The conversation as text, with the marks of its turns.
+
+    ``tools``: JSON schemas of functions. ``variables``: what else the template reads (enable_thinking=False).
+    Raises ModelError for a file without a template, and for a template that refuses this conversation.
+    """
+    template = file.metadata.get(_TOOLS if tools and _TOOLS in file.metadata else _KEY)
+    if template is None:
+        raise ModelError(f"{file.path}: has no chat template ({_KEY}): leave out --chat, or write the marks into the prompt")
+    turns = [_message(message) for message in messages]
+    given = {"messages": turns, "tools": tools, "documents": None, "add_generation_prompt": True}
+    try:
+        return _environment().from_string(template).render(given | named(file) | variables)
+    except Exception as error:  # a template is a program of the file's author: whatever it raises is its refusal
+        reason = " ".join((str(error) or type(error).__name__).split())
+        remedy = "write the marks of the turns into the prompt"
+        raise ModelError(f"{file.path}: its chat template refuses this conversation: {reason}; {remedy}") from None
+
+
+def _message(message: dict) -> dict:
+    """The message without keys that are None, and its thought by both names that templates read."""
+    given = {key: value for key, value in message.items() if value is not None}
+    thought = next((given[name] for name in _THOUGHTS if name in given), None)
+    return given if thought is None else {"thinking": thought} | given | {"reasoning_content": thought}
+
+
+@lru_cache(1)
+def _environment():
+    """What templates run in: jinja2's sandbox with the blocks, filters and functions that transformers adds."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    template = file.metadata.get(_KEY)
-    if not isinstance(template, str):
-        raise ModelError(f"{file.path}: has no chat template ({_KEY}): leave out --chat, or write the marks into the prompt")
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    words = file.metadata.get("tokenizer.ggml.tokens", ())
-    marks = {f"{name}_token": _word(file, words, name) for name in ("bos", "eos", "padding", "unknown")}
-    try:
-        return environment.from_string(template).render(
-            messages=list(messages), add_generation_prompt=True, tools=None, documents=None,
-            raise_exception=_refuse, strftime_now=lambda pattern: datetime.datetime.now().strftime(pattern), **marks,
-        )  # fmt: skip
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        raise ModelError(f"{file.path}: its chat template refuses this conversation: {error}") from None
+    class Generation(Extension):
+        """``{% generation %} ... {% endgeneration %}``: marks the assistant's text for training and renders to its body."""
 
+        tags = frozenset({"generation"})
 
-def _refuse(message):
-    raise ValueError(message)
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)  # a scope of its own, as theirs
 
+        def _body(self, caller):
+            return caller()
 
-def _word(file, words, name: str) -> str:
-    token = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return str(words[token]) if token is not None and 0 <= token < len(words) else ""
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def refuse(message):
+        raise TemplateError(message)
+
+    extensions = ["jinja2.ext.loopcontrols", Generation]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = tojson
+    environment.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda pattern: datetime.datetime.now().strftime(pattern),
+    }
+    return environment

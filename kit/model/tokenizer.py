@@ -11,7 +11,8 @@ import numpy as np
 
 from kit.errors import TokenizerError
 from kit.model.bytepair import BytePair
-from kit.model.vocabulary import NORMAL, SPACE, UNUSED, USER_DEFINED, Tokenizer, Words, characters, merge, valid
+from kit.model.special_tokens import NORMAL, UNUSED, USER_DEFINED
+from kit.model.vocabulary import SPACE, Tokenizer, Words, characters, merge, valid
 
 _VISIBLE_SPACE = SPACE.encode()
 

@@ -3,26 +3,14 @@
 import codecs
 import heapq
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from kit.errors import TokenizerError
+from kit.errors import KitWarning, TokenizerError
+from kit.model.special_tokens import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED, special_tokens
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
-# A file names one end token; the others that end a chat model's turn are known only by their text.
-END_TEXTS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <|endoftext|> <|eom_id|> <|end_of_text|> "
-    "<end_of_turn> </s> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <eos> <turn|> <|tool_response> "
-    "<｜end▁of▁sentence｜> [e~[".split()
-)
-_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # control tokens of gpt-oss that decode to their text
-_NO_END = (  # (texts, end text, kind): in a vocabulary with all of these texts, that end text is a token of this kind
-    ({"<|return|>", "<|call|>"}, "<|end|>", USER_DEFINED),
-    ({"<|calls|>", "<|flush|>"}, "<|end|>", USER_DEFINED),
-    ({"<|tool_response>"}, "</s>", NORMAL),
-)
-_NAMED = ("bos", "eos", "eot", "eom", "unknown", "seperator")  # "seperator" is GGUF's spelling
 _BLANKS = b" \t\n\v\f\r"
 SPACE = "▁"  # SentencePiece's character for a space
 
@@ -89,19 +77,10 @@ class Tokenizer:
         self.path = file.path
         self._metadata = metadata = file.metadata
         self._words = Words(encoded(metadata["tokenizer.ggml.tokens"]))
-        kinds = metadata.get("tokenizer.ggml.token_type")
-        kinds = np.full(len(self), NORMAL) if kinds is None else np.array(kinds)
-        ends = {text: token for text in END_TEXTS if (token := self._words.find(text.encode())) is not None}
-        kinds[list(ends.values())] = CONTROL  # some converters do not mark them
-        for texts, text, kind in _NO_END:
-            if texts <= ends.keys() and text in ends:
-                kinds[ends.pop(text)] = kind
-        kinds[[token for text in _SHOWN if (token := self._words.find(text.encode())) is not None]] = USER_DEFINED
-        ids = {name: metadata.get(f"tokenizer.ggml.{name}_token_id", (defaults or {}).get(name)) for name in _NAMED}
+        kinds, self.end_tokens, ids = special_tokens(file, self._words.find, len(self), defaults or {})
         self.bos = self._wanted("bos", ids, "bos" in adds)
         self.eos = self._wanted("eos", ids, "eos" in adds)
         self.unknown, self.separator = ids["unknown"], ids["seperator"]
-        self.end_tokens = ({ids["eos"], ids["eot"], ids["eom"]} | set(ends.values())) - {None}
         special = np.flatnonzero(np.isin(kinds, (UNKNOWN, CONTROL, USER_DEFINED))).tolist()
         self._special = sorted(special, key=lambda token: -len(self._words[token]))
         self._swallow = self._greedy()
@@ -149,14 +128,22 @@ class Tokenizer:
             data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
             raise TokenizerError(f"the text is not Unicode at position {error.start}: {error.reason}") from None
-        ids, after_special = [self.bos] if ends and self.bos is not None else [], True
+        ids, after_special = [], True
         for part in self._parts(data, special):
             if isinstance(part, int):
                 ids.append(part)
             else:
                 ids += self._encode_part(part, after_special)
             after_special = isinstance(part, int)
-        return [*ids, self.eos] if ends and self.eos is not None else ids
+        return self.framed(ids) if ends else ids
+
+    def framed(self, ids: list[int]) -> list[int]:
+        """``ids`` between the begin and end tokens that the file asks for; KitWarning where they have a begin token already."""
+        if self.bos is not None and ids[:1] == [self.bos]:
+            problem = f"the text begins with {self.text(self.bos)!r}, and the tokenizer adds another: leave it out of the text"
+            warnings.warn(f"{self.path}: {problem}", KitWarning, stacklevel=3)
+        begin, end = ([] if token is None else [token] for token in (self.bos, self.eos))
+        return [*begin, *ids, *end]
 
     def _parts(self, data: bytes, special: bool) -> list[bytes | int]:
         """``data`` cut at special tokens, longer tokens first."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from kit.model.pretokenizers import byte_symbols
-from kit.model.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED
+from kit.model.special_tokens import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED
+from kit.model.vocabulary import SPACE
 
 _SPACE = {"gpt2": "Ġ", "llama": SPACE}  # the character for the space before a word
 WORDS = (

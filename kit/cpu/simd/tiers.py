@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 
 from kit.cpu.tasks import Static, features, function, task
-from kit.errors import KitError
+from kit.errors import KitError, KitWarning
 from kit.system import permit_tiles
 
 # What a tier's instructions need, as LLVM spells it; best first.
@@ -59,7 +59,7 @@ def _choose(asked: str | None) -> Static:
             return Static(candidate)
         if asked:
             raise KitError(f"SIMD tier {candidate!r} computes wrong results on this CPU: {wrong}")
-        warnings.warn(f"SIMD tier {candidate!r} fails its self-test ({wrong}); trying the next", stacklevel=4)
+        warnings.warn(f"SIMD tier {candidate!r} fails its self-test ({wrong}); trying the next", KitWarning, stacklevel=4)
     raise KitError("no SIMD tier passes its self-test on this CPU: use backend='reference'")
 
 
@@ -79,7 +79,7 @@ def _matrix_works() -> bool:
     function(_matrix_probe(), 5)(0, *(array.ctypes.data for array in (left, right, sums, scratch)))
     columns = right.reshape(16, 16, 4).swapaxes(0, 1).reshape(16, 64)
     if wrong := not np.array_equal(sums, left.astype(np.int32) @ columns.T.astype(np.int32)):
-        warnings.warn("the CPU's matrix unit fails its self-test; going on without it", stacklevel=4)
+        warnings.warn("the CPU's matrix unit fails its self-test; going on without it", KitWarning, stacklevel=4)
     return not wrong
 
 

@@ -5,11 +5,13 @@ import gc
 import importlib
 import pkgutil
 import sys
+import warnings
+from functools import partial
 
 import click
 
 from kit import __version__, tune_torch
-from kit.errors import KitError, extra_for
+from kit.errors import KitError, KitWarning, extra_for
 from kit.lab import commands
 
 
@@ -21,7 +23,9 @@ class _Kit(click.Group):
         return self._told(super().make_context, *args, **kwargs)
 
     def invoke(self, ctx):
-        return self._told(super().invoke, ctx)
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_shown, set(), warnings.showwarning)
+            return self._told(super().invoke, ctx)
 
     def _told(self, function, *args, **kwargs):
         try:
@@ -48,6 +52,14 @@ class _Kit(click.Group):
             gc.freeze()  # or Python looks for garbage among all of torch before it ends: half a second
         click.echo(f"kit: error: {message}", err=True)
         sys.exit(2)
+
+
+def _shown(already, otherwise, message, category, *where, **more):
+    if not issubclass(category, KitWarning):
+        otherwise(message, category, *where, **more)
+    elif str(message) not in already:  # Python's own memory of them ends whenever a library changes the filters
+        already.add(str(message))
+        click.echo(f"kit: warning: {message}", err=True)
 
 
 @click.group(cls=_Kit, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
