@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from kit.lab.commands.cli import main
 from kit.model import budget, readers, slots
 from kit.model.readers import Depth
 from kit.model.slots import SlotLayout
+from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -324,6 +326,29 @@ def test_generate_stays_within_a_budget_and_says_what_it_held(paths, monkeypatch
     assert "--policy would change nothing" in ran("--policy", "LFU")
     assert "--memory would change nothing" in ran("--memory", "1GiB", "--linear", "dequantized")
     assert "--cache would change nothing" in ran("--memory", "1GiB", "--cache", "pinned:1MiB", "--linear", "fused")
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_process_stays_within_its_memory(tmp_path):
+    """A mapped file of 640 MiB passes it."""
+    changes = {"hidden_size": 2048, "intermediate_size": 1024}
+    more = {"expert_count": 90, "expert_feed_forward_length": 1024}
+    tiny = GEOMETRIES["tiny-qwen3moe"]
+    path = synthesize(tmp_path / "large.gguf", replace(tiny, **changes, more=tiny.more | more))
+    plain = [sys.executable, "-c", "from kit.lab.commands.cli import main; main()", "generate", str(path)]
+    plain += ["--tokens", ",".join(map(str, range(1, 200))), "-n", "8", "--ignore-end", "--json"]
+    ran = [subprocess.run([*plain, *more], capture_output=True, check=True) for more in ([], ["--memory", "700MiB"])]
+    found = [json.loads(each.stdout) for each in ran]
+    assert found[0]["tokens"] == found[1]["tokens"] and found[1]["experts"]["misses"]
+    assert found[1]["peak_memory_bytes"] <= 700 << 20 < found[0]["peak_memory_bytes"]
+
+
+def test_a_dense_model_without_a_way_past_the_page_cache_is_read_through_it(paths, monkeypatch):
+    monkeypatch.setattr(budget, "process_bytes", int)
+    monkeypatch.setattr("kit.model.pinned.open_past", lambda path: (_ for _ in ()).throw(OSError(errno.EINVAL, "no")))
+    with kit.open(paths("tiny-granite")) as file:
+        weights, found = budget.weights_within(file, "700KiB", context=32)
+        assert weights.mapped and "through the page cache (no way past it)" in str(found)
 
 
 def test_perplexity_within_a_budget_is_that_without(paths, monkeypatch):

@@ -5,7 +5,7 @@ What does not fit is read from the disk, past the page cache, at every use.
 
 from typing import NamedTuple
 
-from kit.errors import ModelError
+from kit.errors import GGUFError, ModelError
 from kit.model.pinned import PinnedBlocks
 from kit.model.slots import SlotLayout, Slots
 from kit.model.transformer import Transformer
@@ -39,8 +39,10 @@ class Budget(NamedTuple):
             parts["the mapped file"] = self.page_cache
         elif self.slots:
             parts |= {"weights of every token": self.page_cache, "experts": self.slots}
-        else:
+        elif self.pinned:
             parts |= {"pinned": self.pinned, "read at every token": self.dense - self.pinned}
+        else:
+            parts |= {"mapped, through the page cache (no way past it)": self.dense}
         return f"{format_bytes(self.memory)}: " + ", ".join(f"{format_bytes(n)} {name}" for name, n in parts.items())
 
 
@@ -101,4 +103,7 @@ def weights_within(file, memory, policy="LRU", trace=None, **how) -> tuple[Weigh
         return Weights(file, trace=trace), budget
     if budget.slots:
         return Weights(file, trace=trace, experts=Slots(budget.slots, policy)), budget
-    return PinnedBlocks(file, budget.pinned, trace), budget
+    try:
+        return PinnedBlocks(file, budget.pinned, trace), budget
+    except GGUFError:  # no way past the page cache: through it, which keeps what the system likes
+        return Weights(file, trace=trace), budget._replace(pinned=0)

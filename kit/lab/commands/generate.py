@@ -148,7 +148,15 @@ def command(
         write_routes(written, routes)
         click.echo(f"{routes}: {len(written.expert):,} uses of experts in {len(written.decoded)} tokens and a prompt", err=True)
     held = "straight from the file" if linear in BLOCKS and not pins else repr(kept)
-    held = held if not budget or budget.whole else slots.how if slots else f"{format_bytes(budget.pinned)} of blocks pinned"
+    held = (
+        held
+        if not budget or budget.whole
+        else slots.how
+        if slots
+        else f"{format_bytes(budget.pinned)} of blocks pinned"
+        if budget.pinned
+        else held
+    )
     how = "compressed tiles" if opened.compressed else linear
     speed = answer.speed() | {
         "peak_memory_bytes": peak_memory(),
