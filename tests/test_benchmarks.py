@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import model_files
 import pandas as pd
@@ -73,6 +75,25 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         {"samples": 2},
         ("an access, CyclicAware", "open, a tensor", "kit inspect, a part", "frame, a span, bytes", "a token after so many"),
     ),
+    "slots": (
+        {
+            "LAYERS": {"tiny": 2},
+            "SHARES": (0.25,),
+            "PROMPT": 8,
+            "TOKENS": 4,
+            "PEERS": {"llama.cpp, mmap": "mmap"},
+            "BUDGETS": (),
+            "LEFT": (0.0,),
+            "missing_rights": lambda **_: [],
+        },
+        {},
+        (
+            "tiny, 0.25 of the file, kit, slots",
+            "tiny, 0.25 of the file, kit, page cache",
+            "tiny, 0.25 of the file, llama.cpp",
+            "tiny, 0.25 of the file, kit, slots of ",
+        ),
+    ),
     "threads": (
         {"LAYERS": 1, "SHAPES": ((64, 256),), "PARTS": {"all cores": {}, "busy": {"busy": True}}},
         {"samples": 2},
@@ -133,6 +154,11 @@ def test_it_runs(name, tmp_path, monkeypatch):
     for function in ("Side", "cached_model", "fetch"):
         if hasattr(module, function):
             monkeypatch.setattr(module, function, Here if function == "Side" else lambda *_, **__: path)
+    if name == "slots":  # tests/test_child.py and test_pressure.py run children under a limit
+        path = model_files.write(tmp_path, "tiny-qwen3moe", "Q4_K_M")
+        monkeypatch.setattr(module, "Group", lambda *_: nullcontext(SimpleNamespace(run=None)))
+        monkeypatch.setattr(module.child, "call", lambda function, *given, **_: function(*given))
+        monkeypatch.setattr(module.budget, "process_bytes", int)
     if name == "parts":
         monkeypatch.setattr(module.decode, "path_of", lambda _: path)
     if name == "variants":

@@ -260,7 +260,9 @@ CASES = {  # a notebook joins by its row
                 for n, way in enumerate(("mapped", "slots past it, LFU"), 1)
             ],
             "guessed": lambda guessed: {name: dict.fromkeys(right, 5.0) for name, right in guessed.items()},
+            "seen": lambda each: replace(each, hits=7, misses=3),
         },
+        warns="live slots hit other experts",
     ),
     "03_cache_variants": Case(
         number={"capacity": 0.5},

@@ -31,6 +31,7 @@ FIELDS = {  # those that are set -> (offset, type)
     "load_mode": (24, _INT), "vocab_only": (72, _BOOL), "repack": (74, _BOOL), "n_ctx": (0, _INT), "n_batch": (4, _INT),
     "n_ubatch": (8, _INT), "flash": (52, _INT), "type_k": (104, _INT), "type_v": (108, _INT),
 }  # fmt: skip
+LOAD_MODES = {"mmap": 1, "none": 0, "mlock": 2, "dio": 4}  # llama_load_mode; none: no map, dio: past the page cache
 _POINTERS = "model_load_from_file init_from_model get_logits model_get_vocab get_memory"
 
 
@@ -114,16 +115,16 @@ class Llama(AbstractContextManager):
     """A GGUF file mapped by llama.cpp, one thread a core; usable in a ``with``.
 
     ``kv``: type of the KV cache. ``exact``: float32 sums in attention (no flash attention). ``vocabulary_only``: load no
-    weights. ``repack``: as it comes, llama.cpp copies many matrices into memory of its own, in another order; False leaves
-    them where they lie. Raises ModelError when it cannot load the file or make the context.
+    weights. ``load``: one of LOAD_MODES. ``repack``: as it comes, llama.cpp copies many matrices into memory of its own, in
+    another order; False leaves them where they lie. Raises ModelError when it cannot load the file or make the context.
     """
 
     library, fields = staticmethod(library), FIELDS
 
-    def __init__(self, path, context=512, kv="float16", exact=False, vocabulary_only=False, repack=True):
+    def __init__(self, path, context=512, kv="float16", exact=False, vocabulary_only=False, repack=True, load="mmap"):
         lib = self._lib = self.library()
         parameters = lib.llama_model_default_params()
-        parameters.set(self.fields, load_mode=1, vocab_only=vocabulary_only, repack=repack)  # llama_load_mode: mmap
+        parameters.set(self.fields, load_mode=LOAD_MODES[load], vocab_only=vocabulary_only, repack=repack)
         model = lib.llama_model_load_from_file(str(path).encode(), parameters)
         if not model:
             raise ModelError(f"{path}: llama.cpp cannot load it")

@@ -85,7 +85,7 @@ def command(routes, model, memory, disk, as_json, report):
     facts = {
         "routes": found.name, "decoded": len(found.decoded), "prompt": found.prompt, "layers": found.layers,
         "experts": found.experts, "used": found.used, "cycle_bytes": found.cycle, "memory_bytes": room,
-        "room_bytes": budget.room,
+        "room_bytes": budget.room, "judged": budget.split()[2],
         "dense_bytes": dense, "disk_gbps": speed, "read_gbps": read, "basis": basis,
         "policies": table.reset_index().to_dict("records"), "least_memory_bytes": least, "advice": budget.advice(table),
     }  # fmt: skip
@@ -100,6 +100,7 @@ def _lines(facts):
         f"{format_bytes(facts['memory_bytes'])}: {format_bytes(facts['dense_bytes'])} dense weights first, "
         f"{format_bytes(facts['room_bytes'])} for experts; one token uses {format_bytes(facts['cycle_bytes'])} of experts"
     )
+    yield f"hits are those of the last {facts['judged']} tokens: the prompt and the first half fill the cache"
     yield ""
     yield f"{'policy':<34}{'slots a layer':>14}{'hits':>8}{'read a token':>15}{'a token':>11}{'tok/s':>9}"
     for row in facts["policies"]:
