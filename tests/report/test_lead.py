@@ -3,18 +3,24 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
+import time
 
 import pytest
 from click.testing import CliRunner
+from invented import MACHINE
 
+import kit
 from kit.lab import measurements
 from kit.lab.claims import records
 from kit.lab.claims.records import Record
 from kit.lab.commands.cli import main
-from kit.lab.report import index, lead
+from kit.lab.report import html, index, lead
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import command_line
 from kit.synthetic.write import cached_model
+from kit.system import usable_cores
 
 ENGINES = {
     "kit": {"speed": 10.0, "samples": [9.0, 10.0, 11.0], "kl": 1e-9, "kl_error": 1e-10},
@@ -87,9 +93,13 @@ def test_a_bound_that_a_way_beats_is_a_warning(tmp_path):
 
 def test_a_mixture_that_memory_does_not_hold_has_bars_of_its_own(tmp_path):
     ways = {"mapped": 0.8, "slots past it, 2 readers": 0.09, "llama.cpp, mapped": 2.1}
-    rows = [row_of(f"a token, {way}", seconds, "10_experts", lower=0.05) for way, seconds in ways.items()]
+    given = {"mixture": "m.gguf", "limit": "under a limit of 1.16 GiB (mapped: ended)"}
+    rows = [row_of(f"a token, {way}", took, "10_experts", lower=0.05, parameters=given) for way, took in ways.items()]
     [found] = leads_of(tmp_path, rows)
     assert [(bar.kind, bar.seconds) for bar in found.bars] == [("peer", 2.1), ("own", 0.09), ("bound", 0.05)]
+    assert found.title.startswith(
+        "m.gguf, under a limit of 1.16 GiB: 90.0 ms per token with kit, 2.10 s with llama.cpp; at least"
+    )
 
 
 def test_two_values_of_one_measurement_that_disagree_are_a_warning(tmp_path):
@@ -113,3 +123,21 @@ def test_every_command_of_the_front_page_runs_as_printed(tmp_path):
                 few = {"generate": ["-n", "1"], "explain": ["--help"], "reproduce": ["--list"]}[words[0]]
                 result = CliRunner().invoke(main, [*words, *few])
                 assert result.exit_code == 0, (command, result.output)
+
+
+def test_a_burner_next_to_a_run_stamps_its_records_its_page_and_the_index(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_PATIENCE", "0")
+    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
+    try:
+        time.sleep(0.3)
+        lab = kit.Session("07_memory_frontier", "smoke", out=str(tmp_path))
+        row = lab.record(quantity="a token, blocks as they lie", unit="s", samples=[0.06], lower=0.03)
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    assert "other processes use" in row.state["busy"]
+    run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now", planned=["07_memory_frontier"])
+    page, front = html.write(run, "07_memory_frontier").read_text(), index.write(run).read_text()
+    assert "Busy, not a comparison:" in page and "Busy, not a comparison" in front and "Busy machine." in front

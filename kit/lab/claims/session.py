@@ -118,8 +118,9 @@ class Session:
             claims.get(found.claim)
         where = {"device": device} | ({"gpu": self.gpu.name} if device == "cuda" else {})
         seen = found.state or self.state(f"{found.claim} {found.quantity}")
+        given = self.parameters | found.parameters | where
         record = replace(
-            found, run_id=self.out.name, notebook=self.notebook, parameters=self.parameters | where, machine_id=self.machine.id,
+            found, run_id=self.out.name, notebook=self.notebook, parameters=given, machine_id=self.machine.id,
             commit=machine.git_commit(), kit_version=kit.__version__, state=seen,
         )  # fmt: skip
         self._records.append(record)

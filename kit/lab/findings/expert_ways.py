@@ -274,13 +274,16 @@ def fastest(by: dict[str, float]) -> str:
     return f'"{first}", {format_seconds(by[first])} per token{undecided}'
 
 
-def record_tokens(lab, runs, table) -> None:
-    """Each way's tokens as a record of the run, whose reason is its row of ``table``."""
+def record_tokens(lab, runs, table, mixture: str, limit: str) -> None:
+    """Each way's tokens as a record of the run, whose reason is its row of ``table``; its parameters name the file of the
+    ``mixture`` and the ``limit`` of memory, in words."""
     for run in runs:
         row = table.loc[run.way].dropna().items()
         told = ", ".join(f"{h[:-3]} {format_seconds(v)}" if h.endswith(", s") else f"{h} {v:.3g}" for h, v in row)
-        bound = {"lower": least, "lower_source": LEAST} if (least := table.loc[run.way, "least, s"]) == least else {}
-        lab.record(quantity=f"a token, {run.way}", unit="s", samples=run.late("seconds").tolist(), reason=told, **bound)
+        given = {"quantity": f"a token, {run.way}", "unit": "s", "samples": run.late("seconds").tolist(), "reason": told}
+        if (least := table.loc[run.way, "least, s"]) == least:
+            given |= {"lower": least, "lower_source": LEAST}
+        lab.record(**given, parameters={"mixture": mixture, "limit": limit})
 
 
 def _child(group, limit, path, capture, names, tokens, keep, warm=False) -> dict:

@@ -145,8 +145,9 @@ def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:
     bars += [Bar("llama.cpp, the file mapped", "", "peer", tuple(row.samples), command) for row in own if row not in ours]
     if best.lower:
         bars.append(Bar("the bound", best.lower_source, "bound", (best.lower,), ""))
-    model = str(best.parameters.get("mixture") or "a mixture of experts that memory does not hold")
-    return Lead(model, _slowest_first(bars), EXPERTS, _busy({}, rows), not run.request.model)
+    name = str(best.parameters.get("mixture") or "a mixture of experts that memory does not hold")
+    name += f", {limit.partition(' (')[0]}" if (limit := best.parameters.get("limit")) else ""
+    return Lead(name, _slowest_first(bars), EXPERTS, _busy({}, rows), not run.request.model)
 
 
 def generate(run: Run, options: str = "") -> str:
