@@ -4,9 +4,11 @@ A message names the file, the tensor (or the option) and the remedy;
 the command line prints it as one line and exits with 2.
 """
 
+import difflib
 import importlib
 import re
 import traceback
+from collections.abc import Iterable
 
 
 class KitError(Exception):
@@ -56,11 +58,17 @@ class ReportError(KitError):
 
 
 def known(what: str, name, table: dict, error: type[KitError]):
-    """``table[name]``; for a name that is not there ``error``, with all that are."""
+    """``table[name]``; for another name ``error``, with all names of the table and the one that was probably meant."""
     try:
         return table[name]
     except (KeyError, TypeError):
-        raise error(f"{what} {name!r} is not known; choose one of {', '.join(map(str, table))}") from None
+        meant = "".join(f"; did you mean {near}?" for near in nearest(name, table))
+        raise error(f"{what} {name!r} is not known; choose one of {', '.join(map(str, table))}{meant}") from None
+
+
+def nearest(name, names: Iterable) -> list[str]:
+    """The one of ``names`` that is spelled most like ``name``, in a list; an empty list where none is."""
+    return difflib.get_close_matches(str(name).lower(), map(str, names), 1)
 
 
 _NEED = {  # extra of gguf-kit -> what comes with it

@@ -20,6 +20,7 @@ from kit.cache.traces import hottest
 from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.gguf.sources import largest_part
+from kit.gguf.trained import TRAINED
 from kit.lab.commands.cli import main
 from kit.lab.costs import expert_caches as costs
 from kit.lab.costs.expert_caches import PROCESS, ExpertBudget
@@ -95,6 +96,14 @@ def test_without_routes_they_are_drawn_and_the_answer_says_so(tmp_path):
     assert "nobody recorded this model's routing: 128 tokens of 2 of 8 experts are drawn with skew" in run.output
     dense = synthesize(tmp_path / "dense.gguf", "tiny-llama")
     assert "has no experts" in asked(dense, "--memory", "1GiB").output
+
+
+def test_a_trained_model_is_taken_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("KIT_MODELS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    synthesize(tmp_path / TRAINED["smollm2-135m"].file, "tiny-qwen3moe")  # a mixture in the place of the dense model
+    run = asked("smollm2-135m", "--memory", "514MiB")
+    assert run.exit_code == 0 and "the disk under the model, measured" in run.output, run.output
 
 
 def test_sizes_come_from_the_model_where_the_record_has_none(tmp_path):

@@ -2,11 +2,13 @@
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from huggingface_hub import constants, errors
 
 import kit
 from kit.errors import GGUFError
 from kit.gguf.sources import absolute, largest_part, model_bytes, model_name, part_names, resolve
+from kit.lab.commands.cli import main
 from kit.synthetic.write import synthesize
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -88,6 +90,30 @@ def test_what_the_hub_answers(monkeypatch, kind, message):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", answer)
     with pytest.raises(GGUFError, match=message):
         kit.open("hf://owner/model@v9/m.gguf")
+
+
+@pytest.mark.parametrize(
+    "name, meant", [("smolm2-135m", "smollm2-135m"), ("SmolLM2", "smollm2-135m"), ("gemma3-270m", "gemma-3-270m")]
+)
+def test_a_misspelled_name_of_a_model_offers_the_nearest(name, meant, tmp_path, monkeypatch):
+    """By every way in: Python, the commands that open a model, those that run it elsewhere, fetch."""
+    monkeypatch.chdir(tmp_path)
+    for function in (kit.open, absolute, resolve):
+        with pytest.raises(GGUFError, match=f"^{name}: no file and no model has this name; did you mean {meant}\\?"):
+            function(name)
+    for arguments in (["inspect", name], ["explain", name], ["generate", name, "-p", "a"], ["fetch", name],
+                      ["experts", name, "--memory", "1GiB"], ["reproduce", "--model", name]):  # fmt: skip
+        run = CliRunner().invoke(main, arguments)
+        assert run.exit_code == 2 and f"did you mean {meant}?" in run.stderr and run.stderr.count("\n") == 1, arguments
+    (tmp_path / name).write_text("a file of that name")
+    assert absolute(name) == str(tmp_path / name) and resolve(name).exists()
+
+
+def test_another_missing_file_is_no_misspelled_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.gguf", "./smollm2", "smollm2/x", "my-own.gguf"):
+        with pytest.raises(GGUFError, match="cannot be opened"):
+            kit.open(name)
 
 
 def test_part_names():

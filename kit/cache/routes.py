@@ -14,7 +14,7 @@ import numpy as np
 
 from kit.cache.traces import Requests
 from kit.errors import TraceError, known
-from kit.gguf.sources import model_name
+from kit.gguf.sources import model_name, refuse_misspelled
 from kit.system.paths import data_file
 
 CAPTURES = {  # name -> SHA-256 of data/routes/<name>.csv.gz; data/routes/NOTICE.md says where they come from
@@ -148,6 +148,7 @@ def read_routes(path: str | Path) -> Routes:
     """
     if str(path) in CAPTURES:
         return capture(str(path))
+    refuse_misspelled(path, CAPTURES)
     path = Path(path)
     data = path.read_bytes()
     try:

@@ -14,7 +14,7 @@ import numpy as np
 import kit
 from kit.cache.bounds import stack_distances
 from kit.cache.routes import CAPTURES, Routes, geometry_of, read_routes, write_routes
-from kit.gguf.sources import resolve
+from kit.gguf.sources import is_name, resolve
 
 FADE = 0.5**0.5  # of recent use, from token to token
 
@@ -66,8 +66,8 @@ def figures(routes: Routes) -> np.ndarray:
 
 
 def is_model(path: str) -> bool:
-    """Whether ``path`` names a GGUF file, here or at hf://, and no record of routes."""
-    return path.startswith("hf://") or (Path(path).is_file() and Path(path).open("rb").read(4) == b"GGUF")
+    """Whether ``path`` names a model (a GGUF file, one at hf://, or a trained model), and no record of routes."""
+    return path.startswith("hf://") or is_name(path) or (Path(path).is_file() and Path(path).open("rb").read(4) == b"GGUF")
 
 
 def given(routes: str, model: str = "") -> Routes:

@@ -44,7 +44,7 @@ class CompressedWeights(WeightSource, Mapping):
     def layer(self, name: str) -> "CompressedLinear":
         """The linear layer of a matrix by its full name; ModelError when there is none."""
         if name not in self.layers:
-            raise ModelError(f"{self.file.path}: no compressed matrix {name!r} ; give the full name")
+            raise ModelError(f"{self.file.path}: no compressed matrix {name!r}; give the full name")
         return self.layers[name]
 
     def __getitem__(self, name: str) -> torch.Tensor:

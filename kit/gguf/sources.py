@@ -2,9 +2,10 @@
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from kit.errors import GGUFError
+from kit.errors import GGUFError, nearest
 from kit.gguf.trained import TRAINED, fetch
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.ASCII)
@@ -55,8 +56,9 @@ def resolve(path: str | os.PathLike) -> Path:
 
     Files of the Hub are downloaded by huggingface_hub into its cache; HF_TOKEN and HF_HUB_OFFLINE=1 apply.
     """
-    if str(path) in TRAINED and not Path(path).exists():
+    if is_name(path):
         return fetch(str(path))
+    refuse_misspelled(path)
     if not str(path).startswith("hf://"):
         return Path(os.path.expanduser(path))  # pathlib raises RuntimeError for a user that does not exist
     match = _HUB.fullmatch(str(path))
@@ -70,8 +72,21 @@ def resolve(path: str | os.PathLike) -> Path:
 
 def absolute(model: str) -> str:
     """``model`` with a path made absolute; "", hf:// and the names of trained models are kept."""
-    named = not model or model.startswith("hf://") or (model in TRAINED and not Path(model).exists())
-    return model if named else str(Path(model).absolute())
+    refuse_misspelled(model)
+    return model if not model or model.startswith("hf://") or is_name(model) else str(Path(model).absolute())
+
+
+def is_name(model: str | os.PathLike) -> bool:
+    """Whether ``model`` is the name of a trained model, and no file in this folder has that name."""
+    return str(model) in TRAINED and not Path(model).exists()
+
+
+def refuse_misspelled(path: str | os.PathLike, names: Iterable[str] = ()) -> None:
+    """GGUFError where ``path`` is no file but looks like the name of a trained model, or like one of ``names``."""
+    name, names = str(path), (*TRAINED, *names)
+    if name not in names and os.path.basename(name) == name and not os.path.lexists(name):
+        for near in nearest(name, names):
+            raise GGUFError(f"{name}: no file and no model has this name; did you mean {near}? `kit fetch` lists the models")
 
 
 def _download(source: str, repo: str, name: str, revision: str | None) -> Path:

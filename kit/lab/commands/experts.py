@@ -17,8 +17,8 @@ def command(routes, model, memory, disk, as_json, report):
 
     ROUTES is a record of which experts each token used: of `kit generate --routes`, BigMoeOnEdge's --route-trace,
     llama.cpp's moe-trace (then name MODEL, a GGUF file, for the sizes), JSON lines of layer, token, ids; or gptoss, qwen,
-    gemma, the captures that come with the kit. A GGUF file in its place has its routing drawn from a model of routing
-    that was fitted to these captures, and the answer says so.
+    gemma, the captures that come with the kit. If you give a GGUF file or a model's name (kit fetch) instead, its routing is
+    drawn from a model of routing that was fitted to these captures, and the answer says so.
 
     \b
     kit experts qwen --memory 4GiB --disk 2GB/s
@@ -72,7 +72,7 @@ def command(routes, model, memory, disk, as_json, report):
         )
     if not path:
         basis.append(f"dense weights of the record ({len(found.dense_bytes)} layers, no embedding or output)")
-    if speed is None and path and Path(path).exists():
+    if speed is None and path:
         speed = max(random_gbps(large, readers, each) for readers in (1, 2, 4))
         basis.append(f"the disk under the model, measured: {speed:.2f} GB/s past the page cache, a matrix of an expert a read")
     elif speed is None:
