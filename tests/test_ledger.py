@@ -131,8 +131,10 @@ def test_the_notebook_reads_the_book(tmp_path, monkeypatch):
     write(tmp_path, record(quantity="hits", unit="hits", samples=[-5.0], how="counted"))
     ran = cells.run("08_claims", out=tmp_path)
     assert len(ran["ledger"]) == len(claims.load()) + 1 and len(ran["whole"]) == len(claims.load())
-    assert "2 are impossible (1 of these by arithmetic alone)" in ran.words["answer"] and "1 warnings" in ran.words["answer"]
-    assert [text for _, text in ran["warned"]] == ["hits: -5 hits, and a sample is below zero"]
+    assert "2 are impossible (1 of these by arithmetic alone)" in ran.words["answer"] and "2 warnings" in ran.words["answer"]
+    assert [text for _, text in ran["warned"]] == [
+        "hits: -5 hits, and a sample is below zero", "a layer: 100 s is above its bound of 10.0 s (b)"
+    ]  # fmt: skip
     assert ran.titles["picture"] == ["1 of 2 reported figures lie outside what is possible"]
     counts = {row.quantity: row.median for row in records.read([tmp_path / "08_claims.jsonl"])}
     assert counts["claims: impossible"] == 2 and sum(counts.values()) == len(claims.load())
