@@ -6,6 +6,8 @@ import shlex
 import subprocess
 import sys
 import time
+from html import unescape
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -28,6 +30,9 @@ ENGINES = {
     "llama.cpp, mmap": {"speed": 25.0, "samples": [24.0, 25.0, 26.0], "kl": 0.05, "kl_error": 0.06},
     "another": {"speed": float("nan")},
 }
+
+
+COMMANDS = re.compile(r"<code>(kit [^<]*)</code>|`(kit [^`<]*)`")
 
 
 def row_of(quantity, seconds, notebook="07_memory_frontier", **more):
@@ -141,3 +146,17 @@ def test_a_burner_next_to_a_run_stamps_its_records_its_page_and_the_index(tmp_pa
     run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now", planned=["07_memory_frontier"])
     page, front = html.write(run, "07_memory_frontier").read_text(), index.write(run).read_text()
     assert "Busy, not a comparison:" in page and "Busy, not a comparison" in front and "Busy machine." in front
+
+
+def test_every_command_on_a_page_is_one_that_the_kit_takes(finished):
+    """Parsed as printed, with the folder and the options that it names; `--out` had lost the folder's path."""
+    told = set()
+    for page in finished.glob("*.html"):
+        text = page.read_text()
+        told |= {unescape(each) for pair in COMMANDS.findall(text) for each in pair}
+    told.discard("")
+    for command in told:
+        name, *words = shlex.split(command)[1:]
+        assert main.get_command(None, name).make_context(name, words), command
+        assert "--out" not in words or Path(words[words.index("--out") + 1]) == finished, command
+    assert len(told) > 3

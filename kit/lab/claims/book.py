@@ -2,6 +2,7 @@
 
 import bisect
 import json
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,7 +95,8 @@ def _missing(claim: Claim, folder: Path, state: dict[str, dict]) -> str:
         return f"{claim.notebook} failed in cell {ended['cell']} before it judged this: {ended['reason']}"
     if ended or (folder / f"{claim.notebook}.jsonl").exists():
         return f"{claim.notebook} ran and wrote no verdict for it"
-    return f"{claim.notebook} has not run in this folder; kit reproduce --resume --only {claim.notebook[:2]} adds it"
+    command = shlex.join(["kit", "reproduce", "--resume", "--out", str(folder), "--only", claim.notebook[:2]])
+    return f"{claim.notebook} has not run in this folder; `{command}` adds it"
 
 
 def tally(entries: Sequence[Entry]) -> dict[str, int]:
