@@ -17,7 +17,7 @@ from kit import system
 from kit.gguf import pagecache
 from kit.lab import disk
 from kit.synthetic.write import cached_model
-from kit.system import rows
+from kit.system import groups, rows
 from kit.system.paths import ROOT
 
 ASKS = re.compile(
@@ -159,7 +159,7 @@ def there(monkeypatch):
 def test_macos_has_an_answer_of_its_own_to_every_question_but_one():
     fields = {field for field, default in zip(rows.System._fields, rows.System(), strict=True)
               if getattr(rows.SYSTEMS["darwin"], field) == default}  # fmt: skip
-    assert fields == {"groups", "page_sizes"}  # no limit for a group of processes; all pages are of 16 KiB
+    assert fields == {"groups", "limits", "page_sizes"}  # no limit for a group of processes; all pages are of 16 KiB
 
 
 def test_macos_tells_its_cpu_cores_caches_and_memory(there, monkeypatch):
@@ -209,31 +209,132 @@ def test_macos_drops_reads_past_and_advises(there, monkeypatch, tmp_path):
     assert not pagecache.drop(path)  # what it was asked is no proof
 
 
-def test_linux_tells_its_cpu_and_the_group_s_limit(there, monkeypatch):
-    files = {
-        "/proc/cpuinfo": "processor : 0\nmodel name\t: AMD  EPYC\ncpu family : 25\n\nprocessor : 1\n",
-        "/sys/fs/cgroup/memory.max": "1048576\n", "/sys/fs/cgroup/cgroup.controllers": "cpu memory pids\n",
-        "/proc/self/cgroup": "",
-    }  # fmt: skip
-    monkeypatch.setattr(rows, "text_of", lambda path: files.get(str(path), ""))
+V2 = "31 23 0:28 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate"
+
+
+def v1(controller: str, root: str = "/") -> str:
+    return f"35 31 0:32 {root} /sys/fs/cgroup/{controller} rw,relatime - cgroup cgroup rw,{controller}"
+
+
+@pytest.fixture
+def told(there, monkeypatch):
+    """Run as Linux with these files alone: ``told({path: text})``, the libc that ``there`` takes second."""
+
+    def be(files, libc=None):
+        monkeypatch.setattr(groups, "text_of", lambda path: files.get(str(path), ""))
+        monkeypatch.setattr(rows, "text_of", groups.text_of)
+        return there("linux", libc)
+
+    return be
+
+
+def test_linux_tells_its_cpu_and_its_cores(there, told, monkeypatch):
+    files = {"/proc/cpuinfo": "processor : 0\nmodel name\t: AMD  EPYC\ncpu family : 25\n\nprocessor : 1\n"}
     monkeypatch.setattr(system.os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)
-    calls = there("linux", SimpleNamespace(syscall=lambda *how: how != (158, 0x1023, 18)))
+    calls = told(files, SimpleNamespace(syscall=lambda *how: how != (158, 0x1023, 18)))
     assert (system.cpu_name(), system.usable_cores()) == ("AMD EPYC", 3)
     assert system.cpu_facts()["cpu family"] == "25"
-    for told, cores in (("50000 100000", 1), ("150000 100000", 2), ("900000 100000", 3), ("max 100000", 3)):
-        files["/sys/fs/cgroup/cpu.max"] = told
-        assert system.usable_cores() == cores
-    files["/proc/self/cgroup"] = "2:cpu,cpuacct:/a\n0::/\n"
-    files |= {"/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "110000\n", "/sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n"}
-    assert system.usable_cores() == 2
-    assert system.memory_limit() == system.memory_available() == 1 << 20
-    files["/sys/fs/cgroup/memory.max"] = "max\n"
-    assert system.memory_limit() == system.psutil.virtual_memory().total
     assert system.library_file("llama") == "libllama.so"
     assert calls.syscall(1) and system.permit_tiles()
     files["/proc/cpuinfo"] = "processor : 0\nCPU implementer : 0x61\nCPU part : 0x022\n"
     there("linux", calls)
     assert system.cpu_name() == system.platform.machine() and system.cpu_facts()["CPU part"] == "0x022"
+
+
+@pytest.mark.parametrize("quota, cores", [("50000 100000", 1), ("150000 100000", 2), ("900000 100000", 3), ("max 100000", 3)])
+def test_threads_are_no_more_than_every_group_gives_time_to(told, monkeypatch, quota, cores):
+    monkeypatch.setattr(system.os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)
+    for place in ("", "/a", "/a/b"):  # its own group, the root, and one between them
+        told({"/proc/self/mountinfo": V2, "/proc/self/cgroup": "0::/a/b\n", f"/sys/fs/cgroup{place}/cpu.max": quota})
+        assert system.usable_cores() == cores
+        words = quota.replace("max", "-1").split()
+        folder = f"/sys/fs/cgroup/cpu,cpuacct{place}"
+        told({
+            "/proc/self/mountinfo": v1("cpu,cpuacct"), "/proc/self/cgroup": "2:cpu,cpuacct:/a/b\n0::/\n",
+            f"{folder}/cpu.cfs_quota_us": words[0], f"{folder}/cpu.cfs_period_us": words[1],
+        })  # fmt: skip
+        assert system.usable_cores() == cores
+
+
+MIB = 1 << 20
+UNLIMITED = str(2**63 - 4096)  # of version 1
+STAT_V1 = f"inactive_file 1\nhierarchical_memory_limit {400 * MIB}\ntotal_inactive_file {30 * MIB}\ntotal_active_file 7\n"
+STAT_V2 = f"anon {50 * MIB}\nfile {90 * MIB}\ninactive_anon 5\nactive_file 7\ninactive_file {30 * MIB}\n"
+
+
+def group_v1(folder, limit, used=0, stat=STAT_V1):
+    return {f"{folder}/memory.limit_in_bytes": f"{limit}\n", f"{folder}/memory.usage_in_bytes": f"{used}\n",
+            f"{folder}/memory.stat": stat}  # fmt: skip
+
+
+def group_v2(folder, limit, used=0, stat=STAT_V2):
+    return {f"{folder}/memory.max": f"{limit}\n", f"{folder}/memory.current": f"{used}\n", f"{folder}/memory.stat": stat}
+
+
+M1, M2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
+SLICES = "/user.slice/user-1000.slice/run-u7.scope"
+JOB = "/slurm/uid_1000/job_7/step_0/task_0"
+GROUPS = {  # name -> (mounts, /proc/self/cgroup, files of groups, limit in MiB, free in MiB: used 170 with 30 inactive)
+    "a container's root, version 2": (V2, "0::/", group_v2(M2, 600 * MIB, 170 * MIB), 600, 460),
+    "a container's root, version 1": (v1("memory"), "4:memory:/\n", group_v1(M1, 600 * MIB, 170 * MIB), 600, 460),
+    "a container that sees the host's path": (
+        v1("memory", "/docker/f00"), "4:memory:/docker/f00\n", group_v1(M1, 600 * MIB, 170 * MIB), 600, 460,
+    ),
+    "a child of a container's group": (
+        v1("memory", "/docker/f00"), "4:memory:/docker/f00/b\n",
+        group_v1(f"{M1}/b", 600 * MIB, 170 * MIB) | group_v1(M1, 700 * MIB, 170 * MIB), 600, 460,
+    ),
+    "the host's path, and the root mounted": (V2, "0::/docker/f00", group_v2(M2, 600 * MIB, 170 * MIB), 600, 460),
+    "outside the namespace": (V2, "0::/../b", group_v2(M2, 600 * MIB, 170 * MIB), 600, 460),
+    "SLURM: the job limits, its tasks do not": (
+        v1("memory"), f"9:cpuset:{JOB}\n4:memory:{JOB}\n0::/\n",
+        group_v1(M1, UNLIMITED) | group_v1(f"{M1}/slurm/uid_1000/job_7", 600 * MIB, 170 * MIB) | group_v1(M1 + JOB, UNLIMITED),
+        600, 460,
+    ),
+    "systemd: the slice limits, the scope says max": (
+        V2, f"0::{SLICES}", group_v2(M2 + SLICES, "max") | group_v2(f"{M2}/user.slice", 600 * MIB, 170 * MIB), 600, 460,
+    ),
+    "a low limit that is empty below one that is full": (
+        V2, f"0::{SLICES}",
+        group_v2(M2 + SLICES, 500 * MIB, 40 * MIB) | group_v2(f"{M2}/user.slice", 600 * MIB, 530 * MIB), 500, 100,
+    ),
+    "memory.high below memory.max": (
+        V2, f"0::{SLICES}",
+        group_v2(M2 + SLICES, 900 * MIB, 170 * MIB) | {f"{M2}{SLICES}/memory.high": f"{600 * MIB}\n"}, 600, 460,
+    ),
+    "hybrid: memory by version 1": (
+        "\n".join((v1("memory"), V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified"))), "4:memory:/a\n0::/b\n",
+        group_v1(f"{M1}/a", 600 * MIB, 170 * MIB), 600, 460,
+    ),
+    "hybrid: memory by version 2": (
+        "\n".join((v1("cpu"), V2.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified"))), "1:cpu:/c\n0::/b\n",
+        group_v2(f"{M2}/unified/b", 600 * MIB, 170 * MIB), 600, 460,
+    ),
+    "a space in the folder": (
+        v1("memory").replace("/sys/fs/cgroup", "/my\\040cgroup"), "4:memory:/\n",
+        group_v1("/my cgroup/memory", 600 * MIB, 170 * MIB), 600, 460,
+    ),
+    "more in use than is allowed": (V2, "0::/", group_v2(M2, 600 * MIB, 900 * MIB), 600, 0),
+    "no memory.stat": (V2, "0::/", group_v2(M2, 600 * MIB, 170 * MIB, ""), 600, 430),
+    "max": (V2, "0::/", group_v2(M2, "max"), None, None),
+    "no limit, version 1": (v1("memory"), "4:memory:/\n", group_v1(M1, UNLIMITED), None, None),
+    "no groups": ("", "", {}, None, None),
+    "no sense": (
+        f"a - b\n{V2}", "::\nx\n0::/\n", group_v2(M2, "much", "x", "inactive_file\n\ninactive_file x y\n"), None, None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_memory_is_what_the_least_of_the_groups_leaves(name, told, monkeypatch):
+    mounts, own, files, limit, free = GROUPS[name]
+    machine = SimpleNamespace(total=10_000 * MIB, available=5_000 * MIB)
+    monkeypatch.setattr(system.psutil, "virtual_memory", lambda: machine)
+    told({"/proc/self/mountinfo": mounts, "/proc/self/cgroup": own} | files)
+    assert system.memory_limit() == (limit or 10_000) * MIB
+    assert system.memory_available() == (5_000 if free is None else free) * MIB
+    machine.available = 50 * MIB  # the machine's own memory counts too
+    assert system.memory_available() == min(50, 50 if free is None else free) * MIB
 
 
 def test_linux_drops_and_reads_past(there, monkeypatch, tmp_path):

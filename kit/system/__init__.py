@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from kit.system import rows
+from kit.system import groups, rows
 
 try:
     import fcntl
@@ -80,17 +80,13 @@ def after_fork(forget: Callable[[], None]) -> None:
 
 
 def memory_limit() -> int:
-    """Bytes this process may use: the machine's memory, or the cgroup's limit if that is lower."""
-    limits = [psutil.virtual_memory().total]
-    for folder, name in rows.HERE.groups.items():
-        with suppress(ValueError):  # no such version of cgroup, or "max"
-            limits.append(int(rows.text_of(f"{folder}/{name}")))
-    return min(limits)
+    """Bytes this process may use: the machine's memory, or the least limit of its control groups if that is lower."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in rows.HERE.limits())])
 
 
 def memory_available() -> int:
-    """Bytes that can be allocated now without swapping."""
-    return min(psutil.virtual_memory().available, memory_limit())
+    """Bytes that can be allocated now without swapping: of the machine, and of each control group with a limit."""
+    return min([psutil.virtual_memory().available, *(free for _, free in rows.HERE.limits())])
 
 
 def peak_memory() -> int:
@@ -136,12 +132,13 @@ def group_root() -> tuple[Path, str] | None:
 
 def join_group(nbytes: int) -> str:
     """Move this process into a new control group of so much memory; the group's folder, empty where that is not allowed."""
-    for (root, name), controller in zip(rows.HERE.groups.items(), ("memory", ""), strict=False):
-        group = Path(f"{root}{rows.own_group(controller)}") / f"kit-{os.getpid()}"
+    own = dict(reversed(groups.own("memory") if rows.HERE.groups else []))  # of each version the group that holds it
+    for version, folder in own.items():
+        group = folder / f"kit-{os.getpid()}"
         with suppress(OSError):
             group.mkdir()
             try:
-                (group / name).write_text(str(nbytes))
+                (group / groups.MEMORY[version].limits[0]).write_text(str(nbytes))
                 (group / "cgroup.procs").write_text(str(os.getpid()))
                 return str(group)
             except OSError:

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
+from kit.system import groups
+from kit.system.groups import text_of
 from kit.units import parse_bytes
 
 try:
@@ -59,21 +61,7 @@ def _proc_facts() -> dict[str, str]:
 
 def _allowed_cores() -> int:
     """Those that the process may run on, or as many as its control groups give time to: more threads only wait."""
-    cores = len(os.sched_getaffinity(0))
-    for folder, group in ((f"{CGROUP_V2}/cpu", own_group("cpu")), (CGROUP_V2, own_group(""))):  # versions 1 and 2
-        for place in {folder, folder + group}:
-            quota = (text_of(f"{place}/cpu.cfs_{name}_us") for name in ("quota", "period"))
-            words = text_of(f"{place}/cpu.max") or " ".join(quota)
-            with suppress(ValueError):  # no such files, or "max"
-                quota, period = map(int, words.split())
-                cores = min(cores, -(-quota // period)) if quota > 0 else cores
-    return cores
-
-
-def own_group(controller: str) -> str:
-    """This process's group of a controller, as a path from that one's root."""
-    lines = (line.split(":", 2) for line in text_of("/proc/self/cgroup").splitlines())
-    return next((path for _, names, path in lines if controller in names.split(",")), "").rstrip("/")
+    return min([len(os.sched_getaffinity(0)), *groups.cores()])
 
 
 def _sys_caches() -> int:
@@ -83,13 +71,6 @@ def _sys_caches() -> int:
             last = max(folder.glob("index*"), key=lambda path: int((path / "level").read_text()))
             sizes[(last / "shared_cpu_list").read_text()] = parse_bytes((last / "size").read_text().strip() + "iB")
     return sum(sizes.values())
-
-
-def text_of(path) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def _smaps(address: int) -> tuple[int, int]:
@@ -168,7 +149,8 @@ class System(NamedTuple):
     """How a system is asked; the defaults know nothing.
 
     ``cpu``: its name. ``facts``: what else tells two CPUs of that name apart. ``cores``: to compute on. ``caches``: bytes of
-    the last-level caches of these. ``groups``: where a process may be under a memory limit, and the file with it.
+    the last-level caches of these. ``groups``: where groups of processes are made, and the file with their memory limit.
+    ``limits``: (bytes allowed, bytes free of them) of each group of this process that has a limit.
     ``peak_unit``: bytes of ru_maxrss. ``past``: opens a file past the page cache, or OSError. ``forget``: asks that an open
     file's pages go. ``pages``: whether mincore and mlock are there. ``advice``: word -> argument of madvise.
     ``page_sizes``: of the map that begins at an address, bytes in the page tables, and those by 2 MiB pages.
@@ -179,6 +161,7 @@ class System(NamedTuple):
     cores: Callable[[], int] = lambda: os.cpu_count() or 1
     caches: Callable[[], int] = int
     groups: dict[str, str] = {}  # noqa: RUF012
+    limits: Callable[[], list[tuple[int, int]]] = list
     peak_unit: int = 1024
     past: Callable[[Path, int], int] | None = None
     forget: Callable | None = None
@@ -197,7 +180,7 @@ SYSTEMS = {
         forget=lambda file, start, nbytes: os.posix_fadvise(file.fileno(), start, nbytes, os.POSIX_FADV_DONTNEED),
         advice={"random": 1, "willneed": 3, "unmap": 4, "large": 14, "populate": 22, "ahead": 22}, page_sizes=_smaps,
         read=lambda: psutil.Process().io_counters().read_bytes,
-        groups={CGROUP_V1: "memory.limit_in_bytes", CGROUP_V2: "memory.max"},
+        groups={CGROUP_V1: "memory.limit_in_bytes", CGROUP_V2: "memory.max"}, limits=groups.memory,
     ),
     "darwin": System(
         cpu=lambda: _sysctl("machdep.cpu.brand_string"), facts=_mac_facts, cores=_mac_cores, caches=_mac_caches, pages=True,
