@@ -14,6 +14,8 @@ from click.testing import CliRunner
 import kit
 from kit.errors import KitError, ReportError
 from kit.lab.commands import cli
+from kit.synthetic.write import cached_model
+from kit.system.files import read_text
 from kit.system.paths import ROOT
 
 
@@ -56,16 +58,50 @@ def test_an_expected_error_is_one_line_and_exit_code_2(error, said):
     assert said in result.output and result.output.count("\n") == 1
 
 
-def test_a_bug_keeps_its_traceback():
+@pytest.mark.parametrize("error", [
+    MemoryError(), MemoryError("Unable to allocate 44.0 MiB for an array"), ImportError("libx.so: failed to map segment"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    OSError(12, "Cannot allocate memory"), RuntimeError("can't start new thread"),
+], ids=str)  # fmt: skip
+def test_memory_that_ran_out_is_one_line(error, monkeypatch):
+    monkeypatch.setattr("kit.system.memory_available", lambda: 5 << 20)
+    test_an_expected_error_is_one_line_and_exit_code_2(error, "; 5.00 MiB are free: close other programs, or raise the limit")
+
+
+def test_a_closed_standard_input_is_one_line(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(KitError, match="standard input is closed: name a file"):
+        read_text("-", KitError)
+
+
+def test_a_small_limit_of_addresses_is_seen_and_said(tmp_path):
+    resource = pytest.importorskip("resource")
+
+    def run(code):
+        limit = 250 << 20, 250 << 20
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit))  # fmt: skip
+
+    ran = run("from kit import system; assert system.memory_available() < system.memory_limit() == 250 << 20")
+    assert ran.returncode == 0, ran.stderr
+    model = cached_model("tiny-llama", "Q4_K_M")
+    ran = run(f"from kit.lab.commands.cli import main; main(['generate', {str(model)!r}, '--tokens', '1'])")
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1) and "kit: error: memory ran out" in ran.stderr, ran.stderr
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError(), RuntimeError("shapes"), ImportError("cannot import name 'x'")], ids=repr
+)
+def test_a_bug_keeps_its_traceback(error):
     @cli.main.command("bug")
     def bug():
-        raise ZeroDivisionError
+        raise error
 
     try:
         result = CliRunner().invoke(cli.main, ["bug"])
     finally:
         del cli.main.commands["bug"]
-    assert isinstance(result.exception, ZeroDivisionError)
+    assert result.exception is error
 
 
 def test_doctor_says_what_to_do(monkeypatch):

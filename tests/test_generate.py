@@ -11,7 +11,9 @@ from reference_model import forward
 
 import kit
 from kit.errors import ModelError
+from kit.lab.commands import generate as generate_command
 from kit.lab.commands.cli import main
+from kit.model import budget
 from kit.model.generate import Sampler
 
 
@@ -192,6 +194,20 @@ def test_auto_is_what_its_help_says(path):
     assert (values["linear"], values["cache"]) == ("dequantized", "Unbounded()")
     values = json.loads(run(path, "--tokens", "5,6", "-n", 2, "--json").stdout)
     assert (values["linear"], values["cache"]) == ("fused", "straight from the file")
+
+
+@pytest.mark.parametrize(
+    "free, policy", [(1 << 30, "HashMap"), (290 << 20, "Pinned"), (288 << 20, "NoCache"), (118 << 20, None)]
+)
+def test_auto_keeps_what_fits_beside_the_largest_matrix_and_the_process(path, free, policy, monkeypatch):
+    """Under small limits of memory: as many of the weights as fit, none, or an error before the first is dequantized."""
+    monkeypatch.setattr(budget, "memory_available", lambda: free)
+    with kit.open(path) as file:
+        if policy:
+            assert type(generate_command._policy("auto", file, 4 << 20)) is getattr(kit, policy)
+        else:
+            with pytest.raises(ModelError, match=r"weight' takes 512.0 KiB once it is dequantized, and 118.0 MiB are free"):
+                generate_command._policy("auto", file, 4 << 20)
 
 
 def test_what_is_timed_is_warm(path, monkeypatch):

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import nbformat
 import psutil
@@ -12,6 +14,7 @@ from kit.codec.compressor import SafetensorsFile
 from kit.errors import GGUFError
 from kit.lab.report.runner import execute
 from kit.synthetic.write import synthesize
+from kit.system import lost
 
 NAME = "blk.0.ffn_down.weight"
 
@@ -84,6 +87,47 @@ def test_safetensors_too(tmp_path):
     os.truncate(path, 100)
     with pytest.raises(GGUFError, match="was changed from"):
         file.blocks("w")
+
+
+SHRINKS = """
+import os, sys
+import kit
+from kit.gguf.mapped import MappedFile, lost
+from kit.lab.commands.cli import main
+
+path, passes, pass_ = sys.argv[2], [], kit.Transformer.logits
+
+def shrinking(*given, **more):
+    passes.append(1)
+    if len(passes) == 3:
+        os.truncate(path, 3 * 4096)
+    return pass_(*given, **more)
+
+kit.Transformer.logits = shrinking
+MappedFile.check = lambda self, tensor: lost.watch(self.path, self._seen)  # the file shrinks after the check
+main()
+"""
+
+
+@pytest.mark.parametrize("command", [
+    "generate {} --tokens 1,2,3 -n 6", "generate {} --tokens 1,2,3 -n 6 --cache none",
+    "perplexity {} --tokens 40 --context 8 --text {}.txt",
+])  # fmt: skip
+def test_a_lost_page_ends_a_command_with_one_line(path, command):
+    """By threads of compiled code, by torch and NumPy in the main thread, and in a run of windows."""
+    path.with_name("model.gguf.txt").write_text("one two three four five " * 40, encoding="utf-8")
+    before = path.stat().st_size
+    ran = subprocess.run([sys.executable, "-c", SHRINKS, *command.format(path, path).split()], capture_output=True, text=True)
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stderr == f"kit: error: {path}: was changed from {before:,} to 12,288 bytes while it was open: open it again\n"
+
+
+def test_what_lost_pages_are_told(path):
+    status = path.stat()
+    same = [str(path), [status.st_size, status.st_mtime_ns]]
+    assert lost.told([same]) == f"{path}: a page cannot be read: the disk or the network file system under it failed"
+    assert "was changed in place" in lost.told([same, [str(path), [status.st_size, 0]]])
+    assert "gone: cannot be read any more: No such file" in lost.told([same, ["gone", [1, 0]]])
 
 
 def test_a_lost_page_ends_the_notebook_and_names_the_tensor(path, tmp_path):

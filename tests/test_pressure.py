@@ -1,6 +1,7 @@
 """Memory pressure: weights that went to the disk come back as they were, and swap, group and files go whatever happens."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,6 +107,33 @@ def test_without_rights_swap_is_refused_by_name(monkeypatch, tmp_path):
 
 
 # --- real swap
+
+limited = pytest.mark.skipif(bool(missing_rights(False)), reason=f"a group needs {', '.join(missing_rights(False))}")
+
+
+@limited
+def test_a_group_of_600_mb_is_what_may_be_used(tmp_path):
+    asks = "from kit import system; print(system.memory_limit(), system.memory_available())"
+    with Group(tmp_path, 0) as group:
+        ran = group.run([sys.executable, "-c", asks], 600 << 20, capture_output=True, text=True)
+    limit, free = map(int, ran.stdout.split())
+    assert limit == 600 << 20 and 100 << 20 < free < 590 << 20
+
+
+@limited
+@pytest.mark.parametrize("mib, code", [(470, 2), (600, 0)])
+def test_no_limit_kills_what_keeps_as_much_as_fits(tmp_path, mib, code):
+    """The largest matrix takes 250 MiB in float32: it does not fit beside a process of 300, or alone."""
+    model = cached_model("tinyllama-1.1b", mix="Q4_K_M", layers=1, folder=tmp_path)
+    run = "from kit.lab.commands.cli import main; main()"
+    command = [sys.executable, "-c", run, "generate", str(model), "--tokens", "1,2", "-n", "2", "--cache", "auto"]
+    with Group(tmp_path, 0) as group:
+        ran = group.run(command, mib << 20, capture_output=True, text=True)
+    assert ran.returncode == code, ran.stderr
+    assert code == 0 or re.fullmatch(
+        r"kit: error: .* takes 250.0 MiB once it is dequantized, and .* are free: .*\n", ran.stderr
+    )
+
 
 swap = pytest.mark.skipif(bool(missing_rights()), reason=f"swap needs {', '.join(missing_rights())}")
 _MIDDLE = """

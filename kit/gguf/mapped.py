@@ -1,8 +1,9 @@
 """A memory-mapped file that detects changes made after it was mapped.
 
 If the file shrinks, reading a page beyond its new end kills the process (SIGBUS), so size and modification time are
-compared before each tensor is read. A disk or network file system that fails in the middle of a read still kills the
-process; the file that ``KIT_READING`` names then tells which tensor was being read.
+compared before each tensor is read. What happens in the middle of a read, also of a disk or network file system that fails,
+still kills it: a command of the kit then ends with one line (kit.system.lost), and a notebook's page has the tensor that was
+read last, from the file that ``KIT_READING`` names.
 """
 
 import mmap
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import GGUFError
-from kit.system import STEP, advise, memory_available, reserve
+from kit.system import STEP, advise, lost, memory_available, reserve
 from kit.system.note import Note
 from kit.units import format_bytes
 
@@ -57,6 +58,7 @@ class MappedFile:
             (before, _), (size, _) = self._seen, now
             how = f"from {before:,} to {size:,} bytes" if size != before else "in place"
             raise GGUFError(f"{self.path}: was changed {how} while it was open: {tensor!r} was not read; open it again")
+        lost.watch(self.path, self._seen)
         _reading.write(f"{tensor!r} of {self.path}" if _reading else "")
 
 

@@ -3,6 +3,7 @@
 What does not fit is read from the disk, past the page cache, at every use.
 """
 
+import math
 from typing import NamedTuple
 
 from kit.errors import GGUFError, ModelError
@@ -10,11 +11,12 @@ from kit.model.pinned import PinnedBlocks
 from kit.model.slots import SlotLayout, Slots
 from kit.model.transformer import Transformer
 from kit.model.weights import Weights
-from kit.system import memory_limit, own_memory
+from kit.system import memory_available, memory_limit, own_memory
 from kit.units import format_bytes, parse_bytes
 
 PROCESS = 448 << 20  # Python, torch, the kit's kernels while they are compiled: 415 MiB were measured, 320 once compiled
-_GROWTH, _UNIT = 288 << 20, 16 << 20  # libraries that files back (170 MiB), and what running and compiling adds to memory
+_COMPILED = 118 << 20  # what running and compiling adds to memory
+_GROWTH, _UNIT = _COMPILED + (170 << 20), 16 << 20  # and libraries that files back
 _ROW = 64 << 10  # bytes that the system maps around a row of the embedding
 _VECTORS = 8  # of each token of a prompt, as long as the longest: what a layer holds at once
 
@@ -86,6 +88,21 @@ def divide(file, memory: int | str, context=None, kv_dtype="float32", rows: int 
 def process_bytes() -> int:
     """Bytes that this process will need without a model."""
     return -(-(own_memory() + _GROWTH) // _UNIT) * _UNIT
+
+
+def room_for_kept(file) -> int:
+    """Bytes of weights in float32 that this process may keep of an open file's: 70 % of what is free beside the largest matrix,
+    which is dequantized whole, and what the process will need.
+
+    ModelError where that matrix alone does not fit."""
+    rows = "token_embd.weight" if "output.weight" in file.tensors else ""  # of which a pass takes rows alone
+    sizes = {name: 4 * math.prod(info.shape[-2:]) for name, info in file.tensors.items() if name != rows}
+    largest, free = max(sizes, key=sizes.get), memory_available()
+    if sizes[largest] > free - _COMPILED:
+        takes = f"{largest!r} takes {format_bytes(sizes[largest])} once it is dequantized"
+        remedy = "--linear fused multiplies with the file's own blocks"
+        raise ModelError(f"{file.path}: {takes}, and {format_bytes(free)} are free: {remedy}")
+    return max(0, int(0.7 * (free - _GROWTH - sizes[largest])))
 
 
 def _largest(file, used) -> int:

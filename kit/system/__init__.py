@@ -80,13 +80,24 @@ def after_fork(forget: Callable[[], None]) -> None:
 
 
 def memory_limit() -> int:
-    """Bytes this process may use: the machine's memory, or the least limit of its control groups if that is lower."""
-    return min([psutil.virtual_memory().total, *(limit for limit, _ in rows.HERE.limits())])
+    """Bytes this process may use: the machine's memory, or the least limit of its control groups and of ulimit if lower."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits())])
 
 
 def memory_available() -> int:
-    """Bytes that can be allocated now without swapping: of the machine, and of each control group with a limit."""
-    return min([psutil.virtual_memory().available, *(free for _, free in rows.HERE.limits())])
+    """Bytes that can be allocated now without swapping: of the machine, and below each limit of this process."""
+    return min([psutil.virtual_memory().available, *(free for _, free in _limits())])
+
+
+def _limits() -> list[tuple[int, int]]:
+    """(bytes allowed, bytes free of them): of control groups, and of ulimit -v and -d, which count addresses."""
+    used, found = psutil.Process().memory_info(), rows.HERE.limits()
+    for name, kind in (("RLIMIT_AS", "vms"), ("RLIMIT_DATA", "data")):
+        with suppress(AttributeError):  # a system without such limits, or without the size of data
+            limit = resource.getrlimit(getattr(resource, name))[0]
+            if limit != resource.RLIM_INFINITY:
+                found.append((limit, max(0, limit - getattr(used, kind))))
+    return found
 
 
 def peak_memory() -> int:

@@ -98,6 +98,8 @@ def check_output(path: Path, inputs: Iterable[Path], error: type[KitError]) -> N
 
 def read_text(path: str | Path, error: type[KitError]) -> str:
     """A file's text, or standard input's for "-"; ``error`` names the place of what is not UTF-8."""
+    if str(path) == "-" and sys.stdin is None:
+        raise error("standard input is closed: name a file, or pipe the text in")
     try:
         data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
         return data.decode()

@@ -29,8 +29,8 @@ class Note:
 
 
 def read(path: Path) -> str:
-    """The line that a Note of another process wrote to ``path``; "" when there is none."""
-    return path.read_bytes().decode(errors="replace").strip() if path.exists() else ""
+    """The line that a Note of another process wrote to ``path``; "" when there is none: no file, or NULs before the first."""
+    return path.read_bytes().decode(errors="replace").strip(" \0\n") if path.exists() else ""
 
 
 _doing = Note("KIT_DOING")

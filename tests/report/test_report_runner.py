@@ -1,14 +1,17 @@
 """One notebook in its own process: however it ends, the rest goes on and nothing is left running."""
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 import types
 
 import nbformat
 import pytest
 
+from kit.lab.report import runner
 from kit.lab.report.runner import execute
 
 from conftest import wait_until_gone  # isort: skip
@@ -77,6 +80,37 @@ def test_a_killed_kernel_is_a_failure_with_its_cell(notebooks, output):
     assert outcome.status == "failed"
     assert outcome.cell == 3
     assert "kernel died" in outcome.reason
+
+
+def test_a_kernel_that_dies_before_it_reads_a_tensor_names_none(notebooks, output):
+    """Its note is 4,096 NULs then: none of them comes into a reason, a record or a terminal."""
+    source = notebooks.add("01", "import os, kit.gguf.mapped\nos._exit(1)")
+    outcome = execute(source, output, {})
+    assert outcome.reason.endswith("or a crash in native code") and "\0" not in outcome.reason
+
+
+@pytest.mark.parametrize("writable, transport", [(os.W_OK, "ipc"), (None, "tcp")], ids=["/tmp", "ports"])
+def test_a_long_folder_of_temporary_files_is_none_of_a_kernels(notebooks, output, tmp_path, monkeypatch, writable, transport):
+    """The path of a socket has 107 bytes: the kernel's go to /tmp, or it takes ports where that is closed."""
+    long = tmp_path / ("a" * 130)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(runner.os, "access", lambda folder, how: how == writable)
+    source = notebooks.add("01", "import ipykernel\nprint(ipykernel.get_connection_info(unpack=True)['transport'])")
+    assert execute(source, output, {}).reason == ""
+    assert nbformat.read(output, as_version=4).cells[-1].outputs[0].text == f"{transport}\n"
+    assert not list(long.iterdir())
+
+
+def test_the_kernel_is_this_interpreter_whatever_is_called_python3(notebooks, output, tmp_path, monkeypatch):
+    foreign = tmp_path / "jupyter" / "kernels" / "python3"
+    foreign.mkdir(parents=True)
+    spec = {"argv": ["/nowhere/python", "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "Conda"}
+    (foreign / "kernel.json").write_text(json.dumps(spec | {"language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    source = notebooks.add("01", "import sys\nprint(sys.executable)")
+    assert execute(source, output, {}).reason == ""
+    assert nbformat.read(output, as_version=4).cells[-1].outputs[0].text == f"{sys.executable}\n"
 
 
 def test_a_killed_process_takes_its_kernel_along(notebooks, output):

@@ -1,9 +1,11 @@
 """The `kit` command: gathers the commands of kit/lab/commands and turns every expected error into one line."""
 
 import errno
+import functools
 import gc
 import importlib
 import pkgutil
+import re
 import sys
 import warnings
 from functools import partial
@@ -44,10 +46,15 @@ class _Kit(click.Group):
             if (told := extra_for(error)) is error:
                 raise
             message = str(told)
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # `kit ... | head`
+        except (OSError, MemoryError, ImportError, RuntimeError) as error:
+            if getattr(error, "errno", None) == errno.EPIPE:  # `kit ... | head`
                 sys.exit(141)
-            message = f"{error.filename or 'input or output'}: {error.strerror or error}"
+            if isinstance(error, MemoryError) or _MEMORY.search(str(error)):
+                message = _memory_ran_out(error)
+            elif isinstance(error, OSError):
+                message = f"{error.filename or 'input or output'}: {error.strerror or error}"
+            else:
+                raise
         finally:
             gc.freeze()  # or Python looks for garbage among all of torch before it ends: half a second
         click.echo(f"kit: error: {message}", err=True)
@@ -60,6 +67,22 @@ def _shown(already, otherwise, message, category, *where, **more):
     elif str(message) not in already:  # Python's own memory of them ends whenever a library changes the filters
         already.add(str(message))
         click.echo(f"kit: warning: {message}", err=True)
+
+
+# what the system, torch and Python say when there is no memory, or no address of it (ulimit -v)
+_MEMORY = re.compile(r"(can't|cannot) allocate memory|failed to map segment|can't start new thread", re.IGNORECASE)
+
+
+def _memory_ran_out(error: Exception) -> str:
+    said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    try:
+        from kit.system import memory_available
+        from kit.units import format_bytes
+
+        free = f"; {format_bytes(memory_available())} are free"
+    except (ImportError, OSError, MemoryError):  # so little that not even that can be loaded
+        free = ""
+    return f"memory ran out: {said}{free}: close other programs, or raise the limit (ulimit -v, a container's or a job's)"
 
 
 @click.group(cls=_Kit, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -79,5 +102,20 @@ def main():
     """
 
 
+def _ending_where_pages_are_lost(callback):
+    """A command that says in one line which file lost pages in the middle of a read (kit.system.lost)."""
+
+    @functools.wraps(callback)
+    def run(*args, **kwargs):
+        from kit.system import lost
+
+        lost.ends = True
+        return callback(*args, **kwargs)
+
+    return run
+
+
 for _name in sorted({module.name for module in pkgutil.iter_modules(commands.__path__)} - {"cli"}):
-    main.add_command(importlib.import_module(f"kit.lab.commands.{_name}").command)
+    command = importlib.import_module(f"kit.lab.commands.{_name}").command
+    command.callback = command.callback and _ending_where_pages_are_lost(command.callback)
+    main.add_command(command)

@@ -222,7 +222,7 @@ def _way(opened, asked, linear, cache, backend, attention, context, kv):
             reason = f"{opened.architecture} runs through transformers, the kit has no pass for it"
             raise click.UsageError(f"--{min(idle)} would change nothing: {reason}")
         blocks = {"fused": "blocks", "fused-int8": "blocks-int8"}.get(linear)
-        policy = _policy(cache or "auto", kit.Weights(opened).working_set)
+        policy = _policy(cache or "auto", opened, kit.Weights(opened).working_set)
 
         def through(policy, *given, trace=None, **more):
             way = {"weights": blocks} if blocks else {"cache": policy}
@@ -234,7 +234,11 @@ def _way(opened, asked, linear, cache, backend, attention, context, kv):
         return kit.generate(kit.Transformer(weights(policy, trace), attention, linear, context, kv), *given, **more)
 
     kit.Transformer(weights(None, None), attention, linear, context, kv)  # what cannot be run is said before anything is
-    return own, kit.NoCache() if linear in BLOCKS and not cache else _policy(cache or "auto", size), "the kit's own pass"
+    return (
+        own,
+        kit.NoCache() if linear in BLOCKS and not cache else _policy(cache or "auto", opened, size),
+        "the kit's own pass",
+    )
 
 
 def _text(prompt, path):
@@ -265,14 +269,14 @@ def _ids(text):
         raise click.BadParameter(f"{text!r} is no list of token ids such as 1,450,7483", param_hint="--tokens") from None
 
 
-def _policy(text, working_set):
+def _policy(text, file, working_set):
     import kit
-    from kit.system import memory_available
+    from kit.model.budget import room_for_kept
 
     name, _, capacity = text.partition(":")
-    room = int(0.7 * memory_available())
     if text == "auto":
-        return kit.HashMap() if working_set <= room else kit.Pinned(room)
+        room = room_for_kept(file)
+        return kit.HashMap() if working_set <= room else kit.Pinned(room) if room else kit.NoCache()
     plain, limited = {"none": kit.NoCache, "all": kit.HashMap}, {"lru": kit.LRU, "pinned": kit.Pinned}
     if name in plain and not capacity:
         return plain[name]()

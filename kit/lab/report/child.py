@@ -14,19 +14,31 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import DeadKernelError
 from papermill import PapermillExecutionError, execute_notebook
 from traitlets.config import Config
 
 from kit.system import note
 
+LONGEST = 90  # bytes of the path of a kernel's sockets, without the number at its end: macOS takes 103, Linux 107
+
+
+class _OwnKernel(AsyncKernelManager):
+    """A kernel of this interpreter, whatever another installation calls python3 in JUPYTER_PATH or the user's folder."""
+
+    kernel_spec = KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], language="python")
+
 
 def main() -> None:
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_die_with_parent, daemon=True).start()
     records = Path(job["records"])
-    # No port: one that is free may be another kernel's before this one takes it, and then it dies at its start.
-    sockets = {"transport": "ipc", "ip": str(Path(os.environ["KIT_READING"]).with_name("kernel"))}
+    # No port, where a socket's path is not too long: one that is free may be another kernel's before this one takes it, and
+    # then it dies at its start.
+    place = str(Path(os.environ["KIT_READING"]).with_name("kernel"))
+    sockets = {"transport": "ipc", "ip": place} if len(os.fsencode(place)) <= LONGEST else {}
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as events:
 
         def on_cell_start(cell, cell_index):
@@ -37,6 +49,7 @@ def main() -> None:
             execute_notebook(
                 _literal(job["source"]), _literal(job["output"]), job["parameters"], cwd=job["cwd"],
                 kernel_name="python3", language="python", progress_bar=False, on_cell_start=on_cell_start,
+                kernel_manager_class=_OwnKernel,
                 shutdown_kernel="immediate",  # it has nothing left to write, and takes a second to take itself apart
                 start_timeout=3600,  # papermill's minute is too short where a CPU is emulated; the parent's --timeout counts
                 config=Config(ConnectionFileMixin=sockets),

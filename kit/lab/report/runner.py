@@ -62,7 +62,7 @@ def execute(
         taken.mkdir(exist_ok=True)
     try:
         with (
-            tempfile.TemporaryDirectory() as ipython_folder,
+            tempfile.TemporaryDirectory(dir=_short_folder()) as ipython_folder,
             open(log, "wb") as log_file,
             _Child(job, ipython_folder, log_file, taken) as child,
         ):
@@ -81,6 +81,12 @@ def execute(
             log.unlink(missing_ok=True)
     seconds = round(time.monotonic() - started, 3)
     return Outcome("failed" if reason else "ok", reason, len(records_before), seconds, records_before)
+
+
+def _short_folder() -> str | None:
+    """Where temporary files go, or /tmp where that folder's name leaves no room for a socket's; None: neither is short."""
+    folders = (folder for folder in (tempfile.gettempdir(), "/tmp") if len(os.fsencode(folder)) <= 70)
+    return next((folder for folder in folders if os.access(folder, os.W_OK)), None)
 
 
 class _Child:
