@@ -8,6 +8,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from kit.errors import library
+from kit.shown import Shown
+from kit.units import format_bytes, format_seconds
 
 
 class Span(NamedTuple):
@@ -26,7 +28,7 @@ class Span(NamedTuple):
 _reading = threading.Lock()
 
 
-class Trace:
+class Trace(Shown):
     """A list of spans. Threads may share one trace, since appending is atomic under the interpreter lock.
 
     ``token``: number of the current token (0: the prompt), set by the transformer; the default token of new spans.
@@ -86,6 +88,20 @@ class Trace:
         zero = start.min() if len(spans) else 0
         columns |= {"start": (start - zero) / 1e9, "end": (end - zero) / 1e9, "seconds": (end - start) / 1e9}
         return pd.DataFrame(columns, copy=False)
+
+    def _facts(self):
+        sums: dict[str, list[int]] = {}
+        spans = self.spans[:]
+        for span in spans:
+            found = sums.setdefault(span.what, [0, 0, 0])
+            found[:] = found[0] + 1, found[1] + span.end - span.start, found[2] + span.nbytes
+        took = (max(span.end for span in spans) - min(span.start for span in spans)) / 1e9 if spans else 0
+        facts = {"spans": f"{len(spans):,} in {format_seconds(took)}"}
+        for what, (count, nanoseconds, nbytes) in sorted(sums.items(), key=lambda row: -row[1][1]):
+            facts[what] = f"{count:,} in {format_seconds(nanoseconds / 1e9)}" + (
+                f" over {format_bytes(nbytes)}" if nbytes else ""
+            )
+        return "Trace", facts
 
     def clear(self) -> None:
         """Forget all spans."""

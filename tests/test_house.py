@@ -9,7 +9,10 @@ from pathlib import Path
 import kit
 
 PACKAGE = Path(kit.__file__).parent
-LIBRARY = ("errors", "units", "system", "trace", "gguf", "cpu", "cuda", "quants", "cache", "model", "codec", "hf", "synthetic")
+LIBRARY = (
+    *("errors", "units", "shown", "system", "trace", "gguf", "cpu", "cuda", "quants", "cache", "model", "codec", "hf"),
+    "synthetic",
+)
 LABORATORY = (
     "",
     "costs",
@@ -18,7 +21,7 @@ LABORATORY = (
     "report",
     "commands",
 )  # of kit.lab, "" its own modules; each from the ground up
-ROOMS = (*LIBRARY, *(f"lab.{room}".rstrip(".") for room in LABORATORY), "__init__")
+ROOMS = (*LIBRARY, *(f"lab.{room}".rstrip(".") for room in LABORATORY), "__init__", "__main__")
 
 
 def modules() -> dict[str, Path]:

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from kit.shown import Shown
+from kit.units import format_bytes
 
-@dataclass(frozen=True)
-class Stats:
+
+@dataclass(frozen=True, repr=False)
+class Stats(Shown):
     """Counts of one run. Every get is exactly one of: a hit, a miss, shared, prefetched or an error.
 
     ``misses``: gets that loaded, including those whose object was not kept (``bypassed``). ``shared``: gets that waited
@@ -40,3 +43,14 @@ class Stats:
     def byte_hit_rate(self) -> float:
         """Bytes of hits over bytes of gets, 0 without gets."""
         return self.bytes_hit / self.bytes_requested if self.bytes_requested else 0.0
+
+    def _facts(self):
+        facts = {
+            "hits": f"{self.hits:,} of {self.gets:,} gets ({self.hit_rate:.0%})",
+            "bytes hit": f"{format_bytes(self.bytes_hit)} of {format_bytes(self.bytes_requested)} ({self.byte_hit_rate:.0%})",
+            "loaded": format_bytes(self.bytes_loaded),
+            "held": f"{format_bytes(self.resident_bytes)} in {self.entries:,} entries",
+            "at most": format_bytes(self.peak_bytes),
+        }
+        rare = {name: getattr(self, name) for name in ("misses", "bypassed", "shared", "prefetched", "errors", "evictions")}
+        return "Stats", facts | {name: f"{count:,}" for name, count in rare.items() if count}

@@ -18,11 +18,12 @@ from kit.gguf.names import blocks_of, layer_of
 from kit.model.linear import Variant, by_rows
 from kit.model.weights import WeightSource
 from kit.quants import dequantize
+from kit.shown import Shown
 from kit.system import usable_cores
 from kit.trace import Trace
 
 
-class CompressedWeights(WeightSource, Mapping):
+class CompressedWeights(WeightSource, Mapping, Shown):
     """The weights of a CompressedFile, for a Transformer: ``kit.Transformer(weights)``.
 
     ``cache``: for unpacked matrices (one byte a weight), a policy (None: every use unpacks) or an object with ``get`` and

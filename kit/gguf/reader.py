@@ -4,6 +4,7 @@ import math
 import os
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -19,7 +20,9 @@ from kit.gguf.mapped import MappedFile
 from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
 from kit.gguf.names import layer_of
 from kit.gguf.sources import part_paths, resolve
+from kit.shown import Shown
 from kit.system import allow_files
+from kit.units import format_bytes, format_count
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -74,7 +77,7 @@ class _File(NamedTuple):
     file: MappedFile
 
 
-class GGUFFile:
+class GGUFFile(Shown):
     """An open GGUF file, or all parts of a split one; made by :func:`open`.
 
     ``metadata``: key -> Python value, or MetadataArray. ``tensors``: name -> TensorInfo, in file order. The arrays that
@@ -172,8 +175,19 @@ class GGUFFile:
     def __exit__(self, *exception) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"<GGUFFile {self.path} ({self.architecture}, {len(self.tensors)} tensors)>"
+    def _facts(self):
+        infos = self.tensors.values()
+        types = Counter()
+        for info in infos:
+            types[info.qtype] += info.nbytes
+        return f"GGUFFile {self.path}", {
+            "architecture": self.architecture,
+            "layers": str(len({info.layer for info in infos} - {-1})),
+            "parameters": format_count(sum(info.elements for info in infos)),
+            "tensors": str(len(infos)),
+            "size": format_bytes(types.total()),
+            "types": " ".join(name for name, _ in types.most_common()) or "none",
+        }
 
 
 PAGES = {  # how a file lies in memory

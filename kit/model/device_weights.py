@@ -13,6 +13,7 @@ from kit.gguf.names import blocks_of
 from kit.gguf.reader import GGUFFile
 from kit.model.weights import WeightSource
 from kit.quants import dequantize
+from kit.shown import Shown
 from kit.trace import Trace
 from kit.units import format_bytes, parse_bytes
 
@@ -24,7 +25,7 @@ class _Copy(NamedTuple):
     done: object
 
 
-class DeviceWeights(WeightSource):
+class DeviceWeights(WeightSource, Shown):
     """``blocks(name)``: a tensor's blocks on the device, uint8 (out, bytes of a row); ``stack[3]`` names one expert.
 
     ``cache``: policy of the blocks in device memory (None: all are kept); ``store`` has its statistics, and each access

@@ -99,6 +99,8 @@ def generate(
     TokenizerError for a text prompt or ``on_text`` if the file has no known tokenizer; without one, the answer has no text
     and does not stop at the end of text.
     """
+    if not hasattr(model, "step"):
+        raise ModelError(f"kit.generate needs a model: give kit.Transformer(path), not a {type(model).__name__}")
     if max_tokens < 1:
         raise ModelError(f"max_tokens is {max_tokens}, expected at least 1")
     sample = Sampler(temperature, top_k, top_p, seed)

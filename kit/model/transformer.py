@@ -15,16 +15,19 @@ from kit.model.cpu_ops import CpuOps, RowsOps
 from kit.model.forward import forward
 from kit.model.hyperparameters import read_config
 from kit.model.kvcache import KVCache
-from kit.model.linear import GEMV_MAX_TOKENS, linear_named
+from kit.model.linear import GEMV_MAX_TOKENS, LINEAR, linear_named
 from kit.model.plan import Plan, obstacle
 from kit.model.rope import Rope
 from kit.model.tokenizer import Tokenizer, tokenizer_of
+from kit.model.weights import Weights
+from kit.shown import Shown
 from kit.system import memory_available
 
 
-class Transformer:
+class Transformer(Shown):
     """A model over a kit.model.weights.WeightSource; each linear layer, norm and attention adds a span to its trace.
 
+    ``weights``: such a source; an open file or a path stands for its kit.Weights.
     ``attention`` and ``linear``: variants of kit.model.attention and kit.model.linear (None: the default of the weights).
     ``max_context``: limit of positions (None: the file's context length). ``kv_dtype``: float32, float16 or q8_0. Raises
     ModelError for a file that it cannot run, before any tensor data is read. After the first pass, single tokens run as a
@@ -34,6 +37,7 @@ class Transformer:
     ops = CpuOps  # what carries out a pass; a finding may put a subclass in its place
 
     def __init__(self, weights, attention="fused", linear=None, max_context=None, kv_dtype="float32"):
+        weights = weights if hasattr(weights, "trace") else Weights(weights)
         self.weights, self.trace, self.file = weights, weights.trace, weights.file
         self.config = read_config(self.file)
         self.max_context = self.config.context if max_context is None else max_context
@@ -54,6 +58,22 @@ class Transformer:
         mapped = self.linear.activations and getattr(weights, "mapped", True)
         fit = mapped and sum(info.nbytes for info in used) < memory_available()
         self._unread = [info.name for info in used] if fit else []  # of the experts, a token reads few
+
+    def _facts(self):
+        c, linear = self.config, self.linear
+        several = {"experts": f"{c.routing.used} of {c.experts}"} if c.experts else {}
+        return f"{type(self).__name__} of {self.file.path}", {
+            "architecture": c.architecture,
+            "layers": str(c.layers),
+            "hidden size": str(c.hidden_size),
+            "heads": f"{c.heads} ({c.kv_heads} of keys and values)",
+            **several,
+            "vocabulary": f"{c.vocabulary:,}",
+            "context": f"{self.max_context:,}",
+            "linear": next((name for name, variant in LINEAR.items() if variant is linear), "its own"),
+            "attention": self.attention,
+            "KV cache": self.kv_dtype,
+        }
 
     def new_cache(self, context: int | None = None) -> KVCache:
         """An empty key/value cache for up to ``context`` positions (None: ``max_context``)."""

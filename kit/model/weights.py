@@ -1,6 +1,7 @@
 """Weights: the dequantized tensors of a file, through a cache; ``weights["blk.0.attn_q.weight"]`` is a tensor."""
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -11,14 +12,16 @@ import torch
 from kit.cache.policies.base import NoCache, Policy
 from kit.cache.store import WeightCache
 from kit.cpu.buffers import ARENA
-from kit.errors import CacheError
+from kit.errors import CacheError, ModelError
 from kit.gguf.names import blocks_of, find_tensor, layer_of
-from kit.gguf.reader import GGUFFile, TensorInfo
+from kit.gguf.reader import GGUFFile, TensorInfo, open
 from kit.gguf.summary import check_blocks
 from kit.model.linear import Variant
 from kit.model.slots import Experts
 from kit.quants.registry import dequantize, dtype_named
+from kit.shown import Shown
 from kit.trace import Trace
+from kit.units import format_bytes
 
 _PAGE = 4096
 
@@ -58,15 +61,38 @@ class WeightSource(Protocol):
         """The tensor's TensorInfo (for an expert, that of its stack); ModelError when the file has no such tensor."""
         return self.file.tensors[find_tensor(self.file, name)[0]]
 
+    def _facts(self):
+        stats, linear = self.store.stats, self.linear if isinstance(self.linear, str) else "its own"
+        infos = self.file.tensors.values()
+        held = f"{stats.hits:,} of {stats.gets:,} gets hit, {format_bytes(stats.resident_bytes)} held"
+        facts = {
+            "tensors": str(len(infos)),
+            "in the file": format_bytes(sum(info.nbytes for info in infos)),
+            "as returned": format_bytes(sum(map(self.nbytes, self))),
+            "linear": linear,
+            "cache": f"{self.store.policy!r}, {held}",
+        }
+        return f"{type(self).__name__} of {self.file.path}", facts | ({"experts": self.experts.how} if self.experts else {})
+
     def shape(self, name: str) -> tuple[int, ...]:
         """(out, in) of a matrix, (n,) of a vector."""
         stack, expert = find_tensor(self.file, name)
         return self.file.tensors[stack].shape[expert is not None :]
 
 
-class Weights(WeightSource, Mapping):
+def opened(file: GGUFFile | str | os.PathLike) -> GGUFFile:
+    """``file``, or the file of that path or name (kit.open); ModelError for what is no file."""
+    if isinstance(file, (str, os.PathLike)):
+        return open(file)
+    if not hasattr(file, "tensors"):
+        raise ModelError(f"weights are those of a model's file: give its path or kit.open(path), not a {type(file).__name__}")
+    return file
+
+
+class Weights(WeightSource, Mapping, Shown):
     """The dequantized tensors of a GGUF file, shape (out, in), by name.
 
+    ``file``: an open file, a path, or a name (see kit.open).
     ``cache``: a policy (None: every access dequantizes). ``backend`` and ``dtype``: see kit.dequantize. Where
     none of the three is named, a Transformer multiplies straight with the file's blocks (linear "fused") and
     asks for few tensors. ``experts``: kit.Slots("6 GiB"), in which the experts of a mixture are held instead of in the mapped
@@ -76,7 +102,8 @@ class Weights(WeightSource, Mapping):
 
     mapped = True  # blocks stay at one place in memory
 
-    def __init__(self, file: GGUFFile, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None, experts=None):
+    def __init__(self, file, cache: Policy | None = None, backend="cpu", dtype="float32", trace=None, experts=None):
+        file = opened(file)
         check_blocks(file)
         if experts is not None and cache is not None:
             raise CacheError("weights have a cache= or experts= in slots, not both: leave one out")
