@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -93,7 +94,9 @@ def test_diff_says_what_changed_and_exits_with_it(finished, slower):
 
 
 def test_merge_puts_machines_side_by_side(finished, slower, tmp_path):
-    out = tmp_path / "both"
+    out, busy = tmp_path / "both", {"busy": "other processes use 2.0 cores"}
+    with open(slower / "01_first_token.jsonl", "a") as log:
+        log.write(replace(record([1.0]), notebook="01_first_token", state=busy).to_json() + "\n")
     result = invoke("merge", finished, slower, "--out", out)
     assert result.exit_code == 0
     assert result.stdout.strip() == str(out / "index.html")
@@ -103,6 +106,8 @@ def test_merge_puts_machines_side_by_side(finished, slower, tmp_path):
         assert (out / name / "01_first_token.html").exists()
     assert "2.00 s" in text
     assert "33.0 s" in text
+    said = re.search(r"Busy, so no comparison</th>(.*)</tr>", text)[1]
+    assert re.findall(r"<td>(.*?)</td>", said)[-1] == "01_first_token", "the run that was disturbed says so"
     assert "<img" not in text
     assert invoke("merge", finished, "--out", out).exit_code == 2, "a folder that holds something is left alone"
     again = tmp_path / "again"

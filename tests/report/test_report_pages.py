@@ -212,7 +212,9 @@ def test_the_answer_stands_under_the_title(finished):
 def test_control_characters_never_reach_a_page(finished, tmp_path):
     assert content.terminal("a\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b b\x08") == "a\x1b[31mred\x1b[0m ]0;title  b"
     assert content.clean("<b>\x1b\x00x</b>") == "<b>x</b>"
-    page = theme.write(tmp_path / "x.html", "merged.html.j2", folder="\x1b[2Jx", runs=[], failed=[], claims=[], measurements=[])
+    page = theme.write(
+        tmp_path / "x.html", "merged.html.j2", folder="\x1b[2Jx", runs=[], busy={}, failed=[], claims=[], measurements=[]
+    )
     assert "\x1b" not in page.read_text()
     for page in finished.glob("*.html"):
         assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", page.read_text())

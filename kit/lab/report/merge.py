@@ -50,6 +50,7 @@ def write_index(folder: Path) -> Path:
         "merged.html.j2",
         folder=folder.resolve().name,
         runs=[(run, html.environment(run.folder)) for run in runs],
+        busy={run.folder: index.busy(records.of_run(run.folder)) for run in runs},
         claims=[(entries[0].claim, [[part.record for part in entry.parts] for entry in entries])
                 for entries in zip(*(book.read(run.folder) for run in runs), strict=True)],
         measurements=[(next(filter(None, row)), [one and one.median for one in row])

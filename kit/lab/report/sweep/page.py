@@ -28,6 +28,11 @@ class Result(NamedTuple):
         """(quantity, unit) -> median, of the records without a verdict."""
         return {(row.quantity, row.unit): row.median for row in self.records if not row.verdict and row.status == "ok"}
 
+    @property
+    def busy(self) -> bool:
+        """Whether other processes disturbed it."""
+        return bool(index.busy(self.records))
+
 
 def results(out: Path, cells: list[Cell]) -> list[Result]:
     """The results of the cells in the folder of a sweep."""
