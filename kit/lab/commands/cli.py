@@ -15,6 +15,7 @@ import click
 from kit import __version__, tune_torch
 from kit.errors import KitError, KitWarning, extra_for
 from kit.lab import commands
+from kit.lab.completion import complete
 
 
 class _Kit(click.Group):
@@ -119,3 +120,4 @@ for _name in sorted({module.name for module in pkgutil.iter_modules(commands.__p
     command = importlib.import_module(f"kit.lab.commands.{_name}").command
     command.callback = command.callback and _ending_where_pages_are_lost(command.callback)
     main.add_command(command)
+complete(main)

@@ -1,0 +1,64 @@
+"""What a shell completes after the `kit` command: names of models, and the values of options, from the tables themselves.
+
+click writes the scripts for bash, zsh and fish (docs/cli.md).
+"""
+
+import importlib
+from functools import partial
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+_MODELS = ("kit.gguf.trained:TRAINED",)
+_VALUES = {  # parameter of a command -> tables ("module:name") with its values; a module is imported when somebody asks
+    "file": _MODELS,
+    "model": _MODELS,
+    "names": _MODELS,
+    "routes": (*_MODELS, "kit.cache.routes:CAPTURES"),
+    "name": ("kit.synthetic.geometry:GEOMETRIES",),
+    "mix": ("kit.synthetic.geometry:MIXES",),
+    "attention": ("kit.model.attention:ATTENTION",),
+    "linear": ("kit.model.linear:LINEAR",),
+    "kv": ("kit.model.kvcache:KV_TYPES",),
+    "backend": ("kit.quants.registry:BACKENDS",),
+    "backends": ("kit.quants.registry:BACKENDS",),
+    "tiers": ("kit.cpu.simd.tiers:TIERS",),
+    "pages": ("kit.gguf.reader:PAGES",),
+    "policy": ("kit.model.slots:NAMES",),
+    "coding": ("kit.codec.compressor:CODINGS",),
+    "decoder": ("kit.codec.decoders:DECODERS",),
+}
+_WORDS = {  # values beyond those of the tables
+    "cache": ("none", "all", "auto", "lru:", "pinned:"), "linear": ("auto",), "tiers": ("all",), "backends": ("fused",),
+}  # fmt: skip
+_FILES = ("file", "model", "routes")  # parameters that also take the path of a GGUF file
+
+
+def complete(group: click.Group) -> None:
+    """Let the shell complete the parameters of every command of ``group`` that have a table."""
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            complete(command)
+        for param in command.params:
+            if (param.name in _VALUES or param.name in _WORDS) and not isinstance(param.type, (click.Choice, click.Path)):
+                if not getattr(param, "is_flag", False):
+                    param.shell_complete = partial(_items, param.name)
+
+
+def values(name: str) -> list[str]:
+    """All values of the parameter ``name``."""
+    found = list(_WORDS.get(name, ()))
+    for table in _VALUES.get(name, ()):
+        module, _, attribute = table.partition(":")
+        found += getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def _items(name, ctx, incomplete) -> list[CompletionItem]:
+    found = [value for value in values(name) if value.startswith(incomplete)]
+    if name in _FILES and not found:
+        return [CompletionItem(incomplete, type="file")]
+    if name in _FILES:  # a shell completes words or files: of the files, these come as words
+        found += sorted(path.name for path in Path().glob("*.gguf") if path.name.startswith(incomplete))
+    return [CompletionItem(value) for value in found]
