@@ -78,8 +78,8 @@ COPIES := results/lab
 lab: $(VENV)/.notebooks ## JupyterLab on loopback, with its token, on copies of the notebooks under results/lab
 	mkdir -p $(COPIES)
 	for each in notebooks/*.ipynb; do test -e $(COPIES)/$${each##*/} || cp $$each $(COPIES); done
-	@for each in notebooks/*.ipynb; do test ! $$each -nt $(COPIES)/$${each##*/} || \
-		echo "$(COPIES)/$${each##*/} is older than $$each: remove your copy for the new one"; done
+	@old=$$(for each in notebooks/*.ipynb; do test ! $$each -nt $(COPIES)/$${each##*/} || echo $${each##*/}; done); \
+		test -z "$$old" || echo "these copies in $(COPIES) are older than the notebooks, remove them for the new ones:" $$old
 	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY-passive} THP_MEM_ALLOC_ENABLE=$${THP_MEM_ALLOC_ENABLE-1} \
 		$(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=$(COPIES) $(ARGS)
 

@@ -46,5 +46,6 @@ print(json.dumps({"IdentityProvider": {"token": ""}, "PasswordIdentityProvider":
 chmod 600 "$config"
 unset JUPYTER_PASSWORD
 cd "$WORKSPACE"
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" THP_MEM_ALLOC_ENABLE="${THP_MEM_ALLOC_ENABLE:-1}" # docs/environment.md
 exec jupyter lab --config="$config" --ip=0.0.0.0 --port="${JUPYTER_PORT:-8888}" --no-browser --allow-root \
     --ServerApp.root_dir="$WORKSPACE" --ServerApp.allow_remote_access=True

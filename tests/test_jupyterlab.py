@@ -67,8 +67,8 @@ def lab(folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = f"--no-browser --port={port} --ServerApp.root_dir={folder} --LabApp.expose_app_in_browser=True"
-    command = ["make", "--silent", "--old-file=.venv/.notebooks", "lab", f"ARGS={options}"]
+    options = f"--no-browser --port={port} --LabApp.expose_app_in_browser=True"
+    command = ["make", "--silent", "--old-file=.venv/.notebooks", "lab", f"COPIES={folder}", f"ARGS={options}"]
     environment = os.environ | {
         "KIT_RESULTS": str(folder / "results"), "JUPYTER_CONFIG_DIR": str(folder / ".config"),
         "JUPYTER_RUNTIME_DIR": str(folder / ".runtime"),
