@@ -58,6 +58,16 @@ def test_pages_of_a_run_have_one_bound_and_none_that_another_page_beats():
     assert told == "a token takes 78.3 ms on 01 and at least 110 ms on 00: the bound is wrong" or "on 07" in told
 
 
+def test_a_bound_that_another_page_beats_is_in_the_summary_and_on_the_front(tmp_path):
+    notebooks = Folder(tmp_path / "notebooks")
+    notebooks.add("00_bounds", SESSION.format(name="00_bounds"), "lab.bound('a token', 's', 0.11);")
+    measured = "lab.record(quantity='a token', unit='s', samples=[0.0783]);"
+    notebooks.add("01_measures", SESSION.format(name="01_measures"), measured)
+    out = known_machine(tmp_path / "out")
+    done, told = reproduce(notebooks.path, out), "a token takes 78.3 ms on 01_measures and at least 110 ms on 00_bounds"
+    assert f"warning: all pages: {told}" in done.output and told in (out / "index.html").read_text()
+
+
 def test_a_gate_that_does_not_hold_shows_on_its_page_on_the_front_and_in_the_summary(tmp_path):
     notebooks = Folder(tmp_path / "notebooks")
     gates_of = "lab.gate(1 < 2, 'never said')\nlab.gate(2 < 1, 'two is <less> than one');"

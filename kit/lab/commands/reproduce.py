@@ -47,6 +47,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     Exit code: 0 all ran, 1 a notebook failed, 2 it could not start, 130 interrupted.
     """  # fmt: skip
     from kit.gguf.sources import absolute
+    from kit.lab.claims import gates, records
     from kit.lab.doctor import check_device
     from kit.lab.report import index, parameters
     from kit.lab.report import run as runs
@@ -100,6 +101,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     found = [(name, text) for name in run.notebooks for _, text in run.warnings_of(name)]
     older = "memory became faster after it ran: its bounds are older than the run's (--resume runs it again)"
     found += [(name, older) for name in sorted(run.outdated)]
+    found += [("all pages", text) for text in gates.across(records.of_run(run.folder))]
     click.echo("\n".join(f"warning: {name}: {text}" for name, text in found) + "\n" * bool(found), nl=False, err=True)
     click.echo(folder / "index.html")
     sys.exit(EXIT_FAILED if run.failed else 0)
