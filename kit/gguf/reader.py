@@ -7,14 +7,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kit.errors import GGUFError, known
-from kit.gguf import large_pages, pagecache
+from kit.gguf import checks, foreign, large_pages, pagecache
 from kit.gguf.formats import BY_ID, FORMATS
 from kit.gguf.mapped import MappedFile
 from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
@@ -80,8 +79,9 @@ class _File(NamedTuple):
 class GGUFFile(Shown):
     """An open GGUF file, or all parts of a split one; made by :func:`open`.
 
-    ``metadata``: key -> Python value, or MetadataArray. ``tensors``: name -> TensorInfo, in file order. The arrays that
-    ``raw`` and ``blocks`` return stay valid after ``close``.
+    ``metadata``: key -> Python value, or MetadataArray. ``tensors``: name -> TensorInfo, in file order. ``original_shapes``:
+    name -> shape of a tensor that its writer flattened to whole blocks (ComfyUI-GGUF). The arrays that ``raw`` and ``blocks``
+    return stay valid after ``close``.
     """
 
     def __init__(self, paths: list[Path], parts: list[_File], pages: str = "large"):
@@ -90,6 +90,7 @@ class GGUFFile(Shown):
         self.version, self.alignment, self.metadata = first.version, first.alignment, first.metadata
         self.byteorder = "little" if first.order == "<" else "big"
         self.tensors: dict[str, TensorInfo] = {info.name: info for part in parts for info in part.tensors}
+        self.original_shapes = checks.original_shapes(self.path, self.metadata, self.tensors)
         self._orders = [part.order for part in parts]
         self._files: list[MappedFile] | None = [part.file for part in parts]
         self.reading_again: large_pages.ReadingAgain | None = None
@@ -207,7 +208,9 @@ def open(path: str | os.PathLike, pages: str = "large") -> GGUFFile:
     allow_files(2 * len(paths))  # a MappedFile takes two descriptors
     known("pages", pages, PAGES, GGUFError)
     parts = [_read_part(part_path, number, pages) for number, part_path in enumerate(paths)]
-    _check_split(paths, parts)
+    checks.check_split(paths, parts)
+    for path, part in zip(paths, parts, strict=True):
+        checks.warn_of_zeros(path, part.file.data, part.tensors)
     return GGUFFile(paths, parts, pages)
 
 
@@ -216,7 +219,7 @@ def _read_part(path: Path, number: int, pages: str) -> _File:
     cursor = Cursor(path, file.data)
     magic = cursor.take(4, "the magic 'GGUF'").tobytes()
     if magic != MAGIC:
-        cursor.fail(0, f"magic {magic!r}, expected {MAGIC!r}: this is not a GGUF file")
+        cursor.fail(0, f"magic {magic!r}, expected {MAGIC!r}: this is {foreign.not_gguf(file.data[:512].tobytes())}")
     version = cursor.number("u4", "the version")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
@@ -261,7 +264,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[T
         where, offset = cursor.position, cursor.number("u8", f"the offset of {name!r}")
         rows.append((TensorInfo(name, kind.name if kind else f"UNKNOWN_{type_id}", shape, offset, nbytes, part), where))
     base = -(-cursor.position // alignment) * alignment
-    return _placed(cursor, rows, base, alignment)
+    return checks.placed(cursor, rows, base, alignment)
 
 
 class _Quick:
@@ -298,52 +301,3 @@ def _read_shape(cursor: Cursor, name: str) -> tuple[int, ...]:
     if math.prod(size or 1 for size in shape) > MAX_ELEMENTS:
         cursor.fail(start, f"{name!r} has shape {shape}, expected at most 2^63 - 1 elements")
     return shape
-
-
-def _placed(cursor: Cursor, rows: list[tuple[TensorInfo, int]], base: int, alignment: int) -> list[TensorInfo]:
-    """The tensors with absolute offsets, each checked to be aligned, inside the file, and clear of the others."""
-    size = len(cursor.data)
-    infos = []
-    for info, where in rows:
-        if info.offset % alignment:
-            cursor.fail(where, f"{info.name!r} lies at offset {info.offset:,}, expected a multiple of {alignment}")
-        info = info._replace(offset=base + info.offset)
-        if info.offset + info.nbytes > size and (info.nbytes or info.offset > -(-size // alignment) * alignment):
-            cursor.fail(
-                where,
-                f"{info.name!r} ends at byte {info.offset + info.nbytes:,}, expected it inside the "
-                f"{size:,} bytes of the file: it is truncated or its table is wrong",
-            )
-        infos.append(info)
-    order = sorted(range(len(infos)), key=lambda row: (infos[row].offset, infos[row].nbytes))
-    for row, after in pairwise([*order, None]):
-        end = size if after is None else infos[after].offset
-        if not infos[row].is_known:
-            infos[row] = infos[row]._replace(nbytes=max(0, end - infos[row].offset))
-        elif after is not None and infos[row].offset + infos[row].nbytes > end:
-            cursor.fail(
-                rows[after][1],
-                f"{infos[after].name!r} overlaps {infos[row].name!r}, which ends at byte "
-                f"{infos[row].offset + infos[row].nbytes:,}",
-            )
-    return infos
-
-
-def _check_split(paths: list[Path], parts: list[_File]) -> None:
-    """Check that the parts of a split file agree with their names, each other and the first part's tensor count."""
-    names: set[str] = set()
-    for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
-        for key, expected in (("split.count", len(paths)), ("split.no", number)):
-            found = part.metadata.get(key, expected)
-            if found != expected and not (key == "split.count" and found == 0):
-                raise GGUFError(
-                    f"{path}: {key!r} is {found!r}, expected {expected} from the file's name; "
-                    "the parts must be named NAME-00001-of-0000N.gguf"
-                )
-        for info in part.tensors:
-            if info.name in names:
-                raise GGUFError(f"{path}: tensor {info.name!r} is in an earlier part too, expected every name once")
-            names.add(info.name)
-    claimed = parts[0].metadata.get("split.tensors.count", len(names))
-    if claimed != len(names):
-        raise GGUFError(f"{paths[0]}: 'split.tensors.count' is {claimed!r}, but the parts hold {len(names)}")

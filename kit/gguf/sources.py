@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kit.errors import GGUFError, nearest
+from kit.gguf.foreign import url
 from kit.gguf.trained import TRAINED, fetch
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.ASCII)
@@ -59,6 +60,8 @@ def resolve(path: str | os.PathLike) -> Path:
     if is_name(path):
         return fetch(str(path))
     refuse_misspelled(path)
+    if remedy := url(str(path)):
+        raise GGUFError(f"{path}: {remedy}")
     if not str(path).startswith("hf://"):
         return Path(os.path.expanduser(path))  # pathlib raises RuntimeError for a user that does not exist
     match = _HUB.fullmatch(str(path))
@@ -71,9 +74,9 @@ def resolve(path: str | os.PathLike) -> Path:
 
 
 def absolute(model: str) -> str:
-    """``model`` with a path made absolute; "", hf:// and the names of trained models are kept."""
+    """``model`` with a path made absolute; "", URLs and the names of trained models are kept."""
     refuse_misspelled(model)
-    return model if not model or model.startswith("hf://") or is_name(model) else str(Path(model).absolute())
+    return model if not model or "://" in model or is_name(model) else str(Path(model).absolute())
 
 
 def is_name(model: str | os.PathLike) -> bool:

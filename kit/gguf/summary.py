@@ -3,6 +3,7 @@
 from typing import Any
 
 from kit.errors import ModelError
+from kit.gguf.foreign import no_language_model
 from kit.gguf.formats import DTYPES, FORMATS
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile
@@ -18,14 +19,15 @@ NO_WEIGHTS = "holds no weights (a vocabulary alone, perhaps): nothing to run"
 def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[str, Any]:
     """Everything that `kit inspect --json` prints; sizes in bytes.
 
-    ``working_sets``: the size of the weights as blocks and dequantized, and whether it fits in memory.
+    ``working_sets``: the size of the weights as blocks and dequantized, and whether it fits in memory. ``no_language_model``:
+    what it is instead.
     """
     infos = list(file.tensors.values())
     parameters = sum(info.elements for info in infos)
     held = "tiles" if any(info.qtype.endswith(TILES) for info in infos) else "blocks"
     sizes = {held: sum(info.nbytes for info in infos)}
     sizes |= {dtype: parameters * DTYPES[dtype] for dtype in ("float32", "float16")}
-    prefix = file.architecture + "."
+    prefix, original = file.architecture + ".", getattr(file, "original_shapes", {})  # a compressed file has none
     return {
         "path": str(file.path),
         "parts": [{"path": str(path), "bytes": path.stat().st_size} for path in file.paths],
@@ -46,7 +48,10 @@ def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[
         },
         "memory": {"total": memory_total, "available": memory_available},
         "metadata": {key: _plain(value) for key, value in file.metadata.items()},
-        "tensor_table": [info._asdict() | {"elements": info.elements} for info in infos],
+        "no_language_model": no_language_model(file) if infos else NO_WEIGHTS,
+        "tensor_table": [
+            info._asdict() | {"elements": info.elements, "original_shape": original.get(info.name)} for info in infos
+        ],
     }
 
 
@@ -54,6 +59,20 @@ def check_blocks(file: GGUFFile) -> None:
     """ModelError for a file whose matrices are tiles (kit compress), not blocks."""
     if isinstance(file, GGUFFile) and file.compressed:
         raise ModelError(f"{file.path}: {COMPRESSED}")
+
+
+def check_model(file: GGUFFile) -> None:
+    """ModelError for a file that is no language model in blocks: what check_language_model refuses, and tiles."""
+    check_blocks(file)
+    check_language_model(file)
+
+
+def check_language_model(file) -> None:
+    """ModelError for a file without weights, an adapter, a model of images and the like: says what it is and what to do."""
+    if not any(info.elements for info in file.tensors.values()):
+        raise ModelError(f"{file.path}: {NO_WEIGHTS}")
+    if told := no_language_model(file):
+        raise ModelError(f"{file.path}: {told}")
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kit.errors import ModelError
 from kit.gguf.names import layer_of
-from kit.gguf.summary import NO_WEIGHTS, check_blocks
+from kit.gguf.summary import check_model
 from kit.model.architectures import ARCHITECTURES
 from kit.model.config import Config, Latent, RopeConfig, Routing
 
@@ -58,9 +58,7 @@ def read_config(file) -> Config:
     Raises ModelError for an unknown architecture, a missing or invalid key, and a tensor that is missing or whose shape
     contradicts the keys.
     """
-    check_blocks(file)
-    if not any(info.elements for info in file.tensors.values()):
-        raise ModelError(f"{file.path}: {NO_WEIGHTS}")
+    check_model(file)
     embedding = file.tensors.get("token_embd.weight")
     config = described_config(file, embedding.shape[0] if embedding else 0, "output.weight" not in file.tensors)
     _check(file, config)

@@ -49,7 +49,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
     import kit
     from kit.cache.oracle import read_trace
     from kit.errors import CacheError
-    from kit.gguf.summary import check_blocks
+    from kit.gguf.summary import check_model
     from kit.units import parse_bytes
 
     try:
@@ -66,7 +66,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
     accesses = read_trace(trace) if trace else None
     how = {"tokens": tokens, "via": via or "", "skew": skew, "thorough": thorough}
     with kit.open(file) as opened:
-        check_blocks(opened)
+        check_model(opened)
         if not report:
             return _explain(opened, given, as_json, trace=accesses, **how)
         room = _room(opened, given, via)
@@ -131,6 +131,7 @@ def _explain(file, given, as_json, **how):
 def _elsewhere(file, name, room, as_json) -> str:
     """What a machine that is not here takes, as text or JSON."""
     import kit
+    from kit.gguf.summary import check_model
     from kit.lab.costs import elsewhere
     from kit.lab.costs.tables import as_text, formatted, paragraph
     from kit.lab.costs.uses import uses_of
@@ -138,6 +139,7 @@ def _elsewhere(file, name, room, as_json) -> str:
 
     elsewhere.machine(name)  # an unknown one is said before the file is fetched
     with kit.open(file) as opened:
+        check_model(opened)
         there, found, says = elsewhere.explain(name, uses_of(opened), elsewhere.compressibility(opened), room)
     if as_json:
         figures = [{"figure": figure, "value": value, "from": why} for figure, (value, why) in there.figures.items()]

@@ -90,8 +90,7 @@ def command(
 
     import kit
     from kit.cache.routes import geometry_of, of_spans, write_routes
-    from kit.errors import ModelError
-    from kit.gguf.summary import NO_WEIGHTS
+    from kit.gguf.summary import check_language_model
     from kit.model.budget import weights_within
     from kit.model.hyperparameters import read_config
     from kit.model.tokenizer import tokenizer_of
@@ -107,8 +106,7 @@ def command(
     _refuse_idle(asked - {"cache"} if pins and not memory else asked, linear, sampling["temperature"])
     prompt = _ids(tokens) if tokens is not None else _text(prompt, prompt_file)
     opened = kit.open(file or model, "small" if memory and "pages" not in asked else pages)
-    if not any(info.elements for info in opened.tensors.values()):
-        raise ModelError(f"{opened.path}: {NO_WEIGHTS}")
+    check_language_model(opened)
     if routes:
         geometry_of(opened)  # what is no mixture is said before anything is generated
     if linear == "auto" and not opened.compressed:

@@ -53,6 +53,8 @@ def _overview(facts):
     if facts["parameters"]:
         yield f"{'parameters':<34}{format_count(facts['parameters'])} ({facts['parameters']:,})"
         yield f"{'tensors':<34}{facts['tensors']} in {facts['layers']} layers"
+    if facts["parameters"] and facts["no_language_model"]:
+        yield from facts["no_language_model"].split("; ")
     for key, value in facts["hyperparameters"].items():
         yield f"{_cell(key, 33):<34}{_shown(value)}"
 
@@ -90,7 +92,8 @@ def _metadata(facts, limit):
 def _tensors(facts):
     yield f"{'tensor':<42}{'type':<12}{'shape':>20}{'bytes':>13}{'offset':>13}"
     for row in facts["tensor_table"]:
-        shape = " x ".join(map(str, row["shape"])) or "scalar"
+        shape = " x ".join(map(str, row["original_shape"] or row["shape"])) or "scalar"
+        shape += f" (stored as {' x '.join(map(str, row['shape']))})" if row["original_shape"] else ""
         yield f"{_cell(row['name'], 41):<42}{row['qtype']:<12}{shape:>20}{row['nbytes']:>13}{row['offset']:>13}"
 
 

@@ -14,7 +14,7 @@ from kit.cpu import dequantize as cpu
 from kit.cpu.threads import torch_alone
 from kit.errors import KitError, ModelError
 from kit.gguf.formats import FORMATS
-from kit.gguf.summary import NO_WEIGHTS, check_blocks
+from kit.gguf.summary import check_model
 from kit.lab import state
 from kit.lab.costs.uses import Use, assumed, draw, uses_of
 from kit.model.architectures import ARCHITECTURES
@@ -91,15 +91,13 @@ def order_of(file, tokens: int = 4, via: str = "", skew: float = 0.0) -> Order:
     """Decode ``tokens`` tokens from blocks and record the tensors in use; for a file that cannot run, draw what they use.
     ``via``: a row of DECODES, whose failure is an error; "": the kit's pass, or transformers for other architectures.
     ``skew``: of the drawn experts, as in kit.lab.costs.uses.draw."""
-    check_blocks(file)
+    check_model(file)
     if via:
         return _recorded(file, tokens, via)
     try:
         kit_has_it = file.architecture in ARCHITECTURES or not hf.installed()
         return _recorded(file, tokens, "kit" if kit_has_it else "transformers")
     except KitError as error:
-        if not any(info.elements for info in file.tensors.values()):
-            raise ModelError(f"{file.path}: {NO_WEIGHTS}") from None
         some = {name: FORMATS[info.qtype] for name, info in file.tensors.items() if info.is_known and info.elements}
         known = {name for name, format in some.items() if cpu.knows(format)}
         if not known:

@@ -12,12 +12,12 @@ import pandas as pd
 
 import kit
 from kit.cache.traces import Requests
-from kit.errors import KitError, ModelError
+from kit.errors import KitError
 from kit.gguf import cut
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
 from kit.gguf.sources import largest_part
-from kit.gguf.summary import NO_WEIGHTS, summarize
+from kit.gguf.summary import check_model, summarize
 from kit.lab.costs import tables
 from kit.lab.costs.measured import Cost, Kind, measure_costs
 from kit.lab.costs.order import Order, kind_of, order_of
@@ -74,8 +74,7 @@ class Study:
     compiled: list[float] = field(default_factory=list)
 
     def __post_init__(self):
-        if not any(info.elements for info in self.file.tensors.values()):
-            raise ModelError(f"{self.file.path}: {NO_WEIGHTS}")
+        check_model(self.file)
 
     def say(self, what: str) -> None:
         """A line of progress on standard error."""

@@ -16,7 +16,7 @@ import nbformat
 
 import kit
 from kit.errors import ReportError
-from kit.gguf.summary import check_blocks
+from kit.gguf.summary import check_blocks, check_language_model
 from kit.lab import machine, measurements
 from kit.lab.claims import gates, records
 from kit.lab.claims.book import STATE, anchored
@@ -279,6 +279,7 @@ def check_model(model: str, jobs: list[Job]) -> None:
     if model:
         with kit.open(model) as file:
             check_blocks(file)
+            check_language_model(file)
             if any(not job.name.startswith(RUN_NO_MODEL) for job in jobs):
                 read_config(file)
 

@@ -1,0 +1,74 @@
+"""What a file is that is no GGUF file, or no language model, and what to do with it: for the one line of an error."""
+
+import re
+
+_CONVERT = "convert the folder of its model by llama.cpp's convert_hf_to_gguf.py"
+_UNPACK = "unpack it, then name the GGUF file in it"
+_OLD = "llama.cpp left that format in August 2023: download the model as GGUF"
+_AGAIN = "download the file itself again, and log in if the source wants it"
+KINDS = (  # first bytes -> what it is, what to do
+    (rb"\s*(<!doctype html|<html)", "a web page (HTML)", f"its link leads to a page: {_AGAIN}"),
+    (rb"\s*<(\?xml|error)", "XML, such as a store answers in place of a file that it does not give", _AGAIN),
+    (rb"version https://git-lfs", "a Git LFS pointer, which stands for the file", "git lfs pull fetches the file"),
+    (rb"PK\x03\x04", "a zip archive, or a PyTorch checkpoint", f"{_UNPACK}, or {_CONVERT}"),
+    (rb"\x80[\x02-\x05]", "a pickled PyTorch checkpoint", _CONVERT),
+    (rb".{2,4}\x00{4,6}\s*\{\s*[\"}]", "a safetensors file", f"{_CONVERT}; kit compress takes it as it is"),
+    (rb"tjgg|lmgg|fmgg", "a model in GGJT, GGML or GGMF", _OLD),
+    (rb"algg", "a LoRA adapter in GGLA", _OLD),
+    (rb"\x1f\x8b", "compressed by gzip", _UNPACK),
+    (rb"\x28\xb5\x2f\xfd", "compressed by zstd", _UNPACK),
+    (rb"\xfd7zXZ", "compressed by xz", _UNPACK),
+    (rb"BZh", "compressed by bzip2", _UNPACK),
+    (rb"7z\xbc\xaf|Rar!", "a 7z or RAR archive", _UNPACK),
+    (rb".{257}ustar", "a tar archive", _UNPACK),
+    (rb"\x89HDF", "an HDF5 file, of Keras say", "download the model as GGUF"),
+    (rb"\x00{64}", "zeros: a download that reserved its space and was not finished", _AGAIN),
+)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_HUB = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+)/([\w.-]+)/(?:resolve|blob|raw)/([^/?#]+)/([^?#]+)")
+_IMAGES = {
+    "flux", "sd1", "sdxl", "sd3", "aura", "hidream", "cosmos", "ltxv", "hyvid", "wan", "lumina2", "qwen_image", "chroma",
+}  # fmt: skip
+TYPES = {  # general.type -> what the file is, what to do
+    "adapter": ("a LoRA adapter", "merge it into its base model by llama.cpp's llama-export-lora, then name the merged file"),
+    "mmproj": ("the part of a model that sees or hears (mmproj)", "name the file of its language model"),
+    "imatrix": ("an importance matrix", "name the file of the model that it was made for"),
+}
+
+
+def not_gguf(head: bytes) -> str:
+    """What a file is that begins with these bytes, and what to do; "not a GGUF file" where they say nothing."""
+    for pattern, what, remedy in KINDS:
+        if re.match(pattern, head, re.IGNORECASE | re.DOTALL):
+            return f"{what}, not a GGUF file; {remedy}"
+    start = head[:60].decode(errors="replace").splitlines()[0].strip() if head.strip() else ""
+    if len(start) > 3 and start.isprintable() and "\N{REPLACEMENT CHARACTER}" not in start:
+        return f"text that begins with {start!r}, not a GGUF file; {_AGAIN}"
+    return "not a GGUF file"
+
+
+def url(path: str) -> str:
+    """What to do with a URL that was given for a file; "" for what is none, and for hf://."""
+    if path.startswith("hf://") or not _URL.match(path):
+        return ""
+    if found := _HUB.match(path):
+        owner, repo, revision, file = found.groups()
+        return f"is a URL: name it hf://{owner}/{repo}{'' if revision == 'main' else f'@{revision}'}/{file}"
+    return "is a URL: download it first, then name the file"
+
+
+def no_language_model(file) -> str:
+    """What an open GGUF file holds in place of a language model, and what to do; "" for a language model."""
+    kind = file.metadata.get("general.type")
+    if any(name.endswith((".lora_a", ".lora_b")) for name in file.tensors):
+        kind = "adapter"
+    elif file.architecture == "clip":
+        kind = "mmproj"
+    elif file.architecture in _IMAGES:
+        return f"is a model of images or video ({file.architecture}), not a language model; kit inspect and exactness take it"
+    elif kind not in TYPES and not any(name.startswith(("blk.", "token_embd.")) for name in file.tensors):
+        return "is no language model (it has neither layers blk.N nor token_embd); kit inspect and exactness take it"
+    if kind not in TYPES:
+        return ""
+    what, remedy = TYPES[kind]
+    return f"is {what}, not a language model; {remedy}"
