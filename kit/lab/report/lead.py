@@ -141,7 +141,8 @@ def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:
     if not ours:
         return None
     best, command = min(ours, key=lambda row: row.median), _measuring(run, EXPERTS)
-    bars = [Bar(f"kit, {best.quantity.removeprefix('a token, ')}", "", "own", tuple(best.samples), command)]
+    way = best.quantity.removeprefix("a token, ").replace("past it", "filled past the page cache")
+    bars = [Bar(f"kit, {way}", "", "own", tuple(best.samples), command)]
     bars += [Bar("llama.cpp, the file mapped", "", "peer", tuple(row.samples), command) for row in own if row not in ours]
     if best.lower:
         bars.append(Bar("the bound", best.lower_source, "bound", (best.lower,), ""))
