@@ -59,7 +59,7 @@ INSTEAD = (
     (r"07_copying", "07"),  # the notebook that extending.md writes
     (r"^(kit synth .*)$", r"\1 --force"),  # a tiny file has that name
 )
-PLACES = ("model.gguf", "tinyllama-4.gguf", "tiny-granite-Q4_K_M.gguf")  # the files that the pages name
+PLACES = ("model.gguf", "mixture.gguf", "tinyllama-4.gguf", "tiny-granite-Q4_K_M.gguf")  # the files that the pages name
 
 
 @pytest.fixture(scope="module")
