@@ -1,9 +1,10 @@
 """A mixture larger than memory, under a real limit: the kit's slots, the page cache alone, llama.cpp by its load modes.
 
-Every side is a process under a control group's limit, on the same file and the same random tokens, from a dropped page cache:
-the model's own router chooses, and generated weights choose nearly evenly, which is the hardest case (notebook 10 decodes
-with recorded routes). A token's seconds are the median of the second half, "least, s" is what no way can pass: its misses from
-the disk or all its bytes from memory, whichever takes longer. "Too large" is slots of more and more bytes under one limit.
+Every side is a process under a control group's limit, on the same file and the same random tokens, from a dropped page cache.
+The model's own router chooses; generated weights send most tokens to the same experts, which is the easiest case. So the kit's
+sides run with drawn routes as well (kit.cache.routing, with the parameters of the Qwen3 capture), from the first decoded token
+on. A token's seconds are the median of the second half. "least, s" is what no way can pass: its misses from the disk, or all
+its bytes from memory, whichever takes longer. "kit, slots of" is slots of more and more bytes under one limit.
 """
 
 import os
@@ -16,11 +17,14 @@ import pandas as pd
 
 import kit
 from benchmarks._engines import IK, IkLlama, no_ik
+from kit.cache import routing
+from kit.cache.stats import Stats
 from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.gguf.sources import largest_part
 from kit.lab import child, state
 from kit.lab.costs.expert_caches import dense_bytes
+from kit.lab.findings.offload import OFFLOADS, HeldBy
 from kit.lab.group import Group, missing_rights
 from kit.lab.llama_cpp import ENVIRONMENT, LOAD_MODES, Llama
 from kit.model import budget, readers
@@ -32,7 +36,7 @@ from kit.system.paths import models_folder
 MODEL, LAYERS = "qwen3-30b-a3b", {"whole": None, "8 layers": 8}  # 19 GB, 3 GB
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the file's bytes, beside what a process needs without a model
 PROMPT, TOKENS, PATIENCE = 512, 48, 240.0  # seconds after which a side takes no further token
-SLOTS, CACHE = "kit, slots", "kit, page cache"
+SLOTS, CACHE, DRAWN = "kit, slots", "kit, page cache", ", drawn routes"
 PEERS = {f"llama.cpp, {mode}": mode for mode in LOAD_MODES}
 TOO_LARGE = "kit, slots of "
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 5.0)  # of one token's experts; and up to the limit: what is left for dense weights below
@@ -46,7 +50,7 @@ def run(only: str = "") -> pd.DataFrame:
     rows = []
     for depth, layers in LAYERS.items():
         cases = [(f"{depth}, {share:.3g} of the file, {way}", share, way) for share in SHARES for way in _ways()]
-        cases += [(f"{depth}, 0.25 of the file, {TOO_LARGE}", 0.25, TOO_LARGE)]
+        cases += [(f"{depth}, 0.25 of the file, {TOO_LARGE}{drawn}", 0.25, TOO_LARGE + drawn) for drawn in ("", DRAWN)]
         wanted = [case for case in cases if only in case[0]]
         if wanted:
             path = cached_model(MODEL, layers=layers, folder=models_folder())
@@ -56,7 +60,7 @@ def run(only: str = "") -> pd.DataFrame:
 
 
 def _ways():
-    return [SLOTS, CACHE, *PEERS, *([] if no_ik() else [IK])]
+    return [SLOTS, SLOTS + DRAWN, CACHE, CACHE + DRAWN, *PEERS, *([] if no_ik() else [IK])]
 
 
 def _measured(path: Path, name: str, share: float, way: str):
@@ -67,7 +71,7 @@ def _measured(path: Path, name: str, share: float, way: str):
         dense, layout = dense_bytes(file), SlotLayout(file)
     cycle = layout.used * layout.layers * layout.size
     sizes = [None]
-    if way == TOO_LARGE:
+    if way.startswith(TOO_LARGE):
         room = limit - own
         sizes = [int(times * cycle) for times in BUDGETS if times * cycle < room - dense]
         sizes += [int(room - left * dense) for left in LEFT]
@@ -78,14 +82,14 @@ def _measured(path: Path, name: str, share: float, way: str):
             try:
                 taken = child.call(_taken, str(path), way, limit, size, PROMPT, TOKENS, PATIENCE, **how)
             except ReportError as error:
-                yield {"what": name, "limit, GiB": limit / 2**30, "told": str(error)}
+                yield {"what": f"{name} {size or ''}", "limit, GiB": limit / 2**30, "told": str(error)}
                 continue
         seconds, half = taken["seconds"], len(taken["seconds"]) // 2
         missed = np.mean(taken["missed"][half:]) if way.startswith(SLOTS) else np.nan
         floor = max(missed / (taken["disk"] * 1e9), (dense + cycle) / (state.probe_state().read_gbps * 1e9))
-        token = float(np.median(seconds[half:]))
+        token, held = float(np.median(seconds[half:])), f"{size / cycle:.2f} tokens' experts" if size else ""
         yield {
-            "what": name + (f"{size / cycle:.2f} tokens' experts" if size else ""), "limit, GiB": limit / 2**30,
+            "what": name.replace(TOO_LARGE, TOO_LARGE + held), "limit, GiB": limit / 2**30,
             "a token, s": token, "least, s": floor, "of the least": token / floor,
             "prompt, s": taken["prompt"], "MB read a token": np.mean(taken["read"][half:]) / 1e6, "hits": taken["hits"],
             "peak, GiB": taken["peak"] / 2**30, "disk, GB/s": taken["disk"], "tokens": len(seconds), "told": taken["told"],
@@ -135,23 +139,31 @@ def _taken(path, way, limit, size, prompt, tokens, patience) -> dict:
 def _by_the_kit(path, way, limit, size, context):
     """(a pass over tokens, the bytes missed and (hits, uses) so far, the way in words at the end)."""
     file = kit.open(path, pages="small")
-    if way == SLOTS:
+    held = way.removesuffix(DRAWN)
+    if held == SLOTS:
         weights, found = budget.weights_within(file, limit, context=context)
         told = str(found)
     else:
-        weights, told = kit.Weights(file, experts=kit.Slots(size) if size else None), ""
+        keeps = kit.Slots(size) if size else HeldBy(OFFLOADS["mapped"], 0, None) if way.endswith(DRAWN) else None
+        weights, told = kit.Weights(file, experts=keeps), ""
     model = kit.Transformer(weights, linear="fused-int8", max_context=context, kv_dtype="float16")
-    cache, slots = model.new_cache(), weights.experts
+    cache, slots, routes = model.new_cache(), weights.experts, None
+    if way.endswith(DRAWN):
+        like, fit = routing.routes_of(file, "qwen"), routing.FITTED["qwen"]
+        drawn = routing.draw(like, fit.skew, fit.back, model.config.routing.used, TOKENS)
+        routes = iter([{layer: sorted(ids) for layer, ids in token} for token in drawn.decoded])
 
     def missed():
-        stats = slots.stats if slots else None
-        return (stats.bytes_loaded, (stats.hits, stats.gets)) if slots else (0, (0, 0))
+        stats = slots.stats if slots else Stats()
+        return stats.bytes_loaded, (stats.hits, stats.gets)
 
-    def step(tokens, _):
+    def step(tokens, held):
+        if held and routes:
+            slots.route = next(routes).__getitem__
         model.step(tokens, cache)
         weights.trace.clear()
 
-    return step, missed, lambda: f"{told} {slots.how if slots else ''}".strip()
+    return step, missed, lambda: f"{told} {getattr(slots, 'how', '')}".strip()
 
 
 def _by_peer(path, way, limit, size, context):

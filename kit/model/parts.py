@@ -42,15 +42,21 @@ class Parts:
         self._do(range(done, len(self._program.steps)))
 
     def _mix(self, mixture, experts):
+        if experts.route:
+            self._chosen[mixture.layer] = experts.route(mixture.layer)
         chosen = self._chosen[mixture.layer].tolist()
-        uses = [(f"{stack}[{chosen[place]}]", step, place) for step, stack, place in mixture.uses]
-        coming = experts.expects([name for name, _, _ in uses])
-        late = sorted({place for name, _, place in uses if name in coming})
-        early = [place for place in range(len(mixture.products)) if place not in late]
+        names = [f"{stack}[{chosen[place]}]" for _, stack, place in mixture.uses]
+        coming = experts.expects(names)
+        late, of = set(), [[] for _ in mixture.products]  # for each place its (name of a matrix, step of its product)
+        for name, (step, _, place) in zip(names, mixture.uses, strict=True):
+            of[place].append((name, step))
+            if name in coming:
+                late.add(place)
+        early = [place for place in range(len(of)) if place not in late]
         ready, added = set(), 0
-        for group in [early] * bool(early) + [[place] for place in late]:
-            for name, step, place in uses:
-                if place in group:
+        for group in [early] * bool(early) + [[place] for place in sorted(late)]:
+            for place in group:
+                for name, step in of[place]:
                     self._words[self._places[step]] = experts.address(name)
             ready.update(group)
             steps = [mixture.products[place] for place in group]

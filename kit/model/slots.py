@@ -6,6 +6,7 @@ so its hits are those of a replay; what is missing is read while the experts bef
 
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -30,7 +31,10 @@ NAMES = (AUTO, *(name for name in POLICIES if name != "MIN"), "ByLayer")  # MIN 
 
 
 class Experts(Protocol):
-    """What a pass asks of a way to hold experts. One thread may use it."""
+    """What a pass asks of a way to hold experts. One thread may use it. ``route``: None, or a function: of a layer the experts
+    (rising) that a recorded pass takes in place of its router's, to time another routing."""
+
+    route: Callable[[int], Sequence[int]] | None = None
 
     def expects(self, names: list[str]) -> set[str]:
         """Told which matrices (``stack[3]``) are used next, expert by expert in order; those that are not in memory yet. What
@@ -39,6 +43,9 @@ class Experts(Protocol):
     def blocks(self, name: str) -> np.ndarray:
         """The blocks (rows, bytes of a row) uint8 of one of these; it waits for them. They last until the next expert of a
         prompt is asked for, of a single token until the next call of ``expects``."""
+
+    def address(self, name: str) -> int:
+        """Where these blocks begin in memory; it waits for them."""
 
     def close(self) -> None:
         """Give back threads, files and memory."""
@@ -100,13 +107,17 @@ class SlotLayout:
         for stack in self.stacks.values():
             self._by_layer.setdefault(stack.layer, []).append(stack)
         self._keys = {layer: [key_of(layer, expert) for expert in range(self.experts)] for layer in self._by_layer}
+        self._found: dict[str, tuple[str, Stack, int]] = {}
         self.bytes = {layer: sum(stack.each for stack in stacks) for layer, stacks in self._by_layer.items()}
 
     def find(self, name: str) -> tuple[str, Stack, int]:
         """(expert's key, stack, expert) of a matrix ``stack[3]``."""
-        stack, _, expert = name[:-1].rpartition("[")
-        found, number = self.stacks[stack], int(expert)
-        return self._keys[found.layer][number], found, number
+        found = self._found.get(name)
+        if found is None:
+            stack, _, expert = name[:-1].rpartition("[")
+            where, number = self.stacks[stack], int(expert)
+            found = self._found[name] = self._keys[where.layer][number], where, number
+        return found
 
     def reads(self, layer: int, expert: int, slot: memoryview, name: str) -> list[Read]:
         """The reads that bring an expert into its slot."""
@@ -118,7 +129,7 @@ class SlotLayout:
         return found
 
 
-class ExpertSlots:
+class ExpertSlots(Experts):
     """Experts in slots, by a policy that counts experts; ``waited``: seconds for reads. Adds to the trace a span "access" for
     each expert (hit, miss or bypass), "read" for each that comes from the disk, and "wait"."""
 
@@ -185,12 +196,14 @@ class ExpertSlots:
         while self._order:
             self._retire(self._order.popleft())
         self._queue.clear()
-        keys = dict.fromkeys(self.layout.find(name)[0] for name in names)
+        of = [self.layout.find(name)[0] for name in names]
+        keys = dict.fromkeys(of)
         if self._asked == AUTO and self._history is not None:
             self._choose(keys)
         self._queue += keys
         self._decide()
-        return {name for name in names if self._coming(self.layout.find(name)[0])}
+        coming = {key for key in keys if self._coming(key)}
+        return {name for name, key in zip(names, of, strict=True) if key in coming} if coming else set()
 
     def blocks(self, name: str) -> np.ndarray:
         if not name.endswith("]"):
@@ -200,7 +213,6 @@ class ExpertSlots:
         return np.frombuffer(self._bytes[start : start + stack.each], np.uint8).reshape(stack.rows, -1)
 
     def address(self, name: str) -> int:
-        """Where the blocks of a matrix begin; it waits for them."""
         self._check()
         key, stack, expert = self.layout.find(name)
         if self._queue:

@@ -10,7 +10,7 @@ from kit.gguf import pagecache
 from kit.gguf.names import blocks_of, layer_of
 from kit.lab.costs.expert_caches import policy_of
 from kit.model.readers import Depth, Readers
-from kit.model.slots import ExpertSlots
+from kit.model.slots import Experts, ExpertSlots
 
 
 class Offload(NamedTuple):
@@ -65,7 +65,7 @@ class HeldBy(NamedTuple):
         return Mapped(file, self) if self.way.holds == "mapped" else Routed(file, self, trace)
 
 
-class Mapped:
+class Mapped(Experts):
     """Every expert in the mapped file, with advice to the system or locked."""
 
     waited, stats = 0.0, Stats()
@@ -92,6 +92,10 @@ class Mapped:
     def blocks(self, name):
         """In the map."""
         return blocks_of(self._file, name)
+
+    def address(self, name):
+        """In the map."""
+        return self.blocks(name).ctypes.data
 
     def close(self) -> None:
         """Nothing is held."""
