@@ -18,6 +18,7 @@ import pandas as pd
 import kit
 from benchmarks._engines import IK, IkLlama, no_ik
 from kit.cache import routing
+from kit.cache.routes import Routes, geometry_of
 from kit.cache.stats import Stats
 from kit.errors import ReportError
 from kit.gguf import pagecache
@@ -149,7 +150,7 @@ def _by_the_kit(path, way, limit, size, context):
     model = kit.Transformer(weights, linear="fused-int8", max_context=context, kv_dtype="float16")
     cache, slots, routes = model.new_cache(), weights.experts, None
     if way.endswith(DRAWN):
-        like, fit = routing.routes_of(file, "qwen"), routing.FITTED["qwen"]
+        like, fit = Routes("", *[np.zeros(0, np.int64)] * 3, 0, *geometry_of(file)), routing.FITTED["qwen"]
         drawn = routing.draw(like, fit.skew, fit.back, model.config.routing.used, TOKENS)
         routes = iter([{layer: sorted(ids) for layer, ids in token} for token in drawn.decoded])
 
@@ -158,7 +159,7 @@ def _by_the_kit(path, way, limit, size, context):
         return stats.bytes_loaded, (stats.hits, stats.gets)
 
     def step(tokens, held):
-        if held and routes:
+        if held and routes and slots:  # without slots all fits
             slots.route = next(routes).__getitem__
         model.step(tokens, cache)
         weights.trace.clear()

@@ -18,6 +18,7 @@ import kit
 from kit.cache.routes import of_spans
 from kit.errors import CacheError, GGUFError, ModelError
 from kit.lab.commands.cli import main
+from kit.lab.findings.offload import OFFLOADS, HeldBy
 from kit.model import budget, readers, slots
 from kit.model.readers import Depth
 from kit.model.slots import SlotLayout
@@ -139,6 +140,20 @@ def test_without_a_way_past_the_page_cache_it_is_read_through_it_and_the_trace_s
         assert f"through the page cache ({'Invalid argument' if direct else 'as asked'})" in weights.experts.how
         outcomes = {span.outcome for span in weights.trace.spans if span.what == "read" and "experts[" in span.tensor}
         assert outcomes == {"through the page cache"}
+
+
+def test_a_recorded_pass_takes_another_routing_where_a_measurement_asks_for_it(file):
+    right = None
+    for weights in (held(file, 5), kit.Weights(file, experts=HeldBy(OFFLOADS["mapped"], 0, None))):
+        model = kit.Transformer(weights, linear="fused-int8")
+        cache = model.new_cache(8)
+        model.step(PROMPT[:2], cache)
+        weights.experts.route = lambda layer: [layer, 7]
+        weights.trace.clear()
+        found = [model.step([token], cache) for token in (3, 4)]
+        assert of_spans(weights.trace.spans, file).decoded == [[(0, [0, 7]), (1, [1, 7])]] * 2
+        right = right or found
+        assert all(torch.equal(*pair) for pair in zip(found, right, strict=True))
 
 
 # ---- what goes wrong
@@ -265,6 +280,7 @@ def test_too_little_is_one_error_with_the_least_that_works(file, paths, monkeypa
 INTERRUPTED = """
 import os, sys, time
 from kit.lab.commands.cli import main
+from kit.lab.findings.offload import OFFLOADS, HeldBy
 from kit.model import budget, readers
 real, budget.process_bytes = os.preadv, int
 def slow(*how):
