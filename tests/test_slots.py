@@ -353,10 +353,10 @@ def test_the_peak_of_a_process_stays_within_its_memory(tmp_path):
     path = synthesize(tmp_path / "large.gguf", replace(tiny, **changes, more=tiny.more | more))
     plain = [sys.executable, "-c", "from kit.lab.commands.cli import main; main()", "generate", str(path)]
     plain += ["--tokens", ",".join(map(str, range(1, 200))), "-n", "8", "--ignore-end", "--json"]
-    ran = [subprocess.run([*plain, *more], capture_output=True, check=True) for more in ([], ["--memory", "700MiB"])]
+    ran = [subprocess.run([*plain, *more], capture_output=True, check=True) for more in ([], ["--memory", "750MiB"])]
     found = [json.loads(each.stdout) for each in ran]
     assert found[0]["tokens"] == found[1]["tokens"] and found[1]["experts"]["misses"]
-    assert found[1]["peak_memory_bytes"] <= 700 << 20 < found[0]["peak_memory_bytes"]
+    assert found[1]["peak_memory_bytes"] <= 750 << 20 < found[0]["peak_memory_bytes"]
 
 
 def test_a_dense_model_without_a_way_past_the_page_cache_is_read_through_it(paths, monkeypatch):

@@ -15,8 +15,9 @@ from kit.system import memory_available, memory_limit, own_memory
 from kit.units import format_bytes, parse_bytes
 
 PROCESS = 480 << 20  # Python, torch, the kit's kernels while they are compiled: 450 MiB were measured, 340 once compiled
-_COMPILED = 166 << 20  # what running and compiling adds to memory
+_COMPILED = 118 << 20  # what running and compiling adds to memory
 _GROWTH, _UNIT = _COMPILED + (170 << 20), 16 << 20  # and libraries that files back
+_DEEP = 48 << 20  # and of a model with many layers and formats
 _ROW = 64 << 10  # bytes that the system maps around a row of the embedding
 _VECTORS = 8  # of each token of a prompt, as long as the longest: what a layer holds at once
 
@@ -87,7 +88,7 @@ def divide(file, memory: int | str, context=None, kv_dtype="float32", rows: int 
 
 def process_bytes() -> int:
     """Bytes that this process will need without a model."""
-    return -(-(own_memory() + _GROWTH) // _UNIT) * _UNIT
+    return -(-(own_memory() + _GROWTH + _DEEP) // _UNIT) * _UNIT
 
 
 def room_for_kept(file) -> int:
