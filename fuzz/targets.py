@@ -5,6 +5,7 @@ seconds or a gigabyte is a finding: put it into tests/ as a case.
 """
 
 import os
+import struct
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kit.model.vocabulary import SPACE
 from kit.system.paths import data_file
 
 
@@ -189,6 +191,52 @@ def _text(data: bytes) -> None:
         assert back in (text, text.replace("\u2581", " ")), tokenizer  # SentencePiece writes a space as that character
 
 
+def _tokenizer_seeds():
+    """A GGUF header with a small tokenizer of each kind, without tensors."""
+    from kit.gguf.writer import header
+
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<pad>",
+        *"abcdefghijklmnopqrstuvwxyz .",
+        SPACE,
+        "he",
+        "ll",
+        "hell",
+        f"{SPACE}w",
+        "<|im_end|>",
+    ]
+    kinds = np.array([2, 3, 3, 3, *[1] * (len(words) - 5), 4], np.int32)
+    scores = -np.arange(len(words), dtype=np.float32)
+    ids = {f"{name}_token_id": number for number, name in enumerate(("unknown", "bos", "eos", "padding"))}
+    charsmap = np.frombuffer(struct.pack("<I4I", 16, 0, 0, 0, 0) + b"a\0", np.uint8)
+    common = {"tokens": words, "token_type": kinds, "add_bos_token": True, "add_space_prefix": True} | ids
+    more = {
+        "llama": {"scores": scores}, "gpt2": {"pre": "llama-bpe", "merges": ["h e", "l l", "he ll"]},
+        "gemma4": {"merges": ["h e"]}, "t5": {"scores": scores, "precompiled_charsmap": charsmap},
+        "bert": {"normalizer.lowercase": False, "seperator_token_id": 2}, "rwkv": {},
+    }  # fmt: skip
+    for kind, own in more.items():
+        keys = {f"tokenizer.ggml.{key}": value for key, value in ({"model": kind} | common | own).items()}
+        yield header(keys | {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}{{ pad_token }}"}, [])
+
+
+def _tokenizer(data: bytes) -> None:
+    import kit
+    from kit.model.chat import chat
+    from kit.model.tokenizer import tokenizer_of
+
+    with kit.open(_file(data, "tokenizer.gguf")) as file:
+        tokenizer = tokenizer_of(file)
+        chat(file, tokenizer, [{"role": "user", "content": "hell"}])
+        for text in ("hell", "Hello, w\u00f6rld \u6f22 <s>"):  # the seeds have tokens for the first
+            ids = tokenizer.encode(text)
+            assert all(isinstance(token, int) and 0 <= token < len(tokenizer) for token in ids)
+            tokenizer.decode(ids, special=True)
+
+
 TARGETS = {
     "gguf": Target(_gguf_seeds, _gguf, ("kit.gguf.metadata", "kit.gguf.reader", "kit.gguf.summary")),
     "blocks": Target(_block_seeds, _blocks, ("kit.quants.registry",)),
@@ -200,5 +248,10 @@ TARGETS = {
     ),
     "claims": Target(lambda: [data_file("claims.yaml").read_bytes()[:4096]], _claims, ("kit.lab.claims.table",)),
     "parameters": Target(lambda: [b"n: int = 3  # how many\nx: float = 1.5\n"], _parameters, ("kit.lab.report.parameters",)),
+    "tokenizer": Target(
+        _tokenizer_seeds,
+        _tokenizer,
+        ("kit.gguf.keys", *(f"kit.model.{name}" for name in ("special_tokens", "vocabulary", "tokenizer", "bytepair", "chat"))),
+    ),
     "text": Target(lambda: ["Hello, wörld 123 \n\n 漢字🙂".encode()], _text, ("kit.model.tokenizer",)),
 }

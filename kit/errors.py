@@ -49,6 +49,10 @@ class TokenizerError(KitError):
     """A tokenizer that the file does not have, or one of an unknown kind."""
 
 
+class UnknownTokenizer(TokenizerError):
+    """A tokenizer of a kind that the kit does not know; another library may."""
+
+
 class CodecError(KitError):
     """Compressed tiles that cannot be made or unpacked: names the tensor and the tile."""
 

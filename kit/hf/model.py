@@ -60,7 +60,8 @@ def load(
     if torch.device(device).type != "cpu":
         raise ModelError(f"kit.hf.load runs on the CPU, not on {device!r}; the kit's own pass (kit.Transformer) runs on CUDA")
     source = Source.of(path, weights, cache, trace, memory, policy)
-    model, tokenizer = model_over(source, model_class, trace is None, engine), tokenizer_of(source.weights.file)
+    tokenizer = tokenizer_of(source.weights.file)
+    model = model_over(source, model_class, trace is None, engine)
     if isinstance(tokenizer, GGUFTokenizer) and model.can_generate():
         ends = sorted(tokenizer.own.end_tokens) or None
         model.generation_config.update(eos_token_id=ends, pad_token_id=tokenizer.pad_token_id or (ends and ends[0]))

@@ -4,26 +4,27 @@ import transformers
 from tokenizers import AddedToken
 from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
-from kit.errors import ModelError, TokenizerError
+from kit.errors import ModelError, TokenizerError, UnknownTokenizer
+from kit.gguf.keys import Keys
 from kit.gguf.metadata import MetadataArray
-from kit.model.special_tokens import NAMES, named
+from kit.model.special_tokens import NAMES, PREFIX, named
 from kit.model.tokenizer import Tokenizer
 from kit.model.tokenizer import tokenizer_of as own_tokenizer_of
 
 
 def tokenizer_of(file) -> transformers.PreTrainedTokenizerBase | None:
     """The kit's tokenizer, or that of transformers for a kind that the kit lacks; None for a file without a vocabulary."""
-    if file.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
+    if Keys(file, PREFIX, TokenizerError).text("model", "none") in ("none", "no_vocab"):
         return None
     try:
         own = own_tokenizer_of(file)
-    except TokenizerError:
+    except UnknownTokenizer:
         return _of_transformers(file)
     return GGUFTokenizer(own, **_settings(file))
 
 
 def _settings(file):
-    return named(file) | {"chat_template": file.metadata.get("tokenizer.chat_template")}
+    return named(file) | {"chat_template": Keys(file, "tokenizer.", TokenizerError).text("chat_template", None)}
 
 
 def _of_transformers(file):
@@ -33,11 +34,12 @@ def _of_transformers(file):
     kind = file.metadata["tokenizer.ggml.model"]
     try:
         backend, _ = convert_gguf_tokenizer(file.architecture, parts)
-    except (ValueError, KeyError) as error:
+    except Exception as error:  # of any kind where the file's lists are not what transformers expects
         reason = f"{file.path}: neither the kit nor transformers has the tokenizer {kind!r} of {file.architecture!r} ({error})"
         alone = "the model alone: kit.hf.model_over(kit.hf.Source.of(kit.open(path)))"
         raise TokenizerError(f"{reason}; {alone}, and give the prompt as token ids") from None
-    adds = {f"add_{name}_token": file.metadata.get(f"tokenizer.ggml.add_{name}_token", False) for name in ("bos", "eos")}
+    flag = Keys(file, PREFIX, TokenizerError).flag
+    adds = {f"add_{name}_token": flag(f"add_{name}_token", False) for name in ("bos", "eos")}
     settings = adds | _settings(file)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 

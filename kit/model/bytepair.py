@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from kit.errors import TokenizerError
+from kit.errors import TokenizerError, UnknownTokenizer
+from kit.gguf.keys import REQUIRED, Keys
 from kit.model.pretokenizers import PRE_TOKENIZERS, byte_symbols
-from kit.model.special_tokens import BYTE
+from kit.model.special_tokens import BYTE, PREFIX
 from kit.model.vocabulary import SPACE, Tokenizer, Words, characters, encoded, merge, valid
 
 _VISIBLE = dict(enumerate(byte_symbols()))  # byte -> GPT-2's printable character for it
@@ -18,19 +19,18 @@ class BytePair(Tokenizer):
     """Byte-pair encoding; symbols are bytes, each written as a printable character, or characters if the kind is ``raw``."""
 
     def __init__(self, file):
-        gemma = file.metadata["tokenizer.ggml.model"] == "gemma4"
-        name = "gemma4" if gemma else file.metadata.get("tokenizer.ggml.pre", "default")
+        keys = Keys(file, PREFIX, TokenizerError)
+        gemma = keys.text("model") == "gemma4"
+        name = "gemma4" if gemma else keys.text("pre", "default")
         kind = PRE_TOKENIZERS.get(name)
         if kind is None:
             known = ", ".join(PRE_TOKENIZERS)
-            raise TokenizerError(f"{file.path}: pre-tokenizer {name!r} is not known; the kit knows {known}")
+            raise UnknownTokenizer(f"{file.path}: pre-tokenizer {name!r} is not known; the kit knows {known}")
         super().__init__(file, ("bos",) if kind.add_bos else ())
         if kind.whole_lines:
-            self.bos = file.metadata.get("tokenizer.ggml.bos_token_id")
-        merges = file.metadata.get("tokenizer.ggml.merges")
-        if merges is None and name != "kimi-k2":
-            raise TokenizerError(f"{file.path}: a {'gemma4' if gemma else 'gpt2'} tokenizer without 'tokenizer.ggml.merges'")
-        self._merges = Words(reversed(encoded(() if merges is None else merges)))  # reversed: find takes the last of equals
+            self.bos = self.begin
+        merges = keys.texts("merges", () if name == "kimi-k2" else REQUIRED)
+        self._merges = Words(reversed(encoded(merges)))  # reversed: find takes the last of equals
         self._kind = kind
         self._split = _splitter(kind.patterns)
         self._encode_word = lru_cache(1 << 16)(self._encode_word)

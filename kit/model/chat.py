@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from kit.errors import ModelError
+from kit.gguf.keys import Keys
 from kit.model.special_tokens import named
 
 _KEY = "tokenizer.chat_template"
@@ -32,7 +33,8 @@ def render(file, messages: Sequence[dict], tools: Sequence[dict] | None = None, 
     ``tools``: JSON schemas of functions. ``variables``: what else the template reads (enable_thinking=False).
     Raises ModelError for a file without a template, and for a template that refuses this conversation.
     """
-    template = file.metadata.get(_TOOLS if tools and _TOOLS in file.metadata else _KEY)
+    keys = Keys(file, error=ModelError)
+    template = keys.text(_TOOLS if tools and _TOOLS in keys else _KEY, None)
     if template is None:
         raise ModelError(f"{file.path}: has no chat template ({_KEY}): leave out --chat, or write the marks into the prompt")
     turns = [_message(message) for message in messages]

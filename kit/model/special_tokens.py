@@ -9,7 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
+from kit.errors import TokenizerError
+from kit.gguf.keys import Keys
+
+PREFIX = "tokenizer.ggml."
+UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(7)  # tokenizer.ggml.token_type
 _ENDS = (  # a file names one end token; the others that end an answer are known only by their texts
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <|endoftext|> <|eom_id|> <|end_of_text|> "
     "<end_of_turn> </s> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <eos> <turn|> <|tool_response> "
@@ -45,25 +49,25 @@ class SpecialTokens(NamedTuple):
     ids: dict[str, int | None]
 
 
-def special_tokens(file, find: Callable[[bytes], int | None], count: int, defaults: dict[str, int]) -> SpecialTokens:
-    """Those of ``file``, whose vocabulary has ``count`` tokens; ``find`` gives the id of a text, ``defaults`` ids by name."""
-    metadata = file.metadata
-    kinds = metadata.get("tokenizer.ggml.token_type")
-    kinds = np.full(count, NORMAL) if kinds is None else np.array(kinds)
+def special_tokens(keys: Keys, find: Callable[[bytes], int | None], count: int, defaults: dict[str, int]) -> SpecialTokens:
+    """Those of a vocabulary of ``count`` tokens; ``find`` gives the id of a text, ``defaults`` ids by name."""
+    kinds = keys.numbers("token_type", None, count, UNDEFINED, BYTE, whole=True, what="the kind of each token")
+    kinds = np.full(count, NORMAL) if kinds is None else np.array(kinds)  # a copy: end tokens are marked in it
 
     def id_of(name):
-        return metadata.get(f"tokenizer.ggml.{name}_token_id", defaults.get(name))
+        default = defaults.get(name, count)
+        return keys.whole(f"{name}_token_id", default if default < count else None, 0, count - 1, "a token's id")
 
     def found(texts):
         return {text: token for text in texts if (token := find(text.encode())) is not None}
 
     ids = {name: id_of(name) for name in ("bos", "eos", "eot", "eom", "unknown", "seperator", *_FILL_ENDS)}
     ends = found(_ENDS)
-    for keys, texts in _FILL.items():
-        if all(id_of(name) is None for name in keys):
+    for names, texts in _FILL.items():
+        if all(id_of(name) is None for name in names):
             marks = found(texts.split())
             kinds[list(marks.values())] = CONTROL  # some converters do not mark them
-            ends |= marks if keys[0] in _FILL_ENDS else {}
+            ends |= marks if names[0] in _FILL_ENDS else {}
     kinds[list(ends.values())] = CONTROL
     stops = {ids[name] for name in ("eos", "eot", "eom", *_FILL_ENDS)} | set(ends.values())
     for texts, text, kind in _NO_END:
@@ -75,7 +79,11 @@ def special_tokens(file, find: Callable[[bytes], int | None], count: int, defaul
 
 
 def named(file) -> dict[str, str]:
-    """The texts of the special tokens that the file names, by transformers' names: what a chat template is shown."""
-    words = file.metadata.get("tokenizer.ggml.tokens", ())
-    ids = {name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in NAMES.items()}
-    return {name: words[token] for name, token in ids.items() if token is not None and token < len(words)}
+    """The texts of the special tokens that the file names, by transformers' names: what a chat template is shown.
+
+    Some files name a padding token that their vocabulary does not have: they name none (as in llama.cpp).
+    """
+    keys = Keys(file, PREFIX, TokenizerError)
+    words = keys.texts("tokens", ())
+    ids = {name: keys.whole(f"{key}_token_id", None, -1, 2**32 - 1, "a token's id") for name, key in NAMES.items()}
+    return {name: words[token] for name, token in ids.items() if token is not None and 0 <= token < len(words)}

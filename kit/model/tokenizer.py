@@ -9,19 +9,18 @@ from array import array
 
 import numpy as np
 
-from kit.errors import TokenizerError
+from kit.errors import TokenizerError, UnknownTokenizer
+from kit.gguf.keys import Keys
 from kit.model.bytepair import BytePair
-from kit.model.special_tokens import NORMAL, UNUSED, USER_DEFINED
+from kit.model.special_tokens import NORMAL, PREFIX, UNUSED, USER_DEFINED
 from kit.model.vocabulary import SPACE, Tokenizer, Words, characters, merge, valid
 
 _VISIBLE_SPACE = SPACE.encode()
 
 
-def _scores(tokenizer, file) -> array:
-    scores = np.array(file.metadata.get("tokenizer.ggml.scores", np.zeros(len(tokenizer))), np.float32)
-    if len(scores) != len(tokenizer):
-        raise TokenizerError(f"{file.path}: {len(scores)} scores for {len(tokenizer)} tokens: convert the model again")
-    return array("f", scores.tobytes())
+def _scores(keys, count) -> array:
+    scores = keys.numbers("scores", None, count, what="the score of each token")
+    return array("f", bytes(4 * count) if scores is None else scores.astype(np.float32).tobytes())
 
 
 class SentencePiece(Tokenizer):
@@ -29,8 +28,8 @@ class SentencePiece(Tokenizer):
 
     def __init__(self, file):
         super().__init__(file, ("bos",), {"bos": 1, "eos": 2, "unknown": 0})
-        self._scores = _scores(self, file)
-        self._prefix = b" " if file.metadata.get("tokenizer.ggml.add_space_prefix", True) else b""
+        self._scores = _scores(self._keys, len(self))
+        self._prefix = b" " if self._keys.flag("add_space_prefix", True) else b""
 
     def _encode_part(self, data, after_special):
         data = (self._prefix + data if after_special else data).replace(b" ", _VISIBLE_SPACE)
@@ -50,9 +49,9 @@ class Unigram(Tokenizer):
 
     def __init__(self, file):
         super().__init__(file, ("eos",), {"eos": 1, "unknown": 2})
-        self._prefix = file.metadata.get("tokenizer.ggml.add_space_prefix", False)
-        self._merged = file.metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)
-        scores = _scores(self, file)
+        self._prefix = self._keys.flag("add_space_prefix", False)
+        self._merged = self._keys.flag("remove_extra_whitespaces", False)
+        scores = _scores(self._keys, len(self))
         normal = [score for score, kind in zip(scores, self.kinds, strict=True) if kind == NORMAL]
         self._missing = float(np.float32(min(normal, default=0.0)) - np.float32(10))
         self._pieces = {
@@ -63,7 +62,7 @@ class Unigram(Tokenizer):
         self._longest = max(map(len, self._pieces), default=0)
         own = [text for text, kind in zip(self._words, self.kinds, strict=True) if kind == USER_DEFINED]
         self._own = {text[:length] for text in own for length in range(1, len(text) + 1)}
-        self._charsmap = _Charsmap(file.metadata.get("tokenizer.ggml.precompiled_charsmap"))
+        self._charsmap = _Charsmap(self._keys)
 
     def _encode_part(self, data, after_special):
         data = self._normalized(data)
@@ -125,9 +124,12 @@ class Unigram(Tokenizer):
 class _Charsmap:
     """SentencePiece's precompiled normalization: a double-array trie of prefixes (Kanda 2018) and their replacements."""
 
-    def __init__(self, blob):
-        data = b"" if blob is None else np.array(blob).astype(np.uint8).tobytes()
+    def __init__(self, keys):
+        self._keys, blob = keys, keys.numbers("precompiled_charsmap", (), least=-128, most=255, whole=True)
+        data = np.asarray(blob).astype(np.uint8).tobytes()
         size = int.from_bytes(data[:4], "little")
+        if data and (size % 4 or not 0 < size <= len(data) - 4 or data[-1]):
+            self._fail(f"has a table of {size:,} bytes in {len(data):,}")
         self._units = np.frombuffer(data[4 : 4 + size], "<u4").tolist()
         self._replacements = data[4 + size :]
 
@@ -144,9 +146,14 @@ class _Charsmap:
             unit = self._units[node]
             node ^= _base(unit)
             if unit >> 8 & 1:
-                at = self._units[node] & 0x7FFFFFFF
+                at = self._units[node] & 0x7FFFFFFF if node < len(self._units) else len(self._replacements)
+                if at >= len(self._replacements):
+                    self._fail(f"leads to text {at:,} of {len(self._replacements):,}")
                 length, found = place - start + 1, self._replacements[at : self._replacements.index(b"\0", at)]
         return length, found
+
+    def _fail(self, found):
+        self._keys.fail("precompiled_charsmap", "a table and the texts that it leads to, the last ended by a zero", found)
 
 
 def _base(unit: int) -> int:
@@ -160,10 +167,9 @@ class WordPiece(Tokenizer):
 
     def __init__(self, file):
         super().__init__(file, ("bos",), {"bos": 101, "unknown": 100, "seperator": 102})
-        self._lower = file.metadata.get("tokenizer.ggml.normalizer.lowercase", True)
-        self._strip = file.metadata.get("tokenizer.ggml.normalizer.strip_accents", self._lower)
-        self.bos = file.metadata.get("tokenizer.ggml.bos_token_id", 101)
-        self.eos = self.separator
+        self._lower = self._keys.flag("normalizer.lowercase", True)
+        self._strip = self._keys.flag("normalizer.strip_accents", self._lower)
+        self.bos, self.eos = self.begin, self.separator
 
     def _encode_part(self, data, after_special):
         return [token for word in self._split(valid(data)) for token in self._cut_word(_VISIBLE_SPACE + word.encode())]
@@ -226,9 +232,10 @@ _KINDS = {
 
 def tokenizer_of(file) -> Tokenizer:
     """The tokenizer of ``file`` (a GGUFFile); TokenizerError when it has none, or one of an unknown kind."""
-    name = file.metadata.get("tokenizer.ggml.model", "none")
-    if "tokenizer.ggml.tokens" not in file.metadata or name in ("none", "no_vocab"):
+    keys = Keys(file, PREFIX, TokenizerError)
+    name = keys.text("model", "none")
+    if "tokens" not in keys or name in ("none", "no_vocab"):
         raise TokenizerError(f"{file.path}: the file has no tokenizer; give the prompt as token ids")
     if name not in _KINDS:
-        raise TokenizerError(f"{file.path}: tokenizer {name!r} is not supported; the kit knows {', '.join(_KINDS)}")
+        raise UnknownTokenizer(f"{file.path}: tokenizer {name!r} is not supported; the kit knows {', '.join(_KINDS)}")
     return _KINDS[name](file)

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from kit.errors import KitWarning, TokenizerError
-from kit.model.special_tokens import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED, special_tokens
+from kit.gguf.keys import Keys
+from kit.model.special_tokens import BYTE, CONTROL, PREFIX, UNKNOWN, UNUSED, USER_DEFINED, special_tokens
 
+_BYTE_TEXT = re.compile(rb"<0x[0-9A-Fa-f]{2}>")
 _BLANKS = b" \t\n\v\f\r"
 SPACE = "▁"  # SentencePiece's character for a space
 
@@ -69,15 +71,23 @@ class Words(Sequence):
 
 
 class Tokenizer:
-    """``bos``, ``eos``: ids that begin and end a text, None if the file adds none. ``end_tokens``: ids that end an answer."""
+    """``bos``, ``eos``: ids that begin and end a text, None if the file adds none; ``begin``: bos, added or not.
+
+    ``end_tokens``: ids that end an answer.
+    """
 
     _prefix = b""  # added before a text by encoding, removed by decoding
 
     def __init__(self, file, adds: tuple[str, ...] = (), defaults: dict[str, int] | None = None):
-        self.path = file.path
-        self._metadata = metadata = file.metadata
-        self._words = Words(encoded(metadata["tokenizer.ggml.tokens"]))
-        kinds, self.end_tokens, ids = special_tokens(file, self._words.find, len(self), defaults or {})
+        self.path, self._keys = file.path, Keys(file, PREFIX, TokenizerError)
+        self._words = Words(encoded(self._keys.texts("tokens")))
+        self._model = Keys(file, "general.", TokenizerError).text("name", "").lower()
+        kinds, self.end_tokens, ids = special_tokens(self._keys, self._words.find, len(self), defaults or {})
+        for token in np.flatnonzero(kinds == BYTE).tolist():
+            if not _BYTE_TEXT.fullmatch(self._words[token]):
+                found = f"has {self._words[token]!r:.60} at {token:,}"
+                self._keys.fail("tokens", "texts such as <0x0A> for tokens of the kind byte", found)
+        self.begin = ids["bos"]
         self.bos = self._wanted("bos", ids, "bos" in adds)
         self.eos = self._wanted("eos", ids, "eos" in adds)
         self.unknown, self.separator = ids["unknown"], ids["seperator"]
@@ -98,7 +108,7 @@ class Tokenizer:
         return self._words.find(text.encode("utf-8", "surrogateescape"))
 
     def _wanted(self, name, ids, default):
-        if not self._metadata.get(f"tokenizer.ggml.add_{name}_token", default):
+        if not self._keys.flag(f"add_{name}_token", default):
             return None
         if ids[name] is None:
             raise TokenizerError(f"{self.path}: the file asks for a {name} token but does not name one")
@@ -107,8 +117,8 @@ class Tokenizer:
     def _greedy(self) -> dict[int, tuple[bool, bool]]:
         """Special token -> whether it absorbs the blanks before and after it; known only from the model's name."""
         before, after = [], []
-        name = str(self._metadata.get("general.name", "")).lower()
-        if str(self._metadata.get("tokenizer.ggml.pre", "")).startswith(("jina-v2-de", "jina-v2-es", "jina-v2-code")):
+        name = self._model
+        if self._keys.text("pre", "").startswith(("jina-v2-de", "jina-v2-es", "jina-v2-code")):
             before = [b"<mask>"]
         elif "phi-3" in name or "phi3" in name:
             kept = (b"<unk>", b"<s>", b"<|endoftext|>")
@@ -135,6 +145,8 @@ class Tokenizer:
             else:
                 ids += self._encode_part(part, after_special)
             after_special = isinstance(part, int)
+        if None in ids:
+            raise TokenizerError(f"{self.path}: the text needs the unknown token, and the file names none: give other text")
         return self.framed(ids) if ends else ids
 
     def framed(self, ids: list[int]) -> list[int]:

@@ -1,0 +1,102 @@
+"""Keys: typed reads of a file's metadata.
+
+A value of another type, length or range is one error, which names the file, the key and what the value should be.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from kit.errors import GGUFError, KitError
+from kit.gguf.metadata import MetadataArray
+
+REQUIRED: Any = object()  # as a default: a file without the key is an error
+
+
+class Keys:
+    """Reads of the keys that begin with ``prefix``. ``file`` has ``path`` and ``metadata``; ``error`` is what is raised.
+
+    Every method takes the rest of the key and what is returned where the file has no such key; ``what`` says what the value is
+    for, in the error. A bool is no number.
+    """
+
+    def __init__(self, file, prefix: str = "", error: type[KitError] = GGUFError):
+        self.path, self._metadata, self._prefix, self._error = file.path, file.metadata, prefix, error
+
+    def __contains__(self, key: str) -> bool:
+        return self._prefix + key in self._metadata
+
+    def text(self, key: str, default=REQUIRED) -> str:
+        """A string."""
+        return self._checked(key, default, "text", lambda value: isinstance(value, str))
+
+    def flag(self, key: str, default=REQUIRED) -> bool:
+        """True or false."""
+        return self._checked(key, default, "true or false", lambda value: isinstance(value, (bool, np.bool_)))
+
+    def whole(self, key: str, default=REQUIRED, least: int = 0, most: int = 2**63 - 1, what: str = "a whole number") -> int:
+        """An integer from ``least`` to ``most``."""
+        wanted = f"{what} from {least} to {most}" if most < 2**63 - 1 else f"{what} of at least {least}"
+        return self._checked(key, default, wanted, lambda value: _is_number(value, whole=True) and least <= value <= most)
+
+    def number(self, key: str, default=REQUIRED, least=-np.inf, most=np.inf, what: str = "a number") -> float:
+        """A finite number from ``least`` to ``most``."""
+        limits = "".join(f" of at {name} {limit}" for name, limit in (("least", least), ("most", most)) if np.isfinite(limit))
+        right = self._checked(
+            key, default, what + limits, lambda value: _is_number(value) and np.isfinite(value) and least <= value <= most
+        )
+        return right if right is default else float(right)
+
+    def texts(self, key: str, default=REQUIRED) -> Sequence[str]:
+        """A list of strings, as the file has it."""
+        return self._checked(key, default, "a list of texts", _are_texts)
+
+    def numbers(self, key: str, default=REQUIRED, length: int | None = None, least=-np.inf, most=np.inf, whole=False, what=""):
+        """A list of numbers, (length,): none is NaN, all are from ``least`` to ``most``; ``what`` each of them is."""
+        many, kind = "" if length is None else f"{length:,} ", "whole numbers" if whole else "numbers"
+        limits = f" from {least} to {most}" if np.isfinite([least, most]).all() else ""
+        wanted = f"a list of {many}{kind}{limits}{what and f' ({what})'}"
+        value = self._checked(key, default, wanted, lambda value: _are_numbers(value, whole))
+        if value is default:
+            return default
+        found = np.asarray(value)
+        if length is not None and len(found) != length:
+            self.fail(key, wanted, f"has {len(found):,}")
+        wrong = np.flatnonzero(~((found >= least) & (found <= most)))  # NaN too
+        if len(wrong):
+            self.fail(key, wanted, f"has {found[wrong[0]]} at {wrong[0]:,}")
+        return found
+
+    def fail(self, key: str, wanted: str, found: str) -> NoReturn:
+        """Raise the error: the key should be ``wanted`` and ``found``, a verb first."""
+        raise self._error(
+            f"{self.path}: the metadata key {self._prefix + key!r} should be {wanted}, it {found}: convert the model again"
+        )
+
+    def _checked(self, key, default, wanted, right):
+        value = self._metadata.get(self._prefix + key, default)
+        if value is REQUIRED:
+            raise self._error(f"{self.path}: the metadata key {self._prefix + key!r} is missing: it should be {wanted}")
+        if value is not default and not right(value):
+            self.fail(key, wanted, f"is {value!r:.60}")
+        return value
+
+
+def _is_number(value, whole=False) -> bool:
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _are_texts(value) -> bool:
+    if isinstance(value, MetadataArray):
+        return value.kind == "string"
+    return isinstance(value, (list, tuple, np.ndarray)) and all(isinstance(item, str) for item in value)
+
+
+def _are_numbers(value, whole) -> bool:
+    if isinstance(value, MetadataArray):
+        return value.kind not in ("string", "bool") and not (whole and value.kind.startswith("float"))
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        return False
+    return len(value) == 0 or (np.ndim(value) == 1 and all(_is_number(item, whole) for item in value))
