@@ -117,6 +117,20 @@ def test_readers_agree_on_tokens_layers_and_experts(tmp_path):
         ('{"expert_bytes": "x"}\n' + LINES, "about the model"), ('{"prompt": null}\n' + LINES, "about the model"),
         ('{"expert_bytes": [5]}\n' + LINES, "names layer 1, but gives the bytes of 1 layers"),
         ('{"prompt": 3}\n' + LINES, "no expert of a token after the prompt's 3"),
+        ('{"expert_bytes": [-100, 100]}\n' + LINES, "about the model is broken: -100 bytes of a layer"),
+        ('{"expert_bytes": [1.5, 100]}\n' + LINES, "about the model is broken: 1.5 bytes of a layer"),
+        ('{"expert_bytes": [1, 2], "dense_bytes": [-1, 2]}\n' + LINES, "-1 bytes of a layer"),
+        ('{"expert_bytes": [1, 2], "dense_bytes": [1]}\n' + LINES, "expert_bytes of 2 layers and dense_bytes of 1"),
+        (f'{{"expert_bytes": [{2**60}, 1]}}\n' + LINES, "bytes of a layer"), ('{"prompt": -1}\n' + LINES, "-1 is no number of"),
+        ('{"experts": 1e99}\n' + LINES, "1e.99 is no number of"), ('[1]\n', "lacks the column"), ("{}\n{}", "line 2"),
+        ("[" * 10**5 + "\n", "lacks the column"), ('{"a": ' * 10**5 + "\n", "line 1: is no"),
+        (TRACE.replace("expert_bytes=100", f"expert_bytes={10**30}"), "bytes of a layer"),
+        (TRACE.replace("n_expert=8", "n_expert=-8"), "-8 is no number of"),
+        ("#TYPE Object\nlayer,expert\n0,1", "line 1: is no route_trace v1"),
+        ("layer expert\n0 1\n", "lacks the column layer, expert; it has layer expert"), ("layer;expert\n0,1\n", "line 2"),
+        ("layer,expert\n0,\x1b[31m\n", r"line 2: '0,\\x1b\[31m' is no row"), ("\x1b[2J,b\n0,1\n", r"it has \\x1b\[2J, b"),
+        ("layer,expert\n0," + "x" * 10**6, "x ...' is no row"), ("a" * 10**6 + ",b\n0,1", "it has a+ ...$"),
+        (TRACE.replace("n_expert=8", "n_expert=" + "x" * 10**6), "about the model"),
     ],
 )  # fmt: skip
 def test_what_is_no_record_is_one_error_with_its_line(text, message, tmp_path):
@@ -124,7 +138,71 @@ def test_what_is_no_record_is_one_error_with_its_line(text, message, tmp_path):
     path.write_text(text)
     with pytest.raises(TraceError, match=message) as error:
         routes.read_routes(path)
-    assert str(path) in str(error.value)
+    assert str(path) in str(error.value) and len(str(error.value)) < 600 and str(error.value).isprintable()
+
+
+def records(encoding="utf-8", separator=",", quote=""):
+    rows = ["layer,expert", "0,1", "0,2", "1,2", "1,3", "0,2", "0,3", "1,2", "1,4"]
+    cells = ([f"{quote}{cell}{quote}" for cell in row.split(",")] for row in rows)
+    return ("\r\n".join(map(separator.join, cells)) + "\r\n").encode(encoding)
+
+
+AS_WRITTEN = {  # by what: the same record
+    "plain": records(), "a mark": records("utf-8-sig"),
+    "PowerShell 5": records("utf-16"), "no mark": records("utf-16-le"),
+    "big-endian": records("utf-16-be"), "UTF-32": records("utf-32"),
+    "a German Excel": records(separator=";"), "tabs": records(separator="\t"), "Export-Csv": records(quote='"'),
+    "spaces": records(separator=" , "), "gzipped UTF-16": gzip.compress(records("utf-16")),
+    "lines before": b"\n\n" + records(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("by", AS_WRITTEN)
+def test_a_record_is_read_as_tools_and_systems_write_it(by, tmp_path):
+    path = tmp_path / "routes.csv"
+    path.write_bytes(AS_WRITTEN[by])
+    assert routes.read_routes(path).decoded == [[(0, [1, 2]), (1, [2, 3])], [(0, [2, 3]), (1, [2, 4])]]
+
+
+def test_json_lines_have_marks_and_16_bits_too(tmp_path):
+    for encoding in ("utf-8-sig", "utf-16"):
+        path = tmp_path / encoding
+        path.write_bytes(LINES.encode(encoding))
+        assert len(routes.read_routes(path).decoded) == 3
+
+
+@pytest.mark.parametrize("byte", [2, 12, 40, -12, -6, -1])
+def test_damage_of_a_gzipped_record_is_one_error(byte, tmp_path):
+    random = np.random.default_rng(0).integers(0, 99, (500, 2))
+    rows = "\n".join(f'{{"layer": 0, "token": {token}, "ids": [{id}]}}' for token, id in random)
+    data = bytearray(gzip.compress(rows.encode()))
+    data[byte] ^= 0xFF
+    path = tmp_path / "routes.jsonl.gz"
+    for damaged in (bytes(data), bytes(data[: len(data) // 2])):
+        path.write_bytes(damaged)
+        with pytest.raises(TraceError, match=r"routes.jsonl.gz: is gzipped and damaged: .*; copy or record it again"):
+            routes.read_routes(path)
+
+
+def test_what_is_no_text_is_one_error(tmp_path):
+    path = tmp_path / "routes"
+    for data, words in ((b"layer,expert\n0,\xff\n", "at byte 15 of UTF-8"), (b"\xff\xfe\x00\xd8", "of UTF-16")):
+        path.write_bytes(data)
+        with pytest.raises(TraceError, match=f"is no text: .*{words}"):
+            routes.read_routes(path)
+
+
+def test_one_decoded_token_is_told_and_its_basis_says_so(tmp_path):
+    """Nothing of it can be used again: no policy hits, and the answer is no traceback."""
+    path = tmp_path / "one.jsonl"
+    path.write_text(
+        '{"expert_bytes": [100, 100]}\n{"layer": 0, "token": 0, "ids": [1, 2]}\n{"layer": 1, "token": 0, "ids": [1]}\n'
+    )
+    for extra in ((), ("--json",)):
+        run = CliRunner().invoke(main, ["experts", str(path), "--memory", "1GiB", "--disk", "2GB/s", *extra])
+        assert run.exit_code == 0, run.output
+        assert "one decoded token alone" in run.output
+    assert {row["hits"] for row in json.loads(run.stdout)["policies"] if "hindsight" not in row["policy"]} == {0.0}
 
 
 def test_generate_writes_the_routes_of_a_mixture(tmp_path):

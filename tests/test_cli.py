@@ -68,6 +68,12 @@ def test_memory_that_ran_out_is_one_line(error, monkeypatch):
     test_an_expected_error_is_one_line_and_exit_code_2(error, "; 5.00 MiB are free: close other programs, or raise the limit")
 
 
+def test_no_error_is_more_than_a_line_or_moves_a_terminal_s_cursor():
+    named = KitError("a.gguf: \x1b[2Jtensor\n 'x\r\0'\N{RIGHT-TO-LEFT OVERRIDE} " + "y" * 9_999)
+    right = r"kit: error: a.gguf: \x1b[2Jtensor 'x\r\x00'\u202e " + "y" * 99
+    test_an_expected_error_is_one_line_and_exit_code_2(named, right)
+
+
 def test_a_closed_standard_input_is_one_line(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(KitError, match="standard input is closed: name a file"):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kit.cache.route_text import count, lines_of, numbers, possible, shown, sizes
 from kit.cache.traces import Requests
 from kit.errors import TraceError, known
 from kit.gguf.sources import model_name, refuse_misspelled
@@ -150,12 +151,7 @@ def read_routes(path: str | Path) -> Routes:
         return capture(str(path))
     refuse_misspelled(path, CAPTURES)
     path = Path(path)
-    data = path.read_bytes()
-    try:
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: is no text and no gzipped text: {error}") from None
-    lines = text.splitlines()
+    lines = lines_of(path)
     head = next((line.strip() for line in lines if line.strip()), "")
     if not head:
         raise TraceError(f"{path}: is empty")
@@ -163,7 +159,7 @@ def read_routes(path: str | Path) -> Routes:
     try:
         found = reader(path, lines)
     except (TypeError, ValueError, OverflowError) as error:
-        raise TraceError(f"{path}: what it says about the model is broken: {error}") from None
+        raise TraceError(f"{path}: what it says about the model is broken: {shown(error, 200)}") from None
     if found.layers <= found.layer.max(initial=-1):
         raise TraceError(f"{path}: names layer {found.layer.max()}, but gives the bytes of {found.layers} layers")
     if not (found.token >= found.prompt).any():
@@ -171,48 +167,22 @@ def read_routes(path: str | Path) -> Routes:
     return found
 
 
-def _possible(layer: int, *numbers: int) -> bool:
-    """Whether a model can have that layer (their names have four digits) and such numbers of tokens or experts."""
-    return 0 <= layer < 10_000 and all(0 <= number < 2**31 for number in numbers)
-
-
-def _numbers(path, lines, columns, wanted, start) -> np.ndarray:
-    """The ``wanted`` columns of CSV lines as int64 (len(wanted), rows)."""
-    missing = [name for name in wanted if name not in columns]
-    if missing:
-        raise TraceError(f"{path}: line {start}: lacks the column {', '.join(missing)}; it has {', '.join(columns)}")
-    places, rows = [columns.index(name) for name in wanted], []
-    for number, line in enumerate(lines, start=start + 1):
-        if not line.strip():
-            continue
-        cells = line.split(",")
-        try:
-            row = [int(cells[place]) for place in places]
-        except (ValueError, IndexError):
-            row = []
-        if not row or not _possible(row[wanted.index("layer")], *row):
-            raise TraceError(f"{path}: line {number}: {line[:60]!r} is no row of {', '.join(columns)}")
-        rows.append(row)
-    return np.array(rows, np.int64).reshape(-1, len(wanted)).T
-
-
 def _route_trace(path, lines) -> Routes:
     """BigMoeOnEdge's --route-trace: comments with the model's geometry, then a row for each routed expert."""
-    count = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    head = "\n".join(lines[:count])
-    if "route_trace v1" not in head or count == len(lines):
+    first = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    head = "\n".join(lines[:first])
+    if "route_trace v1" not in head or first == len(lines):
         raise TraceError(f"{path}: line 1: is no route_trace v1, layer,expert CSV or JSON lines of layer, token, ids")
     facts = dict(re.findall(r"(\w+)=(\S+)", head.partition("\n# layer=")[0]))
     found = re.findall(r"layer=(\d+) expert_bytes=(\d+) dense_bytes=(\d+)", head)
-    sizes = {int(layer): (int(expert), int(dense)) for layer, expert, dense in found}
-    columns = lines[count].strip().split(",")
-    rows = _numbers(path, lines[count + 1 :], columns, ("phase", "step", "layer", "expert", "residency"), count + 1)
+    given = {int(layer): (int(expert), int(dense)) for layer, expert, dense in found}
+    rows = numbers(path, lines[first + 1 :], lines[first], ("phase", "step", "layer", "expert", "residency"), first + 1)
     phase, step, layer, expert, residency = rows
-    depth = max([*sizes, *layer.tolist()], default=-1) + 1
-    both = np.array([sizes.get(number, (0, 0)) for number in range(depth)], np.int64).reshape(-1, 2).T
-    experts = max(int(facts.get("n_expert", 0)), int(expert.max(initial=-1)) + 1)
+    depth = max([*(number for number in given if possible(number)), *layer.tolist()], default=-1) + 1
+    both = (sizes([given.get(number, (0, 0))[which] for number in range(depth)]) for which in (0, 1))
+    experts = max(count(int(facts.get("n_expert", 0))), int(expert.max(initial=-1)) + 1)
     prompt = int(step[phase == 0].max(initial=-1)) + 1
-    return Routes(facts.get("model", path.name), step, layer, expert, prompt, experts, *both, residency > 0)
+    return Routes(shown(facts.get("model", path.name), 200), step, layer, expert, prompt, experts, *both, residency > 0)
 
 
 def _moe_trace(path, lines) -> Routes:
@@ -220,7 +190,8 @@ def _moe_trace(path, lines) -> Routes:
 
     A pass ends where the layer falls. The fewest rows of a layer in a pass are one token's; a pass with more is a prompt's.
     """
-    layer, expert = _numbers(path, lines[1:], [cell.strip() for cell in lines[0].split(",")], ("layer", "expert"), 1)
+    first = next(number for number, line in enumerate(lines, start=1) if line.strip())
+    layer, expert = numbers(path, lines[first:], lines[first - 1], ("layer", "expert"), first)
     number = np.concatenate([[0], np.cumsum(np.diff(layer) < 0)])[: len(layer)]
     _, place, counts = np.unique(number * 10_000 + layer, return_inverse=True, return_counts=True)
     rows = counts[place]  # of the same pass and layer
@@ -229,34 +200,37 @@ def _moe_trace(path, lines) -> Routes:
 
 
 def _json_lines(path, lines) -> Routes:
-    head, token, layer, expert = {}, [], [], []
+    head, token, layer, expert = None, [], [], []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            if number == 1 and "layer" not in row:
+            before, head = head, {} if head is None else head
+            if before is None and isinstance(row, dict) and "layer" not in row:
                 head = row
                 continue
             ids = [index(one) for one in row["ids"]]
             where = [index(row["token"])] * len(ids), [index(row["layer"])] * len(ids)
-            if not _possible(index(row["layer"]), index(row["token"]), *ids):
+            if not possible(index(row["layer"]), index(row["token"]), *ids):
                 raise ValueError
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise TraceError(f'{path}: line {number}: is no {{"layer": 0, "token": 0, "ids": [1, 2]}}') from None
         for column, cells in zip((token, layer, expert), (*where, ids), strict=True):
             column += cells
     rows = (np.array(column, np.int64) for column in (token, layer, expert))
-    found = _unsized(head.get("model", path.name), *rows, int(head.get("prompt", 0)))
-    if sizes := head.get("expert_bytes"):
-        both = (np.array(head.get(name, [0] * len(sizes)), np.int64) for name in ("expert_bytes", "dense_bytes"))
-        found = replace(found, **dict(zip(("expert_bytes", "dense_bytes"), both, strict=True)))
-    return replace(found, experts=max(found.experts, int(head.get("experts", 0))))
+    found = _unsized(head.get("model", path.name), *rows, count(head.get("prompt", 0)))
+    if experts := head.get("expert_bytes"):
+        dense = head.get("dense_bytes", [0] * len(experts))
+        if len(dense) != len(experts):
+            raise ValueError(f"it gives expert_bytes of {len(experts)} layers and dense_bytes of {len(dense)}")
+        found = replace(found, expert_bytes=sizes(experts), dense_bytes=sizes(dense))
+    return replace(found, experts=max(found.experts, count(head.get("experts", 0))))
 
 
 def _unsized(name, token, layer, expert, prompt) -> Routes:
     unknown = np.zeros(int(layer.max(initial=-1)) + 1, np.int64)
-    return Routes(name, token, layer, expert, prompt, int(expert.max(initial=-1)) + 1, unknown, unknown)
+    return Routes(shown(name, 200), token, layer, expert, prompt, int(expert.max(initial=-1)) + 1, unknown, unknown)
 
 
 def of_spans(spans: Iterable, file) -> Routes:

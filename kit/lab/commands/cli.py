@@ -16,6 +16,9 @@ from kit import __version__, tune_torch
 from kit.errors import KitError, KitWarning, extra_for
 from kit.lab import commands
 from kit.lab.completion import complete
+from kit.units import printable
+
+_LONGEST = 2000  # characters of a message
 
 
 class _Kit(click.Group):
@@ -58,8 +61,14 @@ class _Kit(click.Group):
                 raise
         finally:
             gc.freeze()  # or Python looks for garbage among all of torch before it ends: half a second
-        click.echo(f"kit: error: {message}", err=True)
+        click.echo(f"kit: error: {_line(message)}", err=True)
         sys.exit(2)
+
+
+def _line(message: str) -> str:
+    """One line that is harmless on a terminal, whatever a file's names and values put into it."""
+    line = printable(re.sub(r"\s*\n\s*", " ", message))
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 
 def _shown(already, otherwise, message, category, *where, **more):
@@ -67,7 +76,7 @@ def _shown(already, otherwise, message, category, *where, **more):
         otherwise(message, category, *where, **more)
     elif str(message) not in already:  # Python's own memory of them ends whenever a library changes the filters
         already.add(str(message))
-        click.echo(f"kit: warning: {message}", err=True)
+        click.echo(f"kit: warning: {_line(str(message))}", err=True)
 
 
 # what the system, torch and Python say when there is no memory, or no address of it (ulimit -v)

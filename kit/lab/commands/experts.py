@@ -70,6 +70,8 @@ def command(routes, model, memory, disk, as_json, report):
             f"are {found.name.replace(':', ' with')}, the mean of {len(routing.FITTED)} captures; record your own by kit "
             "generate --routes"
         )
+    if len(found.decoded) == 1:
+        basis.append("one decoded token alone, which tells nothing of experts that are used again: record more")
     if not path:
         basis.append(f"dense weights of the record ({len(found.dense_bytes)} layers, no embedding or output)")
     if speed is None and path:

@@ -60,7 +60,7 @@ class ExpertBudget:
         """(all accesses, number of the first judged one, judged tokens)."""
         accesses = self.routes.requests()
         last = accesses.tokens[-1] if len(accesses) else 0
-        half = last - last // 2
+        half = last - max(1, last // 2)  # of one token alone, that one
         return accesses, int(np.searchsorted(accesses.tokens, half + 1)), max(1, last - half)
 
     def seconds(self, missed: float) -> float | None:
