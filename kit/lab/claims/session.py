@@ -60,6 +60,7 @@ class Session:
         note.tell_compilation()
         with note.doing("waiting for an idle machine"):
             self.busy = state.settle(self._patience())
+        self._waited = {"waited": True} if self.busy else {}  # in vain
         if self.busy:
             print(self.busy)
         self._looked = -np.inf
@@ -67,7 +68,7 @@ class Session:
     def _patience(self) -> float:
         """Seconds to wait for other processes; once they have not left in a run, they are looked at twice and no more."""
         most = float(os.environ.get("KIT_PATIENCE", self.profile.patience))
-        in_vain = any("busy" in row.state for row in records.of_run(self.out) if row.run_id == self.out.name)
+        in_vain = any(row.state.get("waited") for row in records.of_run(self.out) if row.run_id == self.out.name)
         return min(most, _AGAIN) if in_vain else most
 
     @cached_property
@@ -83,7 +84,7 @@ class Session:
     def _look(self) -> dict:
         if time.monotonic() - self._looked > _LOOK_SECONDS:
             self.busy = self.busy or state.settle(0)  # others may have come since the notebook began
-            self._state = state.probe_state().to_dict() | ({"busy": self.busy} if self.busy else {})
+            self._state = state.probe_state().to_dict() | ({"busy": self.busy} | self._waited if self.busy else {})
             self._looked = time.monotonic()
         return self._state
 
