@@ -46,11 +46,11 @@ class ModelError(KitError):
 
 
 class TokenizerError(KitError):
-    """A tokenizer that the file does not have, or one of an unknown kind."""
+    """A tokenizer that cannot be made of the file's metadata, or a text that it cannot encode."""
 
 
-class UnknownTokenizer(TokenizerError):
-    """A tokenizer of a kind that the kit does not know; another library may."""
+class NoTokenizer(TokenizerError):
+    """A file without a tokenizer, or with one of a kind that the kit does not know; token ids do without."""
 
 
 class CodecError(KitError):

@@ -4,7 +4,7 @@ import transformers
 from tokenizers import AddedToken
 from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
-from kit.errors import ModelError, TokenizerError, UnknownTokenizer
+from kit.errors import ModelError, NoTokenizer, TokenizerError
 from kit.gguf.keys import Keys
 from kit.gguf.metadata import MetadataArray
 from kit.model.special_tokens import NAMES, PREFIX, named
@@ -18,7 +18,7 @@ def tokenizer_of(file) -> transformers.PreTrainedTokenizerBase | None:
         return None
     try:
         own = own_tokenizer_of(file)
-    except UnknownTokenizer:
+    except NoTokenizer:
         return _of_transformers(file)
     return GGUFTokenizer(own, **_settings(file))
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from kit.errors import TokenizerError, UnknownTokenizer
+from kit.errors import NoTokenizer, TokenizerError
 from kit.gguf.keys import REQUIRED, Keys
 from kit.model.pretokenizers import PRE_TOKENIZERS, byte_symbols
 from kit.model.special_tokens import BYTE, PREFIX
@@ -25,7 +25,7 @@ class BytePair(Tokenizer):
         kind = PRE_TOKENIZERS.get(name)
         if kind is None:
             known = ", ".join(PRE_TOKENIZERS)
-            raise UnknownTokenizer(f"{file.path}: pre-tokenizer {name!r} is not known; the kit knows {known}")
+            raise NoTokenizer(f"{file.path}: pre-tokenizer {name!r} is not known; the kit knows {known}")
         super().__init__(file, ("bos",) if kind.add_bos else ())
         if kind.whole_lines:
             self.bos = self.begin

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kit.errors import ModelError, TokenizerError
+from kit.errors import ModelError, NoTokenizer
 from kit.model.kvcache import KVCache
 from kit.model.transformer import Transformer
 
@@ -143,7 +143,7 @@ def _read(spans):
 def _tokenizer(model, needed):
     try:
         return model.tokenizer
-    except TokenizerError:
+    except NoTokenizer:
         if needed:
             raise
         return None

@@ -9,7 +9,7 @@ from array import array
 
 import numpy as np
 
-from kit.errors import TokenizerError, UnknownTokenizer
+from kit.errors import NoTokenizer, TokenizerError
 from kit.gguf.keys import Keys
 from kit.model.bytepair import BytePair
 from kit.model.special_tokens import NORMAL, PREFIX, UNUSED, USER_DEFINED
@@ -235,7 +235,7 @@ def tokenizer_of(file) -> Tokenizer:
     keys = Keys(file, PREFIX, TokenizerError)
     name = keys.text("model", "none")
     if "tokens" not in keys or name in ("none", "no_vocab"):
-        raise TokenizerError(f"{file.path}: the file has no tokenizer; give the prompt as token ids")
+        raise NoTokenizer(f"{file.path}: the file has no tokenizer; give the prompt as token ids")
     if name not in _KINDS:
-        raise UnknownTokenizer(f"{file.path}: tokenizer {name!r} is not supported; the kit knows {', '.join(_KINDS)}")
+        raise NoTokenizer(f"{file.path}: tokenizer {name!r} is not supported; the kit knows {', '.join(_KINDS)}")
     return _KINDS[name](file)
