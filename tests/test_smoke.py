@@ -101,4 +101,4 @@ def approximately(value: float):
 
 
 def number_of(text: str) -> float:
-    return float(re.match(r"-?[\d,]+\.?\d*(?:e[+-]?\d+)?", text)[0].replace(",", ""))
+    return float(re.match(r"-?[\d,]+\.?\d*(?:e[+-]?\d+)?", text.removeprefix("below "))[0].replace(",", ""))
