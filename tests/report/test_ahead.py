@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -105,6 +106,20 @@ def test_a_process_that_helps_is_one_of_those_a_core(tmp_path, monkeypatch):
     with ahead.making([("tiles", "reported"), ("tiles", "other")], helping=True):
         pass
     assert {*done} == {"kit", "reported", "other"} and len(started) == 1
+
+
+@pytest.mark.parametrize("helping", [False, True])
+@pytest.mark.parametrize("free, count", [(10 << 30, 4), (1 << 30, 2), (100 << 20, 0)])
+def test_processes_are_no_more_than_memory_holds(free, count, helping, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(ahead, "_done", lambda each: tmp_path / f"{each[1]}.done")
+    monkeypatch.setattr(ahead, "main", lambda left, taken: None)
+    monkeypatch.setattr(ahead, "_child", lambda *job: started.append(job) or SimpleNamespace(poll=int, kill=int, wait=int))
+    monkeypatch.setattr(ahead, "usable_cores", lambda: 4)
+    monkeypatch.setattr(ahead, "memory_available", lambda: free)
+    with ahead.making([("tiles", number) for number in range(9)], helping=helping):
+        pass
+    assert len(started) == max(0, count - helping)
 
 
 def test_an_interrupt_leaves_no_process(monkeypatch, tmp_path):

@@ -22,12 +22,13 @@ from kit.gguf.formats import DTYPES, FORMATS, described
 from kit.lab import profiles
 from kit.synthetic.geometry import geometry
 from kit.synthetic.write import cached_model
-from kit.system import usable_cores
+from kit.system import memory_available, usable_cores
 from kit.system.paths import PACKAGE, models_folder
 
 _STAND_IN = "granite-3.3-8b"  # what lab.file() gives
 _DECODERS = ("scalar-linear", "scalar-binary", "scalar-table", "interleaved", "simd")
 _FEW, _PROMPT = 5, 64  # tokens, for which other kernels multiply
+_PROCESS = 448 << 20  # bytes of a process while it compiles
 _KEPT = ("F32", "F16", "BF16")  # what a cache keeps
 _ACTIVATIONS = ("float32", "int8")  # as kit.cpu.linear has them, which imports torch
 
@@ -139,12 +140,15 @@ WORK = {
 
 @contextmanager
 def making(work: Iterable[tuple], helping: bool = False) -> Iterator[None]:
-    """Do the work in processes, one a core, nothing twice, beside the ``with``, whose end waits for them. What fails is left to
-    what needs it. ``helping``: this process, which imports the same for itself, is one of them from the end of the ``with``."""
+    """Do the work in processes, one a core as far as memory goes, nothing twice, beside the ``with``, whose end waits for them.
+
+    What fails is left to what needs it. ``helping``: this process, which imports the same for itself, is one of them from the
+    end of the ``with``."""
     order = sorted(dict.fromkeys(work), key=lambda each: [*WORK].index(each[0]))
     left = [each for each in order if not _done(each).exists()]
     with tempfile.TemporaryDirectory(prefix="kit-") as taken:
-        children = [_child(left, taken) for _ in left[helping : usable_cores()]]
+        count = min(usable_cores(), memory_available() // _PROCESS)
+        children = [_child(left, taken) for _ in left[helping:count]]
         try:
             yield
             if helping:
