@@ -9,6 +9,7 @@ from model_files import rewrite
 
 import kit
 from kit.cache.stats import Stats
+from kit.codec.compressor import compress
 from kit.errors import KitError
 from kit.synthetic.write import synthesize
 
@@ -60,6 +61,15 @@ def test_each_object_says_what_a_person_wants_to_see(path, model):
         line, cells = repr(shown), _Cells(shown._repr_html_()).cells
         assert all(word in line for word in words) and "\n" not in line and len(line) < 600, line
         assert line == f"<{cells[0]}: {', '.join(map(' '.join, zip(cells[1::2], cells[2::2], strict=True)))}>"
+
+
+def test_a_compressed_model_says_the_same(tmp_path):
+    packed = tmp_path / "tiles.gguf"
+    compress(synthesize(tmp_path / "plain.gguf", "tiny-llama"), packed)
+    weights = kit.codec.CompressedWeights(kit.codec.CompressedFile(packed))
+    assert repr(weights.file).startswith(f"<CompressedFile {packed}: architecture llama, layers 2,")
+    assert repr(weights).startswith(f"<CompressedWeights of {packed}: tensors 21,") and "linear" not in repr(weights)
+    assert "linear that of the weights" in repr(kit.Transformer(weights))
 
 
 def test_empty_objects_say_so():

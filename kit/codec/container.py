@@ -27,11 +27,12 @@ from kit.errors import CodecError
 from kit.gguf import reader
 from kit.gguf.reader import TensorInfo
 from kit.gguf.summary import TILES
+from kit.shown import Shown
 
 VERSION = 1
 
 
-class CompressedFile(AbstractContextManager):
+class CompressedFile(AbstractContextManager, Shown):
     """An open compressed model, used like a GGUFFile.
 
     ``tensors``: the model's names and shapes (qtype "int8 tiles" or "bf16 tiles" for coded ones, and their
@@ -70,6 +71,8 @@ class CompressedFile(AbstractContextManager):
         shape = (before.shape[0] + 1 if before else 1, *tiles.shape) if bracket else tiles.shape
         nbytes = info.nbytes + other.nbytes + (before.nbytes if before else 0)
         self.tensors[stack] = TensorInfo(stack, self.coding + TILES, shape, info.offset, nbytes)
+
+    _facts = reader.GGUFFile._facts
 
     def blocks(self, name: str) -> np.ndarray:
         """The ggml blocks of a tensor that is not coded; see GGUFFile.blocks."""

@@ -181,7 +181,7 @@ class GGUFFile(Shown):
         types = Counter()
         for info in infos:
             types[info.qtype] += info.nbytes
-        return f"GGUFFile {self.path}", {
+        return f"{type(self).__name__} {self.path}", {
             "architecture": self.architecture,
             "layers": str(len({info.layer for info in infos} - {-1})),
             "parameters": format_count(sum(info.elements for info in infos)),

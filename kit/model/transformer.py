@@ -60,7 +60,7 @@ class Transformer(Shown):
         self._unread = [info.name for info in used] if fit else []  # of the experts, a token reads few
 
     def _facts(self):
-        c, linear = self.config, self.linear
+        c, linear = self.config, [name for name, variant in LINEAR.items() if variant is self.linear]
         several = {"experts": f"{c.routing.used} of {c.experts}"} if c.experts else {}
         return f"{type(self).__name__} of {self.file.path}", {
             "architecture": c.architecture,
@@ -70,7 +70,7 @@ class Transformer(Shown):
             **several,
             "vocabulary": f"{c.vocabulary:,}",
             "context": f"{self.max_context:,}",
-            "linear": next((name for name, variant in LINEAR.items() if variant is linear), "its own"),
+            "linear": linear[0] if linear else "that of the weights",
             "attention": self.attention,
             "KV cache": self.kv_dtype,
         }

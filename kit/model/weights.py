@@ -62,14 +62,14 @@ class WeightSource(Protocol):
         return self.file.tensors[find_tensor(self.file, name)[0]]
 
     def _facts(self):
-        stats, linear = self.store.stats, self.linear if isinstance(self.linear, str) else "its own"
+        stats = self.store.stats
         infos = self.file.tensors.values()
         held = f"{stats.hits:,} of {stats.gets:,} gets hit, {format_bytes(stats.resident_bytes)} held"
         facts = {
             "tensors": str(len(infos)),
             "in the file": format_bytes(sum(info.nbytes for info in infos)),
             "as returned": format_bytes(sum(map(self.nbytes, self))),
-            "linear": linear,
+            **({"linear": self.linear} if isinstance(self.linear, str) else {}),
             "cache": f"{self.store.policy!r}, {held}",
         }
         return f"{type(self).__name__} of {self.file.path}", facts | ({"experts": self.experts.how} if self.experts else {})
