@@ -2,6 +2,7 @@
 
 import ctypes
 
+import numpy as np
 import pytest
 
 from kit.lab import llama_cpp
@@ -40,6 +41,36 @@ def logits(path, tokens, vocabulary=None):
     with opened(path, context=max(512, len(tokens)), kv="float32", exact=True) as llama:
         assert vocabulary in (None, llama.vocabulary)
         return llama.logits(tokens)
+
+
+class _Traits(ctypes.Structure):
+    """The start of ggml_type_traits."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p), ("elements", ctypes.c_int64), ("interleaved", ctypes.c_int64), ("nbytes", ctypes.c_size_t),
+        ("quantized", ctypes.c_bool), ("to_float", ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, ctypes.c_int64)),
+    ]  # fmt: skip
+
+
+def _traits(id):
+    needed()
+    library = llama_cpp.library()
+    library.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
+    return library.ggml_get_type_traits(id).contents
+
+
+def format_of(id):
+    """(name, weights, bytes of a block) of the ggml type with this id."""
+    traits = _traits(id)
+    return traits.name.decode(), traits.elements, traits.nbytes
+
+
+def dequantized(blocks, id):
+    """float32 numbers of (count, bytes of a block) uint8 by ggml's own dequantizer."""
+    traits = _traits(id)
+    out = np.empty((len(blocks), traits.elements), np.float32)
+    traits.to_float(blocks.ctypes.data, out.ctypes.data, out.size)
+    return out
 
 
 def needed():

@@ -1,8 +1,22 @@
-"""What products of quantized matrices must be: float64 arithmetic, with the activations that the accuracy sees."""
+"""What blocks and products of quantized matrices must be: float64 arithmetic, with the activations that the accuracy sees."""
 
+import gguf
+import llama_cpp
 import numpy as np
 
 from kit.gguf.formats import FORMATS
+from kit.quants import reference
+
+NAMES = sorted(reference.FORMATS | {"Q1_0", "Q2_0"})  # those of gguf-py, and those that only llama.cpp dequantizes
+
+
+def truth(blocks, qtype: str):
+    """float32 numbers of (count, bytes of a block) uint8 by gguf-py or llama.cpp, without any of the kit's code."""
+    if qtype not in reference.FORMATS:
+        return llama_cpp.dequantized(blocks, FORMATS[qtype].id)
+    with np.errstate(all="ignore"):
+        rows = gguf.quants.dequantize(blocks.reshape(1, -1), gguf.GGMLQuantizationType[qtype])
+    return rows.reshape(len(blocks), -1).astype(np.float32)
 
 
 def check(qtype: str, y, w, x, accuracy: str) -> None:

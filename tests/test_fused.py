@@ -31,22 +31,35 @@ from kit.model import linear as model_linear
 from kit.quants.exactness import exactness, random_blocks
 
 COMMON = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32"]
-OTHERS = ["Q5_0", "Q2_K", "Q4_1", "Q5_1", "Q3_K", "TQ1_0", "IQ4_XS", "MXFP4", "NVFP4", "IQ2_XXS", "IQ3_S"]  # by scales
+OTHERS = [
+    "Q1_0",
+    "Q2_0",
+    "Q5_0",
+    "Q2_K",
+    "Q4_1",
+    "Q5_1",
+    "Q3_K",
+    "TQ1_0",
+    "IQ4_XS",
+    "MXFP4",
+    "NVFP4",
+    "IQ2_XXS",
+    "IQ3_S",
+]  # by scales
 TESTS = Path(__file__).parent
 ACCURACIES = ["float32", "int8"]
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 20)]
 
 
 def matrix(qtype, rows, columns, seed=0):
-    """Random blocks of a matrix, (rows, bytes of a row), and its numbers by gguf-py in float64."""
-    blocks = random_blocks(qtype, rows * columns // FORMATS[qtype].block_elements, seed).reshape(rows, -1)
-    numbers = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[qtype]) if qtype != "F32" else blocks.view("<f4")
-    return blocks, numbers.reshape(rows, columns).astype(np.float64)
+    """Random blocks of a matrix, (rows, bytes of a row), and its numbers in float64."""
+    blocks = random_blocks(qtype, rows * columns // FORMATS[qtype].block_elements, seed)
+    return blocks.reshape(rows, -1), products.truth(blocks, qtype).reshape(rows, columns).astype(np.float64)
 
 
 def shape(qtype, units):
     """Columns: a few units of 256, and for small blocks a rest."""
-    return 256 * units + {256: 0, 1: 37, 64: 64}.get(FORMATS[qtype].block_elements, 96)
+    return 256 * units + {256: 0, 1: 37, 64: 64, 128: 128}.get(FORMATS[qtype].block_elements, 96)
 
 
 def activations(tokens, columns, seed=0):
@@ -83,7 +96,7 @@ def test_products_equal_float64(qtype, accuracy, rows, units, tokens, seed):
 
 
 @pytest.mark.parametrize("accuracy", ACCURACIES)
-@pytest.mark.parametrize("qtype", [*OTHERS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS[2:])])
+@pytest.mark.parametrize("qtype", [*OTHERS[:4], *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS[4:])])
 def test_the_other_formats_too(qtype, accuracy):
     for tokens in (1, 3, gemm_codes.FEWEST):
         check(qtype, 5, shape(qtype, 2), tokens, accuracy)

@@ -11,20 +11,21 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import products
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import NAMES
 
 import kit
 from kit.cpu import dequantize as cpu
 from kit.cpu import simd, tasks
 from kit.errors import QuantError
 from kit.gguf.formats import DTYPES, FORMATS
-from kit.quants import BACKENDS, plain, reference
+from kit.quants import BACKENDS, plain
 from kit.quants.exactness import random_blocks
 
-NAMES = sorted(reference.FORMATS)
 BLOCKED = [name for name in NAMES if FORMATS[name].block_elements > 1]
 OFTEN = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32")
 # Each pair is a kernel to compile: of formats that are rare, one dtype in turn, and the others among the slow tests.
@@ -37,10 +38,8 @@ HALVES = [0x0000, 0x8000, 0x0001, 0x83FF, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00
 
 
 def truth(blocks, name):
-    """float32 numbers of (count, bytes of a block) by gguf-py, without any of the kit's code."""
-    with np.errstate(all="ignore"):
-        rows = gguf.quants.dequantize(blocks.reshape(1, -1), gguf.GGMLQuantizationType[name])
-    return torch.from_numpy(rows.reshape(len(blocks), -1).astype(np.float32))
+    """The right numbers as a tensor."""
+    return torch.from_numpy(products.truth(blocks, name))
 
 
 def same(a, b):
@@ -57,19 +56,19 @@ def small_chunks(monkeypatch):
 # ---- numbers
 
 
-def test_every_format_of_gguf_py_is_there():
+def test_every_format_is_there():
     assert NAMES == sorted(format.name for format in FORMATS.values() if cpu.knows(format))
-    assert len(BLOCKED) == 23 and "BF16" in NAMES  # the 24 that gguf-py names, besides F32 and F16
+    assert len(BLOCKED) == 25 and "BF16" in NAMES  # the 24 that gguf-py names besides F32 and F16, and two
 
 
 @pytest.mark.parametrize("name, dtype", PAIRS)
-def test_cpu_equals_gguf_py_on_random_blocks(name, dtype, small_chunks):
+def test_cpu_equals_the_reference_on_random_blocks(name, dtype, small_chunks):
     blocks = random_blocks(name, 4099 if name not in BLOCKED else 67)
     assert same(kit.dequantize(blocks, name, dtype), truth(blocks, name).to(getattr(torch, dtype)))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_plain_equals_gguf_py(name, monkeypatch):
+def test_plain_equals_the_reference(name, monkeypatch):
     """On random blocks, and on any bytes at all, where scales are NaN, infinite and subnormal, too; in several chunks."""
     monkeypatch.setattr(plain, "_CHUNK_WEIGHTS", 1024)
     anything = np.random.default_rng(1).integers(0, 256, (67, FORMATS[name].block_bytes), dtype=np.uint8)
@@ -88,7 +87,7 @@ def test_the_other_tiers_too(tier):
 
 
 @pytest.mark.parametrize("name, dtype", [pair for pair in PAIRS if pair.values[0] in BLOCKED])
-def test_cpu_equals_gguf_py_at_the_extremes(name, dtype):
+def test_cpu_equals_the_reference_at_the_extremes(name, dtype):
     """Every special half-precision number as a scale, and every byte value in all other fields."""
     blocks = np.repeat(np.array([0, 1, 0x5A, 0x7F, 0x80, 0xFE, 0xFF], np.uint8), FORMATS[name].block_bytes)
     blocks = np.tile(blocks.reshape(7, -1), (len(HALVES), 1))

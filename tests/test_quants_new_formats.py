@@ -41,7 +41,7 @@ def signed_bytes(f):
 
 VALUES = (-9, -7, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 8, 10)
 MADE_UP = {
-    two_bits: row("Q2_0", 99, 64, "d <f2, qs 16u1", numbers("qs 16x2", less=2), scales(64)),
+    two_bits: row("Q2_X", 99, 64, "d <f2, qs 16u1", numbers("qs 16x2", less=2), scales(64)),
     three_bits: row("Q3_X", 98, 64, "d <f2, m <f2, scales 4u1, ql 16u1, qh 8u1",
                     numbers("ql 16x2, qh 1x1"), scales(16, "d - m", numbers("scales 4x4"))),
     values_of_pairs: row("V4_X", 97, 32, "e 2u1, qs 16u1", numbers("qs 1x4", values=VALUES), scales(16, "e", table="E8M0")),

@@ -289,7 +289,8 @@ _TABLE = (
     row("TQ2_0", 35, 256, "qs 64u1, d <f2", numbers("qs 32x2", less=1), scales(256)),
     row("MXFP4", 39, 32, "e u1, qs 16u1", numbers("qs 16x4", values=_E2M1), scales(32, "e", table="E8M0")),
     row("NVFP4", 40, 64, "d 4u1, qs 32u1", numbers("qs 8x4", values=_E2M1), scales(16, "d", table="UE4M3")),
-    row("Q1_0", 41, 128, "d <f2, qs 16u1"),
+    row("Q1_0", 41, 128, "d <f2, qs 16u1", numbers("qs 1x1", values=(-1, 1)), scales(128)),
+    row("Q2_0", 42, 64, "d <f2, qs 16u1", numbers("qs 1x2", less=1), scales(64)),
 )  # fmt: skip
 
 FLOATS = "F32", "F16", "BF16"  # a block is a number
