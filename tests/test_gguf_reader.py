@@ -1,5 +1,6 @@
 """The reader against files that gguf-py wrote and files put together by hand: what is valid opens, as it was written."""
 
+import re
 import struct
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 import kit
 from kit.errors import GGUFError
-from kit.gguf.formats import FORMATS
+from kit.gguf import forks
+from kit.gguf.formats import BY_ID, FORMATS
 from kit.gguf.names import layer_of
 
 
@@ -135,17 +137,46 @@ def test_both_versions_in_both_byte_orders(tmp_path, version, order):
         assert file.architecture == "unknown"
 
 
-def test_an_unknown_type_is_listed_and_fails_only_when_read(tmp_path):
+@pytest.mark.parametrize(
+    "id, name, told",
+    [
+        (1000, "UNKNOWN_1000", "has ggml type 1000,"),
+        (4, "Q4_2", "is Q4_2 of llama.cpp of 2023 (type 4),"),
+        (139, "IQ4_K", "is IQ4_K of ik_llama.cpp (type 139),"),
+        (143, "PTQ1_0", "is PTQ1_0 of PrismML's fork of llama.cpp (type 143),"),
+    ],
+)
+def test_an_unknown_type_is_listed_and_fails_only_when_read(tmp_path, id, name, told):
     path = tmp_path / "x.gguf"
-    rows = [table_row(b"new", (64,), 99, 0), table_row(b"old", (8,), 0, 64), table_row(b"last", (1,), 4, 96)]
+    rows = [table_row(b"new", (64,), id, 0), table_row(b"old", (8,), 0, 64), table_row(b"last", (1,), id, 96)]
     path.write_bytes(assemble(rows=rows, data=bytes(100)))
     with kit.open(path) as file:
-        assert [(info.qtype, info.nbytes) for info in file.tensors.values()] == [
-            ("UNKNOWN_99", 64), ("F32", 32), ("UNKNOWN_4", 4)]  # fmt: skip
+        assert [(info.qtype, info.nbytes) for info in file.tensors.values()] == [(name, 64), ("F32", 32), (name, 4)]
         assert len(file.raw("old")) == 32
         for read in (file.raw, file.blocks):
-            with pytest.raises(GGUFError, match=r"x\.gguf: tensor 'new' has ggml type 99.*Q4_K"):
+            with pytest.raises(GGUFError, match=rf"x\.gguf: tensor 'new' {re.escape(told)} which the kit does not know.*Q4_K"):
                 read("new")
+
+
+def test_no_type_of_another_program_is_one_of_ggmls():
+    assert not forks.TYPES.keys() & BY_ID.keys() and len(forks.TYPES) == 62
+    assert not {name for name, _ in forks.TYPES.values()} & FORMATS.keys()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["another tensor follows", "the last tensor"])
+def test_q2_0_in_groups_of_128_is_one_error(tmp_path, last):
+    """2,048 weights take 544 bytes in groups of 128, and 576 in ggml's groups of 64."""
+    path = tmp_path / "x.gguf"
+    for nbytes in (576, 544, 512):
+        rows = [table_row(b"a", (256, 8), 42, 0), table_row(b"b", (8,), 0, nbytes)]
+        path.write_bytes(assemble(rows=rows[: 2 - last], data=bytes(nbytes + 32 * (not last))))
+        if nbytes == 576:
+            with kit.open(path) as file:
+                assert file.tensors["a"].nbytes == nbytes
+            continue
+        fork = r"'a' is Q2_0 in groups of 128 weights \(544 bytes\), as PrismML.*\(576 bytes\): take"
+        with pytest.raises(GGUFError, match=rf"x\.gguf: byte .*{fork if nbytes == 544 else 'truncated|overlaps'}"):
+            kit.open(path)
 
 
 def test_empty_tensors_scalars_and_odd_names(tmp_path):

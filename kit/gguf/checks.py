@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import GGUFError, KitWarning
+from kit.gguf.forks import groups_of_128
 from kit.gguf.metadata import Cursor
 from kit.units import format_bytes
 
@@ -21,6 +22,8 @@ def placed(cursor: Cursor, rows: Sequence[tuple], base: int, alignment: int) -> 
 
     Each is checked to be aligned, inside the file, and to begin where the one before it ends, as llama.cpp checks it."""
     size = len(cursor.data)
+    if problem := groups_of_128(sorted((info for info, _ in rows), key=lambda info: info.offset), size - base, alignment):
+        cursor.fail(base, problem)
     infos = []
     for info, where in rows:
         if info.offset % alignment:

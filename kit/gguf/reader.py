@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kit.errors import GGUFError, known
-from kit.gguf import checks, foreign, large_pages, pagecache
+from kit.gguf import checks, foreign, forks, large_pages, pagecache
 from kit.gguf.formats import BY_ID, FORMATS
 from kit.gguf.mapped import MappedFile
 from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
@@ -32,7 +32,7 @@ MAX_ELEMENTS = 2**63 - 1  # ggml counts elements in int64
 class TensorInfo(NamedTuple):
     """One row of the tensor table.
 
-    ``qtype`` is the ggml name ("Q4_K"; "UNKNOWN_99" for an unknown id), ``shape`` has rows first (ggml's dimensions
+    ``qtype`` is the ggml name ("Q4_K"; else as in kit.gguf.forks), ``shape`` has rows first (ggml's dimensions
     reversed), ``offset`` counts from the start of the file ``paths[part]``. ``nbytes`` of an unknown type is the space
     up to the next tensor.
     """
@@ -115,10 +115,9 @@ class GGUFFile(Shown):
         """The bytes of a tensor: a read-only uint8 view of the map, shape (nbytes,). Raises GGUFError."""
         info = self._info(name)
         if not info.is_known:
-            type_id = info.qtype.removeprefix("UNKNOWN_")
             raise GGUFError(
-                f"{self.paths[info.part]}: tensor {name!r} has ggml type {type_id}, which the kit does not know; "
-                f"known are {', '.join(FORMATS)}"
+                f"{self.paths[info.part]}: tensor {name!r} {forks.told(info.qtype)}, which the kit does not know; "
+                f"take a file of types that it knows: {', '.join(FORMATS)}"
             )
         file = self._files[info.part]
         file.check(name)
@@ -262,7 +261,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[T
             )
         nbytes = kind.nbytes(math.prod(shape)) if kind else 0
         where, offset = cursor.position, cursor.number("u8", f"the offset of {name!r}")
-        rows.append((TensorInfo(name, kind.name if kind else f"UNKNOWN_{type_id}", shape, offset, nbytes, part), where))
+        rows.append((TensorInfo(name, kind.name if kind else forks.name_of(type_id), shape, offset, nbytes, part), where))
     base = -(-cursor.position // alignment) * alignment
     return checks.placed(cursor, rows, base, alignment)
 
