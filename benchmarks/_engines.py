@@ -1,4 +1,4 @@
-"""Engines beside those of kit.lab.costs.peers: ik_llama.cpp, transformers, and the kit under transformers.
+"""Engines beyond those of kit.lab.costs.engines: ik_llama.cpp, transformers, and the kit under transformers.
 
 IK_LLAMA_CPP names the libllama.so of a build of ik_llama.cpp (commit 8337e4c), which has no wheel.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import kit
 from kit.errors import ModelError, ReportError
 from kit.lab import llama_cpp
-from kit.lab.costs.peers import ENGINES, Engine, llama_engine
+from kit.lab.costs.engines import ENGINES, Engine, llama_engine
 from kit.lab.llama_cpp import _BOOL, _INT
 from kit.system import memory_available, usable_cores
 from kit.units import format_bytes

@@ -18,10 +18,10 @@ from kit.gguf.reader import TensorInfo
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import llama_cpp
 from kit.lab.costs import peers
-from kit.lab.costs.quality import Truth, truth_of, window_of
+from kit.lab.costs.divergence import compare, recorded, window_of
 from kit.system.paths import models_folder
 
-TOKENS = 601  # of an English text; each but the last is followed by one that is scored
+TOKENS = 617  # of an English text: 600 positions are scored
 MOST = 1.05  # of llama.cpp's own KL divergence
 PASSES = {"prompt": False, "token by token": True}
 EXACT = {"kv": "float32", "exact": True}
@@ -57,17 +57,20 @@ def run(only: str = "", tokens: int = TOKENS) -> pd.DataFrame:
 def of(path: Path, engine: str, name: str, tokens: int = TOKENS, environment: tuple = (), **options) -> dict[str, float]:
     """The columns of kit.lab.costs.quality for an engine of peers.ENGINES in a pass of PASSES. ``environment``: pairs of
     a variable and its value, for the engine's process."""
-    truth = _truth(path, tokens)
-    return truth.beside(peers.logits_of(engine, path, truth.window, PASSES[name], dict(environment), **options))
+    window, truth = _truth(path, tokens)
+    logits = peers.logits_of(engine, path, window, PASSES[name], dict(environment), **options)
+    return compare(window, recorded(truth), {name: recorded(logits)})[name]
 
 
 @cache
-def _truth(path, tokens) -> Truth:
+def _truth(path, tokens) -> tuple[list[int], torch.Tensor]:
+    """The token ids of a text, and the exact logits after each: (tokens, vocabulary) float32."""
     with kit.open(path) as file, tempfile.TemporaryDirectory(dir=models_folder()) as folder:
-        window = window_of(kit.Transformer(kit.Weights(file)), tokens)
+        model = kit.Transformer(kit.Weights(file), linear="matmul")
+        window = window_of(model.tokenizer, model.config.context, tokens)
         if not llama_cpp.available():
-            return truth_of(file, tokens)
+            return window, model.logits(window)
         weights, specs = kit.Weights(file), [TensorInfo.new(name, "F32", info.shape) for name, info in file.tensors.items()]
         plain = {key: value if isinstance(value, str | int | float) else value.tolist() for key, value in file.metadata.items()}
         whole = writer.write(Path(folder, path.name), plain, specs, (weights[spec.name].numpy() for spec in specs))
-        return Truth(window, torch.from_numpy(peers.logits_of(peers.PEER, whole, window, alone=False, **EXACT)))
+        return window, torch.from_numpy(peers.logits_of(peers.PEER, whole, window, alone=False, **EXACT))

@@ -417,8 +417,8 @@ def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):
 def test_a_way_that_rounds_says_what_that_does(study):
     study.__dict__.pop("quality", None)
     assert "activations rounded to 8 bits;" in sentences.advise(study)
-    study.__dict__["quality"] = pd.DataFrame({"kl": {"int8 activations": 0.0079, "bf16": 1e-4, "f16": 1e-6}})
-    assert "activations rounded to 8 bits, KL 7.9e-03 nats;" in sentences.advise(study)
+    study.__dict__["quality"] = pd.DataFrame({"kl": {"int8 activations": 0.0079}, "kl_error": {"int8 activations": 0.0004}})
+    assert "activations rounded to 8 bits, KL 0.0079 ± 0.0004 nats;" in sentences.advise(study)
     study.__dict__["quality"] = "no tokenizer"
     assert "activations rounded to 8 bits, its effect not measured;" in sentences.advise(study)
     study.__dict__.pop("quality")

@@ -1,6 +1,8 @@
 """Peers: the same tokens from processes of their own; what cannot run is a row with its reason."""
 
+import multiprocessing
 import sys
+import time
 from types import SimpleNamespace
 
 import pandas as pd
@@ -9,10 +11,12 @@ import pytest
 from llama_cpp import needed
 from model_files import write
 
+import kit
 from benchmarks import _engines
-from kit.errors import ModelError
-from kit.lab import llama_cpp
-from kit.lab.costs import peers
+from kit.errors import ModelError, ReportError
+from kit.lab import llama_cpp, measurements, state
+from kit.lab.costs import engines, peers
+from kit.lab.costs.ways import BLOCKS
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,7 @@ def path(tmp_path_factory):
 def test_the_same_tokens_in_turn(path):
     needed()
     before = psutil.Process().children()
-    table = peers.compare(path, ["kit", "llama.cpp, mmap"], prompt=[5, 6, 7], tokens=6, rounds=2, positions=40)
+    table = peers.compare(path, ["kit", "llama.cpp, mmap"], prompt=[5, 6, 7], tokens=6, rounds=2, text=40)
     assert (table.agree == 5).all() and not table.reason.any()
     assert (table[["imports", "load", "first", "prefill", "speed", "resident", "beyond imports", "mapped"]] > 0).all(axis=None)
     assert [len(samples) for samples in table.samples] == [2, 2]
@@ -40,34 +44,83 @@ def test_a_context_that_llama_cpp_cannot_make_is_an_error(path, monkeypatch):
         llama_cpp.Llama(path)
 
 
-def test_a_run_measures_its_peers_once(tmp_path, monkeypatch):
+SPEEDS = pd.DataFrame({
+    "speed": [20.0, 40.0, 30.0], "samples": [[20.0, 20.0]] * 3, "kl": [1e-9, 0.0321, 0.03], "kl_error": [1e-10, 0.001, 0.02],
+    "others": 0.0, "reason": "",
+}, ["kit", "kit, int8 activations", peers.PEER])  # fmt: skip
+
+
+def test_a_run_measures_its_peers_once(path, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(peers, "compare", lambda path, *_, **__: asked.append(path) or pd.DataFrame({"speed": 2.0}, ["kit"]))
+    monkeypatch.setattr(peers, "compare", lambda path, *_, **__: asked.append(path) or SPEEDS)
+    other = tmp_path / "other.gguf"
+    other.symlink_to(path)
     first, second = (SimpleNamespace(out=tmp_path, notebook=name, model="") for name in ("01", "04"))
-    shown = [peers.of_run(lab, path).loc["kit", "tok/s"] for lab, path in ((first, "a"), (second, "a"), (second, "/home/b"))]
-    assert shown == [2.0] * 3 and asked == ["a", "/home/b"]
-    peers.of_run(second, "/home/b")
-    assert asked == ["a", "/home/b", "/home/b"]  # a notebook that runs again measures again
-    assert "/home" not in (second.out / "peers.json").read_text()  # a run is shared
+    shown = [peers.of_run(lab, name).loc["kit", "tok/s"] for lab, name in ((first, path), (second, path), (second, other))]
+    assert shown == [20.0] * 3 and asked == [path, other]
+    peers.of_run(second, other)
+    assert asked == [path, other, other]  # a notebook that runs again measures again
+    assert str(tmp_path) not in (second.out / "peers.json").read_text()  # a run is shared
 
 
 def test_no_speed_of_a_trained_model_stands_without_its_quality(path, tmp_path, monkeypatch):
     """The exact way first; generated weights have none to lose, and nothing is measured of them."""
     asked = []
-    rows = pd.DataFrame({"speed": [20.0, 40.0, 30.0], "kl": [1e-9, 0.0321, 0.03]}, ["kit", "kit, int8 activations", peers.PEER])
-    monkeypatch.setattr(peers, "compare", lambda *_, positions, **__: asked.append(positions) or rows)
+    monkeypatch.setattr(peers, "compare", lambda *_, text, **__: asked.append(text) or SPEEDS)
     beside = peers.of_run(SimpleNamespace(out=tmp_path, notebook="07", model=str(path)), path)
-    assert 33 <= asked[0] <= 257 and beside[peers.TIMES].tolist() == pytest.approx([2 / 3, 4 / 3, 1])
-    assert peers.told(beside).startswith("3 engines ran this file: kit 20 tok/s (KL 1e-09 nats), kit, int8 activations 40 ")
+    assert asked == [1041] and beside[peers.TIMES].tolist() == pytest.approx([2 / 3, 4 / 3, 1])
+    said = peers.told(beside)
+    assert said.startswith(
+        "3 engines ran this file: kit 20 tok/s (KL 1e-09 ± 1e-10 nats), kit, int8 activations 40 tok/s (KL 0."
+    )
+    assert said.endswith("llama.cpp, mmap 30 tok/s (KL less than 0.07 nats)"), "an error that rivals the value is no value"
     beside = peers.of_run(SimpleNamespace(out=tmp_path, notebook="07", model=""), path)
     assert asked[1] == 0 and "no quality to lose" in peers.told(beside.assign(**{peers.KL: float("nan")}))
     assert peers.told(beside[:0]) == "0 engines ran this file"
 
 
+def test_the_speeds_of_a_run_are_in_its_store_and_the_shared_one(path, tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "compare", lambda *_, **__: SPEEDS)
+    peers.of_run(SimpleNamespace(out=tmp_path, notebook="07", model=""), path)
+    with kit.open(path) as file:
+        digest = measurements.digest_of(file)
+    for store in measurements.of_run(tmp_path), measurements.shared():
+        found = store.known(BLOCKS.label, digest, measurements.settings())
+        assert found.samples == (0.05, 0.05) and found.by == "07"
+        assert store.known(peers.PEER, digest, measurements.settings()).median == 1 / 20
+
+
+def burn(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def test_a_comparison_on_a_busy_machine_is_none(monkeypatch):
+    """Threads of llama.cpp that spin starved beside other processes: "29.55 times llama.cpp's speed" was on an index."""
+    busy = peers.beside(SPEEDS.assign(others=1.9))
+    assert busy[peers.TIMES].isna().all() and (busy["reason"] == peers.BUSY).all()
+    assert peers.told(busy) == "Busy, not a comparison: other processes used 1.9 cores while 3 engines ran this file"
+    assert peers.beside(SPEEDS)[peers.TIMES].notna().all()
+
+
+def test_a_burner_beside_it_is_seen_and_its_own_engines_are_not():
+    other = multiprocessing.get_context("spawn").Process(target=burn, args=(30,))
+    other.start()
+    try:
+        while psutil.Process(other.pid).cpu_times().user < 0.3:
+            time.sleep(0.05)
+        _, others, disturbed = state.watched(lambda: burn(0.5))
+        _, without, _ = state.watched(lambda: burn(0.5), [psutil.Process(other.pid)])
+    finally:
+        other.kill()
+    assert disturbed and others > state.BUSY and without < others - 0.2
+
+
 def test_what_cannot_run_is_named(path, monkeypatch):
     monkeypatch.setattr(llama_cpp, "available", lambda: False)
     monkeypatch.delenv("IK_LLAMA_CPP", raising=False)
-    monkeypatch.setitem(peers.ENGINES, "none", peers.Engine(None, missing=lambda: "not there"))
+    monkeypatch.setitem(peers.ENGINES, "none", engines.Engine(None, missing=lambda: "not there"))
     names = ["llama.cpp, mmap", _engines.IK, "none", "none, another way"]
     reasons = peers.compare(path, names, prompt=[5], tokens=2).reason
     assert reasons["none"] == "none: not there" and reasons["none, another way"] == "see none"
@@ -79,7 +132,7 @@ def test_what_cannot_run_is_named(path, monkeypatch):
 def test_transformers_needs_memory_for_float32(path, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.setattr(_engines, "memory_available", lambda: 1)
-    with pytest.raises(peers.ReportError, match=r"needs about .* 1 B are free"):
+    with pytest.raises(ReportError, match=r"needs about .* 1 B are free"):
         peers.ENGINES["transformers"].start(path, 8)
 
 
@@ -92,7 +145,7 @@ def test_an_engine_of_the_benchmarks_runs_in_a_process_of_its_own(path):
 
 def test_a_process_that_dies_says_why(tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"nothing")
-    with pytest.raises(peers.ReportError, match=r"kit: .*m\.gguf"):
+    with pytest.raises(ReportError, match=r"kit: .*m\.gguf"):
         peers.Process("kit", tmp_path / "m.gguf", 8).ask(load=True)
 
 
@@ -101,7 +154,7 @@ def test_a_process_may_say_more_than_a_pipe_holds(tmp_path, monkeypatch):
     talker = tmp_path / "python"
     talker.write_text(f"#!{sys.executable}\nimport sys\nsys.stderr.write('x' * 10**6)\nprint('[0.5, []]', flush=True)\ninput()")
     talker.chmod(0o755)
-    monkeypatch.setattr(peers.sys, "executable", str(talker))
+    monkeypatch.setattr(engines.sys, "executable", str(talker))
     process = peers.Process("kit", tmp_path, 8)
     process.close()
     assert process.imports == 0.5

@@ -1,6 +1,7 @@
 """Perplexity and quality against their definitions, and perplexity against llama.cpp on the same tokens."""
 
 import json
+import math
 
 import llama_cpp
 import model_files
@@ -17,7 +18,7 @@ from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
 from kit.errors import ModelError
 from kit.lab.commands.cli import main
-from kit.lab.costs import quality
+from kit.lab.costs import divergence, quality
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Way
 from kit.model import perplexity
 from kit.model.perplexity import windows
@@ -166,13 +167,14 @@ def test_quality_by_its_definition(path, cached):
         ids = [bos, *perplexity.encode(exact.tokenizer, perplexity.english(), 19)]
         p = exact.logits(ids)[:-1].double().log_softmax(1)
         q = rounded.logits(ids)[:-1].double().log_softmax(1)
+    p, q, ids = p[9:], q[9:], ids[9:]  # of 19 positions the first 9 are context: a longer text has 16 of them
     kl = (p.exp() * (p - q)).sum(1)
     row = table.loc["INT8 tiles"]
     assert row.kl == pytest.approx(float(kl.mean()), rel=1e-6) and row.kl > 0
-    assert row.kl_error == pytest.approx(float(kl.std()) / 19**0.5, rel=1e-6)
-    assert row.perplexity == pytest.approx(float(torch.exp(-q[range(19), ids[1:]].mean())), rel=1e-6)
+    assert row.kl_error == pytest.approx(float(kl.std()) / 10**0.5, rel=1e-6)
+    assert row.perplexity == pytest.approx(float(torch.exp(-q[range(10), ids[1:]].mean())), rel=1e-6)
     assert row.ratio == pytest.approx(row.perplexity / table.loc["f32"].perplexity, rel=1e-6)
-    assert table.loc["f32"].kl == 0 and table.loc["f32"].same == 1 and row.tokens == 19
+    assert table.loc["f32"].kl == 0 and table.loc["f32"].same == 1 and row.tokens == 10
 
 
 def test_from_blocks_a_few_tokens_at_a_time_give_the_logits_of_all_at_once(path):
@@ -180,14 +182,47 @@ def test_from_blocks_a_few_tokens_at_a_time_give_the_logits_of_all_at_once(path)
     with kit.open(path) as file:
         model = quality.model_of(file, quality.Precision(), attention="blas")
         whole = model.logits(ids)
-        assert torch.allclose(quality._logits(model, ids), whole, rtol=0, atol=1e-4 * float(whole.std()))
+        source = quality._source(model, len(ids), few=True)
+        parts = torch.cat([source.step(ids[:9]), source.step(ids[9:])])
+        assert torch.allclose(parts, whole, rtol=0, atol=1e-4 * float(whole.std()))
+
+
+@given(st.integers(3, 700), st.integers(1, 60))
+def test_the_estimator_scores_each_position_once_whatever_its_steps(tokens, most):
+    """Against the definition over all positions at once; sources take the same tokens in the same steps."""
+    random = torch.Generator().manual_seed(tokens)
+    truth, other = torch.randn(2, tokens, 7, generator=random)
+    window = torch.randint(7, (tokens,), generator=random).tolist()
+    sources = {"all": divergence.recorded(other), "some": divergence.recorded(other)._replace(most=most)}
+    found = divergence.compare(window, divergence.recorded(truth), sources)
+    first = min(16, (tokens - 1) // 2)
+    p, q = (side[first:-1].double().log_softmax(1) for side in (truth, other))
+    kl = (p.exp() * (p - q)).sum(1)
+    assert found["all"]["tokens"] == tokens - 1 - first and found["all"]["kl"] == pytest.approx(float(kl.mean()))
+    assert found["some"]["tokens"] == min(most, len(kl)) and found["some"]["kl"] == pytest.approx(float(kl[:most].mean()))
+    surprise = -q[range(len(kl)), window[first + 1 :]].mean()
+    assert found["all"]["perplexity"] == pytest.approx(float(surprise.exp()))
+
+
+@pytest.mark.parametrize(("kl", "error", "said"), [
+    (0.0017, 0.0001, "0.0017 ± 0.0001"), (0.10, 0.10, "less than 0.3"), (0.061, 0.06, "less than 0.2"), (0.0, 0.0, "0"),
+    (0.38, math.nan, "not known"), (math.nan, math.nan, "not measured"), (4e-11, 1e-12, "4e-11 ± 1e-12"),
+])  # fmt: skip
+def test_no_divergence_is_printed_whose_error_rivals_it(kl, error, said):
+    assert divergence.told(kl, error) == said
+
+
+def test_a_model_of_2e9_weights_has_all_positions_and_a_very_large_one_none_but_thoroughly():
+    scored = lambda *given: divergence.tokens_for(*given) - 1 - divergence.CONTEXT  # noqa: E731
+    assert [scored(weights) for weights in (1e8, 1.5e9, 2e9)] == [1024] * 3
+    assert 200 < scored(8e9) < 300 and divergence.tokens_for(70e9) == 0 and scored(70e9, True) == 1024
 
 
 def test_quality_is_measured_once(path, cached, monkeypatch):
     with kit.open(path) as file:
         first = quality.quality(file, ["f16 KV"], tokens=8)
         both = quality.quality(file, ["f16 KV", "q8_0 KV"], tokens=8)
-        monkeypatch.setattr(quality, "compared", None)
+        monkeypatch.setattr(divergence, "compare", None)
         assert quality.quality(file, ["f16 KV", "q8_0 KV"], tokens=8).equals(both)
         assert both.loc["f16 KV"].equals(first.loc["f16 KV"])
     with kit.open(model_files.write(cached, "tiny-granite")) as other, pytest.raises(TypeError):

@@ -2,7 +2,7 @@
 
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 
@@ -57,19 +57,21 @@ def _buffers():
     return torch.ones(_PROBE_BYTES // 4), torch.zeros(_PROBE_BYTES // 4)
 
 
-def watched(work: Callable[[], object]) -> tuple[object, float, bool]:
-    """(``work()``, cores that other processes used meanwhile, whether that disturbed it)."""
-    start, before = time.perf_counter(), _seconds_of_others()
+def watched(work: Callable[[], object], with_: Iterable[psutil.Process] = ()) -> tuple[object, float, bool]:
+    """(``work()``, cores that other processes used meanwhile, whether that disturbed it). ``with_``: processes whose work is
+    part of it, beside this one."""
+    own = [psutil.Process(), *with_]
+    start, before = time.perf_counter(), _seconds_of_others(own)
     done = work()
-    end, after = time.perf_counter(), _seconds_of_others()
+    end, after = time.perf_counter(), _seconds_of_others(own)
     others = max(0.0, (after - before) / max(end - start, 1e-9))
     return done, others, others > BUSY and end - start >= _SAMPLE_SECONDS  # CPU times have a resolution of 10 ms
 
 
-def _seconds_of_others() -> float:
-    total, own = psutil.cpu_times(), psutil.Process().cpu_times()
+def _seconds_of_others(own: Iterable[psutil.Process]) -> float:
+    total = psutil.cpu_times()
     busy = sum(total) - total.idle - getattr(total, "iowait", 0.0) - getattr(total, "guest", 0.0)
-    return busy - own.user - own.system
+    return busy - sum(times.user + times.system for times in (process.cpu_times() for process in own))
 
 
 def undisturbed(take: Callable[[], object], tries: int) -> tuple[object, bool]:

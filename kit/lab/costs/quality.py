@@ -2,32 +2,35 @@
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from tqdm import tqdm
 
 import kit
 from kit.codec.codings import quantize
 from kit.codec.compressor import matrices_of
 from kit.cpu import gemm, gemm_codes
-from kit.errors import GGUFError, library
+from kit.errors import GGUFError, ModelError, library
+from kit.lab.costs import divergence
+from kit.lab.costs.divergence import Source
 from kit.lab.costs.ways import PRECISION_OF
-from kit.model import perplexity
+from kit.lab.measurements import digest_of
 from kit.model.weights import Weights
 from kit.system.files import replacing
 from kit.system.paths import PACKAGE, models_folder
+from kit.units import format_count
 
-_ROWS = 16  # rows of logits in float64 at a time
 _ROUNDED_ROWS = 256  # rows of weights that are rounded at a time, so that they stay in the CPU's caches
 _AT_ONCE = min(gemm.FEWEST, gemm_codes.FEWEST) - 1  # tokens that the kernels of a decode multiply
-_SAMPLE = 4096  # bytes of each end of a tensor that are part of a file's digest
-_CODE = (*(f"{part}/**/*.py" for part in ("codec", "cpu", "gguf", "model", "quants")), "lab/costs/quality.py")
+_FEW = 5e11  # weights times tokens
+_CODE = (
+    *(f"{part}/**/*.py" for part in ("codec", "cpu", "gguf", "model", "quants")),
+    "lab/costs/quality.py",
+    "lab/costs/divergence.py",
+)
 
 
 class Precision(NamedTuple):
@@ -90,108 +93,83 @@ def model_of(file, precision: Precision, **options) -> "kit.Transformer":
     return kit.Transformer(weights, linear=precision.linear, kv_dtype=precision.kv, **options)
 
 
-def quality(file, names=None, tokens: int = 256, progress: bool = False):
-    """One row for each precision (``names`` of PRECISIONS; None: all), measured on ``tokens`` tokens of an English text, with
-    attention by torch, and a few tokens at a time where weights are blocks.
+def quality(file, names=None, tokens: int = 0, progress: bool = False, others: Mapping[str, Source] | None = None):
+    """One row for each precision (``names`` of PRECISIONS; None: all) and each of ``others``, which compute the same text
+    elsewhere, by the estimator of kit.lab.costs.divergence, with attention by torch.
 
     Columns, with standard errors in ``..._error``: perplexity; ratio (perplexity over that of float32); kl (mean KL
     divergence of the next-token distribution from that of float32, nats); same (share of tokens with the same most
     probable token); tokens (scored); command (options of ``kit perplexity``). Standard errors assume independent tokens.
+    ``tokens``: of the text; 0: as many as divergence.tokens_for says.
     Rows are stored in the models folder under a digest of the file and of the code that computes logits. ModelError for a
-    file that the kit cannot run, TokenizerError for one without a tokenizer.
+    file that the kit cannot run or whose text takes minutes, TokenizerError for one without a tokenizer.
     """
-    names = list(PRECISIONS if names is None else names)
-    model = partial(model_of, file, attention="blas")  # and _AT_ONCE: kit explain compiles no kernels for one prompt
+    names, others = list(PRECISIONS if names is None else names), dict(others or {})
+    weights = sum(info.elements for info in file.tensors.values())
+    if not (tokens := tokens or divergence.tokens_for(weights)):
+        raise ModelError(f"{file.path}: a text through {format_count(weights)} weights takes minutes: `--thorough` takes them")
+    model = partial(model_of, file, attention="blas")  # kit explain compiles no kernel of attention for one prompt
     exact = model(PRECISIONS[EXACT])
-    window = window_of(exact, tokens)
+    window = divergence.window_of(exact.tokenizer, exact.config.context, tokens)
     path = models_folder() / f"quality-{_digest(file, exact.config, window)}.json"
     known = {}
     with suppress(OSError, ValueError):  # what cannot be read is measured again
         known = json.loads(path.read_text(encoding="utf-8"))
-    missing = [name for name in names if name not in known]
-    if missing:
-        truth = exact.logits(window)[:-1]
-        bar = tqdm(missing, "quality", disable=None if progress else True)
-        for name in bar:
-            bar.set_postfix_str(name)
-            logits = truth if name == EXACT else _logits(model(PRECISIONS[name]), window)[:-1]
-            known[name] = compared(truth, logits, window[1:])
+    few = weights * len(window) < _FEW  # then no kernel for prompts is compiled
+    if missing := [name for name in (*names, *others) if name not in known]:
+        truth = _source(exact, len(window), few)
+        sources = {name: others[name] if name in others else truth if name == EXACT
+                   else _source(model(PRECISIONS[name]), len(window), few) for name in missing}  # fmt: skip
+        known |= divergence.compare(window, truth, sources, progress)
         with suppress(OSError, GGUFError):  # what cannot be written is measured again at the next call
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as out:
                 out.write(json.dumps(known, indent=1).encode())
-    rows = [{"precision": name, **known[name], "command": PRECISIONS[name].command} for name in names]
+    commands = {name: PRECISIONS[name].command for name in names}
+    rows = [{"precision": name, **known[name], "command": commands.get(name, "")} for name in (*names, *others)]
     return library("pandas").DataFrame(rows).set_index("precision")
 
 
-def _logits(model, window: list[int]) -> torch.Tensor:
-    """Logits after each token of the window; from blocks a few tokens at a time."""
-    some, cache = _AT_ONCE if model.linear.activations else len(window), model.new_cache(len(window))
-    return torch.cat([model.logits(window[at : at + some], 0, cache) for at in range(0, len(window), some)])
+def from_blocks(file, tokens: int) -> Source:
+    """The exact products straight from the blocks, for a text of so many tokens."""
+    return _source(model_of(file, Precision(), attention="blas"), tokens, few=False)
 
 
-class Truth(NamedTuple):
-    """The token ids of a text, and the exact logits after each: (tokens, vocabulary) float32."""
+def _source(model, context: int, few: bool) -> Source:
+    """A model as a Source; from blocks a few tokens at a time where ``few``."""
+    cache = model.new_cache(context)
+    some = _AT_ONCE if few and model.linear.activations else context
 
-    window: list[int]
-    logits: torch.Tensor
+    def step(ids):
+        return torch.cat([model.logits(ids[at : at + some], 0, cache) for at in range(0, len(ids), some)])
 
-    def beside(self, logits) -> dict[str, float]:
-        """The columns of ``quality`` for other logits of the same shape, also of numpy; the last has no token that follows."""
-        return compared(self.logits[:-1], torch.as_tensor(logits[:-1]), self.window[1:])
-
-
-def truth_of(file, tokens: int) -> Truth:
-    """At most ``tokens`` of an English text as one prompt, multiplied by weights that are dequantized to float32."""
-    model = kit.Transformer(Weights(file), linear="matmul")
-    window = window_of(model, tokens)
-    return Truth(window, model.logits(window))
+    return Source(step)
 
 
-def window_of(model, tokens: int) -> list[int]:
-    """At most ``tokens`` token ids of an English text that fit the model's context, as the file begins a text."""
-    begin = [] if model.tokenizer.bos is None else [model.tokenizer.bos]
-    room = min(tokens, model.config.context) - len(begin)
-    return begin + perplexity.encode(model.tokenizer, perplexity.english(), room)
+def lost(name: str, table=None) -> str:
+    """What a precision rounds, in words, with its KL divergence from a ``table`` of ``quality`` that has it."""
+    if name == EXACT or table is None:
+        return PRECISIONS[name].told
+    if isinstance(table, str) or name not in table.index:
+        return f"{PRECISIONS[name].told}, its effect not measured"
+    return f"{PRECISIONS[name].told}, KL {divergence.told(*table.loc[name, ['kl', 'kl_error']])} nats"
 
 
 def with_errors(table):
-    """The table of ``quality`` as text, with each error beside its figure."""
-    pairs = {"perplexity": "{:.2f} ± {:.2f}", "ratio": "{:.4f} ± {:.4f}", "kl": "{:.1e} ± {:.0e}"}
+    """The table of ``quality`` as text, with each error next to its figure."""
+    pairs = {"perplexity": "{:.2f} ± {:.2f}", "ratio": "{:.4f} ± {:.4f}"}
+    texts = {name: pattern.format for name, pattern in pairs.items()} | {"kl": divergence.told}
     columns = {
-        name: [pattern.format(*pair) for pair in zip(table[name], table[f"{name}_error"], strict=True)]
-        for name, pattern in pairs.items()
+        name: [text(*pair) for pair in zip(table[name], table[f"{name}_error"], strict=True)] for name, text in texts.items()
     }
     names = {"ratio": "of f32's", "kl": "KL to f32 (nats)"}
     out = library("pandas").DataFrame(columns, index=table.index).rename(columns=names)
     return out.assign(**{"same token": [f"{share:.1%}" for share in table.same], "kit perplexity": table.command})
 
 
-def compared(truth: torch.Tensor, logits: torch.Tensor, targets: Sequence[int]) -> dict[str, float]:
-    """The columns of ``quality`` for logits (tokens, vocabulary) beside the exact ones; ``targets``: the tokens that follow."""
-    index, parts = torch.as_tensor(targets)[:, None], []
-    for at in range(0, len(targets), _ROWS):
-        right, found = (side[at : at + _ROWS].double().log_softmax(1) for side in (truth, logits))
-        surprisals = (-side.gather(1, index[at : at + _ROWS])[:, 0] for side in (right, found))
-        same = (right.argmax(1) == found.argmax(1)).double()
-        parts.append(torch.stack([*surprisals, (right.exp() * (right - found)).sum(1), same]))
-    right, found, divergence, same = torch.cat(parts, 1).numpy()
-    value, ratio = math.exp(found.mean()), math.exp((found - right).mean())
-    return {
-        "perplexity": value, "perplexity_error": value * perplexity.standard_error(found),
-        "ratio": ratio, "ratio_error": ratio * perplexity.standard_error(found - right),
-        "kl": float(divergence.mean()), "kl_error": perplexity.standard_error(divergence),
-        "same": float(same.mean()), "tokens": len(targets),
-    }  # fmt: skip
-
-
 def _digest(file, config, window) -> str:
     """A digest of what the figures depend on: hyperparameters, samples of every tensor, tokens, code."""
-    digest = hashlib.sha256(repr((torch.__version__, config, window)).encode())
+    digest = hashlib.sha256(repr((torch.__version__, config, window, digest_of(file))).encode())
     for source in sorted(path for pattern in _CODE for path in PACKAGE.glob(pattern)):
         digest.update(source.read_bytes())
-    for name, info in file.tensors.items():
-        data = np.ascontiguousarray(file.blocks(name)).reshape(-1)
-        digest.update(repr((name, info.qtype, info.shape)).encode())
-        digest.update(data[:_SAMPLE].tobytes() + data[-_SAMPLE:].tobytes())
     return digest.hexdigest()[:16]

@@ -8,7 +8,7 @@ from kit.lab.costs import quality
 from kit.lab.costs.elsewhere import compressibility
 from kit.lab.costs.study import Study
 from kit.lab.costs.tables import as_text, formatted, paragraph
-from kit.lab.costs.ways import Prediction, Way
+from kit.lab.costs.ways import Prediction
 from kit.system import cpu_facts, memory_available
 from kit.units import format_bytes, format_count, format_seconds
 
@@ -62,7 +62,7 @@ def advise(study: Study) -> str:
     now, *others = study.predictions
     text = [f"Now, with an LRU of {format_bytes(study.memory)} in float32: {_speed(study, now)}."]
     for found in others[:2]:
-        label, rounds = found.way.label, _rounds(study, found.way)
+        label, rounds = found.way.label, quality.lost(found.way.precision, study.__dict__.get("quality"))
         text.append(
             f"{label[0].upper()}{label[1:]}: {_speed(study, found)}; {rounds}; {format_bytes(found.held)} held "
             f"and {format_bytes(found.pages)} of the file in the page cache."
@@ -92,15 +92,6 @@ def mac(study: Study) -> str:
         "Mapped pages that do not fit macOS drops, and reads again by faults; copies it compresses (these blocks to "
         f"{blocks:.0%}, their float32 to {floats:.0%}) and swaps; what is locked stays."
     )
-
-
-def _rounds(study: Study, way: Way) -> str:
-    """What a way rounds, and what that does to the answers once ``quality`` has been asked for."""
-    told, known = quality.PRECISIONS[way.precision].told, study.__dict__.get("quality")
-    if way.precision == "f32" or known is None:
-        return told
-    kl = "its effect not measured" if isinstance(known, str) else f"KL {known.loc[way.precision, 'kl']:.1e} nats"
-    return f"{told}, {kl}"
 
 
 def _speed(study: Study, found: Prediction) -> str:
@@ -155,7 +146,7 @@ def sections(study: Study, compile: Callable[[], None]) -> Iterator[tuple[str, o
     if isinstance(found, str):
         yield "no_quality", found, f"{title}\n{paragraph(f'Not measured: {found}')}"
     else:
-        title += f" ({found.tokens.iloc[0]} tokens of English, one standard error)"
+        title += f" ({found.tokens.iloc[0]:,} positions of English, one standard error)"
         yield "no_quality", "", f"{title}\n{as_text(quality.with_errors(found))}"
     yield "quality", [] if isinstance(found, str) else rows(found), ""
     yield "says", [what(study), how(study), advise(study)], paragraph(advise(study))

@@ -19,6 +19,7 @@ from kit.gguf.names import layer_of
 from kit.gguf.sources import largest_part
 from kit.gguf.summary import check_model, summarize
 from kit.lab.costs import tables
+from kit.lab.costs.divergence import tokens_for
 from kit.lab.costs.measured import Cost, Kind, measure_costs
 from kit.lab.costs.order import Order, kind_of, order_of
 from kit.lab.costs.quality import quality
@@ -37,10 +38,10 @@ from kit.lab.costs.ways import (
 from kit.lab.disk import read_gbps
 from kit.lab.machine import Machine
 from kit.system import memory_available, memory_limit, note
-from kit.units import format_bytes, format_seconds, printable
+from kit.units import format_bytes, format_count, format_seconds, printable
 
-_PRECISIONS = ("f32", "f16", "bf16", "int8 activations")  # of the ways that advice compares
-_QUALITY_WORK = 2e10  # weights times tokens: seconds, not minutes, on two cores
+_PRECISIONS = ("f32", "int8 activations"), ("f32", "f16", "bf16", "int8 activations")  # of a large file, of any other
+_LARGE = 6e8  # weights that are rounded again for each step of a text: seconds, not minutes, on two cores
 _TRIES = 3  # of a measurement that other processes disturb
 _MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample of them is measured
 _SCRATCH = 1 << 30  # bytes that a decode takes beside weights: libraries, activations, buffers
@@ -227,12 +228,12 @@ class Study:
     @cached_property
     def quality(self) -> pd.DataFrame | str:
         """What rounding weights or activations does to the answers (kit.lab.costs.quality), or why that cannot be said."""
-        if self.part is not None:
-            return "only a sample of the layers was run; `--thorough` measures it"
-        self.say("measuring what rounding does to the answers")
-        tokens = min(64, max(16, int(_QUALITY_WORK / self.facts["parameters"])))
+        weights = self.facts["parameters"]
+        if not (tokens := tokens_for(weights, self.thorough)):
+            return f"a text through {format_count(weights)} weights takes minutes: `--thorough` takes them"
+        self.say(f"measuring what rounding does to the answers, by {tokens:,} tokens of text")
         try:
-            return quality(self.file, _PRECISIONS, tokens)
+            return quality(self.file, _PRECISIONS[self.thorough or weights < _LARGE], tokens)
         except KitError as error:
             return str(error)
 
