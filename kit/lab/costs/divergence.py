@@ -22,7 +22,7 @@ _AT_ONCE = 256  # tokens of a step at most: logits of so many are held, of two s
 _ROWS = 16  # rows of logits in float64 at a time
 
 
-class Source(NamedTuple):
+class LogitSource(NamedTuple):
     """``step(ids)``: logits (len(ids), vocabulary) after each of the next tokens of one text, float32 of torch or numpy.
     ``most``: positions to score; None: all."""
 
@@ -30,10 +30,10 @@ class Source(NamedTuple):
     most: int | None = None
 
 
-def recorded(logits) -> Source:
-    """A Source of logits (tokens, vocabulary) that are computed already."""
+def recorded(logits) -> LogitSource:
+    """A LogitSource of logits (tokens, vocabulary) that are computed already."""
     at = iter(range(len(logits)))
-    return Source(lambda ids: logits[[next(at) for _ in ids]])
+    return LogitSource(lambda ids: logits[[next(at) for _ in ids]])
 
 
 def tokens_for(weights: float, thorough: bool = False) -> int:
@@ -50,7 +50,7 @@ def window_of(tokenizer, context: int, tokens: int) -> list[int]:
 
 
 def compare(
-    window: list[int], truth: Source, others: Mapping[str, Source], progress: bool = False
+    window: list[int], truth: LogitSource, others: Mapping[str, LogitSource], progress: bool = False
 ) -> dict[str, dict[str, float]]:
     """Name -> the columns of kit.lab.costs.quality.quality for each of ``others``. All sources take the same steps in turn."""
     first = min(CONTEXT, (len(window) - 1) // 2)  # position i has the logits after window[i], and window[i + 1] follows

@@ -109,7 +109,7 @@ def _lost(path, names, tokens: int, environment) -> dict[str, dict[str, float]]:
             # on one core: threads that wait for each other by spinning take minutes on a busy machine, and change no result
             engine = Process(name, path, tokens, environment, cores=1)
             stack.callback(engine.close)
-            others[f"{name} {version(name)}"] = quality.Source(engine.read)
+            others[f"{name} {version(name)}"] = quality.LogitSource(engine.read)
         table = quality.quality(file, ["int8 activations"] * (_INT8 in names), tokens, others=others)
     found = table.rename({"int8 activations": _INT8} | {f"{name} {version(name)}": name for name in names})
     return found[["kl", "kl_error", "same"]].to_dict("index")

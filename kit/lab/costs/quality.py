@@ -15,7 +15,7 @@ from kit.codec.compressor import matrices_of
 from kit.cpu import gemm, gemm_codes
 from kit.errors import GGUFError, ModelError, library
 from kit.lab.costs import divergence
-from kit.lab.costs.divergence import Source
+from kit.lab.costs.divergence import LogitSource
 from kit.lab.costs.ways import PRECISION_OF
 from kit.lab.measurements import digest_of
 from kit.model.weights import Weights
@@ -93,7 +93,7 @@ def model_of(file, precision: Precision, **options) -> "kit.Transformer":
     return kit.Transformer(weights, linear=precision.linear, kv_dtype=precision.kv, **options)
 
 
-def quality(file, names=None, tokens: int = 0, progress: bool = False, others: Mapping[str, Source] | None = None):
+def quality(file, names=None, tokens: int = 0, progress: bool = False, others: Mapping[str, LogitSource] | None = None):
     """One row for each precision (``names`` of PRECISIONS; None: all) and each of ``others``, which compute the same text
     elsewhere, by the estimator of kit.lab.costs.divergence, with attention by torch.
 
@@ -130,20 +130,20 @@ def quality(file, names=None, tokens: int = 0, progress: bool = False, others: M
     return library("pandas").DataFrame(rows).set_index("precision")
 
 
-def from_blocks(file, tokens: int) -> Source:
+def from_blocks(file, tokens: int) -> LogitSource:
     """The exact products straight from the blocks, for a text of so many tokens."""
     return _source(model_of(file, Precision(), attention="blas"), tokens, few=False)
 
 
-def _source(model, context: int, few: bool) -> Source:
-    """A model as a Source; from blocks a few tokens at a time where ``few``."""
+def _source(model, context: int, few: bool) -> LogitSource:
+    """A model as a LogitSource; from blocks a few tokens at a time where ``few``."""
     cache = model.new_cache(context)
     some = _AT_ONCE if few and model.linear.activations else context
 
     def step(ids):
         return torch.cat([model.logits(ids[at : at + some], 0, cache) for at in range(0, len(ids), some)])
 
-    return Source(step)
+    return LogitSource(step)
 
 
 def lost(name: str, table=None) -> str:
