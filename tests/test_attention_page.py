@@ -48,7 +48,10 @@ def test_share_of_attention_by_flops_is_the_findings(granite, context, percent):
 
 def test_only_layers_with_a_window_end_at_it(granite):
     """As in Gemma: a query of the first layer sees 16 positions, one of the second all 100."""
-    config = replace(granite, window=16, local=(True, False) * 20)
+    local, everywhere = (
+        layer._replace(mixer=replace(layer.mixer, window=n)) for layer, n in zip(granite.layers, (16, 0), strict=False)
+    )
+    config = replace(granite, layers=(local, everywhere) * 20)
     for count in (costs.attention_flops, costs.kv_bytes):
         assert [count(config, context, layer) * 25 for context in (10, 100) for layer in (0, 1)] == [
             share * count(granite, 100) for share in (2.5, 2.5, 4, 25)
