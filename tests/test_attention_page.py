@@ -90,7 +90,7 @@ def test_parts_are_the_token_and_layers_count_by_their_number(tmp_path):
     trace, steps = SimpleNamespace(clear=lambda: None, frame=spans.copy), []
     model = SimpleNamespace(trace=trace, step=lambda tokens, held: steps.append(tokens))
     step = costs.DecodeStep.__new__(costs.DecodeStep)
-    step.model, step.cache, step.positions, step.times = model, SimpleNamespace(truncate=lambda n: None), 3, 40
+    step.model, step.cache, step.mark, step.times = model, SimpleNamespace(back_to=lambda mark: None), None, 40
     assert step.parts() == [20.0, 42.0, 0.0] and step.seconds() == 62.0 and len(steps) == 3  # one warms up, when first asked
 
 

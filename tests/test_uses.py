@@ -1,5 +1,6 @@
 """Bytes a token: what a token uses of a file, agreeing with a recorded decode, with gguf-py's names, and on every page."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import gguf
@@ -23,6 +24,8 @@ from kit.lab.costs.study import Study
 from kit.lab.costs.uses import Use, assumed, beyond, bytes_used, draw, uses_of
 from kit.lab.costs.ways import BackingStore, Way, measure_apart, predict, roofed, used_tensors
 from kit.lab.findings import reported
+from kit.model.hyperparameters import read_config
+from kit.synthetic.write import synthesize
 
 
 def mixture(folder, architecture="glm4moe", layers=4, **more):

@@ -1,4 +1,4 @@
-"""Attention by heads: queries over keys and values of all positions or of a window (Vaswani 2017; grouped queries: Ainslie 2023)."""
+"""Attention by heads: queries over the keys and values of all positions or of a window (GQA: Ainslie et al. 2023)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
