@@ -227,14 +227,7 @@ def test_the_seeds_of_the_fuzzer_are_tokenizers_and_their_damage_is_refused(numb
 COMMANDS = {
     "generate": lambda path: ["generate", path, "-p", "a", "-n", "1"],
     "chat": lambda path: ["generate", path, "--chat", "-p", "a", "-n", "1"],
-    "token ids": lambda path: [
-        "generate",
-        path,
-        "--tokens",
-        "1,2",
-        "-n",
-        "1",
-    ],  # its ends are the tokenizer's
+    "token ids": lambda path: ["generate", path, "--tokens", "1,2", "-n", "1"],  # its ends are the tokenizer's
     "perplexity": lambda path: ["perplexity", path, "--tokens", "16", "--context", "8"],
 }
 BAD = [  # of the issue, each by each command
