@@ -45,10 +45,11 @@ def _stepper(model, held: int = 64):
     """A function that decodes one token at position ``held``, the same at every call."""
     cache = model.new_cache(held + 1)
     model.step([5] * held, cache)
+    mark = cache.mark()
 
     def step():
         model.trace.clear()
-        cache.truncate(held)
+        cache.back_to(mark)
         model.step([7], cache)
 
     return step

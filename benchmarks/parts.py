@@ -46,9 +46,10 @@ def _alone(path, way, tokens):
         model = kit.Transformer(kit.Weights(file), linear=way, kv_dtype="float16")
         cache, passes = model.new_cache(HELD + 1), []
         model.step([5] * HELD, cache)
+        mark = cache.mark()
         for _ in range(1 + tokens):
             model.trace.clear()
-            cache.truncate(HELD)
+            cache.back_to(mark)
             model.step([7], cache)
             passes.append(model.trace.spans[:])
     return passes

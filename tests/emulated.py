@@ -88,11 +88,11 @@ def results(inputs, cpu):
         return
     q, k, v = (torch.from_numpy(inputs[name]) for name in "qkv")  # (heads, 1, dim), (positions, kv_heads, dim)
     for kind in KV_TYPES:
-        cache = KVCache(1, k.shape[1], k.shape[2], len(k), kind)
+        cache = KVCache(k.shape[1], k.shape[2], len(k), kind)
         cache.write(0, k, v)
         for queries, window, cap in ((q[:, :1], 0, 0.0), (q, 100, 5.0)):
             said = f"attention, {kind}, of {queries.shape[1]}"
-            yield said, attend_history(queries, *cache.histories(0), k.shape[1], len(k), 0.25, window, cap)
+            yield said, attend_history(queries, *cache.histories(), k.shape[1], len(k), 0.25, window, cap)
     yield from between(x[:10].flatten(), x[10:].flatten(), q.transpose(0, 1).contiguous())
     yield from decoded(FOLDER / "model.gguf")
 

@@ -120,9 +120,10 @@ def test_queries_straight_from_a_cache(kind, tokens, past, kv_heads, group, dim,
     q, k, v = map(torch.from_numpy, random_case(tokens, past, kv_heads, group, dim, seed=past))
     sinks = torch.linspace(-4, 9, kv_heads * group) if sunk else None
     with simd.using(tier_name):
-        cache = KVCache(1, kv_heads, dim, 800, kind)
-        read = cache.append(0, *(x.transpose(0, 1) for x in (k, v)))
-        got = attend_history(q, *cache.histories(0), kv_heads, past + tokens, dim**-0.5, window, cap, sinks)
+        cache = KVCache(kv_heads, dim, 800, kind)
+        cache.write(0, *(x.transpose(0, 1) for x in (k, v)))
+        read = cache.read(past + tokens)
+        got = attend_history(q, *cache.histories(), kv_heads, past + tokens, dim**-0.5, window, cap, sinks)
     expected = defined(*(x.double().numpy() for x in (q, *read)), dim**-0.5, window, cap, sinks)
     assert np.abs(got.numpy() - expected).max() < 2e-6
 
@@ -142,9 +143,10 @@ def test_many_heads_share_a_key(kind, tokens, past, kv_heads, group, dim, sunk, 
     """As of an absorbed latent: more than a task takes, of a chunk and of a block of queries, and no multiple of it."""
     q, k, v = map(torch.from_numpy, random_case(tokens, past, kv_heads, group, dim, seed))
     sinks = torch.linspace(-4, 9, kv_heads * group) if sunk else None
-    cache = KVCache(1, kv_heads, dim, past + tokens, kind)
-    read = cache.append(0, *(x.transpose(0, 1) for x in (k, v)))
-    got = attend_history(q, *cache.histories(0), kv_heads, past + tokens, dim**-0.5, sinks=sinks)
+    cache = KVCache(kv_heads, dim, past + tokens, kind)
+    cache.write(0, *(x.transpose(0, 1) for x in (k, v)))
+    read = cache.read(past + tokens)
+    got = attend_history(q, *cache.histories(), kv_heads, past + tokens, dim**-0.5, sinks=sinks)
     expected = defined(*(x.double().numpy() for x in (q, *read)), dim**-0.5, 0, sinks=sinks)
     assert np.abs(got.numpy() - expected).max() < 2e-6
 
@@ -161,15 +163,17 @@ def test_a_cache_rounds_as_numpy_and_gguf_py_do(tier_name):
     }
     with simd.using(tier_name):
         for kind, expected in right.items():
-            cache = KVCache(1, 2, 64, 10, kind)
+            cache = KVCache(2, 64, 10, kind)
             for part in (slice(0, 2), slice(2, 5)):  # in two passes
-                k, v = cache.append(0, torch.from_numpy(rows[part]), torch.from_numpy(-rows[part]))
-                cache.advance(part.stop - part.start)
+                cache.write(part.start, torch.from_numpy(rows[part]), torch.from_numpy(-rows[part]))
+            k, v = cache.read(5)
             assert np.array_equal(k.transpose(0, 1).numpy(), expected) and np.array_equal(v.numpy(), -k.numpy()), kind
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_heads_of_any_size_are_cached(kind):
     rows = torch.randn(3, 2, 21)
-    k, v = KVCache(1, 2, 21, 4, kind).append(0, rows, rows)
+    cache = KVCache(2, 21, 4, kind)
+    cache.write(0, rows, rows)
+    k, v = cache.read(3)
     assert torch.equal(k, v) and torch.equal(k, rows.transpose(0, 1).to(getattr(torch, kind)).float())

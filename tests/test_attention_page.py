@@ -48,7 +48,10 @@ def test_share_of_attention_by_flops_is_the_findings(granite, context, percent):
 
 def test_only_layers_with_a_window_end_at_it(granite):
     """As in Gemma: a query of the first layer sees 16 positions, one of the second all 100."""
-    config = replace(granite, window=16, local=(True, False) * 20)
+    local, everywhere = (
+        layer._replace(mixer=replace(layer.mixer, window=n)) for layer, n in zip(granite.layers, (16, 0), strict=False)
+    )
+    config = replace(granite, layers=(local, everywhere) * 20)
     for count in (costs.attention_flops, costs.kv_bytes):
         assert [count(config, context, layer) * 25 for context in (10, 100) for layer in (0, 1)] == [
             share * count(granite, 100) for share in (2.5, 2.5, 4, 25)
@@ -87,7 +90,7 @@ def test_parts_are_the_token_and_layers_count_by_their_number(tmp_path):
     trace, steps = SimpleNamespace(clear=lambda: None, frame=spans.copy), []
     model = SimpleNamespace(trace=trace, step=lambda tokens, held: steps.append(tokens))
     step = costs.DecodeStep.__new__(costs.DecodeStep)
-    step.model, step.cache, step.positions, step.times = model, SimpleNamespace(truncate=lambda n: None), 3, 40
+    step.model, step.cache, step.mark, step.times = model, SimpleNamespace(back_to=lambda mark: None), None, 40
     assert step.parts() == [20.0, 42.0, 0.0] and step.seconds() == 62.0 and len(steps) == 3  # one warms up, when first asked
 
 

@@ -204,7 +204,7 @@ def test_decode(call, small, tmp_path):
     read = sum(t.nbytes for name, t in kit.open(small).tensors.items() if name != "token_embd.weight")
     embedding = kit.open(small).tensors["token_embd.weight"]
     read += embedding.nbytes // embedding.shape[0]  # one row
-    assert points[0][0] == read + 2 * config.layers * config.kv_heads * config.head_dim * 4
+    assert points[0][0] == read + sum(layer.mixer.memory.held(1) for layer in config.layers)
     assert table["left out"].str.contains("of keys and values").tolist() == [False, False, True, True]
     check(rows, 4 + 2 + 4 + 1)
     verdicts = {(row["claim"], row["verdict"]) for row in rows if row["verdict"]}

@@ -18,9 +18,9 @@ from kit.cpu.routing import choose, scratch_floats
 from kit.cpu.simd.vectors import inner
 from kit.cpu.tasks import task
 from kit.model import plan
-from kit.model.config import Latent, Routing
 from kit.model.cpu_ops import best_experts
 from kit.model.kvcache import KV_TYPES
+from kit.model.layers.mixture import Routing
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 
@@ -234,6 +234,11 @@ def test_scores_that_are_not_numbers_choose_experts_that_there_are(folder):
 
 def test_nothing_is_recorded_that_a_vector_does_not_fit(folder):
     model = transformer(model_files.write(folder, "tiny-llama"))
-    for change in (dict(head_dim=20), dict(hidden_size=40), dict(latent=Latent(64, 0, 48, 40, True))):
-        odd = SimpleNamespace(**vars(model) | {"config": dataclasses.replace(model.config, **change)})
+    config, (first, *others) = model.config, model.config.layers
+    narrow, thin = (
+        first._replace(**{name: dataclasses.replace(getattr(first, name), **change)})
+        for name, change in (("mixer", dict(head_dim=20)), ("feed_forward", dict(size=40)))
+    )
+    for change in (dict(hidden_size=40), dict(layers=(narrow, *others)), dict(layers=(*others, thin))):
+        odd = SimpleNamespace(**vars(model) | {"config": dataclasses.replace(config, **change)})
         assert plan.obstacle(odd) == "a size is no multiple of 16"

@@ -16,8 +16,10 @@ from kit.cache.traces import decode_order
 from kit.errors import ModelError
 from kit.gguf import pagecache
 from kit.model import cpu_ops
-from kit.model.kvcache import KV_TYPES, KVCache
+from kit.model.forward import Ops
+from kit.model.kvcache import KV_TYPES, FixedState, KVCache, SequenceCache
 from kit.model.linear import LINEAR
+from kit.model.plan import Plan
 
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 40)]
 
@@ -228,7 +230,7 @@ def test_the_router_reads_only_the_experts_that_it_chose(folder):
     frame = model.trace.frame()
     up = frame[(frame.what == "access") & frame.tensor.str.contains(r"ffn_up_exps\.weight\[")]
     per_token = up[up.layer == 0].groupby("token").tensor.apply(tuple)
-    assert all(len(set(experts)) == model.config.routing.used for experts in per_token)
+    assert all(len(set(experts)) == model.config.experts_used for experts in per_token)
     assert len(set(per_token)) > 3
     assert model.weights.nbytes(up.tensor.iloc[0]) == 256 * 256 * 4
     asked = list(frame[(frame.what == "access") & (frame.token == 3)].tensor)
@@ -296,7 +298,9 @@ def test_q8_0_is_ggml_s():
     """What q8_0 gives back is what gguf-py's quantizer and dequantizer make of the same rows."""
     k = torch.randn(7, 2, 64, generator=torch.Generator().manual_seed(0))
     k[3, 1, :32] = 0
-    held, _ = KVCache(1, 2, 64, 16, "q8_0").append(0, k, k)
+    cache = KVCache(2, 64, 16, "q8_0")
+    cache.write(0, k, k)
+    held, _ = cache.read(7)
     kind = gguf.GGMLQuantizationType.Q8_0
     expected = gguf.quants.dequantize(gguf.quants.quantize(k.numpy(), kind), kind)
     assert np.array_equal(held.transpose(0, 1).numpy(), expected)
@@ -307,12 +311,15 @@ def test_it_grows_in_place_and_takes_memory_only_for_what_it_holds(dtype):
     import psutil
 
     before = psutil.Process().memory_info().rss
-    cache = KVCache(4, 8, 128, 1_000_000, dtype)  # 8 GiB in q8_0 to 32 GiB in float32, reserved
+    cache = SequenceCache(
+        [KVCache(8, 128, 1_000_000, dtype) for _ in range(4)], 1_000_000, dtype
+    )  # 8 GiB in q8_0 to 32 GiB in float32, reserved
     rows = torch.randn(3, 8, 128)
     addresses = set()
     for step in range(40):
         for layer in range(4):
-            keys, values = cache.append(layer, rows + step, rows)
+            cache.write(layer, rows + step, rows)
+            keys, values = cache.states[layer].read(cache.length + 3)
             if dtype == "float32":
                 addresses.add((layer, keys.data_ptr(), values.data_ptr()))
         cache.advance(3)
@@ -331,3 +338,37 @@ def test_going_back_gives_the_same_logits(folder):
     model.step([43], cache)
     cache.truncate(10)
     assert torch.allclose(model.step([42], cache), expected, atol=1e-6)
+
+
+def test_a_fixed_state_is_copied_and_never_cut():
+    """What a recurrent layer remembers is that of the last position: to cut it is an error, to go back to a mark is not."""
+    states = [KVCache(1, 16, 8), FixedState(rows=(2, 3), sums=(4,))]
+    cache = SequenceCache([states[0], states[1], states[0]], 8, "float32")
+    assert not cache.can_be_cut and (cache.bytes_per_position, cache.nbytes) == (2 * 16 * 4, 10 * 4)
+    states[1]["rows"].fill_(1)
+    cache.advance(3)
+    mark, copy = cache.mark(), SequenceCache([KVCache(1, 16, 8), FixedState(rows=(2, 3), sums=(4,))], 8, "float32")
+    copy.take(cache)
+    states[1]["rows"].fill_(2)
+    cache.advance(2)
+    with pytest.raises(ModelError, match=r"cannot go back from 5 to 4 positions.*mark\(\) there and go back_to\(\) it"):
+        cache.truncate(4)
+    cache.truncate(5)
+    cache.back_to(mark)
+    assert cache.length == copy.length == 3 and (states[1]["rows"] == 1).all() and (copy.states[1]["rows"] == 1).all()
+    cache.truncate(0)
+    assert cache.length == 0 and not states[1]["rows"].any()
+
+
+def test_no_operation_is_forgotten_and_rows_do_not_mix():
+    """A class that lacks an operation makes no object; those that see a sequence are done row by row."""
+    for made in (cpu_ops.CpuOps, cpu_ops.RowsOps, Plan):
+        assert not made.__abstractmethods__
+    forgetful = type("Forgetful", (Ops,), {name: getattr(Plan, name) for name in Ops.__abstractmethods__ - {"attend"}})
+    with pytest.raises(TypeError, match=r"abstract method '?attend"):
+        forgetful(None)
+    assert all(getattr(cpu_ops.RowsOps, name) is not getattr(cpu_ops.CpuOps, name) for name in Ops.OF_SEQUENCE)
+    for name, operation in vars(cpu_ops.CpuOps).items():
+        used = getattr(getattr(operation, "__code__", None), "co_names", ())
+        if {"cache", "_tables", "_cos_sin"} & set(used) and name != "__init__":
+            assert name in Ops.OF_SEQUENCE or name == "turn", f"{name} sees positions: add it to Ops.OF_SEQUENCE"

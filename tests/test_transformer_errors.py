@@ -85,7 +85,8 @@ def test_a_missing_key(source, tmp_path, key):
         ("rope.dimension_count", 66, "RoPE over 66 elements"),
         ("rope.scaling.type", "longrope", "RoPE scaling 'longrope' is not supported"),
         ("attention.value_length", 32, "values have 32 elements, but keys 64"),
-        ("attention.head_count_kv", [2, 4], "should be a count"),
+        ("attention.head_count_kv", [2, 4], r"'blk.1.attn_k.weight' has shape \(128, 256\); expected \(256, 256\)"),
+        ("attention.head_count_kv", [2.5, 4], "should hold counts"),
         ("expert_gating_func", 4, "experts are chosen by gating function 4"),
     ],
 )
@@ -97,7 +98,7 @@ def test_a_senseless_key(source, tmp_path, key, value, message):
 def test_a_value_per_layer_counts_when_all_are_alike(source, tmp_path):
     key = "llama.attention.head_count_kv"
     model = changed(source, tmp_path, lambda metadata, tensors: metadata.update({key: [2, 2]}))
-    assert model.config.kv_heads == 2
+    assert [layer.mixer.kv_heads for layer in model.config.layers] == [2, 2]
 
 
 @pytest.mark.parametrize("name", ["blk.1.ffn_down.weight", "output_norm.weight", "token_embd.weight"])
@@ -173,7 +174,7 @@ def test_memory_that_cannot_be_reserved(monkeypatch):
 
     monkeypatch.setattr(system.mmap, "mmap", refuse)
     with pytest.raises(ModelError, match=r"cannot reserve 32.00 MiB for a KV cache: Cannot allocate.*less context"):
-        kvcache.KVCache(1, 8, 128, 8192)
+        kvcache.KVCache(8, 128, 8192)
 
 
 def test_an_overflow_is_told_from_bad_weights(source, tmp_path):

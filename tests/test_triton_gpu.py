@@ -169,11 +169,11 @@ def test_a_grown_and_shortened_cache_gives_the_same_logits(tmp_path):
 def test_a_cache_without_room_is_one_clear_error():
     from kit.model.device_kvcache import DeviceKVCache
 
-    cache = DeviceKVCache(40, 8, 128, 1 << 30, "float32", torch.device("cuda"))
+    cache = DeviceKVCache(40 * [(8, 128)], 1 << 30, "float32", torch.device("cuda"))
     cache.reserve(256)
     with pytest.raises(kit.KitError, match="no room for keys and values of 67108864 positions"):
         cache.reserve(1 << 26)
-    assert cache.capacity == 256 and not cache.keys.any()
+    assert cache.capacity == 256 and not any(keys.any() for keys in cache.keys)
 
 
 def test_graphs_give_the_transformers_tokens(tmp_path):

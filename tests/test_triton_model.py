@@ -20,7 +20,7 @@ def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
     assert "does not keep" in call(worker.refusal, dense, {"graphs": True})
     assert "a graph cannot choose experts" in call(worker.refusal, experts, {"graphs": True})
     latent = synthesize(tmp_path / "latent.gguf", "tiny-deepseek2")
-    assert "latent attention runs on the CPU alone" in call(worker.refusal, latent, {})
+    assert "layers of the kind latent run on the CPU alone" in call(worker.refusal, latent, {})
     assert "choose one of float32, float16, bfloat16" in call(worker.refusal, dense, {"kv_dtype": "q8_0"})
 
 
@@ -58,7 +58,7 @@ def test_every_architecture_gives_the_cpus_logits(call, tmp_path, name):
 
 def test_the_cache_grows_and_keeps_what_it_holds():
     """Capacity grows by powers of two up to the context; graphs are dropped only when the addresses change."""
-    cache = DeviceKVCache(2, 1, 4, 600, "float32", torch.device("cpu"))
+    cache = DeviceKVCache(2 * [(1, 4)], 600, "float32", torch.device("cpu"))
     rows, graphs = torch.randn(600, 1, 4), []
     capacities = []
     for length in range(0, 600, 50):
@@ -75,13 +75,13 @@ def test_the_cache_grows_and_keeps_what_it_holds():
     assert capacities == [256] * 5 + [512] * 5 + [600] * 2 and len(set(map(id, graphs))) == 3 and len(cache.graphs) == 1
     assert cache.nbytes == 600 * cache.bytes_per_position == 600 * 2 * 2 * 4 * 4
     cache.truncate(10)
-    held = cache.keys.data_ptr()
+    held = cache.keys[1].data_ptr()
     cache.reserve(600)
-    assert cache.keys.data_ptr() == held and cache.rounded(11) == 256
+    assert cache.keys[1].data_ptr() == held and cache.rounded(11) == 256
 
 
 def test_a_full_device_is_one_clear_error(monkeypatch):
-    cache = DeviceKVCache(40, 8, 128, 131072, "bfloat16", torch.device("cpu"))
+    cache = DeviceKVCache(40 * [(8, 128)], 131072, "bfloat16", torch.device("cpu"))
     assert cache.capacity == 0, "an empty cache of granite's whole context takes nothing"
     cache.reserve(1)
     before = cache.keys

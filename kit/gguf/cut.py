@@ -15,6 +15,7 @@ def cut(file: GGUFFile, layers: Sequence[int]) -> GGUFFile:
     """``file`` with ``layers`` alone, in rising order, as layers 0, 1, ...; what lies outside all layers stays. It shares the
     file's map: closing one closes both."""
     whole = file.metadata.get(f"{file.architecture}.block_count", 0)
+    of, count = parts_of(file, whole - file.metadata.get(f"{file.architecture}.nextn_predict_layers", 0))
     numbers, part = {layer: number for number, layer in enumerate(layers)}, copy.copy(file)
     part.tensors, part._views = {}, {}
     for name, info in file.tensors.items():
@@ -31,7 +32,17 @@ def cut(file: GGUFFile, layers: Sequence[int]) -> GGUFFile:
     if (key := f"{file.architecture}.leading_dense_block_count") in part.metadata:
         own["leading_dense_block_count"] = sum(layer < part.metadata[key] for layer in layers)
     part.metadata |= {f"{file.architecture}.{key}": value for key, value in own.items()}
+    part.metadata |= {_LAYERS: [of[layer] for layer in layers if layer < count], _OF: count}
     return part
+
+
+_LAYERS, _OF = "kit.cut.layers", "kit.cut.of"
+
+
+def parts_of(file, layers: int) -> tuple[list[int], int]:
+    """(the numbers that the ``layers`` of a file have in the whole model, how many layers that has): of a part made by ``cut``
+    what it was made of. Rules by period ("every fourth layer attends to all positions") count these numbers."""
+    return list(file.metadata.get(_LAYERS, range(layers))), file.metadata.get(_OF, layers)
 
 
 def what_fits(file: GGUFFile, room: float | None = None, most: int | None = None) -> GGUFFile:

@@ -51,18 +51,18 @@ ENGINES = {"auto": own_pass, "modules": lambda model, source: None}
 
 def _differences(model, own) -> list[str]:
     """The numbers that the two passes do not share: transformers' tables read less of a file's metadata."""
-    c, theirs, layers = own.config, model.config, range(own.config.layers)
+    c, theirs, mixers = own.config, model.config, [layer.mixer for layer in own.config.layers]
     windows = [getattr(layer, "sliding_window", 0) for layer in DynamicCache(config=theirs).layers]
     numbers = {
-        "scale of attention": ([_scale(layer.self_attn) for layer in model.model.layers], [c.attention_scale] * c.layers),
-        "attention window": ([each or c.context for each in windows], [c.window_of(n) or c.context for n in layers]),
-        "cap of scores": (getattr(theirs, "attn_logit_softcapping", 0) or 0, c.attention_cap),
+        "scale of attention": ([_scale(layer.self_attn) for layer in model.model.layers], [mixer.scale for mixer in mixers]),
+        "attention window": ([each or c.context for each in windows], [mixer.window or c.context for mixer in mixers]),
+        "cap of scores": (getattr(theirs, "attn_logit_softcapping", 0) or 0, mixers[0].cap),
         "cap of logits": (getattr(theirs, "final_logit_softcapping", 0) or 0, c.logit_cap),
         "epsilon of norms": (next(getattr(theirs, name) for name in _EPS if hasattr(theirs, name)), c.norm_eps),
-        "number of experts a token": (c.experts and theirs.num_experts_per_tok, c.experts and c.routing.used),
+        "number of experts a token": (c.experts and theirs.num_experts_per_tok, c.experts_used),
     }
     wrong = [what for what, (a, b) in numbers.items() if not np.allclose(a, b, 1e-5, 0)]
-    return wrong + ["RoPE"] * any(not _same_rope(model, own, layer) for layer in layers)
+    return wrong + ["RoPE"] * any(not _same_rope(model, own, layer) for layer in range(len(mixers)))
 
 
 def _scale(attention) -> float:
@@ -73,7 +73,7 @@ def _same_rope(model, own, layer) -> bool:
     buffers, kinds = vars(model.model.rotary_emb), getattr(model.config, "layer_types", None)
     per_layer = f"{kinds[layer]}_" if kinds and "inv_freq" not in model.model.rotary_emb._buffers else ""
     theirs = model.model.rotary_emb.get_buffer(f"{per_layer}inv_freq")
-    scale, rope = buffers.get(f"{per_layer}attention_scaling", 1.0), own.config.rope_of(layer)
+    scale, rope = buffers.get(f"{per_layer}attention_scaling", 1.0), own.config.layers[layer].mixer.rope
     ours = own.ropes[rope].cos_sin(1, 1).flatten() if rope else torch.empty(0)
     return ours.shape == theirs.shape and torch.allclose(ours, torch.polar(torch.full_like(theirs, scale), theirs), 1e-4, 1e-7)
 

@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from kit.model.kvcache import KVCache
+from kit.model.kvcache import SequenceCache
 
 CACHE_NAMES = "cache", "past_key_values", "cache_params"  # what arguments and results call it: of 5.24, and before (Mamba's)
 CACHE = next(name for name in CACHE_NAMES if name in CausalLMOutputWithPast.__dataclass_fields__)  # of a language model
@@ -25,7 +25,7 @@ class Held(DynamicCache):
     """
 
     is_compileable, is_croppable = False, True
-    rows: list[KVCache]
+    rows: list[SequenceCache]
     pads: list[int]
 
     @classmethod
@@ -49,14 +49,14 @@ class Held(DynamicCache):
         """Become what transformers would have made, with the same numbers up to rounding."""
         rows, pads, model = (vars(self).pop(name) for name in ("rows", "pads", "model"))
         self.__class__ = DynamicCache
-        for layer in range(model.config.layers):
+        for layer, kinds in enumerate(model.config.layers):
             held = [row.read(layer) for row in rows]
             columns = pads[0] + held[0][0].shape[1]
             whole = [torch.zeros(len(rows), len(part), columns, part.shape[2]) for part in held[0]]
             for row, (pad, parts) in enumerate(zip(pads, held, strict=True)):
                 for tensor, part in zip(whole, parts, strict=True):
                     tensor[row, :, pad:] = part
-            if rope := model.config.rope_of(layer) if model.config.family.rope == "interleaved" else None:
+            if rope := kinds.mixer.rope if model.config.family.rope == "interleaved" else None:
                 turned = whole[0][..., : rope.dims]  # pairs 2i and 2i + 1 are i and i + dims / 2 in transformers
                 turned.copy_(turned.unflatten(-1, (-1, 2)).mT.flatten(-2).clone())
             self.update(*whole, layer)
@@ -65,7 +65,7 @@ class Held(DynamicCache):
         return self.rows[0].length and self.pads[0] + self.rows[0].length
 
     def __len__(self) -> int:
-        return self.model.config.layers
+        return len(self.model.config.layers)
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1

@@ -20,7 +20,7 @@ class Architecture:
     # norm of queries and keys before RoPE: by "head", over "all" heads, by head where "stored"; or "after" it
     qk_norm: str = ""
     fused: tuple[str, ...] = ()  # "attn": attn_qkv is the rows of q, k and v; "ffn": ffn_up is those of gate and up
-    latent: bool = False  # keys and values are projections of one latent (MLA); on the CPU alone
+    mixer: str = "attention"  # of kit.model.layers.MIXERS; "latent": keys and values are projections of one latent (MLA)
     gating: int = 1  # how shares come from a router's scores, if the file does not say: softmax (1) or sigmoid (2)
     normed: bool = True  # the shares of the chosen experts sum to 1; False: if the file says so
     gated: bool = True  # False: no ffn_gate, the activation is that of ffn_up
@@ -57,7 +57,7 @@ ARCHITECTURES = {
     "qwen2": Architecture("neox"),
     "qwen3": Architecture("neox", qk_norm="head"),
     "qwen3moe": Architecture("neox", qk_norm="head"),
-    "deepseek2": Architecture(latent=True, normed=False),
+    "deepseek2": Architecture(mixer="latent", normed=False),
     "glm4": Architecture(norms=_SANDWICH, fused=("ffn",)),
     "glm4moe": Architecture("neox", _LATE, qk_norm="stored", gating=2, normed=False),
     "dots1": Architecture("neox", qk_norm="head", normed=False),

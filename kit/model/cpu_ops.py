@@ -67,22 +67,21 @@ class CpuOps(Ops):
             self.ropes[rope].rotate(x, self._cos_sin[rope])
 
     def attend(self, layer, q, k, v):
-        c, start, window = self.config, self.begin(), self.config.window_of(layer)
+        mixer, start, cache = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer]
         sinks, positions = self.vector(f"blk.{layer}.attn_sinks.weight"), self.cache.length + len(q)
-        last = c.attention_scale, window, c.attention_cap, sinks
-        if self._attention == "fused" and fits(q.shape[2]):
-            self.cache.write(layer, k, v)  # and read as it is stored
-            variant, histories = "fused", self.cache.histories(layer)
-            mixed = attend_history(q.transpose(0, 1), *histories, k.shape[1], positions, *last)
+        last = mixer.scale, mixer.window, mixer.cap, sinks
+        cache.write(self.cache.length, k, v)
+        if self._attention == "fused" and fits(q.shape[2]):  # reads it as it is stored
+            variant = "fused"
+            mixed = attend_history(q.transpose(0, 1), *cache.histories(), k.shape[1], positions, *last)
         else:
-            keys, values = self.cache.append(layer, k, v)
+            keys, values = cache.read(positions)
             q = q.transpose(0, 1)
             variant = variant_for(self._attention, q, keys, values)
             mixed = ATTENTION[variant](q, keys, values, *last)
         mixed = mixed.transpose(0, 1).flatten(1)
-        seen = min(positions, window + len(self.tokens) - 1) if window else positions
-        nbytes = seen * self.cache.bytes_per_position // c.layers
-        self.end("attention", start, layer=layer, nbytes=nbytes, outcome=variant)
+        seen = min(positions, mixer.window + len(self.tokens) - 1) if mixer.window else positions
+        self.end("attention", start, layer=layer, nbytes=seen * cache.bytes_per_position, outcome=variant)
         return mixed
 
     def by_head(self, name, x):
@@ -93,10 +92,8 @@ class CpuOps(Ops):
     def join(self, parts, size):
         return F.pad(torch.cat(tuple(parts), -1), (0, size - sum(part.shape[-1] for part in parts)))
 
-    def activate(self, gate, up=None):
-        if up is None:
-            return UNGATED[self.config.family.activation](gate)
-        return ACTIVATIONS[self.config.family.activation](gate, up)
+    def activate(self, activation, gate, up=None):
+        return UNGATED[activation](gate) if up is None else ACTIVATIONS[activation](gate, up)
 
     def zeros(self, x):
         return torch.zeros_like(x)
@@ -125,28 +122,31 @@ class CpuOps(Ops):
     def route(self, name, x) -> tuple[torch.Tensor, torch.Tensor]:
         """(share, expert) of each token's best experts by the router ``name``, (tokens, experts in use) each."""
         bias = self.vector(name.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
-        return best_experts(self.linear(name, x), self.config.routing, bias)
+        routing = self.config.layers[layer_of(name)].feed_forward.routing
+        return best_experts(self.linear(name, x), routing, bias)
 
 
 class RowsOps(CpuOps):
-    """CpuOps for several rows of tokens at once, each after the positions of its own cache."""
+    """CpuOps for several rows of tokens at once, each after the positions of its own cache. It has no cache itself: what sees
+    the positions of a sequence is done row by row."""
 
     def __init__(self, model, rows, caches):
+        Ops.__init__(self, model)
         self._rows = [CpuOps(model, tokens, cache) for tokens, cache in zip(rows, caches, strict=True)]
-        super().__init__(model, [token for tokens in rows for token in tokens], caches[0])
+        self.tokens, self._linear = torch.cat([row.tokens for row in self._rows]), model.linear
 
-    def _of_each_row(self, *heads):
-        """(a row's ops, its views of heads (tokens, heads, head_dim)) for each row."""
-        return zip(
-            self._rows, zip(*(x.split([len(row.tokens) for row in self._rows]) for x in heads), strict=True), strict=True
-        )
 
-    def rotate(self, layer, heads):
-        for row, parts in self._of_each_row(*heads):
-            row.rotate(layer, parts)
+def _by_row(name):
+    def each(self, layer, *tensors):
+        rows = zip(*(x.split([len(row.tokens) for row in self._rows]) for x in tensors), strict=True)
+        found = [getattr(row, name)(layer, *parts) for row, parts in zip(self._rows, rows, strict=True)]
+        return None if found[0] is None else torch.cat(found)
 
-    def attend(self, layer, q, k, v):
-        return torch.cat([row.attend(layer, *parts) for row, parts in self._of_each_row(q, k, v)])
+    return each
+
+
+for _name in Ops.OF_SEQUENCE:
+    setattr(RowsOps, _name, _by_row(_name))
 
 
 def _clamped(gate, up):

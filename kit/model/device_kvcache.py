@@ -1,5 +1,7 @@
 """The key/value cache on a CUDA device, in memory that grows, with the inputs of CUDA graphs of a decoding step."""
 
+from collections.abc import Sequence
+
 import torch
 
 from kit.errors import ModelError, known
@@ -12,17 +14,20 @@ _SMALLEST = 256  # least capacity, positions
 
 
 class DeviceKVCache(Positions):
-    """Keys and values of up to ``context`` positions in all layers: (layers, kv_heads, capacity, head_dim) each.
+    """Keys and values of up to ``context`` positions: of each layer (kv_heads, capacity, head_dim), whose ``shapes`` are its
+    (kv_heads, head_dim).
 
     The capacity is a power of two (at least 256, at most ``context``) and doubles when it is full; CUDA graphs, which hold
     addresses, are dropped then. ``token`` and ``position``: the inputs of a graph. ``graphs``: number of positions that a
     graph attends to -> (graph, its logits).
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: str, device: torch.device):
+    def __init__(self, shapes: Sequence[tuple[int, int]], context: int, dtype: str, device: torch.device):
         kept = known("KV cache type on a device", dtype, KV_DTYPES, ModelError)
-        self.keys, self.values = torch.empty(2, layers, kv_heads, 0, head_dim, dtype=kept, device=device)
-        super().__init__(context, dtype, 2 * layers * kv_heads * head_dim * kept.itemsize)
+        self.keys, self.values = (
+            [torch.empty(heads, 0, dim, dtype=kept, device=device) for heads, dim in shapes] for _ in "kv"
+        )
+        super().__init__(context, dtype, 2 * sum(heads * dim for heads, dim in shapes) * kept.itemsize)
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.graphs: dict[int, tuple] = {}
@@ -30,7 +35,7 @@ class DeviceKVCache(Positions):
     @property
     def capacity(self) -> int:
         """Positions that fit the allocated memory."""
-        return self.keys.shape[2]
+        return self.keys[0].shape[1]
 
     def rounded(self, positions: int) -> int:
         """The capacity, and the number of positions that a graph attends to, for so many positions."""
@@ -43,7 +48,7 @@ class DeviceKVCache(Positions):
         capacity = self.rounded(positions)
         wanted, held = (format_bytes(count * self.bytes_per_position) for count in (capacity, self.capacity))
         try:
-            grown = [self._grown(old, capacity) for old in (self.keys, self.values)]
+            grown = [[self._grown(layer, capacity) for layer in old] for old in (self.keys, self.values)]
         except torch.OutOfMemoryError:
             raise ModelError(
                 f"the device has no room for keys and values of {capacity} positions in {self.dtype}, "
@@ -53,10 +58,10 @@ class DeviceKVCache(Positions):
         self.keys, self.values = grown
 
     def _grown(self, old, capacity):
-        layers, kv_heads, _, head_dim = old.shape
+        kv_heads, _, head_dim = old.shape
         # zeros: masked values are multiplied by zero, and a NaN would remain
-        new = old.new_zeros(layers, kv_heads, capacity, head_dim)
-        new[:, :, : self.length] = old[:, :, : self.length]
+        new = old.new_zeros(kv_heads, capacity, head_dim)
+        new[:, : self.length] = old[:, : self.length]
         return new
 
     def append(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: int):

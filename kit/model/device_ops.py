@@ -19,8 +19,8 @@ class DeviceOps(CpuOps):
         Ops.__init__(self, model)
         self.model, self.tokens, self.positions, self.cache, self.seen = model, tokens, positions, cache, seen
         key, query = torch.arange(seen, device=tokens.device), positions[:, None]
-        causal, window = key <= query, model.config.window
-        self.visible = {False: causal, True: causal & (key > query - window) if window else causal}
+        causal, windows = key <= query, {layer.mixer.window for layer in model.config.layers}
+        self.visible = {window: causal & (key > query - window) if window else causal for window in windows}
         self._cos_sin = {rope: turns.index_select(0, positions) for rope, turns in model.cos_sin.items()}
 
     def end(self, *_, **__):
@@ -56,16 +56,15 @@ class DeviceOps(CpuOps):
         self.ropes[rope].rotate(x, self._cos_sin[rope])
 
     def attend(self, layer, q, k, v):
-        c = self.config
+        mixer = self.config.layers[layer].mixer
         keys, values = self.cache.append(layer, self.positions, k, v, self.seen)
         sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
-        visible = self.visible[c.local[layer]]
-        return grouped_attention(q, keys, values, visible, c.attention_scale, c.attention_cap, sinks)
+        return grouped_attention(q, keys, values, self.visible[mixer.window], mixer.scale, mixer.cap, sinks)
 
-    def activate(self, gate, up=None):
-        if up is not None and self.config.family.activation == "silu":
+    def activate(self, activation, gate, up=None):
+        if up is not None and activation == "silu":
             return pack_activations(up.contiguous(), gate.contiguous())
-        return self.input(super().activate(gate, up))
+        return self.input(super().activate(activation, gate, up))
 
     def route(self, name, input):
         self.router = name

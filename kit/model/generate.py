@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kit.errors import ModelError, NoTokenizer
-from kit.model.kvcache import KVCache
+from kit.model.kvcache import SequenceCache
 from kit.model.transformer import Transformer
 
 
@@ -89,7 +89,7 @@ def generate(
     seed: int = 0,
     on_text: Callable[[str], None] | None = None,
     stop_at_end: bool = True,
-    cache: KVCache | None = None,
+    cache: SequenceCache | None = None,
 ) -> Generation:
     """Continue ``prompt`` (text or token ids) by up to ``max_tokens`` tokens.
 

@@ -1,13 +1,17 @@
 """The hyperparameters of a file from its metadata, checked against its table of tensors."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kit.errors import ModelError
+from kit.gguf.cut import parts_of
 from kit.gguf.names import layer_of
 from kit.gguf.summary import check_model
 from kit.model.architectures import ARCHITECTURES
-from kit.model.config import Config, Latent, RopeConfig, Routing
+from kit.model.config import Config
+from kit.model.layers import FEED_FORWARD, MIXERS, Attention, Layer, Mixture
+from kit.model.rope import RopeConfig
 
 _REQUIRED = object()
 
@@ -30,13 +34,25 @@ class _Keys:
     def text(self, key, default=_REQUIRED) -> str:
         return self._read(key, default, str, "text")
 
-    def local(self, period: int, layers: int) -> tuple[bool, ...]:
+    def by_layer(self, key: str, layers: int, default: Sequence[int] | None = None) -> list[int]:
+        """A count for each layer: one for all, or a list, as files of several kinds of layers have."""
+        found = self.file.metadata.get(f"{self.file.architecture}.{key}")
+        if found is None and default is not None:
+            return list(default)
+        if found is None or isinstance(found, (str, int, float)) or len(found) < layers:
+            return [self.count(key)] * layers
+        if not all(isinstance(each, int) and each >= 0 for each in found):
+            key = f"{self.file.architecture}.{key}"
+            raise ModelError(f"{self.file.path}: the metadata key {key!r} should hold counts, it is {list(found)!r:.60}")
+        return list(found)[:layers]
+
+    def local(self, period: int, numbers: Sequence[int]) -> list[bool]:
         """For each layer, whether it has the window: by the file's list of flags, its period, or the family's period."""
         found = self.file.metadata.get(f"{self.file.architecture}.attention.sliding_window_pattern", period)
-        if not isinstance(found, int) and len(found) == layers:
-            return tuple(map(bool, found))
+        if not isinstance(found, int) and len(found) >= len(numbers):
+            return list(map(bool, found))[: len(numbers)]
         period = self.count("attention.sliding_window_pattern", period)
-        return tuple(period == 0 or layer % period < period - 1 for layer in range(layers))
+        return [period == 0 or layer % period < period - 1 for layer in numbers]
 
     def _read(self, key, default, kind, wanted):
         key = f"{self.file.architecture}.{key}"
@@ -73,99 +89,100 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
             f"{file.path}: architecture {file.architecture!r} is not supported; the kit runs {', '.join(ARCHITECTURES)}; "
             "kit explain works on any file"
         )
-    keys = _Keys(file)
-    if family.qk_norm == "stored":
-        stored = "blk.0.attn_q_norm.weight" in getattr(file, "tensors", ())
-        family = replace(family, qk_norm="head" if stored else "")
-    layers = keys.count("block_count") - keys.count("nextn_predict_layers", 0)  # those predict further tokens
-    hidden_size, heads = keys.count("embedding_length"), keys.count("attention.head_count")
-    kv_heads, head_dim = keys.count("attention.head_count_kv", heads), keys.count("attention.key_length", hidden_size // heads)
-    experts = keys.count("expert_count", 0)
-    expert_size = keys.count("expert_feed_forward_length", 0) if experts else 0
-    positions = keys.flag("rope.scaling.finetuned", True) or not family.scaled  # granite without RoPE sets it to false
-    rope = _rope(file, keys, keys.count("rope.dimension_count", head_dim) if positions else 0)
-    local_base = keys.number("rope.freq_base_swa", family.local_base) or rope.base
-    window = keys.count("attention.sliding_window", 0)
-    latent, sharper = _latent(keys, head_dim, rope.dims) if family.latent else None, 1.0
-    if latent:
-        kv_heads, head_dim = (1, latent.rank + rope.dims) if latent.absorbed else (heads, latent.plain + rope.dims)
-        rope, sharper = _sharpened(keys, rope)
-    width = latent.plain + rope.dims if latent else head_dim  # of a query before absorption
-    dense, step = keys.count("leading_dense_block_count", 0), keys.count("interleave_moe_layer_step", 1)
-    stretch = {} if family.local_scaled else {"factor": 1.0, "yarn": False, "attention_factor": 1.0}
-
-    def multiplier(key, default):
-        return keys.number(key, 0) or default if family.scaled else default  # 0 means none, as in llama.cpp
-
+    facts = Facts(file, family)
+    keys = facts.keys
     return Config(
         architecture=file.architecture,
         family=family,
         vocabulary=vocabulary,
-        layers=layers,
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate_size=expert_size or keys.count("feed_forward_length"),
-        dense_size=keys.count("feed_forward_length", expert_size),
+        layers=tuple(map(facts.layer, range(facts.count))),
+        hidden_size=facts.hidden_size,
         context=keys.count("context_length"),
         norm_eps=keys.number(f"attention.layer_norm_{'' if family.layer_norm else 'rms_'}epsilon"),
-        rope=rope,
-        local_rope=replace(rope, base=local_base, **stretch),
-        window=window,
-        local=keys.local(family.period, layers) if window else (False,) * layers,
-        experts=experts,
-        latent=latent,
-        mixtures=tuple(experts > 0 and layer >= dense and (layer + 1) % step == 0 for layer in range(layers)),
-        routing=_routing(keys, family, experts),
-        shared_intermediate_size=keys.count("expert_shared_feed_forward_length", 0)
-        or keys.count("expert_shared_count", 0) * expert_size,
-        embedding_scale=multiplier("embedding_scale", math.sqrt(hidden_size) if family.root_scaled else 1.0),
-        residual_scale=multiplier("residual_scale", 1.0),
-        attention_scale=multiplier(
-            "attention.scale", sharper * (hidden_size / heads if layers == family.hidden_scaled else width) ** -0.5
-        ),
-        attention_cap=keys.number("attn_logit_softcapping", family.soft_caps[0]),
-        logit_scale=1 / (keys.number("logit_scale", 0) or 1.0) if family.logits_multiplied else multiplier("logit_scale", 1.0),
-        qkv_limit=keys.number("attention.clamp_kqv", 0),
+        embedding_scale=facts.multiplier("embedding_scale", math.sqrt(facts.hidden_size) if family.root_scaled else 1.0),
+        residual_scale=facts.multiplier("residual_scale", 1.0),
+        logit_scale=1 / (keys.number("logit_scale", 0) or 1.0)
+        if family.logits_multiplied
+        else facts.multiplier("logit_scale", 1.0),
         logit_cap=keys.number("final_logit_softcapping", family.soft_caps[1]),
         tied=tied,
     )
 
 
-def _latent(keys, key_length, turned) -> Latent:
-    """Files of 2025 and later have the sizes of a head as ``_mla``, for there the latent stands as the one head."""
-    absorbed = keys.count("attention.key_length_mla", 0) > 0
-    ending = "_mla" if absorbed else ""
-    return Latent(
-        rank=keys.count("attention.kv_lora_rank"),
-        query_rank=keys.count("attention.q_lora_rank", 0),
-        plain=keys.count(f"attention.key_length{ending}", key_length) - turned,
-        value=keys.count(f"attention.value_length{ending}"),
-        absorbed=absorbed,
-    )
+class Facts:
+    """What the kinds of a file's layers are made from: its metadata (``keys``), its architecture's row (``family``), and what
+    several kinds need, by layer where it may differ by layer.
 
+    ``numbers``: the layers' numbers in the whole model, of which the file may be a part (kit.gguf.cut); rules by period count
+    these.
+    """
 
-def _sharpened(keys, rope) -> tuple[RopeConfig, float]:
-    """(RoPE, factor of the scores) of DeepSeek's YaRN: what others multiply the rotated vectors by multiplies all scores."""
-    if not rope.yarn:
-        return rope, 1.0
-    grown, multiplier = math.log(rope.factor), keys.number("rope.scaling.yarn_log_multiplier", 0)
-    if multiplier:
-        rope = replace(rope, attention_factor=rope.attention_factor / (1 + 0.1 * grown))
-    length = rope.attention_factor * (1 + 0.1 * grown)
-    return rope, (length * (1 + multiplier * grown)) ** 2
+    def __init__(self, file, family):
+        self.file, self.keys, stored = file, (keys := _Keys(file)), getattr(file, "tensors", ())
+        if family.qk_norm == "stored":
+            family = replace(family, qk_norm="head" if "blk.0.attn_q_norm.weight" in stored else "")
+        self.family, self.hidden_size = family, keys.count("embedding_length")
+        self.count = keys.count("block_count") - keys.count("nextn_predict_layers", 0)  # those predict further tokens
+        self.numbers, self.whole = parts_of(file, self.count)
+        self.heads = keys.by_layer("attention.head_count", self.count)
+        self.kv_heads = keys.by_layer("attention.head_count_kv", self.count, self.heads)
+        self.head_dim = keys.count("attention.key_length", self.hidden_size // max(1, *self.heads, 1))
+        self.experts = keys.count("expert_count", 0)
+        expert_size = keys.count("expert_feed_forward_length", 0) if self.experts else 0
+        self.dense_size = keys.by_layer("feed_forward_length", self.count, (expert_size,) * self.count if expert_size else None)
+        self.rope, self.local_rope = self._ropes()
+        window = keys.count("attention.sliding_window", 0)
+        local = keys.local(family.period, self.numbers) if window else [False] * self.count
+        self.windows = [window if each else 0 for each in local]
 
+    def layer(self, layer: int) -> Layer:
+        """The kinds of a layer."""
+        family, keys = self.family, self.keys
+        dense, step = keys.count("leading_dense_block_count", 0), keys.count("interleave_moe_layer_step", 1)
+        routed = self.experts > 0 and layer >= dense and (self.numbers[layer] + 1) % step == 0
+        return Layer(
+            MIXERS[family.mixer].of(self, layer),
+            FEED_FORWARD["mixture" if routed else "dense"].of(self, layer),
+            family.norms,
+            self.hidden_size,
+            bool(family.layer_norm),
+            family.layer_norm == "bare",
+        )
 
-def _routing(keys, family, experts) -> Routing:
-    return Routing(
-        used=keys.count("expert_used_count") if experts else 0,
-        sigmoid=(keys.count("expert_gating_func", 0) or family.gating) == 2,
-        normed=family.normed or keys.flag("expert_weights_norm", False),
-        scale=keys.number("expert_weights_scale", 0) or 1.0,
-        groups=keys.count("expert_group_count", 0) or 1,
-        groups_used=keys.count("expert_group_used_count", 0) or 1,
-    )
+    def _ropes(self) -> tuple[RopeConfig, RopeConfig]:
+        """RoPE of the layers without a window, and of those with one."""
+        keys, family = self.keys, self.family
+        positions = keys.flag("rope.scaling.finetuned", True) or not family.scaled  # granite without RoPE sets it to false
+        rope = _rope(self.file, keys, keys.count("rope.dimension_count", self.head_dim) if positions else 0)
+        stretch = {} if family.local_scaled else {"factor": 1.0, "yarn": False, "attention_factor": 1.0}
+        return rope, replace(rope, base=keys.number("rope.freq_base_swa", family.local_base) or rope.base, **stretch)
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """RoPE of this layer; None: it has none."""
+        every, local = self.family.no_rope_every, self.windows[layer] > 0
+        if (every and (self.numbers[layer] + 1) % every == 0) or not (self.family.global_rope or local) or not self.rope.dims:
+            return None
+        return self.local_rope if local else self.rope
+
+    def multiplier(self, key: str, default: float) -> float:
+        """One of the multipliers that granite's files have; 0 means none, as in llama.cpp."""
+        return self.keys.number(key, 0) or default if self.family.scaled else default
+
+    def attention_scale(self, width: int, sharper: float = 1.0) -> float:
+        """The factor of scores, of queries of ``width`` elements."""
+        if self.whole == self.family.hidden_scaled:
+            width = self.hidden_size / self.heads[0]
+        return self.multiplier("attention.scale", sharper * width**-0.5)
+
+    def sharpened(self, rope: RopeConfig) -> tuple[RopeConfig, float]:
+        """(RoPE, factor of the scores) of DeepSeek's YaRN: where others scale the rotated vectors it scales all scores."""
+        if not rope.yarn:
+            return rope, 1.0
+        grown, multiplier = math.log(rope.factor), self.keys.number("rope.scaling.yarn_log_multiplier", 0)
+        if multiplier:
+            rope = replace(rope, attention_factor=rope.attention_factor / (1 + 0.1 * grown))
+        length = rope.attention_factor * (1 + 0.1 * grown)
+        return rope, (length * (1 + multiplier * grown)) ** 2
 
 
 def _rope(file, keys, dims) -> RopeConfig:
@@ -186,22 +203,32 @@ def _rope(file, keys, dims) -> RopeConfig:
 
 
 def _check(file, config):
-    keys, routing = _Keys(file), config.routing
-    value_dim, gating = keys.count("attention.value_length", config.head_dim), keys.count("expert_gating_func", 0)
-    for sound, problem in (
-        (gating in (0, 1, 2, 3), f"experts are chosen by gating function {gating}, expected softmax (1) or sigmoid (2)"),
-        (config.latent or value_dim == config.head_dim, f"values have {value_dim} elements, but keys {config.head_dim}"),
-        (config.kv_heads and config.heads % config.kv_heads == 0, f"{config.heads} heads, {config.kv_heads} KV heads"),
-        (config.rope.dims % 2 == 0 and config.rope.dims <= config.head_dim, f"RoPE over {config.rope.dims} elements"),
-        (routing.used <= config.experts, f"{routing.used} of {config.experts} experts a token"),
-        (config.experts % routing.groups == 0, f"{config.experts} experts in {routing.groups} groups"),
-    ):
+    keys, gating = _Keys(file), _Keys(file).count("expert_gating_func", 0)
+    problems = [
+        (gating in (0, 1, 2, 3), f"experts are chosen by gating function {gating}, expected softmax (1) or sigmoid (2)")
+    ]
+    for mixer, feed_forward, *_ in config.layers:
+        if isinstance(mixer, Attention):
+            value_dim = keys.count("attention.value_length", mixer.head_dim)
+            problems.append((value_dim == mixer.head_dim, f"values have {value_dim} elements, but keys {mixer.head_dim}"))
+        heads, kv_heads, dims = mixer.heads, mixer.kv_heads, mixer.rope.dims if mixer.rope else 0
+        problems += [
+            (kv_heads and heads % kv_heads == 0, f"{heads} heads, {kv_heads} KV heads"),
+            (dims % 2 == 0 and dims <= mixer.head_dim, f"RoPE over {dims} elements"),
+        ]
+        if isinstance(feed_forward, Mixture):
+            experts, routing = feed_forward.experts, feed_forward.routing
+            problems += [
+                (routing.used <= experts, f"{routing.used} of {experts} experts a token"),
+                (experts % routing.groups == 0, f"{experts} experts in {routing.groups} groups"),
+            ]
+    for sound, problem in problems:
         if not sound:
             raise ModelError(f"{file.path}: {problem}: the kit cannot run such a {config.architecture} model")
     needed = config.tensors()
     known = needed | config.optional_tensors()
     for name in file.tensors:
-        if name not in known and 0 <= layer_of(name) < config.layers:
+        if name not in known and 0 <= layer_of(name) < len(config.layers):
             message = f"the tensor {name!r} has no place in a {config.architecture} model that the kit can run"
             raise ModelError(f"{file.path}: {message}; ignoring it would give wrong logits")
     for name, shape in known.items():

@@ -1,6 +1,10 @@
-"""The key/value cache on the CPU, in float32, float16 or q8_0 (ggml's blocks of 32 with one scale)."""
+"""What a layer remembers of a sequence on the CPU, keys and values of all positions or a fixed state, and all layers together.
+
+Keys and values are float32, float16 or q8_0 (ggml's blocks of 32 with one scale).
+"""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -16,16 +20,17 @@ _QK8_0 = 32
 
 
 class Positions:
-    """What key/value caches on all devices count: ``length`` positions held of ``context``, ``passes`` forward passes."""
+    """What caches on all devices count: ``length`` positions held of ``context``, ``passes`` forward passes; ``fixed_bytes``
+    are held from the start."""
 
-    def __init__(self, context: int, dtype: str, bytes_per_position: int):
-        self.context, self.dtype, self.bytes_per_position = context, dtype, bytes_per_position
+    def __init__(self, context: int, dtype: str, bytes_per_position: int, fixed_bytes: int = 0):
+        self.context, self.dtype, self.bytes_per_position, self.fixed_bytes = context, dtype, bytes_per_position, fixed_bytes
         self.length = self.passes = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the positions held."""
-        return self.length * self.bytes_per_position
+        """Bytes of the positions held, and of fixed states."""
+        return self.length * self.bytes_per_position + self.fixed_bytes
 
     def advance(self, tokens: int) -> None:
         """End a pass: ``tokens`` more positions are held."""
@@ -37,47 +42,138 @@ class Positions:
         self.length = min(self.length, length)
 
 
-class KVCache(Positions):
-    """Keys and values of up to ``context`` positions in all layers.
+class SequenceCache(Positions):
+    """What the layers of a model remember of one sequence: ``states``, one a layer, of up to ``context`` positions.
+
+    A state that several layers share is listed for each of them, and held once.
+    """
+
+    def __init__(self, states: Sequence, context: int, dtype: str):
+        self.states, self._own = list(states), list(dict.fromkeys(states))
+        super().__init__(
+            context, dtype, sum(state.bytes_per_position for state in self._own), sum(state.fixed_bytes for state in self._own)
+        )
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether ``truncate`` can drop the last positions: no layer has a fixed state."""
+        return not self.fixed_bytes
+
+    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k and v (tokens, kv_heads, head_dim) of a layer after the positions held; ``advance`` ends the pass, when every
+        layer has written."""
+        self.states[layer].write(self.length, k, v)
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the positions held, (kv_heads, positions, head_dim) float32."""
+        return self.states[layer].read(self.length)
+
+    def truncate(self, length: int) -> None:
+        """Drop the positions from ``length`` on. ModelError where a layer has a fixed state, of which no position can be taken
+        away, unless all are dropped: take a ``mark`` before and go ``back_to`` it."""
+        if length >= self.length:
+            return
+        if length and not self.can_be_cut:
+            raise ModelError(
+                f"a model with recurrent layers cannot go back from {self.length} to {length} positions: its state is that of "
+                "the last position; take mark() there and go back_to() it, or begin again"
+            )
+        if not length:
+            for state in self._own:
+                state.clear()
+        super().truncate(length)
+
+    def mark(self) -> tuple:
+        """Where the sequence is now, with a copy of the fixed states, for ``back_to``."""
+        return self.length, [state.copied() for state in self._own]
+
+    def back_to(self, mark: tuple) -> None:
+        """Drop what came after a mark of this cache."""
+        self.length = mark[0]
+        for state, copied in zip(self._own, mark[1], strict=True):
+            state.restore(copied)
+
+    def take(self, other: "SequenceCache") -> None:
+        """Hold what ``other``, a cache of the same model and type, holds."""
+        self.length, self.passes = other.length, other.passes
+        for mine, theirs in zip(self._own, other._own, strict=True):
+            mine.take(theirs, self.length)
+
+
+class KVCache:
+    """Keys and values of one layer, of up to ``context`` positions.
 
     Address space for the whole context is reserved at once; the operating system provides memory as positions are written,
     so nothing is ever copied to grow. ``one``: keys are also the values (an absorbed latent), and stored once.
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, context: int, dtype: str = "float32", one: bool = False):
+    fixed_bytes = 0
+
+    def __init__(self, kv_heads: int, head_dim: int, context: int, dtype: str = "float32", one: bool = False):
         each = known("KV cache type", dtype, KV_TYPES, ModelError)
         if dtype == "q8_0" and head_dim % _QK8_0:
             raise ModelError(f"KV cache type 'q8_0' needs heads of a multiple of {_QK8_0} elements, not {head_dim}")
-        super().__init__(context, dtype, int((2 - one) * layers * kv_heads * head_dim * each))
-        made = [[_Store(kv_heads, context, head_dim, dtype) for _ in range(layers)] for _ in range(2 - one)]
-        self._keys, self._values = made[0], made[-1]
+        self.bytes_per_position = int((2 - one) * kv_heads * head_dim * each)
+        self._stores = [_Store(kv_heads, context, head_dim, dtype) for _ in range(2 - one)]
 
-    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k and v (tokens, kv_heads, head_dim) of ``layer`` after the positions held; returns all keys and values of
-        the layer, (kv_heads, positions, head_dim) float32. ``advance`` ends the pass, when every layer has written."""
-        self.write(layer, k, v)
-        stop = self.length + len(k)
-        return self._keys[layer].read(stop), self._values[layer].read(stop)
+    def write(self, position: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store k and v (tokens, kv_heads, head_dim) float32 at ``position`` and after."""
+        for store, rows in zip(self._stores, (k, v), strict=False):
+            store.write(position, rows)
 
-    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the positions held, (kv_heads, positions, head_dim) float32."""
-        return self._keys[layer].read(self.length), self._values[layer].read(self.length)
+    def read(self, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the first ``stop`` positions, (kv_heads, stop, head_dim) float32."""
+        return self._stores[0].read(stop), self._stores[-1].read(stop)
 
-    def take(self, other: "KVCache") -> None:
-        """Hold what ``other``, a cache of the same model and type, holds."""
-        self.length, self.passes = other.length, other.passes
-        for mine, theirs in zip(self._keys + self._values, other._keys + other._values, strict=True):
-            mine.data[:, : self.length] = theirs.data[:, : self.length]
+    def histories(self) -> tuple[History, History]:
+        """Addresses and layout of keys and values, for kernels."""
+        return self._stores[0].history, self._stores[-1].history
 
-    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k and v of ``layer`` as ``append`` does, without returning anything."""
-        self._keys[layer].write(self.length, k)
-        if self._values is not self._keys:
-            self._values[layer].write(self.length, v)
+    def clear(self) -> None:
+        """Nothing to do: what is beyond the positions held is never read."""
 
-    def histories(self, layer: int) -> tuple[History, History]:
-        """Addresses and layout of a layer's keys and values, for kernels."""
-        return self._keys[layer].history, self._values[layer].history
+    def copied(self) -> None:
+        """None: what a mark cuts stays in its place until it is written again."""
+
+    def restore(self, copied: None) -> None:
+        """Nothing to do."""
+
+    def take(self, other: "KVCache", length: int) -> None:
+        """Hold the first ``length`` positions of another layer's cache of the same type."""
+        for mine, theirs in zip(self._stores, other._stores, strict=True):
+            mine.data[:, :length] = theirs.data[:, :length]
+
+
+class FixedState:
+    """Float32 numbers that every token reads and writes, by name; zero before the first token. They stay at their addresses."""
+
+    bytes_per_position = 0
+
+    def __init__(self, **shapes: tuple[int, ...]):
+        with torch.inference_mode(False):  # a cache outlives the mode in which it is made
+            self.parts = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        self.fixed_bytes = sum(part.nbytes for part in self.parts.values())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.parts[name]
+
+    def clear(self) -> None:
+        """As before the first token."""
+        for part in self.parts.values():
+            part.zero_()
+
+    def copied(self) -> list[torch.Tensor]:
+        """A copy, for ``restore``."""
+        return [part.clone() for part in self.parts.values()]
+
+    def restore(self, copied: list[torch.Tensor]) -> None:
+        """Hold what a copy holds."""
+        for part, old in zip(self.parts.values(), copied, strict=True):
+            part.copy_(old)
+
+    def take(self, other: "FixedState", length: int) -> None:
+        """Hold what another state of the same shapes holds."""
+        self.restore(list(other.parts.values()))
 
 
 def _reserve(*shape: int) -> torch.Tensor:

@@ -25,8 +25,9 @@ class DeviceTransformer(Transformer):
 
     def __init__(self, weights: DeviceWeights, max_context=None, kv_dtype="float32", graphs: bool | None = None):
         super().__init__(weights, attention="sdpa", max_context=max_context, kv_dtype=kv_dtype)
-        if self.config.latent:
-            raise ModelError(f"{self.file.path}: latent attention runs on the CPU alone: use kit.Weights")
+        if others := {type(layer.mixer).__name__.lower() for layer in self.config.layers} - {"attention"}:
+            kinds = f"layers of the kind {' and '.join(sorted(others))}"
+            raise ModelError(f"{self.file.path}: {kinds} run on the CPU alone: use kit.Weights")
         if self.config.experts and graphs:
             raise ModelError(f"{self.file.path}: a graph cannot choose experts; leave graphs out, or give graphs=False")
         self.graphs = weights.device.type == "cuda" and not self.config.experts if graphs is None else graphs
@@ -40,9 +41,8 @@ class DeviceTransformer(Transformer):
 
     def new_cache(self, context: int | None = None) -> DeviceKVCache:
         """An empty key/value cache for up to ``context`` positions (None: ``max_context``), allocated as it fills."""
-        c = self.config
-        shape = c.layers, c.kv_heads, c.head_dim, context or self.max_context
-        return DeviceKVCache(*shape, self.kv_dtype, self.weights.device)
+        shapes = [(layer.mixer.kv_heads, layer.mixer.head_dim) for layer in self.config.layers]
+        return DeviceKVCache(shapes, context or self.max_context, self.kv_dtype, self.weights.device)
 
     def _forward(self, tokens, cache, wanted):
         """Logits (wanted tokens, vocabulary) float32 on the host."""

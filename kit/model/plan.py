@@ -25,14 +25,13 @@ _EMBEDDING = "token_embd.weight"
 def obstacle(model) -> str:
     """The reason why a model's pass cannot be recorded; "" when it can."""
     c, weights = model.config, model.weights
-    sizes = [shape[-1] for name, shape in c.tensors().items() if "attn_sinks" not in name]
-    sizes += [rope.dims for rope in map(c.rope_of, range(c.layers)) if rope] + list(c.latent or ())[:4]
+    sizes = [size for layer in c.layers for kind in layer[:2] for size in kind.widths()]
     reasons = {
         "the linear layers do not read blocks": not model.linear.activations,
         "blocks are read at every use": not getattr(weights, "mapped", True),
         "attention is not fused": model.attention != "fused",
         "weights are not float32": getattr(weights, "dtype", None) != torch.float32,
-        "a size is no multiple of 16": any(n % 16 for n in (*sizes, c.head_dim, c.hidden_size)),
+        "a size is no multiple of 16": any(n % 16 for n in (*sizes, c.hidden_size)),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
@@ -50,17 +49,14 @@ class Plan(Ops):
         self._how, self._cache = model.linear.activations, cache
         self.program, self._held = Program(), []
         self._spans: list[tuple[Span, int, int]] = []  # whose times are a part of parts of those of a first to a last step
-        self._position_bytes = cache.bytes_per_position // self.config.layers
         self._appends, self._turns = [], {}  # steps, and those of each RoPE
-        self._attentions: dict[int, list] = {}  # window -> (step of the chunks, step that joins them) of each layer
+        self._attentions: dict[int, list] = {}  # window -> (step of the chunks, step that joins them, tasks of a chunk)
         self._tables: dict = {}
         self._choices: dict[int, list] = {}  # step -> what it sets: (step, argument, place, address and bytes of expert 0)
-        self._chosen = np.zeros((self.config.layers, self.config.routing.used), np.int64)
+        self._chosen = np.zeros((len(self.config.layers), self.config.experts_used), np.int64)
         self._vectors, self._biases = {}, {}  # by name; where an expert's begins -> (place, address and bytes of expert 0)
-        c = self.config
-        self._shares = c.kv_heads * attention.shares_of(c.heads // c.kv_heads)  # of a chunk of attention
-        most = c.heads * attention.chunks_of(0, cache.context) * attention.part_bytes(c.head_dim)
-        self._parts = torch.empty(most, dtype=torch.uint8)
+        most = max(mixer.heads * attention.part_bytes(mixer.head_dim) for mixer, *_ in self.config.layers)
+        self._parts = torch.empty(most * attention.chunks_of(0, cache.context), dtype=torch.uint8)
         self._mixtures, self._uses = [], []  # what kit.model.parts needs to know of each layer's experts
         self._logits = forward(self, self.config, slice(None))
         self._position, self._cache = -1, None
@@ -88,11 +84,11 @@ class Plan(Ops):
             self.program.set(steps, table=self._tables[rope][position % _TABLE].data_ptr())
         self.program.set(self._appends, position=position)
         for window, steps_of in self._attentions.items():
-            parts, joins = np.transpose(steps_of)
+            parts, joins, shares = np.transpose(steps_of)
             first = max(0, position + 1 - window) if window else 0
             chunks = attention.chunks_of(first, position + 1)
             self.program.set(parts, first=first, positions=position + 1, chunks=chunks)
-            self.program.steps[parts, Program.TASKS] = self._shares * chunks
+            self.program.steps[parts, Program.TASKS] = shares * chunks
             self.program.set(joins, chunks=chunks)
 
     def _record(self, position):
@@ -102,8 +98,8 @@ class Plan(Ops):
         def spans():
             starts, done = (each.tolist() for each in clock())
             for (what, tensor, layer, _, nbytes, first, last, outcome), part, parts in self._spans:
-                if what == "attention":  # there the window
-                    nbytes = (min(nbytes, position + 1) or position + 1) * self._position_bytes
+                if what == "attention":  # there bytes of a position
+                    nbytes *= self.config.layers[layer].mixer.memory.seen(position + 1)
                 if "_exps." in tensor:
                     stack, _, place = tensor.removesuffix("]").partition("[")
                     tensor = f"{stack}[{chosen[layer][int(place)]}]"
@@ -193,7 +189,8 @@ class Plan(Ops):
         return y
 
     def experts(self, router, stacks, input):
-        routing, scores, products = self.config.routing, self.linear(router, input), []
+        routing, scores = self.config.layers[layer_of(router)].feed_forward.routing, self.linear(router, input)
+        products = []
         for stack in stacks[:-1]:  # experts share the records of their input, and may run in another order
             blocks, qtype = blocks_of(self.weights.file, f"{stack}[0]"), self.weights.info(stack).qtype
             for step in input.product(blocks, qtype, scores, self._how)[:-1]:
@@ -221,27 +218,26 @@ class Plan(Ops):
         self._elementwise("clamp", x=x, factor=limit)
 
     def turn(self, x, rope):
-        c = self.config
-        arguments = dict(x=x.data_ptr(), head_dim=c.head_dim, dims=rope.dims, heads=x.shape[1], table=0)
-        self._turns.setdefault(rope, []).append(self.program.add(compiled(c.family.rope), arguments, -x.shape[1]))
+        arguments = dict(x=x.data_ptr(), head_dim=x.shape[2], dims=rope.dims, heads=x.shape[1], table=0)
+        self._turns.setdefault(rope, []).append(self.program.add(compiled(self.config.family.rope), arguments, -x.shape[1]))
 
     def attend(self, layer, q, k, v):
-        c, window, first = self.config, self.config.window_of(layer), self.begin()
-        histories = self._cache.histories(layer)
+        mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
+        heads, kv_heads, dim = mixer.heads, mixer.kv_heads, mixer.head_dim
+        histories = cache.histories()
         for history, new in dict(zip(histories, (k, v), strict=True)).items():  # of a latent both are one
-            arguments = dict(source=new.data_ptr(), token_bytes=0, tokens=1, dim=c.head_dim, position=0)
-            step = self.program.add(append(history.kind, tier()), arguments | history.arguments("target"), -c.kv_heads)
+            arguments = dict(source=new.data_ptr(), token_bytes=0, tokens=1, dim=dim, position=0)
+            step = self.program.add(append(history.kind, tier()), arguments | history.arguments("target"), -kv_heads)
             self._appends.append(step)
-        mixed, parts, group = self._new(1, c.heads * c.head_dim), self._parts.data_ptr(), c.heads // c.kv_heads
-        arguments = attention.chunk_arguments(
-            q.data_ptr(), *histories, parts, group, c.head_dim, c.attention_scale, c.attention_cap
-        )
+        mixed, parts, group = self._new(1, heads * dim), self._parts.data_ptr(), heads // kv_heads
+        arguments = attention.chunk_arguments(q.data_ptr(), *histories, parts, group, dim, mixer.scale, mixer.cap)
         chunk = self.program.add(attention.attend_chunk(histories[0].kind, tier()), arguments, 0)
         sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
         sinks = 0 if sinks is None else sinks.data_ptr()
-        arguments = dict(parts=parts, sinks=sinks, out=mixed.data_ptr(), dim=c.head_dim, chunks=0)
-        self._attentions.setdefault(window, []).append((chunk, self.program.add(attention.combine(), arguments, -c.heads)))
-        self.end("attention", first, layer=layer, nbytes=window, outcome="fused")
+        arguments = dict(parts=parts, sinks=sinks, out=mixed.data_ptr(), dim=dim, chunks=0)
+        join, shares = self.program.add(attention.combine(), arguments, -heads), kv_heads * attention.shares_of(group)
+        self._attentions.setdefault(mixer.window, []).append((chunk, join, shares))
+        self.end("attention", first, layer=layer, nbytes=cache.bytes_per_position, outcome="fused")
         return mixed
 
     def by_head(self, name, x):
@@ -268,7 +264,7 @@ class Plan(Ops):
             first += dim
         return y
 
-    def activate(self, gate, up=None):
+    def activate(self, activation, gate, up=None):
         out, up = self._new(*gate.shape), self._new(*gate.shape).fill_(1) if up is None else up
-        self._elementwise(self.config.family.activation, gate=gate, up=up, out=out)
+        self._elementwise(activation, gate=gate, up=up, out=out)
         return self.input(out)

@@ -1,10 +1,27 @@
 """Rotary position embedding: a file's frequencies, and rotation in the two layouts of pairs."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 
-from kit.model.config import RopeConfig
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """RoPE: pair i of a head is rotated by p * base^(-2i / dims) at position p; long contexts scale these frequencies.
+
+    Linear scaling divides all frequencies by ``factor``; yarn (Peng et al. 2023) divides the low ones, keeps the high ones
+    and blends between; llama 3 stores divisors in the tensor ``rope_freqs.weight``.
+    """
+
+    dims: int  # number of elements of each head that are rotated, from the first; 0: no RoPE
+    base: float
+    factor: float
+    yarn: bool
+    original_context: int
+    attention_factor: float
+    beta_fast: float
+    beta_slow: float
 
 
 def frequencies(rope: RopeConfig, divisors: torch.Tensor | None = None) -> tuple[torch.Tensor, float]:

@@ -14,7 +14,7 @@ from kit.model.attention import ATTENTION
 from kit.model.cpu_ops import CpuOps, RowsOps
 from kit.model.forward import forward
 from kit.model.hyperparameters import read_config
-from kit.model.kvcache import KVCache
+from kit.model.kvcache import SequenceCache
 from kit.model.linear import GEMV_MAX_TOKENS, LINEAR, linear_named
 from kit.model.plan import Plan, obstacle
 from kit.model.rope import Rope
@@ -51,7 +51,7 @@ class Transformer(Shown):
         self.new_cache(1)  # an unknown kv_dtype is an error here and not at the first token
         divisors = weights["rope_freqs.weight"].cpu() if "rope_freqs.weight" in self.file.tensors else None
         c = self.config
-        self.ropes = {rope: Rope(rope, c.family.rope, divisors) for rope in map(c.rope_of, range(c.layers)) if rope}
+        self.ropes = {rope: Rope(rope, c.family.rope, divisors) for rope in c.ropes}
 
         self.unplanned, self._plans = obstacle(self), WeakKeyDictionary()
         used = [self.file.tensors[name] for name in c.order_of_use(self.file.tensors) if "_exps." not in name]
@@ -61,12 +61,13 @@ class Transformer(Shown):
 
     def _facts(self):
         c, linear = self.config, [name for name, variant in LINEAR.items() if variant is self.linear]
-        several = {"experts": f"{c.routing.used} of {c.experts}"} if c.experts else {}
+        several = {"experts": f"{c.experts_used} of {c.experts}"} if c.experts else {}
+        heads = next(({"heads": layer.mixer.said} for layer in c.layers if layer.mixer.memory.position), {})
         return f"{type(self).__name__} of {self.file.path}", {
             "architecture": c.architecture,
-            "layers": str(c.layers),
+            "layers": c.said,
             "hidden size": str(c.hidden_size),
-            "heads": f"{c.heads} ({c.kv_heads} of keys and values)",
+            **heads,
             **several,
             "vocabulary": f"{c.vocabulary:,}",
             "context": f"{self.max_context:,}",
@@ -75,17 +76,18 @@ class Transformer(Shown):
             "KV cache": self.kv_dtype,
         }
 
-    def new_cache(self, context: int | None = None) -> KVCache:
-        """An empty key/value cache for up to ``context`` positions (None: ``max_context``)."""
-        c = self.config
-        return KVCache(c.layers, c.kv_heads, c.head_dim, context or self.max_context, self.kv_dtype, c.one_history)
+    def new_cache(self, context: int | None = None) -> SequenceCache:
+        """What the layers remember of an empty sequence, of up to ``context`` positions (None: ``max_context``)."""
+        context = context or self.max_context
+        states = [layer.mixer.state(context, self.kv_dtype) for layer in self.config.layers]
+        return SequenceCache(states, context, self.kv_dtype)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The file's tokenizer, made at first use; TokenizerError when it has none, or one of an unknown kind."""
         return tokenizer_of(self.file)
 
-    def logits(self, tokens: Sequence[int], first: int = 0, cache: KVCache | None = None) -> torch.Tensor:
+    def logits(self, tokens: Sequence[int], first: int = 0, cache: SequenceCache | None = None) -> torch.Tensor:
         """Logits after each of ``tokens`` from index ``first`` on (negative: from the end), (tokens, vocabulary) float32.
 
         ``cache`` holds the positions before and grows; None: there are none. Raises ModelError as ``step`` does.
@@ -94,7 +96,7 @@ class Transformer(Shown):
         self._check_tokens(tokens, cache.length, cache.context)
         return self._forward(tokens, cache, slice(first, None))
 
-    def step(self, tokens: Sequence[int], cache: KVCache) -> torch.Tensor:
+    def step(self, tokens: Sequence[int], cache: SequenceCache) -> torch.Tensor:
         """Logits after the last of ``tokens``, (vocabulary,) float32; ``cache`` holds the positions before and grows.
 
         A prompt is passed at once (prefill), then one token a step (decode). Raises ModelError when there are no tokens,
@@ -102,7 +104,7 @@ class Transformer(Shown):
         """
         return self.logits(tokens, -1, cache)[0]
 
-    def batch(self, rows: Sequence[Sequence[int]], caches: Sequence[KVCache], wanted: torch.Tensor) -> torch.Tensor:
+    def batch(self, rows: Sequence[Sequence[int]], caches: Sequence[SequenceCache], wanted: torch.Tensor) -> torch.Tensor:
         """One pass over several rows of tokens, each after the positions that its own cache holds and grows by.
 
         ``wanted``: indices into the tokens of all rows, one row after another, (n,). Logits (n, vocabulary) float32. Raises

@@ -1,5 +1,6 @@
 """What attention costs a token: arithmetic, keys and values that are read, and its share of a token's time."""
 
+import functools
 from collections.abc import Collection
 
 import numpy as np
@@ -18,13 +19,13 @@ _SPANS = ["attention", "linear", "norm"]  # what the parts are called in a trace
 
 def attention_flops(config: Config, context: int, layer: int = 0) -> int:
     """Multiplications and additions of a layer's scores and weighted values for one token."""
-    return 4 * config.heads * config.head_dim * min(context, config.window_of(layer) or context)
+    mixer = config.layers[layer].mixer
+    return 4 * mixer.heads * mixer.head_dim * mixer.memory.seen(context)
 
 
 def kv_bytes(config: Config, context: int, layer: int = 0, width: int = 4) -> int:
     """Bytes of a layer's keys and values, or of a latent, that one token attends to, ``width`` bytes a number."""
-    parts, positions = 2 - config.one_history, min(context, config.window_of(layer) or context)
-    return parts * width * config.kv_heads * config.head_dim * positions
+    return config.layers[layer].mixer.memory.read(context, width)
 
 
 class DecodeStep:
@@ -39,10 +40,12 @@ class DecodeStep:
         self.model, self.times = kit.Transformer(weights, linear=linear, attention=attention, kv_dtype=kv), times
         self.kept_as = weights.file, linear, attention, positions, times, kv, seed
         c, self.positions, self.cache = self.model.config, positions, self.model.new_cache(positions + 1)
-        k, v = torch.randn(2, positions, c.kv_heads, c.head_dim, generator=torch.Generator().manual_seed(seed))
-        for layer in range(c.layers):
-            self.cache.write(layer, k, v)
+        drawn = functools.cache(lambda *shape: torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
+        for layer, kinds in enumerate(c.layers):
+            if kinds.mixer.memory.position:
+                self.cache.write(layer, *drawn(2, positions, kinds.mixer.kv_heads, kinds.mixer.head_dim))
         self.cache.advance(positions)
+        self.mark = self.cache.mark()
 
     def parts(self) -> list[float]:
         """Seconds of a token by PARTS, after one that dequantizes, compiles and warms up."""
@@ -50,7 +53,7 @@ class DecodeStep:
             self._warm = True
             self.parts()
         self.model.trace.clear()
-        self.cache.truncate(self.positions)
+        self.cache.back_to(self.mark)
         self.model.step([0], self.cache)
         spans = self.model.trace.frame()
         spans["seconds"] *= np.where(spans["layer"] >= 0, self.times, 1.0)

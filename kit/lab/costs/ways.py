@@ -251,8 +251,9 @@ def run(way: Way, weights, steps, tokens: int) -> Measured:
     """Measure ``tokens`` steps over any ``weights`` after a warm-up."""
     steps.step()
     if way.linear in FUSED and isinstance(steps, Decode):  # the second token records the program, so it is dropped too
+        mark = steps.cache.mark()
         steps.step()
-        steps.cache.truncate(1)
+        steps.cache.back_to(mark)
     weights.trace.clear()
     for _ in range(tokens):
         result = steps.step()

@@ -39,7 +39,7 @@ def blocks_read(file) -> int:
 
 def kv_room(config: Config, context: int, kv: str) -> int:
     """Bytes of memory that the keys and values of ``context`` positions take."""
-    return 2 * config.layers * config.kv_heads * config.head_dim * context * KV_DTYPES[kv].itemsize
+    return sum(layer.mixer.memory.held(context, KV_DTYPES[kv].itemsize) for layer in config.layers)
 
 
 def free_bytes() -> int:
@@ -78,8 +78,8 @@ def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> pd.
     config, weights = read_config(file), DeviceWeights(file)
     blocks, elements, rows = blocks_read(file), bytes_used(uses_of(file), 1), []
     for context, kv in product((n for n in contexts if n < config.context), kinds):
-        flops = 2 * elements + sum(attention_flops(config, context, layer) for layer in range(config.layers))
-        read = blocks + sum(kv_bytes(config, context, layer, KV_DTYPES[kv].itemsize) for layer in range(config.layers))
+        flops = 2 * elements + sum(attention_flops(config, context, layer) for layer in range(len(config.layers)))
+        read = blocks + sum(kv_bytes(config, context, layer, KV_DTYPES[kv].itemsize) for layer in range(len(config.layers)))
         need, have = kv_room(config, context + 1, kv), _SHARE * free_bytes()
         missing = f"{format_bytes(need)} of keys and values, {format_bytes(have)} to have" if need > have else ""
         taken = [] if missing else _tokens(weights, context, kv, samples)
@@ -91,7 +91,7 @@ def _tokens(weights: DeviceWeights, context: int, kv: str, samples: int) -> list
     model = DeviceTransformer(weights, max_context=context + 1, kv_dtype=kv)
     cache, taken = model.new_cache(), []
     cache.reserve(context + 1)
-    for stored in (cache.keys, cache.values):
+    for stored in (*cache.keys, *cache.values):
         stored.normal_(generator=torch.Generator(stored.device).manual_seed(0))
     cache.advance(context)
     for _ in range(samples + 2):  # the first compiles and captures, the second warms up

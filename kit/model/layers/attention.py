@@ -1,0 +1,106 @@
+"""Attention by heads: queries over the keys and values of all positions or of a window (GQA: Ainslie et al. 2023)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kit.model.kvcache import KVCache
+from kit.model.layers.kind import Memory, Tensor, heads_said, matrix, vector
+from kit.model.rope import RopeConfig
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The numbers of one layer; query head h uses key/value head ``h // (heads / kv_heads)``."""
+
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: RopeConfig | None  # None: the layer has no RoPE
+    window: int  # positions that a query attends to, its own included; 0: all
+    scale: float
+    cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: none
+    limit: float = 0.0  # queries, keys and values are clamped to -limit to limit; 0: they are not
+    qk_norm: str = ""  # of queries and keys: by "head", over "all" heads, or by head "after" RoPE
+    fused: bool = False  # attn_qkv is the rows of q, k and v
+    sinks: bool = False  # a further logit of each head in the softmax, without a value
+
+    one_history = False  # keys are not also the values
+
+    @classmethod
+    def of(cls, facts, layer: int) -> "Attention":
+        """From the metadata (kit.model.hyperparameters.Facts) and the architecture's row."""
+        family, keys = facts.family, facts.keys
+        return cls(
+            hidden_size=facts.hidden_size,
+            heads=facts.heads[layer],
+            kv_heads=facts.kv_heads[layer],
+            head_dim=facts.head_dim,
+            rope=facts.rope_of(layer),
+            window=facts.windows[layer],
+            scale=facts.attention_scale(facts.head_dim),
+            cap=keys.number("attn_logit_softcapping", family.soft_caps[0]),
+            limit=keys.number("attention.clamp_kqv", 0),
+            qk_norm=family.qk_norm,
+            fused="attn" in family.fused,
+            sinks=family.sinks,
+        )
+
+    def tensors(self) -> Iterator[Tensor]:
+        q, kv, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden_size
+        if self.fused:
+            yield from matrix("attn_qkv", q + 2 * kv, hidden)
+        else:
+            for part, size in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
+                yield from matrix(part, size, hidden)
+        if self.qk_norm:
+            each = self.qk_norm != "all"
+            yield from vector("attn_q_norm", self.head_dim if each else q)
+            yield from vector("attn_k_norm", self.head_dim if each else kv)
+        if self.sinks:
+            yield from vector("attn_sinks", self.heads)
+        yield from matrix("attn_output", hidden, q)
+
+    def widths(self) -> Iterator[int]:
+        yield from (self.head_dim, self.heads * self.head_dim, self.rope.dims if self.rope else 0)
+
+    @property
+    def memory(self) -> Memory:
+        return Memory(2 * self.kv_heads * self.head_dim, self.window)
+
+    @property
+    def said(self) -> str:
+        return heads_said(self)
+
+    def state(self, context: int, dtype: str) -> KVCache:
+        return KVCache(self.kv_heads, self.head_dim, context, dtype)
+
+    def run(self, ops, layer, x, input, after):
+        block = f"blk.{layer}."
+        q, k, v = self._heads(ops, block, input)
+        if self.rope:
+            ops.rotate(layer, q, k)
+        if self.qk_norm == "after":
+            q, k = _normed(ops, block, q, k)
+        ops.add_linear(x, f"{block}attn_output.weight", ops.input(ops.attend(layer, q, k, v)), after)
+
+    def _heads(self, ops, block, input):
+        """q, k and v, (tokens, heads, head_dim) each, before RoPE."""
+        if self.fused:
+            sizes = [count * self.head_dim for count in (self.heads, self.kv_heads, self.kv_heads)]
+            q, k, v = ops.linear(f"{block}attn_qkv.weight", input).split(sizes, 1)
+        else:
+            q, k, v = (ops.linear(f"{block}attn_{part}.weight", input) for part in "qkv")
+        if self.limit:
+            for part in (q, k, v):
+                ops.clamp(part, self.limit)
+        if self.qk_norm == "all":
+            q, k = _normed(ops, block, q, k)
+        q, k, v = (part.unflatten(1, (-1, self.head_dim)) for part in (q, k, v))
+        if self.qk_norm == "head":
+            q, k = _normed(ops, block, q, k)
+        return q, k, v
+
+
+def _normed(ops, block, q, k):
+    return ops.rms_norm(q, f"{block}attn_q_norm.weight"), ops.rms_norm(k, f"{block}attn_k_norm.weight")

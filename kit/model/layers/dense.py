@@ -1,0 +1,58 @@
+"""A dense feed-forward layer: down(activation(gate x) * up x), or down(activation(up x))."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kit.model.layers.kind import Tensor, matrix
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The numbers of one layer, or of the expert that all tokens of a mixture use (``suffix`` "_shexp")."""
+
+    hidden_size: int
+    size: int
+    activation: str = "silu"
+    gated: bool = True
+    fused: bool = False  # ffn_up is the rows of gate and up
+    suffix: str = ""
+
+    @classmethod
+    def of(cls, facts, layer: int) -> "Dense":
+        return cls(facts.hidden_size, facts.dense_size[layer], **shape_of(facts.family))
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from stacks(self, self.suffix, self.size)
+
+    def widths(self) -> Iterator[int]:
+        yield self.size
+
+    def run(self, ops, layer, x, input, after):
+        name = f"blk.{layer}.ffn_{{}}{self.suffix}.weight"
+        ops.add_linear(x, name.format("down"), hidden(self, ops, name, input), after)
+
+
+def shape_of(family) -> dict:
+    """What a row says of gates and activation."""
+    return dict(activation=family.activation, gated=family.gated, fused="ffn" in family.fused)
+
+
+def stacks(kind, suffix: str, size: int, *stack: int) -> Iterator[Tensor]:
+    """The matrices of one network, or of a stack of experts."""
+    for part in parts(kind)[:-1]:
+        yield from matrix(f"ffn_{part}{suffix}", *stack, (1 + kind.fused) * size, kind.hidden_size)
+    yield from matrix(f"ffn_down{suffix}", *stack, kind.hidden_size, size)
+
+
+def parts(kind) -> tuple[str, ...]:
+    """The matrices, in order of use."""
+    return ("gate", "up", "down") if kind.gated and not kind.fused else ("up", "down")
+
+
+def hidden(kind, ops, name: str, input):
+    """The input of "down": the activated gate times up, or activated up. ``name``: of a matrix, with "{}" for its part."""
+    if not kind.gated:
+        return ops.activate(kind.activation, ops.linear(name.format("up"), input))
+    if kind.fused:
+        return ops.activate(kind.activation, *ops.linear(name.format("up"), input).chunk(2, 1))
+    return ops.activate(kind.activation, *(ops.linear(name.format(part), input) for part in ("gate", "up")))

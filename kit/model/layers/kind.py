@@ -1,0 +1,65 @@
+"""What all kinds of layers share: how they name tensors, and what they remember of a sequence, in numbers.
+
+A kind is a frozen dataclass that holds the numbers of one layer. It has
+
+    tensors() -> Iterator[Tensor]                     its tensors in order of use; the only place that names them
+    widths() -> Iterator[int]                         sizes that the CPU's recorded pass takes in vectors of sixteen
+    run(ops, layer, x, input, after) -> None          adds its result to x, by the operations of kit.model.forward.Ops
+
+and a mixer, which sees the tokens before, also
+
+    memory: Memory                                    what it remembers of a sequence
+    state(context, dtype) -> KVCache or FixedState    where it remembers it
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Tensor(NamedTuple):
+    """A tensor of a layer: ``name`` without the prefix ``blk.N.``, shape with the rows first."""
+
+    name: str
+    shape: tuple[int, ...]
+    required: bool = True
+
+
+def matrix(part: str, *shape: int) -> Iterator[Tensor]:
+    """The weight ``part``, (out, in) or a stack of such, and the bias that a file may have for it."""
+    yield Tensor(f"{part}.weight", shape)
+    yield Tensor(f"{part}.bias", shape[:-1], required=False)
+
+
+def vector(part: str, size: int) -> Iterator[Tensor]:
+    """The weight ``part`` of one axis."""
+    yield Tensor(f"{part}.weight", (size,))
+
+
+def heads_said(kind) -> str:
+    """The heads of a kind that attends: "32 (8 of keys and values)"."""
+    return f"{kind.heads} ({kind.kv_heads} of keys and values)"
+
+
+class Memory(NamedTuple):
+    """What a layer remembers of a sequence, in numbers: some for each position (``position``), which are written once, read by
+    every token within the ``window`` (0: all), and can be cut; and ``fixed`` float32 that every token reads and writes."""
+
+    position: int = 0
+    window: int = 0
+    fixed: int = 0
+
+    def seen(self, positions: int) -> int:
+        """How many of so many positions a token attends to, its own included."""
+        return min(positions, self.window or positions)
+
+    def held(self, positions: int, width: float = 4) -> int:
+        """Bytes after so many positions, ``width`` bytes for a number of a position."""
+        return int(self.position * positions * width) + 4 * self.fixed
+
+    def read(self, positions: int, width: float = 4) -> int:
+        """Bytes that a token reads which attends to so many positions, its own included."""
+        return int(self.position * self.seen(positions) * width) + 4 * self.fixed
+
+    def written(self, width: float = 4) -> int:
+        """Bytes that a token writes."""
+        return int(self.position * width) + 4 * self.fixed

@@ -1,0 +1,122 @@
+"""Latent attention (MLA, DeepSeek-AI 2024): keys and values of all heads are projections of one latent."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kit.model.kvcache import KVCache
+from kit.model.layers.kind import Memory, Tensor, heads_said, matrix, vector
+from kit.model.rope import RopeConfig
+
+
+@dataclass(frozen=True)
+class Latent:
+    """The numbers of one layer. In a query or key the elements with RoPE come first."""
+
+    hidden_size: int
+    heads: int
+    rope: RopeConfig
+    scale: float
+    rank: int  # elements of the latent
+    query_rank: int  # of the latent of queries; 0: they have none
+    plain: int  # elements of a head's query and key without RoPE
+    value: int  # elements of a head's value
+    absorbed: bool  # queries and outputs are projected in place of keys and values, and the latent is all history
+
+    window = cap = 0
+    sinks = False
+
+    @classmethod
+    def of(cls, facts, layer: int) -> "Latent":
+        """Files of 2025 and later have the sizes of a head as ``_mla``, because the latent is the one head there."""
+        keys, rope = facts.keys, facts.rope
+        absorbed = keys.count("attention.key_length_mla", 0) > 0
+        ending = "_mla" if absorbed else ""
+        plain = keys.count(f"attention.key_length{ending}", facts.head_dim) - rope.dims
+        rope, sharper = facts.sharpened(rope)
+        return cls(
+            hidden_size=facts.hidden_size,
+            heads=facts.heads[layer],
+            rope=rope,
+            scale=facts.attention_scale(plain + rope.dims, sharper),  # a query has that many elements before absorption
+            rank=keys.count("attention.kv_lora_rank"),
+            query_rank=keys.count("attention.q_lora_rank", 0),
+            plain=plain,
+            value=keys.count(f"attention.value_length{ending}"),
+            absorbed=absorbed,
+        )
+
+    @property
+    def one_history(self) -> bool:
+        """Whether keys are also the values."""
+        return self.absorbed
+
+    @property
+    def kv_heads(self) -> int:
+        return 1 if self.absorbed else self.heads
+
+    @property
+    def head_dim(self) -> int:
+        return (self.rank if self.absorbed else self.plain) + self.rope.dims
+
+    def tensors(self) -> Iterator[Tensor]:
+        hidden, heads, turned, rank = self.hidden_size, self.heads, self.rope.dims, self.rank
+        if self.query_rank:
+            yield from matrix("attn_q_a", self.query_rank, hidden)
+            yield from vector("attn_q_a_norm", self.query_rank)
+        yield from matrix("attn_q_b" if self.query_rank else "attn_q", heads * (self.plain + turned), self.query_rank or hidden)
+        yield from matrix("attn_kv_a_mqa", rank + turned, hidden)
+        yield from vector("attn_kv_a_norm", rank)
+        if self.absorbed:
+            yield from matrix("attn_k_b", heads, rank, self.plain)
+            yield from matrix("attn_v_b", heads, self.value, rank)
+        else:
+            yield from matrix("attn_kv_b", heads * (self.plain + self.value), rank)
+        yield from matrix("attn_output", hidden, heads * self.value)
+
+    def widths(self) -> Iterator[int]:
+        yield from (self.rank, self.query_rank, self.plain, self.value, self.head_dim, self.rope.dims)
+
+    @property
+    def memory(self) -> Memory:
+        return Memory((2 - self.absorbed) * self.kv_heads * self.head_dim)
+
+    @property
+    def said(self) -> str:
+        return heads_said(self)
+
+    def state(self, context: int, dtype: str) -> KVCache:
+        return KVCache(self.kv_heads, self.head_dim, context, dtype, one=self.absorbed)
+
+    def run(self, ops, layer, x, input, after):
+        block = f"blk.{layer}."
+        q, k, v = self._heads(ops, block, input)
+        ops.rotate(layer, q, k)
+        mixed = self._values(ops, block, ops.attend(layer, q, k, v))
+        ops.add_linear(x, f"{block}attn_output.weight", ops.input(mixed), after)
+
+    def _heads(self, ops, block, input):
+        """q, k and v. Absorbed, all heads share one key, which is also the value: the latent."""
+        rank, heads, turned_dims = self.rank, self.heads, self.rope.dims
+        if self.query_rank:
+            q = ops.norm(ops.linear(f"{block}attn_q_a.weight", input), f"{block}attn_q_a_norm.weight")
+            q = ops.linear(f"{block}attn_q_b.weight", q)
+        else:
+            q = ops.linear(f"{block}attn_q.weight", input)
+        q, turned_q = q.unflatten(1, (heads, -1)).split([self.plain, turned_dims], -1)
+        latent, turned = ops.linear(f"{block}attn_kv_a_mqa.weight", input).split([rank, turned_dims], 1)
+        turned, norm = turned[:, None], f"{block}attn_kv_a_norm.weight"
+        if self.absorbed:
+            q = ops.by_head(f"{block}attn_k_b.weight", q)
+            k = ops.join((turned, ops.rms_norm(latent, norm)[:, None]), self.head_dim)
+            return ops.join((turned_q, q), self.head_dim), k, k
+        kv = ops.linear(f"{block}attn_kv_b.weight", ops.norm(latent, norm)).unflatten(1, (heads, -1))
+        k, v = kv.split([self.plain, self.value], -1)
+        q, k = ops.join((turned_q, q), self.head_dim), ops.join((turned.expand(-1, heads, -1), k), self.head_dim)
+        return q, k, ops.join((v,), self.head_dim)
+
+    def _values(self, ops, block, mixed):
+        """Values (tokens, heads * value) from what attention mixed: padded values, or RoPE's elements and a latent."""
+        mixed = mixed.unflatten(1, (self.heads, -1))
+        if self.absorbed:
+            return ops.by_head(f"{block}attn_v_b.weight", mixed[..., self.rope.dims :]).flatten(1)
+        return ops.join((mixed[..., : self.value],), self.value).flatten(1)

@@ -1,0 +1,73 @@
+"""A mixture of experts: a router chooses some of many small networks for each token (Shazeer et al. 2017)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kit.model.layers.dense import Dense, hidden, parts, shape_of, stacks
+from kit.model.layers.kind import Tensor, matrix
+
+
+class Routing(NamedTuple):
+    """How a token's experts are chosen from a router's scores."""
+
+    used: int
+    sigmoid: bool  # an expert's share is the sigmoid of its score; else a softmax over all scores
+    normed: bool  # the shares of the chosen are divided by their sum
+    scale: float
+    groups: int  # experts are chosen from the ``groups_used`` best groups alone; 1: from all
+    groups_used: int
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The numbers of one layer; ``size``: of one expert; ``shared``: the expert that all tokens use."""
+
+    hidden_size: int
+    experts: int
+    size: int
+    routing: Routing
+    shared: Dense | None = None
+    activation: str = "silu"
+    gated: bool = True
+    fused: bool = False
+
+    @classmethod
+    def of(cls, facts, layer: int) -> "Mixture":
+        keys, family, shape = facts.keys, facts.family, shape_of(facts.family)
+        size = keys.count("expert_feed_forward_length", 0)
+        shared = keys.count("expert_shared_feed_forward_length", 0) or keys.count("expert_shared_count", 0) * size
+        routing = Routing(
+            used=keys.count("expert_used_count"),
+            sigmoid=(keys.count("expert_gating_func", 0) or family.gating) == 2,
+            normed=family.normed or keys.flag("expert_weights_norm", False),
+            scale=keys.number("expert_weights_scale", 0) or 1.0,
+            groups=keys.count("expert_group_count", 0) or 1,
+            groups_used=keys.count("expert_group_used_count", 0) or 1,
+        )
+        shared = Dense(facts.hidden_size, shared, **shape, suffix="_shexp") if shared else None
+        return cls(facts.hidden_size, facts.experts, size or facts.dense_size[layer], routing, shared, **shape)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from matrix("ffn_gate_inp", self.experts, self.hidden_size)
+        yield Tensor("exp_probs_b.bias", (self.experts,), required=False)
+        yield from stacks(self, "_exps", self.size, self.experts)
+        if self.shared:
+            yield from self.shared.tensors()
+
+    def widths(self) -> Iterator[int]:
+        yield from (self.size, self.shared.size if self.shared else 0)
+
+    def run(self, ops, layer, x, input, after):
+        ops.add(x, self.mixed(ops, layer, x, input))
+        if self.shared:
+            self.shared.run(ops, layer, x, input, after)
+
+    def mixed(self, ops, layer, x, input):
+        """Weighted sum of each token's best experts (tokens, hidden_size); reads only experts in use."""
+        name, out = f"blk.{layer}.ffn_{{}}_exps.weight", ops.zeros(x)
+        names = [name.format(part) for part in parts(self)]
+        for expert, rows, share in ops.experts(f"blk.{layer}.ffn_gate_inp.weight", names, input):
+            own = f"{name}[{expert}]"
+            ops.mix(out, ops.linear(own.format("down"), hidden(self, ops, own, rows)), share)
+        return out
