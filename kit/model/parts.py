@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Mixture(NamedTuple):
+class RecordedMixture(NamedTuple):
     """A layer's experts in a program: for each place among the chosen its steps ``products``, and the step after them that
     adds up what they give; ``uses``: (step, stack, place) of each product with an expert's matrix."""
 
@@ -22,7 +22,7 @@ class Mixture(NamedTuple):
 class Parts:
     """Runs a program; ``chosen`` (layers, experts in use) has what its routers chose."""
 
-    def __init__(self, program, mixtures: list[Mixture], chosen: np.ndarray):
+    def __init__(self, program, mixtures: list[RecordedMixture], chosen: np.ndarray):
         self._program, self._mixtures, self._chosen = program, mixtures, chosen
         self._words = program.steps.reshape(-1)  # no step is added any more
         self._places = {  # of the address of the blocks among the words, by step

@@ -15,7 +15,7 @@ from kit.cpu.threads import Program
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.model.forward import Ops, forward, scaled
-from kit.model.parts import Mixture, Parts
+from kit.model.parts import Parts, RecordedMixture
 from kit.trace import Span
 
 _TABLE = 512  # positions in the table of cosines and sines
@@ -209,7 +209,7 @@ class Plan(Ops):
             first = len(self.program.steps)
             yield place, input, place
             products.append(range(first, len(self.program.steps) - 1))
-        self._mixtures.append(Mixture(layer_of(router), products, self._uses))
+        self._mixtures.append(RecordedMixture(layer_of(router), products, self._uses))
 
     def mix(self, x, y, share):
         self._sets.append((self._elementwise("add", x=x, y=y, factor=0.0), "factor", share, 0, 0))
