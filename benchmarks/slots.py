@@ -67,7 +67,7 @@ def _ways():
 def _measured(path: Path, name: str, share: float, way: str):
     """The rows of a case, one a budget of slots where the way has several."""
     own = child.call(_own)
-    limit = own + int(share * path.stat().st_size)
+    limit = own + int(share * path.stat().st_size) >> 20 << 20  # whole pages, as the system takes it
     with kit.open(path) as file:
         dense, layout = dense_bytes(file), SlotLayout(file)
     cycle = layout.used * layout.layers * layout.size
