@@ -29,7 +29,7 @@ from kit.lab.findings.offload import OFFLOADS, HeldBy
 from kit.lab.group import Group, missing_rights
 from kit.lab.llama_cpp import ENVIRONMENT, LOAD_MODES, Llama
 from kit.model import budget, readers
-from kit.model.slots import SlotLayout
+from kit.model.slot_layout import SlotLayout
 from kit.synthetic.write import cached_model
 from kit.system import counters, own_memory, peak_memory
 from kit.system.paths import models_folder

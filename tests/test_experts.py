@@ -25,7 +25,7 @@ from kit.lab.commands.cli import main
 from kit.lab.costs import expert_caches as costs
 from kit.lab.costs.expert_caches import PROCESS, ExpertBudget
 from kit.lab.findings import expert_ways, offload
-from kit.model.slots import SlotLayout
+from kit.model.slot_layout import SlotLayout
 from kit.synthetic.write import synthesize
 
 GIB = 1 << 30

@@ -21,7 +21,7 @@ from kit.lab.commands.cli import main
 from kit.lab.findings.offload import OFFLOADS, HeldBy
 from kit.model import budget, readers, slots
 from kit.model.readers import Depth
-from kit.model.slots import SlotLayout
+from kit.model.slot_layout import SlotLayout
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from kit.errors import GGUFError, ModelError
 from kit.model.pinned import PinnedBlocks
-from kit.model.slots import SlotLayout, Slots
+from kit.model.slot_layout import SlotLayout
+from kit.model.slots import Slots
 from kit.model.transformer import Transformer
 from kit.model.weights import Weights
 from kit.system import memory_available, memory_limit, own_memory

@@ -12,7 +12,8 @@ from kit.cache.routes import Routes, of_spans
 from kit.cache.stats import Stats
 from kit.lab import tables
 from kit.model.generate import Generation
-from kit.model.slots import SlotLayout, policy_named
+from kit.model.slot_layout import SlotLayout
+from kit.model.slots import policy_named
 
 ONLINE = ("LFU", "S3FIFO", "LIRS", "TinyLFU", "ARC", "CLOCK", "SIEVE")  # beside LRU
 _HALF, _LONG = 0.492, 1300  # what LRU hits, and tokens of a record, where two claims look
