@@ -160,7 +160,16 @@ def there(monkeypatch):
 def test_macos_has_an_answer_of_its_own_to_every_question_but_one():
     fields = {field for field, default in zip(rows.System._fields, rows.System(), strict=True)
               if getattr(rows.SYSTEMS["darwin"], field) == default}  # fmt: skip
-    assert fields == {"groups", "limits", "page_sizes"}  # no limit for a group of processes; all pages are of 16 KiB
+    assert fields == {"groups", "limits", "page_sizes", "peak"}  # no limit for groups; pages of 16 KiB; ru_maxrss says it
+
+
+def test_the_peak_of_a_process_is_not_that_of_its_parent():
+    """ru_maxrss of a new process begins with the memory of the one that started it."""
+    held = np.ones(300 << 20, np.uint8)
+    told = subprocess.run(
+        [sys.executable, "-c", "from kit.system import peak_memory; print(peak_memory())"], capture_output=True
+    )
+    assert 0 < int(told.stdout) < held.nbytes or sys.platform != "linux"
 
 
 def test_macos_tells_its_cpu_cores_caches_and_memory(there, monkeypatch):

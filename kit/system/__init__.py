@@ -104,6 +104,8 @@ def peak_memory() -> int:
     """Largest resident size of this process so far, bytes; the present one where the system keeps no peak."""
     if resource is None:
         return psutil.Process().memory_info().rss
+    if own := rows.HERE.peak():  # ru_maxrss begins with what the parent had when it started this process
+        return own
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * rows.HERE.peak_unit
 
 

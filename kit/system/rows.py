@@ -49,6 +49,11 @@ def _proc_name() -> str:
     return " ".join(found[1].split()) if found else ""
 
 
+def _proc_peak() -> int:
+    found = re.search(r"^VmHWM:\s*(\d+) kB", text_of("/proc/self/status"), re.M)
+    return int(found[1]) << 10 if found else 0
+
+
 def _proc_facts() -> dict[str, str]:
     names = {"cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU revision"}  # x86; Arm
     lines = (line.partition(":") for line in text_of("/proc/cpuinfo").split("\n\n")[0].splitlines())
@@ -151,8 +156,9 @@ class System(NamedTuple):
     ``cpu``: its name. ``facts``: what else tells two CPUs of that name apart. ``cores``: to compute on. ``caches``: bytes of
     the last-level caches of these. ``groups``: where groups of processes are made, and the file with their memory limit.
     ``limits``: (bytes allowed, bytes free of them) of each group of this process that has a limit.
-    ``peak_unit``: bytes of ru_maxrss. ``past``: opens a file past the page cache, or OSError. ``forget``: asks that an open
-    file's pages go. ``pages``: whether mincore and mlock are there. ``advice``: word -> argument of madvise.
+    ``peak``: the largest resident size of this process, 0 where it is not told. ``peak_unit``: bytes of ru_maxrss. ``past``:
+    opens a file past the page cache, or OSError. ``forget``: asks that an open file's pages go. ``pages``: whether mincore and
+    mlock are there. ``advice``: word -> argument of madvise.
     ``page_sizes``: of the map that begins at an address, bytes in the page tables, and those by 2 MiB pages.
     ``read``: bytes that this process has read from disks. ``library``: the file of a shared library."""
 
@@ -162,6 +168,7 @@ class System(NamedTuple):
     caches: Callable[[], int] = int
     groups: dict[str, str] = {}  # noqa: RUF012
     limits: Callable[[], list[tuple[int, int]]] = list
+    peak: Callable[[], int] = int
     peak_unit: int = 1024
     past: Callable[[Path, int], int] | None = None
     forget: Callable | None = None
@@ -175,7 +182,7 @@ class System(NamedTuple):
 CGROUP_V1, CGROUP_V2 = "/sys/fs/cgroup/memory", "/sys/fs/cgroup"
 SYSTEMS = {
     "linux": System(
-        cpu=_proc_name, facts=_proc_facts, cores=_allowed_cores, caches=_sys_caches, pages=True,
+        cpu=_proc_name, facts=_proc_facts, peak=_proc_peak, cores=_allowed_cores, caches=_sys_caches, pages=True,
         past=lambda path, flags: os.open(path, flags | os.O_DIRECT),
         forget=lambda file, start, nbytes: os.posix_fadvise(file.fileno(), start, nbytes, os.POSIX_FADV_DONTNEED),
         advice={"random": 1, "willneed": 3, "unmap": 4, "large": 14, "populate": 22, "ahead": 22}, page_sizes=_smaps,
