@@ -119,6 +119,25 @@ def test_no_least_exceeds_what_another_part_of_a_page_says(tmp_path, folder):
         assert roofline["the file's blocks"] <= table["predicted"].min() * (1 + 1e-9)
 
 
+def test_each_way_has_the_bound_of_the_pages_that_it_reads(folder):
+    """A map of small pages reads at 0.8 of memory's speed: blocks that are mapped wait for it, copies and float32 do not."""
+    with kit.open(model_files.write(folder, "tiny-llama")) as file:
+        order = order_of(file, 3)
+        parts = used_tensors(file, order)
+    ones = dict.fromkeys(("float32", "float16"), 1.0)
+    costs = {part.kind: Cost(ones, ones, {"fused": 1.0}) for part in parts.values()}
+    mapped, used = dataclasses.replace(MACHINE, map_gbps=0.8 * MACHINE.read_gbps), bytes_used(order.uses)
+    bounds = {}
+    for way in (tables.BLOCKS, tables.LAZY, Way("HashMap"), Way("Pinned", 1 << 30, linear="pinned blocks")):
+        plain, slow = (predict(way, parts, order, costs, machine, BackingStore(1.0)).bound for machine in (MACHINE, mapped))
+        bounds[way] = plain, slow
+    assert bounds[tables.BLOCKS] == pytest.approx((used / 20e9, used / 16e9))
+    (lazy, slow), row = bounds[tables.LAZY], bytes_used([use for use in order.uses if use.is_rows])
+    assert slow - lazy == pytest.approx((used - row) * (1 / 16e9 - 1 / 20e9), rel=1e-3)
+    for way in (Way("HashMap"), Way("Pinned", 1 << 30, linear="pinned blocks")):
+        assert bounds[way][0] == bounds[way][1] > 0
+
+
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=9))
 def test_a_walk_for_cold_memory_finds_nothing(sizes):
     accesses = repeated([(str(number), size) for number, size in enumerate(sizes)], 4)

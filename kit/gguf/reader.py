@@ -155,6 +155,11 @@ class GGUFFile(Shown):
         if self.pages == "large" and self._files:
             self.reading_again = large_pages.begin(self._files, trace) or self.reading_again
 
+    def large_share(self) -> float | None:
+        """Share of what is mapped of the file that is by pages of 2 MiB; None: not known."""
+        found = [share for file in self._files or () if (share := large_pages.share(file.data)) is not None]
+        return sum(found) / len(found) if found else None
+
     def close(self) -> None:
         """Close the file; reading a tensor afterwards is a GGUFError."""
         for file in self._files or ():

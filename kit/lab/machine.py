@@ -41,6 +41,7 @@ class Machine(state.Bandwidths):
     methods: dict[str, str] = field(repr=False, default_factory=dict)
     gpu: dict | None = None
     system: dict = field(repr=False, default_factory=dict)
+    map_gbps: float | None = None
 
     def best(self, other: "Machine") -> "Machine":
         """``other`` with the better of both of each limit, and its samples."""

@@ -111,9 +111,10 @@ class Readings:
         quiet = [row for row in rows if not row.busy]
         return (quiet or rows * busy or [None])[-1]
 
-    def best(self, way: str, unit: str, file: str = "") -> Reading | None:
-        """The quiet measurement of this machine with the largest sample, whatever its settings: of a bandwidth, the limit."""
-        rows = [row for row in self if (row.way, row.unit, row.file, row.machine) == (way, unit, file, machine_id())]
+    def best(self, way: str, unit: str, file: str = "", machine: str = "") -> Reading | None:
+        """The quiet reading of a ``machine`` (empty: this one) with the largest sample, whatever its settings: of a bandwidth,
+        the limit."""
+        rows = [row for row in self if (row.way, row.unit, row.file, row.machine) == (way, unit, file, machine or machine_id())]
         return max((row for row in rows if row.samples and not row.busy), key=lambda row: max(row.samples), default=None)
 
 

@@ -15,11 +15,18 @@ _SAMPLE_SECONDS = 0.1
 
 
 class Bandwidths:
-    """The least times at ``read_gbps`` and ``write_gbps``, 10^9 bytes a second."""
+    """The least times at ``read_gbps`` and ``write_gbps``, 10^9 bytes per second, and at ``map_gbps`` of a file's map,
+    where that is known (kit.lab.pages)."""
+
+    map_gbps: float | None = None
 
     def seconds_to_read(self, nbytes: float) -> float:
         """The least time to read ``nbytes`` of memory once."""
         return nbytes / (self.read_gbps * 1e9)
+
+    def seconds_to_read_map(self, nbytes: float) -> float:
+        """The least time to read ``nbytes`` of a mapped file once."""
+        return nbytes / ((self.map_gbps or self.read_gbps) * 1e9)
 
     def seconds_to_write(self, nbytes: float) -> float:
         """The least time to write ``nbytes`` of memory once."""

@@ -14,7 +14,7 @@ import pandas as pd
 import kit
 from kit.errors import ReportError
 from kit.gguf.sources import largest_part, resolve
-from kit.lab import disk, figures, kept, machine, profiles, state, tables
+from kit.lab import disk, figures, kept, limits, machine, profiles, state, tables
 from kit.lab.claims import records
 from kit.lab.claims import table as claims
 from kit.lab.claims.gates import LEAST
@@ -73,8 +73,8 @@ class Session:
 
     @cached_property
     def machine(self) -> machine.Machine:
-        """This machine, measured once a run."""
-        return machine.of_run(self.out)
+        """This machine, measured once a run, with the best bandwidth that is known of it."""
+        return limits.of_run(self.out, self.notebook).machine
 
     def state(self, of: str = "") -> dict:
         """The machine's state (kit.lab.state) at the measurement ``of`` a quantity, by which a page that is rendered again

@@ -139,7 +139,8 @@ def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machi
         used, room, speed = bytes_used(order.uses), way.capacity or 0, disk.gbps * 1e9
         in_use = max(tensor.blocks for tensor in tensors.values()) if room < used + warm.held else 0
         pinned = 0 if way.linear == "pressed" else min(max(0, room - warm.held - in_use), used)
-        warm = replace(warm, held=warm.held + in_use)  # vectors, and one matrix of those that are read
+        bound = machine.seconds_to_read(used)  # copies of the kit's own, not the map
+        warm = replace(warm, held=warm.held + in_use, bound=bound)  # vectors, and one matrix of those that are read
         least = max(0, used - room) / speed  # an LRU keeps nothing of what a token uses in order, and the optimum all that fits
         return replace(warm, way=way, seconds=warm.seconds + (used - pinned) / speed, from_disk=least, pages=pinned)
     tokens = max(1, len(order.tokens) - 1)
@@ -148,7 +149,7 @@ def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machi
         token = from_blocks(way.linear, order, costs)
         seconds = token.rest + sum(token.products.get(tensors[name].kind, 0.0) for name in uses) / tokens
         pages = sum(tensors[name].blocks for name in set(uses))
-        bound = machine.seconds_to_read(bytes_used(order.uses))
+        bound = machine.seconds_to_read_map(bytes_used(order.uses))
         vectors = sum(4 * tensor.elements for tensor in tensors.values() if len(tensor.kind.shape) == 1)
         return _with_disk(Prediction(way, seconds, bound, None, vectors, pages), order, 1.0, 0, disk)
     nbytes = {name: tensor.elements * BYTES[way.dtype] for name, tensor in tensors.items()}
@@ -159,8 +160,9 @@ def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machi
     seconds += sum(miss_seconds(costs[tensors[name].kind], way.dtype, cold) for name in missed) / tokens
     # a miss reads blocks; its weights pass through memory only where they are larger than the CPU's caches
     spilled = sum(max(0, nbytes[name] - last_level_cache()) for name in missed) / tokens
-    from_file = sum(tensors[name].blocks - nbytes[name] for name in missed) / tokens
-    bound = machine.seconds_to_read(bytes_used(order.uses, BYTES[way.dtype]) + from_file + spilled)
+    instead = sum(nbytes[name] for name in missed) / tokens  # what misses is read as blocks of the file
+    bound = machine.seconds_to_read(bytes_used(order.uses, BYTES[way.dtype]) - instead + spilled)
+    bound += machine.seconds_to_read_map(sum(tensors[name].blocks for name in missed) / tokens)
     bound += machine.seconds_to_write(spilled)
     in_use = max((nbytes[name] for name in missed), default=0)
     pages = sum(tensors[name].blocks for name in set(missed))
