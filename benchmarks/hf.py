@@ -15,7 +15,7 @@ from benchmarks import parts, quality
 from benchmarks.decode import masked
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab.costs import peers
-from kit.lab.costs.quality import window_of
+from kit.lab.costs.divergence import window_of
 from kit.lab.tables import number
 
 ENGINES = {  # engine -> its row in README and docs/speeds.md
@@ -43,7 +43,8 @@ def run(only: str = "", prompt: int = 512, tokens: int = 24, rounds: int = 3) ->
 def _of(model, prompt, tokens, rounds, tier):
     path = fetch(model)
     with kit.open(path) as file:
-        ids = window_of(kit.Transformer(kit.Weights(file)), prompt)
+        model = kit.Transformer(kit.Weights(file))
+        ids = window_of(model.tokenizer, model.config.context, prompt)
     environment = masked(tier) | {"LLAMA_CPP": ""} if tier else {}
     table = peers.compare(path, tuple(ENGINES), ids, tokens, rounds, progress=True, environment=environment)
     table["of llama.cpp"] = table["speed"] / table["speed"]["llama.cpp, mmap"]

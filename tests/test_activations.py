@@ -14,7 +14,7 @@ from kit.cpu import activations, gemm_codes
 from kit.cpu.linear import linear
 from kit.gguf.formats import BY_ID, FORMATS
 from kit.lab import llama_cpp
-from kit.lab.costs.quality import window_of
+from kit.lab.costs.divergence import window_of
 from kit.model.linear import LINEAR
 from kit.quants.exactness import random_blocks
 
@@ -142,7 +142,7 @@ def of_a_trained_model(trained):
         return fused.apply(weights, name, x)
 
     model = kit.Transformer(kit.Weights(kit.open(trained)), linear=fused._replace(apply=apply))
-    model.logits(window_of(model, TOKENS))
+    model.logits(window_of(model.tokenizer, model.config.context, TOKENS))
     x = max(seen, key=lambda x: x.abs().max() / x.std()).numpy()
     assert np.abs(x).max() > 20 * x.std()
     return np.ascontiguousarray(x[:, np.abs(x).max(0).argmax() // 512 * 512 :][:, :512])

@@ -16,7 +16,7 @@ from kit.errors import CodecError, GGUFError, known
 from kit.gguf import reader
 from kit.gguf.formats import FORMATS
 from kit.gguf.mapped import MappedFile
-from kit.gguf.metadata import Cursor, read_metadata
+from kit.gguf.metadata import encoded_pairs
 from kit.gguf.reader import TensorInfo
 from kit.gguf.sources import model_name
 from kit.gguf.writer import header
@@ -84,17 +84,9 @@ def _pairs(source) -> list[bytes]:
     """The source's metadata pairs as encoded in the file, except ``split.*``."""
     if source.byteorder != "little":
         raise CodecError(f"{source.path}: big-endian files cannot be compressed: convert to little-endian first")
-    data = np.memmap(source.path, np.uint8, "r")
-    cursor = Cursor(source.path, data, position=16)
-    pairs = []
-    for _ in range(cursor.number("u8", "the number of metadata pairs")):
-        start = cursor.position
-        (key,) = read_metadata(cursor, 1)
-        if key.startswith("kit.codec."):
-            raise CodecError(f"{source.path}: is compressed already")
-        if not key.startswith("split."):
-            pairs.append(data[start : cursor.position].tobytes())
-    return pairs
+    if source.compressed:
+        raise CodecError(f"{source.path}: is compressed already")
+    return encoded_pairs(source.path, np.memmap(source.path, np.uint8, "r"))
 
 
 def _is_linear(source, info) -> bool:

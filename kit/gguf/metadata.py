@@ -165,6 +165,17 @@ def read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
     return metadata
 
 
+def encoded_pairs(path, data: np.ndarray, leave_out: tuple[str, ...] = ("split.",)) -> list[bytes]:
+    """The pairs of a little-endian file's metadata as it has them, without keys that begin so."""
+    cursor, pairs = Cursor(path, data, position=16), []
+    for _ in range(cursor.number("u8", "the number of metadata pairs")):
+        start = cursor.position
+        (key,) = read_metadata(cursor, 1)
+        if not key.startswith(leave_out):
+            pairs.append(data[start : cursor.position].tobytes())
+    return pairs
+
+
 def _read_value(cursor: Cursor, key: str, kind: int) -> Any:
     start = cursor.position
     if kind == STRING:

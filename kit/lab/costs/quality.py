@@ -130,9 +130,9 @@ def quality(file, names=None, tokens: int = 0, progress: bool = False, others: M
     return library("pandas").DataFrame(rows).set_index("precision")
 
 
-def from_blocks(file, tokens: int) -> LogitSource:
-    """The exact products straight from the blocks, for a text of so many tokens."""
-    return _source(model_of(file, Precision(), attention="blas"), tokens, few=False)
+def from_blocks(file, tokens: int, linear: str = "fused") -> LogitSource:
+    """Products straight from the blocks, exact or "fused-int8", for a text of so many tokens."""
+    return _source(model_of(file, Precision(linear=linear), attention="blas"), tokens, few=False)
 
 
 def _source(model, context: int, few: bool) -> LogitSource:

@@ -1,0 +1,84 @@
+"""kit quants: which quantization of a model to take on this machine."""
+
+import click
+
+from kit.units import to_json
+
+DEFAULT = ("Q8_0", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # of those that this machine can quantize to
+
+
+@click.command("quants")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--to", metavar="TYPES", help="Formats to quantize a single FILE to: Q8_0,Q4_0. See above.")
+@click.option("--tokens", default=0, type=click.IntRange(0), help="Tokens of the text for the loss.  [default: 1,041]")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="How often each file decodes, in turn.")
+@click.option("--figure", type=click.Path(dir_okay=False), metavar="PNG", help="Draw speed against loss to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(files, to, tokens, rounds, figure, as_json):
+    """Say which quantization of a model to take.
+
+    FILEs are quantizations of one model. Each is measured on this machine: tokens per second by exact products and by
+    activations of eight bits, with the bound by memory; KL divergence from the file with the most bits, with its error; and
+    resident memory. A row is marked * where no other row is both faster and closer.
+
+    A single FILE is quantized again: to Q8_0, Q5_K, Q4_K, Q4_0, Q3_K and Q2_K by llama.cpp's quantizer where it is installed,
+    to Q8_0, Q5_1, Q5_0, Q4_1 and Q4_0 by gguf-py else, or --to those that you name. The new files go to a temporary folder.
+    What FILE itself has lost counts as exact, so name the file with the most bits that you have.
+
+    \b
+    kit quants model-Q8_0.gguf model-Q4_K_M.gguf model-Q3_K_M.gguf
+    kit quants qwen2.5-coder-0.5b --to Q8_0,Q4_0 --figure quants.png
+
+    Exit code: 0 said, 2 it could not be.
+    """
+    import tempfile
+    from contextlib import nullcontext
+    from pathlib import Path
+
+    import kit
+    from kit.errors import QuantError
+    from kit.gguf.sources import resolve
+    from kit.lab.costs import quants
+    from kit.lab.requantize import requantize, targets
+    from kit.system.paths import models_folder
+    from kit.units import finite
+
+    paths = [Path(resolve(name)) for name in files]
+    if to and len(paths) > 1:
+        raise click.UsageError("--to quantizes a single FILE; you named several")
+    known = targets()
+    kinds = [kind.strip().upper() for kind in to.split(",")] if to else [kind for kind in DEFAULT if kind in known] or known
+    if unknown := [kind for kind in kinds if kind not in known]:
+        raise QuantError(f"--to {unknown[0]}: cannot be quantized to here; choose from {', '.join(known)}")
+    alone = len(paths) == 1
+    models_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=models_folder()) if alone else nullcontext() as folder:
+        if alone:
+            with kit.open(paths[0]) as source:
+                stem = paths[0].stem
+                paths += [requantize(source, kind, Path(folder, f"{stem} as {kind}.gguf"), not as_json) for kind in kinds]
+        table = quants.study(paths, tokens, rounds, progress=not as_json)
+        if figure:
+            quants.figure(table)[0].savefig(figure)
+    if as_json:
+        click.echo(to_json(finite({"advice": quants.advice(table), "rows": table.reset_index().to_dict("records")})))
+        return
+    click.echo("\n".join(_lines(table, quants.advice(table))))
+
+
+def _lines(table, advice):
+    from kit.lab.costs import divergence
+    from kit.units import format_bytes
+
+    yield advice
+    yield ""
+    wide = max(len("file"), *map(len, table.index))
+    yield f"  {'file':<{wide}}  {'bytes':>9}  {'bits':>5}  way    {'tok/s':>7}  {'bound':>7}  {'memory':>9}  KL, nats"
+    for name, row in table.iterrows():
+        mark, lost = "*" if row["best"] else " ", divergence.told(row["kl"], row["kl_error"])
+        yield (
+            f"{mark} {name:<{wide}}  {format_bytes(row['bytes']):>9}  {row['bits']:>5.2f}  {row['way']:<5}  "
+            f"{row['speed']:>7.3g}  {row['bound']:>7.3g}  {format_bytes(row['memory']):>9}  {lost}"
+        )
+    yield ""
+    yield f"* no other row is both faster and closer. The bound is memory at {table['gbps'].iloc[0]:.1f} GB/s, the best seen."

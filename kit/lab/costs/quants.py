@@ -1,0 +1,159 @@
+"""Which quantization to take: files of one model in one table, with bytes, speed and its bound, loss with its error, memory.
+
+The file with the most bits per weight is the exact one. Each file runs by exact products and by activations of eight bits.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+import kit
+from kit.errors import ModelError
+from kit.lab import figures, state
+from kit.lab.costs import divergence, quality
+from kit.lab.costs.engines import Process
+from kit.lab.costs.peers import prompt_of
+from kit.lab.costs.uses import bytes_used, uses_of
+
+WAYS = {"exact": ("kit", "fused"), "int8": ("kit, int8 activations", "fused-int8")}  # way -> engine, variant of kit.linear
+COLUMNS = [
+    "bytes", "bits", "way", "speed", "samples", "bound", "gbps", "kl", "kl_error", "same", "memory", "others", "best",
+]  # fmt: skip
+
+
+def study(paths: Sequence[Path], tokens: int = 0, rounds: int = 3, new: int = 32, progress: bool = False) -> pd.DataFrame:
+    """One row for each file and way of WAYS, indexed by the file's name.
+
+    bytes: of the file; bits: per weight. speed: tokens per second, the median of ``samples``, one a round, in which every file
+    and way decodes ``new`` tokens in turn, each in a process of its own. bound: tokens per second at ``gbps``, the most that
+    memory read in any round. kl, kl_error, same: of kit.lab.costs.divergence, by ``tokens`` of a text (0: as many as take
+    seconds), from the exact products of the file with the most bits. memory: resident bytes of the process, file included.
+    others: cores that other processes used. best: no other row is both faster and closer. ModelError for files that are not of
+    one model.
+    """
+    with ExitStack() as stack:
+        files = {path: stack.enter_context(kit.open(path)) for path in paths}
+        _check_alike(list(files.values()))
+        bits = {path: 8 * _nbytes(file) / _elements(file) for path, file in files.items()}
+        first = max(files, key=bits.get)
+        lost, prompt = _losses(files, first, tokens, progress), prompt_of(files[first])
+        used = {path: bytes_used(uses_of(file)) for path, file in files.items()}
+    speeds, memory, read, others = _speeds(paths, prompt, rounds, new, progress)
+    rows = []
+    for path in sorted(paths, key=lambda path: -bits[path]):
+        for way in WAYS:
+            one, samples = lost[path, way], speeds[path, way]
+            rows.append((
+                path.name, path.stat().st_size, bits[path], way, float(np.median(samples)), samples, read * 1e9 / used[path],
+                read, one["kl"], one["kl_error"], one["same"], memory[path, way], others, False,
+            ))  # fmt: skip
+    table = pd.DataFrame(rows, columns=["file", *COLUMNS]).set_index("file")
+    return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()))
+
+
+def front(speed: np.ndarray, kl: np.ndarray) -> np.ndarray:
+    """Whether each point is on the Pareto front: no other is at least as fast and as close, and better in one of the two."""
+    faster, closer = speed[None, :] >= speed[:, None], kl[None, :] <= kl[:, None]
+    better = (speed[None, :] > speed[:, None]) | (kl[None, :] < kl[:, None])
+    return ~(faster & closer & better).any(1)
+
+
+def advice(table: pd.DataFrame) -> str:
+    """The answer in a sentence: the fastest row whose loss is small, and what it gives up."""
+    if table["others"].iloc[0] > state.BUSY:
+        return f"No answer: other processes used {table['others'].iloc[0]:.1f} cores. Run it again on a quiet machine."
+    whole = table[(table["kl"] < SMALL) & table["best"]]
+    if whole.empty:
+        return f"None: every file loses more than {SMALL} nats to the exact one."
+    row = whole.loc[[whole["speed"].idxmax()]].nlargest(1, "speed").iloc[0]
+    linear = " --linear fused-int8" if row["way"] == "int8" else ""
+    told = "the exact ones" if row["kl"] == 0 else f"KL {divergence.told(row['kl'], row['kl_error'])} nats"
+    return f"{row.name}{linear}: {row['speed']:.3g} tokens per second, its answers {told}."
+
+
+SMALL = 0.05  # nats: a loss that is called small; llama.cpp's own rounding of activations loses about 0.02
+
+
+def figure(table: pd.DataFrame):
+    """(figure, axes): speed against loss, a point for each row, the front as a line, each file's bound as a dash."""
+    chart, axes = figures.new(height=4.2)
+    shown = table.assign(x=table["kl"].clip(lower=table["kl"][table["kl"] > 0].min() / 3 if (table["kl"] > 0).any() else 1e-4))
+    for way, mark, color in zip(WAYS, "os", (figures.BLUE, figures.ORANGE), strict=True):
+        part = shown[shown["way"] == way]
+        axes.errorbar(part["x"], part["speed"], xerr=part["kl_error"], fmt=mark, color=color, label=f"{way}", capsize=2)
+        axes.plot(part["x"], part["bound"], "_", color=figures.BLACK, markersize=14, label="bound" if way == "exact" else None)
+    for name, row in shown[shown["best"]].iterrows():
+        axes.annotate(
+            str(name).removesuffix(".gguf")[-28:], (row["x"], row["speed"]), (0, 7), textcoords="offset points", fontsize=8
+        )
+    best = shown[shown["best"]].sort_values("x")
+    axes.plot(best["x"], best["speed"], color=figures.GREEN, linewidth=1.2, zorder=0, label="nothing is faster and closer")
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="KL divergence from the file with the most bits, nats (left is closer)", ylabel="tokens per second")
+    quickest = table.loc[table["best"]].nlargest(1, "speed").iloc[0]
+    axes.set_title(f"{quickest['speed']:.3g} tokens per second at {quickest['bits']:.1f} bits per weight")
+    axes.legend(fontsize=8.5)
+    return chart, axes
+
+
+def _check_alike(files) -> None:
+    first = files[0]
+    for file in files[1:]:
+        other = {name: info.shape for name, info in file.tensors.items()}
+        if file.architecture != first.architecture or other != {name: info.shape for name, info in first.tensors.items()}:
+            raise ModelError(f"{file.path}: is no quantization of the model in {first.path}: its tensors have other shapes")
+
+
+def _losses(files, first, tokens, progress) -> dict:
+    tokens = tokens or divergence.tokens_for(_elements(files[first]), thorough=True)
+    exact = kit.Transformer(kit.Weights(files[first]))
+    window = divergence.window_of(exact.tokenizer, exact.config.context, tokens)
+    truth = quality.from_blocks(files[first], len(window))
+    ways = {(path, way): (file, linear) for path, file in files.items() for way, (_, linear) in WAYS.items()}
+    sources = {key: truth if key == (first, "exact") else quality.from_blocks(file, len(window), linear)
+               for key, (file, linear) in ways.items()}  # fmt: skip
+    return divergence.compare(window, truth, sources, progress)
+
+
+def _speeds(paths, prompt, rounds, new, progress):
+    """({(path, way): tokens per second of each round}, {(path, way): resident bytes}, GB/s, cores of others)."""
+    running, read, taken = {}, [], []
+    with ExitStack() as stack:
+        for path in paths:
+            for way, (engine, _) in WAYS.items():
+                running[path, way] = process = Process(engine, path, len(prompt) + new)
+                stack.callback(process.close)
+                process.ask(load=True)
+                process.ask(begin=prompt)
+                process.ask(steps=2)
+
+        def once():
+            speeds = {}
+            for key, process in running.items():
+                process.ask(begin=prompt)
+                speeds[key] = (new - 1) / process.ask(steps=new - 1)[0]
+                read.append(state.probe_state().read_gbps)
+            return speeds
+
+        bar = tqdm(total=rounds, desc="speeds", unit="round", disable=None if progress else True)
+        while len(taken) < 2 * rounds and sum(others <= state.BUSY for others, _ in taken) < rounds:
+            speeds, others, disturbed = state.watched(once, [process.process for process in running.values()])
+            taken.append((others if disturbed else 0.0, speeds))
+            bar.update()
+        bar.close()
+        memory = {key: process.memory() for key, process in running.items()}
+    taken = sorted(taken, key=lambda each: each[0])[:rounds]  # the quietest
+    return {key: [speeds[key] for _, speeds in taken] for key in running}, memory, max(read), taken[-1][0]
+
+
+def _nbytes(file) -> int:
+    return sum(info.nbytes for info in file.tensors.values())
+
+
+def _elements(file) -> int:
+    return sum(info.elements for info in file.tensors.values())

@@ -1,0 +1,103 @@
+"""kit quants: files of one model in one table; what is quantized again is what llama.cpp's quantizer and gguf-py make of it."""
+
+import json
+
+import gguf
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+import kit
+from kit.errors import ModelError, QuantError
+from kit.gguf.formats import FORMATS
+from kit.lab import llama_cpp, requantize
+from kit.lab.commands.cli import main
+from kit.lab.costs import quants
+from kit.synthetic.write import synthesize
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return synthesize(tmp_path_factory.mktemp("quants") / "source.gguf", "tiny-llama", "F32")
+
+
+@pytest.mark.parametrize("qtype", requantize.FROM_SHELF)
+def test_a_format_of_gguf_py_is_quantized_as_gguf_py_does(source, tmp_path, monkeypatch, qtype):
+    monkeypatch.setattr(llama_cpp, "available", lambda: False)
+    assert requantize.targets() == requantize.FROM_SHELF
+    with kit.open(source) as file, kit.open(requantize.requantize(file, qtype, tmp_path / "new.gguf")) as new:
+        assert list(new.tensors) == list(file.tensors)
+        for name, info in file.tensors.items():
+            assert new.tensors[name].qtype == (qtype if len(info.shape) > 1 else "F32")
+            if len(info.shape) > 1:
+                right = gguf.quants.quantize(file.blocks(name).view(np.float32), gguf.GGMLQuantizationType[qtype])
+                assert (new.blocks(name) == right).all()
+        same = set(file.metadata) - {"general.file_type"}
+        assert set(new.metadata) == same and all(str(new.metadata[key]) == str(file.metadata[key]) for key in same)
+
+
+@pytest.mark.skipif(not llama_cpp.available(), reason="llama.cpp is not installed")
+@pytest.mark.parametrize("qtype", [name for name in requantize.BY_LLAMA_CPP if name not in requantize.FROM_SHELF])
+def test_llama_cpp_quantizes_closer_than_a_step(source, tmp_path, qtype):
+    """Its blocks dequantize near the weights: the error is that of so many bits, not of another tensor or place."""
+    with kit.open(source) as file, kit.open(requantize.requantize(file, qtype, tmp_path / "new.gguf")) as new:
+        for name, info in new.tensors.items():
+            if len(info.shape) > 1:
+                assert info.qtype in (qtype, requantize._SHORT_ROWS.get(qtype))
+                right, found = (kit.dequantize(one.blocks(name), one.tensors[name].qtype) for one in (file, new))
+                bits = FORMATS[info.qtype].block_bytes * 8 / FORMATS[info.qtype].block_elements
+                assert (right - found).pow(2).mean().sqrt() < 2.5 * 2**-bits * right.std(), name
+
+
+def test_rows_that_do_not_divide_take_what_llama_cpp_takes(source, tmp_path):
+    with kit.open(source) as file:
+        odd = next(info for info in file.tensors.values() if len(info.shape) > 1)._replace(shape=(4, 96))
+        assert requantize._target(odd, "Q4_K") == "Q5_0" and requantize._target(odd._replace(shape=(4, 90)), "Q4_0") == "F32"
+        for qtype, path, match in (
+            ("Q9_K", tmp_path / "a.gguf", "'Q9_K' is not known"),
+            ("Q4_0", source, "is the input itself"),
+        ):
+            with pytest.raises(QuantError, match=match):
+                requantize.requantize(file, qtype, path)
+
+
+def test_the_front_is_what_nothing_beats():
+    speed, kl = np.array([1.0, 2.0, 2.0, 3.0, 0.5]), np.array([0.0, 0.1, 0.2, 0.3, 0.3])
+    assert quants.front(speed, kl).tolist() == [True, True, False, True, False]
+    assert quants.front(np.ones(2), np.zeros(2)).tolist() == [True, True]  # equals beat neither
+
+
+def test_the_answer_follows_the_table():
+    rows = {"speed": [1.0, 2.0, 9.0], "kl": [0.0, 0.01, 1.0], "kl_error": [0.0, 1e-3, 0.1], "way": ["exact", "int8", "int8"],
+            "others": 0.0, "best": True}  # fmt: skip
+    table = pd.DataFrame(rows, index=["big", "small", "tiny"])
+    assert quants.advice(table) == "small --linear fused-int8: 2 tokens per second, its answers KL 0.01 ± 0.001 nats."
+    assert quants.advice(table.iloc[:1]) == "big: 1 tokens per second, its answers the exact ones."
+    assert quants.advice(table.iloc[2:]).startswith("None: every file loses more than")
+    assert "other processes used 1.5 cores" in quants.advice(table.assign(others=1.5))
+
+
+@pytest.mark.slow
+def test_the_command_measures_each_file_by_each_way(trained, tmp_path):
+    """On a trained model: fewer bits lose more, the file itself loses nothing, and the figure is drawn."""
+    options = ["--to", "Q8_0,Q4_0", "--tokens", "80", "--rounds", "1", "--json", "--figure", str(tmp_path / "q.png")]
+    done = CliRunner().invoke(main, ["quants", str(trained), *options])
+    assert done.exit_code == 0, done.output
+    rows = pd.DataFrame(json.loads(done.stdout)["rows"]).set_index(["file", "way"])
+    assert len(rows) == 6 and (rows["speed"] > 0).all() and (rows["bound"] > 0).all() and (rows["memory"] > rows["bytes"]).all()
+    of = {name.partition(" as ")[2].removesuffix(".gguf"): rows.loc[name, "kl"]["exact"] for name in rows.index.levels[0]}
+    assert of[""] == 0 < of["Q8_0"] < of["Q4_0"]
+    assert (tmp_path / "q.png").stat().st_size > 10_000
+
+
+def test_what_is_no_quantization_of_the_model_is_refused(source, tmp_path):
+    other = synthesize(tmp_path / "other.gguf", "tiny-qwen2")
+    with pytest.raises(ModelError, match=r"other\.gguf: is no quantization of the model in .*source\.gguf"):
+        quants.study([source, other])
+    for given, says in (
+        ([source, other, "--to", "Q4_0"], "--to quantizes a single FILE"),
+        ([source, "--to", "Q9"], "--to Q9: cannot"),
+    ):
+        done = CliRunner().invoke(main, ["quants", *map(str, given)])
+        assert done.exit_code == 2 and says in done.output
