@@ -371,4 +371,4 @@ def test_no_operation_is_forgotten_and_rows_do_not_mix():
     for name, operation in vars(cpu_ops.CpuOps).items():
         used = getattr(getattr(operation, "__code__", None), "co_names", ())
         if {"cache", "_tables", "_cos_sin"} & set(used) and name != "__init__":
-            assert name in Ops.OF_SEQUENCE or name == "turn", f"{name} sees positions: add it to Ops.OF_SEQUENCE"
+            assert name in Ops.OF_SEQUENCE or name in ("turn", "state"), f"{name} sees positions: add it to Ops.OF_SEQUENCE"

@@ -6,10 +6,10 @@ from numba import types
 
 from kit.cpu import threads
 from kit.cpu.activations import ROUNDER, ROUNDER_BITS
-from kit.cpu.simd.memory import load, store
-from kit.cpu.simd.sums import fma
+from kit.cpu.simd.memory import load, put, some, store
+from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, f32x8, f32x16, i32x16, inner, select, swap_neighbors
-from kit.cpu.tasks import Static, task
+from kit.cpu.tasks import Static, Task, task
 
 f32, u32 = types.float32, types.uint32
 SHARE = 1024  # numbers of a task
@@ -34,6 +34,12 @@ def run_elementwise(name: str, *tensors: torch.Tensor, factor: float | None = No
     last = () if factor is None else (as_bits(factor),)
     threads.run(compiled(name), (*(x.data_ptr() for x in tensors), n, *last), tasks_of(n))
     return True
+
+
+def gate_step(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> tuple[Task, dict[str, int], int]:
+    """y (rows, n) *= sigmoid(x weight), x (rows, columns) and weight (columns,), as (task, arguments, tasks)."""
+    addresses = dict(x=x.data_ptr(), weight=weight.data_ptr(), y=y.data_ptr())
+    return compiled("gate_row"), addresses | dict(columns=x.shape[1], n=y.shape[1]), len(x)
 
 
 @task
@@ -84,11 +90,16 @@ def _sigmoid(task, gate, up, out, n):
         store(out + at, sigmoid(load(f32x16, gate + at)) * load(f32x16, up + at))
 
 
-def _gate_row(row, x, gate, n):
-    """x *= sigmoid(gate), one number for each row of x"""
-    share = sigmoid(broadcast(f32x16, load(f32, gate + 4 * row)))
-    for at in range(4 * n * row, 4 * n * (row + 1), 64):
-        store(x + at, load(f32x16, x + at) * share)
+def _gate_row(row, x, columns, weight, y, n):
+    """y *= sigmoid(weight . x), of a row of x and of y"""
+    x += 4 * columns * row
+    y += 4 * n * row
+    total = broadcast(f32x16, 0)
+    for at in range(0, 4 * columns, 64):
+        total = fma(some(x + at, columns - at // 4), some(weight + at, columns - at // 4), total)
+    share = sigmoid(broadcast(f32x16, reduce_add(total)))
+    for at in range(0, 4 * n, 64):
+        put(y + at, some(y + at, n - at // 4) * share, n - at // 4)
 
 
 _SLOPE, _CUBE = np.float32(1.5957691216057308), np.float32(0.044715)  # 2 sqrt(2 / pi)

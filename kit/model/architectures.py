@@ -1,6 +1,6 @@
 """The architectures that the transformer runs: one table with a row for each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,10 @@ class Architecture:
     qk_norm: str = ""
     fused: tuple[str, ...] = ()  # "attn": attn_qkv is the rows of q, k and v; "ffn": ffn_up is those of gate and up
     mixer: str = "attention"  # of kit.model.layers.MIXERS; "latent": keys and values are projections of one latent (MLA)
+    recurrent: str = ""  # of MIXERS: that of layers without KV heads, and of all but the last in each group of ``period``
+    grouped: bool = False  # of a delta net: value heads, and their two gates, follow one another by key head
+    output_gated: bool = False  # attention: attn_q has a query and a gate for each head
+    shared_gated: bool = False  # a mixture: what the expert of all tokens gives is multiplied by a sigmoid
     gating: int = 1  # how shares come from a router's scores, if the file does not say: softmax (1) or sigmoid (2)
     normed: bool = True  # the shares of the chosen experts sum to 1; False: if the file says so
     gated: bool = True  # False: no ffn_gate, the activation is that of ffn_up
@@ -41,6 +45,9 @@ class Architecture:
 _LATE = ("attn_norm", "", "post_attention_norm", "")  # named after what it follows in the transformers library
 _PARALLEL = ("attn_norm", "", "attn_norm", "")
 _SANDWICH = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+_QWEN35 = Architecture(
+    "neox", _LATE, qk_norm="head", recurrent="delta net", period=4, output_gated=True, shared_gated=True
+)  # fmt: skip
 
 # Biases, tied embeddings, the size of the window, RoPE scaling and experts follow from a file's tensors and metadata in
 # every architecture. Files of Mistral models name the architecture llama or mistral.
@@ -85,5 +92,9 @@ ARCHITECTURES = {
         "neox", _SANDWICH, qk_norm="head", activation="gelu", root_scaled=True, hidden_scaled=62,
         period=6, local_base=10000.0, local_scaled=False,
     ),
+    "qwen35": _QWEN35,
+    "qwen35moe": _QWEN35,
+    "qwen3next": replace(_QWEN35, grouped=True),
+    "granitehybrid": Architecture(scaled=True, recurrent="mamba2"),
     "gpt-oss": Architecture("neox", _LATE, activation="clamped", sinks=True, period=2),
 }  # fmt: skip

@@ -5,6 +5,7 @@ import time
 import torch
 import torch.nn.functional as F
 
+from kit.cpu import threads
 from kit.cpu.attention import attend_history, fits
 from kit.cpu.elementwise import rotate, run_elementwise
 from kit.cpu.norm import rms_norm
@@ -30,6 +31,18 @@ class CpuOps(Ops):
     def end(self, what, start, tensor="", layer=-1, nbytes=0, outcome=""):
         layer = layer_of(tensor) if tensor else layer
         self.trace.add(what, start, time.perf_counter_ns(), tensor, layer, nbytes=nbytes, outcome=outcome)
+
+    new = staticmethod(torch.empty)
+    do = staticmethod(threads.run)
+
+    def hold(self, value):
+        return value
+
+    def state(self, layer):
+        return self.cache.states[layer]
+
+    def values(self, input):
+        return input
 
     def vector(self, name):
         return self.weights[name] if name.partition("[")[0] in self.weights.file.tensors else None
@@ -158,6 +171,7 @@ def _clamped(gate, up):
 ACTIVATIONS = {
     "silu": lambda gate, up: gate if run_elementwise("silu", gate, up, gate) else F.silu(gate).mul_(up),
     "gelu": lambda gate, up: gate if run_elementwise("gelu", gate, up, gate) else F.gelu(gate, approximate="tanh").mul_(up),
+    "sigmoid": lambda gate, up: gate if run_elementwise("sigmoid", gate, up, gate) else gate.sigmoid_().mul_(up),
     "clamped": lambda gate, up: gate if run_elementwise("clamped", gate, up, gate) else _clamped(gate, up),
 }
 

@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 
+from kit.cpu.convolution import convolve_step
+from kit.cpu.elementwise import gate_step
+from kit.cpu.recurrent import delta_net_step, mamba2_step
+from kit.cpu.tasks import Task
 from kit.model.config import Config
+from kit.model.kvcache import FixedState
 from kit.model.rope import RopeConfig
 
 
@@ -20,7 +25,7 @@ class Ops(ABC):
 
     # Operations that see the positions or the states of a sequence: (layer, tensors with the tokens first). They are the only
     # ones, and what runs several sequences at once does each row of these by itself.
-    OF_SEQUENCE = ("rotate", "attend")
+    OF_SEQUENCE = ("rotate", "attend", "convolve", "delta_net", "mamba2")
 
     def __init__(self, model):
         self.config, self.weights, self.trace, self.ropes = model.config, model.weights, model.trace, model.ropes
@@ -68,6 +73,50 @@ class Ops(ABC):
         else:
             self.linear(name, input, add_to=x)
 
+    def convolve(self, layer: int, x: torch.Tensor, before=None, after=None) -> torch.Tensor:
+        """The short convolution of a layer and its activation (tokens, channels); before, after: factors of x and of the
+        result."""
+        mixer, start, state = self.config.layers[layer].mixer, self.begin(), self.state(layer)["inputs"]
+        name, out = f"blk.{layer}.{mixer.convolution}", self.new(*x.shape)
+        taps, bias = self.hold(self.vector(f"{name}.weight").T.contiguous()), self.vector(f"{name}.bias")
+        self.do(*convolve_step(x, taps, state, out, bias, before, after, mixer.silu))
+        self.end("convolution", start, f"{name}.weight", nbytes=2 * state.nbytes)
+        return out
+
+    def delta_net(self, layer: int, qkv, alpha, beta, z: torch.Tensor) -> torch.Tensor:
+        """The gated delta net of a layer with its norm and gate, as kit.cpu.recurrent.delta_net: of the shape of z."""
+        mixer, start, state, out = (
+            self.config.layers[layer].mixer,
+            self.begin(),
+            self.state(layer)["matrices"],
+            self.new(*z.shape),
+        )
+        a, dt, weight = (self.vector(f"blk.{layer}.ssm_{part}") for part in ("a", "dt.bias", "norm.weight"))
+        eps = self.config.norm_eps
+        self.do(*delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, mixer.key_heads, eps, out))
+        self.end("delta net", start, layer=layer, nbytes=2 * state.nbytes)
+        return out
+
+    def mamba2(self, layer: int, xbc, dt, z: torch.Tensor) -> torch.Tensor:
+        """Mamba-2 of a layer with its gate, as kit.cpu.recurrent.mamba2: of the shape of z."""
+        mixer, start, state, out = (
+            self.config.layers[layer].mixer,
+            self.begin(),
+            self.state(layer)["matrices"],
+            self.new(*z.shape),
+        )
+        a, bias, d = (self.vector(f"blk.{layer}.ssm_{part}") for part in ("a", "dt.bias", "d"))
+        self.do(*mamba2_step(xbc, dt, a, bias, d, state, z, mixer.groups, out))
+        self.end("mamba2", start, layer=layer, nbytes=2 * state.nbytes)
+        return out
+
+    def gate(self, y: torch.Tensor, name: str, input) -> torch.Tensor:
+        """y * sigmoid(w . input) of each token, in place, with the vector ``name`` for w."""
+        start, x, w = self.begin(), self.values(input), self.vector(name)
+        self.do(*gate_step(x, w, y))
+        self.end("gate", start, name, nbytes=w.nbytes)
+        return y
+
     # ---- what each does in its own way; without one of these a class makes no object
 
     @abstractmethod
@@ -77,6 +126,26 @@ class Ops(ABC):
     @abstractmethod
     def end(self, what: str, start: int, tensor: str = "", layer: int = -1, nbytes: int = 0, outcome: str = "") -> None:
         """Add the span that began at ``start``."""
+
+    @abstractmethod
+    def new(self, *shape: int) -> torch.Tensor:
+        """Float32 for results."""
+
+    @abstractmethod
+    def hold(self, value):
+        """The value itself, which a step has the address of."""
+
+    @abstractmethod
+    def do(self, task: Task, arguments: dict[str, int], tasks: int) -> None:
+        """Do a step of kit.cpu.threads."""
+
+    @abstractmethod
+    def state(self, layer: int) -> FixedState:
+        """What a recurrent layer remembers of the sequence."""
+
+    @abstractmethod
+    def values(self, input) -> torch.Tensor:
+        """The tensor that an input was made of."""
 
     @abstractmethod
     def vector(self, name: str) -> torch.Tensor | None:

@@ -126,6 +126,11 @@ class Facts:
         self.numbers, self.whole = parts_of(file, self.count)
         self.heads = keys.by_layer("attention.head_count", self.count)
         self.kv_heads = keys.by_layer("attention.head_count_kv", self.count, self.heads)
+        every = keys.count("full_attention_interval", family.period) if family.recurrent else 0
+        self.recurrent = [
+            bool(family.recurrent) and (not kv_heads or (every > 0 and (number + 1) % every > 0))
+            for number, kv_heads in zip(self.numbers, self.kv_heads, strict=True)
+        ]
         self.head_dim = keys.count("attention.key_length", self.hidden_size // max(1, *self.heads, 1))
         self.experts = keys.count("expert_count", 0)
         expert_size = keys.count("expert_feed_forward_length", 0) if self.experts else 0
@@ -141,7 +146,7 @@ class Facts:
         dense, step = keys.count("leading_dense_block_count", 0), keys.count("interleave_moe_layer_step", 1)
         routed = self.experts > 0 and layer >= dense and (self.numbers[layer] + 1) % step == 0
         return Layer(
-            MIXERS[family.mixer].of(self, layer),
+            MIXERS[family.recurrent if self.recurrent[layer] else family.mixer].of(self, layer),
             FEED_FORWARD["mixture" if routed else "dense"].of(self, layer),
             family.norms,
             self.hidden_size,
@@ -211,11 +216,7 @@ def _check(file, config):
         if isinstance(mixer, Attention):
             value_dim = keys.count("attention.value_length", mixer.head_dim)
             problems.append((value_dim == mixer.head_dim, f"values have {value_dim} elements, but keys {mixer.head_dim}"))
-        heads, kv_heads, dims = mixer.heads, mixer.kv_heads, mixer.rope.dims if mixer.rope else 0
-        problems += [
-            (kv_heads and heads % kv_heads == 0, f"{heads} heads, {kv_heads} KV heads"),
-            (dims % 2 == 0 and dims <= mixer.head_dim, f"RoPE over {dims} elements"),
-        ]
+        problems += mixer.problems()
         if isinstance(feed_forward, Mixture):
             experts, routing = feed_forward.experts, feed_forward.routing
             problems += [

@@ -55,14 +55,15 @@ class Plan(Ops):
         self._choices: dict[int, list] = {}  # step -> what it sets: (step, argument, place, address and bytes of expert 0)
         self._chosen = np.zeros((len(self.config.layers), self.config.experts_used), np.int64)
         self._vectors, self._biases = {}, {}  # by name; where an expert's begins -> (place, address and bytes of expert 0)
-        most = max(mixer.heads * attention.part_bytes(mixer.head_dim) for mixer, *_ in self.config.layers)
+        attending = [mixer for mixer, *_ in self.config.layers if mixer.memory.position]
+        most = max((mixer.heads * attention.part_bytes(mixer.head_dim) for mixer in attending), default=0)
         self._parts = torch.empty(most * attention.chunks_of(0, cache.context), dtype=torch.uint8)
         self._mixtures, self._uses = [], []  # what kit.model.parts needs to know of each layer's experts
         self._logits = forward(self, self.config, slice(None))
         self._position, self._cache = -1, None
         for step, set_ in self._choices.items():  # now that no step is added, and none moves
             words = np.array([(self.program.address(at, name), *of_expert) for at, name, *of_expert in set_])
-            self.program.set([step], words=self._hold(words).ctypes.data, count=len(words))
+            self.program.set([step], words=self.hold(words).ctypes.data, count=len(words))
         self._parts_of = Parts(self.program, self._mixtures, self._chosen) if self.weights.experts else None
 
     # ---- running
@@ -72,7 +73,7 @@ class Plan(Ops):
         self.program.set([self._embed], blocks=self._blocks.ctypes.data + int(token) * self._blocks.shape[1])
         self._move_to(position)
         self._parts_of.run(self.weights.experts) if self._parts_of else self.program.run()
-        self._record(position)
+        self._trace(position)
         return scaled(self._logits.clone(), self.config)
 
     def _move_to(self, position):
@@ -91,7 +92,7 @@ class Plan(Ops):
             self.program.steps[parts, Program.TASKS] = shares * chunks
             self.program.set(joins, chunks=chunks)
 
-    def _record(self, position):
+    def _trace(self, position):
         """Add a span for each operation to the trace, with times taken by the threads."""
         clock, token, chosen = self.program.times(), self.trace.token, self._chosen.tolist()
 
@@ -118,14 +119,23 @@ class Plan(Ops):
         layer = layer_of(tensor) if tensor else layer
         self._spans.append((Span(what, tensor, layer, -1, nbytes, start, len(self.program.steps) - 1, outcome), part, parts))
 
-    def _hold(self, value):
+    def hold(self, value):
         self._held.append(value)  # the program has its address
         return value
 
-    def _new(self, *shape) -> torch.Tensor:
+    def new(self, *shape) -> torch.Tensor:
         """Memory of that shape, and after it as much as a vector of sixteen may touch."""
         n = math.prod(shape)
-        return self._hold(torch.empty(n + -n % 16))[:n].view(shape)
+        return self.hold(torch.empty(n + -n % 16))[:n].view(shape)
+
+    def do(self, task, arguments, tasks):
+        self.program.add(task, arguments, tasks)
+
+    def state(self, layer):
+        return self._cache.states[layer]
+
+    def values(self, input):
+        return input.x
 
     def vector(self, name):
         name, _, place = name.removesuffix("]").partition("[")
@@ -133,18 +143,18 @@ class Plan(Ops):
             return None
         if name not in self._vectors:
             vector = self.weights[name]
-            self._vectors[name] = self._new(*vector.shape).copy_(vector)
+            self._vectors[name] = self.new(*vector.shape).copy_(vector)
         vector = self._vectors[name]
         if place:
             self._biases[vector[int(place)].data_ptr()] = int(place), vector.data_ptr(), vector[0].nbytes
         return vector[int(place)] if place else vector
 
     def input(self, x) -> Activations:
-        return self._hold(Activations(x))
+        return self.hold(Activations(x))
 
     def embed(self):
         c, info, first = self.config, self.weights.info(_EMBEDDING), self.begin()
-        self._blocks, x = self.weights.blocks(_EMBEDDING), self._new(1, c.hidden_size)
+        self._blocks, x = self.weights.blocks(_EMBEDDING), self.new(1, c.hidden_size)
         self._embed = self.program.add(*dequantize.step(self._blocks[:1], FORMATS[info.qtype], x))
         if c.embedding_scale != 1:
             self._elementwise("scale", x=x, factor=c.embedding_scale)
@@ -152,16 +162,17 @@ class Plan(Ops):
         return x
 
     def normed(self, x, weight, bias):
-        y, n, layer = self._new(*x.shape), x.shape[-1], bool(self.config.family.layer_norm)
-        arguments = dict(x=x.data_ptr(), y=y.data_ptr(), n=n) | norm.constants(self.config.norm_eps)
+        y, n, layer = self.new(*x.shape), x.shape[-1], bool(self.config.family.layer_norm)
+        groups = 1 if weight is None else weight.numel() // n
+        arguments = dict(x=x.data_ptr(), y=y.data_ptr(), n=n) | norm.constants(self.config.norm_eps, groups=groups)
         for name, vector, number in (("weight", weight, 1.0), ("bias", bias, 0.0))[: 1 + layer]:
-            arguments[name] = (self._hold(torch.full((n,), number)) if vector is None else vector).data_ptr()
+            arguments[name] = (self.hold(torch.full((n,), number)) if vector is None else vector).data_ptr()
         self.program.add(norm.rows("layer" if layer else "rms"), arguments, -x.numel() // n)
         return y
 
     def product(self, name, input):
         blocks = blocks_of(self.weights.file, name) if "_exps." in name else self.weights.blocks(name)
-        y = self._new(1, len(blocks))
+        y = self.new(1, len(blocks))
         for step in input.product(blocks, self.weights.info(name).qtype, y, self._how):
             last = self.program.add(*step)
         if "_exps." in name:
@@ -184,7 +195,7 @@ class Plan(Ops):
             self._sets.append((step, "y", *self._biases[y.data_ptr()]))
 
     def zeros(self, x):
-        y = self._new(*x.shape)
+        y = self.new(*x.shape)
         self._elementwise("zero", x=y)
         return y
 
@@ -200,7 +211,7 @@ class Plan(Ops):
             scores=scores.data_ptr(), bias=0 if bias is None else bias.data_ptr(), experts=scores.shape[1], used=routing.used,
             sigmoids=routing.sigmoid, normed=routing.normed, scale=as_bits(routing.scale), groups=routing.groups,
             groups_used=routing.groups_used, chosen=self._chosen[layer_of(router)].ctypes.data,
-            shares=self._new(routing.used).data_ptr(), scratch=self._new(scratch_floats(scores.shape[1])).data_ptr(),
+            shares=self.new(routing.used).data_ptr(), scratch=self.new(scratch_floats(scores.shape[1])).data_ptr(),
             words=0, count=0,
         )  # fmt: skip
         self._sets = self._choices[self.program.add(choose(), arguments)] = []
@@ -229,7 +240,7 @@ class Plan(Ops):
             arguments = dict(source=new.data_ptr(), token_bytes=0, tokens=1, dim=dim, position=0)
             step = self.program.add(append(history.kind, tier()), arguments | history.arguments("target"), -kv_heads)
             self._appends.append(step)
-        mixed, parts, group = self._new(1, heads * dim), self._parts.data_ptr(), heads // kv_heads
+        mixed, parts, group = self.new(1, heads * dim), self._parts.data_ptr(), heads // kv_heads
         arguments = attention.chunk_arguments(q.data_ptr(), *histories, parts, group, dim, mixer.scale, mixer.cap)
         chunk = self.program.add(attention.attend_chunk(histories[0].kind, tier()), arguments, 0)
         sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
@@ -243,7 +254,7 @@ class Plan(Ops):
     def by_head(self, name, x):
         heads, start = [f"{name}[{head}]" for head in range(x.shape[1])], self.begin()
         blocks, qtype = [self.weights.blocks(head) for head in heads], self.weights.info(name).qtype
-        y = self._new(1, len(heads), len(blocks[0]))
+        y = self.new(1, len(heads), len(blocks[0]))
         each = zip(map(self.input, x.unbind(1)), blocks, y.unbind(1), strict=True)
         for steps in zip(*(x.product(own, qtype, y, self._how) for x, own, y in each), strict=True):
             self.program.add_together(steps)
@@ -255,7 +266,7 @@ class Plan(Ops):
         return y
 
     def join(self, parts, size):
-        y, first = self._new(1, parts[0].shape[1], size).zero_(), 0  # what no part fills stays zero
+        y, first = self.new(1, parts[0].shape[1], size).zero_(), 0  # what no part fills stays zero
         for part in parts:
             _, heads, dim = part.shape
             arguments = dict(source=part.data_ptr(), token_bytes=4 * part.stride(1), tokens=heads, dim=dim, position=0)
@@ -265,6 +276,6 @@ class Plan(Ops):
         return y
 
     def activate(self, activation, gate, up=None):
-        out, up = self._new(*gate.shape), self._new(*gate.shape).fill_(1) if up is None else up
+        out, up = self.new(*gate.shape), self.new(*gate.shape).fill_(1) if up is None else up
         self._elementwise(activation, gate=gate, up=up, out=out)
         return self.input(out)

@@ -4,14 +4,28 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kit.model.layers.attention import Attention
+from kit.model.layers.delta_net import DeltaNet
 from kit.model.layers.dense import Dense
 from kit.model.layers.kind import Memory, Tensor, vector
 from kit.model.layers.latent import Latent
+from kit.model.layers.mamba2 import Mamba2
 from kit.model.layers.mixture import Mixture
 
-__all__ = ["FEED_FORWARD", "MIXERS", "Attention", "Dense", "Latent", "Layer", "Memory", "Mixture", "Tensor"]
+__all__ = [
+    "FEED_FORWARD",
+    "MIXERS",
+    "Attention",
+    "DeltaNet",
+    "Dense",
+    "Latent",
+    "Layer",
+    "Mamba2",
+    "Memory",
+    "Mixture",
+    "Tensor",
+]
 
-MIXERS = {"attention": Attention, "latent": Latent}
+MIXERS = {"attention": Attention, "latent": Latent, "delta net": DeltaNet, "mamba2": Mamba2}
 FEED_FORWARD = {"dense": Dense, "mixture": Mixture}
 
 

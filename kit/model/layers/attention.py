@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kit.model.kvcache import KVCache
-from kit.model.layers.kind import Memory, Tensor, heads_said, matrix, vector
+from kit.model.layers.kind import Memory, Tensor, heads_problems, heads_said, matrix, vector
 from kit.model.rope import RopeConfig
 
 
@@ -24,6 +24,7 @@ class Attention:
     qk_norm: str = ""  # of queries and keys: by "head", over "all" heads, or by head "after" RoPE
     fused: bool = False  # attn_qkv is the rows of q, k and v
     sinks: bool = False  # a further logit of each head in the softmax, without a value
+    gated: bool = False  # attn_q has a query and a gate for each head, whose sigmoid multiplies what the head gives
 
     one_history = False  # keys are not also the values
 
@@ -44,6 +45,7 @@ class Attention:
             qk_norm=family.qk_norm,
             fused="attn" in family.fused,
             sinks=family.sinks,
+            gated=family.output_gated,
         )
 
     def tensors(self) -> Iterator[Tensor]:
@@ -51,7 +53,7 @@ class Attention:
         if self.fused:
             yield from matrix("attn_qkv", q + 2 * kv, hidden)
         else:
-            for part, size in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
+            for part, size in (("attn_q", (1 + self.gated) * q), ("attn_k", kv), ("attn_v", kv)):
                 yield from matrix(part, size, hidden)
         if self.qk_norm:
             each = self.qk_norm != "all"
@@ -63,6 +65,9 @@ class Attention:
 
     def widths(self) -> Iterator[int]:
         yield from (self.head_dim, self.heads * self.head_dim, self.rope.dims if self.rope else 0)
+
+    def problems(self):
+        yield from heads_problems(self)
 
     @property
     def memory(self) -> Memory:
@@ -77,15 +82,18 @@ class Attention:
 
     def run(self, ops, layer, x, input, after):
         block = f"blk.{layer}."
-        q, k, v = self._heads(ops, block, input)
+        q, k, v, gate = self._heads(ops, block, input)
         if self.rope:
             ops.rotate(layer, q, k)
         if self.qk_norm == "after":
             q, k = _normed(ops, block, q, k)
-        ops.add_linear(x, f"{block}attn_output.weight", ops.input(ops.attend(layer, q, k, v)), after)
+        mixed = ops.attend(layer, q, k, v)
+        mixed = ops.activate("sigmoid", gate, mixed) if self.gated else ops.input(mixed)
+        ops.add_linear(x, f"{block}attn_output.weight", mixed, after)
 
     def _heads(self, ops, block, input):
-        """q, k and v, (tokens, heads, head_dim) each, before RoPE."""
+        """q, k and v, (tokens, heads, head_dim) each, before RoPE; and the gate (tokens, heads * head_dim), or None."""
+        gate = None
         if self.fused:
             sizes = [count * self.head_dim for count in (self.heads, self.kv_heads, self.kv_heads)]
             q, k, v = ops.linear(f"{block}attn_qkv.weight", input).split(sizes, 1)
@@ -96,10 +104,13 @@ class Attention:
                 ops.clamp(part, self.limit)
         if self.qk_norm == "all":
             q, k = _normed(ops, block, q, k)
-        q, k, v = (part.unflatten(1, (-1, self.head_dim)) for part in (q, k, v))
+        q, k, v = (part.unflatten(1, (heads, -1)) for part, heads in ((q, self.heads), (k, self.kv_heads), (v, self.kv_heads)))
+        if self.gated:
+            q, gate = (ops.join((part,), self.head_dim) for part in q.split(self.head_dim, 2))
+            gate = gate.flatten(1)
         if self.qk_norm == "head":
             q, k = _normed(ops, block, q, k)
-        return q, k, v
+        return q, k, v, gate
 
 
 def _normed(ops, block, q, k):

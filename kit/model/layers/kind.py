@@ -10,10 +10,14 @@ and a mixer, which sees the tokens before, also
 
     memory: Memory                                    what it remembers of a sequence
     state(context, dtype) -> KVCache or FixedState    where it remembers it
+    problems() -> Iterator[(bool, str)]               what must hold for the kit to run it, and what an error says if not
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from kit.model.kvcache import FixedState
 
 
 class Tensor(NamedTuple):
@@ -33,6 +37,13 @@ def matrix(part: str, *shape: int) -> Iterator[Tensor]:
 def vector(part: str, size: int) -> Iterator[Tensor]:
     """The weight ``part`` of one axis."""
     yield Tensor(f"{part}.weight", (size,))
+
+
+def heads_problems(kind) -> Iterator[tuple[bool, str]]:
+    """What must hold of a kind that attends."""
+    dims = kind.rope.dims if kind.rope else 0
+    yield kind.kv_heads > 0 and kind.heads % kind.kv_heads == 0, f"{kind.heads} heads, {kind.kv_heads} KV heads"
+    yield dims % 2 == 0 and dims <= kind.head_dim, f"RoPE over {dims} elements"
 
 
 def heads_said(kind) -> str:
@@ -63,3 +74,21 @@ class Memory(NamedTuple):
     def written(self, width: float = 4) -> int:
         """Bytes that a token writes."""
         return int(self.position * width) + 4 * self.fixed
+
+
+class Recurrent:
+    """A mixer that remembers a fixed state, of ``shapes`` by name, in place of positions.
+
+    ``convolution``: the name of its taps; ``silu``: whether that activation follows them.
+    """
+
+    rope = None
+
+    @property
+    def memory(self) -> Memory:
+        """All of the state, which every token reads and writes."""
+        return Memory(fixed=sum(map(math.prod, self.shapes.values())))
+
+    def state(self, context: int, dtype: str) -> FixedState:
+        """Zeros; float32 whatever the type of keys and values."""
+        return FixedState(**self.shapes)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kit.model.kvcache import KVCache
-from kit.model.layers.kind import Memory, Tensor, heads_said, matrix, vector
+from kit.model.layers.kind import Memory, Tensor, heads_problems, heads_said, matrix, vector
 from kit.model.rope import RopeConfig
 
 
@@ -75,6 +75,9 @@ class Latent:
 
     def widths(self) -> Iterator[int]:
         yield from (self.rank, self.query_rank, self.plain, self.value, self.head_dim, self.rope.dims)
+
+    def problems(self):
+        yield from heads_problems(self)
 
     @property
     def memory(self) -> Memory:

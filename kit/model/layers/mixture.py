@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kit.model.layers.dense import Dense, hidden, parts, shape_of, stacks
-from kit.model.layers.kind import Tensor, matrix
+from kit.model.layers.kind import Tensor, matrix, vector
 
 
 class Routing(NamedTuple):
@@ -28,6 +28,7 @@ class Mixture:
     size: int
     routing: Routing
     shared: Dense | None = None
+    shared_gated: bool = False  # the sigmoid of a product with each token multiplies what that expert gives
     activation: str = "silu"
     gated: bool = True
     fused: bool = False
@@ -45,8 +46,9 @@ class Mixture:
             groups=keys.count("expert_group_count", 0) or 1,
             groups_used=keys.count("expert_group_used_count", 0) or 1,
         )
+        gated = bool(shared) and family.shared_gated
         shared = Dense(facts.hidden_size, shared, **shape, suffix="_shexp") if shared else None
-        return cls(facts.hidden_size, facts.experts, size or facts.dense_size[layer], routing, shared, **shape)
+        return cls(facts.hidden_size, facts.experts, size or facts.dense_size[layer], routing, shared, gated, **shape)
 
     def tensors(self) -> Iterator[Tensor]:
         yield from matrix("ffn_gate_inp", self.experts, self.hidden_size)
@@ -54,13 +56,19 @@ class Mixture:
         yield from stacks(self, "_exps", self.size, self.experts)
         if self.shared:
             yield from self.shared.tensors()
+        if self.shared_gated:
+            yield from vector("ffn_gate_inp_shexp", self.hidden_size)
 
     def widths(self) -> Iterator[int]:
         yield from (self.size, self.shared.size if self.shared else 0)
 
     def run(self, ops, layer, x, input, after):
         ops.add(x, self.mixed(ops, layer, x, input))
-        if self.shared:
+        if self.shared_gated:
+            name = f"blk.{layer}.ffn_{{}}_shexp.weight"
+            y = ops.linear(name.format("down"), hidden(self.shared, ops, name, input))
+            ops.add(x, ops.gate(y, name.format("gate_inp"), input))
+        elif self.shared:
             self.shared.run(ops, layer, x, input, after)
 
     def mixed(self, ops, layer, x, input):

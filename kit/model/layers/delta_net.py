@@ -1,0 +1,74 @@
+"""The gated delta net of Qwen3-Next and Qwen3.5 (Yang et al. 2024): a matrix for each head in place of positions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kit.cpu.recurrent import LARGEST, state_shape
+from kit.model.layers.kind import Recurrent, Tensor, matrix, vector
+
+
+@dataclass(frozen=True)
+class DeltaNet(Recurrent):
+    """The numbers of one layer. Head h of the values uses key head ``h % key_heads``, or with ``grouped`` (Qwen3-Next), where
+    a key head's value heads and their gates follow one another, ``h // (heads / key_heads)``."""
+
+    hidden_size: int
+    heads: int  # of values
+    key_heads: int
+    size: int  # elements of a head
+    width: int  # tokens that the convolution sees
+    grouped: bool = False
+
+    convolution, silu = "ssm_conv1d", True
+
+    @classmethod
+    def of(cls, facts, layer: int) -> "DeltaNet":
+        keys = facts.keys
+        return cls(
+            hidden_size=facts.hidden_size,
+            heads=keys.count("ssm.time_step_rank"),
+            key_heads=keys.count("ssm.group_count"),
+            size=keys.count("ssm.state_size"),
+            width=keys.count("ssm.conv_kernel"),
+            grouped=facts.family.grouped,
+        )
+
+    @property
+    def channels(self) -> int:
+        """Numbers that the convolution sees of a token: queries, keys and values."""
+        return (2 * self.key_heads + self.heads) * self.size
+
+    def problems(self):
+        yield self.heads % self.key_heads == 0, f"{self.heads} heads of values, {self.key_heads} of keys"
+        yield self.size <= LARGEST, f"heads of {self.size} elements"
+
+    def tensors(self) -> Iterator[Tensor]:
+        values = self.heads * self.size
+        yield from matrix("attn_qkv", self.channels, self.hidden_size)
+        yield from matrix("attn_gate", values, self.hidden_size)
+        yield Tensor("ssm_conv1d.weight", (self.channels, self.width))
+        for name, rows in (("ssm_ba", 2),) if self.grouped else (("ssm_beta", 1), ("ssm_alpha", 1)):
+            yield from matrix(name, rows * self.heads, self.hidden_size)
+        yield Tensor("ssm_dt.bias", (self.heads,))
+        yield Tensor("ssm_a", (self.heads,))
+        yield from vector("ssm_norm", self.size)
+        yield from matrix("ssm_out", self.hidden_size, values)
+
+    def widths(self) -> Iterator[int]:
+        yield from (self.channels, self.size)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of what is remembered: the convolution's last inputs, and the matrices."""
+        return {"inputs": (self.width - 1, self.channels), "matrices": state_shape(self.heads, self.size, self.size)}
+
+    def run(self, ops, layer, x, input, after):
+        block = f"blk.{layer}."
+        qkv, z = (ops.linear(f"{block}attn_{part}.weight", input) for part in ("qkv", "gate"))
+        if self.grouped:
+            gates = ops.linear(f"{block}ssm_ba.weight", input).unflatten(1, (self.key_heads, 2, -1))
+            beta, alpha = gates.unbind(2)
+        else:
+            beta, alpha = (ops.linear(f"{block}ssm_{part}.weight", input) for part in ("beta", "alpha"))
+        mixed = ops.delta_net(layer, ops.convolve(layer, qkv), alpha, beta, z.unflatten(1, (self.heads, -1)))
+        ops.add_linear(x, f"{block}ssm_out.weight", ops.input(mixed.flatten(1)), after)
