@@ -59,6 +59,16 @@ _LAYERED = _scaled(replace(_LLAMA, architecture="command-r", tied=True), "comman
 _BIASED = replace(
     _LAYERED, biases=("attn_norm", "ffn_norm", "output_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
 )
+_QWEN35 = GEOMETRIES["tiny-qwen35"]
+_QWEN35MOE = replace(
+    _scaled(_QWEN35, "qwen35moe", expert_count=8, expert_used_count=2, expert_feed_forward_length=256,
+            expert_shared_feed_forward_length=128, nextn_predict_layers=0),
+    architecture="qwen35moe", tied=False,
+)  # fmt: skip
+_MAMBA = {"attention.head_count_kv": [0, 0, 2, 0], "ssm.conv_kernel": 4, "ssm.inner_size": 512, "ssm.state_size": 32,
+          "ssm.time_step_rank": 8, "ssm.group_count": 1, "rope.scaling.finetuned": False}  # fmt: skip
+_HYBRID = replace(_GRANITE, name="granitehybrid", architecture="granitehybrid", layers=4, biases=("ssm_conv1d",),
+                  more=_GRANITE.more | _MAMBA)  # fmt: skip
 FAMILIES = {row.name: row for row in (  # whose independent answer is llama.cpp's alone
     _DEEPSEEK,
     replace(_DEEPSEEK, name="deepseek2-expanded", kv_heads=4, head_dim=80, more=_EXPANDED | {"attention.key_length": 80}),
@@ -81,6 +91,12 @@ FAMILIES = {row.name: row for row in (  # whose independent answer is llama.cpp'
     replace(_BIASED, name="starcoder2", architecture="starcoder2"),
     _scaled(replace(_BIASED, architecture="phi2", tied=False, kv_heads=4, biases=(*_BIASED.biases, "attn_qkv", "output")),
             "phi2", rope__dimension_count=32),
+    _QWEN35,
+    _QWEN35MOE,
+    replace(_QWEN35MOE, name="qwen3next", architecture="qwen3next", vocabulary=_QWEN2.vocabulary),
+    _HYBRID,
+    _scaled(_HYBRID, "granitehybrid-moe", expert_count=8, expert_used_count=2, expert_shared_feed_forward_length=128,
+            ssm__group_count=2),
     replace(_BIASED, name="nemotron", architecture="nemotron", tied=False),
 )}  # fmt: skip
 MODELS = {name: row for name, row in MODELS.items() if name not in FAMILIES}

@@ -57,7 +57,7 @@ class Geometry:
     epsilon: float = 1e-5
     tied: bool = False
     biases: tuple[str, ...] = ()
-    more: dict[str, float] = field(default_factory=dict)
+    more: dict[str, float | list[int]] = field(default_factory=dict)
     rope_scaling: Scaling | None = None
 
     def tensors(self, mix: str = "Q4_K_M", layers: int | None = None) -> list[TensorInfo]:
@@ -138,6 +138,7 @@ MIXES = {
     "Q4_K_M": Mix(15, "Q4_K", "Q6_K", "Q6_K"),
 }
 _SENSITIVE = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
+_FLOATS = ("ffn_gate_inp.weight", "_norm.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
 _FALLBACK = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}  # for rows that are not whole super-blocks
 
 
@@ -147,7 +148,7 @@ def use_more_bits(layer: int, layers: int) -> bool:
 
 
 def _qtype(mix: Mix, name: str, shape: tuple[int, ...], is_head: bool, layers: int) -> str:
-    if len(shape) == 1 or name.endswith(("ffn_gate_inp.weight", ".bias")):
+    if len(shape) == 1 or not name.endswith(".weight") or name.endswith(_FLOATS):
         return "F32"
     qtype = mix.head if is_head else mix.matrix
     if name.endswith(_SENSITIVE) and use_more_bits(int(name.split(".")[1]), layers):
@@ -165,6 +166,9 @@ _LLAMA3 = Vocabulary(
 _QWEN = Vocabulary(
     "gpt2", "qwen2", 151936, {151643: "<|endoftext|>", 151644: "<|im_start|>", 151645: "<|im_end|>"}, 151643, 151645
 )
+_QWEN35 = replace(_QWEN, pre="qwen35", size=248320, bos=248044, eos=248046, special={
+    248044: "<|endoftext|>", 248045: "<|im_start|>", 248046: "<|im_end|>"
+})  # fmt: skip
 _GEMMA3 = Vocabulary("llama", "default", 262144, {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>"}, bos=2, eos=1, add_bos=True)
 _GEMMA2 = replace(_GEMMA3, size=256000)
 _PHI3 = replace(_LLAMA2, size=32064, special=_LLAMA2.special | {32000: "<|endoftext|>"}, eos=32000)
@@ -192,6 +196,10 @@ _DEEPSEEK_KEYS = {
     "attention.key_length_mla": 192, "attention.value_length_mla": 128, "rope.scaling.type": "yarn",
     "rope.scaling.factor": 40.0, "rope.scaling.original_context_length": 4096, "rope.scaling.yarn_log_multiplier": 0.0707,
 }  # fmt: skip
+_QWEN35_KEYS = {
+    "rope.dimension_count": 64, "rope.dimension_sections": [11, 11, 10, 0], "full_attention_interval": 4, "ssm.conv_kernel": 4,
+    "ssm.state_size": 128, "ssm.group_count": 16, "ssm.time_step_rank": 16, "ssm.inner_size": 2048,
+}  # fmt: skip
 _ATTENTION_BIASES = ("attn_q", "attn_k", "attn_v", "attn_output")
 _EXPERT_BIASES = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 
@@ -206,6 +214,7 @@ _PUBLISHED = (
     Geometry("qwen2.5-0.5b", "qwen2", 24, 896, 4864, 14, 2, 64, 32768, _QWEN, 1e6, 1e-6, tied=True,
              biases=_ATTENTION_BIASES[:3]),
     Geometry("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128, 40960, _QWEN, 1e6, 1e-6, tied=True),
+    Geometry("qwen3.5-2b", "qwen35", 24, 2048, 6144, 8, 2, 256, 262144, _QWEN35, 1e7, 1e-6, tied=True, more=_QWEN35_KEYS),
     Geometry("qwen3-30b-a3b", "qwen3moe", 48, 2048, 768, 32, 4, 128, 40960, _QWEN, 1e6, 1e-6,
              more={"expert_count": 128, "expert_used_count": 8, "expert_feed_forward_length": 768}),
     Geometry("gemma-3-1b", "gemma3", 26, 1152, 6912, 4, 1, 256, 32768, _GEMMA3, 1e6, 1e-6, tied=True,
@@ -242,6 +251,10 @@ _TINY_DEEPSEEK = _EXPERTS | {  # as in V3: sigmoid routing with a bias and group
     "expert_group_used_count": 2, "rope.dimension_count": 32, "attention.q_lora_rank": 128, "attention.kv_lora_rank": 64,
     "attention.key_length": 96, "attention.value_length": 64, "attention.key_length_mla": 80, "attention.value_length_mla": 64,
 }  # fmt: skip
+_TINY_QWEN35 = {
+    "rope.dimension_count": 16, "rope.dimension_sections": [3, 3, 2, 0], "ssm.state_size": 64, "ssm.group_count": 2,
+    "ssm.time_step_rank": 4, "ssm.inner_size": 256,
+}  # fmt: skip
 _WINDOW = {"attention.sliding_window": 16}
 
 _TINY = (
@@ -251,6 +264,7 @@ _TINY = (
     _tiny("qwen3-0.6b"),
     _tiny("tinyllama-1.1b", "tiny-mistral", _WINDOW),
     _tiny("qwen3-0.6b", "tiny-qwen3moe", _EXPERTS, architecture="qwen3moe", intermediate_size=256),
+    _tiny("qwen3.5-2b", more=_TINY_QWEN35, layers=4),
     _tiny("gemma-3-1b", layers=6),
     _tiny("gemma-2-2b", more=_WINDOW | {"attn_logit_softcapping": 0.1, "final_logit_softcapping": 0.5}),
     _tiny("phi-3-mini-4k", more=_WINDOW),

@@ -23,6 +23,10 @@ from kit.system.note import doing
 SIGMA = 0.02  # standard deviation of the weights, as in a freshly initialized transformer
 _ROOM = "ask for fewer layers or write elsewhere"  # where the disk is too small
 REVISION = 2  # part of a cached file's name: raise it whenever the same arguments give other bytes
+_DRAWN = {  # mean and standard deviation of other tensors, by how their names end; of ssm_a of log(-a)
+    ".bias": (0, SIGMA), "_norm.weight": (1, 0.05), "conv1d.weight": (0, 0.4), "conv.weight": (0, 0.4), "ssm_a": (0, 0.5),
+    "ssm_d": (0, 0.5),
+}  # fmt: skip
 _UNIT = 256  # weights that stay together when a pool is permuted: a super-block, or 8 blocks of 32
 _POOL = 512  # such units in a pool: 131,072 weights
 
@@ -89,9 +93,11 @@ def _chunks(spec: TensorInfo, model: Geometry, seed: int) -> Iterator[np.ndarray
     if spec.name == "rope_freqs.weight":
         yield model.rope_scaling.factors(model.rope_base, model.head_dim).view(np.uint8)
         return
-    if len(spec.shape) == 1:
-        mean, sigma = (0, SIGMA) if spec.name.endswith(".bias") else (1, 0.05)
-        yield (mean + sigma * random.standard_normal(spec.shape, np.float32)).view(np.uint8)
+    found = [drawn for ending, drawn in _DRAWN.items() if spec.name.endswith(ending)]
+    if found or len(spec.shape) == 1:
+        mean, sigma = found[0] if found else (1, 0.05)
+        numbers = mean + sigma * random.standard_normal(spec.shape, np.float32)
+        yield (-np.exp(numbers) if spec.name.endswith("ssm_a") else numbers).view(np.uint8)
         return
     units = -(-spec.elements // _UNIT)
     values = SIGMA * random.standard_normal((min(units, _POOL), _UNIT), np.float32)
