@@ -51,18 +51,23 @@ ENGINES = {"auto": own_pass, "modules": lambda model, source: None}
 
 def _differences(model, own) -> list[str]:
     """The numbers that the two passes do not share: transformers' tables read less of a file's metadata."""
-    c, theirs, mixers = own.config, model.config, [layer.mixer for layer in own.config.layers]
-    windows = [getattr(layer, "sliding_window", 0) for layer in DynamicCache(config=theirs).layers]
+    c, theirs, layers = own.config, model.config, DynamicCache(config=model.config).layers
+    attending = [layer for layer, kinds in enumerate(own.config.layers) if kinds.mixer.memory.position]
+    if attending != [layer for layer, module in enumerate(model.model.layers) if hasattr(module, "self_attn")]:
+        return ["list of layers that attend"]
+    mixers = [c.layers[layer].mixer for layer in attending]
+    windows = [getattr(layers[layer], "sliding_window", 0) for layer in attending]
+    scales = [_scale(model.model.layers[layer].self_attn) for layer in attending]
     numbers = {
-        "scale of attention": ([_scale(layer.self_attn) for layer in model.model.layers], [mixer.scale for mixer in mixers]),
+        "scale of attention": (scales, [mixer.scale for mixer in mixers]),
         "attention window": ([each or c.context for each in windows], [mixer.window or c.context for mixer in mixers]),
-        "cap of scores": (getattr(theirs, "attn_logit_softcapping", 0) or 0, mixers[0].cap),
+        "cap of scores": ([getattr(theirs, "attn_logit_softcapping", 0) or 0] * len(mixers), [mixer.cap for mixer in mixers]),
         "cap of logits": (getattr(theirs, "final_logit_softcapping", 0) or 0, c.logit_cap),
         "epsilon of norms": (next(getattr(theirs, name) for name in _EPS if hasattr(theirs, name)), c.norm_eps),
         "number of experts a token": (c.experts and theirs.num_experts_per_tok, c.experts_used),
     }
     wrong = [what for what, (a, b) in numbers.items() if not np.allclose(a, b, 1e-5, 0)]
-    return wrong + ["RoPE"] * any(not _same_rope(model, own, layer) for layer in range(len(mixers)))
+    return wrong + ["RoPE"] * any(not _same_rope(model, own, layer) for layer in attending)
 
 
 def _scale(attention) -> float:

@@ -6,6 +6,7 @@ import torch
 from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from kit.errors import ModelError
 from kit.model.kvcache import SequenceCache
 
 CACHE_NAMES = "cache", "past_key_values", "cache_params"  # what arguments and results call it: of 5.24, and before (Mamba's)
@@ -46,7 +47,13 @@ class Held(DynamicCache):
         self.__dict__["layers"] = value
 
     def hand_over(self) -> None:
-        """Become what transformers would have made, with the same numbers up to rounding."""
+        """Become what transformers would have made, with the same numbers up to rounding. ModelError where a layer holds a
+        fixed state, which transformers' modules keep in another form."""
+        if not all(row.can_be_cut for row in self.rows):
+            raise ModelError(
+                f"{self.model.file.path}: its recurrent layers hold a state of the kit's own, and transformers' modules are "
+                "asked for (hidden states, hooks, another cache): begin again without the cache, or load with engine='modules'"
+            )
         rows, pads, model = (vars(self).pop(name) for name in ("rows", "pads", "model"))
         self.__class__ = DynamicCache
         for layer, kinds in enumerate(model.config.layers):
