@@ -87,14 +87,18 @@ class ExtraError(KitError, ModuleNotFoundError):
     """A library that does not come with the kit alone: names the extra that brings it."""
 
 
+def install(extra: str) -> str:
+    """The command that installs an extra. No release is on the index yet, so it is one for a checkout."""
+    return f"pip install --editable '.[{extra}]'"
+
+
 def extra_for(error: ModuleNotFoundError) -> ModuleNotFoundError:
     """The error to raise for a library that is not installed: ExtraError where an extra brings it, else the same."""
     library = (error.name or "").partition(".")[0]
     extra = next((extra for extra, libraries in _NEED.items() if library in libraries), None)
     if extra is None or isinstance(error, ExtraError):
         return error
-    remedy = f"pip install 'gguf-kit[{extra}]', or --editable '.[{extra}]' in a checkout"
-    return ExtraError(f"{library} is not installed, which this needs: {remedy}", name=error.name)
+    return ExtraError(f"{library} is not installed; in your checkout of kit run: {install(extra)}", name=error.name)
 
 
 def library(name: str):

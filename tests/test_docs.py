@@ -218,3 +218,23 @@ def test_speeds_are_those_of_the_records():
     assert (ROOT / "docs" / "speeds.md").read_text().endswith(_speeds.MARK + _speeds.tables())
     for table in _speeds.in_readme():
         assert f"\n{table}\n" in (ROOT / "README.md").read_text()
+
+
+def test_one_version_everywhere():
+    """kit_version of a record is that of the package, its metadata, the citation and the newest entry of the changelog."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    newest = re.search(r"^## (\d+\.\d+\.\d+) \((.*)\)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {kit.__version__, project["version"], str(cited["version"]), newest[1]} == {kit.__version__}
+    assert str(cited["date-released"]) == newest[2]
+
+
+UNPUBLISHED = r"pip install [^\n]*gguf-kit"
+
+
+def test_what_is_not_published_is_installed_from_a_checkout():
+    """No page, message or test tells anybody to install gguf-kit by its name from the index."""
+    told = [*PAGES, *(path for room in ("kit", "tests", "notebooks", "runpod") for path in (ROOT / room).rglob("*.*"))]
+    found = [path for path in told if path.suffix in (".md", ".py", ".ipynb", ".sh") and path.name != "history.md"]
+    assert len(found) > 200
+    assert [path.name for path in found if re.search(UNPUBLISHED, path.read_text(encoding="utf-8"))] == ["test_docs.py"]

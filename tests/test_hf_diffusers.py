@@ -33,7 +33,7 @@ MODELS = {
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_a_transformer_of_diffusers_over_blocks(tmp_path, name):
-    diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed: pip install 'gguf-kit[diffusers]'")
+    diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed: pip install --editable '.[diffusers]'")
     torch.manual_seed(0)
     sizes, arguments = MODELS[name]
     model = getattr(diffusers, name)(**sizes).eval()

@@ -3,13 +3,13 @@
     model, tokenizer = kit.hf.load("model.gguf")
     model.generate(**tokenizer("The capital of France is", return_tensors="pt"), max_new_tokens=32)
 
-``load`` needs ``pip install 'gguf-kit[hf]'``; the modules of kit.nn need nothing beyond the kit.
+``load`` needs the extra ``hf``: ``pip install --editable '.[hf]'`` in a checkout. The modules of kit.nn need nothing beyond the kit.
 """
 
 import importlib
 import importlib.util
 
-from kit.errors import ModelError
+from kit.errors import ModelError, install
 
 _HOME = {"load": "model", "model_over": "model", "Source": "stored", "generate": "text", "CACHE_NAMES": "held"}
 __all__ = list(_HOME)
@@ -24,6 +24,6 @@ def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'kit.hf' has no attribute {name!r}")
     if not installed():
-        raise ModelError(f"kit.hf.{name} needs transformers: pip install 'gguf-kit[hf]'")
+        raise ModelError(f"kit.hf.{name} needs transformers; in your checkout of kit run: {install('hf')}")
     globals()[name] = value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     return value

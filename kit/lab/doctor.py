@@ -7,7 +7,7 @@ import sys
 from typing import NamedTuple
 
 from kit import system
-from kit.errors import KitError, ReportError
+from kit.errors import KitError, ReportError, install
 from kit.gguf import large_pages
 from kit.lab import machine
 from kit.system.paths import models_folder, results_folder
@@ -48,7 +48,7 @@ def _noted(subject: str, finding: str, remedy: str = "") -> Check:
 
 def _libraries() -> list[Check]:
     bare = dict.fromkeys(("numpy", "torch", "numba", "gguf"), ("bad", "pip install --editable . in the checkout"))
-    extra = ("note", "pip install 'gguf-kit[notebooks]' for notebooks, tables and figures")
+    extra = ("note", f"{install('notebooks')} in your checkout, for notebooks, tables and figures")
     found = {name: machine.library_version(name) for name in (*bare, "papermill", "jupyterlab")}
     return [Check(name, "ok", version) if version else Check(name, state, "not installed", remedy)
             for name, version in found.items() for state, remedy in [bare.get(name, extra)]]  # fmt: skip
@@ -115,7 +115,7 @@ def triton_check() -> Check:
 def _peer() -> Check:
     version = machine.library_version("xllamacpp")
     if version is None:
-        return _noted("llama.cpp", "not installed", "pip install 'gguf-kit[notebooks]' to measure beside it")
+        return _noted("llama.cpp", "not installed", "pip install xllamacpp, to compare kit with it")
     return _noted("llama.cpp", f"xllamacpp {version} (a peer for tests and benchmarks)")
 
 

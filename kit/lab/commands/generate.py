@@ -80,7 +80,7 @@ def command(
     kit generate mixture.gguf -p "Once upon a time" --memory 8GiB
     kit generate mixture.gguf -p "Once upon a time" --routes routes.jsonl.gz
 
-    An architecture that the kit has no forward pass for runs through transformers, if `gguf-kit[hf]` is installed.
+    An architecture that the kit has no forward pass for runs through transformers, if the extra `hf` is installed.
     Options that would change nothing are refused.
 
     Exit code: 0 generated, 2 not.
