@@ -99,7 +99,9 @@ def _answers(port, host="127.0.0.1"):
 
 @pytest.fixture(scope="module")
 def page(lab):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install --editable '.[test]'")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install --editable '.[test]'"
+    )
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
         page, complaints = browser.new_page(), []
