@@ -3,7 +3,7 @@
     model, tokenizer = kit.hf.load("model.gguf")
     model.generate(**tokenizer("The capital of France is", return_tensors="pt"), max_new_tokens=32)
 
-``load`` needs the extra ``hf``: ``pip install --editable '.[hf]'`` in a checkout. The modules of kit.nn need nothing beyond the kit.
+``load`` needs the extra ``hf`` (``pip install --editable '.[hf]'`` in a checkout); the modules of kit.nn need nothing more.
 """
 
 import importlib
