@@ -201,7 +201,7 @@ def test_one_decoded_token_is_told_and_its_basis_says_so(tmp_path):
     for extra in ((), ("--json",)):
         run = CliRunner().invoke(main, ["experts", str(path), "--memory", "1GiB", "--disk", "2GB/s", *extra])
         assert run.exit_code == 0, run.output
-        assert "one decoded token alone" in run.output
+        assert "only one decoded token" in run.output
     assert {row["hits"] for row in json.loads(run.stdout)["policies"] if "hindsight" not in row["policy"]} == {0.0}
 
 

@@ -1,6 +1,7 @@
 """Completion in a shell: the values are those that the commands take, by click's own protocol and in bash itself."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,3 +67,16 @@ def test_a_bash_completes(tmp_path):
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     run = subprocess.run([bash, "-c", script], capture_output=True, text=True, env=environment)
     assert run.stdout == "smollm2-135m\n", run.stderr
+
+
+NAMED = ("attention", "linear", "kv", "backend", "backends", "tiers", "pages", "coding", "decoder", "cache")
+
+
+def test_help_names_every_value_of_an_option():
+    """Nobody must look a value up elsewhere: the help of a command names those that the shell would offer."""
+    for command in [*main.commands.values(), *main.commands["codec"].commands.values()]:
+        for param in command.params:
+            if param.name in NAMED and param.param_type_name == "option":
+                words = re.findall(r"[\w-]+", f"{command.help} {param.help}")
+                unnamed = [value for value in values(param.name) if value.rstrip(":") not in words]
+                assert not unnamed, f"kit {command.name} {param.opts[0]}: {unnamed}"

@@ -93,7 +93,9 @@ def test_without_routes_they_are_drawn_and_the_answer_says_so(tmp_path):
     model = synthesize(tmp_path / "moe.gguf", "tiny-qwen3moe")
     run = asked(model, "--memory", "514MiB", "--disk", "2GB/s")
     assert run.exit_code == 0, run.output
-    assert "nobody recorded this model's routing: 128 tokens of 2 of 8 experts are drawn with skew" in run.output
+    assert (
+        "simulated routing, because no record was given: 128 tokens that use 2 of 8 experts are drawn with skew" in run.output
+    )
     dense = synthesize(tmp_path / "dense.gguf", "tiny-llama")
     assert "has no experts" in asked(dense, "--memory", "1GiB").output
 
@@ -103,7 +105,7 @@ def test_a_trained_model_is_taken_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     synthesize(tmp_path / TRAINED["smollm2-135m"].file, "tiny-qwen3moe")  # a mixture in the place of the dense model
     run = asked("smollm2-135m", "--memory", "514MiB")
-    assert run.exit_code == 0 and "the disk under the model, measured" in run.output, run.output
+    assert run.exit_code == 0 and "disk of the model, measured" in run.output, run.output
 
 
 def test_sizes_come_from_the_model_where_the_record_has_none(tmp_path):

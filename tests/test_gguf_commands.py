@@ -64,7 +64,7 @@ def test_inspect_says_what_does_not_fit(model, monkeypatch):
     monkeypatch.setattr("kit.system.memory_available", lambda: elements)
     rows = {line.split()[0]: line for line in run("inspect", model)[1].splitlines() if line.strip()}
     assert rows["blocks"].endswith("  fits") and rows["float16"].endswith("fits once memory is freed")
-    assert rows["float32"].endswith("does not fit: memory holds 75% of it")
+    assert rows["float32"].endswith("does not fit: 75% of it fits in memory")
 
 
 def test_inspect_is_harmless_on_a_terminal(tmp_path):

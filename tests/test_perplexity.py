@@ -108,8 +108,8 @@ def test_the_command(path, tmp_path):
         (["--text", "latin1.txt"], "latin1.txt: not UTF-8 at byte 3"),
         (["--text", "two.txt"], "fewer than two to score"),
         (["--text", "none.txt"], "none.txt: No such file"),
-        (["--context", "999999"], "the model has 2 to 2048"),
-        (["--context", "8", "--stride", "8"], "start at most 7 apart"),
+        (["--context", "999999"], "windows have 2 to 2048"),
+        (["--context", "8", "--stride", "8"], "--stride 8: give at most 7"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(path, tmp_path, monkeypatch, options, message):

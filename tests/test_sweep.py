@@ -258,7 +258,7 @@ def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest(grid_of, tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "what is finished is kept" in output, output
+    assert process.returncode == 130 and "finished cells are kept" in output, output
     waiting(lambda: not any(map(running, children)))
     kept = {json.loads(path.read_text())["cell"]["settings"]["seed"] for path in tmp_path.glob("out/*/cell.json")}
     assert kept == {"0"} and (tmp_path / "out" / "index.html").exists()

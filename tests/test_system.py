@@ -401,7 +401,7 @@ def pretend() -> None:
 
 
 @pytest.mark.parametrize("command, says", [
-    (["doctor"], "4 usable (Apple M4)"), (["generate", "MODEL", "--tokens", "1,2,3", "-n", "4"], "the kit's own pass"),
+    (["doctor"], "4 usable (Apple M4)"), (["generate", "MODEL", "--tokens", "1,2,3", "-n", "4"], "kit's own pass"),
 ])  # fmt: skip
 def test_commands_run_where_macos_is_asked(command, says):
     path = str(cached_model("tiny-llama", "Q4_K_M"))

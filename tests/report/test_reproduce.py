@@ -171,7 +171,7 @@ def test_what_nothing_changed_for_is_kept_by_the_next_run(notebooks, ran, tmp_pa
         out = known_machine(tmp_path / "runs" / str(number))
         result = reproduce(notebooks.path, out, "--profile", "smoke", *options)
         assert result.exit_code == 0, result.output
-        kept = re.findall(r"^(\w+)  kept from", result.stderr, re.MULTILINE)
+        kept = re.findall(r"^(\w+)  copied from", result.stderr, re.MULTILINE)
         assert kept == [name for name, row in sorted(state(out)["notebooks"].items()) if row["kept"]]
         assert {*kept, *ran} == {*code} and all("Kept from" in (out / f"{name}.html").read_text() for name in kept)
         told = " ".join(ran)
@@ -201,8 +201,8 @@ def test_what_a_busy_machine_measured_is_not_kept(notebooks, ran, tmp_path):
         records.append(first / f"{name}.jsonl", records.Record(quantity="q", unit="s", samples=[1.0], state=state_then))
     ran.clear()
     result = reproduce(notebooks.path, second, "--profile", "smoke")
-    assert ran == ["01_own"] and "02_quiet  kept from" in result.stderr
-    assert "01_own  not kept: other processes used the cores" in result.stderr
+    assert ran == ["01_own"] and "02_quiet  copied from" in result.stderr
+    assert "01_own  runs again: other processes used the cores" in result.stderr
     for options, runs_again in (((), []), (("--again", "--only", "02"), ["02_quiet"])):
         ran.clear()
         reproduce(notebooks.path, second, "--resume", *options)

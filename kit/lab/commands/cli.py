@@ -22,7 +22,7 @@ _LONGEST = 2000  # characters of a message
 
 
 class _Kit(click.Group):
-    """A group whose commands raise KitError for what the user can mend; all else is a bug and keeps its traceback."""
+    """A group whose commands raise KitError for what the user can fix; everything else is a bug and keeps its traceback."""
 
     def make_context(self, *args, **kwargs):
         tune_torch()
@@ -92,7 +92,7 @@ def _memory_ran_out(error: Exception) -> str:
         free = f"; {format_bytes(memory_available())} are free"
     except (ImportError, OSError, MemoryError):  # so little that not even that can be loaded
         free = ""
-    return f"memory ran out: {said}{free}: close other programs, or raise the limit (ulimit -v, a container's or a job's)"
+    return f"out of memory: {said}{free}: close other programs, or raise the limit (ulimit -v, a container's or a job's)"
 
 
 @click.group(cls=_Kit, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -102,18 +102,18 @@ def main():
 
     \b
     kit doctor                          what this machine can do, and what is missing
-    kit reproduce                       every notebook, as one report that works offline
-    kit inspect model.gguf              what a file holds and what fits in memory
+    kit reproduce                       run all notebooks and write one offline report
+    kit inspect model.gguf              what is in a file, and what fits in memory
     kit explain model.gguf              where a token's time goes, and what to change
 
     \b
-    Exit code: 0 done; 1 done, and the answer is bad news (the help of each command says which);
-    2 not done, for a reason that one line names; 130 interrupted.
+    Exit code: 0 success; 1 the command ran and the answer is bad news (the help of each command
+    says which); 2 error, with its reason in one line; 130 interrupted.
     """
 
 
 def _ending_where_pages_are_lost(callback):
-    """A command that says in one line which file lost pages in the middle of a read (kit.system.lost)."""
+    """The command; if a file loses pages while it is read, it ends with one line that names the file (kit.system.lost)."""
 
     @functools.wraps(callback)
     def run(*args, **kwargs):

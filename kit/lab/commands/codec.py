@@ -1,11 +1,11 @@
-"""kit codec: look after compressed models."""
+"""kit codec: check compressed models."""
 
 import click
 
 
 @click.group("codec")
 def command():
-    """Check compressed models; `kit compress` writes them.
+    """Check compressed models, which `kit compress` writes.
 
     \b
     kit codec verify model.tiles.gguf --source model.gguf
@@ -14,19 +14,24 @@ def command():
 
 @command.command("verify")
 @click.argument("file")
-@click.option("--source", metavar="FILE", help="The file that it was made from: compare every value with it.")
-@click.option("--decoder", default="interleaved", show_default=True, help="Which decoder of kit.codec unpacks.")
-@click.option("--threads", type=click.IntRange(1), help="How many threads unpack.  [default: all cores]")
+@click.option("--source", metavar="FILE", help="The file that FILE was compressed from: compare every value.")
+@click.option(
+    "--decoder",
+    default="interleaved",
+    show_default=True,
+    help="Decoder: python, scalar-linear, scalar-binary, scalar-table, interleaved, simd or triton.",
+)
+@click.option("--threads", type=click.IntRange(1), help="Number of threads.  [default: all cores]")
 def verify(file, source, decoder, threads):
     """Unpack all of a compressed model and check it.
 
-    Compares FILE with its own checksums, and every value with the weights of --source when that is given.
+    Compares FILE with its own checksums. With --source, also compares every value with the weights of that file.
 
     \b
     kit codec verify model.tiles.gguf
     kit codec verify model.tiles.gguf --source model.gguf
 
-    Exit code: 0 all agree, 2 something does not, or FILE cannot be read.
+    Exit code: 0 success, 2 error: something differs, or FILE cannot be read.
     """
 
     from kit.codec.compressor import verify
@@ -34,4 +39,4 @@ def verify(file, source, decoder, threads):
 
     tensors, matrices = verify(file, decoder, source, threads or usable_cores(), progress=True)
     compared = f"the checksums and {source}" if source else "the checksums"
-    click.echo(f"{file}: {tensors} tensors, {matrices} matrices unpacked ({decoder}): all agree with {compared}")
+    click.echo(f"{file}: {tensors} tensors, {matrices} matrices unpacked ({decoder}): all match {compared}")

@@ -6,21 +6,21 @@ import click
 @click.command("compress")
 @click.argument("file")
 @click.option("-o", "--output", metavar="OUT", required=True, help="Where to write the compressed model.")
-@click.option("--coding", default="int8", show_default=True, help="int8 (quantized, a scale a row) or bf16 (lossless).")
-@click.option("--threads", type=click.IntRange(1), help="How many threads encode.  [default: all cores]")
-@click.option("--force", is_flag=True, help="Replace a file that is there already.")
+@click.option("--coding", default="int8", show_default=True, help="int8 (quantized, one scale per row) or bf16 (lossless).")
+@click.option("--threads", type=click.IntRange(1), help="Number of threads.  [default: all cores]")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def command(file, output, coding, threads, force):
     """Compress a model's linear layers into tiles.
 
-    FILE is a GGUF or safetensors file. OUT is a GGUF file with the metadata of FILE; norms and embeddings stay as
-    they are. The weights become INT8 with a scale a row, and the INT8 values are kept exactly; --coding bf16 keeps
-    BF16 weights exactly.
+    FILE is a GGUF or safetensors file. OUT is a GGUF file with the metadata of FILE. Norms and embeddings are copied.
+    The weights of linear layers become INT8 with one scale per row, and the INT8 values are stored without loss. With
+    --coding bf16, BF16 weights are stored without loss.
 
     \b
     kit compress model.gguf -o model.tiles.gguf
     kit codec verify model.tiles.gguf --source model.gguf
 
-    Exit code: 0 written, 2 not.
+    Exit code: 0 success, 2 error.
     """
     from kit.codec.compressor import compress
     from kit.codec.container import CompressedFile

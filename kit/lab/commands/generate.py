@@ -1,75 +1,84 @@
-"""kit generate: text from a GGUF file as it comes, and what it cost."""
+"""kit generate: prints text from a GGUF file as it is generated, then its speed."""
 
 import click
 from click.core import ParameterSource
 
 from kit.units import to_json
 
-BLOCKS = ("fused", "fused-int8")  # variants of kit.linear that ask no cache and no backend
-_WARM = 32  # tokens of the throw-away prompt: more than the few that run by kernels of their own
+BLOCKS = ("fused", "fused-int8")  # variants of kit.linear that use no cache and no backend
+_WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 
 
 @click.command("generate")
 @click.argument("file", required=False)
-@click.option("--model", metavar="FILE", help="The same, as an option.")
-@click.option("-p", "--prompt", help="Text to go on from; - reads standard input.")
-@click.option("--prompt-file", metavar="FILE", help="A file with the text to go on from; one newline at its end is left out.")
-@click.option("--tokens", metavar="IDS", help="Token ids to go on from, such as 1,450,7483, instead of a text.")
-@click.option("--chat", is_flag=True, help="The text is a user's message: the file's own chat template puts it into its marks.")
-@click.option("--system", metavar="TEXT", help="What the chat's system message says.")
-@click.option("-n", "--max-tokens", default=64, show_default=True, type=click.IntRange(1), help="How many tokens to generate.")
-@click.option("--temperature", default=0.0, show_default=True, help="0 takes the most likely token; more draws.")
-@click.option("--top-k", default=0, show_default=True, help="Draw from this many of the most likely tokens (0: all).")
-@click.option("--top-p", default=1.0, show_default=True, help="Draw from the fewest that hold this probability.")
-@click.option("--seed", default=0, show_default=True, help="The same seed draws the same tokens.")
-@click.option("--attention", default="fused", show_default=True, help="A variant of kit.attention.")
-@click.option("--linear", default="auto", show_default=True, help="A variant of kit.linear; see above.")
-@click.option("--cache", help="Which dequantized weights to keep; see above.  [default: none is needed, or auto]")
-@click.option("--memory", metavar="SIZE", help="What the whole program may use; see above.")
-@click.option("--policy", default="LRU", show_default=True, help="Which experts --memory keeps: a policy's name, or auto.")
-@click.option("--backend", default="cpu", show_default=True, help="The dequantizer.")
+@click.option("--model", metavar="FILE", help="The same as FILE.")
+@click.option("-p", "--prompt", help="Text to continue; - reads standard input.")
+@click.option("--prompt-file", metavar="FILE", help="File with the text to continue; one newline at its end is dropped.")
+@click.option("--tokens", metavar="IDS", help="Token ids to continue, such as 1,450,7483, instead of a text.")
+@click.option("--chat", is_flag=True, help="Format the text as a user's message with the file's chat template.")
+@click.option("--system", metavar="TEXT", help="System message of the chat.")
+@click.option("-n", "--max-tokens", default=64, show_default=True, type=click.IntRange(1), help="Number of tokens to generate.")
+@click.option("--temperature", default=0.0, show_default=True, help="0 takes the most likely token; above 0 tokens are drawn.")
+@click.option("--top-k", default=0, show_default=True, help="Draw from the K most likely tokens (0: all).")
+@click.option("--top-p", default=1.0, show_default=True, help="Draw from the fewest tokens with this total probability.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the draws: the same seed gives the same tokens.")
+@click.option("--attention", default="fused", show_default=True, help="fused, blas, chunked, sdpa, strided, loop or python.")
+@click.option(
+    "--linear",
+    default="auto",
+    show_default=True,
+    help="auto, fused, fused-int8, dequantized, matmul, loop or strided; see above.",
+)
+@click.option("--cache", help="none, all, auto, lru:SIZE or pinned:SIZE; see above.  [default: none with fused; else auto]")
+@click.option("--memory", metavar="SIZE", help="Memory for the whole program, such as 8GiB; see above.")
+@click.option("--policy", default="LRU", show_default=True, help="Cache policy of the experts with --memory, or auto.")
+@click.option("--backend", default="cpu", show_default=True, help="Dequantizer: cpu, plain, reference or triton.")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
-@click.option("--context", type=int, help="Most positions to hold.  [default: what the model was trained for]")
+@click.option("--context", type=int, help="Maximum number of positions.  [default: the model's training context]")
 @click.option("--pages", default="large", show_default=True, help="How the file is mapped: large, small, or copied; see above.")
-@click.option("--routes", type=click.Path(dir_okay=False), metavar="FILE", help="Write the experts in use, for kit experts.")
-@click.option("--ignore-end", is_flag=True, help="Go on after the model's end-of-text token.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON when done, and no text on the way.")
+@click.option(
+    "--routes", type=click.Path(dir_okay=False), metavar="FILE", help="Record which experts are used, for kit experts."
+)
+@click.option("--ignore-end", is_flag=True, help="Continue after the model's end-of-text token.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON at the end, and no text before.")
 @click.pass_context
 def command(
     ctx, file, model, prompt, prompt_file, tokens, chat, system, max_tokens, routes, ignore_end, pages,
     as_json, cache, memory, policy, backend, attention, linear, kv, context, **sampling,
 ):  # fmt: skip
-    """Generate text from a model, and say what it cost.
+    """Generate text from a model, and show its speed.
 
     FILE is a GGUF file, a trained model of kit fetch, a compressed model of kit compress, or hf://owner/repo/file.gguf.
-    The text goes to standard output, the speeds to standard error: time to first token; prefill and decode in tokens a
-    second, with the GB/s of weights and KV cache that they read; peak memory. Kernels are compiled or loaded, and the
-    file's pages read, by a throw-away pass before, whose time is a line of its own.
+    The text goes to standard output. The speeds go to standard error: time to first token; tokens per second of prefill
+    and decode, with the GB/s of weights and KV cache that they read; peak memory. A warm-up pass before compiles or loads
+    the kernels and reads the file; its time is a separate line.
 
     \b
-    --linear auto         fused, straight from the file's blocks; dequantized where a --cache or --backend is asked for
-             fused-int8   activations rounded to eight bits, as llama.cpp does: faster, not the same numbers
+    --linear auto         fused; dequantized if you give --cache or --backend
+             fused        multiply with the quantized blocks of the file
+             fused-int8   also round activations to eight bits, as llama.cpp does: faster, with small differences
+             dequantized  multiply with float32 weights, from the cache or dequantized at each use
 
     \b
-    --cache none          dequantize (or unpack) at every use
+    --cache none          dequantize (or unpack) weights at every use
             all           keep every dequantized weight
-            lru:4GiB      keep the most recently used
-            pinned:4GiB   keep the first that fit, and never let go
-            auto          all when they fit in 70% of the free memory, else pinned with that much
-    With --linear fused or fused-int8, pinned:4GiB keeps so much of the file's blocks, the matrix in use among them, and
-    reads the others from the disk at every token, past the page cache: for a file that is larger than memory.
+            lru:4GiB      keep the most recently used weights
+            pinned:4GiB   keep the first weights that fit, and never replace them
+            auto          all if they fit in 70% of the free memory; else pinned with that size
+    With --linear fused or fused-int8, pinned:4GiB is for a file larger than memory. It keeps 4 GiB of the file's blocks,
+    including the matrix in use, and reads the others from the disk for every token, with direct reads.
 
     \b
-    --memory 8GiB         for a file that is larger than memory: process, context and the weights of every token come
-                          first. The rest holds experts, in slots that threads fill past the page cache; of a dense
-                          model it holds the first matrices, as pinned does. A file that fits is mapped.
-    --policy LFU          keeps the experts that are used most often. kit experts compares policies; auto starts with
-                          LRU, and takes the policy whose replay of the first 24 tokens has the most hits
+    --memory 8GiB         for a file larger than memory. Process, context and the weights that every token uses come
+                          first. The rest holds experts, in fixed buffers (slots) that threads fill with direct reads;
+                          for a dense model it holds the first matrices, as pinned does. A file that fits is mapped.
+    --policy LFU          keep the experts that are used most often. kit experts compares policies. auto starts with
+                          LRU, then takes the policy that hits most when the first 24 tokens are replayed
 
     \b
-    --pages large         pages of 2 MiB; a file that is in the page cache by small pages is read again, once
-            small         as the page cache has them
-            copied        a copy of the file in the process's own memory
+    --pages large         map the file with 2 MiB pages; if it is cached in small pages, it is read once more
+            small         map the file with the pages of the page cache
+            copied        copy the file into the memory of the process
 
     \b
     kit generate model.gguf -p "The capital of France is" -n 5
@@ -80,10 +89,11 @@ def command(
     kit generate mixture.gguf -p "Once upon a time" --memory 8GiB
     kit generate mixture.gguf -p "Once upon a time" --routes routes.jsonl.gz
 
-    An architecture that the kit has no forward pass for runs through transformers, if the extra `hf` is installed.
-    Options that would change nothing are refused.
+    If kit has no forward pass for the architecture, the model runs through transformers, if the extra `hf` is
+    installed.
+    An option that has no effect is an error.
 
-    Exit code: 0 generated, 2 not.
+    Exit code: 0 success, 2 error.
     """  # fmt: skip
     import time
     from dataclasses import asdict
@@ -99,16 +109,16 @@ def command(
 
     asked = {name for name in ctx.params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
     if (file is None) == (model is None):
-        raise click.UsageError("name one model: FILE, or --model FILE")
+        raise click.UsageError("give one model: FILE or --model FILE")
     if sum(given is not None for given in (prompt, prompt_file, tokens)) != 1:
-        raise click.UsageError("give a text by -p or --prompt-file or token ids by --tokens, one of the three")
+        raise click.UsageError("give exactly one of -p, --prompt-file and --tokens")
     pins = linear in BLOCKS and (cache or "").startswith("pinned:")
     _refuse_idle(asked - {"cache"} if pins and not memory else asked, linear, sampling["temperature"])
     prompt = _ids(tokens) if tokens is not None else _text(prompt, prompt_file)
     opened = kit.open(file or model, "small" if memory and "pages" not in asked else pages)
     check_language_model(opened)
     if routes:
-        geometry_of(opened)  # what is no mixture is said before anything is generated
+        geometry_of(opened)  # raises for a dense model before anything is generated
     if linear == "auto" and not opened.compressed:
         linear = "dequantized" if asked & {"cache", "backend"} else "fused"
     start, kept, via = _way(opened, asked, linear, cache, backend, attention, context, kv)
@@ -127,7 +137,7 @@ def command(
 
     begun = time.perf_counter()
     some = prompt[: 4 * _WARM if isinstance(prompt, str) else _WARM]
-    some = some[:1] * len(some) if slots else some  # one token uses few experts, which are read for nothing here
+    some = some[:1] * len(some) if slots else some  # one token uses few experts, so few are read for the warm-up
     start(kept if pins else kit.NoCache(), some, min(max_tokens, 3), stop_at_end=False)
     warm = time.perf_counter() - begun
     trace.clear()
@@ -145,7 +155,8 @@ def command(
     if routes:
         written = of_spans(trace.spans, opened)
         write_routes(written, routes)
-        click.echo(f"{routes}: {len(written.expert):,} uses of experts in {len(written.decoded)} tokens and a prompt", err=True)
+        uses, decoded = len(written.expert), len(written.decoded)
+        click.echo(f"{routes}: {uses:,} uses of experts in the prompt and {decoded} tokens", err=True)
     held = "straight from the file" if linear in BLOCKS and not pins else repr(kept)
     held = (
         held
@@ -175,26 +186,26 @@ def command(
 
 
 def _refuse_idle(asked: set, linear: str, temperature: float) -> None:
-    """UsageError for an option that would change nothing beside the others."""
-    idle = [(name, f"--linear {linear} multiplies with the file's own blocks: take --linear dequantized, or leave it out")
+    """UsageError for an option that has no effect together with the others."""
+    idle = [(name, f"--linear {linear} multiplies with the file's own blocks; use --linear dequantized, or leave it out")
             for name in ("cache", "backend") if linear in BLOCKS]  # fmt: skip
     if temperature == 0:
-        idle += [(name, "at --temperature 0 the most likely token is taken") for name in ("top_k", "top_p", "seed")]
-    idle += [("system", "it is part of a chat: add --chat")] if "chat" not in asked else []
-    idle += [("chat", "token ids are taken as they are")] if "tokens" in asked else []
+        idle += [(name, "at --temperature 0 (the most likely token)") for name in ("top_k", "top_p", "seed")]
+    idle += [("system", "without a chat: add --chat")] if "chat" not in asked else []
+    idle += [("chat", "on token ids: give the text with -p")] if "tokens" in asked else []
     if "memory" in asked:
-        idle += [(name, "--memory holds the file's own blocks") for name in ("cache", "backend")]
+        idle += [(name, "with --memory, which holds the file's own blocks: leave it out") for name in ("cache", "backend")]
         if linear not in (*BLOCKS, "auto"):
-            idle += [("memory", f"it holds the file's own blocks, which --linear {linear} dequantizes")]
+            idle += [("memory", f"with --linear {linear}, because it holds the file's own blocks: use --linear fused")]
     else:
-        idle += [("policy", "it says which experts --memory keeps: add --memory")]
+        idle += [("policy", "without --memory: add --memory SIZE")]
     for name, reason in idle:
         if name in asked:
-            raise click.UsageError(f"--{name.replace('_', '-')} would change nothing: {reason}")
+            raise click.UsageError(f"--{name.replace('_', '-')} has no effect {reason}")
 
 
 def _way(opened, asked, linear, cache, backend, attention, context, kv):
-    """(what generates with a cache's policy and the arguments of kit.generate, the policy that was asked, whose pass)."""
+    """(a function like kit.generate whose first argument is a cache policy, the policy of the options, the engine's name)."""
     import kit
     from kit.model.architectures import ARCHITECTURES
     from kit.model.pinned import PinnedBlocks
@@ -202,7 +213,7 @@ def _way(opened, asked, linear, cache, backend, attention, context, kv):
     if opened.compressed:
         linear = None
         if idle := asked & {"linear", "backend"}:
-            raise click.UsageError(f"--{min(idle)} would change nothing: a compressed model's matrices are unpacked")
+            raise click.UsageError(f"--{min(idle)} has no effect on a compressed model: leave it out")
         file = kit.codec.CompressedFile(opened.path)
         size = kit.codec.CompressedWeights(file).unpacked_bytes
 
@@ -217,8 +228,9 @@ def _way(opened, asked, linear, cache, backend, attention, context, kv):
             return kit.Weights(opened, policy, backend, trace=trace)
     else:
         if idle := asked & {"attention", "backend", "context", "kv", "routes", *["cache"] * (linear in BLOCKS)}:
-            reason = f"{opened.architecture} runs through transformers, the kit has no pass for it"
-            raise click.UsageError(f"--{min(idle)} would change nothing: {reason}")
+            raise click.UsageError(
+                f"--{min(idle)} has no effect on {opened.architecture}, which runs through transformers: leave it out"
+            )
         blocks = {"fused": "blocks", "fused-int8": "blocks-int8"}.get(linear)
         policy = _policy(cache or "auto", opened, kit.Weights(opened).working_set)
 
@@ -231,16 +243,12 @@ def _way(opened, asked, linear, cache, backend, attention, context, kv):
     def own(policy, *given, trace=None, **more):
         return kit.generate(kit.Transformer(weights(policy, trace), attention, linear, context, kv), *given, **more)
 
-    kit.Transformer(weights(None, None), attention, linear, context, kv)  # what cannot be run is said before anything is
-    return (
-        own,
-        kit.NoCache() if linear in BLOCKS and not cache else _policy(cache or "auto", opened, size),
-        "the kit's own pass",
-    )
+    kit.Transformer(weights(None, None), attention, linear, context, kv)  # raises before anything runs
+    return (own, kit.NoCache() if linear in BLOCKS and not cache else _policy(cache or "auto", opened, size), "kit's own pass")
 
 
 def _text(prompt, path):
-    """The prompt of -p or --prompt-file, valid UTF-8; from a file or standard input without the newline at its end."""
+    """The prompt of -p or --prompt-file as valid UTF-8; one newline at the end of a file or of standard input is dropped."""
     from kit.errors import ModelError
     from kit.system.files import read_text
 
@@ -249,7 +257,7 @@ def _text(prompt, path):
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
-        raise ModelError(f"-p: not UTF-8 at character {error.start}: convert the text first, with iconv say") from None
+        raise ModelError(f"-p: not UTF-8 at character {error.start}: convert the text first, for example with iconv") from None
     return prompt
 
 
@@ -264,7 +272,7 @@ def _ids(text):
     try:
         return [int(token) for token in text.replace(",", " ").split()]
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of token ids such as 1,450,7483", param_hint="--tokens") from None
+        raise click.BadParameter(f"{text!r} is not a list of token ids such as 1,450,7483", param_hint="--tokens") from None
 
 
 def _policy(text, file, working_set):
@@ -280,7 +288,7 @@ def _policy(text, file, working_set):
         return plain[name]()
     if name in limited and capacity:
         return limited[name](capacity)
-    message = f"{text!r} is none of none, all, auto, lru:SIZE, pinned:SIZE (a size such as 4GiB)"
+    message = f"{text!r} is not one of none, all, auto, lru:SIZE, pinned:SIZE (a size such as 4GiB)"
     raise click.BadParameter(message, param_hint="--cache")
 
 
@@ -291,7 +299,7 @@ def _lines(answer, speed):
         return f"{speed[f'{name}_tokens_per_second']:10.2f} tok/s {speed[f'{name}_gb_per_second']:8.1f} GB/s read"
 
     yield ""
-    yield f"kernels      {format_seconds(speed['kernels_seconds']):>10}   before: compiled or loaded, the file's pages read"
+    yield f"kernels      {format_seconds(speed['kernels_seconds']):>10}   warm-up: kernels compiled or loaded, file read"
     yield f"first token  {format_seconds(answer.ttft):>10}"
     yield f"prefill    {rate('prefill')}   {len(answer.prompt)} tokens"
     if len(answer.tokens) > 1:
@@ -302,7 +310,7 @@ def _lines(answer, speed):
         yield f"memory       {speed['memory']}"
     if found := speed["experts"]:
         hits = f"{found['hit_rate']:.1%} of {found['hits'] + found['misses']:,} uses hit"
-        read = f"{format_bytes(found['bytes_loaded'])} read, {format_seconds(found['waited_seconds'])} of waiting for it"
+        read = f"{format_bytes(found['bytes_loaded'])} read, {format_seconds(found['waited_seconds'])} spent waiting"
         yield f"experts      {hits}, {read}"
     yield f"forward pass {speed['via']}"
     yield f"stopped      {answer.stopped}"

@@ -1,4 +1,4 @@
-"""kit inspect: what a GGUF file holds, and what of it fits in this machine's memory."""
+"""kit inspect: shows what a GGUF file contains, and what fits in this machine's memory."""
 
 import click
 
@@ -15,15 +15,15 @@ _WIDTH = 100
 def command(file, tensors, metadata, as_json):
     """Show what a model file holds and what fits in memory.
 
-    FILE is a GGUF file or hf://owner/repo/file.gguf. Reads the header only: the size of the model does not matter.
-    Any part of a split file stands for all of them.
+    FILE is a GGUF file, a trained model of kit fetch, or hf://owner/repo/file.gguf. Only the header is read, so large
+    files take no longer. For a split file, name any part.
 
     \b
     kit inspect model.gguf
     kit inspect model.gguf --tensors
     kit inspect model.gguf --json | jq .types
 
-    Exit code: 0 shown, 2 the file cannot be read.
+    Exit code: 0 success, 2 error.
     """
     import kit
     from kit.gguf.summary import NO_WEIGHTS, summarize
@@ -76,7 +76,7 @@ def _memory(facts):
         verdict = "fits" if row["fits_in_free_memory"] else "fits once memory is freed"
         if not row["fits_in_memory"]:
             share = facts["memory"]["total"] / row["bytes"]
-            verdict = f"does not fit: memory holds {share:.0%} of it"
+            verdict = f"does not fit: {share:.0%} of it fits in memory"
         yield f"{name:<20}{format_bytes(row['bytes']):>14}    {verdict}"
 
 

@@ -1,4 +1,4 @@
-"""kit perplexity: how well a model predicts a text, by what is rounded on the way."""
+"""kit perplexity: how well a model predicts a text, with weights or activations rounded."""
 
 import click
 
@@ -10,12 +10,18 @@ DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 @click.command("perplexity")
 @click.argument("file")
 @click.option("--text", metavar="FILE", help="A text; - reads standard input.  [default: Python's help on itself]")
-@click.option("--tokens", default=4096, show_default=True, type=click.IntRange(2), help="How many of its tokens to take.")
-@click.option("--context", type=click.IntRange(2), help="Tokens of a window.  [default: 512, or the model's fewer]")
-@click.option("--stride", type=click.IntRange(1), help="A window starts so much after the last.  [default: half a window]")
-@click.option("--linear", help="A variant of kit.linear.  [default: fused, matmul with --dtype]")
-@click.option("--dtype", type=DTYPES, default="float32", show_default=True, help="Round weights to it; int8: as kit compress.")
-@click.option("--memory", metavar="SIZE", help="What the whole program may use, as kit generate takes it.")
+@click.option(
+    "--tokens", default=4096, show_default=True, type=click.IntRange(2), help="Number of tokens of the text to score."
+)
+@click.option("--context", type=click.IntRange(2), help="Tokens per window.  [default: 512, or the model's context if smaller]")
+@click.option("--stride", type=click.IntRange(1), help="Tokens between the starts of two windows.  [default: half a window]")
+@click.option(
+    "--linear", default="auto", show_default=True, help="auto, fused, fused-int8, dequantized, matmul, loop, strided."
+)
+@click.option(
+    "--dtype", type=DTYPES, default="float32", show_default=True, help="Round weights to this; int8 as kit compress does."
+)
+@click.option("--memory", metavar="SIZE", help="Memory for the whole program; see kit generate --help.")
 @click.option("--policy", help="Which experts --memory keeps.  [default: LRU]")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -23,9 +29,10 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     """Perplexity of a model on a text.
 
     FILE is a GGUF file, a trained model of kit fetch, a compressed model, or hf://owner/repo/file.gguf.
-    Windows overlap by half: every token but those of the first window is scored with at least half a window
-    before it. Every window begins with the token that begins a text, where the file wants one. The error is
-    one standard error, tokens taken as independent.
+    --linear auto multiplies with the file's own blocks (fused), or with rounded weights (matmul) if --dtype is given.
+    Windows overlap by half, so every token after the first window is scored with at least half a window before it.
+    Every window begins with the file's begin-of-text token, if the file asks for one. The error is one standard
+    error, if tokens are independent.
 
     \b
     kit perplexity smollm2-135m
@@ -33,7 +40,7 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     kit perplexity model.gguf --dtype bfloat16 --json
     kit perplexity mixture.gguf --memory 8GiB
 
-    Exit code: 0 measured, 2 not.
+    Exit code: 0 success, 2 error.
     """  # fmt: skip
     import kit
     from kit.errors import ModelError
@@ -44,20 +51,21 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     from kit.system.files import read_text
 
     rounding = rounding_to(dtype)
-    asked_linear, linear = linear, linear or ("matmul" if rounding else "fused")
+    asked_linear = linear != "auto"
+    linear = linear if asked_linear else "matmul" if rounding else "fused"
     if stride and context and stride >= context:
-        raise click.UsageError(f"--stride {stride}: windows of {context} tokens start at most {context - 1} apart")
+        raise click.UsageError(f"--stride {stride}: give at most {context - 1}, because windows have {context} tokens")
     words = read_text(text, ModelError) if text else perplexity.english()
     if rounding and linear.startswith("fused"):
-        raise click.UsageError(f"--linear {linear} multiplies with the file's own blocks: no --dtype goes with it")
+        raise click.UsageError(f"--linear {linear} multiplies with the file's own blocks: leave out --dtype")
     if memory and not linear.startswith("fused"):
-        raise click.UsageError("--memory holds the file's own blocks: --linear fused or fused-int8 goes with it")
+        raise click.UsageError("--memory holds the file's own blocks: use --linear fused or fused-int8")
     if policy and not memory:
-        raise click.UsageError("--policy would change nothing: it says which experts --memory keeps")
+        raise click.UsageError("--policy has no effect: it says which experts --memory keeps; add --memory")
     with kit.open(file, "small" if memory else "large") as opened:
         if opened.compressed:
             if asked_linear or rounding or memory:
-                raise click.UsageError("a compressed model's matrices are unpacked: no --linear, --dtype or --memory with it")
+                raise click.UsageError("this model is compressed: leave out --linear, --dtype and --memory")
             weights = kit.codec.CompressedWeights(kit.codec.CompressedFile(opened.path), kit.HashMap())
             linear, model = "compressed tiles", kit.Transformer(weights, kv_dtype=kv)
         elif memory:
@@ -68,9 +76,7 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
             model = model_of(opened, Precision(weights=rounding, linear=linear, kv=kv))
         tokenizer, most = model.tokenizer, model.max_context
         if context and context > most:
-            raise ModelError(
-                f"{opened.path}: windows of {context} tokens asked for; the model has 2 to {most}: --context {most}"
-            )
+            raise ModelError(f"{opened.path}: --context {context} is too large: the model's windows have 2 to {most} tokens")
         context = context or min(512, most)
         ids = perplexity.encode(tokenizer, words, tokens)
         found = perplexity.perplexity(model, ids, tokenizer.bos, context, stride, progress=not as_json)

@@ -1,4 +1,4 @@
-"""kit quants: which quantization of a model to take on this machine."""
+"""kit quants: shows which quantization of a model to use on this machine."""
 
 import click
 
@@ -9,27 +9,27 @@ DEFAULT = ("Q8_0", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # of those that this
 
 @click.command("quants")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--to", metavar="TYPES", help="Formats to quantize a single FILE to: Q8_0,Q4_0. See above.")
+@click.option("--to", metavar="TYPES", help="Formats to quantize a single FILE to, such as Q8_0,Q4_0.")
 @click.option("--tokens", default=0, type=click.IntRange(0), help="Tokens of the text for the loss.  [default: 1,041]")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="How often each file decodes, in turn.")
-@click.option("--figure", type=click.Path(dir_okay=False), metavar="PNG", help="Draw speed against loss to this file.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="How often each file decodes.")
+@click.option("--figure", type=click.Path(dir_okay=False), metavar="PNG", help="Draw a figure of speed and loss to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(files, to, tokens, rounds, figure, as_json):
-    """Say which quantization of a model to take.
+    """Show which quantization of a model to use.
 
-    FILEs are quantizations of one model. Each is measured on this machine: tokens per second by exact products and by
-    activations of eight bits, with the bound by memory; KL divergence from the file with the most bits, with its error; and
-    resident memory. A row is marked * where no other row is both faster and closer.
+    FILEs are quantizations of one model. Each is measured on this machine: tokens per second with exact products and with
+    8-bit activations, compared with the limit of memory bandwidth; KL divergence from the file with the most bits, with its
+    error; and resident memory. A * marks a row if no other row is both faster and closer.
 
-    A single FILE is quantized again: to Q8_0, Q5_K, Q4_K, Q4_0, Q3_K and Q2_K by llama.cpp's quantizer where it is installed,
-    to Q8_0, Q5_1, Q5_0, Q4_1 and Q4_0 by gguf-py else, or --to those that you name. The new files go to a temporary folder.
-    What FILE itself has lost counts as exact, so name the file with the most bits that you have.
+    A single FILE is quantized again. llama.cpp's quantizer, if it is installed, makes Q8_0, Q5_K, Q4_K, Q4_0, Q3_K and Q2_K;
+    else gguf-py makes Q8_0, Q5_1, Q5_0, Q4_1 and Q4_0. --to chooses other formats. The new files go to a temporary folder.
+    FILE itself counts as exact, so name the file with the most bits that you have.
 
     \b
     kit quants model-Q8_0.gguf model-Q4_K_M.gguf model-Q3_K_M.gguf
     kit quants qwen2.5-coder-0.5b --to Q8_0,Q4_0 --figure quants.png
 
-    Exit code: 0 said, 2 it could not be.
+    Exit code: 0 success, 2 error.
     """
     import tempfile
     from contextlib import nullcontext
@@ -45,11 +45,11 @@ def command(files, to, tokens, rounds, figure, as_json):
 
     paths = [Path(resolve(name)) for name in files]
     if to and len(paths) > 1:
-        raise click.UsageError("--to quantizes a single FILE; you named several")
+        raise click.UsageError("--to needs a single FILE, but you named several")
     known = targets()
     kinds = [kind.strip().upper() for kind in to.split(",")] if to else [kind for kind in DEFAULT if kind in known] or known
     if unknown := [kind for kind in kinds if kind not in known]:
-        raise QuantError(f"--to {unknown[0]}: cannot be quantized to here; choose from {', '.join(known)}")
+        raise QuantError(f"--to {unknown[0]}: no quantizer for it is installed; choose from {', '.join(known)}")
     alone = len(paths) == 1
     models_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=models_folder()) if alone else nullcontext() as folder:
@@ -81,4 +81,4 @@ def _lines(table, advice):
             f"{row['speed']:>7.3g}  {row['bound']:>7.3g}  {format_bytes(row['memory']):>9}  {lost}"
         )
     yield ""
-    yield f"* no other row is both faster and closer. The bound is memory at {table['gbps'].iloc[0]:.1f} GB/s, the best seen."
+    yield f"* no other row is both faster and closer. The bound: memory at {table['gbps'].iloc[0]:.1f} GB/s, the best measured."

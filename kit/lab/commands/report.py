@@ -25,12 +25,12 @@ def command():
 @click.argument("folders", nargs=-1, required=True, type=FOLDER, metavar="DIR...")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="A new folder.")
 def merge_command(folders, out):
-    """Join runs into one report, machines side by side.
+    """Join runs into one report, one column per machine.
 
     \b
     kit report merge results/laptop results/h200 --out results/both
 
-    A DIR may be a run or a folder of runs. Exit code: 0 joined, 2 not.
+    A DIR may be a run or a folder of runs. Exit code: 0 success, 2 error.
     """
     from kit.lab.report import merge
 
@@ -40,19 +40,25 @@ def merge_command(folders, out):
 @command.command("diff")
 @click.argument("a", type=FOLDER)
 @click.argument("b", type=FOLDER)
-@click.option("--confidence", type=SHARE, default=0.99, show_default=True, help="Of the interval that tells change from noise.")
-@click.option("--all", "everything", is_flag=True, help="List what did not change, too.")
-@click.option("--json", "as_json", is_flag=True, help="All records as JSON.")
+@click.option(
+    "--confidence",
+    type=SHARE,
+    default=0.99,
+    show_default=True,
+    help="Confidence of the interval that separates change from noise.",
+)
+@click.option("--all", "everything", is_flag=True, help="Also list what did not change.")
+@click.option("--json", "as_json", is_flag=True, help="Print all records as JSON.")
 def diff_command(a, b, confidence, everything, as_json):
     """Show what changed from run A to run B beyond noise.
 
-    Noise is what their raw samples say: a change counts when the interval of the difference of medians leaves out 0.
+    A change counts if the confidence interval of the difference of medians, computed from the raw samples, excludes 0.
 
     \b
     kit report diff results/before results/after
     kit report diff results/before results/after --json | jq '.[] | select(.state == "changed")'
 
-    Exit code: 0 nothing changed, 1 something did (or a verdict), 2 it could not be told.
+    Exit code: 0 success (nothing changed), 1 a quantity or verdict changed, 2 error.
     """  # fmt: skip
     from kit.lab.claims import records
     from kit.lab.claims import runs as several
@@ -85,14 +91,14 @@ def _line(change) -> str:
 
 @command.command("pack")
 @click.argument("folder", type=FOLDER, metavar="RUN")
-@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="The file.  [default: RUN.zip]")
+@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), help="The file to write.  [default: RUN.zip]")
 def pack_command(folder, out):
-    """Make one zip of a run, to send.
+    """Pack a run into one zip file.
 
     \b
     kit report pack results/20261121T020000Z-quick --out report.zip
 
-    Exit code: 0 written, 2 not.
+    Exit code: 0 success, 2 error.
     """
     from kit.lab.report import merge
 
@@ -105,12 +111,12 @@ def pack_command(folder, out):
 def html_command(folder):
     """Render the pages of a run again.
 
-    From its notebooks and records; nothing is measured.
+    Uses the run's notebooks and records; measures nothing.
 
     \b
     kit report html results/20261121T020000Z-quick
 
-    Exit code: 0 rendered, 2 not.
+    Exit code: 0 success, 2 error.
     """
     from kit.lab.report import merge
 

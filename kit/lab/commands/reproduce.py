@@ -1,4 +1,4 @@
-"""`kit reproduce`: every notebook, as one report that works offline."""
+"""`kit reproduce`: runs all notebooks and writes one report that works offline."""
 
 import signal
 import sys
@@ -17,34 +17,35 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 @click.command("reproduce")
 @click.option("--profile", type=click.Choice(["smoke", "quick", "full"]), help="How much to run.  [default: quick]")
 @click.option("--only", multiple=True, metavar="NAME", help="Notebooks whose names start with NAME; repeatable.")
-@click.option("--model", default="", metavar="PATH|NAME|hf://...", help="A GGUF file or a trained model, not a generated one.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda: also measure on the GPU.  [default: cpu]")
+@click.option(
+    "--model", default="", metavar="PATH|NAME|hf://...", help="A GGUF file or a trained model, in place of a generated one."
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="cuda also measures on the GPU.  [default: cpu]")
 @click.option("--out", type=OUT, metavar="DIR", help="Folder of the run.  [default: results/<UTC time>-<profile>[-cuda]]")
 @click.option("--resume", is_flag=True, help="Run what is missing, failed or changed in DIR (or in the newest run).")
-@click.option("--again", is_flag=True, help="Run every notebook, also those for which nothing changed.")
+@click.option("--again", is_flag=True, help="Run every notebook, even if nothing changed.")
 @click.option("-p", "texts", multiple=True, metavar="NAME=VALUE", help="Set a notebook parameter; repeatable.")
 @click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a notebook that runs longer.")
-@click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
-@click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters, and stop.")
-@click.option("--serve", is_flag=True, help="Open the report in a browser at once; it fills page by page.")
+@click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Folder of the notebooks.")
+@click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters; run nothing.")
+@click.option("--serve", is_flag=True, help="Open the report in a browser now; pages appear as they are finished.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
 def command(profile, only, model, device, out, resume, again, texts, timeout, notebooks, listing, serve, progress):
     """Run the notebooks and write one offline report.
 
-    One notebook after another, each in its own process. The report is DIR/index.html; beside it lie, for each
-    notebook, the executed .ipynb, an .html page and its records (.jsonl). A notebook that fails is a row with its
-    reason, and the rest goes on. A notebook is copied from the newest run of the same request beside DIR when neither
-    it nor the code, data, libraries, model and kind of machine that it follows from have changed; --again runs all.
+    Notebooks run one after another, each in its own process. The report is DIR/index.html. DIR also has, for each
+    notebook, the executed .ipynb, an .html page and its records (.jsonl). If a notebook fails, the report shows the
+    reason and the others still run. Unchanged notebooks are copied from the last run. `--again` runs all of them.
 
     \b
     kit reproduce --profile smoke                a check in about two minutes
     kit reproduce --only 01 --model my.gguf      one notebook on your own file
-    kit reproduce --serve                        the report opens at once and fills page by page
-    kit reproduce --resume                       go on after Ctrl-C or a failure
-    kit reproduce -p samples=9                   with a parameter of the notebooks
-    kit reproduce --profile full --device cuda   what a GPU adds, granite-3.3-8b at true size
+    kit reproduce --serve                        open the report now; pages appear as they finish
+    kit reproduce --resume                       continue after Ctrl-C or a failure
+    kit reproduce -p samples=9                   set a parameter of the notebooks
+    kit reproduce --profile full --device cuda   also on a GPU, with granite-3.3-8b at full size
 
-    Exit code: 0 all ran, 1 a notebook failed, 2 it could not start, 130 interrupted.
+    Exit code: 0 success, 1 a notebook failed, 2 error before the start, 130 interrupted.
     """  # fmt: skip
     from kit.gguf.sources import absolute
     from kit.lab.claims import gates, records
@@ -77,9 +78,9 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             runs.reuse(run, jobs)
     for name, row in run.notebooks.items():
         if row.kept:
-            click.echo(f"{name}  kept from {row.kept}: nothing that it follows from changed (--again runs it)", err=True)
+            click.echo(f"{name}  copied from {row.kept}: nothing changed (--again runs it)", err=True)
     for name in run.busy_before:
-        click.echo(f"{name}  not kept: other processes used the cores while it was measured", err=True)
+        click.echo(f"{name}  runs again: other processes used the cores while it was measured", err=True)
     try:
         with terminate_as_interrupt(), tempfile.TemporaryDirectory(prefix="kit-") as kept:
             bar = sys.stderr.isatty() if progress is None else progress
@@ -91,15 +92,20 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             _perform(run, left, timeout, bar, Path(kept))
             if outdated := run.again:  # once: a machine that never rests does not keep it running
                 names = ", ".join(sorted(outdated))
-                click.echo(f"memory became faster meanwhile, so rendered again from what was measured: {names}", err=True)
+                click.echo(
+                    f"a later probe found faster memory, so these pages are rendered again from their measurements: {names}",
+                    err=True,
+                )
                 again = [job for job in jobs if job.name in outdated or job.name.startswith(runs.READ_ALL)]
                 _perform(run, again, timeout, bar, Path(kept))
     except KeyboardInterrupt:
         index.write(run)
-        click.echo(f"\ninterrupted; what is finished is kept. To go on:\n  kit reproduce --resume --out {folder}", err=True)
+        click.echo(
+            f"\ninterrupted; finished notebooks are kept. To continue:\n  kit reproduce --resume --out {folder}", err=True
+        )
         sys.exit(EXIT_INTERRUPTED)
     found = [(name, text) for name in run.notebooks for _, text in run.warnings_of(name)]
-    older = "memory became faster after it ran: its bounds are older than the run's (--resume runs it again)"
+    older = "its bounds are out of date, because memory was measured to be faster later (--resume runs it again)"
     found += [(name, older) for name in sorted(run.outdated)]
     found += [("all pages", text) for text in gates.across(records.of_run(run.folder))]
     click.echo("\n".join(f"warning: {name}: {text}" for name, text in found) + "\n" * bool(found), nl=False, err=True)

@@ -1,4 +1,4 @@
-"""`kit sweep`: notebooks over a grid, on this machine or on a Dask cluster."""
+"""`kit sweep`: runs notebooks over a grid of parameters, on this machine or on a Dask cluster."""
 
 import sys
 from dataclasses import replace
@@ -11,27 +11,33 @@ from kit.lab.commands.reproduce import EXIT_FAILED, EXIT_INTERRUPTED, OUT, SECON
 
 @click.command("sweep")
 @click.argument("spec", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="SPEC.yaml")
-@click.option("--scheduler", default="", metavar="ADDRESS", help="A Dask scheduler.  [default: a LocalCluster on this machine]")
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1), help="Local ones; several disturb timings.")
+@click.option("--scheduler", default="", metavar="ADDRESS", help="Address of a Dask scheduler.  [default: a LocalCluster here]")
+@click.option(
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of local workers. More than one disturbs timings.",
+)
 @click.option("--out", type=OUT, metavar="DIR", help="Folder of the cells.  [default: results/sweep-<name of SPEC>]")
 @click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a cell that runs longer.")
-@click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Where the notebooks are.")
-@click.option("--list", "listing", is_flag=True, help="List the cells, and stop.")
+@click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Folder of the notebooks.")
+@click.option("--list", "listing", is_flag=True, help="List the cells; run nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
 def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json, progress):
     """Run a grid of notebooks, here or on a cluster.
 
-    Runs every cell of the grid in SPEC.yaml (models x quantizations x policies x capacities x notebooks, and any
-    parameter of theirs) and writes one report of them all. A cell that has finished is skipped on the next start; a lost
-    worker's cells run again; Ctrl-C loses nothing that is finished. A worker runs one timed notebook at a time; each
-    kind of machine among the workers runs the whole grid.
+    Runs every cell of the grid in SPEC.yaml (models x quantizations x policies x capacities x notebooks, and any of their
+    parameters) and writes one report. The next start skips finished cells. If a worker is lost, its cells run again.
+    Ctrl-C keeps finished cells. A worker runs one timed notebook at a time. If the workers are of several kinds of
+    machine, each kind runs the whole grid.
 
     \b
     profile: quick                      # smoke, quick or full
-    notebooks: [decode, "02"]           # decode: one model held one way; else as in notebooks/
+    notebooks: [decode, "02"]           # decode: one model with one cache; others: from notebooks/
     models: [granite-3.3-8b, my.gguf]   # geometries to generate, paths, hf://owner/repo/file.gguf
-    quantizations: [Q4_K_M, Q8_0]       # of the generated ones
+    quantizations: [Q4_K_M, Q8_0]       # of the generated models
     policies: [NoCache, LRU, Pinned]
     capacities: [25%, 50%, 4GiB]
     parameters: {tokens: [8, 16]}
@@ -41,7 +47,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
     kit sweep grid.yaml --scheduler tcp://head:8786
     kit sweep grid.yaml --list
 
-    Exit code: 0 all ran, 1 a cell failed, 2 it could not start, 130 interrupted.
+    Exit code: 0 success, 1 a cell failed, 2 error before the start, 130 interrupted.
     """  # fmt: skip
     from kit.errors import ReportError
     from kit.system import paths
@@ -73,7 +79,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
     if front:
         click.echo(front, err=as_json)
     if interrupted:
-        click.echo("\ninterrupted; what is finished is kept. To go on, start it again.", err=True)
+        click.echo("\ninterrupted; finished cells are kept. To continue, start the same command again.", err=True)
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_FAILED if run.pending_cells(out, cells) else 0)
 

@@ -1,4 +1,4 @@
-"""kit synth: a GGUF file of a known geometry with random weights."""
+"""kit synth: writes a GGUF file with the shapes of a known model and random weights."""
 
 import click
 
@@ -24,23 +24,23 @@ class _Synth(click.Command):
 
 @click.command("synth", cls=_Synth)
 @click.argument("name")
-@click.option("--mix", default="Q4_K_M", show_default=True, help="Which block formats: see below.")
-@click.option("--layers", type=int, help="How many layers.  [default: as many as the model has]")
+@click.option("--mix", default="Q4_K_M", show_default=True, help="Mix of block formats; see below.")
+@click.option("--layers", type=int, help="Number of layers.  [default: all layers of the model]")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same bytes.")
-@click.option("-o", "--output", metavar="FILE", help="Where to write.  [default: NAME-MIX.gguf]")
-@click.option("--force", is_flag=True, help="Replace a file that is there already.")
+@click.option("-o", "--output", metavar="FILE", help="File to write.  [default: NAME-MIX.gguf]")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def command(name, mix, layers, seed, output, force):
-    """Write a model of true shapes with random weights.
+    """Write a model with real shapes and random weights.
 
-    A GGUF file with the tensor shapes of the model NAME (see below). The weights are about N(0, 0.02), in the block
-    formats that llama.cpp's quantizer would choose; llama.cpp loads the file. It says nothing sensible, but costs
-    exactly what the real model costs.
+    The GGUF file has the tensor shapes of the model NAME (see below). The weights are about N(0, 0.02), in the block
+    formats that llama.cpp's quantizer would choose; llama.cpp loads the file. Its text is noise, but it takes the same
+    time and memory as the real model.
 
     \b
     kit synth tiny-llama
     kit synth granite-3.3-8b --layers 4 -o granite-4.gguf
 
-    Exit code: 0 written, 2 not.
+    Exit code: 0 success, 2 error.
     """
     from pathlib import Path
 

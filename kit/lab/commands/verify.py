@@ -1,4 +1,4 @@
-"""kit verify: whether runs agree on every verdict, what all of them together say, and what they differ by."""
+"""kit verify: compares the verdicts of several runs, and gives the verdict of all of them together."""
 
 import click
 
@@ -7,22 +7,23 @@ from kit.units import to_json
 
 @click.command("verify")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False), metavar="RUN...")
-@click.option("--across", is_flag=True, help="Compare kinds of machine: a column a machine, its runs pooled.")
-@click.option("--all", "everything", is_flag=True, help="List what all runs agree on, too.")
-@click.option("--keep", is_flag=True, help="Write what these runs differ by to data/drift.yaml, which the verdicts allow for.")
+@click.option("--across", is_flag=True, help="Compare kinds of machine: one column per machine, its runs pooled.")
+@click.option("--all", "everything", is_flag=True, help="Also list claims on which all runs agree.")
+@click.option("--keep", is_flag=True, help="For maintainers: write the spread of these runs to data/drift.yaml, for verdicts.")
 @click.option("--json", "as_json", is_flag=True, help="Print all rows as JSON.")
 def command(runs, across, everything, keep, as_json):
     """Compare the verdicts of several runs, claim by claim.
 
-    The runs are of one machine, profile, model and device. Each claim has a letter a run and the verdict of all runs together:
-    of three runs and more their medians are the samples. Undecided in one run and decided in another is listed as open.
+    All runs must be of one machine, profile, model and device. Each claim has one letter per run, and the verdict of all
+    runs together (with three or more runs, their medians are the samples). A claim is open if one run leaves it undecided
+    and another decides it.
 
     \b
     kit verify results/first results/second
     kit verify results/*-quick --all
     kit verify results/laptop results/server --across
 
-    Exit code: 0 no verdict flips, 1 one does, 2 the runs cannot be compared (one run, nothing in common, two experiments).
+    Exit code: 0 success (no verdict flips), 1 a verdict flips, 2 error: the runs cannot be compared.
     """  # fmt: skip
     from dataclasses import asdict
 
