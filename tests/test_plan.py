@@ -206,7 +206,9 @@ def test_experts_are_chosen_as_by_torch(groups, size, used, groups_used, sigmoid
     padded = torch.cat([scores, torch.full((16,), torch.nan)])
     last = routing.used - 1
     words = np.array([[out.ctypes.data, last, 1000, 7], [out.ctypes.data + 8, last, 0, 0]])
-    arguments = dict(scores=padded.data_ptr(), bias=bias.data_ptr() if biased else 0, experts=experts, used=routing.used)
+    arguments = dict(
+        scores=padded.data_ptr(), bias=bias.data_ptr() if biased else 0, scales=0, experts=experts, used=routing.used
+    )
     arguments |= dict(sigmoids=sigmoid, normed=normed, scale=elementwise.as_bits(1.5), groups=groups, groups_used=groups_used)
     arguments |= dict(chosen=chosen.ctypes.data, shares=shares.ctypes.data, scratch=scratch.ctypes.data)
     threads.run(choose(), arguments | dict(words=words.ctypes.data, count=2), 1)
@@ -224,9 +226,10 @@ def test_scores_that_are_not_numbers_choose_experts_that_there_are(folder):
     model.step([3], cache)
     made = model._plans[cache]
     made._logits.fill_(0)
-    embedding = made._blocks.copy()
+    ((step, embedding),) = made._embedded.items()
+    embedding = embedding.copy()
     embedding.view(np.float32)[:] = np.nan
-    made._blocks = embedding
+    made._embedded[step] = embedding
     with pytest.raises(kit.KitError, match="NaN"):
         model.step([3], cache)
     assert ((made._chosen >= 0) & (made._chosen < model.config.experts)).all()

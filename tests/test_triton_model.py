@@ -20,7 +20,7 @@ def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
     assert "does not keep" in call(worker.refusal, dense, {"graphs": True})
     assert "a graph cannot choose experts" in call(worker.refusal, experts, {"graphs": True})
     latent = synthesize(tmp_path / "latent.gguf", "tiny-deepseek2")
-    assert "layers of the kind latent run on the CPU alone" in call(worker.refusal, latent, {})
+    assert "layers of the kind Latent run on the CPU alone" in call(worker.refusal, latent, {})
     assert "choose one of float32, float16, bfloat16" in call(worker.refusal, dense, {"kv_dtype": "q8_0"})
 
 

@@ -23,15 +23,30 @@ def scratch_floats(experts: int) -> int:
 def choose():
     """The only task of kit.model.cpu_ops.best_experts for one token.
 
-    scores: float32, readable up to a multiple of 16; bias: address of float32, or 0; chosen (``used``, int64, rising) and
-    shares (float32) are written. words: ``count`` rows of int64, (address of an argument, place, base, bytes): the argument
-    becomes base + bytes * chosen[place], or for no bytes the bits of shares[place].
+    scores: float32, readable up to a multiple of 16; bias, and scales of the experts' shares: addresses of float32, or 0; chosen
+    (``used``, int64, rising) and shares (float32) are written. words: ``count`` rows of int64, (address of an argument, place,
+    base, bytes): the argument becomes base + bytes * chosen[place], or for no bytes the bits of shares[place].
     """
     return _choose
 
 
 def _choose(
-    task, scores, bias, experts, used, sigmoids, normed, scale, groups, groups_used, chosen, shares, scratch, words, count
+    task,
+    scores,
+    bias,
+    scales,
+    experts,
+    used,
+    sigmoids,
+    normed,
+    scale,
+    groups,
+    groups_used,
+    chosen,
+    shares,
+    scratch,
+    words,
+    count,
 ):
     width = 4 * (experts + -experts % 16)
     share, rank, taken, best = scratch, scratch + width, scratch + 2 * width, scratch + 3 * width
@@ -56,7 +71,8 @@ def _choose(
             place += 1
     total = max(total, _LEAST) if normed else f32(1)
     for place in range(used):
-        store(shares + 4 * place, load(f32, shares + 4 * place) / total * bitcast(f32, u32(scale)))
+        share = load(f32, shares + 4 * place) / total * bitcast(f32, u32(scale))
+        store(shares + 4 * place, share * load(f32, scales + 4 * load(i64, chosen + 8 * place)) if scales else share)
     for word in range(words, words + 32 * count, 32):
         place, base, nbytes = load(i64, word + 8), load(i64, word + 16), load(i64, word + 24)
         value = base + nbytes * load(i64, chosen + 8 * place) if nbytes else i64(load(u32, shares + 4 * place))

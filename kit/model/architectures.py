@@ -24,6 +24,10 @@ class Architecture:
     recurrent: str = ""  # of MIXERS: that of layers without KV heads, and of all but the last in each group of ``period``
     grouped: bool = False  # of a delta net: value heads, and their two gates, follow one another by key head
     output_gated: bool = False  # attention: attn_q has a query and a gate for each head
+    value_norm: bool = False  # attention: values are normed by head, and without attn_v they are the keys
+    per_layer: bool = False  # layers have further embeddings, and scale their output, if the file has the tensors (Gemma 4)
+    beside: bool = False  # a mixture's layer has a dense network too
+    last_norm: str = "output_norm"
     shared_gated: bool = False  # a mixture: what the expert of all tokens gives is multiplied by a sigmoid
     gating: int = 1  # how shares come from a router's scores, if the file does not say: softmax (1) or sigmoid (2)
     normed: bool = True  # the shares of the chosen experts sum to 1; False: if the file says so
@@ -36,6 +40,8 @@ class Architecture:
     soft_caps: tuple[float, float] = (0.0, 0.0)  # of scores and of logits, if the file has none; 0: no cap
     sinks: bool = False  # attention sinks: a further logit of each head in the softmax, without a value
     period: int = 0  # in each group of this many layers the last attends to all positions; 0: all have the window
+    scale: float = 0.0  # of scores; 0: head_dim^-0.5
+    local_divided: bool = True  # the divisors of RoPE's frequencies apply to layers with a window too
     local_base: float = 0.0  # RoPE base of layers with a window; 0: that of the others
     local_scaled: bool = True  # RoPE scaling applies to layers with a window too
     global_rope: bool = True  # False: layers without a window have no RoPE
@@ -92,6 +98,12 @@ ARCHITECTURES = {
         "neox", _SANDWICH, qk_norm="head", activation="gelu", root_scaled=True, hidden_scaled=62,
         period=6, local_base=10000.0, local_scaled=False,
     ),
+    "gemma4": Architecture(
+        "neox", _SANDWICH, qk_norm="head", activation="gelu", root_scaled=True, value_norm=True, scale=1.0, per_layer=True,
+        beside=True, period=6, local_divided=False,
+    ),
+    "lfm2": Architecture("neox", qk_norm="head", recurrent="short convolution", last_norm="token_embd_norm"),
+    "lfm2moe": Architecture("neox", qk_norm="head", recurrent="short convolution", last_norm="token_embd_norm", gating=2),
     "qwen35": _QWEN35,
     "qwen35moe": _QWEN35,
     "qwen3next": replace(_QWEN35, grouped=True),

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from kit.model.architectures import Architecture
-from kit.model.layers import Layer, Mixture
+from kit.model.layers import Layer, PerLayerInput
 from kit.model.rope import RopeConfig
 
 
@@ -29,7 +29,7 @@ class Config:
     @property
     def experts(self) -> int:
         """Experts of a mixture's layer; 0: a dense model."""
-        return max(layer.feed_forward.experts if isinstance(layer.feed_forward, Mixture) else 0 for layer in self.layers)
+        return max(getattr(layer.feed_forward, "experts", 0) for layer in self.layers)
 
     @property
     def said(self) -> str:
@@ -41,8 +41,7 @@ class Config:
     @property
     def experts_used(self) -> int:
         """Experts that a token uses in a mixture's layer; 0: a dense model."""
-        mixtures = (layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, Mixture))
-        return max((mixture.routing.used for mixture in mixtures), default=0)
+        return max(layer.feed_forward.routing.used if hasattr(layer.feed_forward, "routing") else 0 for layer in self.layers)
 
     @property
     def ropes(self) -> list[RopeConfig]:
@@ -63,7 +62,11 @@ class Config:
         The embedding is the last if it is the output projection, else it is left out, since a token reads one row of it.
         An expert's matrices (``stack[3]``) follow one another.
         """
-        order = [name for name, *_ in self.layout() if name.startswith(("blk.", "output"))]
+        order = [
+            name
+            for name, *_ in self.layout()
+            if name.startswith(("per_layer_m", "per_layer_p", "blk.", "output", f"{self.family.last_norm}."))
+        ]
         place = {name: at for at, name in enumerate(order + ["token_embd.weight"] * self.tied)}
 
         def when(name):
@@ -73,15 +76,27 @@ class Config:
 
         return sorted((name for name in names if when(name)[2] >= 0), key=when)
 
+    @property
+    def per_layer(self) -> PerLayerInput | None:
+        """Per-layer embeddings; None: the model has none."""
+        return self.layers[0].per_layer
+
+    def unread_tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of tensors that a file may have and no token reads."""
+        named = ((f"blk.{number}.{each.name}", each) for number, layer in enumerate(self.layers) for each in layer.tensors())
+        return {name: each.shape for name, each in named if not each.read}
+
     def layout(self) -> Iterator[tuple[str, tuple[int, ...], bool]]:
         """(name, shape, whether it is required) of all tensors, in order of use."""
         yield "token_embd.weight", (self.vocabulary, self.hidden_size), True
-        for rope in self.ropes[:1]:
+        for rope in [rope for rope in self.ropes if rope.divided][:1]:
             yield "rope_freqs.weight", (rope.dims // 2,), False
+        if self.per_layer:
+            yield from (each[:3] for each in self.per_layer.model_tensors(self.vocabulary))
         for number, layer in enumerate(self.layers):
-            yield from ((f"blk.{number}.{name}", shape, needed) for name, shape, needed in layer.tensors())
+            yield from ((f"blk.{number}.{name}", shape, needed) for name, shape, needed, read in layer.tensors() if read)
         if self.family.layer_norm != "bare":
-            yield "output_norm.weight", (self.hidden_size,), True
+            yield f"{self.family.last_norm}.weight", (self.hidden_size,), True
         if self.family.layer_norm:
             yield "output_norm.bias", (self.hidden_size,), False
         if not self.tied:

@@ -50,16 +50,17 @@ class CpuOps(Ops):
     def input(self, x):
         return x
 
-    def embed(self):
+    def embed(self, name, factor):
         start = self.begin()
-        x = self.weights.rows("token_embd.weight", self.tokens).float()
-        x *= self.config.embedding_scale
-        self.end("embed", start, "token_embd.weight", nbytes=x.nbytes)
+        x = self.weights.rows(name, self.tokens).float()
+        x *= factor
+        self.end("embed", start, name, nbytes=x.nbytes)
         return x
 
     def normed(self, x, weight, bias):
         if self.config.family.layer_norm:
             return F.layer_norm(x, x.shape[-1:], weight, bias, self.config.norm_eps)
+        weight = torch.ones(x.shape[-1]) if weight is None else weight
         return rms_norm(x.contiguous(), weight, self.config.norm_eps)
 
     def product(self, name, input):
@@ -72,6 +73,9 @@ class CpuOps(Ops):
         if x.shape != y.shape or not run_elementwise("add", x, y, factor=factor):
             x.add_(y, alpha=factor)
 
+    def scale(self, x, factor):
+        x *= factor
+
     def clamp(self, x, limit):
         x.clamp_(-limit, limit)
 
@@ -79,14 +83,15 @@ class CpuOps(Ops):
         if not rotate(self.config.family.rope, x, self._tables[rope]):
             self.ropes[rope].rotate(x, self._cos_sin[rope])
 
-    def attend(self, layer, q, k, v):
+    def attend(self, layer, q, k=None, v=None):
         mixer, start, cache = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer]
         sinks, positions = self.vector(f"blk.{layer}.attn_sinks.weight"), self.cache.length + len(q)
         last = mixer.scale, mixer.window, mixer.cap, sinks
-        cache.write(self.cache.length, k, v)
+        if k is not None:
+            cache.write(self.cache.length, k, v)
         if self._attention == "fused" and fits(q.shape[2]):  # reads it as it is stored
             variant = "fused"
-            mixed = attend_history(q.transpose(0, 1), *cache.histories(), k.shape[1], positions, *last)
+            mixed = attend_history(q.transpose(0, 1), *cache.histories(), mixer.kv_heads, positions, *last)
         else:
             keys, values = cache.read(positions)
             q = q.transpose(0, 1)
@@ -111,8 +116,10 @@ class CpuOps(Ops):
     def zeros(self, x):
         return torch.zeros_like(x)
 
-    def experts(self, router, stacks, input):
-        share, chosen = self.route(router, input)
+    def experts(self, router, stacks, input, scored=None):
+        share, chosen = self.route(router, input if scored is None else scored)
+        scales = self.vector(router.replace("ffn_gate_inp.weight", "ffn_down_exps.scale"))
+        share = share if scales is None else share * scales[chosen]
         experts = chosen.unique().tolist()
         self.expects([f"{stack}[{expert}]" for expert in experts for stack in stacks])
         for expert in experts:

@@ -34,8 +34,8 @@ class DeviceOps(CpuOps):
     def input(self, x):
         return pack_activations(x.contiguous())
 
-    def embed(self):
-        return self.model.rows("token_embd.weight", self.tokens) * self.config.embedding_scale
+    def embed(self, name, factor):
+        return self.model.rows(name, self.tokens) * factor
 
     def norm(self, x, name):
         if name and not self.config.family.layer_norm:
@@ -55,7 +55,7 @@ class DeviceOps(CpuOps):
     def turn(self, x, rope):
         self.ropes[rope].rotate(x, self._cos_sin[rope])
 
-    def attend(self, layer, q, k, v):
+    def attend(self, layer, q, k=None, v=None):
         mixer = self.config.layers[layer].mixer
         keys, values = self.cache.append(layer, self.positions, k, v, self.seen)
         sinks = self.vector(f"blk.{layer}.attn_sinks.weight")

@@ -37,7 +37,7 @@ class Ops(ABC):
         return self.input(self.rms_norm(x, name) if name else x)
 
     def rms_norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """The family's norm (RMSNorm, or LayerNorm) over the last axis of x with the weight ``name``."""
+        """The family's norm (RMSNorm, or LayerNorm) over the last axis of x with the weight ``name``, or "" for none."""
         start = self.begin()
         y = self.normed(x, self.vector(name), self.vector(name.replace("weight", "bias")))
         self.end("norm", start, name)
@@ -172,6 +172,10 @@ class Ops(ABC):
         """x += factor * y."""
 
     @abstractmethod
+    def scale(self, x: torch.Tensor, factor: float) -> None:
+        """x *= factor."""
+
+    @abstractmethod
     def clamp(self, x: torch.Tensor, limit: float) -> None:
         """x limited to -limit to limit, in place."""
 
@@ -180,12 +184,13 @@ class Ops(ABC):
         """RoPE of x (tokens, heads, head_dim), in place."""
 
     @abstractmethod
-    def embed(self) -> torch.Tensor:
-        """x of the tokens: scaled rows of the embedding."""
+    def embed(self, name: str, factor: float) -> torch.Tensor:
+        """The tokens' rows of the embedding ``name`` times ``factor``, (tokens, elements)."""
 
     @abstractmethod
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """KV cache and attention of q, k, v (tokens, heads, head_dim): (tokens, heads * head_dim)."""
+    def attend(self, layer: int, q: torch.Tensor, k=None, v=None) -> torch.Tensor:
+        """KV cache and attention of q, k, v (tokens, heads, head_dim): (tokens, heads * head_dim). Without k and v the layer
+        attends to what another one has written."""
 
     @abstractmethod
     def by_head(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -200,8 +205,9 @@ class Ops(ABC):
         """activation(gate), times up if there is one, as an input."""
 
     @abstractmethod
-    def experts(self, router: str, stacks: list[str], input) -> Iterator[tuple[int, Any, Any]]:
+    def experts(self, router: str, stacks: list[str], input, scored=None) -> Iterator[tuple[int, Any, Any]]:
         """The experts that ``router`` chooses, whose matrices lie in ``stacks``: (expert, the input of its tokens, its share).
+        ``scored``: the input of the router, if it is another.
         A recorded pass does not know which they are: there ``expert`` is the place among the chosen."""
 
     @abstractmethod
@@ -215,10 +221,11 @@ class Ops(ABC):
 
 def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
     """Logits (wanted tokens, vocabulary) of the tokens of ``ops``."""
-    x = ops.embed()
+    x = ops.embed("token_embd.weight", config.embedding_scale)
+    embedded = config.per_layer.embedded(ops, x) if config.per_layer else None
     for number, layer in enumerate(config.layers):
-        layer.run(ops, number, x)
-    output = ops.norm(x[wanted], "output_norm.weight")
+        layer.run(ops, number, x, embedded)
+    output = ops.norm(x[wanted], f"{config.family.last_norm}.weight")
     return scaled(ops.linear("token_embd.weight" if config.tied else "output.weight", output), config)
 
 

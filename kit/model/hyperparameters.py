@@ -1,6 +1,7 @@
 """The hyperparameters of a file from its metadata, checked against its table of tensors."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,10 +11,12 @@ from kit.gguf.names import layer_of
 from kit.gguf.summary import check_model
 from kit.model.architectures import ARCHITECTURES
 from kit.model.config import Config
-from kit.model.layers import FEED_FORWARD, MIXERS, Attention, Layer, Mixture
+from kit.model.layers import FEED_FORWARD, MIXERS, Attention, Layer, PerLayerInput
 from kit.model.rope import RopeConfig
 
 _REQUIRED = object()
+# Tensors that no token of text reads: of images and sounds, and of the prediction of further tokens.
+_OTHERS = re.compile(r"(v|a|mm|resampler)\.|blk\.\d+\.nextn\.|nextn\.")
 
 
 class _Keys:
@@ -118,9 +121,9 @@ class Facts:
     """
 
     def __init__(self, file, family):
-        self.file, self.keys, stored = file, (keys := _Keys(file)), getattr(file, "tensors", ())
+        self.file, self.keys, self.stored = file, (keys := _Keys(file)), getattr(file, "tensors", ())
         if family.qk_norm == "stored":
-            family = replace(family, qk_norm="head" if "blk.0.attn_q_norm.weight" in stored else "")
+            family = replace(family, qk_norm="head" if "blk.0.attn_q_norm.weight" in self.stored else "")
         self.family, self.hidden_size = family, keys.count("embedding_length")
         self.count = keys.count("block_count") - keys.count("nextn_predict_layers", 0)  # those predict further tokens
         self.numbers, self.whole = parts_of(file, self.count)
@@ -139,6 +142,17 @@ class Facts:
         window = keys.count("attention.sliding_window", 0)
         local = keys.local(family.period, self.numbers) if window else [False] * self.count
         self.windows = [window if each else 0 for each in local]
+        local_dim = keys.count("attention.key_length_swa", self.head_dim)
+        self.head_dims = [local_dim if each else self.head_dim for each in local]
+        own = self.whole - keys.count("attention.shared_kv_layers", 0)
+        self.sources = [self._source(layer, own) for layer in range(self.count)]
+        self.per_layer_size = keys.count("embedding_length_per_layer_input", 0) if family.per_layer else 0
+
+    def _source(self, layer: int, own: int) -> int | None:
+        """The layer whose keys and values a layer attends to: from number ``own`` on the last before with as large a window.
+        None: its own."""
+        others = [n for n in range(layer) if self.numbers[n] < own and self.windows[n] == self.windows[layer]]
+        return others[-1] if others and self.numbers[layer] >= own else None
 
     def layer(self, layer: int) -> Layer:
         """The kinds of a layer."""
@@ -147,12 +161,17 @@ class Facts:
         routed = self.experts > 0 and layer >= dense and (self.numbers[layer] + 1) % step == 0
         return Layer(
             MIXERS[family.recurrent if self.recurrent[layer] else family.mixer].of(self, layer),
-            FEED_FORWARD["mixture" if routed else "dense"].of(self, layer),
+            FEED_FORWARD[self._network(routed)].of(self, layer),
             family.norms,
             self.hidden_size,
             bool(family.layer_norm),
             family.layer_norm == "bare",
+            PerLayerInput(self.hidden_size, self.whole, self.per_layer_size) if self.per_layer_size else None,
+            family.per_layer,
         )
+
+    def _network(self, routed):
+        return "dense" if not routed else "dense and mixture" if self.family.beside else "mixture"
 
     def _ropes(self) -> tuple[RopeConfig, RopeConfig]:
         """RoPE of the layers without a window, and of those with one."""
@@ -160,7 +179,8 @@ class Facts:
         positions = keys.flag("rope.scaling.finetuned", True) or not family.scaled  # granite without RoPE sets it to false
         rope = _rope(self.file, keys, keys.count("rope.dimension_count", self.head_dim) if positions else 0)
         stretch = {} if family.local_scaled else {"factor": 1.0, "yarn": False, "attention_factor": 1.0}
-        return rope, replace(rope, base=keys.number("rope.freq_base_swa", family.local_base) or rope.base, **stretch)
+        dims, base = keys.count("rope.dimension_count_swa", rope.dims), keys.number("rope.freq_base_swa", family.local_base)
+        return rope, replace(rope, dims=dims, base=base or rope.base, divided=family.local_divided, **stretch)
 
     def rope_of(self, layer: int) -> RopeConfig | None:
         """RoPE of this layer; None: it has none."""
@@ -214,10 +234,11 @@ def _check(file, config):
     ]
     for mixer, feed_forward, *_ in config.layers:
         if isinstance(mixer, Attention):
-            value_dim = keys.count("attention.value_length", mixer.head_dim)
+            swa = "_swa" if mixer.window and keys.count("attention.key_length_swa", 0) else ""
+            value_dim = keys.count(f"attention.value_length{swa}", mixer.head_dim)
             problems.append((value_dim == mixer.head_dim, f"values have {value_dim} elements, but keys {mixer.head_dim}"))
         problems += mixer.problems()
-        if isinstance(feed_forward, Mixture):
+        if hasattr(feed_forward, "routing"):
             experts, routing = feed_forward.experts, feed_forward.routing
             problems += [
                 (routing.used <= experts, f"{routing.used} of {experts} experts a token"),
@@ -227,11 +248,16 @@ def _check(file, config):
         if not sound:
             raise ModelError(f"{file.path}: {problem}: the kit cannot run such a {config.architecture} model")
     needed = config.tensors()
-    known = needed | config.optional_tensors()
+    known = needed | config.optional_tensors() | config.unread_tensors()
+    layers, predicting = len(config.layers), keys.count("nextn_predict_layers", 0)
     for name in file.tensors:
-        if name not in known and 0 <= layer_of(name) < len(config.layers):
-            message = f"the tensor {name!r} has no place in a {config.architecture} model that the kit can run"
-            raise ModelError(f"{file.path}: {message}; ignoring it would give wrong logits")
+        if name in known or _OTHERS.match(name) or layers <= layer_of(name) < layers + predicting:
+            continue
+        if layer_of(name) >= layers + predicting:
+            problem = f"the key {file.architecture}.block_count says {layers + predicting} layers: convert the model again"
+            raise ModelError(f"{file.path}: the file has the tensor {name!r}, but {problem}")
+        message = f"the tensor {name!r} has no place in a {config.architecture} model that the kit can run"
+        raise ModelError(f"{file.path}: {message}; ignoring it would give wrong logits")
     for name, shape in known.items():
         tensor = file.tensors.get(name)
         if tensor is None and name in needed:

@@ -25,9 +25,8 @@ class DeviceTransformer(Transformer):
 
     def __init__(self, weights: DeviceWeights, max_context=None, kv_dtype="float32", graphs: bool | None = None):
         super().__init__(weights, attention="sdpa", max_context=max_context, kv_dtype=kv_dtype)
-        if others := {type(layer.mixer).__name__.lower() for layer in self.config.layers} - {"attention"}:
-            kinds = f"layers of the kind {' and '.join(sorted(others))}"
-            raise ModelError(f"{self.file.path}: {kinds} run on the CPU alone: use kit.Weights")
+        if others := sorted(filter(None, {layer.on_cpu_alone for layer in self.config.layers})):
+            raise ModelError(f"{self.file.path}: {' and '.join(others)} run on the CPU alone: use kit.Weights")
         if self.config.experts and graphs:
             raise ModelError(f"{self.file.path}: a graph cannot choose experts; leave graphs out, or give graphs=False")
         self.graphs = weights.device.type == "cuda" and not self.config.experts if graphs is None else graphs

@@ -19,13 +19,12 @@ from kit.model.parts import Parts, RecordedMixture
 from kit.trace import Span
 
 _TABLE = 512  # positions in the table of cosines and sines
-_EMBEDDING = "token_embd.weight"
 
 
 def obstacle(model) -> str:
     """The reason why a model's pass cannot be recorded; "" when it can."""
     c, weights = model.config, model.weights
-    sizes = [size for layer in c.layers for kind in layer[:2] for size in kind.widths()]
+    sizes = [size for layer in c.layers for size in layer.widths()]
     reasons = {
         "the linear layers do not read blocks": not model.linear.activations,
         "blocks are read at every use": not getattr(weights, "mapped", True),
@@ -58,6 +57,7 @@ class Plan(Ops):
         attending = [mixer for mixer, *_ in self.config.layers if mixer.memory.position]
         most = max((mixer.heads * attention.part_bytes(mixer.head_dim) for mixer in attending), default=0)
         self._parts = torch.empty(most * attention.chunks_of(0, cache.context), dtype=torch.uint8)
+        self._embedded: dict = {}  # step -> the blocks of which it takes a token's row
         self._mixtures, self._uses = [], []  # what kit.model.parts needs to know of each layer's experts
         self._logits = forward(self, self.config, slice(None))
         self._position, self._cache = -1, None
@@ -70,7 +70,8 @@ class Plan(Ops):
 
     def step(self, token: int, position: int) -> torch.Tensor:
         """Logits (1, vocabulary) after ``token``, whose keys and values are written to ``position`` of the cache."""
-        self.program.set([self._embed], blocks=self._blocks.ctypes.data + int(token) * self._blocks.shape[1])
+        for step, blocks in self._embedded.items():
+            self.program.set([step], blocks=blocks.ctypes.data + int(token) * blocks.shape[1])
         self._move_to(position)
         self._parts_of.run(self.weights.experts) if self._parts_of else self.program.run()
         self._trace(position)
@@ -152,13 +153,13 @@ class Plan(Ops):
     def input(self, x) -> Activations:
         return self.hold(Activations(x))
 
-    def embed(self):
-        c, info, first = self.config, self.weights.info(_EMBEDDING), self.begin()
-        self._blocks, x = self.weights.blocks(_EMBEDDING), self.new(1, c.hidden_size)
-        self._embed = self.program.add(*dequantize.step(self._blocks[:1], FORMATS[info.qtype], x))
-        if c.embedding_scale != 1:
-            self._elementwise("scale", x=x, factor=c.embedding_scale)
-        self.end("embed", first, _EMBEDDING, nbytes=x.nbytes)
+    def embed(self, name, factor):
+        info, first, blocks = self.weights.info(name), self.begin(), self.weights.blocks(name)
+        x = self.new(1, info.shape[1])
+        self._embedded[self.program.add(*dequantize.step(blocks[:1], FORMATS[info.qtype], x))] = blocks
+        if factor != 1:
+            self.scale(x, factor)
+        self.end("embed", first, name, nbytes=x.nbytes)
         return x
 
     def normed(self, x, weight, bias):
@@ -199,16 +200,19 @@ class Plan(Ops):
         self._elementwise("zero", x=y)
         return y
 
-    def experts(self, router, stacks, input):
-        routing, scores = self.config.layers[layer_of(router)].feed_forward.routing, self.linear(router, input)
+    def experts(self, router, stacks, input, scored=None):
+        routing, scores = self.config.layers[layer_of(router)].feed_forward.routing, self.linear(router, scored or input)
         products = []
         for stack in stacks[:-1]:  # experts share the records of their input, and may run in another order
             blocks, qtype = blocks_of(self.weights.file, f"{stack}[0]"), self.weights.info(stack).qtype
             for step in input.product(blocks, qtype, scores, self._how)[:-1]:
                 self.program.add(*step)
-        bias = self.vector(router.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
+        bias, scales = (
+            self.vector(router.replace("ffn_gate_inp.weight", name)) for name in ("exp_probs_b.bias", "ffn_down_exps.scale")
+        )
         arguments = dict(
-            scores=scores.data_ptr(), bias=0 if bias is None else bias.data_ptr(), experts=scores.shape[1], used=routing.used,
+            scores=scores.data_ptr(), bias=0 if bias is None else bias.data_ptr(),
+            scales=0 if scales is None else scales.data_ptr(), experts=scores.shape[1], used=routing.used,
             sigmoids=routing.sigmoid, normed=routing.normed, scale=as_bits(routing.scale), groups=routing.groups,
             groups_used=routing.groups_used, chosen=self._chosen[layer_of(router)].ctypes.data,
             shares=self.new(routing.used).data_ptr(), scratch=self.new(scratch_floats(scores.shape[1])).data_ptr(),
@@ -225,6 +229,9 @@ class Plan(Ops):
     def mix(self, x, y, share):
         self._sets.append((self._elementwise("add", x=x, y=y, factor=0.0), "factor", share, 0, 0))
 
+    def scale(self, x, factor):
+        self._elementwise("scale", x=x, factor=factor)
+
     def clamp(self, x, limit):
         self._elementwise("clamp", x=x, factor=limit)
 
@@ -232,11 +239,12 @@ class Plan(Ops):
         arguments = dict(x=x.data_ptr(), head_dim=x.shape[2], dims=rope.dims, heads=x.shape[1], table=0)
         self._turns.setdefault(rope, []).append(self.program.add(compiled(self.config.family.rope), arguments, -x.shape[1]))
 
-    def attend(self, layer, q, k, v):
+    def attend(self, layer, q, k=None, v=None):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
         heads, kv_heads, dim = mixer.heads, mixer.kv_heads, mixer.head_dim
         histories = cache.histories()
-        for history, new in dict(zip(histories, (k, v), strict=True)).items():  # of a latent both are one
+        written = {} if k is None else dict(zip(histories, (k, v), strict=True))  # of a latent both are one
+        for history, new in written.items():
             arguments = dict(source=new.data_ptr(), token_bytes=0, tokens=1, dim=dim, position=0)
             step = self.program.add(append(history.kind, tier()), arguments | history.arguments("target"), -kv_heads)
             self._appends.append(step)

@@ -22,6 +22,7 @@ class RopeConfig:
     attention_factor: float
     beta_fast: float
     beta_slow: float
+    divided: bool = True  # by the divisors of rope_freqs.weight, if the file has them
 
 
 def frequencies(rope: RopeConfig, divisors: torch.Tensor | None = None) -> tuple[torch.Tensor, float]:

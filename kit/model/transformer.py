@@ -51,7 +51,7 @@ class Transformer(Shown):
         self.new_cache(1)  # an unknown kv_dtype is an error here and not at the first token
         divisors = weights["rope_freqs.weight"].cpu() if "rope_freqs.weight" in self.file.tensors else None
         c = self.config
-        self.ropes = {rope: Rope(rope, c.family.rope, divisors) for rope in c.ropes}
+        self.ropes = {rope: Rope(rope, c.family.rope, divisors if rope.divided else None) for rope in c.ropes}
 
         self.unplanned, self._plans = obstacle(self), WeakKeyDictionary()
         used = [self.file.tensors[name] for name in c.order_of_use(self.file.tensors) if "_exps." not in name]
@@ -79,7 +79,10 @@ class Transformer(Shown):
     def new_cache(self, context: int | None = None) -> SequenceCache:
         """What the layers remember of an empty sequence, of up to ``context`` positions (None: ``max_context``)."""
         context = context or self.max_context
-        states = [layer.mixer.state(context, self.kv_dtype) for layer in self.config.layers]
+        states = []
+        for mixer, *_ in self.config.layers:
+            shared = getattr(mixer, "source", None)
+            states.append(mixer.state(context, self.kv_dtype) if shared is None else states[shared])
         return SequenceCache(states, context, self.kv_dtype)
 
     @cached_property

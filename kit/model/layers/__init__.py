@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kit.model.layers.attention import Attention
+from kit.model.layers.both import DenseAndMixture
 from kit.model.layers.delta_net import DeltaNet
 from kit.model.layers.dense import Dense
 from kit.model.layers.kind import Memory, Tensor, vector
 from kit.model.layers.latent import Latent
 from kit.model.layers.mamba2 import Mamba2
 from kit.model.layers.mixture import Mixture
+from kit.model.layers.per_layer import PerLayerInput
+from kit.model.layers.short_conv import ShortConv
 
 __all__ = [
     "FEED_FORWARD",
@@ -17,16 +20,19 @@ __all__ = [
     "Attention",
     "DeltaNet",
     "Dense",
+    "DenseAndMixture",
     "Latent",
     "Layer",
     "Mamba2",
     "Memory",
     "Mixture",
+    "PerLayerInput",
+    "ShortConv",
     "Tensor",
 ]
 
-MIXERS = {"attention": Attention, "latent": Latent, "delta net": DeltaNet, "mamba2": Mamba2}
-FEED_FORWARD = {"dense": Dense, "mixture": Mixture}
+MIXERS = {"attention": Attention, "latent": Latent, "delta net": DeltaNet, "mamba2": Mamba2, "short convolution": ShortConv}
+FEED_FORWARD = {"dense": Dense, "mixture": Mixture, "dense and mixture": DenseAndMixture}
 
 
 class Layer(NamedTuple):
@@ -42,6 +48,8 @@ class Layer(NamedTuple):
     hidden_size: int
     biased: bool = False
     bare: bool = False  # norms have no weights
+    per_layer: PerLayerInput | None = None
+    scaled: bool = False  # in the end x is multiplied by layer_output_scale, if the file has it
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors of the layer, in order of use."""
@@ -52,6 +60,15 @@ class Layer(NamedTuple):
         yield from self._norm(before_ffn if before_ffn != before_mixer else "")
         yield from self.feed_forward.tensors()
         yield from self._norm(after_ffn)
+        if self.per_layer:
+            yield from self.per_layer.tensors()
+        if self.scaled:
+            yield Tensor("layer_output_scale.weight", (1,), required=False)
+
+    def widths(self) -> Iterator[int]:
+        """Sizes that the CPU's recorded pass takes in vectors of sixteen."""
+        for kind in filter(None, (self.mixer, self.feed_forward, self.per_layer)):
+            yield from kind.widths()
 
     def _norm(self, name):
         if name:
@@ -59,11 +76,26 @@ class Layer(NamedTuple):
             if self.biased:
                 yield Tensor(f"{name}.bias", (self.hidden_size,), required=False)
 
-    def run(self, ops, layer: int, x) -> None:
-        """Add to x (tokens, hidden_size) what the two networks make of it."""
+    @property
+    def on_cpu_alone(self) -> str:
+        """What of this layer no other device runs; "" if all of it can run there."""
+        if type(self.mixer) is not Attention or type(self.feed_forward) not in (Dense, Mixture):
+            wrong = next(kind for kind in self[:2] if type(kind) not in (Attention, Dense, Mixture))
+            return f"layers of the kind {type(wrong).__name__}"
+        other = self.per_layer or self.scaled or self.mixer.source is not None or self.mixer.gated
+        other = other or getattr(self.feed_forward, "shared_gated", False)
+        return "gates, shared keys and values and per-layer embeddings" if other else ""
+
+    def run(self, ops, layer: int, x, embedded=None) -> None:
+        """Add to x (tokens, hidden_size) what the two networks make of it. ``embedded``: of PerLayerInput."""
         before_mixer, after_mixer, before_ffn, after_ffn = (name and f"blk.{layer}.{name}.weight" for name in self.norms)
         input = ops.norm(x, before_mixer)
         self.mixer.run(ops, layer, x, input, after_mixer)
         if not before_ffn or before_ffn != before_mixer:
             input = ops.norm(x, before_ffn)
         self.feed_forward.run(ops, layer, x, input, after_ffn)
+        if self.per_layer:
+            self.per_layer.run(ops, layer, x, embedded)
+        factor = ops.vector(f"blk.{layer}.layer_output_scale.weight") if self.scaled else None
+        if factor is not None:
+            ops.scale(x, float(factor))

@@ -24,6 +24,9 @@ class Attention:
     qk_norm: str = ""  # of queries and keys: by "head", over "all" heads, or by head "after" RoPE
     fused: bool = False  # attn_qkv is the rows of q, k and v
     sinks: bool = False  # a further logit of each head in the softmax, without a value
+    value_norm: bool = False  # values are normed by head, without weights
+    has_values: bool = True  # False: values are the keys before their norm and RoPE
+    source: int | None = None  # the layer whose keys and values it attends to; None: its own
     gated: bool = False  # attn_q has a query and a gate for each head, whose sigmoid multiplies what the head gives
 
     one_history = False  # keys are not also the values
@@ -36,15 +39,18 @@ class Attention:
             hidden_size=facts.hidden_size,
             heads=facts.heads[layer],
             kv_heads=facts.kv_heads[layer],
-            head_dim=facts.head_dim,
+            head_dim=facts.head_dims[layer],
             rope=facts.rope_of(layer),
             window=facts.windows[layer],
-            scale=facts.attention_scale(facts.head_dim),
+            scale=family.scale or facts.attention_scale(facts.head_dims[layer]),
             cap=keys.number("attn_logit_softcapping", family.soft_caps[0]),
             limit=keys.number("attention.clamp_kqv", 0),
             qk_norm=family.qk_norm,
             fused="attn" in family.fused,
             sinks=family.sinks,
+            value_norm=family.value_norm,
+            has_values=not family.value_norm or f"blk.{layer}.attn_v.weight" in facts.stored or not facts.stored,
+            source=facts.sources[layer],
             gated=family.output_gated,
         )
 
@@ -53,15 +59,21 @@ class Attention:
         if self.fused:
             yield from matrix("attn_qkv", q + 2 * kv, hidden)
         else:
-            for part, size in (("attn_q", (1 + self.gated) * q), ("attn_k", kv), ("attn_v", kv)):
-                yield from matrix(part, size, hidden)
+            yield from matrix("attn_q", (1 + self.gated) * q, hidden)
+            yield from self._own(*matrix("attn_k", kv, hidden))
+            if self.has_values:
+                yield from self._own(*matrix("attn_v", kv, hidden))
         if self.qk_norm:
             each = self.qk_norm != "all"
             yield from vector("attn_q_norm", self.head_dim if each else q)
-            yield from vector("attn_k_norm", self.head_dim if each else kv)
+            yield from self._own(*vector("attn_k_norm", self.head_dim if each else kv))
         if self.sinks:
             yield from vector("attn_sinks", self.heads)
         yield from matrix("attn_output", hidden, q)
+
+    def _own(self, *tensors):
+        """Tensors that no token reads in a layer which attends to another's keys and values."""
+        return (each if self.source is None else each._replace(required=False, read=False) for each in tensors)
 
     def widths(self) -> Iterator[int]:
         yield from (self.head_dim, self.heads * self.head_dim, self.rope.dims if self.rope else 0)
@@ -71,7 +83,7 @@ class Attention:
 
     @property
     def memory(self) -> Memory:
-        return Memory(2 * self.kv_heads * self.head_dim, self.window)
+        return Memory(2 * self.kv_heads * self.head_dim, self.window, shared=self.source is not None)
 
     @property
     def said(self) -> str:
@@ -82,14 +94,24 @@ class Attention:
 
     def run(self, ops, layer, x, input, after):
         block = f"blk.{layer}."
-        q, k, v, gate = self._heads(ops, block, input)
-        if self.rope:
-            ops.rotate(layer, q, k)
-        if self.qk_norm == "after":
-            q, k = _normed(ops, block, q, k)
-        mixed = ops.attend(layer, q, k, v)
+        if self.source is None:
+            q, k, v, gate = self._heads(ops, block, input)
+            if self.rope:
+                ops.rotate(layer, q, k)
+            if self.qk_norm == "after":
+                q, k = _normed(ops, block, q, k)
+            mixed = ops.attend(layer, q, k, v)
+        else:
+            mixed = self._to_others(ops, layer, block, input)
         mixed = ops.activate("sigmoid", gate, mixed) if self.gated else ops.input(mixed)
         ops.add_linear(x, f"{block}attn_output.weight", mixed, after)
+
+    def _to_others(self, ops, layer, block, input):
+        """Attention to the keys and values of the layer ``source``."""
+        q = ops.linear(f"{block}attn_q.weight", input).unflatten(1, (self.heads, -1))
+        q = ops.rms_norm(q, f"{block}attn_q_norm.weight")
+        ops.rotate(layer, q)
+        return ops.attend(layer, q)
 
     def _heads(self, ops, block, input):
         """q, k and v, (tokens, heads, head_dim) each, before RoPE; and the gate (tokens, heads * head_dim), or None."""
@@ -98,7 +120,8 @@ class Attention:
             sizes = [count * self.head_dim for count in (self.heads, self.kv_heads, self.kv_heads)]
             q, k, v = ops.linear(f"{block}attn_qkv.weight", input).split(sizes, 1)
         else:
-            q, k, v = (ops.linear(f"{block}attn_{part}.weight", input) for part in "qkv")
+            q, k = (ops.linear(f"{block}attn_{part}.weight", input) for part in "qk")
+            v = ops.linear(f"{block}attn_v.weight", input) if self.has_values else k
         if self.limit:
             for part in (q, k, v):
                 ops.clamp(part, self.limit)
@@ -108,6 +131,8 @@ class Attention:
         if self.gated:
             q, gate = (ops.join((part,), self.head_dim) for part in q.split(self.head_dim, 2))
             gate = gate.flatten(1)
+        if self.value_norm:
+            v = ops.rms_norm(v, "")
         if self.qk_norm == "head":
             q, k = _normed(ops, block, q, k)
         return q, k, v, gate

@@ -14,7 +14,7 @@ class Dense:
     size: int
     activation: str = "silu"
     gated: bool = True
-    fused: bool = False  # ffn_up is the rows of gate and up
+    fused: str = ""  # "up": ffn_up is the rows of gate and up; "gate_up": that is its name
     suffix: str = ""
 
     @classmethod
@@ -34,19 +34,19 @@ class Dense:
 
 def shape_of(family) -> dict:
     """What a row says of gates and activation."""
-    return dict(activation=family.activation, gated=family.gated, fused="ffn" in family.fused)
+    return dict(activation=family.activation, gated=family.gated, fused="up" if "ffn" in family.fused else "")
 
 
 def stacks(kind, suffix: str, size: int, *stack: int) -> Iterator[Tensor]:
     """The matrices of one network, or of a stack of experts."""
     for part in parts(kind)[:-1]:
-        yield from matrix(f"ffn_{part}{suffix}", *stack, (1 + kind.fused) * size, kind.hidden_size)
+        yield from matrix(f"ffn_{part}{suffix}", *stack, (1 + bool(kind.fused)) * size, kind.hidden_size)
     yield from matrix(f"ffn_down{suffix}", *stack, kind.hidden_size, size)
 
 
 def parts(kind) -> tuple[str, ...]:
     """The matrices, in order of use."""
-    return ("gate", "up", "down") if kind.gated and not kind.fused else ("up", "down")
+    return (kind.fused, "down") if kind.fused else ("gate", "up", "down") if kind.gated else ("up", "down")
 
 
 def hidden(kind, ops, name: str, input):
@@ -54,5 +54,5 @@ def hidden(kind, ops, name: str, input):
     if not kind.gated:
         return ops.activate(kind.activation, ops.linear(name.format("up"), input))
     if kind.fused:
-        return ops.activate(kind.activation, *ops.linear(name.format("up"), input).chunk(2, 1))
+        return ops.activate(kind.activation, *ops.linear(name.format(kind.fused), input).chunk(2, 1))
     return ops.activate(kind.activation, *(ops.linear(name.format(part), input) for part in ("gate", "up")))

@@ -26,6 +26,7 @@ class Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     required: bool = True
+    read: bool = True  # False: a file may have it, and no token reads it
 
 
 def matrix(part: str, *shape: int) -> Iterator[Tensor]:
@@ -53,11 +54,13 @@ def heads_said(kind) -> str:
 
 class Memory(NamedTuple):
     """What a layer remembers of a sequence, in numbers: some for each position (``position``), which are written once, read by
-    every token within the ``window`` (0: all), and can be cut; and ``fixed`` float32 that every token reads and writes."""
+    every token within the ``window`` (0: all), and can be cut; and ``fixed`` float32 that every token reads and writes. What is
+    ``shared`` another layer holds and writes."""
 
     position: int = 0
     window: int = 0
     fixed: int = 0
+    shared: bool = False
 
     def seen(self, positions: int) -> int:
         """How many of so many positions a token attends to, its own included."""
@@ -65,7 +68,7 @@ class Memory(NamedTuple):
 
     def held(self, positions: int, width: float = 4) -> int:
         """Bytes after so many positions, ``width`` bytes for a number of a position."""
-        return int(self.position * positions * width) + 4 * self.fixed
+        return 0 if self.shared else int(self.position * positions * width) + 4 * self.fixed
 
     def read(self, positions: int, width: float = 4) -> int:
         """Bytes that a token reads which attends to so many positions, its own included."""
@@ -73,7 +76,7 @@ class Memory(NamedTuple):
 
     def written(self, width: float = 4) -> int:
         """Bytes that a token writes."""
-        return int(self.position * width) + 4 * self.fixed
+        return self.held(1, width)
 
 
 class Recurrent:

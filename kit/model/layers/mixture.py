@@ -31,7 +31,7 @@ class Mixture:
     shared_gated: bool = False  # the sigmoid of a product with each token multiplies what that expert gives
     activation: str = "silu"
     gated: bool = True
-    fused: bool = False
+    fused: str = ""
 
     @classmethod
     def of(cls, facts, layer: int) -> "Mixture":
@@ -48,6 +48,8 @@ class Mixture:
         )
         gated = bool(shared) and family.shared_gated
         shared = Dense(facts.hidden_size, shared, **shape, suffix="_shexp") if shared else None
+        if f"blk.{layer}.ffn_gate_up_exps.weight" in facts.stored:
+            shape["fused"] = "gate_up"
         return cls(facts.hidden_size, facts.experts, size or facts.dense_size[layer], routing, shared, gated, **shape)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -71,11 +73,12 @@ class Mixture:
         elif self.shared:
             self.shared.run(ops, layer, x, input, after)
 
-    def mixed(self, ops, layer, x, input):
-        """Weighted sum of each token's best experts (tokens, hidden_size); reads only experts in use."""
+    def mixed(self, ops, layer, x, input, scored=None):
+        """Weighted sum of each token's best experts (tokens, hidden_size); reads only experts in use. ``scored``: the input of
+        the router, where it is another."""
         name, out = f"blk.{layer}.ffn_{{}}_exps.weight", ops.zeros(x)
         names = [name.format(part) for part in parts(self)]
-        for expert, rows, share in ops.experts(f"blk.{layer}.ffn_gate_inp.weight", names, input):
+        for expert, rows, share in ops.experts(f"blk.{layer}.ffn_gate_inp.weight", names, input, scored):
             own = f"{name}[{expert}]"
             ops.mix(out, ops.linear(own.format("down"), hidden(self, ops, own, rows)), share)
         return out
