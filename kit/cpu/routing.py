@@ -23,7 +23,7 @@ def scratch_floats(experts: int) -> int:
 def choose():
     """The only task of kit.model.cpu_ops.best_experts for one token.
 
-    scores: float32, readable up to a multiple of 16; bias, and scales of the experts' shares: addresses of float32, or 0; chosen
+    scores: float32, readable up to a multiple of 16; bias, and scales of the shares: addresses of float32, or 0; chosen
     (``used``, int64, rising) and shares (float32) are written. words: ``count`` rows of int64, (address of an argument, place,
     base, bytes): the argument becomes base + bytes * chosen[place], or for no bytes the bits of shares[place].
     """

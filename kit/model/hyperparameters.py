@@ -15,8 +15,8 @@ from kit.model.layers import FEED_FORWARD, MIXERS, Attention, Layer, PerLayerInp
 from kit.model.rope import RopeConfig
 
 _REQUIRED = object()
-# Tensors that no token of text reads: of images and sounds, and of the prediction of further tokens.
-_OTHERS = re.compile(r"(v|a|mm|resampler)\.|blk\.\d+\.nextn\.|nextn\.")
+# Tensors that no token of text reads, of images and sounds and of the prediction of further tokens; and phi3's divisors.
+_OTHERS = re.compile(r"(v|a|mm|resampler)\.|blk\.\d+\.nextn\.|nextn\.|rope_factors_(long|short)\.weight$")
 
 
 class _Keys:
