@@ -44,7 +44,7 @@ class Architecture:
     local_divided: bool = True  # the divisors of RoPE's frequencies apply to layers with a window too
     local_base: float = 0.0  # RoPE base of layers with a window; 0: that of the others
     local_scaled: bool = True  # RoPE scaling applies to layers with a window too
-    global_rope: bool = True  # False: layers without a window have no RoPE
+    global_rope: bool = True  # False: in a model of which layers have a window those without one have no RoPE
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
 
 
@@ -68,8 +68,18 @@ ARCHITECTURES = {
     "granitemoe": Architecture(scaled=True),
     "minicpm": Architecture(scaled=True),
     "qwen2": Architecture("neox"),
+    "qwen2moe": Architecture("neox", shared_gated=True, normed=False),
     "qwen3": Architecture("neox", qk_norm="head"),
     "qwen3moe": Architecture("neox", qk_norm="head"),
+    "qwen3vl": Architecture("neox", qk_norm="head"),
+    "qwen3vlmoe": Architecture("neox", qk_norm="head"),
+    "olmoe": Architecture("neox", qk_norm="all", normed=False),
+    "minimax-m2": Architecture("neox", qk_norm="all", gating=2),
+    "hunyuan-moe": Architecture("neox", qk_norm="after"),
+    "bailingmoe2": Architecture("neox", qk_norm="head", fused=("attn",), gating=2, normed=False),
+    "exaone4": Architecture(
+        "neox", ("", "post_attention_norm", "", "post_ffw_norm"), qk_norm="head", period=4, global_rope=False
+    ),
     "deepseek2": Architecture(mixer="latent", normed=False),
     "glm4": Architecture(norms=_SANDWICH, fused=("ffn",)),
     "glm4moe": Architecture("neox", _LATE, qk_norm="stored", gating=2, normed=False),

@@ -185,7 +185,8 @@ class Facts:
     def rope_of(self, layer: int) -> RopeConfig | None:
         """RoPE of this layer; None: it has none."""
         every, local = self.family.no_rope_every, self.windows[layer] > 0
-        if (every and (self.numbers[layer] + 1) % every == 0) or not (self.family.global_rope or local) or not self.rope.dims:
+        every_rope = self.family.global_rope or not any(self.windows)
+        if (every and (self.numbers[layer] + 1) % every == 0) or not (every_rope or local) or not self.rope.dims:
             return None
         return self.local_rope if local else self.rope
 
