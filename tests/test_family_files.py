@@ -1,0 +1,150 @@
+"""Families of today against llama.cpp: prompt, token by token, exact and int8, recorded and not; each tensor has its use."""
+
+import copy
+
+import family_files
+import llama_cpp
+import model_files
+import numpy as np
+import pytest
+import reference_gemma4
+import torch
+import torch.nn.functional as F
+
+import kit
+from kit.errors import ModelError
+from kit.gguf.reader import TensorInfo
+from kit.model import cpu_ops
+from kit.model.hyperparameters import read_config
+
+TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 500, 30)]
+BEGIN = 5
+
+
+def model_of(path, linear="fused", recorded=True, **how):
+    model = kit.Transformer(kit.Weights(kit.open(path)), linear=linear, **how)
+    assert model.unplanned == ""
+    model.unplanned = "" if recorded else "asked for by a test"
+    return model
+
+
+def decode(model, cache=None):
+    """Logits after each token from the last of the prompt on."""
+    cache = model.new_cache(64) if cache is None else cache
+    first = model.step(TOKENS[:BEGIN], cache)
+    return torch.stack([first, *(model.step([token], cache) for token in TOKENS[BEGIN:])]).numpy()
+
+
+def errors(got, right):
+    """RMS of the difference over the spread of the logits, for each token."""
+    return np.sqrt(((got - right) ** 2).mean(1)) / right.std(1)
+
+
+@pytest.fixture
+def rounded_gelu(monkeypatch):
+    """GELU as ggml computes it on a CPU: from a table, float16 to float16."""
+    gelu = lambda x: F.gelu(x.half().float(), approximate="tanh").half().float()  # noqa: E731
+    monkeypatch.setitem(cpu_ops.ACTIVATIONS, "gelu", lambda gate, up: gelu(gate) * up)
+
+
+@pytest.mark.parametrize("name", family_files.FILES)
+def test_logits_are_llama_cpps(folder, rounded_gelu, name):
+    path = family_files.write(folder, name)
+    theirs = llama_cpp.logits(path, TOKENS, family_files.V)
+    model = model_of(path, recorded=False)
+    prompt, tokens = model.logits(TOKENS).numpy(), decode(model)
+    most = 1e-3 if name.startswith("gemma") else 1e-4  # GELU's last bit of float16, which the first tokens do not meet
+    assert np.median(errors(prompt, theirs)) < most and (prompt.argmax(1) == theirs.argmax(1)).all()
+    assert np.median(errors(tokens, theirs[BEGIN - 1 :])) < most
+
+
+@pytest.mark.parametrize("name", [name for name in family_files.FILES if name.startswith("gemma4")])
+def test_gemma_4_equals_float64(folder, name):
+    """Where llama.cpp's GELU is a table of float16."""
+    path = family_files.write(folder, name)
+    model, right = model_of(path), reference_gemma4.forward(TOKENS, *model_files.plain(path))
+    assert errors(model.logits(TOKENS).numpy(), right).max() < 1e-4
+    assert errors(decode(model), right[BEGIN - 1 :]).max() < 1e-4
+
+
+@pytest.mark.parametrize("name", family_files.FILES)
+def test_a_recorded_pass_and_rows_of_a_batch_give_the_same(folder, name):
+    """The recorded pass against the one that is not; two rows at once, of other lengths, against each alone."""
+    path = family_files.write(folder, name)
+    model = model_of(path)
+    recorded, right = decode(model), decode(model_of(path, recorded=False))
+    assert {span.outcome for span in model.trace.spans if span.what == "token"} == {"", "planned"}
+    assert errors(recorded, right).max() < 1e-5
+    rows, caches = (TOKENS[:7], TOKENS[9:20]), [model.new_cache(32) for _ in range(2)]
+    both = [model.batch(rows, caches, torch.tensor([6, 17])), model.batch(([3], [4, 5]), caches, torch.tensor([0, 2]))]
+    for number, (row, more) in enumerate(zip(rows, ([3], [4, 5]), strict=True)):
+        alone = model.new_cache(32)
+        for got, tokens in zip(both, (row, more), strict=True):
+            assert errors(got[number : number + 1].numpy(), model.logits(tokens, -1, alone).numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["lfm2moe", "gemma4", "gemma4-mixture", "qwen2moe", "bailingmoe2"])
+def test_quantized_exact_and_rounded_to_eight_bits(folder, name):
+    """Q8_0 matrices: products from blocks equal those of dequantized weights, and int8 is as near as rounding is."""
+    path = family_files.write(folder, name, "Q8_0")
+    right = decode(kit.Transformer(kit.Weights(kit.open(path)), linear="dequantized"))
+    assert errors(decode(model_of(path)), right).max() < 1e-4
+    assert errors(decode(model_of(path, linear="fused-int8")), right)[0] < 5e-2  # what follows may meet other experts
+
+
+@pytest.mark.parametrize("name", ["lfm2", "gemma4"])
+def test_going_back_and_a_copy_give_what_a_new_sequence_gives(folder, name):
+    model = model_of(family_files.write(folder, name))
+    cache, copy = model.new_cache(64), model.new_cache(64)
+    model.step(TOKENS[:BEGIN], cache)
+    mark = cache.mark()
+    right = model.step([7], cache)
+    model.step([9], cache)
+    cache.back_to(mark)
+    copy.take(cache)
+    assert torch.equal(model.step([7], cache), right) and torch.allclose(model.step([7], copy), right, atol=1e-5)
+    if not cache.can_be_cut:
+        with pytest.raises(ModelError, match="recurrent layers cannot go back from 6 to 3"):
+            cache.truncate(3)
+    cache.truncate(0)
+    assert torch.allclose(model.step(TOKENS[:BEGIN], cache), model.logits(TOKENS[:BEGIN])[-1], atol=1e-5)
+
+
+def test_what_layers_share_is_held_once_and_unread_tensors_change_nothing(folder):
+    """gemma4: the last layers attend to others' keys and values, and their own may be in the file."""
+    full, lean = (model_of(family_files.write(folder, name)) for name in ("gemma4", "gemma4-lean"))
+    assert [layer.mixer.source for layer in full.config.layers] == [None] * 3 + [1, 1, 2]
+    per = 2 * 4 * (2 * 32 + 2 * 32 + 64)
+    assert full.new_cache(8).bytes_per_position == per == sum(layer.mixer.memory.held(1) for layer in full.config.layers)
+    unread = full.config.unread_tensors()
+    known = set(unread) & set(full.file.tensors)
+    assert known == set(full.file.tensors) - set(lean.file.tensors) and len(known) == 9
+    assert not set(full.config.order_of_use(full.file.tensors)) & set(unread)
+
+
+def changed(file, without=(), more=()):
+    """The table of a file without some tensors and with some more, of one number."""
+    other = copy.copy(file)
+    other.tensors = {name: info for name, info in file.tensors.items() if name not in without}
+    other.tensors |= {name: TensorInfo.new(name, "F32", (1,)) for name in more}
+    return other
+
+
+@pytest.mark.parametrize("name", family_files.FILES)
+def test_every_tensor_is_needed_and_another_is_refused(folder, name):
+    """As llama.cpp refuses a wrong number of tensors: without any one of its tensors, and with one that no kind names."""
+    file = kit.open(family_files.write(folder, name))
+    config = read_config(file)
+    free = {*config.optional_tensors(), *config.unread_tensors(), "output.weight"}  # without which it is another valid model
+    free |= {tensor for tensor in file.tensors if name.startswith("gemma4") and "attn_v" in tensor}
+    free |= {tensor for tensor in file.tensors if tensor.startswith("blk.3.")} if name == "bailingmoe2" else set()
+    assert len(free & set(file.tensors)) < len(file.tensors) / 2
+    for tensor in sorted(set(file.tensors) - free):
+        with pytest.raises(ModelError, match=r"gguf: .*the tensor '.*' (is missing|has shape|has no place)"):
+            read_config(changed(file, without=[tensor]))
+    for more in ("output_scale.weight", "position_embd.weight", "blk.0.attn_rel_b.weight", "blk.1.attn_q.scale"):
+        with pytest.raises(ModelError, match=f"the tensor '{more}' has no place in a {config.architecture} model"):
+            read_config(changed(file, more=[more]))
+    with pytest.raises(ModelError, match=r"has the tensor 'blk.9.attn_norm.weight', but .*block_count says \d layers"):
+        read_config(changed(file, more=["blk.9.attn_norm.weight"]))
+    assert read_config(changed(file, more=["v.blk.0.attn_q.weight", "mm.0.weight", "blk.2.nextn.enorm.weight"])) == config
