@@ -206,11 +206,13 @@ FILES = {
     "qwen3vl": lambda: plain("qwen3vl", norm="head", tied=True, **_SECTIONS),
     "qwen3vlmoe": lambda: plain("qwen3vlmoe", norm="head", mixture={}, **_SECTIONS),
     "exaone4": lambda: plain("exaone4", _AFTER, norm="head"),
-    "exaone4-32b": lambda: plain("exaone4", _AFTER, layers=64, norm="head", attention__sliding_window=8),  # 64: llama.cpp's sign
 }  # fmt: skip
+LARGE = {  # by 64 layers llama.cpp knows the model whose layers have windows
+    "exaone4-32b": lambda: plain("exaone4", _AFTER, layers=64, norm="head", attention__sliding_window=8)
+}
 
 
 def write(folder: Path, name: str, qtype: str = "F32") -> Path:
-    """The file ``FILES[name]`` in ``folder``, written once."""
+    """The file of that name of FILES or LARGE in ``folder``, written once."""
     path = folder / f"{name}-{qtype}.gguf"
-    return path if path.exists() else FILES[name]().write(path, qtype)
+    return path if path.exists() else (FILES | LARGE)[name]().write(path, qtype)

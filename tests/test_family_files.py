@@ -47,7 +47,7 @@ def rounded_gelu(monkeypatch):
     monkeypatch.setitem(cpu_ops.ACTIVATIONS, "gelu", lambda gate, up: gelu(gate) * up)
 
 
-@pytest.mark.parametrize("name", family_files.FILES)
+@pytest.mark.parametrize("name", family_files.FILES | family_files.LARGE)
 def test_logits_are_llama_cpps(folder, rounded_gelu, name):
     path = family_files.write(folder, name)
     theirs = llama_cpp.logits(path, TOKENS, family_files.V)
