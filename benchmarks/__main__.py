@@ -9,7 +9,6 @@ import click
 import pandas as pd
 
 import benchmarks
-from benchmarks import _speeds
 from kit import __version__, system
 from kit.lab import machine
 from kit.system.paths import ROOT
@@ -22,14 +21,17 @@ NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
 @click.option("--only", help="The cases whose name holds this (not of all benchmarks).")
-@click.option("--table", is_flag=True, help="Run nothing: write docs/speeds.md and README's tables from the records.")
-def main(names, save, only, table):
+@click.option("--explain", metavar="MODEL", help="Keep what kit explain MODEL prints for README, then as --table.")
+@click.option("--table", is_flag=True, help="Run nothing: write README and the pages of docs from the records.")
+def main(names, save, only, explain, table):
     """Run the benchmarks called NAME, by default all, and print their tables.
 
     The machine should be idle: peers are measured in turn with the kit, so ratios suffer less than absolute numbers.
     """
-    if table:
-        click.echo(_speeds.write())
+    if table or explain:
+        from benchmarks import _pages
+
+        click.echo("\n".join([str(_pages.record(explain))] * bool(explain) + _pages.write()))
         return
     click.echo(f"{machine.machine_id()}: {system.cpu_name()}, {system.usable_cores()} cores; kit {__version__}")
     records = ROOT / "results" / "reference"

@@ -1,4 +1,4 @@
-"""The newest record of every benchmark that has a goal, as docs/speeds.md, its picture and README's tables."""
+"""The newest record of every benchmark that has a goal, as tables and pictures for pages (benchmarks/_pages.py)."""
 
 import json
 import re
@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from benchmarks import hf, waits
+from benchmarks import hf
 from benchmarks.decode import CASES
 from kit.gguf.trained import TRAINED
 from kit.lab import figures
 from kit.system.paths import ROOT
 
-MARK = "<!-- from here on: python -m benchmarks --table -->\n"
 WHY = {  # what is known of a line that is missed
     "Q8_0, float32, times the old": "28 cycles of arithmetic and 42 of reading 256 weights take 50 on a core"
 }
@@ -79,7 +78,7 @@ def newest() -> list[Line]:
     """A line for each thing that has a goal, and for each peer beside it, by benchmark, CPU and name. A trained model's speed
     beside llama.cpp that was recorded without its quality is left out."""
     found = {}
-    for run in _runs("*"):
+    for run in runs("*"):
         if not (Path(__file__).parent / f"{run['benchmark']}.py").exists() or run["benchmark"] == "scale":  # no more; growth()
             continue
         for row in run["rows"]:
@@ -154,7 +153,7 @@ def _order(column: str) -> tuple:
 def qualities() -> str:
     """A heading and a table of the newest record of benchmarks/quality.py on each CPU."""
     found = {}
-    for run in sorted(_runs("quality"), key=lambda run: run["started"]):
+    for run in sorted(runs("quality"), key=lambda run: run["started"]):
         for row in run["rows"]:
             found[_cpu(run), row["what"]] = row, run["system"]["commit"][:7], run["title"]
     if not found:
@@ -187,16 +186,16 @@ def parts() -> str:
 
 def static() -> str:
     """A heading and a table of the newest record of benchmarks/cycles.py: a row a CPU, a column a format."""
-    runs = sorted(_runs("cycles"), key=lambda run: run["started"])
-    if not runs:
+    taken = sorted(runs("cycles"), key=lambda run: run["started"])
+    if not taken:
         return ""
-    found = pd.DataFrame(runs[-1]["rows"])
+    found = pd.DataFrame(taken[-1]["rows"])
     numbers = found[["kit", "kit's bound", "ggml", "kit, float32"]].to_numpy()
     found["all"] = [f"{kit:.0f} ({bound:.0f}) / {ggml:.0f} / {exact:.0f}" for kit, bound, ggml, exact in numbers]
     cells = found.pivot(index="cpu", columns="format", values="all").loc[found["cpu"].unique(), found["format"].unique()]
-    head = f"kit, int8 (its busiest unit) / ggml / kit, exact; commit {runs[-1]['system']['commit'][:7]}"
+    head = f"kit, int8 (its busiest unit) / ggml / kit, exact; commit {taken[-1]['system']['commit'][:7]}"
     lines = [
-        f"\n## {runs[-1]['title'].rstrip('.')}\n",
+        f"\n## {taken[-1]['title'].rstrip('.')}\n",
         f"| {' | '.join((head, *cells))} |",
         "|---" * (1 + len(cells.columns)) + "|",
     ]
@@ -205,19 +204,19 @@ def static() -> str:
 
 def compiled() -> str:
     """A heading and a table of the newest record of benchmarks/ptxas.py: a row a format, a column a kernel, a number a GPU."""
-    runs = sorted(_runs("ptxas"), key=lambda run: run["started"])
-    if not runs:
+    taken = sorted(runs("ptxas"), key=lambda run: run["started"])
+    if not taken:
         return ""
-    found = pd.DataFrame(runs[-1]["rows"])
+    found = pd.DataFrame(taken[-1]["rows"])
     gpus = [column.removesuffix(" stack") for column in found if column.endswith(" stack")]
     found["all"] = [
         " / ".join(f"{row[f'{gpu} registers']}" + f" (+{row[f'{gpu} stack']} B)" * (row[f"{gpu} stack"] > 0) for gpu in gpus)
         for _, row in found.iterrows()
     ]
     cells = found.pivot(index="kernel", columns="does", values="all").fillna("").loc[found["kernel"].unique()]
-    head = f"{' / '.join(gpus)}; commit {runs[-1]['system']['commit'][:7]}"
+    head = f"{' / '.join(gpus)}; commit {taken[-1]['system']['commit'][:7]}"
     lines = [
-        f"\n## {runs[-1]['title'].rstrip('.')}\n",
+        f"\n## {taken[-1]['title'].rstrip('.')}\n",
         f"| {' | '.join((head, *cells))} |",
         "|---" * (1 + len(cells.columns)) + "|",
     ]
@@ -226,7 +225,7 @@ def compiled() -> str:
 
 def growth() -> str:
     """A heading and a table of the newest record of benchmarks/scale.py on each CPU: a row a thing, a column a count."""
-    found, text = {_cpu(run): run for run in sorted(_runs("scale"), key=lambda run: run["started"])}, []
+    found, text = {_cpu(run): run for run in sorted(runs("scale"), key=lambda run: run["started"])}, []
     for cpu, run in sorted(found.items()):
         head = ["", *(column for column in run["rows"][0] if column[0].isdigit()), "exponent", "at most"]
         text += [f"\n## {run['title'].rstrip('.')}: {cpu}, commit {run['system']['commit'][:7]}\n"]
@@ -243,21 +242,25 @@ def _kl(row) -> tuple[str, str]:
     return kl, f"{row['same']:.1%}"
 
 
-def picture(lines: list[Line]):
-    """Speed in llama.cpp's against KL divergence from float32, a point a way and a peer: a panel a CPU and trained model."""
-    lines = [line for line in lines if line.kl is not None]
-    parts = [(line, *line.row["what"].rsplit(", ", 2)) for line in lines]
-    panels = sorted({(line.cpu, model) for line, _, _, model in parts})
-    cases = list(dict.fromkeys(case for _, case, _, _ in parts))
-    sides = list(dict.fromkeys(side for _, _, side, _ in parts))
+def points() -> list[list]:
+    """What ``picture`` shows: a row per way and peer, of CPU, case, way, model, KL divergence, ratio and its interval."""
+    lines = [line for line in newest() if line.kl is not None]
+    return [[line.cpu, *line.row["what"].rsplit(", ", 2), line.kl, line.row["ratio"], *line.interval] for line in lines]
+
+
+def picture(points: list[list]):
+    """Speed compared with llama.cpp's against KL divergence from float32: a panel per CPU and trained model."""
+    panels = sorted({(cpu, model) for cpu, _, _, model, *_ in points})
+    cases = list(dict.fromkeys(case for _, case, *_ in points))
+    sides = list(dict.fromkeys(side for _, _, side, *_ in points))
     count = max(1, -(-len(panels) // 2))
     figure, grid = figures.new(count, min(2, max(1, len(panels))), height=3.4 * count + 0.6, squeeze=False, sharey=True)
     for axes, (cpu, model) in zip(grid.flat, panels, strict=False):
-        for line, case, side, of in parts:
-            if (line.cpu, of) == (cpu, model):
+        for where, case, side, of, kl, ratio, low, high in points:
+            if (where, of) == (cpu, model):
                 color, mark = figures.PALETTE[sides.index(side)], "os^Dv"[cases.index(case) % 5]
-                axes.plot((line.kl, line.kl), line.interval, color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
-                axes.plot(line.kl, line.row["ratio"], mark, color=color)
+                axes.plot((kl, kl), (low, high), color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
+                axes.plot(kl, ratio, mark, color=color)
         figures.over_kl(axes)
         axes.set_title(f"{model} ({cpu})", fontsize=10.5)
     grid[0, 0].set_ylim(0)  # of all panels, now that each has its points
@@ -272,31 +275,43 @@ def picture(lines: list[Line]):
     return figure
 
 
+COLUMNS = {"exact": "fused", "int8": "fused-int8", "llama.cpp's own build": "llama.cpp *", "ik_llama.cpp": "ik_llama.cpp"}
+
+
 def summary() -> str:
-    """README's table of decode and prompts: times the wheel's llama.cpp, from the least to the most of the models of a CPU."""
-    columns = {"exact": "fused", "int8": "fused-int8", "llama.cpp's own build": "llama.cpp *", "ik_llama.cpp": "ik_llama.cpp"}
-    rows, found = [], [line for line in newest() if line.benchmark == "decode"]
-    for cpu in sorted({line.cpu for line in found}):
+    """The table of decode and prompts: times the wheel's llama.cpp, from the slowest to the fastest model of a CPU."""
+    rows, found = [], _ranges()
+    for cpu in sorted({cpu for cpu, *_ in found}):
         for case, told in (("decode", "decode"), ("prefill of 512", "a prompt of 512")):
-            lines = [line for line in found if line.cpu == cpu and line.row["what"].startswith(f"{case}, ")]
-            last = max(lines, key=lambda line: line.started).commit
-            cells = []
-            for way in columns.values():
-                ratios = [x.row["ratio"] for x in lines if x.commit == last and fnmatch(x.row["what"].split(", ")[1], way)]
-                cells.append(f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "")
-            rows.append(f"| {' | '.join((cpu, told, *cells, last))} |")
-    return "\n".join([f"| {' | '.join(('', '', *columns, 'commit'))} |", "|---" * (len(columns) + 3) + "|", *rows])
+            ranges = (found.get((cpu, case, way)) for way in COLUMNS.values())
+            cells = ("{:.2f} to {:.2f}".format(*ends) if ends else "" for ends in ranges)
+            rows.append(f"| {' | '.join((cpu, told, *cells))} |")
+    return "\n".join([f"| {' | '.join(('', '', *COLUMNS))} |", "|---" * (len(COLUMNS) + 2) + "|", *rows])
 
 
-def in_readme() -> list[str]:
-    """README's tables."""
-    return [peers(), summary(), waits.summary([*_runs("waits")])]
+def _ranges() -> dict[tuple[str, str, str], tuple[float, float]]:
+    """(CPU, case, pattern of a way) -> the least and the highest ratio of a model, at the newest commit of that case there."""
+    ranges, found = {}, [line for line in newest() if line.benchmark == "decode"]
+    for cpu, case in sorted({(line.cpu, line.row["what"].split(", ")[0]) for line in found}):
+        lines = [line for line in found if line.cpu == cpu and line.row["what"].startswith(f"{case}, ")]
+        last = max(lines, key=lambda line: line.started).commit
+        for way in COLUMNS.values():
+            ratios = [x.row["ratio"] for x in lines if x.commit == last and fnmatch(x.row["what"].split(", ")[1], way)]
+            if ratios:
+                ranges[cpu, case, way] = min(ratios), max(ratios)
+    return ranges
+
+
+def extremes(case: str) -> tuple[float, float]:
+    """The least and the highest ratio of the kit's two ways on any CPU."""
+    ends = [ends for (_, of, way), ends in _ranges().items() if of == case and way in ("fused", "fused-int8")]
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def peers() -> str:
-    """README's table of the newest run beside transformers and llama.cpp that measured quality, with all that its CPU has."""
+    """The table of the newest run with transformers and llama.cpp that measured quality, with all that its CPU has."""
     run = max((run for cpu, run in _peers().items() if "held to" not in cpu), key=lambda run: run["started"])
-    return hf.summary(run["rows"], _cpu(run), run["system"]["commit"][:7])
+    return hf.summary(run["rows"], _cpu(run))
 
 
 def _peers() -> dict[str, dict]:
@@ -317,30 +332,16 @@ def under_transformers() -> str:
 
 
 def tables() -> str:
-    """All that the page has below MARK."""
+    """All records, as docs/speeds_records.md has them."""
     return table(newest()) + under_transformers() + qualities() + parts() + static() + compiled() + growth()
-
-
-def write(root: Path = ROOT) -> str:
-    """Make the tables and the picture of docs/speeds.md anew, and README's tables; the paths that were written."""
-    lines, page, readme = newest(), root / "docs" / "speeds.md", root / "README.md"
-    if any(line.kl is not None for line in lines):
-        picture(lines).savefig(page.parent / "images" / "speeds.png", dpi=110)
-    page.write_text(page.read_text(encoding="utf-8").partition(MARK)[0] + MARK + tables(), encoding="utf-8")
-    text = readme.read_text(encoding="utf-8")
-    for made in in_readme():
-        _, _, columns = made.partition("\n")[0].partition(" | ")  # by which the old table is found
-        before, _, after = text.partition(columns)
-        text = before.rpartition("\n")[0] + "\n" + made + "\n\n" + after.partition("\n\n")[2]
-    readme.write_text(text, encoding="utf-8")
-    return f"{page}, {readme}"
 
 
 def _newest(name, wanted=bool) -> dict[str, dict]:
     """CPU -> the newest run of a benchmark there that is ``wanted``."""
-    return {_cpu(run): run for run in sorted(filter(wanted, _runs(name)), key=lambda run: run["started"])}
+    return {_cpu(run): run for run in sorted(filter(wanted, runs(name)), key=lambda run: run["started"])}
 
 
-def _runs(name):
+def runs(name: str):
+    """The committed runs of a benchmark."""
     for path in sorted((ROOT / "results" / "reference").glob(f"*/benchmarks/{name}.jsonl")):
         yield from map(json.loads, path.read_text(encoding="utf-8").splitlines())

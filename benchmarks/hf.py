@@ -18,7 +18,7 @@ from kit.lab.costs import peers
 from kit.lab.costs.divergence import window_of
 from kit.lab.tables import number
 
-ENGINES = {  # engine -> its row in README and docs/speeds.md
+ENGINES = {  # engine -> its row in tables
     "transformers": "transformers, `gguf_file=` (float32)",
     "kit in transformers, modules": '`kit.hf.load(..., engine="modules")`',
     "kit in transformers": "`kit.hf.load`",
@@ -58,7 +58,8 @@ def _of(model, prompt, tokens, rounds, tier):
     return table.set_index(["model", "engine"])
 
 
-COLUMNS = {  # of README's table: (figure of a row and of transformers', how it is written, at least; below 0: at most)
+# of docs/in_your_code.md: (figure of a row and of transformers', how it is written, at least; below 0: at most)
+COLUMNS = {
     "KL to float32, nats": (lambda row, _: row["kl"], ".2g", None),
     "opens in, s": (lambda row, _: row["load"], ".1f", -1.5),
     "MB beyond imports and file": (lambda row, _: (row["beyond imports"] - row["mapped"]) / 1e6, ".0f", -350),
@@ -68,21 +69,17 @@ COLUMNS = {  # of README's table: (figure of a row and of transformers', how it 
 }
 
 
-def summary(rows: list[dict], cpu: str, commit: str) -> str:
-    """README's table of one run: a row a way, a figure a model; bold where `kit.hf.load` misses what was wanted."""
+def summary(rows: list[dict], cpu: str) -> str:
+    """The table of one run: a row per way, a figure per model."""
     found = {(row["model"], row["engine"]): row for row in rows if not row["reason"]}
     models = dict.fromkeys(row["model"] for row in rows)
-    goals = ["" if wanted is None else f"{abs(wanted):g}" for *_, wanted in COLUMNS.values()]
-    table = [(f"{', '.join(models)} ({cpu}, commit {commit})", *COLUMNS), ("wanted of `kit.hf.load`", *goals)]
+    table = [(f"{', '.join(models)} ({cpu})", *COLUMNS)]
     for engine, name in ENGINES.items():
         cells = []
-        for figure, written, wanted in COLUMNS.values():
-            told = []
-            for row, theirs in ((found.get((model, engine)), found.get((model, "transformers"))) for model in models):
-                value = figure(row, theirs) if row and theirs else np.nan
-                missed = engine == "kit in transformers" and wanted is not None and (value < wanted or value > -wanted > 0)
-                told.append(f"**{value:{written}}**" if missed else f"{value:{written}}")
-            cells.append(", ".join(told).replace("nan", "–"))
+        for figure, written, _ in COLUMNS.values():
+            pairs = ((found.get((model, engine)), found.get((model, "transformers"))) for model in models)
+            values = (figure(row, theirs) if row and theirs else np.nan for row, theirs in pairs)
+            cells.append(", ".join(f"{value:{written}}" for value in values).replace("nan", "–"))
         table.append((name, *cells))
     return _table(table)
 

@@ -67,21 +67,29 @@ def _used() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def summary(runs: list[dict]) -> str:
-    """README's table: of each row all samples at the newest commit of which there is one, bold where their median misses."""
+def _newest(runs: list[dict]) -> dict[str, pd.DataFrame]:
+    """What -> its samples at the newest commit that has one, on one machine."""
     newest, samples = {}, {}
     for run in sorted(runs, key=lambda run: run["started"]):
         for row in run["rows"]:
             newest[row["what"]] = key = row["what"], run["machine_id"], run["system"]["commit"][:7]
-            samples.setdefault(key, []).append(row)
+            samples.setdefault(key, []).append(row | {"commit": key[2]})
+    return {what: pd.DataFrame(samples[newest[what]]) for group in GROUPS for what in group if what in newest}
+
+
+def medians(runs: list[dict]) -> dict[str, float]:
+    """What -> the median of its seconds."""
+    return {what: float(found["seconds"].median()) for what, found in _newest(runs).items()}
+
+
+def summary(runs: list[dict]) -> str:
+    """The table of benchmarks/README.md: of each row all samples at its newest commit, bold where their median misses."""
     columns = ("in a fresh clone, nothing compiled", "wanted, s", "median, s", "samples, s", "CPU, s", "commit")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for what in (what for group in GROUPS for what in group if what in newest):
-        wanted, seconds, cpu = (
-            pd.to_numeric(pd.DataFrame(samples[newest[what]])[name]) for name in ("wanted", "seconds", "cpu")
-        )
+    for what, found in _newest(runs).items():
+        wanted, seconds, cpu = (pd.to_numeric(found[name]) for name in ("wanted", "seconds", "cpu"))
         median = f"{seconds.median():.1f}"
         cells = f"{wanted.iloc[-1]:.0f}".replace("nan", ""), f"**{median}**" if seconds.median() > wanted.iloc[-1] else median
-        cells += ", ".join(f"{sample:.1f}" for sample in seconds), f"{cpu.median():.0f}", newest[what][2]
+        cells += ", ".join(f"{sample:.1f}" for sample in seconds), f"{cpu.median():.0f}", found["commit"].iloc[-1]
         lines.append(f"| {' | '.join((what, *cells))} |")
     return "\n".join(lines)

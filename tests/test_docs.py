@@ -2,6 +2,7 @@
 
 import doctest
 import itertools
+import json
 import os
 import re
 import shlex
@@ -20,10 +21,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from invented import MACHINE
+from PIL import Image
 
 import kit
 import kit.cpu
-from benchmarks import _speeds
+from benchmarks import _pages
 from kit import cache
 from kit.lab import machine
 from kit.lab.claims import table as claims
@@ -31,7 +33,7 @@ from kit.lab.commands import cli
 from kit.synthetic.write import synthesize
 from kit.system.paths import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"^ {4}(?:\$ )?(kit [a-z].*?)(?: {2,}.*| #.*| \|.*)?$", re.MULTILINE)
 SHOWN = [(page.name, line) for page in PAGES for line in COMMAND.findall(page.read_text(encoding="utf-8"))]
 
@@ -43,8 +45,8 @@ def test_links_lead_to_files_that_exist(page):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
-def test_readme_says_which_commands_ran_under_emulation_as_the_record_does():
-    assert emulated_commands.sentence() in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+def test_a_page_says_which_commands_ran_under_emulation_as_the_record_does():
+    assert emulated_commands.sentence() in " ".join((ROOT / "docs" / "platforms.md").read_text(encoding="utf-8").split())
 
 
 # What of a command that is shown cannot run in a test -> what runs in its place. The rest runs as written, on a tiny file.
@@ -69,10 +71,12 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def place(tiny, tmp_path, monkeypatch):
-    """A folder in which every file that the pages name is a tiny one, and grid.yaml is README's."""
+    """A folder in which every file that the pages name is a tiny one, and grid.yaml is that of docs/sweeps.md."""
     for name in PLACES:
         shutil.copy(tiny, tmp_path / name)
-    grid = re.search(r"^ {4}profile: quick\n(?: {4}.*\n)+", PAGES[0].read_text(encoding="utf-8"), re.MULTILINE)[0]
+    grid = re.search(
+        r"^ {4}profile: quick\n(?: {4}.*\n)+", (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8"), re.MULTILINE
+    )[0]
     (tmp_path / "grid.yaml").write_text(textwrap.dedent(grid))
     monkeypatch.chdir(tmp_path)
 
@@ -214,10 +218,59 @@ def test_the_finding_of_the_page_runs_and_its_test_can_fail(tmp_path, monkeypatc
         tested["test_the_verdict_follows_the_ratio"](3.0, "reproduced in ratio", tmp_path)
 
 
-def test_speeds_are_those_of_the_records():
-    assert (ROOT / "docs" / "speeds.md").read_text().endswith(_speeds.MARK + _speeds.tables())
-    for table in _speeds.in_readme():
-        assert f"\n{table}\n" in (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("page", sorted({page for page, _ in _pages.parts()}))
+def test_what_is_generated_is_what_the_records_give(page):
+    """`make readme` would change nothing."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name, content in ((name, content) for (of, name), content in _pages.parts().items() if of == page):
+        between = text.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
+        assert between.strip("\n") == content.strip("\n") != ""
+
+
+@pytest.mark.parametrize("name", _pages.pictures())
+def test_a_picture_shows_what_the_records_give(name):
+    with Image.open(ROOT / "docs" / "images" / f"{name}.png") as image:
+        shown = json.loads(image.text["Description"])
+    assert shown == json.loads(json.dumps(_pages.pictures()[name][0]))
+
+
+def test_pictures_are_generated_and_shown():
+    made = {f"{name}.png" for name in _pages.pictures()}
+    shown = {found for page in PAGES for found in re.findall(r"!\[[^]]+\]\(\S*images/(\w+\.png)\)", page.read_text())}
+    assert made == shown == {path.name for path in (ROOT / "docs" / "images").iterdir()}
+
+
+def prose(page) -> str:
+    """A page without its generated parts, code, links' targets and headings of versions, on one line."""
+    text = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    return " ".join(re.sub(r"^ {4}.*$|`[^`]*`|\]\([^)]*\)", "", text, flags=re.MULTILINE).split())
+
+
+NUMBER = r"\d+(?:\.\d+)*"
+WRITTEN = {  # numbers that no record gives: versions, units, what a command is asked for, names
+    "README.md": {"3.11", "0.2.0", "1.0", "2", "8", "3", "5", "12", "94", "0.12", "1", "2.0"},
+    "docs/findings.md": {"4.9", "30.4", "30", "2025", "8", "19", "4.5", "1", "2", "3", "3.3", "8b", "5090", "1.1", "75", "120"},
+}
+
+
+@pytest.mark.parametrize("page", _pages.sentences())
+def test_numbers_of_a_page_are_those_of_the_records(page):
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert [piece for piece in _pages.sentences()[page] if piece not in text] == []
+
+
+@pytest.mark.parametrize("page", WRITTEN)
+def test_no_other_number_is_on_the_page(page):
+    """Each is computed from a record, a figure of the reports (data/*.yaml), or named here."""
+    data = "".join((ROOT / "data" / name).read_text(encoding="utf-8") for name in ("claims.yaml", "evidence.yaml"))
+    known = set(re.findall(NUMBER, " ".join(_pages.sentences()[page]) + data.replace("_", ""))) | WRITTEN[page]
+    assert {number for number in re.findall(NUMBER, prose(page).replace(",", "")) if number not in known} == set()
+
+
+def test_readme_is_short_and_names_no_commit():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 110
+    assert not re.search(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7}\b", text)
 
 
 def test_one_version_everywhere():

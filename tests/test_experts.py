@@ -6,6 +6,7 @@ import shutil
 from types import SimpleNamespace
 
 import cells
+import documented
 import model_files
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ def test_the_table_is_that_of_replays_on_the_second_half_and_the_bytes_give_the_
     run = asked("qwen", "--memory", "4GiB", "--disk", "2GB/s", "--json")
     assert run.exit_code == 0, run.output
     told = json.loads(run.output)
+    assert set(told) == documented.keys("experts")
     capture = routes.capture("qwen")
     accesses, room = capture.requests(), 4 * GIB - PROCESS - int(capture.dense_bytes.sum())
     late, sizes = np.array(accesses.tokens) > 64, np.array(accesses.sizes)

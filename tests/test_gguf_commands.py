@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 
+import documented
 import pytest
 from click.testing import CliRunner
 from test_gguf_reader import assemble, split_model, table_row, text
@@ -48,6 +49,7 @@ def test_inspect_says_what_the_file_holds(model):
 def test_inspect_as_json(model):
     code, out, _ = run("inspect", model, "--json")
     facts = json.loads(out)
+    assert set(facts) == documented.keys("inspect")
     specs = GEOMETRIES["tiny-granite"].tensors()
     elements = sum(spec.elements for spec in specs)
     assert code == 0 and facts["parameters"] == elements

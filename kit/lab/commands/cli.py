@@ -98,13 +98,17 @@ def _memory_ran_out(error: Exception) -> str:
 @click.group(cls=_Kit, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="kit")
 def main():
-    """Find out why a quantized language model is slow, and prove it.
+    """Find out why a quantized language model is slow on your machine, how fast it could be, and what to change.
 
     \b
     kit doctor                          what this machine can do, and what is missing
     kit reproduce                       run all notebooks and write one offline report
     kit inspect model.gguf              what is in a file, and what fits in memory
     kit explain model.gguf              where a token's time goes, and what to change
+
+    Public until 1.0, with changes in CHANGELOG.md: these commands, their options and exit codes, the names of kit.__all__, and
+    the JSON of explain, inspect and experts (docs/public.md). Experimental: --device cuda (never timed on a GPU), macOS (never
+    run) and Arm CPUs (only emulated).
 
     \b
     Exit code: 0 success; 1 the command ran and the answer is bad news (the help of each command

@@ -1,0 +1,162 @@
+"""What README and the pages of docs show of committed records: sentences with numbers, tables, output and figures.
+
+``make readme`` writes them again. ``make readme MODEL=qwen2.5-coder-1.5b`` first records what `kit explain` prints now.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+
+from benchmarks import _speeds, waits
+from benchmarks._pictures import by_memory, pictures
+from benchmarks._records import FULL, REFERENCE, row
+from kit.lab import machine
+from kit.lab.claims import table as claims
+from kit.lab.costs.tables import paragraph
+from kit.system.paths import ROOT
+from kit.units import format_seconds
+
+IMAGES = ROOT / "docs" / "images"
+TRAINED = REFERENCE / "amd-epyc-avx512-2c-24g-c082" / "gemma-3-270m"  # shown until an output of kit explain is recorded
+SHORT = 24  # lines of output on the front page
+VERDICTS = ("impossible", "not reproduced", "undecided here", "reproduced", "reproduced in ratio", "not measurable here")
+MIXTURE = {"mapped": "a token, mapped", "slots": "a token, slots past it, 2", "best": "a token, slots past it, S3FIFO"}
+
+
+def sentences() -> dict[str, tuple[str, ...]]:
+    """Page -> pieces of its text, each with numbers computed from records and from the reports' figures (data/claims.yaml)."""
+    said = claims.load()
+    kept, each, blocks = by_memory().values()
+    floor = row("01_first_token", "a token of granite-3.3-8b in float32")["median"]
+    terabytes = said["variance-45-1100"].after * row("01_first_token", "cache that holds all")["median"] / 1e12
+    hits = row("06_compressed_inference", "hits of an LRU of 20")
+    tile = row("05_tile_decode", "a tile on one core")["median"]
+    five = row("06_compressed_inference", "tokens at 5 ms a tile and 85% hits: 5")["median"]
+    slow, fast = (row("05_tile_decode", f"a tile, {name}")["median"] for name in ("reported, compiled", "vector"))
+    attention = row("04_attention", "a token at context 512")
+    story = (
+        f"at least {floor:.2g} s",
+        f"read {terabytes:.0f} TB/s",
+        f"most {hits['upper']:.1f}%",
+        f"hits {hits['median']:.0f}%",
+        f"{tile:.0f} times as fast",
+        f"{five:.0f} s",
+    )
+    mixture = {name: row("10_experts", quantity, FULL)["median"] for name, quantity in MIXTURE.items()}
+    counts = {verdict: row("08_claims", f"claims: {verdict}")["median"] for verdict in VERDICTS}
+    pairs = [f"{format_seconds(kept[n])} kept and {format_seconds(each[n])} dequantized each time" for n in (0, 1)]
+    findings = (
+        f"With memory for all of it, a token takes {pairs[0]}",
+        f"With memory for 75%, it takes {pairs[1]}",
+        f"From blocks it takes {format_seconds(blocks[1])}",
+        f"a token becomes {attention['median']:.2f} times as fast, and at most {attention['upper']:.2f} times is possible",
+        f"{format_seconds(slow)} on one CPU core",
+        f"it takes {format_seconds(fast)}",
+        f"{mixture['mapped']:.1f} s per token with mmap",
+        f"{mixture['slots']:.2f} s when",
+        f"{mixture['best']:.2f} s with the best policy",
+        f"{sum(counts.values()):.0f} claims",
+        *(f"{count:.0f} {verdict}" for verdict, count in counts.items()),
+    )
+    medians = waits.medians([*_speeds.runs("waits")])
+    waited = {what: f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s" for what, seconds in medians.items()}
+    low, high = _speeds.extremes("decode")
+    return {
+        "README.md": (
+            *story,
+            f"installation took {waited['installing']}",
+            f"took {waited['kit explain, the first time']} the first time",
+            f"{waited['kit explain, again']} after that",
+            f"at {low:.2g} to {high:.2g} times its speed",
+        ),
+        "docs/findings.md": (*story, *findings),
+        "docs/speeds.md": (
+            f"decodes at {low:.2g} to {high:.2g} times",
+            "at {:.2g} to {:.2g} times".format(*_speeds.extremes("prefill of 512")),
+        ),
+    }
+
+
+def explained() -> tuple[str, str, str]:
+    """(machine, command, output) of the newest `kit explain` on record, or else of a committed page 09."""
+    found = sorted(REFERENCE.glob("*/explain/*.json"), key=lambda path: json.loads(path.read_text())["started"])
+    if found:
+        run = json.loads(found[-1].read_text(encoding="utf-8"))
+        return found[-1].parent.parent.name, run["command"], run["output"]
+    cells = nbformat.read(TRAINED / "09_your_model.ipynb", as_version=4).cells
+    shown = [output["data"] for cell in cells for output in cell.get("outputs", ()) if "data" in output]
+    what = next(data["text/markdown"] for data in shown if "architecture" in data.get("text/markdown", ""))
+    table = next(
+        data["text/plain"] for data in shown if "measured" in data.get("text/plain", "") and "way " in data["text/plain"]
+    )
+    head, _, *lines = table.partition("\n\n")[0].splitlines()  # pandas has the other columns below these
+    text = "\n".join(line.rstrip(" \\") for line in (head.replace("   ", "way", 1), *lines))
+    return TRAINED.parent.name, "kit explain gemma-3-270m --memory 127.8MiB", f"{paragraph(what)}\n\nWHAT TO CHANGE\n{text}"
+
+
+def shortened(output: str, most: int) -> str:
+    """Whole sections, as many as fit in ``most`` lines, the first in any case."""
+    text = ""
+    for section in re.split(r"\n\n+", output.strip()):
+        if text and text.count("\n") + section.count("\n") + 3 > most:
+            return f"{text}\n..."
+        text += f"\n{section}\n" if text else f"{section}\n"
+    return text
+
+
+def block(most: int = 10**6) -> str:
+    """The output as an indented block, with its machine below it."""
+    where, command, output = explained()
+    lines = (f"$ {command}\n{shortened(output, most)}").rstrip().splitlines()
+    text = "\n".join(f"    {line}".rstrip() for line in lines)
+    return f"{text}\n\n(Two cores of `{where}`, idle; the committed record is under `results/reference`.)"
+
+
+def record(model: str) -> Path:
+    """Run `kit explain MODEL` and keep what it prints, with the machine, under results/reference."""
+    command = f"kit explain {model}"
+    done = subprocess.run(
+        [Path(sys.executable).parent / "kit", *command.split()[1:]], capture_output=True, text=True, check=True
+    )
+    path = REFERENCE / machine.machine_id() / "explain" / f"{model}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    system = machine.describe()
+    run = {"command": command, "output": done.stdout, "started": time.time(), "system": system}
+    path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def fill(page: Path, name: str, content: str) -> None:
+    """Replace what is between the marks <!-- name --> and <!-- /name --> of a page."""
+    before, mark, rest = page.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
+    if not mark or not end:
+        raise ValueError(f"{page} has no marks <!-- {name} --> and <!-- /{name} -->")
+    content = content.strip("\n")
+    page.write_text(f"{before}{mark}{content}\n{end}{after}", encoding="utf-8")
+
+
+def parts() -> dict[tuple[str, str], str]:
+    """(page, name of its marks) -> what is generated between them."""
+    return {
+        ("README.md", "explain"): block(SHORT),
+        ("docs/explain.md", "explain"): block(),
+        ("docs/speeds.md", "summary"): _speeds.summary(),
+        ("docs/in_your_code.md", "peers"): _speeds.peers(),
+        ("docs/speeds_records.md", "records"): _speeds.tables(),
+        ("benchmarks/README.md", "waits"): waits.summary([*_speeds.runs("waits")]),
+    }
+
+
+def write() -> list[str]:
+    """All parts and pictures; the paths that were written."""
+    for (page, name), content in parts().items():
+        fill(ROOT / page, name, content)
+    for name, (data, draw) in pictures().items():
+        draw(data).savefig(IMAGES / f"{name}.png", dpi=110, metadata={"Description": json.dumps(data)})
+    return sorted({page for page, _ in parts()} | {f"docs/images/{name}.png" for name in pictures()})

@@ -1,0 +1,115 @@
+"""The pictures of README and docs, drawn from committed records."""
+
+import json
+from pathlib import Path
+
+from benchmarks import _speeds
+from benchmarks._records import REFERENCE, row, rows
+from kit.gguf.trained import TRAINED
+from kit.lab import figures
+from kit.lab.claims import table as claims
+from kit.units import format_seconds
+
+SHARES = (100, 75, 53)  # percent of the float32 weights that memory holds, on page 01
+
+
+def pictures() -> dict[str, tuple]:
+    """Name of a PNG of docs/images -> (what it shows, a function that draws it). The PNG's description is the former."""
+    run, ways, tiles = _of_ways(), "a token, ", "a tile, "
+    found = {row["quantity"].removeprefix(ways): [row["median"], row["lower"]]
+             for row in rows("09_your_model", run) if row["quantity"].startswith(ways)}  # fmt: skip
+    ladder = {row["quantity"].removeprefix(tiles): row["median"] for row in rows("05_tile_decode")
+              if row["quantity"].startswith(tiles) and "interpreted" not in row["quantity"]}  # fmt: skip
+    said = claims.load()
+    reported = [said["variance-45-1100"].before, said["blas-500"].after, said["variance-45-1100"].after]
+    fastest = row("02_cache_mystery", "tokens a second of granite-3.3-8b from float32")["upper"]
+    story = {"reported": reported, "bound": fastest, "kept": by_memory(), "tiles": ladder}
+    lines = [[line.cpu, *line.row["what"].split(", "), line.row["ratio"], *line.interval] for line in _speeds.newest()
+             if line.benchmark == "decode" and line.row["what"].split(", ")[0] in ("decode", "prefill of 512")]  # fmt: skip
+    return {
+        "explain": ({"model": run.name, "ways": found}, _draw_ways),
+        "findings": (story, _draw_story),
+        "speeds_cpus": ([line for line in lines if line[2] in ("fused", "fused-int8")], _draw_cpus),
+        "speeds": (_speeds.points(), _speeds.picture),
+    }
+
+
+def by_memory() -> dict[str, list[float]]:
+    """Way -> seconds per token with memory for SHARES of the float32 weights."""
+    quantity = "inference by inference, {}: memory for {}%"
+    return {way: [row("01_first_token", quantity.format(way, share))["median"] for share in SHARES]
+            for way in ("kept", "each time", "blocks")}  # fmt: skip
+
+
+def _of_ways() -> Path:
+    """The newest committed run of page 09 on a trained model."""
+    found = [path for path in REFERENCE.glob("*/*/09_your_model.jsonl") if path.parent.name in TRAINED]
+    return max(found, key=lambda path: json.loads((path.parent / "run.json").read_text())["started"]).parent
+
+
+def _draw_ways(data):
+    """A bar per way, its bound as a mark."""
+    figure, axes = figures.new(height=0.55 * len(data["ways"]) + 1.3)
+    measured, bounds = zip(*data["ways"].values(), strict=True)
+    drawn = axes.barh([*data["ways"]], [1e3 * seconds for seconds in measured], color=figures.SKY, label="measured")
+    axes.bar_label(drawn, [format_seconds(seconds) for seconds in measured], padding=6, fontsize=9, bbox=figures.PLATE)
+    for place, least in enumerate(bounds):
+        axes.plot([1e3 * least] * 2, [place - 0.4, place + 0.4], **figures.DASHED, label="bound" if not place else None)
+    figures.log(axes, "x")
+    figures.rows(axes)
+    axes.margins(x=0.15)
+    axes.set_xlabel("ms per token")
+    axes.set_title(f"{data['model']}: each way and its bound")
+    axes.legend(loc="lower right")
+    return figure
+
+
+def _draw_story(data):
+    """Reported speeds and their limit; keeping float32 in too little memory; the ladder of the tile decoder."""
+    figure, (top, middle, bottom) = figures.new(3, height=8.2)
+    claimed = {f"reported: {number:,}": number for number in data["reported"]}
+    figures.rows(top)
+    top.barh([*claimed], [*claimed.values()], color=figures.VERMILION)
+    figures.bound(top, data["bound"], f"limit of that machine: {data['bound']:.1f}", vertical=True)
+    figures.log(top, "x")
+    top.set_xlim(1, 3e4)
+    top.set(xlabel="tokens per second from float32", title="1. The reported speeds are above the limit")
+    top.legend(loc="upper right")
+    for place, (way, color) in enumerate(zip(data["kept"], figures.PALETTE, strict=False)):
+        middle.bar([n + 0.27 * (place - 1) for n in range(3)], data["kept"][way], 0.25, color=color, label=way)
+    middle.set_xticks(range(3), [f"{share}%" for share in SHARES])
+    figures.log(middle, "y")
+    middle.set_ylim(top=60)
+    middle.set(
+        xlabel="memory, in shares of what float32 needs",
+        ylabel="seconds per token",
+        title="2. Keeping float32 copies that do not fit is the disease",
+    )
+    middle.legend(ncols=3, loc="upper right")
+    figures.rows(bottom)
+    bottom.barh([*data["tiles"]], [1e3 * seconds for seconds in data["tiles"].values()], color=figures.GREEN)
+    figures.log(bottom, "x")
+    bottom.set(xlabel="ms per tile", title="3. A table and parallel states, not another processor")
+    return figure
+
+
+def _draw_cpus(data):
+    """An interval per CPU, case and way, from the slowest to the fastest model, with a point for each model."""
+    cases = (("decode", "decode"), ("prefill of 512", "a prompt of 512 tokens"))
+    cpus = sorted({line[0] for line in data})
+    figure, grid = figures.new(1, 2, height=3.6, sharey=True)
+    for axes, (case, title) in zip(grid, cases, strict=True):
+        for shift, (way, name) in enumerate((("fused", "exact"), ("fused-int8", "8-bit activations"))):
+            color = figures.PALETTE[shift]
+            for place, cpu in enumerate(cpus):
+                found = [line for line in data if line[:3] == [cpu, case, way]]
+                for n, (*_, ratio, low, high) in enumerate(found):
+                    height = place + 0.3 * shift - 0.15 + 0.05 * n
+                    axes.plot([low, high], [height] * 2, color=color, linewidth=4, alpha=0.35)
+                    axes.plot(ratio, height, "o", color=color, markersize=4, label=None if n or place else name)
+        figures.bound(axes, 1, "llama.cpp", vertical=True)
+        axes.set(title=title, xlabel="times llama.cpp's speed", yticks=range(len(cpus)))
+        axes.set_yticklabels(cpus)
+    figures.rows(grid[0])
+    figure.legend(*grid[0].get_legend_handles_labels(), ncols=3, loc="outside upper center")
+    return figure
