@@ -43,8 +43,8 @@ def run(only: str = "", prompt: int = 512, tokens: int = 24, rounds: int = 3) ->
 def _of(model, prompt, tokens, rounds, tier):
     path = fetch(model)
     with kit.open(path) as file:
-        model = kit.Transformer(kit.Weights(file))
-        ids = window_of(model.tokenizer, model.config.context, prompt)
+        opened = kit.Transformer(kit.Weights(file))
+        ids = window_of(opened.tokenizer, opened.config.context, prompt)
     environment = masked(tier) | {"LLAMA_CPP": ""} if tier else {}
     table = peers.compare(path, tuple(ENGINES), ids, tokens, rounds, progress=True, environment=environment)
     table["of llama.cpp"] = table["speed"] / table["speed"]["llama.cpp, mmap"]

@@ -7,11 +7,7 @@ from kit.system.paths import ROOT
 
 def keys(command: str) -> set[str]:
     """Of the table below the heading `kit COMMAND --json`."""
-    text = (
-        (ROOT / "docs" / "public.md")
-        .read_text(encoding="utf-8")
-        .partition(f"### kit {command} --json\n")[2]
-        .partition("\n#")[0]
-    )
-    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    page = (ROOT / "docs" / "public.md").read_text(encoding="utf-8")
+    table = page.partition(f"### kit {command} --json\n")[2].partition("\n#")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     return {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
