@@ -72,12 +72,12 @@ def sentences() -> dict[str, tuple[str, ...]]:
             f"installation took {waited['installing']}",
             f"took {waited['kit explain, the first time']} the first time",
             f"{waited['kit explain, again']} after that",
-            f"at {low:.2g} to {high:.2g} times its speed",
+            f"decodes {low:.2g} to {high:.2g} times as fast as llama.cpp",
         ),
         "docs/findings.md": (*story, *findings),
         "docs/speeds.md": (
-            f"decodes at {low:.2g} to {high:.2g} times",
-            "at {:.2g} to {:.2g} times".format(*_speeds.extremes("prefill of 512")),
+            f"decodes {low:.2g} to {high:.2g} times as fast",
+            "prompts {:.2g} to {:.2g} times as fast".format(*_speeds.extremes("prefill of 512")),
         ),
     }
 

@@ -40,14 +40,14 @@ PATTERNS = {  # rule -> what breaks it, in one paragraph, list item or table cel
 }
 RULES = [*PATTERNS]
 ALLOWED = {  # area -> at most so many of each rule, in the order of PATTERNS
-    "README": (1, 2, 1, 2, 5, 4, 3, 2, 0),
-    "docs": (0, 5, 4, 12, 37, 44, 7, 4, 6),
+    "README": (0, 0, 0, 0, 0, 0, 0, 0, 0),
+    "docs": (0, 3, 4, 8, 16, 36, 5, 1, 4),
     "notebooks": (3, 7, 2, 69, 19, 22, 8, 4, 15),
     "pages": (0, 0, 0, 12, 6, 6, 0, 1, 2),
     "help": (0, 5, 1, 2, 4, 3, 2, 6, 0),
     "messages": (1, 0, 1, 19, 9, 10, 3, 0, 0),
 }
-GENERATED = {"api.md", "cli.md", "records.md", "history.md"}  # of docstrings and records, and the long list of changes
+GENERATED = {"api.md", "cli.md", "speeds_records.md", "history.md"}  # of docstrings and records, and the long list of changes
 OF_PAGES = ("findings", "report", "claims")  # packages of kit/lab whose strings are the report's
 
 
@@ -116,7 +116,8 @@ def of_pages():
 
 
 def of_markdown(*paths):
-    return ((path.relative_to(ROOT), path.read_text()) for path in paths)
+    generated = r"<!-- (\w+) -->.*?<!-- /\1 -->"  # output of a command and tables of records, in the words of their day
+    return ((path.relative_to(ROOT), re.sub(generated, "", path.read_text(), flags=re.DOTALL)) for path in paths)
 
 
 def of_messages():
