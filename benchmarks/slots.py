@@ -75,7 +75,7 @@ def _measured(path: Path, name: str, share: float, way: str):
     if way.startswith(TOO_LARGE):
         room = limit - own
         sizes = [int(times * cycle) for times in BUDGETS if times * cycle < room - dense]
-        sizes += [int(room - left * dense) for left in LEFT]
+        sizes += [size for left in LEFT if (size := int(room - left * dense)) > 0]
     for size in sizes:
         with TemporaryDirectory(dir=models_folder()) as folder, Group(Path(folder), 0) as group:
             how = {"run": lambda *a, **k: group.run(*a, limit=limit, **k), "timeout": 3 * PATIENCE}
@@ -151,7 +151,7 @@ def _by_the_kit(path, way, limit, size, context):
     cache, slots, routes = model.new_cache(), weights.experts, None
     if way.endswith(DRAWN):
         like, fit = Routes("", *[np.zeros(0, np.int64)] * 3, 0, *geometry_of(file)), routing.FITTED["qwen"]
-        drawn = routing.draw(like, fit.skew, fit.back, model.config.routing.used, TOKENS)
+        drawn = routing.draw(like, fit.skew, fit.back, model.config.experts_used, TOKENS)
         routes = iter([{layer: sorted(ids) for layer, ids in token} for token in drawn.decoded])
 
     def missed():

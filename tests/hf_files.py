@@ -39,6 +39,7 @@ MODELS = {
 }  # fmt: skip
 _WRITTEN = {  # what llama.cpp's converter writes and transformers takes from its own defaults: metadata of a real file
     "qwen3": {"attention.key_length": 128},
+    "qwen2_moe": {"expert_feed_forward_length": 1408, "expert_shared_feed_forward_length": 5632},
     "qwen3_moe": {"expert_feed_forward_length": 768},
     "stablelm": {"rope.dimension_count": 4},
     "nemotron": {"rope.dimension_count": 8, "attention.layer_norm_epsilon": 1e-5},

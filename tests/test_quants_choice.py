@@ -96,8 +96,8 @@ def test_what_is_no_quantization_of_the_model_is_refused(source, tmp_path):
     with pytest.raises(ModelError, match=r"other\.gguf: is no quantization of the model in .*source\.gguf"):
         quants.study([source, other])
     for given, says in (
-        ([source, other, "--to", "Q4_0"], "--to quantizes a single FILE"),
-        ([source, "--to", "Q9"], "--to Q9: cannot"),
+        ([source, other, "--to", "Q4_0"], "--to needs a single FILE"),
+        ([source, "--to", "Q9"], "--to Q9: no quantizer"),
     ):
         done = CliRunner().invoke(main, ["quants", *map(str, given)])
         assert done.exit_code == 2 and says in done.output

@@ -378,7 +378,7 @@ def test_perplexity_within_a_budget_is_that_without(paths, monkeypatch):
         assert found[0]["perplexity"] == found[1]["perplexity"] and found[0]["memory"] is None
         assert ("experts" if "moe" in name else "pinned") in found[1]["memory"]
     for more, told in (
-        (["--policy", "LFU"], "--policy would change"),
+        (["--policy", "LFU"], "--policy has no effect"),
         (["--memory", "1GiB", "--linear", "matmul"], "own blocks"),
     ):
         assert told in CliRunner().invoke(main, [*plain, *more]).stderr

@@ -6,7 +6,7 @@ python -m pytest tests/test_triton_gpu.py
 import numpy as np
 import pytest
 import torch
-from test_triton import FUSED, QTYPES, random_blocks, same_bits
+from test_triton import FUSED, NAMES, random_blocks, same_bits
 
 import kit
 from kit.codec import CodecProfile
@@ -25,7 +25,7 @@ def poisoned():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("qtype", QTYPES)
+@pytest.mark.parametrize("qtype", NAMES)
 def test_every_format_is_bit_exact(qtype, dtype):
     rng = np.random.default_rng()
     blocks = random_blocks(qtype, 2**24 // FORMATS[qtype].block_elements + 3, rng).reshape(-1)

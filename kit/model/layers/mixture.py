@@ -38,6 +38,8 @@ class Mixture:
         keys, family, shape = facts.keys, facts.family, shape_of(facts.family)
         size = keys.count("expert_feed_forward_length", 0)
         shared = keys.count("expert_shared_feed_forward_length", 0) or keys.count("expert_shared_count", 0) * size
+        if family.shared_gated:  # which these families always have: llama.cpp takes the dense size where the file says none
+            shared = shared or facts.dense_size[layer]
         routing = Routing(
             used=keys.count("expert_used_count"),
             sigmoid=(keys.count("expert_gating_func", 0) or family.gating) == 2,
