@@ -54,8 +54,7 @@ _SIGMOID = {
     "expert_weights_scale": 1.5,
 }  # fmt: skip
 _ROUTED = replace(_MIXTURE, tied=False, more=_MIXTURE.more | _SIGMOID, layers=3, biases=("exp_probs_b",), context=64)
-_LAYERED = _scaled(replace(_LLAMA, architecture="command-r", tied=True), "command-r", logit_scale=0.0625,
-                   attention__layer_norm_epsilon=1e-5)  # fmt: skip
+_LAYERED = _scaled(replace(_LLAMA, architecture="command-r", tied=True), "layered", attention__layer_norm_epsilon=1e-5)
 _BIASED = replace(
     _LAYERED, biases=("attn_norm", "ffn_norm", "output_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
 )
@@ -83,8 +82,8 @@ FAMILIES = {row.name: row for row in (  # whose independent answer is llama.cpp'
     _scaled(replace(_ROUTED, architecture="ernie4_5-moe"), "ernie4_5-moe", interleave_moe_layer_step=1,
             expert_shared_feed_forward_length=128, expert_gating_func=1, expert_weights_scale=1.0),
     replace(_LLAMA, name="hunyuan-dense", architecture="hunyuan-dense"),
-    _LAYERED,
-    replace(_LAYERED, name="cohere2", architecture="cohere2", layers=4, more=_LAYERED.more | {"attention.sliding_window": 16}),
+    _scaled(_LAYERED, "command-r", logit_scale=0.0625),
+    _scaled(replace(_LAYERED, architecture="cohere2", layers=4), "cohere2", attention__sliding_window=16, logit_scale=0.0625),
     _scaled(replace(_LAYERED, architecture="olmo", kv_heads=4), "olmo", attention__clamp_kqv=0.3),
     _scaled(replace(_BIASED, architecture="stablelm", tied=False, biases=_BIASED.biases[:6]), "stablelm",
             rope__dimension_count=16),

@@ -3,7 +3,7 @@
 A value of another type, length or range is one error, which names the file, the key and what the value should be.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,14 +22,25 @@ class Keys:
     """
 
     def __init__(self, file, prefix: str = "", error: type[KitError] = GGUFError):
-        self.path, self._metadata, self._prefix, self._error = file.path, file.metadata, prefix, error
+        self.path, self._metadata, self.prefix, self._error = file.path, file.metadata, prefix, error
+        self._read = set()
 
     def __contains__(self, key: str) -> bool:
-        return self._prefix + key in self._metadata
+        return self.prefix + key in self._metadata
 
-    def text(self, key: str, default=REQUIRED) -> str:
-        """A string."""
-        return self._checked(key, default, "text", lambda value: isinstance(value, str))
+    def unread(self) -> list[str]:
+        """The keys of the file, without the prefix, that nothing has asked for."""
+        ours = (key.removeprefix(self.prefix) for key in self._metadata if key.startswith(self.prefix))
+        return [key for key in ours if key not in self._read]
+
+    def is_list(self, key: str) -> bool:
+        """Whether the file has a list at this key."""
+        return isinstance(self._metadata.get(self.prefix + key), (MetadataArray, list, tuple, np.ndarray))
+
+    def text(self, key: str, default=REQUIRED, choices: Collection[str] = ()) -> str:
+        """A string, one of ``choices`` where there are any."""
+        wanted = f"one of {', '.join(choices)}" if choices else "text"
+        return self._checked(key, default, wanted, lambda value: isinstance(value, str) and (not choices or value in choices))
 
     def flag(self, key: str, default=REQUIRED) -> bool:
         """True or false."""
@@ -40,11 +51,15 @@ class Keys:
         wanted = f"{what} from {least} to {most}" if most < 2**63 - 1 else f"{what} of at least {least}"
         return self._checked(key, default, wanted, lambda value: _is_number(value, whole=True) and least <= value <= most)
 
-    def number(self, key: str, default=REQUIRED, least=-np.inf, most=np.inf, what: str = "a number") -> float:
-        """A finite number from ``least`` to ``most``."""
-        limits = "".join(f" of at {name} {limit}" for name, limit in (("least", least), ("most", most)) if np.isfinite(limit))
+    def number(self, key: str, default=REQUIRED, least=-np.inf, most=np.inf, what: str = "a number", above=-np.inf) -> float:
+        """A finite number from ``least`` to ``most`` that is more than ``above``."""
+        limits = (("at least", least), ("at most", most), ("more than", above))
+        wanted = what + "".join(f" of {name} {limit}" for name, limit in limits if np.isfinite(limit))
         right = self._checked(
-            key, default, what + limits, lambda value: _is_number(value) and np.isfinite(value) and least <= value <= most
+            key,
+            default,
+            wanted,
+            lambda value: _is_number(value) and np.isfinite(value) and least <= value <= most and value > above,
         )
         return right if right is default else float(right)
 
@@ -68,16 +83,23 @@ class Keys:
             self.fail(key, wanted, f"has {found[wrong[0]]} at {wrong[0]:,}")
         return found
 
+    def flags(self, key: str, length: int) -> list[bool]:
+        """A list of ``length`` booleans; 0 and 1 are such too."""
+        wanted = f"a list of {length:,} booleans"
+        value = self._checked(key, REQUIRED, wanted, lambda value: _are_flags(value) and len(value) == length)
+        return list(map(bool, value))
+
     def fail(self, key: str, wanted: str, found: str) -> NoReturn:
         """Raise the error: the key should be ``wanted`` and ``found``, a verb first."""
         raise self._error(
-            f"{self.path}: the metadata key {self._prefix + key!r} should be {wanted}, it {found}: convert the model again"
+            f"{self.path}: the metadata key {self.prefix + key!r} should be {wanted}, it {found}: convert the model again"
         )
 
     def _checked(self, key, default, wanted, right):
-        value = self._metadata.get(self._prefix + key, default)
+        self._read.add(key)
+        value = self._metadata.get(self.prefix + key, default)
         if value is REQUIRED:
-            raise self._error(f"{self.path}: the metadata key {self._prefix + key!r} is missing: it should be {wanted}")
+            raise self._error(f"{self.path}: the metadata key {self.prefix + key!r} is missing: it should be {wanted}")
         if value is not default and not right(value):
             self.fail(key, wanted, f"is {value!r:.60}")
         return value
@@ -92,6 +114,12 @@ def _are_texts(value) -> bool:
     if isinstance(value, MetadataArray):
         return value.kind == "string"
     return isinstance(value, (list, tuple, np.ndarray)) and all(isinstance(item, str) for item in value)
+
+
+def _are_flags(value) -> bool:
+    if not isinstance(value, (MetadataArray, list, tuple, np.ndarray)) or getattr(value, "kind", "") == "string":
+        return False
+    return all(isinstance(item, (bool, np.bool_)) or (_is_number(item, whole=True) and item in (0, 1)) for item in value)
 
 
 def _are_numbers(value, whole) -> bool:

@@ -35,14 +35,17 @@ class Architecture:
     activation: str = "silu"  # of the gate, or "gelu" (by tanh), "clamped" (gpt-oss); without one "gelu", "squared_relu"
     logits_multiplied: bool = False  # by logit_scale, which divides them elsewhere
     scaled: bool = False  # granite's four multipliers are read from the metadata
+    mup: bool = False  # files that lack the multipliers of embeddings, layers and logits have 12, 1.4/sqrt(layers), 256/hidden
     root_scaled: bool = False  # embeddings are multiplied by sqrt(hidden_size)
     hidden_scaled: int = 0  # a model with this number of layers scales queries by (hidden_size / heads)^-0.5
-    soft_caps: tuple[float, float] = (0.0, 0.0)  # of scores and of logits, if the file has none; 0: no cap
+    soft_caps: tuple = (None, None)  # of scores and of logits, if the file has none, 0: no cap; None: no file has one
+    clamped: bool = False  # a file may limit queries, keys and values
     sinks: bool = False  # attention sinks: a further logit of each head in the softmax, without a value
     period: int = 0  # in each group of this many layers the last attends to all positions; 0: all have the window
     scale: float = 0.0  # of scores; 0: head_dim^-0.5
     local_divided: bool = True  # the divisors of RoPE's frequencies apply to layers with a window too
     local_base: float = 0.0  # RoPE base of layers with a window; 0: that of the others
+    long: bool = False  # RoPE's divisors are LongRoPE's in every file; elsewhere where rope.scaling.type says so
     local_scaled: bool = True  # RoPE scaling applies to layers with a window too
     global_rope: bool = True  # False: in a model of which layers have a window those without one have no RoPE
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
@@ -66,7 +69,7 @@ ARCHITECTURES = {
     "ernie4_5-moe": Architecture(),
     "granite": Architecture(scaled=True),
     "granitemoe": Architecture(scaled=True),
-    "minicpm": Architecture(scaled=True),
+    "minicpm": Architecture(scaled=True, mup=True),
     "qwen2": Architecture("neox"),
     "qwen2moe": Architecture("neox", shared_gated=True, normed=False),
     "qwen3": Architecture("neox", qk_norm="head"),
@@ -89,12 +92,12 @@ ARCHITECTURES = {
     "cohere2": Architecture(
         norms=_PARALLEL, layer_norm="weighted", logits_multiplied=True, period=4, global_rope=False
     ),
-    "olmo": Architecture(layer_norm="bare"),
+    "olmo": Architecture(layer_norm="bare", clamped=True),
     "stablelm": Architecture("neox", layer_norm="weighted"),
     "starcoder2": Architecture("neox", layer_norm="weighted", gated=False, activation="gelu"),
     "phi2": Architecture("neox", _PARALLEL, layer_norm="weighted", fused=("attn",), gated=False, activation="gelu"),
     "nemotron": Architecture("neox", layer_norm="weighted", gated=False, activation="squared_relu"),
-    "phi3": Architecture("neox", fused=("attn", "ffn")),
+    "phi3": Architecture("neox", fused=("attn", "ffn"), long=True),
     "smollm3": Architecture(no_rope_every=4),
     "olmo2": Architecture(
         "neox", ("", "post_attention_norm", "", "post_ffw_norm"), qk_norm="all", period=4, local_scaled=False
@@ -106,11 +109,11 @@ ARCHITECTURES = {
     ),
     "gemma3": Architecture(
         "neox", _SANDWICH, qk_norm="head", activation="gelu", root_scaled=True, hidden_scaled=62,
-        period=6, local_base=10000.0, local_scaled=False,
+        period=6, local_base=10000.0, local_scaled=False, soft_caps=(None, 0.0),
     ),
     "gemma4": Architecture(
         "neox", _SANDWICH, qk_norm="head", activation="gelu", root_scaled=True, value_norm=True, scale=1.0, per_layer=True,
-        beside=True, period=6, local_divided=False,
+        beside=True, period=6, local_divided=False, soft_caps=(None, 0.0),
     ),
     "lfm2": Architecture("neox", qk_norm="head", recurrent="short convolution", last_norm="token_embd_norm"),
     "lfm2moe": Architecture("neox", qk_norm="head", recurrent="short convolution", last_norm="token_embd_norm", gating=2),

@@ -89,8 +89,8 @@ class Config:
     def layout(self) -> Iterator[tuple[str, tuple[int, ...], bool]]:
         """(name, shape, whether it is required) of all tensors, in order of use."""
         yield "token_embd.weight", (self.vocabulary, self.hidden_size), True
-        for rope in [rope for rope in self.ropes if rope.divided][:1]:
-            yield "rope_freqs.weight", (rope.dims // 2,), False
+        for rope in [rope for rope in self.ropes if rope.divisors][:1]:
+            yield from ((name, (rope.dims // 2,), False) for name in rope.divisors)
         if self.per_layer:
             yield from (each[:3] for each in self.per_layer.model_tensors(self.vocabulary))
         for number, layer in enumerate(self.layers):

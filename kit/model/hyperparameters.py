@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from kit.errors import ModelError
@@ -11,64 +10,12 @@ from kit.gguf.names import layer_of
 from kit.gguf.summary import check_model
 from kit.model.architectures import ARCHITECTURES
 from kit.model.config import Config
-from kit.model.layers import FEED_FORWARD, MIXERS, Attention, Layer, PerLayerInput
+from kit.model.keys import MAX_LAYERS, ModelKeys
+from kit.model.layers import FEED_FORWARD, MIXERS, Layer, PerLayerInput
 from kit.model.rope import RopeConfig
 
-_REQUIRED = object()
-# Tensors that no token of text reads, of images and sounds and of the prediction of further tokens; and phi3's divisors.
-_OTHERS = re.compile(r"(v|a|mm|resampler)\.|blk\.\d+\.nextn\.|nextn\.|rope_factors_(long|short)\.weight$")
-
-
-class _Keys:
-    """Typed reads of ``<architecture>.<key>`` from a file's metadata."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def count(self, key, default=_REQUIRED) -> int:
-        return self._read(key, default, int, "a count")
-
-    def number(self, key, default=_REQUIRED) -> float:
-        return float(self._read(key, default, (int, float), "a number"))
-
-    def flag(self, key, default=_REQUIRED) -> bool:
-        return self._read(key, default, bool, "true or false")
-
-    def text(self, key, default=_REQUIRED) -> str:
-        return self._read(key, default, str, "text")
-
-    def by_layer(self, key: str, layers: int, default: Sequence[int] | None = None) -> list[int]:
-        """A count for each layer: one for all, or a list, as files of several kinds of layers have."""
-        found = self.file.metadata.get(f"{self.file.architecture}.{key}")
-        if found is None and default is not None:
-            return list(default)
-        if found is None or isinstance(found, (str, int, float)) or len(found) < layers:
-            return [self.count(key)] * layers
-        if not all(isinstance(each, int) and each >= 0 for each in found):
-            key = f"{self.file.architecture}.{key}"
-            raise ModelError(f"{self.file.path}: the metadata key {key!r} should hold counts, it is {list(found)!r:.60}")
-        return list(found)[:layers]
-
-    def local(self, period: int, numbers: Sequence[int]) -> list[bool]:
-        """For each layer, whether it has the window: by the file's list of flags, its period, or the family's period."""
-        found = self.file.metadata.get(f"{self.file.architecture}.attention.sliding_window_pattern", period)
-        if not isinstance(found, int) and len(found) >= len(numbers):
-            return list(map(bool, found))[: len(numbers)]
-        period = self.count("attention.sliding_window_pattern", period)
-        return [period == 0 or layer % period < period - 1 for layer in numbers]
-
-    def _read(self, key, default, kind, wanted):
-        key = f"{self.file.architecture}.{key}"
-        value = self.file.metadata.get(key, default)
-        if value is _REQUIRED:
-            raise ModelError(f"{self.file.path}: the metadata key {key!r} is missing; the forward pass needs it")
-        if not isinstance(value, (str, int, float)) and len(set(value)) == 1:
-            value = value[0]  # a list with the same value for each layer
-        if not isinstance(value, kind):
-            raise ModelError(f"{self.file.path}: the metadata key {key!r} should be {wanted}, it is {value!r:.60}")
-        if kind is int and value < (default is _REQUIRED):
-            raise ModelError(f"{self.file.path}: the metadata key {key!r} should be at least 1, it is {value}")
-        return value
+# Tensors that no token of text reads: of images and sounds, and of the prediction of further tokens.
+_OTHERS = re.compile(r"(v|a|mm|resampler)\.|blk\.\d+\.nextn\.|nextn\.")
 
 
 def read_config(file) -> Config:
@@ -94,7 +41,7 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
         )
     facts = Facts(file, family)
     keys = facts.keys
-    return Config(
+    config = Config(
         architecture=file.architecture,
         family=family,
         vocabulary=vocabulary,
@@ -107,9 +54,11 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
         logit_scale=1 / (keys.number("logit_scale", 0) or 1.0)
         if family.logits_multiplied
         else facts.multiplier("logit_scale", 1.0),
-        logit_cap=keys.number("final_logit_softcapping", family.soft_caps[1]),
+        logit_cap=0.0 if family.soft_caps[1] is None else keys.number("final_logit_softcapping", family.soft_caps[1]),
         tied=tied,
     )
+    keys.check_all_read({type(kind).__name__ for layer in config.layers for kind in layer[:2]})
+    return config
 
 
 class Facts:
@@ -121,11 +70,16 @@ class Facts:
     """
 
     def __init__(self, file, family):
-        self.file, self.keys, self.stored = file, (keys := _Keys(file)), getattr(file, "tensors", ())
+        self.file, self.keys, self.stored = file, (keys := ModelKeys(file)), getattr(file, "tensors", ())
         if family.qk_norm == "stored":
             family = replace(family, qk_norm="head" if "blk.0.attn_q_norm.weight" in self.stored else "")
         self.family, self.hidden_size = family, keys.count("embedding_length")
-        self.count = keys.count("block_count") - keys.count("nextn_predict_layers", 0)  # those predict further tokens
+        if not keys.flag("attention.causal", True):
+            keys.fail(
+                "attention.causal", "true: the kit runs models that continue a text", "is false, as of an embedding model"
+            )
+        blocks = keys.count("block_count", most=MAX_LAYERS)
+        self.count = blocks - keys.count("nextn_predict_layers", 0, most=blocks - 1)  # those predict further tokens
         self.numbers, self.whole = parts_of(file, self.count)
         self.heads = keys.by_layer("attention.head_count", self.count)
         self.kv_heads = keys.by_layer("attention.head_count_kv", self.count, self.heads)
@@ -134,17 +88,22 @@ class Facts:
             bool(family.recurrent) and (not kv_heads or (every > 0 and (number + 1) % every > 0))
             for number, kv_heads in zip(self.numbers, self.kv_heads, strict=True)
         ]
-        self.head_dim = keys.count("attention.key_length", self.hidden_size // max(1, *self.heads, 1))
+        self.head_dim = keys.count("attention.key_length", max(1, self.hidden_size // max(1, *self.heads)), least=1)
         self.experts = keys.count("expert_count", 0)
         expert_size = keys.count("expert_feed_forward_length", 0) if self.experts else 0
         self.dense_size = keys.by_layer("feed_forward_length", self.count, (expert_size,) * self.count if expert_size else None)
+        self._unsaid = {
+            "embedding_scale": 12.0,
+            "residual_scale": 1.4 / math.sqrt(self.whole),
+            "logit_scale": 256 / self.hidden_size,
+        }
+        self._unsaid = self._unsaid if family.mup else {}  # the first files of minicpm lack these keys
         self.rope, self.local_rope = self._ropes()
         window = keys.count("attention.sliding_window", 0)
-        local = keys.local(family.period, self.numbers) if window else [False] * self.count
-        self.windows = [window if each else 0 for each in local]
-        local_dim = keys.count("attention.key_length_swa", self.head_dim)
-        self.head_dims = [local_dim if each else self.head_dim for each in local]
-        own = self.whole - keys.count("attention.shared_kv_layers", 0)
+        self.windows = [window if each else 0 for each in keys.local(family.period, self.numbers)]
+        self.local_dim = keys.count("attention.key_length_swa", self.head_dim, least=1)
+        self.head_dims = [self.local_dim if each else self.head_dim for each in self.windows]
+        own = self.whole - (keys.count("attention.shared_kv_layers", 0) if family.per_layer else 0)
         self.sources = [self._source(layer, own) for layer in range(self.count)]
         self.per_layer_size = keys.count("embedding_length_per_layer_input", 0) if family.per_layer else 0
 
@@ -177,7 +136,8 @@ class Facts:
         """RoPE of the layers without a window, and of those with one."""
         keys, family = self.keys, self.family
         positions = keys.flag("rope.scaling.finetuned", True) or not family.scaled  # granite without RoPE sets it to false
-        rope = _rope(self.file, keys, keys.count("rope.dimension_count", self.head_dim) if positions else 0)
+        dims = keys.count("rope.dimension_count", self.head_dim, least=1)
+        rope = _rope(keys, dims if positions else 0, family.long)
         stretch = {} if family.local_scaled else {"factor": 1.0, "yarn": False, "attention_factor": 1.0}
         dims, base = keys.count("rope.dimension_count_swa", rope.dims), keys.number("rope.freq_base_swa", family.local_base)
         return rope, replace(rope, dims=dims, base=base or rope.base, divided=family.local_divided, **stretch)
@@ -192,7 +152,9 @@ class Facts:
 
     def multiplier(self, key: str, default: float) -> float:
         """One of the multipliers that granite's files have; 0 means none, as in llama.cpp."""
-        return self.keys.number(key, 0) or default if self.family.scaled else default
+        if not self.family.scaled:
+            return default
+        return self.keys.number(key, 0) or default if key in self.keys else self._unsaid.get(key, default)
 
     def attention_scale(self, width: int, sharper: float = 1.0) -> float:
         """The factor of scores, of queries of ``width`` elements."""
@@ -211,33 +173,26 @@ class Facts:
         return rope, (length * (1 + multiplier * grown)) ** 2
 
 
-def _rope(file, keys, dims) -> RopeConfig:
-    scaling = keys.text("rope.scaling.type", "linear")  # with factor 1 if the file has no factor
-    if scaling not in ("none", "linear", "yarn"):
-        raise ModelError(f"{file.path}: RoPE scaling {scaling!r} is not supported; the kit knows none, linear, yarn")
-    factor = keys.number("rope.scaling.factor", 0) or keys.number("rope.scale_linear", 0) or 1.0  # old files: scale_linear
+def _rope(keys, dims, long) -> RopeConfig:
+    scaling = keys.text("rope.scaling.type", "linear", ("none", "linear", "yarn", "longrope"))
+    factor, old = (keys.number(key, 0) for key in ("rope.scaling.factor", "rope.scale_linear"))
+    yarn, context = scaling == "yarn", keys.count("context_length")
     return RopeConfig(
         dims=dims,
-        base=keys.number("rope.freq_base", 10000.0),
-        factor=1.0 if scaling == "none" else factor,
-        yarn=scaling == "yarn",
-        original_context=keys.count("rope.scaling.original_context_length", keys.count("context_length")),
+        base=keys.number("rope.freq_base", 10000.0, above=1.0 if yarn else 0.0),
+        factor=1.0 if scaling == "none" else factor or old or 1.0,
+        yarn=yarn,
+        original_context=keys.count("rope.scaling.original_context_length", 0) or context,
         attention_factor=keys.number("rope.scaling.attn_factor", 1.0),
-        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0, above=0.0),
+        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0, above=0.0),
+        long=long or scaling == "longrope",
     )
 
 
 def _check(file, config):
-    keys, gating = _Keys(file), _Keys(file).count("expert_gating_func", 0)
-    problems = [
-        (gating in (0, 1, 2, 3), f"experts are chosen by gating function {gating}, expected softmax (1) or sigmoid (2)")
-    ]
+    problems = []
     for mixer, feed_forward, *_ in config.layers:
-        if isinstance(mixer, Attention):
-            swa = "_swa" if mixer.window and keys.count("attention.key_length_swa", 0) else ""
-            value_dim = keys.count(f"attention.value_length{swa}", mixer.head_dim)
-            problems.append((value_dim == mixer.head_dim, f"values have {value_dim} elements, but keys {mixer.head_dim}"))
         problems += mixer.problems()
         if hasattr(feed_forward, "routing"):
             experts, routing = feed_forward.experts, feed_forward.routing
@@ -250,7 +205,7 @@ def _check(file, config):
             raise ModelError(f"{file.path}: {problem}: the kit cannot run such a {config.architecture} model")
     needed = config.tensors()
     known = needed | config.optional_tensors() | config.unread_tensors()
-    layers, predicting = len(config.layers), keys.count("nextn_predict_layers", 0)
+    layers, predicting = len(config.layers), ModelKeys(file).count("nextn_predict_layers", 0)
     for name in file.tensors:
         if name in known or _OTHERS.match(name) or layers <= layer_of(name) < layers + predicting:
             continue

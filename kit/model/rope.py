@@ -11,7 +11,8 @@ class RopeConfig:
     """RoPE: pair i of a head is rotated by p * base^(-2i / dims) at position p; long contexts scale these frequencies.
 
     Linear scaling divides all frequencies by ``factor``; yarn (Peng et al. 2023) divides the low ones, keeps the high ones
-    and blends between; llama 3 stores divisors in the tensor ``rope_freqs.weight``.
+    and blends between; llama 3 stores divisors in a tensor, LongRoPE (Ding et al. 2024) in two: one for contexts longer than
+    the original one, one for all others.
     """
 
     dims: int  # number of elements of each head that are rotated, from the first; 0: no RoPE
@@ -22,13 +23,25 @@ class RopeConfig:
     attention_factor: float
     beta_fast: float
     beta_slow: float
-    divided: bool = True  # by the divisors of rope_freqs.weight, if the file has them
+    long: bool = False  # LongRoPE
+    divided: bool = True  # False: the divisors are those of other layers
+
+    @property
+    def divisors(self) -> tuple[str, ...]:
+        """Tensors that the file may have, (dims / 2,) each."""
+        if not self.divided:
+            return ()
+        return ("rope_factors_long.weight", "rope_factors_short.weight") if self.long else ("rope_freqs.weight",)
+
+    def divisor(self, context: int) -> str:
+        """The one of them for a pass over up to ``context`` positions, as llama.cpp chooses; "" for none."""
+        return self.divisors[self.long and context <= self.original_context] if self.divided else ""
 
 
 def frequencies(rope: RopeConfig, divisors: torch.Tensor | None = None) -> tuple[torch.Tensor, float]:
     """(frequencies, scale): radians per position of each pair, (dims / 2,) float64; the factor of the rotated vectors.
 
-    ``divisors``: llama 3's ``rope_freqs.weight``. Source: Peng et al. 2023 (YaRN) and ggml's ``rope_yarn``.
+    ``divisors``: of the file's tensor, (dims / 2,). Source: Peng et al. 2023 (YaRN) and ggml's ``rope_yarn``.
     """
     pair = torch.arange(rope.dims // 2, dtype=torch.float64)
     base = rope.base ** (-2 * pair / rope.dims)

@@ -29,7 +29,8 @@ class Transformer(Shown):
 
     ``weights``: such a source; an open file or a path stands for its kit.Weights.
     ``attention`` and ``linear``: variants of kit.model.attention and kit.model.linear (None: the default of the weights).
-    ``max_context``: limit of positions (None: the file's context length). ``kv_dtype``: float32, float16 or q8_0. Raises
+    ``max_context``: limit of positions (None: the file's context length), by which LongRoPE chooses its divisors.
+    ``kv_dtype``: float32, float16 or q8_0. Raises
     ModelError for a file that it cannot run, before any tensor data is read. After the first pass, single tokens run as a
     recorded program (kit.model.plan); if that is impossible, ``unplanned`` is the reason.
     """
@@ -49,9 +50,8 @@ class Transformer(Shown):
         if self.linear.activations and not hasattr(weights, "blocks"):
             raise ModelError(f"{self.file.path}: linear {linear!r} reads ggml blocks, and this file's are compressed: omit it")
         self.new_cache(1)  # an unknown kv_dtype is an error here and not at the first token
-        divisors = weights["rope_freqs.weight"].cpu() if "rope_freqs.weight" in self.file.tensors else None
         c = self.config
-        self.ropes = {rope: Rope(rope, c.family.rope, divisors if rope.divided else None) for rope in c.ropes}
+        self.ropes = {rope: Rope(rope, c.family.rope, self._divisors(rope)) for rope in c.ropes}
 
         self.unplanned, self._plans = obstacle(self), WeakKeyDictionary()
         used = [self.file.tensors[name] for name in c.order_of_use(self.file.tensors) if "_exps." not in name]
@@ -75,6 +75,10 @@ class Transformer(Shown):
             "attention": self.attention,
             "KV cache": self.kv_dtype,
         }
+
+    def _divisors(self, rope):
+        name = rope.divisor(self.max_context)
+        return self.weights[name].cpu() if name in self.file.tensors else None
 
     def new_cache(self, context: int | None = None) -> SequenceCache:
         """What the layers remember of an empty sequence, of up to ``context`` positions (None: ``max_context``)."""

@@ -35,6 +35,8 @@ class Attention:
     def of(cls, facts, layer: int) -> "Attention":
         """From the metadata (kit.model.hyperparameters.Facts) and the architecture's row."""
         family, keys = facts.family, facts.keys
+        for ending, size in (("", facts.head_dim), ("_swa", facts.local_dim)):
+            keys.same(f"attention.value_length{ending}", size, "the size of a key")
         return cls(
             hidden_size=facts.hidden_size,
             heads=facts.heads[layer],
@@ -43,8 +45,8 @@ class Attention:
             rope=facts.rope_of(layer),
             window=facts.windows[layer],
             scale=family.scale or facts.attention_scale(facts.head_dims[layer]),
-            cap=keys.number("attn_logit_softcapping", family.soft_caps[0]),
-            limit=keys.number("attention.clamp_kqv", 0),
+            cap=0.0 if family.soft_caps[0] is None else keys.number("attn_logit_softcapping", family.soft_caps[0]),
+            limit=keys.number("attention.clamp_kqv", 0) if family.clamped else 0.0,
             qk_norm=family.qk_norm,
             fused="attn" in family.fused,
             sinks=family.sinks,

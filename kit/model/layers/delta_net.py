@@ -24,11 +24,13 @@ class DeltaNet(Recurrent):
     @classmethod
     def of(cls, facts, layer: int) -> "DeltaNet":
         keys = facts.keys
+        heads, size = keys.count("ssm.time_step_rank"), keys.count("ssm.state_size")
+        keys.same("ssm.inner_size", heads * size, "the elements of all heads")
         return cls(
             hidden_size=facts.hidden_size,
-            heads=keys.count("ssm.time_step_rank"),
+            heads=heads,
             key_heads=keys.count("ssm.group_count"),
-            size=keys.count("ssm.state_size"),
+            size=size,
             width=keys.count("ssm.conv_kernel"),
             grouped=facts.family.grouped,
         )

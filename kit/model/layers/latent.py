@@ -33,12 +33,16 @@ class Latent:
         ending = "_mla" if absorbed else ""
         plain = keys.count(f"attention.key_length{ending}", facts.head_dim) - rope.dims
         rope, sharper = facts.sharpened(rope)
+        rank = keys.count("attention.kv_lora_rank")
+        if absorbed:
+            keys.same("attention.key_length", rank + rope.dims, "the latent and its elements with RoPE")
+            keys.same("attention.value_length", rank, "the latent")
         return cls(
             hidden_size=facts.hidden_size,
             heads=facts.heads[layer],
             rope=rope,
             scale=facts.attention_scale(plain + rope.dims, sharper),  # a query has that many elements before absorption
-            rank=keys.count("attention.kv_lora_rank"),
+            rank=rank,
             query_rank=keys.count("attention.q_lora_rank", 0),
             plain=plain,
             value=keys.count(f"attention.value_length{ending}"),

@@ -37,13 +37,14 @@ class Mixture:
     def of(cls, facts, layer: int) -> "Mixture":
         keys, family, shape = facts.keys, facts.family, shape_of(facts.family)
         size = keys.count("expert_feed_forward_length", 0)
-        shared = keys.count("expert_shared_feed_forward_length", 0) or keys.count("expert_shared_count", 0) * size
+        shared, each = keys.count("expert_shared_feed_forward_length", 0), keys.count("expert_shared_count", 0) * size
+        shared = shared or each
         if family.shared_gated:  # which these families always have: llama.cpp takes the dense size where the file says none
             shared = shared or facts.dense_size[layer]
         routing = Routing(
             used=keys.count("expert_used_count"),
-            sigmoid=(keys.count("expert_gating_func", 0) or family.gating) == 2,
-            normed=family.normed or keys.flag("expert_weights_norm", False),
+            sigmoid=(keys.count("expert_gating_func", 0, most=3) or family.gating) == 2,
+            normed=keys.flag("expert_weights_norm", False) or family.normed,
             scale=keys.number("expert_weights_scale", 0) or 1.0,
             groups=keys.count("expert_group_count", 0) or 1,
             groups_used=keys.count("expert_group_used_count", 0) or 1,

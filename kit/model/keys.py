@@ -1,0 +1,81 @@
+"""The keys ``<architecture>.*`` of a model's file: typed reads, and what becomes of a key that no kind of layer reads."""
+
+import math
+import re
+from collections.abc import Collection, Sequence
+
+from kit.errors import ModelError
+from kit.gguf.keys import REQUIRED, Keys
+
+MAX_LAYERS = 9_999  # a larger number is an error of the file
+# A key that a pass does not read is an error, unless it changes no logits: pattern -> why.
+CHANGES_NOTHING = {
+    "vocab_size": "the embedding has as many rows as there are tokens",
+    "tensor_data_layout": "a remark of the first converters",
+    "pooling_type": "says how embeddings are made from all positions",
+    "classifier.output_labels": "names the outputs of a classifier, which has tensors of its own",
+    "decoder_start_token_id": "begins a text, and is the tokenizer's",
+    "rope.dimension_sections": "all sections of a text's positions are equal",
+    "n_deepstack_layers": "is for images",
+    r"(vision|audio|mm|image|projector)\..+": "is for images and sounds, which have tensors of their own",
+    "use_parallel_residual": "the tensors say it: without ffn_norm, attention and feed-forward layer take one input",
+    r"attention\.layer_norm(_rms)?_epsilon": "belongs to the other kind of norm",
+}
+_OF_KINDS = {  # kinds of layers -> keys that only these read: without such a layer they change nothing
+    ("Mixture", "DenseAndMixture"): r"expert.*|leading_dense_block_count|interleave_moe_layer_step",
+    ("DeltaNet", "Mamba2"): r"ssm\..+",
+    ("ShortConv",): r"shortconv\..+",
+    (
+        "Attention",
+        "Latent",
+    ): r"attention\.(value_length(_swa)?|clamp_kqv|key_length_mla|value_length_mla|q_lora_rank|kv_lora_rank)"
+    r"|attn_logit_softcapping",
+}
+
+
+class ModelKeys(Keys):
+    """Keys of one architecture; a method takes the part after ``<architecture>.``. A count without a default is at least 1."""
+
+    def __init__(self, file):
+        super().__init__(file, f"{file.architecture}.", ModelError)
+
+    def count(self, key: str, default=REQUIRED, least: int = 0, most: int = 2**31 - 1) -> int:
+        """An integer from ``least`` to ``most``."""
+        return self.whole(key, default, max(least, int(default is REQUIRED)), most, "a count")
+
+    def number(self, key: str, default=REQUIRED, least: float = 0.0, above: float = -math.inf) -> float:
+        """A finite number of at least ``least`` that is more than ``above``."""
+        return super().number(key, default, least, above=above)
+
+    def by_layer(self, key: str, layers: int, default: Sequence[int] | None = None) -> list[int]:
+        """A count for each of the first ``layers``: one for all, or a list for all blocks of the file."""
+        if key not in self and default is not None:
+            return list(default)
+        if not self.is_list(key):
+            return [self.count(key)] * layers
+        blocks = self.count("block_count", most=MAX_LAYERS)
+        return self.numbers(key, length=blocks, least=0, most=2**31 - 1, whole=True, what="a count each").tolist()[:layers]
+
+    def local(self, period: int, numbers: Sequence[int]) -> list[bool]:
+        """For each layer, whether it has the window: by the file's list of flags, its period, or the family's period."""
+        key = "attention.sliding_window_pattern"
+        if self.is_list(key):
+            flags = self.flags(key, self.count("block_count", most=MAX_LAYERS))
+            return flags[: len(numbers)]
+        period = self.count(key, period)
+        return [period == 0 or layer % period < period - 1 for layer in numbers]
+
+    def same(self, key: str, value: int, why: str) -> None:
+        """An error unless the file lacks the key or has this ``value``."""
+        if (found := self.count(key, value)) != value:
+            self.fail(key, f"{value}, {why}", f"is {found}")
+
+    def check_all_read(self, kinds: Collection[str]) -> None:
+        """An error that names a key which nothing has read and which may change the logits. ``kinds``: of the file's layers."""
+        nothing = [*CHANGES_NOTHING, *(keys for owners, keys in _OF_KINDS.items() if not set(owners) & set(kinds))]
+        for key in self.unread():
+            if not re.fullmatch("|".join(nothing), key):
+                raise ModelError(
+                    f"{self.path}: the kit does not know what the metadata key {self.prefix + key!r} changes in such a model, "
+                    "and ignoring it could give wrong logits; kit explain and kit inspect work on any file"
+                )
