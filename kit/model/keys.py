@@ -28,7 +28,7 @@ _OF_KINDS = {  # kinds of layers -> keys that only these read: without such a la
     (
         "Attention",
         "Latent",
-    ): r"attention\.(value_length(_swa)?|clamp_kqv|key_length_mla|value_length_mla|q_lora_rank|kv_lora_rank)"
+    ): r"attention\.(value_length(_swa)?|clamp_kqv|scale|key_length_mla|value_length_mla|q_lora_rank|kv_lora_rank)"
     r"|attn_logit_softcapping",
 }
 
