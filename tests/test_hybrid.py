@@ -145,7 +145,12 @@ def test_layers_that_predict_further_tokens_are_skipped(folder, tmp_path):
     [
         ("tiny-qwen35", {"qwen35.ssm.state_size": None}, "'qwen35.ssm.state_size' is missing"),
         ("tiny-qwen35", {"qwen35.ssm.group_count": 3}, "4 heads of values, 3 of keys: the kit cannot run such a qwen35 model"),
-        ("tiny-qwen35", {"qwen35.ssm.state_size": 2 * LARGEST}, "heads of 512 elements: the kit cannot run such"),
+        ("tiny-qwen35", {"qwen35.ssm.state_size": 2 * LARGEST}, "ssm.inner_size' should be 2048, the elements of all heads"),
+        (
+            "tiny-qwen35",
+            {"qwen35.ssm.state_size": 2 * LARGEST, "qwen35.ssm.inner_size": 8 * LARGEST},
+            "heads of 512 elements: the kit cannot run such",
+        ),
         ("tiny-qwen35", {"qwen35.ssm.conv_kernel": 3}, r"'blk.0.ssm_conv1d.weight' has shape \(512, 4\); expected \(512, 3\)"),
         ("tiny-qwen35", {"qwen35.full_attention_interval": 2}, "'blk.1.attn_.*' has no place"),
         ("granitehybrid", {"granitehybrid.ssm.time_step_rank": 7}, "512 numbers in 7 heads: the kit cannot run such"),

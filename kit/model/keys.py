@@ -25,10 +25,7 @@ _OF_KINDS = {  # kinds of layers -> keys that only these read: without such a la
     ("Mixture", "DenseAndMixture"): r"expert.*|leading_dense_block_count|interleave_moe_layer_step",
     ("DeltaNet", "Mamba2"): r"ssm\..+",
     ("ShortConv",): r"shortconv\..+",
-    (
-        "Attention",
-        "Latent",
-    ): r"attention\.(value_length(_swa)?|clamp_kqv|scale|key_length_mla|value_length_mla|q_lora_rank|kv_lora_rank)"
+    ("Attention", "Latent"): r"attention\.((key|value)_length_mla|(q|kv)_lora_rank|value_length(_swa)?|clamp_kqv|scale)"
     r"|attn_logit_softcapping",
 }
 
