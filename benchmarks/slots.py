@@ -75,7 +75,7 @@ def _measured(path: Path, name: str, share: float, way: str):
     if way.startswith(TOO_LARGE):
         room = limit - own
         sizes = [int(times * cycle) for times in BUDGETS if times * cycle < room - dense]
-        sizes += [size for left in LEFT if (size := int(room - left * dense)) > 0]
+        sizes += [max(cycle, int(room - left * dense)) for left in LEFT]
     for size in sizes:
         with TemporaryDirectory(dir=models_folder()) as folder, Group(Path(folder), 0) as group:
             how = {"run": lambda *a, **k: group.run(*a, limit=limit, **k), "timeout": 3 * PATIENCE}
