@@ -28,7 +28,7 @@ def parse_bytes(size: int | float | str) -> int:
             raise ValueError(f"{match[1]} bytes? write {match[1]}GiB, {match[1]}MiB, or {match[1]}B where bytes are meant")
         size = float(match[1]) * factor
     if not 0 <= size < 2**63:
-        raise ValueError(f"{size!r} is not a size: it must lie between 0 and 2^63 bytes")
+        raise ValueError(f"{size!r} is not a size: it must be between 0 and 2^63 bytes")
     return int(size)
 
 

@@ -109,28 +109,28 @@ def test_readers_agree_on_tokens_layers_and_experts(tmp_path):
     [
         ("", "is empty"), ("\n", "is empty"), ("a,b\n", "lacks the column layer"),
         ("layer,expert\n", "names no expert"), ("layer,expert\n1\n", "line 2"),
-        ("layer,expert\n1,x\n", "line 2: '1,x' is no row"), ("layer,expert\n1,-2\n", "line 2"),
+        ("layer,expert\n1,x\n", "line 2: '1,x' does not have"), ("layer,expert\n1,-2\n", "line 2"),
         ("{}\n[1]", "line 2"), ('{"layer": 0, "token": 0, "ids": [1, "x"]}', "line 1"), ("# hello\n", "line 1"),
         ("# route_trace v1\nphase,step,layer\n0,0,0", "lacks the column"),
         ("layer,expert\n99999999999,1\n", "line 2"), (f"layer,expert\n1,{10**30}\n", "line 2"),
         ('{"layer": 0, "token": 0, "ids": [1.5]}', "line 1"), (TRACE.replace("n_expert=8", "n_expert=x"), "about the model"),
         ('{"expert_bytes": "x"}\n' + LINES, "about the model"), ('{"prompt": null}\n' + LINES, "about the model"),
-        ('{"expert_bytes": [5]}\n' + LINES, "names layer 1, but gives the bytes of 1 layers"),
+        ('{"expert_bytes": [5]}\n' + LINES, "uses layer 1, but gives bytes for only 1 layers"),
         ('{"prompt": 3}\n' + LINES, "no expert of a token after the prompt's 3"),
-        ('{"expert_bytes": [-100, 100]}\n' + LINES, "about the model is broken: -100 bytes of a layer"),
-        ('{"expert_bytes": [1.5, 100]}\n' + LINES, "about the model is broken: 1.5 bytes of a layer"),
-        ('{"expert_bytes": [1, 2], "dense_bytes": [-1, 2]}\n' + LINES, "-1 bytes of a layer"),
+        ('{"expert_bytes": [-100, 100]}\n' + LINES, "line 1\) is invalid: -100 bytes per layer"),
+        ('{"expert_bytes": [1.5, 100]}\n' + LINES, "line 1\) is invalid: 1.5 bytes per layer"),
+        ('{"expert_bytes": [1, 2], "dense_bytes": [-1, 2]}\n' + LINES, "-1 bytes per layer"),
         ('{"expert_bytes": [1, 2], "dense_bytes": [1]}\n' + LINES, "expert_bytes of 2 layers and dense_bytes of 1"),
-        (f'{{"expert_bytes": [{2**60}, 1]}}\n' + LINES, "bytes of a layer"), ('{"prompt": -1}\n' + LINES, "-1 is no number of"),
-        ('{"experts": 1e99}\n' + LINES, "1e.99 is no number of"), ('[1]\n', "lacks the column"), ("{}\n{}", "line 2"),
-        ("[" * 10**5 + "\n", "lacks the column"), ('{"a": ' * 10**5 + "\n", "line 1: is no"),
-        (TRACE.replace("expert_bytes=100", f"expert_bytes={10**30}"), "bytes of a layer"),
-        (TRACE.replace("n_expert=8", "n_expert=-8"), "-8 is no number of"),
-        ("#TYPE Object\nlayer,expert\n0,1", "line 1: is no route_trace v1"),
+        (f'{{"expert_bytes": [{2**60}, 1]}}\n' + LINES, "bytes per layer"), ('{"prompt": -1}\n' + LINES, "-1 is not a"),
+        ('{"experts": 1e99}\n' + LINES, "1e.99 is not a number of"), ('[1]\n', "lacks the column"), ("{}\n{}", "line 2"),
+        ("[" * 10**5 + "\n", "lacks the column"), ('{"a": ' * 10**5 + "\n", "line 1: unknown format"),
+        (TRACE.replace("expert_bytes=100", f"expert_bytes={10**30}"), "bytes per layer"),
+        (TRACE.replace("n_expert=8", "n_expert=-8"), "-8 is not a number of"),
+        ("#TYPE Object\nlayer,expert\n0,1", "line 1: unknown format; expected one of: route_trace v1"),
         ("layer expert\n0 1\n", "lacks the column layer, expert; it has layer expert"), ("layer;expert\n0,1\n", "line 2"),
-        ("layer,expert\n0,\x1b[31m\n", r"line 2: '0,\\x1b\[31m' is no row"), ("\x1b[2J,b\n0,1\n", r"it has \\x1b\[2J, b"),
-        ("layer,expert\n0," + "x" * 10**6, "x ...' is no row"), ("a" * 10**6 + ",b\n0,1", "it has a+ ...$"),
-        (TRACE.replace("n_expert=8", "n_expert=" + "x" * 10**6), "about the model"),
+        ("layer,expert\n0,\x1b[31m\n", r"line 2: '0,\\x1b\[31m' does not have"), ("\x1b[2J,b\n0,1\n", r"it has \\x1b\[2J, b"),
+        ("layer,expert\n0," + "x" * 10**6, "x ...' does not have"), ("a" * 10**6 + ",b\n0,1", "it has a+ ...$"),
+        (TRACE.replace("n_expert=8", "n_expert=" + "x" * 10**6), "the model line"),
     ],
 )  # fmt: skip
 def test_what_is_no_record_is_one_error_with_its_line(text, message, tmp_path):
@@ -188,7 +188,7 @@ def test_what_is_no_text_is_one_error(tmp_path):
     path = tmp_path / "routes"
     for data, words in ((b"layer,expert\n0,\xff\n", "at byte 15 of UTF-8"), (b"\xff\xfe\x00\xd8", "of UTF-16")):
         path.write_bytes(data)
-        with pytest.raises(TraceError, match=f"is no text: .*{words}"):
+        with pytest.raises(TraceError, match=f"expected text or gzip .*{words}"):
             routes.read_routes(path)
 
 

@@ -116,7 +116,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_template_that_refuses_or_breaks_is_one_line(theirs, what):
-    with pytest.raises(ModelError, match=r"^chat\.gguf: its chat template refuses this conversation: \S") as caught:
+    with pytest.raises(ModelError, match=r"^chat\.gguf: the chat template rejects this conversation: \S") as caught:
         chat.render(file_with(BROKEN[what]), [USER])
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
@@ -160,7 +160,7 @@ def test_a_broken_template_is_one_line_of_the_command(tmp_path):
     path = model_files.rewrite(model_files.write(tmp_path, "tiny-llama"), tmp_path / "broken.gguf", change)
     result = CliRunner().invoke(main, ["generate", str(path), "--chat", "-p", "a"])
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
-    assert result.stderr.startswith(f"kit: error: {path}: its chat template refuses")
+    assert result.stderr.startswith(f"kit: error: {path}: the chat template rejects")
 
 
 MARKS = [*_ENDS, *(text for texts in _FILL.values() for text in texts.split())]

@@ -157,7 +157,7 @@ def test_nan_in_a_file(tmp_path, coding):
     "tensors, coding, message",
     [
         ({"up.weight": torch.zeros(0, 4)}, "int8", "empty"),
-        ({"up.weight": torch.zeros(4, 4)}, "bf16", "take int8"),
+        ({"up.weight": torch.zeros(4, 4)}, "bf16", "use int8"),
         ({"up.weight": torch.zeros(4, 4)}, "zip", "int8, bf16"),
         ({"norm.weight": torch.zeros(4)}, "int8", "nothing to compress"),
         ({"bias": torch.zeros(4, dtype=torch.bool)}, "int8", "BOOL"),
@@ -319,5 +319,5 @@ def test_what_wants_blocks_refuses_a_compressed_model_by_its_name(packed, tmp_pa
 
 def test_verify_against_another_source(packed, tmp_path):
     other = synthesize(tmp_path / "other.gguf", "tiny-llama", seed=1)
-    with pytest.raises(CodecError, match="unpacks to other values"):
+    with pytest.raises(CodecError, match="the unpacked values differ"):
         verify(packed, source=other)

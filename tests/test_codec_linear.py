@@ -97,7 +97,7 @@ def test_every_linear_takes_them(source, file):
 
 
 def test_products_from_blocks_are_an_error_at_once(file):
-    with pytest.raises(ModelError, match="linear 'fused-int8' reads ggml blocks, and this file's are compressed"):
+    with pytest.raises(ModelError, match="linear 'fused-int8' needs ggml blocks, but this file is compressed"):
         kit.Transformer(CompressedWeights(file), linear="fused-int8")
 
 

@@ -147,7 +147,7 @@ def test_names_that_are_not_known():
         kit.codec.encode(matrix, "best")
     with pytest.raises(CodecError, match="scalar-table"):
         kit.codec.decode(kit.codec.encode(matrix), "gpu")
-    with pytest.raises(CodecError, match="take scalar-table"):
+    with pytest.raises(CodecError, match="use decoder 'scalar-table'"):
         kit.codec.decode(kit.codec.encode(matrix, "reported"), "simd")
     with pytest.raises(CodecError, match="out is"):
         kit.codec.decode(kit.codec.encode(matrix), out=np.empty((4, 5), np.int8))

@@ -33,7 +33,7 @@ from kit.system.paths import ROOT
 NOTEBOOKS = ROOT / "notebooks"
 TAKE_DEVICE = {"01_first_token", "03_cache_variants", "04_attention", "05_tile_decode", "06_compressed_inference",
                "07_memory_frontier"}  # fmt: skip
-MISSING = r"device 'cuda' cannot be used: (GPU|Triton): .+; .+"
+MISSING = r"cannot use --device cuda: (GPU|Triton): .+; .+"
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
@@ -52,7 +52,7 @@ def test_reproduce_says_it_before_anything_runs(tmp_path):
     out = tmp_path / "run"
     answer = CliRunner().invoke(main, ["reproduce", "--profile", "smoke", "--device", "cuda", "--out", str(out)])
     assert answer.exit_code == 2 and len(answer.stderr.strip().splitlines()) == 1
-    assert "device 'cuda' cannot be used" in answer.stderr and not out.exists()
+    assert "cannot use --device cuda" in answer.stderr and not out.exists()
 
 
 @without_gpu
@@ -64,7 +64,7 @@ def test_a_notebook_by_plain_papermill_says_it(tmp_path):
 
 
 def test_what_is_missing_is_what_the_doctor_finds(monkeypatch):
-    with pytest.raises(kit.KitError, match="no device 'tpu'; there are: cpu, cuda"):
+    with pytest.raises(kit.KitError, match="there is no device 'tpu'; choose one of cpu, cuda"):
         check_device("tpu")
     monkeypatch.setattr(machine, "gpu", lambda: {"name": "one", "memory_bytes": 2**30})
     monkeypatch.setattr(machine, "library_version", lambda name: None)
@@ -266,7 +266,7 @@ def test_what_no_device_decodes_is_an_error(call, tmp_path):
     (tmp_path / "damaged.gguf").write_bytes(data)
     assert "blk.0.attn_q.weight: tile 0 of 1" in call(worker.compressed_refusal, tmp_path / "damaged.gguf")
     compress(synthesize(tmp_path / "plain.gguf", "tiny-llama", mix="BF16"), tmp_path / "bf16.gguf", coding="bf16")
-    assert "only dense INT8 matrices decode on a device" in call(worker.compressed_refusal, tmp_path / "bf16.gguf")
+    assert "a GPU can decode only dense INT8 matrices" in call(worker.compressed_refusal, tmp_path / "bf16.gguf")
 
 
 @pytest.mark.gpu

@@ -29,7 +29,7 @@ def test_every_machine_has_sources_and_guesses_that_say_so():
         own = {"cpu_gbps"} if not name.startswith("apple-m4-") or "pro" in name or "max" in name else set()
         assert guessed == set(figures) - {"read_gbps", "cpu_gbps"} | own, name
         assert figures["cpu_gbps"][0] < figures["read_gbps"][0]
-    assert elsewhere.machine(M4, 1 << 30).figures["room_gib"] == (1.0, "as asked")
+    assert elsewhere.machine(M4, 1 << 30).figures["room_gib"] == (1.0, "as given")
     with pytest.raises(ReportError, match=r"'apple-m9' is not known.* apple-m4-16gb, .*apple-m1-8gb"):
         elsewhere.machine("apple-m9")
 
@@ -51,7 +51,7 @@ def test_what_fits_is_read_from_memory_and_what_does_not_from_where_it_lies():
     assert found.loc[[MAPPED, LOCKED, READ], "least"].tolist() == pytest.approx([1 / 2.7] * 3)
     assert found.loc[LOCKED, "held"] == 2e9
     told = elsewhere.says(there, found, (1.0, 0.5))
-    assert "do not fit" in told and "compress to 100%" in told and "brings it to 50%, and goes to the swap" in told
+    assert "do not fit" in told and "compress to 100%" in told and "it compresses to 50%, and the rest goes to swap" in told
 
 
 def test_a_mixture_brings_in_what_its_tokens_choose():

@@ -52,12 +52,12 @@ def test_a_fact_has_a_value_a_citation_and_a_link():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("id: a", "a list of facts is needed"),
-        (ROW.replace("grade: log", "grade: sure"), "a: grade 'sure' is none of"),
+        ("id: a", "expected a list of facts"),
+        (ROW.replace("grade: log", "grade: sure"), "a: grade 'sure' is not one of"),
         (ROW.replace("}", ", value: many}"), "fact 1: wrong or unknown: 'value'"),
         (ROW.replace("}", ", value: []}"), "fact 1: wrong or unknown: 'value'"),
         ("- {id: a, fact: f}\n", "missing: file, grade"),
-        (ROW + ROW, "the id 'a' is an earlier fact's"),
+        (ROW + ROW, "the id 'a' is already used"),
     ],
 )
 def test_a_wrong_file_is_one_error(tmp_path, text, says):

@@ -81,7 +81,7 @@ def test_below_one_token_the_advice_says_so_and_when_all_fits_too():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("qwen", "--memory", "900MiB"), "holds no expert beside the dense weights; give more than"),
+        (("qwen", "--memory", "900MiB"), "has no room for experts after the dense weights; give more than"),
         (("qwen", "--memory", "x"), "--memory or --disk"), (("qwen", "--memory", "4GiB", "--disk", "0GB/s"), "--disk 0"),
         (("nowhere.csv", "--memory", "4GiB"), "nowhere.csv"),
     ],
@@ -117,7 +117,7 @@ def test_sizes_come_from_the_model_where_the_record_has_none(tmp_path):
     run = asked(tmp_path / "moe.csv", model, "--memory", "514MiB", "--disk", "2GB/s", "--json")
     assert run.exit_code == 0 and json.loads(run.output)["used"] == 2
     (tmp_path / "deep.csv").write_text("layer,expert\n5,1\n")
-    assert "names layer 5 and expert 1" in asked(tmp_path / "deep.csv", model, "--memory", "1GiB", "--disk", "2GB/s").output
+    assert "uses layer 5 and expert 1" in asked(tmp_path / "deep.csv", model, "--memory", "1GiB", "--disk", "2GB/s").output
 
 
 # --- the model of routing -------------------------------------------------------------------------------------------------

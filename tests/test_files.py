@@ -35,7 +35,7 @@ def writer(tmp_path):
 
 
 def test_a_folder_has_one_writer_and_a_killed_one_leaves_no_lock(writer, tmp_path):
-    with pytest.raises(ReportError, match="another process of the kit is writing there"), sole_writer(tmp_path / "run"):
+    with pytest.raises(ReportError, match="another kit process is writing to this folder"), sole_writer(tmp_path / "run"):
         pytest.fail("two writers")
     writer.send_signal(signal.SIGKILL)
     writer.wait()
@@ -90,14 +90,14 @@ def test_a_second_reproduce_in_the_folder_is_one_error(tmp_path):
     out = tmp_path / "run"
     with sole_writer(out):
         done = CliRunner().invoke(main, ["reproduce", "--profile", "smoke", "--only", "08", "--out", str(out)])
-    assert done.exit_code == 2 and "another process of the kit is writing there" in done.stderr, done.output
+    assert done.exit_code == 2 and "another kit process is writing to this folder" in done.stderr, done.output
     assert done.stderr.count("\n") == 1 and not list(out.iterdir())
 
 
 def test_a_run_is_not_mixed_with_other_files(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     done = CliRunner().invoke(main, ["reproduce", "--profile", "smoke", "--only", "08", "--out", str(tmp_path)])
-    assert done.exit_code == 2 and "holds other files (thesis.tex): name a new folder by --out" in done.stderr
+    assert done.exit_code == 2 and "has other files (thesis.tex): name a new folder with --out" in done.stderr
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
 

@@ -179,7 +179,7 @@ def test_the_command_as_json(path, model, cache, shown):
         (("-p", "a", "--attention", "magic"), "'magic' is not known; choose one of"),
         (("-p", "a", "--backend", "magic"), "magic"),
         (("--tokens", "999"), "token 999 is outside the vocabulary of 512"),
-        (("-p", "", "--context", "9999"), "a context of 9999 was asked for"),
+        (("-p", "", "--context", "9999"), "context 9999 is not possible"),
     ],
 )
 def test_the_command_fails_in_one_line(path, args, message):

@@ -111,5 +111,5 @@ def test_unknown_names_list_the_known():
     with pytest.raises(ModelError, match=r"'Q4_K_X'.*Q4_K_M"):
         geometry("tiny-llama").tensors("Q4_K_X")
     for layers in (0, -1, 10**12):
-        with pytest.raises(ModelError, match=f"{layers} layers asked for tiny-llama, expected 1 to 9999"):
+        with pytest.raises(ModelError, match=f"tiny-llama: {layers} layers are not possible: give 1 to 9999"):
             geometry("tiny-llama").tensors(layers=layers)

@@ -112,7 +112,7 @@ def test_synth_writes_refuses_and_replaces(tmp_path):
     [
         (["gpt-5"], "geometry 'gpt-5' is not known; choose one of granite-3.3-8b"),
         (["tiny-llama", "--mix", "Q9"], "mix 'Q9' is not known; choose one of F32"),
-        (["tiny-llama", "--layers", "0"], "0 layers asked for"),
+        (["tiny-llama", "--layers", "0"], "0 layers are not possible"),
         (["tiny-llama", "-o", "nowhere/m.gguf"], "there is no folder nowhere"),
         (["tiny-llama", "-o", ".", "--force"], "cannot be written"),
     ],

@@ -154,7 +154,7 @@ def test_an_unknown_type_is_listed_and_fails_only_when_read(tmp_path, id, name, 
         assert [(info.qtype, info.nbytes) for info in file.tensors.values()] == [(name, 64), ("F32", 32), (name, 4)]
         assert len(file.raw("old")) == 32
         for read in (file.raw, file.blocks):
-            with pytest.raises(GGUFError, match=rf"x\.gguf: tensor 'new' {re.escape(told)} which the kit does not know.*Q4_K"):
+            with pytest.raises(GGUFError, match=rf"x\.gguf: tensor 'new' {re.escape(told)} which kit does not support.*Q4_K"):
                 read("new")
 
 
@@ -282,7 +282,7 @@ def test_a_file_of_more_parts_than_descriptors_opens(tmp_path):
 @pytest.mark.parametrize(
     "parts, overrides, message",
     [
-        ([["a"], ["a"]], {}, "'a' is in an earlier part"),
+        ([["a"], ["a"]], {}, "'a' is also in an earlier part"),
         ([["a"], ["b"]], {"count": 3}, "'split.count' is 3, expected 2"),
         ([["a"], ["b"]], {"no": 0}, "'split.no' is 0, expected 1"),
         ([["a"], ["b"]], {"total": 5}, "'split.tensors.count' is 5, but the parts hold 2"),

@@ -76,7 +76,7 @@ def test_within_a_budget_of_memory_the_logits_are_the_same(files, monkeypatch, e
         assert (weights.experts.stats.misses > 0) if holds == "slots" else not weights.mapped
     with pytest.raises(ModelError, match="leave out cache="):
         kit.hf.load(files(name), cache=kit.LRU("1 GiB"), memory="1 GiB")
-    with pytest.raises(ModelError, match=r"is too little: the least"):
+    with pytest.raises(ModelError, match=r"is too little: .* give at least"):
         kit.hf.load(files(name), memory="1 KiB")
 
 
@@ -242,7 +242,7 @@ def test_half_precision_around_the_products(llama):
         (lambda model: adapted(model, target_modules=["q_proj"]).merge_and_unload(), "read-only"),
         (lambda model: model.save_pretrained("nowhere"), "not saved again"),
         (lambda model: kit.hf.load(model.lm_head.weight.source.weights.file, weights="int3"), "choose one of blocks"),
-        (lambda model: kit.hf.load(model.lm_head.weight.source.weights.file, device="cuda"), "runs on the CPU"),
+        (lambda model: kit.hf.load(model.lm_head.weight.source.weights.file, device="cuda"), "runs only on the CPU"),
         (lambda model: pickle.dumps(kit.hf.load(model.lm_head.weight.source.weights.file, cache=kit.HashMap())[0]), "cache"),
     ],
 )
@@ -290,9 +290,9 @@ def test_an_overflow_is_said_with_its_module(files):
 
 
 def test_a_module_of_a_tensor_that_is_no_matrix_is_an_error(files):
-    with pytest.raises(ModelError, match=r"'output_norm\.weight' has shape \(\d+,\), which is no matrix"):
+    with pytest.raises(ModelError, match=r"'output_norm\.weight' has shape \(\d+,\), expected a matrix"):
         kit.nn.Linear(files("llama"), "output_norm.weight")
-    with pytest.raises(ModelError, match="which is no matrix"):
+    with pytest.raises(ModelError, match="expected a matrix"):
         kit.nn.Embedding(files("llama"), "output_norm.weight")
 
 

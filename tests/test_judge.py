@@ -179,7 +179,7 @@ def test_a_ratio_holds_its_own_samples_and_both_ends_widen_it(over, under):
 
 @pytest.mark.parametrize("unit", ["s", "us", "min", "ns a weight", "tok/s", "GB/s", "MiB/s"])
 def test_a_timing_is_not_counted(unit):
-    with pytest.raises(ReportError, match="differs from run to run"):
+    with pytest.raises(ReportError, match="varies between runs"):
         judged([1.0], (1, None), unit, how="counted")
     assert judged([1.0], (1, 1), "misses", how="counted").verdict == "reproduced"
 
@@ -190,7 +190,7 @@ def test_a_ratio_of_timings_has_their_width_whatever_it_is_called(how):
     pairs = rounds({"a": lambda: 1.0, "b": lambda: 2.0}, least=3)
     assert judged(pairs, (1.5, None)).verdict == "reproduced"
     for timed in (pairs, Ratio([2.0, 2.0], [1.0, 1.0])):
-        with pytest.raises(ReportError, match="was timed"):
+        with pytest.raises(ReportError, match="is a time and varies"):
             judged(timed, (1.5, None), how=how)
 
 

@@ -295,11 +295,11 @@ def test_a_part_that_flips_below_a_claim_that_does_not_is_found(tmp_path):
 def test_runs_of_two_experiments_are_not_compared(tmp_path):
     a = run_of(tmp_path / "a", ("cold-inference", "q", "reproduced"))
     b = run_of(tmp_path / "b", ("cold-inference", "q", "reproduced"), profile="smoke")
-    with pytest.raises(ReportError, match="not of one profile: 'quick', 'smoke'"):
+    with pytest.raises(ReportError, match="differ in their profile: 'quick', 'smoke'"):
         several.compare([a, b])
     write(b, record("cold-inference", "reproduced", parameters={"profile": "quick", "model": "", "device": "cuda"}), name="03")
     c = run_of(tmp_path / "c", ("cold-inference", "q", "reproduced"), profile="smoke")
-    with pytest.raises(ReportError, match="not of one device: 'cpu and cuda', 'cpu'"):
+    with pytest.raises(ReportError, match="differ in their device: 'cpu and cuda', 'cpu'"):
         several.compare([b, c])
     (tmp_path / "empty").mkdir()
     with pytest.raises(ReportError, match="empty holds no verdicts"):

@@ -85,7 +85,7 @@ def test_surprisal_is_minus_log_softmax():
 
 
 def test_a_text_without_a_token_to_score(path):
-    with kit.open(path) as file, pytest.raises(ModelError, match="fewer than two to score"):
+    with kit.open(path) as file, pytest.raises(ModelError, match="too few to score"):
         perplexity.perplexity(kit.Transformer(kit.Weights(file)), [5])
 
 
@@ -106,7 +106,7 @@ def test_the_command(path, tmp_path):
     "options,message",
     [
         (["--text", "latin1.txt"], "latin1.txt: not UTF-8 at byte 3"),
-        (["--text", "two.txt"], "fewer than two to score"),
+        (["--text", "two.txt"], "too few to score"),
         (["--text", "none.txt"], "none.txt: No such file"),
         (["--context", "999999"], "windows have 2 to 2048"),
         (["--context", "8", "--stride", "8"], "--stride 8: give at most 7"),

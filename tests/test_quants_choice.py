@@ -93,7 +93,7 @@ def test_the_command_measures_each_file_by_each_way(trained, tmp_path):
 
 def test_what_is_no_quantization_of_the_model_is_refused(source, tmp_path):
     other = synthesize(tmp_path / "other.gguf", "tiny-qwen2")
-    with pytest.raises(ModelError, match=r"other\.gguf: is no quantization of the model in .*source\.gguf"):
+    with pytest.raises(ModelError, match=r"other\.gguf: is not a quantization of the model in .*source\.gguf"):
         quants.study([source, other])
     for given, says in (
         ([source, other, "--to", "Q4_0"], "--to needs a single FILE"),

@@ -74,9 +74,9 @@ ROW = "- {id: a, report: '001', claim: c, reported: r, notebook: n}\n"
     [
         ("a: [", "not YAML"),
         ("[" * 5000, "not YAML"),
-        ("id: a", "a list of claims is needed"),
+        ("id: a", "expected a list of claims"),
         ("- {id: a, before: fast}", "claim 1: wrong or unknown: 'before'; missing: report, claim, reported, notebook"),
-        (ROW + ROW, "claim 2: the id 'a' is an earlier claim's"),
+        (ROW + ROW, "claim 2: the id 'a' is already used"),
         (ROW.replace("}", ", ratio: [5]}"), "claim 1: wrong or unknown: 'ratio'"),
         (ROW.replace("}", ", parts: [{unit: s}]}"), "claim 1: wrong or unknown: 'parts'"),
     ],
@@ -149,7 +149,7 @@ def test_a_session_writes_what_it_records(session):
 def test_a_session_refuses_an_unknown_claim_profile_and_folder(session, tmp_path):
     with pytest.raises(ReportError, match="claim 'x' is not known"):
         session.record("x", quantity="q", unit="s", samples=[1.0])
-    with pytest.raises(ReportError, match="no profile 'fast'; there are: smoke"):
+    with pytest.raises(ReportError, match="there is no profile 'fast'; choose one of smoke"):
         Session("n", profile="fast")
     (tmp_path / "file").write_text("")
     with pytest.raises(ReportError, match="cannot write results"):

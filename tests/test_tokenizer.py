@@ -176,10 +176,10 @@ def edited(path, **keys):
 @pytest.mark.parametrize(
     "keys,message",
     [
-        ({"model": "plamo2"}, r"tokenizer 'plamo2' is not supported; the kit knows llama, gpt2"),
+        ({"model": "plamo2"}, r"tokenizer 'plamo2' is not supported; kit supports llama, gpt2"),
         ({"model": None}, "the file has no tokenizer; give the prompt as token ids"),
         ({"tokens": None}, "the file has no tokenizer; give the prompt as token ids"),
-        ({"pre": "novel"}, r"pre-tokenizer 'novel' is not known; the kit knows default.*llama-bpe"),
+        ({"pre": "novel"}, r"pre-tokenizer 'novel' is not supported; kit supports default.*llama-bpe"),
         ({"merges": None}, "'tokenizer.ggml.merges' is missing: it should be a list of texts"),
         ({"bos_token_id": None}, "asks for a bos token but does not name one"),
     ],

@@ -206,7 +206,7 @@ def test_any_map_of_characters_normalizes_or_is_refused(files, table, text):
 def test_a_text_of_unknown_words_needs_the_unknown_token(files, kind):
     tokenizer = tokenizer_of(changed(files[kind]))
     tokenizer.unknown = None  # as in a file that names none and has fewer tokens than the kind's own id
-    with pytest.raises(KitError, match="needs the unknown token, and the file names none"):
+    with pytest.raises(KitError, match="need an unknown token, but the file has none"):
         tokenizer.encode("\u2603")
 
 

@@ -50,7 +50,7 @@ def test_a_token_outside_the_vocabulary(model, token):
 
 @pytest.mark.parametrize("context", [0, 2049])
 def test_a_context_that_the_model_does_not_have(source, context):
-    with pytest.raises(ModelError, match=rf"a context of {context} was asked for; the model has 1 to 2048"):
+    with pytest.raises(ModelError, match=rf"context {context} is not possible: give 1 to 2048"):
         kit.Transformer(kit.Weights(kit.open(source)), max_context=context)
 
 

@@ -95,7 +95,7 @@ def test_many_rows_share_x(call):
 def test_an_x_that_does_not_fit_is_an_error(call):
     blocks = random_blocks("Q8_0", 4, np.random.default_rng(0), 0.01).reshape(1, -1)
     for columns in (96, 160):
-        with pytest.raises(kit.KitError, match=f"x of {columns} columns does not fit rows of 136 bytes of Q8_0"):
+        with pytest.raises(kit.KitError, match=f"x with {columns} columns does not match rows of 136 bytes of Q8_0"):
             call(worker.linear, blocks, "Q8_0", np.zeros((1, columns), np.float32))
 
 

@@ -18,9 +18,9 @@ def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
     dense = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
     experts = synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe")
     assert "does not keep" in call(worker.refusal, dense, {"graphs": True})
-    assert "a graph cannot choose experts" in call(worker.refusal, experts, {"graphs": True})
+    assert "CUDA graphs do not support a mixture of experts" in call(worker.refusal, experts, {"graphs": True})
     latent = synthesize(tmp_path / "latent.gguf", "tiny-deepseek2")
-    assert "layers of the kind Latent run on the CPU alone" in call(worker.refusal, latent, {})
+    assert "layers of the kind Latent run only on the CPU" in call(worker.refusal, latent, {})
     assert "choose one of float32, float16, bfloat16" in call(worker.refusal, dense, {"kv_dtype": "q8_0"})
 
 
@@ -90,7 +90,7 @@ def test_a_full_device_is_one_clear_error(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.Tensor, "new_zeros", refuse)
-    with pytest.raises(kit.KitError, match=r"of 512 positions in bfloat16, 80\.00 MiB beside the 40\.00 MiB held"):
+    with pytest.raises(kit.KitError, match=r"of 512 positions in bfloat16, 80\.00 MiB more than the 40\.00 MiB in use"):
         cache.reserve(257)
     assert cache.keys is before and cache.capacity == 256
 

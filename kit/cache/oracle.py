@@ -16,7 +16,7 @@ def read(path: str | Path) -> Requests:
     nbytes = path.stat().st_size if path.is_file() else None
     if not nbytes or nbytes % RECORD.itemsize:
         what = "no such file" if nbytes is None else f"{nbytes} bytes are no whole number of 24-byte records"
-        raise TraceError(f"{path}: not an oracleGeneral trace ({what})")
+        raise TraceError(f"{path}: is not an oracleGeneral trace ({what})")
     records = np.fromfile(path, RECORD)
     return Requests([f"object.{i}" for i in records["id"]], records["size"].tolist(), records["time"].tolist())
 
@@ -35,5 +35,5 @@ def read_trace(path: str | Path) -> Requests:
         raise TraceError(f"{path}: {message}") from None
     found = requests(frame)
     if not len(found):
-        raise TraceError(f"{path}: holds no access; a row needs a tensor and its nbytes")
+        raise TraceError(f"{path}: has no accesses; each row needs a tensor and its nbytes")
     return found

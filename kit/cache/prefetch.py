@@ -46,7 +46,7 @@ class Prefetcher(AbstractContextManager):
     def prefetch(self, layer: int) -> list[Future]:
         """Load a layer's tensors: the futures of the loads, or [] when this thread has loaded them."""
         if layer not in self._layers:
-            raise CacheError(f"prefetch: no layer {layer} in the plan; there are {self._order[0]} to {self._order[-1]}")
+            raise CacheError(f"prefetch: there is no layer {layer}: give {self._order[0]} to {self._order[-1]}")
         jobs = [partial(self.store.prefetch, *item) for item in self._layers[layer]]
         if self._pool:
             return [self._pool.submit(job) for job in jobs]

@@ -30,13 +30,15 @@ def lines_of(path: Path) -> list[str]:
     try:
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: is gzipped and damaged: {error}; copy or record it again") from None
+        raise TraceError(f"{path}: the gzip data is damaged ({error}): copy or record the file again") from None
     pair = data[:2].count(0) == 1 and ("utf-16-be" if data[0] == 0 else "utf-16-le")  # without a mark
     encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), pair or "utf-8")
     try:
         return data.decode(encoding).splitlines()
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: is no text: {error.reason} at byte {error.start} of {encoding.upper()}") from None
+        raise TraceError(
+            f"cannot read {path}: expected text or gzip ({error.reason} at byte {error.start} of {encoding.upper()})"
+        ) from None
 
 
 def cells_of(line: str, separator: str) -> list[str]:
@@ -66,7 +68,9 @@ def numbers(path: Path, lines: Iterable[str], head: str, wanted: Sequence[str], 
         except (ValueError, IndexError):
             row = []
         if not row or not possible(row[wanted.index("layer")], *row):
-            raise TraceError(f"{path}: line {number}: '{shown(line)}' is no row of {shown(', '.join(columns), 100)}")
+            raise TraceError(
+                f"{path}: line {number}: '{shown(line)}' does not have the columns {shown(', '.join(columns), 100)}"
+            )
         rows.append(row)
     return np.array(rows, np.int64).reshape(-1, len(wanted)).T
 
@@ -79,7 +83,7 @@ def possible(layer: int, *others: int) -> bool:
 def count(value) -> int:
     """A number of tokens or experts; ValueError for none."""
     if type(value) is not int or not possible(0, value):
-        raise ValueError(f"{value!r} is no number of tokens or experts")
+        raise ValueError(f"{value!r} is not a number of tokens or experts")
     return value
 
 
@@ -87,5 +91,5 @@ def sizes(values: Sequence) -> np.ndarray:
     """Bytes by layer as int64; ValueError for what no expert and no layer can have."""
     for value in values:
         if type(value) is not int or not 0 <= value < LARGEST:
-            raise ValueError(f"{value!r} bytes of a layer: whole numbers from 0 to {LARGEST:,} are possible")
+            raise ValueError(f"{value!r} bytes per layer: give a whole number from 0 to {LARGEST:,}")
     return np.array(values, np.int64)

@@ -78,7 +78,7 @@ class Routes:
         TraceError when the bytes of an expert are not known.
         """
         if not self.expert_bytes[self.layer].all():
-            raise TraceError(f"{self.name}: the record has no bytes of an expert; name the model's GGUF file beside it")
+            raise TraceError(f"{self.name}: the record does not give the bytes of an expert; also name the model's GGUF file")
         first = self.token < self.prompt
         pairs = dict.fromkeys(zip(self.layer[first].tolist(), self.expert[first].tolist(), strict=True)) if prompt else {}
         rows = [(layer, expert, 0) for layer, expert in sorted(pairs, key=lambda pair: pair[0])]
@@ -101,7 +101,7 @@ class Routes:
         deepest, last = self.layer.max(initial=-1), self.expert.max(initial=-1)
         if deepest >= len(expert_bytes) or last >= experts or not expert_bytes[self.layer].all():
             has = f"{np.count_nonzero(expert_bytes)} layers of {experts} experts"
-            raise TraceError(f"{self.name}: names layer {deepest} and expert {last}, but {file.path} has {has}")
+            raise TraceError(f"{self.name}: uses layer {deepest} and expert {last}, but {file.path} has {has}")
         return replace(self, experts=experts, expert_bytes=expert_bytes, dense_bytes=dense_bytes)
 
 
@@ -117,7 +117,9 @@ def geometry_of(file) -> tuple[int, np.ndarray, np.ndarray]:
     """
     stacks = {name: info for name, info in file.tensors.items() if _STACK.fullmatch(name)}
     if not stacks:
-        raise TraceError(f"{file.path}: has no experts (no tensor blk.N.*_exps.*); `kit explain` is for dense models")
+        raise TraceError(
+            f"{file.path}: this model has no experts (no tensor blk.N.*_exps.*); use `kit explain` for a dense model"
+        )
     layer_of = {name: int(match[1]) for name in file.tensors if (match := re.match(r"blk\.(\d{1,4})\.", name))}
     expert_bytes, dense_bytes = np.zeros((2, max(layer_of.values()) + 1), np.int64)
     for name, layer in layer_of.items():
@@ -136,7 +138,7 @@ def capture(name: str) -> Routes:
     known("capture", name, CAPTURES, TraceError)
     path = data_file(f"routes/{name}.csv.gz")
     if hashlib.sha256(path.read_bytes()).hexdigest() != CAPTURES[name]:
-        raise TraceError(f"{path}: is not the published capture (its SHA-256 differs); install the kit again")
+        raise TraceError(f"{path}: the SHA-256 differs from that of the published capture: install kit again")
     return read_routes(path)
 
 
@@ -159,9 +161,9 @@ def read_routes(path: str | Path) -> Routes:
     try:
         found = reader(path, lines)
     except (TypeError, ValueError, OverflowError) as error:
-        raise TraceError(f"{path}: what it says about the model is broken: {shown(error, 200)}") from None
+        raise TraceError(f"{path}: the model line (line 1) is invalid: {shown(error, 200)}") from None
     if found.layers <= found.layer.max(initial=-1):
-        raise TraceError(f"{path}: names layer {found.layer.max()}, but gives the bytes of {found.layers} layers")
+        raise TraceError(f"{path}: uses layer {found.layer.max()}, but gives bytes for only {found.layers} layers")
     if not (found.token >= found.prompt).any():
         raise TraceError(f"{path}: names no expert" + f" of a token after the prompt's {found.prompt}" * bool(len(found.layer)))
     return found
@@ -172,7 +174,10 @@ def _route_trace(path, lines) -> Routes:
     first = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     head = "\n".join(lines[:first])
     if "route_trace v1" not in head or first == len(lines):
-        raise TraceError(f"{path}: line 1: is no route_trace v1, layer,expert CSV or JSON lines of layer, token, ids")
+        raise TraceError(
+            f"{path}: line 1: unknown format; expected one of: route_trace v1; CSV with the columns layer,expert; "
+            'JSON lines {"layer": 0, "token": 0, "ids": [1, 2]}'
+        )
     facts = dict(re.findall(r"(\w+)=(\S+)", head.partition("\n# layer=")[0]))
     found = re.findall(r"layer=(\d+) expert_bytes=(\d+) dense_bytes=(\d+)", head)
     given = {int(layer): (int(expert), int(dense)) for layer, expert, dense in found}
@@ -215,7 +220,7 @@ def _json_lines(path, lines) -> Routes:
             if not possible(index(row["layer"]), index(row["token"]), *ids):
                 raise ValueError
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise TraceError(f'{path}: line {number}: is no {{"layer": 0, "token": 0, "ids": [1, 2]}}') from None
+            raise TraceError(f'{path}: line {number}: expected {{"layer": 0, "token": 0, "ids": [1, 2]}}') from None
         for column, cells in zip((token, layer, expert), (*where, ids), strict=True):
             column += cells
     rows = (np.array(column, np.int64) for column in (token, layer, expert))
@@ -240,7 +245,7 @@ def of_spans(spans: Iterable, file) -> Routes:
         if span.what == "linear" and (use := _USE.fullmatch(span.tensor)):
             uses[span.token, int(use[1]), int(use[2])] = None
     if not uses:
-        raise TraceError(f"{file.path}: no expert was used: this is no mixture of experts, or its pass names none")
+        raise TraceError(f"{file.path}: this model has no experts, so there is no routing to record")
     token, layer, expert = np.array(list(uses), np.int64).T
     return _unsized(model_name(file.path), token, layer, expert, 1).sized(file)
 

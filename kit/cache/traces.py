@@ -104,7 +104,7 @@ def repeated(pairs, tokens: int) -> Requests:
         raise TraceError("a trace of pairs needs (name, bytes) in each item") from None
     negative = next((name for name, size in pairs if size < 0), None)
     if negative is not None:
-        raise TraceError(f"{negative}: a negative size")
+        raise TraceError(f"{negative}: the size is negative; give bytes from 0 on")
     numbered = [token for token in range(tokens) for _ in pairs]
     return Requests([name for name, _ in pairs] * tokens, [size for _, size in pairs] * tokens, numbered)
 

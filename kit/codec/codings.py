@@ -82,7 +82,7 @@ def quantize(rows: torch.Tensor, name: str = "matrix", per: str = "row") -> tupl
         row = int((~most.isfinite()).nonzero()[0])
         column = int((~rows[row].isfinite()).nonzero()[0])
         raise CodecError(
-            f"{name}: the weight in row {row}, column {column} is {rows[row, column]:.0f}: repair the source first"
+            f"{name}: the weight in row {row}, column {column} is {rows[row, column]:.0f}: fix the source file first"
         )
     if per == "tensor":
         most = most.max().expand(rows.shape[0])

@@ -39,7 +39,7 @@ def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool =
     pairs = [] if isinstance(source, SafetensorsFile) else _pairs(source)
     infos = [part for info in source.tensors.values() for part in _parts(source, info, coding)]
     if not any(info.name.endswith(".tiles") for info in infos):
-        raise CodecError(f"{path}: has no matrix of a linear layer: there is nothing to compress")
+        raise CodecError(f"{path}: has no linear layers, so there is nothing to compress")
     alignment = (pairs and source.alignment) or 32
     crcs = np.zeros(len(infos), np.uint32)
     head = _header(pairs, coding, infos, crcs, alignment)
@@ -122,7 +122,7 @@ def _parts(source, info, coding) -> list[TensorInfo]:
     if not info.elements:
         raise CodecError(f"{source.path}: tensor {info.name!r} is empty: nothing to encode")
     if coding == "bf16" and info.qtype != "BF16":
-        raise CodecError(f"{source.path}: tensor {info.name!r} is {info.qtype}, and bf16 codes only BF16: take int8")
+        raise CodecError(f"{source.path}: tensor {info.name!r} is {info.qtype}, but --coding bf16 needs BF16: use int8")
     beside = CODINGS[coding]
     second = beside.part, beside.part_qtype, info.shape[-2:][: beside.part_axes]
     return [
@@ -141,7 +141,7 @@ def _data(source, coding, threads) -> Iterator[np.ndarray]:
         for name, blocks in _matrices(source, info):
             where = f"{source.path}: {name}"
             if coding == "bf16" and (np.ascontiguousarray(blocks).view("<u2") & 0x7F80 == 0x7F80).any():
-                raise CodecError(f"{where}: contains a NaN or an infinity: repair the source")
+                raise CodecError(f"{where}: contains NaN or infinity: fix the source file first")
             matrix = pack(coding, blocks, info.qtype, where, threads)
             yield np.frombuffer(matrix.tiles.to_bytes(), np.uint8)
             yield matrix.beside.reshape(-1).view(np.uint8)
@@ -165,7 +165,7 @@ def verify(path, decoder="interleaved", source=None, threads=1, progress=False) 
             raise CodecError(f"{path}: {len(crcs)} checksums for {len(file.gguf.tensors)} tensors: the file is damaged")
         for name, right in zip(file.gguf.tensors, crcs, strict=True):
             if zlib.crc32(file.gguf.raw(name)) != right:
-                raise CodecError(f"{path}: {name}: the CRC-32 of its bytes differs: the file is damaged")
+                raise CodecError(f"{path}: {name}: the CRC-32 differs: the file is damaged; compress it again")
         originals = dict(matrices_of(open_source(source))) if source else {}
         for name, matrix in tqdm(file.matrices.items(), unit="matrix", disable=None if progress else True):
             decoded = decode(matrix.tiles, decoder, threads=threads)
@@ -175,7 +175,7 @@ def verify(path, decoder="interleaved", source=None, threads=1, progress=False) 
                 raise CodecError(f"{path}: {name} is not in {source}")
             values, beside = CODINGS[file.coding].split(*originals[name], f"{source}: {name}")
             if not (np.array_equal(values, decoded) and np.array_equal(beside, matrix.beside)):
-                raise CodecError(f"{path}: {name}: unpacks to other values than {source} holds")
+                raise CodecError(f"{path}: {name}: the unpacked values differ from those in {source}")
         return len(crcs), len(file.matrices)
 
 
@@ -206,9 +206,9 @@ class SafetensorsFile:
         first, last = entry["data_offsets"]
         shape, dtype = tuple(entry["shape"]), entry["dtype"]
         if dtype in FORMATS and last - first != FORMATS[dtype].nbytes(math.prod(shape)):
-            raise ValueError(f"{name} is {shape} {dtype}, and {last - first} bytes long")
+            raise ValueError(f"{name} has shape {shape} and type {dtype}, which does not match its {last - first} bytes")
         if not 0 <= first <= last <= self._data.size - base:
-            raise ValueError(f"{name} lies outside the file")
+            raise ValueError(f"{name} is outside the file")
         return TensorInfo(name, dtype, shape, base + first, last - first)
 
     def blocks(self, name: str) -> np.ndarray:

@@ -43,7 +43,7 @@ def encode(matrix, profile: str | CodecProfile = "kit", name: str = "matrix", th
     if isinstance(profile, str):
         profile = known("profile", profile, PROFILES, CodecError)
     if matrix.dtype != np.int8 or matrix.ndim != 2:
-        raise CodecError(f"{name}: tiles hold a 2-D int8 matrix, not {matrix.ndim}-D {matrix.dtype}: quantize it first")
+        raise CodecError(f"{name}: expected a 2-D int8 matrix, not {matrix.ndim}-D {matrix.dtype}: quantize it first")
     if not matrix.size:
         raise CodecError(f"{name}: the matrix is empty ({matrix.shape[0]} x {matrix.shape[1]}): nothing to encode")
     lanes = profile.lanes

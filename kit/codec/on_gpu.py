@@ -34,7 +34,7 @@ class TileWeights(DeviceWeights):
         super().__init__(file, trace=trace)
         wrong = next((name for name in file.matrices if file.coding != "int8" or "[" in name), None)
         if wrong:
-            raise CodecError(f"{file.path}: {wrong}: only dense INT8 matrices decode on a device; run this model on the CPU")
+            raise CodecError(f"{file.path}: {wrong}: a GPU can decode only dense INT8 matrices; run this model on the CPU")
         self.coded = {
             name: (upload(matrix.tiles), torch.tensor(matrix.beside, device=self.device))
             for name, matrix in file.matrices.items()

@@ -32,7 +32,7 @@ _SHUFFLES = _shuffles()
 def decode_simd(streams, first, last, residuals, status):
     """Decode tile after tile, `lanes` values a step, on the current tier."""
     if streams.lower != _WORD:
-        raise CodecError("decoder simd needs 16-bit units and interleaved states, which these tiles lack; take scalar-table")
+        raise CodecError("decoder 'simd' cannot read these tiles: use decoder 'scalar-table'")
     _decode_tiles(tier(), streams, first, last, residuals, status, _SHUFFLES.ctypes.data)
 
 

@@ -42,7 +42,7 @@ def _require(name: str, *facts: tuple[bool, str]) -> None:
     """CodecError for the first fact (condition, problem) whose condition is false."""
     for holds, problem in facts:
         if not holds:
-            raise CodecError(f"{name}: {problem}: these are not tiles of this kit, or they are damaged")
+            raise CodecError(f"{name}: {problem}: the tiles are damaged, or another program wrote them")
 
 
 class Layout(NamedTuple):

@@ -64,7 +64,7 @@ def apply(blocks: torch.Tensor, qtype: str, packed: torch.Tensor, add_to=None, f
     blocks_a_row, words = blocks.shape[1] // format.block_bytes, packed.shape[2]
     columns = blocks_a_row * format.block_elements
     if _padded(columns) != words:
-        raise QuantError(f"x of {4 * words} columns with its zeros does not fit rows of {columns} weights of {qtype}")
+        raise QuantError(f"x with {4 * words} columns (padded) does not match rows of {columns} weights of {qtype}")
     tokens, rows = len(packed), len(blocks)
     full = triton.next_power_of_2(tokens)
     if full > tokens:  # kernels take a power of two of tokens
@@ -99,7 +99,7 @@ def _dequantized(blocks, qtype):
 def _check(blocks, qtype, columns):
     known = [name for name, format in FORMATS.items() if format.codes or name in _STORED]
     if qtype not in known:
-        raise QuantError(f"no linear layer from {qtype}: the kit has {', '.join(known)}")
+        raise QuantError(f"there is no GPU linear layer for {qtype}; choose one of {', '.join(known)}")
     format = FORMATS[qtype]
     if columns % format.block_elements or format.nbytes(columns) != blocks.shape[1] or columns % 4:
-        raise QuantError(f"x of {columns} columns does not fit rows of {blocks.shape[1]} bytes of {qtype}")
+        raise QuantError(f"x with {columns} columns does not match rows of {blocks.shape[1]} bytes of {qtype}")

@@ -27,7 +27,7 @@ def placed(cursor: Cursor, rows: Sequence[tuple], base: int, alignment: int) -> 
     infos = []
     for info, where in rows:
         if info.offset % alignment:
-            cursor.fail(where, f"{info.name!r} lies at offset {info.offset:,}, expected a multiple of {alignment}")
+            cursor.fail(where, f"{info.name!r} is at offset {info.offset:,}, expected a multiple of {alignment}")
         info = info._replace(offset=base + info.offset)
         if info.offset + info.nbytes > size and (info.nbytes or info.offset > -(-size // alignment) * alignment):
             cursor.fail(
@@ -83,11 +83,11 @@ def check_split(paths: list[Path], parts: Sequence) -> None:
         for key in ("general.architecture", "general.name", "general.file_type", "split.tensors.count"):
             if (found := part.metadata.get(key, first.get(key))) != first.get(key, found):
                 raise GGUFError(
-                    f"{path}: is a part of another model than {paths[0].name}: {key!r} is {found!r:.80} and {first[key]!r:.80}"
+                    f"{path}: is a part of another model than {paths[0].name}: {key!r} is {found!r:.80}, not {first[key]!r:.80}"
                 )
         for info in part.tensors:
             if info.name in names:
-                raise GGUFError(f"{path}: tensor {info.name!r} is in an earlier part too, expected every name once")
+                raise GGUFError(f"{path}: tensor {info.name!r} is also in an earlier part; every name must occur once")
             names.add(info.name)
     claimed = first.get("split.tensors.count", len(names))
     if type(claimed) is not int or claimed != len(names):

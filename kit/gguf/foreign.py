@@ -9,7 +9,7 @@ _AGAIN = "download the file itself again, and log in if the source wants it"
 KINDS = (  # first bytes -> what it is, what to do
     (rb"\s*(<!doctype html|<html)", "a web page (HTML)", f"its link leads to a page: {_AGAIN}"),
     (rb"\s*<(\?xml|error)", "XML, such as a store answers in place of a file that it does not give", _AGAIN),
-    (rb"version https://git-lfs", "a Git LFS pointer, which stands for the file", "git lfs pull fetches the file"),
+    (rb"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull fetches the file"),
     (rb"PK\x03\x04", "a zip archive, or a PyTorch checkpoint", f"{_UNPACK}, or {_CONVERT}"),
     (rb"\x80[\x02-\x05]", "a pickled PyTorch checkpoint", _CONVERT),
     (rb".{2,4}\x00{4,6}\s*\{\s*[\"}]", "a safetensors file", f"{_CONVERT}; kit compress takes it as it is"),

@@ -160,7 +160,7 @@ def read_metadata(cursor: Cursor, count: int) -> dict[str, Any]:
         start = cursor.position
         key = cursor.string("a metadata key", MAX_NAME)
         if key in metadata:
-            cursor.fail(start, f"metadata key {key!r} a second time, expected every key once")
+            cursor.fail(start, f"metadata key {key!r} is repeated; every key must occur once")
         metadata[key] = _read_value(cursor, key, cursor.number("u4", f"the type of {key!r}"))
     return metadata
 

@@ -116,8 +116,8 @@ class GGUFFile(Shown):
         info = self._info(name)
         if not info.is_known:
             raise GGUFError(
-                f"{self.paths[info.part]}: tensor {name!r} {forks.told(info.qtype)}, which the kit does not know; "
-                f"take a file of types that it knows: {', '.join(FORMATS)}"
+                f"{self.paths[info.part]}: tensor {name!r} {forks.told(info.qtype)}, which kit does not support; "
+                f"use a file with these types: {', '.join(FORMATS)}"
             )
         file = self._files[info.part]
         file.check(name)
@@ -253,7 +253,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[T
             continue
         name = cursor.string("a tensor name", MAX_NAME)
         if name in names:
-            cursor.fail(start, f"tensor {name!r} a second time, expected every name once")
+            cursor.fail(start, f"tensor {name!r} is repeated; every name must occur once")
         names.add(name)
         shape = _read_shape(cursor, name)
         start = cursor.position

@@ -58,7 +58,7 @@ def load(
     and the tensor.
     """
     if torch.device(device).type != "cpu":
-        raise ModelError(f"kit.hf.load runs on the CPU, not on {device!r}; the kit's own pass (kit.Transformer) runs on CUDA")
+        raise ModelError(f"kit.hf.load runs only on the CPU, not on {device!r}; use kit.Transformer on CUDA")
     source = Source.of(path, weights, cache, trace, memory, policy)
     tokenizer = tokenizer_of(source.weights.file)
     model = model_over(source, model_class, trace is None, engine)
@@ -91,7 +91,7 @@ def model_over(
 
 
 def _refuse_to_save(path, *_, **__):
-    raise ModelError(f"the weights are those of {path} and are not saved again; save the adapter that you trained")
+    raise ModelError(f"the weights are in {path} and are not saved again; save the adapter that you trained")
 
 
 def config_of(file: GGUFFile) -> transformers.PretrainedConfig:
@@ -148,11 +148,11 @@ def fill(model: PreTrainedModel, source: Source) -> None:
             continue
         target = table.target(name)
         if target not in wanted:
-            raise ModelError(f"{file.path}: transformers has no place in {type(model).__name__} for the tensor {name!r}")
+            raise ModelError(f"{file.path}: transformers' {type(model).__name__} has no parameter for the tensor {name!r}")
         tensors.setdefault(target, []).append(name)
     absent = wanted.keys() - tensors.keys()
     if missing := absent - model.all_tied_weights_keys.keys() - set(model.all_tied_weights_keys.values()):
-        raise ModelError(f"{file.path}: no tensor of the file is {min(missing)!r} of {type(model).__name__}")
+        raise ModelError(f"{file.path}: the file has no tensor for {min(missing)!r} of {type(model).__name__}")
     for target, names in tensors.items():
         _set(model, target, _weight(model, table, target, names, source))
     model.tie_weights(missing_keys=set(absent), recompute_mapping=False)
@@ -165,7 +165,9 @@ def _divide_frequencies(model, divisors, file):
     """Apply Llama 3.1's RoPE scaling, which llama.cpp's converter stores as divisors and not in the metadata."""
     found = [module for module in model.modules() if "inv_freq" in dict(module.named_buffers(recurse=False))]
     if not found or any(module.inv_freq.shape != divisors.shape for module in found):
-        raise ModelError(f"{file.path}: {_DIVISORS!r} of shape {tuple(divisors.shape)} fits no frequencies of the model")
+        raise ModelError(
+            f"{file.path}: {_DIVISORS!r} of shape {tuple(divisors.shape)} does not match the model's RoPE frequencies"
+        )
     for module in found:
         for name in dict(module.named_buffers(recurse=False)).keys() & {"inv_freq", "original_inv_freq"}:
             setattr(module, name, getattr(module, name) / divisors)
@@ -182,7 +184,7 @@ def _weight(model, table, target, names, source):
         value = torch.tensor(table.convert(arrays)[target], dtype=place.dtype)
     if value.shape != place.shape:
         where = f"{source.weights.file.path}: {' + '.join(names)}"
-        raise ModelError(f"{where} has shape {tuple(value.shape)}, {target!r} of the model {tuple(place.shape)}")
+        raise ModelError(f"{where} has shape {tuple(value.shape)}, but {target!r} of the model has {tuple(place.shape)}")
     return value
 
 

@@ -112,7 +112,7 @@ def _matrix(source: Source, name: str) -> tuple[int, int]:
     shape = source.weights.shape(name)
     if len(shape) != 2:
         one = f": name one expert, {name}[0]" if len(shape) == 3 else ""
-        raise ModelError(f"{source.weights.file.path}: {name!r} has shape {shape}, which is no matrix (out, in){one}")
+        raise ModelError(f"{source.weights.file.path}: {name!r} has shape {shape}, expected a matrix (out, in){one}")
     return shape
 
 

@@ -77,7 +77,7 @@ class Source:
     def __reduce__(self):
         if self._again is None:
             path = self.weights.file.path
-            raise ModelError(f"{path}: a model over a cache cannot be pickled: load it without cache= and memory=")
+            raise ModelError(f"{path}: a model with a cache cannot be pickled: load it without cache= and memory=")
         return Source.of, self._again
 
 
@@ -184,7 +184,7 @@ class StoredWeight(torch.Tensor):
         if func is _aten.copy_.default and isinstance(args[0], StoredWeight) and args[0].same(args[1]):
             return args[0]  # load_state_dict with the same weights
         if func._schema.is_mutable and isinstance(args[0], StoredWeight):
-            raise ModelError(f"{args[0]!r} is read-only ({func}): train an adapter beside it")
+            raise ModelError(f"{args[0]!r} is read-only ({func}): train an adapter instead")
         if func is _aten._to_copy.default:
             raise ModelError(f"{args[0]!r} cannot be moved to another device: kit.hf runs on the CPU")
         return func(*torch.utils._pytree.tree_map_only(StoredWeight, StoredWeight.numbers, args), **kwargs)

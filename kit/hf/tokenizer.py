@@ -84,4 +84,4 @@ class GGUFTokenizer(transformers.PreTrainedTokenizer):
         return self.own.decode(ids, special=not skip_special_tokens)
 
     def save_vocabulary(self, save_directory, filename_prefix=None):
-        raise ModelError(f"{self.own.path}: the vocabulary is part of the GGUF file and is not saved apart; keep the file")
+        raise ModelError(f"{self.own.path}: the vocabulary is part of the GGUF file and is not saved separately; keep the file")

@@ -107,7 +107,7 @@ def triton_check() -> Check:
     from triton import knobs
 
     if knobs.runtime.interpret:
-        remedy = "unset TRITON_INTERPRET, and start Python anew, to use the GPU"
+        remedy = "unset TRITON_INTERPRET and restart Python to use the GPU"
         return _noted("Triton", f"{version}, told by TRITON_INTERPRET to run its kernels on the CPU", remedy)
     return _noted("Triton", version)
 
@@ -137,7 +137,7 @@ def _speed() -> Check:
     text += f"; {found.f32_gflops:.0f} GFLOP/s f32"
     if found.gpu:
         text += "; GPU: read {read_gbps:.0f}, write {write_gbps:.0f}, copy {copy_gbps:.0f} GB/s".format(**found.gpu)
-        text += ", from the host {host_to_device_gbps:.0f} GB/s, {launch_us:.1f} us a launch".format(**found.gpu)
+        text += ", from the host {host_to_device_gbps:.0f} GB/s, {launch_us:.1f} us per launch".format(**found.gpu)
     return Check("speed", "ok", text)
 
 
@@ -147,9 +147,11 @@ DEVICES = ("cpu", "cuda")
 def check_device(name: str) -> str:
     """``name`` again, when this machine can use it. ReportError names what `kit doctor` finds missing, and its remedy."""
     if name not in DEVICES:
-        raise ReportError(f"no device {name!r}; there are: {', '.join(DEVICES)}")
+        raise ReportError(f"there is no device {name!r}; choose one of {', '.join(DEVICES)}")
     rows = (gpu_check(), triton_check()) if name == "cuda" else ()
     missing = next((row for row in rows if row.state != "ok"), None)
     if missing:
-        raise ReportError(f"device {name!r} cannot be used: {missing.subject}: {missing.finding}; {missing.remedy}")
+        raise ReportError(
+            f"cannot use --device {name}: {missing.subject}: {missing.finding}; {missing.remedy}, or leave out --device"
+        )
     return name

@@ -18,9 +18,11 @@ def spreads() -> dict[str, tuple[float, float]]:
     try:
         found = {row["id"]: (float(row["factor"]), float(row["most"])) for row in read_yaml(path)}
     except (KeyError, TypeError, ValueError) as error:
-        raise ReportError(f"{path}: rows with id, factor and most are needed ({error}): kit verify --keep writes it") from None
+        raise ReportError(
+            f"{path}: expected rows with id, factor and most ({error}): write the file with kit verify --keep"
+        ) from None
     if set(found) != set(KINDS) or not all(1 <= factor <= most for factor, most in found.values()):
-        raise ReportError(f"{path}: 1 <= factor <= most is needed for {', '.join(KINDS)}: kit verify --keep writes it")
+        raise ReportError(f"{path}: {', '.join(KINDS)} need 1 <= factor <= most: write the file with kit verify --keep")
     return found
 
 

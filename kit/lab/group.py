@@ -48,7 +48,9 @@ class Group:
 
     def __init__(self, folder: Path, nbytes: int):
         if lacks := missing_rights(nbytes > 0):
-            raise ReportError(f"swap = true: this process lacks {'; '.join(lacks)}; leave swap = false for a spill file")
+            raise ReportError(
+                f"swap=true needs {'; '.join(lacks)}. Leave out -p swap=true: a file is then used instead of swap"
+            )
         root, self._limit = group_root()
         self._folder = root / f"kit-pressure-{os.getpid()}"
         self._command = [str(Path(folder) / f"swap-{os.getpid()}"), str(self._folder), str(nbytes), self._limit]

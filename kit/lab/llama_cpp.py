@@ -107,7 +107,7 @@ def _built(backend: Path) -> ctypes.CDLL:
     lib.llama_log_set(_silent, None)
     lib.ggml_backend_load.restype = ctypes.c_void_p
     if not lib.ggml_backend_load(str(backend).encode()):
-        raise ModelError(f"LLAMA_CPP={backend}: not a CPU backend of ggml that this CPU can run")
+        raise ModelError(f"LLAMA_CPP={backend}: this CPU has no such ggml backend; unset the variable, or name another")
     return lib
 
 

@@ -49,7 +49,7 @@ def get(name: str) -> Profile:
         return PROFILES[name]
     except KeyError:
         known = "; ".join(f"{profile.name} ({profile.cost})" for profile in PROFILES.values())
-        raise ReportError(f"no profile {name!r}; there are: {known}") from None
+        raise ReportError(f"there is no profile {name!r}; choose one of {known}") from None
 
 
 SIZES = ("memory", "room")  # parameters of notebooks that are bytes, or text such as "4 GiB"

@@ -41,7 +41,7 @@ def requantize(file: GGUFFile, qtype: str, path: Path, progress: bool = False) -
     known("format to quantize to", qtype, dict.fromkeys(targets()), QuantError)
     if file.byteorder == "big" or file.compressed:
         kind = "big-endian" if file.byteorder == "big" else "compressed"
-        raise QuantError(f"{file.path}: is {kind}: name the little-endian GGUF file that it was made from")
+        raise QuantError(f"{file.path}: is {kind}: name the little-endian GGUF file from which it was made")
     check_output(path, file.paths, QuantError)
     specs = [TensorInfo.new(info.name, _target(info, qtype), info.shape) for info in file.tensors.values()]
     pairs = encoded_pairs(file.path, np.memmap(file.path, np.uint8, "r"), ("split.", "general.file_type"))

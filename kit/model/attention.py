@@ -132,7 +132,8 @@ def _softmax(scores, sinks):
 def sdpa(q, k, v, scale, window=0, cap=0.0, sinks=None):
     """torch's fused attention with grouped heads; it has neither caps nor sinks."""
     if cap or sinks is not None:
-        raise ModelError(f"attention 'sdpa' has neither soft caps nor sinks; choose one of {', '.join(_ANY_MODEL)}")
+        needs = "soft caps or sinks, which attention 'sdpa' does not support"
+        raise ModelError(f"this model needs {needs}: choose one of {', '.join(_ANY_MODEL)}")
     tokens, positions = q.shape[1], k.shape[1]
     square = tokens == positions and (not window or window >= tokens)
     mask = None if square or tokens == 1 else ~hidden(positions - tokens, tokens, 0, positions, window, q.device)

@@ -60,7 +60,7 @@ def divide(file, memory: int | str, context=None, kv_dtype="float32", rows: int 
     except ValueError as error:
         raise ModelError(f"memory: {error}") from None
     if memory > (most := memory_limit()):
-        raise ModelError(f"{format_bytes(memory)} of memory were asked for, and this process may use {format_bytes(most)}")
+        raise ModelError(f"memory {format_bytes(memory)} is more than this process may use: give at most {format_bytes(most)}")
     model = Transformer(Weights(file), max_context=context, kv_dtype=kv_dtype)
     config, infos, tokens = model.config, file.tensors, model.max_context
     used = config.order_of_use(infos)
@@ -82,7 +82,7 @@ def divide(file, memory: int | str, context=None, kv_dtype="float32", rows: int 
     if left < least:
         needs = format_bytes(least + memory - left)
         raise ModelError(
-            f"{file.path}: {format_bytes(memory)} of memory is too little: the least for a context of {tokens} is {needs}"
+            f"{file.path}: memory {format_bytes(memory)} is too little: with a context of {tokens}, give at least {needs}"
         )
     return budget(mapped=dense, slots=left - dense) if experts else budget(pinned=left)
 

@@ -25,7 +25,7 @@ class BytePair(Tokenizer):
         kind = PRE_TOKENIZERS.get(name)
         if kind is None:
             known = ", ".join(PRE_TOKENIZERS)
-            raise NoTokenizer(f"{file.path}: pre-tokenizer {name!r} is not known; the kit knows {known}")
+            raise NoTokenizer(f"{file.path}: pre-tokenizer {name!r} is not supported; kit supports {known}")
         super().__init__(file, ("bos",) if kind.add_bos else ())
         if kind.whole_lines:
             self.bos = self.begin

@@ -36,7 +36,9 @@ def render(file, messages: Sequence[dict], tools: Sequence[dict] | None = None, 
     keys = Keys(file, error=ModelError)
     template = keys.text(_TOOLS if tools and _TOOLS in keys else _KEY, None)
     if template is None:
-        raise ModelError(f"{file.path}: has no chat template ({_KEY}): leave out --chat, or write the marks into the prompt")
+        raise ModelError(
+            f"{file.path}: has no chat template ({_KEY}): leave out --chat, or write the special tokens into the prompt"
+        )
     turns = [_message(message) for message in messages]
     given = {"messages": turns, "tools": tools, "documents": None, "add_generation_prompt": True}
     try:
@@ -44,7 +46,7 @@ def render(file, messages: Sequence[dict], tools: Sequence[dict] | None = None, 
     except Exception as error:  # a template is a program of the file's author: whatever it raises is its refusal
         reason = " ".join((str(error) or type(error).__name__).split())
         remedy = "write the marks of the turns into the prompt"
-        raise ModelError(f"{file.path}: its chat template refuses this conversation: {reason}; {remedy}") from None
+        raise ModelError(f"{file.path}: the chat template rejects this conversation: {reason}; {remedy}") from None
 
 
 def _message(message: dict) -> dict:

@@ -51,8 +51,8 @@ class DeviceKVCache(Positions):
             grown = [[self._grown(layer, capacity) for layer in old] for old in (self.keys, self.values)]
         except torch.OutOfMemoryError:
             raise ModelError(
-                f"the device has no room for keys and values of {capacity} positions in {self.dtype}, "
-                f"{wanted} beside the {held} held: use a shorter context, a 16-bit kv_dtype, or a smaller weight cache"
+                f"the GPU has too little memory for a KV cache of {capacity} positions in {self.dtype}, "
+                f"{wanted} more than the {held} in use: use a shorter context, a 16-bit kv_dtype, or a smaller weight cache"
             ) from None
         self.graphs.clear()
         self.keys, self.values = grown

@@ -78,8 +78,8 @@ class DeviceWeights(WeightSource, Shown):
         if gone:
             total = sum(blocks.nbytes for blocks in held.values())
             raise ModelError(
-                f"{self.file.path}: {self.store.policy!r} does not keep {gone[0]!r} and {len(gone) - 1} other tensors on "
-                f"the device; give it {format_bytes(total)}, or run without graphs"
+                f"{self.file.path}: {self.store.policy!r} does not keep {gone[0]!r} and {len(gone) - 1} other tensors on the "
+                f"GPU, but a graph needs all of them: give the cache {format_bytes(total)}, or run without graphs"
             )
         return held
 

@@ -26,9 +26,9 @@ class DeviceTransformer(Transformer):
     def __init__(self, weights: DeviceWeights, max_context=None, kv_dtype="float32", graphs: bool | None = None):
         super().__init__(weights, attention="sdpa", max_context=max_context, kv_dtype=kv_dtype)
         if others := sorted(filter(None, {layer.on_cpu_alone for layer in self.config.layers})):
-            raise ModelError(f"{self.file.path}: {' and '.join(others)} run on the CPU alone: use kit.Weights")
+            raise ModelError(f"{self.file.path}: {' and '.join(others)} run only on the CPU: use kit.Weights")
         if self.config.experts and graphs:
-            raise ModelError(f"{self.file.path}: a graph cannot choose experts; leave graphs out, or give graphs=False")
+            raise ModelError(f"{self.file.path}: CUDA graphs do not support a mixture of experts: give graphs=False")
         self.graphs = weights.device.type == "cuda" and not self.config.experts if graphs is None else graphs
         names = [name for name, *_ in self.config.layout() if name in self.file.tensors]
         matrices = [name for name in names if len(self.file.tensors[name].shape) == 2 and "bias" not in name]

@@ -60,7 +60,7 @@ def windows(ids: Sequence[int], bos: int | None, context: int, stride: int) -> I
     room = context - len(begin)
     if not 1 <= stride < context:
         limit = context - 1  # no token before the first of a window predicts it
-        raise ModelError(f"windows of {context} tokens cannot start {stride} apart; give a stride from 1 to {limit}")
+        raise ModelError(f"stride {stride} does not match windows of {context} tokens: give a stride from 1 to {limit}")
     done = 1 - len(begin)  # without bos the text's first token cannot be scored
     for start in range(0, len(ids), stride):
         stop = min(start + room, len(ids))
@@ -76,7 +76,7 @@ def perplexity(model, ids: Sequence[int], bos=None, context=512, stride=None, pr
     """
     parts = list(windows(ids, bos, context, stride or max(1, context // 2)))
     if sum(len(window) - first for window, first in parts) < 2:
-        raise ModelError(f"a text of {len(ids)} tokens has fewer than two to score; give a longer one")
+        raise ModelError(f"the text has {len(ids)} tokens, too few to score: give a longer one")
     found, passed, seconds = [], 0, 0.0
     bar = tqdm(parts, "perplexity", disable=None if progress else True, unit="window")
     for window, first in bar:

@@ -28,11 +28,11 @@ class PinnedBlocks(Weights):
     def __init__(self, file, room: int, trace=None):
         super().__init__(file, trace=trace)
         if file.byteorder == "big":
-            raise GGUFError(f"{file.path}: a big-endian file's blocks are swapped copies, and cannot be read as they lie")
+            raise GGUFError(f"{file.path}: direct reads need a little-endian file, but this one is big-endian: convert it")
         try:
             self._files = [os.fdopen(open_past(path), "rb", buffering=0) for path in file.paths]
         except OSError as error:
-            raise GGUFError(f"{file.path}: cannot be read past the page cache: {error.strerror or error}") from None
+            raise GGUFError(f"{file.path}: direct reads (past the page cache) fail: {error.strerror or error}") from None
         rows_alone = "token_embd.weight" if "output.weight" in file.tensors else None
         used = [info for name, info in file.tensors.items() if info.elements and name != rows_alone]
         least = max(info.nbytes // (info.shape[0] if len(info.shape) == 3 else 1) for info in used)

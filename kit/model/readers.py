@@ -116,7 +116,7 @@ class Readers:
             try:
                 count = os.preadv(self._files[read.part], [read.view[done:]], read.offset + done)
             except OSError as error:
-                raise GGUFError(f"{path}: {read.name} cannot be read: {error.strerror or error}; is the disk well?") from None
+                raise GGUFError(f"{path}: {read.name} cannot be read: {error.strerror or error}; check the disk") from None
             done += count
             if done < read.least and (not count or count % PAGE):
                 raise GGUFError(f"{path}: became shorter while {read.name} was read; fetch or write it again")

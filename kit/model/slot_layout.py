@@ -35,7 +35,7 @@ class SlotLayout:
                 ends[layer] = place + (-(-each // PAGE) + 1) * PAGE
                 self.experts = max(self.experts, info.shape[0])
         if not ends:
-            raise CacheError(f"{file.path}: has no experts to hold in slots: it is a dense model")
+            raise CacheError(f"{file.path}: this model has no experts, so slots do not apply: leave out experts=")
         self.size, self.layers = max(ends.values()), len(ends)
         self.used = int(file.metadata.get(f"{file.architecture}.expert_used_count", 1))
         self.least = (self.used + 1) * self.size  # a layer's experts in use, and one that is kept

@@ -77,7 +77,7 @@ class ExpertSlots(Experts):
 
     def __init__(self, file, slots: Slots, trace, spare: int = 1):
         if file.byteorder == "big":
-            raise GGUFError(f"{file.path}: a big-endian file's blocks are swapped copies, and cannot be read as they are")
+            raise GGUFError(f"{file.path}: direct reads need a little-endian file, but this one is big-endian: convert it")
         self._file, self._trace, self.layout = file, trace, SlotLayout(file)
         size, every = self.layout.size, self.layout.layers * self.layout.experts
         spare *= self.layout.used
@@ -85,8 +85,9 @@ class ExpertSlots(Experts):
         self.capacity = self.count - spare  # experts that the policy keeps; the others are in use or on the way
         if self.capacity < (fewest := self.layout.layers if slots.policy == "ByLayer" else 1):
             raise CacheError(
-                f"{file.path}: {format_bytes(slots.memory)} hold {self.count} experts of {format_bytes(size)}, a token uses "
-                f"{self.layout.used} in a layer: give experts at least {format_bytes((self.layout.used + fewest) * size)}"
+                f"{file.path}: not enough memory: one token uses {self.layout.used} experts per layer, and "
+                f"{format_bytes(slots.memory)} holds only {self.count} of {format_bytes(size)}; give experts at least "
+                f"{format_bytes((self.layout.used + fewest) * size)}"
             )
         try:
             self._arena = reserve(self.count * size)
@@ -95,7 +96,7 @@ class ExpertSlots(Experts):
             memory[::PAGE] = 0  # no slot is new to the system when it is first read into
         except (OSError, MemoryError) as error:
             wanted = format_bytes(self.count * size)
-            raise CacheError(f"{file.path}: the system gives no {wanted} for experts ({error}); give less memory") from None
+            raise CacheError(f"{file.path}: cannot allocate {wanted} for experts ({error}); give less memory") from None
         self._base, self._asked = memory.ctypes.data, slots.policy
         depth = slots.depth or (probed(max(file.paths, key=lambda path: path.stat().st_size), self.layout.matrix))
         self._readers = Readers(file.paths, depth, slots.direct)

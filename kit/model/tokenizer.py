@@ -237,5 +237,5 @@ def tokenizer_of(file) -> Tokenizer:
     if "tokens" not in keys or name in ("none", "no_vocab"):
         raise NoTokenizer(f"{file.path}: the file has no tokenizer; give the prompt as token ids")
     if name not in _KINDS:
-        raise NoTokenizer(f"{file.path}: tokenizer {name!r} is not supported; the kit knows {', '.join(_KINDS)}")
+        raise NoTokenizer(f"{file.path}: tokenizer {name!r} is not supported; kit supports {', '.join(_KINDS)}")
     return _KINDS[name](file)

@@ -44,11 +44,13 @@ class Transformer(Shown):
         self.max_context = self.config.context if max_context is None else max_context
         if not 1 <= self.max_context <= self.config.context:
             limit = self.config.context
-            raise ModelError(f"{self.file.path}: a context of {max_context} was asked for; the model has 1 to {limit}")
+            raise ModelError(f"{self.file.path}: context {max_context} is not possible: give 1 to {limit}")
         known("attention", attention, ATTENTION, ModelError)
         self.attention, self.linear, self.kv_dtype = attention, linear_named(linear or weights.linear), kv_dtype
         if self.linear.activations and not hasattr(weights, "blocks"):
-            raise ModelError(f"{self.file.path}: linear {linear!r} reads ggml blocks, and this file's are compressed: omit it")
+            raise ModelError(
+                f"{self.file.path}: linear {linear!r} needs ggml blocks, but this file is compressed: leave out linear"
+            )
         self.new_cache(1)  # an unknown kv_dtype is an error here and not at the first token
         c = self.config
         self.ropes = {rope: Rope(rope, c.family.rope, self._divisors(rope)) for rope in c.ropes}

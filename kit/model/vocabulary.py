@@ -146,7 +146,9 @@ class Tokenizer:
                 ids += self._encode_part(part, after_special)
             after_special = isinstance(part, int)
         if None in ids:
-            raise TokenizerError(f"{self.path}: the text needs the unknown token, and the file names none: give other text")
+            raise TokenizerError(
+                f"{self.path}: the text has characters that need an unknown token, but the file has none: change the text"
+            )
         return self.framed(ids) if ends else ids
 
     def framed(self, ids: list[int]) -> list[int]:

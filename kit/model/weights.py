@@ -106,7 +106,7 @@ class Weights(WeightSource, Mapping, Shown):
         file = opened(file)
         check_blocks(file)
         if experts is not None and cache is not None:
-            raise CacheError("weights have a cache= or experts= in slots, not both: leave one out")
+            raise CacheError("give cache= or experts= (slots), not both")
         self.file = file
         self.backend = backend
         self.dtype = dtype_named(dtype)

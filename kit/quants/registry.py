@@ -40,7 +40,7 @@ def dequantize(data, qtype, dtype="float32", backend: str = "cpu", out=None):
     module = _module(known("backend", backend, BACKENDS, QuantError))
     if not module.knows(format):
         knows = ", ".join(sorted(other.name for other in FORMATS.values() if module.knows(other)))
-        raise QuantError(f"backend {backend!r} cannot dequantize {format.name}; it knows {knows}")
+        raise QuantError(f"backend {backend!r} cannot dequantize {format.name}; it supports {knows}")
     blocks, shape = _blocks(data, format, module.DEVICE)
     if out is None:
         out = _empty(shape, np.dtype(dtype) if in_numpy else dtype_named(dtype), module.DEVICE)
@@ -64,7 +64,7 @@ def _empty(shape, dtype, device):
     if device == "cpu":
         return ARENA.empty(shape, dtype)
     if isinstance(dtype, np.dtype):
-        raise QuantError(f"numpy arrays lie in main memory, but the backend works on {device}: ask for a torch dtype")
+        raise QuantError(f"numpy arrays are in main memory, but the backend works on {device}: give a torch dtype")
     import torch
 
     return torch.empty(shape, dtype=dtype, device=device)
@@ -88,7 +88,7 @@ def _blocks(data, format: Format, device: str):
     *leading, row_bytes = data.shape
     if row_bytes % format.block_bytes:
         raise QuantError(
-            f"{format.name}: a row of {row_bytes} bytes is no whole number of blocks of {format.block_bytes} bytes"
+            f"{format.name}: a row of {row_bytes} bytes is not a whole number of blocks of {format.block_bytes} bytes"
         )
     if not tensor:
         data = np.ascontiguousarray(data)

@@ -17,7 +17,7 @@ def encode(values: np.ndarray, qtype: str) -> np.ndarray:
     except (KeyError, NotImplementedError):  # gguf-py lacks the type, or can only dequantize it
         format = FORMATS[qtype]
     if not format.codes or not format.codes.planes or format.scales.function not in ("", "six_bits"):
-        raise QuantError(f"weights cannot be quantized to {qtype}: there is no encoder for it")
+        raise QuantError(f"kit has no encoder for {qtype}: choose another format")
     blocks = _blocks(values.reshape(-1, format.groups, format.scales.group), format)
     return blocks.reshape(*values.shape[:-1], -1)
 

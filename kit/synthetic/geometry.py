@@ -68,7 +68,7 @@ class Geometry:
         rule = known("mix", mix, MIXES, ModelError)
         layers = self.layers if layers is None else layers
         if not 1 <= layers <= MAX_LAYERS:
-            raise ModelError(f"{layers} layers asked for {self.name}, expected 1 to {MAX_LAYERS}")
+            raise ModelError(f"{self.name}: {layers} layers are not possible: give 1 to {MAX_LAYERS}")
         config = self.config(layers)
         head = "token_embd.weight" if self.tied else "output.weight"
         return [

@@ -71,7 +71,7 @@ def cached_model(
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise GGUFError(f"{path.parent}: cannot be made: {error.strerror}") from None
+            raise GGUFError(f"{path.parent}: cannot create the folder: {error.strerror}") from None
         synthesize(path, model, mix, layers, seed)
     return path
 

@@ -173,7 +173,7 @@ STEP = 8 << 20  # bytes of one read past the page cache: enough for a disk's ful
 def open_past(path, flags: int = os.O_RDONLY) -> int:
     """A descriptor that reads and writes whole pages past the page cache; OSError where the system or the folder cannot."""
     if rows.HERE.past is None:
-        raise OSError(f"{path}: this system has no way past its page cache")
+        raise OSError(f"{path}: this system has no direct reads (past the page cache)")
     return rows.HERE.past(path, flags)
 
 

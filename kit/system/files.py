@@ -76,10 +76,12 @@ def sole_writer(folder: Path) -> Iterator[None]:
         with suppress(PermissionError):  # Windows opens no folder
             handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise ReportError(f"cannot make the output folder {folder}: {error.strerror}; name another by --out") from None
+        raise ReportError(f"cannot create the output folder {folder}: {error.strerror}; name another with --out") from None
     try:
         if handle is not None and lock(handle, wait=False) is False:
-            raise ReportError(f"{folder}: another process of the kit is writing there: wait for it, or name another by --out")
+            raise ReportError(
+                f"{folder}: another kit process is writing to this folder: wait for it, or name another with --out"
+            )
         yield
     finally:
         if handle is not None:
@@ -92,8 +94,8 @@ def check_output(path: Path, inputs: Iterable[Path], error: type[KitError]) -> N
     for source in map(Path, inputs):
         same = path.exists() and path.samefile(source)
         if same or (source.is_dir() and source.resolve() in path.resolve().parents):
-            what = "is the input itself" if same else "lies in the input"
-            raise error(f"{path}: {what}, {source}, which it would change: write elsewhere")
+            what = "is the input itself" if same else "is inside the input"
+            raise error(f"{path}: {what}, {source}, and would overwrite it: write to another file")
 
 
 def read_text(path: str | Path, error: type[KitError]) -> str:
@@ -107,7 +109,7 @@ def read_text(path: str | Path, error: type[KitError]) -> str:
         raise error(f"{path}: {problem.strerror}") from None
     except UnicodeDecodeError as problem:
         where = "standard input" if str(path) == "-" else path
-        raise error(f"{where}: not UTF-8 at byte {problem.start}: convert the text first, with iconv say") from None
+        raise error(f"{where}: not UTF-8 at byte {problem.start}: convert the text first, for example with iconv") from None
 
 
 def read_yaml(path: Path):

@@ -20,7 +20,7 @@ def parse_capacity(capacity: int | str) -> int:
     except ValueError as error:
         raise CacheError(f"cache capacity: {error}") from None
     if limit < 1:
-        raise CacheError(f"cache capacity: {capacity!r} holds nothing; give at least 1 byte, or use NoCache()")
+        raise CacheError(f"cache capacity {capacity!r} is too small: give at least 1 byte, or use NoCache()")
     return limit
 
 
@@ -158,7 +158,7 @@ class LFU(Policy):
     def __init__(self, capacity: int | str, window: float | None = None, clock=None):
         super().__init__(capacity)
         if window is not None and not window > 0:
-            raise CacheError(f"LFU window: {window!r} holds nothing; give a positive number, or None for all uses")
+            raise CacheError(f"LFU window {window!r} is too small: give a positive number, or None for all uses")
         self._window, self._clock = window, clock
         self._requests = 0
         self._recent = deque()  # (time, key) inside the window

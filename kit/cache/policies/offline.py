@@ -35,10 +35,12 @@ class MIN(Policy):
     def request(self, key, size):
         self._now = now = self._now + 1
         if self._future is None:
-            raise CacheError("MIN must know the future: give MIN(capacity, future=trace), or use kit.replay")
+            raise CacheError("MIN needs the future accesses: give MIN(capacity, future=trace), or use kit.replay")
         keys = self._future.keys
         if now >= len(keys) or keys[now] != key:
-            raise CacheError(f"MIN: access {now} is {key!r}, which differs from its future trace")
+            raise CacheError(
+                f"MIN: access {now} is {key!r}, but its future trace has another: give the trace of these accesses"
+            )
         self._next[key] = self._following[now]
         return super().request(key, size)
 

@@ -42,7 +42,7 @@ class Evidence:
     def __post_init__(self):
         wrong = [word for word in self.grade.split(", ") if word not in GRADES]
         if wrong:
-            raise ReportError(f"data/evidence.yaml: {self.id}: grade {wrong[0]!r} is none of: {', '.join(GRADES)}")
+            raise ReportError(f"data/evidence.yaml: {self.id}: grade {wrong[0]!r} is not one of {', '.join(GRADES)}")
 
     @property
     def source(self) -> str:

@@ -67,10 +67,12 @@ def judge(
       forbid it, or there are too few samples
     """
     if how not in HOW:
-        raise ReportError(f"{claim}: how={how!r} is none of: {', '.join(HOW)}")
+        raise ReportError(f"{claim}: how={how!r} is not one of {', '.join(HOW)}")
     timed = isinstance(samples, (Rounds, Ratio)) or (how == "counted" and drift.kind_of_unit(unit) in ("time", "rate"))
     if timed and how != "measured":
-        raise ReportError(f"{claim}: {quantity!r} in {unit} was timed and differs from run to run: how='measured', not {how!r}")
+        raise ReportError(
+            f"{claim}: {quantity!r} in {unit} is a time and varies between runs: give how='measured', not {how!r}"
+        )
     state, interval = None, None
     if isinstance(samples, Rounds):
         samples, state = samples.ratios(), samples.state
@@ -78,7 +80,7 @@ def judge(
         samples, interval = samples.samples, widened(samples.interval, unit)
     values = [] if missing else [float(value) for value in samples]
     if not values and how != "computed" and not missing:
-        raise ReportError(f"{claim}: {quantity!r} has no samples: give them, or what is missing")
+        raise ReportError(f"{claim}: {quantity!r} has no samples: give samples=, or missing=")
     if values and interval is None:
         interval = spread_of(values, how, unit)
     lower, upper = (at_least and float(at_least[0])), (at_most and float(at_most[0]))

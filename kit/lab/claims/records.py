@@ -55,13 +55,13 @@ class Record:
 
     def __post_init__(self):
         if self.verdict and self.verdict not in VERDICTS:
-            raise ReportError(f"verdict {self.verdict!r} is none of: {', '.join(VERDICTS)}")
+            raise ReportError(f"verdict {self.verdict!r} is not one of {', '.join(VERDICTS)}")
         if self.status not in STATUSES:
-            raise ReportError(f"status {self.status!r} is none of: {', '.join(STATUSES)}")
+            raise ReportError(f"status {self.status!r} is not one of {', '.join(STATUSES)}")
         if self.status == "ok" and not self.samples:
             raise ReportError(f"record {self.quantity!r} has no samples: only a failed or skipped one may have none")
         if not self.reason and (self.verdict or self.status != "ok"):
-            raise ReportError(f"record {self.quantity!r} needs a reason beside its verdict")
+            raise ReportError(f"record {self.quantity!r} needs a reason for its verdict")
         if self.median is None and self.samples:
             object.__setattr__(self, "median", float(np.median(self.samples)))
 

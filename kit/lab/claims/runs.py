@@ -54,11 +54,13 @@ def compare(folders: Sequence[Path]) -> list[ComparedClaim]:
     """Every claim over runs of one experiment (machine, profile, model and device), each followed by its parts if it has
     several. ReportError: fewer than two runs, a folder without verdicts, two experiments, or no notebook in common."""
     if len({Path(folder).resolve() for folder in folders}) < 2:
-        raise ReportError("one run has nothing to be compared with: name two or more")
+        raise ReportError("one run cannot be compared: name two or more")
     books = [book.read(folder) for folder in folders]
     _one_experiment(folders, books, SETTINGS)
     if not set.intersection(*({part.record.notebook for entry in one for part in entry.parts} for one in books)):
-        raise ReportError("these runs have no notebook in common: nothing of one is judged in the others")
+        raise ReportError(
+            "these runs have no notebook in common, so no verdict can be compared: name runs of the same notebooks"
+        )
     return [row for entries in zip(*books, strict=True) for row in _rows(entries)]
 
 
@@ -71,7 +73,7 @@ def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[ComparedClaim
     for setting, one in zip(settings, books, strict=True):
         found[setting["machine"]].append(one)
     if len(found) < 2:
-        raise ReportError(f"these runs are all of one machine, {', '.join(found)}: kit verify without --across compares them")
+        raise ReportError(f"these runs are all of one machine, {', '.join(found)}: leave out --across")
     columns = [[_rows(entries)[0] for entries in zip(*books, strict=True)] for books in found.values()]
     words = [(rows[0].claim, tuple(row.pooled for row in rows)) for rows in zip(*columns, strict=True)]
     rows = [ComparedClaim(claim, "", each, strictest(set(each) - {NO_RECORD})) for claim, each in words]
@@ -105,7 +107,7 @@ def _one_experiment(folders: Sequence[Path], books: Sequence[list[Entry]], names
     for name in names:
         values = [setting[name] for setting in settings]
         if len(set(values)) > 1:
-            raise ReportError(f"these runs are not of one {name}: {', '.join(map(repr, dict.fromkeys(values)))}")
+            raise ReportError(f"these runs differ in their {name}: {', '.join(map(repr, dict.fromkeys(values)))}")
     return settings
 
 

@@ -93,7 +93,7 @@ def rows(path: Path, kind: type, noun: str, checks: dict[str, Callable[[object],
     needed = [field.name for field in fields(kind) if field.default is MISSING]
     found = read_yaml(path)
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise ReportError(f"{path}: a list of {noun}s is needed, each with: {', '.join(checks)}")
+        raise ReportError(f"{path}: expected a list of {noun}s, each with the keys {', '.join(checks)}")
     by_id = {}
     for number, row in enumerate(found, 1):
         wrong = [repr(key) for key, value in row.items() if key not in checks or not checks[key](value)]
@@ -101,6 +101,6 @@ def rows(path: Path, kind: type, noun: str, checks: dict[str, Callable[[object],
         if wrong or missing:
             raise ReportError(f"{path}: {noun} {number}: wrong or unknown: {', '.join(wrong)}; missing: {', '.join(missing)}")
         if row["id"] in by_id:
-            raise ReportError(f"{path}: {noun} {number}: the id {row['id']!r} is an earlier {noun}'s")
+            raise ReportError(f"{path}: {noun} {number}: the id {row['id']!r} is already used: give every {noun} its own")
         by_id[row["id"]] = kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
     return by_id

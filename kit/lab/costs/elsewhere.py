@@ -1,6 +1,6 @@
-"""What a Mac that is not here would take: by its maker's bandwidth, and by guesses that are said to be guesses.
+"""Predictions for a Mac that you do not have, from the maker's bandwidth and from guesses that are marked as guesses.
 
-Nothing here is measured but the file. `kit explain --machine` and notebook 07 ask the same functions.
+Only the file is measured. `kit explain --machine` and notebook 07 use the same functions.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ FIGURES = {  # figure of a machine -> its value in words
     "read_gbps": "The maker's memory bandwidth is {} GB/s",
     "cpu_gbps": "Its cores read {} GB/s of that",
     "disk_gbps": "The disk reads {} GB/s",
-    "fault_gbps": "Page faults of a map bring {} GB/s",
+    "fault_gbps": "Page faults of a mapped file read {} GB/s",
     "dequantize_gbps": "The cores dequantize to float32 at {} GB/s",
     "compress_gbps": "The system compresses memory at {} GB/s",
     "room_gib": "{} GiB are left for weights",
@@ -33,9 +33,10 @@ FIGURES = {  # figure of a machine -> its value in words
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A row of data/devices.yaml by the ``name`` that ``machines`` gives it. ``figures``: name -> (value, its source, or GUESS
-    and why), in 10^9 bytes a second: read_gbps by the maker, cpu_gbps of that by the cores, disk_gbps, fault_gbps by page
-    faults of a map, dequantize_gbps of float32 written, compress_gbps of the system's compressor; room_gib for weights."""
+    """A machine of data/devices.yaml; ``name`` as in ``machines``. ``figures``: name -> (value, source), where the source of a
+    guess begins with GUESS. In 10^9 bytes per second: read_gbps, memory bandwidth according to the maker; cpu_gbps, what the
+    cores reach of it; disk_gbps; fault_gbps, page faults of a mapped file; dequantize_gbps, float32 written; compress_gbps,
+    the system's memory compressor. room_gib: GiB for weights."""
 
     name: str
     figures: dict[str, tuple[float, str]]
@@ -52,7 +53,7 @@ class Elsewhere:
         return round(self.room_gib * 2**30)
 
     def basis(self) -> list[str]:
-        """A line for each figure: what it is, its value, and where it is from."""
+        """One line per figure: name, value and source."""
         return [f"{FIGURES[figure].format(number(value))} ({why})" for figure, (value, why) in self.figures.items()]
 
 
@@ -77,17 +78,17 @@ def machine(name: str, room: int | None = None) -> Elsewhere:
         "room_gib": ((1 - taken) * memory / 2**30, f"{GUESS}without {taken:.0%} {why.removeprefix(GUESS)}"),
     }
     if room is not None:
-        figures["room_gib"] = room / 2**30, "as asked"
+        figures["room_gib"] = room / 2**30, "as given"
     return Elsewhere(name, figures)
 
 
 def ways(there: Elsewhere, uses: list[Use], compressed: tuple[float, float]) -> pd.DataFrame:
-    """Ways to hold the weights of which a token uses ``uses``; ``compressed``: as ``compressibility`` says.
+    """Ways to hold the weights that a token uses (``uses``). ``compressed``: the result of ``compressibility``.
 
-    Columns: held (bytes), fits, comes in (seconds, once), predicted and least (seconds a token). Least takes the maker's
-    bandwidth and, for what cannot stay, the disk. What does not fit goes round as in an LRU, all that a token uses where that
-    is more than the room: mapped pages are dropped and come again by faults; what is locked stays; copies are compressed as
-    far as they can be, and what then does not fit is written to the swap and read back.
+    Columns: held (bytes), fits, comes in (seconds, once), predicted and least (seconds per token). "least" is a lower bound:
+    the maker's bandwidth, and the disk for bytes that cannot stay in memory. If the weights do not fit, memory behaves as an
+    LRU cache, so each token replaces all of them: mapped pages are dropped and read again through page faults; locked pages
+    stay; copies are compressed, and the rest is written to swap and read back.
     """
     uses = [use for use in uses if not use.is_rows]
     floats = [use._replace(nbytes=4 * use.elements) for use in uses]
@@ -95,7 +96,7 @@ def ways(there: Elsewhere, uses: list[Use], compressed: tuple[float, float]) -> 
     wide, token_wide, *_ = _sizes(floats, there.room)
     cpu, disk, fault = there.cpu_gbps, there.disk_gbps, there.fault_gbps
     least = max(token / there.read_gbps, out / disk)
-    seconds = {  # to come in; of a token predicted; at least
+    seconds = {  # to load once; predicted per token; lower bound per token
         MAPPED: (blocks / fault, token / cpu + turned / fault, least),
         LOCKED: (blocks / disk, token / cpu + out / fault, least),
         READ: (blocks / disk, *_copied(there, uses, compressed[0])),
@@ -109,13 +110,13 @@ def ways(there: Elsewhere, uses: list[Use], compressed: tuple[float, float]) -> 
 
 
 def _sizes(uses: list[Use], room: float) -> tuple[float, float, float, float]:
-    """Bytes of all, of a token, of a token that ``room`` cannot hold, and of a token that an LRU of it does not hold."""
+    """Bytes of all uses, of one token, of one token beyond ``room``, and of one token that an LRU of that size misses."""
     token, out = bytes_used(uses), beyond(uses, room)
     return sum(use.nbytes for use in uses), token, out, token if token > room else out
 
 
 def _copied(there: Elsewhere, uses: list[Use], share: float) -> tuple[float, float]:
-    """1e9 times the seconds of a token from copies that compress to a ``share``: predicted, and at least."""
+    """Nanoseconds per token from copies that compress to a ``share`` of their bytes: (predicted, lower bound)."""
     _, token, _, turned = _sizes(uses, there.room)
     *_, out, swapped = _sizes([use._replace(nbytes=int(share * use.nbytes)) for use in uses], there.room)
     predicted = token / there.cpu_gbps + turned / there.compress_gbps + 2 * swapped / there.disk_gbps  # written and read
@@ -123,8 +124,8 @@ def _copied(there: Elsewhere, uses: list[Use], share: float) -> tuple[float, flo
 
 
 def compressibility(file) -> tuple[float, float]:
-    """Shares of their bytes to which the blocks, and the float32, of an open file compress by WKdm, the first of macOS's
-    two codecs (its LZ4 is not tried); from the first eight rows of every tensor, by the bytes of each format."""
+    """(blocks, float32): compressed bytes / bytes of an open file with WKdm, the first of macOS's two codecs (LZ4 is not
+    tried). Measured on the first eight rows of every tensor and weighted with the bytes of each format."""
     found = []
     for qtype, blocks in sample(file, 8).items():
         nbytes = sum(info.nbytes for info in file.tensors.values() if info.qtype == qtype)
@@ -134,10 +135,10 @@ def compressibility(file) -> tuple[float, float]:
 
 
 def wkdm(data: np.ndarray) -> float:
-    """Share of its bytes to which an array compresses, page by page: Wilson, Kaplan and Smaragdakis, USENIX 1999.
+    """Compressed bytes / bytes of an array, page by page: Wilson, Kaplan and Smaragdakis, USENIX 1999.
 
-    A word of 32 bits takes 2 bits if it is zero, 6 if the dictionary has it, 16 if it has its upper 22 bits, else 34. The
-    dictionary of a page of 1,024 words has 16 places, here by the upper bits' remainder, and keeps in each the last word.
+    A 32-bit word takes 2 bits if it is zero, 6 if it is in the dictionary, 16 if its upper 22 bits are, else 34. A page has
+    1,024 words. Its dictionary has 16 entries, chosen with the upper bits modulo 16; each entry holds the last such word.
     """
     words = np.frombuffer(np.ascontiguousarray(data).tobytes(), np.uint8)
     words = words[: len(words) // 4096 * 4096].view(np.uint32)
@@ -154,31 +155,30 @@ def wkdm(data: np.ndarray) -> float:
 
 
 def says(there: Elsewhere, found: pd.DataFrame, compressed: tuple[float, float]) -> str:
-    """The Mac question in sentences: mapped, locked or read, and float32 beyond memory."""
+    """The answer in sentences: blocks mapped, locked or read, and float32 larger than memory."""
     kept, comes, held = found.loc[KEPT], found["comes in"].map(format_seconds), found["held"].map(format_bytes)
     token, to_blocks, to_floats = found["predicted"].map(format_seconds), *map("{:.0%}".format, compressed)
-    text = f"On {there.name} {format_bytes(there.room)} are left for weights"
+    text = f"{there.name} has {format_bytes(there.room)} for weights."
     if found.loc[MAPPED, "fits"]:
         text += (
-            f"; the blocks ({held[MAPPED]}) fit, and once they are in memory it does not matter how they came there: "
-            f"{token[MAPPED]} a token. At {there.fault_gbps:g} GB/s by the page faults of a map they come in {comes[MAPPED]}, "
-            f"at {there.disk_gbps:g} GB/s by reading in {comes[READ]}, as a map does whose pages are asked for ahead; what is "
-            "mapped and not locked the system may drop again."
+            f" The blocks ({held[MAPPED]}) fit. Once they are in memory, every way takes the same time: {token[MAPPED]} per "
+            f"token. Page faults of a mapped file load them in {comes[MAPPED]} ({there.fault_gbps:g} GB/s); reads, or a map "
+            f"with readahead, in {comes[READ]} ({there.disk_gbps:g} GB/s). The system may drop mapped pages that are not locked."
         )
     else:
         text += (
-            f"; the blocks ({held[MAPPED]}) do not fit. Mapped pages are dropped and come again by faults: {token[MAPPED]} a "
-            f"token; what is locked stays, if macOS lets so much be wired: {token[LOCKED]}; copies that were read compress to "
-            f"{to_blocks}, are written to the swap and read back: {token[READ]}."
+            f" The blocks ({held[MAPPED]}) do not fit. Mapped pages are dropped and read again through page faults: "
+            f"{token[MAPPED]} per token. Locked pages stay, if macOS allows that many: {token[LOCKED]}. Copies in memory "
+            f"compress to {to_blocks}, are written to swap and read back: {token[READ]}."
         )
     if kept.fits:
-        return f"{text} Float32 ({held[KEPT]}) fits as well: {token[KEPT]} a token."
-    swaps = ", and goes to the swap" if compressed[1] * kept.held > there.room else ""
-    return f"{text} Float32 ({held[KEPT]}) does not fit: the compressor brings it to {to_floats}{swaps}, {token[KEPT]} a token."
+        return f"{text} Float32 ({held[KEPT]}) also fits: {token[KEPT]} per token."
+    swaps = ", and the rest goes to swap" if compressed[1] * kept.held > there.room else ""
+    return f"{text} Float32 ({held[KEPT]}) does not fit: it compresses to {to_floats}{swaps}, {token[KEPT]} per token."
 
 
 def explain(name: str, uses, compressed, room: int | None = None) -> tuple[Elsewhere, pd.DataFrame, str]:
-    """The machine of that ``name``, the ``ways`` there, and what they say."""
+    """(the machine of that ``name``, its table of ``ways``, the answer in sentences)."""
     there = machine(name, room)
     found = ways(there, uses, compressed)
     return there, found, says(there, found, compressed)

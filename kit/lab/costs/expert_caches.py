@@ -49,7 +49,7 @@ class ExpertBudget:
         if self.room <= self.routes.expert_bytes.max():
             least = format_bytes(self.dense + PROCESS + self.routes.expert_bytes.max())
             had = format_bytes(self.memory)
-            raise CacheError(f"--memory {had} holds no expert beside the dense weights; give more than {least}")
+            raise CacheError(f"--memory {had} has no room for experts after the dense weights; give more than {least}")
 
     @property
     def room(self) -> int:

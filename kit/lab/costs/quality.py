@@ -107,7 +107,7 @@ def quality(file, names=None, tokens: int = 0, progress: bool = False, others: M
     names, others = list(PRECISIONS if names is None else names), dict(others or {})
     weights = sum(info.elements for info in file.tensors.values())
     if not (tokens := tokens or divergence.tokens_for(weights)):
-        raise ModelError(f"{file.path}: a text through {format_count(weights)} weights takes minutes: `--thorough` takes them")
+        raise ModelError(f"{file.path}: with {format_count(weights)} weights this takes minutes: add --thorough")
     model = partial(model_of, file, attention="blas")  # kit explain compiles no kernel of attention for one prompt
     exact = model(PRECISIONS[EXACT])
     window = divergence.window_of(exact.tokenizer, exact.config.context, tokens)

@@ -106,7 +106,9 @@ def _check_alike(files) -> None:
     for file in files[1:]:
         other = {name: info.shape for name, info in file.tensors.items()}
         if file.architecture != first.architecture or other != {name: info.shape for name, info in first.tensors.items()}:
-            raise ModelError(f"{file.path}: is no quantization of the model in {first.path}: its tensors have other shapes")
+            raise ModelError(
+                f"{file.path}: is not a quantization of the model in {first.path}, because the tensors have other shapes"
+            )
 
 
 def _losses(files, first, tokens, progress) -> dict:

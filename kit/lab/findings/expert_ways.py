@@ -135,7 +135,7 @@ def _counters(weights) -> tuple:
 def decode_offloaded(path, capture, name: str, tokens: int, keep: int, warm: bool = False, passes: int = 1) -> TimedDecode:
     """Decode with one of OFFLOADS, from a dropped page cache, or from a ``warm`` one; ``passes``: so often the same tokens."""
     if not warm and not pagecache.drop(path) and model_bytes(Path(path)) > _SMALL:
-        raise ReportError(f"{path}: its pages cannot be dropped from memory; is another process using it?")
+        raise ReportError(f"{path}: cannot drop its pages from memory: end other processes that use the file")
     way = OFFLOADS[name]
     if way.holds == "llama.cpp":
         with llama_cpp.Llama(path, context=64 + tokens, repack=False) as peer:

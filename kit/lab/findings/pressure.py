@@ -111,7 +111,9 @@ def _whole(nbytes: int) -> int:
 def _nameless(folder: Path, nbytes: int) -> int:
     """A new file in ``folder``, open past the page cache and already unlinked: it goes with the process, however that ends."""
     if (free := shutil.disk_usage(folder).free) < 2 * nbytes:
-        raise ReportError(f"{folder}: {format_bytes(nbytes)} of float32 may go to the disk, {format_bytes(free)} are free")
+        raise ReportError(
+            f"{folder}: the disk needs {format_bytes(nbytes)} for float32 weights and has {format_bytes(free)} free"
+        )
     handle, name = tempfile.mkstemp(prefix="spill-", dir=folder)
     try:
         return open_past(name, os.O_RDWR)
@@ -178,7 +180,7 @@ def _spilled(file, limit, folder, inferences, budget, piece):
         for number in range(inferences):
             took = {way: model(number) for way, model in models.items()}
             if not torch.equal(took["kept"][1], took["each time"][1]):
-                raise ReportError(f"{folder}: weights that came back from the spill file give other logits; check the disk")
+                raise ReportError(f"{folder}: weights read from the spill file give different logits; check the disk")
             for way in WAYS:
                 seconds[way].append(took[way][0])
             if number and time.monotonic() > end:
@@ -217,7 +219,9 @@ def swapped(path, tiny, shares, folder: Path, inferences: int = 3, budget: float
         found = {share: {way: take(way, None if share >= 1 else own + round(share * used)) for way in WAYS} for share in shares}
     for share, told in found.items():
         if len({told[way]["tokens"][0] for way in WAYS}) > 1:
-            raise ReportError(f"{path}: at {share:.0%} of the float32 weights in memory the ways give other tokens: {told}")
+            raise ReportError(
+                f"{path}: with {share:.0%} of the float32 weights in memory, the variants give different tokens: {told}"
+            )
     return {share: {way: told[way]["seconds"] for way in WAYS} for share, told in found.items()}
 
 
@@ -243,7 +247,7 @@ def of_run(lab, shares=(1.0, 0.75, 0.53), swap: bool = False, **arguments) -> pd
     warning on the page where the kernel ends a way in real swap.
     """
     if min(shares) >= 1:
-        raise ReportError(f"shares {shares}: give one below 1, so that something is kept beyond memory")
+        raise ReportError(f"shares {shares}: give at least one below 1, so that the weights exceed memory")
     path, tiny, measured = lab.path(STANDS_FOR), lab.tiny(STANDS_FOR), swapped if swap else spilled
     measure = cache(lambda: measured(path, tiny, shares, lab.out, **arguments))
     with kit.open(path) as file:

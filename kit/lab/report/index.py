@@ -74,7 +74,7 @@ def one_page(folder: Path, request: runs.Request) -> Path:
     page = html.write(run, jobs[0].name)
     write(run)
     for name, row in run.failed.items():
-        raise ReportError(f"{name} failed in cell {row.cell}: {row.reason}; {page} shows how far it came")
+        raise ReportError(f"{name} failed in cell {row.cell}: {row.reason}; see {page} for the cells before it")
     return page
 
 

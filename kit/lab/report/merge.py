@@ -17,7 +17,7 @@ def runs_in(folder: Path) -> list[Path]:
     folder = Path(folder)
     found = [folder] if (folder / STATE).exists() else sorted(path.parent for path in folder.glob(f"*/{STATE}"))
     if not found:
-        raise ReportError(f"{folder} holds no run: neither it nor a folder right under it has a {STATE}")
+        raise ReportError(f"{folder} has no run: expected {STATE} in it or in a folder directly below it")
     return found
 
 
@@ -28,7 +28,7 @@ def merge(folders: list[Path], target: Path) -> Path:
     """
     sources = list(dict.fromkeys(run.resolve() for folder in folders for run in runs_in(folder)))
     if target.exists() and any(target.iterdir()):
-        raise ReportError(f"{target} is not empty: name a new folder for the merged report by --out")
+        raise ReportError(f"{target} is not empty: name a new folder for the merged report with --out")
     check_output(target, sources, ReportError)
     names = [source.name for source in sources]
     labels = [name if names.count(name) == 1 else f"{name}-{load(source).machine_id}"

@@ -128,7 +128,7 @@ def notebook_names(folder: Path, only: Iterable[str] = (), asked: str = "--only 
     """
     names = sorted(path.stem for path in Path(folder).glob("*.ipynb") if not path.name.startswith("."))
     if not names:
-        raise ReportError(f"{folder}: no notebooks there; run from a checkout, or name a folder with --notebooks")
+        raise ReportError(f"{folder}: has no notebooks; run from a checkout, or name a folder with --notebooks")
     prefixes = tuple(prefix.removesuffix(".ipynb") for prefix in only)
     for prefix in prefixes:
         if not any(name.startswith(prefix) for name in names):

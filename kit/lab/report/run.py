@@ -149,9 +149,9 @@ def start(folder: Path, request: Request) -> Run:
     """A new run in ``folder``, which is made; ReportError when it cannot be written, holds a run already, or other files."""
     with sole_writer(folder):
         if (folder / STATE).exists():
-            raise ReportError(f"{folder} already holds a run: add --resume to go on with it, or name another --out")
+            raise ReportError(f"{folder} already has a run: add --resume to continue it, or name another folder with --out")
         if others := sorted(path.name for path in folder.iterdir() if path.name not in OF_RUN and path.name[0] != "."):
-            raise ReportError(f"{folder} holds other files ({others[0]}): name a new folder by --out")
+            raise ReportError(f"{folder} has other files ({others[0]}): name a new folder with --out")
         run = Run(folder, request, machine.machine_id(), kit.__version__, machine.git_commit(), now())
         run.save()
     return run
@@ -169,7 +169,10 @@ def resume(folder: Path, **asked) -> Run:
             option = {"texts": "-p"}.get(name, f"--{name}")
             raise ReportError(f"{folder} was run with {option} {before!r}, not {wanted!r}: leave it out or start a new run")
     if run.machine_id != machine.machine_id():
-        raise ReportError(f"{folder} was made on {run.machine_id}, this is {machine.machine_id()}: start a new run here")
+        raise ReportError(
+            f"cannot resume {folder}: it was started on another machine ({run.machine_id}, this is {machine.machine_id()}); "
+            "start a new run without --resume"
+        )
     run.request = replace(run.request, only=asked.get("only") or run.request.only)
     return run
 

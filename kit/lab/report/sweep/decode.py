@@ -16,7 +16,7 @@ def way_of(policy: str, capacity: str, dtype: str, total: int) -> ways.Way:
     CacheError lists the policies, and says when a capacity is missing or is none.
     """
     if policy not in LIVE and policy not in UNLIMITED:
-        raise CacheError(f"policy: no {policy!r} here; there are: {', '.join([*UNLIMITED, *LIVE])}")
+        raise CacheError(f"policy: there is no {policy!r}; choose one of {', '.join([*UNLIMITED, *LIVE])}")
     if policy in UNLIMITED:
         return ways.Way(policy, None, dtype)
     try:
@@ -25,7 +25,7 @@ def way_of(policy: str, capacity: str, dtype: str, total: int) -> ways.Way:
     except ValueError:
         raise CacheError(f"capacity: {capacity!r} is neither a size such as 512MiB nor a share such as 25%") from None
     if limit < 1:
-        raise CacheError(f"capacity: {capacity!r} holds nothing; give at least one byte, or the policy NoCache")
+        raise CacheError(f"capacity {capacity!r} is too small: give at least one byte, or use the policy NoCache")
     return ways.Way(policy, limit, dtype)
 
 

@@ -157,7 +157,9 @@ def kinds(client: Client) -> list[str]:
             raise ReportError(f"the worker {address} has kit {version}, this is {kit.__version__}: install the same there")
     for address, code in client.run(sources.of_package).items():  # after the versions: an older one has no such function
         if code != sources.of_package():
-            raise ReportError(f"the worker {address} has other code of kit {kit.__version__} than this: install the same there")
+            raise ReportError(
+                f"the worker {address} has different code of kit {kit.__version__}: install the same checkout there"
+            )
     return sorted({kind for _, kind in found.values()})
 
 
@@ -227,4 +229,6 @@ def keep_cell(out: Path, cell: Cell, answer: Answer) -> None:
         shutil.rmtree(target, ignore_errors=True)
         partial.replace(target)
     except OSError as error:
-        raise ReportError(f"cannot write {target}: {error.strerror}; free some space or name another --out") from None
+        raise ReportError(
+            f"cannot write {target}: {error.strerror}; free some space or name another folder with --out"
+        ) from None

@@ -119,10 +119,10 @@ def _cells(spec: dict, folder: Path, notebooks: Path) -> list[Cell]:
     takes = {name: parameters.read(nbformat.reads(text, as_version=4).cells, name) for name, text in sources.items()}
     for name in axes:
         if name in RESERVED and name != "device":
-            raise ReportError(f"parameters: {name} is a key of its own: profile, models")
+            raise ReportError(f"parameters: {name} is set with its own key: profile or models")
         if not any(name in owned for owned in takes.values()):
             every = sorted({parameter for owned in takes.values() for parameter in owned})
-            raise ReportError(f"none of its notebooks has a parameter {name!r}; they have: {', '.join(every)}")
+            raise ReportError(f"no notebook of this grid has a parameter {name!r}; they have {', '.join(every)}")
     digests: dict[Model, str] = {}
     cells = []
     for notebook, text in sources.items():
@@ -140,17 +140,17 @@ def _cells(spec: dict, folder: Path, notebooks: Path) -> list[Cell]:
 
 def _checked(spec) -> dict:
     if not isinstance(spec, dict):
-        raise ReportError(f"a spec is a mapping with the keys {', '.join(KEYS)}")
+        raise ReportError(f"expected `key: value` lines with the keys {', '.join(KEYS)}")
     if unknown := sorted(str(key) for key in spec if key not in KEYS):
-        raise ReportError(f"unknown: {', '.join(unknown)}; known are: {', '.join(KEYS)}")
+        raise ReportError(f"unknown keys: {', '.join(unknown)}; choose from {', '.join(KEYS)}")
     if not isinstance(profile := spec.get("profile", ""), str):
-        raise ReportError(f"profile: {profile!r} is not a text")
+        raise ReportError(f"profile: {profile!r} is not a text; give smoke, quick or full")
     for key in KEYS[1:-1]:
         values = spec.get(key, [""])
         if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
             raise ReportError(f"{key}: {values!r} is not a list of texts; a number needs quotes")
     if not isinstance(spec.get("parameters", {}), dict):
-        raise ReportError("parameters: a mapping of a parameter's name to its values")
+        raise ReportError("parameters: expected `name: values` lines")
     return spec
 
 
@@ -209,5 +209,5 @@ def _file(folder: Path, name: str) -> str:
         return name
     source = (folder / os.path.expanduser(name)).absolute()
     if not source.is_file():
-        raise ReportError(f"models: {name}: neither a file nor one of: {', '.join(GEOMETRIES)}")
+        raise ReportError(f"models: {name}: is not a file and not one of {', '.join(GEOMETRIES)}")
     return str(source)
