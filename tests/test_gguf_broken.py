@@ -43,7 +43,7 @@ BROKEN = {  # name: (bytes, byte offset in the message, words of the message)
     "value not UTF-8": (assemble([pair(b"k", 8, text(b"\xff"))]), HEAD + 21, "expected UTF-8 in the value of 'k'"),
     "value type": (assemble([pair(b"k", 13, bytes(8))]), HEAD + 9, "type 13 of 'k', expected a GGUF value type"),
     "boolean": (assemble([pair(b"k", 7, b"\2" + bytes(8))]), HEAD + 13, r"expected a boolean \(0 or 1\)"),
-    "duplicate key": (assemble([pair(b"k", 4, bytes(4))] * 2), HEAD + 17, "'k' a second time"),
+    "duplicate key": (assemble([pair(b"k", 4, bytes(4))] * 2), HEAD + 17, "'k' is repeated"),
     "nested array": (assemble([pair(b"k", 9, array(9, 1, array(4, 0)))]), HEAD + 13, "'k' is an array of arrays"),
     "element type": (assemble([pair(b"k", 9, array(77, 1))]), HEAD + 13, "'k' is an array of type 77"),
     "array length": (assemble([pair(b"k", 9, array(4, 2**61))]), HEAD + 17, "elements of 'k', expected at most"),
@@ -54,7 +54,7 @@ BROKEN = {  # name: (bytes, byte offset in the message, words of the message)
     "strings run out": (assemble([pair(b"k", 9, array(8, 2, text(b"a" * 80)[:-60]))]), HEAD + 25, "longer than the file"),
     "name length": (assemble(rows=[struct.pack("<Q", 2**40) + bytes(24)]), HEAD, "bytes of a tensor name, expected"),
     "name not UTF-8": (assemble(rows=[table_row(b"\x80", (8,), 0, 0)], data=bytes(32)), HEAD + 8, "expected UTF-8"),
-    "duplicate tensor": (assemble(rows=[F32["x"], F32["x"]], data=bytes(64)), HEAD + 33, "tensor 'x' a second time"),
+    "duplicate tensor": (assemble(rows=[F32["x"], F32["x"]], data=bytes(64)), HEAD + 33, "tensor 'x' is repeated"),
     "dimensions": (assemble(rows=[table_row(b"x", (1,) * 5, 0, 0)], data=bytes(32)), HEAD + 9, "5 dimensions, expected"),
     "dimension overflow": (
         assemble(rows=[table_row(b"x", (2**32, 2**32), 0, 0)], data=bytes(32)), HEAD + 9, r"expected at most 2\^63 - 1",

@@ -103,7 +103,7 @@ def test_a_grid_is_the_product_of_its_axes(grid_of):
         ("notebooks: [decode]\ncapacities: ['4']", "capacity: '4' is neither a size"),
         ("notebooks: [decode]\nparameters: {dtype: float8}", "dtype 'float8' is not known"),
         ("notebooks: [02]", "a number needs quotes"),
-        ("notebooks: [fast]\nparameters: {color: [1]}", "parameter 'color'; they have: deep, model"),
+        ("notebooks: [fast]\nparameters: {color: [1]}", "parameter 'color'; they have deep, model"),
         ("notebooks: [fast]\ncapacities: [1GiB]", "parameter 'capacity'"),
         ("notebooks: [fast]\nparameters: {samples: [1.5]}", "samples: 1.5 is a float"),
         ("notebooks: [fast]\nparameters: {policy: [no]}", "policy: False is a bool"),

@@ -163,7 +163,8 @@ def says(there: Elsewhere, found: pd.DataFrame, compressed: tuple[float, float])
         text += (
             f" The blocks ({held[MAPPED]}) fit. Once they are in memory, every way takes the same time: {token[MAPPED]} per "
             f"token. Page faults of a mapped file load them in {comes[MAPPED]} ({there.fault_gbps:g} GB/s); reads, or a map "
-            f"with readahead, in {comes[READ]} ({there.disk_gbps:g} GB/s). The system may drop mapped pages that are not locked."
+            f"with readahead, in {comes[READ]} ({there.disk_gbps:g} GB/s). The system may drop mapped pages, unless they are "
+            "locked."
         )
     else:
         text += (

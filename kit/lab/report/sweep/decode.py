@@ -25,7 +25,7 @@ def way_of(policy: str, capacity: str, dtype: str, total: int) -> ways.Way:
     except ValueError:
         raise CacheError(f"capacity: {capacity!r} is neither a size such as 512MiB nor a share such as 25%") from None
     if limit < 1:
-        raise CacheError(f"capacity {capacity!r} is too small: give at least one byte, or use the policy NoCache")
+        raise CacheError(f"capacity: {capacity!r} is too small: give at least one byte, or use the policy NoCache")
     return ways.Way(policy, limit, dtype)
 
 
