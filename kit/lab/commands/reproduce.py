@@ -33,8 +33,8 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 def command(profile, only, model, device, out, resume, again, texts, timeout, notebooks, listing, serve, progress):
     """Run the notebooks and write one offline report.
 
-    Notebooks run one after another, each in its own process. The report is DIR/index.html. DIR also has, for each
-    notebook, the executed .ipynb, an .html page and its records (.jsonl). If a notebook fails, the report shows the
+    Notebooks run one after another, each in its own process. The report is DIR/index.html. For each notebook,
+    DIR also has the executed .ipynb, an .html page and its records (.jsonl). If a notebook fails, the report shows the
     reason and the others still run. Unchanged notebooks are copied from the last run. `--again` runs all of them.
 
     \b
