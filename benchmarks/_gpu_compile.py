@@ -64,7 +64,8 @@ def compile_for(kernel, types: dict[str, str], constants: dict, num_warps=4, fus
     end = max(place for place, (_, opcode, _) in enumerate(instructions) if opcode == "EXIT")
     for address, opcode, rest in instructions[: end + 1]:
         addresses.append(int(address, 16))
-        opcodes.append(opcode)
+        constant = opcode.startswith("HFMA2") and ", -RZ, RZ, " in rest  # 0 * 0 + c: ptxas moves some constants so
+        opcodes.append("MOV" if constant else opcode)
         target = re.search(r"0x([0-9a-f]+)", rest) if opcode == "BRA" else None
         if target and int(target[1], 16) < addresses[-1]:
             jumps.append((int(target[1], 16), addresses[-1]))

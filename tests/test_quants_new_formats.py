@@ -8,7 +8,7 @@ import triton_worker as worker
 import kit
 from kit.cpu import simd
 from kit.cpu.linear import linear
-from kit.gguf.formats import DTYPES, FORMATS, numbers, row, scales
+from kit.gguf.formats import DTYPES, FORMATS, Numbers, Plane, numbers, row, scales
 from kit.quants.exactness import random_blocks
 from kit.synthetic.encode import encode
 
@@ -39,6 +39,24 @@ def signed_bytes(f):
     return f["qs"].astype(np.float64), np.repeat(f["d"][:, None].astype(np.float32) * f["steps"], 16, axis=1), None
 
 
+def listed_places(f):
+    """Eight minima and scales of six bits, the minima's upper bits in a field of their own: unlike Q4_K's in every place."""
+    packed, high = (f[name].astype(np.int32) for name in ("packed", "high"))
+    scale = np.concatenate([packed[:, 4:8] >> 4 | (high & 3) << 4, packed[:, 4:8] & 15 | (high >> 4 & 3) << 4], axis=1)
+    minimum = np.concatenate([packed[:, :4] & 15 | (high >> 2 & 3) << 4, packed[:, :4] >> 4 | (high >> 6) << 4], axis=1)
+    d, m = (f[name][:, None].astype(np.float32) for name in ("d", "m"))
+    codes = np.stack([f["qs"] & 15, f["qs"] >> 4], axis=-1).reshape(-1, 256).astype(np.float64)
+    return codes, *(np.repeat(unit * (n - 3).astype(np.float32), 32, axis=1) for unit, n in ((d, scale), (m, minimum)))
+
+
+def listed_scales(f):
+    """Eight scales alone, the last four first."""
+    codes = np.stack([f["qs"] & 15, f["qs"] >> 4], axis=-1).reshape(-1, 256) - 8.0
+    steps = (f["steps"] >> 1 & 63).astype(np.float32) - np.float32(32)
+    d = f["d"][:, None].astype(np.float32)
+    return codes, np.repeat(d * np.concatenate([steps[:, 4:], steps[:, :4]], axis=1), 32, axis=1), None
+
+
 VALUES = (-9, -7, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 8, 10)
 MADE_UP = {
     two_bits: row("Q2_X", 99, 64, "d <f2, qs 16u1", numbers("qs 16x2", less=2), scales(64)),
@@ -47,6 +65,12 @@ MADE_UP = {
     values_of_pairs: row("V4_X", 97, 32, "e 2u1, qs 16u1", numbers("qs 1x4", values=VALUES), scales(16, "e", table="E8M0")),
     signed_bytes: row("Q8_X", 96, 256, "steps 16i1, d <f2, qs 256i1",
                       numbers("qs 1x8"), scales(16, "d", numbers("steps 16x8"))),
+    listed_places: row("Q4_X", 93, 256, "d <f2, packed 8u1, high 4u1, m <f2, qs 128u1",
+                       numbers("qs 1x4"), scales(32, "d - m", Numbers((
+                           Plane("packed", 4, 4, places=((4, 4), (4, 0), (0, 0), (0, 4))),
+                           Plane("high", 4, 2, places=((0, 0), (0, 4), (0, 2), (0, 6)))), less=3))),
+    listed_scales: row("S4_X", 92, 256, "steps 8u1, d <f2, qs 128u1", numbers("qs 1x4", less=8),
+                       scales(32, "d", Numbers((Plane("steps", 4, 6, places=((4, 1), (0, 1))),), less=32))),
 }  # fmt: skip
 
 
@@ -73,6 +97,8 @@ def whole_numbers(definition, rows, columns, tokens):
     fields = blocks.view(format.layout)[:, 0]
     for field in {"d", "m"} & set(format.layout.names):
         fields[field] = 0.5
+    for field in {"packed", "high"} & set(format.layout.names):
+        fields[field] &= 0x33
     if "e" in format.layout.names:
         fields["e"] = 124 + fields["e"] % 8
     if "steps" in format.layout.names:
@@ -145,3 +171,21 @@ def test_two_definitions_of_one_name_are_two_formats(monkeypatch):
 def test_a_row_that_cannot_be_right_is_an_error(codes, group, says):
     with pytest.raises(ValueError, match=says):
         row("Odd", 94, 64, "d <f2, qs 16u1", codes, scales(group))
+
+
+@pytest.mark.parametrize(
+    "planes",
+    [
+        (Plane("s", 4, 6, places=((0, 0),)),),  # too few
+        (Plane("s", 2, 6, places=((0, 0), (2, 0), (4, 0), (6, 0))),),  # not in fours
+        (Plane("s", 4, 6, places=((0, 0), (4, 3))),),  # beyond the byte
+        (Plane("s", 4, 6, places=((0, 0), (5, 0))),),  # beyond the field
+        (Plane("s", 4, 6, places=((0, 0), (4, 0))), Plane("s", 4, 2, shift=6)),  # not all listed
+        (Plane("t", 4, 8, places=((0, 0), (4, 0))),),  # signed
+    ],
+)
+def test_places_that_no_backend_can_read_are_an_error(planes):
+    with pytest.raises(ValueError, match=r"Odd: .*Plane"):
+        row("Odd", 94, 256, "s 8u1, t 8i1, d <f2, qs 128u1", numbers("qs 1x4"), scales(32, "d", Numbers(planes)))
+    with pytest.raises(ValueError, match=r"Odd: .*Plane"):
+        row("Odd", 94, 32, "d <f2, s 32u1", Numbers((Plane("s", 32, 8, places=((0, 0),)),)), scales(32))  # codes

@@ -7,10 +7,10 @@ its minima MINIMA bytes after them. The order of operations is gguf-py's: it dec
 import numpy as np
 from numba import types
 
-from kit.cpu.codes import integers
+from kit.cpu.codes import integers, listed
 from kit.cpu.simd.isa import half_to_float
 from kit.cpu.simd.memory import load, store
-from kit.cpu.simd.vectors import Vector, bitcast, convert, f32x16, high, inner, join, low, pick, u8x8
+from kit.cpu.simd.vectors import Vector, convert, f32x16, high, inner, low, pick
 from kit.gguf.formats import TABLES, Format
 
 u8, u16, u32, u64, f32 = types.uint8, types.uint16, types.uint32, types.uint64, types.float32
@@ -25,6 +25,8 @@ def reader(format: Format):
         return FUNCTIONS[scales.function](format)
     if scales.table:
         return _table(format.at(scales.d), format.groups, TABLES[scales.table])
+    if are_together(format):
+        return _together(format)
     read = _times(format, scales.d, 0)
     if not scales.dmin:
         return read
@@ -63,22 +65,16 @@ def _table(at: int, groups: int, numbers: np.ndarray):
     return scales
 
 
-def six_bits(format: Format):
-    """Q4_K, Q5_K: eight scales and eight minima of six bits in twelve bytes, in units of d and dmin."""
-    both = scales_and_minima(format)
-
-    @inner
-    def scales(tier, block, scratch):
-        numbers = both(tier, block)
-        store(scratch, low(numbers))
-        store(scratch + MINIMA, high(numbers))
-
-    return scales
+def are_together(format: Format) -> bool:
+    """Whether eight scales and eight minima are read as one vector: their steps in listed places, d and dmin side by side."""
+    scales, steps = format.scales, format.scales.steps
+    together = bool(steps and steps.listed and scales.dmin) and format.at(scales.dmin) == format.at(scales.d) + 2
+    return together and format.groups == 8 and steps.less == 0 and steps.times == 1
 
 
-def scales_and_minima(format: Format):
-    """Q4_K, Q5_K: a reader of the eight scales and then the eight minima of the block at an address, f32x16."""
-    halves, each, numbers = format.at("d"), pick(*[0] * 8, *[1] * 8), six_bit_numbers(format)  # d, and dmin behind it
+def together(format: Format):
+    """A reader of the eight scales and then the eight minima of the block at an address, f32x16, if they ``are_together``."""
+    halves, each, numbers = format.at(format.scales.d), pick(*[0] * 8, *[1] * 8), listed(format, format.scales.steps)
 
     @inner(forceinline=True)
     def both(tier, block):
@@ -87,21 +83,16 @@ def scales_and_minima(format: Format):
     return both
 
 
-def six_bit_numbers(format: Format):
-    """The same as integers, u8x16, before they are multiplied by d and dmin."""
-    packed = format.at("scales")
+def _together(format: Format):
+    both = together(format)
 
-    @inner(forceinline=True)
-    def both(block):
-        first = u64(load(u32, block + packed))
-        second = u64(load(u32, block + packed + 4))
-        third = u64(load(u32, block + packed + 8))
-        nibble, six, two = u64(0x0F0F0F0F), u64(0x3F3F3F3F), u64(0x30303030)
-        scales = (first & six) | (((third & nibble) | ((first >> u64(2)) & two)) << u64(32))
-        minima = (second & six) | ((((third >> u64(4)) & nibble) | ((second >> u64(2)) & two)) << u64(32))
-        return join(bitcast(u8x8, scales), bitcast(u8x8, minima))
+    @inner
+    def scales(tier, block, scratch):
+        numbers = both(tier, block)
+        store(scratch, low(numbers))
+        store(scratch + MINIMA, high(numbers))
 
-    return both
+    return scales
 
 
 def iq1_m(format: Format):
@@ -121,4 +112,4 @@ def iq1_m(format: Format):
     return scales
 
 
-FUNCTIONS = {f.__name__: f for f in (six_bits, iq1_m)}
+FUNCTIONS = {"iq1_m": iq1_m}

@@ -3,7 +3,7 @@
 from numba import types
 
 from kit.cpu.kernels import parts_of
-from kit.cpu.scales import MINIMA, scales_and_minima
+from kit.cpu.scales import MINIMA, are_together, together
 from kit.cpu.simd.isa import half_to_float, kept
 from kit.cpu.simd.memory import load
 from kit.cpu.simd.pairs import hidden
@@ -28,8 +28,8 @@ def halves(places):
 
 def readers(format: Format, tier: str):
     """Readers of the scales and then the minima."""
-    if format.scales.function == "six_bits":
-        both = scales_and_minima(format)
+    if are_together(format):
+        both = together(format)
         scales, minima = (pick(*(first + n // 2 for n in range(16))) for first in (0, 8))
         return (
             inner(lambda tier, start, scratch: scales(both(tier, start)), forceinline=True),

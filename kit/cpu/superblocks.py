@@ -14,8 +14,8 @@ import numpy as np
 from numba import types
 
 from kit.cpu.codes import integers as integers_of
+from kit.cpu.codes import listed
 from kit.cpu.kernels import parts_of
-from kit.cpu.scales import six_bit_numbers
 from kit.cpu.simd.isa import half_to_float, kept
 from kit.cpu.simd.memory import copy, load, store
 from kit.cpu.simd.pairs import hidden
@@ -88,8 +88,8 @@ def flipped(format: Format) -> bool:
 def has_steps(format: Format) -> bool:
     """Whether scales are integers times a number of the super-block."""
     steps = format.scales.steps
-    in_planes = bool(steps and not steps.function and not steps.values and steps.less == int(steps.less) and steps.times == 1)
-    return format.block_elements == SUPERBLOCK and (format.scales.function == "six_bits" or in_planes)
+    whole = bool(steps and not steps.function and not steps.values and steps.less == int(steps.less) and steps.times == 1)
+    return format.block_elements == SUPERBLOCK and whole
 
 
 def largest_code(format: Format) -> int:
@@ -257,13 +257,14 @@ def steps(format, tier, start):
     format, sign, bias = format.value, format.value.scales.sign, np.float32(format.value.bias)
     d = format.at(format.scales.d)
     dmin = format.at(format.scales.dmin or format.scales.d)
-    if format.scales.function == "six_bits":
-        both = six_bit_numbers(format)
-        of_scales, of_minima = (pick(*(first + n // 2 for n in range(16))) for first in (0, 8))
-        read = inner(lambda start: convert(i16x16, of_scales(both(start))), forceinline=True)
-        read_minima = inner(lambda start: convert(i16x16, of_minima(both(start))), forceinline=True)
+    less, share = int(format.scales.steps.less), [n * format.groups // 16 for n in range(16)]
+    if format.scales.steps.listed:
+        both = listed(format, format.scales.steps)
+        of_scales, of_minima = (pick(*(first + n for n in share)) for first in (0, format.groups if sign else 0))
+        read = inner(lambda start: convert(i16x16, of_scales(both(start))) - less, forceinline=True)
+        read_minima = inner(lambda start: convert(i16x16, of_minima(both(start))) - less, forceinline=True)
     else:
-        less, each = int(format.scales.steps.less), pick(*(n * format.groups // 16 for n in range(16)))
+        each = pick(*share)
         integers = integers_of(format, format.scales.steps, format.groups, types.int16)
         read = inner(lambda start: each(integers(start, 0)) - less, forceinline=True)
         read_minima = inner(lambda start: each(integers(start, 1)) - less, forceinline=True)

@@ -9,7 +9,7 @@ gguf-py's bit for bit. Scales and minima have one element for each sub-block.
 import triton
 import triton.language as tl
 
-from kit.gguf.formats import Format
+from kit.gguf.formats import Format, Plane
 
 
 @triton.jit
@@ -191,10 +191,17 @@ def _integer(block, i, PLANE: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def _place(i, PLANE: tl.constexpr, WIDTH: tl.constexpr):
-    """``formats.place`` for WIDTH integers of a run at a time: which byte, or word of so many bytes, and the lowest bit."""
+    """``Plane.place`` for WIDTH integers of a run at a time: which byte, or word of so many bytes, and the lowest bit."""
     run: tl.constexpr = PLANE.run // WIDTH
-    fields: tl.constexpr = 8 // PLANE.bits
-    return i // (run * fields) * run + i % run, PLANE.shift + PLANE.bits * (i // run % fields)
+    if len(PLANE.places):
+        at, shift = tl.zeros_like(i) + PLANE.places[0][0], tl.zeros_like(i) + PLANE.places[0][1]
+        for n in tl.static_range(1, len(PLANE.places)):
+            at = tl.where(i // run == n, PLANE.places[n][0], at)
+            shift = tl.where(i // run == n, PLANE.places[n][1], shift)
+        return at + i % run, shift
+    else:
+        fields: tl.constexpr = 8 // PLANE.bits
+        return i // (run * fields) * run + i % run, PLANE.shift + PLANE.bits * (i // run % fields)
 
 
 @triton.jit
@@ -204,17 +211,6 @@ def _negative(x):
 
 
 # ---- codes and scales that planes cannot describe
-
-
-@triton.jit
-def six_bits(block, s, table, FORMAT: tl.constexpr):
-    """Q4_K, Q5_K: 6 bits each; the upper two bits of the last four share bytes with the first four."""
-    byte = block + FORMAT.at("scales") + s % 4
-    d, m, both = _byte(byte), _byte(byte + 4), _byte(byte + 8)
-    first = s < 4
-    scale = tl.where(first, d & 63, (both & 15) | ((d >> 2) & 48))
-    minimum = tl.where(first, m & 63, (both >> 4) | ((m >> 2) & 48))
-    return (_half(block + FORMAT.at("d")) * _number(scale), _half(block + FORMAT.at("dmin")) * _number(minimum))
 
 
 @triton.jit
@@ -275,4 +271,4 @@ def iq1_m_scales(block, s, table, FORMAT: tl.constexpr):
 
 
 CODES = {"tq1_0": tq1_0, "grid": grid_codes, "": regular_codes}
-SCALES = {"six_bits": six_bits, "iq1_m": iq1_m_scales, "": regular_scales}
+SCALES = {"iq1_m": iq1_m_scales, "": regular_scales}

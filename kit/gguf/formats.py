@@ -27,7 +27,8 @@ class Plane:
     """Integers of ``bits`` each, packed into the bytes of a field; unsigned, except 8-bit ones in a field of signed bytes.
 
     "qs 32x4": the low 4 bits of 32 bytes are integers 0 to 31, their high 4 bits the next 32, and the next 32 bytes hold
-    the next 64. "qs[7::8] 8x4>>4" reads bytes 7, 15, 23 ... of the field, from bit 4 up.
+    the next 64. "qs[7::8] 8x4>>4" reads bytes 7, 15, 23 ... of the field, from bit 4 up. Steps of scales may list
+    ``places`` instead: (byte, bit) of the first of each ``run`` integers, which are in as many bytes, a multiple of four.
     """
 
     field: str
@@ -36,25 +37,38 @@ class Plane:
     start: int = 0
     step: int = 1
     shift: int = 0
+    places: tuple[tuple[int, int], ...] = ()
+
+    def place(self, i: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(byte of the field, lowest bit) of integers ``i``."""
+        if self.places:
+            byte, shift = np.array(self.places)[i // self.run].T
+            return byte + i % self.run, shift
+        byte, shift = place(i, self.run, self.bits)
+        return self.start + self.step * byte, self.shift + shift
 
 
 @dataclass(frozen=True)
 class Bits:
-    """Integers of ``bits`` each, ``count`` in a little-endian word of ``word`` bytes, the lowest from bit ``shift`` up and the
-    next ``apart`` bits above; words are ``step`` bytes apart, the first at byte ``start`` of the field.
+    """Integers of ``bits`` each, ``count`` in a little-endian word of ``word`` bytes. The first begins at bit ``shift``, each
+    other one ``apart`` bits above the one before. Words are ``step`` bytes apart, the first at byte ``start`` of the field.
 
-    "qs[4::8] 4:4x7" has four integers of 7 bits in a word of 4 bytes at byte 4, 12, 20 ...; "qh 2:1x7>>9" one in 2 bytes, from
-    bit 9 up; "qh 1:2x3/4" two of 3 bits in a byte, 4 bits apart.
+    ``Bits("qs", 7, word=4, count=4, start=4, step=8)`` has four integers of 7 bits in a word of 4 bytes at byte 4, 12, 20 ...
     """
 
     field: str
-    word: int
-    count: int
     bits: int
-    start: int
-    step: int
-    apart: int
-    shift: int
+    word: int = 1
+    count: int = 1
+    start: int = 0
+    step: int | None = None  # ``word`` if not given
+    apart: int | None = None  # ``bits`` if not given; 0: ``count`` integers are the same bits
+    shift: int = 0
+
+    def __post_init__(self):
+        for name, default in (("step", self.word), ("apart", self.bits)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,11 @@ class Numbers:
     def below(self, plane: int) -> int:
         """Bits of n that the planes before ``plane`` hold."""
         return sum(other.bits for other in self.planes[:plane])
+
+    @property
+    def listed(self) -> bool:
+        """Whether planes list their places."""
+        return any(plane.places for plane in self.planes)
 
     @property
     def bits(self) -> int:
@@ -132,10 +151,17 @@ class Format:
             elif not (self.scales.table or self.scales.function or self.groups == 1):
                 raise ValueError(f"{self.name}: one scale a block, but groups of {self.scales.group} of its weights: add steps")
             for numbers, count in parts:
+                if numbers.listed and (numbers is self.codes or not self._fours(numbers, count)):
+                    raise ValueError(f"{self.name}: {numbers.planes} do not list places of {count} unsigned steps in fours")
                 for plane, (byte, shift, *_) in zip(numbers.planes, self.bit_fields(numbers, np.arange(count)), strict=True):
                     end = self.at(plane.field) + self.layout[plane.field].itemsize
                     if byte.max() >= end or shift.max() + plane.bits > 8:
                         raise ValueError(f"{self.name}: {count} integers do not fit {plane}")
+
+    def _fours(self, numbers: Numbers, count: int) -> bool:
+        """Whether all planes list places of integers that fit a byte, four or more at a time."""
+        fours = all(plane.run % 4 == 0 and plane.run * len(plane.places) == count for plane in numbers.planes)
+        return fours and numbers.bits <= 8 and not any(map(self.signed, numbers.planes))
 
     def __hash__(self):
         return hash(self.name)
@@ -181,10 +207,9 @@ class Format:
         (byte, shift, mask, below): ``(bytes[byte] >> shift & mask) << below``, bytes being int8. They are all or-ed."""
         found, (block, i) = [], np.divmod(i, self.block_elements)
         for n, plane in enumerate(numbers.planes):
-            byte, shift = place(i, plane.run, plane.bits)
-            byte = block * self.block_bytes + self.at(plane.field) + plane.start + plane.step * byte
+            byte, shift = plane.place(i)
             mask = -1 if self.signed(plane) else (1 << plane.bits) - 1
-            found.append((byte, plane.shift + shift, mask, numbers.below(n)))
+            found.append((block * self.block_bytes + self.at(plane.field) + byte, shift, mask, numbers.below(n)))
         return found
 
     def alignment(self, plane: Plane) -> int:
@@ -205,16 +230,9 @@ def numbers(planes: str = "", **rest) -> Numbers:
     return Numbers(tuple(found), **rest)
 
 
-def grid(lanes: int, index: str, signs: str = "", minus: str = "", **rest) -> Numbers:
-    """Numbers by a Grid; see there and Bits for the texts."""
-    pattern = re.compile(r"(\w+)(?:\[(\d*)::(\d+)\])? (\d):(\d)x(\d)(?:/(\d))?(?:>>(\d+))?")
-
-    def parse(text):
-        field, start, step, word, count, bits, apart, shift = pattern.fullmatch(text).groups()
-        return Bits(field, *map(int, (word, count, bits, start or 0, step or word, apart or bits, shift or 0)))
-
-    parts = tuple(map(parse, index.split(", ")))
-    return Numbers(grid=Grid(lanes, parts, parse(signs) if signs else None, parse(minus) if minus else None), **rest)
+def grid(lanes: int, *index: Bits, signs: Bits | None = None, minus: Bits | None = None, less: float) -> Numbers:
+    """Numbers by a Grid; see there."""
+    return Numbers(grid=Grid(lanes, index, signs, minus), less=less)
 
 
 def scales(group: int, fields: str = "d", steps: Numbers | None = None, table: str = "", function: str = "") -> Scales:
@@ -239,6 +257,13 @@ TABLES = {
 _NL4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
+# Q4_K, Q5_K: eight scales, then eight minima, of six bits each in twelve bytes. The last four of each have their lowest four
+# bits in bytes 8 to 11, and their upper two above the first four.
+_SIX_BITS = Numbers((
+    Plane("scales", 4, 4, places=((0, 0), (8, 0), (4, 0), (8, 4))),
+    Plane("scales", 4, 2, places=((0, 4), (0, 6), (4, 4), (4, 6))),
+))  # fmt: skip
+
 # name, id, weights a block, fields, codes, scales. Super-blocks of the K, IQ and TQ families hold 256 weights.
 _TABLE = (
     row("F32", 0, 1, "x <f4"),
@@ -254,26 +279,30 @@ _TABLE = (
     row("Q3_K", 11, 256, "hmask 32u1, qs 64u1, scales 12u1, d <f2",
         numbers("qs 32x2, hmask 32x1", less=4), scales(16, "d", numbers("scales 8x4, scales[8:] 4x2", less=32))),
     row("Q4_K", 12, 256, "d <f2, dmin <f2, scales 12u1, qs 128u1",
-        numbers("qs 32x4"), scales(32, "d - dmin", function="six_bits")),
+        numbers("qs 32x4"), scales(32, "d - dmin", _SIX_BITS)),
     row("Q5_K", 13, 256, "d <f2, dmin <f2, scales 12u1, qh 32u1, qs 128u1",
-        numbers("qs 32x4, qh 32x1"), scales(32, "d - dmin", function="six_bits")),
+        numbers("qs 32x4, qh 32x1"), scales(32, "d - dmin", _SIX_BITS)),
     row("Q6_K", 14, 256, "ql 128u1, qh 64u1, scales 16i1, d <f2",
         numbers("ql 64x4, qh 32x2", less=32), scales(16, "d", numbers("scales 16x8"))),
     row("Q8_K", 15, 256, "d <f4, qs 256i1, bsums 16<i2"),
-    row("IQ2_XXS", 16, 256, "d <f2, qs 16<u4", grid(8, "qs[::8] 4:4x8", signs="qs[4::8] 4:4x7", less=64),
+    row("IQ2_XXS", 16, 256, "d <f2, qs 16<u4",
+        grid(8, Bits("qs", 8, word=4, count=4, step=8), signs=Bits("qs", 7, word=4, count=4, start=4, step=8), less=64),
         scales(32, "d", numbers("qs[7::8] 8x4>>4", less=-0.5, times=0.25))),
-    row("IQ2_XS", 17, 256, "d <f2, qs 32<u2, scales 8u1", grid(8, "qs 2:1x9", signs="qs 2:1x7>>9", less=64),
+    row("IQ2_XS", 17, 256, "d <f2, qs 32<u2, scales 8u1",
+        grid(8, Bits("qs", 9, word=2), signs=Bits("qs", 7, word=2, shift=9), less=64),
         scales(16, "d", numbers("scales 1x4", less=-0.5, times=0.25))),
-    row("IQ3_XXS", 18, 256, "d <f2, qs 64u1, signs 8<u4", grid(4, "qs 1:1x8", signs="signs 4:4x7", less=64),
+    row("IQ3_XXS", 18, 256, "d <f2, qs 64u1, signs 8<u4",
+        grid(4, Bits("qs", 8), signs=Bits("signs", 7, word=4, count=4), less=64),
         scales(32, "d", numbers("signs[3::4] 8x4>>4", less=-0.5, times=0.5))),
-    row("IQ1_S", 19, 256, "d <f2, qs 32u1, qh 8<u2", grid(8, "qs 1:1x8, qh 2:4x3", minus="qh 2:4x1/0>>15", less=9),
+    row("IQ1_S", 19, 256, "d <f2, qs 32u1, qh 8<u2",
+        grid(8, Bits("qs", 8), Bits("qh", 3, word=2, count=4), minus=Bits("qh", 1, word=2, count=4, apart=0, shift=15), less=9),
         scales(32, "d", numbers("qh[1::2] 8x3>>4", less=-0.5, times=0.25))),
     row("IQ4_NL", 20, 32, "d <f2, qs 16u1", numbers("qs 16x4", values=_NL4), scales(32)),
     row("IQ3_S", 21, 256, "d <f2, qs 64u1, qh 8u1, signs 32u1, scales 4u1",
-        grid(4, "qs 1:1x8, qh 1:8x1", signs="signs 1:1x8", less=16),
+        grid(4, Bits("qs", 8), Bits("qh", 1, count=8), signs=Bits("signs", 8), less=16),
         scales(32, "d", numbers("scales 1x4", less=-0.5, times=2))),
     row("IQ2_S", 22, 256, "d <f2, qs 32u1, signs 32u1, qh 8u1, scales 8u1",
-        grid(8, "qs 1:1x8, qh 1:4x2", signs="signs 1:1x8", less=64),
+        grid(8, Bits("qs", 8), Bits("qh", 2, count=4), signs=Bits("signs", 8), less=64),
         scales(16, "d", numbers("scales 1x4", less=-0.5, times=0.25))),
     row("IQ4_XS", 23, 256, "d <f2, scales_h <u2, scales_l 4u1, qs 128u1",
         numbers("qs 16x4", values=_NL4), scales(32, "d", numbers("scales_l 1x4, scales_h 1x2", less=32))),
@@ -283,7 +312,8 @@ _TABLE = (
     row("I64", 27, 1, "x <i8"),
     row("F64", 28, 1, "x <f8"),
     row("IQ1_M", 29, 256, "qs 32u1, qh 16u1, scales 4<u2",
-        grid(8, "qs 1:1x8, qh 1:2x3/4", minus="qh 1:2x1/4>>3", less=9), scales(16, function="iq1_m")),
+        grid(8, Bits("qs", 8), Bits("qh", 3, count=2, apart=4), minus=Bits("qh", 1, count=2, apart=4, shift=3), less=9),
+        scales(16, function="iq1_m")),
     row("BF16", 30, 1, "x <u2"),
     row("TQ1_0", 34, 256, "qs 48u1, qh 4u1, d <f2", numbers(function="tq1_0", less=1), scales(256)),
     row("TQ2_0", 35, 256, "qs 64u1, d <f2", numbers("qs 32x2", less=1), scales(256)),

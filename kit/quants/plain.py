@@ -3,7 +3,7 @@
     weight[i] = scale[i // group] * code[i] (+- minimum[i // group])        in float32, rounded after each operation
 
 ``codes``, ``scales`` and ``weights`` take ``block``, the fields of whole blocks: (blocks,) of the row's layout. A format
-whose bits lie in planes or in a grid needs no line here; the last functions read base-3 digits and scales that share bytes.
+whose bits lie in planes or in a grid needs no line here; the last functions read base-3 digits and the scales of IQ1_M.
 To look at one: ``codes(FORMATS["Q4_K"], blocks.view(FORMATS["Q4_K"].layout)[:, 0])``.
 """
 
@@ -122,16 +122,6 @@ def _bits(numbers, count: int) -> np.ndarray:
     return numbers[..., None] >> np.arange(count) & 1
 
 
-def six_bits(block):
-    """Q4_K, Q5_K: eight scales and eight minima of six bits in twelve bytes; the last four of each share their upper two
-    bits with the bytes of the first four."""
-    first, second, both = block["scales"].reshape(-1, 3, 4).transpose(1, 0, 2)
-    scale = np.concatenate([first & 63, both & 15 | first >> 6 << 4], axis=1)
-    minimum = np.concatenate([second & 63, both >> 4 | second >> 6 << 4], axis=1)
-    unit, least = (block[name].astype(np.float32)[:, None] for name in ("d", "dmin"))
-    return unit * scale.astype(np.float32), least * minimum.astype(np.float32)
-
-
 def iq1_m_scales(block):
     """Sixteen scales d (2 n + 1) / 8, n of three bits, four in each 16-bit word; the words' top four bits are d."""
     words = block["scales"].astype(np.uint32)
@@ -141,4 +131,4 @@ def iq1_m_scales(block):
 
 
 CODES = {"tq1_0": tq1_0}
-SCALES = {"six_bits": six_bits, "iq1_m": iq1_m_scales}
+SCALES = {"iq1_m": iq1_m_scales}

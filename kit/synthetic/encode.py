@@ -16,7 +16,7 @@ def encode(values: np.ndarray, qtype: str) -> np.ndarray:
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[qtype]).view(np.uint8)
     except (KeyError, NotImplementedError):  # gguf-py lacks the type, or can only dequantize it
         format = FORMATS[qtype]
-    if not format.codes or not format.codes.planes or format.scales.function not in ("", "six_bits"):
+    if not format.codes or not format.codes.planes or format.scales.function:
         raise QuantError(f"kit has no encoder for {qtype}: choose another format")
     blocks = _blocks(values.reshape(-1, format.groups, format.scales.group), format)
     return blocks.reshape(*values.shape[:-1], -1)
@@ -67,39 +67,26 @@ def _store_scales(blocks, format: Format, wanted) -> list[np.ndarray]:
         return [table[n]]
     fields, multiples = blocks.view(format.layout)[:, 0], []
     for field, values in zip((scales.d, scales.dmin), wanted, strict=False):
-        if not (scales.steps or scales.function):
+        if not scales.steps:
             fields[field] = values[:, 0]
             stored.append(fields[field].astype(np.float32)[:, None])
             continue
-        steps = scales.steps or Numbers()
-        least, most = (0, 63) if scales.function else _range(format, steps)
+        steps = scales.steps
+        least, most = _range(format, steps)
         sign = -1 if values.min() < 0 else 1
         fields[field] = sign * np.abs(values).max(-1) / (most * steps.times)
         unit = fields[field].astype(np.float32)[:, None] * np.float32(steps.times)
         n = np.rint(values / np.where(unit == 0, 1, unit)).clip(max(least, 0), most)
         stored.append(unit * n.astype(np.float32))
         multiples.append((n + steps.less).astype(np.uint8))
-    if scales.function:
-        _store_six_bits(fields["scales"], *multiples)
-    elif scales.steps:
+    if scales.steps:
         _store(blocks, format, scales.steps, np.concatenate(multiples, axis=1))
     return stored
 
 
 def _store(blocks, format: Format, numbers: Numbers, n: np.ndarray) -> None:
     """Store integers (blocks, count) uint8 in their planes."""
-    for index, plane in enumerate(numbers.planes):
-        fields, first = 8 // plane.bits, format.at(plane.field) + plane.start
-        short = -n.shape[1] % (fields * plane.run)
-        runs = np.pad(n, ((0, 0), (0, short))).reshape(len(n), -1, fields, plane.run)
-        bits = runs >> numbers.below(index) & (1 << plane.bits) - 1
-        shifts = np.arange(plane.shift, 8, plane.bits, dtype=np.uint8)[:fields, None]
-        packed = np.bitwise_or.reduce(bits << shifts, axis=2).reshape(len(n), -1)
-        blocks[:, first : first + plane.step * packed.shape[1] : plane.step] |= packed
-
-
-def _store_six_bits(packed, sc, m) -> None:
-    """Store eight scales and eight minima of six bits each in the twelve bytes that Q4_K and Q5_K have for them."""
-    packed[:, 0:4] = sc[:, :4] | (sc[:, 4:] >> 4) << 6
-    packed[:, 4:8] = m[:, :4] | (m[:, 4:] >> 4) << 6
-    packed[:, 8:12] = (sc[:, 4:] & 15) | (m[:, 4:] & 15) << 4
+    for byte, shifts, mask, below in format.bit_fields(numbers, np.arange(n.shape[1])):
+        for shift in np.unique(shifts).tolist():  # integers at one shift are in different bytes
+            some = shifts == shift
+            blocks[:, byte[some]] |= (n[:, some] >> below & (mask & 255)) << shift
