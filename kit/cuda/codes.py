@@ -9,7 +9,7 @@ gguf-py's bit for bit. Scales and minima have one element for each sub-block.
 import triton
 import triton.language as tl
 
-from kit.gguf.formats import Format, Plane
+from kit.gguf.formats import Format
 
 
 @triton.jit
