@@ -41,7 +41,7 @@ PATTERNS = {  # rule -> what breaks it, in one paragraph, list item or table cel
 RULES = [*PATTERNS]
 ALLOWED = {  # area -> at most so many of each rule, in the order of PATTERNS
     "README": (0, 0, 0, 0, 0, 0, 0, 0, 0),
-    "docs": (0, 2, 3, 7, 10, 9, 3, 0, 1),
+    "docs": (0, 0, 0, 0, 0, 0, 0, 0, 0),
     "notebooks": (3, 7, 2, 69, 19, 22, 8, 4, 15),
     "pages": (0, 0, 0, 12, 6, 6, 0, 1, 2),
     "help": (0, 2, 0, 1, 1, 1, 0, 4, 0),
