@@ -253,12 +253,12 @@ def test_no_tokens():
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(qtype="Q9_X"), "does not know 'Q9_X'"),
+        (dict(qtype="Q9_X"), "does not support 'Q9_X'"),
         (dict(activations="int4"), "float32, int8"),
-        (dict(x=torch.zeros(1, 512)), "144 bytes do not take 512"),
+        (dict(x=torch.zeros(1, 512)), "144 bytes do not match x with 512"),
         (dict(x=torch.zeros(256)), r"\(tokens, columns\)"),
         (dict(x=torch.zeros(1, 256, dtype=torch.float64)), "float64"),
-        (dict(blocks=np.zeros((2, 145), np.uint8)), "145 bytes do not take 256"),
+        (dict(blocks=np.zeros((2, 145), np.uint8)), "145 bytes do not match x with 256"),
         (dict(blocks=np.zeros((4, 144), np.uint8)[::2]), "C-contiguous"),
     ],
 )

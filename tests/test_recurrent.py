@@ -188,7 +188,7 @@ def test_one_thread_and_several_give_equal_bits(make, monkeypatch):
 
 def test_heads_that_do_not_fit_are_an_error():
     call, function, _, state = of_delta_net(1, size=LARGEST + 1)
-    with pytest.raises(KitError, match="257 elements, and the kernel takes at most 256"):
+    with pytest.raises(KitError, match="257 elements is not supported: the kernel takes at most 256"):
         call(function, slice(None), state)
 
 

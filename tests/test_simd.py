@@ -247,7 +247,7 @@ def test_a_tier_is_chosen_by_argument_then_with_then_variable(monkeypatch):
         with simd.using(None):
             assert simd.tier().value == best
     monkeypatch.setenv("KIT_SIMD", "avx1024")
-    with pytest.raises(KitError, match=r"'avx1024' is not one that this CPU can run; it can run .*plain"):
+    with pytest.raises(KitError, match=r"this CPU cannot run the SIMD tier 'avx1024'; it can run .*plain"):
         simd.tier()
 
 

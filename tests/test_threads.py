@@ -85,7 +85,7 @@ def test_every_parameter_arrives():
 
 
 def test_more_parameters_than_a_step_holds_are_an_error():
-    with pytest.raises(TypeError, match="up to 17 parameters besides its number, not 18"):
+    with pytest.raises(TypeError, match="its number and up to 17 more parameters, not 18"):
         task(lambda: lambda task, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r: None)()
 
 

@@ -1,14 +1,16 @@
-"""Activations as signed digits of eight bits with a scale for each group of them, laid out for one format's codes.
+"""Activations as signed 8-bit digits with one scale per group, in the order that one format's codes need.
 
     x = scale (first + second / 2^8 + third / 2^16)
 
-One digit is int8, in the format's groups: codes and scales are ggml's Q8_0, Q8_1 (32 numbers) or Q8_K (256), but scales and
-sums stay float32 where Q8_0 and Q8_1 round them to float16. Three are 24 bits, float32's accuracy beside the largest of 256.
-WORDS are the same 24 bits for products of words: the first two digits are one, the third is another.
+With one digit this is int8 in the format's groups: codes and scales as in ggml's Q8_0, Q8_1 (32 numbers) or Q8_K (256), except
+that scales and sums stay float32 (Q8_0 and Q8_1 round them to float16). Three digits are 24 bits: the accuracy of float32
+relative to the largest of 256 numbers. WORDS are the same 24 bits for 16-bit products: the first two digits are one word, the
+third is another.
 
-A record holds 256 activations of a token: their first digits in the order of the format's codes; for each 16 of them, in their
-own order, minus their sum, and the unit of their last digit; and behind these RECORD bytes the other digits, 256 bytes each; or
-the words, 512 bytes each, and no first digits. The records of one super-block lie together, a token after another.
+A record holds 256 activations of one token: their first digits in the order of the format's codes; for each 16 of them, in
+their own order, minus their sum, and the unit of their last digit; then, after these RECORD bytes, the other digits, 256 bytes
+each. With WORDS it holds the words, 512 bytes each, and no first digits. The records of one super-block are consecutive, one
+per token.
 """
 
 import functools
@@ -55,9 +57,9 @@ def quantize(
 ) -> torch.Tensor:
     """The records of x (tokens, columns) float32: (super-blocks, tokens, bytes) uint8, aligned to 64 bytes.
 
-    order: from ``layout_of``. group: numbers that share a scale, 32 or 256. scale = largest |x| / 127, and x / scale is rounded
-    to nearest even in its last digit. Columns are filled up to super-blocks with zeros. sums: numbers of a sum, 16 or 32 (then
-    it stands twice); in_units: sums in units of the last digit, not yet times the scale.
+    order: from ``layout_of``. group: how many numbers share a scale, 32 or 256. scale = largest |x| / 127; the last digit of x
+    / scale is rounded to nearest even. Columns are padded with zeros to whole super-blocks. sums: how many numbers a sum
+    covers, 16 or 32 (then it is stored twice). in_units: sums are in units of the last digit, without the scale.
     """
     tokens, columns = x.shape
     records = torch.empty(
@@ -74,7 +76,7 @@ def record_bytes(digits: int) -> int:
 
 
 def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
-    """The numbers that int8 stands for: x (tokens, columns) float32, and so the result."""
+    """x (tokens, columns) float32 after rounding to int8 and back: the numbers that the int8 way multiplies."""
     tokens, columns = x.shape
     x, y = x.contiguous(), torch.empty(tokens, columns)
     arguments = dict(x=x.data_ptr(), columns=columns, y=y.data_ptr(), order=address(NATURAL), group=group)
@@ -86,12 +88,12 @@ NATURAL = tuple(range(16))  # the order of the weights
 
 
 def layout_of(format: Format, digits: int) -> tuple[int, int, int]:
-    """The order of the format's codes (its address), digits and group: records of one layout serve all formats that take it."""
+    """(address of the order, digits, group) for a format; records of one layout serve every format that uses it."""
     return address(codes_of(format).order), digits, format.activations if digits == 1 else SUPERBLOCK
 
 
 def address(order: tuple[int, ...]) -> int:
-    """The address of an order, int64; it stays."""
+    """The address of an order as int64; the array is never freed."""
     return _array(order).ctypes.data
 
 
@@ -138,7 +140,7 @@ _record, _inverses = stack(RECORD), stack(64)
 
 @inner
 def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
-    """One record from ``sixteens`` times 16 numbers at x, of which ``group`` times 16 share a scale."""
+    """Write one record from ``sixteens`` x 16 numbers at x; ``group`` x 16 of them share a scale."""
     inverses, unit = _inverses(), f32(2**-16 if digits > 1 else 1)
     for start in range(0, 16, group):
         magnitudes = broadcast(u32x16, 0)
@@ -185,8 +187,8 @@ ROUNDER, ROUNDER_BITS = np.float32(12582912), 0x4B400000
 
 
 def minima_by_sums(lanes: int, group: int):
-    """A function of (tier, integers, unit, record): the products in so many lanes (4, 8 or 16), to be added; ``group``: weights
-    that share a minimum, with the tiers of 4 and 16 lanes."""
+    """A function of (tier, integers, unit, record) that returns minima times sums in 4, 8 or 16 lanes, to be added up.
+    ``group``: how many weights share a minimum, on tiers with 4 and 16 lanes."""
     shared = {4: _in_four_of_32, 16: _in_pairs}
     return shared[lanes] if group >= 32 and lanes in shared else {4: _in_four, 8: _in_eight, 16: _each}[lanes]
 
@@ -209,7 +211,7 @@ _twice_each = pick(*(n // 2 for n in range(16)))
 
 @inner(forceinline=True)
 def sums_of_32(tier, record):
-    """A record's sums for each 32 numbers, f32x8."""
+    """A record's sums of each 32 numbers, f32x8."""
     sums = kept(tier, load(f32x16, record + SUMS))
     return even(sums) + _odd(sums)
 

@@ -1,9 +1,9 @@
-"""Attention on the thread pool: keys and values as the cache holds them; of one query a chunk of positions a task, of more a
-block of queries.
+"""Attention on the thread pool, with keys and values in the cache's own type. For one query, a task takes one chunk of
+positions; for several, one block of queries.
 
-The history stays in float32, float16 or q8_0: a tile of it becomes float32 in the first-level cache, once for all rows (query
-heads, and the queries of a block) that share it. The task of a chunk leaves its largest score, the sum of its weights and the
-weighted values; ``combine`` joins the chunks.
+The history stays in float32, float16 or q8_0. A tile of it becomes float32 in the L1 cache, once for all rows that share it
+(query heads, and the queries of a block). The task of a chunk writes its largest score, the sum of its weights and the weighted
+values; ``combine`` joins the chunks.
 """
 
 import math
@@ -27,8 +27,9 @@ _scores, _tile, _mixed, _sums = stack(4 * CHUNK * ROWS), stack(TILE), stack(4 * 
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window=0, cap=0.0, sinks=None) -> torch.Tensor:
-    """As every variant of kit.model.attention, for heads of a multiple of 16 elements: q (heads, tokens, head_dim), k and v
-    (kv_heads, positions, head_dim) float32, the elements of a position side by side -> (heads, tokens, head_dim)."""
+    """Attention as in every variant of kit.model.attention, for heads of a multiple of 16 elements: q (heads, tokens,
+    head_dim), k and v (kv_heads, positions, head_dim) float32 with contiguous elements per position -> (heads, tokens,
+    head_dim)."""
     keys, values = (History("float32", x.data_ptr(), 4 * x.stride(0), 4 * x.stride(1)) for x in (k, v))
     return attend_history(q, keys, values, len(k), k.shape[1], scale, window, cap, sinks)
 
@@ -58,22 +59,23 @@ def attend_history(
 
 
 def fits(dim: int) -> bool:
-    """Whether ``attend_history`` can take heads so large."""
+    """Whether ``attend_history`` supports this head size."""
     return dim % LANES == 0 and dim <= ROOM
 
 
 def chunks_of(first: int, positions: int) -> int:
-    """Chunks of the positions from ``first`` on."""
+    """Number of chunks of positions, from ``first`` on."""
     return -(-(positions - first) // CHUNK)
 
 
 def shares_of(group: int) -> int:
-    """Tasks that share out a chunk's query heads of one key/value head."""
+    """Number of tasks into which the query heads of one key/value head are divided, per chunk."""
     return -(-group // HEADS)
 
 
 def part_bytes(dim: int) -> int:
-    """What a task leaves for each query head: the weighted values, and a line with the largest score and the weights' sum."""
+    """Bytes that a task writes per query head: the weighted values, and a cache line with the largest score and the sum of
+    weights."""
     return 4 * dim + 64
 
 
@@ -83,12 +85,12 @@ def _arguments(q: int, keys: History, values: History, group: int, dim: int, sca
 
 
 def chunk_arguments(q: int, keys: History, values: History, parts: int, group: int, dim: int, scale: float, cap: float) -> dict:
-    """The arguments of ``attend_chunk``; the last three change from token to token."""
+    """The arguments of ``attend_chunk``; the last three change with every token."""
     return _arguments(q, keys, values, group, dim, scale, cap) | dict(parts=parts, first=0, positions=0, chunks=0)
 
 
 def block_of(group: int, dim: int) -> tuple[int, int]:
-    """Query heads of a key/value head, and queries, of a task of ``attend_block``."""
+    """(query heads of a key/value head, queries) that one task of ``attend_block`` handles."""
     rows = min(ROWS, ROOM // dim)
     return min(group, rows), rows // min(group, rows)
 
@@ -98,7 +100,8 @@ _shares_of, _block_of = inner(shares_of), inner(block_of)
 
 @task
 def attend_chunk(kind: Static, tier: Static):
-    """The task of a share of a key/value head's query heads (``shares_of``), whose number counts ``chunks``, and of a chunk."""
+    """The task for some of the query heads of a key/value head (``shares_of``) and one chunk of positions. The task's number
+    counts ``chunks``."""
 
     def attend_chunk(
         task, q, k, k_head, k_stride, v, v_head, v_stride, parts, group, dim, scale, cap, first, positions, chunks
@@ -124,9 +127,9 @@ def attend_chunk(kind: Static, tier: Static):
 
 @task
 def attend_block(kind: Static, tier: Static):
-    """The task of some query heads of a key/value head and a block of queries (``block_of``), the last of ``positions`` being
-    that of the last of ``tokens``: the number of the one times the blocks of a head, plus that of the other. Online softmax
-    over chunks of positions (Milakov & Gimelshein 2018); q and out are (tokens, heads, dim). ``sinks`` as in ``combine``."""
+    """The task for some query heads of a key/value head and one block of queries (``block_of``): online softmax over chunks of
+    positions (Milakov & Gimelshein 2018). Its number is (number of the heads) * (blocks per head) + (number of the block).
+    The last of ``tokens`` has the last of ``positions``. q and out are (tokens, heads, dim). ``sinks`` as in ``combine``."""
 
     def attend_block(
         task, q, k, k_head, k_stride, v, v_head, v_stride, out, heads, group, dim, scale, cap, window, positions, tokens, sinks
@@ -171,8 +174,8 @@ def attend_block(kind: Static, tier: Static):
 
 @task
 def combine():
-    """The task that joins the chunks of a query head; ``sinks``: the address of a further score of each head, whose value is
-    zero, or 0."""
+    """The task that joins the chunks of a query head. ``sinks``: 0, or the address of one extra score per head whose value is
+    zero."""
     return _combine
 
 
@@ -207,7 +210,8 @@ def _sink(sinks, head):
 
 @inner
 def _score(kind, tier, q, token_bytes, rows, group, dim, k, k_stride, positions, weights, scratch, scale):
-    """scale q . k of some positions, CHUNK numbers a row; rows are ``group`` heads of a token, then the next token's."""
+    """Write scale q . k of some positions, CHUNK numbers per row; rows are ``group`` heads of a token, then those of the next
+    token."""
     vectors, factor = dim // LANES, bitcast(f32, u32(scale))
     tile = min(CHUNK, tile_positions(kind, vectors))
     for at in range(0, positions, tile):
@@ -222,7 +226,7 @@ def _score(kind, tier, q, token_bytes, rows, group, dim, k, k_stride, positions,
 
 @inner
 def _mix(kind, tier, weights, rows, dim, v, v_stride, positions, out, apart, scratch):
-    """Add to each row's result, which are ``apart`` bytes apart, the weighted values of some positions."""
+    """Add the weighted values of some positions to each row's result; rows are ``apart`` bytes apart."""
     vectors = dim // LANES
     fours, tile = vectors & -4, min(CHUNK, tile_positions(kind, vectors))
     for at in range(0, positions, tile):
@@ -249,14 +253,14 @@ def _row(n, x, token_bytes, group, dim):
 
 @inner
 def _hide(scores, first, stop):
-    """Scores of positions that a query must not attend to."""
+    """Set the scores of positions that a query must not attend to to -infinity."""
     for position in range(first, stop):
         store(scores + 4 * position, f32(-math.inf))
 
 
 @inner
 def _multiply(numbers, n, factor):
-    """n numbers times a factor, or zeros for 0."""
+    """Multiply n numbers by a factor; a factor of 0 writes zeros."""
     for at in range(0, 4 * n, 64):
         store(numbers + at, load(f32x16, numbers + at) * factor if factor else broadcast(f32x16, 0))
 
@@ -290,7 +294,7 @@ def _dot_products(q, other, k, stride, vectors, positions, scores, other_scores,
 
 @inner
 def _cap(scores, positions, cap):
-    """Scores s to cap * tanh(s / cap), in place."""
+    """Replace scores s by cap * tanh(s / cap), in place."""
     for at in range(0, 4 * positions, 64):
         x = load(f32x16, scores + at) / cap
         e = exp_of_negative(select(x > 0, 0 - x, x) * f32(2))
@@ -300,7 +304,7 @@ def _cap(scores, positions, cap):
 
 @inner
 def _weigh(scores, positions, least, largest_and_sum):
-    """Scores to weights in place, 1 for the largest of them and ``least``; that largest, and the sum of the weights."""
+    """Replace scores by weights, in place: the largest becomes 1. Writes (max of the scores and ``least``, sum of weights)."""
     width = (positions + LANES - 1) // LANES * LANES
     for position in range(positions, width):
         store(scores + 4 * position, f32(-math.inf))
@@ -319,7 +323,7 @@ def _weigh(scores, positions, least, largest_and_sum):
 
 @inner
 def _add_four(weights, others, v, stride, positions, out, other_out):
-    """To two heads' results, 64 elements of the values, weighted."""
+    """Add 64 weighted elements of the values to the results of two heads."""
     a, c, e, g = load(f32x16, out), load(f32x16, out + 64), load(f32x16, out + 128), load(f32x16, out + 192)
     b, d = load(f32x16, other_out), load(f32x16, other_out + 64)
     f, h = load(f32x16, other_out + 128), load(f32x16, other_out + 192)
@@ -341,7 +345,7 @@ def _add_four(weights, others, v, stride, positions, out, other_out):
 
 @inner
 def _add_values(weights, v, stride, positions, out):
-    """To a head's result, sixteen elements of the values, weighted."""
+    """Add 16 weighted elements of the values to the result of one head."""
     a = load(f32x16, out)
     for position in range(positions):
         a = fma(load(f32x16, v + position * stride), broadcast(f32x16, load(f32, weights + 4 * position)), a)

@@ -9,11 +9,12 @@ import numpy as np
 
 
 class Buffers:
-    """Hands out tensors and arrays; their memory returns to the pool when the last of them and of their views is gone.
+    """A pool of memory for tensors and arrays; memory returns to the pool when its last tensor and the last view of it are
+    gone.
 
-    The pool keeps what a decode needs again: ``limit`` bytes and as many as the largest of the last ``recent`` pieces, which
-    has to come and go beside the others. What is beyond that, the longest unused first, goes back to the system; so does all
-    that is free where a new piece does not fit. Below ``least`` bytes the allocator keeps pages itself.
+    The pool keeps ``limit`` bytes plus the size of the largest of the last ``recent`` pieces, because a decode allocates that
+    piece again while the others exist. Beyond this, the least recently used pieces are freed; if a new piece does not fit in
+    memory, all unused pieces are freed. For pieces below ``least`` bytes the allocator itself keeps the pages.
     """
 
     def __init__(self, limit: int = 2**29, least: int = 2**17, recent: int = 2**16):  # 61 layers of 256 experts are 46,848
@@ -24,8 +25,8 @@ class Buffers:
         self._lock = threading.RLock()  # a finaliser may run in the thread that holds it
 
     def empty(self, shape: tuple[int, ...], dtype, trace=None):
-        """An uninitialized tensor of a torch dtype, or array of a numpy dtype, aligned to 64 bytes; from the pool if that has
-        memory of exactly that size. If it has not, ``trace`` gets an event "fresh" with the bytes, from ``least`` on."""
+        """An uninitialized tensor (torch dtype) or array (numpy dtype), aligned to 64 bytes. The pool reuses memory of exactly
+        this size. If there is none, ``trace`` gets an event "fresh" with the bytes, for sizes from ``least`` on."""
         nbytes = math.prod(shape) * dtype.itemsize
         large, room = nbytes >= self.least, None
         if large and (room := self._take(nbytes)) is None and trace is not None:

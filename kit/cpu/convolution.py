@@ -1,4 +1,4 @@
-"""Causal depthwise convolution over the tokens of a sequence, of few taps, with its state: the last inputs."""
+"""Causal depthwise convolution over the tokens of a sequence, with few taps and a state: the last inputs."""
 
 import torch
 from numba import types
@@ -15,12 +15,11 @@ _SHARE = 256  # channels of a task
 
 
 def convolve(x, taps, state, bias=None, before=None, after=None, silu: bool = False) -> torch.Tensor:
-    """x (tokens, channels) -> (tokens, channels) float32, out[t] = sum of taps[j] * x[t - width + 1 + j]; the ``state`` is
-    carried on.
+    """x (tokens, channels) -> (tokens, channels) float32, out[t] = sum of taps[j] * x[t - width + 1 + j]; updates ``state``.
 
-    taps: (width, channels), the last for the token itself; state: (width - 1, channels), the inputs before x, zeros in a new
-    sequence. bias: (channels,), added. ``silu``: its activation follows. before, after: (tokens, channels), factors of x and of
-    the result. x, before and after may be views of one projection.
+    taps: (width, channels), the last row for the token itself. state: (width - 1, channels), the inputs before x; zeros in a
+    new sequence. bias: (channels,), added. ``silu``: apply SiLU afterwards. before, after: (tokens, channels), factors of x and
+    of the result. x, before and after may be views of one projection.
     """
     out = torch.empty(x.shape)
     threads.run(*convolve_step(x, taps, state, out, bias, before, after, silu))
@@ -30,7 +29,7 @@ def convolve(x, taps, state, bias=None, before=None, after=None, silu: bool = Fa
 def convolve_step(
     x, taps, state, out, bias=None, before=None, after=None, silu: bool = False
 ) -> tuple[Task, dict[str, int], int]:
-    """The same as (task, arguments, tasks) for kit.cpu.threads."""
+    """``convolve`` as (task, arguments, tasks) for kit.cpu.threads."""
     tokens, channels = x.shape
     optional = {
         name: 0 if tensor is None else tensor.data_ptr()
@@ -45,7 +44,7 @@ def convolve_step(
 
 @task
 def _convolve():
-    """The task of some channels."""
+    """The task for some channels."""
     return _convolve_channels
 
 
@@ -70,7 +69,7 @@ def _convolve_channels(task, x, row, before, after, taps, bias, state, out, toke
 
 @inner
 def _input(token, x, row, before, state, apart, held, left):
-    """Sixteen channels, at most those left, of a token; before token 0, of the state."""
+    """Up to 16 channels of a token, but at most those that are left; for tokens before 0, from the state."""
     if token < 0:
         return some(state + apart * (held + token), left)
     v = some(x + row * token, left)

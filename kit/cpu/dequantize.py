@@ -1,4 +1,4 @@
-"""The cpu backend: the kernels, a chunk of blocks at a time, on all threads of the kit, straight into the result."""
+"""The cpu backend: dequantizes chunks of blocks on all threads of kit, directly into the result."""
 
 import numpy as np
 
@@ -14,12 +14,13 @@ _SHARED = 2**24  # bytes of a last-level cache on which to count, however large:
 
 
 def run(blocks: np.ndarray, format: Format, out) -> None:
-    """Dequantize C-contiguous ``blocks`` into ``out``, a tensor or an array; several Python threads may do so at once."""
+    """Dequantize C-contiguous ``blocks`` into ``out``, a tensor or an array. Several Python threads may call this at the same
+    time."""
     threads.run(*step(blocks, format, out))
 
 
 def step(blocks: np.ndarray, format: Format, out) -> tuple[Task, dict[str, int], int]:
-    """The same as (task, arguments, tasks) for kit.cpu.threads."""
+    """``run`` as (task, arguments, tasks) for kit.cpu.threads."""
     address = out.ctypes.data if isinstance(out, np.ndarray) else out.data_ptr()
     count, share = out.nbytes // out.itemsize // format.block_elements, max(1, _CHUNK // format.block_elements)
     streams = out.nbytes > min(_SHARED, last_level_cache()) and address % 64 == 0
@@ -31,7 +32,8 @@ def step(blocks: np.ndarray, format: Format, out) -> tuple[Task, dict[str, int],
 
 @task
 def _kernel(format: Static, dtype: Static, tier: Static):
-    """The task that dequantizes ``share`` of ``count`` blocks to ``out``, past the caches if it ``streams``."""
+    """The task that dequantizes ``share`` of ``count`` blocks to ``out``; if it ``streams``, with stores that bypass the
+    caches."""
     from kit.cpu.kernels import dequantize_blocks  # and Numba
     from kit.cpu.simd.memory import fence, stack
 

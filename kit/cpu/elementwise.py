@@ -1,4 +1,4 @@
-"""What a token does between its matrix products, as tasks over float32 vectors of a multiple of 16 numbers."""
+"""Elementwise operations between the matrix products of a token, as tasks over float32 vectors of a multiple of 16 numbers."""
 
 import numpy as np
 import torch
@@ -16,18 +16,18 @@ SHARE = 1024  # numbers of a task
 
 
 def as_bits(number: float) -> int:
-    """A float32 as the integer that a task takes."""
+    """The bits of a float32 as an integer, as a task takes it."""
     return int(np.float32(number).view(np.uint32))
 
 
 def tasks_of(n: int) -> int:
-    """Tasks over n numbers."""
+    """Number of tasks for n numbers."""
     return -(-n // SHARE)
 
 
 def run_elementwise(name: str, *tensors: torch.Tensor, factor: float | None = None) -> bool:
-    """Apply a task to all numbers of tensors of one size, on the kit's threads. False, and nothing is done, where they are not
-    contiguous float32 of a multiple of 16 numbers on the CPU."""
+    """Apply a task to all numbers of tensors of one size, on kit's threads. Returns False, and does nothing, unless all are
+    contiguous float32 tensors on the CPU with a multiple of 16 numbers."""
     n = tensors[0].numel()
     if n % 16 or not all(x.is_cpu and x.is_contiguous() and x.dtype == torch.float32 for x in tensors):
         return False
@@ -44,7 +44,7 @@ def gate_step(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> tuple[T
 
 @task
 def compiled(name: Static):
-    """A task by its name in _TASKS."""
+    """The compiled task with this name in _TASKS."""
     return _TASKS[name.value]
 
 
@@ -66,7 +66,7 @@ def _scale(task, x, n, factor):
 
 
 def _clamp(task, x, n, factor):
-    """x = x, at most ``factor`` and at least -``factor``; NaN stays NaN."""
+    """x = min(max(x, -factor), factor); NaN stays NaN."""
     for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
         store(x + at, _within(load(f32x16, x + at), bitcast(f32, u32(factor))))
 
@@ -91,7 +91,7 @@ def _sigmoid(task, gate, up, out, n):
 
 
 def _gate_row(row, x, columns, weight, y, n):
-    """y *= sigmoid(weight . x), of a row of x and of y"""
+    """x *= sigmoid(gate), with one gate per row of x."""
     x += 4 * columns * row
     y += 4 * n * row
     total = broadcast(f32x16, 0)
@@ -133,14 +133,15 @@ def _clamped(task, gate, up, out, n):
 
 @inner(forceinline=True)
 def sigmoid(x):
-    """1 / (1 + exp(-x)), by the exponential of what is not positive."""
+    """1 / (1 + exp(-x)), computed with the exponential of -|x|."""
     e = exp_of_negative(select(x > 0, 0 - x, x))
     return select(x > 0, broadcast(f32x16, 1), e) / (e + 1)
 
 
 @inner(forceinline=True)
 def softplus(x):
-    """log(1 + exp(x)) to 3e-7 of it: max(x, 0) + log(1 + e) for e = exp(-|x|), and log(1 + e) = 2 artanh(e / (2 + e))."""
+    """log(1 + exp(x)) to a relative error of 3e-7: max(x, 0) + log(1 + e) for e = exp(-|x|), and log(1 + e) = 2 artanh(e / (2 +
+    e))."""
     e = exp_of_negative(select(x > 0, 0 - x, x))
     s = e / (e + 2)
     square = s * s
@@ -158,7 +159,7 @@ _POLYNOMIAL = tuple(map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519
 
 @inner(forceinline=True)
 def exp_of_negative(x):
-    """exp of lanes (f32x16) of 0 and less to 2e-7 of it; less than -87 counts as -87, and NaN stays NaN."""
+    """exp of lanes (f32x16) that are at most 0, to a relative error of 2e-7. Values below -87 count as -87; NaN stays NaN."""
     x = select(x < broadcast(f32x16, -87), broadcast(f32x16, -87), x)
     shifted = x * _LOG2_E + ROUNDER
     n = shifted - ROUNDER
@@ -177,8 +178,8 @@ ROTATED = 16  # rotated elements of a head must be a multiple of this
 
 
 def rotate(layout: str, x: torch.Tensor, table: torch.Tensor) -> bool:
-    """Rotate x (tokens, heads, head_dim) in place by ``kit.model.rope.Rope.table``, on the kit's threads. False, and nothing is
-    done, where x is not contiguous float32 on the CPU or a head's rotated elements are no multiple of ROTATED."""
+    """Rotate x (tokens, heads, head_dim) in place with ``kit.model.rope.Rope.table``, on kit's threads. Returns False, and does
+    nothing, unless x is contiguous float32 on the CPU and the rotated elements of a head are a multiple of ROTATED."""
     dims = table.shape[2]
     if dims % ROTATED or not (x.is_cpu and x.is_contiguous() and x.dtype == torch.float32):
         return False
@@ -189,7 +190,7 @@ def rotate(layout: str, x: torch.Tensor, table: torch.Tensor) -> bool:
 
 
 def _interleaved(head, x, head_dim, dims, heads, table):
-    """Pairs (2 i, 2 i + 1) of a head, in place."""
+    """Rotate the pairs (2 i, 2 i + 1) of a head, in place."""
     x += 4 * head_dim * head
     table += 8 * dims * (head // heads)
     for at in range(0, 4 * dims, 64):
@@ -199,7 +200,7 @@ def _interleaved(head, x, head_dim, dims, heads, table):
 
 
 def _neox(head, x, head_dim, dims, heads, table):
-    """Pairs (i, i + dims / 2) of a head, in place."""
+    """Rotate the pairs (i, i + dims / 2) of a head, in place."""
     x += 4 * head_dim * head
     table += 8 * dims * (head // heads)
     half = 2 * dims

@@ -1,6 +1,6 @@
-"""Many tokens times float32 activations: strips of a few rows are dequantized to the first-level cache and multiplied there.
+"""Many tokens times float32 activations: strips of a few rows are dequantized to the L1 cache and multiplied there.
 
-The innermost tile is 4 rows by 6 tokens: 24 sums in registers, which take 10 loads for 24 multiplications.
+The innermost tile is 4 rows by 6 tokens: 24 sums in registers, and 10 loads per 24 multiplications.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ _sums = stack(_ROWS // _HEIGHT * (_TOKENS // _WIDTH) * _SUMS)
 
 @inner
 def _tile(strip, x, stride, columns, sums):
-    """Add to a tile's sums the products of the strip's rows and six tokens at x over some columns."""
+    """Add the products of the strip's rows and six tokens at x, over some columns, to a tile's sums."""
     total = load_sums(sums, 64)
     for column in range(0, 4 * columns, 64):
         total = add_products(total, load_rows(strip + column, _STRIDE), load_tokens(x + column, stride))
@@ -36,15 +36,15 @@ def _tile(strip, x, stride, columns, sums):
 
 @generated
 def _block_shape(format):
-    """Weights and bytes of a block, of a Static."""
+    """(weights, bytes) per block of a Static format."""
     shape = format.value.block_elements, format.value.block_bytes
     return lambda format: shape
 
 
 def padded(x: torch.Tensor) -> torch.Tensor:
-    """x with zeros up to a multiple of 16 columns, and 16 more, so that the tokens do not share cache sets.
+    """x padded with zeros to a multiple of 16 columns, plus 16 more, so that tokens do not share cache sets.
 
-    By numpy, on this thread: torch would share this out among threads that go on spinning, on cores that are needed.
+    numpy does this on the calling thread. torch would use threads that keep spinning on cores that the kernels need.
     """
     tokens, columns = x.shape
     wide = np.zeros((tokens, columns + -columns % 16 + 16), np.float32)
@@ -54,7 +54,7 @@ def padded(x: torch.Tensor) -> torch.Tensor:
 
 @task
 def kernel(format: Static, tier: Static):
-    """The task that kit.cpu.linear describes, for tokens >= FEWEST; x comes from ``padded``."""
+    """The task described in kit.cpu.linear, for tokens >= FEWEST; x comes from ``padded``."""
     float32 = Static("float32")
 
     def strips(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):

@@ -1,12 +1,14 @@
-"""Rows of blocks times many activations in digits of eight bits: int32 sums of products of bytes, scaled as floats.
+"""Rows of blocks times many activations in 8-bit digits: int32 sums of products of bytes, then scaled as floats.
 
-By the CPU's matrix unit, tiles of 16 tokens by 16 rows: a product of a group of weights that share a scale, and the store of
-its sums, take 29 to 32 cycles of a Xeon of 3.1 GHz, however wide the group is, and the vectors 22, or 34 with minima. The times
-add up (54 and 77), though vectors and matrix unit are given independent work. Without one, by dot products of four bytes, tiles
-of rows and tokens whose sums fit the vector registers: 60 multiply-adds a cycle of the same CPU by AVX-512, of at most 93.
+With the CPU's matrix unit (AMX), tiles are 16 tokens by 16 rows. The product of one group of weights that share a scale and the
+store of its sums take 29 to 32 cycles of a 3.1 GHz Xeon, at every group width; the vector part takes 22, or 34 with minima. The
+times add up (54 and 77), although vectors and matrix unit have independent work. Without a matrix unit, dot products of four
+bytes fill tiles of rows and tokens whose sums fit the vector registers: 60 multiply-adds per cycle of the same CPU with
+AVX-512, of at most 93.
 
-Three digits, exact to 24 bits, are three such products: 119 GFLOP/s on a core of a Zen 4, where torch's product of dequantized
-pieces makes 90 (Q4_K, 512 tokens). AVX2 has no instruction that makes them worth it; by the matrix unit they are not tried.
+Three digits, exact to 24 bits, take three such products: 119 GFLOP/s per core of a Zen 4, compared with 90 of torch's product
+of dequantized pieces (Q4_K, 512 tokens). AVX2 has no instruction that makes this worthwhile. The matrix unit is not used for
+it.
 """
 
 import torch
@@ -38,12 +40,12 @@ _sums, _totals = stack(2 * 16 * 1024), stack(4 * ROWS * (_TOKENS + 16))
 
 
 def multiplier() -> str:
-    """What multiplies bytes: "amx", the matrix unit, or the vectors of the tier; see FASTER."""
+    """What multiplies bytes: "amx" (the matrix unit) or the vectors of the tier; see FASTER."""
     return "amx" if matrix() else tier().value
 
 
 def group_of(format: Format) -> int:
-    """Weights of a group: 32, or 16 where fewer share a scale."""
+    """Weights per group: 32, or 16 if fewer share a scale."""
     return min(32, format.scales.group)
 
 
@@ -54,16 +56,16 @@ def records(x: torch.Tensor, format: Format, activations: str) -> torch.Tensor:
 
 
 def share(rows: int) -> int:
-    """Rows of a task: a piece, or fewer where not all threads would find work."""
+    """Rows per task: one piece, or fewer if some threads would be idle."""
     height = 16 * TILES[multiplier()][1]
     return min(ROWS, height * -(-rows // (2 * height * threads.count())))
 
 
 @generated
 def unpack(format, tier, signed, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
-    """A super-block of sixteen rows, of which ``rows`` are there, to ``weights``: their codes, four weights of each row in a
-    vector; each sixteen's scales, and its minima, a vector of rows. If ``signed``, codes are int8, for which a format without
-    minima loses its bias, and its minima are left out."""
+    """Write a super-block of sixteen rows, of which the first ``rows`` exist, to ``weights``: the codes, four weights of each
+    row per vector; the scales of each sixteen weights and their minima, one vector of rows each. If ``signed``, codes are
+    int8: a format without minima loses its bias and has no minima."""
     order, minima = codes_of(format.value).order, format.value.scales.sign != 0 or not signed.value
     bias = 0 if minima else format.value.bias
 
@@ -92,11 +94,11 @@ def unpack(format, tier, signed, blocks, row_bytes, rows, sixteens, end, weights
 
 
 def _by_tiles(format: Format):
-    """add_superblock(tier, weights, records, last, count, left, sums, totals) by the matrix unit.
+    """add_superblock(tier, weights, records, last, count, left, sums, totals) with the matrix unit.
 
-    It adds the products of sixteen rows' super-block and ``count`` times 16 tokens to totals: (count, 16 tokens, 16 rows)
-    float32. The last tokens begin at ``last``: some of them may be among those before. ``left``: times 16 weights are the
-    rows' from here on; scales behind them are zero.
+    Adds the products of sixteen rows' super-block and ``count`` x 16 tokens to totals: (count, 16 tokens, 16 rows) float32. The
+    last tokens begin at ``last``, so they may overlap those before. The rows have ``left`` x 16 weights from here on; scales
+    after them are zero.
     """
     minima, groups, by_group = format.scales.sign != 0, SUPERBLOCK // group_of(format), format.activations < SUPERBLOCK
     many, (of_groups, _) = 16 // groups, several_of(groups)  # sixteens of a group, and tokens to scale beside its product
@@ -125,7 +127,7 @@ def _by_tiles(format: Format):
 
 
 def _by_dots(format: Format, tokens: int, sixteens: int, digits: int):
-    """The same by dot products of bytes, for ``sixteens`` times 16 rows and ``count`` times ``tokens``; totals: (sixteens,
+    """``_by_tiles`` with dot products of bytes, for ``sixteens`` x 16 rows and ``count`` x ``tokens``; totals: (sixteens,
     count, tokens, 16 rows)."""
     groups, size = SUPERBLOCK // group_of(format), record_bytes(digits)
     many, by_group = 16 // groups, digits == 1 and format.activations < SUPERBLOCK
@@ -156,7 +158,7 @@ def _by_dots(format: Format, tokens: int, sixteens: int, digits: int):
 
 @task
 def kernel(format: Static, tier: Static, multiplier: Static, activations: Static):
-    """The task that kit.cpu.linear describes, for tokens >= FEWEST; ``x`` is the address of the activations' records."""
+    """The task described in kit.cpu.linear, for tokens >= FEWEST; ``x`` is the address of the activations' records."""
     digits = DIGITS[activations.value]
     size = record_bytes(digits)
     amx, (wide, high), group = multiplier.value == "amx", TILES[multiplier.value], group_of(format.value)

@@ -1,11 +1,11 @@
-"""Rows of blocks times activations in digits of eight bits, for one or a few tokens: products of codes, bytes times bytes.
+"""Rows of blocks times 8-bit digits of activations, for one or a few tokens: products of codes, bytes times bytes.
 
-A super-block of 256 weights at a time. Activations of one digit are int8; float32 ones have three: their three dot products
-for 64 codes take less time than sixteen conversions and multiplications in float32.
+A step takes a super-block of 256 weights. int8 activations have one digit. float32 activations have three: three dot products
+of 64 codes take less time than sixteen conversions and multiplications in float32.
 
-Scales that are integers in the block (the K-quants') take part in the products, so that a super-block's sums stay integers.
-Others multiply sums of four products as float32 or, with AVX2's multiply-add and in vectors of 128 bits, the sums of as many
-codes as share them.
+Scales that are integers in the block (K-quants) are multiplied as integers, so a super-block's sums stay integers. Other scales
+multiply float32 sums of four products. With AVX2's multiply-add and in 128-bit vectors, they multiply the sums of all codes
+that share a scale.
 """
 
 from numba import types
@@ -63,13 +63,12 @@ _sums = stack(64 * TOKENS)
 
 
 def _in_four_lanes(tier) -> bool:
-    """Whether kit.cpu.simd.dots multiplies."""
+    """Whether sums use 128-bit vectors (the tiers neon and plain)."""
     return tier in ("neon", "plain")
 
 
 def _way(format, tier, activations) -> str:
-    """What kit.cpu.simd.pairs or dots takes, "steps", "scales" or "words"; "" where dot products of four bytes are scaled
-    each."""
+    """The variant of kit.cpu.simd.pairs or dots: "steps", "scales" or "words"; "" if dot products of four bytes are scaled."""
     pairwise = tier == "avx2" and codes_of(format).in_vectors
     if pairwise and flipped(format) and format.scales.sign == 0:
         return "scales" if DIGITS[activations] == 1 else "words"
@@ -79,7 +78,7 @@ def _way(format, tier, activations) -> str:
 
 
 def digits(format, tier: str, activations: str) -> int:
-    """The digits of activations that ``kernel`` takes, see kit.cpu.activations."""
+    """The number of digits of activations that ``kernel`` takes; see kit.cpu.activations."""
     return WORDS if _way(format, tier, activations) == "words" else DIGITS[activations]
 
 
@@ -92,7 +91,7 @@ def _signed(format, tier, activations) -> bool:
 
 @inner(forceinline=True)
 def _half(vector):
-    """f32x8 as the first half of an f32x16; what is added to the other half, -0.0, costs nothing."""
+    """f32x8 as the first half of an f32x16; the other half is -0.0, which changes no sum."""
     return join(vector, broadcast(f32x8, f32(-0.0)))
 
 
@@ -106,8 +105,8 @@ def _quarter(vector):
 
 @generated(forceinline=True)
 def _unpack(format, tier, activations, at, sixteens, scratch):
-    """A super-block's codes; their scales, as ``_products`` takes them; and the minima of each 16 weights. Those behind the
-    first ``sixteens`` times 16 weights are multiplied by zero."""
+    """(codes of a super-block, scales as ``_products`` takes them, minima of each 16 weights); those after the first
+    ``sixteens`` x 16 weights are multiplied by zero."""
 
     as_they_are = tier.value == "avx2" and _signed(format.value, tier.value, activations.value)
     read = signed_codes if as_they_are else codes
@@ -130,8 +129,8 @@ def _unpack(format, tier, activations, at, sixteens, scratch):
 
 @generated(prefer_literal=True, forceinline=True)
 def _products(format, tier, activations, codes, scales, record, scratch, quarters):
-    """The sums of scale * code * activation in 16 lanes, of the super-block's first 1, 2 or 4 quarters (a literal) at least;
-    scratch: the address of 64 bytes."""
+    """The sums of scale * code * activation in 16 lanes, over the first 1, 2 or 4 quarters (a literal) of the super-block at
+    least; scratch: the address of 64 bytes."""
     format, tier, activations = format.value, tier.value, activations.value
     places, order = tuple((0, RECORD, RECORD + SUPERBLOCK)[: DIGITS[activations]]), codes_of(format).order
     vectors = 1 + max(map(order.index, range(4 * quarters.literal_value))) // 4  # that hold these weights
@@ -183,8 +182,8 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
 
 @generated(forceinline=True)
 def _dots(format, tier, activations, codes, digit):
-    """The sums of four codes times four activations, in units of the last digit, in 16 lanes; digit: the address of the
-    first digits of 64 activations."""
+    """The sums of four codes times four activations in 16 lanes, in units of the last digit. digit: the address of the first
+    digits of 64 activations."""
 
     def of_one(format, tier, activations, codes, digit):
         return convert(f32x16, dot4(tier, broadcast(i32x16, 0), codes, load(i8x64, digit)))
@@ -225,14 +224,14 @@ def _of_four(format, tier, activations, codes, scales, record):
 
 @generated
 def _record_bytes(format, tier, activations):
-    """Bytes of a record of activations."""
+    """Bytes per record of activations."""
     size = record_bytes(digits(format.value, tier.value, activations.value))
     return lambda format, tier, activations: size
 
 
 @generated
 def _has_minima(format, tier, activations):
-    """Whether minima are to be added: not where signed codes are multiplied as they are, or minima are in the products."""
+    """Whether minima must be added: not if signed codes are multiplied directly, or if the products include the minima."""
     format, tier, activations = format.value, tier.value, activations.value
     has = _way(format, tier, activations) != "steps" and not _signed(format, tier, activations)
     return lambda format, tier, activations: has
@@ -240,7 +239,7 @@ def _has_minima(format, tier, activations):
 
 @generated(forceinline=True)
 def _add_minima(format, tier, minima, record, total):
-    """The total with the products of the minima of each 16 weights and the sums of their activations."""
+    """The total plus the products of the minima of each 16 weights and the sums of their activations."""
 
     def one_by_one(format, tier, minima, record, total):
         return fma(minima, load(f32x16, record + SUMS), total)
@@ -260,7 +259,7 @@ def _fetch(format, row):
 
 @inner(forceinline=True)
 def _add_superblock(format, tier, activations, at, sixteens, record, scratch, a, b, quarters):
-    """a and b with the products of a super-block and the only token: of the codes, and of the minima."""
+    """a plus the products of a super-block's codes and the only token, and b plus the products of its minima."""
     codes, scales, minima = _unpack(format, tier, activations, at, sixteens, scratch)
     a = a + _products(format, tier, activations, codes, scales, record, scratch, quarters)
     if _has_minima(format, tier, activations):
@@ -270,7 +269,8 @@ def _add_superblock(format, tier, activations, at, sixteens, record, scratch, a,
 
 @inner(forceinline=True)
 def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
-    """The product of a row of 16 * ``sixteens`` weights and the only token, lanes to be added; ``end``: of the matrix."""
+    """The product of a row of 16 * ``sixteens`` weights and the only token, as lanes to be added up; ``end``: end of the
+    matrix."""
     a = b = broadcast(f32x16, 0)
     for _ in range(sixteens // 16):
         _fetch(format, row)
@@ -290,7 +290,7 @@ def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
 
 @inner
 def _some_tokens(format, tier, activations, row, sixteens, end, records, tokens, count, sums, scratch):
-    """The products of a row and ``count`` of the tokens to ``sums``: a vector each, lanes to be added."""
+    """Write the products of a row and ``count`` tokens to ``sums``: one vector each, as lanes to be added up."""
     for i in range(count):
         store(sums + 64 * i, broadcast(f32x16, 0))
     for left in range(sixteens, 0, -16):
@@ -310,7 +310,7 @@ def _some_tokens(format, tier, activations, row, sixteens, end, records, tokens,
 
 @task
 def kernel(format: Static, tier: Static, activations: Static):
-    """The task that kit.cpu.linear describes; ``x`` is the address of the activations' records."""
+    """The task described in kit.cpu.linear; ``x`` is the address of the activations' records."""
 
     def integer(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
         sixteens, end, scratch, sums = columns // 16, blocks + rows * row_bytes, _scratch(), _sums()

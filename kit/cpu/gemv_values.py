@@ -43,7 +43,7 @@ def dot(format, tier, row, columns, x, scratch):
 
 @task
 def kernel(format: Static, tier: Static):
-    """The task that kit.cpu.linear describes."""
+    """The task described in kit.cpu.linear."""
 
     def floating(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
         scratch = _scratch()

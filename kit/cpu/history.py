@@ -1,4 +1,4 @@
-"""Keys and values in memory as float32, float16 or q8_0: sixteen elements of a head to float32, and new positions written."""
+"""Keys and values in memory as float32, float16 or q8_0: reads sixteen elements of a head as float32, writes new positions."""
 
 import math
 from typing import NamedTuple
@@ -17,8 +17,8 @@ TILE = 2**15  # bytes of float32 that are made of a part of the history, in the 
 
 
 class History(NamedTuple):
-    """Keys or values of a layer in memory: ``kind`` is float32, float16 or q8_0 (blocks of 34 bytes); the address of head 0 at
-    position 0, and the bytes from a head and from a position to the next."""
+    """Keys or values of a layer in memory. ``kind``: float32, float16 or q8_0 (blocks of 34 bytes). The address is that of head
+    0 at position 0; the strides are the bytes from one head, and from one position, to the next."""
 
     kind: str
     address: int
@@ -26,7 +26,7 @@ class History(NamedTuple):
     stride: int
 
     def arguments(self, prefix: str) -> dict[str, int]:
-        """Arguments of a task: the address by the name ``prefix``, head_bytes and stride by names that begin with it."""
+        """Arguments of a task: the address named ``prefix``, and head_bytes and stride with names that begin with it."""
         return {prefix: self.address, f"{prefix}_head": self.head_bytes, f"{prefix}_stride": self.stride}
 
 
@@ -43,7 +43,7 @@ _READERS = {
 
 @generated
 def tile_positions(kind, vectors):
-    """Positions of a head whose float32 fit the tile; for float32, which is not copied, more than a chunk has."""
+    """How many positions of a head fit the tile as float32. For float32, which is not copied, more than a chunk has."""
     if kind.value == "float32":
         return lambda kind, vectors: TILE
     return lambda kind, vectors: TILE // (64 * vectors)
@@ -51,7 +51,7 @@ def tile_positions(kind, vectors):
 
 @generated
 def as_floats(kind, tier, source, stride, positions, vectors, scratch):
-    """Address and stride of the same positions in float32: in place if they are float32, else converted, in the scratch."""
+    """(address, stride) of the same positions in float32: in place for float32, else converted into the scratch."""
     if kind.value == "float32":
         return lambda kind, tier, source, stride, positions, vectors, scratch: (source, stride)
     read = _READERS[kind.value]
@@ -67,8 +67,8 @@ def as_floats(kind, tier, source, stride, positions, vectors, scratch):
 
 @task
 def append(kind: Static, tier: Static):
-    """The task that writes new positions of a head; source: (tokens, heads, dim) float32, ``token_bytes`` from one token to the
-    next; target: a History."""
+    """The task that writes new positions of a head. source: (tokens, heads, dim) float32 with ``token_bytes`` from one token to
+    the next; target: a History."""
 
     def append(head, source, token_bytes, tokens, dim, target, target_head, target_stride, position):
         source += 4 * dim * head

@@ -1,7 +1,7 @@
-"""How a block of each format becomes numbers: sixteen integer codes at a time, a scale, perhaps a minimum.
+"""Block to numbers, for each format: sixteen integer codes at a time, one scale, and for some formats a minimum.
 
-Every format but the plain floats is ``scale[i // group] * code[i] (+- minimum[i // group])``, and its readers are made from
-its row in kit.gguf.formats; kit.cpu.simd carries them to whatever CPU this is.
+Every format except the plain floats is ``scale[i // group] * code[i] (+- minimum[i // group])``. Its readers are made from its
+row in kit.gguf.formats; kit.cpu.simd compiles them for the CPU.
 """
 
 import functools
@@ -24,10 +24,10 @@ _AHEAD = 3072  # bytes of blocks that are fetched before they are read
 
 
 class Kernel(NamedTuple):
-    """One format: ``codes(tier, block, j) -> i32x16``, ``scales(tier, block, scratch)``; see these modules.
+    """One format: ``codes(tier, block, j) -> i32x16`` (kit.cpu.codes) and ``scales(tier, block, scratch)`` (kit.cpu.scales).
 
-    ``group``: weights that share a scale, a power of two and at least 16. ``minimum``: +1 when it is added, -1 when it is
-    subtracted, 0 when there is none.
+    ``group``: how many weights share a scale, a power of two and at least 16. ``minimum``: +1 if it is added, -1 if it is
+    subtracted, 0 if there is none.
     """
 
     codes: Callable
@@ -38,7 +38,7 @@ class Kernel(NamedTuple):
 
 @functools.cache
 def parts_of(format: Format) -> Kernel:
-    """What the kernels of a format with blocks are made of."""
+    """The readers from which the kernels of a block format are made."""
     return Kernel(codes.reader(format), scales.reader(format), format.scales.group, format.scales.sign)
 
 
@@ -62,10 +62,10 @@ PAIRS = {
 
 @generated
 def dequantize_blocks(format, dtype, tier, streams, blocks, count, out, scratch):
-    """Dequantize ``count`` blocks at the address ``blocks`` to ``out``, past the caches if ``streams``.
+    """Dequantize ``count`` blocks at the address ``blocks`` to ``out``; if it ``streams``, with stores that bypass the caches.
 
-    format, dtype and tier are Static, as everywhere below; ``scratch`` is the address of 256 bytes; to stream, ``out`` is a
-    multiple of 64.
+    format, dtype and tier are Static, as everywhere below; ``scratch`` is the address of 256 bytes. To stream, ``out`` must be
+    a multiple of 64.
     """
     make = _raw if format.value.name in RAW else _blocked
     return make(format.value, dtype.value, tier.value)
@@ -117,21 +117,23 @@ def _put(streams, address, line):
 
 
 def _pair(dtype: str, subnormal: bool):
-    """PAIRS[dtype], or one instruction in its place where the CPU has it and no number can be ``subnormal``."""
+    """PAIRS[dtype], or one instruction instead of it if the CPU has it and no number can be ``subnormal``."""
     if dtype == "bfloat16" and not subnormal and "avx512bf16" in features():
         return inner(lambda tier, a, b: floats_to_bfloats(tier, a, b))
     return PAIRS[dtype]
 
 
 def _line(numbers, pair):
-    """A function like ``numbers``, which gives the j-th sixteen as float32, that gives the 64 bytes to store from there on."""
+    """From ``numbers``, which gives the j-th sixteen numbers as float32, a function that gives the 64 bytes to store from there
+    on."""
     if pair is None:
         return numbers
     return inner(lambda tier, at, j, scratch: pair(tier, numbers(tier, at, j, scratch), numbers(tier, at, j + 1, scratch)))
 
 
 def _looked_up(format: Format, scaled, pair):
-    """A line of 16-bit numbers for codes of up to five bits: they are looked up among the numbers that a group can hold."""
+    """A line of 16-bit numbers for codes of up to five bits: a table holds the numbers of a group, and the codes are its
+    indices."""
     codes, halves = format.codes, format.scales.group == 16  # the two groups of a line have half a table each
     values = [*(codes.values or np.arange(2**codes.bits) - codes.less), *[0] * 16]
     first, second = (constant(f32x16, *values[at : at + 16]) for at in (0, 16 if codes.bits == 5 else 0))

@@ -1,6 +1,6 @@
-"""linear: y = W x from blocks, the rows shared out among the threads of kit.cpu.threads.
+"""linear: y = W x computed from blocks; the threads of kit.cpu.threads share the rows.
 
-A task computes ``share`` rows of y, for all tokens; its strides are the bytes of one token's x and y.
+A task computes ``share`` rows of y for all tokens; its strides are the bytes from one token's x and y to the next.
 """
 
 import threading
@@ -23,12 +23,12 @@ _TILE = 16  # rows of several tokens: what every kernel's tiles divide
 
 
 def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "float32") -> torch.Tensor:
-    """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes of a row) uint8: (tokens, rows) float32.
+    """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes per row) uint8: (tokens, rows) float32.
 
-    qtype: any format that the cpu backend of kit.dequantize knows, or I8. activations: "int8" rounds x to eight bits, with a
-    scale for as many columns as the format's ``activations`` says; "float32" to 24 bits, an error of 2^-22 of the largest of
-    256 columns at most, for up to 17 tokens, and for all where gemm_codes is faster than floats.
-    Where the weights are F32, F16 or BF16, x is not rounded. Raises QuantError.
+    qtype: any format of the cpu backend of kit.dequantize, or I8. activations: "int8" rounds x to eight bits, with one scale
+    per as many columns as the format's ``activations`` field says. "float32" rounds x to 24 bits (an error of at most 2^-22 of
+    the largest of 256 columns) for up to 17 tokens, and for more where gemm_codes is faster than floats. For F32, F16 and BF16
+    weights, x is not rounded. Raises QuantError.
     """
     format = _check(blocks, qtype, x, activations)
     (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
@@ -57,28 +57,28 @@ Step = tuple[Task, dict[str, int], int]  # and the number of tasks
 
 
 def in_pieces(qtype: str, tokens: int, activations: str) -> bool:
-    """Whether so many tokens are multiplied sooner by torch, from pieces of the matrix dequantized on the way."""
+    """Whether torch multiplies this many tokens faster, from dequantized pieces of the matrix."""
     return tokens >= MANY_TOKENS and not _in_bytes(FORMATS[qtype], activations)
 
 
 def _layout(format, activations):
-    """The layout of activations that kit.cpu.gemv_codes multiplies."""
+    """The layout of activations for kit.cpu.gemv_codes."""
     return layout_of(format, gemv_codes.digits(format, tier().value, activations))
 
 
 def _in_bytes(format, activations) -> bool:
-    """Whether kit.cpu.gemm_codes multiplies many tokens."""
+    """Whether kit.cpu.gemm_codes multiplies this many tokens."""
     return format.codes is not None and gemm_codes.multiplier() in gemm_codes.FASTER[activations]
 
 
 class Activations:
-    """The activations of one token for the steps of a program: x, and its records, made once for each layout."""
+    """The activations of one token for the steps of a program: x, and its records, which are made once per layout."""
 
     def __init__(self, x: torch.Tensor):
         self.x, self._made = x, {}
 
     def product(self, blocks: np.ndarray, qtype: str, y: torch.Tensor, activations: str) -> list[Step]:
-        """Steps after which y (1, rows) holds the product of the matrix and x, as ``linear`` computes it."""
+        """The steps after which y (1, rows) holds the product of the matrix and x, as ``linear`` computes it."""
         format = _check(blocks, qtype, self.x, activations)
         (rows, row_bytes), columns, steps = blocks.shape, self.x.shape[1], []
         if format.codes is not None:
@@ -92,7 +92,7 @@ class Activations:
         return [*steps, (kernel, arguments, -(-rows // share))]
 
     def _quantized(self, layout) -> tuple[int, list[Step]]:
-        """The address of x's records, and the step that makes them, if none has yet."""
+        """The address of x's records; adds the step that makes them if there is none."""
         (_, digits, _), columns, steps = layout, self.x.shape[1], []
         if layout not in self._made:
             self._made[layout] = records = torch.empty(-(-columns // SUPERBLOCK), record_bytes(digits), dtype=torch.uint8)
@@ -103,7 +103,7 @@ class Activations:
 
 
 class Product:
-    """``linear`` of one token, recorded once for a matrix that stays where it is: a call copies x, runs, and copies y."""
+    """``linear`` for one token, recorded once for a matrix with a fixed address: a call copies x, runs, and copies y."""
 
     def __init__(self, blocks: np.ndarray, qtype: str, activations: str = "float32"):
         format = FORMATS[qtype]
@@ -123,16 +123,18 @@ class Product:
 
 
 def _share(blocks, tokens) -> int:
-    """Rows of a task."""
+    """Rows per task."""
     share = max(_LEAST, blocks.nbytes // _MOST) // max(1, blocks.shape[1]) + 1
     return share if tokens == 1 else share + -share % _TILE
 
 
 def _check(blocks, qtype, x, activations) -> Format:
-    """The format; QuantError for anything that the kernels cannot take."""
+    """The format; QuantError if the kernels do not support the arguments."""
     format = FORMATS.get(qtype)
     if format is None or not _knows(format):
-        raise QuantError(f"fused does not know {qtype!r}; it knows {', '.join(f.name for f in FORMATS.values() if _knows(f))}")
+        raise QuantError(
+            f"fused does not support {qtype!r}; it supports {', '.join(f.name for f in FORMATS.values() if _knows(f))}"
+        )
     if activations not in ACTIVATIONS:
         raise QuantError(f"activations {activations!r} is not one of {', '.join(ACTIVATIONS)}")
     if blocks.ndim != 2 or blocks.dtype != np.uint8 or not blocks.flags.c_contiguous:
@@ -140,7 +142,7 @@ def _check(blocks, qtype, x, activations) -> Format:
     if x.ndim != 2 or x.dtype != torch.float32 or x.device.type != "cpu":
         raise QuantError(f"{qtype}: x must be float32 (tokens, columns) on the CPU, not {x.dtype} {tuple(x.shape)}")
     if blocks.shape[1] != format.nbytes(x.shape[1]) or x.shape[1] % format.block_elements:
-        raise QuantError(f"{qtype}: rows of {blocks.shape[1]} bytes do not take {x.shape[1]} activations")
+        raise QuantError(f"{qtype}: rows of {blocks.shape[1]} bytes do not match x with {x.shape[1]} columns")
     return format
 
 

@@ -20,8 +20,8 @@ _LANES = 16
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
-    """x (..., n) and weight (n,) float32 -> (..., n): in one compiled loop for few numbers, on all threads for many. The weight
-    counts from ``offset``. x (..., groups, n) may have a weight for each group, (groups, n)."""
+    """x (..., n) and weight (n,) float32 -> (..., n): one compiled loop for few numbers, all threads for many. ``offset`` is
+    added to the weight. x (..., groups, n) may have one weight per group, (groups, n)."""
     n, numbers = weight.shape[-1], x.numel()
     if n % _LANES or not x.is_contiguous() or not x.dtype is weight.dtype is torch.float32:
         return F.rms_norm(x, (n,), None, eps) * (weight.float() + offset)
@@ -42,18 +42,18 @@ def _few():
 
 @functools.cache
 def constants(eps: float, offset: float = 0.0, groups: int = 1) -> dict[str, int]:
-    """Arguments of ``rows``: the bits of a float64 and of a float32, and after how many rows the weights come again."""
+    """Arguments of ``rows``: the bits of a float64 and of a float32, and after how many rows the weights repeat."""
     return dict(eps=float64_bits(eps), offset=int(np.float32(offset).view(np.uint32)), groups=groups)
 
 
 def float64_bits(number: float) -> int:
-    """A float64 as the integer that a task takes."""
+    """The bits of a float64 as an integer, as a task takes it."""
     return int(np.float64(number).view(np.int64))
 
 
 @task
 def rows(kind: Static):
-    """The task of a row, "rms" or "layer", or that of as many rows as its number says, "few rms"."""
+    """The task of one row, "rms" or "layer"; or that of several rows, as many as its number says, "few rms"."""
     return {"rms": _rms_row, "layer": _layer_row, "few rms": _rms_rows}[kind.value]
 
 

@@ -1,6 +1,6 @@
-"""What the kit needs of Numba that Numba does not promise: the object code of one function, and what makes a cache stale.
+"""Private parts of Numba that kit uses: the object code of one function, and what makes a cache stale.
 
-tests/test_private.py names the version with which each of these parts was last checked.
+tests/test_private.py names the version with which each part was last checked.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,10 @@ from kit.system.rows import libc
 
 
 class _Part(JITCodeLibrary):
-    """The code of a function that only kernels call: linked into each, neither optimized as a whole nor compiled by itself.
+    """The code of a function that only kernels call: it is linked into each of them, and is not optimized or compiled
+    separately.
 
-    Its loops are unrolled and simplified, though: without that a kernel takes up to 1.6 times as long (16-bit numbers of Q6_K).
+    Its loops are unrolled and simplified. Without that a kernel takes up to 1.6 times as long (16-bit numbers of Q6_K).
     """
 
     def finalize(self):
@@ -36,14 +37,14 @@ class _Part(JITCodeLibrary):
         return 0
 
     def _get_module_for_linking(self):
-        """For what Numba compiles otherwise: with all that it calls."""
+        """The module to link for code that Numba compiles otherwise, including everything that it calls."""
         while self._linking_libraries:
             self._final_module.link_in(self._linking_libraries.pop()._get_module_for_linking(), preserve=True)
         return self._final_module
 
 
 class Inner(CPUDispatcher):
-    """A function for kernels. It has no wrapper for Python: a call from there compiles a function that calls it."""
+    """A function for kernels, without a wrapper for Python; a call from Python compiles a function that calls it."""
 
     def __call__(self, *args):
         return self._caller(*args)
@@ -78,7 +79,7 @@ def _pipeline(state, name="kernel"):
 
 @contextmanager
 def _in_parts(context):
-    """What Numba compiles within the ``with`` becomes parts by _PASSES, without wrappers for C."""
+    """Within the ``with``, everything that Numba compiles becomes parts with the passes _PASSES, without wrappers for C."""
     codegen, builder, nothing = context.codegen(), compiler.DefaultPassBuilder, lambda *_: None
     codegen._library_class, codegen.set_env, context.create_cfunc_wrapper = _Part, nothing, nothing
     every, builder.define_nopython_pipeline = builder.define_nopython_pipeline, staticmethod(_pipeline)
@@ -90,8 +91,8 @@ def _in_parts(context):
 
 
 def object_code(function: Callable, count: int, symbol: str) -> bytes:
-    """Object code in which ``symbol`` is the function of ``count`` int64, called as in C. TypeError where the code needs an
-    address or a symbol of this process."""
+    """Object code in which ``symbol`` is the function of ``count`` int64 arguments, called as in C. TypeError if the code needs
+    an address or a symbol of this process."""
     llvm.initialize_native_asmparser()  # for instructions that LLVM is given as text
     with global_compiler_lock, event.trigger_event("numba:compile"), no_collection():
         library = _library(function, count, symbol)
@@ -104,7 +105,7 @@ def object_code(function: Callable, count: int, symbol: str) -> bytes:
 
 
 def _library(function, count, symbol):
-    """The library in which ``symbol`` calls the function as C does, with all that this calls."""
+    """The library in which ``symbol`` calls the function as C does, including everything that it calls."""
     word, target, flags = ir.IntType(64), registry.cpu_target, compiler.Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"
@@ -138,5 +139,5 @@ def _library(function, count, symbol):
 
 
 def set_source_stamp(dispatcher, stamp: str) -> None:
-    """Code that Numba cached of the function with another stamp counts as stale."""
+    """Mark code of the function that Numba cached with another stamp as stale."""
     dispatcher._cache._cache_file._source_stamp = stamp

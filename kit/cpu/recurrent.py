@@ -1,9 +1,9 @@
-"""Layers that remember a matrix for each head instead of positions: the gated delta net and Mamba-2.
+"""Layers with one matrix of state per head instead of positions: the gated delta net and Mamba-2.
 
-A head's matrix M (keys, values) is stored in blocks of BLOCK values, (values / BLOCK, keys, BLOCK) float32, zeros at the end.
+A head's matrix M (keys, values) is stored in blocks of BLOCK values, (values / BLOCK, keys, BLOCK) float32, padded with zeros.
 A token multiplies M by a decay, adds k d^T, and reads q^T M. One thread does this for a head, block by block: a block of 128
-keys takes 16 KiB, so it comes from memory once and goes back once. The tokens of a prompt take turns in segments
-while a block is in the first-level cache. Each token's operations are the same in a prompt and alone, so the bits are too.
+keys has 16 KiB, so it is read from memory once and written back once. The tokens of a prompt are handled in segments while a
+block is in the L1 cache. Each token's operations are the same in a prompt and alone, so the bits are the same.
 """
 
 import math
@@ -49,10 +49,10 @@ def delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads: int, eps: fl
 
 
 def delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps, out) -> tuple[Task, dict[str, int], int]:
-    """The same as (task, arguments, tasks) for kit.cpu.threads; ``out`` (tokens, heads, size)."""
+    """``delta_net`` as (task, arguments, tasks) for kit.cpu.threads; ``out`` (tokens, heads, size)."""
     tokens, heads, size = out.shape
     if size > LARGEST:
-        raise KitError(f"a delta net's heads have {size} elements, and the kernel takes at most {LARGEST}")
+        raise KitError(f"a delta net with heads of {size} elements is not supported: the kernel takes at most {LARGEST}")
     arguments = dict(
         qkv=qkv.data_ptr(), alpha=alpha.data_ptr(), beta=beta.data_ptr(), gates_bytes=4 * alpha.stride(0),
         group=alpha.shape[2] if alpha.dim() == 3 else 0, a=a.data_ptr(), dt=dt.data_ptr(), state=state.data_ptr(),
@@ -77,7 +77,7 @@ def mamba2(xbc, dt, a, dt_bias, d, state, z, groups: int) -> torch.Tensor:
 
 
 def mamba2_step(xbc, dt, a, dt_bias, d, state, z, groups, out) -> tuple[Task, dict[str, int], int]:
-    """The same as (task, arguments, tasks) for kit.cpu.threads; ``out`` (tokens, heads, size)."""
+    """``mamba2`` as (task, arguments, tasks) for kit.cpu.threads; ``out`` (tokens, heads, size)."""
     tokens, heads, size = out.shape
     arguments = dict(
         xbc=xbc.data_ptr(), dt=dt.data_ptr(), dt_bytes=4 * dt.stride(0), a=a.data_ptr(), dt_bias=dt_bias.data_ptr(),
@@ -203,7 +203,7 @@ def _learn(matrix, keys, k, q, decay, new, other):
 
 @inner
 def _decay(time, a):
-    """exp(a softplus(time)) for a of 0 and less."""
+    """exp(a softplus(time)) for a <= 0."""
     return extract(exp_of_negative(softplus(broadcast(f32x16, time)) * a), 0)
 
 

@@ -1,7 +1,7 @@
-"""Tasks: functions of a number and named integers as machine code that the thread pool calls, kept on disk.
+"""Tasks: functions of a number and named integers, as machine code that the thread pool calls, cached on disk.
 
-Numba compiles a task once a machine. A later process loads the object code by LLVM alone, which takes a few milliseconds;
-importing Numba takes half a second. So nothing here imports Numba before there is something to compile.
+Numba compiles a task once per machine. Later processes load the object code with LLVM alone, which takes a few milliseconds;
+importing Numba takes half a second. So nothing here imports Numba before something must be compiled.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ _lock = threading.Lock()  # of the engine
 
 @dataclass(frozen=True)
 class Static:
-    """A constant that a kernel is compiled for, a string or a Format: its Numba type holds it, so that ``generated`` can
-    choose by it."""
+    """A constant for which a kernel is compiled, a string or a Format: its Numba type holds it, so ``generated`` can choose by
+    it."""
 
     value: Any
 
 
 class Task(int):
-    """The address of a task's machine code; ``parameters``: the names of what it takes beside its number."""
+    """The address of a task's machine code. ``parameters``: the names of its arguments after its number."""
 
     def __new__(cls, address: int, parameters: tuple[str, ...]):
         self = super().__new__(cls, address)
@@ -57,18 +57,18 @@ class Task(int):
         return self
 
     def in_order(self, arguments: dict[str, int]) -> list[int]:
-        """Arguments by name in the order of the parameters; TypeError unless each has one."""
+        """Arguments by name, in the order of the parameters; TypeError unless each is given."""
         if arguments.keys() != set(self.parameters):
             raise TypeError(f"a task of {', '.join(self.parameters)} was given {', '.join(arguments)}")
         return [arguments[name] for name in self.parameters]
 
 
 def task(build: Callable) -> Callable[..., Task]:
-    """Decorates ``build(*constants)``, which returns a Python function ``f(task, *parameters)``: int64 all of them, at most
-    WORDS parameters. It returns nothing, or an int64, and must not raise.
+    """Decorates ``build(*constants)``, which returns a Python function ``f(task, *parameters)``: all int64, at most WORDS
+    parameters. f returns nothing or an int64, and must not raise.
 
-    A call of the result with the constants (strings, Formats, or Static) gives f as a Task, for kit.cpu.threads. The
-    code comes from the cache on disk where there is one; ``build`` gets each constant as a Static.
+    A call of the result with the constants (strings, Formats, or Static) gives f as a Task for kit.cpu.threads. The code comes
+    from the cache on disk if it has it; ``build`` gets each constant as a Static.
     """
     folder = Path(build.__code__.co_filename).parent
 
@@ -95,7 +95,7 @@ def task(build: Callable) -> Callable[..., Task]:
 
 
 def function(address: int, parameters: int) -> Callable[..., int]:
-    """The task at an address as a Python function of so many integers, its number included; it runs without the GIL."""
+    """The task at an address as a Python function of ``parameters`` integers, including its number; it runs without the GIL."""
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * parameters)(address)
 
 
@@ -112,7 +112,7 @@ def source_stamp(folder: Path) -> str:
 
 @functools.cache
 def _setting() -> tuple[str, ...]:
-    """What object code depends on besides its source: Python, Numba, the CPU and its features."""
+    """What object code depends on in addition to its source: Python, Numba, the CPU and its features."""
     return platform.python_version(), version("numba"), version("llvmlite"), llvm.get_host_cpu_name(), *sorted(features())
 
 
@@ -141,7 +141,8 @@ define i32 @dot(<16 x i8> %a, <16 x i8> %b) {{
 
 
 def _of_arm() -> set[str]:
-    """Features that LLVM does not list, but uses for an Arm CPU by its name: shown by how it compiles dot products of bytes."""
+    """Features that LLVM does not list but uses for an Arm CPU with this name, found from how it compiles dot products of
+    bytes."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
@@ -154,7 +155,7 @@ _DOTS = {"dotprod": "sext", "i8mm": "zext"}  # of int8 and int8, of uint8 and in
 
 
 def _place(folder: Path) -> Path:
-    """Where the object code of a folder's tasks lies: as Numba's own cache does, beside the source where it can be written."""
+    """The folder for the object code of a folder's tasks: as in Numba's own cache, next to the source if it can be written."""
     own = os.environ.get("NUMBA_CACHE_DIR")
     beside = folder / "__pycache__"
     user = platformdirs.user_cache_path("gguf-kit") / "kernels"
@@ -162,13 +163,14 @@ def _place(folder: Path) -> Path:
 
 
 def beside(name: str, *folders: Path) -> Path:
-    """A file about the kernels of kit/cpu and of these folders, beside them: another one when they would be compiled anew."""
+    """A file about the kernels of kit/cpu and of these folders, next to their code; its name changes when they must be
+    recompiled."""
     here = Path(__file__).parent
     return _place(here) / f"{name}-{_digest(*map(source_stamp, folders or [here]), *_setting())[:16]}"
 
 
 def _read(path: Path, stamp: bytes) -> bytes | None:
-    """The code, unless there is none, or it is stale or damaged."""
+    """The cached code; None if there is none, or it is stale or damaged."""
     try:
         kept = path.read_bytes()
     except OSError:
@@ -186,8 +188,8 @@ def _keep(path: Path, stamp: bytes, code: bytes) -> None:
 
 @contextlib.contextmanager
 def _one_process(path: Path) -> Iterator[None]:
-    """Wait for the process that makes ``path``, if there is one, and be it then. Its lock dies with it; where nothing can be
-    written or locked nobody waits."""
+    """Wait until no other process makes ``path``, then hold its lock, which ends with the process. If the folder cannot be
+    written or locked, do not wait."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -199,7 +201,7 @@ def _one_process(path: Path) -> Iterator[None]:
 
 
 def _removed(handle) -> None:
-    """Delete a lock file: who waits for its lock sees that, and the code in its place."""
+    """Delete a lock file. A process that waits for the lock notices this, and finds the code instead."""
     with contextlib.suppress(OSError):
         os.unlink(handle.name)
 
@@ -231,8 +233,8 @@ def _compile(function: Callable, symbol: str) -> bytes:
 
 
 def _parameters(function: Callable) -> list[str]:
-    """The name of a task's number, and of what it takes besides."""
+    """The names of a task's number and of its other parameters."""
     names = list(inspect.signature(function).parameters)
     if (count := len(names) - 1) > WORDS:
-        raise TypeError(f"{function.__qualname__}: a task takes up to {WORDS} parameters besides its number, not {count}")
+        raise TypeError(f"{function.__qualname__}: a task takes its number and up to {WORDS} more parameters, not {count}")
     return names

@@ -1,9 +1,9 @@
-"""The thread pool: compiled tasks, numbered, handed out by counters without the interpreter; one step, or a program of steps.
+"""The thread pool: runs compiled tasks, which counters hand out without the interpreter; one step, or a program of steps.
 
-An ordinary pool wakes a thread in tens of microseconds, as long as a small matrix takes. Here the threads wait for work
-inside compiled code: for a fraction of a millisecond on a counter, and only then in the operating system; who waits lets
-other threads have the core every 20 us, of which there may be more than cores. Each thread
-works through a run of tasks of its own, so that it reads memory in one direction, and then helps with the others' runs.
+An ordinary pool wakes a thread in tens of microseconds, as long as a small matrix takes. Here threads wait inside compiled
+code: on a counter for a fraction of a millisecond, and only then in the operating system. A waiting thread yields its core
+every 20 us, because there may be more threads than cores. Each thread first does its own run of tasks, so that it reads memory
+in one direction, and then helps with the runs of the others.
 """
 
 import functools
@@ -34,7 +34,7 @@ def _of_queue(name: Static):
 
 
 class Program:
-    """Steps that the threads do one after another without coming back to Python: each step sees what those before it wrote.
+    """Steps that the threads do one after another without returning to Python. Each step sees what the steps before it wrote.
 
     ``add`` appends a step; ``set`` changes arguments, and ``steps[i, TASKS]`` the number of tasks, between runs.
     """
@@ -46,37 +46,43 @@ class Program:
         self._held = []  # steps within steps
 
     def add(self, task: Task, arguments: Arguments, tasks: int = 1) -> int:
-        """Call ``task`` (of kit.cpu.tasks) with each number below ``tasks``; the step's index.
+        """Append a step: call ``task`` (of kit.cpu.tasks) with each number below ``tasks``. Returns the step's index.
 
-        One task, or -``tasks`` of them, run on the caller's thread and cost no more than the calls.
+        A step with one task, or with -``tasks``, runs on the calling thread and costs no more than the calls.
         """
         self.steps = np.concatenate([self.steps, _rows([(task, arguments, tasks)])])
         self._tasks.append(task)
         return len(self.steps) - 1
 
     def add_together(self, steps: Sequence[tuple[Task, Arguments, int]]) -> int:
-        """One step that does several, of one number of tasks and none of which needs another's result; its index."""
+        """Append one step that does several steps with one number of tasks each, none of which needs another's result. Returns
+        its index."""
         rows, tasks = _rows(steps), steps[0][2]
         self._held.append(rows)
         return self.add(_of_queue("one_of"), dict(steps=rows.ctypes.data, tasks=tasks), len(steps) * tasks)
 
     def set(self, steps: Sequence[int], **arguments: int) -> None:
-        """Give these arguments to some steps of one task from now on."""
+        """Set these arguments in some steps of one task, for all later runs."""
         for name, number in arguments.items():
             self.steps[steps, ARGUMENTS + self._tasks[steps[0]].parameters.index(name)] = number
 
     def address(self, step: int, argument: str) -> int:
-        """Where a step's argument lies, for a task that sets it; it stays until another step is added."""
+        """The address of a step's argument, for a task that sets it; valid until another step is added."""
         place = ARGUMENTS + self._tasks[step].parameters.index(argument)
         return self.steps.ctypes.data + self.steps.strides[0] * step + self.steps.strides[1] * place
 
     def run(self) -> None:
-        """Do all steps."""
+        """Call ``task`` with each number from 0 to ``tasks`` - 1 and the arguments, on all threads; return when all are done.
+
+        arguments: integers by name, or up to WORDS in order. If another thread is inside ``run``, the calling thread does all
+        the work itself. There are as many threads as the process has cores, or KIT_THREADS.
+        """
         self.begin()
         self.run_some(slice(None))
 
     def run_some(self, steps: slice | list[int]) -> None:
-        """Do these steps in this order; ``begin`` comes before the first ones, and the last step of all is in the last ones."""
+        """Do these steps in this order. ``begin`` must come before the first of them; the last of them must include the last
+        step of all."""
         rows, started = self.steps[steps], time.perf_counter_ns()
         tick = _pool().run(rows)
         if not self._began:
@@ -89,12 +95,12 @@ class Program:
         self._ended = time.perf_counter_ns()
 
     def begin(self) -> None:
-        """A run of some steps after others begins."""
+        """Begin a run that consists of several ``run_some``."""
         self._began = []
 
     def times(self) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-        """A function that returns when each step of the last run began and when it was done, nanoseconds of
-        ``time.perf_counter_ns``: it began with its part of the run, or when the step before it was done."""
+        """A function that returns (begin, end) of each step of the last run, in nanoseconds of ``time.perf_counter_ns``. A step
+        begins with its part of the run, or when the step before it ends."""
         ticks, first, parts = self.steps[:, DONE_AT].copy(), self._first_tick, self._began
         started, took = self._started, self._ended - self._started
 
@@ -132,7 +138,8 @@ def _rows(steps):
 
 @functools.cache
 def count() -> int:
-    """Threads of the kit's kernels: ``KIT_THREADS``, else one a core. KitError for what is no number of threads."""
+    """Number of threads of kit's kernels: ``KIT_THREADS``, else one per core. KitError if the variable is not a number of
+    threads."""
     asked = os.environ.get("KIT_THREADS") or "0"
     if not asked.isdecimal():
         raise KitError(f"KIT_THREADS={asked}: give a number of threads, or unset it")
@@ -141,7 +148,7 @@ def count() -> int:
 
 @contextmanager
 def torch_alone() -> Iterator[None]:
-    """The body with torch on the caller's thread only: its other threads wait by spinning, on the cores that ours want."""
+    """Within the ``with``, torch uses only the calling thread, because its other threads spin on the cores of ours."""
     import torch
 
     before = torch.get_num_threads()

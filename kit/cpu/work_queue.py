@@ -23,7 +23,7 @@ YIELDS = 2**10  # looks between two times that a waiting thread lets others have
 
 
 def lead(queue, steps, count, yields):
-    """Do a program of ``count`` steps, and of each step what the other threads leave."""
+    """Do a program of ``count`` steps; of each step, do the tasks that the other threads do not take."""
     for step in range(steps, steps + count * STEP_BYTES, STEP_BYTES):
         if load(int64, step + 8 * TASKS) <= 1:
             _do_alone(step)
@@ -39,7 +39,7 @@ def lead(queue, steps, count, yields):
 
 @inner
 def _wait(queue, looks, yields):
-    """Before the next look: now and then let another thread have the core; it may be the one that all wait for."""
+    """Between two looks: sometimes yield the core, because the thread for which all wait may need it."""
     if looks % YIELDS:
         pause()
     else:
@@ -61,7 +61,7 @@ def _give_out(queue, step):
 
 
 def serve(queue, number, patience, yields):
-    """Work for as long as there is any, and until ``patience`` looks in a row have found none."""
+    """Work while there is any, until ``patience`` looks in a row found none."""
     add(queue + AWAKE, 1)
     looks, seen = 0, -1
     while looks < patience:
@@ -78,7 +78,7 @@ def serve(queue, number, patience, yields):
 
 @inner
 def _take_all(queue, number):
-    """Do all of the thread's own tasks and those that the others have not taken yet."""
+    """Do all tasks of this thread's run, then those that other threads have not taken."""
     runs = read(queue + RUNS)
     for turn in range(number, number + runs):
         run, tasks = queue + LINE * (2 + turn % runs), 0
@@ -90,7 +90,7 @@ def _take_all(queue, number):
 
 @inner
 def _take(queue, run):
-    """Take one task and do it; False when there is none."""
+    """Take one task and do it; False if there is none."""
     ticket = read(run + NEXT)
     while ticket < read(run + LIMIT):
         seen = exchange(run + NEXT, ticket, ticket + 1)
@@ -104,14 +104,14 @@ def _take(queue, run):
 
 @inner
 def _do_alone(step):
-    """All tasks of a step on this thread."""
+    """Do all tasks of a step on this thread."""
     for number in range(abs(load(int64, step + 8 * TASKS))):
         call_task(load(int64, step + 8 * FUNCTION), number, step + 8 * ARGUMENTS)
     store(step + 8 * DONE_AT, ticks())
 
 
 def one_of(task, steps, tasks):
-    """A task of several steps with so many tasks each, counted through."""
+    """A task that is several steps with so many tasks each; its number counts through all of them."""
     step = steps + task // tasks * STEP_BYTES
     call_task(load(int64, step + 8 * FUNCTION), task % tasks, step + 8 * ARGUMENTS)
 

@@ -1,5 +1,4 @@
-"""Dot products of bytes: what shares a scale is added up as integers before it is scaled, in vectors of 128 bits; and integer
-scales multiplied within AVX-512 VNNI."""
+"""Dot products of bytes. ``by_scales``: integer sum per scale, in 128-bit vectors. ``by_steps``: K-quants on AVX-512."""
 
 from llvmlite import ir
 from numba import types
@@ -15,11 +14,11 @@ _FOUR, _AVX512 = ir.VectorType(I32, 4), Static("avx512")
 
 
 def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, bias: int):
-    """A primitive: (codes, x, scales) -> the sums of scale * (code - bias) * digits as f32x4, lanes to be added.
+    """A primitive: (codes, x, scales) -> the sums of scale * (code - bias) * digits as f32x4, lanes to be added up.
 
-    codes: four u8x64 of at most ``largest``; with a bias, which makes int8 of them. x: the address of a super-block's first
-    digits, the next ones ``places`` bytes on. order: the n of the 16 weights 16 n ... that come first, second ... in codes and
-    x. scales: float32 or int16, one for each ``group`` weights.
+    codes: four u8x64 of at most ``largest``; ``bias`` makes int8 of them. x: the address of a super-block's first digits; the
+    next digits are ``places`` bytes further. order: position i holds the n of the 16 weights 16 n ... that are i-th in codes
+    and x. scales: float32 or int16, one per ``group`` weights.
     """
     alike: dict[int, list[int]] = {}  # sixteens of one scale
     for i, n in enumerate(order):
@@ -89,8 +88,9 @@ def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int,
 
 
 def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
-    """The same of four vectors with int16 ``scales`` for each 16 weights, in vectors of 512 bits, f32x16: sums of four products
-    are packed to 16 bits, which codes of at most 63 allow, and dot products of pairs multiply by the scales."""
+    """A primitive like ``by_scales`` for four vectors with one int16 scale per 16 weights, in 512-bit vectors, f32x16: sums of
+    four products are packed to 16 bits, which codes of at most 63 allow, and dot products of pairs multiply them by the
+    scales."""
     wide, words = ir.VectorType(I32, 16), ir.VectorType(I16, 32)
 
     @intrinsic

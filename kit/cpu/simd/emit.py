@@ -1,4 +1,4 @@
-"""The LLVM code of primitives: what a builder lacks, and how an ``intrinsic`` hands its code to Numba."""
+"""The LLVM code of primitives: what llvmlite's builder lacks, and how an ``intrinsic`` gives its code to Numba."""
 
 from llvmlite import ir
 from numba import types
@@ -9,7 +9,8 @@ F16, F32 = ir.HalfType(), ir.FloatType()
 
 
 def emits(signature, code):
-    """What an ``intrinsic`` returns: its signature, and the code by ``code(builder, *arguments)``, which gives its result."""
+    """The return value of an ``intrinsic``: its signature, and the code, which ``code(builder, *arguments)`` builds and
+    returns."""
 
     def emit(context, builder, _, arguments):
         value = code(builder, *arguments)
@@ -25,28 +26,28 @@ def call(builder, name: str, result: ir.Type, *args):
 
 
 def every(kind: ir.Type, number) -> ir.Constant:
-    """A constant: the number in every lane of a vector, or itself."""
+    """A constant: the number in every lane of a vector, or the number itself."""
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 
 def like(kind: ir.Type, element: ir.Type) -> ir.Type:
-    """A vector of as many ``element``, or that itself where ``kind`` is no vector."""
+    """A vector type of ``element`` with as many lanes as ``kind``; ``element`` itself if ``kind`` is not a vector."""
     return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
 
 
 def pointer(builder, address, kind: ir.Type, offset: int = 0):
-    """What lies at an address, or so many bytes behind it."""
+    """A pointer to an address, or to so many bytes after it."""
     address = builder.add(address, ir.Constant(address.type, offset)) if offset else address
     return builder.inttoptr(address, kind.as_pointer())
 
 
 def strided(builder, address, stride, number: int):
-    """The address ``number`` strides behind another one."""
+    """The address that is ``number`` strides after another one."""
     return builder.add(address, builder.mul(stride, ir.Constant(stride.type, number)))
 
 
 def shuffle(builder, a, b, lanes):
-    """The lanes with these numbers of two vectors laid end to end."""
+    """The lanes with these numbers from the concatenation of two vectors."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
 
@@ -57,11 +58,11 @@ def broadcast(builder, number, kind: ir.VectorType):
 
 
 def fma(builder, a, b, c):
-    """a * b + c for vectors of float32, rounded once where the CPU can do that in one step."""
+    """a * b + c for vectors of float32, rounded once if the CPU has such an instruction."""
     return call(builder, f"llvm.fmuladd.v{a.type.count}f32", a.type, a, b, c)
 
 
 def opaque(builder, value):
-    """The same vector or integer, of which LLVM knows nothing."""
+    """The same vector or integer, through a barrier that LLVM's optimizer cannot look through."""
     register = "=x,0" if isinstance(value.type, ir.VectorType) else "=r,0"
     return builder.asm(ir.FunctionType(value.type, [value.type]), "", register, [value], side_effect=False)

@@ -13,7 +13,7 @@ VNNI = {"avxvnni"}, {"avx512vnni", "avx512vl"}  # either gives dot products of b
 
 
 def has_vnni() -> bool:
-    """Whether the CPU has dot products of bytes in 256 bits."""
+    """Whether the CPU has dot products of bytes in 256-bit vectors."""
     return any(needs <= features() for needs in VNNI)
 
 
@@ -99,7 +99,7 @@ def float_to_bfloat(_, vector):
 
 @intrinsic
 def floats_to_bfloats(_, tier, a, b):
-    """floats_to_bfloats(tier, a, b): the same for two f32x16, by AVX512-BF16, which takes subnormals for zero; u16x32."""
+    """floats_to_bfloats(tier, a, b): the same for two f32x16 with AVX512-BF16, which treats subnormals as zero; u16x32."""
     result = Vector(types.uint16, 32)
 
     def code(builder, _, a, b):
@@ -143,7 +143,7 @@ def lookup(_, tier, table, index):
 
 @intrinsic
 def dot4(_, tier, total, a, b):
-    """dot4(tier, total, a, b): total (int32 lanes) + the sums of four products each of a (uint8) and b (int8) lanes.
+    """dot4(tier, total, a, b): total (int32 lanes) plus, per lane, the sum of four products of a (uint8) and b (int8).
 
     Exact for every a and b. 16 int32 lanes take 64 bytes each of a and b; 8 take 32, 4 take 16.
     """
@@ -151,8 +151,8 @@ def dot4(_, tier, total, a, b):
 
 
 def emit_dot4(builder, tier, total, a, b, largest=255, signed=False):
-    """The code of ``dot4``; tier: the type; largest: of the numbers in a, a power of two less one; if ``signed``, they are
-    int8, for tiers without vectors of more than 128 bits."""
+    """The code of ``dot4``. tier: its type. largest: the largest number in a, a power of two less one. ``signed``: a is int8,
+    on tiers whose vectors have at most 128 bits."""
     lanes = total.type.count
     if tier.value == "avx512":
         return emit.call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", total.type, total, a, b)
@@ -169,7 +169,7 @@ def emit_dot4(builder, tier, total, a, b, largest=255, signed=False):
 
 
 def _in_parts(builder, lanes: int, vectors, compute):
-    """``compute`` of so many lanes of the first vector, and of as large a part of the others, at a time."""
+    """Apply ``compute`` to parts of the vectors: so many lanes of the first, and the same fraction of the others."""
 
     def part(vector, first):
         size = lanes * vector.type.count // vectors[0].type.count
@@ -183,7 +183,7 @@ def _in_parts(builder, lanes: int, vectors, compute):
 
 
 def emit_kept(builder, tier, vector):
-    """A vector as it is, but of tier "neon" in registers: LLVM knows no more from what it was made."""
+    """The same vector; on tier "neon" in a register, through a barrier for LLVM's optimizer."""
 
     def keep(part):
         return builder.asm(ir.FunctionType(part.type, [part.type]), "", "=w,0", [part], side_effect=False)
@@ -194,13 +194,13 @@ def emit_kept(builder, tier, vector):
 
 @intrinsic
 def kept(_, tier, vector):
-    """kept(tier, v): v, which LLVM takes as it is. It would widen each lane anew, or each number before it is spread."""
+    """kept(tier, v): v, unchanged by LLVM. Otherwise LLVM widens each lane again, or each number before it is broadcast."""
     return emits(vector(tier, vector), lambda builder, _, value: emit_kept(builder, tier, value))
 
 
 def _four_lanes(builder, total, a, b, signed: bool):
-    """By Arm's dot products: of int8 and int8, or of uint8 and int8, for which a CPU without I8MM takes three of the first:
-    a - 128 is an int8, and 128 is 64 and 64."""
+    """With Arm's dot products of int8 and int8, or of uint8 and int8. Without I8MM, a = (a - 128) + 64 + 64: three signed dot
+    products."""
 
     def dot(kind, total, a):
         return emit.call(builder, f"llvm.aarch64.neon.{kind}.v4i32.v16i8", total.type, total, a, b)
@@ -212,10 +212,10 @@ def _four_lanes(builder, total, a, b, signed: bool):
 
 
 def _eight_lanes(builder, total, a, b, largest: int):
-    """By VNNI in 256 bits where the CPU has it, else by AVX2's multiply-add.
+    """With VNNI in 256-bit vectors if the CPU has it, else with AVX2's multiply-add.
 
-    That of bytes saturates at 16 bits, so a is taken in two parts with which it cannot: the low seven bits (2 * 127 * -128
-    fits) and, where it can be set, the highest (2 * 128 * -128 just fits).
+    The multiply-add saturates at 16 bits, so a is split into two parts that cannot: the low seven bits (2 * 127 * -128 fits)
+    and, if it can be set, the highest bit (2 * 128 * -128 just fits).
     """
     if has_vnni():
         return emit.call(builder, "llvm.x86.avx512.vpdpbusd.256", total.type, total, a, b)
@@ -228,9 +228,9 @@ def _eight_lanes(builder, total, a, b, largest: int):
 
 @intrinsic
 def look_up(_, table, slots):
-    """look_up(address, slots): the 32-bit words at these places of a table, lane by lane.
+    """look_up(address, slots): the 32-bit words at these indices of a table in memory, lane by lane.
 
-    Lanes leave the register in pairs, as 64 bits. On Zen 5, which runs a gather as microcode, that is an eighth faster.
+    Indices leave the register in pairs of 64 bits. On Zen 5, whose gather is microcode, that takes an eighth less time.
     """
 
     def code(builder, address, slots):
@@ -261,7 +261,7 @@ def expand(_, mask, words):
 
 @intrinsic
 def bits_set(_, number):
-    """bits_set(n): how many bits of an integer are set."""
+    """bits_set(n): the number of bits of an integer that are set."""
 
     def code(builder, value):
         return builder.zext(emit.call(builder, f"llvm.ctpop.i{value.type.width}", value.type, value), I64)

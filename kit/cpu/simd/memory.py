@@ -1,4 +1,4 @@
-"""Memory in Numba kernels. An address is an int64 (array.ctypes.data), and need not be aligned unless the primitive says so."""
+"""Memory in Numba kernels. An address is an int64 (array.ctypes.data). It needs no alignment unless the primitive says so."""
 
 from llvmlite import ir
 from numba import types
@@ -41,7 +41,7 @@ def stream(_, address, vector):
 
 @intrinsic
 def prefetch(_, address):
-    """prefetch(address): start to bring the line at an address, which may be any, near the CPU."""
+    """prefetch(address): start to load the cache line at any address."""
 
     def code(builder, address):
         to_read, near, data = (ir.Constant(emit.I32, number) for number in (0, 3, 1))
@@ -52,12 +52,12 @@ def prefetch(_, address):
 
 @intrinsic
 def fence(_):
-    """fence(): streamed stores become visible to other threads before anything after it."""
+    """fence(): streamed stores become visible to other threads before any later store."""
     return emits(types.void(), lambda builder: builder.fence("seq_cst"))
 
 
 def stack(nbytes: int):
-    """A primitive: the address of ``nbytes`` that live until the calling function returns, a multiple of 64."""
+    """A primitive: the address of ``nbytes`` that exist until the calling function returns; a multiple of 64."""
 
     @intrinsic
     def address(_):
@@ -93,13 +93,13 @@ def _few(address, count):
 
 @inner(forceinline=True)
 def some(address, count):
-    """Sixteen float32 at an address, of which those from ``count`` on are not read but zero."""
+    """Sixteen float32 at an address; those from ``count`` on are zero and are not read."""
     return load(f32x16, address) if count >= 16 else _few(address, count)
 
 
 @inner(forceinline=True)
 def put(address, vector, count):
-    """Store the first ``count`` of sixteen float32, all of them if there are more."""
+    """Store the first ``count`` of sixteen float32; all of them if ``count`` is larger."""
     if count >= 16:
         store(address, vector)
     else:

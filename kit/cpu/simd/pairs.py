@@ -1,6 +1,7 @@
-"""Products of bytes in 256 bits: AVX2's multiply-add adds pairs to 16 bits, those to 32; VNNI's dot product adds four at once.
+"""Products of bytes in 256-bit vectors: AVX2's multiply-add (pairs to 16 bits, then to 32), or VNNI's dot product (four at
+once).
 
-The multiply-add saturates at 16 bits: codes of at most seven bits fit (2 * 127 * 128), and so do magnitudes of at most 128
+The multiply-add saturates at 16 bits. Codes of at most seven bits fit (2 * 127 * 128), and so do magnitudes of at most 128
 times digits of at most 127.
 """
 
@@ -35,19 +36,18 @@ class _Emitter:
         return emit.shuffle(self.builder, vector, vector, lanes)
 
     def scale(self, first: int, second: int):
-        """The scales of these two sixteens of weights, f32x8: from memory where they are the same number, which takes one
-        load, else shuffled."""
+        """The scales of these two sixteens of weights, f32x8: one load from memory if they are equal, else a shuffle."""
         if 16 * first // self.group == 16 * second // self.group:
             return self.everywhere(f32x8.llvm, 4 * first)
         return self.shuffled(self.scales, [n for n in (first, second) for _ in range(4)])
 
     def everywhere(self, kind, offset: int):
-        """The 32 bits that lie so far behind the scales' copy, in every lane."""
+        """The 32 bits at this offset of the scales' copy, in every lane."""
         number = self.builder.load(emit.pointer(self.builder, self.copy, kind.element, offset), align=4)
         return emit.broadcast(self.builder, number, kind)
 
     def bytes(self, i: int, place: int):
-        """Factors: half ``i``, unsigned, and the digits ``place`` bytes behind the first ones, with its signs."""
+        """The two factors: half ``i`` as unsigned bytes, and the digits ``place`` bytes after the first ones with its signs."""
         half = self.shuffled(self.codes[i // 2], range(32 * (i % 2), 32 * (i % 2) + 32))
         x = self.builder.load(emit.pointer(self.builder, self.x, _BYTES, place + 32 * i), align=1)
         if self.signed:
@@ -56,11 +56,11 @@ class _Emitter:
         return half, x
 
     def pairs(self, i: int, place: int):
-        """Sums of two products of them, in 16 bits."""
+        """Sums of two products of these factors, in 16 bits."""
         return emit.call(self.builder, "llvm.x86.avx2.pmadd.ub.sw", _WORDS, *self.bytes(i, place))
 
     def dots(self, parts, places):
-        """Sums of four products in 32 bits by VNNI, of these halves; of two digits, the first counts 256 times."""
+        """Sums of four products in 32 bits with VNNI, of these halves; with two digits, the first counts 256 times."""
         total = every(i32x8.llvm, 0)
         for place in places:
             total = self.builder.shl(total, every(total.type, 8)) if place != places[0] else total
@@ -69,7 +69,7 @@ class _Emitter:
         return total
 
     def words(self, i: int, place: int):
-        """Sums of two products in 32 bits, of the ``i``-th 16 codes, int8, and the words ``place`` bytes behind the address."""
+        """Sums of two products in 32 bits: the ``i``-th 16 codes as int8, and the words ``place`` bytes after the address."""
         codes = self.shuffled(self.codes[i // 4], range(16 * (i % 4), 16 * (i % 4) + 16))
         x = self.builder.load(emit.pointer(self.builder, self.x, _WORDS, place + 32 * i), align=1)
         return self.fours(self.builder.sext(codes, _WORDS), x)
@@ -79,7 +79,7 @@ class _Emitter:
         return emit.call(self.builder, "llvm.x86.avx2.pmadd.wd", i32x8.llvm, pairs, scales)
 
     def floats(self, digits):
-        """The sums of all digits, in units of the last, as float32."""
+        """The sums over all digits as float32, in units of the last digit."""
         floats = [self.builder.sitofp(digit, f32x8.llvm) for digit in digits]
         total = floats[-1]
         for power, number in enumerate(reversed(floats[:-1]), 1):
@@ -92,16 +92,16 @@ class _Emitter:
 
 @intrinsic
 def hidden(_, value):
-    """hidden(v): the same number or vector, of which LLVM knows nothing."""
+    """hidden(v): the same number or vector, through a barrier that LLVM's optimizer cannot look through."""
     return emits(value(value), emit.opaque)
 
 
 def by_steps(order: tuple[int, ...], places: tuple[int, ...], group: int):
-    """A primitive: (codes, x, steps, copy) -> the sums of step * code * digits as f32x8, lanes to be added.
+    """A primitive: (codes, x, steps, copy) -> the sums of step * code * digits as f32x8, lanes to be added up.
 
-    order: the n of the 16 weights 16 n ... that come first, second ... in codes and x. places: of a super-block's first digits,
-    second ... from the address x. steps: i16x16, an integer for each 16 weights in their own order, of which ``group`` share
-    one. copy: the address of memory for them.
+    order: position i holds the n of the 16 weights 16 n ... that are i-th in codes and x. places: where a super-block's first,
+    second ... digits are, in bytes from the address x. steps: i16x16, one integer per 16 weights in their own order; ``group``
+    of them are equal. copy: the address of memory for them.
     """
 
     @intrinsic
@@ -127,8 +127,8 @@ def by_steps(order: tuple[int, ...], places: tuple[int, ...], group: int):
 
 
 def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, signed: bool, words: bool = False):
-    """The same with scales f32x16 in place of steps; codes are at most ``largest``, or with ``signed`` int8. If ``words``,
-    codes are int8 so, and digits are words."""
+    """A primitive like ``by_steps`` with scales f32x16 instead of steps. Codes are at most ``largest``, or int8 if ``signed``.
+    With ``words``, codes are int8 and digits are words."""
     alike: dict[tuple[int, ...], list[int]] = {}  # halves (if ``words``, sixteens) whose lanes have the same scales
     wide = 1 if words else 2
     for i in range(len(order) // wide):

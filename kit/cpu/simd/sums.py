@@ -1,4 +1,4 @@
-"""Sums of products in float32 vectors: multiply and add in one step, and the lanes of a vector added up."""
+"""Sums of products in float32 vectors: multiply-add in one step, and the sum of a vector's lanes."""
 
 from llvmlite import ir
 from numba.extending import intrinsic
@@ -10,7 +10,7 @@ from kit.cpu.simd.vectors import f32x4
 
 @intrinsic
 def fma(_, a, b, c):
-    """fma(a, b, c): a * b + c, rounded once where the CPU can do that in one step."""
+    """fma(a, b, c): a * b + c, rounded once if the CPU has such an instruction."""
     return emits(a(a, b, c), emit.fma)
 
 
@@ -22,7 +22,7 @@ def _halves(builder, x):
 
 @intrinsic
 def reduce_add(_, vector):
-    """reduce_add(v): the sum of the lanes, by halves: the same bits on every CPU."""
+    """reduce_add(v): the sum of the lanes, by halves, so that every CPU gives the same bits."""
 
     def code(builder, total):
         while total.type.count > 1:

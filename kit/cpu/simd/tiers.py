@@ -1,4 +1,5 @@
-"""Which tier of primitives this process runs: what the CPU has, what passed its self-test, or what was asked for."""
+"""Which tier of primitives this process runs: the best that the CPU has and that passes its self-test, or the one that is
+named."""
 
 import contextlib
 import contextvars
@@ -28,17 +29,17 @@ def available() -> list[str]:
 
 
 def tier(name: str | None = None) -> Static:
-    """The tier called ``name``; by default that of ``using``, or of the variable KIT_SIMD, or the best one that works.
+    """The tier called ``name``. Default: that of ``using``, or of the variable KIT_SIMD, or the best one that works.
 
-    A tier that was asked for and cannot run, or fails its self-test, raises KitError. Of those that this CPU has, one
-    that fails is left out with a warning.
+    KitError if a named tier cannot run here or fails its self-test. Without a name, a tier that fails is skipped with a
+    warning.
     """
     return _choose(name or _asked.get() or os.environ.get("KIT_SIMD"))
 
 
 @contextlib.contextmanager
 def using(name: str | None):
-    """In the body of a ``with``, in this thread, ``tier()`` is the tier called ``name``; None changes nothing."""
+    """Within the ``with``, in this thread, ``tier()`` is the tier called ``name``; None changes nothing."""
     token = _asked.set(name or _asked.get())
     try:
         yield
@@ -52,7 +53,7 @@ _asked: contextvars.ContextVar[str | None] = contextvars.ContextVar("tier", defa
 @functools.cache
 def _choose(asked: str | None) -> Static:
     if asked and asked not in available():
-        raise KitError(f"SIMD tier {asked!r} is not one that this CPU can run; it can run {', '.join(available())}")
+        raise KitError(f"this CPU cannot run the SIMD tier {asked!r}; it can run {', '.join(available())}")
     for candidate in [asked] if asked else available():
         wrong = ", ".join(self_test(candidate))
         if not wrong:
@@ -64,8 +65,8 @@ def _choose(asked: str | None) -> Static:
 
 
 def matrix() -> bool:
-    """Whether kernels use the CPU's matrix unit (kit.cpu.simd.amx): unless a tier was asked for, where there is one that
-    the system lets this process use, and its products are right."""
+    """Whether kernels use the CPU's matrix unit (kit.cpu.simd.amx): if no tier is named, the system lets this process use the
+    unit, and its products are right."""
     return not (_asked.get() or os.environ.get("KIT_SIMD")) and MATRIX <= features() and _matrix_works()
 
 
@@ -79,7 +80,7 @@ def _matrix_works() -> bool:
     function(_matrix_probe(), 5)(0, *(array.ctypes.data for array in (left, right, sums, scratch)))
     columns = right.reshape(16, 16, 4).swapaxes(0, 1).reshape(16, 64)
     if wrong := not np.array_equal(sums, left.astype(np.int32) @ columns.T.astype(np.int32)):
-        warnings.warn("the CPU's matrix unit fails its self-test; going on without it", KitWarning, stacklevel=4)
+        warnings.warn("the CPU's matrix unit fails its self-test; it is not used", KitWarning, stacklevel=4)
     return not wrong
 
 
@@ -98,7 +99,7 @@ def _matrix_probe():
 
 @functools.cache
 def self_test(name: str) -> list[str]:
-    """The primitives of a tier that differ from numpy on this CPU; empty when all is well."""
+    """The primitives of a tier whose results differ from numpy's on this CPU; empty if all are right."""
     halves = np.arange(2**16, dtype=np.uint16)
     floats = np.concatenate([halves.astype(np.uint32) << 16 | low for low in (0, 0x1000, 0x7FFF, 0xFFFF)]).view(np.float32)
     random = np.random.default_rng(0)
@@ -140,7 +141,7 @@ def _probe(tier: Static):
 
 
 def describe() -> tuple[str, str, str]:
-    """For `kit doctor`: state ("ok", "note"), what runs and what this CPU has, and the remedy for what fails."""
+    """For `kit doctor`: the state ("ok", "note"), the tier in use and what the CPU has, and the remedy for a failure."""
     failing = [name for name in available() if self_test(name)]
     finding = f"{tier().value} runs; this CPU has {', '.join(available())}"
     finding += "; prompts by its matrix unit (AMX)" if matrix() else ""

@@ -16,10 +16,10 @@ from kit.cpu.tasks import Static, features, source_stamp
 
 
 def jit(function):
-    """numba.njit for kernels: no GIL, C arithmetic, compiled once a machine (a cache on disk, where one can be had).
+    """numba.njit for kernels: without the GIL, with C arithmetic, compiled once per machine (with a cache on disk if possible).
 
-    A change in kit/cpu, in kit/gguf/formats.py or in the function's own folder makes the cached code stale: it contains the
-    code of every primitive that the function calls. Numba itself looks at the function's file alone.
+    A change in kit/cpu, in kit/gguf/formats.py or in the function's own folder makes cached code stale, because it contains the
+    code of every primitive that the function calls. Numba itself checks only the function's own file.
     """
     options = dict(nogil=True, error_model="numpy")
     try:
@@ -31,7 +31,7 @@ def jit(function):
 
 
 def inner(function=None, forceinline=False):
-    """numba.njit for what kernels call."""
+    """numba.njit for functions that kernels call."""
     if function is None:
         return functools.partial(inner, forceinline=forceinline)
     options = dict(nopython=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=forceinline)
@@ -39,8 +39,8 @@ def inner(function=None, forceinline=False):
 
 
 def generated(function=None, prefer_literal=False, **options):
-    """A function that kernels call and whose body depends on the types of its arguments: ``function`` gets these types, a
-    Static as one with its ``value``, and returns what runs, with the same parameters. ``options``: as in ``inner``."""
+    """A function for kernels whose body depends on the types of its arguments: ``function`` gets these types (a Static as a
+    type with its ``value``) and returns the implementation, with the same parameters. ``options``: as in ``inner``."""
     if function is None:
         return functools.partial(generated, prefer_literal=prefer_literal, **options)
     return overload(function, jit_options=options, prefer_literal=prefer_literal)(function)
@@ -120,7 +120,7 @@ def broadcast(_, kind, number):
 
 
 def _picked(lanes, *vectors: Vector):
-    """What an intrinsic returns that gives these lanes of a vector, or of two laid end to end."""
+    """The return value of an intrinsic that gives these lanes of a vector, or of two concatenated vectors."""
     result = Vector(vectors[0].element, len(lanes))
     return emits(result(*vectors), lambda builder, *values: emit.shuffle(builder, values[0], values[-1], lanes))
 
@@ -167,7 +167,7 @@ def swap_neighbors(_, vector):
 
 @intrinsic(prefer_literal=True)
 def move_up(_, vector, count):
-    """move_up(v, n): each lane holds what lay n lanes (a constant) below it, the first n zero."""
+    """move_up(v, n): each lane gets the value of the lane n (a constant) below; the first n lanes are zero."""
     first = vector.lanes - count.literal_value
 
     def code(builder, value, _):
@@ -193,9 +193,9 @@ def select(_, mask, a, b):
 
 @intrinsic
 def convert(_, kind, vector):
-    """convert(f32x16, v): the same numbers in another type; integers that do not fit wrap, floats are rounded to nearest.
+    """convert(f32x16, v): the same numbers in another type. Integers that do not fit wrap; floats are rounded to nearest.
 
-    A float becomes the integer towards zero; one that does not fit is undefined.
+    A float becomes an integer by rounding towards zero; one that does not fit is undefined.
     """
     result, source = kind.instance_type, vector.element
     to_float, from_float = isinstance(result.element, types.Float), isinstance(source, types.Float)
@@ -226,7 +226,8 @@ def bitcast(_, kind, value):
 
 
 def _lanes_set(builder, bits, lanes: int):
-    """The mask whose bits an integer holds, by a look-up and a test (tbl, cmtst): LLVM's takes each lane by itself on Arm."""
+    """The mask whose bits an integer holds, with a table look-up and a test (tbl, cmtst); on Arm, LLVM would handle each lane
+    alone."""
     bytes_, vector = (ir.VectorType(emit.I8, count) for count in (lanes // 8, lanes))
     bits = builder.bitcast(bits, bytes_)
     each = emit.shuffle(builder, bits, bits, [lane // 8 for lane in range(lanes)])
