@@ -45,7 +45,7 @@ ALLOWED = {  # area -> at most so many of each rule, in the order of PATTERNS
     "notebooks": (3, 7, 2, 69, 19, 22, 8, 4, 15),
     "pages": (0, 0, 0, 12, 6, 6, 0, 1, 2),
     "help": (0, 2, 0, 1, 1, 1, 0, 4, 0),
-    "messages": (1, 0, 1, 12, 4, 3, 0, 0, 0),
+    "messages": (1, 0, 1, 12, 3, 3, 0, 0, 0),
 }
 GENERATED = {"api.md", "cli.md", "speeds_records.md", "history.md"}  # of docstrings and records, and the long list of changes
 OF_PAGES = ("findings", "report", "claims")  # packages of kit/lab whose strings are the report's
