@@ -76,6 +76,16 @@ def format_quantity(value: float | None, unit: str = "") -> str:
     return f"{number}{unit}" if unit in ("x", "%") else f"{number} {unit}".rstrip()
 
 
+def brief(value: float, unit: str = "s") -> str:
+    """``"18 ms"``, ``"360 MiB"``, ``"1,100 tok/s"``: ``format_quantity`` with two significant digits, as an answer has them."""
+    number, _, of = format_quantity(value, unit).partition(" ")
+    try:
+        rounded = float(f"{float(number.replace(',', '')):.2g}")
+    except ValueError:  # an en dash, a share that is too small, infinity
+        return f"{number} {of}".rstrip()
+    return f"{rounded:,.0f} {of}".rstrip() if abs(rounded) >= 10 else f"{rounded:g} {of}".rstrip()
+
+
 _LEAST_SHARE = 0.001  # in %; a smaller share says no more than that it is small
 _ONE = {"kinds": "kind", "hits": "hit", "misses": "miss", "points": "point", "faults": "fault", "readers": "reader",
         "references": "reference", "requests": "request"}  # fmt: skip

@@ -21,7 +21,9 @@ import nbformat
 from kit.system.paths import ROOT
 
 NUMBER, BOLD = re.compile(r"\d"), re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
-LABELS = ("Question", "Claim", "Answer", "Real and generated", "Generated and real")  # bold words that state nothing
+LABELS = (  # bold words that state nothing
+    "Question", "You meet this when", "Claim", "Answer", "Real and generated", "Generated and real",
+)  # fmt: skip
 
 
 @dataclass

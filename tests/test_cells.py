@@ -132,8 +132,8 @@ CASES = {  # a notebook joins by its row
             "cpu, 2 cores, 16.00 GiB of memory (m).",
             "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf: 20 tensors, generated weights of true shape; profile smoke: tiny "
             "geometry: all notebooks in about two minutes, under 2 GB.",
-            "Tokens processed together share the bytes.",
-            "- Read fewer bytes: f32 weights cost 6.4 times the blocks, in the bound.",
+            "Tokens that are processed together share the bytes.",
+            "- Read fewer bytes: at the limit, float32 weights take 6.4 times as long as the blocks.",
         ), "what the file and the machine are"),
     ),
     "02_cache_mystery": Case(
