@@ -105,9 +105,9 @@ def test_a_latent_is_less_to_keep_and_both_ways_give_what_loops_give(tmp_path):
         for way in ("absorbed", "expanded"):
             assert np.allclose(ran[way](*ran["held"])[head], right, atol=1e-5)
     latents, config = ran["latents"], ran["config"]
-    assert latents.loc["latent, absorbed", "bytes a position"] == 4 * ran["depth"] * (512 + 64)
-    assert latents["bytes a position"].iloc[0] == ran["depth"] * costs.kv_bytes(config, 1)
-    assert latents["FLOPs a token"].iloc[0] == ran["depth"] * costs.attention_flops(config, ran["n"])
+    assert latents.loc["latent, absorbed", "bytes per position"] == 4 * ran["depth"] * (512 + 64)
+    assert latents["bytes per position"].iloc[0] == ran["depth"] * costs.kv_bytes(config, 1)
+    assert latents["FLOPs per token"].iloc[0] == ran["depth"] * costs.attention_flops(config, ran["n"])
 
 
 @pytest.mark.parametrize(

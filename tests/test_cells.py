@@ -114,7 +114,7 @@ CASES = {  # a notebook joins by its row
         until="say-memory",
         warns="above the bound of memory: float32",
         steady={
-            "Claimed: 10 to 20.": "the claim",
+            "The claim is 10 to 20.": "the claim",
             "device = cpu: not measured; `kit reproduce --device cuda` adds tokens a second from blocks in device memory by "
             "context and KV cache, and their roofline": "no GPU in either run",
         },
