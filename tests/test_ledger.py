@@ -135,7 +135,7 @@ def test_the_notebook_reads_the_book(tmp_path, monkeypatch):
     assert [text for _, text in ran["warned"]] == [
         "hits: -5 hits, and a sample is below zero", "a layer: 100 s is above its bound of 10.0 s (b)"
     ]  # fmt: skip
-    assert ran.titles["picture"] == ["1 of 2 reported figures lie outside what is possible"]
+    assert ran.titles["picture"] == ["1 of 2 reported figures are outside what is possible"]
     counts = {row.quantity: row.median for row in records.read([tmp_path / "08_claims.jsonl"])}
     assert counts["claims: impossible"] == 2 and sum(counts.values()) == len(claims.load())
 
@@ -150,7 +150,7 @@ def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path,
         write(tmp_path, record(quantity="tiny", samples=[samples[0] ** 9], notebook=name), name=name)
     ran = cells.run("08_claims", "twice", out=tmp_path)
     assert ran["disagree"] == ["one tile: 302 ms in 05_tile_decode and 471 ms in 06_compressed_inference"]
-    assert "3 quantities stand on several pages, 1 disagree" in ran.words["twice"]
+    assert "3 quantities are on several pages, 1 disagree" in ran.words["twice"]
     (warned,) = records.read([tmp_path / "08_claims.jsonl"])
     assert warned.status == records.WARNED and warned.reason.endswith(ran["disagree"][0])
 
