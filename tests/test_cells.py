@@ -115,7 +115,7 @@ CASES = {  # a notebook joins by its row
         warns="above the bound of memory: float32",
         steady={
             "The claim is 10 to 20.": "the claim",
-            "device = cpu: not measured; `kit reproduce --device cuda` adds tokens a second from blocks in device memory by "
+            "device = cpu: not measured; `kit reproduce --device cuda` adds tokens per second from blocks in device memory by "
             "context and KV cache, and their roofline": "no GPU in either run",
         },
     ),

@@ -42,12 +42,16 @@ RULES = [*PATTERNS]
 ALLOWED = {  # area -> at most so many of each rule, in the order of PATTERNS
     "README": (0, 0, 0, 0, 0, 0, 0, 0, 0),
     "docs": (0, 0, 0, 0, 0, 0, 0, 0, 0),
-    "notebooks": (3, 7, 2, 69, 19, 22, 8, 4, 15),
+    "notebooks": (0, 3, 0, 15, 3, 4, 2, 1, 3),
     "pages": (0, 0, 0, 12, 6, 6, 0, 1, 2),
     "help": (0, 2, 0, 1, 1, 1, 0, 4, 0),
     "messages": (1, 0, 1, 12, 3, 3, 0, 0, 0),
 }
 GENERATED = {"api.md", "cli.md", "speeds_records.md", "history.md"}  # of docstrings and records, and the long list of changes
+NAMED = {  # names of quantities in committed records, by which runs are compared: they keep the words of their day
+    "a token, blocks as they lie", "tokens a second, all float32 kept", "bits a weight that {}, by family",
+    "predicted over measured seconds a token, all ways", "tokens a second of {} from {} at the reports' bandwidth",
+}  # fmt: skip
 OF_PAGES = ("findings", "report", "claims")  # packages of kit/lab whose strings are the report's
 
 
@@ -73,7 +77,7 @@ def strings(tree: ast.AST, documented: bool) -> Iterator[str]:
             text = node.value if documented or id(node) not in docs else ""
         else:
             continue
-        if " " in text.strip():
+        if " " in text.strip() and text not in NAMED:
             yield text
 
 
