@@ -203,9 +203,9 @@ CASES = {  # a notebook joins by its row
             "- Keep plain INT8 where 1.25 MiB fit: a token takes T, from tiles T.",
             "- Make the decoder fast: without a cache, T for five tokens here.",
             "15 generated matrices: no quality to measure.",
-            "At its own T and 85% report 004's five tokens take T, not T; a faster decoder alone takes T here.",
-            "The slots before the fix served 100% after the first pass, with the whole model in memory.",
-            "`blk.1.attn_v.weight`: 1 tiles, 97.6% of its INT8.",
+            "With its own T and 85% report 004's five tokens take T, not T; a faster decoder alone takes T here.",
+            "Before the fix a slot in each tensor hit 100%, with the whole model in memory.",
+            "`blk.1.attn_v.weight`: 1 tiles, 97.6% of its INT8 size.",
             "device = cpu: not measured; `kit reproduce --device cuda` adds tokens from tiles in device memory, and tiles "
             "against plain INT8 over the bus",
         ), "times, counts of the source's own stores, and what the file and the machine are"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.units import format_bytes, format_count, format_quantity, format_seconds, parse_bytes
+from kit.units import brief, format_bytes, format_count, format_quantity, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,12 @@ def test_a_tiny_share_and_one_of_a_kind_read_well():
     """Pages said "5.075e-05%" and "1 kinds"."""
     told = [format_quantity(value, unit) for value, unit in ((5.075e-5, "%"), (0.0, "%"), (1, "kinds"), (2, "kinds"), (1, "s"))]
     assert told == ["below 0.001%", "0%", "1 kind", "2 kinds", "1.00 s"]
+
+
+@pytest.mark.parametrize(
+    "value, unit, told",
+    [(0.0185, "s", "18 ms"), (194.0, "s", "190 s"), (30.44 * 2**30, "B", "30 GiB"), (4 << 30, "B", "4 GiB"), (0.0, "s", "0 s"),
+     (1100.0, "tok/s", "1,100 tok/s"), (36_019.0, "GB/s", "36,000 GB/s"), (8.66, "tok/s", "8.7 tok/s"), (None, "s", "–")],
+)  # fmt: skip
+def test_an_answer_has_two_significant_digits(value, unit, told):
+    assert brief(value, unit) == told
