@@ -6,6 +6,8 @@ from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import kit
 
 PACKAGE = Path(kit.__file__).parent
@@ -96,3 +98,68 @@ def test_a_class_has_a_name_of_its_own():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].add(name)
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+# What the rest of the kit may call of the compiled code, by module. A name goes in only when another goes out; 25 is the aim.
+# Above 25 are what kit/model records step by step (attention, history, norm, routing, elementwise, activations) and what
+# kit/lab measures.
+DOORS = {
+    "cpu": """
+        activations: rounded
+        attention: attend attend_chunk attend_history chunk_arguments chunks_of combine fits part_bytes shares_of
+        buffers: ARENA
+        convolution: convolve_step
+        dequantize: knows step
+        elementwise: as_bits compiled gate_step rotate run_elementwise tasks_of
+        gemm: FEWEST
+        gemm_codes: FEWEST
+        history: History append
+        linear: ACTIVATIONS Activations Product in_pieces linear
+        norm: constants rms_norm rows
+        rans: add_up shuffles steps
+        recurrent: LARGEST delta_net_step mamba2_step state_shape
+        routing: choose scratch_floats
+        simd: available describe tier using
+        simd.tiers: tier
+        simd.vectors: jit
+        tasks: Task beside
+        threads: Program count run torch_alone
+    """,
+    "cuda": """
+        device: DEVICE INTERPRETED pinned require
+        linear: apply pack_activations pack_norm
+    """,
+}
+MOST = {"cpu": 53, "cuda": 8}
+
+
+def calls_of(room: str) -> set[str]:
+    """The names of a room that the rest of the kit imports, or takes from an imported module of it."""
+    known, found = modules(), set()
+    for name, path in known.items():
+        if name.split(".")[0] in ("cpu", "cuda"):
+            continue
+        tree, aliases = ast.parse(path.read_text(encoding="utf-8")), {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and re.match(rf"kit\.{room}\b", node.module or ""):
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}".removeprefix("kit.")
+                    if full in known:
+                        aliases[alias.asname or alias.name] = full
+                    else:
+                        found.add(full)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+                found.add(f"{aliases[node.value.id]}.{node.attr}")
+    return {name.removeprefix(f"{room}.") for name in found}
+
+
+@pytest.mark.parametrize("room", DOORS)
+def test_compiled_code_has_a_narrow_door(room):
+    lines = (line.split(":") for line in DOORS[room].strip().splitlines())
+    door = {f"{module.strip()}.{name}" for module, names in lines for name in names.split()}
+    called = calls_of(room)
+    assert called - door == set(), "names of compiled code that the rest of the kit did not call before"
+    assert len(door) <= MOST[room] and len(door & called) > 5
+    vectors = {name for name in called if name.startswith("simd.")} - {"simd.vectors.jit"}
+    assert {name.split(".")[-1] for name in vectors} <= {"available", "describe", "tier", "using"}, "primitives stay inside"

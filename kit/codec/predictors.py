@@ -6,8 +6,8 @@ the encoder measures the entropy with each and takes the best.
 
 import numpy as np
 
-from kit.cpu.simd.memory import load, store
-from kit.cpu.simd.vectors import extract, jit, move_up, u8x64
+from kit.cpu.rans import add_up
+from kit.cpu.simd.vectors import jit
 
 PREDICTORS = ("none", "left", "left2", "up")  # the index is the predictor's number in a header
 NONE, LEFT, LEFT2, UP = range(len(PREDICTORS))
@@ -45,29 +45,8 @@ def undo(residuals, predictor, height, width):
         row = residuals[i * width : (i + 1) * width]
         if predictor == LEFT or predictor == LEFT2:
             for _ in range(predictor):
-                _add_up(row)
+                add_up(row)
         elif predictor == UP and i:
             above = residuals[(i - 1) * width : i * width]
             for j in range(width):
                 row[j] = np.uint8(row[j] + above[j])
-
-
-@jit
-def _add_up(row):
-    """Prefix sums modulo 256 of row (n,) uint8, in place: 64 at a time by six shifted additions, plus the total before."""
-    address, whole = row.ctypes.data, row.size // 64 * 64
-    total = np.uint8(0)
-    for j in range(0, whole, 64):
-        sums = load(u8x64, address + j)
-        sums = sums + move_up(sums, 1)
-        sums = sums + move_up(sums, 2)
-        sums = sums + move_up(sums, 4)
-        sums = sums + move_up(sums, 8)
-        sums = sums + move_up(sums, 16)
-        sums = sums + move_up(sums, 32)
-        sums = sums + total
-        store(address + j, sums)
-        total = extract(sums, 63)
-    for j in range(whole, row.size):
-        total = np.uint8(total + row[j])
-        row[j] = total
