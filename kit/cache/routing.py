@@ -96,8 +96,8 @@ def moe(model: str) -> str:
 
 
 def record_for(path, capture: str, routes: Routes, tokens: int, folder: Path, seed: int = 0) -> str:
-    """``capture``, or for other ``routes`` a file of them in ``folder``; for a mixture with fewer experts than they name a
-    record of its own that is drawn."""
+    """``capture``, or a file of other ``routes`` in ``folder``. If the file has fewer experts than the routes name, synthetic
+    routes are drawn."""
     with kit.open(path) as file:
         shape = Routes("drawn", *[np.zeros(0, np.int64)] * 3, 0, *geometry_of(file))
     if shape.experts < routes.experts:

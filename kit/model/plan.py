@@ -38,9 +38,9 @@ def obstacle(model) -> str:
 class Plan(Ops):
     """Ops that record a model's pass over one token into a program; ``step`` runs it.
 
-    Norm weights and biases are copied; matrices are read from the mapped file. The program holds addresses of the KV cache,
-    so a plan belongs to one cache. Products of experts are recorded for the first ones; the step that chooses sets the
-    addresses of those chosen.
+    Norm weights and biases are copied; matrices are read from the mapped file. The program holds addresses of the KV cache, so
+    a plan belongs to one cache. Products of experts are recorded with placeholder experts; the routing step writes the chosen
+    addresses.
     """
 
     def __init__(self, model, cache):

@@ -147,8 +147,8 @@ def widened(interval: Interval, unit: str) -> Interval:
 def decide(
     values: Sequence[float], interval: Interval | None, accept: Region, possible: Region, unit: str, more: str = ""
 ) -> tuple[str, str]:
-    """(verdict, what the engine adds to the reason): what was seen goes before what is thought possible. ``more``: what would
-    decide what the samples leave open."""
+    """(verdict, what the engine adds to the reason). Samples outrank stated bounds. ``more``: what would decide what the
+    samples leave open."""
     accepted, bounds = _numbers(accept), _numbers(possible)
     if interval and (interval[0] > bounds[1] or interval[1] < bounds[0]):
         bound = format_quantity(bounds[1] if interval[0] > bounds[1] else bounds[0], unit)

@@ -1,4 +1,4 @@
-"""What attention costs a token: arithmetic, keys and values that are read, and its share of a token's time."""
+"""The cost of attention per token: arithmetic, bytes of keys and values, and its share of a token's time."""
 
 import functools
 from collections.abc import Collection
@@ -18,20 +18,20 @@ _SPANS = ["attention", "linear", "norm"]  # what the parts are called in a trace
 
 
 def attention_flops(config: Config, context: int, layer: int = 0) -> int:
-    """Multiplications and additions of a layer's scores and weighted values for one token."""
+    """Multiplications and additions per token of one layer's scores and weighted values."""
     mixer = config.layers[layer].mixer
     return 4 * mixer.heads * mixer.head_dim * mixer.memory.seen(context)
 
 
 def kv_bytes(config: Config, context: int, layer: int = 0, width: int = 4) -> int:
-    """Bytes of a layer's keys and values, or of a latent, that one token attends to, ``width`` bytes a number."""
+    """Bytes of one layer's keys and values (or latents) to which one token attends, ``width`` bytes per number."""
     return config.layers[layer].mixer.memory.read(context, width)
 
 
 class DecodeStep:
-    """A token after ``positions`` positions with random keys and values, as often as it is asked for.
+    """A token after ``positions`` positions with random keys and values; can be run repeatedly.
 
-    ``linear``, ``attention``, ``kv``: as in kit.Transformer. ``times``: how many layers each of the model's stands for.
+    ``linear``, ``attention``, ``kv``: as in kit.Transformer. ``times``: how many layers each layer of the model represents.
     """
 
     _warm = False
@@ -48,7 +48,7 @@ class DecodeStep:
         self.mark = self.cache.mark()
 
     def parts(self) -> list[float]:
-        """Seconds of a token by PARTS, after one that dequantizes, compiles and warms up."""
+        """Seconds of a token by PARTS, after one token that dequantizes, compiles and warms up."""
         if not self._warm:  # not before it is asked: a page that is rendered again has its seconds already
             self._warm = True
             self.parts()
@@ -66,8 +66,8 @@ class DecodeStep:
 
 @once_a_run
 def in_turn(steps: dict[str, DecodeStep], rounds: int, slow: Collection[str] = ()) -> pd.DataFrame:
-    """Seconds of a token by part, one row a round and step: "way", "round", the parts and "total". Every other round is in
-    reverse; ``slow`` steps take part in the first alone."""
+    """Seconds of a token by part, one row per round and step: "way", "round", the parts and "total". Every other round runs in
+    reverse order; ``slow`` steps run only in the first round."""
     rows = [
         (way, number, *steps[way].parts())
         for number in range(rounds)
@@ -79,8 +79,8 @@ def in_turn(steps: dict[str, DecodeStep], rounds: int, slow: Collection[str] = (
 
 
 def by_history_type(weights, positions: int, times: float, weight_bytes: float, machine, rounds: int, seed: int = 0):
-    """A token by fused attention from the blocks after ``positions``, by the type of keys and values (KV_TYPES), beside the
-    time in which ``machine`` reads the token's ``weight_bytes`` and its history once."""
+    """A token with fused attention from the blocks after ``positions``, for each type of keys and values (KV_TYPES), compared
+    with the time in which ``machine`` reads the token's ``weight_bytes`` and its history once."""
     rows = {}
     for kv in KV_TYPES:
         step = DecodeStep(weights, "fused", "fused", positions, times, kv, seed)

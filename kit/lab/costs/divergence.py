@@ -1,9 +1,9 @@
 """The estimator of what rounding does to the answers: KL divergence from the exact next-token distribution, with its error.
 
-Everything that prints a KL divergence takes it from here: POSITIONS positions of one English text for a model of up to 2e9
-weights. The first CONTEXT positions are not scored. After one or two tokens a model attends to a few large numbers, which eight
-bits round to another distribution (5.6 nats at the first position of Qwen2.5-Coder 1.5B, 0.0017 after the sixteenth). One such
-position says nothing of a text, and its error is that of the whole mean.
+Everything that prints a KL divergence uses this module: POSITIONS positions of one English text, for a model of up to 2e9
+weights. The first CONTEXT positions are not scored. After one or two tokens, a model attends to a few large numbers, which
+eight bits change to another distribution (5.6 nats at the first position of Qwen2.5-Coder 1.5B, 0.0017 after the sixteenth).
+One such position says nothing about a text, and its error would dominate that of the mean.
 """
 
 import math
@@ -31,14 +31,14 @@ class LogitSource(NamedTuple):
 
 
 def recorded(logits) -> LogitSource:
-    """A LogitSource of logits (tokens, vocabulary) that are computed already."""
+    """A LogitSource of logits (tokens, vocabulary) that were computed before."""
     at = iter(range(len(logits)))
     return LogitSource(lambda ids: logits[[next(at) for _ in ids]])
 
 
 def tokens_for(weights: float, thorough: bool = False) -> int:
-    """Tokens of a text for a model of so many weights: POSITIONS are scored, of a larger model fewer; 0 where even _FEWEST take
-    minutes. ``thorough``: POSITIONS whatever the size."""
+    """Number of tokens of a text for a model of this many weights: POSITIONS are scored, fewer for a larger model; 0 if even
+    _FEWEST would take minutes. ``thorough``: POSITIONS for every size."""
     positions = POSITIONS if thorough else min(POSITIONS, int(_WORK / weights))
     return CONTEXT + positions + 1 if positions >= _FEWEST else 0
 
@@ -90,8 +90,7 @@ def _columns(right, found, divergence, same) -> dict[str, float]:
 
 
 def told(kl: float, error: float) -> str:
-    """A KL divergence in nats with its standard error; a limit where the error is more than half of it, and nothing is known
-    beyond that."""
+    """A KL divergence in nats with its standard error; an upper limit if the error is more than half of the value."""
     if kl == 0 or math.isnan(kl):
         return "0" if kl == 0 else "not measured"
     if not error <= abs(kl) / 2:  # NaN of one position, too

@@ -1,4 +1,4 @@
-"""Engines that run a GGUF file, each in a process of its own: the kit, and what a user would pick instead."""
+"""Engines that run a GGUF file, each in its own process: kit, and what a user would choose instead."""
 
 import importlib
 import json
@@ -22,9 +22,9 @@ from kit.lab import llama_cpp
 
 
 class Engine(NamedTuple):
-    """``start(path, context, **options)`` loads the model and returns ``logits(ids, state, wanted)``, which evaluates these
-    tokens after those of ``state`` (None: none) and returns the logits after the last ``wanted`` of them, an array (wanted,
-    vocabulary) of float32, and the state after them.
+    """``start(path, context, **options)`` loads the model and returns ``logits(ids, state, wanted)``. That function evaluates
+    these tokens after those of ``state`` (None: none); it returns the logits after the last ``wanted`` of them, an array
+    (wanted, vocabulary) of float32, and the new state.
 
     ``imports``: modules that its process imports before loading is timed. ``missing()``: why it cannot run here, "" if it can.
     ``home``: the module that adds it to ENGINES.
@@ -37,7 +37,7 @@ class Engine(NamedTuple):
 
 
 def kit_engine(path, context, linear, kv="float32"):
-    """The kit's own pass."""
+    """kit's own forward pass."""
     model = kit.Transformer(kit.Weights(kit.open(path)), linear=linear, kv_dtype=kv, max_context=context)
 
     def logits(ids, cache, wanted):
@@ -68,8 +68,9 @@ ENGINES = {
 
 
 class Process:
-    """An engine behind two pipes; stopped while nobody asks it anything. ``options``: of the engine, and ``cores``, how many it
-    may use (all); ``environment``: variables beside those of this process. ReportError where the engine cannot run here."""
+    """An engine in its own process, connected by two pipes and stopped while nobody uses it. ``options``: of the engine, and
+    ``cores``, how many it may use (all). ``environment``: variables in addition to those of this process. ReportError if the
+    engine cannot run here."""
 
     def __init__(self, name, path, context, environment=None, **options):
         if reason := ENGINES[name].missing():
@@ -85,7 +86,7 @@ class Process:
         self.base, self._opened = self.memory(), False
 
     def ask(self, **question) -> tuple[float, list[int]]:
-        """(seconds, tokens) of one of the questions that ``serve`` answers."""
+        """(seconds, tokens) for one of the questions that ``serve`` answers."""
         self._child.send_signal(signal.SIGCONT)
         self._child.stdin.write(json.dumps(question) + "\n")
         self._child.stdin.flush()
@@ -116,7 +117,7 @@ class Process:
         return self.process.memory_info().rss
 
     def mapped(self, path) -> int:
-        """Bytes of the file that are resident as they are mapped; 0 where the system cannot tell."""
+        """Resident bytes of the file through its map; 0 if the system does not report them."""
         maps = self.process.memory_maps() if hasattr(psutil.Process, "memory_maps") else ()
         return sum(part.rss for part in maps if part.path == os.path.realpath(path))
 

@@ -1,6 +1,7 @@
-"""Which cache for experts: hits, bytes and predicted seconds of a token by policy, from routes, memory and the disk's speed.
+"""A cache for experts: hits, bytes and predicted seconds per token for each policy, from routes, memory and the disk's speed.
 
-Below that, by layer: what a decode that was measured (kit.lab.findings.experts) misses by a replay, and waits for."""
+Below that, per layer: what a measured decode (kit.lab.findings.expert_ways) misses according to a replay, and waits for.
+"""
 
 import math
 from dataclasses import dataclass
@@ -29,15 +30,15 @@ NOBODY = ("MIN", HINDSIGHT)  # rows that know the future: what nobody can build
 
 
 def dense_bytes(file) -> int:
-    """Bytes that every token uses: all but the experts, and but an embedding of which it takes a row."""
+    """Bytes that every token uses: all tensors except experts and an embedding from which a token takes one row."""
     return sum(use.nbytes for use in uses_of(file) if not use.is_rows and "_exps." not in use.name)
 
 
 @dataclass(frozen=True)
 class ExpertBudget:
-    """Routes on a machine: ``memory`` bytes for all, ``dense`` of them for weights that every token uses, ``disk`` and ``read``
-    in GB/s (of the disk past the page cache, of memory). Judged is the second half of the decoded tokens; all before warms up.
-    """
+    """Routes on a machine. ``memory``: bytes for everything; ``dense``: bytes of the weights that every token uses; ``disk``,
+    ``read``: GB/s of direct reads and of memory. Hits are counted in the second half of the decoded tokens; everything
+    before it warms up."""
 
     routes: Routes
     memory: int
@@ -53,24 +54,24 @@ class ExpertBudget:
 
     @property
     def room(self) -> int:
-        """Bytes for experts: dense weights come first, for every token uses them."""
+        """Bytes for experts, after the dense weights, because every token uses those."""
         return self.memory - self.dense - PROCESS
 
     def split(self):
-        """(all accesses, number of the first judged one, judged tokens)."""
+        """(all accesses, index of the first that is counted, number of counted tokens)."""
         accesses = self.routes.requests()
         last = accesses.tokens[-1] if len(accesses) else 0
         half = last - max(1, last // 2)  # of one token alone, that one
         return accesses, int(np.searchsorted(accesses.tokens, half + 1)), max(1, last - half)
 
     def seconds(self, missed: float) -> float | None:
-        """A token that reads ``missed`` bytes from the disk: that, and then every byte that it uses once from memory."""
+        """Seconds per token that reads ``missed`` bytes from the disk, and then each byte that it uses once from memory."""
         if not self.disk or not self.read:
             return None
         return missed / (self.disk * 1e9) + (self.dense + self.routes.cycle) / (self.read * 1e9)
 
     def table(self, policies=ONLINE) -> pd.DataFrame:
-        """One row a policy: slots a layer, hits, bytes read a token, seconds a token and their least (MIN's)."""
+        """One row per policy: slots per layer, hits, bytes read per token, seconds per token. MIN's row is the lower bound."""
         accesses, first, judged = self.split()
         sizes = np.array(accesses.sizes[first:])
         ways = {name: kit.cache.POLICIES[name](self.room) for name in policies}
@@ -89,7 +90,8 @@ class ExpertBudget:
         return found.assign(**{"tok/s": 1 / found["a token, s"].astype(float)})
 
     def least_memory(self, speed: float) -> int | None:
-        """The least memory in bytes with which LRU is predicted to reach ``speed`` tokens a second; None when none does."""
+        """The least memory in bytes with which LRU is predicted to reach ``speed`` tokens per second; None if no memory
+        suffices."""
         accesses, first, judged = self.split()
         allowed = (1 / speed - self.seconds(0)) * self.disk * 1e9 * judged  # bytes that may be missed
         distances, sizes = stack_distances(accesses)[first:], np.array(accesses.sizes[first:])

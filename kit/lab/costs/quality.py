@@ -35,7 +35,7 @@ _CODE = (
 
 class Precision(NamedTuple):
     """What is rounded: ``told`` in words, ``command`` as options of `kit perplexity`. ``weights``: a function that rounds a
-    float32 tensor. Activations are rounded by ``linear``, the KV cache by ``kv``."""
+    float32 tensor. ``linear`` rounds activations, ``kv`` the KV cache."""
 
     told: str = ""
     command: str = ""
@@ -45,7 +45,7 @@ class Precision(NamedTuple):
 
 
 def _int8(weight: torch.Tensor) -> torch.Tensor:
-    """A matrix rounded as kit.codec stores it: INT8 with a scale for each row."""
+    """A matrix rounded as kit.codec stores it: INT8 with one scale per row."""
     values, scales = quantize(weight)
     return torch.from_numpy(values) * torch.from_numpy(scales)[:, None]
 
@@ -68,7 +68,7 @@ def rounding_to(dtype: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
 
 
 class Rounded(Weights):
-    """Weights in float32 that ``rounding`` has changed."""
+    """float32 weights after ``rounding``."""
 
     def __init__(self, file, rounding):
         super().__init__(file)
@@ -131,12 +131,12 @@ def quality(file, names=None, tokens: int = 0, progress: bool = False, others: M
 
 
 def from_blocks(file, tokens: int, linear: str = "fused") -> LogitSource:
-    """Products straight from the blocks, exact or "fused-int8", for a text of so many tokens."""
+    """Products computed from the blocks, exact or "fused-int8", for a text of this many tokens."""
     return _source(model_of(file, Precision(linear=linear), attention="blas"), tokens, few=False)
 
 
 def _source(model, context: int, few: bool) -> LogitSource:
-    """A model as a LogitSource; from blocks a few tokens at a time where ``few``."""
+    """A model as a LogitSource; with ``few``, a few tokens at a time from the blocks."""
     cache = model.new_cache(context)
     some = _AT_ONCE if few and model.linear.activations else context
 

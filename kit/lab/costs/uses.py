@@ -1,7 +1,7 @@
-"""What a token uses of a file: matrices whole, some experts of each stack, one row of an embedding.
+"""The parts of a file that one token uses: whole matrices, some experts of each stack, one row of an embedding.
 
-The one source of bytes a token: the roofline, the ways and the notebooks sum over it. It reads the table of tensors and the
-metadata alone, so it answers for architectures that the kit cannot run.
+This is the only source of bytes per token: the roofline, the ways and the notebooks sum over it. It reads only the table of
+tensors and the metadata, so it works for architectures that kit cannot run.
 """
 
 import re
@@ -39,23 +39,23 @@ class Use(NamedTuple):
 
     @property
     def is_rows(self) -> bool:
-        """Whether the pieces are rows of an embedding, which no cache of matrices holds."""
+        """Whether the pieces are rows of an embedding, which a cache of matrices does not hold."""
         return self.used < self.of and not _STACK.search(self.name)
 
     def share(self, tokens: int = 1) -> float:
-        """The expected share of the pieces that ``tokens`` tokens use, each choosing evenly and for itself."""
+        """The expected share of the pieces that ``tokens`` tokens use, if each chooses evenly and independently."""
         return self.used / self.of if tokens == 1 else 1 - (1 - self.used / self.of) ** tokens
 
 
 def bytes_used(uses: Iterable[Use], width: float | None = None, tokens: int = 1) -> float:
-    """Expected bytes of weights that ``tokens`` tokens processed together read: each piece once, in the file's blocks, or
-    ``width`` bytes a weight."""
+    """Expected bytes of weights that ``tokens`` tokens processed together read: each piece once, as blocks of the file or at
+    ``width`` bytes per weight."""
     return sum((use.nbytes if width is None else use.elements * width) * use.share(tokens) for use in uses)
 
 
 def beyond(uses: Iterable[Use], room: float) -> float:
-    """Bytes of blocks a token that ``room`` bytes cannot hold, each piece being chosen evenly and for itself: what is used most
-    often stays, and no cache that does not know the future does better."""
+    """Bytes of blocks per token that ``room`` bytes cannot hold, if pieces are chosen evenly and independently: the most used
+    pieces stay, and no cache without knowledge of the future does better."""
     missing = 0.0
     for use in sorted((use for use in uses if not use.is_rows), key=lambda use: -use.share()):
         held = min(use.nbytes, max(0.0, room))
@@ -65,7 +65,7 @@ def beyond(uses: Iterable[Use], room: float) -> float:
 
 
 def count(file, key: str, default: int = 0) -> int:
-    """The count ``<architecture>.<key>`` of a file's metadata; ``default`` where it is missing or differs by layer."""
+    """The count ``<architecture>.<key>`` in a file's metadata; ``default`` if it is missing or differs between layers."""
     value = file.metadata.get(f"{file.architecture}.{key}", default)
     return value if isinstance(value, int) else default
 
@@ -92,7 +92,7 @@ def _pieces(file, name: str, shape) -> tuple[int, int]:
 
 
 def _when(name: str) -> tuple[int, int, int]:
-    """A key that sorts names by their use: what is before the layers, each layer by the roles of its tensors, the end."""
+    """A sort key for names in the order of their use: tensors before the layers, each layer's tensors by role, the end."""
     layer, role = layer_of(name.removeprefix("dec.")), name.rpartition(".")[0]
     if layer < 0:
         return (2, 0, _ENDS[role]) if role in _ENDS else (0, 0, 0)
@@ -100,7 +100,7 @@ def _when(name: str) -> tuple[int, int, int]:
 
 
 def assumed(file, uses: list[Use]) -> str:
-    """What the walk takes for granted, in words; "" for a dense model without layers for prediction."""
+    """What this module assumes about the model, in words; "" for a dense model without layers for prediction."""
     stacks = [use for use in uses if use.used < use.of and not use.is_rows]
     text = []
     if stacks:

@@ -1,4 +1,5 @@
-"""Caches of blocks in device memory: the same policies and counts; behind them pinned host memory and a second stream."""
+"""Caches of blocks in GPU memory: the same policies and counts as on the CPU, with pinned host memory and a second stream
+behind them."""
 
 import pandas as pd
 
@@ -15,12 +16,12 @@ SHOWN = ("LRU", "MRU", "SIEVE", "Random", "CyclicAware", "Pinned")
 
 
 def matrices(file) -> dict[str, int]:
-    """Bytes of the blocks of every matrix: what a decode asks the cache for, again and again."""
+    """Bytes of the blocks of every matrix: what each token of a decode gets from the cache."""
     return {name: tensor.nbytes for name, tensor in file.tensors.items() if len(tensor.shape) == 2}
 
 
 def bounds(gpu: Limits, read: int, missed: float) -> tuple[float, float]:
-    """(least seconds a token with prefetch, without): ``read`` bytes from device memory, ``missed`` of them over the bus."""
+    """(least seconds per token with prefetch, without): ``read`` bytes from GPU memory, ``missed`` of them over the bus."""
     reading, copying = gpu.seconds_to_read(read), gpu.seconds_from_host(missed)
     return max(reading, copying), reading + copying
 
@@ -43,7 +44,7 @@ def frontier(lab, file, tokens: int, shares=(0.0, 0.25, 0.5, 0.75, 1.0)) -> pd.D
 
 
 def missed(run: Live) -> float:
-    """Bytes a token that were not resident when asked for, after the first pass."""
+    """Bytes per token that were not resident when they were needed, after the first pass."""
     warm = run.accesses[run.accesses["token"] > 0]
     return float(warm.loc[warm["outcome"] != "hit", "nbytes"].sum() / warm["token"].nunique())
 

@@ -1,4 +1,4 @@
-"""Dequantizers beside each other on a file's matrices, one tensor a thread: the kit's, gguf-py's, and one near the reports'."""
+"""Dequantizers compared on a file's matrices, one tensor per thread: kit's, gguf-py's, and one like the reports'."""
 
 import os
 import time
@@ -25,8 +25,8 @@ _BYTES = {STAND_IN: 250 << 20, OURS: 250 << 20, GGUF_PY: 40 << 20}  # of float32
 class StandIn(kit.Weights):
     """Weights that the calling thread dequantizes alone, without vector code.
 
-    It comes nearest to the reports' dequantizer, which made 7.6 GB/s of float32 in the median of their log
-    (data/evidence.yaml: dequantize-gbps); gguf-py makes a twentieth of that.
+    This is similar to the reports' dequantizer, which made 7.6 GB/s of float32 in the median of their log (data/evidence.yaml:
+    dequantize-gbps); gguf-py makes a twentieth of that.
     """
 
     def load(self, name: str) -> torch.Tensor:
@@ -43,7 +43,7 @@ SOURCES = {STAND_IN: (StandIn, "cpu"), OURS: (kit.Weights, "cpu"), GGUF_PY: (kit
 
 @once_a_run
 def measure(path, budget: float = 6.0, cores: int | None = None) -> pd.DataFrame:
-    """One row a dequantizer, number of threads and round: seconds, bytes of float32. ``budget``: seconds after three rounds."""
+    """A row per dequantizer, number of threads and round: seconds, float32 bytes. ``budget``: seconds, after three rounds."""
     rows = child.call(_take, str(path), budget, cores or usable_cores(), env=os.environ | {"KIT_THREADS": "1"})
     return pd.DataFrame(rows, columns=["dequantizer", "threads", "round", "seconds", "bytes"])
 

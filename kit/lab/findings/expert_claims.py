@@ -1,4 +1,4 @@
-"""What replays say of the claims about experts' caches, and a live text whose own routes the policies are judged on."""
+"""Replays for the claims about experts' caches, and a live text with its own routes, on which the policies are judged."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -20,8 +20,9 @@ _HALF, _LONG = 0.492, 1300  # what LRU hits, and tokens of a record, where two c
 
 
 class LiveText(NamedTuple):
-    """``text`` as a model answered from slots by LRU, the ``routes`` that its router took, the ``stats`` of the slots; the
-    ``hits`` in % that each policy has by replay of these routes with as many slots: of all uses, and of decoded tokens."""
+    """``text``: what a model answered from slots with LRU; ``routes``: what its router chose; ``stats``: of the slots;
+    ``hits``: % of uses that each policy hits in a replay of these routes with as many slots, for all tokens and for decoded
+    ones."""
 
     text: Generation
     routes: Routes
@@ -30,7 +31,7 @@ class LiveText(NamedTuple):
 
 
 def answered(path, prompt, tokens: int, share: float = 0.25, policies=("LRU", *ONLINE)) -> LiveText:
-    """A mixture answers with its own router; ``share`` of its experts, or a token's at least, are in slots."""
+    """Let a mixture answer with its own router; slots hold ``share`` of its experts, and at least those of one token."""
     with kit.open(path, pages="small") as file:
         layout = SlotLayout(file)
         weights = kit.Weights(file, experts=kit.Slots(max(layout.least, int(share * layout.all))))

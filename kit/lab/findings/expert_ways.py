@@ -1,8 +1,8 @@
-"""A mixture decodes with the experts that a record names, under a memory limit, from the disk: ways to hold them, timed.
+"""A mixture decodes under a memory limit, with the experts that a record names: several ways to hold them are timed.
 
-The weights are a file's (generated, true geometry), the routing is real: the router is computed and its choice replaced by the
-record's. Blocks stay as they lie, never float32. Every way must give the same logits, bit by bit; llama.cpp, whose router
-nobody replaces, is timed beside them.
+The weights are those of a generated file with a real model's shapes. The routing is real: the router is computed, and its
+choice is replaced by the record's. Blocks stay quantized, never float32. Every way must give the same logits, bit for bit.
+llama.cpp is timed for comparison; its router is not replaced.
 """
 
 import functools
@@ -52,12 +52,17 @@ _FEW = 4  # tokens, which are decoded three times for the time of a token that r
 
 @dataclass
 class TimedDecode:
-    """One way: for each token ``seconds``, those ``in_kernel`` (of all threads), bytes ``read`` from the disk, major and minor
-    ``faults``, seconds ``waited`` for slots; ``hits`` of ``asked`` (slots alone); right after it, as a machine's speed changes
-    from second to second, GB/s of the ``disk`` for such reads, and of those ``beyond`` them (dense weights that left memory: in
-    large reads, as fast as past the page cache), and seconds of the ``output``'s product; ``resident``: bytes of the process at
-    the end; ``digest`` of the first logits ("" of llama.cpp); ``returned``: of what the router itself would have chosen, the
-    share that it would have for the token before."""
+    """One way of holding experts, timed. Lists have one entry per token:
+
+    - ``seconds``: of the token; ``in_kernel``: of all threads, in the system
+    - ``read``: bytes from the disk; ``faults``: major and minor page faults
+    - ``waited``: seconds of waiting for slots; ``hits`` of ``asked``: uses of experts (slots only)
+    - ``disk``: GB/s of such reads, measured right after the token, because a machine's speed changes from second to second
+    - ``beyond``: GB/s of other reads (dense weights that left memory: large reads, as fast as direct ones)
+    - ``output``: seconds of the output matrix's product
+    - ``resident``: bytes of the process at the end; ``digest``: of the first logits ("" for llama.cpp)
+    - ``returned``: of the experts that the router itself would choose, the share that it would have chosen for the token before
+    """
 
     way: str
     seconds: list[float]
@@ -76,16 +81,16 @@ class TimedDecode:
     returned: float = float("nan")
 
     def late(self, column: str) -> np.ndarray:
-        """The column's second half, when the caches are warm."""
+        """The second half of the column, when the caches are warm."""
         values = getattr(self, column)
         return np.array(values[len(values) // 2 :])
 
     def mean(self, column: str) -> float:
-        """Of the column's second half."""
+        """Mean of the second half of the column."""
         return float(self.late(column).mean())
 
     def median(self, column: str) -> float:
-        """Of what is known in the column's second half; nan if nothing is."""
+        """Median of the known values in the second half of the column; nan if there are none."""
         values = self.late(column)
         return float(np.median(known)) if len(known := values[~np.isnan(values)]) else math.nan
 
@@ -104,14 +109,14 @@ class TimedDecode:
 
 
 def ways_of(profile: str) -> list[str]:
-    """Names of OFFLOADS: in quick those that the claims are about, in full all."""
+    """Names of OFFLOADS: in quick runs those that the claims need, in full runs all."""
     few = ["mapped", "mapped, routed asked for", "slots through the page cache", _PAST, "slots past it, LFU"]
     few += ["slots past it, cap by layer", "slots past it, half the dense given up", "llama.cpp, mapped"]
     return {"smoke": [_PAST], "quick": few}.get(profile, list(OFFLOADS))
 
 
 class _Routed(CpuOps):
-    """A pass whose router is computed, and whose choice is the record's."""
+    """A pass whose router is computed, and then replaced by the record's choice."""
 
     def route(self, name, x):
         layer = int(name.split(".")[1])
@@ -133,7 +138,7 @@ def _counters(weights) -> tuple:
 
 
 def decode_offloaded(path, capture, name: str, tokens: int, keep: int, warm: bool = False, passes: int = 1) -> TimedDecode:
-    """Decode with one of OFFLOADS, from a dropped page cache, or from a ``warm`` one; ``passes``: so often the same tokens."""
+    """Decode with one of OFFLOADS, from an empty or a ``warm`` page cache; ``passes``: how often the tokens are decoded."""
     if not warm and not pagecache.drop(path) and model_bytes(Path(path)) > _SMALL:
         raise ReportError(f"{path}: cannot drop its pages from memory: end other processes that use the file")
     way = OFFLOADS[name]

@@ -1,4 +1,4 @@
-"""Decode a model through a cache and keep what happened, for both cache notebooks."""
+"""Decode a model through a cache and record what happens, for both cache notebooks."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,8 +21,8 @@ from kit.lab.kept import once_a_run
 
 @dataclass(frozen=True)
 class Live:
-    """One decode: seconds of each pass (the first is the prompt's), counts, every access, the last logits. ``held_bytes``: what
-    the store holds; the statistics of a broken store may say otherwise."""
+    """One decode: seconds of each pass (the first is the prompt's), counts, every access, the last logits. ``held_bytes``:
+    bytes in the store, which the statistics of a broken store may not show."""
 
     label: str
     policy: Policy
@@ -40,7 +40,7 @@ class Live:
 
     @property
     def warm_byte_hit_rate(self) -> float:
-        """Bytes hit over bytes asked for, after the first pass."""
+        """Bytes hit / bytes requested, after the first pass."""
         return float(np.average(self._warm["outcome"] == "hit", weights=self._warm["nbytes"]))
 
     @property
@@ -93,7 +93,7 @@ def decode(
 
 
 def one_pass(file) -> Requests:
-    """What one decode step of this file asks for, in order, by running one without a cache."""
+    """The accesses of one decode step of this file, in order, from a step without a cache."""
     return requests(decode(file, kit.NoCache(), passes=1).accesses)
 
 
@@ -110,7 +110,8 @@ def prefetching(order: Requests, arguments: dict | None) -> Callable:
 
 
 def relative_rms(ours: torch.Tensor, right: torch.Tensor) -> float:
-    """RMS difference of two tensors over the standard deviation of ``right``: what equality means where sums are rounded."""
+    """RMS difference of two tensors divided by the standard deviation of ``right``: the measure of equality when sums are
+    rounded."""
     ours, right = ours.double(), right.double()
     return float((ours - right).pow(2).mean().sqrt() / right.std())
 
@@ -121,8 +122,9 @@ def same_logits(runs: list[Live]) -> bool:
 
 
 def replay_agrees(runs: list[Live]) -> pd.DataFrame:
-    """Live counts beside those of a replay of the very accesses in the same policy, afresh: they must be the same numbers. What
-    a prefetch brought counts as such live and as a miss in the replay; it may load what is not asked for any more."""
+    """Compare live counts with those of a replay of the same accesses in a new cache of the same policy: they must be equal. A
+    prefetched tensor counts as prefetched live and as a miss in the replay; a prefetch may load tensors that are not used
+    any more."""
     rows = []
     for run in runs:
         live, replayed = run.stats, kit.replay(run.accesses, run.policy)
@@ -136,7 +138,8 @@ RATES = dict.fromkeys(["of the bound", "byte hit rate"], "{:.1%}")  # how a page
 
 
 def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
-    """One row a run: speed after the first pass, the most and its share for that hit rate, GB/s read, hits, memory."""
+    """One row per run: speed after the first pass, the upper bound for that hit rate and the share of it, GB/s read, hits,
+    memory."""
     rows = []
     for run in runs:
         speed, hits = run.tokens_per_second, run.warm_byte_hit_rate
@@ -147,12 +150,12 @@ def table(runs: list[Live], working_set: int, machine) -> pd.DataFrame:
 
 
 def bounded(table: pd.DataFrame) -> tuple[bool, str]:
-    """Arguments of Session.gate: whether no run of a ``table`` is above its bound, and which one is."""
+    """Arguments of Session.gate: whether every run of a ``table`` is below its bound, and which is not."""
     most = table["of the bound"]
     return bool((most <= NOISE).all()), f"a speed above its bound: {most.idxmax()}, {most.max():.3f} times"
 
 
 def fastest(machine, working_set: float, hit_rate) -> np.ndarray:
-    """Tokens a second that no decode can pass: misses are written once as f32, then every weight is read once."""
+    """An upper bound in tokens per second: misses are written once as float32, then every weight is read once."""
     missing = (1 - np.asarray(hit_rate, float)) * working_set
     return 1 / (missing / (machine.write_gbps * 1e9) + working_set / (machine.read_gbps * 1e9))

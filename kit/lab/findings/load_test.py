@@ -1,4 +1,4 @@
-"""A load test on loopback: a server that has the routes it is given, and a client that keeps all it could know."""
+"""A load test on loopback: a server with given routes, and a client that records everything it can know."""
 
 import http.client
 import json
@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_):
-        """No log line a request."""
+        """No log line per request."""
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def serving(routes: Mapping[str, Route]):
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request and all that a careful client could know about it."""
+    """One request, and everything that a careful client can know about it."""
 
     path: str
     asked: int
@@ -78,7 +78,7 @@ class Exchange:
 
     @property
     def claimed(self) -> float:
-        """What the reports' client prints: asked tokens over latency."""
+        """What the reports' client prints: requested tokens / latency."""
         return self.asked / self.seconds
 
     @property
@@ -91,7 +91,7 @@ class Exchange:
 
 
 def ask(server: Server, path: str, asked: int) -> Exchange:
-    """POST and time one request, over a connection that is already open."""
+    """POST and time one request, on a connection that is open."""
     connection = http.client.HTTPConnection(*server.server_address, timeout=120)
     connection.connect()
     before, body = server.produced, json.dumps({"max_tokens": asked})
@@ -115,7 +115,7 @@ def theirs(generate: Callable[[int], list[int]]) -> dict[str, Route]:
 
 
 def wrong(generate: Callable[[int], list[int]]) -> dict[str, Route]:
-    """Answers that a client must not count: an error, no bytes, a message, one token of many, tokens that nobody made (50 ms
+    """Answers that a client must not count: an error, no bytes, a message, one token of many, tokens that no model made (50 ms
     each), and tokens that the model's counter counts although nothing ran."""
     return {
         "/fails": lambda server, asked: 1 / 0,

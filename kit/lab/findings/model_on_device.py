@@ -1,6 +1,5 @@
-"""A model on a device: seconds to its first token, and tokens a second by context and KV cache type, beside what its memory
-bandwidth allows. The file's blocks cross the bus once, as they are, and every token reads them where they lie.
-"""
+"""A model on a GPU: seconds to its first token, and tokens per second by context and KV cache type, compared with the limit of
+its memory bandwidth. The file's blocks cross the bus once and stay quantized; every token reads them from GPU memory."""
 
 import gc
 import time
@@ -38,19 +37,19 @@ def blocks_read(file) -> int:
 
 
 def kv_room(config: Config, context: int, kv: str) -> int:
-    """Bytes of memory that the keys and values of ``context`` positions take."""
+    """Bytes of memory for the keys and values of ``context`` positions."""
     return sum(layer.mixer.memory.held(context, KV_DTYPES[kv].itemsize) for layer in config.layers)
 
 
 def free_bytes() -> int:
-    """Free memory of the device, what earlier models left behind given back; of this machine where kernels are interpreted."""
+    """Free memory of the GPU, after freeing what earlier models left; of this machine if kernels are interpreted."""
     gc.collect()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else memory_available()
 
 
 def check_room(file) -> None:
-    """ModelError when not all blocks of ``file`` fit into the device's free memory."""
+    """ModelError if the blocks of ``file`` do not fit into the GPU's free memory."""
     need, have = sum(tensor.nbytes for tensor in file.tensors.values()), _SHARE * free_bytes()
     if need > have:
         raise ModelError(
@@ -60,13 +59,13 @@ def check_room(file) -> None:
 
 
 def on_cpu(file, prompt: list[int]) -> torch.Tensor:
-    """The logits after ``prompt`` by the CPU's fused products."""
+    """The logits after ``prompt`` from the CPU's fused products."""
     check_room(file)
     return kit.Transformer(kit.Weights(file), linear="fused").logits(prompt)[-1]
 
 
 def check_equal(what: str, logits: torch.Tensor, right: torch.Tensor) -> None:
-    """ReportError when the device's logits differ from the CPU's by more than rounding."""
+    """ReportError if the GPU's logits differ from the CPU's by more than rounding."""
     if (off := relative_rms(logits, right)) > 1e-4:
         raise ReportError(f"{what}: the device's logits differ from the CPU's by {off:.1e} of their spread")
 
@@ -103,7 +102,8 @@ def _tokens(weights: DeviceWeights, context: int, kv: str, samples: int) -> list
 
 
 def table(points: pd.DataFrame, gpu: Limits) -> pd.DataFrame:
-    """One row a context and KV type: tokens a second, what read bandwidth allows, the share of it, GB/s; or why not."""
+    """One row per context and KV type: tokens per second, the limit of read bandwidth, the share of it, GB/s; or the reason why
+    not."""
     least = points["bytes"].map(gpu.seconds_to_read)
     told = {
         "tok/s": 1 / points["seconds"], "bound tok/s": 1 / least, "of the bound": least / points["seconds"],
@@ -113,8 +113,8 @@ def table(points: pd.DataFrame, gpu: Limits) -> pd.DataFrame:
 
 
 def roofline(points: pd.DataFrame, gpu: Limits):
-    """GFLOP/s over FLOPs a byte of every token, a color a KV type, a marker a context; the device's measured bandwidth and
-    f32 peak are the roof."""
+    """GFLOP/s against FLOPs per byte of every token, one color per KV type, one marker per context; the roof is the GPU's
+    measured bandwidth and float32 peak."""
     measured = points.dropna()
     intensity, gflops = measured["flops"] / measured["bytes"], measured["flops"] / measured["seconds"] / 1e9
     figure, axes = figures.roof(gpu, intensity.min() / 2, intensity.max() * 2, height=4.8)

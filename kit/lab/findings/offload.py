@@ -61,7 +61,7 @@ class HeldBy(NamedTuple):
     future: Requests
 
     def hold(self, file, trace):
-        """What holds the experts."""
+        """The object that holds the experts."""
         return Mapped(file, self) if self.way.holds == "mapped" else Routed(file, self, trace)
 
 
@@ -98,7 +98,7 @@ class Mapped(Experts):
         return self.blocks(name).ctypes.data
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
 
 class Routed(ExpertSlots):
@@ -143,7 +143,7 @@ class Routed(ExpertSlots):
 
 
 def lock_dense(file, way: Offload) -> None:
-    """Lock the weights of every token, where the way says so."""
+    """Lock the weights that every token uses, if the way does this."""
     if way.locked == "dense":
         for name in file.tensors:
             if "_exps." not in name:

@@ -1,8 +1,8 @@
-"""A page cache that is too small: tokens straight from the blocks in a process of its own whose memory is really limited.
+"""A page cache that is too small: tokens computed from the blocks, in a process whose memory is limited by the system.
 
-Under a limit the process moves into a control group with that much memory, page cache included (cgroup v1 or v2), so the
-kernel itself evicts pages, and mincore(2) says what stayed. Where no group may be made, and for pinned blocks, what is not
-held is read past the page cache.
+The process moves into a control group (cgroup v1 or v2) with that much memory, page cache included. So the kernel itself evicts
+pages, and mincore(2) shows which stay. If no group can be made, and for pinned blocks, bytes that are not held are read with
+direct reads.
 """
 
 import gc
@@ -28,7 +28,7 @@ PRESSED = Way("NoCache", linear="pressed")
 
 
 def pinned_blocks(nbytes: int) -> Way:
-    """Blocks in so many bytes of memory (kit.model.pinned): those that are not held are read from the disk at every token."""
+    """Blocks in so many bytes of memory (kit.model.pinned); the others are read from the disk for every token."""
     return Way("Pinned", nbytes, linear="pinned blocks")
 
 

@@ -67,8 +67,8 @@ def _of_formats(model: str, stand_in: str, layers: int | None, **how) -> list[tu
 
 
 def kernels(tensors, runs=True, plain=False, prompts=_ACTIVATIONS) -> list[tuple]:
-    """What dequantizes and multiplies these tensors; what else a model of them ``runs``, whose prompts have these activations
-    (none: no prompts); "plain": on that tier as well."""
+    """Work items that compile every kernel that these tensors need: dequantizers and products; with ``runs``, also the other
+    kernels of a model of them, for prompts with these activations (none: no prompts); with "plain", also those of that tier."""
     usable = [tensor for tensor in tensors if tensor.qtype in FORMATS and described(FORMATS[tensor.qtype])]
     formats = sorted({tensor.qtype for tensor in usable}, reverse=True)
     matrices = sorted({tensor.qtype for tensor in usable if len(tensor.shape) > 1}, reverse=True)
