@@ -3,11 +3,10 @@ bit, and the products, which are at least as near to float64 as those of ggml's 
 
 import ctypes
 
-import gguf
 import numpy as np
 import pytest
 import torch
-from llama_cpp import needed
+from llama_cpp import dequantized, needed
 
 import kit
 from kit.cpu import activations, gemm_codes
@@ -102,7 +101,8 @@ def assert_as_near_as_ggmls(name, x):
     the errors are not the same, and ours less on average: 0.2 % more is the chance of the draw."""
     rows, (tokens, columns) = 64, x.shape
     blocks = random_blocks(name, rows * columns // FORMATS[name].block_elements).reshape(rows, -1)
-    weights = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name]).reshape(rows, columns).astype(np.float64)
+    format = FORMATS[name]
+    weights = dequantized(blocks.reshape(-1, format.block_bytes), format.id).reshape(rows, columns).astype(np.float64)
     right, found = x.astype(np.float64) @ weights.T, traits(name)
     kind, theirs, out = BY_ID[found.type].name, np.empty((tokens, rows)), ctypes.c_float()
     i64, cint, record = ctypes.c_int64, ctypes.c_int, np.zeros(columns // GROUPS[BY_ID[found.type].name], RECORDS[kind])

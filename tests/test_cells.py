@@ -17,6 +17,7 @@ import kit
 from kit.cache import routing
 from kit.lab import disk
 from kit.lab.claims import book, gates, records
+from kit.lab.costs.elsewhere import GUESS
 from kit.lab.costs.measured import Cost
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
 from kit.lab.findings import dequantizers, pressed, pressure
@@ -234,7 +235,11 @@ CASES = {  # a notebook joins by its row
         steady=dict.fromkeys((
             "20 generated tensors: no quality to measure.",
             "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf, generated weights: 20 tensors a token.",
-            "Float32 (5.00 MiB) fits as well: T a token.",  # on any Mac
+            # on any Mac
+            "The blocks (799.2 KiB) fit.",
+            "Once they are in memory, every way takes the same time: T per token.",
+            "The system may drop mapped pages, unless they are locked.",
+            "Float32 (5.00 MiB) also fits: T per token.",
             "device = cpu: not measured; `kit reproduce --device cuda` adds seconds a token against blocks held in device "
             "memory, the rest over the bus",
         ), "times, and what the file and the machine are"),
@@ -350,7 +355,8 @@ def test_words_follow_the_data(name, ran, tmp_path):
         empty = cells.run(name, case.until, out=tmp_path / "empty", replace=case.small | case.empty)
         stays -= {(place, text) for place, text in stays if place.partition(":")[0] in empty.words} - sentences(empty.told)
         assert not [text for text in empty.told.values() if re.search(r"\bnan\b", text)]
-    assert {text for _, text in stays} <= set(case.steady)
+    # what is guessed of a Mac is the same for every file
+    assert {text for _, text in stays if GUESS not in text} <= set(case.steady)
     warned = "; ".join(text for _, text in gates.warnings(records.read([tmp_path / "opposite" / f"{name}.jsonl"])))
     assert case.warns in warned and not (case.warns and case.warns in "; ".join(ran(name).warned))
 

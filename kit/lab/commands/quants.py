@@ -57,7 +57,7 @@ def command(files, to, tokens, rounds, figure, as_json):
             with kit.open(paths[0]) as source:
                 stem = paths[0].stem
                 paths += [requantize(source, kind, Path(folder, f"{stem} as {kind}.gguf"), not as_json) for kind in kinds]
-        table = quants.study(paths, tokens, rounds, progress=not as_json)
+        table = quants.study(paths, paths[0] if alone else None, tokens, rounds, progress=not as_json)
         if figure:
             quants.figure(table)[0].savefig(figure)
     if as_json:

@@ -1,6 +1,6 @@
 """Which quantization to take: files of one model in one table, with bytes, speed and its bound, loss with its error, memory.
 
-The file with the most bits per weight is the exact one. Each file runs by exact products and by activations of eight bits.
+The file with the most bits per weight is the exact one, if none is named. Each file runs by exact products and by activations of eight bits.
 """
 
 from collections.abc import Sequence
@@ -25,21 +25,23 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def study(paths: Sequence[Path], tokens: int = 0, rounds: int = 3, new: int = 32, progress: bool = False) -> pd.DataFrame:
+def study(
+    paths: Sequence[Path], exact: Path | None = None, tokens: int = 0, rounds: int = 3, new: int = 32, progress: bool = False
+) -> pd.DataFrame:
     """One row for each file and way of WAYS, indexed by the file's name.
 
     bytes: of the file; bits: per weight. speed: tokens per second, the median of ``samples``, one a round, in which every file
     and way decodes ``new`` tokens in turn, each in a process of its own. bound: tokens per second at ``gbps``, the most that
     memory read in any round. kl, kl_error, same: of kit.lab.costs.divergence, by ``tokens`` of a text (0: as many as take
-    seconds), from the exact products of the file with the most bits. memory: resident bytes of the process, file included.
-    others: cores that other processes used. best: no other row is both faster and closer. ModelError for files that are not of
-    one model.
+    seconds), from the exact products of the file ``exact`` (None: the one with the most bits). memory: resident bytes of the
+    process, file included. others: cores that other processes used. best: no other row is both faster and closer. ModelError
+    for files that are not of one model.
     """
     with ExitStack() as stack:
         files = {path: stack.enter_context(kit.open(path)) for path in paths}
         _check_alike(list(files.values()))
         bits = {path: 8 * _nbytes(file) / _elements(file) for path, file in files.items()}
-        first = max(files, key=bits.get)
+        first = exact or max(files, key=bits.get)
         lost, prompt = _losses(files, first, tokens, progress), prompt_of(files[first])
         used = {path: bytes_used(uses_of(file)) for path, file in files.items()}
     speeds, memory, read, others = _speeds(paths, prompt, rounds, new, progress)
