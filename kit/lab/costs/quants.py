@@ -1,6 +1,7 @@
 """Which quantization to take: files of one model in one table, with bytes, speed and its bound, loss with its error, memory.
 
-The file with the most bits per weight is the exact one, if none is named. Each file runs by exact products and by activations of eight bits.
+The file with the most bits per weight is the exact one, if none is named. Each file runs by exact products and by activations
+of eight bits.
 """
 
 from collections.abc import Sequence
