@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import replace
 
-from kit.errors import ModelError
+from kit.errors import ModelError, install
 from kit.gguf.cut import parts_of
 from kit.gguf.names import layer_of
 from kit.gguf.summary import check_model
@@ -36,8 +36,8 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
     family = ARCHITECTURES.get(file.architecture)
     if family is None:
         raise ModelError(
-            f"{file.path}: architecture {file.architecture!r} is not supported; the kit runs {', '.join(ARCHITECTURES)}; "
-            "kit explain works on any file"
+            f"{file.path}: architecture {file.architecture!r} is not supported: run it through transformers (kit.hf; "
+            f"{install('hf')}), or use kit explain, which works on any file; kit itself runs {', '.join(ARCHITECTURES)}"
         )
     facts = Facts(file, family)
     keys = facts.keys
