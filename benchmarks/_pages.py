@@ -15,6 +15,7 @@ import nbformat
 from benchmarks import _speeds, waits
 from benchmarks._pictures import by_memory, pictures
 from benchmarks._records import FULL, REFERENCE, row
+from kit import __version__
 from kit.lab import machine
 from kit.lab.claims import table as claims
 from kit.lab.costs.tables import paragraph
@@ -83,11 +84,11 @@ def sentences() -> dict[str, tuple[str, ...]]:
 
 
 def explained() -> tuple[str, str, str]:
-    """(machine, command, output) of the newest `kit explain` on record, or else of a committed page 09."""
+    """(version and machine, command, output) of the newest `kit explain` on record, or else of a committed page 09."""
     found = sorted(REFERENCE.glob("*/explain/*.json"), key=lambda path: json.loads(path.read_text())["started"])
     if found:
         run = json.loads(found[-1].read_text(encoding="utf-8"))
-        return found[-1].parent.parent.name, run["command"], run["output"]
+        return f"kit {run['kit_version']} on `{found[-1].parent.parent.name}`", run["command"], run["output"]
     cells = nbformat.read(TRAINED / "09_your_model.ipynb", as_version=4).cells
     shown = [output["data"] for cell in cells for output in cell.get("outputs", ()) if "data" in output]
     what = next(data["text/markdown"] for data in shown if "architecture" in data.get("text/markdown", ""))
@@ -96,7 +97,8 @@ def explained() -> tuple[str, str, str]:
     )
     head, _, *lines = table.partition("\n\n")[0].splitlines()  # pandas has the other columns below these
     text = "\n".join(line.rstrip(" \\") for line in (head.replace("   ", "way", 1), *lines))
-    return TRAINED.parent.name, "kit explain gemma-3-270m --memory 127.8MiB", f"{paragraph(what)}\n\nWHAT TO CHANGE\n{text}"
+    where = f"kit {json.loads((TRAINED / 'run.json').read_text())['kit_version']} on `{TRAINED.parent.name}`"
+    return where, "kit explain gemma-3-270m --memory 127.8MiB", f"{paragraph(what)}\n\nWHAT TO CHANGE\n{text}"
 
 
 def shortened(output: str, most: int) -> str:
@@ -114,7 +116,7 @@ def block(most: int = 10**6) -> str:
     where, command, output = explained()
     lines = (f"$ {command}\n{shortened(output, most)}").rstrip().splitlines()
     text = "\n".join(f"    {line}".rstrip() for line in lines)
-    return f"{text}\n\n(Two cores of `{where}`, idle; the committed record is under `results/reference`.)"
+    return f"{text}\n\n({where}, two idle cores; the committed record is under `results/reference`.)"
 
 
 def record(model: str) -> Path:
@@ -126,7 +128,7 @@ def record(model: str) -> Path:
     path = REFERENCE / machine.machine_id() / "explain" / f"{model}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     system = machine.describe()
-    run = {"command": command, "output": done.stdout, "started": time.time(), "system": system}
+    run = {"command": command, "output": done.stdout, "started": time.time(), "kit_version": __version__, "system": system}
     path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
     return path
 

@@ -297,3 +297,18 @@ def test_what_is_not_published_is_installed_from_a_checkout():
     found = [path for path in told if path.suffix in (".md", ".py", ".ipynb", ".sh") and path.name != "history.md"]
     assert len(found) > 200
     assert [path.name for path in found if re.search(UNPUBLISHED, path.read_text(encoding="utf-8"))] == ["test_docs.py"]
+
+
+def test_what_explain_prints_is_recorded_and_shown_in_whole_sections(tmp_path, monkeypatch):
+    printed = "a file\n\nTHE ANSWER\nyes\n\n" + "A TABLE\n" + "row\n" * 30
+    monkeypatch.setattr(_pages, "REFERENCE", tmp_path)
+    monkeypatch.setattr(_pages.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, printed))
+    monkeypatch.setattr(_pages.machine, "describe", dict)
+    monkeypatch.setattr(_pages.machine, "machine_id", lambda: "some-cpu")
+    assert _pages.explained()[1].startswith("kit explain gemma-3-270m")
+    assert _pages.record("tiny").parent == tmp_path / "some-cpu" / "explain"
+    assert _pages.explained() == (f"kit {kit.__version__} on `some-cpu`", "kit explain tiny", printed)
+    assert _pages.block(12).splitlines()[:7] == [
+        *"    $ kit explain tiny|    a file||    THE ANSWER|    yes||    ...".split("|")
+    ]
+    assert _pages.block().count("    row\n") == 30
