@@ -1,6 +1,9 @@
 """kit explain: where the time of a token goes for any GGUF file, and what to change."""
 
+import os
+import sys
 import time
+import webbrowser
 
 import click
 
@@ -9,27 +12,31 @@ TRACE = click.Path(exists=True, dir_okay=False)
 
 @click.command("explain")
 @click.argument("file")
-@click.option(
-    "--memory",
-    metavar="SIZE",
-    help="Limit of dequantized weights: 4GiB, say.  [default: 70% of what is free beside the largest]",
-)
+@click.option("--memory", metavar="SIZE", help="What the whole process may use: 4GiB, say.  [default: what is free]")
+@click.option("--cache", metavar="SIZE", help="Room of a cache of dequantized weights.  [default: what the rest leaves]")
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
 @click.option("--trace", type=TRACE, metavar="FILE", help="Accesses from elsewhere: oracleGeneral, or CSV of tensor, nbytes.")
 @click.option("--via", type=click.Choice(["kit", "transformers"]), help="Whose forward pass.  [default: kit's, if it has one]")
 @click.option("--skew", default=0.0, show_default=True, type=click.FloatRange(0, 10), help="Of experts that are drawn: k^-S.")
 @click.option("--thorough", is_flag=True, help="Run and measure all layers of a large file, not a sample.")
 @click.option("--machine", metavar="NAME", help="Predict for a Mac that is not here: apple-m3-pro-36gb, say.")
+@click.option("--all", "everything", is_flag=True, help="Print all tables.")
+@click.option("--again", is_flag=True, help="Measure again what is known of this file on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
-def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, report):
+def command(file, memory, cache, tokens, trace, via, skew, thorough, machine, everything, again, as_json, report):
     """Explain what a model costs here and what to change.
 
-    FILE is a GGUF file or hf://owner/repo/file.gguf. What it is; where the time of a token goes; the roofline; hits
-    by policy for the memory given, from a replay of its own access order; the exactness of each backend on its own
-    tensors; what to change, predicted, and the best two measured. A file whose architecture the kit cannot run is run
-    through transformers, if `gguf-kit[hf]` is installed, and else explained from its tensors alone. Of a large file a
-    sample of the layers is run and measured. Ctrl-C ends it after what is there.
+    FILE is a GGUF file, a trained model of kit fetch, or hf://owner/repo/file.gguf. The answer comes first: the limit of
+    this machine for this file in tokens per second, what is reached here and how, where llama.cpp is if it is installed
+    (pip install xllamacpp), the one thing to change, and the command that does it. Then: does it fit, where the time of a
+    token goes, what to change, what rounding does to the answers. Policies of a cache come where one can matter, and the
+    exactness of backends where one differs; --all prints all tables.
+
+    What was measured is kept (in the folder of the models) and shown again, with its spread, by kit generate and the
+    pages of a run; --again measures it once more. A file whose architecture the kit cannot run is run through
+    transformers, if `gguf-kit[hf]` is installed, and else explained from its tensors alone. Of a large file a sample of
+    the layers is measured. Ctrl-C ends it after what is printed by then.
 
     With --machine nothing is run: from the table of tensors, how far pages of the file compress, the maker's bandwidth
     and guesses that the output names as such, it says what blocks take there mapped, locked or read, and what float32
@@ -39,7 +46,7 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
     \b
     kit explain model.gguf
     kit explain model.gguf --memory 4GiB --report results/mine
-    kit explain model.gguf --json | jq .advice
+    kit explain model.gguf --json | jq .answer
     kit explain model.gguf --machine apple-m4-16gb
 
     Exit code: 0 explained, 2 it could not be.
@@ -50,16 +57,17 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
     from kit.cache.oracle import read_trace
     from kit.errors import CacheError
     from kit.gguf.summary import check_model
-    from kit.units import parse_bytes
 
-    try:
-        given = parse_bytes(memory) if memory is not None else None
-    except ValueError as error:
-        raise CacheError(f"--memory: {error}") from None
-    if given == 0:
-        raise CacheError(f"--memory {memory} holds nothing; give at least 1 byte, such as --memory 64MiB, or leave it out")
+    given, room = _size("--memory", memory), _size("--cache", cache)
     if machine:
-        others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report}
+        others = {
+            "--trace": trace,
+            "--via": via,
+            "--thorough": thorough,
+            "--report": report,
+            "--cache": cache,
+            "--again": again,
+        }
         if wrong := [name for name, value in others.items() if value]:
             raise CacheError(f"--machine runs and measures nothing: leave out {', '.join(wrong)}")
         return click.echo(_elsewhere(file, machine, given, as_json))
@@ -68,30 +76,58 @@ def command(file, memory, tokens, trace, via, skew, thorough, machine, as_json, 
     with kit.open(file) as opened:
         check_model(opened)
         if not report:
-            return _explain(opened, given, as_json, trace=accesses, **how)
-        room = _room(opened, given, via)
+            sizes = {"whole": given, "memory": room, "again": again}
+            return _explain(opened, as_json, everything, trace=accesses, **sizes, **how)
+        _check(opened, given, via)
 
     from kit.gguf.sources import absolute
     from kit.lab.report.index import one_page
     from kit.lab.report.run import Request
 
-    how |= {"memory": f"{room}B", "trace": trace and Path(trace).absolute()}
+    how |= {"memory": given and f"{given}B", "cache": room and f"{room}B", "trace": trace and Path(trace).absolute()}
     texts = tuple(f"{name}={value}" for name, value in how.items() if value)
-    click.echo(one_page(Path(report), Request("quick", absolute(file), ("09",), texts)))
+    page = one_page(Path(report), Request("quick", absolute(file), ("09",), texts))
+    click.echo(f"wrote {page} and {page.with_name('index.html')}")
+    if sys.stdout.isatty() and browser():
+        webbrowser.open(page.absolute().as_uri())
 
 
-def _room(file, given, via) -> int:
-    """Bytes for weights; what cannot be run is said before the machine is measured."""
+def browser() -> bool:
+    """Whether a page that is opened is seen: a browser, and a screen on which it is not one of text."""
+    try:
+        found = webbrowser.get()
+    except webbrowser.Error:
+        return False
+    return not isinstance(found, webbrowser.GenericBrowser) or bool(os.environ.get("DISPLAY"))
+
+
+def _size(option: str, text: str | None) -> int | None:
+    """Bytes of an option; CacheError for what is no size, or nothing."""
+    from kit.errors import CacheError
+    from kit.units import parse_bytes
+
+    try:
+        given = parse_bytes(text) if text is not None else None
+    except ValueError as error:
+        raise CacheError(f"{option}: {error}") from None
+    if given == 0:
+        raise CacheError(f"{option} {text} holds nothing; give at least 1 byte, such as {option} 64MiB, or leave it out")
+    return given
+
+
+def _check(file, whole, via) -> None:
+    """What cannot be run is said before the machine is measured."""
     import kit
     from kit.lab.costs.order import DECODES
-    from kit.lab.costs.study import room_for_weights
+    from kit.lab.costs.study import Study
 
     if via:
         DECODES[via](kit.Weights(file), "fused")
-    return given or room_for_weights(file)
+    if whole:
+        _ = Study(file, None, 1, whole=whole).budget
 
 
-def _explain(file, given, as_json, **how):
+def _explain(file, as_json, everything, **how):
     from contextlib import ExitStack
     from functools import partial
 
@@ -105,25 +141,28 @@ def _explain(file, given, as_json, **how):
             kernels = ahead.kernels(file.tensors.values(), prompts=())
             beside.enter_context(ahead.making(kernels, helping=True))
             with kit.no_collection():
+                from kit.lab import limits
                 from kit.lab.costs import sentences
-                from kit.lab.costs.study import Study
+                from kit.lab.costs.study import Study, room_for_weights
                 from kit.lab.machine import probe
 
-            room, minute = _room(file, given, how["via"]), float("inf") if how["thorough"] else 50.0
+            _check(file, how["whole"], how["via"])
+            how["memory"] = how["memory"] or room_for_weights(file, how["whole"])
             reads = partial(probe, leave_out=("copy_gbps", "f32_gflops"))  # no section rests on them
-            study = Study(file, reads, room, progress=True, minute=minute, **how)
+            minute = float("inf") if how["thorough"] else 50.0
+            study = Study(file, partial(limits.known, reads, "kit explain"), progress=True, minute=minute, **how)
 
             def compiled():
                 beside.close()
                 study.minute += time.perf_counter() - study.began  # compiling takes nothing of it
 
-            for key, value, text in sentences.sections(study, compiled):
+            for key, value, text in sentences.sections(study, compiled, everything):
                 if key:
                     plain[key] = value
                 if text and not as_json:
                     click.echo(text + "\n")
     except KeyboardInterrupt:
-        click.echo("stopped: what is there stands above", err=True)
+        click.echo("stopped; what is known by now is printed above", err=True)
     if as_json:
         click.echo(to_json(plain))
 

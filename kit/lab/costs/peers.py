@@ -24,6 +24,7 @@ _COLUMNS = "imports|load|first|prefill|speed|samples|others|resident|beyond impo
 _PROMPT = "A large language model that runs on a small computer answers slowly, because"
 _READ = 4e11  # bytes that all tokens of a run's comparison read, give or take: seconds, not minutes
 _EXACT, _INT8 = "kit", "kit, int8 activations"
+_PATIENCE = 10.0  # seconds to wait for other processes
 _EXACT_POSITIONS = 128  # scored of the exact engine, which is exact at each
 BUSY = "busy, not a comparison"
 TIMES, KL, SAME = "of llama.cpp", "KL to float32, nats", "same token"
@@ -141,10 +142,13 @@ def of_run(lab, path) -> pd.DataFrame:
     kept = lab.out / "peers.json"
     told = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     if told.get("file") != Path(path).name or told["by"] == lab.notebook:
+        from kit.lab.measurements import digest_of, of_run, shared
+
         rows = compare_file(path, text=bool(lab.model)).to_dict("index")
         told = {"file": Path(path).name, "by": lab.notebook, "engines": rows}
         kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-        note(rows, path, lab.notebook, lab.out)
+        with kit.open(path) as file:
+            note(rows, digest_of(file), lab.notebook, (of_run(lab.out), shared()))
     return beside(pd.DataFrame.from_dict(told["engines"], "index"))
 
 
@@ -158,14 +162,15 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
     return table[columns].rename(columns={"kl_error": "± nats", "others": "cores of others"})
 
 
-def compare_file(path, text: bool, rounds: int = 3) -> pd.DataFrame:
-    """``compare`` for all engines that are installed, by as many tokens as a few seconds allow; ``text``: with quality."""
+def compare_file(path, text: bool, rounds: int = 3, engines=None) -> pd.DataFrame:
+    """``compare`` for ``engines`` (None: all that are installed), by as many tokens as a few seconds allow; ``text``: with
+    quality."""
     from kit.lab.costs.divergence import tokens_for
 
     with kit.open(path) as file:
         weights, nbytes = (sum(getattr(info, what) for info in file.tensors.values()) for what in ("elements", "nbytes"))
         prompt = prompt_of(file)
-    engines = installed()
+    engines = engines or installed()
     tokens = min(33, max(9, int(_READ / (rounds * len(engines) * nbytes))))
     return compare(path, engines, prompt, tokens, rounds, text=tokens_for(weights) if text else 0)
 
@@ -180,20 +185,43 @@ def prompt_of(file) -> list[int]:
         return [1, 5, 9, 2]
 
 
-def note(rows: dict[str, dict], path, by: str, *runs) -> None:
-    """Add the speeds of ``compare`` to the stores of these ``runs`` and to the shared one, in seconds per token."""
+def note(rows: dict[str, dict], digest: str, by: str, stores) -> None:
+    """Add the speeds of ``compare`` to these stores of measurements, in seconds per token of the file with this ``digest``."""
     from kit.lab import measurements
-    from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
 
-    ways = {_EXACT: BLOCKS.label, _INT8: BLOCKS_INT8.label}
-    with kit.open(path) as file:
-        digest = measurements.digest_of(file)
     for name, row in rows.items():
         if isinstance(row.get("samples"), list):
             seconds = tuple(1 / speed for speed in row["samples"])
-            found = measurements.Reading(ways.get(name, name), digest, seconds, "s", measurements.settings(), row["others"], by)
-            for store in (*map(measurements.of_run, runs), measurements.shared()):
+            found = measurements.Reading(_ways()[name], digest, seconds, "s", measurements.settings(), row["others"], by)
+            for store in stores:
                 store.add(found)
+
+
+def _ways() -> dict[str, str]:
+    """Engine -> its way in the store of measurements."""
+    from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
+
+    return {name: name for name in ENGINES} | {_EXACT: BLOCKS.label, _INT8: BLOCKS_INT8.label}
+
+
+def readings(file, by: str, store, again: bool = False) -> dict:
+    """Engine -> its Reading on an open file: those that ``store`` has of all engines, else measured now, added to it and to the
+    shared store. ``again``: measured in any case."""
+    from kit.lab import measurements
+
+    digest, engines = measurements.digest_of(file), installed()
+
+    def known(busy=False):
+        asked = {name: store.known(_ways()[name], digest, measurements.settings(), busy=busy) for name in engines}
+        return {name: row for name, row in asked.items() if row}
+
+    if again or len(known()) < len(engines) - 1:  # one may be unable to open the file
+        if state.settle(float(os.environ.get("KIT_PATIENCE", _PATIENCE))):  # a peer that spins starves: no comparison
+            engines = [name for name in engines if name in (_EXACT, _INT8)]
+        rows = compare_file(file.path, text=False, engines=engines).to_dict("index")
+        shared = measurements.shared()
+        note(rows, digest, by, {store.path: store, shared.path: shared}.values())
+    return known(busy=True)
 
 
 def told(beside: pd.DataFrame) -> str:

@@ -1,16 +1,16 @@
 """What kit explain and notebook 09 say of a study: sentences, and the same as plain data."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from kit.lab.costs import quality
+from kit.lab.costs import answer, quality
 from kit.lab.costs.elsewhere import compressibility
 from kit.lab.costs.study import Study
-from kit.lab.costs.tables import as_text, formatted, paragraph
-from kit.lab.costs.ways import Prediction
+from kit.lab.costs.tables import as_text, formatted, paragraph, short
 from kit.system import cpu_facts, memory_available
-from kit.units import format_bytes, format_count, format_seconds
+from kit.units import format_bytes, format_count
 
 
 def what(study: Study) -> str:
@@ -50,27 +50,28 @@ def how(study: Study) -> str:
     if order.left_out:
         text += f" Left out, for their format is not known: {len(order.left_out)} of {study.facts['tensors']} tensors."
     if study.disk:
-        text += (
-            f" The file does not fit beside {format_bytes(study.memory)} of weights in {format_bytes(study.disk.room)} of "
-            f"free memory: what cannot stay is read at {study.disk.gbps:.1f} GB/s past the page cache, in the leasts too."
-        )
+        speed = f"{study.disk.gbps:.1f} GB/s past the page cache, in the leasts too"
+        text += f" The file does not fit in {format_bytes(study.disk.room)}: what cannot stay is read at {speed}."
     return text
 
 
 def advise(study: Study) -> str:
-    """What to do, in sentences, with what was measured."""
-    now, *others = study.predictions
-    text = [f"Now, with an LRU of {format_bytes(study.memory)} in float32: {_speed(study, now)}."]
-    for found in others[:2]:
-        label, rounds = found.way.label, quality.lost(found.way.precision, study.__dict__.get("quality"))
-        text.append(
-            f"{label[0].upper()}{label[1:]}: {_speed(study, found)}; {rounds}; {format_bytes(found.held)} held "
-            f"and {format_bytes(found.pages)} of the file in the page cache."
-        )
-    if now.held > study.memory:
-        text.append(f"With the largest weight that misses, dequantized beside it, that LRU holds {format_bytes(now.held)}.")
+    """The answer in one paragraph, with what was not measured and why."""
+    lines = [line.strip() for line in answer.told(study)]
+    text = [*lines[:-1], f"`{lines[-1]}`"] if lines[-1].startswith("kit ") else lines
     text += [f"{way.label[0].upper()}{way.label[1:]} {why}." for way, why in (study.part or study).unmeasured.items()]
     return " ".join([*text, *filter(None, [experts(study), mac(study)])])
+
+
+def fits(study: Study) -> str:
+    """Whether the file fits, in a sentence."""
+    blocks, whole = sum(use.nbytes for use in study.uses), study.whole or memory_available()
+    of = f"{format_bytes(whole)} {'for the whole process' if study.whole else 'that are free'}"
+    yes = "Yes" if study.fits else "No"
+    text = f"{yes}: {format_bytes(blocks)} of blocks and {format_bytes(study.beside)} for the process, of {of}."
+    if study.fits and not study.trace:
+        text += " Everything fits, so no policy of a cache matters (`--all` has them)."
+    return text
 
 
 def experts(study: Study) -> str:
@@ -79,8 +80,8 @@ def experts(study: Study) -> str:
         return ""
     room = format_bytes(memory_available()).replace(" ", "")
     where = study.file.path or "FILE"
-    told = f"This mixture does not fit beside {format_bytes(study.memory)} of weights"
-    return f"{told}: `kit experts {where} --memory {room}` says which cache suits its experts."
+    told = "This mixture does not fit"
+    return f"{told}: `kit experts {shlex.quote(str(where))} --memory {room}` says which cache suits its experts."
 
 
 def mac(study: Study) -> str:
@@ -94,53 +95,41 @@ def mac(study: Study) -> str:
     )
 
 
-def _speed(study: Study, found: Prediction) -> str:
-    text = f"{format_seconds(found.seconds)} a token predicted"
-    if real := study.measured.get(found.way):
-        text += f", {format_seconds(real.seconds)} measured"
-        if now := study.measured.get(study.predictions[0].way):
-            text += f" ({now.seconds / real.seconds:.1f}x as fast, measured)" * (real is not now)
-        text += ", while other processes used the cores" * real.disturbed
-    return text
-
-
-def sections(study: Study, compile: Callable[[], None]) -> Iterator[tuple[str, object, str]]:
+def sections(study: Study, compile: Callable[[], None], everything: bool = False) -> Iterator[tuple[str, object, str]]:
     """(key, plain data for it, section of text) of everything, in the order in which it is known; "": no key, or no text.
 
-    ``compile`` is called before anything is measured."""
+    The answer comes first; ``everything``: all tables have text. ``compile`` is called before anything is measured."""
     rows = lambda frame: frame.reset_index().to_dict("records")  # noqa: E731
     table = lambda title, frame: f"{title}\n{as_text(formatted(frame))}"  # noqa: E731
+    more = lambda title, frame: table(title, frame) if everything else ""  # noqa: E731
     yield "", None, paragraph(what(study))
     yield "file", {key: value for key, value in study.facts.items() if key not in ("metadata", "tensor_table")}, ""
     yield "memory_bytes", study.memory, ""
-    yield "holds", rows(found := study.holds()), table("WHAT THE WEIGHTS TAKE", found)
+    yield "whole_bytes", study.whole, ""
     compile()
-    yield "", None, paragraph(how(study))
+    study.measure_engines()
+    if not study.engines:
+        study.measure_best()
+    yield "answer", answer.gather(study), "\n".join(map(_wrapped, answer.told(study)))
+    yield "", None, f"DOES IT FIT?\n{paragraph(fits(study))}"
+    title = "WHERE A TOKEN'S TIME GOES, from the file's blocks"
+    yield "parts", rows(found := study.parts()), table(title, found)
+    study.measure_best()
+    found = study.advice()
+    title = "WHAT TO CHANGE (first, what kit generate does by itself; memory of the whole process)"
+    yield "advice", rows(found), table(title, short(found if everything else _shown(found)))
     yield "machine", {key: value for key, value in asdict(study.machine).items() if key not in ("samples", "methods")}, ""
     part = study.part or study
     run = {"runs": not part.order.reason, "reason": part.order.reason, "left_out": list(study.order.left_out)}
     run |= {"layers": study.layers, "assumed": study.order.assumed, "disk": study.disk and study.disk._asdict()}
     yield from ((key, value, "") for key, value in run.items())
-    yield "seconds_a_token_from_blocks", [] if study.part else list(part.order.seconds), ""
-    yield "exactness", rows(found := study.exactness()), table("EXACTNESS (against gguf-py, on rows of this file)", found)
-    title = f"HITS BY POLICY ({format_bytes(study.memory)}, after the first token)"
-    yield "policies", rows(found := study.policies()), table(title, found)
-    title = "WHERE A TOKEN'S TIME GOES (seconds a token: dequantized to float32 each time; kept; as blocks)"
-    yield "families", rows(found := study.families()), table(title, found)
-    if own := study.of_a_use():
-        yield "", None, paragraph(own)
-    study.measure_best()
-    title = f"ROOFLINE (this machine reads {study.read_gbps:.1f} GB/s at its best)"
-    yield "roofline", rows(found := study.bounds()), table(title, found)
-    title = "WHAT TO CHANGE (seconds a token; times faster than the first row, which is what the reports did)"
-    found = study.advice()
-    yield "advice", rows(found), table(title, found.drop(columns=["hit rate", "factor"], errors="ignore"))
-    title = f"MEASURED, {len(study.layers)} OF {study.facts['layers']} LAYERS (seconds a token of these alone)"
+    yield "seconds_per_token_from_blocks", [] if study.part else list(part.order.seconds), ""
     plain = [
         {"way": way.label, "seconds": list(found.samples), "hit_rate": found.hit_rate, "resident": found.resident}
-        for way, found in part.measured.items()
-    ]
-    yield "measured", plain, table(title, study.checked()) if study.part else ""
+        for ran in {id(each): each for each in (study, part)}.values() for way, found in ran.measured.items()
+    ]  # fmt: skip
+    title = f"MEASURED, {len(study.layers)} OF {study.facts['layers']} LAYERS (seconds per token of these alone)"
+    yield "measured", plain, more(title, study.checked()) if study.part and part.measured else ""
     yield "not_measured", {way.label: why for way, why in part.unmeasured.items()}, ""
     title, found = "WHAT ROUNDING DOES TO THE ANSWERS", study.quality
     if isinstance(found, str):
@@ -149,4 +138,37 @@ def sections(study: Study, compile: Callable[[], None]) -> Iterator[tuple[str, o
         title += f" ({found.tokens.iloc[0]:,} positions of English, one standard error)"
         yield "no_quality", "", f"{title}\n{as_text(quality.with_errors(found))}"
     yield "quality", [] if isinstance(found, str) else rows(found), ""
-    yield "says", [what(study), how(study), advise(study)], paragraph(advise(study))
+    yield from _tables(study, everything, rows, table, more)
+    yield "says", [what(study), how(study), advise(study)], _rest(study)
+
+
+def _tables(study, everything, rows, table, more):
+    """What only some need: tables that say nothing where everything fits and all backends agree."""
+    yield "holds", rows(found := study.holds()), more("WHAT THE WEIGHTS TAKE", found)
+    yield "roofline", rows(found := study.bounds()), more(f"ROOFLINE (memory reads {study.read_gbps:.1f} GB/s)", found)
+    title = f"HITS BY POLICY ({format_bytes(study.memory)} of float32, after the first token)"
+    found = study.policies()
+    yield "policies", rows(found), table(title, found) if everything or study.trace or not study.fits else ""
+    title = "WHERE A TOKEN'S TIME GOES, all ways (seconds per token: dequantized to float32 each time; kept; as blocks)"
+    yield "families", rows(found := study.families()), more(title, found)
+    if everything and (own := study.of_a_use()):
+        yield "", None, paragraph(own)
+    found = study.exactness()
+    differs = not (found.drop(columns="weights").isin(["equal"]) | found.drop(columns="weights").isna()).all(axis=None)
+    title = "EXACTNESS (against gguf-py, on rows of this file)"
+    yield "exactness", rows(found), table(title, found) if everything or differs else ""
+
+
+def _shown(table):
+    """The first row, what was measured and the fastest others: five rows at most."""
+    return table.loc[[*dict.fromkeys([table.index[0], *table.index[table["by"] == "measured"], *table.index[1:]])][:5]]
+
+
+def _rest(study: Study) -> str:
+    """How all this was had, and what only some files need."""
+    unmeasured = [f"{way.label} {why}." for way, why in (study.part or study).unmeasured.items()]
+    return paragraph(" ".join(filter(None, [how(study), *unmeasured, experts(study), mac(study)])))
+
+
+def _wrapped(line: str) -> str:
+    return line if line.startswith("    ") else paragraph(line)  # a command is one line, to be copied

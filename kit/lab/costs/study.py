@@ -12,19 +12,22 @@ import pandas as pd
 
 import kit
 from kit.cache.traces import Requests
-from kit.errors import KitError
+from kit.errors import KitError, ModelError
 from kit.gguf import cut
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
 from kit.gguf.sources import largest_part
 from kit.gguf.summary import check_model, summarize
-from kit.lab.costs import tables
+from kit.lab import pages, state
+from kit.lab.costs import peers, tables
 from kit.lab.costs.divergence import tokens_for
 from kit.lab.costs.measured import Cost, Kind, measure_costs
-from kit.lab.costs.order import Order, kind_of, order_of
+from kit.lab.costs.order import FUSED, Order, kind_of, order_of
 from kit.lab.costs.quality import quality
 from kit.lab.costs.uses import Use, assumed, bytes_used, draw, uses_of
 from kit.lab.costs.ways import (
+    BLOCKS,
+    BLOCKS_INT8,
     BackingStore,
     Measured,
     Prediction,
@@ -36,30 +39,40 @@ from kit.lab.costs.ways import (
     used_tensors,
 )
 from kit.lab.disk import read_gbps
+from kit.lab.limits import KnownLimits
 from kit.lab.machine import Machine
+from kit.lab.measurements import Reading, Readings, digest_of, settings, shared
+from kit.model.architectures import ARCHITECTURES
+from kit.model.budget import PROCESS, Budget, divide
 from kit.system import memory_available, memory_limit, note
 from kit.units import format_bytes, format_count, format_seconds, printable
 
+ENGINE_WAYS = {"kit": BLOCKS, "kit, int8 activations": BLOCKS_INT8}  # engine -> its way
 _PRECISIONS = ("f32", "int8 activations"), ("f32", "f16", "bf16", "int8 activations")  # of a large file, of any other
 _LARGE = 6e8  # weights that are rounded again for each step of a text: seconds, not minutes, on two cores
 _TRIES = 3  # of a measurement that other processes disturb
 _MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample of them is measured
 _SCRATCH = 1 << 30  # bytes that a decode takes beside weights: libraries, activations, buffers
+_WORTH = 1.5  # times the seconds of the first row: a slower way is not measured
+_LARGEST = 4e9  # bytes of a file whose tokens all engines run in seconds; ten times as much where it is thorough
+_CONTEXT = 512  # positions that a process is asked to hold
 _EACH = 4.0  # seconds that measuring a way should take
 
 
 @dataclass
 class Study:
-    """``file``: an open GGUF; ``probe``: measures the machine; ``memory``: bytes that dequantized weights may take; ``tokens``:
-    decoded. ``trace``: accesses recorded elsewhere, for the table of policies; the file's own order when None. ``via``: whose
-    forward pass, ``skew``: of experts that are drawn, both as in kit.lab.costs.order.order_of.
+    """``file``: an open GGUF; ``probe``: measures the machine, or says what is known of it (KnownLimits); ``memory``: bytes of
+    a cache of dequantized weights; ``tokens``: decoded. ``trace``: accesses recorded elsewhere, for the table of policies; the
+    file's own order when None. ``via``: whose forward pass, ``skew``: of experts that are drawn, both as in
+    kit.lab.costs.order.order_of. ``whole``: bytes that the whole process may take; None: what is free.
 
     Of a file whose layers would take minutes a sample is run and measured, unless ``thorough``; ``cut``: the layers that
     ``file`` was cut to. ``minute``: seconds after which no further way is measured, the compiling of kernels not counted.
+    ``store``: of measurements, read and written; ``again``: measure what it has, too; ``by``: who measures.
     """
 
     file: object
-    probe: Callable[[], Machine]
+    probe: Callable[[], Machine | KnownLimits]
     memory: int
     tokens: int = 16
     trace: Requests | None = None
@@ -73,6 +86,10 @@ class Study:
     measured: dict[Way, Measured] = field(default_factory=dict)
     unmeasured: dict[Way, str] = field(default_factory=dict)
     compiled: list[float] = field(default_factory=list)
+    whole: int | None = None
+    store: Readings = field(default_factory=shared)
+    again: bool = False
+    by: str = "kit explain"
 
     def __post_init__(self):
         check_model(self.file)
@@ -88,11 +105,44 @@ class Study:
         return summarize(self.file, memory_limit(), memory_available())
 
     @cached_property
-    def machine(self) -> Machine:
-        """This machine, measured."""
+    def limits(self) -> KnownLimits:
+        """This machine, measured, and what is known of it."""
         if not self.cut:
             self.say("measuring this machine")
-        return self.probe()
+        found = self.probe()
+        return found if isinstance(found, KnownLimits) else KnownLimits(found, found.read_gbps)
+
+    @cached_property
+    def map_speed(self) -> pages.MapSpeed | None:
+        """How fast the file reads through its map; None where that says nothing of memory."""
+        return None if self.cut or self.file.path is None or not self.fits else pages.speed(self.file)
+
+    @cached_property
+    def machine(self) -> Machine:
+        """This machine at its best known bandwidth, and the file's map at its share of that."""
+        return pages.with_map(self.limits.machine, self.map_speed)
+
+    @cached_property
+    def runs(self) -> bool:
+        """Whether the kit's own pass runs the file, whole or in part."""
+        order = (self.part or self).order
+        return not order.reason and order.via == "kit"
+
+    @cached_property
+    def engines(self) -> dict[str, Reading]:
+        """Engine (kit.lab.costs.engines) -> a token in a process of its own, in turn with the others; {} for a file that the
+        kit does not run, that does not fit, or whose tokens take minutes."""
+        nbytes = sum(use.nbytes for use in self.uses)
+        if self.cut or not self.runs or not self.fits or self.file.path is None or nbytes > _LARGEST * (1 + 9 * self.thorough):
+            return {}
+        self.settle()
+        self.say("measuring a token by each engine")
+        return peers.readings(self.file, self.by, self.store, self.again)
+
+    def settle(self) -> None:
+        """Wait until the file lies by large pages, where it is read again for that (kit.gguf.large_pages)."""
+        if again := self.file.reading_again:
+            again.join()
 
     @cached_property
     def uses(self) -> list[Use]:
@@ -119,7 +169,7 @@ class Study:
         share = bytes_used(uses_of(file), 4) / bytes_used(self.uses, 4)
         return replace(
             self, file=file, probe=lambda: self.machine, memory=max(1, int(share * self.memory)), tokens=min(self.tokens, 4),
-            cut=tuple(self.layers), measured={}, unmeasured={},
+            cut=tuple(self.layers), measured={}, unmeasured={}, whole=None,
         )  # fmt: skip
 
     @cached_property
@@ -149,31 +199,71 @@ class Study:
         return self.trace or self.order.requests(kit.Weights(self.file).nbytes)
 
     @cached_property
+    def budget(self) -> Budget | None:
+        """How the memory of the whole process is divided (kit.model.budget); None where the kit does not run the file itself.
+        ModelError where ``whole`` is too little for it."""
+        if self.whole and self.whole <= PROCESS:
+            told = f"{format_bytes(self.whole)} of memory is too little: the process alone takes {format_bytes(PROCESS)}"
+            raise ModelError(f"{self.file.path}: {told}; --cache SIZE is the room of a cache alone")
+        if self.cut or self.file.architecture not in ARCHITECTURES or self.file.compressed:
+            return None
+        try:
+            return divide(self.file, self.whole or memory_available(), context=_CONTEXT, process=PROCESS)
+        except ModelError as error:
+            if self.whole and "too little" in str(error):
+                raise
+            return None
+
+    @property
+    def beside(self) -> int:
+        """Bytes of the process without weights: libraries, activations, the history of a short context."""
+        return self.budget.process + self.budget.history if self.budget else PROCESS
+
+    @property
+    def room(self) -> int:
+        """Bytes for weights and pages of the file."""
+        return max(0, (self.whole or memory_available()) - self.beside)
+
+    @cached_property
+    def fits(self) -> bool:
+        """Whether the file's blocks stay in memory."""
+        nbytes = sum(use.nbytes for use in self.uses)
+        return self.budget.whole if self.whole and self.budget else nbytes <= self.room
+
+    @cached_property
+    def pinned(self) -> int | None:
+        """Bytes of blocks that `kit generate --memory` keeps of a dense file that does not fit; None of any other."""
+        return None if self.fits or not self.budget or not self.disk else self.budget.pinned or None
+
+    @cached_property
     def disk(self) -> BackingStore | None:
         """The disk under the file; None where nothing is read from it once the page cache is warm, or it cannot be measured."""
         if self.file.path is None or self.fits:
             return None
         gbps = read_gbps(largest_part(self.file.path))
-        return BackingStore(gbps, memory_available()) if gbps else None
+        return BackingStore(gbps, self.room) if gbps else None
 
-    @cached_property
-    def fits(self) -> bool:
-        """Whether the file stays in the page cache beside the memory for weights."""
-        return sum(use.nbytes for use in self.uses) <= memory_available() - self.memory
+    def needs(self, found: Prediction) -> int:
+        """Bytes of the whole process that runs a way: of blocks that are read from the disk, those that stay."""
+        return self.beside + found.total
+
+    def stays(self, found: Prediction) -> bool:
+        """Whether a way stays within the memory of the whole process."""
+        return self.needs(found) <= (self.whole or memory_available())
 
     @cached_property
     def _predicted(self) -> list[Prediction]:
-        return tables.advice(self.file, self.order, self.costs, self.machine, self.memory, self.disk)
+        return tables.advice(self.file, self.order, self.costs, self.machine, self.memory, self.disk, self.pinned)
 
     @property
     def _factor(self) -> float:
-        """By which memory was faster than in its probe, by all that was predicted and measured."""
+        """By which memory was faster than the best known, by all that was predicted and measured."""
         found = faster_than_probed(self._predicted, self.measured.values())
-        return max(found, self.part._factor) if self.part else found
+        return max(found, self.part._factor) if self.part and "_predicted" in self.part.__dict__ else found
 
     @property
     def predictions(self) -> list[Prediction]:
-        """The reports' cache first, then every other way, the fastest first. No bound exceeds a time of this page."""
+        """What `kit generate` does by itself first, then every other way, the fastest first. No bound exceeds a time here."""
         return roofed(self._predicted, factor=self._factor)
 
     @property
@@ -183,13 +273,19 @@ class Study:
 
     def holds(self) -> pd.DataFrame:
         """What the weights take, held in several ways: all of them, and what a token reads."""
-        return tables.held(self.file, self.uses).drop(columns="bytes")
+        return tables.held(self.file, self.uses)
 
     def bounds(self) -> pd.DataFrame:
         """The roofline of a token: the least that reading once what it uses takes, by how weights are held."""
         machine = replace(self.machine, read_gbps=self.read_gbps)
         table = tables.token_bounds(self.file, machine, self.order.uses)
-        return table[["a token", "least seconds a token", "most tokens a second"]]
+        return table[["bytes of a token", "least seconds per token", "most tokens per second"]]
+
+    def parts(self, way: Way = BLOCKS) -> pd.DataFrame:
+        """Where the time of a token from the blocks goes (kit.lab.costs.tables.parts_of)."""
+        linear = way.linear if way.linear in FUSED else "fused"
+        costs = {} if self.order.programs.get(linear) else self.costs
+        return tables.parts_of(self.file, self.order, costs, linear)
 
     def families(self) -> pd.DataFrame:
         """Where a token's time goes, by family of tensors."""
@@ -241,35 +337,73 @@ class Study:
         """Seconds of the minute that are left; the compiling of kernels does not count."""
         return self.minute + sum(self.compiled) - (time.perf_counter() - self.began)
 
+    def measure_engines(self) -> None:
+        """Take the ways that ``engines`` measured as measured."""
+        for name, way in ENGINE_WAYS.items():
+            if found := self.engines.get(name):
+                self.measured.setdefault(way, Measured(way, found.samples, None, 0, None, found.busy))
+
     def measure_best(self, best: int = 2) -> dict[Way, Measured]:
-        """Measure the reports' cache and the ``best`` fastest of the others; again where other processes disturbed it."""
+        """Measure what `kit generate` does and the ``best`` fastest of the others, but those that engines ran or the store has;
+        again where other processes disturbed it."""
+        self.measure_engines()
         if self.part is not None:
-            self.part.measure_best(best)
+            if not self.engines:
+                self.part.measure_best(best)
             return self.measured
-        for prediction in self.predictions[: best + 1]:
-            way, free = prediction.way, memory_available()
-            if way in self.measured:
+        first = self.predictions[0].seconds
+        for prediction in [found for found in self.predictions[: best + 1] if found.seconds <= _WORTH * first]:
+            way = prediction.way
+            if way in self.measured or (found := self._known(way)):
+                self.measured.setdefault(way, self.measured.get(way) or found)
                 continue
-            needed, room = prediction.held + _SCRATCH, free - max(1 << 30, memory_limit() // 20)  # some is the system's
-            tokens = max(3, min(self.tokens, 5, int(_EACH / prediction.seconds)))  # of two the median is a mean
-            self.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} a token predicted")
-            if self._left() < 3 * prediction.seconds:
-                found = "was not measured: a minute had passed (`--thorough` takes more)"
-            elif needed > room:
-                found = f"did not fit: needed {format_bytes(needed)}, {format_bytes(room)} are free"
-            else:
-                apart = needed > room / 4
-                for _ in range(_TRIES):  # again while other processes disturb it and the minute has room for as long a try
-                    start = time.perf_counter()
-                    if apart:
-                        found = measure_apart(way, self.file, self.order, tokens, 1, room, self.cut)
-                    else:
-                        found = measure(way, self.file, self.order, tokens)
-                    took = time.perf_counter() - start
-                    if isinstance(found, str) or not found.disturbed or self._left() < 2 * took:
-                        break
+            found = self._measure(prediction)
+            if not isinstance(found, str):
+                self._note(found)
             (self.unmeasured if isinstance(found, str) else self.measured)[way] = found
         return self.measured
+
+    def _measure(self, prediction: Prediction) -> Measured | str:
+        """A way measured, or why it is not."""
+        way, free = prediction.way, memory_available()
+        needed, room = prediction.held + _SCRATCH, free - max(1 << 30, memory_limit() // 20)  # some is the system's
+        tokens = max(3, min(self.tokens, 5, int(_EACH / prediction.seconds)))  # of two the median is a mean
+        self.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} per token predicted")
+        if self._left() < 3 * prediction.seconds:
+            return "was not measured: a minute had passed (`--thorough` takes more)"
+        if needed > room:
+            return f"did not fit: needed {format_bytes(needed)}, {format_bytes(room)} are free"
+        self.settle()
+        apart = needed > room / 4
+        for _ in range(_TRIES):  # again while other processes disturb it and the minute has room for as long a try
+            start = time.perf_counter()
+            if apart:
+                found = measure_apart(way, self.file, self.order, tokens, 1, room, self.cut)
+            else:
+                found = measure(way, self.file, self.order, tokens)
+            took = time.perf_counter() - start
+            if isinstance(found, str) or not found.disturbed or self._left() < 2 * took:
+                break
+        return found
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(self.file)
+
+    def _known(self, way: Way) -> Measured | None:
+        """What the store has of a way."""
+        found = None if self.again else self.store.known(self._label(way), self._digest, settings())
+        return Measured(way, found.samples, None, 0, None) if found else None
+
+    def _note(self, found: Measured) -> None:
+        """Add what was measured to the store and the shared one."""
+        others = state.BUSY * 2 * found.disturbed
+        row = Reading(self._label(found.way), self._digest, tuple(found.samples), "s", settings(), others, self.by)
+        for store in {self.store.path: self.store, shared().path: shared()}.values():
+            store.add(row)
+
+    def _label(self, way: Way) -> str:
+        return f"{way.label}, layers {self.cut}" if self.cut else way.label
 
     def checked(self) -> pd.DataFrame:
         """What was measured beside its prediction, of the sampled layers alone where there is a sample."""
@@ -281,10 +415,15 @@ class Study:
 
     def advice(self) -> pd.DataFrame:
         """What to change and what it brings, predicted, and measured where it was."""
-        return tables.advice_table(self.predictions, self.measured)
+        table = tables.advice_table(self.predictions, self.measured)
+        return table.assign(memory=[self.needs(found) for found in self.predictions],
+                            fits=["yes" if self.stays(found) else "no" for found in self.predictions])  # fmt: skip
 
 
-def room_for_weights(file) -> int:
-    """The default of --memory: 70 % of what is free beside the largest weight, which a miss dequantizes, and the scratch."""
-    largest = max((4 * use.elements // use.of for use in uses_of(file)), default=0)
-    return max(1 << 20, int(0.7 * (memory_available() - largest - _SCRATCH)))
+def room_for_weights(file, whole: int | None = None) -> int:
+    """Bytes for a cache of dequantized weights: of ``whole``, what the process and the file's blocks leave; of what is free,
+    70 % of what they and the largest weight leave, which a miss dequantizes."""
+    uses = uses_of(file)
+    blocks, largest = sum(use.nbytes for use in uses), max((4 * use.elements // use.of for use in uses), default=0)
+    room = whole - PROCESS - blocks if whole else 0.7 * (memory_available() - largest - _SCRATCH - blocks)
+    return max(1 << 20, int(room))

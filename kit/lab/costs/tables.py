@@ -40,24 +40,43 @@ WEIGHT_BYTES = {"f32": 4.0, "f16, bf16": 2.0, "int8": 1.0}
 
 
 def held(file, uses=None) -> pd.DataFrame:
-    """Bytes of the weights by how they are held: "size" of all of them, "bytes" and "a token" of what a token uses (``uses``:
-    of kit.lab.costs.uses): of a mixture its experts alone, of an embedding one row."""
+    """Bytes of the weights by how they are held: "size" of all of them, "bytes of a token" of what a token uses (``uses``: of
+    kit.lab.costs.uses): of a mixture its experts alone, of an embedding one row."""
     uses, infos, rows = uses_of(file) if uses is None else uses, file.tensors.values(), []
     elements = sum(tensor.elements for tensor in infos)
     for name, width in (WEIGHT_BYTES | {HELD_BLOCKS: None}).items():
         nbytes, whole = bytes_used(uses, width), width * elements if width else sum(tensor.nbytes for tensor in infos)
         fits = "yes" if whole < memory_limit() else "no"
-        rows.append((name, nbytes, format_bytes(whole), 8 * whole / elements, format_bytes(nbytes), fits))
-    table = frame(rows, "held as", "bytes", "size", "bits a weight", "a token", "fits in memory")
-    return table.sort_values("bytes", ascending=False)
+        rows.append((name, nbytes, whole, 8 * whole / elements, fits))
+    table = frame(rows, "held as", "bytes of a token", "size", "bits of a weight", "fits in memory")
+    return table.sort_values("bytes of a token", ascending=False)
 
 
 def token_bounds(file, machine, uses=None) -> pd.DataFrame:
     """The least time and the most tokens a second by how weights are held, when a token reads once what it uses."""
     table = held(file, uses)
-    table.insert(4, "least seconds a token", least := table["bytes"].map(machine.seconds_to_read))
-    table.insert(5, "most tokens a second", 1 / least)
+    table["least seconds per token"] = least = table["bytes of a token"].map(machine.seconds_to_read)
+    table["most tokens per second"] = 1 / least
     return table
+
+
+def parts_of(file, order: Order, costs, linear: str = "fused") -> pd.DataFrame:
+    """Where the time of a token from the blocks goes: one row a family of tensors and one for attention and the rest, the
+    longest first. Share of the token, "seconds" per token, "bytes" of blocks, "GB/s" at which these are read."""
+    tensors, token, rows = used_tensors(file, order), from_blocks(linear, order, costs), []
+    for name in (name for uses in order.tokens for name in uses):
+        tensor = tensors[name]
+        if tensor.kind in token.products and len(tensor.kind.shape) > 1:
+            rows.append((_family(name), token.products[tensor.kind], tensor.blocks))
+    table = pd.DataFrame(rows, columns=["part", "seconds", "bytes"]).groupby("part").sum() / len(order.tokens)
+    table.loc[REST] = token.rest, np.nan
+    table.insert(0, "share", table["seconds"] / table["seconds"].sum())
+    table["GB/s"] = table["bytes"] / table["seconds"] / 1e9
+    return table.sort_values("share", ascending=False)
+
+
+def _family(name: str) -> str:
+    return printable(re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name))
 
 
 def families(file, order: Order, costs) -> pd.DataFrame:
@@ -67,7 +86,7 @@ def families(file, order: Order, costs) -> pd.DataFrame:
     tensors, token, rows = used_tensors(file, order), from_blocks("fused", order, costs), []
     for name in (name for uses in order.tokens for name in uses):
         kind, cost = tensors[name].kind, costs[tensors[name].kind]
-        family = printable(re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name))
+        family = _family(name)
         sizes = tensors[name].blocks, 4 * tensors[name].elements
         kept = cost.multiply["float32"]
         rows.append((family, 1, *sizes, cost.load["float32"] + kept, kept, token.products.get(kind, np.nan)))
@@ -118,21 +137,26 @@ def exactness_of(file) -> pd.DataFrame:
     return wide.rename_axis(index="format", columns=None)
 
 
-def candidates(working_set, memory: int) -> list[Way]:
-    """The ways open to a cache of ``memory`` bytes, the reports' own first; ``working_set(dtype)`` in bytes."""
-    ways = [Way("LRU", memory), LAZY]
+def candidates(working_set, memory: int, pinned: int | None = None) -> list[Way]:
+    """The ways open to a cache of ``memory`` bytes, first that which `kit generate` takes by itself; ``working_set(dtype)`` in
+    bytes. ``pinned``: bytes of blocks that stay in memory, where they do not all."""
+    ways = [BLOCKS] if pinned is None else [Way("Pinned", pinned, linear="pinned blocks"), BLOCKS]
+    ways += [BLOCKS_INT8, LAZY, *[Way("LRU", memory)] * (working_set("float32") > memory)]
     for dtype in DTYPES:
         if working_set(dtype) <= memory:
             ways.append(Way("HashMap", dtype=dtype))
         else:
             ways += [Way("Pinned", memory, dtype), Way("CyclicAware", memory, dtype)]
-    return [*ways, BLOCKS, BLOCKS_INT8]
+    return ways
 
 
-def advice(file, order: Order, costs, machine, memory: int, disk: BackingStore | None = None) -> list[Prediction]:
-    """Predictions for all candidates: first what a cache of the reports does now, then the others, fastest first. Where no
+def advice(
+    file, order: Order, costs, machine, memory: int, disk: BackingStore | None = None, pinned: int | None = None
+) -> list[Prediction]:
+    """Predictions for all candidates: first what `kit generate` does by itself, then the others, fastest first. Where no
     weight is quantized, activations are not rounded either, and that way is none of its own."""
-    ways, tensors = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory), used_tensors(file, order)
+    tensors = used_tensors(file, order)
+    ways = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory, pinned)
     if not any(FORMATS[tensor.kind.qtype].codes for tensor in tensors.values()):
         ways.remove(BLOCKS_INT8)
     now, *others = (predict(way, tensors, order, costs, machine, disk) for way in ways)
@@ -156,12 +180,19 @@ def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | 
     return table if measured else table.drop(columns=["measured", "factor"])
 
 
+def short(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns of Study.advice that a reader decides by."""
+    measured = table.get("measured", pd.Series(np.nan, table.index))
+    taken = table.assign(**{"per token": measured.fillna(table["predicted"])})
+    return taken[["per token", "faster", "by", "least", "memory", "fits"]]
+
+
 # --- for people: text with units, in a terminal of at most 100 columns, whatever a file's names hold -----------------
 
 
 WIDTH = 100
-_SECONDS = (*TIMES, "comes in", "predicted", "measured", "least", "least seconds a token")
-_BYTES = ("in the file", "in float32", "held", "file pages", "together", "peak", "bytes")
+_SECONDS = (*TIMES, "comes in", "predicted", "measured", "least", "least seconds per token", "seconds", "per token")
+_BYTES = ("in the file", "in float32", "held", "file pages", "together", "peak", "bytes", "size", "bytes of a token", "memory")
 _SHARES = ("share", "hit rate", "bytes hit", "bytes bound")
 _FORMATS = (
     dict.fromkeys(_SECONDS, format_seconds)

@@ -21,6 +21,7 @@ from kit.lab.costs.measured import Cost
 from kit.lab.costs.order import DECODES, FUSED, Decode, Kind, Order, ProgramCost, Walk, kind_of
 from kit.lab.costs.uses import beyond, bytes_used
 from kit.lab.kept import once_a_run
+from kit.model.pinned import PinnedBlocks
 from kit.system import last_level_cache, limit_memory
 from kit.units import format_bytes, format_seconds
 
@@ -241,8 +242,11 @@ def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measur
     until other processes do not disturb it."""
 
     def once():
-        weights, decode = kit.Weights(file, way.cache(), dtype=way.dtype), DECODES[order.via]
-        steps = Walk(weights, way.linear, order.tokens[0]) if order.reason else decode(weights, way.linear, tokens + 1)
+        if way.linear == "pinned blocks":
+            weights, linear = PinnedBlocks(file, way.capacity), "fused"
+        else:
+            weights, linear = kit.Weights(file, way.cache(), dtype=way.dtype), way.linear
+        steps = Walk(weights, linear, order.tokens[0]) if order.reason else DECODES[order.via](weights, linear, tokens + 1)
         return run(way, weights, steps, tokens)
 
     found, disturbed = state.undisturbed(once, tries)
@@ -252,7 +256,9 @@ def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measur
 def run(way: Way, weights, steps, tokens: int) -> Measured:
     """Measure ``tokens`` steps over any ``weights`` after a warm-up."""
     steps.step()
-    if way.linear in FUSED and isinstance(steps, Decode):  # the second token records the program, so it is dropped too
+    if way.linear in (*FUSED, "pinned blocks") and isinstance(
+        steps, Decode
+    ):  # the second token records the program, so it is dropped too
         mark = steps.cache.mark()
         steps.step()
         steps.cache.back_to(mark)
@@ -261,7 +267,7 @@ def run(way: Way, weights, steps, tokens: int) -> Measured:
         result = steps.step()
     spans = weights.trace.frame()
     asked = spans.loc[spans["what"] == "access", "outcome"]
-    hit_rate = None if way.linear in FUSED else float((asked == "hit").mean())
+    hit_rate = None if way.linear != "dequantized" else float((asked == "hit").mean())
     seconds = tuple(spans.loc[spans["what"] == "token", "seconds"])
     return Measured(way, seconds, hit_rate, weights.store.stats.resident_bytes, result)
 

@@ -1,0 +1,187 @@
+"""The answer of kit explain and page 09: the limit, what is reached here and how, llama.cpp, the one thing to change."""
+
+import shlex
+from typing import NamedTuple
+
+from kit.lab.costs import quality
+from kit.lab.costs.engines import ENGINES, PEER
+from kit.lab.costs.study import Study
+from kit.lab.costs.uses import bytes_used
+from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, Way
+from kit.lab.measurements import Reading
+from kit.lab.state import BUSY
+from kit.units import format_bytes, format_seconds
+
+PROMPT = "The capital of France is"
+_WORTH = 1.05  # times as fast: less is no reason to change anything
+_SMALL = 0.95  # of memory's speed: a map that reads more slowly is said
+
+
+class Reached(NamedTuple):
+    """A way with its seconds per token: measured (``low`` to ``high``: 95 % interval), or predicted (both None)."""
+
+    name: str
+    way: Way | None
+    seconds: float
+    low: float | None
+    high: float | None
+    others: float
+
+    @property
+    def measured(self) -> bool:
+        """Whether it was measured."""
+        return self.low is not None
+
+    @property
+    def told(self) -> str:
+        """Its speed in words, with its spread."""
+        text = f"{1 / self.seconds:.3g} tokens per second ({format_seconds(self.seconds)} per token"
+        if not self.measured:
+            return f"{text}, predicted)"
+        spread = f", {format_seconds(self.low)} to {format_seconds(self.high)}" * (self.low < self.high)
+        return f"{text}{spread}{', while other processes used the cores' * (self.others > BUSY)})"
+
+
+def command(study: Study, way: Way) -> str:
+    """The command that runs a way, as it can be pasted; "" where no command does."""
+    if study.file.path is None or _reason(study):
+        return ""
+    base = f"kit generate {shlex.quote(str(study.file.path))} -p {shlex.quote(PROMPT)}"
+    memory = f" --memory {study.whole}B" if study.whole else ""
+    kept = {"HashMap": " --cache all", "NoCache": " --cache none"}.get(way.policy) if way.dtype == "float32" else None
+    options = {
+        "fused": memory, "fused-int8": f"{memory} --linear fused-int8", "dequantized": kept,
+        "pinned blocks": memory or f" --memory {study.room + study.beside}B",
+    }[way.linear]  # fmt: skip
+    return "" if options is None else base + options
+
+
+def _reason(study: Study) -> str:
+    """Why no command runs the file; "" where one does."""
+    return (study.part or study).order.reason
+
+
+def reached(study: Study) -> list[Reached]:
+    """The ways that stay within the memory of the whole process and that a command runs, the fastest first; of a file that none
+    runs all that stay, as walks over its tensors."""
+    found = []
+    for prediction in study.predictions:
+        way, real = prediction.way, study.measured.get(prediction.way)
+        if not study.stays(prediction) or not (command(study, way) or _reason(study)):
+            continue
+        if real is None:
+            found.append(Reached(way.label, way, prediction.seconds, None, None, 0.0))
+        else:
+            row = Reading(way.label, "", real.samples, machine="")
+            found.append(Reached(way.label, way, real.seconds, *row.spread, 2 * BUSY * real.disturbed))
+    return sorted(found, key=lambda each: each.seconds)
+
+
+def peer(study: Study) -> Reached | None:
+    """llama.cpp, where it ran the file in turn with the kit's ways."""
+    row = study.engines.get(PEER)
+    return row and Reached(PEER, None, row.median, *row.spread, row.others)
+
+
+def gather(study: Study) -> dict:
+    """The answer as plain data: ``limit``, ``reached``, ``peer``, ``change``; seconds are per token."""
+    nbytes = bytes_used(study.order.uses)
+    least = nbytes / (study.read_gbps * 1e9)
+    limits, speed = study.limits, study.map_speed
+    ways = reached(study)
+    exact = next((each for each in ways if each.way.precision == "f32"), None)
+    default = next((each for each in ways if each.way == study.predictions[0].way), None)
+    best = ways[0] if ways else None
+    change = None
+    if best and default and best.way != default.way and default.seconds / best.seconds >= _WORTH:
+        change = {
+            "way": best.name,
+            "times": default.seconds / best.seconds,
+            "rounds": quality.PRECISIONS[best.way.precision].told,
+        }
+    kept = [each for each in (exact, best if best is not exact else None) if each]
+    plain = [
+        each._asdict() | {"way": each.way.linear, "precision": each.way.precision, "tokens_per_second": 1 / each.seconds,
+                          "command": command(study, each.way)}
+        for each in kept
+    ]  # fmt: skip
+    return {
+        "limit": {
+            "tokens_per_second": 1 / least, "seconds": least, "bytes": nbytes, "read_gbps": study.read_gbps,
+            "now_gbps": limits.now, "known_of": limits.at, "others_cores": limits.others,
+            "map_gbps": speed and speed.gbps, "map_of_memory": speed and speed.ratio, "large_pages": speed and speed.large,
+        },
+        "reached": plain,
+        "peer": (other := peer(study)) and other._asdict() | {"way": None, "tokens_per_second": 1 / other.seconds},
+        "change": change,
+        "command": command(study, best.way) if best else "",
+        "fits": study.fits,
+    }  # fmt: skip
+
+
+def told(study: Study) -> list[str]:
+    """The answer in lines of text; the last is the command."""
+    ways, other, limits = reached(study), peer(study), study.limits
+    nbytes, least = bytes_used(study.order.uses), bytes_used(study.order.uses) / (study.read_gbps * 1e9)
+    lines = [f"At most {1 / least:.3g} tokens per second here: a token reads {format_bytes(nbytes)}, and {_bandwidth(study)}."]
+    if (speed := study.map_speed) and speed.ratio < _SMALL:
+        lines.append(f"The file's pages are slower than memory: {speed.told()}. `kit generate` reads such a file again, once.")
+    exact = next((each for each in ways if each.way.precision == "f32"), None)
+    if exact:
+        share = f", {least / exact.seconds:.0%} of the limit" if study.fits else ""
+        lines.append(f"kit reaches {exact.told} exactly, by {exact.name}{share}.")
+    rounded = next((each for each in ways if each.way == BLOCKS_INT8), None)
+    if rounded:
+        lost = quality.lost("int8 activations", study.__dict__.get("quality"))
+        lines.append(f"With int8 activations it reaches {rounded.told}: {lost}.")
+    if not study.fits:
+        lines.append(_short(study))
+    lines.append(_beside(study, exact, other))
+    if limits.others > BUSY:
+        lines.append(f"Other processes use {limits.others:.1f} cores: close them and ask again with `--again`.")
+    return [line for line in lines if line] + _change(study, ways)
+
+
+def _bandwidth(study: Study) -> str:
+    if study.read_gbps > study.limits.machine.read_gbps:
+        return f"a way here read memory at {study.read_gbps:.1f} GB/s, faster than any probe"
+    return study.limits.told
+
+
+def _beside(study: Study, exact: Reached | None, other: Reached | None) -> str:
+    """Where llama.cpp is, in a sentence; "" where it cannot be compared with what the kit ran."""
+    if reason := ENGINES[PEER].missing():
+        return f"llama.cpp is {reason}."
+    busy = max([row.others for row in study.engines.values()], default=0.0)
+    if busy > BUSY:
+        return f"llama.cpp is not compared: the machine is busy, other processes used {busy:.1f} cores."
+    if other is None:
+        return ""
+    times = f", {exact.seconds / other.seconds:.2f} times the speed of kit's exact way" if exact and exact.measured else ""
+    return f"llama.cpp reaches {other.told} on the same file, in turn with kit{times}; it rounds activations to 8 bits as well."
+
+
+def _short(study: Study) -> str:
+    """What a file that does not fit waits for."""
+    blocks = sum(use.nbytes for use in study.uses)
+    disk = f"; the disk gives {study.disk.gbps:.1f} GB/s past the page cache" if study.disk else ""
+    room = f"{format_bytes(study.whole)} for the whole process" if study.whole else f"{format_bytes(study.room)} that are free"
+    own = f"its blocks are {format_bytes(blocks)}, the process {format_bytes(study.beside)}"
+    return f"The file does not fit: {own}, of {room}{disk}."
+
+
+def _change(study: Study, ways: list[Reached]) -> list[str]:
+    """The one thing to change, and the command that does it."""
+    if reason := _reason(study):
+        return [f"No command runs this file ({reason}): its tensors alone were used, in order."]
+    if not ways:
+        return ["Nothing that a command runs stays within this memory."]
+    default = next((each for each in ways if each.way == study.predictions[0].way), None)
+    best = ways[0]
+    if default and best.way == BLOCKS_INT8 and default.seconds / best.seconds >= _WORTH:
+        text = f"To change: take int8 activations, {default.seconds / best.seconds:.2f} times as fast, if the quality does."
+    elif best.way in (BLOCKS, BLOCKS_INT8):
+        best, text = default or best, "To change: nothing. The file's own blocks are the fastest way here."
+    else:
+        text = f"To change: take {best.name}."
+    return [text, f"    {command(study, best.way)}"]
