@@ -63,8 +63,9 @@ class Reading:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The 95 % interval of the value; of one sample the sample."""
-        return interval_of(self.samples)
+        """The 95 % interval of the value, within what was sampled: an interval of three samples may be absurdly wide."""
+        low, high = interval_of(self.samples)
+        return max(low, min(self.samples)), min(high, max(self.samples))
 
     @property
     def told(self) -> str:
@@ -78,7 +79,7 @@ class Reading:
         """Whether two quiet values of one key differ by more than their spreads, and by more than NEAR."""
         if self.key != other.key or self.busy or other.busy:
             return False
-        (low, high), (other_low, other_high) = self.spread, other.spread
+        (low, high), (other_low, other_high) = interval_of(self.samples), interval_of(other.samples)
         return (low > other_high or other_low > high) and not 1 / NEAR < self.median / other.median < NEAR
 
 

@@ -72,9 +72,14 @@ class Session:
         return min(most, _AGAIN) if in_vain else most
 
     @cached_property
+    def limits(self) -> limits.KnownLimits:
+        """This machine, measured once a run, and the best bandwidth that is known of it."""
+        return limits.of_run(self.out, self.notebook)
+
+    @cached_property
     def machine(self) -> machine.Machine:
-        """This machine, measured once a run, with the best bandwidth that is known of it."""
-        return limits.of_run(self.out, self.notebook).machine
+        """This machine at the best bandwidth that is known of it."""
+        return self.limits.machine
 
     def state(self, of: str = "") -> dict:
         """The machine's state (kit.lab.state) at the measurement ``of`` a quantity, by which a page that is rendered again

@@ -149,7 +149,7 @@ def _tables(study, everything, rows, table, more):
     title = f"HITS BY POLICY ({format_bytes(study.memory)} of float32, after the first token)"
     found = study.policies()
     yield "policies", rows(found), table(title, found) if everything or study.trace or not study.fits else ""
-    title = "WHERE A TOKEN'S TIME GOES, all ways (seconds per token: dequantized to float32 each time; kept; as blocks)"
+    title = "WHERE A TOKEN'S TIME GOES, all ways (dequantized each time, kept in float32, from blocks)"
     yield "families", rows(found := study.families()), more(title, found)
     if everything and (own := study.of_a_use()):
         yield "", None, paragraph(own)

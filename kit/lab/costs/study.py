@@ -59,7 +59,7 @@ _CONTEXT = 512  # positions that a process is asked to hold
 _EACH = 4.0  # seconds that measuring a way should take
 
 
-@dataclass
+@dataclass(eq=False)
 class Study:
     """``file``: an open GGUF; ``probe``: measures the machine, or says what is known of it (KnownLimits); ``memory``: bytes of
     a cache of dequantized weights; ``tokens``: decoded. ``trace``: accesses recorded elsewhere, for the table of policies; the
@@ -392,18 +392,24 @@ class Study:
 
     def _known(self, way: Way) -> Measured | None:
         """What the store has of a way."""
-        found = None if self.again else self.store.known(self._label(way), self._digest, settings())
+        found = None if self.again else self.store.known(self.label(way), self._digest, settings())
         return Measured(way, found.samples, None, 0, None) if found else None
 
     def _note(self, found: Measured) -> None:
         """Add what was measured to the store and the shared one."""
         others = state.BUSY * 2 * found.disturbed
-        row = Reading(self._label(found.way), self._digest, tuple(found.samples), "s", settings(), others, self.by)
+        row = Reading(self.label(found.way), self._digest, tuple(found.samples), "s", settings(), others, self.by)
         for store in {self.store.path: self.store, shared().path: shared()}.values():
             store.add(row)
 
-    def _label(self, way: Way) -> str:
+    def label(self, way: Way) -> str:
+        """A way's name in records and stores: of a sample of layers another than of the whole model."""
         return f"{way.label}, layers {self.cut}" if self.cut else way.label
+
+    def earlier(self, find: Callable) -> dict[Way, Measured]:
+        """The ways that another page of a run measured; ``find``: kit.Session.earlier."""
+        rows = {found.way: find(f"a token, {found.way.label}", "s") for found in self._predicted}
+        return {way: Measured(way, tuple(row.samples), None, 0, None) for way, row in rows.items() if row}
 
     def checked(self) -> pd.DataFrame:
         """What was measured beside its prediction, of the sampled layers alone where there is a sample."""

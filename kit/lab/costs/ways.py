@@ -256,9 +256,7 @@ def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measur
 def run(way: Way, weights, steps, tokens: int) -> Measured:
     """Measure ``tokens`` steps over any ``weights`` after a warm-up."""
     steps.step()
-    if way.linear in (*FUSED, "pinned blocks") and isinstance(
-        steps, Decode
-    ):  # the second token records the program, so it is dropped too
+    if way.linear != "dequantized" and isinstance(steps, Decode):  # the second token records the program: dropped as well
         mark = steps.cache.mark()
         steps.step()
         steps.cache.back_to(mark)
