@@ -312,9 +312,8 @@ TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway
 def machine(monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
     monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
-    monkeypatch.setattr(
-        "kit.lab.costs.peers.of_run", lambda lab, path: ENGINES
-    )  # each a process; tests/test_peers.py runs them
+    monkeypatch.setattr("kit.lab.costs.peers.of_run", lambda lab, path: ENGINES)  # each a process: tests/test_peers.py
+    monkeypatch.setattr("kit.lab.costs.peers.readings", lambda *_, **__: {})
     monkeypatch.setattr("kit.lab.findings.pressed.measure", lambda path, *how: FROM_DISK.get(path) or measured_once(path, *how))
     monkeypatch.setattr("kit.lab.state.settle", lambda patience: "")  # what other processes do is no sentence of the page
     monkeypatch.setattr(dequantizers, "measure", lambda path: dequantized())

@@ -205,7 +205,7 @@ _FORMATS = (
 def formatted(table: pd.DataFrame) -> pd.DataFrame:
     """A table of this module with its numbers as text, with units by its columns' names; an en dash for missing values."""
     texts = {name: values.astype(object).map(_FORMATS.get(name, number), "ignore") for name, values in table.items()}
-    found = pd.DataFrame(texts, index=table.index).fillna("–")
+    found = pd.DataFrame(texts, index=table.index, dtype=object).fillna("–")
     return found.assign(faster=found["faster"] + " " + found.pop("by")) if "by" in found else found
 
 
