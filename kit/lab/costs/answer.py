@@ -157,7 +157,7 @@ def _beside(study: Study, exact: Reached | None, other: Reached | None) -> str:
         return f"llama.cpp is not compared: the machine is busy, other processes used {busy:.1f} cores."
     if other is None:
         return ""
-    times = f", {exact.seconds / other.seconds:.2f} times the speed of kit's exact way" if exact and exact.measured else ""
+    times = f", {exact.seconds / other.seconds:.2f} times as fast as kit's exact way" if exact and exact.measured else ""
     return f"llama.cpp reaches {other.told} on the same file, in turn with kit{times}; it rounds activations to 8 bits as well."
 
 
