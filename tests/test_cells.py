@@ -249,6 +249,7 @@ CASES = {  # a notebook joins by its row
         opposite={
             "file": lambda file: kit.open(cached_model("tiny-qwen3moe", "Q8_0", folder=models_folder())),
             "limit": 1 << 30,  # everything fits
+            "advice": lambda advice: advice.assign(faster=3 * advice["faster"]),
             "points": 3,
         },
         empty={"policies": ()},

@@ -308,7 +308,7 @@ def run(monkeypatch):
 
 
 def test_the_command_prints_tables_that_fit(run, odd):
-    result = run(odd, "--cache", "1MiB", "--tokens", "3", "--all")
+    result = run(odd, "--room", "1MiB", "--tokens", "3", "--all")
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output and "No token was generated" in result.output
     assert max(len(line) for line in result.output.splitlines() if not line.startswith(("    ", "["))) <= 100
@@ -321,7 +321,7 @@ def test_ctrl_c_leaves_what_is_there_and_progress_is_told_without_a_terminal(run
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kit.lab.costs.study.Study.measure_best", interrupted)
-    result = run(odd, "--cache", "1MiB", "--tokens", "2")
+    result = run(odd, "--room", "1MiB", "--tokens", "2")
     assert result.exit_code == 0 and "WHAT TO CHANGE" not in result.stdout and "parameters in" in result.stdout
     assert "s] recording a decode" in result.stderr
     assert result.stderr.endswith("stopped; what is known by now is printed above\n")
@@ -340,7 +340,7 @@ def texts_of_bytes(told, key="") -> list[str]:
 def test_the_command_as_json(run, path, tmp_path):
     trace = tmp_path / "trace.csv"
     pd.DataFrame({"tensor": ["a", "b"] * 3, "nbytes": [1 << 20] * 6, "token": [0, 0, 1, 1, 2, 2]}).to_csv(trace)
-    result = run(path, "--cache", "1MiB", "--tokens", "2", "--trace", trace, "--json")
+    result = run(path, "--room", "1MiB", "--tokens", "2", "--trace", trace, "--json")
     told = json.loads(result.stdout)
     assert told["runs"] and told["memory_bytes"] == 1 << 20
     assert {row["policy"]: row["hit rate"] for row in told["policies"]}["Pinned"] == 0.5
@@ -484,7 +484,7 @@ def test_a_file_without_one_known_format(run, tmp_path, folder, monkeypatch):
 
 @pytest.mark.slow
 def test_the_report_is_notebook_09(run, path, tmp_path):
-    result = run(path, "--cache", "1MiB", "--tokens", "2", "--report", tmp_path / "report")
+    result = run(path, "--room", "1MiB", "--tokens", "2", "--report", tmp_path / "report")
     assert result.exit_code == 0, result.output
     page = (tmp_path / "report" / "09_your_model.html").read_text(encoding="utf-8")
     assert path.name in page and "What to change" in page

@@ -71,8 +71,9 @@ def test_no_architecture_ends_in_a_traceback(tmp_path, architecture):
 @pytest.mark.parametrize("architecture", gguf.MODEL_ARCH, ids=gguf.MODEL_ARCH_NAMES.get)
 def test_every_architecture_is_explained_with_sums_that_agree(tmp_path, architecture, monkeypatch):
     monkeypatch.setattr("kit.lab.machine.probe", lambda leave_out: MACHINE)
+    monkeypatch.setattr("kit.lab.costs.peers.readings", lambda *_, **__: {})
     path = family(tmp_path, architecture)
-    found = CliRunner().invoke(cli.main, ["explain", "--json", "--tokens", "2", "--memory", "1MiB", str(path)])
+    found = CliRunner().invoke(cli.main, ["explain", "--json", "--tokens", "2", "--room", "1MiB", str(path)])
     if architecture == gguf.MODEL_ARCH.MMPROJ:  # no language model: no speed either
         assert found.exit_code == 2 and "not a language model" in found.output
         return

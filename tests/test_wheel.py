@@ -69,7 +69,7 @@ def test_files_are_made_and_inspected(run):
     assert run("synth", "tiny-llama", "-o", model)[0] == 0
     code, out, _ = run("inspect", model)
     assert code == 0 and "llama" in out
-    code, out, error = run("explain", model, "--memory", "1MiB")
+    code, out, error = run("explain", model, "--room", "1MiB")
     assert code == 0 and "token" in out, error
 
 

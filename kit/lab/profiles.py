@@ -52,7 +52,7 @@ def get(name: str) -> Profile:
         raise ReportError(f"there is no profile {name!r}; choose one of {known}") from None
 
 
-SIZES = ("memory", "cache", "room")  # parameters of notebooks that are bytes, or text such as "4 GiB"
+SIZES = ("memory", "room")  # parameters of notebooks that are bytes, or text such as "4 GiB"
 
 
 def check_size(name: str, value) -> None:

@@ -13,7 +13,7 @@ TRACE = click.Path(exists=True, dir_okay=False)
 @click.command("explain")
 @click.argument("file")
 @click.option("--memory", metavar="SIZE", help="What the whole process may use: 4GiB, say.  [default: what is free]")
-@click.option("--cache", metavar="SIZE", help="Room of a cache of dequantized weights.  [default: what the rest leaves]")
+@click.option("--room", metavar="SIZE", help="Room of a cache of dequantized weights.  [default: what the rest leaves]")
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
 @click.option("--trace", type=TRACE, metavar="FILE", help="Accesses from elsewhere: oracleGeneral, or CSV of tensor, nbytes.")
 @click.option("--via", type=click.Choice(["kit", "transformers"]), help="Whose forward pass.  [default: kit's, if it has one]")
@@ -24,7 +24,7 @@ TRACE = click.Path(exists=True, dir_okay=False)
 @click.option("--again", is_flag=True, help="Measure again what is known of this file on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
-def command(file, memory, cache, tokens, trace, via, skew, thorough, machine, everything, again, as_json, report):
+def command(file, memory, room, tokens, trace, via, skew, thorough, machine, everything, again, as_json, report):
     """Explain what a model costs here and what to change.
 
     FILE is a GGUF file, a trained model of kit fetch, or hf://owner/repo/file.gguf. The answer comes first: the limit of
@@ -58,16 +58,9 @@ def command(file, memory, cache, tokens, trace, via, skew, thorough, machine, ev
     from kit.errors import CacheError
     from kit.gguf.summary import check_model
 
-    given, room = _size("--memory", memory), _size("--cache", cache)
+    given, kept = _size("--memory", memory), _size("--room", room)
     if machine:
-        others = {
-            "--trace": trace,
-            "--via": via,
-            "--thorough": thorough,
-            "--report": report,
-            "--cache": cache,
-            "--again": again,
-        }
+        others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
         if wrong := [name for name, value in others.items() if value]:
             raise CacheError(f"--machine runs and measures nothing: leave out {', '.join(wrong)}")
         return click.echo(_elsewhere(file, machine, given, as_json))
@@ -76,7 +69,7 @@ def command(file, memory, cache, tokens, trace, via, skew, thorough, machine, ev
     with kit.open(file) as opened:
         check_model(opened)
         if not report:
-            sizes = {"whole": given, "memory": room, "again": again}
+            sizes = {"whole": given, "memory": kept, "again": again}
             return _explain(opened, as_json, everything, trace=accesses, **sizes, **how)
         _check(opened, given, via)
 
@@ -84,7 +77,7 @@ def command(file, memory, cache, tokens, trace, via, skew, thorough, machine, ev
     from kit.lab.report.index import one_page
     from kit.lab.report.run import Request
 
-    how |= {"memory": given and f"{given}B", "cache": room and f"{room}B", "trace": trace and Path(trace).absolute()}
+    how |= {"memory": given and f"{given}B", "room": kept and f"{kept}B", "trace": trace and Path(trace).absolute()}
     texts = tuple(f"{name}={value}" for name, value in how.items() if value)
     page = one_page(Path(report), Request("quick", absolute(file), ("09",), texts))
     click.echo(f"wrote {page} and {page.with_name('index.html')}")

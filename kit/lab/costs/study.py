@@ -204,7 +204,7 @@ class Study:
         ModelError where ``whole`` is too little for it."""
         if self.whole and self.whole <= PROCESS:
             told = f"{format_bytes(self.whole)} of memory is too little: the process alone takes {format_bytes(PROCESS)}"
-            raise ModelError(f"{self.file.path}: {told}; --cache SIZE is the room of a cache alone")
+            raise ModelError(f"{self.file.path}: {told}; --room SIZE is the room of a cache alone")
         if self.cut or self.file.architecture not in ARCHITECTURES or self.file.compressed:
             return None
         try:
