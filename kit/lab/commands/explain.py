@@ -1,6 +1,5 @@
 """kit explain: where the time of a token goes for any GGUF file, and what to change."""
 
-import os
 import sys
 import time
 import webbrowser
@@ -86,12 +85,11 @@ def command(file, memory, room, tokens, trace, via, skew, thorough, machine, eve
 
 
 def browser() -> bool:
-    """Whether a page that is opened is seen: a browser, and a screen on which it is not one of text."""
+    """Whether a page that is opened is seen: a browser, and not one of text in the terminal."""
     try:
-        found = webbrowser.get()
+        return type(webbrowser.get()) is not webbrowser.GenericBrowser
     except webbrowser.Error:
         return False
-    return not isinstance(found, webbrowser.GenericBrowser) or bool(os.environ.get("DISPLAY"))
 
 
 def _size(option: str, text: str | None) -> int | None:
