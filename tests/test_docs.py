@@ -285,7 +285,7 @@ def test_one_version_everywhere():
     assert str(cited["date-released"]) == newest[2]
 
 
-UNPUBLISHED = r"pip install [^\n]*gguf-kit"
+UNPUBLISHED = r"pip install [^\n]*gguf-kit|gguf-kit\[\w"
 
 
 def test_what_is_not_published_is_installed_from_a_checkout():

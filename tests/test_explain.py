@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 import cells
+import documented
 import matplotlib.pyplot as plt
 import model_files
 import numba
@@ -342,6 +343,7 @@ def test_the_command_as_json(run, path, tmp_path):
     pd.DataFrame({"tensor": ["a", "b"] * 3, "nbytes": [1 << 20] * 6, "token": [0, 0, 1, 1, 2, 2]}).to_csv(trace)
     result = run(path, "--room", "1MiB", "--tokens", "2", "--trace", trace, "--json")
     told = json.loads(result.stdout)
+    assert set(told) == documented.keys("explain")
     assert told["runs"] and told["memory_bytes"] == 1 << 20
     assert {row["policy"]: row["hit rate"] for row in told["policies"]}["Pinned"] == 0.5
     assert len(told["measured"]) >= 1 and all(found["seconds"] for found in told["measured"])

@@ -34,7 +34,7 @@ def command(file, memory, room, tokens, trace, via, skew, thorough, machine, eve
 
     What was measured is kept (in the folder of the models) and shown again, with its spread, by kit generate and the
     pages of a run; --again measures it once more. A file whose architecture the kit cannot run is run through
-    transformers, if `gguf-kit[hf]` is installed, and else explained from its tensors alone. Of a large file a sample of
+    transformers, if the extra `hf` is installed, and else explained from its tensors alone. Of a large file a sample of
     the layers is measured. Ctrl-C ends it after what is printed by then.
 
     With --machine nothing is run: from the table of tensors, how far pages of the file compress, the maker's bandwidth
