@@ -175,7 +175,7 @@ def _vector(eights: list):
 
 
 def tq1_0(format: Format):
-    """Five trits a byte as a fraction of 256, then four; times 3^n brings trit n to the top."""
+    """Five trits per byte as a fraction of 256, then four; a multiplication by 3^n brings trit n to the top."""
     at, powers = format.at("qs"), np.array([1, 3, 9, 27, 81], np.uint16)
     last = np.repeat(powers[:4], 4)
 
@@ -198,7 +198,7 @@ def tq1_0(format: Format):
 
 
 def _grid(format: Format, scale: int = 1) -> np.ndarray:
-    """gguf-py's grid of a format, a row as one integer of its bytes: (rows,) uint64 or uint32."""
+    """gguf-py's grid of a format, each row as one integer of its bytes: (rows,) uint64 or uint32."""
     quant = getattr(gguf.quants, format.name)
     quant.init_grid()
     rows, lanes = quant.grid_shape
@@ -223,7 +223,7 @@ def _fours(a, b, c, d):
 
 @inner
 def _signed(codes, signs):
-    """Negative where a bit of ``signs`` is set."""
+    """The values, negated where a bit of ``signs`` is set."""
     return select(bitcast(mask16, u16(signs)), 0 - codes, codes)
 
 
@@ -234,7 +234,7 @@ def _shifted(codes, first, second):
 
 
 def _rows(format: Format):
-    """The reader of a grid's rows with their signs, or moved by an eighth up or down."""
+    """The reader of a grid's rows with their signs, or shifted up or down by an eighth."""
     grid = format.codes.grid
     numbers, index = _grid(format, scale=8 if grid.minus else 1), _bits(format, *grid.index)
     read, signs = _bits(format, grid.signs or grid.minus), grid.signs.bits if grid.signs else 0

@@ -69,7 +69,7 @@ def _in_vectors(format: Format) -> bool:
 
 @functools.cache
 def codes_of(format: Format, signed: bool = False) -> Codes:
-    """The codes of a format's super-blocks; if ``signed``, those that are int8 as they are."""
+    """The reader of the codes of a format's super-blocks; if ``signed``, int8 codes are not raised by the bias."""
     if not _in_vectors(format):
         return Codes(_any(format), tuple(range(16)), False)
     byte, shift, *_ = format.bit_fields(format.codes, 16 * np.arange(16))[0]
@@ -86,14 +86,14 @@ def flipped(format: Format) -> bool:
 
 
 def has_steps(format: Format) -> bool:
-    """Whether scales are integers times a number of the super-block."""
+    """Whether scales are integers times one number per super-block."""
     steps = format.scales.steps
     whole = bool(steps and not steps.function and not steps.values and steps.less == int(steps.less) and steps.times == 1)
     return format.block_elements == SUPERBLOCK and whole
 
 
 def largest_code(format: Format) -> int:
-    """No code of the super-blocks is above it: a power of two less one."""
+    """An upper limit of the codes of the super-blocks: a power of two minus one."""
     return 2**format.codes.bits - 1 if format.codes.planes and not format.codes.values else 255
 
 
@@ -176,7 +176,7 @@ def _bytes(places):
 
 
 def _any(format: Format):
-    """Codes by the dequantizer's reader, sixteen at a time: slower, for every format."""
+    """Codes from the dequantizer's reader, sixteen at a time: slower, but for every format."""
     read_codes, size, bias = parts_of(format).codes, format.block_bytes, format.bias
     sixteens = format.block_elements // 16
 
@@ -224,7 +224,7 @@ def codes(format, tier, start):
 
 @generated(forceinline=True)
 def signed_codes(format, tier, start):
-    """The same of a format of int8, as they are."""
+    """``codes`` of a format with int8 codes, without the bias."""
     read = codes_of(format.value, signed=True).read
     return lambda format, tier, start: read(tier, start)
 
