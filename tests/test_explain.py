@@ -325,7 +325,7 @@ def test_ctrl_c_leaves_what_is_there_and_progress_is_told_without_a_terminal(run
     result = run(odd, "--room", "1MiB", "--tokens", "2")
     assert result.exit_code == 0 and "WHAT TO CHANGE" not in result.stdout and "parameters in" in result.stdout
     assert "s] recording a decode" in result.stderr
-    assert result.stderr.endswith("stopped; what is known by now is printed above\n")
+    assert result.stderr.endswith("stopped; results so far are above\n")
 
 
 def texts_of_bytes(told, key="") -> list[str]:

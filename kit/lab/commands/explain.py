@@ -11,36 +11,37 @@ TRACE = click.Path(exists=True, dir_okay=False)
 
 @click.command("explain")
 @click.argument("file")
-@click.option("--memory", metavar="SIZE", help="What the whole process may use: 4GiB, say.  [default: what is free]")
-@click.option("--room", metavar="SIZE", help="Room of a cache of dequantized weights.  [default: what the rest leaves]")
+@click.option("--memory", metavar="SIZE", help="Memory for the whole process, such as 4GiB.  [default: free memory]")
+@click.option("--room", metavar="SIZE", help="Memory for cached float32 weights.  [default: the rest of --memory]")
 @click.option("--tokens", default=16, show_default=True, type=click.IntRange(2, 1024), help="Tokens to decode and replay.")
-@click.option("--trace", type=TRACE, metavar="FILE", help="Accesses from elsewhere: oracleGeneral, or CSV of tensor, nbytes.")
-@click.option("--via", type=click.Choice(["kit", "transformers"]), help="Whose forward pass.  [default: kit's, if it has one]")
-@click.option("--skew", default=0.0, show_default=True, type=click.FloatRange(0, 10), help="Of experts that are drawn: k^-S.")
+@click.option("--trace", type=TRACE, metavar="FILE", help="Replay your own trace: CSV of tensor,nbytes, or oracleGeneral.")
+@click.option("--via", type=click.Choice(["kit", "transformers"]), help="Engine that runs the model.  [default: kit if it can]")
+@click.option("--skew", default=0.0, show_default=True, type=click.FloatRange(0, 10), metavar="S",
+              help="If routing is unknown, the k-th most popular expert is used k^-S as often.")  # fmt: skip
 @click.option("--thorough", is_flag=True, help="Run and measure all layers of a large file, not a sample.")
-@click.option("--machine", metavar="NAME", help="Predict for a Mac that is not here: apple-m3-pro-36gb, say.")
+@click.option("--machine", metavar="NAME", help="Predict for a Mac that you do not have: apple-m3-pro-36gb.")
 @click.option("--all", "everything", is_flag=True, help="Print all tables.")
-@click.option("--again", is_flag=True, help="Measure again what is known of this file on this machine.")
+@click.option("--again", is_flag=True, help="Measure again, even if stored measurements exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
 def command(file, memory, room, tokens, trace, via, skew, thorough, machine, everything, again, as_json, report):
     """Explain what a model costs here and what to change.
 
     FILE is a GGUF file, a trained model of kit fetch, or hf://owner/repo/file.gguf. The answer comes first: the limit of
-    this machine for this file in tokens per second, what is reached here and how, where llama.cpp is if it is installed
-    (pip install xllamacpp), the one thing to change, and the command that does it. Then: does it fit, where the time of a
-    token goes, what to change, what rounding does to the answers. Policies of a cache come where one can matter, and the
-    exactness of backends where one differs; --all prints all tables.
+    this machine for this file in tokens per second, the speed that kit reaches and how, the speed of llama.cpp if it is
+    installed (pip install xllamacpp), the one thing to change, and the command for it. Then: whether the file fits, where
+    the time of a token goes, what to change, and what rounding does to the answers. Cache policies are shown only if they
+    can matter, exactness only if a backend differs; --all prints all tables.
 
-    What was measured is kept (in the folder of the models) and shown again, with its spread, by kit generate and the
-    pages of a run; --again measures it once more. A file whose architecture the kit cannot run is run through
-    transformers, if the extra `hf` is installed, and else explained from its tensors alone. Of a large file a sample of
-    the layers is measured. Ctrl-C ends it after what is printed by then.
+    Measurements are stored in the folder of the models. kit generate and the pages of a run show them again, with their
+    spread; --again measures again. If kit has no forward pass for the architecture, the model runs through transformers, if
+    the extra `hf` is installed; else kit explains it from its tensors alone. In a large file, only some of the layers are
+    measured. Ctrl-C stops it and keeps the results printed so far.
 
-    With --machine nothing is run: from the table of tensors, how far pages of the file compress, the maker's bandwidth
-    and guesses that the output names as such, it says what blocks take there mapped, locked or read, and what float32
-    takes; --memory is then what is left for weights. NAME is apple-m1 to apple-m4, with -pro, -max or -ultra, and the
-    GiB of its memory.
+    With --machine nothing is run. kit predicts the time per token for blocks that are mapped, locked or read, and for
+    float32, from the table of tensors, the compressibility of the file, the maker's bandwidth, and guesses that are marked
+    as guesses. --memory is then the memory for weights. NAME is apple-m1 to apple-m4, with -pro, -max or -ultra, and the GiB
+    of memory.
 
     \b
     kit explain model.gguf
@@ -48,7 +49,7 @@ def command(file, memory, room, tokens, trace, via, skew, thorough, machine, eve
     kit explain model.gguf --json | jq .answer
     kit explain model.gguf --machine apple-m4-16gb
 
-    Exit code: 0 explained, 2 it could not be.
+    Exit code: 0 success, 2 error.
     """  # fmt: skip
     from pathlib import Path
 
@@ -153,13 +154,13 @@ def _explain(file, as_json, everything, **how):
                 if text and not as_json:
                     click.echo(text + "\n")
     except KeyboardInterrupt:
-        click.echo("stopped; what is known by now is printed above", err=True)
+        click.echo("stopped; results so far are above", err=True)
     if as_json:
         click.echo(to_json(plain))
 
 
 def _elsewhere(file, name, room, as_json) -> str:
-    """What a machine that is not here takes, as text or JSON."""
+    """The prediction for a machine that you do not have, as text or JSON."""
     import kit
     from kit.gguf.summary import check_model
     from kit.lab.costs import elsewhere
@@ -174,6 +175,6 @@ def _elsewhere(file, name, room, as_json) -> str:
     if as_json:
         figures = [{"figure": figure, "value": value, "from": why} for figure, (value, why) in there.figures.items()]
         return to_json({"machine": name, "figures": figures, "ways": found.reset_index().to_dict("records"), "says": says})
-    title = f"PREDICTED FOR {name}, WHICH IS NOT HERE (once to come in; seconds a token)"
+    title = f"PREDICTED FOR {name}, NOTHING MEASURED (seconds to load once; seconds per token)"
     basis = "\n".join(map(paragraph, there.basis()))
     return f"{title}\n{as_text(formatted(found))}\n\n{paragraph(says)}\n\nFROM THESE FIGURES\n{basis}"
