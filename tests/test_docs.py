@@ -55,7 +55,7 @@ INSTEAD = (
     (r"^(kit (?:reproduce|sweep) .*|kit reproduce)$", r"\1 --list"),  # minutes: test_smoke and test_sweep run them
     (r"hf://\S+|gemma-3-270m|smollm2-135m", "model.gguf"),  # network; 94 MB: test_gguf_sources and test_trained
     (r" --device cuda", ""),  # a GPU
-    (r"^(kit (?:fetch|explain|exactness|quants) .*)$", r"\1 --help"),  # half a minute each: their own tests
+    (r"^(kit (?:fetch|explain|exactness|quants|experts) .*)$", r"\1 --help"),  # half a minute each: their own tests
     (r"07_copying", "07"),  # the notebook that extending.md writes
     (r"^(kit synth .*)$", r"\1 --force"),  # a tiny file has that name
 )
