@@ -20,7 +20,7 @@ import torch
 from numba import types
 
 from kit.cpu import threads
-from kit.cpu.simd.isa import kept
+from kit.cpu.simd.isa import opaque_on_arm
 from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import add_up, fma, greatest
 from kit.cpu.simd.vectors import (
@@ -212,7 +212,7 @@ _twice_each = pick(*(n // 2 for n in range(16)))
 @inner(forceinline=True)
 def sums_of_32(tier, record):
     """A record's sums of each 32 numbers, f32x8."""
-    sums = kept(tier, load(f32x16, record + SUMS))
+    sums = opaque_on_arm(tier, load(f32x16, record + SUMS))
     return even(sums) + _odd(sums)
 
 

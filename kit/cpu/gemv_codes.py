@@ -11,9 +11,10 @@ that share a scale.
 from numba import types
 
 from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, WORDS, even, minima_by_sums, record_bytes, sums_of_32
-from kit.cpu.simd import dots, pairs
-from kit.cpu.simd.isa import dot4, kept
+from kit.cpu.simd.dots import dots_by_scales, dots_by_steps
+from kit.cpu.simd.isa import dot4, opaque_on_arm
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
+from kit.cpu.simd.pairs import pairs_by_scales, pairs_by_steps
 from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
 from kit.cpu.simd.vectors import (
     Static,
@@ -137,47 +138,50 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
     sum_of_dots = {1: _of_one, 2: _of_two, 4: _of_four}[vectors]
     way, group, largest = _way(format, tier, activations), max(16, min(format.scales.group, SUPERBLOCK)), largest_code(format)
     signed = _signed(format, tier, activations)
-    kind, widened, multiply = f32x8, _half, pairs.by_steps(order, places, group)
-    if way and _in_four_lanes(tier):
+    if not way:
+
+        def by_group(format, tier, activations, codes, scales, record, scratch, quarters):
+            scales = lane_scales(format, scales * load(f32x16, record + SCALE))
+            return sum_of_dots(format, tier, activations, codes, scales, record)
+
+        def by_superblock(format, tier, activations, codes, scales, record, scratch, quarters):
+            return sum_of_dots(format, tier, activations, codes, scales, record) * load(f32x16, record + SCALE)
+
+        return by_group if activations == "int8" and format.activations < SUPERBLOCK else by_superblock
+    if _in_four_lanes(tier):
         kind, widened = f32x4, _quarter
         each, bias = pick(*range(0, 16, group // 16)), format.bias if signed else 0
-        in_lanes = dots.by_scales(Static(tier), order[: 4 * vectors], places, group, largest, bias)
+        in_lanes = dots_by_scales(Static(tier), order[: 4 * vectors], places, group, largest, bias)
         multiply = inner(lambda codes, record, integers, scratch: in_lanes(codes, record, each(integers)), forceinline=True)
     elif tier == "avx512":
-        kind, widened, multiply = f32x16, _whole, dots.by_steps(order, places)
-    none = inner(lambda tier, integers, unit, record: broadcast(kind, 0), forceinline=True)
-    minima = none if signed else minima_by_sums(kind.lanes, group)
-
-    def by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
-        integers, unit, lows, minimum = scales
-        scale = broadcast(kind, unit * load(f32, record + SCALE))
-        return widened(fma(multiply(codes, record, integers, scratch), scale, minima(tier, lows, minimum, record)))
+        kind, widened, multiply = f32x16, _whole, dots_by_steps(order, places)
+    elif way == "steps":
+        kind, widened, multiply = f32x8, _half, pairs_by_steps(order, places, group)
+    else:
+        places = (RECORD, RECORD + 2 * SUPERBLOCK) if way == "words" else places
+        multiply = pairs_by_scales(order[: 4 * vectors], places, group, largest, signed, way == "words")
 
     if way == "steps":
+        none = inner(lambda tier, integers, unit, record: broadcast(kind, 0), forceinline=True)
+        minima = none if signed else minima_by_sums(kind.lanes, group)
+
+        def by_steps(format, tier, activations, codes, scales, record, scratch, quarters):
+            integers, unit, lows, minimum = scales
+            scale = broadcast(kind, unit * load(f32, record + SCALE))
+            return widened(fma(multiply(codes, record, integers, scratch), scale, minima(tier, lows, minimum, record)))
+
         return by_steps
-    if way and _in_four_lanes(tier):
+    if _in_four_lanes(tier):
 
         def four_by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
-            return _quarter(in_lanes(codes, record, each(scales) * each(kept(tier, load(f32x16, record + SCALE)))))
+            return _quarter(in_lanes(codes, record, each(scales) * each(opaque_on_arm(tier, load(f32x16, record + SCALE)))))
 
         return four_by_scales
-    if way:
-        places = (RECORD, RECORD + 2 * SUPERBLOCK) if way == "words" else places
-        multiply = pairs.by_scales(order[: 4 * vectors], places, group, largest, signed, way == "words")
 
-        def by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
-            return _half(multiply(codes, record, scales * load(f32x16, record + SCALE), scratch))
+    def by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
+        return _half(multiply(codes, record, scales * load(f32x16, record + SCALE), scratch))
 
-        return by_scales
-
-    def by_group(format, tier, activations, codes, scales, record, scratch, quarters):
-        scales = lane_scales(format, scales * load(f32x16, record + SCALE))
-        return sum_of_dots(format, tier, activations, codes, scales, record)
-
-    def by_superblock(format, tier, activations, codes, scales, record, scratch, quarters):
-        return sum_of_dots(format, tier, activations, codes, scales, record) * load(f32x16, record + SCALE)
-
-    return by_group if activations == "int8" and format.activations < SUPERBLOCK else by_superblock
+    return by_scales
 
 
 @generated(forceinline=True)

@@ -7,7 +7,7 @@ from a table of the 256 subsets of 8 lanes.
 import numpy as np
 from numba import types
 
-from kit.cpu.simd.isa import bits_set, expand, look_up, lookup
+from kit.cpu.simd.isa import bits_set, expand, gather, lookup
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.vectors import (
     bitcast,
@@ -61,7 +61,7 @@ def steps(slot_bits: int, lower: int):
         for done in range(0, count, states.size):
             for lane in range(0, states.size, 16):
                 x = load(u32x16, states.ctypes.data + 4 * lane)
-                entry = look_up(slots, x & slot)
+                entry = gather(slots, x & slot)
                 store(to + done + lane, convert(u8x16, entry))
                 x = (entry >> 8 & slot) * (x >> slot_bits) + (entry >> 20)
                 low = x < lower

@@ -4,9 +4,8 @@ from numba import types
 
 from kit.cpu.kernels import parts_of
 from kit.cpu.scales import MINIMA, are_together, together
-from kit.cpu.simd.isa import half_to_float, kept
+from kit.cpu.simd.isa import half_to_float, opaque, opaque_on_arm
 from kit.cpu.simd.memory import load
-from kit.cpu.simd.pairs import hidden
 from kit.cpu.simd.vectors import Vector, bitcast, inner, interleave, join, pick, u16x16, u16x32, u32x8
 from kit.gguf.formats import Format
 
@@ -84,8 +83,8 @@ def _in_halves(format: Format, tier: str):
 
         @inner(forceinline=True)
         def read(tier, start, scratch):
-            eight = join(bitcast(u16x4, hidden(first(start))), bitcast(u16x4, hidden(second(start))))
-            eight = kept(tier, half_to_float(tier, eight))
+            eight = join(bitcast(u16x4, opaque(first(start))), bitcast(u16x4, opaque(second(start))))
+            eight = opaque_on_arm(tier, half_to_float(tier, eight))
             return interleave(eight, eight)
 
         return read

@@ -16,9 +16,8 @@ from numba import types
 from kit.cpu.codes import integers as integers_of
 from kit.cpu.codes import listed
 from kit.cpu.kernels import parts_of
-from kit.cpu.simd.isa import half_to_float, kept
+from kit.cpu.simd.isa import half_to_float, opaque, opaque_on_arm
 from kit.cpu.simd.memory import copy, load, store
-from kit.cpu.simd.pairs import hidden
 from kit.cpu.simd.vectors import (
     Static,
     bitcast,
@@ -122,9 +121,9 @@ def _with_lanes(read, part, places, below: int):
         return select(bitcast(mask16, load(u16, at)), broadcast(u8x16, 255), broadcast(u8x16, 0))
 
     @inner(forceinline=True)
-    def more_on_arm(start):  # ``kept`` hides from LLVM which bits are set: so it emits tbl, cmtst, and, bsl
+    def more_on_arm(start):  # ``opaque_on_arm`` hides from LLVM which bits are set: so it emits tbl, cmtst, and, bsl
         set_ = join(join(sixteen(start + a), sixteen(start + b)), join(sixteen(start + c), sixteen(start + d)))
-        return read(start) | (kept(NEON, kept(NEON, set_) & bit) & (256 - bit))
+        return read(start) | (opaque_on_arm(NEON, opaque_on_arm(NEON, set_) & bit) & (256 - bit))
 
     # AVX2 has no masks. A half word for each sixteen of a block: the block's 32 bits serve two vectors of codes.
     own, firsts = constant(u8x32, *(1 << lane % 8 for lane in range(32))), [2 * (n % 2) for n in part]
@@ -133,7 +132,7 @@ def _with_lanes(read, part, places, below: int):
 
     @inner(forceinline=True)
     def words(at, other):
-        return hidden(join(broadcast(u32x4, load(u32, at)), broadcast(u32x4, load(u32, other))))
+        return opaque(join(broadcast(u32x4, load(u32, at)), broadcast(u32x4, load(u32, other))))
 
     @inner(forceinline=True)
     def set_of(bytes_):

@@ -1,4 +1,5 @@
-"""Dot products of bytes. ``by_scales``: integer sum per scale, in 128-bit vectors. ``by_steps``: K-quants on AVX-512."""
+"""Dot products of bytes. ``dots_by_scales``: integer sum per scale, in 128-bit vectors. ``dots_by_steps``: K-quants on
+AVX-512."""
 
 from llvmlite import ir
 from numba import types
@@ -7,13 +8,13 @@ from numba.extending import intrinsic
 
 from kit.cpu.simd import emit
 from kit.cpu.simd.emit import I16, I32, emits, every
-from kit.cpu.simd.isa import emit_dot4, emit_kept
+from kit.cpu.simd.isa import emit_dot4, emit_opaque_on_arm
 from kit.cpu.simd.vectors import Static, f32x4, f32x16
 
 _FOUR, _AVX512 = ir.VectorType(I32, 4), Static("avx512")
 
 
-def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, bias: int):
+def dots_by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, bias: int):
     """A primitive: (codes, x, scales) -> the sums of scale * (code - bias) * digits as f32x4, lanes to be added up.
 
     codes: four u8x64 of at most ``largest``; ``bias`` makes int8 of them. x: the address of a super-block's first digits; the
@@ -59,7 +60,7 @@ def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int,
                 word = ir.VectorType(ir.IntType(64), count // 4)
                 following = builder.lshr(builder.bitcast(scales, word), every(word, 16))
                 changes = builder.sub(scales, builder.bitcast(following, scales.type))
-                changes = emit_kept(builder, tier, builder.sext(changes, ir.VectorType(I32, count)))
+                changes = emit_opaque_on_arm(builder, tier, builder.sext(changes, ir.VectorType(I32, count)))
                 sums = running = none = [zero] * len(places)
                 for n in sorted(alike):
                     running = running if n % 4 else none
@@ -87,10 +88,10 @@ def by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group: int,
     return primitive
 
 
-def by_steps(order: tuple[int, ...], places: tuple[int, ...]):
-    """A primitive like ``by_scales`` for four vectors with one int16 scale per 16 weights, in 512-bit vectors, f32x16: sums of
-    four products are packed to 16 bits, which codes of at most 63 allow, and dot products of pairs multiply them by the
-    scales."""
+def dots_by_steps(order: tuple[int, ...], places: tuple[int, ...]):
+    """A primitive like ``dots_by_scales`` for four vectors with one int16 scale per 16 weights, in 512-bit vectors, f32x16:
+    sums of four products are packed to 16 bits, which codes of at most 63 allow, and dot products of pairs multiply them by
+    the scales."""
     wide, words = ir.VectorType(I32, 16), ir.VectorType(I16, 32)
 
     @intrinsic

@@ -5,7 +5,7 @@ from numba import types
 from numba.core import cgutils
 
 VOID, I8, I16, I32, I64 = ir.VoidType(), *(ir.IntType(bits) for bits in (8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
+FLOAT16, FLOAT32 = ir.HalfType(), ir.FloatType()
 
 
 def emits(signature, code):

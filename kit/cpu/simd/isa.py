@@ -5,7 +5,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from kit.cpu.simd import emit
-from kit.cpu.simd.emit import F16, F32, I16, I32, I64, emits, every, like
+from kit.cpu.simd.emit import FLOAT16, FLOAT32, I16, I32, I64, emits, every, like
 from kit.cpu.simd.vectors import Vector, f32x16
 from kit.cpu.tasks import features
 
@@ -23,12 +23,12 @@ def half_to_float(_, tier, bits):
     result = Vector(types.float32, bits.lanes) if isinstance(bits, Vector) else types.float32
 
     def code(builder, _, half):
-        wide, narrow, word = (like(half.type, element) for element in (F32, F16, I32))
+        wide, narrow, word = (like(half.type, element) for element in (FLOAT32, FLOAT16, I32))
         if tier.value != "plain" and isinstance(bits, Vector):
             return builder.fpext(builder.bitcast(half, narrow), wide)
         if tier.value == "avx512":
             # fpext of one lane would be inserted into a register that waits for an older result; this clears it first
-            clear, floats = ir.Constant(ir.VectorType(I16, 16), [0] * 16), ir.VectorType(F32, 16)
+            clear, floats = ir.Constant(ir.VectorType(I16, 16), [0] * 16), ir.VectorType(FLOAT32, 16)
             all_lanes, current, first = ir.Constant(I16, -1), ir.Constant(I32, 4), ir.Constant(I32, 0)
             args = builder.insert_element(clear, half, first), every(floats, 0.0), all_lanes, current
             return builder.extract_element(emit.call(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", floats, *args), first)
@@ -60,7 +60,7 @@ def float_to_half(_, tier, vector):
             nearest, kept, all_lanes = ir.Constant(I32, 8), ir.Constant(result.llvm, None), ir.Constant(I16, -1)
             return emit.call(builder, "llvm.x86.avx512.mask.vcvtps2ph.512", result.llvm, value, nearest, kept, all_lanes)
         if tier.value != "plain":
-            return builder.bitcast(builder.fptrunc(value, like(value.type, F16)), result.llvm)
+            return builder.bitcast(builder.fptrunc(value, like(value.type, FLOAT16)), result.llvm)
         word = like(value.type, I32)
         bits = builder.bitcast(value, word)
         magnitude = builder.and_(bits, every(word, 0x7FFFFFFF))
@@ -182,7 +182,7 @@ def _in_parts(builder, lanes: int, vectors, compute):
     return parts[0]
 
 
-def emit_kept(builder, tier, vector):
+def emit_opaque_on_arm(builder, tier, vector):
     """The same vector; on tier "neon" in a register, through a barrier for LLVM's optimizer."""
 
     def keep(part):
@@ -193,9 +193,16 @@ def emit_kept(builder, tier, vector):
 
 
 @intrinsic
-def kept(_, tier, vector):
-    """kept(tier, v): v, unchanged by LLVM. Otherwise LLVM widens each lane again, or each number before it is broadcast."""
-    return emits(vector(tier, vector), lambda builder, _, value: emit_kept(builder, tier, value))
+def opaque(_, value):
+    """opaque(v): the same number or vector, through a barrier that LLVM's optimizer cannot look through."""
+    return emits(value(value), emit.opaque)
+
+
+@intrinsic
+def opaque_on_arm(_, tier, vector):
+    """opaque_on_arm(tier, v): v, on tier "neon" through the barrier. Without it LLVM widens each lane again, or each number
+    before it is broadcast."""
+    return emits(vector(tier, vector), lambda builder, _, value: emit_opaque_on_arm(builder, tier, value))
 
 
 def _four_lanes(builder, total, a, b, signed: bool):
@@ -227,8 +234,8 @@ def _eight_lanes(builder, total, a, b, largest: int):
 
 
 @intrinsic
-def look_up(_, table, slots):
-    """look_up(address, slots): the 32-bit words at these indices of a table in memory, lane by lane.
+def gather(_, table, slots):
+    """gather(address, slots): the 32-bit words at these indices of a table in memory, lane by lane.
 
     Indices leave the register in pairs of 64 bits. On Zen 5, whose gather is microcode, that takes an eighth less time.
     """

@@ -90,13 +90,7 @@ class _Emitter:
         return emit.fma(self.builder, *numbers)
 
 
-@intrinsic
-def hidden(_, value):
-    """hidden(v): the same number or vector, through a barrier that LLVM's optimizer cannot look through."""
-    return emits(value(value), emit.opaque)
-
-
-def by_steps(order: tuple[int, ...], places: tuple[int, ...], group: int):
+def pairs_by_steps(order: tuple[int, ...], places: tuple[int, ...], group: int):
     """A primitive: (codes, x, steps, copy) -> the sums of step * code * digits as f32x8, lanes to be added up.
 
     order: position i holds the n of the 16 weights 16 n ... that are i-th in codes and x. places: where a super-block's first,
@@ -126,9 +120,11 @@ def by_steps(order: tuple[int, ...], places: tuple[int, ...], group: int):
     return primitive
 
 
-def by_scales(order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, signed: bool, words: bool = False):
-    """A primitive like ``by_steps`` with scales f32x16 instead of steps. Codes are at most ``largest``, or int8 if ``signed``.
-    With ``words``, codes are int8 and digits are words."""
+def pairs_by_scales(
+    order: tuple[int, ...], places: tuple[int, ...], group: int, largest: int, signed: bool, words: bool = False
+):
+    """A primitive like ``pairs_by_steps`` with scales f32x16 instead of steps. Codes are at most ``largest``, or int8 if
+    ``signed``. With ``words``, codes are int8 and digits are words."""
     alike: dict[tuple[int, ...], list[int]] = {}  # halves (if ``words``, sixteens) whose lanes have the same scales
     wide = 1 if words else 2
     for i in range(len(order) // wide):

@@ -5,7 +5,7 @@ from numba.core.cgutils import pack_array, unpack_tuple
 from numba.extending import intrinsic
 
 from kit.cpu.simd import emit
-from kit.cpu.simd.emit import F32, I32, emits, every
+from kit.cpu.simd.emit import FLOAT32, I32, emits, every
 from kit.cpu.simd.isa import emit_dot4
 from kit.cpu.simd.vectors import Vector, f32x16, i32x16, u8x64
 
@@ -18,7 +18,7 @@ def _load(builder, kind, address, offset=0):
 
 def _spread(builder, address, offset=0):
     """The float32 at an address in every lane."""
-    return emit.broadcast(builder, _load(builder, F32, address, offset), f32x16.llvm)
+    return emit.broadcast(builder, _load(builder, FLOAT32, address, offset), f32x16.llvm)
 
 
 def several_of(count: int):

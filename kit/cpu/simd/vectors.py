@@ -86,7 +86,7 @@ def llvm_type(kind: types.Type) -> ir.Type:
     if isinstance(kind, Vector):
         return kind.llvm
     if isinstance(kind, types.Float):
-        return emit.F32 if kind.bitwidth == 32 else ir.DoubleType()
+        return emit.FLOAT32 if kind.bitwidth == 32 else ir.DoubleType()
     return ir.IntType(1 if kind == types.boolean else kind.bitwidth)
 
 
