@@ -28,7 +28,7 @@ from kit.errors import TraceError
 from kit.lab.commands import cli
 from kit.lab.costs import sentences, tables
 from kit.lab.costs import study as studies
-from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind
+from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind, measure_costs
 from kit.lab.costs.order import Order, order_of
 from kit.lab.costs.study import Study
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, UsedTensor, Way, measure, predict, used_tensors
@@ -78,6 +78,24 @@ def test_only_the_experts_that_were_used_are_in_the_order(folder):
         order = order_of(file, 3)
     gates = [sum("ffn_gate_exps" in name for name in token) for token in order.tokens]
     assert gates == [2 * 2] * 3  # two of eight experts in each of two layers
+
+
+def test_tensors_of_four_dimensions_have_a_cost(folder):
+    """A convolution's weights and a stack of experts of such, in the file of a model that does not run."""
+
+    def change(metadata, tensors):
+        tensors["blk.0.conv.weight"] = np.ones((8, 3, 8, 32), np.float32)
+        tensors["blk.1.ffn_gate_exps.weight"] = np.ones((2, 4, 8, 32), np.float32)
+
+    path = model_files.rewrite(model_files.write(folder, "tiny-llama"), folder / "four.gguf", change)
+    with kit.open(path) as file:
+        order = order_of(file, 2)
+        names = [name for name in order.names if ".conv." in name or "_exps." in name]
+        assert order.reason and len(names) > 1
+        costs = measure_costs(file, names)
+        assert {kind.shape for kind in costs} == {(192, 32), (32, 32)} and all(
+            min(cost.load.values()) >= 0 for cost in costs.values()
+        )
 
 
 def test_a_file_that_cannot_be_run_is_walked(odd):

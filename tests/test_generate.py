@@ -124,6 +124,8 @@ def test_a_seed_repeats_itself(model):
         ({"top_k": -1}, "top_k is -1"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"seed": 2**70}, "seed is 1180591620717411303424"),
+        ({"seed": -(2**63) - 1}, "seed is -9223372036854775809"),
         ({"max_tokens": 0}, "max_tokens is 0"),
     ],
 )

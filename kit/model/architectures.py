@@ -44,6 +44,7 @@ class Architecture:
     period: int = 0  # in each group of this many layers the last attends to all positions; 0: all have the window
     scale: float = 0.0  # of scores; 0: head_dim^-0.5
     local_divided: bool = True  # the divisors of RoPE's frequencies apply to layers with a window too
+    local_sized: bool = False  # heads of layers with a window may have a size of their own
     local_base: float = 0.0  # RoPE base of layers with a window; 0: that of the others
     long: bool = False  # RoPE's divisors are LongRoPE's in every file; elsewhere where rope.scaling.type says so
     local_scaled: bool = True  # RoPE scaling applies to layers with a window too
@@ -113,7 +114,8 @@ ARCHITECTURES = {
     ),
     "gemma4": Architecture(
         "neox", _SANDWICH, qk_norm="head", activation="gelu", root_scaled=True, value_norm=True, scale=1.0, per_layer=True,
-        beside=True, period=6, local_divided=False, soft_caps=(None, 0.0),
+        beside=True, period=6, local_sized=True, local_base=10000.0, local_scaled=False, local_divided=False,
+        soft_caps=(None, 30.0),
     ),
     "lfm2": Architecture("neox", qk_norm="head", recurrent="short convolution", last_norm="token_embd_norm"),
     "lfm2moe": Architecture("neox", qk_norm="head", recurrent="short convolution", last_norm="token_embd_norm", gating=2),

@@ -25,6 +25,7 @@ class Sampler:
             (0 <= temperature < math.inf, f"temperature is {temperature}, expected 0 (greedy) or more"),
             (top_k >= 0, f"top_k is {top_k}, expected 0 (off) or more"),
             (0 < top_p <= 1, f"top_p is {top_p}, expected more than 0 and at most 1 (off)"),
+            (-(2**63) <= seed < 2**64, f"seed is {seed}, expected a number of 64 bits"),
         ):
             if not sound:
                 raise ModelError(f"cannot sample: {problem}")

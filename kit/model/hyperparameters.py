@@ -101,7 +101,7 @@ class Facts:
         self.rope, self.local_rope = self._ropes()
         window = keys.count("attention.sliding_window", 0)
         self.windows = [window if each else 0 for each in keys.local(family.period, self.numbers)]
-        self.local_dim = keys.count("attention.key_length_swa", self.head_dim, least=1)
+        self.local_dim = keys.count("attention.key_length_swa", self.head_dim, least=1) if family.local_sized else self.head_dim
         self.head_dims = [self.local_dim if each else self.head_dim for each in self.windows]
         own = self.whole - (keys.count("attention.shared_kv_layers", 0) if family.per_layer else 0)
         self.sources = [self._source(layer, own) for layer in range(self.count)]
@@ -135,11 +135,16 @@ class Facts:
     def _ropes(self) -> tuple[RopeConfig, RopeConfig]:
         """RoPE of the layers without a window, and of those with one."""
         keys, family = self.keys, self.family
-        positions = keys.flag("rope.scaling.finetuned", True) or not family.scaled  # granite without RoPE sets it to false
+        positions = (
+            keys.flag("rope.scaling.finetuned", True) or family.mup or not family.scaled
+        )  # granite without RoPE sets it to false
         dims = keys.count("rope.dimension_count", self.head_dim, least=1)
         rope = _rope(keys, dims if positions else 0, family.long)
-        stretch = {} if family.local_scaled else {"factor": 1.0, "yarn": False, "attention_factor": 1.0}
-        dims, base = keys.count("rope.dimension_count_swa", rope.dims), keys.number("rope.freq_base_swa", family.local_base)
+        stretch = {} if family.local_scaled else {"factor": 1.0, "yarn": False}
+        if rope.yarn and stretch:
+            stretch["attention_factor"] = 1.0
+        dims = keys.count("rope.dimension_count_swa", rope.dims, least=1) if family.local_sized else rope.dims
+        base = keys.number("rope.freq_base_swa", family.local_base, above=0.0) if family.period else 0.0
         return rope, replace(rope, dims=dims, base=base or rope.base, divided=family.local_divided, **stretch)
 
     def rope_of(self, layer: int) -> RopeConfig | None:
@@ -160,7 +165,8 @@ class Facts:
         """The factor of scores, of queries of ``width`` elements."""
         if self.whole == self.family.hidden_scaled:
             width = self.hidden_size / self.heads[0]
-        return self.multiplier("attention.scale", sharper * width**-0.5)
+        scale = sharper * width**-0.5
+        return scale if self.family.mup else self.multiplier("attention.scale", scale)
 
     def sharpened(self, rope: RopeConfig) -> tuple[RopeConfig, float]:
         """(RoPE, factor of the scores) of DeepSeek's YaRN: where others scale the rotated vectors it scales all scores."""
@@ -198,8 +204,17 @@ def _check(file, config):
             experts, routing = feed_forward.experts, feed_forward.routing
             problems += [
                 (routing.used <= experts, f"{routing.used} of {experts} experts a token"),
-                (experts % routing.groups == 0, f"{experts} experts in {routing.groups} groups"),
+                (
+                    experts % routing.groups == 0 and (routing.groups == 1 or experts // routing.groups > 1),
+                    f"{experts} experts in {routing.groups} groups",
+                ),
             ]
+            if routing.groups > 1:
+                used, of = routing.groups_used, routing.groups
+                problems += [
+                    (used <= of, f"{used} of {of} groups a token"),
+                    (routing.used <= used * (experts // of), f"{routing.used} experts a token of {used} of {of} groups"),
+                ]
     for sound, problem in problems:
         if not sound:
             raise ModelError(f"{file.path}: {problem}: the kit cannot run such a {config.architecture} model")

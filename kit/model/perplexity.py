@@ -26,13 +26,18 @@ class Perplexity:
 
     @property
     def value(self) -> float:
-        """The perplexity: e to the power of the mean surprisal."""
-        return math.exp(self.surprisal.mean())
+        """The perplexity: e to the power of the mean surprisal; infinity beyond the largest float64, e to the power of 709."""
+        return power(self.surprisal.mean())
 
     @property
     def error(self) -> float:
         """Standard error of ``value``, with tokens assumed independent."""
         return self.value * standard_error(self.surprisal)
+
+
+def power(nats: float) -> float:
+    """e to the power of ``nats``; infinity where no float64 holds it."""
+    return math.exp(nats) if not nats > 709 else math.inf
 
 
 def standard_error(samples: np.ndarray) -> float:
@@ -85,7 +90,7 @@ def perplexity(model, ids: Sequence[int], bos=None, context=512, stride=None, pr
         seconds += time.perf_counter() - start
         passed += len(window)
         found.append(surprisal(logits[:-1], window[first:]))
-        bar.set_postfix_str(f"{math.exp(np.concatenate(found).mean()):.3f}, {passed / seconds:.0f} tok/s")
+        bar.set_postfix_str(f"{power(np.concatenate(found).mean()):.3f}, {passed / seconds:.0f} tok/s")
     return Perplexity(np.concatenate(found), passed, seconds)
 
 

@@ -80,7 +80,7 @@ def _each(truth, logits, targets) -> torch.Tensor:
 
 
 def _columns(right, found, divergence, same) -> dict[str, float]:
-    value, ratio = math.exp(found.mean()), math.exp((found - right).mean())
+    value, ratio = perplexity.power(found.mean()), perplexity.power((found - right).mean())
     return {
         "perplexity": value, "perplexity_error": value * perplexity.standard_error(found),
         "ratio": ratio, "ratio_error": ratio * perplexity.standard_error(found - right),

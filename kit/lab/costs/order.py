@@ -1,5 +1,6 @@
 """The order in which a decode uses weights, recorded from a live decode or derived from the file's tensors."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from kit.cpu import dequantize as cpu
 from kit.cpu.threads import torch_alone
 from kit.errors import KitError, ModelError
 from kit.gguf.formats import FORMATS
+from kit.gguf.names import find_tensor
 from kit.gguf.summary import check_model
 from kit.lab import state
 from kit.lab.costs.uses import Use, assumed, draw, uses_of
@@ -32,8 +34,14 @@ class Kind(NamedTuple):
 
 def kind_of(weights, name: str) -> Kind:
     """The kind of ``name``, or of ``stack[expert]``."""
-    info = weights.info(name)
-    return Kind(info.qtype, info.shape[-2:])
+    shape = _shape(weights, name)
+    return Kind(weights.info(name).qtype, (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape)
+
+
+def _shape(weights, name):
+    """The shape of a tensor, or of one expert of a stack."""
+    shape = weights.info(name).shape
+    return shape if find_tensor(weights.file, name)[1] is None else shape[1:]
 
 
 class ProgramCost(NamedTuple):
@@ -206,9 +214,9 @@ class Walk:
 
 
 def use_of(weights, linear: str, name: str) -> Callable[[], torch.Tensor]:
-    """A function that does what a decode does with ``name`` for one token: multiply by a matrix, or fetch a vector."""
-    shape = weights.info(name).shape
-    if len(shape) < 2:
+    """A function that does what a decode does with ``name`` for one token: multiply by a matrix, or fetch what is no matrix."""
+    shape = _shape(weights, name)
+    if len(shape) != 2:
         return lambda: weights[name]
     x = torch.randn(1, shape[-1], generator=torch.Generator().manual_seed(shape[-1]))
     return lambda: linear_named(linear).apply(weights, name, x)

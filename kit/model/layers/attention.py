@@ -35,8 +35,9 @@ class Attention:
     def of(cls, facts, layer: int) -> "Attention":
         """From the metadata (kit.model.hyperparameters.Facts) and the architecture's row."""
         family, keys = facts.family, facts.keys
-        for ending, size in (("", facts.head_dim), ("_swa", facts.local_dim)):
-            keys.same(f"attention.value_length{ending}", size, "the size of a key")
+        keys.same("attention.value_length", facts.head_dim, "the size of a key")
+        if family.local_sized:
+            keys.same("attention.value_length_swa", facts.local_dim, "the size of a key")
         return cls(
             hidden_size=facts.hidden_size,
             heads=facts.heads[layer],

@@ -1,0 +1,110 @@
+"""Every key ``<architecture>.*`` of every family, dropped, changed, added: the kit's logits are llama.cpp's, or it refuses."""
+
+import family_files
+import gguf
+import llama_cpp
+import model_files
+import numpy as np
+import pytest
+from llama_referee import Referee
+
+import kit
+from kit.errors import ModelError
+from kit.gguf import writer
+from kit.model.architectures import ARCHITECTURES
+from kit.model.hyperparameters import read_config
+
+TOKENS = [int(token) for token in np.random.default_rng(3).integers(3, 250, 24)]
+_TYPES = ("none", "linear", "yarn", "longrope")
+_GROUPS = [group for group in vars(gguf.Keys).values() if isinstance(group, type)]
+KNOWN = sorted(  # the keys of an architecture that gguf-py knows, without its name
+    key.removeprefix("{arch}.")
+    for group in _GROUPS
+    for key in vars(group).values()
+    if isinstance(key, str) and key.startswith("{arch}.")
+)
+FAMILIES = ("tiny-llama", "granitehybrid", "lfm2", "gemma4-dense")
+
+
+def variants(metadata, architecture):
+    """(what was done, metadata) of each variant of the keys of one architecture.
+
+    Where no layer differs from another llama.cpp ignores the window of phi3 and of Mistral's first models; the kit does not.
+    """
+    windowed = ARCHITECTURES[architecture].period > 0
+    for key in [key for key in metadata if key.startswith(f"{architecture}.")]:
+        yield f"without {key}", {name: value for name, value in metadata.items() if name != key}
+        if key.endswith("attention.sliding_window") and not windowed:
+            continue
+        for value in _others(metadata[key], _TYPES if key.endswith("scaling.type") else ()):
+            yield f"{key} = {value}", metadata | {key: value}
+    for key in KNOWN:
+        name = f"{architecture}.{key}"
+        if name not in metadata and (windowed or key != "attention.sliding_window"):
+            for value in _TYPES if key.endswith("scaling.type") else (2, 0.5, True, False):
+                yield f"with {name} = {value}", metadata | {name: value}
+
+
+def _others(value, texts):
+    """Other values of the same type."""
+    match value:
+        case bool():
+            return [not value]
+        case int():
+            return [value + 1, 2 * value, value // 2]
+        case float():
+            return [3 * value + 0.01, 0.0]
+        case str():
+            return [*texts, "other"]
+    return [value[::-1], value[:-1], value[0]]
+
+
+def disagreements(path, folder):
+    """The variants of a file that the kit runs with other logits than llama.cpp, and how many both run."""
+    referee, alike, wrong = Referee(), 0, []
+    with kit.open(path) as file:
+        specs, metadata = list(file.tensors.values()), {**file.metadata}
+        metadata = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in metadata.items()}
+        blocks = [file.blocks(spec.name).copy() for spec in specs]
+        architecture = file.architecture
+    for what, keys in (("the file itself", metadata), *variants(metadata, architecture)):
+        changed = writer.write(folder / "variant.gguf", keys, specs, blocks)
+        try:
+            with kit.open(changed) as file:
+                got = kit.Transformer(kit.Weights(file), max_context=min(512, read_config(file).context)).logits(TOKENS).numpy()
+        except ModelError as error:
+            assert "\n" not in str(error), error
+            continue
+        right = referee.logits(changed, TOKENS)
+        if right is None:  # llama.cpp refuses it, or ends
+            continue
+        alike += 1
+        error = np.sqrt(((got - right) ** 2).mean(1)) / right.std(1)
+        if not np.median(error) < 5e-3:
+            wrong.append(f"{what}: {np.median(error):.2g}")
+    referee.close()
+    return wrong, alike
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_key_is_read_or_refused(folder, tmp_path, name):
+    llama_cpp.needed()
+    files = family_files if name in family_files.FILES else model_files
+    wrong, alike = disagreements(files.write(folder, name), tmp_path)
+    assert not wrong and alike > 10, wrong
+
+
+@pytest.mark.parametrize(
+    "keys, says",
+    [
+        ({"expert_group_count": 8}, "8 experts in 8 groups"),
+        ({"expert_group_used_count": 5}, "5 of 4 groups a token"),
+        ({"expert_used_count": 4, "expert_group_used_count": 1}, "4 experts a token of 1 of 4 groups"),
+    ],
+)
+def test_groups_of_experts_that_no_token_can_use(tmp_path, keys, says):
+    file = family_files.bailingmoe2()
+    file.keys(**keys)
+    with pytest.raises(ModelError, match=f"{says}: the kit cannot run such a bailingmoe2 model"):
+        read_config(kit.open(file.write(tmp_path / "groups.gguf")))
