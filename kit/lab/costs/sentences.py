@@ -34,21 +34,23 @@ def how(study: Study) -> str:
         text = f"The order of weight accesses was recorded from a decode of {len(ran.tokens)} tokens{whose}."
     else:
         text = (
-            f"No token was generated ({ran.reason}): a token stands for every tensor used once, in the order of their "
-            "roles, and what is measured below is that walk."
+            f"No token was generated ({ran.reason}). The measurements below use every tensor once, in the order of their "
+            "roles, in place of a token."
         )
     if study.part is not None:
         some = ", ".join(map(str, study.layers[:8])) + ", ..." * (len(study.layers) > 8)
         text += (
-            f" Run and measured were {len(study.layers)} of {study.facts['layers']} layers ({some}) and what "
-            "lies outside all layers: one of each combination of formats at least; `--thorough` takes all of them. What is "
-            "said of the whole file is computed from their costs."
+            f" kit measured {len(study.layers)} of {study.facts['layers']} layers ({some}), at least one per combination of "
+            "formats, and the tensors outside the layers. Figures for the whole file are computed from these; `--thorough` "
+            "measures all layers."
         )
     if order.assumed:
         drawn = f"with popularity falling as rank^-{study.skew:g}" if study.skew else "evenly"
         text += f" Assumed from the metadata: {order.assumed}; experts are drawn {drawn}."
     if order.left_out:
-        text += f" Left out, for their format is not known: {len(order.left_out)} of {study.facts['tensors']} tensors."
+        text += (
+            f" {len(order.left_out)} of {study.facts['tensors']} tensors are left out, because kit does not know their format."
+        )
     if study.disk:
         speed = f"{study.disk.gbps:.1f} GB/s past the page cache, in the leasts too"
         text += f" The file does not fit in {format_bytes(study.disk.room)}: what cannot stay is read at {speed}."

@@ -300,9 +300,9 @@ class Study:
             return ""
         least, uses = min(vectors), len(names)
         return (
-            f"What is not kept costs {format_seconds(least)} a use, however small it is (lookup, buffer, spans): "
+            f"Each use of a tensor that is not cached costs at least {format_seconds(least)} (lookup, buffer, spans): "
             f"{format_seconds(uses * least)} for the {uses} uses of a token, and {least * len(vectors) / sum(vectors):.0%} of "
-            f"what its {len(vectors)} vectors take."
+            f"the time of its {len(vectors)} vectors."
         )
 
     def policies(self) -> pd.DataFrame:
