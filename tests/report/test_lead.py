@@ -63,7 +63,7 @@ def test_the_front_page_opens_with_llama_cpp_the_best_way_and_the_bound(tmp_path
     records.append(tmp_path / "07_memory_frontier.jsonl", way)
     run = runs.Run(tmp_path, runs.Request(model="/models of x/my.gguf"), "m", "0", "c", "now", planned=["07_memory_frontier"])
     text = index.write(run).read_text().replace("&#39;", "'")
-    assert found.title in text and found.best.command in text and "0.8 times the speed of llama.cpp" in text
+    assert found.title in text and found.best.command in text and "0.8 times as fast as llama.cpp" in text
     assert "weights are generated" not in text and "Busy" not in text
     [section] = re.findall(r'<section class="decision".*?</section>', text, re.DOTALL)
     told = [bar.spread for bar in found.bars if bar.spread] + [found.title]
@@ -82,7 +82,7 @@ def test_a_busy_machine_gives_no_comparison(tmp_path, how):
     records.append(tmp_path / "07_memory_frontier.jsonl", way)
     run = runs.Run(tmp_path, runs.Request(model="my.gguf"), "m", "0", "c", "now", planned=["07_memory_frontier"])
     text = index.write(run).read_text()
-    assert "Busy, not a comparison" in text and "times the speed of llama.cpp" not in text
+    assert "Busy, not a comparison" in text and "times as fast as llama.cpp" not in text
     assert ("so no speed on them is a comparison: 07_memory_frontier" in text) == (how == "records")
 
 

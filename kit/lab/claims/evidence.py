@@ -12,10 +12,10 @@ from kit.system.paths import data_file
 
 GRADES = {  # how firm a fact is -> what the word means
     "log": "a committed output",
-    "code": "follows from the source as it stands",
+    "code": "follows from the source",
     "doc": "one of their own documents says so",
     "calc": "arithmetic on the former",
-    "absence": "looked for in every commit and not there",
+    "absence": "looked for in every commit, without a find",
     "thread": "said in a public thread",
     "paper": "published",
     "open": "no record shows it",

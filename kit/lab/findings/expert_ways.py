@@ -103,7 +103,7 @@ class TimedDecode:
     def beside(self) -> dict[str, float]:
         """What stands beside a token's seconds: means of the second half."""
         named = {"waited, s": "waited", "in the kernel, s": "in_kernel", "major faults": "faults"}
-        named |= {"disk beside, GB/s": "disk", "beyond, GB/s": "beyond", "output beside, s": "output"}
+        named |= {"disk meanwhile, GB/s": "disk", "beyond, GB/s": "beyond", "output meanwhile, s": "output"}
         means = {name: self.mean(column) for name, column in named.items()}
         return {"slowest, s": self.late("seconds").max()} | means | {"resident MiB": self.resident / 2**20}
 

@@ -118,14 +118,14 @@ def roofline(points: pd.DataFrame, gpu: Limits):
     measured = points.dropna()
     intensity, gflops = measured["flops"] / measured["bytes"], measured["flops"] / measured["seconds"] / 1e9
     figure, axes = figures.roof(gpu, intensity.min() / 2, intensity.max() * 2, height=4.8)
-    axes.set(xlabel="FLOPs a byte read", ylabel="GFLOP/s")
+    axes.set(xlabel="FLOPs per byte read", ylabel="GFLOP/s")
     kinds, contexts = list(measured["KV cache"].unique()), list(measured["context"].unique())
     for row, (kind, context) in measured[["KV cache", "context"]].iterrows():
         color, marker = figures.PALETTE[kinds.index(kind)], "osv^D"[contexts.index(context) % 5]
         label = f"{kind} keys and values, context {context:,}"
         axes.plot(intensity[row], gflops[row], marker, color=color, markersize=8, label=label)
     share = (measured["bytes"].map(gpu.seconds_to_read) / measured["seconds"]).median()
-    axes.set_title(f"A decoded token on {gpu.name} takes {1 / share:.1f} times the least that its memory allows")
+    axes.set_title(f"A decoded token on {gpu.name} takes {1 / share:.1f}x as long as its memory allows at least")
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8.5)
     return figure
 

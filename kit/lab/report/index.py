@@ -15,7 +15,7 @@ from kit.system import paths
 
 ANSWERED = {  # the claims that a reader comes for, and what each asks
     "first-token-preload": "Does preloading bring the first token from minutes to an instant?",
-    "variance-45-1100": "Can one build give 45 and 1100 tokens a second?",
+    "variance-45-1100": "Can one build give 45 and 1100 tokens per second?",
     "hit-rate-85": "Do 20 entries for 155 layers hit 85%?",
     "tile-295-5": "Does a tile need 295 ms, and a GPU to be fast?",
     "five-tokens": "Can five tokens go from 8 hours to 35 seconds?",
