@@ -240,7 +240,7 @@ CASES = {  # a notebook joins by its row
             "Once they are in memory, every way takes the same time: T per token.",
             "The system may drop mapped pages, unless they are locked.",
             "Float32 (5.00 MiB) also fits: T per token.",
-            "device = cpu: not measured; `kit reproduce --device cuda` adds seconds a token against blocks held in device "
+            "device = cpu: not measured; `kit reproduce --device cuda` adds seconds per token by blocks held in device "
             "memory, the rest over the bus",
         ), "times, and what the file and the machine are"),
     ),

@@ -67,7 +67,8 @@ def speed(claim: str, nbytes: int, weights: str = "float32") -> Record:
         claim, f"tokens a second of {MODEL} from {weights} at the reports' bandwidth", "tok/s", how="computed",
         text=f"{goal:g} tok/s would read {goal * nbytes / 1e12:.1f} TB/s; their machine reads {device['read_gbps'] / 1000:.2f}",
         accept=(goal, None),
-        at_most=(1 / least_seconds(nbytes), f"{format_bytes(nbytes)} per token, {device['read_gbps']} GB/s: {device['source']}"),
+        at_most=(1 / least_seconds(nbytes),
+                 f"{format_bytes(nbytes)} per token, {device['read_gbps']} GB/s: {device['source']}"),
     )  # fmt: skip
 
 
