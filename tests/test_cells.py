@@ -240,8 +240,8 @@ CASES = {  # a notebook joins by its row
             "Once they are in memory, every way takes the same time: T per token.",
             "The system may drop mapped pages, unless they are locked.",
             "Float32 (5.00 MiB) also fits: T per token.",
-            "- Page faults of a mapped file read 0.73 GB/s (a guess: what page faults of a map brought on an M3 Max, where reading "
-            "gave 6.4 (llama.cpp, issue 9244))",
+            "- Page faults of a mapped file read 0.73 GB/s (a guess: what page faults of a map brought on an M3 Max, where "
+            "reading gave 6.4 (llama.cpp, issue 9244))",
             "- The system compresses memory at 4 GB/s (a guess: what the compressor takes in and gives back on all cores)",
             "- The cores dequantize to float32 at 20 GB/s (a guess: float32 that the cores write; no Mac has run the kit)",
             "device = cpu: not measured; `kit reproduce --device cuda` adds seconds per token by blocks held in device "
