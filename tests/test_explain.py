@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shlex
 import time
 from dataclasses import replace
 
@@ -32,6 +33,7 @@ from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind, measure_costs
 from kit.lab.costs.order import Order, order_of
 from kit.lab.costs.study import Study
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, UsedTensor, Way, measure, predict, used_tensors
+from kit.model import budget
 from kit.units import format_bytes, format_seconds
 
 
@@ -297,6 +299,41 @@ def test_the_sum_by_hand_on_page_09_takes_cold_misses_too(tmp_path, monkeypatch)
     monkeypatch.setattr("kit.lab.costs.ways.last_level_cache", lambda: 0)
     ran = cells.run("09_your_model", until="by-hand", out=tmp_path)
     assert ran["cold"] > 0 and sum(ran["terms"].values()) + ran["from_disk"] == pytest.approx(ran["now"].seconds)
+
+
+# --- printed commands ---
+
+
+def printed(text: str) -> list[list[str]]:
+    """The commands of an output as a shell reads them, those in sentences too."""
+    lines = re.findall(r"^    (kit .*)$", text, re.MULTILINE) + re.findall(r"`(kit \w+ [^`]+)`", text.replace("\n", " "))
+    return [shlex.split(line)[1:] for line in lines]
+
+
+@pytest.mark.parametrize("short", [0, 200_000], ids=["fits", "does not fit"])
+def test_every_printed_command_runs_as_printed(folder, tmp_path_factory, monkeypatch, short):
+    """With a path that a shell would split, within the memory that was given."""
+    monkeypatch.setattr("kit.lab.machine.probe", lambda leave_out: MACHINE)
+    monkeypatch.setattr("kit.model.budget.process_bytes", lambda: budget.PROCESS + (48 << 20))  # not pytest's
+    path = model_files.write(tmp_path_factory.mktemp("it's a folder"), "tiny-llama", "Q4_K_M")
+    options = []
+    if short:
+        with kit.open(path) as file:
+            study = Study(file, lambda: MACHINE, 1, 2)
+            options = ["--memory", f"{study.beside + sum(use.nbytes for use in study.uses) - short}B"]
+    told = CliRunner().invoke(cli.main, ["explain", str(path), "--tokens", "2", *options])
+    assert told.exit_code == 0, told.output
+    commands = printed(told.stdout)
+    assert commands and all(str(path) in command for command in commands)
+    assert not short or (options[1].removesuffix("B") in shlex.join(commands[0]) and " pinned" in told.stdout)
+    for command in commands:
+        ran = CliRunner().invoke(cli.main, [*command, "-n", "2"])
+        assert ran.exit_code == 0, (command, ran.output)
+
+
+def test_memory_that_the_process_alone_takes_is_one_error(path):
+    told = CliRunner().invoke(cli.main, ["explain", str(path), "--memory", "300MiB"])
+    assert told.exit_code == 2 and "the process alone takes" in told.output and told.output.count("\n") == 1
 
 
 # --- controls --------------------------------------------------------------------------------------------------------

@@ -47,13 +47,20 @@ def command(study: Study, way: Way) -> str:
     if study.file.path is None or _reason(study):
         return ""
     base = f"kit generate {shlex.quote(str(study.file.path))} -p {shlex.quote(PROMPT)}"
-    memory = f" --memory {study.whole}B" if study.whole else ""
+    memory = f" --memory {size(study.whole)}" if study.whole else ""
     kept = {"HashMap": " --cache all", "NoCache": " --cache none"}.get(way.policy) if way.dtype == "float32" else None
     options = {
         "fused": memory, "fused-int8": f"{memory} --linear fused-int8", "dequantized": kept,
-        "pinned blocks": memory or f" --memory {study.room + study.beside}B",
+        "pinned blocks": memory or f" --memory {size(study.room + study.beside)}",
     }[way.linear]  # fmt: skip
     return "" if options is None else base + options
+
+
+def size(nbytes: int) -> str:
+    """Bytes as an option takes them, exactly: "750MiB"."""
+    units = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
+    unit = next(unit for unit, each in units.items() if nbytes % each == 0)
+    return f"{nbytes // units[unit]}{unit}"
 
 
 def _reason(study: Study) -> str:
@@ -85,9 +92,7 @@ def peer(study: Study) -> Reached | None:
 
 def gather(study: Study) -> dict:
     """The answer as plain data: ``limit``, ``reached``, ``peer``, ``change``; seconds are per token."""
-    nbytes = bytes_used(study.order.uses)
-    least = nbytes / (study.read_gbps * 1e9)
-    limits, speed = study.limits, study.map_speed
+    nbytes, least, limits, speed = bytes_used(study.order.uses), study.least, study.limits, study.map_speed
     ways = reached(study)
     exact = next((each for each in ways if each.way.precision == "f32"), None)
     default = next((each for each in ways if each.way == study.predictions[0].way), None)
@@ -122,14 +127,15 @@ def gather(study: Study) -> dict:
 def told(study: Study) -> list[str]:
     """The answer in lines of text; the last is the command."""
     ways, other, limits = reached(study), peer(study), study.limits
-    nbytes, least = bytes_used(study.order.uses), bytes_used(study.order.uses) / (study.read_gbps * 1e9)
+    nbytes, least = bytes_used(study.order.uses), study.least
     lines = [f"At most {1 / least:.3g} tokens per second here: a token reads {format_bytes(nbytes)}, and {_bandwidth(study)}."]
+    if not study.fits:
+        lines = [f"At most {1 / least:.3g} tokens per second within this memory: a token reads {format_bytes(nbytes)}."]
     if (speed := study.map_speed) and speed.ratio < _SMALL:
         lines.append(f"The file's pages are slower than memory: {speed.told()}. `kit generate` reads such a file again, once.")
     exact = next((each for each in ways if each.way.precision == "f32"), None)
     if exact:
-        share = f", {least / exact.seconds:.0%} of the limit" if study.fits else ""
-        lines.append(f"kit reaches {exact.told} exactly, by {exact.name}{share}.")
+        lines.append(f"kit reaches {exact.told} exactly, by {exact.name}, {least / exact.seconds:.0%} of the limit.")
     rounded = next((each for each in ways if each.way == BLOCKS_INT8), None)
     if rounded:
         lost = quality.lost("int8 activations", study.__dict__.get("quality"))
@@ -182,6 +188,9 @@ def _change(study: Study, ways: list[Reached]) -> list[str]:
         text = f"To change: take int8 activations, {default.seconds / best.seconds:.2f} times as fast, if the quality does."
     elif best.way in (BLOCKS, BLOCKS_INT8):
         best, text = default or best, "To change: nothing. The file's own blocks are the fastest way here."
+    elif best is default:
+        needs = format_bytes(study.beside + sum(use.nbytes for use in study.uses))
+        text = f"To change: nothing within this memory; {needs} for the process hold the whole file."
     else:
         text = f"To change: take {best.name}."
     return [text, f"    {command(study, best.way)}"]

@@ -12,6 +12,8 @@ from kit.lab.costs.tables import as_text, formatted, paragraph, short
 from kit.system import cpu_facts, memory_available
 from kit.units import format_bytes, format_count
 
+_FEW = 20  # a cache of less than this part of the float32 weights is none
+
 
 def what(study: Study) -> str:
     """What the file is, in a sentence or two."""
@@ -149,8 +151,8 @@ def _tables(study, everything, rows, table, more):
     yield "holds", rows(found := study.holds()), more("WHAT THE WEIGHTS TAKE", found)
     yield "roofline", rows(found := study.bounds()), more(f"ROOFLINE (memory reads {study.read_gbps:.1f} GB/s)", found)
     title = f"HITS BY POLICY ({format_bytes(study.memory)} of float32, after the first token)"
-    found = study.policies()
-    yield "policies", rows(found), table(title, found) if everything or study.trace or not study.fits else ""
+    found, matters = study.policies(), not study.fits and study.memory > study.accesses.working_set / _FEW
+    yield "policies", rows(found), table(title, found) if everything or study.trace or matters else ""
     title = "WHERE A TOKEN'S TIME GOES, all ways (dequantized each time, kept in float32, from blocks)"
     yield "families", rows(found := study.families()), more(title, found)
     if everything and (own := study.of_a_use()):

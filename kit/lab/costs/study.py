@@ -55,7 +55,8 @@ _MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample
 _SCRATCH = 1 << 30  # bytes that a decode takes beside weights: libraries, activations, buffers
 _WORTH = 1.5  # times the seconds of the first row: a slower way is not measured
 _LARGEST = 4e9  # bytes of a file whose tokens all engines run in seconds; ten times as much where it is thorough
-_CONTEXT = 512  # positions that a process is asked to hold
+_CONTEXT = 128  # positions that a process is asked to hold: the command that is printed needs fewer
+_PROGRAM = PROCESS + (64 << 20)  # what `kit generate` plans for itself: it takes no more than is told, and never refuses
 _EACH = 4.0  # seconds that measuring a way should take
 
 
@@ -202,13 +203,13 @@ class Study:
     def budget(self) -> Budget | None:
         """How the memory of the whole process is divided (kit.model.budget); None where the kit does not run the file itself.
         ModelError where ``whole`` is too little for it."""
-        if self.whole and self.whole <= PROCESS:
-            told = f"{format_bytes(self.whole)} of memory is too little: the process alone takes {format_bytes(PROCESS)}"
+        if self.whole and self.whole <= _PROGRAM:
+            told = f"{format_bytes(self.whole)} of memory is too little: the process alone takes {format_bytes(_PROGRAM)}"
             raise ModelError(f"{self.file.path}: {told}; --room SIZE is the room of a cache alone")
         if self.cut or self.file.architecture not in ARCHITECTURES or self.file.compressed:
             return None
         try:
-            return divide(self.file, self.whole or memory_available(), context=_CONTEXT, process=PROCESS)
+            return divide(self.file, self.whole or memory_available(), context=_CONTEXT, process=_PROGRAM)
         except ModelError as error:
             if self.whole and "too little" in str(error):
                 raise
@@ -217,7 +218,7 @@ class Study:
     @property
     def beside(self) -> int:
         """Bytes of the process without weights: libraries, activations, the history of a short context."""
-        return self.budget.process + self.budget.history if self.budget else PROCESS
+        return self.budget.process + self.budget.history if self.budget else _PROGRAM
 
     @property
     def room(self) -> int:
@@ -270,6 +271,12 @@ class Study:
     def read_gbps(self) -> float:
         """The best bandwidth that this machine has shown: in its probe, or in what a way predicts or measures."""
         return self.machine.read_gbps * self._factor
+
+    @property
+    def least(self) -> float:
+        """Least seconds of a token from the blocks: memory's, or the disk's where they do not stay."""
+        least = bytes_used(self.order.uses) / (self.read_gbps * 1e9)
+        return least if self.fits else max(least, self.predictions[0].from_disk)
 
     def holds(self) -> pd.DataFrame:
         """What the weights take, held in several ways: all of them, and what a token reads."""
@@ -344,15 +351,15 @@ class Study:
                 self.measured.setdefault(way, Measured(way, found.samples, None, 0, None, found.busy))
 
     def measure_best(self, best: int = 2) -> dict[Way, Measured]:
-        """Measure what `kit generate` does and the ``best`` fastest of the others, but those that engines ran or the store has;
-        again where other processes disturbed it."""
+        """Measure what `kit generate` does and the ``best`` fastest of the others that stay within the memory, but those that
+        engines ran or the store has; again where other processes disturbed it."""
         self.measure_engines()
         if self.part is not None:
             if not self.engines:
                 self.part.measure_best(best)
             return self.measured
-        first = self.predictions[0].seconds
-        for prediction in [found for found in self.predictions[: best + 1] if found.seconds <= _WORTH * first]:
+        some = [found for found in self.predictions if self.stays(found)] or self.predictions  # a walk, where none stays
+        for prediction in [found for found in some[: best + 1] if found.seconds <= _WORTH * some[0].seconds]:
             way = prediction.way
             if way in self.measured or (found := self._known(way)):
                 self.measured.setdefault(way, self.measured.get(way) or found)
@@ -431,5 +438,5 @@ def room_for_weights(file, whole: int | None = None) -> int:
     70 % of what they and the largest weight leave, which a miss dequantizes."""
     uses = uses_of(file)
     blocks, largest = sum(use.nbytes for use in uses), max((4 * use.elements // use.of for use in uses), default=0)
-    room = whole - PROCESS - blocks if whole else 0.7 * (memory_available() - largest - _SCRATCH - blocks)
+    room = whole - _PROGRAM - blocks if whole else 0.7 * (memory_available() - largest - _SCRATCH - blocks)
     return max(1 << 20, int(room))
