@@ -28,6 +28,12 @@ from kit.model.hyperparameters import read_config
 from kit.synthetic.write import synthesize
 
 
+@pytest.fixture(autouse=True)
+def no_engines(monkeypatch):
+    """Each is a process of seconds: tests/test_peers.py runs them."""
+    monkeypatch.setattr("kit.lab.costs.peers.readings", lambda *_, **__: {})
+
+
 def mixture(folder, architecture="glm4moe", layers=4, **more):
     """A file of a mixture without a row, in the order in which a converter may write it; returns its path."""
     keys = {"block_count": layers, "expert_count": 8, "expert_used_count": 2, "leading_dense_block_count": 1} | more
@@ -247,7 +253,6 @@ def test_a_lack_of_memory_is_a_row(folder, monkeypatch):
     with kit.open(model_files.write(folder, "tiny-llama")) as file:
         study = Study(file, lambda: MACHINE, memory=2 << 20, tokens=3)
         monkeypatch.setattr(studies, "memory_available", lambda: 1 << 30)
-        monkeypatch.setattr(studies.peers, "readings", lambda *_, **__: {})
         study.measure_best()
         assert not study.measured and all("did not fit: needed" in why for why in study.unmeasured.values())
         assert "did not fit" in sentences.advise(study) and study.unmeasured
