@@ -229,8 +229,8 @@ SPLIT = {"split.count": 2, "split.tensors.count": 2}
 @pytest.mark.parametrize("second, words", [
     ({}, None), ({"general.architecture": "llama", "general.name": "A"}, None),
     ({"general.architecture": "qwen3"}, "is a part of another model than m-00001.*: 'general.architecture' is 'qwen3'"),
-    ({"general.name": "B"}, "another model.*'general.name' is 'B' and 'A'"),
-    ({"split.tensors.count": 3}, "another model.*'split.tensors.count' is 3 and 2"),
+    ({"general.name": "B"}, "another model.*'general.name' is 'B', not 'A'"),
+    ({"split.tensors.count": 3}, "another model.*'split.tensors.count' is 3, not 2"),
     ({"split.no": "1"}, "'split.no' is '1', expected 1"), ({"split.no": True}, "'split.no' is True, expected 1"),
     ({"split.count": 2.0}, "'split.count' is 2.0, expected 2"),
 ])  # fmt: skip

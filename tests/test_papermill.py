@@ -103,5 +103,5 @@ def test_a_wrong_parameter_is_one_line_and_the_line_of_its_cell(call, tmp_path, 
     shell.user_ns["out"] = str(tmp_path)
     shell.run_cell(f"import kit\n\nlab = kit.{call}")
     *_, first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(("ReportError: no profile 'nope'; there are: smoke", "GGUFError: "))
+    assert first.startswith(("ReportError: there is no profile 'nope'; choose one of smoke", "GGUFError: "))
     assert second == f"  cell line 3: lab = kit.{call}"

@@ -97,7 +97,7 @@ def test_command_fails_when_something_differs(one_step_off, model):
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["--tier", "avx9"], "'avx9' is not one"),
+        (["--tier", "avx9"], "cannot run the SIMD tier 'avx9'"),
         (["--backend", "gpu"], "backend 'gpu' is not known"),
         (["none.gguf"], "none.gguf"),
     ],

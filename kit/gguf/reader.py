@@ -152,8 +152,8 @@ class GGUFFile(Shown):
 
     def enlarge_pages(self, trace) -> None:
         """Begin to read the file again, in a thread, where the page cache holds it by small pages (kit.gguf.large_pages)."""
-        if self.pages == "large" and self._files:
-            self.reading_again = large_pages.begin(self._files, trace) or self.reading_again
+        if self.pages == "large" and self._files and self.reading_again is None:  # once: it may still run
+            self.reading_again = large_pages.begin(self._files, trace)
 
     def large_share(self) -> float | None:
         """Share of what is mapped of the file that is by pages of 2 MiB; None: not known."""

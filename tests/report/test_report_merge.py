@@ -116,7 +116,7 @@ def test_merge_puts_machines_side_by_side(finished, slower, tmp_path):
 
 
 def test_merge_refuses_what_holds_no_run_and_names_equal_ones_apart(finished, slower, tmp_path):
-    assert "holds no run" in invoke("merge", finished.parent / "notebooks", "--out", tmp_path / "x").stderr
+    assert "has no run" in invoke("merge", finished.parent / "notebooks", "--out", tmp_path / "x").stderr
     twin = tmp_path / "elsewhere" / "slower"
     shutil.copytree(slower, twin)
     result = invoke("merge", slower, twin, "--out", tmp_path / "y")
@@ -143,7 +143,7 @@ def test_what_is_joined_or_packed_is_not_written_to(finished):
         ("pack", finished, "--out", finished.parent / "link" / "report.zip"),
     ):
         result = invoke(*command)
-        assert result.exit_code == 2 and "lies in the input" in result.stderr
+        assert result.exit_code == 2 and "is inside the input" in result.stderr
     assert {path: path.read_bytes() for path in finished.iterdir()} == before
 
 

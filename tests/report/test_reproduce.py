@@ -96,7 +96,7 @@ def test_an_output_folder_that_cannot_be_made_is_one_error(notebooks, tmp_path):
     (tmp_path / "file").touch()
     result = reproduce(notebooks.path, tmp_path / "file" / "out")
     assert result.exit_code == 2
-    assert "kit: error: cannot make the output folder" in result.stderr
+    assert "kit: error: cannot create the output folder" in result.stderr
 
 
 def test_a_full_disk_is_one_error_and_the_old_state_survives(tmp_path, monkeypatch):
@@ -230,7 +230,7 @@ def test_a_clock_that_jumps_loses_nothing(notebooks, ran, tmp_path, monkeypatch)
     both, at = files(), at + timedelta(hours=1)
     assert both.items() > first.items() and len({path.parent for path in both}) == 2
     again = of_run()
-    assert again.exit_code == 2 and again.stderr.startswith("kit: error: ") and "already holds a run" in again.stderr
+    assert again.exit_code == 2 and again.stderr.startswith("kit: error: ") and "already has a run" in again.stderr
     assert files() == both and len(ran) == 2
 
 
@@ -254,7 +254,7 @@ def test_a_resume_needs_a_run_of_this_machine(tmp_path, notebooks):
     run = runs.Run(out, runs.Request(), "another-machine", "0", "", runs.now())
     run.save()
     assert runs.load(out) == run
-    assert "made on another-machine" in reproduce(notebooks.path, out, "--resume").stderr
+    assert "another machine (another-machine" in reproduce(notebooks.path, out, "--resume").stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
