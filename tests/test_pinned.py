@@ -65,7 +65,7 @@ def test_a_system_without_a_way_past_the_page_cache_is_one_clear_error(tmp_path,
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr("kit.model.pinned.open_past", lambda path: refuse(path, 0))
-    with kit.open(path) as file, pytest.raises(GGUFError, match="direct reads .past the page cache. fail: Invalid argument"):
+    with kit.open(path) as file, pytest.raises(GGUFError, match=r"direct reads .past the page cache. fail: Invalid argument"):
         PinnedBlocks(file, 0)
 
 
