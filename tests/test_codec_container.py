@@ -6,6 +6,7 @@ import resource
 from contextlib import contextmanager
 
 import gguf
+import model_files
 import numpy as np
 import pytest
 import safetensors.torch
@@ -321,3 +322,11 @@ def test_verify_against_another_source(packed, tmp_path):
     other = synthesize(tmp_path / "other.gguf", "tiny-llama", seed=1)
     with pytest.raises(CodecError, match="the unpacked values differ"):
         verify(packed, source=other)
+
+
+@pytest.mark.parametrize("quant, larger", [("Q4_K_M", True), ("F32", False)])
+def test_a_result_that_is_larger_than_the_file_says_so(tmp_path, quant, larger):
+    source, out = model_files.write(tmp_path, "tiny-llama", quant), tmp_path / "tiles.gguf"
+    result = CliRunner().invoke(main, ["compress", str(source), "-o", str(out)])
+    assert result.exit_code == 0 and (out.stat().st_size > source.stat().st_size) == larger
+    assert ("The result is larger" in result.stderr) == larger

@@ -1,5 +1,8 @@
 """kit compress: a model's linear layers as entropy-coded tiles."""
 
+import os
+from pathlib import Path
+
 import click
 
 
@@ -25,6 +28,7 @@ def command(file, output, coding, threads, force):
     from kit.codec.compressor import compress
     from kit.codec.container import CompressedFile
     from kit.codec.weights import CompressedWeights
+    from kit.gguf.sources import model_bytes
     from kit.system import usable_cores
     from kit.units import format_bytes
 
@@ -37,3 +41,7 @@ def command(file, output, coding, threads, force):
             f"{output}: {len(weights.layers)} matrices, {tiles} tiles, {format_bytes(packed)} "
             f"for {format_bytes(plain)} of {coding} ({packed / plain:.1%})"
         )
+    before, after = model_bytes(Path(file)), os.path.getsize(output)
+    if after > before:
+        told = f"{format_bytes(after)}, {file} is {format_bytes(before)}"
+        click.echo(f"The result is larger: {told}, because its weights have fewer bits than tiles.", err=True)
