@@ -147,7 +147,8 @@ class Llama(AbstractContextManager):
 
         The first ``held`` positions of the KV cache are kept, ``tokens`` follow them.
         """
-        self._lib.llama_memory_seq_rm(self._memory, 0, held, -1)
+        if not self._lib.llama_memory_seq_rm(self._memory, 0, held, -1) & 0xFF:  # a bool
+            raise ModelError(f"llama.cpp cannot go back to {held} positions: a recurrent layer has the state of the last one")
         n = len(tokens)
         wanted = n if wanted is None else wanted
         ints, sequence = ctypes.c_int32 * n, (ctypes.c_int32 * 1)(0)
