@@ -4,6 +4,7 @@ import importlib
 import json
 import pkgutil
 import time
+from pathlib import Path
 
 import click
 import pandas as pd
@@ -21,17 +22,24 @@ NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
 @click.option("--only", help="The cases whose name holds this (not of all benchmarks).")
+@click.option("--run", "of", type=click.Path(path_type=Path), help="Copy this run to results/reference, then as --table.")
 @click.option("--explain", metavar="MODEL", help="Keep what kit explain MODEL prints for README, then as --table.")
 @click.option("--table", is_flag=True, help="Run nothing: write README and the pages of docs from the records.")
-def main(names, save, only, explain, table):
+def main(names, save, only, of, explain, table):
     """Run the benchmarks called NAME, by default all, and print their tables.
 
     The machine should be idle: peers are measured in turn with the kit, so ratios suffer less than absolute numbers.
     """
-    if table or explain:
-        from benchmarks import _pages
+    if of:
+        from benchmarks import _reference
 
-        click.echo("\n".join([str(_pages.record(explain))] * bool(explain) + _pages.write()))
+        click.echo("\n".join(map(str, [_reference.add(of), *_reference.tidy()])))
+    if table or explain or of:
+        from benchmarks import _pages  # after the run was added: it reads the newest
+
+        if explain:
+            click.echo(_pages.record(explain))
+        click.echo("\n".join(_pages.write()))
         return
     click.echo(f"{machine.machine_id()}: {system.cpu_name()}, {system.usable_cores()} cores; kit {__version__}")
     records = ROOT / "results" / "reference"

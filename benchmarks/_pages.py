@@ -10,21 +10,17 @@ import sys
 import time
 from pathlib import Path
 
-import nbformat
-
 from benchmarks import _speeds, waits
 from benchmarks._pictures import by_memory, pictures
-from benchmarks._records import FULL, REFERENCE, row
+from benchmarks._records import FULL, REFERENCE, RUN, row
 from kit import __version__
 from kit.lab import machine
 from kit.lab.claims import table as claims
-from kit.lab.costs.tables import paragraph
 from kit.system.paths import ROOT
 from kit.units import format_seconds
 
 IMAGES = ROOT / "docs" / "images"
-TRAINED = REFERENCE / "amd-epyc-avx512-2c-24g-c082" / "gemma-3-270m"  # shown until an output of kit explain is recorded
-SHORT = 24  # lines of output on the front page
+SHORT = 17  # lines of output on the front page
 VERDICTS = ("impossible", "not reproduced", "undecided here", "reproduced", "reproduced in ratio", "not measurable here")
 MIXTURE = {"mapped": "a token, mapped", "slots": "a token, slots past it, 2", "best": "a token, slots past it, S3FIFO"}
 
@@ -41,28 +37,28 @@ def sentences() -> dict[str, tuple[str, ...]]:
     slow, fast = (row("05_tile_decode", f"a tile, {name}")["median"] for name in ("reported, compiled", "vector"))
     attention = row("04_attention", "a token at context 512")
     story = (
-        f"at least {floor:.2g} s",
-        f"read {terabytes:.0f} TB/s",
-        f"most {hits['upper']:.1f}%",
-        f"hits {hits['median']:.0f}%",
-        f"{tile:.0f} times as fast",
-        f"{five:.0f} s",
+        f"needs at least {floor:.2g} s",
+        f"would read {terabytes:.0f} TB/s",
+        f"t most {hits['upper']:.1f}%",
+        f"LRU hits {hits['median']:.0f}%",
     )
     mixture = {name: row("10_experts", quantity, FULL)["median"] for name, quantity in MIXTURE.items()}
     counts = {verdict: row("08_claims", f"claims: {verdict}")["median"] for verdict in VERDICTS}
+    *most, last = (f"{count:.0f} {verdict}" for verdict, count in counts.items())
+    told = f"{', '.join(most)}, and {last}"
     pairs = [f"{format_seconds(kept[n])} kept and {format_seconds(each[n])} dequantized each time" for n in (0, 1)]
     findings = (
         f"With memory for all of it, a token takes {pairs[0]}",
         f"With memory for 75%, it takes {pairs[1]}",
         f"From blocks it takes {format_seconds(blocks[1])}",
         f"a token becomes {attention['median']:.2f} times as fast, and at most {attention['upper']:.2f} times is possible",
-        f"{format_seconds(slow)} on one CPU core",
-        f"it takes {format_seconds(fast)}",
-        f"{mixture['mapped']:.1f} s per token with mmap",
-        f"{mixture['slots']:.2f} s when",
-        f"{mixture['best']:.2f} s with the best policy",
-        f"{sum(counts.values()):.0f} claims",
-        *(f"{count:.0f} {verdict}" for verdict, count in counts.items()),
+        f"The same algorithm takes {format_seconds(slow)} on one CPU core",
+        f"vector instructions it takes {format_seconds(fast)}, which is {tile:.0f} times as fast",
+        f"five tokens take {five:.0f} s, not 35",
+        f"takes {mixture['mapped']:.1f} s per token with mmap",
+        f"It takes {mixture['slots']:.2f} s when",
+        f"and {mixture['best']:.2f} s with the best policy",
+        f"there are {sum(counts.values()):.0f} claims: {told}",
     )
     medians = waits.medians([*_speeds.runs("waits")])
     waited = {what: f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s" for what, seconds in medians.items()}
@@ -70,9 +66,11 @@ def sentences() -> dict[str, tuple[str, ...]]:
     return {
         "README.md": (
             *story,
+            f"becomes {tile:.0f} times as fast on one CPU core",
+            f"figures they take {five:.0f} s",
             f"installation took {waited['installing']}",
-            f"took {waited['kit explain, the first time']} the first time",
-            f"{waited['kit explain, again']} after that",
+            f"model took {waited['kit explain, the first time']} the first time",
+            f"and {waited['kit explain, again']} after that",
             f"decodes {low:.2g} to {high:.2g} times as fast as llama.cpp",
         ),
         "docs/findings.md": (*story, *findings),
@@ -84,21 +82,10 @@ def sentences() -> dict[str, tuple[str, ...]]:
 
 
 def explained() -> tuple[str, str, str]:
-    """(version and machine, command, output) of the newest `kit explain` on record, or else of a committed page 09."""
-    found = sorted(REFERENCE.glob("*/explain/*.json"), key=lambda path: json.loads(path.read_text())["started"])
-    if found:
-        run = json.loads(found[-1].read_text(encoding="utf-8"))
-        return f"kit {run['kit_version']} on `{found[-1].parent.parent.name}`", run["command"], run["output"]
-    cells = nbformat.read(TRAINED / "09_your_model.ipynb", as_version=4).cells
-    shown = [output["data"] for cell in cells for output in cell.get("outputs", ()) if "data" in output]
-    what = next(data["text/markdown"] for data in shown if "architecture" in data.get("text/markdown", ""))
-    table = next(
-        data["text/plain"] for data in shown if "measured" in data.get("text/plain", "") and "way " in data["text/plain"]
-    )
-    head, _, *lines = table.partition("\n\n")[0].splitlines()  # pandas has the other columns below these
-    text = "\n".join(line.rstrip(" \\") for line in (head.replace("   ", "way", 1), *lines))
-    where = f"kit {json.loads((TRAINED / 'run.json').read_text())['kit_version']} on `{TRAINED.parent.name}`"
-    return where, "kit explain gemma-3-270m --memory 127.8MiB", f"{paragraph(what)}\n\nWHAT TO CHANGE\n{text}"
+    """(version and machine, command, output) of the newest `kit explain` on record."""
+    path = max(REFERENCE.glob("*/explain/*.json"), key=lambda path: json.loads(path.read_text())["started"])
+    run = json.loads(path.read_text(encoding="utf-8"))
+    return f"kit {run['kit_version']} on `{path.parent.parent.name}`", run["command"], run["output"]
 
 
 def shortened(output: str, most: int) -> str:
@@ -120,11 +107,14 @@ def block(most: int = 10**6) -> str:
 
 
 def record(model: str) -> Path:
-    """Run `kit explain MODEL` and keep what it prints, with the machine, under results/reference."""
+    """Run `kit explain MODEL` and keep what it prints, with the machine, under results/reference. ValueError: other processes
+    used the machine."""
     command = f"kit explain {model}"
     done = subprocess.run(
         [Path(sys.executable).parent / "kit", *command.split()[1:]], capture_output=True, text=True, check=True
     )
+    if "other processes" in done.stdout:
+        raise ValueError(f"nothing was recorded: other processes used the machine during `{command}`:\n{done.stdout}")
     path = REFERENCE / machine.machine_id() / "explain" / f"{model}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     system = machine.describe()
@@ -143,6 +133,21 @@ def fill(page: Path, name: str, content: str) -> None:
     page.write_text(f"{before}{mark}{content}\n{end}{after}", encoding="utf-8")
 
 
+AMOUNT = r"\d+(?:[.,]\d+)*(?: (?:ns|us|ms|s|min|h)\b)?"  # a number as `sentences` write it, with its unit of time
+FRONT = r"results/reference/[^`\s]+/index\.html"  # the page of the newest run
+
+
+def told_again(text: str, pieces: tuple[str, ...]) -> str:
+    """The text of a page with the numbers of ``pieces``. ValueError: the words of a piece are not on the page, or twice."""
+    for piece in pieces:
+        words, numbers = re.split(AMOUNT, piece), iter(re.findall(AMOUNT, piece))
+        found = re.compile(AMOUNT.join(r"\s+".join(map(re.escape, part.split(" "))) for part in words))
+        if len(found.findall(text)) != 1:
+            raise ValueError(f"{len(found.findall(text))} places say {piece!r} with some number; one should")
+        text = found.sub(lambda place, numbers=numbers: re.sub(AMOUNT, lambda _: next(numbers), place[0]), text)
+    return re.sub(FRONT, str((RUN / "index.html").relative_to(ROOT)), text)
+
+
 def parts() -> dict[tuple[str, str], str]:
     """(page, name of its marks) -> what is generated between them."""
     return {
@@ -159,6 +164,9 @@ def write() -> list[str]:
     """All parts and pictures; the paths that were written."""
     for (page, name), content in parts().items():
         fill(ROOT / page, name, content)
+    for page, pieces in ({"docs/index.md": ()} | sentences()).items():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        (ROOT / page).write_text(told_again(text, pieces), encoding="utf-8")
     for name, (data, draw) in pictures().items():
         draw(data).savefig(IMAGES / f"{name}.png", dpi=110, metadata={"Description": json.dumps(data)})
-    return sorted({page for page, _ in parts()} | {f"docs/images/{name}.png" for name in pictures()})
+    return sorted({page for page, _ in parts()} | {*sentences()} | {f"docs/images/{name}.png" for name in pictures()})

@@ -6,8 +6,20 @@ from pathlib import Path
 from kit.system.paths import ROOT
 
 REFERENCE = ROOT / "results" / "reference"
-RUN = REFERENCE / "amd-epyc-avx512-2c-24g-c082" / "quick"  # the run that docs/findings.md tells of
-FULL = REFERENCE / "amd-epyc-avx512-2c-24g-8da4" / "full"  # and that of the mixture of 19 GB
+FULL = REFERENCE / "amd-epyc-avx512-2c-24g-8da4" / "full"  # the run of a mixture of 19 GB
+
+
+def started(folder: Path) -> str:
+    """When a run began, by which ISO dates sort."""
+    return json.loads((folder / "run.json").read_text(encoding="utf-8"))["started"]
+
+
+def rendered(reference: Path = REFERENCE) -> list[Path]:
+    """The committed runs that have pages, the newest first."""
+    return sorted((path.parent for path in reference.glob("*/*/index.html")), key=started, reverse=True)
+
+
+RUN = rendered()[0]  # the run that README and docs link to, and that docs/findings.md tells of
 
 
 def rows(notebook: str, run: Path = RUN) -> list[dict]:

@@ -1,6 +1,7 @@
 """Every benchmark runs, on small cases and in this process: its table has its rows. No speed is looked at."""
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -13,12 +14,13 @@ import model_files
 import pandas as pd
 import pytest
 
-from benchmarks import _speeds, decode, hf, quality, waits
+from benchmarks import _records, _reference, _speeds, decode, hf, quality, waits
 from benchmarks.__main__ import NAMES
 from kit.cache import POLICIES
 from kit.gguf.formats import FORMATS
 from kit.lab import llama_cpp
 from kit.model.attention import ATTENTION
+from kit.system.paths import ROOT
 
 SMALL = {  # benchmark -> (constants that make it small, arguments of its run, words that its rows' names begin with)
     "batches": ({"TOKENS": (4,)}, {"samples": 2}, ("batch of 4, blocks", "batch of 4, torch int8", "batch of 4, torch int4")),
@@ -254,3 +256,57 @@ def test_a_missed_goal_has_its_reason_by_part():
         "the rest of it 10, the kit's around its pass 8, attention, norms, embedding 5, Python of transformers 2, "
         "products at 20 GB/s.",
     ]
+
+
+def run_of(folder, started, commit="c" * 12, model="", pages=True, **outcome):
+    """A run of every notebook, as `kit reproduce` leaves it: a record, a page and a picture of each."""
+    folder.mkdir(parents=True)
+    names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+    of = {"status": "ok", "reason": "", "cell": 1, "seconds": 1.0, "records_before": [], "finished": "", "digest": ""} | outcome
+    request = {"profile": "quick", "model": model, "only": [], "texts": [], "device": "cpu"}
+    state = {"request": request, "machine_id": "m", "kit_version": "0", "commit": commit, "started": started}
+    state |= {"notebooks": dict.fromkeys(names, of), "planned": names, "schema_version": 1}
+    (folder / "run.json").write_text(json.dumps(state))
+    for name in (
+        "index.html",
+        "peers.json",
+        "measurements.ndjson",
+        *(f"{name}.{kind}" for name in names for kind in ("html", "jsonl")),
+    ):
+        if pages or not name.endswith("html"):
+            (folder / name).write_text("")
+    return folder
+
+
+def test_a_run_becomes_the_committed_one_and_older_ones_keep_their_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(_records, "REFERENCE", tmp_path / "reference")
+    first = _reference.add(run_of(tmp_path / "a", "2026-01-01", "a" * 12))
+    second = _reference.add(run_of(tmp_path / "b", "2026-01-02", "b" * 12))
+    assert first == second == tmp_path / "reference" / "m" / "quick", "the older one is quick-<commit> now"
+    third = _reference.add(run_of(tmp_path / "c", "2026-01-03", model="/models/some-1.5b.gguf"))
+    assert third.name == "some-1.5b" and _records.rendered(tmp_path / "reference")[0] == third
+    assert {path.name for path in _reference.tidy()} == {"quick", "quick-aaaaaaa"} and _reference.tidy() == []
+    for folder in third.parent.iterdir():
+        kinds = {path.suffix for path in folder.iterdir()}
+        assert kinds == {".json", ".jsonl"} | ({".html"} if folder == third else set())
+
+
+def test_a_run_that_failed_or_was_disturbed_is_not_committed(tmp_path, monkeypatch):
+    monkeypatch.setattr(_records, "REFERENCE", tmp_path / "reference")
+    with pytest.raises(ValueError, match="failed in 00_start_here, 01"):
+        _reference.add(run_of(tmp_path / "a", "2026-01-01", status="failed"))
+    busy = run_of(tmp_path / "b", "2026-01-01")
+    (busy / "run.json").write_text((busy / "run.json").read_text().replace("07_memory_frontier", "07_other"))
+    with pytest.raises(ValueError, match="has no 07_memory_frontier"):
+        _reference.add(busy)
+    monkeypatch.setattr(_reference.Run, "was_busy", lambda self, name: name.startswith("09"))
+    with pytest.raises(ValueError, match="was disturbed in 09_your_model: run it again on an idle machine"):
+        _reference.add(run_of(tmp_path / "c", "2026-01-01"))
+    assert not (tmp_path / "reference").exists()
+
+
+def test_one_rendered_run_of_each_machine_is_in_the_repository():
+    machines = [folder.parent for folder in _records.rendered()]
+    assert len(machines) == len({*machines}) > 0
+    stray = [path for kind in _reference.PAGES for path in _records.REFERENCE.glob(f"*/*/{kind}")]
+    assert {path.parent for path in stray} == {*_records.rendered()}

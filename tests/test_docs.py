@@ -262,6 +262,23 @@ def test_numbers_of_a_page_are_those_of_the_records(page):
     assert [piece for piece in _pages.sentences()[page] if piece not in text] == []
 
 
+@pytest.mark.parametrize("page", _pages.sentences())
+def test_numbers_that_moved_are_written_again(page):
+    """`make readme` after another run: the words stay, the numbers and the link follow."""
+    text, pieces = (ROOT / page).read_text(encoding="utf-8"), _pages.sentences()[page]
+    others = tuple(re.sub(_pages.AMOUNT, "9.87 s", piece) for piece in pieces)
+    moved = _pages.told_again(text, others).replace(str(_pages.RUN.relative_to(ROOT)), "results/reference/other/run")
+    assert moved != text and all(piece in " ".join(moved.split()) for piece in others)
+    with pytest.raises(ValueError, match="0 places say 'no such 5 words'"):
+        _pages.told_again(text, ("no such 5 words",))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/findings.md", "docs/index.md"])
+def test_a_page_leads_to_the_newest_report(page):
+    found = re.findall(_pages.FRONT, (ROOT / page).read_text(encoding="utf-8"))
+    assert found == [str((_pages.RUN / "index.html").relative_to(ROOT))]
+
+
 @pytest.mark.parametrize("page", WRITTEN)
 def test_no_other_number_is_on_the_page(page):
     """Each is computed from a record, a figure of the reports (data/*.yaml), or named here."""
@@ -272,7 +289,9 @@ def test_no_other_number_is_on_the_page(page):
 
 def test_readme_is_short_and_names_no_commit():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count("\n") <= 110
+    shown = re.search(r"<!-- explain -->\n(.*?)<!-- /explain -->", text, re.DOTALL)[1].count("\n")
+    longest = _pages.SHORT + len(("command", "...", "blank", "machine"))
+    assert text.count("\n") - shown + longest <= 110
     assert not re.search(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7}\b", text)
 
 
@@ -299,11 +318,14 @@ def test_what_is_not_published_is_installed_from_a_checkout():
 def test_what_explain_prints_is_recorded_and_shown_in_whole_sections(tmp_path, monkeypatch):
     printed = "a file\n\nTHE ANSWER\nyes\n\n" + "A TABLE\n" + "row\n" * 30
     monkeypatch.setattr(_pages, "REFERENCE", tmp_path)
-    monkeypatch.setattr(_pages.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, printed))
+    said = {"kit explain tiny": printed, "kit explain busy": "At most 3, while other processes used the cores\n"}
+    run = lambda words, **_: subprocess.CompletedProcess([], 0, said[f"kit {' '.join(words[1:])}"])  # noqa: E731
+    monkeypatch.setattr(_pages.subprocess, "run", run)
     monkeypatch.setattr(_pages.machine, "describe", dict)
     monkeypatch.setattr(_pages.machine, "machine_id", lambda: "some-cpu")
-    assert _pages.explained()[1].startswith("kit explain gemma-3-270m")
     assert _pages.record("tiny").parent == tmp_path / "some-cpu" / "explain"
+    with pytest.raises(ValueError, match="nothing was recorded: other processes used the machine"):
+        _pages.record("busy")
     assert _pages.explained() == (f"kit {kit.__version__} on `some-cpu`", "kit explain tiny", printed)
     assert _pages.block(12).splitlines()[:7] == [
         *"    $ kit explain tiny|    a file||    THE ANSWER|    yes||    ...".split("|")

@@ -69,7 +69,7 @@ def command(file, memory, room, tokens, trace, via, skew, thorough, machine, eve
     with kit.open(file) as opened:
         check_model(opened)
         if not report:
-            sizes = {"whole": given, "memory": kept, "again": again}
+            sizes = {"whole": given, "memory": kept, "again": again, "name": file}
             return _explain(opened, as_json, everything, trace=accesses, **sizes, **how)
         _check(opened, given, via)
 

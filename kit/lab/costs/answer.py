@@ -46,7 +46,7 @@ def command(study: Study, way: Way) -> str:
     """The command that runs a way, as it can be pasted; "" where no command does."""
     if study.file.path is None or _reason(study):
         return ""
-    base = f"kit generate {shlex.quote(str(study.file.path))} -p {shlex.quote(PROMPT)}"
+    base = f"kit generate {shlex.quote(study.name or str(study.file.path))} -p {shlex.quote(PROMPT)}"
     memory = f" --memory {size(study.whole)}" if study.whole else ""
     kept = {"HashMap": " --cache all", "NoCache": " --cache none"}.get(way.policy) if way.dtype == "float32" else None
     options = {

@@ -69,7 +69,8 @@ class Study:
 
     Of a file whose layers would take minutes a sample is run and measured, unless ``thorough``; ``cut``: the layers that
     ``file`` was cut to. ``minute``: seconds after which no further way is measured, the compiling of kernels not counted.
-    ``store``: of measurements, read and written; ``again``: measure what it has, too; ``by``: who measures.
+    ``store``: of measurements, read and written; ``again``: measure what it has, too; ``by``: who measures. ``name``: of the
+    file in commands; "": its path.
     """
 
     file: object
@@ -91,6 +92,7 @@ class Study:
     store: Readings = field(default_factory=shared)
     again: bool = False
     by: str = "kit explain"
+    name: str = ""
 
     def __post_init__(self):
         check_model(self.file)
