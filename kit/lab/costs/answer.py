@@ -48,10 +48,11 @@ def command(study: Study, way: Way) -> str:
         return ""
     base = f"kit generate {shlex.quote(study.name or str(study.file.path))} -p {shlex.quote(PROMPT)}"
     memory = f" --memory {size(study.whole)}" if study.whole else ""
+    given = memory or f" --memory {size(study.room + study.beside)}"
     kept = {"HashMap": " --cache all", "NoCache": " --cache none"}.get(way.policy) if way.dtype == "float32" else None
     options = {
         "fused": memory, "fused-int8": f"{memory} --linear fused-int8", "dequantized": kept,
-        "pinned blocks": memory or f" --memory {size(study.room + study.beside)}",
+        "pinned blocks": given, "slots": given, "slots-int8": f"{given} --linear fused-int8",
     }[way.linear]  # fmt: skip
     return "" if options is None else base + options
 
@@ -136,7 +137,7 @@ def told(study: Study) -> list[str]:
     exact = next((each for each in ways if each.way.precision == "f32"), None)
     if exact:
         lines.append(f"kit reaches {exact.told} exactly, by {exact.name}, {least / exact.seconds:.0%} of the limit.")
-    rounded = next((each for each in ways if each.way == BLOCKS_INT8), None)
+    rounded = next((each for each in ways if each.way.precision == "int8 activations"), None)
     if rounded:
         lost = quality.lost("int8 activations", study.__dict__.get("quality"))
         lines.append(f"With int8 activations it reaches {rounded.told}: {lost}.")
@@ -183,11 +184,14 @@ def _change(study: Study, ways: list[Reached]) -> list[str]:
     if not ways:
         return ["Nothing that a command runs stays within this memory."]
     default = next((each for each in ways if each.way == study.predictions[0].way), None)
-    best = ways[0]
-    if default and best.way == BLOCKS_INT8 and default.seconds / best.seconds >= _WORTH:
-        text = f"To change: take int8 activations, {default.seconds / best.seconds:.2f} times as fast, if the quality does."
+    best, times = ways[0], default.seconds / ways[0].seconds if default else 0.0
+    rounds = best.way.precision == "int8 activations"
+    if rounds and times < _WORTH:
+        best = default or best
+    if rounds and times >= _WORTH:
+        text = f"To change: take int8 activations, {times:.2f} times as fast, if the quality does."
     elif best.way in (BLOCKS, BLOCKS_INT8):
-        best, text = default or best, "To change: nothing. The file's own blocks are the fastest way here."
+        text = "To change: nothing. The file's own blocks are the fastest way here."
     elif best is default:
         needs = format_bytes(study.beside + sum(use.nbytes for use in study.uses))
         text = f"To change: nothing within this memory; {needs} for the process hold the whole file."

@@ -82,7 +82,7 @@ def experts(study: Study) -> str:
     """The command for a mixture that does not fit: which cache suits its experts; "" for any other file."""
     if study.fits or not any(use.used < use.of and not use.is_rows for use in study.uses):
         return ""
-    room = format_bytes(memory_available()).replace(" ", "")
+    room = format_bytes(study.whole or memory_available()).replace(" ", "")
     where = study.file.path or "FILE"
     told = "This mixture does not fit"
     return f"{told}: `kit experts {shlex.quote(str(where))} --memory {room}` says which cache suits its experts."

@@ -28,6 +28,7 @@ from kit.lab.costs.uses import Use, assumed, bytes_used, draw, uses_of
 from kit.lab.costs.ways import (
     BLOCKS,
     BLOCKS_INT8,
+    SLOTS,
     BackingStore,
     Measured,
     Prediction,
@@ -239,6 +240,11 @@ class Study:
         return None if self.fits or not self.budget or not self.disk else self.budget.pinned or None
 
     @cached_property
+    def slots(self) -> int | None:
+        """Bytes of experts that `kit generate --memory` keeps of a mixture that does not fit; None of any other."""
+        return None if self.fits or not self.budget or not self.disk else self.budget.slots or None
+
+    @cached_property
     def disk(self) -> BackingStore | None:
         """The disk under the file; None where nothing is read from it once the page cache is warm, or it cannot be measured."""
         if self.file.path is None or self.fits:
@@ -256,7 +262,7 @@ class Study:
 
     @cached_property
     def _predicted(self) -> list[Prediction]:
-        return tables.advice(self.file, self.order, self.costs, self.machine, self.memory, self.disk, self.pinned)
+        return tables.advice(self.file, self.order, self.costs, self.machine, self.memory, self.disk, self.pinned, self.slots)
 
     @property
     def _factor(self) -> float:
@@ -377,6 +383,8 @@ class Study:
         way, free = prediction.way, memory_available()
         needed, room = prediction.held + _SCRATCH, free - max(1 << 30, memory_limit() // 20)  # some is the system's
         tokens = max(3, min(self.tokens, 5, int(_EACH / prediction.seconds)))  # of two the median is a mean
+        if way.linear in SLOTS:
+            tokens = max(6, min(self.tokens, int(_EACH / prediction.seconds)))
         self.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} per token predicted")
         if self._left() < 3 * prediction.seconds:
             return "was not measured: a minute had passed (`--thorough` takes more)"

@@ -19,6 +19,7 @@ from kit.lab.costs.ways import (
     BLOCKS,
     BLOCKS_INT8,
     LAZY,
+    SLOTS,
     BackingStore,
     Measured,
     Prediction,
@@ -137,11 +138,14 @@ def exactness_of(file) -> pd.DataFrame:
     return wide.rename_axis(index="format", columns=None)
 
 
-def candidates(working_set, memory: int, pinned: int | None = None) -> list[Way]:
+def candidates(working_set, memory: int, pinned: int | None = None, slots: int | None = None) -> list[Way]:
     """The ways open to a cache of ``memory`` bytes, first that which `kit generate` takes by itself; ``working_set(dtype)`` in
-    bytes. ``pinned``: bytes of blocks that stay in memory, where they do not all."""
-    ways = [BLOCKS] if pinned is None else [Way("Pinned", pinned, linear="pinned blocks"), BLOCKS]
-    ways += [BLOCKS_INT8, LAZY, *[Way("LRU", memory)] * (working_set("float32") > memory)]
+    bytes. ``pinned``: bytes of blocks that stay in memory, where they do not all; ``slots``: of a mixture's experts."""
+    if slots:
+        ways = [Way("LRU", slots, linear=linear) for linear in SLOTS]
+    else:
+        ways = [BLOCKS, BLOCKS_INT8] if pinned is None else [Way("Pinned", pinned, linear="pinned blocks"), BLOCKS, BLOCKS_INT8]
+    ways += [LAZY, *[Way("LRU", memory)] * (working_set("float32") > memory)]
     for dtype in DTYPES:
         if working_set(dtype) <= memory:
             ways.append(Way("HashMap", dtype=dtype))
@@ -151,14 +155,21 @@ def candidates(working_set, memory: int, pinned: int | None = None) -> list[Way]
 
 
 def advice(
-    file, order: Order, costs, machine, memory: int, disk: BackingStore | None = None, pinned: int | None = None
+    file,
+    order: Order,
+    costs,
+    machine,
+    memory: int,
+    disk: BackingStore | None = None,
+    pinned: int | None = None,
+    slots: int | None = None,
 ) -> list[Prediction]:
     """Predictions for all candidates: first what `kit generate` does by itself, then the others, fastest first. Where no
     weight is quantized, activations are not rounded either, and that way is none of its own."""
     tensors = used_tensors(file, order)
-    ways = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory, pinned)
+    ways = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory, pinned, slots)
     if not any(FORMATS[tensor.kind.qtype].codes for tensor in tensors.values()):
-        ways.remove(BLOCKS_INT8)
+        ways = [way for way in ways if way.linear not in ("fused-int8", "slots-int8")]
     now, *others = (predict(way, tensors, order, costs, machine, disk) for way in ways)
     return [now, *sorted(others, key=lambda prediction: prediction.seconds)]
 

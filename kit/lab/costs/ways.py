@@ -19,6 +19,7 @@ from kit.gguf.formats import DTYPES
 from kit.lab import state
 from kit.lab.costs.measured import Cost
 from kit.lab.costs.order import DECODES, FUSED, Decode, Kind, Order, ProgramCost, Walk, kind_of
+from kit.lab.costs.slot_waits import slot_waits
 from kit.lab.costs.uses import beyond, bytes_used
 from kit.lab.kept import once_a_run
 from kit.model.pinned import PinnedBlocks
@@ -28,20 +29,24 @@ from kit.units import format_bytes, format_seconds
 BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
 PRECISION_OF = {  # dtype or linear variant -> row of kit.lab.costs.quality.PRECISIONS
     "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "INT8 tiles", "fused-int8": "int8 activations",
+    "slots-int8": "int8 activations",
 }  # fmt: skip
 NAMES = {
     "fused": "blocks as they lie",
     "fused-int8": "blocks, int8 activations",
     "pressed": "blocks, page cache too small",
     "pinned blocks": "blocks, {} pinned",
+    "slots": "blocks, {} of slots",
+    "slots-int8": "{} of slots, int8 activations",
 }
+SLOTS = {"slots": "fused", "slots-int8": "fused-int8"}  # experts in slots -> how the products are done
 
 
 @dataclass(frozen=True)
 class Way:
     """A policy of kit.cache by name, its capacity (bytes; None: unlimited), and how weights are used. ``linear``: "dequantized"
-    (to ``dtype``), one of FUSED, or blocks that the disk brings at every token: ``capacity`` bytes are kept ("pinned blocks"),
-    or the system may keep so many and is predicted to keep none ("pressed")."""
+    (to ``dtype``), one of FUSED, or blocks that the disk brings: ``capacity`` bytes of all are kept ("pinned blocks"), or of
+    experts (SLOTS), or the system may keep so many and is predicted to keep none ("pressed")."""
 
     policy: str
     capacity: int | None = None
@@ -144,6 +149,8 @@ def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machi
         warm = replace(warm, held=warm.held + in_use, bound=bound)  # vectors, and one matrix of those that are read
         least = max(0, used - room) / speed  # an LRU keeps nothing of what a token uses in order, and the optimum all that fits
         return replace(warm, way=way, seconds=warm.seconds + (used - pinned) / speed, from_disk=least, pages=pinned)
+    if way.linear in SLOTS:
+        return _in_slots(way, tensors, order, costs, machine, disk)
     tokens = max(1, len(order.tokens) - 1)
     uses = [name for token in order.tokens[-tokens:] for name in token]
     if way.linear in FUSED:
@@ -171,6 +178,20 @@ def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machi
     share = sum(tensors[name].blocks for name in missed) / max(1, sum(tensors[name].blocks for name in uses))
     kept = stats.peak_bytes * bytes_used(order.uses) / max(1, bytes_used(order.uses, BYTES[way.dtype]))
     return _with_disk(found, order, share, kept, disk)
+
+
+def _in_slots(way, tensors, order, costs, machine, disk) -> Prediction:
+    """The pass from blocks that are in memory, and its waits for experts that are not."""
+    warm = predict(replace(BLOCKS, linear=SLOTS[way.linear]), tensors, order, costs, machine)
+    products = from_blocks(SLOTS[way.linear], order, costs).products
+    experts = [tensor for name, tensor in tensors.items() if name.endswith("]")]
+    per_byte = sum(products.get(tensor.kind, 0.0) for tensor in experts) / sum(tensor.blocks for tensor in experts)
+    found = slot_waits(order.tokens, lambda name: tensors[name].blocks, way.capacity, way.policy, disk.gbps, per_byte)
+    dense = sum(tensor.blocks for name, tensor in tensors.items() if not name.endswith("]"))
+    return Prediction(
+        way, warm.seconds + found.wait, machine.seconds_to_read(bytes_used(order.uses)), found.hits, 0, dense + way.capacity,
+        found.least / (disk.gbps * 1e9),
+    )  # fmt: skip
 
 
 def share_cold(stats, capacity: int | None) -> float:
@@ -239,15 +260,21 @@ class Measured:
 @once_a_run
 def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measured:
     """Decode ``tokens`` tokens after a warm-up (or walk over the tensors of a file that cannot run); at most ``tries`` times,
-    until other processes do not disturb it."""
+    until other processes do not disturb it. With experts in slots the first half of the tokens warms up as well."""
 
     def once():
         if way.linear == "pinned blocks":
             weights, linear = PinnedBlocks(file, way.capacity), "fused"
+        elif way.linear in SLOTS:
+            weights, linear = kit.Weights(file, experts=kit.Slots(way.capacity, way.policy)), SLOTS[way.linear]
         else:
             weights, linear = kit.Weights(file, way.cache(), dtype=way.dtype), way.linear
         steps = Walk(weights, linear, order.tokens[0]) if order.reason else DECODES[order.via](weights, linear, tokens + 1)
-        return run(way, weights, steps, tokens)
+        found = run(way, weights, steps, tokens)
+        if way.linear in SLOTS:
+            weights.close()
+            found = replace(found, samples=found.samples[tokens // 2 :])
+        return found
 
     found, disturbed = state.undisturbed(once, tries)
     return replace(found, disturbed=disturbed)
@@ -297,7 +324,7 @@ def _child(pipe, path, way, order, tokens, tries, limit, layers):
         found = measure(way, cut(file, layers) if layers else file, order, tokens, tries)
         pipe.send(replace(found, result=found.result.numpy()))
     except KitError as error:
-        pipe.send(str(error))
+        pipe.send(f"{error} (under a limit of {format_bytes(limit)})")
     except (MemoryError, RuntimeError) as error:  # torch: "not enough memory: you tried to allocate ..."
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
