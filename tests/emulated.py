@@ -52,8 +52,8 @@ if MODE == "compile":
 import torch  # noqa: E402
 
 import kit  # noqa: E402
-from kit.cpu import convolution, elementwise, gemm_codes, norm, recurrent  # noqa: E402
-from kit.cpu.attention import attend_history  # noqa: E402
+from kit.cpu import convolution, elementwise, gemm_codes, norm, operations, recurrent  # noqa: E402
+from kit.cpu.attention import attend  # noqa: E402
 from kit.cpu.linear import linear  # noqa: E402
 from kit.gguf.formats import FORMATS  # noqa: E402
 from kit.model.kvcache import KV_TYPES, KVCache  # noqa: E402
@@ -92,7 +92,7 @@ def results(inputs, cpu):
         cache.write(0, k, v)
         for queries, window, cap in ((q[:, :1], 0, 0.0), (q, 100, 5.0)):
             said = f"attention, {kind}, of {queries.shape[1]}"
-            yield said, attend_history(queries, *cache.histories(), k.shape[1], len(k), 0.25, window, cap)
+            yield said, attend(queries, *cache.histories(), k.shape[1], len(k), 0.25, window, cap)
     yield from between(x[:10].flatten(), x[10:].flatten(), q.transpose(0, 1).contiguous())
     yield from decoded(FOLDER / "model.gguf")
 
@@ -101,20 +101,19 @@ def between(x, y, heads):
     """What lies between products, where no tiny model here has it."""
     for name in ("silu", "gelu", "squared_relu", "clamped", "sigmoid"):
         out = torch.zeros_like(x)
-        assert elementwise.run_elementwise(name, x, y, out)
+        assert operations.run(name, x, y, out)
         yield name, out
     for name, factor in (("add", 0.22), ("scale", 12.0), ("clamp", 0.5)):
         out = x.clone()
-        assert elementwise.run_elementwise(name, *(out, y)[: 2 if name == "add" else 1], factor=factor)
+        assert operations.run(name, *(out, y)[: 2 if name == "add" else 1], factor=factor)
         yield name, out
     table = y[: 2 * heads[:, 0].numel()].reshape(len(heads), 2, -1)  # torch's sines differ from CPU to CPU
     for layout in ("interleaved", "neox"):
         out = heads.clone()
-        assert elementwise.rotate(layout, out, table)
+        assert operations.run(layout, out, table)
         yield layout, out
-    out, vectors = torch.zeros_like(x), dict(x=x, weight=y, bias=x)
-    arguments = {name: tensor.data_ptr() for name, tensor in vectors.items()} | {"y": out.data_ptr(), "n": len(x) // 2}
-    threads.run(norm.rows("layer"), arguments | norm.constants(1e-5, 1.0), 2)
+    out = torch.zeros(2, len(x) // 2)
+    assert operations.run("norm", x.view_as(out), out, 1e-5, y[: len(x) // 2], x[: len(x) // 2], offset=1.0)
     yield "LayerNorm", out
     program, both = threads.Program(), torch.zeros(2, len(x))
     program.add_together(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.cpu import simd
-from kit.cpu.attention import attend_history
+from kit.cpu.attention import attend
 from kit.model import attention
 from kit.model.attention import ATTENTION
 from kit.model.kvcache import KVCache
@@ -123,7 +123,7 @@ def test_queries_straight_from_a_cache(kind, tokens, past, kv_heads, group, dim,
         cache = KVCache(kv_heads, dim, 800, kind)
         cache.write(0, *(x.transpose(0, 1) for x in (k, v)))
         read = cache.read(past + tokens)
-        got = attend_history(q, *cache.histories(), kv_heads, past + tokens, dim**-0.5, window, cap, sinks)
+        got = attend(q, *cache.histories(), kv_heads, past + tokens, dim**-0.5, window, cap, sinks)
     expected = defined(*(x.double().numpy() for x in (q, *read)), dim**-0.5, window, cap, sinks)
     assert np.abs(got.numpy() - expected).max() < 2e-6
 
@@ -146,7 +146,7 @@ def test_many_heads_share_a_key(kind, tokens, past, kv_heads, group, dim, sunk, 
     cache = KVCache(kv_heads, dim, past + tokens, kind)
     cache.write(0, *(x.transpose(0, 1) for x in (k, v)))
     read = cache.read(past + tokens)
-    got = attend_history(q, *cache.histories(), kv_heads, past + tokens, dim**-0.5, sinks=sinks)
+    got = attend(q, *cache.histories(), kv_heads, past + tokens, dim**-0.5, sinks=sinks)
     expected = defined(*(x.double().numpy() for x in (q, *read)), dim**-0.5, 0, sinks=sinks)
     assert np.abs(got.numpy() - expected).max() < 2e-6
 

@@ -562,7 +562,7 @@ def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for
 
 
 def test_a_file_without_one_known_format(run, tmp_path, folder, monkeypatch):
-    monkeypatch.setattr("kit.lab.costs.order.cpu.knows", lambda format: False)
+    monkeypatch.setattr("kit.lab.costs.order.described", lambda format: False)
     monkeypatch.setattr("kit.lab.costs.order._recorded", lambda *_: (_ for _ in ()).throw(kit.KitError("no")))
     result = run(model_files.write(folder, "tiny-llama"))
     assert result.exit_code == 2 and "no tensor of a format" in result.output

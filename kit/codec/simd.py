@@ -5,13 +5,13 @@ import numpy as np
 from kit.codec import rans
 from kit.codec.rans import LOWER, SLOT_BITS, SLOTS
 from kit.codec.streams import SHORT, check_states, read_states
-from kit.cpu.rans import shuffles, steps
-from kit.cpu.simd.tiers import tier
+from kit.cpu.rans import steps
+from kit.cpu.simd import tier
 from kit.cpu.simd.vectors import jit
 from kit.errors import CodecError
 
 _WORD = LOWER[16]
-_SHUFFLES, _steps = shuffles(), steps(SLOT_BITS, _WORD)
+_SHUFFLES, _steps = steps(SLOT_BITS, _WORD)
 
 
 def decode_simd(streams, first, last, residuals, status):

@@ -11,7 +11,7 @@ from kit.codec.codings import CODINGS, Coded, unpack
 from kit.codec.container import CompressedFile
 from kit.codec.decoders import find
 from kit.cpu.buffers import ARENA
-from kit.cpu.gemm import FEWEST
+from kit.cpu.linear import FEWEST
 from kit.cpu.linear import linear as multiply
 from kit.errors import ModelError
 from kit.gguf.names import blocks_of, layer_of

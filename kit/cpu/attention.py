@@ -18,7 +18,7 @@ from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
 from kit.cpu.simd.tiers import tier
 from kit.cpu.simd.vectors import Static, bitcast, broadcast, extract, f32x16, inner, select
-from kit.cpu.tasks import task
+from kit.cpu.tasks import Step, task
 
 f32, u32 = types.float32, types.uint32
 CHUNK, HEADS = 256, 8  # positions of a task, and query heads that share a key: of a latent all do, for one thread too many
@@ -26,46 +26,52 @@ ROWS, ROOM = 64, 2**14  # query heads times queries of a block; float32 of the v
 _scores, _tile, _mixed, _sums = stack(4 * CHUNK * ROWS), stack(TILE), stack(4 * ROOM), stack(8 * ROWS)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window=0, cap=0.0, sinks=None) -> torch.Tensor:
-    """Attention as in every variant of kit.model.attention, for heads of a multiple of 16 elements: q (heads, tokens,
-    head_dim), k and v (kv_heads, positions, head_dim) float32 with contiguous elements per position -> (heads, tokens,
-    head_dim)."""
-    keys, values = (History("float32", x.data_ptr(), 4 * x.stride(0), 4 * x.stride(1)) for x in (k, v))
-    return attend_history(q, keys, values, len(k), k.shape[1], scale, window, cap, sinks)
-
-
-def attend_history(
+def attend(
     q, keys: History, values: History, kv_heads: int, positions: int, scale: float, window=0, cap=0.0, sinks=None
-):
-    """The same for keys and values as a cache holds them."""
+) -> torch.Tensor:
+    """Attention as in every variant of kit.model.attention, for keys and values as a cache holds them and heads of a multiple
+    of 16 elements: q (heads, tokens, head_dim) float32 -> (heads, tokens, head_dim)."""
     heads, tokens, dim = q.shape
     q, out = q.transpose(0, 1).contiguous(), torch.empty(tokens, heads, dim)
-    group = heads // kv_heads
     sinks = None if sinks is None else sinks.float().contiguous()
-    sinks_at = 0 if sinks is None else sinks.data_ptr()
-    arguments = _arguments(q.data_ptr(), keys, values, group, dim, scale, cap)
-    if tokens > 1:
-        arguments |= dict(out=out.data_ptr(), heads=heads, window=window, positions=positions, tokens=tokens, sinks=sinks_at)
-        most, per = block_of(group, dim)
-        threads.run(attend_block(keys.kind, tier()), arguments, kv_heads * -(-group // most) * -(-tokens // per))
+    if tokens == 1:
+        parts = torch.empty(parts_bytes(heads, dim, positions), dtype=torch.uint8)
+        threads.run_all(attend_steps(q, keys, values, kv_heads, out, parts, span(window, positions), scale, cap, sinks))
         return out.transpose(0, 1)
-    first = max(0, positions - window) if window else 0
-    chunks = chunks_of(first, positions)
-    parts = torch.empty(heads * chunks * part_bytes(dim) // 4)
-    arguments |= dict(parts=parts.data_ptr(), first=first, positions=positions, chunks=chunks)
-    threads.run(attend_chunk(keys.kind, tier()), arguments, kv_heads * shares_of(group) * chunks)
-    threads.run(combine(), dict(parts=parts.data_ptr(), sinks=sinks_at, out=out.data_ptr(), dim=dim, chunks=chunks), heads)
+    group, sinks_at = heads // kv_heads, 0 if sinks is None else sinks.data_ptr()
+    arguments = _arguments(q, keys, values, group, scale, cap) | dict(out=out.data_ptr(), heads=heads, sinks=sinks_at)
+    most, per = block_of(group, dim)
+    arguments |= dict(window=window, positions=positions, tokens=tokens)
+    threads.run(attend_block(keys.kind, tier()), arguments, kv_heads * -(-group // most) * -(-tokens // per))
     return out.transpose(0, 1)
 
 
 def fits(dim: int) -> bool:
-    """Whether ``attend_history`` supports this head size."""
+    """Whether ``attend`` supports this head size."""
     return dim % LANES == 0 and dim <= ROOM
 
 
-def chunks_of(first: int, positions: int) -> int:
-    """Number of chunks of positions, from ``first`` on."""
-    return -(-(positions - first) // CHUNK)
+def attend_steps(q, keys, values, kv_heads, out, parts: torch.Tensor, span, scale, cap, sinks) -> tuple[Step, Step]:
+    """The two steps of one query per head: all chunks of a ``span``, then their sum. q and out: (1, heads, dim); parts: memory
+    of ``parts_bytes``."""
+    _, heads, dim = q.shape
+    group, chunks, parts = heads // kv_heads, span["chunks"], parts.data_ptr()
+    chunk = _arguments(q, keys, values, group, scale, cap) | dict(parts=parts) | span
+    join = dict(parts=parts, sinks=0 if sinks is None else sinks.data_ptr(), out=out.data_ptr(), dim=dim, chunks=chunks)
+    kernel, shares = attend_chunk(keys.kind, tier()), kv_heads * shares_of(group)
+    return (kernel, chunk, shares * chunks), (combine(), join, heads)
+
+
+def span(window: int, positions: int) -> dict[str, int]:
+    """The positions to which the last one attends, and their number of chunks, as arguments."""
+    first = max(0, positions - window) if window else 0
+    return dict(first=first, positions=positions, chunks=-(-(positions - first) // CHUNK))
+
+
+def parts_bytes(heads: int, dim: int, positions: int) -> int:
+    """Bytes of what the tasks write for up to so many positions: for each head and chunk the weighted values, and a cache line
+    with the largest score and the sum of weights."""
+    return heads * -(-positions // CHUNK) * (4 * dim + 64)
 
 
 def shares_of(group: int) -> int:
@@ -73,20 +79,9 @@ def shares_of(group: int) -> int:
     return -(-group // HEADS)
 
 
-def part_bytes(dim: int) -> int:
-    """Bytes that a task writes per query head: the weighted values, and a cache line with the largest score and the sum of
-    weights."""
-    return 4 * dim + 64
-
-
-def _arguments(q: int, keys: History, values: History, group: int, dim: int, scale: float, cap: float) -> dict:
-    bits = {name: as_bits(number) for name, number in (("scale", scale), ("cap", cap))}
-    return keys.arguments("k") | values.arguments("v") | bits | dict(q=q, group=group, dim=dim)
-
-
-def chunk_arguments(q: int, keys: History, values: History, parts: int, group: int, dim: int, scale: float, cap: float) -> dict:
-    """The arguments of ``attend_chunk``; the last three change with every token."""
-    return _arguments(q, keys, values, group, dim, scale, cap) | dict(parts=parts, first=0, positions=0, chunks=0)
+def _arguments(q: torch.Tensor, keys: History, values: History, group: int, scale: float, cap: float) -> dict:
+    numbers = dict(q=q.data_ptr(), group=group, dim=q.shape[-1], scale=as_bits(scale), cap=as_bits(cap))
+    return keys.arguments("k") | values.arguments("v") | numbers
 
 
 def block_of(group: int, dim: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from kit.cpu.elementwise import sigmoid
 from kit.cpu.simd.memory import put, some
 from kit.cpu.simd.sums import fma
 from kit.cpu.simd.vectors import broadcast, f32x16, inner
-from kit.cpu.tasks import Task, task
+from kit.cpu.tasks import Step, task
 
 f32 = types.float32
 _SHARE = 256  # channels of a task
@@ -22,14 +22,12 @@ def convolve(x, taps, state, bias=None, before=None, after=None, silu: bool = Fa
     of the result. x, before and after may be views of one projection.
     """
     out = torch.empty(x.shape)
-    threads.run(*convolve_step(x, taps, state, out, bias, before, after, silu))
+    threads.run(*step(x, taps, state, out, bias, before, after, silu))
     return out
 
 
-def convolve_step(
-    x, taps, state, out, bias=None, before=None, after=None, silu: bool = False
-) -> tuple[Task, dict[str, int], int]:
-    """``convolve`` as (task, arguments, tasks) for kit.cpu.threads."""
+def step(x, taps, state, out, bias=None, before=None, after=None, silu: bool = False) -> Step:
+    """``convolve`` as a step; ``out`` (tokens, channels)."""
     tokens, channels = x.shape
     optional = {
         name: 0 if tensor is None else tensor.data_ptr()

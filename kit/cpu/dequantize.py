@@ -4,7 +4,7 @@ import numpy as np
 
 from kit.cpu import threads
 from kit.cpu.simd.tiers import tier
-from kit.cpu.tasks import Static, Task, task
+from kit.cpu.tasks import Static, Step, task
 from kit.gguf.formats import Format, described
 from kit.system import last_level_cache
 
@@ -19,8 +19,8 @@ def run(blocks: np.ndarray, format: Format, out) -> None:
     threads.run(*step(blocks, format, out))
 
 
-def step(blocks: np.ndarray, format: Format, out) -> tuple[Task, dict[str, int], int]:
-    """``run`` as (task, arguments, tasks) for kit.cpu.threads."""
+def step(blocks: np.ndarray, format: Format, out) -> Step:
+    """``run`` as a step."""
     address = out.ctypes.data if isinstance(out, np.ndarray) else out.data_ptr()
     count, share = out.nbytes // out.itemsize // format.block_elements, max(1, _CHUNK // format.block_elements)
     streams = out.nbytes > min(_SHARED, last_level_cache()) and address % 64 == 0

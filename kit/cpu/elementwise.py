@@ -4,12 +4,11 @@ import numpy as np
 import torch
 from numba import types
 
-from kit.cpu import threads
 from kit.cpu.activations import ROUNDER, ROUNDER_BITS
 from kit.cpu.simd.memory import load, put, some, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, f32x8, f32x16, i32x16, inner, select, swap_neighbors
-from kit.cpu.tasks import Static, Task, task
+from kit.cpu.tasks import Static, Step, task
 
 f32, u32 = types.float32, types.uint32
 SHARE = 1024  # numbers of a task
@@ -20,24 +19,20 @@ def as_bits(number: float) -> int:
     return int(np.float32(number).view(np.uint32))
 
 
-def tasks_of(n: int) -> int:
-    """Number of tasks for n numbers."""
-    return -(-n // SHARE)
-
-
-def run_elementwise(name: str, *tensors: torch.Tensor, factor: float | None = None) -> bool:
-    """Apply a task to all numbers of tensors of one size, on kit's threads. Returns False, and does nothing, unless all are
-    contiguous float32 tensors on the CPU with a multiple of 16 numbers."""
+def step(name: str, *tensors: torch.Tensor, factor: float | None = None) -> Step:
+    """The task with this name, in EACH, of all numbers of tensors of one size, in the order of its parameters."""
     n = tensors[0].numel()
-    if n % 16 or not all(x.is_cpu and x.is_contiguous() and x.dtype == torch.float32 for x in tensors):
-        return False
     last = () if factor is None else (as_bits(factor),)
-    threads.run(compiled(name), (*(x.data_ptr() for x in tensors), n, *last), tasks_of(n))
-    return True
+    return compiled(name), (*(x.data_ptr() for x in tensors), n, *last), -(-n // SHARE)
 
 
-def gate_step(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> tuple[Task, dict[str, int], int]:
-    """y (rows, n) *= sigmoid(x weight), x (rows, columns) and weight (columns,), as (task, arguments, tasks)."""
+def takes(*tensors: torch.Tensor) -> bool:
+    """Whether all are contiguous float32 tensors on the CPU with a multiple of 16 numbers."""
+    return tensors[0].numel() % 16 == 0 and all(x.is_cpu and x.is_contiguous() and x.dtype == torch.float32 for x in tensors)
+
+
+def gate_step(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> Step:
+    """y (rows, n) *= sigmoid(x weight), x (rows, columns) and weight (columns,)."""
     addresses = dict(x=x.data_ptr(), weight=weight.data_ptr(), y=y.data_ptr())
     return compiled("gate_row"), addresses | dict(columns=x.shape[1], n=y.shape[1]), len(x)
 
@@ -177,16 +172,16 @@ def exp_of_negative(x):
 ROTATED = 16  # rotated elements of a head must be a multiple of this
 
 
-def rotate(layout: str, x: torch.Tensor, table: torch.Tensor) -> bool:
-    """Rotate x (tokens, heads, head_dim) in place with ``kit.model.rope.Rope.table``, on kit's threads. Returns False, and does
-    nothing, unless x is contiguous float32 on the CPU and the rotated elements of a head are a multiple of ROTATED."""
-    dims = table.shape[2]
-    if dims % ROTATED or not (x.is_cpu and x.is_contiguous() and x.dtype == torch.float32):
-        return False
+def rope_step(layout: str, x: torch.Tensor, table: torch.Tensor) -> Step:
+    """Rotate x (tokens, heads, head_dim) in place with ``kit.model.rope.Rope.table``."""
     tokens, heads, head_dim = x.shape
-    arguments = dict(x=x.data_ptr(), head_dim=head_dim, dims=dims, heads=heads, table=table.data_ptr())
-    threads.run(compiled(layout), arguments, tokens * heads)
-    return True
+    arguments = dict(x=x.data_ptr(), head_dim=head_dim, dims=table.shape[-1], heads=heads, table=table.data_ptr())
+    return compiled(layout), arguments, tokens * heads
+
+
+def rotates(x: torch.Tensor, table: torch.Tensor) -> bool:
+    """Whether x is contiguous float32 on the CPU and the rotated elements of a head are a multiple of ROTATED."""
+    return table.shape[-1] % ROTATED == 0 and x.is_cpu and x.is_contiguous() and x.dtype == torch.float32
 
 
 def _interleaved(head, x, head_dim, dims, heads, table):
@@ -211,8 +206,9 @@ def _neox(head, x, head_dim, dims, heads, table):
         store(x + half + at, fma(w, load(f32x8, table + half + at), v * other))
 
 
-_TASKS = {
+EACH = {
     "add": _add, "zero": _zero, "scale": _scale, "clamp": _clamp, "silu": _silu, "gelu": _gelu,
-    "squared_relu": _squared_relu, "clamped": _clamped, "sigmoid": _sigmoid, "gate_row": _gate_row,
-    "interleaved": _interleaved, "neox": _neox,
+    "squared_relu": _squared_relu, "clamped": _clamped, "sigmoid": _sigmoid,
 }  # fmt: skip
+ROPES = {"interleaved": _interleaved, "neox": _neox}
+_TASKS = {**EACH, **ROPES, "gate_row": _gate_row}

@@ -3,13 +3,15 @@
 import math
 from typing import NamedTuple
 
+import torch
 from numba import types
 
 from kit.cpu.activations import ROUNDER, ROUNDER_BITS
 from kit.cpu.simd.isa import float_to_half, half_to_float
 from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.tiers import tier
 from kit.cpu.simd.vectors import bitcast, broadcast, convert, extract, f32x16, generated, i8x16, i32x16, inner, select, u16x16
-from kit.cpu.tasks import Static, task
+from kit.cpu.tasks import Static, Step, task
 
 f32, u16 = types.float32, types.uint16
 LANES = 16
@@ -24,6 +26,12 @@ class History(NamedTuple):
     address: int
     head_bytes: int
     stride: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, kind: str = "float32") -> "History":
+        """That in a tensor (heads, positions, elements or bytes of a head), with contiguous elements per position."""
+        size = tensor.itemsize
+        return cls(kind, tensor.data_ptr(), size * tensor.stride(0), size * tensor.stride(1))
 
     def arguments(self, prefix: str) -> dict[str, int]:
         """Arguments of a task: the address named ``prefix``, and head_bytes and stride with names that begin with it."""
@@ -63,6 +71,13 @@ def as_floats(kind, tier, source, stride, positions, vectors, scratch):
         return scratch, 64 * vectors
 
     return converted
+
+
+def append_step(rows: torch.Tensor, history: History, position: int = 0) -> Step:
+    """Write rows (tokens, heads, dim) float32, whose heads are contiguous, at ``position`` and after."""
+    tokens, heads, dim = rows.shape
+    source = dict(source=rows.data_ptr(), token_bytes=4 * rows.stride(0), tokens=tokens, dim=dim, position=position)
+    return append(history.kind, tier()), source | history.arguments("target"), heads
 
 
 @task

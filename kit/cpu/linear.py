@@ -9,15 +9,16 @@ import numpy as np
 import torch
 
 from kit.cpu import gemm, gemm_codes, gemv_codes, gemv_values, threads
-from kit.cpu.activations import layout_of, quantize, quantizing, record_bytes
+from kit.cpu.activations import layout_of, quantize, quantizing, record_bytes, rounded
 from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
-from kit.cpu.tasks import Task
+from kit.cpu.tasks import Step
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
 
 ACTIVATIONS = ("float32", "int8")
 _LEAST, _MOST = 2**14, 256  # a task takes at least so many bytes of blocks, and there are at most so many tasks
+FEWEST = min(gemm.FEWEST, gemm_codes.FEWEST)  # tokens for which another kernel than that of a decode may be faster
 MANY_TOKENS = 128  # whose arithmetic is worth a dequantization
 _TILE = 16  # rows of several tokens: what every kernel's tiles divide
 
@@ -53,12 +54,12 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     return y
 
 
-Step = tuple[Task, dict[str, int], int]  # and the number of tasks
-
-
-def in_pieces(qtype: str, tokens: int, activations: str) -> bool:
-    """Whether torch multiplies this many tokens faster, from dequantized pieces of the matrix."""
-    return tokens >= MANY_TOKENS and not _in_bytes(FORMATS[qtype], activations)
+def in_pieces(qtype: str, x: torch.Tensor, activations: str) -> torch.Tensor | None:
+    """None, or if torch multiplies as many tokens faster from dequantized pieces of the matrix, x as it is to be multiplied."""
+    format = FORMATS[qtype]
+    if len(x) < MANY_TOKENS or _in_bytes(format, activations):
+        return None
+    return rounded(x, format.activations) if activations == "int8" and format.codes else x
 
 
 def _layout(format, activations):

@@ -12,7 +12,7 @@ from kit.cpu import threads
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, inner
-from kit.cpu.tasks import Static, function, task
+from kit.cpu.tasks import Static, Step, function, task
 
 f32, f64, u32 = types.float32, types.float64, types.uint32
 SMALL_NORM = 2**15  # numbers up to which one thread is done before others have begun
@@ -22,17 +22,24 @@ _LANES = 16
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
     """x (..., n) and weight (n,) float32 -> (..., n): one compiled loop for few numbers, all threads for many. ``offset`` is
     added to the weight. x (..., groups, n) may have one weight per group, (groups, n)."""
-    n, numbers = weight.shape[-1], x.numel()
+    n = weight.shape[-1]
     if n % _LANES or not x.is_contiguous() or not x.dtype is weight.dtype is torch.float32:
         return F.rms_norm(x, (n,), None, eps) * (weight.float() + offset)
     y = torch.empty_like(x)
-    groups = weight.numel() // n
-    arguments = x.data_ptr(), weight.data_ptr(), y.data_ptr(), n, *constants(eps, offset, groups).values()
-    if numbers > SMALL_NORM:
-        threads.run(rows("rms"), arguments, numbers // n)
+    row, arguments, count = step(x, y, eps, weight, offset=offset)
+    if x.numel() > SMALL_NORM:
+        threads.run(row, arguments, count)
     else:
-        _few()(numbers // n, *arguments)
+        _few()(count, *arguments.values())
     return y
+
+
+def step(x: torch.Tensor, y: torch.Tensor, eps: float, weight: torch.Tensor, bias=None, offset: float = 0.0) -> Step:
+    """The norm of x (..., n) into y: RMSNorm, or LayerNorm if there is a bias (n,)."""
+    n, last = x.shape[-1], {} if bias is None else {"bias": bias.data_ptr()}
+    arguments = dict(x=x.data_ptr(), weight=weight.data_ptr(), y=y.data_ptr(), n=n)
+    arguments |= constants(eps, offset, weight.numel() // n)
+    return rows("rms" if bias is None else "layer"), arguments | last, x.numel() // n
 
 
 @functools.cache

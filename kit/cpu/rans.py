@@ -26,7 +26,7 @@ from kit.cpu.simd.vectors import (
 )
 
 
-def shuffles() -> np.ndarray:
+def _shuffles() -> np.ndarray:
     """(256, 16) uint8: for each subset of 8 lanes the byte shuffle that moves word k to the k-th lane of the subset."""
     lanes = np.arange(256)[:, None] >> np.arange(8) & 1
     word = np.maximum(np.cumsum(lanes, axis=1) - 1, 0).astype(np.uint8)
@@ -50,10 +50,11 @@ def _next_words(tier, address, low, shuffles):
 
 
 def steps(slot_bits: int, lower: int):
-    """A compiled function of (tier, states, slots, at, end, to, count, shuffles). All lanes of ``states`` (uint32) decode a
-    value at each step, and those below ``lower`` take a 16-bit word from the address ``at``. ``count`` values, a multiple of
-    the lanes, go to the address ``to``; ``slots`` is the address of 2^slot_bits entries (kit.codec.rans.slot_table), and
-    ``shuffles`` that of the table. It returns the address after the last word, early if that is beyond ``end``."""
+    """The table of shuffles, and a compiled function of (tier, states, slots, at, end, to, count, shuffles). All lanes of
+    ``states`` (uint32) decode a value at each step, and those below ``lower`` take a 16-bit word from the address ``at``.
+    ``count`` values, a multiple of the lanes, go to the address ``to``; ``slots`` is the address of 2^slot_bits entries
+    (kit.codec.rans.slot_table), and ``shuffles`` that of the table. The function returns the address after the last word,
+    early if that is beyond ``end``."""
     slot = (1 << slot_bits) - 1
 
     @jit
@@ -72,7 +73,7 @@ def steps(slot_bits: int, lower: int):
                 return at
         return at
 
-    return decode
+    return _shuffles(), decode
 
 
 @jit

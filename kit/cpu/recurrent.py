@@ -17,7 +17,7 @@ from kit.cpu.norm import float64_bits
 from kit.cpu.simd.memory import load, put, some, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, extract, f32x16, inner
-from kit.cpu.tasks import Task, task
+from kit.cpu.tasks import Step, task
 from kit.errors import KitError
 
 f32, f64 = types.float32, types.float64
@@ -48,8 +48,8 @@ def delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads: int, eps: fl
     return out
 
 
-def delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps, out) -> tuple[Task, dict[str, int], int]:
-    """``delta_net`` as (task, arguments, tasks) for kit.cpu.threads; ``out`` (tokens, heads, size)."""
+def delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps, out) -> Step:
+    """``delta_net`` as a step; ``out`` (tokens, heads, size)."""
     tokens, heads, size = out.shape
     if size > LARGEST:
         raise KitError(f"a delta net with heads of {size} elements is not supported: the kernel takes at most {LARGEST}")
@@ -76,8 +76,8 @@ def mamba2(xbc, dt, a, dt_bias, d, state, z, groups: int) -> torch.Tensor:
     return out
 
 
-def mamba2_step(xbc, dt, a, dt_bias, d, state, z, groups, out) -> tuple[Task, dict[str, int], int]:
-    """``mamba2`` as (task, arguments, tasks) for kit.cpu.threads; ``out`` (tokens, heads, size)."""
+def mamba2_step(xbc, dt, a, dt_bias, d, state, z, groups, out) -> Step:
+    """``mamba2`` as a step; ``out`` (tokens, heads, size)."""
     tokens, heads, size = out.shape
     arguments = dict(
         xbc=xbc.data_ptr(), dt=dt.data_ptr(), dt_bytes=4 * dt.stride(0), a=a.data_ptr(), dt_bias=dt_bias.data_ptr(),

@@ -5,10 +5,10 @@ import math
 import numpy as np
 from numba import types
 
-from kit.cpu.elementwise import exp_of_negative, sigmoid
+from kit.cpu.elementwise import as_bits, exp_of_negative, sigmoid
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.vectors import bitcast, f32x16, inner
-from kit.cpu.tasks import task
+from kit.cpu.tasks import Step, task
 
 f32, i64, u8, u32 = types.float32, types.int64, types.uint8, types.uint32
 _LEAST = np.float32(2**-14)  # by which shares are divided
@@ -17,6 +17,18 @@ _LEAST = np.float32(2**-14)  # by which shares are divided
 def scratch_floats(experts: int) -> int:
     """float32 of ``scratch`` of ``choose``."""
     return 4 * (experts + -experts % 16)
+
+
+def step(scores, chosen: np.ndarray, shares, scratch, routing, bias=None, scales=None) -> Step:
+    """``choose`` from scores (1, experts) by ``routing`` of a config, with no ``words`` yet: those are set when all steps
+    are there. chosen: (used,) int64; shares: (used,) float32; bias and scales: (experts,)."""
+    optional = {name: 0 if x is None else x.data_ptr() for name, x in (("bias", bias), ("scales", scales))}
+    arguments = dict(
+        scores=scores.data_ptr(), experts=scores.shape[1], used=routing.used, sigmoids=routing.sigmoid, normed=routing.normed,
+        scale=as_bits(routing.scale), groups=routing.groups, groups_used=routing.groups_used, chosen=chosen.ctypes.data,
+        shares=shares.data_ptr(), scratch=scratch.data_ptr(), words=0, count=0,
+    )  # fmt: skip
+    return choose(), arguments | optional, 1
 
 
 @task

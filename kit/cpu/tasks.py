@@ -13,7 +13,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -61,6 +61,10 @@ class Task(int):
         if arguments.keys() != set(self.parameters):
             raise TypeError(f"a task of {', '.join(self.parameters)} was given {', '.join(arguments)}")
         return [arguments[name] for name in self.parameters]
+
+
+# What kit.cpu.threads runs: a task, its arguments (integers by name, or up to WORDS in order), and the number of tasks.
+Step = tuple[Task, dict[str, int] | Sequence[int], int]
 
 
 def task(build: Callable) -> Callable[..., Task]:

@@ -173,8 +173,9 @@ def fused(q, k, v, scale, window=0, cap=0.0, sinks=None):
     if variant != "fused":
         return ATTENTION[variant](q, k, v, scale, window, cap, sinks)
     from kit.cpu.attention import attend  # here, because other variants do not need the kernel
+    from kit.cpu.history import History
 
-    return attend(q, k, v, scale, window, cap, sinks)
+    return attend(q, History.of(k), History.of(v), len(k), k.shape[1], scale, window, cap, sinks)
 
 
 def variant_for(name: str, q, k, v) -> str:

@@ -5,10 +5,9 @@ import time
 import torch
 import torch.nn.functional as F
 
-from kit.cpu import threads
-from kit.cpu.attention import attend_history, fits
-from kit.cpu.elementwise import rotate, run_elementwise
+from kit.cpu.attention import attend, fits
 from kit.cpu.norm import rms_norm
+from kit.cpu.operations import run
 from kit.gguf.names import layer_of
 from kit.model.attention import ATTENTION, variant_for
 from kit.model.forward import Ops
@@ -33,7 +32,7 @@ class CpuOps(Ops):
         self.trace.add(what, start, time.perf_counter_ns(), tensor, layer, nbytes=nbytes, outcome=outcome)
 
     new = staticmethod(torch.empty)
-    do = staticmethod(threads.run)
+    do = staticmethod(run)
 
     def hold(self, value):
         return value
@@ -70,7 +69,7 @@ class CpuOps(Ops):
         return self._linear.nbytes(self.weights, name)
 
     def plus(self, x, y, factor):
-        if x.shape != y.shape or not run_elementwise("add", x, y, factor=factor):
+        if x.shape != y.shape or not run("add", x, y, factor=factor):
             x.add_(y, alpha=factor)
 
     def scale(self, x, factor):
@@ -80,7 +79,7 @@ class CpuOps(Ops):
         x.clamp_(-limit, limit)
 
     def turn(self, x, rope):
-        if not rotate(self.config.family.rope, x, self._tables[rope]):
+        if not run(self.config.family.rope, x, self._tables[rope]):
             self.ropes[rope].rotate(x, self._cos_sin[rope])
 
     def attend(self, layer, q, k=None, v=None):
@@ -91,7 +90,7 @@ class CpuOps(Ops):
             cache.write(self.cache.length, k, v)
         if self._attention == "fused" and fits(q.shape[2]):  # reads it as it is stored
             variant = "fused"
-            mixed = attend_history(q.transpose(0, 1), *cache.histories(), mixer.kv_heads, positions, *last)
+            mixed = attend(q.transpose(0, 1), *cache.histories(), mixer.kv_heads, positions, *last)
         else:
             keys, values = cache.read(positions)
             q = q.transpose(0, 1)
@@ -176,10 +175,10 @@ def _clamped(gate, up):
 
 
 ACTIVATIONS = {
-    "silu": lambda gate, up: gate if run_elementwise("silu", gate, up, gate) else F.silu(gate).mul_(up),
-    "gelu": lambda gate, up: gate if run_elementwise("gelu", gate, up, gate) else F.gelu(gate, approximate="tanh").mul_(up),
-    "sigmoid": lambda gate, up: gate if run_elementwise("sigmoid", gate, up, gate) else gate.sigmoid_().mul_(up),
-    "clamped": lambda gate, up: gate if run_elementwise("clamped", gate, up, gate) else _clamped(gate, up),
+    "silu": lambda gate, up: gate if run("silu", gate, up, gate) else F.silu(gate).mul_(up),
+    "gelu": lambda gate, up: gate if run("gelu", gate, up, gate) else F.gelu(gate, approximate="tanh").mul_(up),
+    "sigmoid": lambda gate, up: gate if run("sigmoid", gate, up, gate) else gate.sigmoid_().mul_(up),
+    "clamped": lambda gate, up: gate if run("clamped", gate, up, gate) else _clamped(gate, up),
 }
 
 

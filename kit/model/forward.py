@@ -6,10 +6,6 @@ from typing import Any
 
 import torch
 
-from kit.cpu.convolution import convolve_step
-from kit.cpu.elementwise import gate_step
-from kit.cpu.recurrent import delta_net_step, mamba2_step
-from kit.cpu.tasks import Task
 from kit.model.config import Config
 from kit.model.kvcache import FixedState
 from kit.model.rope import RopeConfig
@@ -79,7 +75,7 @@ class Ops(ABC):
         mixer, start, state = self.config.layers[layer].mixer, self.begin(), self.state(layer)["inputs"]
         name, out = f"blk.{layer}.{mixer.convolution}", self.new(*x.shape)
         taps, bias = self.hold(self.vector(f"{name}.weight").T.contiguous()), self.vector(f"{name}.bias")
-        self.do(*convolve_step(x, taps, state, out, bias, before, after, mixer.silu))
+        self.do("convolution", x, taps, state, out, bias, before, after, mixer.silu)
         self.end("convolution", start, f"{name}.weight", nbytes=2 * state.nbytes)
         return out
 
@@ -93,7 +89,7 @@ class Ops(ABC):
         )
         a, dt, weight = (self.vector(f"blk.{layer}.ssm_{part}") for part in ("a", "dt.bias", "norm.weight"))
         eps = self.config.norm_eps
-        self.do(*delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, mixer.key_heads, eps, out))
+        self.do("delta net", qkv, alpha, beta, a, dt, state, z, weight, mixer.key_heads, eps, out)
         self.end("delta net", start, layer=layer, nbytes=2 * state.nbytes)
         return out
 
@@ -106,14 +102,14 @@ class Ops(ABC):
             self.new(*z.shape),
         )
         a, bias, d = (self.vector(f"blk.{layer}.ssm_{part}") for part in ("a", "dt.bias", "d"))
-        self.do(*mamba2_step(xbc, dt, a, bias, d, state, z, mixer.groups, out))
+        self.do("mamba2", xbc, dt, a, bias, d, state, z, mixer.groups, out)
         self.end("mamba2", start, layer=layer, nbytes=2 * state.nbytes)
         return out
 
     def gate(self, y: torch.Tensor, name: str, input) -> torch.Tensor:
         """y * sigmoid(w . input) of each token, in place, with the vector ``name`` for w."""
         start, x, w = self.begin(), self.values(input), self.vector(name)
-        self.do(*gate_step(x, w, y))
+        self.do("gate", x, w, y)
         self.end("gate", start, name, nbytes=w.nbytes)
         return y
 
@@ -136,8 +132,8 @@ class Ops(ABC):
         """The value itself, which a step has the address of."""
 
     @abstractmethod
-    def do(self, task: Task, arguments: dict[str, int], tasks: int) -> None:
-        """Do a step of kit.cpu.threads."""
+    def do(self, name: str, *operands, **constants) -> None:
+        """Do an operation of kit.cpu.operations."""
 
     @abstractmethod
     def state(self, layer: int) -> FixedState:

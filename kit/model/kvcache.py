@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kit.cpu import threads
-from kit.cpu.history import History, append
-from kit.cpu.simd.tiers import tier
+from kit.cpu.history import History
+from kit.cpu.operations import run
 from kit.errors import ModelError, known
 from kit.system import reserve
 from kit.units import format_bytes
@@ -193,15 +192,11 @@ class _Store:
     def __init__(self, kv_heads, context, head_dim, kind):
         self.head_dim, self.kind = head_dim, kind
         self.data = _reserve(kv_heads, context, int(head_dim * KV_TYPES[kind]))
-        self.history = History(kind, self.data.data_ptr(), self.data.stride(0), self.data.stride(1))
+        self.history = History.of(self.data, kind)
 
     def write(self, position, rows):
         """Store rows (tokens, kv_heads, head_dim) float32 at ``position`` and after."""
-        rows = rows.contiguous()
-        arguments = dict(
-            source=rows.data_ptr(), token_bytes=4 * rows.stride(0), tokens=len(rows), dim=self.head_dim, position=position
-        )
-        threads.run(append(self.kind, tier()), arguments | self.history.arguments("target"), rows.shape[1])
+        run("append", rows.contiguous(), self.history, position)
 
     def read(self, stop):
         """The first ``stop`` positions, (kv_heads, stop, head_dim) float32; a view if float32 is stored."""

@@ -8,7 +8,6 @@ import torch
 
 from kit.cpu.simd.vectors import jit
 from kit.errors import ModelError, known
-from kit.gguf.formats import FORMATS
 from kit.gguf.names import blocks_of
 from kit.quants import dequantize
 
@@ -82,15 +81,13 @@ def _held(weights, name):
 
 def _fused(weights, name, x, activations="float32"):
     """From the file's blocks, without the cache."""
-    from kit.cpu.activations import rounded
     from kit.cpu.linear import in_pieces, linear  # here, because other variants do not need the kernels
 
     blocks, qtype = weights.blocks(name), weights.info(name).qtype
-    if not in_pieces(qtype, len(x), activations):
+    pieces = in_pieces(qtype, x, activations)
+    if pieces is None:
         return linear(blocks, qtype, x, activations)
-    if activations == "int8" and FORMATS[qtype].codes:
-        x = rounded(x, FORMATS[qtype].activations)
-    return by_rows(blocks, lambda rows: dequantize(rows, qtype), x)
+    return by_rows(blocks, lambda rows: dequantize(rows, qtype), pieces)
 
 
 _PIECE = 2**21  # weights in floating point at a time

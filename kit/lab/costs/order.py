@@ -11,10 +11,9 @@ import torch
 import kit
 from kit import hf
 from kit.cache.traces import Requests
-from kit.cpu import dequantize as cpu
 from kit.cpu.threads import torch_alone
 from kit.errors import KitError, ModelError
-from kit.gguf.formats import FORMATS
+from kit.gguf.formats import FORMATS, described
 from kit.gguf.names import find_tensor
 from kit.gguf.summary import check_model
 from kit.lab import state
@@ -107,7 +106,7 @@ def order_of(file, tokens: int = 4, via: str = "", skew: float = 0.0) -> Order:
         return _recorded(file, tokens, "kit" if kit_has_it else "transformers")
     except KitError as error:
         some = {name: FORMATS[info.qtype] for name, info in file.tensors.items() if info.is_known and info.elements}
-        known = {name for name, format in some.items() if cpu.knows(format)}
+        known = {name for name, format in some.items() if described(format)}
         if not known:
             raise ModelError(f"{file.path}: no tensor of a format that the kit can dequantize") from None
         uses = [use for use in uses_of(file) if use.name in known]

@@ -12,7 +12,7 @@ import torch
 import kit
 from kit.codec.codings import quantize
 from kit.codec.compressor import matrices_of
-from kit.cpu import gemm, gemm_codes
+from kit.cpu.linear import FEWEST
 from kit.errors import GGUFError, ModelError, library
 from kit.lab.costs import divergence
 from kit.lab.costs.divergence import LogitSource
@@ -24,7 +24,7 @@ from kit.system.paths import PACKAGE, models_folder
 from kit.units import format_count
 
 _ROUNDED_ROWS = 256  # rows of weights that are rounded at a time, so that they stay in the CPU's caches
-_AT_ONCE = min(gemm.FEWEST, gemm_codes.FEWEST) - 1  # tokens that the kernels of a decode multiply
+_AT_ONCE = FEWEST - 1  # tokens that the kernels of a decode multiply
 _FEW = 5e11  # weights times tokens
 _CODE = (
     *(f"{part}/**/*.py" for part in ("codec", "cpu", "gguf", "model", "quants")),

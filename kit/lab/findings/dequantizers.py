@@ -10,8 +10,9 @@ import pandas as pd
 import torch
 
 import kit
-from kit.cpu import dequantize, simd, threads
+from kit.cpu import simd
 from kit.cpu.buffers import ARENA
+from kit.cpu.operations import run
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
 from kit.lab import child
@@ -33,8 +34,7 @@ class StandIn(kit.Weights):
         """Read and dequantize the tensor without the cache."""
         blocks, out = np.ascontiguousarray(self.read(name)), ARENA.empty(self.shape(name), self.dtype, self.trace)
         with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)), simd.using("plain"):
-            kernel, arguments, tasks = dequantize.step(blocks, FORMATS[self.info(name).qtype], out)
-            threads.run(kernel, arguments, -tasks)  # a negative number of tasks stays on this thread
+            run("dequantize", blocks, FORMATS[self.info(name).qtype], out, alone=True)
         return out
 
 

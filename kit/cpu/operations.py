@@ -1,0 +1,114 @@
+"""The operations of a forward pass by name: each is described once, as a step, and either run at once or recorded."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kit.cpu import attention, convolution, dequantize, elementwise, history, norm, recurrent, routing, threads
+from kit.cpu.tasks import Step
+
+_TABLE = 512  # positions in the table of cosines and sines
+
+
+class Operation(NamedTuple):
+    """``step`` describes it for operands, and ``takes`` says whether its kernel supports them (None: always)."""
+
+    step: Callable[..., Step]
+    takes: Callable[..., bool] | None = None
+
+
+OPERATIONS = {
+    **{name: Operation(partial(elementwise.step, name), elementwise.takes) for name in elementwise.EACH},
+    **{name: Operation(partial(elementwise.rope_step, name), elementwise.rotates) for name in elementwise.ROPES},
+    "gate": Operation(elementwise.gate_step),
+    "norm": Operation(norm.step),
+    "convolution": Operation(convolution.step),
+    "delta net": Operation(recurrent.delta_net_step),
+    "mamba2": Operation(recurrent.mamba2_step),
+    "dequantize": Operation(dequantize.step),
+    "append": Operation(history.append_step),
+    "route": Operation(routing.step),
+}
+
+
+def run(name: str, *operands, alone: bool = False, **constants) -> bool:
+    """Do an operation now, on all threads or ``alone`` on the calling one. False, and nothing is done, if its kernel does not
+    support the operands."""
+    operation = OPERATIONS[name]
+    if operation.takes is not None and not operation.takes(*operands):
+        return False
+    task, arguments, tasks = operation.step(*operands, **constants)
+    threads.run_all([(task, arguments, -tasks if alone else tasks)])
+    return True
+
+
+class Recording(threads.Program):
+    """A program of operations on one token of a sequence of up to ``context`` positions.
+
+    It has the addresses of its operands. ``move_to`` sets what depends on the position of the token.
+    """
+
+    def __init__(self, context: int):
+        super().__init__()
+        self._context, self._part_bytes, self._parts = context, 0, None
+        self._appends: list[int] = []  # steps
+        self._position, self._tables, self._turns = 0, {}, {}  # of each RoPE: the table of cosines and sines, and its steps
+        self._attentions: dict[int, list[tuple[int, int, int]]] = {}  # window -> (step of the chunks, tasks of one, last step)
+
+    def do(self, name: str, *operands, alone: bool = False, **constants) -> int:
+        """Append the step of an operation. ``alone``: on the calling thread, for those that are small. Returns its index."""
+        task, arguments, tasks = OPERATIONS[name].step(*operands, **constants)
+        return self.add(task, arguments, -tasks if alone else tasks)
+
+    def append(self, rows: torch.Tensor, history: history.History) -> None:
+        """Write keys or values (1, kv_heads, head_dim) to the token's position."""
+        self._appends.append(self.do("append", rows, history, alone=True))
+
+    def rotate(self, layout: str, x: torch.Tensor, rope) -> None:
+        """RoPE of x (1, heads, head_dim) in place by ``rope``, a kit.model.rope.Rope."""
+        if rope not in self._tables:
+            self._tables[rope], self._turns[rope] = rope.table(0, _TABLE), []
+        self._turns[rope].append(self.do(layout, x, self._tables[rope], alone=True))
+
+    def attend(self, q, keys, values, kv_heads: int, out, scale: float, window: int, cap: float, sinks) -> None:
+        """Attention, as kit.cpu.attention.attend; q and out are (1, heads, head_dim)."""
+        none = torch.empty(0, dtype=torch.uint8)  # until ``move_to`` knows how much all need
+        seen = attention.span(0, 1)  # a chunk
+        chunk, (join, last, heads) = attention.attend_steps(q, keys, values, kv_heads, out, none, seen, scale, cap, sinks)
+        self._attentions.setdefault(window, []).append((self.add(*chunk), chunk[2], self.add(join, last, -heads)))
+        self._part_bytes = max(self._part_bytes, attention.parts_bytes(*q.shape[1:], self._context))
+
+    def route(self, scores: torch.Tensor, *operands, **constants) -> int:
+        """The choice of experts, kit.cpu.routing.step without its ``scratch``."""
+        chosen, shares, *rest = operands
+        scratch = torch.empty(routing.scratch_floats(scores.shape[1]))
+        self._held.append(scratch)
+        return self.do("route", scores, chosen, shares, scratch, *rest, **constants)
+
+    def place(self, part: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy part (heads, n), whose rows are contiguous, to the first n numbers of the rows of target (heads, any)."""
+        self.do("append", part[:, None], history.History.of(target[None]))
+
+    def move_to(self, position: int) -> None:
+        """The next run is of the token at ``position``, from 0."""
+        if self._parts is None:
+            self._parts = torch.empty(self._part_bytes, dtype=torch.uint8)
+            for steps_of in self._attentions.values():
+                for chunks, _, join in steps_of:
+                    self.set([chunks], parts=self._parts.data_ptr())
+                    self.set([join], parts=self._parts.data_ptr())
+        new, self._position = position // _TABLE != self._position // _TABLE, position
+        for rope, steps in self._turns.items():
+            if new:
+                self._tables[rope] = rope.table(position // _TABLE * _TABLE, _TABLE)
+            self.set(steps, table=self._tables[rope][position % _TABLE].data_ptr())
+        self.set(self._appends, position=position)
+        for window, steps_of in self._attentions.items():
+            chunks, tasks, joins = np.transpose(steps_of)
+            seen = attention.span(window, position + 1)
+            self.set(chunks, **seen)
+            self.steps[chunks, self.TASKS] = tasks * seen["chunks"]
+            self.set(joins, chunks=seen["chunks"])
