@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reference_model import forward
 
 import kit
-from kit.cpu import attention, elementwise, threads
+from kit.cpu import attention, elementwise, operations, threads
 from kit.cpu.routing import choose, scratch_floats
 from kit.cpu.simd.vectors import inner
 from kit.cpu.tasks import task
@@ -113,7 +113,7 @@ def test_families_without_a_float64_reference_equal_the_pass_that_is_not_recorde
 @pytest.mark.parametrize("linear", ["fused", "fused-int8"])
 def test_long_contexts_equal_the_pass_that_is_not_recorded(folder, linear, kv_dtype, monkeypatch):
     """More positions than one chunk of attention, and than the table of cosines."""
-    monkeypatch.setattr(plan, "_TABLE", 16)
+    monkeypatch.setattr(operations, "_TABLE", 16)
     path = model_files.write(folder, "tiny-llama", "Q4_K_M")
     tokens = (PROMPT * 20)[: attention.CHUNK + 40]
     made = [make(transformer(path, linear=linear, kv_dtype=kv_dtype)) for make in (lambda model: model, unplanned)]
