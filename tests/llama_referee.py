@@ -22,7 +22,11 @@ class Referee:
     def logits(self, path, tokens, context=512, last=None) -> np.ndarray | None:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # where llama.cpp ends it starts a debugger
             )
         self._process.stdin.write(json.dumps([str(path), list(tokens), context, last]).encode() + b"\n")
         self._process.stdin.flush()
@@ -43,8 +47,6 @@ class Referee:
 
 
 def _answer():
-    if hasattr(os, "sched_setaffinity"):  # threads that wait for one another take long on a busy machine
-        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
     from kit.errors import KitError
     from kit.lab.llama_cpp import Llama
 
@@ -54,6 +56,7 @@ def _answer():
         path, tokens, context, last = json.loads(line)
         try:
             with Llama(path, context=context, kv="float32", exact=True) as llama:
+                llama._lib.llama_set_n_threads(llama._context, 1, 1)  # several wait for one another on a busy machine
                 logits = llama.logits(tokens, wanted=last).astype(np.float32)
         except KitError:
             logits = np.zeros(0, np.float32)

@@ -1,5 +1,6 @@
 """Chats: templates render to transformers' text, tokens that end an answer are llama.cpp's, a broken template is one line."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,6 +162,58 @@ def test_a_broken_template_is_one_line_of_the_command(tmp_path):
     result = CliRunner().invoke(main, ["generate", str(path), "--chat", "-p", "a"])
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
     assert result.stderr.startswith(f"kit: error: {path}: the chat template rejects")
+
+
+THINKING = (
+    "{% if enable_thinking is defined and not enable_thinking %}short {% endif %}{{ messages[0].content }}{{ bos_token }}"
+)
+
+
+@pytest.fixture(scope="module")
+def thinking(folder):
+    """A file whose template reads enable_thinking, as Qwen3's does."""
+
+    def change(metadata, tensors):
+        metadata["tokenizer.chat_template"] = THINKING
+
+    return model_files.rewrite(model_files.write(folder, "tiny-llama"), folder / "thinking.gguf", change)
+
+
+@pytest.mark.parametrize(
+    "given, text", [('{"enable_thinking": false}', "short a"), ('{"enable_thinking": true}', "a"), ("{}", "a")]
+)
+def test_variables_of_the_template(thinking, given, text):
+    """The option has llama.cpp's name, and the text is what transformers renders."""
+    result = CliRunner().invoke(
+        main, ["generate", str(thinking), "--chat", "--chat-template-kwargs", given, "-p", "a", "-n", "1", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    file = kit.open(thinking)
+    assert chat.render(file, [{"role": "user", "content": "a"}], **json.loads(given)).startswith(text)
+    assert json.loads(result.stdout)["prompt"] == chat.chat(
+        file, tokenizer_of(file), [{"role": "user", "content": "a"}], **json.loads(given)
+    )
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ('{"enable_thinkin": false}', "does not read 'enable_thinkin'; it reads bos_token, enable_thinking"),
+        ('{"messages": []}', "does not read 'messages'"),
+        ("enable_thinking=false", "no JSON: Expecting value"),
+        ("[" * 100_000, "no JSON: "),
+        ("[1]", "not a JSON object such as"),
+    ],
+)
+def test_variables_that_the_template_does_not_read(thinking, given, says):
+    result = CliRunner().invoke(main, ["generate", str(thinking), "--chat", "--chat-template-kwargs", given, "-p", "a"])
+    assert result.exit_code == 2 and says in result.stderr and "Traceback" not in result.stderr
+
+
+def test_variables_that_a_template_reads():
+    found = {name: chat.variables_of(file_with(template)) for name, template in TEMPLATES.items()}
+    assert all("messages" in names for names in found.values())
+    assert any("enable_thinking" in names for names in found.values())
 
 
 MARKS = [*_ENDS, *(text for texts in _FILL.values() for text in texts.split())]

@@ -172,6 +172,7 @@ def test_the_command_as_json(path, model, cache, shown):
         (("-p", "a", "--top-k", "5"), "--top-k has no effect at --temperature 0"),
         (("-p", "a", "--system", "b"), "--system has no effect"),
         (("--tokens", "5", "--chat"), "--chat has no effect"),
+        (("-p", "a", "--chat-template-kwargs", "{}"), "--chat-template-kwargs has no effect without a chat"),
         (("-p", "a", "--chat"), "has no chat template"),
         (("-p", "a", "--cache", "lru:1"), "1 bytes? write 1GiB"),
         ((), "give exactly one of -p, --prompt-file and --tokens"),

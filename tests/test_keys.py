@@ -27,27 +27,29 @@ KNOWN = sorted(  # the keys of an architecture that gguf-py knows, without its n
     for key in vars(group).values()
     if isinstance(key, str) and key.startswith("{arch}.")
 )
+WINDOW = "attention.sliding_window"
 CONTEXT, LAST = 256, 12  # of both passes; the positions that are compared
 ALL = [*model_files.MODELS, *model_files.FAMILIES, *family_files.FILES]
 SOME = ("tiny-llama", "granitehybrid", "lfm2", "gemma4-dense")
 FAMILIES = ALL if os.environ.get("KIT_EXAMPLES") == "thorough" else SOME
 
 
-def variants(metadata, architecture):
-    """(what was done, metadata) of each variant of the keys of one architecture.
+def windowed(architecture):
+    """Whether llama.cpp reads the window: not where all layers have it, as in phi3 and Mistral's first models. The kit does, as
+    transformers does (test_hf)."""
+    return ARCHITECTURES[architecture].period > 0
 
-    Where no layer differs from another llama.cpp ignores the window of phi3 and of Mistral's first models; the kit does not.
-    """
-    windowed = ARCHITECTURES[architecture].period > 0
+
+def variants(metadata, architecture):
+    """(what was done, metadata) of each variant of the keys of one architecture; the window of those in whose every layer it is
+    the same is not among them (``windowed``)."""
     for key in [key for key in metadata if key.startswith(f"{architecture}.")]:
         yield f"without {key}", {name: value for name, value in metadata.items() if name != key}
-        if key.endswith("attention.sliding_window") and not windowed:
-            continue
         for value in _others(metadata[key], _TYPES if key.endswith("scaling.type") else ()):
             yield f"{key} = {value}", metadata | {key: value}
     for key in KNOWN:
         name = f"{architecture}.{key}"
-        if name not in metadata and (windowed or key != "attention.sliding_window"):
+        if name not in metadata and (key != WINDOW or windowed(architecture)):
             for value in _TYPES if key.endswith("scaling.type") else (2, 0.5, True, False):
                 yield f"with {name} = {value}", metadata | {name: value}
 
@@ -79,6 +81,8 @@ def outcomes(path, folder):
             blob.ljust(writer.padded(len(blob)), b"\0") for blob in (file.blocks(each.name).tobytes() for each in specs)
         )
         own = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in file.metadata.items()}
+        if not windowed(file.architecture):
+            own.pop(f"{file.architecture}.{WINDOW}", None)
         described = SimpleNamespace(path=path, architecture=file.architecture, tensors=file.tensors)
     changed = folder / "variant.gguf"
     for what, metadata in (("the file itself", own), *variants(own, described.architecture)):

@@ -31,6 +31,8 @@ class Architecture:
     shared_gated: bool = False  # a mixture: what the expert of all tokens gives is multiplied by a sigmoid
     gating: int = 1  # how shares come from a router's scores, if the file does not say: softmax (1) or sigmoid (2)
     normed: bool = True  # the shares of the chosen experts sum to 1; False: if the file says so
+    gating_said: bool = False  # files may say ``gating``
+    shares_said: bool = False  # files may say whether shares sum to 1, and a factor of them
     gated: bool = True  # False: no ffn_gate, the activation is that of ffn_up
     activation: str = "silu"  # of the gate, or "gelu" (by tanh), "clamped" (gpt-oss); without one "gelu", "squared_relu"
     logits_multiplied: bool = False  # by logit_scale, which divides them elsewhere
@@ -45,7 +47,7 @@ class Architecture:
     scale: float = 0.0  # of scores; 0: head_dim^-0.5
     local_divided: bool = True  # the divisors of RoPE's frequencies apply to layers with a window too
     local_sized: bool = False  # heads of layers with a window may have a size of their own
-    local_base: float = 0.0  # RoPE base of layers with a window; 0: that of the others
+    local_base: float | None = 0.0  # RoPE base of layers with a window; 0: that of the others; None: no file says another
     long: bool = False  # RoPE's divisors are LongRoPE's in every file; elsewhere where rope.scaling.type says so
     local_scaled: bool = True  # RoPE scaling applies to layers with a window too
     global_rope: bool = True  # False: in a model of which layers have a window those without one have no RoPE
@@ -55,6 +57,7 @@ class Architecture:
 _LATE = ("attn_norm", "", "post_attention_norm", "")  # named after what it follows in the transformers library
 _PARALLEL = ("attn_norm", "", "attn_norm", "")
 _SANDWICH = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+_SAID = dict(normed=False, gating_said=True, shares_said=True)
 _QWEN35 = Architecture(
     "neox", _LATE, qk_norm="head", recurrent="delta net", period=4, output_gated=True, shared_gated=True
 )  # fmt: skip
@@ -78,20 +81,21 @@ ARCHITECTURES = {
     "qwen3vl": Architecture("neox", qk_norm="head"),
     "qwen3vlmoe": Architecture("neox", qk_norm="head"),
     "olmoe": Architecture("neox", qk_norm="all", normed=False),
-    "minimax-m2": Architecture("neox", qk_norm="all", gating=2),
+    "minimax-m2": Architecture("neox", qk_norm="all", gating=2, gating_said=True),
     "hunyuan-moe": Architecture("neox", qk_norm="after"),
-    "bailingmoe2": Architecture("neox", qk_norm="head", fused=("attn",), gating=2, normed=False),
+    "bailingmoe2": Architecture("neox", qk_norm="head", fused=("attn",), gating=2, **_SAID),
     "exaone4": Architecture(
         "neox", ("", "post_attention_norm", "", "post_ffw_norm"), qk_norm="head", period=4, global_rope=False
     ),
-    "deepseek2": Architecture(mixer="latent", normed=False),
+    "deepseek2": Architecture(mixer="latent", **_SAID),
     "glm4": Architecture(norms=_SANDWICH, fused=("ffn",)),
-    "glm4moe": Architecture("neox", _LATE, qk_norm="stored", gating=2, normed=False),
-    "dots1": Architecture("neox", qk_norm="head", normed=False),
+    "glm4moe": Architecture("neox", _LATE, qk_norm="stored", gating=2, **_SAID),
+    "dots1": Architecture("neox", qk_norm="head", **_SAID),
     "hunyuan-dense": Architecture("neox", qk_norm="after"),
     "command-r": Architecture(norms=_PARALLEL, layer_norm="weighted", logits_multiplied=True),
     "cohere2": Architecture(
-        norms=_PARALLEL, layer_norm="weighted", logits_multiplied=True, period=4, global_rope=False
+        norms=_PARALLEL, layer_norm="weighted", logits_multiplied=True, period=4, global_rope=False,
+        local_base=None,
     ),
     "olmo": Architecture(layer_norm="bare", clamped=True),
     "stablelm": Architecture("neox", layer_norm="weighted"),
@@ -118,7 +122,9 @@ ARCHITECTURES = {
         soft_caps=(None, 30.0),
     ),
     "lfm2": Architecture("neox", qk_norm="head", recurrent="short convolution", last_norm="token_embd_norm"),
-    "lfm2moe": Architecture("neox", qk_norm="head", recurrent="short convolution", last_norm="token_embd_norm", gating=2),
+    "lfm2moe": Architecture(
+        "neox", qk_norm="head", recurrent="short convolution", last_norm="token_embd_norm", gating=2, gating_said=True
+    ),
     "qwen35": _QWEN35,
     "qwen35moe": _QWEN35,
     "qwen3next": replace(_QWEN35, grouped=True),

@@ -6,6 +6,7 @@ A template sees what transformers' apply_chat_template shows it and renders to t
 import datetime
 import json
 from collections.abc import Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 from kit.errors import ModelError
@@ -33,17 +34,42 @@ def render(file, messages: Sequence[dict], tools: Sequence[dict] | None = None, 
     ``tools``: JSON schemas of functions. ``variables``: what else the template reads (enable_thinking=False).
     Raises ModelError for a file without a template, and for a template that refuses this conversation.
     """
+    template = _template(file, tools)
+    turns = [_message(message) for message in messages]
+    given = {"messages": turns, "tools": tools, "documents": None, "add_generation_prompt": True}
+    with _refusals(file):
+        return _environment().from_string(template).render(given | named(file) | variables)
+
+
+def variables_of(file) -> set[str]:
+    """Names of the variables that the file's template reads and does not set itself: ``messages``, ``enable_thinking``...
+
+    Raises ModelError for a file without a template, and for one that is not Jinja.
+    """
+    from jinja2 import meta
+
+    with _refusals(file):
+        return meta.find_undeclared_variables(_environment().parse(_template(file))) - _environment().globals.keys()
+
+
+def _template(file, tools=None) -> str:
     keys = Keys(file, error=ModelError)
     template = keys.text(_TOOLS if tools and _TOOLS in keys else _KEY, None)
     if template is None:
         raise ModelError(
             f"{file.path}: has no chat template ({_KEY}): leave out --chat, or write the special tokens into the prompt"
         )
-    turns = [_message(message) for message in messages]
-    given = {"messages": turns, "tools": tools, "documents": None, "add_generation_prompt": True}
+    return template
+
+
+@contextmanager
+def _refusals(file):
+    """A template is a program of the file's author: whatever it raises is its refusal, one ModelError."""
     try:
-        return _environment().from_string(template).render(given | named(file) | variables)
-    except Exception as error:  # a template is a program of the file's author: whatever it raises is its refusal
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
         reason = " ".join((str(error) or type(error).__name__).split())
         remedy = "write the marks of the turns into the prompt"
         raise ModelError(f"{file.path}: the chat template rejects this conversation: {reason}; {remedy}") from None

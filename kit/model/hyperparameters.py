@@ -54,7 +54,7 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
         logit_scale=1 / (keys.number("logit_scale", 0) or 1.0)
         if family.logits_multiplied
         else facts.multiplier("logit_scale", 1.0),
-        logit_cap=0.0 if family.soft_caps[1] is None else keys.number("final_logit_softcapping", family.soft_caps[1]),
+        logit_cap=facts.soft_cap("final_logit_softcapping", family.soft_caps[1]),
         tied=tied,
     )
     keys.check_all_read({type(kind).__name__ for layer in config.layers for kind in layer[:2]})
@@ -140,11 +140,20 @@ class Facts:
         )  # granite without RoPE sets it to false
         dims = keys.count("rope.dimension_count", self.head_dim, least=1)
         rope = _rope(keys, dims if positions else 0, family.long)
+        if keys.is_list(key := "rope.dimension_sections"):
+            sections = keys.numbers(key, least=0, most=2**31 - 1, whole=True)
+            if len(sections) > 3 and sections[3]:
+                keys.fail(
+                    key, "sections of which the fourth is empty, because text has no fourth position", f"has {sections[3]}"
+                )
+        elif key in keys:
+            keys.count(key)
         stretch = {} if family.local_scaled else {"factor": 1.0, "yarn": False}
         if rope.yarn and stretch:
             stretch["attention_factor"] = 1.0
         dims = keys.count("rope.dimension_count_swa", rope.dims, least=1) if family.local_sized else rope.dims
-        base = keys.number("rope.freq_base_swa", family.local_base, above=0.0) if family.period else 0.0
+        said = family.period and family.local_base is not None
+        base = keys.number("rope.freq_base_swa", family.local_base, above=0.0) if said else 0.0
         return rope, replace(rope, dims=dims, base=base or rope.base, divided=family.local_divided, **stretch)
 
     def rope_of(self, layer: int) -> RopeConfig | None:
@@ -156,10 +165,19 @@ class Facts:
         return self.local_rope if local else self.rope
 
     def multiplier(self, key: str, default: float) -> float:
-        """One of the multipliers that granite's files have; 0 means none, as in llama.cpp."""
+        """One of the multipliers that granite's files have; 0 means none, as in llama.cpp, but for ``logit_scale``, by which
+        logits are divided."""
         if not self.family.scaled:
             return default
+        if key == "logit_scale":
+            return self.keys.number(key, self._unsaid.get(key, default), above=0.0)
         return self.keys.number(key, 0) or default if key in self.keys else self._unsaid.get(key, default)
+
+    def soft_cap(self, key: str, default: float | None) -> float:
+        """A soft cap, of scores or logits; 0: none. A family that caps its scores has both in every file."""
+        if default is None:
+            return 0.0
+        return self.keys.number(key, default, above=0.0 if self.family.soft_caps[0] else -math.inf)
 
     def attention_scale(self, width: int, sharper: float = 1.0) -> float:
         """The factor of scores, of queries of ``width`` elements."""
@@ -182,6 +200,8 @@ class Facts:
 def _rope(keys, dims, long) -> RopeConfig:
     scaling = keys.text("rope.scaling.type", "linear", ("none", "linear", "yarn", "longrope"))
     factor, old = (keys.number(key, 0) for key in ("rope.scaling.factor", "rope.scale_linear"))
+    if scaling == "none" and (factor or old or 1.0) != 1.0:  # of which llama.cpp ignores one or the other, by layer
+        keys.fail("rope.scaling.type", f"linear or yarn where there is a factor of {factor or old:g}", "is 'none'")
     yarn, context = scaling == "yarn", keys.count("context_length")
     return RopeConfig(
         dims=dims,

@@ -15,7 +15,6 @@ CHANGES_NOTHING = {
     "pooling_type": "says how embeddings are made from all positions",
     "classifier.output_labels": "names the outputs of a classifier, which has tensors of its own",
     "decoder_start_token_id": "begins a text, and is the tokenizer's",
-    "rope.dimension_sections": "all sections of a text's positions are equal",
     "n_deepstack_layers": "is for images",
     r"(vision|audio|mm|image|projector)\..+": "is for images and sounds, which have tensors of their own",
     "use_parallel_residual": "the tensors say it: without ffn_norm, attention and feed-forward layer take one input",
@@ -62,10 +61,11 @@ class ModelKeys(Keys):
         period = self.count(key, period)
         return [period == 0 or layer % period < period - 1 for layer in numbers]
 
-    def same(self, key: str, value: int, why: str) -> None:
-        """An error unless the file lacks the key or has this ``value``."""
-        if (found := self.count(key, value)) != value:
-            self.fail(key, f"{value}, {why}", f"is {found}")
+    def same(self, key: str, value: bool | int | float, why: str, or_else: Collection = ()) -> None:
+        """An error unless the file lacks the key or has this ``value``, or one of ``or_else``, which mean the same."""
+        read = self.flag if isinstance(value, bool) else self.number if isinstance(value, float) else self.count
+        if (found := read(key, value)) not in (value, *or_else):
+            self.fail(key, f"{str(value).lower()}, {why}", f"is {str(found).lower()}")
 
     def check_all_read(self, kinds: Collection[str]) -> None:
         """An error that names a key which nothing has read and which may change the logits. ``kinds``: of the file's layers."""

@@ -17,6 +17,9 @@ _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 @click.option("--tokens", metavar="IDS", help="Token ids to continue, such as 1,450,7483, instead of a text.")
 @click.option("--chat", is_flag=True, help="Format the text as a user's message with the file's chat template.")
 @click.option("--system", metavar="TEXT", help="System message of the chat.")
+@click.option(
+    "--chat-template-kwargs", metavar="JSON", help="Variables of the chat template, such as '{\"enable_thinking\": false}'."
+)
 @click.option("-n", "--max-tokens", default=64, show_default=True, type=click.IntRange(1), help="Number of tokens to generate.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the most likely token; above 0 tokens are drawn.")
 @click.option("--top-k", default=0, show_default=True, help="Draw from the K most likely tokens (0: all).")
@@ -43,7 +46,7 @@ _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON at the end, and no text before.")
 @click.pass_context
 def command(
-    ctx, file, model, prompt, prompt_file, tokens, chat, system, max_tokens, routes, ignore_end, pages,
+    ctx, file, model, prompt, prompt_file, tokens, chat, system, chat_template_kwargs, max_tokens, routes, ignore_end, pages,
     as_json, cache, memory, policy, backend, attention, linear, kv, context, **sampling,
 ):  # fmt: skip
     """Generate text from a model, and show its speed.
@@ -83,6 +86,7 @@ def command(
     \b
     kit generate model.gguf -p "The capital of France is" -n 5
     kit generate model.gguf --chat --system "Answer in French." -p "Where is Paris?"
+    kit generate qwen3.gguf --chat --chat-template-kwargs '{"enable_thinking": false}' -p "Where is Paris?"
     git diff | kit generate model.gguf -p -
     kit generate model.gguf --tokens 1,450,7483 --cache lru:4GiB --json
     kit generate large.gguf -p "Once upon a time" --linear fused --cache pinned:4GiB
@@ -124,7 +128,7 @@ def command(
     start, kept, via = _way(opened, asked, linear, cache, backend, attention, context, kv)
     if chat:
         messages = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": prompt}]
-        prompt = _chat(opened, messages)
+        prompt = _chat(opened, messages, chat_template_kwargs)
     budget, slots, trace = None, None, kit.Trace()
     if memory:
         prompt = tokenizer_of(opened).encode(prompt) if isinstance(prompt, str) else prompt
@@ -191,7 +195,8 @@ def _refuse_idle(asked: set, linear: str, temperature: float) -> None:
             for name in ("cache", "backend") if linear in BLOCKS]  # fmt: skip
     if temperature == 0:
         idle += [(name, "at --temperature 0 (the most likely token)") for name in ("top_k", "top_p", "seed")]
-    idle += [("system", "without a chat: add --chat")] if "chat" not in asked else []
+    if "chat" not in asked:
+        idle += [(name, "without a chat: add --chat") for name in ("system", "chat_template_kwargs")]
     idle += [("chat", "on token ids: give the text with -p")] if "tokens" in asked else []
     if "memory" in asked:
         idle += [(name, "with --memory, which holds the file's own blocks: leave it out") for name in ("cache", "backend")]
@@ -261,11 +266,33 @@ def _text(prompt, path):
     return prompt
 
 
-def _chat(opened, messages):
-    from kit.model.chat import chat
+def _chat(opened, messages, variables):
+    """Token ids of the messages, by the file's template with the ``variables`` (JSON, or None)."""
+    from kit.model.chat import chat, variables_of
     from kit.model.tokenizer import tokenizer_of
 
-    return chat(opened, tokenizer_of(opened), messages)
+    given = _variables(variables) if variables is not None else {}
+    read = variables_of(opened) - {"messages"} if given else set()
+    if unread := given.keys() - read:
+        told = ", ".join(sorted(read)) or "none"
+        raise click.UsageError(
+            f"--chat-template-kwargs: the file's chat template does not read {min(unread)!r}; it reads {told}"
+        )
+    return chat(opened, tokenizer_of(opened), messages, **given)
+
+
+def _variables(text):
+    import json
+
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"no JSON: {error}", param_hint="--chat-template-kwargs") from None
+    if not isinstance(given, dict):
+        raise click.BadParameter(
+            "not a JSON object such as '{\"enable_thinking\": false}'", param_hint="--chat-template-kwargs"
+        )
+    return given
 
 
 def _ids(text):

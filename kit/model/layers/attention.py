@@ -46,7 +46,7 @@ class Attention:
             rope=facts.rope_of(layer),
             window=facts.windows[layer],
             scale=family.scale or facts.attention_scale(facts.head_dims[layer]),
-            cap=0.0 if family.soft_caps[0] is None else keys.number("attn_logit_softcapping", family.soft_caps[0]),
+            cap=facts.soft_cap("attn_logit_softcapping", family.soft_caps[0]),
             limit=keys.number("attention.clamp_kqv", 0) if family.clamped else 0.0,
             qk_norm=family.qk_norm,
             fused="attn" in family.fused,

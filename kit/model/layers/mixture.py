@@ -41,11 +41,12 @@ class Mixture:
         shared = shared or each
         if family.shared_gated:  # which these families always have: llama.cpp takes the dense size where the file says none
             shared = shared or facts.dense_size[layer]
+        sigmoid, normed, scale = _shares(facts)
         routing = Routing(
             used=keys.count("expert_used_count"),
-            sigmoid=(keys.count("expert_gating_func", 0, most=3) or family.gating) == 2,
-            normed=keys.flag("expert_weights_norm", False) or family.normed,
-            scale=keys.number("expert_weights_scale", 0) or 1.0,
+            sigmoid=sigmoid,
+            normed=normed,
+            scale=scale,
             groups=keys.count("expert_group_count", 0) or 1,
             groups_used=keys.count("expert_group_used_count", 0) or 1,
         )
@@ -85,3 +86,17 @@ class Mixture:
             own = f"{name}[{expert}]"
             ops.mix(out, ops.linear(own.format("down"), hidden(self, ops, own, rows)), share)
         return out
+
+
+def _shares(facts) -> tuple[bool, bool, float]:
+    """(sigmoid, normed, scale) of Routing: by the file where files of the family say it, else by the family. A key that then
+    says otherwise is an error, because llama.cpp does not read it. 3, softmax over the chosen, is softmax and ``normed``."""
+    family, keys = facts.family, facts.keys
+    if not family.gating_said:
+        also = (0, 3) if family.gating == 1 and family.normed else (0,)
+        keys.same("expert_gating_func", family.gating, "as in every such model", or_else=also)
+    if not family.shares_said:
+        keys.same("expert_weights_norm", family.normed, "as in every such model")
+        keys.same("expert_weights_scale", 1.0, "as in every such model", or_else=(0,))
+    gating = keys.count("expert_gating_func", 0, most=2 if family.gating_said else 3) or family.gating
+    return gating == 2, keys.flag("expert_weights_norm", False) or family.normed, keys.number("expert_weights_scale", 0) or 1.0
