@@ -228,7 +228,8 @@ def test_a_hostile_name_is_printable_in_tables_and_figures(odd):
 def test_a_label_reads_as_a_person_would_say_it():
     said = {way: way.label for way in (LAZY, BLOCKS, Way("HashMap"), Way("LRU", 64 << 20), Way("Pinned", 64 << 20, "float16"))}
     assert list(said.values()) == [
-        "dequantized each time, f32", "blocks as they lie", "all kept, f32", "LRU of 64.00 MiB, f32", "64.00 MiB pinned, f16",
+        "dequantized each time, f32", "blocks, exact products", "all kept, f32", "LRU of 64.00 MiB, f32",
+        "64.00 MiB pinned, f16",
     ]  # fmt: skip
     assert Way("Unbounded").label == Way("HashMap").label
 

@@ -42,14 +42,15 @@ RULES = [*PATTERNS]
 ALLOWED = {  # area -> at most so many of each rule, in the order of PATTERNS
     "README": (0, 0, 0, 0, 0, 0, 0, 0, 0),
     "docs": (0, 0, 0, 0, 0, 0, 0, 0, 0),
-    "notebooks": (0, 0, 0, 1, 0, 0, 0, 0, 0),
+    "notebooks": (0, 0, 0, 0, 0, 0, 0, 0, 0),
     "pages": (0, 0, 0, 0, 0, 0, 0, 0, 0),
     "help": (0, 0, 0, 0, 0, 0, 0, 0, 0),
-    "messages": (0, 0, 0, 0, 0, 1, 0, 0, 0),
+    "messages": (0, 0, 0, 0, 0, 0, 0, 0, 0),
 }
 GENERATED = {"api.md", "cli.md", "speeds_records.md", "history.md"}  # of docstrings and records, and the long list of changes
 NAMED = {  # names of quantities in committed records, by which runs are compared: they keep the words of their day
-    "a token, blocks as they lie", "tokens a second, all float32 kept", "bits a weight that {}, by family",
+    "a token, blocks as they lie", "blocks as they lie", "tokens a second, all float32 kept",
+    "bits a weight that {}, by family",
     "predicted over measured seconds a token, all ways", "tokens a second of {} from {} at the reports' bandwidth",
     "tokens a second for the weights of {}, from blocks on the device", "seconds a token",
     "tokens at 5 ms a tile and 85% hits: 1", "tokens at 5 ms a tile and 85% hits: 5",

@@ -1,7 +1,9 @@
 """kit quants: files of one model in one table; what is quantized again is what llama.cpp's quantizer and gguf-py make of it."""
 
 import json
+from types import SimpleNamespace
 
+import cells
 import gguf
 import numpy as np
 import pandas as pd
@@ -15,6 +17,7 @@ from kit.lab import llama_cpp, requantize
 from kit.lab.commands.cli import main
 from kit.lab.costs import quants
 from kit.synthetic.write import synthesize
+from kit.units import to_json
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +104,38 @@ def test_what_is_no_quantization_of_the_model_is_refused(source, tmp_path):
     ):
         done = CliRunner().invoke(main, ["quants", *map(str, given)])
         assert done.exit_code == 2 and says in done.output
+
+
+def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(tmp_path):
+    """The page's own cells, on what `kit quants --json` printed: the advice, a figure, a table. Without files they say so."""
+    rows = {"bytes": [9, 4], "bits": [8.5, 4.5], "way": ["exact", "int8"], "speed": [1.0, 2.0], "samples": [[1.0], [2.0]],
+            "bound": 3.0, "gbps": 9.0, "kl": [0.0, 0.01], "kl_error": [0.0, 1e-3], "same": 1.0,
+            "memory": 9, "others": 0.0, "best": True}  # fmt: skip
+    table = pd.DataFrame(rows, index=pd.Index(["big.gguf", "small.gguf"], name="file"))
+    (tmp_path / "q.json").write_text(to_json({"advice": "", "rows": table.reset_index().to_dict("records")}))
+    code = {cell.id: cell.source for cell in cells.read("07_memory_frontier").cells}
+    said, drawn = [], []
+    lab = SimpleNamespace(say=said.append)
+    for text, told in (
+        ("", "No quantizations were named"),
+        (str(tmp_path / "q.json"), "small.gguf --linear fused-int8: 2 tok"),
+    ):
+        scope = {
+            "choice": quants,
+            "quantized": quants.named(text),
+            "lab": lab,
+            "shown": drawn.append,
+            "display": lambda _: None,
+        }
+        exec(code["quants"], scope)
+        exec(code["quants-table"], scope)
+        assert told in said[-1]
+    assert [*drawn[0]["KL, nats"]] == ["0", "0.01 ± 0.001"] and len(drawn) == 1
+    (tmp_path / "other.json").write_text("[1]")
+    for text, says in (
+        ("a.gguf", "quants: a.gguf is one file; name several"),
+        (f"{tmp_path}/no.json", "does not exist; write it with"),
+        (f"{tmp_path}/other.json", "is not what `kit quants --json` prints"),
+    ):
+        with pytest.raises(ModelError, match=says):
+            quants.of(quants.named(text))

@@ -4,6 +4,7 @@ The file with the most bits per weight is the exact one, if none is named. Each 
 of eight bits.
 """
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,11 +15,13 @@ from tqdm import tqdm
 
 import kit
 from kit.errors import ModelError
+from kit.gguf.sources import resolve
 from kit.lab import figures, state
 from kit.lab.costs import divergence, quality
 from kit.lab.costs.engines import Process
 from kit.lab.costs.peers import prompt_of
 from kit.lab.costs.uses import bytes_used, uses_of
+from kit.units import format_bytes
 
 WAYS = {"exact": ("kit", "fused"), "int8": ("kit, int8 activations", "fused-int8")}  # way -> engine, variant of kit.linear
 COLUMNS = [
@@ -58,6 +61,31 @@ def study(
     return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()))
 
 
+def named(text: str) -> list[Path]:
+    """The files of a parameter: several of one model, separated by commas, or one that `kit quants --json` printed. ModelError
+    for one file of a model, or a path that does not exist."""
+    names = [name for part in text.split(",") if (name := part.strip())]
+    if len(names) == 1 and not names[0].endswith(".json"):
+        raise ModelError(f"quants: {names[0]} is one file; name several with commas, or the .json of `kit quants --json`")
+    for name in names:
+        if name.endswith(".json") and not Path(name).is_file():
+            raise ModelError(f"quants: {name} does not exist; write it with `kit quants FILE... --json > {name}`")
+    return [Path(name) if name.endswith(".json") else Path(resolve(name)) for name in names]
+
+
+def of(paths: Sequence[Path]) -> pd.DataFrame:
+    """The table of ``named`` files: measured now, or read from the one .json."""
+    return read(paths[0]) if paths[0].suffix == ".json" else study(paths)
+
+
+def read(path: Path) -> pd.DataFrame:
+    """The table that `kit quants --json` printed to a file; ModelError where it is something else."""
+    try:
+        return pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["rows"]).set_index("file")[COLUMNS]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path}: is not what `kit quants --json` prints ({error}); write it again") from None
+
+
 def front(speed: np.ndarray, kl: np.ndarray) -> np.ndarray:
     """Whether each point is on the Pareto front: no other is at least as fast and as close, and better in one of the two."""
     faster, closer = speed[None, :] >= speed[:, None], kl[None, :] <= kl[:, None]
@@ -79,6 +107,21 @@ def advice(table: pd.DataFrame) -> str:
 
 
 SMALL = 0.05  # nats: a loss that is called small; llama.cpp's own rounding of activations loses about 0.02
+
+
+def rows(table: pd.DataFrame) -> pd.DataFrame:
+    """The table as a page shows it."""
+    columns = {
+        "way": table["way"],
+        "bytes": table["bytes"].map(format_bytes),
+        "bits per weight": table["bits"],
+        "tokens per second": table["speed"],
+        "bound": table["bound"],
+        "KL, nats": [divergence.told(*pair) for pair in zip(table["kl"], table["kl_error"], strict=True)],
+        "memory": table["memory"].map(format_bytes),
+        "on the front": table["best"],
+    }
+    return pd.DataFrame(columns, index=table.index)
 
 
 def figure(table: pd.DataFrame):

@@ -423,9 +423,13 @@ class Study:
         """A way's name in records and stores: of a sample of layers another than of the whole model."""
         return f"{way.label}, layers {self.cut}" if self.cut else way.label
 
+    def quantity(self, way: Way) -> str:
+        """A way's name in records, with the layers that the file was cut to."""
+        return f"{way.quantity}, layers {self.cut}" if self.cut else way.quantity
+
     def earlier(self, find: Callable) -> dict[Way, Measured]:
         """The ways that another page of a run measured; ``find``: kit.Session.earlier."""
-        rows = {found.way: find(f"a token, {found.way.label}", "s") for found in self._predicted}
+        rows = {found.way: find(found.way.quantity, "s") for found in self._predicted}
         return {way: Measured(way, tuple(row.samples), None, 0, None) for way, row in rows.items() if row}
 
     def checked(self) -> pd.DataFrame:

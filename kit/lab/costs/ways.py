@@ -32,7 +32,7 @@ PRECISION_OF = {  # dtype or linear variant -> row of kit.lab.costs.quality.PREC
     "slots-int8": "int8 activations",
 }  # fmt: skip
 NAMES = {
-    "fused": "blocks as they lie",
+    "fused": "blocks, exact products",
     "fused-int8": "blocks, int8 activations",
     "pressed": "blocks, page cache too small",
     "pinned blocks": "blocks, {} pinned",
@@ -61,6 +61,11 @@ class Way:
             return NAMES[self.linear].format(size)
         named = {"NoCache": "dequantized each time", "HashMap": "all kept", "Unbounded": "all kept", "Pinned": f"{size} pinned"}
         return f"{named.get(self.policy, f'{self.policy} of {size}')}, {PRECISION_OF[self.dtype]}"
+
+    @property
+    def quantity(self) -> str:
+        """Its name in records, by which runs are compared: it keeps the words of the first ones."""
+        return f"a token, {'blocks as they lie' if self.linear == 'fused' else self.label}"
 
     @property
     def precision(self) -> str:
@@ -334,11 +339,11 @@ def _child(pipe, path, way, order, tokens, tries, limit, layers):
 def as_record(found: Prediction, real: Measured | None, reason: str = "") -> dict:
     """The fields of a way's record (kit.Session.record): its samples, least and prediction, or the ``reason`` why none is."""
     if real is None:
-        return {"quantity": f"a token, {found.way.label}", "unit": "s", "status": "skipped", "reason": reason}
+        return {"quantity": found.way.quantity, "unit": "s", "status": "skipped", "reason": reason}
     told = f"predicted {format_seconds(found.seconds)} ({found.seconds / real.seconds:.2f} times), "
     told += f"{format_bytes(found.held)} held and {format_bytes(found.pages)} of the file"
     return {
-        "quantity": f"a token, {found.way.label}", "unit": "s", "samples": list(real.samples), "lower": found.least,
+        "quantity": found.way.quantity, "unit": "s", "samples": list(real.samples), "lower": found.least,
         "lower_source": "its bytes at the measured bandwidth", "tolerance": "predictions within a factor of 1.25",
         "reason": told,
     }  # fmt: skip
