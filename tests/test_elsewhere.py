@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 import kit
 from kit.errors import ReportError
+from kit.gguf.uses import Use, uses_of
 from kit.lab.commands import cli
 from kit.lab.costs import elsewhere, sentences
 from kit.lab.costs.elsewhere import GUESS, KEPT, LAZY, LOCKED, MAPPED, READ
-from kit.lab.costs.uses import Use, uses_of
 from kit.lab.findings import reported
 from kit.lab.machine import peaks
 from kit.synthetic.write import cached_model

@@ -11,9 +11,9 @@ from invented import MACHINE
 import kit
 from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
+from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.commands import cli
 from kit.lab.costs.order import order_of
-from kit.lab.costs.uses import bytes_used, uses_of
 
 HIDDEN, FFN, WORDS, EXPERTS = 64, 128, 96, 4
 _KEYS = {

@@ -68,10 +68,10 @@ def test_a_conversation_goes_on_in_its_cache(model):
 
 def test_bytes_read_are_weights_and_cache(model):
     answer = kit.generate(model, [5, 6, 7], max_tokens=3, stop_at_end=False)
-    matrices = [name for name in model.config.tensors() if "norm" not in name and name != "token_embd.weight"]
-    weights = sum(model.weights.nbytes(name) for name in matrices)
-    position = model.new_cache().bytes_per_position
-    assert answer.nbytes == [weights + position * held for held in (3, 4, 5)]
+    weights = sum(model.weights.nbytes(name) for name in model.config.tensors() if name != "token_embd.weight")
+    position, embedding = model.new_cache().bytes_per_position, model.file.tensors["token_embd.weight"]
+    row = embedding.nbytes // embedding.shape[0]
+    assert answer.nbytes == [weights + position * held + row * tokens for held, tokens in ((3, 3), (4, 1), (5, 1))]
     speed = answer.speed()
     assert speed["prefill_tokens"] == 3 and speed["decode_tokens"] == 2
     assert speed["decode_gb_per_second"] == pytest.approx(sum(answer.nbytes[1:]) / sum(answer.seconds[1:]) / 1e9)

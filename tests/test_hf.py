@@ -5,8 +5,10 @@ import io
 import json
 import pickle
 
+import family_files
 import hf_files
 import llama_cpp
+import model_files
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from model_files import rewrite
 import kit
 import kit.hf
 from kit.errors import ModelError, TokenizerError
+from kit.gguf.uses import uses_of
 from kit.hf.nn import RMSNorm
 from kit.hf.stored import StoredWeight
 from kit.lab.costs.order import order_of
@@ -414,3 +417,34 @@ def test_the_vocabulary_goes_both_ways_and_is_read_late(files, tmp_path):
     assert tokenizer.convert_tokens_to_ids(list(vocabulary)) == list(vocabulary.values())
     assert tokenizer.add_special_tokens({"additional_special_tokens": ["<extra>"]}) == 1
     assert tokenizer.convert_tokens_to_ids("<extra>") == 128 and tokenizer.eos_token_id == 2
+
+
+@pytest.mark.parametrize("name", ["qwen35moe", "qwen2moe", "minimax-m2", "qwen35moe-nextn"])
+def test_a_mixture_uses_its_experts_alone_and_sizes_of_its_own(tmp_path, name):
+    """Through transformers' modules: an order of use is recorded, and the logits are those of the kit's own pass."""
+    if name.startswith("qwen35moe"):
+        path = model_files.write(tmp_path, "qwen35moe", "Q8_0")
+        path = predicting(path, tmp_path / "nextn.gguf") if name.endswith("nextn") else path
+    else:
+        path = family_files.write(tmp_path, name, "Q8_0")
+    with kit.open(path) as file:
+        order = order_of(file, 2, "transformers")
+        assert list(order.uses) == uses_of(file)
+        experts = [part for part in order.tokens[0] if "_exps.weight[" in part]
+        assert len(experts) == 2 * sum("_exps." in use.name for use in order.uses)
+        model, right = kit.hf.load(file, engine="modules")[0], kit.Transformer(kit.Weights(file)).logits(TOKENS[0].tolist())
+        with torch.no_grad():
+            assert (model(TOKENS).logits[0] - right).abs().max() < 1e-3 * right.std()
+
+
+def predicting(source, target):
+    """A copy with a further layer, which predicts further tokens."""
+
+    def change(metadata, tensors):
+        metadata["qwen35moe.block_count"] = 5
+        metadata["qwen35moe.nextn_predict_layers"] = 1
+        for name in [name for name in tensors if name.startswith("blk.3.")]:
+            tensors[name.replace("blk.3.", "blk.4.")] = tensors[name]
+        tensors["blk.4.nextn.enorm.weight"] = tensors["blk.3.attn_norm.weight"]
+
+    return rewrite(source, target, change)

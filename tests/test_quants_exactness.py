@@ -10,7 +10,9 @@ from click.testing import CliRunner
 import kit
 from kit.cpu import dequantize as cpu
 from kit.cpu import simd
+from kit.gguf import writer
 from kit.gguf.formats import FORMATS
+from kit.gguf.reader import TensorInfo
 from kit.lab.commands.cli import main
 from kit.quants import reference
 from kit.quants.exactness import exactness, random_blocks, sample
@@ -87,6 +89,16 @@ def test_command_on_a_file(model, tmp_path, monkeypatch):
     rows = told["exactness"]
     assert done.exit_code == 0 and {row["dtype"] for row in rows} == {"float32", "float16", "bfloat16"}
     assert {row["qtype"] for row in rows} >= {"Q4_K", "F32"} and all(row["equal"] for row in rows)
+
+
+def test_formats_that_are_not_compared_are_named(tmp_path):
+    specs = [TensorInfo.new("blk.0.a.weight", "Q2_0", (4, 64)), TensorInfo.new("blk.0.b.weight", "Q8_0", (4, 32))]
+    blocks = [random_blocks(spec.qtype, 4) for spec in specs]
+    path = writer.write(tmp_path / "some.gguf", {"general.architecture": "llama"}, specs, blocks)
+    done = CliRunner().invoke(main, ["exactness", str(path), "--quality", "0"])
+    assert done.exit_code == 1 and "not compared, because gguf-py cannot dequantize them: Q2_0, tensors: 1" in done.stdout
+    told = json.loads(CliRunner().invoke(main, ["exactness", str(path), "--quality", "0", "--json"]).stdout)
+    assert told["not_compared"] == ["Q2_0, tensors: 1"] and all(row["equal"] for row in told["exactness"])
 
 
 def test_command_fails_when_something_differs(one_step_off, model):

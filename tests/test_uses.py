@@ -16,12 +16,12 @@ from kit.cache.replay import replay_hits
 from kit.cache.traces import repeated
 from kit.gguf import cut, writer
 from kit.gguf.reader import TensorInfo
+from kit.gguf.uses import Use, assumed, beyond, bytes_used, draw, uses_of
 from kit.lab.costs import sentences, tables
 from kit.lab.costs import study as studies
 from kit.lab.costs.measured import _HELD, Cost, measure_costs
 from kit.lab.costs.order import Order, order_of
 from kit.lab.costs.study import Study
-from kit.lab.costs.uses import Use, assumed, beyond, bytes_used, draw, uses_of
 from kit.lab.costs.ways import BackingStore, Way, measure_apart, predict, roofed, used_tensors
 from kit.lab.findings import reported
 from kit.model.hyperparameters import read_config
@@ -48,6 +48,8 @@ def mixture(folder, architecture="glm4moe", layers=4, **more):
         shapes |= {f"{block}ffn_{part}_exps.weight": (8, 16, 32) for part in ("up", "gate")}
         shapes[block + "ffn_down_exps.weight"] = (8, 32, 16)
         shapes[block + "ffn_gate_inp.weight"], shapes[block + "ffn_up_shexp.weight"] = (8, 32), (16, 32)
+    if "nextn_predict_layers" in more:
+        shapes[f"blk.{layers - 1}.nextn.eh_proj.weight"] = (32, 64)
     specs = [TensorInfo.new(name, "F32", shape) for name, shape in shapes.items()]
     metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": value for key, value in keys.items()}
     arrays = [np.full(spec.shape, 0.01, np.float32) for spec in specs]

@@ -20,6 +20,7 @@ from kit.errors import ModelError, known
 from kit.gguf import writer
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile, TensorInfo
+from kit.gguf.uses import count, predicting_layers, unread_of
 from kit.hf.engine import ENGINES, Forward
 from kit.hf.held import cache_of
 from kit.hf.nn import replace_norms
@@ -33,6 +34,10 @@ from kit.trace import Trace
 
 _ANY = "kit explain works on any file"
 _DIVISORS = "rope_freqs.weight"
+_UNREAD_KEYS = {  # sizes that transformers' tables leave at their defaults
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
 
 
 def load(
@@ -77,6 +82,8 @@ def model_over(
     cls = model_class or _class_of(file, config)
     with transformers.utils.ContextManagers(cls.get_init_context(torch.float32, False, False, None)):  # on the meta device
         model = cls(config).eval()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # one expert after another: the others dequantize all of a stack
     fill(model, source)
     replace_norms(model)
     passes = Passes(source, forget)
@@ -105,15 +112,31 @@ def config_of(file: GGUFFile) -> transformers.PretrainedConfig:
     with tempfile.TemporaryDirectory() as folder:
         _write_head(Path(folder, "head.gguf"), file, vocabulary)
         try:
-            return transformers.AutoConfig.from_pretrained(folder, gguf_file="head.gguf", vocab_size=vocabulary)
+            config = transformers.AutoConfig.from_pretrained(folder, gguf_file="head.gguf", vocab_size=vocabulary)
         except Exception as error:  # a configuration fails in as many ways as there are architectures
             why = " ".join(str(error).split()).rstrip(".")
             said = f"transformers cannot configure {file.architecture!r}: {type(error).__name__}, {why}"
             raise ModelError(f"{file.path}: {said}; the kit runs {', '.join(ARCHITECTURES)}; {_ANY}") from None
+    text = config.get_text_config()
+    for key, name in _UNREAD_KEYS.items():
+        if hasattr(text, name) and (value := count(file, key)):
+            setattr(text, name, value)
+    if (
+        getattr(text, "head_dim", None)
+        and not count(file, "attention.key_length")
+        and (heads := count(file, "attention.head_count"))
+    ):
+        text.head_dim = text.hidden_size // heads  # as llama.cpp reads a file that does not say
+    if hasattr(text, "norm_topk_prob") and file.architecture in ARCHITECTURES:
+        normed = ARCHITECTURES[file.architecture].normed
+        text.norm_topk_prob = normed or bool(file.metadata.get(f"{file.architecture}.expert_weights_norm"))
+    return config
 
 
 def _write_head(path, file, vocabulary):
+    layers = count(file, "block_count") - predicting_layers(file)
     metadata = {f"{file.architecture}.vocab_size": vocabulary, "tokenizer.ggml.tokens": ["<s>"]}
+    metadata |= {f"{file.architecture}.block_count": layers, f"{file.architecture}.nextn_predict_layers": 0}
     for key, value in file.metadata.items():
         if not isinstance(value, MetadataArray):
             metadata.setdefault(key, value)
@@ -140,11 +163,11 @@ def fill(model: PreTrainedModel, source: Source) -> None:
     """Give every parameter of a model on the meta device its weight from the file: a StoredWeight if its module only needs
     products or rows, else the numbers. ModelError for a tensor without a parameter, or a parameter without a tensor."""
     file = source.weights.file
-    table = table_of(file, model)
+    table, unread = table_of(file, model), unread_of(file)
     wanted = dict.fromkeys(model.state_dict(keep_vars=True))
     tensors: dict[str, list[str]] = {}
     for name in file.tensors:
-        if name == _DIVISORS:
+        if name == _DIVISORS or (predicting_layers(file) and unread(name)):
             continue
         target = table.target(name)
         if target not in wanted:

@@ -6,8 +6,10 @@ import torch
 from transformers import TextStreamer
 
 from kit.errors import ModelError, TokenizerError
+from kit.gguf.reader import GGUFFile
+from kit.gguf.reader import open as open_file
 from kit.hf.model import load
-from kit.model.generate import Generation
+from kit.model.generate import Generation, bytes_read
 from kit.trace import Trace
 
 
@@ -29,10 +31,10 @@ def generate(
     """
     if max_tokens < 1:
         raise ModelError(f"max_tokens is {max_tokens}, expected at least 1")
-    trace = Trace()
+    trace, file = Trace(), file if isinstance(file, GGUFFile) else open_file(file)
     model, tokenizer = load(file, trace=trace, **ways)
     if tokenizer is None and isinstance(prompt, str):
-        raise TokenizerError(f"{file}: the file has no tokenizer; give the prompt as token ids")
+        raise TokenizerError(f"{file.path}: the file has no tokenizer; give the prompt as token ids")
     answer = Generation(tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt))
     torch.manual_seed(seed)
     options: dict = {"do_sample": temperature > 0}
@@ -48,7 +50,7 @@ def generate(
     answer.tokens = out[1:] if model.config.is_encoder_decoder else out[len(answer.prompt) :]
     frame = trace.frame()
     answer.seconds = frame.loc[frame.what == "token", "seconds"].tolist()
-    answer.nbytes = frame[frame.what == "linear"].groupby("token").nbytes.sum().tolist()
+    answer.nbytes = bytes_read(file, trace.spans, [len(answer.prompt)] + [1] * len(answer.tokens))
     answer.text = tokenizer.decode(answer.tokens, skip_special_tokens=True) if tokenizer is not None else ""
     answer.stopped = "max_tokens" if len(answer.tokens) == max_tokens else "end of text"
     return answer

@@ -9,8 +9,12 @@ from dataclasses import dataclass, field
 import torch
 
 from kit.errors import ModelError, NoTokenizer
+from kit.gguf.uses import bytes_used, uses_of
 from kit.model.kvcache import SequenceCache
 from kit.model.transformer import Transformer
+
+# Of the bytes of a span, the share that is read: those of states are read and written.
+_READ = {"token": 0, "linear": 1, "attention": 1, "convolution": 0.5, "delta net": 0.5, "mamba2": 0.5}
 
 
 class Sampler:
@@ -47,7 +51,7 @@ class Sampler:
 
 @dataclass
 class Generation:
-    """The generated tokens and text; ``seconds`` of each forward pass, and ``nbytes`` of weights and KV cache that it read.
+    """The generated tokens and text; ``seconds`` of each forward pass, and ``nbytes`` that it read: weights, KV cache, states.
 
     The first pass takes the prompt, each other one decodes a token. ``stopped`` is the reason of the end: "end of text",
     "max_tokens" or "context".
@@ -128,17 +132,22 @@ def generate(
             answer.stopped = "context"
             break
         batch = [token]
-    answer.nbytes = _read(model.trace.spans[before:])
+    answer.nbytes = bytes_read(model.file, model.trace.spans[before:], [len(answer.prompt)] + [1] * len(answer.tokens))
     return answer
 
 
-def _read(spans):
-    """Bytes of weights and of keys and values that each pass read."""
-    passes = Counter()
+def bytes_read(file, spans, tokens: Sequence[int]) -> list[int]:
+    """Bytes that each pass of so many ``tokens`` read, by its spans: matrices of the file as they lie there, or as far as they
+    are chosen, vectors, rows of embeddings, keys and values, and states."""
+    passes, products = Counter(), set()
     for span in spans:
-        if span.what in ("linear", "attention", "token"):
-            passes[span.token] += span.nbytes * (span.what != "token")
-    return [passes[number] for number in sorted(passes)]
+        if span.what in _READ:
+            passes[span.token] += int(span.nbytes * _READ[span.what])
+        if span.what == "linear":
+            products.add(span.tensor.partition("[")[0])
+    others = [use for use in uses_of(file) if use.name not in products and not use.name.startswith("enc.")]
+    rows, rest = bytes_used(use for use in others if use.is_rows), bytes_used(use for use in others if not use.is_rows)
+    return [round(passes[number] + rest + rows * count) for number, count in zip(sorted(passes), tokens, strict=False)]
 
 
 def _tokenizer(model, needed):

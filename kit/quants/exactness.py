@@ -1,6 +1,7 @@
 """exactness: compare dequantized numbers with those of gguf-py, for every format, backend, tier and dtype."""
 
 import itertools
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -64,6 +65,12 @@ def sample(file, rows: int) -> dict[str, np.ndarray]:
     if not found:
         raise QuantError(f"{file.path}: no tensor of a format that can be dequantized")
     return {qtype: np.concatenate(blocks) for qtype, blocks in sorted(found.items())}
+
+
+def not_compared(file) -> list[str]:
+    """What ``sample`` leaves out of a file: each format with the number of its tensors."""
+    counts = Counter(info.qtype for info in file.tensors.values() if info.qtype not in reference.FORMATS and info.elements)
+    return [f"{qtype}, tensors: {count}" for qtype, count in sorted(counts.items())]
 
 
 def random_blocks(qtype: str, count: int, seed: int = 0) -> np.ndarray:

@@ -38,18 +38,20 @@ def command(file, backends, tiers, rows, tokens, as_json):
     its answers: perplexity of an English text, mean KL divergence of the next-token distribution from that of float32,
     and how often the most likely token is the same. Errors are one standard error.
 
-    Exit code: 0 success (all equal), 1 something differs, 2 error.
+    A format of FILE that gguf-py cannot dequantize is named and not compared.
+
+    Exit code: 0 success (all equal), 1 something differs or was not compared, 2 error.
     """
     import kit
     from kit.cpu import simd
     from kit.errors import KitError
     from kit.lab.costs.quality import quality, with_errors
-    from kit.quants.exactness import exactness, sample
+    from kit.quants.exactness import exactness, not_compared, sample
 
-    blocks, answers, reason = None, None, "--quality 0" if file else "no file was given"
+    blocks, answers, missing, reason = None, None, [], "--quality 0" if file else "no file was given"
     if file:
         with kit.open(file) as opened:
-            blocks = sample(opened, rows)
+            blocks, missing = sample(opened, rows), not_compared(opened)
             try:
                 answers = None if tokens == 0 else quality(opened, tokens=tokens or 0, progress=True)
             except KitError as error:
@@ -57,16 +59,18 @@ def command(file, backends, tiers, rows, tokens, as_json):
     tiers = simd.available() if "all" in tiers else tiers or [None]
     table = exactness(blocks=blocks, backends=backends, tiers=tiers, progress=True)
     if as_json:
-        told = {"exactness": table.to_dict("records"), "quality": [], "no_quality": reason}
+        told = {"exactness": table.to_dict("records"), "not_compared": missing, "quality": [], "no_quality": reason}
         if answers is not None:
             told |= {"quality": answers.reset_index().to_dict("records"), "no_quality": ""}
         click.echo(to_json(told))
     else:
         click.echo(_matrix(table))
+        if missing:
+            click.echo(f"\nnot compared, because gguf-py cannot dequantize them: {'; '.join(missing)}")
         if file and tokens != 0:
             told = f"no quality: {reason}" if answers is None else with_errors(answers).reset_index().to_string(index=False)
             click.echo(f"\n{told}")
-    raise SystemExit(not (table.equal | (table.backend == "fused")).all())
+    raise SystemExit(bool(missing) or not (table.equal | (table.backend == "fused")).all())
 
 
 def _cell(row) -> str:

@@ -163,9 +163,9 @@ def _elsewhere(file, name, room, as_json) -> str:
     """The prediction for a machine that you do not have, as text or JSON."""
     import kit
     from kit.gguf.summary import check_model
+    from kit.gguf.uses import uses_of
     from kit.lab.costs import elsewhere
     from kit.lab.costs.tables import as_text, formatted, paragraph
-    from kit.lab.costs.uses import uses_of
     from kit.units import to_json
 
     elsewhere.machine(name)  # an unknown one is said before the file is fetched

@@ -3,10 +3,10 @@
 import shlex
 from typing import NamedTuple
 
+from kit.gguf.uses import bytes_used
 from kit.lab.costs import quality
 from kit.lab.costs.engines import ENGINES, PEER
 from kit.lab.costs.study import Study
-from kit.lab.costs.uses import bytes_used
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, Way
 from kit.lab.measurements import Reading
 from kit.lab.state import BUSY
@@ -93,7 +93,7 @@ def peer(study: Study) -> Reached | None:
 
 def gather(study: Study) -> dict:
     """The answer as plain data: ``limit``, ``reached``, ``peer``, ``change``; seconds are per token."""
-    nbytes, least, limits, speed = bytes_used(study.order.uses), study.least, study.limits, study.map_speed
+    nbytes, least, limits, speed = bytes_used(study.read), study.least, study.limits, study.map_speed
     ways = reached(study)
     exact = next((each for each in ways if each.way.precision == "f32"), None)
     default = next((each for each in ways if each.way == study.predictions[0].way), None)
@@ -128,7 +128,7 @@ def gather(study: Study) -> dict:
 def told(study: Study) -> list[str]:
     """The answer in lines of text; the last is the command."""
     ways, other, limits = reached(study), peer(study), study.limits
-    nbytes, least = bytes_used(study.order.uses), study.least
+    nbytes, least = bytes_used(study.read), study.least
     lines = [f"At most {1 / least:.3g} tokens per second here: a token reads {format_bytes(nbytes)}, and {_bandwidth(study)}."]
     if not study.fits:
         lines = [f"At most {1 / least:.3g} tokens per second within this memory: a token reads {format_bytes(nbytes)}."]

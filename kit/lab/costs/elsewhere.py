@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from kit.errors import ReportError, known
-from kit.lab.costs.uses import Use, beyond, bytes_used
+from kit.gguf.uses import Use, beyond, bytes_used
 from kit.lab.machine import peaks
 from kit.lab.tables import frame, number
 from kit.quants import dequantize

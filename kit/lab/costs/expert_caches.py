@@ -18,8 +18,8 @@ from kit.cache.routes import Routes, key_of
 from kit.cache.traces import Requests, hottest
 from kit.errors import CacheError
 from kit.gguf.names import layer_of
+from kit.gguf.uses import uses_of
 from kit.lab import tables
-from kit.lab.costs.uses import uses_of
 from kit.model.budget import PROCESS
 from kit.model.slots import policy_named
 from kit.units import format_bytes

@@ -16,8 +16,8 @@ from kit.errors import KitError, ModelError
 from kit.gguf.formats import FORMATS, described
 from kit.gguf.names import find_tensor
 from kit.gguf.summary import check_model
+from kit.gguf.uses import Use, assumed, draw, uses_of
 from kit.lab import state
-from kit.lab.costs.uses import Use, assumed, draw, uses_of
 from kit.model.architectures import ARCHITECTURES
 from kit.model.linear import linear_named
 
@@ -56,7 +56,7 @@ class Order:
 
     ``seconds``: of each token of the recording decode, which reads blocks and runs no program. ``rest``: median seconds of
     a token outside uses of weights (attention, norms, embedding). ``reason``: why the file cannot be run, else ""; with a
-    reason, ``seconds`` is empty, and the tokens are drawn (kit.lab.costs.uses), with what was ``assumed`` in words.
+    reason, ``seconds`` is empty, and the tokens are drawn (kit.gguf.uses), with what was ``assumed`` in words.
     ``left_out``: tensors of a format that the kit cannot dequantize. ``programs``: linear variant -> cost of a token as a
     program. ``via``: row of DECODES. ``uses``: what a token uses of the file, rows of the embedding included.
     """
@@ -97,7 +97,7 @@ class Order:
 def order_of(file, tokens: int = 4, via: str = "", skew: float = 0.0) -> Order:
     """Decode ``tokens`` tokens from blocks and record the tensors in use; for a file that cannot run, draw what they use.
     ``via``: a row of DECODES, whose failure is an error; "": the kit's pass, or transformers for other architectures.
-    ``skew``: of the drawn experts, as in kit.lab.costs.uses.draw."""
+    ``skew``: of the drawn experts, as in kit.gguf.uses.draw."""
     check_model(file)
     if via:
         return _recorded(file, tokens, via)
@@ -133,6 +133,8 @@ def _recorded(file, tokens, via):
     programs = {linear: _program(file, linear, min(tokens, 8)) for linear in FUSED if via == "kit"}
     programs = {name: found for name, found in programs.items() if found}
     known = {name.partition("[")[0] for token in order for name in token}
+    if via == "transformers":  # which holds convolutions and the like as its own: they are read all the same
+        known |= {name for name in file.tensors if not name.startswith("enc.")}
     uses = tuple(use for use in uses_of(file) if use.is_rows or use.name in known)
     return Order(order, tuple(seconds), float(np.median(rest)), programs=programs, via=via, uses=uses)
 

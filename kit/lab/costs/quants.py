@@ -16,11 +16,11 @@ from tqdm import tqdm
 import kit
 from kit.errors import ModelError
 from kit.gguf.sources import resolve
+from kit.gguf.uses import bytes_used, uses_of
 from kit.lab import figures, state
 from kit.lab.costs import divergence, quality
 from kit.lab.costs.engines import Process
 from kit.lab.costs.peers import prompt_of
-from kit.lab.costs.uses import bytes_used, uses_of
 from kit.units import format_bytes
 
 WAYS = {"exact": ("kit", "fused"), "int8": ("kit, int8 activations", "fused-int8")}  # way -> engine, variant of kit.linear

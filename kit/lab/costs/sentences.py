@@ -51,7 +51,8 @@ def how(study: Study) -> str:
         text += f" Assumed from the metadata: {order.assumed}; experts are drawn {drawn}."
     if order.left_out:
         text += (
-            f" {len(order.left_out)} of {study.facts['tensors']} tensors are left out, because kit does not know their format."
+            f" {len(order.left_out)} of {study.facts['tensors']} tensors are left out of all times, because kit does not know "
+            "their format; the limit counts their bytes."
         )
     if study.disk:
         speed = f"{study.disk.gbps:.1f} GB/s past the page cache, in the leasts too"

@@ -18,13 +18,13 @@ from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
 from kit.gguf.sources import largest_part
 from kit.gguf.summary import check_model, summarize
+from kit.gguf.uses import Use, assumed, bytes_used, draw, uses_of
 from kit.lab import pages, state
 from kit.lab.costs import peers, tables
 from kit.lab.costs.divergence import tokens_for
 from kit.lab.costs.measured import Cost, Kind, measure_costs
 from kit.lab.costs.order import FUSED, Order, kind_of, order_of
 from kit.lab.costs.quality import quality
-from kit.lab.costs.uses import Use, assumed, bytes_used, draw, uses_of
 from kit.lab.costs.ways import (
     BLOCKS,
     BLOCKS_INT8,
@@ -281,9 +281,14 @@ class Study:
         return self.machine.read_gbps * self._factor
 
     @property
+    def read(self) -> list[Use]:
+        """What a token reads: what its order uses, and tensors of a format that the kit does not know, whose bytes it does."""
+        return [*self.order.uses, *(use for use in self.uses if self.file.tensors[use.name].qtype not in FORMATS)]
+
+    @property
     def least(self) -> float:
         """Least seconds of a token from the blocks: memory's, or the disk's where they do not stay."""
-        least = bytes_used(self.order.uses) / (self.read_gbps * 1e9)
+        least = bytes_used(self.read) / (self.read_gbps * 1e9)
         return least if self.fits else max(least, self.predictions[0].from_disk)
 
     def holds(self) -> pd.DataFrame:
@@ -293,7 +298,7 @@ class Study:
     def bounds(self) -> pd.DataFrame:
         """The roofline of a token: the least that reading once what it uses takes, by how weights are held."""
         machine = replace(self.machine, read_gbps=self.read_gbps)
-        table = tables.token_bounds(self.file, machine, self.order.uses)
+        table = tables.token_bounds(self.file, machine, self.read)
         return table[["bytes of a token", "least seconds per token", "most tokens per second"]]
 
     def parts(self, way: Way = BLOCKS) -> pd.DataFrame:

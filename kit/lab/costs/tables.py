@@ -12,9 +12,9 @@ from kit.cache.bounds import interval_bound
 from kit.cache.replay import replay_hits
 from kit.cache.traces import Requests
 from kit.gguf.formats import FORMATS
+from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.costs.measured import DTYPES
 from kit.lab.costs.order import Order
-from kit.lab.costs.uses import bytes_used, uses_of
 from kit.lab.costs.ways import (
     BLOCKS,
     BLOCKS_INT8,
@@ -42,7 +42,7 @@ WEIGHT_BYTES = {"f32": 4.0, "f16, bf16": 2.0, "int8": 1.0}
 
 def held(file, uses=None) -> pd.DataFrame:
     """Bytes of the weights by how they are held: "size" of all of them, "bytes of a token" of what a token uses (``uses``: of
-    kit.lab.costs.uses): of a mixture its experts alone, of an embedding one row."""
+    kit.gguf.uses): of a mixture its experts alone, of an embedding one row."""
     uses, infos, rows = uses_of(file) if uses is None else uses, file.tensors.values(), []
     elements = sum(tensor.elements for tensor in infos)
     for name, width in (WEIGHT_BYTES | {HELD_BLOCKS: None}).items():

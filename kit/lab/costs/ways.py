@@ -16,11 +16,11 @@ from kit.cache.replay import replay_hits
 from kit.errors import KitError
 from kit.gguf.cut import cut
 from kit.gguf.formats import DTYPES
+from kit.gguf.uses import beyond, bytes_used
 from kit.lab import state
 from kit.lab.costs.measured import Cost
 from kit.lab.costs.order import DECODES, FUSED, Decode, Kind, Order, ProgramCost, Walk, kind_of
 from kit.lab.costs.slot_waits import slot_waits
-from kit.lab.costs.uses import beyond, bytes_used
 from kit.lab.kept import once_a_run
 from kit.model.pinned import PinnedBlocks
 from kit.system import last_level_cache, limit_memory

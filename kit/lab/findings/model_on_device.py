@@ -12,10 +12,10 @@ import torch
 import kit
 from kit.errors import ModelError, ReportError
 from kit.gguf import pagecache
+from kit.gguf.uses import bytes_used, uses_of
 from kit.lab import figures, tables
 from kit.lab.claims import table as claims
 from kit.lab.costs.attention import attention_flops, kv_bytes
-from kit.lab.costs.uses import bytes_used, uses_of
 from kit.lab.findings import reported
 from kit.lab.findings.live import relative_rms
 from kit.lab.gpu import Limits, synchronize

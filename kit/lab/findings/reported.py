@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pandas as pd
 
+from kit.gguf.uses import Use, bytes_used, uses_of
 from kit.lab.claims import table as claims
 from kit.lab.claims.judge import judge
 from kit.lab.claims.records import Record
 from kit.lab.costs.order import Kind
-from kit.lab.costs.uses import Use, bytes_used, uses_of
 from kit.lab.costs.ways import UsedTensor
 from kit.lab.machine import peaks
 from kit.synthetic.geometry import GEOMETRIES

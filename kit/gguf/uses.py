@@ -5,15 +5,19 @@ tensors and the metadata, so it works for architectures that kit cannot run.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
+from kit.gguf.cut import parts_of
 from kit.gguf.names import layer_of
 
-_ROWS = re.compile(r"(token_embd|per_layer_token_embd|position_embd|token_types)\.weight")  # a token takes one row of each
+_ROWS = re.compile(  # a token takes one row of each
+    r"(token_embd|per_layer_token_embd|position_embd|token_types|blk\.\d+\.ffn_gate_tid2eid)\.weight"
+)
+_KEYS = re.compile(r"blk\.\d+\.attn_(k|v|k_norm)\.")  # what a layer does not read that attends to another's keys and values
 _UNUSED = re.compile(r"rope_|(v|a|mm|resampler)\.|blk\.\d+\.nextn\.")  # tables, other senses, layers for prediction
 _STACK = re.compile(r"_(ch)?exps\.")  # experts, or chunks of them (grovemoe), whose biases are matrices
 _ENDS = {"dec.output_norm": 0, "output_norm": 1, "output": 2, "cls": 3}  # what comes after the layers
@@ -72,13 +76,31 @@ def count(file, key: str, default: int = 0) -> int:
 
 def uses_of(file) -> list[Use]:
     """What a token uses, in order of use. ``file``: anything with architecture, metadata and tensors (shape, nbytes)."""
-    predicting = count(file, "nextn_predict_layers")
-    last = count(file, "block_count") - predicting if predicting else 1 << 30
-    found = []
+    unread, found = unread_of(file), []
     for place, (name, info) in enumerate(file.tensors.items()):
-        if info.elements and layer_of(name) < last and not (_UNUSED.match(name) and "token_embd.weight" in file.tensors):
+        if info.elements and not unread(name):
             found.append((_when(name), place, Use(name, info.elements, info.nbytes, *_pieces(file, name, info.shape))))
     return [use for *_, use in sorted(found)]
+
+
+def unread_of(file) -> Callable[[str], bool]:
+    """Whether no token reads the tensor of a name."""
+    predicting, shared = predicting_layers(file), count(file, "attention.shared_kv_layers")
+    layers, text = count(file, "block_count") - predicting, "token_embd.weight" in file.tensors
+    numbers, whole = parts_of(file, layers)
+
+    def unread(name):
+        layer = layer_of(name)
+        others = 0 <= layer < len(numbers) and shared and numbers[layer] >= whole - shared  # their keys and values
+        return (text and _UNUSED.match(name)) or (predicting and layer >= layers) or (others and _KEYS.match(name))
+
+    return unread
+
+
+def predicting_layers(file) -> int:
+    """The number of layers at the end that predict further tokens: the file has their tensors, its metadata may name more."""
+    said, layers = count(file, "nextn_predict_layers"), {layer_of(name) for name in file.tensors if ".nextn." in name}
+    return min(said, len(layers))
 
 
 def _pieces(file, name: str, shape) -> tuple[int, int]:
@@ -110,7 +132,7 @@ def assumed(file, uses: list[Use]) -> str:
                     + ", and the shared experts" * shared)  # fmt: skip
     elif any(_STACK.search(use.name) and use.of > 1 for use in uses):
         text.append("all experts, for the file does not say how many a token uses")
-    if predicting := count(file, "nextn_predict_layers"):
+    if predicting := predicting_layers(file):
         text.append(f"without the last {predicting} layer{'s' * (predicting != 1)}, which predict further tokens")
     return "; ".join(text)
 

@@ -1,0 +1,184 @@
+"""The bytes that a token reads, by `kit explain` and `kit generate`, against the sum of what llama.cpp's graph reads."""
+
+import json
+import re
+import struct
+
+import family_files
+import llama_cpp
+import model_files
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from family_files import File, H, V
+from gguf.constants import GGML_QUANT_SIZES
+from invented import MACHINE
+
+import kit
+from kit.errors import ModelError
+from kit.gguf import writer
+from kit.gguf.reader import TensorInfo
+from kit.lab.commands import cli
+from kit.quants.exactness import random_blocks
+
+KEYS = r"blk\.[345]\.attn_(k|v|k_norm)\."  # of gemma4's layers that attend to others' keys and values
+SIZES = {**{int(kind): size for kind, size in GGML_QUANT_SIZES.items()}, 41: (128, 18), 42: (64, 18), 139: (256, 144)}
+
+
+def mamba():
+    """Convolutions and vectors that transformers holds as parameters of its own."""
+    file = File("mamba", 2, ssm__conv_kernel=4, ssm__inner_size=2 * H, ssm__state_size=16, ssm__time_step_rank=8)
+    file.keys(feed_forward_length=0, attention__head_count=0)
+    for layer in range(2):
+        file.layer(layer, attn_norm=H, ssm_in=(4 * H, H), ssm_conv1d=(2 * H, 4), ssm_conv1d__bias=2 * H, ssm_x=(40, 2 * H))
+        file.layer(layer, ssm_dt=(2 * H, 8), ssm_dt__bias=2 * H, ssm_out=(H, 2 * H))
+        file.tensors |= {
+            f"blk.{layer}.ssm_a": -np.ones((2 * H, 16), np.float32),
+            f"blk.{layer}.ssm_d": np.ones(2 * H, np.float32),
+        }
+    return file.ends(tied=True)
+
+
+def gemma3n():
+    """The last two of four layers attend to others' keys and values; a row of the embeddings by layer."""
+    file = File("gemma3n", 4, attention__head_count_kv=1, attention__shared_kv_layers=2, embedding_length_per_layer_input=64)
+    file.tensor("per_layer_token_embd.weight", V, 4 * 64)
+    file.tensor("per_layer_model_proj.weight", 4 * 64, H)
+    file.tensor("altup_proj.weight", 3, H, H)
+    for layer in range(4):
+        file.attention(layer, 1, attn_norm=H, ffn_norm=H, altup_router=(4, H), laurel_l=(64, H), laurel_r=(H, 64))
+        file.network(layer)
+    return file.ends(tied=True)
+
+
+def deepseek4(**keys):
+    """The first layer's experts are a row of a table, by the token."""
+    file = File("deepseek4", 2, attention__head_count_kv=1, **family_files._EXPERTS, **keys)
+    for layer in range(2):
+        file.attention(layer, 1, attn_norm=H, ffn_norm=H)
+        file.mixture(layer, shared=64)
+    file.tensors["blk.0.ffn_gate_tid2eid.weight"] = np.zeros((V, 2), np.float32)
+    return file.ends()
+
+
+def all_of(folder, qtype):
+    """A llama whose matrices are all of this type."""
+    plain = kit.open(model_files.write(folder, "tiny-llama"))
+    specs = [TensorInfo.new(i.name, qtype if len(i.shape) > 1 else "F32", i.shape) for i in plain.tensors.values()]
+    blocks = [random_blocks(spec.qtype, spec.nbytes // (18 if spec.qtype == qtype else 4)) for spec in specs]
+    metadata = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in plain.metadata.items()}
+    rows = (block.reshape(*spec.shape[:-1], -1) for block, spec in zip(blocks, specs, strict=True))
+    return writer.write(folder / f"all-{qtype}.gguf", metadata, specs, rows)
+
+
+def of_a_fork(folder):
+    """A llama with IQ4_K of ik_llama.cpp, which has the size of Q4_K."""
+    data = bytearray(model_files.write(folder, "tiny-llama", "Q4_K_M").read_bytes())
+    name = b"blk.0.ffn_up.weight"
+    at = data.index(struct.pack("<Q", len(name)) + name) + 8 + len(name) + 4 + 16
+    assert struct.unpack_from("<I", data, at) == (12,)
+    struct.pack_into("<I", data, at, 139)
+    path = folder / "fork.gguf"
+    path.write_bytes(data)
+    return path
+
+
+FILES = {  # how the file is written, what of it no token reads, whether a command runs it
+    "qwen35": (lambda folder: model_files.write(folder, "tiny-qwen35", "Q8_0"), "", True),
+    "qwen35moe": (lambda folder: model_files.write(folder, "qwen35moe", "Q8_0"), "", True),
+    "minimax-m2": (lambda folder: family_files.write(folder, "minimax-m2", "Q8_0"), "", True),
+    "lfm2": (lambda folder: family_files.write(folder, "lfm2", "Q8_0"), "", True),
+    "gemma4": (lambda folder: family_files.write(folder, "gemma4", "Q8_0"), KEYS, True),
+    "gemma3n": (lambda folder: gemma3n().write(folder / "gemma3n.gguf"), r"blk\.[23]\.attn_(k|v|k_norm)\.", False),
+    "mamba": (lambda folder: mamba().write(folder / "mamba.gguf"), "", True),
+    "deepseek4": (lambda folder: deepseek4().write(folder / "deepseek4.gguf"), "", False),
+    "deepseek4, no nextn": (
+        lambda folder: deepseek4(nextn_predict_layers=1).write(folder / "deepseek4-key.gguf"), "", False),
+    "bailingmoe2, nextn": (lambda folder: family_files.write(folder, "bailingmoe2"), r"blk\.3\.", True),
+    "Q1_0": (lambda folder: all_of(folder, "Q1_0"), "", True),
+    "Q2_0": (lambda folder: all_of(folder, "Q2_0"), "", True),
+    "IQ4_K": (of_a_fork, "", False),
+}  # fmt: skip
+
+
+def tensors_of(path):
+    """Name -> (shape with the rows first, bytes), read from the header by hand."""
+    with kit.open(path) as file:
+        names = {name: info.shape for name, info in file.tensors.items()}
+    data, found = path.read_bytes(), {}
+    for name, shape in names.items():
+        key = struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", len(shape))
+        at = data.index(key + struct.pack(f"<{len(shape)}Q", *shape[::-1])) + len(key) + 8 * len(shape)
+        weights, nbytes = SIZES[struct.unpack_from("<I", data, at)[0]]
+        found[name] = shape, int(np.prod(shape)) // weights * nbytes
+    return found
+
+
+def right(path, unread) -> float:
+    """What llama.cpp's graph reads: 2 of 8 experts, a row of what is looked up, all the rest once."""
+    tensors = tensors_of(path)
+    looked_up = r"per_layer_token_embd|.*tid2eid" + "|token_embd.weight" * ("output.weight" in tensors)
+    share = lambda name, rows: 1 / rows if re.match(looked_up, name) else 2 / 8 if "_exps." in name else 1  # noqa: E731
+    return sum(nbytes * share(name, shape[0]) for name, (shape, nbytes) in tensors.items()
+               if not (unread and re.match(unread, name)) and not name.startswith("rope_"))  # fmt: skip
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr("kit.lab.machine.probe", lambda leave_out: MACHINE)
+    monkeypatch.setattr("kit.lab.costs.peers.readings", lambda *_, **__: {})
+    monkeypatch.setattr("kit.lab.costs.study.Study.quality", "not asked for")
+    monkeypatch.setattr("kit.lab.costs.study.Study.measure_best", lambda study, best=2: study.measured)
+    return lambda *arguments: CliRunner().invoke(cli.main, list(map(str, arguments)))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_explain_and_generate_say_what_the_graph_reads(run, folder, name):
+    write, unread, runs = FILES[name]
+    path = write(folder)
+    needed = right(path, unread)
+    told = run("explain", "--json", "--tokens", "2", path)
+    assert told.exit_code == 0, told.output
+    told = json.loads(told.stdout)
+    assert told["answer"]["limit"]["bytes"] == pytest.approx(needed)
+    blocks = next(row for row in told["holds"] if row["held as"] == "the file's blocks")
+    roof = next(row for row in told["roofline"] if row["held as"] == "the file's blocks")
+    assert blocks["bytes of a token"] == roof["bytes of a token"] == pytest.approx(needed)
+    if not runs:
+        return
+    with kit.open(path) as file:
+        if name == "mamba":
+            answer, remembered = kit.hf.generate(file, [5, 7, 9], 3, weights="blocks"), [0, 0]
+        else:
+            model = kit.Transformer(kit.Weights(file), linear="fused")
+            answer = kit.generate(model, [5, 7, 9], 3, stop_at_end=False)
+            memories = [layer.mixer.memory for layer in model.config.layers]
+            remembered = [sum(memory.read(positions) for memory in memories) for positions in (4, 5)]
+    assert answer.nbytes[1:] == pytest.approx([needed + more for more in remembered])
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("lora", "is a LoRA adapter, not a language model"),
+        ("flux", r"is a model of images or video \(flux\), not a language model"),
+    ],
+)
+def test_what_is_no_language_model_has_no_speed(run, tmp_path, name, says):
+    path, tensor = (
+        tmp_path / f"{name}.gguf",
+        {"lora": "blk.0.attn_q.weight.lora_a", "flux": "double_blocks.0.img_mod.lin.weight"}[name],
+    )
+    metadata = {"general.architecture": {"lora": "llama"}.get(name, name)}
+    writer.write(path, metadata, [TensorInfo.new(tensor, "F32", (32, 64))], [np.ones((32, 64), np.float32)])
+    for arguments in (["explain", "--json", path], ["generate", "--tokens", "1", path]):
+        found = run(*arguments)
+        assert found.exit_code == 2 and re.search(says, found.output) and found.output.count("\n") == 1, found.output
+
+
+def test_llama_cpp_does_not_go_back_where_a_state_cannot(folder):
+    with llama_cpp.opened(model_files.write(folder, "tiny-qwen35")) as llama:
+        llama.logits([5, 7, 9])
+        with pytest.raises(ModelError, match=r"llama.cpp cannot go back to 1 positions"):
+            llama.logits([5], held=1)
+        assert llama.logits([5, 7]).shape == (2, llama.vocabulary)
