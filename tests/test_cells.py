@@ -235,6 +235,7 @@ CASES = {  # a notebook joins by its row
         steady=dict.fromkeys((
             "20 generated tensors: no quality to measure.",
             "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf, generated weights: 20 tensors a token.",
+            "How its map reads memory is not known: it is too small.",
             # the next ones: this file fits into any Mac, and a guess is the same for all of them
             "The blocks (799.2 KiB) fit.",
             "Once they are in memory, every way takes the same time: T per token.",
@@ -253,6 +254,8 @@ CASES = {  # a notebook joins by its row
         opposite={
             "file": lambda file: kit.open(cached_model("tiny-qwen3moe", "Q8_0", folder=models_folder())),
             "limit": 1 << 30,  # everything fits
+            "used": lambda used: 3 * used,
+            "large": 8 << 20,
             "advice": lambda advice: advice.assign(faster=3 * advice["faster"]),
             "points": 3,
         },

@@ -16,6 +16,7 @@ from kit.lab.costs.ways import BLOCKS, LAZY, Way
 from kit.lab.disk import Disk
 from kit.lab.findings import pressed, reported
 from kit.lab.findings.pressed import PRESSED, pinned_blocks
+from kit.lab.pages import MapSpeed
 from kit.synthetic.geometry import GEOMETRIES
 from kit.synthetic.write import synthesize
 
@@ -32,6 +33,7 @@ def patch(tmp_path_factory):
         patch.setenv("KIT_MODELS", str(tmp_path_factory.mktemp("models")))
         patch.setenv("KIT_PATIENCE", "0")
         patch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+        patch.setattr("kit.lab.pages.speed", lambda file: MapSpeed(30.0, 40.0, 0.05))
         yield patch
 
 
@@ -54,6 +56,14 @@ def test_the_whole_model_has_the_weights_of_its_geometry(ran):
     assert 4 * sum(part.elements for part in ran["whole"].values()) == reported.f32_bytes()
     assert ran["walk"].rest == pytest.approx(40 / 2 * ran["order"].rest)
     assert {*ran["whole"]} == {name for name, _ in decode_order(GEOMETRIES["granite-3.3-8b"])}
+
+
+def test_a_slow_map_is_said_and_bounds_what_reads_it(ran):
+    said = ran.words["file"]
+    assert "slower than memory" in said and "5% of it by pages of 2 MiB" in said and "--pages copied" in said
+    assert ran["machine"].map_gbps == pytest.approx(0.75 * MACHINE.read_gbps)
+    bound = next(each.bound for each in ran["here"]["blocks"] if each.way == BLOCKS)
+    assert bound == pytest.approx(ran["bytes_used"](ran["order"].uses) / 15e9)
 
 
 def test_four_gib_of_lru_hit_nothing_and_the_page_cache_costs_the_disk(ran):

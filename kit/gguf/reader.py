@@ -20,7 +20,7 @@ from kit.gguf.metadata import MAX_NAME, Cursor, read_metadata
 from kit.gguf.names import layer_of
 from kit.gguf.sources import part_paths, resolve
 from kit.shown import Shown
-from kit.system import allow_files
+from kit.system import advise, allow_files
 from kit.units import format_bytes, format_count
 
 MAGIC = b"GGUF"
@@ -159,6 +159,11 @@ class GGUFFile(Shown):
         """Share of what is mapped of the file that is by pages of 2 MiB; None: not known."""
         found = [share for file in self._files or () if (share := large_pages.share(file.data)) is not None]
         return sum(found) / len(found) if found else None
+
+    def unmap_pages(self) -> None:
+        """Take the file's pages out of this process's page tables, so that any process can have the file read again."""
+        for file in () if self.pages == "copied" else self._files or ():  # a copy would be lost
+            advise(file.data, "unmap")
 
     def close(self) -> None:
         """Close the file; reading a tensor afterwards is a GGUFError."""

@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 import torch
 
+from kit.gguf.large_pages import LEAST
 from kit.lab.kept import once_a_run
 from kit.lab.machine import Machine
 from kit.system import last_level_cache, memory_available
+from kit.units import format_bytes, format_seconds
 
-_MOST, _PASSES = 512 << 20, 5
-_LEAST = 4  # times the CPU's caches: less says nothing of memory
+MOST, _PASSES = 512 << 20, 5
+_CACHES = 4  # times the CPU's caches: what is larger is not in them
+SMALL = 0.95  # of the speed of a copy: a map that reads more slowly is said to
 
 
 class MapSpeed(NamedTuple):
@@ -28,6 +31,10 @@ class MapSpeed(NamedTuple):
         """Of memory's speed, 1 at most."""
         return min(1.0, self.gbps / self.memory_gbps)
 
+    def cost(self, nbytes: float) -> float:
+        """Seconds that reading so many bytes through the map takes longer than from a copy, 0 at least."""
+        return max(0.0, nbytes * (1 / self.gbps - 1 / self.memory_gbps) / 1e9)
+
     def told(self) -> str:
         """In words."""
         pages = f", {self.large:.0%} of it by pages of 2 MiB" if self.large is not None else ""
@@ -37,8 +44,11 @@ class MapSpeed(NamedTuple):
 @once_a_run
 def speed(file) -> MapSpeed | None:
     """Read the largest tensors of an open file, up to 512 MiB, through its map and from a copy in turn, the best of five passes
-    each; None for a file that the CPU's caches hold, or where memory is short."""
-    room, views = min(_MOST, memory_available() // 4), []
+    each; None for a file of less than 64 MiB that the CPU's caches hold, for one that was copied, or where memory is short.
+
+    The map's pages leave the page tables afterwards, so that another process can have the file read again (large_pages).
+    """
+    room, views = 0 if file.pages == "copied" else min(MOST, memory_available() // 4), []
     for name in sorted(file.tensors, key=lambda name: -file.tensors[name].nbytes):
         info = file.tensors[name]
         if info.is_known and 0 < info.nbytes <= room:
@@ -46,15 +56,46 @@ def speed(file) -> MapSpeed | None:
             with warnings.catch_warnings():  # torch: the array is not writable
                 warnings.simplefilter("ignore")
                 views.append(torch.from_numpy(file.raw(name)[: info.nbytes // 4 * 4]).view(torch.float32))
-    nbytes = sum(view.nbytes for view in views)
-    if nbytes < _LEAST * last_level_cache():
+    if sum(view.nbytes for view in views) < min(LEAST, _CACHES * last_level_cache()):
         return None
-    sides = views, [view.clone() for view in views]
-    best = [float("inf"), float("inf")]
-    for _ in range(_PASSES + 1):  # the first maps the pages
-        for number, side in enumerate(sides):
-            best[number] = min(best[number], timeit.timeit(lambda side=side: [part.sum() for part in side], number=1))
-    return MapSpeed(nbytes / best[0] / 1e9, nbytes / best[1] / 1e9, file.large_share())
+    found = MapSpeed(*map(max, zip(*passes(views), strict=True)), file.large_share())
+    file.unmap_pages()
+    return found
+
+
+def passes(views: list[torch.Tensor], count: int = _PASSES) -> list[tuple[float, float]]:
+    """GB/s of ``count`` passes over tensors and over a copy of them, in turn; a pass before them maps the pages."""
+    nbytes, sides, rates = sum(view.nbytes for view in views), (views, [view.clone() for view in views]), []
+    for _ in range(count + 1):
+        taken = (timeit.timeit(lambda side=side: [part.sum() for part in side], number=1) for side in sides)
+        rates.append(tuple(nbytes / seconds / 1e9 for seconds in taken))
+    return rates[1:]
+
+
+def told(found: MapSpeed, now: MapSpeed, nbytes: float, command: str = "kit generate FILE") -> str:
+    """How a file was ``found``, how its pages are ``now``, what that costs a token that reads so many bytes, and the one
+    command where it costs something."""
+    if found.ratio >= SMALL:
+        return f"The file's map is as fast as memory: {found.told()}."
+    text = f"The file's map was slower than memory: {found.told()}. That costs {format_seconds(found.cost(nbytes))} per token. "
+    if now.ratio >= SMALL or now.ratio > found.ratio / SMALL:
+        return f"{text}`{command}` reads the file again, once; after that {now.told()}."
+    if now.large is not None and now.large > found.large:
+        return f"{text}It was read again by larger pages, without a gain: {now.told()}."
+    return (
+        f"{text}No larger pages are to be had here; `{command} --pages copied` takes {format_bytes(nbytes)} of memory instead."
+    )
+
+
+def settled(machine: Machine, file, found: MapSpeed | None, nbytes: float) -> tuple[Machine, str]:
+    """(the machine with the bandwidth that the map of an open file has now, what ``told`` says of it), once the file is read
+    again where it is; ``found``: its speed before."""
+    if file.reading_again:
+        file.reading_again.join()
+    now = found and (found if found.ratio >= SMALL else speed(file))
+    return with_map(machine, now), told(
+        found, now, nbytes
+    ) if now else "How its map reads memory is not known: it is too small."
 
 
 def with_map(machine: Machine, found: MapSpeed | None) -> Machine:

@@ -4,6 +4,7 @@ import shlex
 from typing import NamedTuple
 
 from kit.gguf.uses import bytes_used
+from kit.lab import pages
 from kit.lab.costs import quality
 from kit.lab.costs.engines import ENGINES, PEER
 from kit.lab.costs.study import Study
@@ -14,7 +15,6 @@ from kit.units import format_bytes, format_seconds
 
 PROMPT = "The capital of France is"
 _WORTH = 1.05  # times as fast: less is no reason to change anything
-_SMALL = 0.95  # of memory's speed: a map that reads more slowly is said
 
 
 class Reached(NamedTuple):
@@ -94,6 +94,7 @@ def peer(study: Study) -> Reached | None:
 def gather(study: Study) -> dict:
     """The answer as plain data: ``limit``, ``reached``, ``peer``, ``change``; seconds are per token."""
     nbytes, least, limits, speed = bytes_used(study.read), study.least, study.limits, study.map_speed
+    found = study.map_found
     ways = reached(study)
     exact = next((each for each in ways if each.way.precision == "f32"), None)
     default = next((each for each in ways if each.way == study.predictions[0].way), None)
@@ -116,6 +117,7 @@ def gather(study: Study) -> dict:
             "tokens_per_second": 1 / least, "seconds": least, "bytes": nbytes, "read_gbps": study.read_gbps,
             "now_gbps": limits.now, "known_of": limits.at, "others_cores": limits.others,
             "map_gbps": speed and speed.gbps, "map_of_memory": speed and speed.ratio, "large_pages": speed and speed.large,
+            "found_map_gbps": found and found.gbps, "found_large_pages": found and found.large,
         },
         "reached": plain,
         "peer": (other := peer(study)) and other._asdict() | {"way": None, "tokens_per_second": 1 / other.seconds},
@@ -132,8 +134,8 @@ def told(study: Study) -> list[str]:
     lines = [f"At most {1 / least:.3g} tokens per second here: a token reads {format_bytes(nbytes)}, and {_bandwidth(study)}."]
     if not study.fits:
         lines = [f"At most {1 / least:.3g} tokens per second within this memory: a token reads {format_bytes(nbytes)}."]
-    if (speed := study.map_speed) and speed.ratio < _SMALL:
-        lines.append(f"The file's pages are slower than memory: {speed.told()}. `kit generate` reads such a file again, once.")
+    if study.map_found:
+        lines.append(pages.told(study.map_found, study.map_speed, nbytes, command(study, BLOCKS) or "kit generate FILE"))
     exact = next((each for each in ways if each.way.precision == "f32"), None)
     if exact:
         lines.append(f"kit reaches {exact.told} exactly, by {exact.name}, {least / exact.seconds:.0%} of the limit.")

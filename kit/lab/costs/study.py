@@ -117,9 +117,18 @@ class Study:
         return found if isinstance(found, KnownLimits) else KnownLimits(found, found.read_gbps)
 
     @cached_property
-    def map_speed(self) -> pages.MapSpeed | None:
-        """How fast the file reads through its map; None where that says nothing of memory."""
+    def map_found(self) -> pages.MapSpeed | None:
+        """How fast the file reads through its map as it was found; None where that says nothing of memory."""
         return None if self.cut or self.file.path is None or not self.fits else pages.speed(self.file)
+
+    @cached_property
+    def map_speed(self) -> pages.MapSpeed | None:
+        """The same now: what ran the file may have read it again, by larger pages (kit.gguf.large_pages)."""
+        if self.map_found is None or self.map_found.ratio >= pages.SMALL:
+            return self.map_found
+        self.measure_engines()
+        self.settle()
+        return pages.speed(self.file)
 
     @cached_property
     def machine(self) -> Machine:
@@ -180,6 +189,8 @@ class Study:
     def order(self) -> Order:
         """What a decode of ``tokens`` tokens asks for: recorded, or drawn where only a sample of the layers was run, whose time
         outside uses of weights grows with the layers."""
+        if self.map_found:  # measured before a decode, which may read the file again
+            self.say(self.map_found.told())
         if self.part is None:
             self.say(f"recording a decode of {self.tokens} tokens")
             with note.compilation() as self.compiled:
