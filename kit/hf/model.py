@@ -121,12 +121,6 @@ def config_of(file: GGUFFile) -> transformers.PretrainedConfig:
     for key, name in _UNREAD_KEYS.items():
         if hasattr(text, name) and (value := count(file, key)):
             setattr(text, name, value)
-    if (
-        getattr(text, "head_dim", None)
-        and not count(file, "attention.key_length")
-        and (heads := count(file, "attention.head_count"))
-    ):
-        text.head_dim = text.hidden_size // heads  # as llama.cpp reads a file that does not say
     if hasattr(text, "norm_topk_prob") and file.architecture in ARCHITECTURES:
         normed = ARCHITECTURES[file.architecture].normed
         text.norm_topk_prob = normed or bool(file.metadata.get(f"{file.architecture}.expert_weights_norm"))
