@@ -1,6 +1,8 @@
 """Generation: greedy against float64, sampling against its definition, streamed text, the command."""
 
+import io
 import json
+import sys
 
 import model_files
 import numpy as np
@@ -11,6 +13,7 @@ from reference_model import forward
 
 import kit
 from kit.errors import ModelError
+from kit.lab import progress
 from kit.lab.commands import generate as generate_command
 from kit.lab.commands.cli import main
 from kit.model import budget
@@ -242,3 +245,31 @@ def test_a_prompt_that_is_not_utf8_is_refused(path, tmp_path, how):
     arguments = {"argument": ["-p", "caf\udce9"], "file": ["--prompt-file", str(tmp_path / "latin1.txt")]}.get(how, ["-p", "-"])
     result = CliRunner().invoke(main, ["generate", str(path), *arguments], input=b"caf\xe9")
     assert result.exit_code == 2 and "not UTF-8 at" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_prompt_has_a_bar_on_a_terminal_and_none_in_a_file(path, monkeypatch):
+    """The bar counts the entries of a pass up to all of them, and is gone before the first token's text."""
+    monkeypatch.setattr(progress, "_DELAY", 0)
+    for terminal in (True, False):
+        shown = io.StringIO()
+        shown.isatty = lambda terminal=terminal: terminal
+        monkeypatch.setattr(sys, "stderr", shown)
+        trace = progress.PromptTrace()
+        model = kit.Transformer(kit.Weights(path, trace=trace))
+        kit.generate(model, [5, 6], max_tokens=1)
+        entries = len(trace)
+        trace.clear()
+        trace.begin()
+        bar = trace.bar
+        bar.mininterval = 0
+        kit.generate(model, [5] * 40, max_tokens=2, on_text=lambda _, trace=trace: None if trace.bar is None else pytest.fail())
+        assert trace.bar is None and ("100%|" in shown.getvalue()) == terminal
+        assert (bar.total == bar.n == entries) or not terminal
+
+
+def test_the_bound_is_memorys_speed_by_the_bytes_of_a_token(path):
+    values = json.loads(run(path, "--tokens", "5,6 7", "-n", 4, "--json", "--ignore-end").stdout)
+    nbytes = values["decode_gb_per_second"] / values["decode_tokens_per_second"] * 1e9
+    assert values["decode_bound_tokens_per_second"] == pytest.approx(values["read_gbps"] * 1e9 / nbytes)
+    assert json.loads(run(path, "--tokens", "5", "-n", 1, "--json").stdout)["decode_bound_tokens_per_second"] is None
+    assert "GB/s, the most that memory gave here" in run(path, "--tokens", "5", "-n", 3, "--ignore-end").stderr

@@ -53,8 +53,9 @@ def command(
 
     FILE is a GGUF file, a trained model of kit fetch, a compressed model of kit compress, or hf://owner/repo/file.gguf.
     The text goes to standard output. The speeds go to standard error: time to first token; tokens per second of prefill
-    and decode, with the GB/s of weights and KV cache that they read; peak memory. A warm-up pass before compiles or loads
-    the kernels and reads the file; its time is a separate line.
+    and decode, with the GB/s of weights and KV cache that they read; the bound of this machine's memory for the decode; peak
+    memory. A warm-up pass before compiles or loads the kernels and reads the file; its time is a separate line. On a
+    terminal, a long prompt has a progress bar.
 
     \b
     --linear auto         fused; dequantized if you give --cache or --backend
@@ -105,6 +106,7 @@ def command(
     import kit
     from kit.cache.routes import geometry_of, of_spans, write_routes
     from kit.gguf.summary import check_language_model
+    from kit.lab.progress import PromptTrace
     from kit.model.budget import weights_within
     from kit.model.hyperparameters import read_config
     from kit.model.tokenizer import tokenizer_of
@@ -129,7 +131,7 @@ def command(
     if chat:
         messages = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": prompt}]
         prompt = _chat(opened, messages, chat_template_kwargs)
-    budget, slots, trace = None, None, kit.Trace()
+    budget, slots, trace = None, None, PromptTrace()
     if memory:
         prompt = tokenizer_of(opened).encode(prompt) if isinstance(prompt, str) else prompt
         context = context or min(read_config(opened).context, len(prompt) + max_tokens)
@@ -142,20 +144,25 @@ def command(
     begun = time.perf_counter()
     some = prompt[: 4 * _WARM if isinstance(prompt, str) else _WARM]
     some = some[:1] * len(some) if slots else some  # one token uses few experts, so few are read for the warm-up
-    start(kept if pins else kit.NoCache(), some, min(max_tokens, 3), stop_at_end=False)
+    start(kept if pins else kit.NoCache(), some, min(max_tokens, 3), stop_at_end=False, trace=trace)
     warm = time.perf_counter() - begun
     trace.clear()
     if slots:
         slots.forget()
-    answer = start(
-        kept,
-        prompt,
-        max_tokens,
-        on_text=None if as_json or tokens is not None else lambda text: click.echo(text, nl=False),
-        stop_at_end=not ignore_end,
-        trace=trace,
-        **sampling,
-    )
+    if not as_json:
+        trace.begin()
+    try:
+        answer = start(
+            kept,
+            prompt,
+            max_tokens,
+            on_text=None if as_json or tokens is not None else lambda text: click.echo(text, nl=False),
+            stop_at_end=not ignore_end,
+            trace=trace,
+            **sampling,
+        )
+    finally:
+        trace.end()
     if routes:
         written = of_spans(trace.spans, opened)
         write_routes(written, routes)
@@ -173,6 +180,7 @@ def command(
     )
     how = "compressed tiles" if opened.compressed else linear
     speed = answer.speed() | {
+        **_bound(answer),
         "peak_memory_bytes": peak_memory(),
         "linear": how,
         "cache": held,
@@ -319,6 +327,17 @@ def _policy(text, file, working_set):
     raise click.BadParameter(message, param_hint="--cache")
 
 
+def _bound(answer):
+    """The GB/s at which memory reads, the best known of this machine or else now, and the tokens per second that allows."""
+    from kit.lab import measurements, state
+
+    known = measurements.shared().best(measurements.READ, "GB/s")
+    read = max([state.probe_state().read_gbps, *(known.samples if known else ())])
+    decoded = answer.nbytes[1:]
+    least = sum(decoded) / len(decoded) / (read * 1e9) if decoded else 0
+    return {"read_gbps": read, "decode_bound_tokens_per_second": 1 / least if least else None}
+
+
 def _lines(answer, speed):
     from kit.units import format_bytes, format_seconds
 
@@ -331,6 +350,8 @@ def _lines(answer, speed):
     yield f"prefill    {rate('prefill')}   {len(answer.prompt)} tokens"
     if len(answer.tokens) > 1:
         yield f"decode     {rate('decode')}   {len(answer.tokens) - 1} tokens"
+    if bound := speed["decode_bound_tokens_per_second"]:
+        yield f"bound      {bound:10.2f} tok/s {speed['read_gbps']:8.1f} GB/s, the most that memory gave here"
     yield f"peak memory  {format_bytes(speed['peak_memory_bytes']):>10}"
     yield f"weights      {speed['linear']}, {speed['cache']}"
     if speed["memory"]:
