@@ -83,8 +83,8 @@ def test_a_closed_standard_input_is_one_line(monkeypatch):
 def test_a_small_limit_of_addresses_is_seen_and_said(tmp_path):
     resource = pytest.importorskip("resource")
 
-    def run(code):
-        limit = 250 << 20, 250 << 20
+    def run(code, mib=250):
+        limit = mib << 20, mib << 20
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit))  # fmt: skip
 
@@ -93,6 +93,10 @@ def test_a_small_limit_of_addresses_is_seen_and_said(tmp_path):
     model = cached_model("tiny-llama", "Q4_K_M")
     ran = run(f"from kit.lab.commands.cli import main; main(['generate', {str(model)!r}, '--tokens', '1'])")
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1) and "kit: error: out of memory" in ran.stderr, ran.stderr
+    ran = run("from kit.lab.commands.cli import main; main(['doctor'])", 690)  # torch ended with std::bad_alloc
+    assert ran.returncode == 2 and re.fullmatch("kit: error: out of memory: .* need 800 MiB of addresses; .*\n", ran.stderr)
+    ran = run(f"from kit.lab.commands.cli import main; main(['inspect', {str(model)!r}])")
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize(

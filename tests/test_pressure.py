@@ -135,6 +135,17 @@ def test_no_limit_kills_what_keeps_as_much_as_fits(tmp_path, mib, code):
     )
 
 
+@limited
+def test_a_run_in_a_group_of_900_mb_does_not_start(tmp_path):
+    """Its kernel would be killed in the middle of the first notebook."""
+    run = "from kit.lab.commands.cli import main; main()"
+    command = [sys.executable, "-c", run, "reproduce", "--profile", "smoke", "--only", "01", "--out", str(tmp_path / "run")]
+    with Group(tmp_path, 0) as group:
+        ran = group.run(command, 900 << 20, capture_output=True, text=True)
+    assert ran.returncode == 2 and not (tmp_path / "run").exists(), ran.stderr
+    assert re.fullmatch(r"kit: error: \S+ MiB of memory are free, .* take 900.0 MiB at least: .*\n", ran.stderr)
+
+
 swap = pytest.mark.skipif(bool(missing_rights()), reason=f"swap needs {', '.join(missing_rights())}")
 _MIDDLE = """
 import sys

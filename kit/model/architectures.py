@@ -105,7 +105,8 @@ ARCHITECTURES = {
     "phi3": Architecture("neox", fused=("attn", "ffn"), long=True),
     "smollm3": Architecture(no_rope_every=4),
     "olmo2": Architecture(
-        "neox", ("", "post_attention_norm", "", "post_ffw_norm"), qk_norm="all", period=4, local_scaled=False
+        "neox", ("", "post_attention_norm", "", "post_ffw_norm"), qk_norm="all", period=4, local_scaled=False,
+        local_base=None,
     ),
     "seed_oss": Architecture("neox", _LATE),
     "gemma": Architecture("neox", activation="gelu", root_scaled=True),

@@ -116,7 +116,7 @@ class Facts:
     def layer(self, layer: int) -> Layer:
         """The kinds of a layer."""
         family, keys = self.family, self.keys
-        dense, step = keys.count("leading_dense_block_count", 0), keys.count("interleave_moe_layer_step", 1)
+        dense, step = keys.count("leading_dense_block_count", 0), keys.count("interleave_moe_layer_step", 1, least=1)
         routed = self.experts > 0 and layer >= dense and (self.numbers[layer] + 1) % step == 0
         return Layer(
             MIXERS[family.recurrent if self.recurrent[layer] else family.mixer].of(self, layer),

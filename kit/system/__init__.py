@@ -5,6 +5,7 @@ No other module asks (tests/test_system.py reads the sources for it); how a syst
 
 import ctypes
 import functools
+import math
 import mmap
 import os
 import platform
@@ -87,6 +88,14 @@ def memory_limit() -> int:
 def memory_available() -> int:
     """Bytes that can be allocated now without swapping: of the machine, and below each limit of this process."""
     return min([psutil.virtual_memory().available, *(free for _, free in _limits())])
+
+
+def address_limit() -> float:
+    """Bytes of addresses that this process may have (ulimit -v), infinite where nothing limits them."""
+    if not hasattr(resource, "RLIMIT_AS"):
+        return math.inf
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def _limits() -> list[tuple[int, int]]:

@@ -117,16 +117,33 @@ def main():
 
 
 def _ending_where_pages_are_lost(callback):
-    """The command; if a file loses pages while it is read, it ends with one line that names the file (kit.system.lost)."""
+    """The command; it ends with one line where a file loses pages while it is read (kit.system.lost), and where a library has
+    too few addresses (_Room)."""
 
     @functools.wraps(callback)
     def run(*args, **kwargs):
-        from kit.system import lost
+        from kit.system import address_limit, lost
 
         lost.ends = True
-        return callback(*args, **kwargs)
+        room = [_Room()] if address_limit() < _Room.LEAST else []
+        sys.meta_path[:0] = room
+        try:
+            return callback(*args, **kwargs)
+        finally:
+            sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in room]
 
     return run
+
+
+class _Room:
+    """An import hook by which torch and llvmlite are a MemoryError. With fewer addresses than LEAST either may end the process
+    (std::bad_alloc) or say that its file is missing."""
+
+    LEAST = 800 << 20  # bytes: kit doctor ends in one line or works with more
+
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "llvmlite") and name not in sys.modules:
+            raise MemoryError(f"{name} and what it loads need {self.LEAST >> 20} MiB of addresses")
 
 
 for _name in sorted({module.name for module in pkgutil.iter_modules(commands.__path__)} - {"cli"}):

@@ -50,7 +50,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     from kit.gguf.sources import absolute
     from kit.lab.claims import gates, records
     from kit.lab.doctor import check_device
-    from kit.lab.report import index, parameters
+    from kit.lab.report import index, parameters, runner
     from kit.lab.report import run as runs
     from kit.system import paths
 
@@ -60,6 +60,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             known = parameters.read(runs.read_notebook(notebooks / f"{name}.ipynb").cells, name)
             click.echo("\n  ".join([name, *map(str, known.values())]))
         return
+    runner.check_memory()
     model = absolute(model)
     if resume:
         folder = out or runs.latest(paths.results_folder())

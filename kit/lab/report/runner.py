@@ -17,8 +17,22 @@ import nbformat
 import psutil
 
 import kit
+from kit.errors import ReportError
 from kit.lab.kept import FOLDER
-from kit.system import note
+from kit.system import memory_available, note
+from kit.units import format_bytes
+
+# Bytes that a notebook takes at least besides the command: papermill, the kernel with a model, a process that measures.
+LEAST = 900 << 20
+
+
+def check_memory() -> None:
+    """ReportError where so little memory is free that the kernel of every notebook would be killed."""
+    if (free := memory_available()) < LEAST:
+        raise ReportError(
+            f"{format_bytes(free)} of memory are free, and the processes of a notebook take {format_bytes(LEAST)} at least: "
+            "close other programs, or raise the limit (a container's or a job's)"
+        )
 
 
 @dataclass(frozen=True)
