@@ -57,6 +57,7 @@ INSTEAD = (
     (r" --device cuda", ""),  # a GPU
     (r"^(kit (?:fetch|explain|exactness|quants|experts) .*)$", r"\1 --help"),  # half a minute each: their own tests
     (r"07_copying", "07"),  # the notebook that extending.md writes
+    (r"qwen3\.gguf|(model\.gguf) --chat .*", r"model.gguf --help"),  # a chat template: test_chat
     (r"^(kit synth .*)$", r"\1 --force"),  # a tiny file has that name
 )
 PLACES = ("model.gguf", "mixture.gguf", "tinyllama-4.gguf", "tiny-granite-Q4_K_M.gguf")  # the files that the pages name

@@ -10,6 +10,7 @@ import llama_cpp
 import model_files
 import numpy as np
 import pytest
+import torch
 from llama_referee import Referee
 
 import kit
@@ -110,9 +111,18 @@ def outcomes(path, folder):
     return counts, wrong
 
 
+@pytest.fixture
+def one_thread():
+    """torch's threads wait for one another longer than such a small sum takes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_each_key_is_read_or_refused(folder, tmp_path, name):
+def test_each_key_is_read_or_refused(folder, tmp_path, one_thread, name):
     llama_cpp.needed()
     files = family_files if name in family_files.FILES else model_files
     counts, wrong = outcomes(files.write(folder, name), tmp_path)
