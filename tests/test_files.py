@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -148,3 +149,15 @@ print(trained.fetch("slow", download=True))
     assert first.returncode == second.returncode == 0
     assert told == [f"{tmp_path / 'models' / 'slow.gguf'}\n"] * 2
     assert [path.read_bytes() for path in (tmp_path / "models").iterdir()] == [b"weights" * 1000]
+
+
+def test_files_are_written_in_large_pieces(tmp_path):
+    """By pieces of less than 1 MiB the page cache gets no pages of 2 MiB: what reaches the file moves by more."""
+    ends = [0]
+    with replacing(tmp_path / "whole") as handle:
+        for size in [1_000_000] * 40 + [3, 12 << 20, 5]:
+            handle.write(bytes(size))
+            ends.append(handle.raw.tell())
+    steps = np.diff([*dict.fromkeys(ends)])
+    assert len(steps) and steps.min() >= 1 << 20
+    assert (tmp_path / "whole").stat().st_size == 40_000_000 + 8 + (12 << 20)

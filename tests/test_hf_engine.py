@@ -307,3 +307,16 @@ def test_rounded_activations_of_both_engines_are_nearer_to_each_other_than_to_ex
     ours, modules = (kit.hf.load(smollm2, "blocks-int8", engine=engine)[0](ids).logits for engine in ("auto", "modules"))
     exact = kit.hf.load(smollm2)[0](ids).logits
     assert (ours - modules).std() < (modules - exact).std()
+
+
+@pytest.mark.parametrize("engine", ["auto", "modules"])
+def test_a_file_of_small_pages_is_looked_at_once_after_the_first_pass(tmp_path, engine, monkeypatch):
+    """As kit.Transformer does, by either engine (kit.gguf.large_pages)."""
+    looked = []
+    monkeypatch.setattr("kit.gguf.reader.GGUFFile.enlarge_pages", lambda file, trace: looked.append(file.path))
+    model, _ = kit.hf.load(hf_files.write(tmp_path, "llama"), engine=engine)
+    assert looked == []
+    for _ in range(2):
+        with torch.no_grad():
+            model(TOKENS)
+        assert looked == [model.lm_head.weight.source.weights.file.path]

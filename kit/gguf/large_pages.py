@@ -1,7 +1,7 @@
 """A mapped file that the page cache holds by pages of 4 KiB reads more slowly than by pages of 2 MiB: read it again.
 
 A file comes into the page cache by small pages when a program writes it in small pieces; what is read from the disk under
-MADV_HUGEPAGE comes by large ones, on file systems with large folios (ext4 since Linux 6.16, XFS, Btrfs). Each piece is taken
+MADV_HUGEPAGE comes by large ones, on file systems with large folios (seen on Linux 6.18: ext4 and XFS). Each piece is taken
 out of the page tables, dropped from the page cache and read again. No address changes, and no right is needed; pages that
 are not yet written, or that another process maps, stay as they are.
 """

@@ -15,6 +15,8 @@ from kit.errors import GGUFError, KitError, ReportError
 from kit.system import lock
 from kit.units import format_bytes
 
+_PIECE = 8 << 20  # bytes of a write: by such the page cache gets pages of 2 MiB, where the file system has them
+
 
 @contextmanager
 def replacing(
@@ -37,7 +39,7 @@ def replacing(
         if free < size:
             raise error(f"{path}: needs {format_bytes(size)}, but {path.parent} has {format_bytes(free)} free; {room}")
         with _made(partial):  # and locked until the new file is in place
-            with partial.open("wb", buffering=1 << 20) as handle:
+            with partial.open("wb", buffering=_PIECE) as handle:
                 yield handle
             os.replace(partial, path)
     except OSError as problem:
