@@ -9,8 +9,9 @@ import kit
 from kit.gguf.trained import TRAINED
 from kit.lab import machine
 from kit.lab.costs.measured import between, measure_costs
+from kit.lab.costs.measured_ways import measure
 from kit.lab.costs.order import order_of
-from kit.lab.costs.ways import BLOCKS, Way, measure, predict, used_tensors
+from kit.lab.costs.ways import BLOCKS, Way, predict, used_tensors
 from kit.synthetic.write import cached_model
 from kit.system.paths import models_folder
 

@@ -1,6 +1,7 @@
 """Predictions for machines that are not here."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,9 +124,9 @@ def test_explain_for_a_machine_that_is_not_here(monkeypatch):
 
 def test_explain_on_a_mac_says_what_becomes_of_what_does_not_fit(monkeypatch):
     with kit.open(cached_model("tiny-llama", "Q4_K_M")) as file:
-        study = type("Study", (), {"fits": False, "file": file})
+        study = SimpleNamespace(room=SimpleNamespace(fits=False), file=file)
         assert sentences.mac(study) == ""
         monkeypatch.setattr(sentences, "cpu_facts", lambda: {"memory": "unified"})
         assert "these blocks to 100%" in sentences.mac(study)
-        study.fits = True
+        study.room.fits = True
         assert sentences.mac(study) == ""

@@ -28,13 +28,13 @@ from kit.cache import oracle
 from kit.cache.traces import Requests, repeated
 from kit.errors import TraceError
 from kit.lab.commands import cli
-from kit.lab.costs import sentences, tables
-from kit.lab.costs import study as studies
+from kit.lab.costs import measuring, sentences, tables
 from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind, measure_costs
+from kit.lab.costs.measured_ways import Measured, measure
 from kit.lab.costs.order import Order, order_of
 from kit.lab.costs.slot_waits import slot_waits
 from kit.lab.costs.study import Study
-from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Measured, UsedTensor, Way, measure, predict, used_tensors
+from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, UsedTensor, Way, predict, used_tensors
 from kit.model import budget
 from kit.system.rows import PAGE
 from kit.units import format_bytes, format_seconds
@@ -328,7 +328,7 @@ def test_every_printed_command_runs_as_printed(folder, tmp_path_factory, monkeyp
     if short:
         with kit.open(path) as file:
             study = Study(file, lambda: MACHINE, 1, 2)
-            options = ["--memory", f"{study.beside + sum(use.nbytes for use in study.uses) - short}B"]
+            options = ["--memory", f"{study.room.beside + sum(use.nbytes for use in study.uses) - short}B"]
     told = CliRunner().invoke(cli.main, ["explain", str(path), "--tokens", "2", *options])
     assert told.exit_code == 0, told.output
     commands = printed(told.stdout)
@@ -498,7 +498,7 @@ def test_what_a_file_is_stands_there_while_kernels_are_compiled_which_takes_noth
 
     monkeypatch.setattr("kit.lab.report.ahead.making", making)
     stop = lambda study: told.append(study.minute) or (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
-    monkeypatch.setattr(Study, "measure_engines", stop)
+    monkeypatch.setattr("kit.lab.costs.sentences.measure_engines", stop)
     how = {"tokens": 3, "trace": None, "via": "", "skew": 0.0, "thorough": False, "whole": None, "again": False}
     explain._explain(study.file, False, False, memory=2 << 20, **how)
     assert "tensors" in told[0] and told[1] > 50.02
@@ -550,12 +550,12 @@ def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
 def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for_it(path, monkeypatch):
     monkeypatch.setattr("kit.lab.state.watched", lambda work, with_=(): (work(), 0.0, True))
     study, tries = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3), []
-    measured = studies.measure
-    monkeypatch.setattr(studies, "measure", lambda *given: tries.append(given[0]) or measured(*given))
-    monkeypatch.setattr(Study, "_left", lambda self: 1e-9 if len(tries) else 1e9)
+    measured = measuring.measure
+    monkeypatch.setattr(measuring, "measure", lambda *given: tries.append(given[0]) or measured(*given))
+    monkeypatch.setattr(measuring, "_left", lambda study: 1e-9 if len(tries) else 1e9)
     first, *_ = study.measure_best(0).values()
     assert len(tries) == 1 and first.disturbed
-    monkeypatch.setattr(Study, "_left", lambda self: 1e9)
+    monkeypatch.setattr(measuring, "_left", lambda study: 1e9)
     tries.clear()
     study.measured.clear()
     study.measure_best(0)

@@ -21,8 +21,9 @@ from kit.errors import ModelError, TokenizerError
 from kit.gguf.uses import uses_of
 from kit.hf.nn import RMSNorm
 from kit.hf.stored import StoredWeight
+from kit.lab.costs.measured_ways import measure
 from kit.lab.costs.order import order_of
-from kit.lab.costs.ways import BLOCKS, Way, measure
+from kit.lab.costs.ways import BLOCKS, Way
 from kit.model import budget
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])

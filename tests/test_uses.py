@@ -17,12 +17,13 @@ from kit.cache.traces import repeated
 from kit.gguf import cut, writer
 from kit.gguf.reader import TensorInfo
 from kit.gguf.uses import Use, assumed, beyond, bytes_used, draw, uses_of
-from kit.lab.costs import sentences, tables
+from kit.lab.costs import measuring, sentences, tables
 from kit.lab.costs import study as studies
 from kit.lab.costs.measured import _HELD, Cost, measure_costs
+from kit.lab.costs.measured_ways import measure_apart
 from kit.lab.costs.order import Order, order_of
 from kit.lab.costs.study import Study
-from kit.lab.costs.ways import BackingStore, Way, measure_apart, predict, roofed, used_tensors
+from kit.lab.costs.ways import BackingStore, Way, predict, roofed, used_tensors
 from kit.lab.findings import reported
 from kit.model.hyperparameters import read_config
 from kit.synthetic.write import synthesize
@@ -254,7 +255,7 @@ def test_a_sampled_study_says_so_and_predicts_the_whole(tmp_path, monkeypatch):
 def test_a_lack_of_memory_is_a_row(folder, monkeypatch):
     with kit.open(model_files.write(folder, "tiny-llama")) as file:
         study = Study(file, lambda: MACHINE, memory=2 << 20, tokens=3)
-        monkeypatch.setattr(studies, "memory_available", lambda: 1 << 30)
+        monkeypatch.setattr(measuring, "memory_available", lambda: 1 << 30)
         study.measure_best()
         assert not study.measured and all("did not fit: needed" in why for why in study.unmeasured.values())
         assert "did not fit" in sentences.advise(study) and study.unmeasured
@@ -270,8 +271,7 @@ def test_a_lack_of_memory_is_a_row(folder, monkeypatch):
 ])  # fmt: skip
 def test_a_mixture_that_does_not_fit_is_sent_to_kit_experts(folder, monkeypatch, name, free, said):
     path = model_files.write(folder, name, "Q4_K_M")
-    for module in (studies, sentences):
-        monkeypatch.setattr(module, "memory_available", lambda: free)
+    monkeypatch.setattr("kit.lab.costs.room.memory_available", lambda: free)
     with kit.open(path) as file:
         told = sentences.advise(Study(file, lambda: MACHINE, memory=100_000, tokens=2))
     assert (f"`kit experts {path} --memory 1.00MiB`" in told) == said

@@ -135,7 +135,8 @@ def _explain(file, as_json, everything, **how):
             with kit.no_collection():
                 from kit.lab import limits
                 from kit.lab.costs import sentences
-                from kit.lab.costs.study import Study, room_for_weights
+                from kit.lab.costs.room import room_for_weights
+                from kit.lab.costs.study import Study
                 from kit.lab.machine import probe
 
             _check(file, how["whole"], how["via"])

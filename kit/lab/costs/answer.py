@@ -48,7 +48,7 @@ def command(study: Study, way: Way) -> str:
         return ""
     base = f"kit generate {shlex.quote(study.name or str(study.file.path))} -p {shlex.quote(PROMPT)}"
     memory = f" --memory {size(study.whole)}" if study.whole else ""
-    given = memory or f" --memory {size(study.room + study.beside)}"
+    given = memory or f" --memory {size(study.room.free + study.room.beside)}"
     kept = {"HashMap": " --cache all", "NoCache": " --cache none"}.get(way.policy) if way.dtype == "float32" else None
     options = {
         "fused": memory, "fused-int8": f"{memory} --linear fused-int8", "dequantized": kept,
@@ -75,7 +75,7 @@ def reached(study: Study) -> list[Reached]:
     found = []
     for prediction in study.predictions:
         way, real = prediction.way, study.measured.get(prediction.way)
-        if not study.stays(prediction) or not (command(study, way) or _reason(study)):
+        if not study.room.stays(prediction) or not (command(study, way) or _reason(study)):
             continue
         if real is None:
             found.append(Reached(way.label, way, prediction.seconds, None, None, 0.0))
@@ -123,7 +123,7 @@ def gather(study: Study) -> dict:
         "peer": (other := peer(study)) and other._asdict() | {"way": None, "tokens_per_second": 1 / other.seconds},
         "change": change,
         "command": command(study, best.way) if best else "",
-        "fits": study.fits,
+        "fits": study.room.fits,
     }  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def told(study: Study) -> list[str]:
     ways, other, limits = reached(study), peer(study), study.limits
     nbytes, least = bytes_used(study.read), study.least
     lines = [f"At most {1 / least:.3g} tokens per second here: a token reads {format_bytes(nbytes)}, and {_bandwidth(study)}."]
-    if not study.fits:
+    if not study.room.fits:
         lines = [f"At most {1 / least:.3g} tokens per second within this memory: a token reads {format_bytes(nbytes)}."]
     if study.map_found:
         lines.append(pages.told(study.map_found, study.map_speed, nbytes, command(study, BLOCKS) or "kit generate FILE"))
@@ -143,7 +143,7 @@ def told(study: Study) -> list[str]:
     if rounded:
         lost = quality.lost("int8 activations", study.__dict__.get("quality"))
         lines.append(f"With int8 activations it reaches {rounded.told}: {lost}.")
-    if not study.fits:
+    if not study.room.fits:
         lines.append(_short(study))
     lines.append(_beside(study, exact, other))
     if limits.others > BUSY:
@@ -173,9 +173,13 @@ def _beside(study: Study, exact: Reached | None, other: Reached | None) -> str:
 def _short(study: Study) -> str:
     """What a file that does not fit waits for."""
     blocks = sum(use.nbytes for use in study.uses)
-    disk = f"; the disk gives {study.disk.gbps:.1f} GB/s past the page cache" if study.disk else ""
-    room = f"{format_bytes(study.whole)} for the whole process" if study.whole else f"{format_bytes(study.room)} that are free"
-    own = f"its blocks are {format_bytes(blocks)}, the process {format_bytes(study.beside)}"
+    disk = f"; the disk gives {study.room.disk.gbps:.1f} GB/s past the page cache" if study.room.disk else ""
+    room = (
+        f"{format_bytes(study.whole)} for the whole process"
+        if study.whole
+        else f"{format_bytes(study.room.free)} that are free"
+    )
+    own = f"its blocks are {format_bytes(blocks)}, the process {format_bytes(study.room.beside)}"
     return f"The file does not fit: {own}, of {room}{disk}."
 
 
@@ -195,7 +199,7 @@ def _change(study: Study, ways: list[Reached]) -> list[str]:
     elif best.way in (BLOCKS, BLOCKS_INT8):
         text = "To change: nothing. The file's own blocks are the fastest way here."
     elif best is default:
-        needs = format_bytes(study.beside + sum(use.nbytes for use in study.uses))
+        needs = format_bytes(study.room.beside + sum(use.nbytes for use in study.uses))
         text = f"To change: nothing within this memory; {needs} for the process hold the whole file."
     else:
         text = f"To change: take {best.name}."

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from kit.lab.costs import answer, quality
 from kit.lab.costs.elsewhere import compressibility
+from kit.lab.costs.measuring import measure_engines
 from kit.lab.costs.study import Study
 from kit.lab.costs.tables import as_text, formatted, paragraph, short
-from kit.system import cpu_facts, memory_available
+from kit.system import cpu_facts
 from kit.units import format_bytes, format_count
 
 _FEW = 20  # a cache of less than this part of the float32 weights is none
@@ -54,9 +55,9 @@ def how(study: Study) -> str:
             f" {len(order.left_out)} of {study.facts['tensors']} tensors are left out of all times, because kit does not know "
             "their format; the limit counts their bytes."
         )
-    if study.disk:
-        speed = f"{study.disk.gbps:.1f} GB/s past the page cache, in the leasts too"
-        text += f" The file does not fit in {format_bytes(study.disk.room)}: what cannot stay is read at {speed}."
+    if study.room.disk:
+        speed = f"{study.room.disk.gbps:.1f} GB/s past the page cache, in the leasts too"
+        text += f" The file does not fit in {format_bytes(study.room.disk.room)}: what cannot stay is read at {speed}."
     return text
 
 
@@ -70,20 +71,20 @@ def advise(study: Study) -> str:
 
 def fits(study: Study) -> str:
     """Whether the file fits, in a sentence."""
-    blocks, whole = sum(use.nbytes for use in study.uses), study.whole or memory_available()
+    blocks, whole = sum(use.nbytes for use in study.uses), study.room.limit
     of = f"{format_bytes(whole)} {'for the whole process' if study.whole else 'that are free'}"
-    yes = "Yes" if study.fits else "No"
-    text = f"{yes}: {format_bytes(blocks)} of blocks and {format_bytes(study.beside)} for the process, of {of}."
-    if study.fits and not study.trace:
+    yes = "Yes" if study.room.fits else "No"
+    text = f"{yes}: {format_bytes(blocks)} of blocks and {format_bytes(study.room.beside)} for the process, of {of}."
+    if study.room.fits and not study.trace:
         text += " Everything fits, so no policy of a cache matters (`--all` has them)."
     return text
 
 
 def experts(study: Study) -> str:
     """The command for a mixture that does not fit: which cache suits its experts; "" for any other file."""
-    if study.fits or not any(use.used < use.of and not use.is_rows for use in study.uses):
+    if study.room.fits or not any(use.used < use.of and not use.is_rows for use in study.uses):
         return ""
-    room = format_bytes(study.whole or memory_available()).replace(" ", "")
+    room = format_bytes(study.room.limit).replace(" ", "")
     where = study.file.path or "FILE"
     told = "This mixture does not fit"
     return f"{told}: `kit experts {shlex.quote(str(where))} --memory {room}` says which cache suits its experts."
@@ -91,7 +92,7 @@ def experts(study: Study) -> str:
 
 def mac(study: Study) -> str:
     """On a Mac whose memory the file does not fit: what becomes of what is mapped, locked and read; "" elsewhere."""
-    if study.fits or cpu_facts().get("memory") != "unified":
+    if study.room.fits or cpu_facts().get("memory") != "unified":
         return ""
     blocks, floats = compressibility(study.file)
     return (
@@ -112,7 +113,7 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     yield "memory_bytes", study.memory, ""
     yield "whole_bytes", study.whole, ""
     compile()
-    study.measure_engines()
+    measure_engines(study)
     if not study.engines:
         study.measure_best()
     yield "answer", answer.gather(study), "\n".join(map(_wrapped, answer.told(study)))
@@ -126,7 +127,7 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     yield "machine", {key: value for key, value in asdict(study.machine).items() if key not in ("samples", "methods")}, ""
     part = study.part or study
     run = {"runs": not part.order.reason, "reason": part.order.reason, "left_out": list(study.order.left_out)}
-    run |= {"layers": study.layers, "assumed": study.order.assumed, "disk": study.disk and study.disk._asdict()}
+    run |= {"layers": study.layers, "assumed": study.order.assumed, "disk": study.room.disk and study.room.disk._asdict()}
     yield from ((key, value, "") for key, value in run.items())
     yield "seconds_per_token_from_blocks", [] if study.part else list(part.order.seconds), ""
     plain = [
@@ -152,7 +153,7 @@ def _tables(study, everything, rows, table, more):
     yield "holds", rows(found := study.holds()), more("WHAT THE WEIGHTS TAKE", found)
     yield "roofline", rows(found := study.bounds()), more(f"ROOFLINE (memory reads {study.read_gbps:.1f} GB/s)", found)
     title = f"HITS BY POLICY ({format_bytes(study.memory)} of float32, after the first token)"
-    found, matters = study.policies(), not study.fits and study.memory > study.accesses.working_set / _FEW
+    found, matters = study.policies(), not study.room.fits and study.memory > study.accesses.working_set / _FEW
     yield "policies", rows(found), table(title, found) if everything or study.trace or matters else ""
     title = "WHERE A TOKEN'S TIME GOES, all ways (dequantized each time, kept in float32, from blocks)"
     yield "families", rows(found := study.families()), more(title, found)

@@ -12,53 +12,31 @@ import pandas as pd
 
 import kit
 from kit.cache.traces import Requests
-from kit.errors import KitError, ModelError
+from kit.errors import KitError
 from kit.gguf import cut
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
-from kit.gguf.sources import largest_part
 from kit.gguf.summary import check_model, summarize
 from kit.gguf.uses import Use, assumed, bytes_used, draw, uses_of
-from kit.lab import pages, state
-from kit.lab.costs import peers, tables
+from kit.lab import pages
+from kit.lab.costs import measuring, peers, tables
 from kit.lab.costs.divergence import tokens_for
 from kit.lab.costs.measured import Cost, Kind, measure_costs
+from kit.lab.costs.measured_ways import Measured
 from kit.lab.costs.order import FUSED, Order, kind_of, order_of
 from kit.lab.costs.quality import quality
-from kit.lab.costs.ways import (
-    BLOCKS,
-    BLOCKS_INT8,
-    SLOTS,
-    BackingStore,
-    Measured,
-    Prediction,
-    Way,
-    faster_than_probed,
-    measure,
-    measure_apart,
-    roofed,
-    used_tensors,
-)
-from kit.lab.disk import read_gbps
+from kit.lab.costs.room import Room
+from kit.lab.costs.ways import BLOCKS, Prediction, Way, faster_than_probed, roofed, used_tensors
 from kit.lab.limits import KnownLimits
 from kit.lab.machine import Machine
-from kit.lab.measurements import Reading, Readings, digest_of, settings, shared
-from kit.model.architectures import ARCHITECTURES
-from kit.model.budget import PROCESS, Budget, divide
+from kit.lab.measurements import Reading, Readings, shared
 from kit.system import memory_available, memory_limit, note
 from kit.units import format_bytes, format_count, format_seconds, printable
 
-ENGINE_WAYS = {"kit": BLOCKS, "kit, int8 activations": BLOCKS_INT8}  # engine -> its way
 _PRECISIONS = ("f32", "int8 activations"), ("f32", "f16", "bf16", "int8 activations")  # of a large file, of any other
 _LARGE = 6e8  # weights that are rounded again for each step of a text: seconds, not minutes, on two cores
-_TRIES = 3  # of a measurement that other processes disturb
 _MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample of them is measured
-_SCRATCH = 1 << 30  # bytes that a decode takes beside weights: libraries, activations, buffers
-_WORTH = 1.5  # times the seconds of the first row: a slower way is not measured
 _LARGEST = 4e9  # bytes of a file whose tokens all engines run in seconds; ten times as much where it is thorough
-_CONTEXT = 128  # positions that a process is asked to hold: the command that is printed needs fewer
-_PROGRAM = PROCESS + (64 << 20)  # what `kit generate` plans for itself: it takes no more than is told, and never refuses
-_EACH = 4.0  # seconds that measuring a way should take
 
 
 @dataclass(eq=False)
@@ -119,14 +97,14 @@ class Study:
     @cached_property
     def map_found(self) -> pages.MapSpeed | None:
         """How fast the file reads through its map as it was found; None where that says nothing of memory."""
-        return None if self.cut or self.file.path is None or not self.fits else pages.speed(self.file)
+        return None if self.cut or self.file.path is None or not self.room.fits else pages.speed(self.file)
 
     @cached_property
     def map_speed(self) -> pages.MapSpeed | None:
         """The same now: what ran the file may have read it again, by larger pages (kit.gguf.large_pages)."""
         if self.map_found is None or self.map_found.ratio >= pages.SMALL:
             return self.map_found
-        self.measure_engines()
+        measuring.measure_engines(self)
         self.settle()
         return pages.speed(self.file)
 
@@ -145,8 +123,8 @@ class Study:
     def engines(self) -> dict[str, Reading]:
         """Engine (kit.lab.costs.engines) -> a token in a process of its own, in turn with the others; {} for a file that the
         kit does not run, that does not fit, or whose tokens take minutes."""
-        nbytes = sum(use.nbytes for use in self.uses)
-        if self.cut or not self.runs or not self.fits or self.file.path is None or nbytes > _LARGEST * (1 + 9 * self.thorough):
+        most, nbytes = _LARGEST * (1 + 9 * self.thorough), sum(use.nbytes for use in self.uses)
+        if self.cut or not self.runs or not self.room.fits or self.file.path is None or nbytes > most:
             return {}
         self.settle()
         self.say("measuring a token by each engine")
@@ -161,6 +139,11 @@ class Study:
     def uses(self) -> list[Use]:
         """What a token uses, by the table of tensors and the metadata."""
         return uses_of(self.file)
+
+    @cached_property
+    def room(self) -> Room:
+        """The memory of the process, and whether the file's blocks stay in it."""
+        return Room(self.file, sum(use.nbytes for use in self.uses), self.whole, bool(self.cut))
 
     @cached_property
     def layers(self) -> list[int]:
@@ -214,66 +197,9 @@ class Study:
         return self.trace or self.order.requests(kit.Weights(self.file).nbytes)
 
     @cached_property
-    def budget(self) -> Budget | None:
-        """How the memory of the whole process is divided (kit.model.budget); None where the kit does not run the file itself.
-        ModelError where ``whole`` is too little for it."""
-        if self.whole and self.whole <= _PROGRAM:
-            told = f"{format_bytes(self.whole)} of memory is too little: the process alone takes {format_bytes(_PROGRAM)}"
-            raise ModelError(f"{self.file.path}: {told}; --room SIZE is the room of a cache alone")
-        if self.cut or self.file.architecture not in ARCHITECTURES or self.file.compressed:
-            return None
-        try:
-            return divide(self.file, self.whole or memory_available(), context=_CONTEXT, process=_PROGRAM)
-        except ModelError as error:
-            if self.whole and "too little" in str(error):
-                raise
-            return None
-
-    @property
-    def beside(self) -> int:
-        """Bytes of the process without weights: libraries, activations, the history of a short context."""
-        return self.budget.process + self.budget.history if self.budget else _PROGRAM
-
-    @property
-    def room(self) -> int:
-        """Bytes for weights and pages of the file."""
-        return max(0, (self.whole or memory_available()) - self.beside)
-
-    @cached_property
-    def fits(self) -> bool:
-        """Whether the file's blocks stay in memory."""
-        nbytes = sum(use.nbytes for use in self.uses)
-        return self.budget.whole if self.whole and self.budget else nbytes <= self.room
-
-    @cached_property
-    def pinned(self) -> int | None:
-        """Bytes of blocks that `kit generate --memory` keeps of a dense file that does not fit; None of any other."""
-        return None if self.fits or not self.budget or not self.disk else self.budget.pinned or None
-
-    @cached_property
-    def slots(self) -> int | None:
-        """Bytes of experts that `kit generate --memory` keeps of a mixture that does not fit; None of any other."""
-        return None if self.fits or not self.budget or not self.disk else self.budget.slots or None
-
-    @cached_property
-    def disk(self) -> BackingStore | None:
-        """The disk under the file; None where nothing is read from it once the page cache is warm, or it cannot be measured."""
-        if self.file.path is None or self.fits:
-            return None
-        gbps = read_gbps(largest_part(self.file.path))
-        return BackingStore(gbps, self.room) if gbps else None
-
-    def needs(self, found: Prediction) -> int:
-        """Bytes of the whole process that runs a way: of blocks that are read from the disk, those that stay."""
-        return self.beside + found.total
-
-    def stays(self, found: Prediction) -> bool:
-        """Whether a way stays within the memory of the whole process."""
-        return self.needs(found) <= (self.whole or memory_available())
-
-    @cached_property
     def _predicted(self) -> list[Prediction]:
-        return tables.advice(self.file, self.order, self.costs, self.machine, self.memory, self.disk, self.pinned, self.slots)
+        room = self.room
+        return tables.advice(self.file, self.order, self.costs, self.machine, self.memory, room.disk, room.pinned, room.slots)
 
     @property
     def _factor(self) -> float:
@@ -300,7 +226,7 @@ class Study:
     def least(self) -> float:
         """Least seconds of a token from the blocks: memory's, or the disk's where they do not stay."""
         least = bytes_used(self.read) / (self.read_gbps * 1e9)
-        return least if self.fits else max(least, self.predictions[0].from_disk)
+        return least if self.room.fits else max(least, self.predictions[0].from_disk)
 
     def holds(self) -> pd.DataFrame:
         """What the weights take, held in several ways: all of them, and what a token reads."""
@@ -364,89 +290,14 @@ class Study:
         except KitError as error:
             return str(error)
 
-    def _left(self) -> float:
-        """Seconds of the minute that are left; the compiling of kernels does not count."""
-        return self.minute + sum(self.compiled) - (time.perf_counter() - self.began)
-
-    def measure_engines(self) -> None:
-        """Take the ways that ``engines`` measured as measured."""
-        for name, way in ENGINE_WAYS.items():
-            if found := self.engines.get(name):
-                self.measured.setdefault(way, Measured(way, found.samples, None, 0, None, found.busy))
-
     def measure_best(self, best: int = 2) -> dict[Way, Measured]:
-        """Measure what `kit generate` does and the ``best`` fastest of the others that stay within the memory, but those that
-        engines ran or the store has; again where other processes disturbed it."""
-        self.measure_engines()
-        if self.part is not None:
-            if not self.engines:
-                self.part.measure_best(best)
-            return self.measured
-        some = [found for found in self.predictions if self.stays(found)] or self.predictions  # a walk, where none stays
-        for prediction in [found for found in some[: best + 1] if found.seconds <= _WORTH * some[0].seconds]:
-            way = prediction.way
-            if way in self.measured or (found := self._known(way)):
-                self.measured.setdefault(way, self.measured.get(way) or found)
-                continue
-            found = self._measure(prediction)
-            if not isinstance(found, str):
-                self._note(found)
-            (self.unmeasured if isinstance(found, str) else self.measured)[way] = found
+        """Measure what `kit generate` does and the ``best`` fastest of the others (kit.lab.costs.measuring)."""
+        measuring.measure_best(self, best)
         return self.measured
-
-    def _measure(self, prediction: Prediction) -> Measured | str:
-        """A way measured, or why it is not."""
-        way, free = prediction.way, memory_available()
-        needed, room = prediction.held + _SCRATCH, free - max(1 << 30, memory_limit() // 20)  # some is the system's
-        tokens = max(3, min(self.tokens, 5, int(_EACH / prediction.seconds)))  # of two the median is a mean
-        if way.linear in SLOTS:
-            tokens = max(6, min(self.tokens, int(_EACH / prediction.seconds)))
-        self.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} per token predicted")
-        if self._left() < 3 * prediction.seconds:
-            return "was not measured: a minute had passed (`--thorough` takes more)"
-        if needed > room:
-            return f"did not fit: needed {format_bytes(needed)}, {format_bytes(room)} are free"
-        self.settle()
-        apart = needed > room / 4
-        for _ in range(_TRIES):  # again while other processes disturb it and the minute has room for as long a try
-            start = time.perf_counter()
-            if apart:
-                found = measure_apart(way, self.file, self.order, tokens, 1, room, self.cut)
-            else:
-                found = measure(way, self.file, self.order, tokens)
-            took = time.perf_counter() - start
-            if isinstance(found, str) or not found.disturbed or self._left() < 2 * took:
-                break
-        return found
-
-    @cached_property
-    def _digest(self) -> str:
-        return digest_of(self.file)
-
-    def _known(self, way: Way) -> Measured | None:
-        """What the store has of a way."""
-        found = None if self.again else self.store.known(self.label(way), self._digest, settings())
-        return Measured(way, found.samples, None, 0, None) if found else None
-
-    def _note(self, found: Measured) -> None:
-        """Add what was measured to the store and the shared one."""
-        others = state.BUSY * 2 * found.disturbed
-        row = Reading(self.label(found.way), self._digest, tuple(found.samples), "s", settings(), others, self.by)
-        for store in {self.store.path: self.store, shared().path: shared()}.values():
-            store.add(row)
-
-    def label(self, way: Way) -> str:
-        """A way's name in records and stores: of a sample of layers another than of the whole model."""
-        return f"{way.label}, layers {self.cut}" if self.cut else way.label
 
     def quantity(self, way: Way) -> str:
         """A way's name in records, with the layers that the file was cut to."""
         return f"{way.quantity}, layers {self.cut}" if self.cut else way.quantity
-
-    def earlier(self, find: Callable) -> dict[Way, Measured]:
-        """The ways that another page of a run measured; ``find``: kit.Session.earlier."""
-        rows = {found.way: find(found.way.quantity, "s") for found in self._predicted}
-        return {way: Measured(way, tuple(row.samples), None, 0, None) for way, row in rows.items() if row}
 
     def checked(self) -> pd.DataFrame:
         """What was measured beside its prediction, of the sampled layers alone where there is a sample."""
@@ -459,14 +310,5 @@ class Study:
     def advice(self) -> pd.DataFrame:
         """What to change and what it brings, predicted, and measured where it was."""
         table = tables.advice_table(self.predictions, self.measured)
-        return table.assign(memory=[self.needs(found) for found in self.predictions],
-                            fits=["yes" if self.stays(found) else "no" for found in self.predictions])  # fmt: skip
-
-
-def room_for_weights(file, whole: int | None = None) -> int:
-    """Bytes for a cache of dequantized weights: of ``whole``, what the process and the file's blocks leave; of what is free,
-    70 % of what they and the largest weight leave, which a miss dequantizes."""
-    uses = uses_of(file)
-    blocks, largest = sum(use.nbytes for use in uses), max((4 * use.elements // use.of for use in uses), default=0)
-    room = whole - _PROGRAM - blocks if whole else 0.7 * (memory_available() - largest - _SCRATCH - blocks)
-    return max(1 << 20, int(room))
+        return table.assign(memory=[self.room.needs(found) for found in self.predictions],
+                            fits=["yes" if self.room.stays(found) else "no" for found in self.predictions])  # fmt: skip

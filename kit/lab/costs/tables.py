@@ -14,6 +14,7 @@ from kit.cache.traces import Requests
 from kit.gguf.formats import FORMATS
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.costs.measured import DTYPES
+from kit.lab.costs.measured_ways import Measured
 from kit.lab.costs.order import Order
 from kit.lab.costs.ways import (
     BLOCKS,
@@ -21,7 +22,6 @@ from kit.lab.costs.ways import (
     LAZY,
     SLOTS,
     BackingStore,
-    Measured,
     Prediction,
     Way,
     from_blocks,

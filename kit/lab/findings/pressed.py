@@ -18,8 +18,9 @@ import torch
 import kit
 from kit.gguf import pagecache
 from kit.lab import child
+from kit.lab.costs.measured_ways import Measured
 from kit.lab.costs.order import Decode
-from kit.lab.costs.ways import Measured, Way
+from kit.lab.costs.ways import Way
 from kit.lab.kept import once_a_run
 from kit.model.pinned import PinnedBlocks
 from kit.system import join_group

@@ -3,7 +3,7 @@
 from kit.cache import POLICIES, UNLIMITED
 from kit.errors import CacheError, ModelError, known
 from kit.gguf.formats import DTYPES
-from kit.lab.costs import ways
+from kit.lab.costs import measured_ways, ways
 from kit.lab.costs.order import order_of
 from kit.units import parse_bytes
 
@@ -35,7 +35,7 @@ def check(policy: str, capacity: str, dtype: str) -> None:
     way_of(policy, capacity, dtype, 1 << 50)
 
 
-def records(measured: ways.Measured, total: int, machine) -> list[dict]:
+def records(measured: measured_ways.Measured, total: int, machine) -> list[dict]:
     """Three records (keyword arguments of Session.record): seconds a token with its bound, hit rate, bytes held."""
     missed = (1 - measured.hit_rate) * total
     bound = machine.seconds_to_read(total) + machine.seconds_to_write(missed)
@@ -48,7 +48,9 @@ def records(measured: ways.Measured, total: int, machine) -> list[dict]:
     ]  # fmt: skip
 
 
-def measure(file, policy: str, capacity: str, dtype: str, tokens: int) -> tuple[ways.Measured, ways.Measured, int]:
+def measure(
+    file, policy: str, capacity: str, dtype: str, tokens: int
+) -> tuple[measured_ways.Measured, measured_ways.Measured, int]:
     """(this way, the lazy way over as many tokens, bytes of the working set).
 
     CacheError for an unknown policy or capacity, ModelError for an unknown dtype.
@@ -57,4 +59,4 @@ def measure(file, policy: str, capacity: str, dtype: str, tokens: int) -> tuple[
     order = order_of(file, 1)
     total = sum(part.elements for part in ways.used_tensors(file, order).values()) * DTYPES[dtype]
     way, lazy = way_of(policy, capacity, dtype, total), ways.Way("NoCache", None, dtype)
-    return ways.measure(way, file, order, tokens), ways.measure(lazy, file, order, tokens), total
+    return measured_ways.measure(way, file, order, tokens), measured_ways.measure(lazy, file, order, tokens), total

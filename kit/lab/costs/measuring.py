@@ -1,0 +1,103 @@
+"""Measuring the ways of a study: which of them, how often, in which process, unless it was measured before."""
+
+import time
+from collections.abc import Callable
+
+from kit.lab import state
+from kit.lab.costs.measured_ways import Measured, measure, measure_apart
+from kit.lab.costs.room import SCRATCH
+from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, SLOTS, Prediction, Way
+from kit.lab.measurements import Reading, digest_of, settings, shared
+from kit.system import memory_available, memory_limit
+from kit.units import format_bytes, format_seconds
+
+_ENGINE_WAYS = {"kit": BLOCKS, "kit, int8 activations": BLOCKS_INT8}  # engine -> its way
+_TRIES = 3  # of a measurement that other processes disturb
+_WORTH = 1.5  # times the seconds of the first row: a slower way is not measured
+_EACH = 4.0  # seconds that measuring a way should take
+
+
+def measure_engines(study) -> None:
+    """Take the ways that the engines of a kit.lab.costs.study.Study measured as measured."""
+    for name, way in _ENGINE_WAYS.items():
+        if reading := study.engines.get(name):
+            study.measured.setdefault(way, Measured(way, reading.samples, None, 0, None, reading.busy))
+
+
+def measure_best(study, best: int) -> None:
+    """Measure what `kit generate` does and the ``best`` fastest of the others that stay within the memory, but those that
+    engines ran or the store has; again where other processes disturbed it."""
+    measure_engines(study)
+    if study.part is not None:
+        if not study.engines:
+            measure_best(study.part, best)
+        return
+    predictions = study.predictions
+    some = [each for each in predictions if study.room.stays(each)] or predictions  # a walk, where none stays
+    for prediction in [each for each in some[: best + 1] if each.seconds <= _WORTH * some[0].seconds]:
+        way = prediction.way
+        if way in study.measured or (stored := _stored(study, way)):
+            study.measured.setdefault(way, study.measured.get(way) or stored)
+            continue
+        result = _measure(study, prediction)
+        if isinstance(result, str):
+            study.unmeasured[way] = result
+        else:
+            study.measured[way] = result
+            _store(study, result)
+
+
+def earlier(study, find: Callable) -> dict[Way, Measured]:
+    """The ways that another page of a run measured; ``find``: kit.Session.earlier."""
+    rows = {each.way: find(each.way.quantity, "s") for each in study.predictions}
+    return {way: Measured(way, tuple(row.samples), None, 0, None) for way, row in rows.items() if row}
+
+
+def _left(study) -> float:
+    """Seconds of the minute that are left; the compiling of kernels does not count."""
+    return study.minute + sum(study.compiled) - (time.perf_counter() - study.began)
+
+
+def _measure(study, prediction: Prediction) -> Measured | str:
+    """A way measured, or why it is not."""
+    way, free = prediction.way, memory_available()
+    needed, room = prediction.held + SCRATCH, free - max(1 << 30, memory_limit() // 20)  # some is the system's
+    tokens = max(3, min(study.tokens, 5, int(_EACH / prediction.seconds)))  # of two the median is a mean
+    if way.linear in SLOTS:
+        tokens = max(6, min(study.tokens, int(_EACH / prediction.seconds)))
+    study.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} per token predicted")
+    if _left(study) < 3 * prediction.seconds:
+        return "was not measured: a minute had passed (`--thorough` takes more)"
+    if needed > room:
+        return f"did not fit: needed {format_bytes(needed)}, {format_bytes(room)} are free"
+    study.settle()
+    for _ in range(_TRIES):  # again while other processes disturb it and the minute has room for as long a try
+        start = time.perf_counter()
+        if needed > room / 4:
+            result = measure_apart(way, study.file, study.order, tokens, 1, room, study.cut)
+        else:
+            result = measure(way, study.file, study.order, tokens)
+        took = time.perf_counter() - start
+        if isinstance(result, str) or not result.disturbed or _left(study) < 2 * took:
+            break
+    return result
+
+
+def _label(study, way: Way) -> str:
+    """A way's name in the store: of a sample of layers another than of the whole model."""
+    return f"{way.label}, layers {study.cut}" if study.cut else way.label
+
+
+def _stored(study, way: Way) -> Measured | None:
+    """What the store has of a way."""
+    reading = None if study.again else study.store.known(_label(study, way), digest_of(study.file), settings())
+    return Measured(way, reading.samples, None, 0, None) if reading else None
+
+
+def _store(study, measured: Measured) -> None:
+    """Add what was measured to the store and the shared one."""
+    others = state.BUSY * 2 * measured.disturbed
+    label, samples = _label(study, measured.way), tuple(measured.samples)
+    row = Reading(label, digest_of(study.file), samples, "s", settings(), others, study.by)
+    for store in {study.store.path: study.store, shared().path: shared()}.values():
+        store.add(row)
