@@ -116,7 +116,7 @@ def _check(file, whole, via) -> None:
     if via:
         DECODES[via](kit.Weights(file), "fused")
     if whole:
-        _ = Study(file, None, 1, whole=whole).budget
+        _ = Study(file, None, 1, whole=whole).room.budget
 
 
 def _explain(file, as_json, everything, **how):
