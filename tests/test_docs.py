@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from pathlib import Path
 
 import cells
 import click
@@ -174,9 +175,38 @@ def test_the_walks_lead_to_lines_that_are_there():
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     text = text.partition("## Four walks")[2].partition("\n## ")[0]
     walks = [re.findall(r"^\| `([\w/]+\.py)` \| `(.+?)` \|", walk, re.MULTILINE) for walk in text.split("\n**")[1:]]
-    assert len(walks) == 4 and all(1 < len(walk) <= 5 for walk in walks)
+    assert len(walks) == 4 and all(1 < len(walk) <= 5 for walk in walks[:3]) and len(walks[3]) > 20
     for path, line in itertools.chain(*walks):
         assert (ROOT / path).read_text(encoding="utf-8").count(line) == 1, (path, line)
+
+
+def test_the_walk_of_one_token_names_every_file(folder):
+    """Those whose Python runs for a token, and those that its products are compiled from."""
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8").partition("**One token on the CPU.**")[2]
+    named = set(re.findall(r"`(kit/[\w/]+\.py)`", text.partition("\n## ")[0]))
+    assert all((ROOT / path).exists() for path in named)
+    model = kit.Transformer(model_files.write(folder, "tiny-llama", "Q4_K_M"), linear="fused")
+    cache, ran = model.new_cache(8), set()
+    for token in (1, 2):
+        model.step([token], cache)
+    sys.setprofile(lambda frame, event, _: event == "call" and ran.add(frame.f_code.co_filename))
+    try:
+        model.step([3], cache)
+    finally:
+        sys.setprofile(None)
+    ran = {Path(path).relative_to(ROOT).as_posix() for path in ran if Path(path).is_relative_to(ROOT / "kit")}
+    assert "kit/model/plan.py" in ran and ran <= named
+    todo, compiled = [ROOT / "kit/cpu/linear.py"], set()
+    while todo:
+        path = todo.pop()
+        compiled.add(path.relative_to(ROOT).as_posix())
+        modules = re.findall(r"^\s*from (kit\.cpu[\w.]*) import \(?([\w, \n]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        names = {f"{module}.{name.strip()}" for module, names in modules for name in names.split(",")} | {
+            each for each, _ in modules
+        }
+        files = [ROOT / f"{name.replace('.', '/')}.py" for name in names]
+        todo += [file for file in files if file.exists() and file.relative_to(ROOT).as_posix() not in compiled]
+    assert len(compiled) > 20 and compiled <= named
 
 
 def test_the_worked_example_of_the_cpu_is_right():
