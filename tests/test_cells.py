@@ -407,7 +407,7 @@ READS = {  # notebook, up to this cell, reads a record of another: quantity -> w
         "tokens a second, all float32 kept": lambda ran: ran["points"].loc["all kept", "tok/s"],
     },
     ("09_your_model", "measure", "07_memory_frontier"): {
-        f"a token, {way.label}": lambda ran, way=way: ran["study"].measured[way].seconds for way in (BLOCKS, BLOCKS_INT8)
+        way.quantity: lambda ran, way=way: ran["study"].measured[way].seconds for way in (BLOCKS, BLOCKS_INT8)
     },
 }  # fmt: skip
 
