@@ -1,6 +1,7 @@
 """Peers: the same tokens from processes of their own; what cannot run is a row with its reason."""
 
 import multiprocessing
+import shutil
 import sys
 import time
 from types import SimpleNamespace
@@ -60,6 +61,13 @@ def test_a_run_measures_its_peers_once(path, tmp_path, monkeypatch):
     assert shown == [20.0] * 3 and asked == [path, other]
     peers.of_run(second, other)
     assert asked == [path, other, other]  # a notebook that runs again measures again
+    peers.of_run(first, other)
+    monkeypatch.setattr(measurements, "settings", lambda: "cores=1")
+    peers.of_run(first, other)  # of another setting
+    other.unlink()
+    shutil.copy(write(tmp_path, "tiny-qwen2"), other)
+    peers.of_run(second, other)  # of another file with its name
+    assert asked == [path] + 4 * [other]
     assert str(tmp_path) not in (second.out / "peers.json").read_text()  # a run is shared
 
 

@@ -3,6 +3,15 @@
 A key is what was measured (``way``), of which file (a digest), on which machine (an id) and with which settings (code, cores,
 vectors). `kit explain` and `kit generate` share a store in the models folder; a run of notebooks has one of its own, and adds
 to the shared one. Each line of the file is one Reading as JSON; lines are only ever added.
+
+Three other files of a run hold measured numbers, because they hold what is no reading:
+
+- records (kit.lab.claims.records, ``<notebook>.jsonl``): what a page states, with verdict, bound and reason. They are published
+  and compared between machines, so their key has the run's parameters in place of a digest of the file.
+- ``peers.json`` (kit.lab.costs.peers): the engines' table, with load times, tokens and divergence in one row. Its key is this
+  store's, and its seconds per token are in this store as well.
+- kept values (kit.lab.kept): any Python object of one command, so that a page that is rendered again shows the same ones. They
+  are deleted when the command ends. Their key is the name of the function with all its arguments.
 """
 
 import hashlib
@@ -127,6 +136,12 @@ def shared() -> Readings:
 def of_run(folder: Path) -> Readings:
     """The store of a run of notebooks."""
     return Readings(Path(folder) / NAME)
+
+
+def note(store: Readings, reading: Reading) -> None:
+    """Add a reading to a store and to the shared one."""
+    for each in {each.path: each for each in (store, shared())}.values():
+        each.add(reading)
 
 
 def disagreements(rows: Iterable[Reading]) -> list[tuple[Reading, Reading]]:

@@ -7,7 +7,7 @@ from kit.lab import state
 from kit.lab.costs.measured_ways import Measured, measure, measure_apart
 from kit.lab.costs.room import SCRATCH
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, SLOTS, Prediction, Way
-from kit.lab.measurements import Reading, digest_of, settings, shared
+from kit.lab.measurements import Reading, digest_of, note, settings
 from kit.system import memory_available, memory_limit
 from kit.units import format_bytes, format_seconds
 
@@ -98,6 +98,4 @@ def _store(study, measured: Measured) -> None:
     """Add what was measured to the store and the shared one."""
     others = state.BUSY * 2 * measured.disturbed
     label, samples = _label(study, measured.way), tuple(measured.samples)
-    row = Reading(label, digest_of(study.file), samples, "s", settings(), others, study.by)
-    for store in {study.store.path: study.store, shared().path: shared()}.values():
-        store.add(row)
+    note(study.store, Reading(label, digest_of(study.file), samples, "s", settings(), others, study.by))

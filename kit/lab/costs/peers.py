@@ -138,17 +138,18 @@ def logits_of(name, path, ids, alone: bool, environment=None, **options) -> np.n
 def of_run(lab, path) -> pd.DataFrame:
     """The engines of a run next to each other on one file, and what each loses to float32 where the weights are trained ones:
     measured by the first notebook that asks, and read from the run's peers.json by the others, so that their figures agree.
-    The speeds are added to the run's store of measurements."""
+    Its key is that of the store of measurements: the file and the settings. The speeds are added to the run's store."""
+    from kit.lab import measurements
+
+    with kit.open(path) as file:
+        key = {"file": Path(path).name, "digest": measurements.digest_of(file), "settings": measurements.settings()}
     kept = lab.out / "peers.json"
     told = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    if told.get("file") != Path(path).name or told["by"] == lab.notebook:
-        from kit.lab.measurements import digest_of, of_run, shared
-
+    if not key.items() <= told.items() or told["by"] == lab.notebook:
         rows = compare_file(path, text=bool(lab.model)).to_dict("index")
-        told = {"file": Path(path).name, "by": lab.notebook, "engines": rows}
+        told = key | {"by": lab.notebook, "engines": rows}
         kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-        with kit.open(path) as file:
-            note(rows, digest_of(file), lab.notebook, (of_run(lab.out), shared()))
+        note(rows, key["digest"], lab.notebook, measurements.of_run(lab.out))
     return beside(pd.DataFrame.from_dict(told["engines"], "index"))
 
 
@@ -185,16 +186,16 @@ def prompt_of(file) -> list[int]:
         return [1, 5, 9, 2]
 
 
-def note(rows: dict[str, dict], digest: str, by: str, stores) -> None:
-    """Add the speeds of ``compare`` to these stores of measurements, in seconds per token of the file with this ``digest``."""
+def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
+    """Add the speeds of ``compare`` to a store of measurements and the shared one, in seconds per token of the file with this
+    ``digest``."""
     from kit.lab import measurements
 
     for name, row in rows.items():
         if isinstance(row.get("samples"), list):
             seconds = tuple(1 / speed for speed in row["samples"])
-            found = measurements.Reading(_ways()[name], digest, seconds, "s", measurements.settings(), row["others"], by)
-            for store in stores:
-                store.add(found)
+            row = measurements.Reading(_ways()[name], digest, seconds, "s", measurements.settings(), row["others"], by)
+            measurements.note(store, row)
 
 
 def _ways() -> dict[str, str]:
@@ -219,8 +220,7 @@ def readings(file, by: str, store, again: bool = False) -> dict:
         if state.settle(float(os.environ.get("KIT_PATIENCE", _PATIENCE))):  # a peer that spins starves: no comparison
             engines = [name for name in engines if name in (_EXACT, _INT8)]
         rows = compare_file(file.path, text=False, engines=engines).to_dict("index")
-        shared = measurements.shared()
-        note(rows, digest, by, {store.path: store, shared.path: shared}.values())
+        note(rows, digest, by, store)
     return known(busy=True)
 
 
