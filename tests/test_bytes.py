@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+from contextlib import nullcontext
 
 import family_files
 import llama_cpp
@@ -127,6 +128,7 @@ def right(path, unread) -> float:
 def run(monkeypatch):
     monkeypatch.setattr("kit.lab.machine.probe", lambda leave_out: MACHINE)
     monkeypatch.setattr("kit.lab.costs.peers.readings", lambda *_, **__: {})
+    monkeypatch.setattr("kit.lab.report.ahead.making", lambda *_, **__: nullcontext())
     monkeypatch.setattr("kit.lab.costs.study.Study.quality", "not asked for")
     monkeypatch.setattr("kit.lab.costs.study.Study.measure_best", lambda study, best=2: study.measured)
     return lambda *arguments: CliRunner().invoke(cli.main, list(map(str, arguments)))
@@ -144,6 +146,9 @@ def test_explain_and_generate_say_what_the_graph_reads(run, folder, name):
     blocks = next(row for row in told["holds"] if row["held as"] == "the file's blocks")
     roof = next(row for row in told["roofline"] if row["held as"] == "the file's blocks")
     assert blocks["bytes of a token"] == roof["bytes of a token"] == pytest.approx(needed)
+    assert bool(told["contexts"]) == bool(told["depths"]) == (runs and name != "mamba")
+    if name == "qwen35":
+        assert {row["states"] for row in told["contexts"]} == {215_040}, "read and written at each token"
     if not runs:
         return
     with kit.open(path) as file:

@@ -70,7 +70,7 @@ def divide(file, memory: int | str, context=None, kv_dtype="float32", rows: int 
     longest = max(shape[-1] for shape in config.tensors().values())
     process = process_bytes() if process is None else process
     process += 4 * (tokens * _VECTORS * longest + rows * config.vocabulary)
-    history = model.new_cache(1).bytes_per_position * tokens
+    history = model.new_cache(1).bytes_per_position * tokens + model.new_cache(1).fixed_bytes
     left = memory - process - history - embedding
 
     def budget(pinned=0, mapped=0, slots=0):

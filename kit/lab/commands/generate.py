@@ -42,12 +42,13 @@ _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 @click.option(
     "--routes", type=click.Path(dir_okay=False), metavar="FILE", help="Record which experts are used, for kit experts."
 )
+@click.option("--by-depth", is_flag=True, help="Then time a token after 64, 4K, 16K and 64K positions, by kind of layer.")
 @click.option("--ignore-end", is_flag=True, help="Continue after the model's end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON at the end, and no text before.")
 @click.pass_context
 def command(
-    ctx, file, model, prompt, prompt_file, tokens, chat, system, chat_template_kwargs, max_tokens, routes, ignore_end, pages,
-    as_json, cache, memory, policy, backend, attention, linear, kv, context, **sampling,
+    ctx, file, model, prompt, prompt_file, tokens, chat, system, chat_template_kwargs, max_tokens, routes, by_depth, ignore_end,
+    pages, as_json, cache, memory, policy, backend, attention, linear, kv, context, **sampling,
 ):  # fmt: skip
     """Generate text from a model, and show its speed.
 
@@ -128,6 +129,8 @@ def command(
     if linear == "auto" and not opened.compressed:
         linear = "dequantized" if asked & {"cache", "backend"} else "fused"
     start, kept, via = _way(opened, asked, linear, cache, backend, attention, context, kv)
+    if by_depth and (memory or opened.compressed or linear not in BLOCKS or via != "kit's own pass"):
+        raise click.UsageError("--by-depth has no effect here: it times the kit's own pass from the blocks of a file that fits")
     if chat:
         messages = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": prompt}]
         prompt = _chat(opened, messages, chat_template_kwargs)
@@ -188,6 +191,7 @@ def command(
         "kernels_seconds": warm,
         "memory": budget and str(budget),
         "experts": slots and asdict(slots.stats) | {"hit_rate": slots.stats.hit_rate, "waited_seconds": slots.waited},
+        "depths": _depths(opened, linear, kv) if by_depth else [],
         "pages": opened.reading_again.told if opened.reading_again else [],
     }
     if as_json:
@@ -195,6 +199,12 @@ def command(
     else:
         click.echo("" if tokens is None else answer.text or " ".join(map(str, answer.tokens)))
         click.echo("\n".join(_lines(answer, speed)), err=True)
+
+
+def _depths(opened, linear, kv):
+    from kit.lab.costs import depth  # here, because tables need memory that a run without them does not
+
+    return depth.measured(opened, linear, kv)
 
 
 def _refuse_idle(asked: set, linear: str, temperature: float) -> None:
@@ -360,6 +370,9 @@ def _lines(answer, speed):
         hits = f"{found['hit_rate']:.1%} of {found['hits'] + found['misses']:,} uses hit"
         read = f"{format_bytes(found['bytes_loaded'])} read, {format_seconds(found['waited_seconds'])} spent waiting"
         yield f"experts      {hits}, {read}"
+    for row in speed["depths"]:
+        kinds = (f"{name} {format_seconds(row[name])}" for name in row if name not in ("positions", "by", "token"))
+        yield f"after {row['positions']:<7,}{format_seconds(row['token']):>10}   {', '.join(kinds)} (measured)"
     yield f"forward pass {speed['via']}"
     yield f"stopped      {answer.stopped}"
     yield from (f"pages        {line}" for line in speed["pages"])

@@ -16,7 +16,7 @@ def command(file, tensors, metadata, as_json):
     """Show what a model file holds and what fits in memory.
 
     FILE is a GGUF file, a trained model of kit fetch, or hf://owner/repo/file.gguf. Only the header is read, so large
-    files take no longer. For a split file, name any part.
+    files take no longer. For a split file, name any part. What a context takes is for the architectures that kit runs.
 
     \b
     kit inspect model.gguf
@@ -32,11 +32,13 @@ def command(file, tensors, metadata, as_json):
     with kit.open(file) as opened:
         if opened.compressed:
             opened = kit.codec.CompressedFile(opened.path)
-        facts = summarize(opened, memory_limit(), memory_available())
+        facts = summarize(opened, memory_limit(), memory_available()) | {"contexts": _contexts(opened)}
     if as_json:
         click.echo(to_json(facts))
         return
-    holds = [_types(facts), _memory(facts)] if facts["parameters"] else [[NO_WEIGHTS]]
+    holds = (
+        [_types(facts), _memory(facts), *[_history(facts)] * bool(facts["contexts"])] if facts["parameters"] else [[NO_WEIGHTS]]
+    )
     sections = [_overview(facts), *holds, _metadata(facts, None if metadata else 12)]
     if tensors:
         sections.append(_tensors(facts))
@@ -78,6 +80,26 @@ def _memory(facts):
             share = facts["memory"]["total"] / row["bytes"]
             verdict = f"does not fit: {share:.0%} of it fits in memory"
         yield f"{name:<20}{format_bytes(row['bytes']):>14}    {verdict}"
+
+
+def _contexts(opened):
+    """What a sequence takes by its length (kit.model.remembered); [] where the kit has no pass for the architecture."""
+    from kit.errors import KitError
+    from kit.model.hyperparameters import read_config
+    from kit.model.remembered import contexts
+
+    try:
+        return contexts(read_config(opened))
+    except KitError:
+        return []
+
+
+def _history(facts):
+    types = {"float16": "f16", "q8_0": "q8_0"}
+    yield f"{'context, positions':<20}" + "".join(f"{f'KV cache {name}':>18}" for name in types.values()) + f"{'states':>14}"
+    for row in facts["contexts"]:
+        sizes = ["impossible" if row["kv"][kind] is None else format_bytes(row["kv"][kind]) for kind in types]
+        yield f"{row['positions']:<20,}" + "".join(f"{size:>18}" for size in sizes) + f"{format_bytes(row['states']):>14}"
 
 
 def _metadata(facts, limit):

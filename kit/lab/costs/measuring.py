@@ -53,7 +53,7 @@ def earlier(study, find: Callable) -> dict[Way, Measured]:
     return {way: Measured(way, tuple(row.samples), None, 0, None) for way, row in rows.items() if row}
 
 
-def _left(study) -> float:
+def left(study) -> float:
     """Seconds of the minute that are left; the compiling of kernels does not count."""
     return study.minute + sum(study.compiled) - (time.perf_counter() - study.began)
 
@@ -66,7 +66,7 @@ def _measure(study, prediction: Prediction) -> Measured | str:
     if way.linear in SLOTS:
         tokens = max(6, min(study.tokens, int(_EACH / prediction.seconds)))
     study.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} per token predicted")
-    if _left(study) < 3 * prediction.seconds:
+    if left(study) < 3 * prediction.seconds:
         return "was not measured: a minute had passed (`--thorough` takes more)"
     if needed > room:
         return f"did not fit: needed {format_bytes(needed)}, {format_bytes(room)} are free"
@@ -78,7 +78,7 @@ def _measure(study, prediction: Prediction) -> Measured | str:
         else:
             result = measure(way, study.file, study.order, tokens)
         took = time.perf_counter() - start
-        if isinstance(result, str) or not result.disturbed or _left(study) < 2 * took:
+        if isinstance(result, str) or not result.disturbed or left(study) < 2 * took:
             break
     return result
 

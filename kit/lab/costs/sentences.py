@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from kit.lab.costs import answer, quality
+from kit.lab.costs import answer, depth, quality
 from kit.lab.costs.elsewhere import compressibility
 from kit.lab.costs.measuring import measure_engines
 from kit.lab.costs.study import Study
@@ -75,6 +75,10 @@ def fits(study: Study) -> str:
     of = f"{format_bytes(whole)} {'for the whole process' if study.whole else 'that are free'}"
     yes = "Yes" if study.room.fits else "No"
     text = f"{yes}: {format_bytes(blocks)} of blocks and {format_bytes(study.room.beside)} for the process, of {of}."
+    if study.contexts:
+        last = study.contexts[-1]
+        text += f" A context of {last['positions']:,} takes {format_bytes(last['kv']['float32'])} of KV cache in float32"
+        text += f", and {format_bytes(last['states'])} of states, which each token reads and writes." if last["states"] else "."
     if study.room.fits and not study.trace:
         text += " Everything fits, so no policy of a cache matters (`--all` has them)."
     return text
@@ -109,6 +113,7 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     table = lambda title, frame: f"{title}\n{as_text(formatted(frame))}"  # noqa: E731
     more = lambda title, frame: table(title, frame) if everything else ""  # noqa: E731
     yield "", None, paragraph(what(study))
+    yield "contexts", study.contexts, ""
     yield "file", {key: value for key, value in study.facts.items() if key not in ("metadata", "tensor_table")}, ""
     yield "memory_bytes", study.memory, ""
     yield "whole_bytes", study.whole, ""
@@ -120,6 +125,9 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     yield "", None, f"DOES IT FIT?\n{paragraph(fits(study))}"
     title = "WHERE A TOKEN'S TIME GOES, from the file's blocks"
     yield "parts", rows(found := study.parts()), table(title, found)
+    found = study.depths()
+    title = f"A TOKEN BY DEPTH (float32 KV cache; least: its bytes at {study.read_gbps:.1f} GB/s)"
+    yield "depths", found, table(title, depth.table(found)) if found else ""
     study.measure_best()
     found = study.advice()
     title = "WHAT TO CHANGE (first, what kit generate does by itself; memory of the whole process)"

@@ -19,7 +19,7 @@ from kit.gguf.names import layer_of
 from kit.gguf.summary import check_model, summarize
 from kit.gguf.uses import Use, assumed, bytes_used, draw, uses_of
 from kit.lab import pages
-from kit.lab.costs import measuring, peers, tables
+from kit.lab.costs import depth, measuring, peers, tables
 from kit.lab.costs.divergence import tokens_for
 from kit.lab.costs.measured import Cost, Kind, measure_costs
 from kit.lab.costs.measured_ways import Measured
@@ -30,6 +30,8 @@ from kit.lab.costs.ways import BLOCKS, Prediction, Way, faster_than_probed, roof
 from kit.lab.limits import KnownLimits
 from kit.lab.machine import Machine
 from kit.lab.measurements import Reading, Readings, shared
+from kit.model.hyperparameters import read_config
+from kit.model.remembered import contexts
 from kit.system import memory_available, memory_limit, note
 from kit.units import format_bytes, format_count, format_seconds, printable
 
@@ -243,6 +245,21 @@ class Study:
         linear = way.linear if way.linear in FUSED else "fused"
         costs = {} if self.order.programs.get(linear) else self.costs
         return tables.parts_of(self.file, self.order, costs, linear)
+
+    @property
+    def contexts(self) -> list[dict]:
+        """What a sequence takes by its length (kit.model.remembered); [] for a file that the kit does not run."""
+        return contexts(read_config(self.file)) if self.runs else []
+
+    def depths(self) -> list[dict]:
+        """A token's time by depth and kind of layer (kit.lab.costs.depth): the least, and as measured where all layers are."""
+        if not self.runs:
+            return []
+        rows = depth.least(read_config(self.file), bytes_used(self.read), self.read_gbps)
+        if self.part is None and self.room.fits and measuring.left(self) > 0:
+            self.say("measuring a token by depth")
+            rows += depth.measured(self.file)
+        return rows
 
     def families(self) -> pd.DataFrame:
         """Where a token's time goes, by family of tensors."""

@@ -36,6 +36,7 @@ from kit.units import format_bytes, format_count, format_seconds, printable
 
 REST = "attention and the rest"
 TIMES = ("each time", "kept", "from blocks")  # columns of families, in seconds
+DEPTH = "positions before"  # names the index of a table of seconds (kit.lab.costs.depth)
 HELD_BLOCKS = "the file's blocks"
 WEIGHT_BYTES = {"f32": 4.0, "f16, bf16": 2.0, "int8": 1.0}
 
@@ -215,7 +216,8 @@ _FORMATS = (
 
 def formatted(table: pd.DataFrame) -> pd.DataFrame:
     """A table of this module with its numbers as text, with units by its columns' names; an en dash for missing values."""
-    texts = {name: values.astype(object).map(_FORMATS.get(name, number), "ignore") for name, values in table.items()}
+    known = dict.fromkeys(table, format_seconds) if table.index.name == DEPTH else _FORMATS
+    texts = {name: values.astype(object).map(known.get(name, number), "ignore") for name, values in table.items()}
     found = pd.DataFrame(texts, index=table.index, dtype=object).fillna("–")
     return found.assign(faster=found["faster"] + " " + found.pop("by")) if "by" in found else found
 
@@ -224,7 +226,7 @@ def as_text(table: pd.DataFrame) -> str:
     """A table of text as columns, the index first; the index is cut where the lines would be longer than WIDTH."""
     lines = table.map(printable).set_axis([""] * len(table)).to_string().split("\n")
     keys = [table.index.name or "", *map(printable, table.index)]
-    room = min(max(map(len, keys)), WIDTH - len(lines[0]))
+    room = min(max(map(len, keys)), max(8, WIDTH - len(lines[0])))
     cut = [key if len(key) <= room else f"{key[: room - 3]}..." for key in keys]
     return "\n".join(f"{key:{room}}{line}" for key, line in zip(cut, lines, strict=True))
 

@@ -1,0 +1,79 @@
+"""A token's time by its depth (the positions before it) and by kind of layer: attention grows, states do not."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+import kit
+from kit.gguf.names import layer_of
+from kit.lab.costs.attention import DecodeStep
+from kit.lab.costs.tables import DEPTH
+from kit.model.config import Config
+from kit.model.kvcache import KV_TYPES
+from kit.model.remembered import by_kind, held, kind_of
+
+DEPTHS = (64, 4096, 16384, 65536)
+REST = "weights and the rest"
+_SPANS = ("attention", "convolution", "delta net", "mamba2")
+_MOST = 512 << 20  # bytes of keys and values that are filled to measure a token
+_WARM, _SAMPLES = 2, 3  # tokens: the second records the program
+
+
+def depths_of(config: Config, depths: Sequence[int] = DEPTHS) -> list[int]:
+    """Those that leave room for a token in the model's context."""
+    return [depth for depth in depths if depth < config.context] or [config.context - 1]
+
+
+def least(config: Config, nbytes: float, gbps: float, kv: str = "float32", depths: Sequence[int] = DEPTHS) -> list[dict]:
+    """The least seconds of a token per depth: the bytes of its weights (``nbytes``), of keys and values, and of states, which
+    are read and written, at ``gbps``. Keys: "positions", "by", a kind each, REST, "token"."""
+    rows, width = [], KV_TYPES[kv]
+    for depth in depths_of(config, depths):
+        moved = {
+            kind: sum(memory.read(depth + 1, width) + memory.written(width) for memory in memories)
+            for kind, memories in by_kind(config).items()
+        }
+        parts = {name: count / (gbps * 1e9) for name, count in (moved | {REST: nbytes}).items()}
+        rows.append({"positions": depth, "by": "least"} | parts | {"token": sum(parts.values())})
+    return rows
+
+
+def measured(
+    file, linear: str = "fused", kv: str = "float32", depths: Sequence[int] = DEPTHS, times: float = 1.0
+) -> list[dict]:
+    """The same as measured, after random keys and values, at the depths whose KV cache takes up to 512 MiB. ``times``: how many
+    layers each layer of the file represents."""
+    config, rows = kit.Transformer(kit.Weights(file)).config, []
+    for depth in depths_of(config, depths):
+        if held(config, depth)["kv"][kv] <= _MOST:
+            rows.append(
+                {"positions": depth, "by": "measured"} | _parts(DecodeStep(kit.Weights(file), linear, "fused", depth, kv=kv))
+            )
+    return rows
+
+
+def _parts(step: DecodeStep) -> dict[str, float]:
+    """Seconds by kind of layer, of the rest and of all, of the token that took the median time."""
+    layers, rows = step.model.config.layers, []
+    for _ in range(_WARM + _SAMPLES):
+        step.model.trace.clear()
+        step.cache.back_to(step.mark)
+        step.model.step([0], step.cache)
+        row, token = dict.fromkeys(by_kind(step.model.config), 0.0), 0.0
+        for span in step.model.trace.spans:
+            layer, seconds = layer_of(span.tensor) if span.layer < 0 else span.layer, (span.end - span.start) / 1e9
+            if span.what in _SPANS:
+                row[kind_of(layers[layer].mixer)] += step.times * seconds
+            if span.what == "token":
+                token += seconds
+            elif layer >= 0:
+                token += (step.times - 1) * seconds
+        rows.append(row | {REST: token - sum(row.values()), "token": token})
+    return sorted(rows[_WARM:], key=lambda row: row["token"])[_SAMPLES // 2]
+
+
+def table(rows: list[dict]) -> pd.DataFrame:
+    """Rows of ``least`` and ``measured`` as a table of seconds, by depth."""
+    found = pd.DataFrame(sorted(rows, key=lambda row: (row["positions"], row["by"])))
+    found.index = pd.Index([f"{depth:,}, {by}" for depth, by in zip(found.pop("positions"), found.pop("by"), strict=True)])
+    return found.rename_axis(DEPTH)

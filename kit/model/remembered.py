@@ -1,0 +1,36 @@
+"""What a model remembers of a sequence, by kind of layer: bytes that are held, and that a token reads and writes."""
+
+from kit.model.config import Config
+from kit.model.kvcache import KV_TYPES
+from kit.model.layers import MIXERS, Memory
+
+_NAMES = {kind: name for name, kind in MIXERS.items()}
+_QK8_0 = 32
+
+
+def kind_of(mixer) -> str:
+    """The kind of a layer in words: "attention", "attention, window 512", "delta net"."""
+    window = mixer.memory.window
+    return _NAMES[type(mixer)] + f", window {window}" * bool(window)
+
+
+def by_kind(config: Config) -> dict[str, list[Memory]]:
+    """Kind -> what each of its layers remembers, in order of the layers."""
+    found: dict[str, list[Memory]] = {}
+    for layer in config.layers:
+        found.setdefault(kind_of(layer.mixer), []).append(layer.mixer.memory)
+    return found
+
+
+def held(config: Config, positions: int) -> dict:
+    """Bytes after so many positions: "states", and "kv" by type of the KV cache; None where heads have no such type."""
+    memories = [layer.mixer.memory for layer in config.layers]
+    states = sum(memory.held(0) for memory in memories)
+    whole = all(layer.mixer.head_dim % _QK8_0 == 0 for layer in config.layers if layer.mixer.memory.position)
+    kv = {kind: sum(memory.held(positions, width) for memory in memories) - states for kind, width in KV_TYPES.items()}
+    return {"positions": positions, "states": states, "kv": kv if whole else kv | {"q8_0": None}}
+
+
+def contexts(config: Config, some=(4096, 32768)) -> list[dict]:
+    """``held`` at ``some`` lengths and at the model's whole context."""
+    return [held(config, length) for length in [*(length for length in some if length < config.context), config.context]]

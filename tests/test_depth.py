@@ -1,0 +1,108 @@
+"""What a sequence takes by its length, and a token's time by depth and kind of layer."""
+
+import json
+
+import family_files
+import model_files
+import pytest
+from click.testing import CliRunner
+
+import kit
+from kit.lab.commands import cli
+from kit.lab.costs import depth
+from kit.model.budget import divide
+from kit.model.kvcache import KV_TYPES
+from kit.model.remembered import by_kind, contexts, held
+
+STATE = 215_040  # bytes of tiny-qwen35
+
+
+def run(*arguments):
+    found = CliRunner().invoke(cli.main, list(map(str, arguments)))
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+@pytest.fixture(scope="module")
+def hybrid(folder):
+    """Of a context of 100,000 positions."""
+
+    def change(metadata, tensors):
+        metadata["qwen35.context_length"] = 100_000
+
+    return model_files.rewrite(model_files.write(folder, "tiny-qwen35"), folder / "deep.gguf", change)
+
+
+@pytest.mark.parametrize("name", ["qwen35moe", "gemma4", "lfm2", "tiny-deepseek2", "tiny-gemma3"])
+def test_what_is_said_is_what_a_cache_takes(folder, name):
+    write = family_files.write if name in family_files.FILES else model_files.write
+    file = kit.open(write(folder, name))
+    for kv in KV_TYPES:
+        config = kit.Transformer(kit.Weights(file)).config
+        told = held(config, 50)
+        if told["kv"][kv] is None:
+            assert any(layer.mixer.head_dim % 32 for layer in config.layers)
+            continue
+        cache = kit.Transformer(kit.Weights(file), kv_dtype=kv).new_cache(64)
+        assert told["states"] == cache.fixed_bytes and told["kv"][kv] == 50 * cache.bytes_per_position
+    assert sum(map(len, by_kind(config).values())) == len(config.layers)
+
+
+def test_inspect_prints_4k_32k_and_the_whole_context(hybrid, folder):
+    told = json.loads(run("inspect", "--json", hybrid))["contexts"]
+    assert [row["positions"] for row in told] == [4096, 32768, 100_000] and {row["states"] for row in told} == {STATE}
+    assert [row["kv"]["float16"] for row in told] == [n * 2 * 2 * 64 * 2 for n in (4096, 32768, 100_000)]
+    lines = run("inspect", hybrid).splitlines()
+    at = next(place for place, line in enumerate(lines) if line.startswith("context, positions"))
+    assert lines[at].split()[2:] == ["KV", "cache", "f16", "KV", "cache", "q8_0", "states"]
+    assert lines[at + 2].split() == "32,768 16.00 MiB 8.50 MiB 210.0 KiB".split()
+    with kit.open(model_files.write(folder, "tiny-llama")) as file:
+        (only,) = contexts(kit.Transformer(kit.Weights(file)).config)
+    assert only["states"] == 0, "its context is shorter than 4,096"
+
+
+def test_a_budget_of_memory_has_room_for_states(hybrid):
+    with kit.open(hybrid) as file:
+        assert divide(file, "8 GiB", context=64).history == STATE + 64 * 2 * 2 * 64 * 4
+
+
+def test_the_least_of_attention_grows_and_that_of_states_does_not(hybrid):
+    with kit.open(hybrid) as file:
+        config = kit.Transformer(kit.Weights(file)).config
+    rows = depth.least(config, 1e6, 10.0)
+    assert [row["positions"] for row in rows] == list(depth.DEPTHS)
+    assert {row["delta net"] for row in rows} == {2 * STATE / 1e10}  # read and written
+    assert [row["attention"] * 1e10 for row in rows] == pytest.approx([(n + 2) * 2 * 2 * 64 * 4 for n in depth.DEPTHS])
+    assert all(row[depth.REST] == 1e-4 for row in rows)
+    for row in rows:
+        assert row["token"] == pytest.approx(row["attention"] + row["delta net"] + row[depth.REST])
+
+
+def test_a_window_ends_the_growth(folder):
+    with kit.open(model_files.write(folder, "tiny-gemma3")) as file:
+        config = kit.Transformer(kit.Weights(file)).config
+    window = config.layers[0].mixer.window
+    rows = depth.least(config, 0, 1.0, depths=(window // 2, window, 2 * window, 3 * window))
+    near = [row[f"attention, window {window}"] for row in rows]
+    assert near[0] < near[1] == near[2] == near[3] and len({row["attention"] for row in rows}) == 4
+
+
+def test_what_is_measured_adds_up(hybrid):
+    with kit.open(hybrid) as file:
+        rows = depth.measured(file, depths=(64, 16384))
+        more = depth.measured(file, depths=(64,), times=3.0)[0]
+    assert [(row["positions"], row["by"]) for row in rows] == [(64, "measured"), (16384, "measured")]
+    for row in (*rows, more):
+        assert row["token"] == pytest.approx(row["attention"] + row["delta net"] + row[depth.REST])
+        assert min(list(row.values())[2:]) > 0
+    assert rows[1]["attention"] > 3 * rows[0]["attention"], "256 times the positions"
+    text = depth.table(rows).to_string()
+    assert "64, measured" in text and "16,384, measured" in text
+
+
+def test_generate_measures_it(hybrid):
+    told = json.loads(run("generate", "--tokens", "5,6", "-n", "3", "--by-depth", "--json", "--ignore-end", hybrid))["depths"]
+    assert [(row["positions"], row["by"]) for row in told] == [(positions, "measured") for positions in depth.DEPTHS]
+    assert all(row["delta net"] > 0 for row in told)
+    refused = CliRunner().invoke(cli.main, ["generate", "--tokens", "5", "--by-depth", "--cache", "all", str(hybrid)])
+    assert refused.exit_code == 2 and "--by-depth has no effect here" in refused.output
