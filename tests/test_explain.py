@@ -552,10 +552,10 @@ def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for
     study, tries = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3), []
     measured = measuring.measure
     monkeypatch.setattr(measuring, "measure", lambda *given: tries.append(given[0]) or measured(*given))
-    monkeypatch.setattr(measuring, "_left", lambda study: 1e-9 if len(tries) else 1e9)
+    monkeypatch.setattr(measuring, "left", lambda study: 1e-9 if len(tries) else 1e9)
     first, *_ = study.measure_best(0).values()
     assert len(tries) == 1 and first.disturbed
-    monkeypatch.setattr(measuring, "_left", lambda study: 1e9)
+    monkeypatch.setattr(measuring, "left", lambda study: 1e9)
     tries.clear()
     study.measured.clear()
     study.measure_best(0)

@@ -85,12 +85,13 @@ def _memory(facts):
 def _contexts(opened):
     """What a sequence takes by its length (kit.model.remembered); [] where the kit has no pass for the architecture."""
     from kit.errors import KitError
-    from kit.model.hyperparameters import read_config
-    from kit.model.remembered import contexts
 
     try:
+        from kit.model.hyperparameters import read_config
+        from kit.model.remembered import contexts
+
         return contexts(read_config(opened))
-    except KitError:
+    except (KitError, MemoryError):  # the second where addresses are too few to import torch
         return []
 
 
