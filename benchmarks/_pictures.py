@@ -8,8 +8,11 @@ from benchmarks._records import REFERENCE, row, rows
 from kit.gguf.trained import TRAINED
 from kit.lab import figures
 from kit.lab.claims import table as claims
+from kit.lab.costs.ways import BLOCKS
 from kit.units import format_seconds
 
+SHOWN = 8  # ways, the fastest first
+RECORDED = {BLOCKS.quantity.removeprefix("a token, "): BLOCKS.label}  # a name in records -> that on pages
 SHARES = (100, 75, 53)  # percent of the float32 weights that memory holds, on page 01
 
 
@@ -17,7 +20,9 @@ def pictures() -> dict[str, tuple]:
     """Name of a PNG of docs/images -> (what it shows, a function that draws it). The PNG's description is the former."""
     run, ways, tiles = _of_ways(), "a token, ", "a tile, "
     found = {row["quantity"].removeprefix(ways): [row["median"], row["lower"]]
-             for row in rows("09_your_model", run) if row["quantity"].startswith(ways)}  # fmt: skip
+             for notebook in ("07_memory_frontier", "09_your_model") for row in rows(notebook, run)
+             if row["quantity"].startswith(ways) and row["lower"]}  # fmt: skip
+    named = {RECORDED.get(name, name): found[name] for name in sorted(found, key=found.get)[:SHOWN]}
     ladder = {row["quantity"].removeprefix(tiles): row["median"] for row in rows("05_tile_decode")
               if row["quantity"].startswith(tiles) and "interpreted" not in row["quantity"]}  # fmt: skip
     said = claims.load()
@@ -27,7 +32,7 @@ def pictures() -> dict[str, tuple]:
     lines = [[line.cpu, *line.row["what"].split(", "), line.row["ratio"], *line.interval] for line in _speeds.newest()
              if line.benchmark == "decode" and line.row["what"].split(", ")[0] in ("decode", "prefill of 512")]  # fmt: skip
     return {
-        "explain": ({"model": run.name, "ways": found}, _draw_ways),
+        "explain": ({"model": run.name, "ways": named}, _draw_ways),
         "findings": (story, _draw_story),
         "speeds_cpus": ([line for line in lines if line[2] in ("fused", "fused-int8")], _draw_cpus),
         "speeds": (_speeds.points(), _speeds.picture),
@@ -42,14 +47,14 @@ def by_memory() -> dict[str, list[float]]:
 
 
 def _of_ways() -> Path:
-    """The newest committed run of page 09 on a trained model."""
+    """The newest committed run on a trained model; its page 09 takes what 07 measured."""
     found = [path for path in REFERENCE.glob("*/*/09_your_model.jsonl") if path.parent.name in TRAINED]
     return max(found, key=lambda path: json.loads((path.parent / "run.json").read_text())["started"]).parent
 
 
 def _draw_ways(data):
     """A bar per way, its bound as a mark."""
-    figure, axes = figures.new(height=0.55 * len(data["ways"]) + 1.3)
+    figure, axes = figures.new(height=0.42 * len(data["ways"]) + 1.3)
     measured, bounds = zip(*data["ways"].values(), strict=True)
     drawn = axes.barh([*data["ways"]], [1e3 * seconds for seconds in measured], color=figures.SKY, label="measured")
     axes.bar_label(drawn, [format_seconds(seconds) for seconds in measured], padding=6, fontsize=9, bbox=figures.PLATE)
@@ -60,7 +65,7 @@ def _draw_ways(data):
     axes.margins(x=0.15)
     axes.set_xlabel("ms per token")
     axes.set_title(f"{data['model']}: each way and its bound")
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper right")
     return figure
 
 

@@ -380,8 +380,11 @@ def test_controls_when_somebody_is_there(tmp_path, monkeypatch):
     draw, controls = made[0]
     assert controls["nbytes"].value == ran["limit"] and ran.titles["explore"] == []
     draw(nbytes=controls["nbytes"].options[-1][1], dtype=controls["dtype"].options[1])
-    left, _ = plt.gcf().axes
+    left, right = plt.gcf().axes
     assert left.get_title("left") == f"{format_bytes(ran['whole'])}, float16: 100% at best"
+    labels, time = [label.get_text() for label in left.get_yticklabels()], [bar.get_width() for bar in right.patches]
+    assert labels[-1] == "blocks" and {*labels} == {*ran["given"], "blocks"} and left.get_ylim() == right.get_ylim()
+    assert [name for name, width in zip(labels, time, strict=True) if np.isnan(width)] == ["MIN"]
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import cells
 import gguf
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -115,6 +116,7 @@ def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(tmp_path):
     (tmp_path / "q.json").write_text(to_json({"advice": "", "rows": table.reset_index().to_dict("records")}))
     code = {cell.id: cell.source for cell in cells.read("07_memory_frontier").cells}
     said, drawn = [], []
+    plt.close("all")
     lab = SimpleNamespace(say=said.append)
     for text, told in (
         ("", "No quantizations were named"),
@@ -127,8 +129,9 @@ def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(tmp_path):
             "shown": drawn.append,
             "display": lambda _: None,
         }
-        exec(code["quants"], scope)
-        exec(code["quants-table"], scope)
+        for cell in ("quants", "quants-figure", "quants-table"):
+            exec(code[cell], scope)
+        assert bool(plt.get_fignums()) == bool(text)
         assert told in said[-1]
     assert [*drawn[0]["KL, nats"]] == ["0", "0.01 ± 0.001"] and len(drawn) == 1
     (tmp_path / "other.json").write_text("[1]")

@@ -1,6 +1,7 @@
 """The answer of kit explain and page 09: the limit, what is reached here and how, llama.cpp, the one thing to change."""
 
 import shlex
+from pathlib import Path
 from typing import NamedTuple
 
 from kit.gguf.uses import bytes_used
@@ -11,6 +12,7 @@ from kit.lab.costs.study import Study
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, Way
 from kit.lab.measurements import Reading
 from kit.lab.state import BUSY
+from kit.system.paths import ROOT
 from kit.units import format_bytes, format_seconds
 
 PROMPT = "The capital of France is"
@@ -46,7 +48,7 @@ def command(study: Study, way: Way) -> str:
     """The command that runs a way, as it can be pasted; "" where no command does."""
     if study.file.path is None or _reason(study):
         return ""
-    base = f"kit generate {shlex.quote(study.name or str(study.file.path))} -p {shlex.quote(PROMPT)}"
+    base = f"kit generate {shlex.quote(study.name or _shown(study.file.path))} -p {shlex.quote(PROMPT)}"
     memory = f" --memory {size(study.whole)}" if study.whole else ""
     given = memory or f" --memory {size(study.room.free + study.room.beside)}"
     kept = {"HashMap": " --cache all", "NoCache": " --cache none"}.get(way.policy) if way.dtype == "float32" else None
@@ -55,6 +57,12 @@ def command(study: Study, way: Way) -> str:
         "pinned blocks": given, "slots": given, "slots-int8": f"{given} --linear fused-int8",
     }[way.linear]  # fmt: skip
     return "" if options is None else base + options
+
+
+def _shown(path) -> str:
+    """A path as a command takes it, from the folder of the checkout where it is below that: a page says nothing of a home."""
+    path = Path(path)
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def size(nbytes: int) -> str:
@@ -138,7 +146,7 @@ def told(study: Study) -> list[str]:
         lines.append(pages.told(study.map_found, study.map_speed, nbytes, command(study, BLOCKS) or "kit generate FILE"))
     exact = next((each for each in ways if each.way.precision == "f32"), None)
     if exact:
-        lines.append(f"kit reaches {exact.told} exactly, by {exact.name}, {least / exact.seconds:.0%} of the limit.")
+        lines.append(f"kit reaches {exact.told} exactly, {_by(exact)}, {least / exact.seconds:.0%} of the limit.")
     rounded = next((each for each in ways if each.way.precision == "int8 activations"), None)
     if rounded:
         lost = quality.lost("int8 activations", study.__dict__.get("quality"))
@@ -149,6 +157,10 @@ def told(study: Study) -> list[str]:
     if limits.others > BUSY:
         lines.append(f"Other processes use {limits.others:.1f} cores: close them and ask again with `--again`.")
     return [line for line in lines if line] + _change(study, ways)
+
+
+def _by(each: Reached) -> str:
+    return "from the file's blocks" if each.way == BLOCKS else f"by {each.name}"
 
 
 def _bandwidth(study: Study) -> str:
