@@ -25,6 +25,7 @@ from kit.lab.costs.measured_ways import measure
 from kit.lab.costs.order import order_of
 from kit.lab.costs.ways import BLOCKS, Way
 from kit.model import budget
+from kit.model.rope import RopeConfig, frequencies
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])
 
@@ -60,6 +61,37 @@ def test_logits_and_weights_equal_transformers_own(files, name):
     assert_equal(model, type(model).from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval())
     dense = [key for key, weight in model.named_parameters() if weight.ndim > 1 and not isinstance(weight, StoredWeight)]
     assert all("conv" in key or "A_log" in key or "gate.weight" in key for key in dense), dense
+
+
+def test_a_window_that_all_layers_have(tmp_path):
+    """transformers applies phi3's and so does the kit; llama.cpp does not read it (test_keys leaves the key out)."""
+    path = hf_files.write(tmp_path, "phi3", lambda metadata, _: metadata.update({"attention.sliding_window": 4}))
+    theirs = transformers.Phi3ForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).eval()
+    with kit.open(path) as file, torch.no_grad():
+        got = kit.Transformer(kit.Weights(file), linear="dequantized").logits(TOKENS[0].tolist())
+        errors = {}
+        for window in (None, 4):
+            theirs.config.sliding_window = window
+            right = theirs(TOKENS).logits[0]
+            errors[window] = float((got - right).abs().max() / right.std())
+    assert errors[4] < 1e-4 and errors[None] > 0.1, errors
+
+
+@pytest.mark.parametrize("betas", [(32.0, 1.0), (2.0, 0.5), (64.0, 4.0)])
+def test_yarn_blends_between_the_files_own_betas(betas):
+    """As transformers does; llama.cpp takes 32 and 1 in every file of most families (test_keys leaves the keys out)."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    fast, slow = betas
+    parameters = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=64)
+    config = transformers.LlamaConfig(
+        hidden_size=256, num_attention_heads=4, max_position_embeddings=256,
+        rope_parameters=parameters | dict(beta_fast=fast, beta_slow=slow),
+    )  # fmt: skip
+    right, scale = ROPE_INIT_FUNCTIONS["yarn"](config, "cpu")
+    got, factor = frequencies(RopeConfig(64, 1e4, 4.0, True, 64, 1.0, fast, slow))
+    torch.testing.assert_close(got.float(), right, rtol=1e-5, atol=0)
+    assert factor == pytest.approx(scale)
 
 
 @pytest.mark.parametrize("engine", ["auto", "modules"])

@@ -29,28 +29,24 @@ KNOWN = sorted(  # the keys of an architecture that gguf-py knows, without its n
     if isinstance(key, str) and key.startswith("{arch}.")
 )
 WINDOW = "attention.sliding_window"
+# Keys that the kit reads as transformers does (test_hf), and llama.cpp does not: YaRN's betas, and the window where all layers
+# have it, as in phi3 and Mistral's first models.
+UNREAD = {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"}
 CONTEXT, LAST = 256, 12  # of both passes; the positions that are compared
 ALL = [*model_files.MODELS, *model_files.FAMILIES, *family_files.FILES]
 SOME = ("tiny-llama", "granitehybrid", "lfm2", "gemma4-dense")
 FAMILIES = ALL if os.environ.get("KIT_EXAMPLES") == "thorough" else SOME
 
 
-def windowed(architecture):
-    """Whether llama.cpp reads the window: not where all layers have it, as in phi3 and Mistral's first models. The kit does, as
-    transformers does (test_hf)."""
-    return ARCHITECTURES[architecture].period > 0
-
-
 def variants(metadata, architecture):
-    """(what was done, metadata) of each variant of the keys of one architecture; the window of those in whose every layer it is
-    the same is not among them (``windowed``)."""
+    """(what was done, metadata) of each variant of the keys of one architecture, but for those that llama.cpp does not read."""
     for key in [key for key in metadata if key.startswith(f"{architecture}.")]:
         yield f"without {key}", {name: value for name, value in metadata.items() if name != key}
         for value in _others(metadata[key], _TYPES if key.endswith("scaling.type") else ()):
             yield f"{key} = {value}", metadata | {key: value}
     for key in KNOWN:
         name = f"{architecture}.{key}"
-        if name not in metadata and (key != WINDOW or windowed(architecture)):
+        if name not in metadata and key not in UNREAD and (key != WINDOW or ARCHITECTURES[architecture].period):
             for value in _TYPES if key.endswith("scaling.type") else (2, 0.5, True, False):
                 yield f"with {name} = {value}", metadata | {name: value}
 
@@ -70,36 +66,36 @@ def _others(value, texts):
 
 
 def outcomes(path, folder):
-    """What became of each variant of a file: {"equal" or "refused" or "only the kit runs it": how many}, and those whose logits
-    are not llama.cpp's, in words.
+    """What became of each variant of a file, in which a key is another or a tensor is missing: {"equal", "refused", "differs" or
+    "only the kit runs it": how many}, and those that differ from llama.cpp, in words.
 
-    A variant is written, and the kit runs it, only where its hyperparameters are not the file's own.
+    The kit runs a variant only where hyperparameters or tensors are not those of one before.
     """
     referee, counts, wrong, known = Referee(), Counter(), [], {}
     with kit.open(path) as file:
-        specs = list(file.tensors.values())
-        data = b"".join(
-            blob.ljust(writer.padded(len(blob)), b"\0") for blob in (file.blocks(each.name).tobytes() for each in specs)
-        )
+        tensors, blocks = file.tensors, {name: file.blocks(name).tobytes() for name in file.tensors}
         own = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in file.metadata.items()}
-        if not windowed(file.architecture):
+        if not ARCHITECTURES[file.architecture].period:
             own.pop(f"{file.architecture}.{WINDOW}", None)
-        described = SimpleNamespace(path=path, architecture=file.architecture, tensors=file.tensors)
+        described = SimpleNamespace(path=path, architecture=file.architecture)
     changed = folder / "variant.gguf"
-    for what, metadata in (("the file itself", own), *variants(own, described.architecture)):
-        described.metadata = metadata
+    cases = [("the file itself", own, tensors), *((*each, tensors) for each in variants(own, described.architecture))]
+    cases += [(f"without {gone}", own, {name: tensors[name] for name in tensors if name != gone}) for gone in tensors]
+    for what, described.metadata, described.tensors in cases:
         try:
             config = read_config(described)
         except ModelError as error:
             assert "\n" not in str(error), error
             counts["refused"] += 1
             continue
-        changed.write_bytes(writer.header(metadata, specs) + data)
-        if config not in known:
+        data = (blocks[name] for name in described.tensors)
+        data = b"".join(each.ljust(writer.padded(len(each)), b"\0") for each in data)
+        changed.write_bytes(writer.header(described.metadata, list(described.tensors.values())) + data)
+        if (key := (config, *described.tensors)) not in known:
             with kit.open(changed) as file:
                 model = kit.Transformer(kit.Weights(file), max_context=min(CONTEXT, config.context))
-                known[config] = model.logits(TOKENS).numpy()[-LAST:]
-        got, right = known[config], referee.logits(changed, TOKENS, CONTEXT, LAST)
+                known[key] = model.logits(TOKENS).numpy()[-LAST:]
+        got, right = known[key], referee.logits(changed, TOKENS, CONTEXT, LAST)
         if right is None:  # llama.cpp refuses it, or ends
             counts["only the kit runs it"] += 1
             continue
