@@ -33,8 +33,10 @@ WINDOW = "attention.sliding_window"
 # have it, as in phi3 and Mistral's first models.
 UNREAD = {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"}
 CONTEXT, LAST = 256, 12  # of both passes; the positions that are compared
-ALL = [*model_files.MODELS, *model_files.FAMILIES, *family_files.FILES]
-SOME = ("tiny-llama", "granitehybrid", "lfm2", "gemma4-dense")
+# llama.cpp runs no llama of which a part of a head is rotated ("partial")
+ALL = sorted({*model_files.MODELS, *model_files.FAMILIES, *family_files.FILES} - {"partial"})
+SOME = ("tiny-llama", "cohere2", "minicpm", "granitehybrid", "gemma4-dense", "tiny-gpt-oss", "bailingmoe2", "tiny-deepseek2",
+        "tiny-qwen35")  # fmt: skip
 FAMILIES = ALL if os.environ.get("KIT_EXAMPLES") == "thorough" else SOME
 
 
@@ -65,8 +67,13 @@ def _others(value, texts):
     return [value[::-1], value[:-1], value[0]]
 
 
+def written(folder, name):
+    """The file of that name."""
+    return (family_files if name in family_files.FILES else model_files).write(folder, name)
+
+
 def outcomes(path, folder):
-    """What became of each variant of a file, in which a key is another or a tensor is missing: {"equal", "refused", "differs" or
+    """What became of each variant of a file, a key changed or a tensor left out: {"equal", "refused", "differs" or
     "only the kit runs it": how many}, and those that differ from llama.cpp, in words.
 
     The kit runs a variant only where hyperparameters or tensors are not those of one before.
@@ -120,8 +127,7 @@ def one_thread():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_key_is_read_or_refused(folder, tmp_path, one_thread, name):
     llama_cpp.needed()
-    files = family_files if name in family_files.FILES else model_files
-    counts, wrong = outcomes(files.write(folder, name), tmp_path)
+    counts, wrong = outcomes(written(folder, name), tmp_path)
     print(f"| {name} |", " | ".join(f"{counts[what]}" for what in ("equal", "refused", "differs", "only the kit runs it")), "|")
     assert not wrong and counts["equal"] > 10, wrong
 
@@ -139,3 +145,54 @@ def test_groups_of_experts_that_no_token_can_use(tmp_path, keys, says):
     file.keys(**keys)
     with pytest.raises(ModelError, match=f"{says}: the kit cannot run such a bailingmoe2 model"):
         read_config(kit.open(file.write(tmp_path / "groups.gguf")))
+
+
+SAID = [  # (file, a key of which no pass of the kit does what it says, its value, the error)
+    ("tiny-qwen3", "attention.causal", False, "is false, as of an embedding model"),
+    ("tiny-deepseek2", "attention.temperature_scale", 0.1, "does not know what the metadata key .* changes"),
+    ("hunyuan-dense", "rope.scaling.alpha", 1000.0, "does not know what the metadata key .* changes"),
+    ("tiny-llama", "block_count", 1, "llama.block_count says 1 layers"),
+    ("tiny-gpt-oss", "expert_gating_func", 2, "should be 1, as in every such model, it is 2"),
+    ("tiny-gpt-oss", "expert_weights_scale", 2.0, "should be 1.0, as in every such model, it is 2.0"),
+    ("olmoe", "expert_weights_norm", True, "should be false, as in every such model, it is true"),
+    ("tiny-gpt-oss", "rope.scaling.type", "none", "should be linear or yarn where there is a factor of 32, it is 'none'"),
+    ("tiny-qwen35", "rope.dimension_sections", [0, 2, 3, 3], "should be sections of which the fourth is empty"),
+    ("cohere2", "rope.freq_base_swa", 0.5, "does not know what the metadata key .* changes"),
+    ("minicpm", "logit_scale", 0.0, "should be a number of more than 0.0, it is 0.0"),
+    ("tiny-gemma2", "attn_logit_softcapping", 0.0, "should be a number of more than 0.0, it is 0.0"),
+    ("ernie4_5-moe", "interleave_moe_layer_step", 0, "should be a count from 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, key, value, says", SAID)
+def test_what_no_pass_does_is_refused_by_name(folder, name, key, value, says):
+    with kit.open(written(folder, name)) as file:
+        described = SimpleNamespace(path=file.path, architecture=file.architecture, tensors=file.tensors)
+        described.metadata = {**file.metadata, f"{file.architecture}.{key}": value}
+        with pytest.raises(ModelError, match=says) as caught:
+            read_config(described)
+    assert f"{file.architecture}.{key}" in str(caught.value)
+
+
+@pytest.mark.parametrize("original, kind", [(100, "longrope"), (300, "longrope"), (100, None), (300, None)])
+def test_factors_of_long_contexts_are_applied_whatever_the_file_calls_them(folder, tmp_path, original, kind):
+    """Files of Phi-3.5 and Phi-4-mini that Ollama converted have no rope.scaling.type. A pass over more positions than the
+    original context takes the long factors."""
+    llama_cpp.needed()
+
+    def change(metadata, tensors):
+        metadata |= {"phi3.rope.scaling.attn_factor": 1.19, "phi3.rope.scaling.original_context_length": original}
+        metadata |= {"phi3.rope.scaling.type": kind} if kind else {}
+        del metadata[f"phi3.{WINDOW}"]
+        half = metadata["phi3.rope.dimension_count"] // 2 if "phi3.rope.dimension_count" in metadata else 32
+        for number, which in enumerate(("long", "short")):
+            factors = np.random.default_rng(number).uniform(1, 8, half)
+            tensors[f"rope_factors_{which}.weight"] = factors.astype(np.float32)
+
+    path = model_files.rewrite(written(folder, "tiny-phi3"), tmp_path / "long.gguf", change)
+    referee = Referee()
+    right = referee.logits(path, TOKENS, CONTEXT)
+    referee.close()
+    with kit.open(path) as file:
+        got = kit.Transformer(kit.Weights(file), max_context=CONTEXT).logits(TOKENS).numpy()
+    assert np.abs(got - right).max() < 1e-3 * right.std()

@@ -41,7 +41,7 @@ class ModelKeys(Keys):
 
     def number(self, key: str, default=REQUIRED, least: float = 0.0, above: float = -math.inf) -> float:
         """A finite number of at least ``least`` that is more than ``above``."""
-        return super().number(key, default, least, above=above)
+        return super().number(key, default, least if above < least else -math.inf, above=above)
 
     def by_layer(self, key: str, layers: int, default: Sequence[int] | None = None) -> list[int]:
         """A count for each of the first ``layers``: one for all, or a list for all blocks of the file."""
