@@ -2,7 +2,7 @@
 
 Every side is a process under a control group's limit, on the same file and the same random tokens, from a dropped page cache.
 The model's own router chooses; generated weights send most tokens to the same experts, which is the easiest case. So the kit's
-sides run with drawn routes as well (kit.cache.routing, with the parameters of the Qwen3 capture), from the first decoded token
+sides run with drawn routes as well (kit.lab.routing, with the parameters of the Qwen3 capture), from the first decoded token
 on. A token's seconds are the median of the second half. "least, s" is what no way can pass: its misses from the disk, or all
 its bytes from memory, whichever takes longer. "kit, slots of" is slots of more and more bytes under one limit.
 """
@@ -17,13 +17,12 @@ import pandas as pd
 
 import kit
 from benchmarks._engines import IK, IkLlama, no_ik
-from kit.cache import routing
 from kit.cache.routes import Routes, geometry_of
 from kit.cache.stats import Stats
 from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.gguf.sources import largest_part
-from kit.lab import child, state
+from kit.lab import child, routing, state
 from kit.lab.costs.expert_caches import dense_bytes
 from kit.lab.findings.offload import OFFLOADS, HeldBy
 from kit.lab.group import Group, missing_rights

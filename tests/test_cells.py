@@ -14,8 +14,7 @@ from test_first_token import SLOW, SPEEDS, curve, dequantized
 from traces import mixture_of_experts
 
 import kit
-from kit.cache import routing
-from kit.lab import disk
+from kit.lab import disk, routing
 from kit.lab.claims import book, gates, records
 from kit.lab.costs.elsewhere import GUESS
 from kit.lab.costs.measured import Cost

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import kit
-from kit.cache import routes, routing
+from kit.cache import routes
 from kit.cache.bounds import stack_distances
 from kit.cache.policies.partitioned import ByLayer
 from kit.cache.replay import replay_hits
@@ -22,6 +22,7 @@ from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.gguf.sources import largest_part
 from kit.gguf.trained import TRAINED
+from kit.lab import routing
 from kit.lab.commands.cli import main
 from kit.lab.costs import expert_caches as costs
 from kit.lab.costs.expert_caches import PROCESS, ExpertBudget

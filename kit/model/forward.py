@@ -81,12 +81,8 @@ class Ops(ABC):
 
     def delta_net(self, layer: int, qkv, alpha, beta, z: torch.Tensor) -> torch.Tensor:
         """The gated delta net of a layer with its norm and gate, as kit.cpu.recurrent.delta_net: of the shape of z."""
-        mixer, start, state, out = (
-            self.config.layers[layer].mixer,
-            self.begin(),
-            self.state(layer)["matrices"],
-            self.new(*z.shape),
-        )
+        mixer, state = self.config.layers[layer].mixer, self.state(layer)["matrices"]
+        start, out = self.begin(), self.new(*z.shape)
         a, dt, weight = (self.vector(f"blk.{layer}.ssm_{part}") for part in ("a", "dt.bias", "norm.weight"))
         eps = self.config.norm_eps
         self.do("delta net", qkv, alpha, beta, a, dt, state, z, weight, mixer.key_heads, eps, out)
@@ -95,12 +91,8 @@ class Ops(ABC):
 
     def mamba2(self, layer: int, xbc, dt, z: torch.Tensor) -> torch.Tensor:
         """Mamba-2 of a layer with its gate, as kit.cpu.recurrent.mamba2: of the shape of z."""
-        mixer, start, state, out = (
-            self.config.layers[layer].mixer,
-            self.begin(),
-            self.state(layer)["matrices"],
-            self.new(*z.shape),
-        )
+        mixer, state = self.config.layers[layer].mixer, self.state(layer)["matrices"]
+        start, out = self.begin(), self.new(*z.shape)
         a, bias, d = (self.vector(f"blk.{layer}.ssm_{part}") for part in ("a", "dt.bias", "d"))
         self.do("mamba2", xbc, dt, a, bias, d, state, z, mixer.groups, out)
         self.end("mamba2", start, layer=layer, nbytes=2 * state.nbytes)

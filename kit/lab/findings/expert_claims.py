@@ -6,11 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 import kit
-from kit.cache import routing
 from kit.cache.replay import replay_hits
 from kit.cache.routes import Routes, of_spans
 from kit.cache.stats import Stats
-from kit.lab import tables
+from kit.lab import routing, tables
 from kit.model.generate import Generation
 from kit.model.slot_layout import SlotLayout
 from kit.model.slots import policy_named

@@ -29,8 +29,6 @@ class Attention:
     source: int | None = None  # the layer whose keys and values it attends to; None: its own
     gated: bool = False  # attn_q has a query and a gate for each head, whose sigmoid multiplies what the head gives
 
-    one_history = False  # keys are not also the values
-
     @classmethod
     def of(cls, facts, layer: int) -> "Attention":
         """From the metadata (kit.model.hyperparameters.Facts) and the architecture's row."""

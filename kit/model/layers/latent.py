@@ -50,11 +50,6 @@ class Latent:
         )
 
     @property
-    def one_history(self) -> bool:
-        """Whether keys are also the values."""
-        return self.absorbed
-
-    @property
     def kv_heads(self) -> int:
         return 1 if self.absorbed else self.heads
 
