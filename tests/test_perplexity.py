@@ -236,10 +236,14 @@ def test_quality_is_measured_once(path, cached, monkeypatch):
         first = quality.quality(file, ["f16 KV"], tokens=8)
         both = quality.quality(file, ["f16 KV", "q8_0 KV"], tokens=8)
         monkeypatch.setattr(divergence, "compare", None)
+        monkeypatch.setattr(divergence, "tokens_for", lambda weights: 8)
+        assert {name: row["kl"] for name, row in quality.kept(file).items()} == both["kl"].to_dict()
         assert quality.quality(file, ["f16 KV", "q8_0 KV"], tokens=8).equals(both)
         assert both.loc["f16 KV"].equals(first.loc["f16 KV"])
-    with kit.open(model_files.write(cached, "tiny-granite")) as other, pytest.raises(TypeError):
-        quality.quality(other, ["f16 KV"], tokens=8)
+    with kit.open(model_files.write(cached, "tiny-granite")) as other:
+        assert quality.kept(other) == {}
+        with pytest.raises(TypeError):
+            quality.quality(other, ["f16 KV"], tokens=8)
     monkeypatch.setattr(quality, "_CODE", quality._CODE[:-1])
     with kit.open(path) as file, pytest.raises(TypeError):  # as if the code had changed
         quality.quality(file, ["f16 KV"], tokens=8)

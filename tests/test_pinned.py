@@ -69,8 +69,17 @@ def test_a_system_without_a_way_past_the_page_cache_is_one_clear_error(tmp_path,
         PinnedBlocks(file, 0)
 
 
-def test_generate_holds_blocks(path):
-    plain = ["generate", str(path), "--tokens", "5,6,7", "-n", "4", "--ignore-end", "--json", "--linear", "fused"]
+@pytest.mark.parametrize("linear", [["--linear", "fused"], ["--linear", "fused-int8"], []])
+def test_generate_holds_blocks(path, linear):
+    """Also without --linear: pinned blocks, not float32, which would be another way and four times as large."""
+    plain = ["generate", str(path), "--tokens", "5,6,7", "-n", "4", "--ignore-end", "--json", *linear]
     values = [json.loads(CliRunner().invoke(main, [*plain, *more]).stdout) for more in ([], ["--cache", "pinned:64KiB"])]
     assert values[0]["tokens"] == values[1]["tokens"]
     assert [value["cache"] for value in values] == ["straight from the file", "Pinned('64KiB')"]
+    assert {value["linear"] for value in values} == {linear[1] if linear else "fused"}
+
+
+@pytest.mark.parametrize("more", [["--linear", "dequantized"], ["--backend", "plain"]])
+def test_generate_holds_float32_where_it_is_asked_for(path, more):
+    args = ["generate", str(path), "--tokens", "5,6,7", "-n", "2", "--json", "--cache", "pinned:64KiB", *more]
+    assert json.loads(CliRunner().invoke(main, args).stdout)["linear"] == "dequantized"

@@ -59,7 +59,7 @@ def command(
     terminal, a long prompt has a progress bar.
 
     \b
-    --linear auto         fused; dequantized if you give --cache or --backend
+    --linear auto         fused; dequantized if you give --backend or a --cache other than pinned
              fused        multiply with the quantized blocks of the file
              fused-int8   also round activations to eight bits, as llama.cpp does: faster, with small differences
              dequantized  multiply with float32 weights, from the cache or dequantized at each use
@@ -70,8 +70,8 @@ def command(
             lru:4GiB      keep the most recently used weights
             pinned:4GiB   keep the first weights that fit, and never replace them
             auto          all if they fit in 70% of the free memory; else pinned with that size
-    With --linear fused or fused-int8, pinned:4GiB is for a file larger than memory. It keeps 4 GiB of the file's blocks,
-    including the matrix in use, and reads the others from the disk for every token, with direct reads.
+    Without --linear, or with fused or fused-int8, pinned:4GiB is for a file larger than memory. It keeps 4 GiB of the
+    file's blocks, including the matrix in use, and reads the others from the disk for every token, with direct reads.
 
     \b
     --memory 8GiB         for a file larger than memory. Process, context and the weights that every token uses come
@@ -127,7 +127,8 @@ def command(
     if routes:
         geometry_of(opened)  # raises for a dense model before anything is generated
     if linear == "auto" and not opened.compressed:
-        linear = "dequantized" if asked & {"cache", "backend"} else "fused"
+        linear = _auto(opened, asked, cache)
+    pins = pins or (linear in BLOCKS and "cache" in asked)  # --linear auto
     start, kept, via = _way(opened, asked, linear, cache, backend, attention, context, kv)
     if by_depth and (memory or opened.compressed or linear not in BLOCKS or via != "kit's own pass"):
         raise click.UsageError("--by-depth has no effect here: it times the kit's own pass from the blocks of a file that fits")
@@ -193,6 +194,7 @@ def command(
         "experts": slots and asdict(slots.stats) | {"hit_rate": slots.stats.hit_rate, "waited_seconds": slots.waited},
         "depths": _depths(opened, linear, kv) if by_depth else [],
         "pages": opened.reading_again.told if opened.reading_again else [],
+        "faster": _faster(opened) if linear == "fused" and via == "kit's own pass" and not memory else "",
     }
     if as_json:
         click.echo(to_json({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed))
@@ -205,6 +207,27 @@ def _depths(opened, linear, kv):
     from kit.lab.costs import depth  # here, because tables need memory that a run without them does not
 
     return depth.measured(opened, linear, kv)
+
+
+def _faster(opened):
+    from kit.system.paths import models_folder
+
+    if not any(models_folder().glob("quality-*.json")):
+        return ""
+    from kit.lab.costs import offer  # here, because it needs memory that most runs do not
+
+    return offer.int8(opened)
+
+
+def _auto(opened, asked: set, cache: str | None) -> str:
+    """What --linear auto is: the file's blocks, unless a backend or a cache of dequantized weights is asked for; pinned:SIZE
+    holds blocks where the kit's own pass and direct reads run the file."""
+    from kit import hf
+    from kit.model.architectures import ARCHITECTURES
+
+    own = opened.architecture in ARCHITECTURES or not hf.installed()
+    holds_blocks = (cache or "").startswith("pinned:") and own and opened.byteorder == "little"
+    return "dequantized" if "backend" in asked or ("cache" in asked and not holds_blocks) else "fused"
 
 
 def _refuse_idle(asked: set, linear: str, temperature: float) -> None:
@@ -376,3 +399,5 @@ def _lines(answer, speed):
     yield f"forward pass {speed['via']}"
     yield f"stopped      {answer.stopped}"
     yield from (f"pages        {line}" for line in speed["pages"])
+    if speed["faster"]:
+        yield f"faster       {speed['faster']}"

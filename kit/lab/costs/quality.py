@@ -18,6 +18,8 @@ from kit.lab.costs import divergence
 from kit.lab.costs.divergence import LogitSource
 from kit.lab.costs.ways import PRECISION_OF
 from kit.lab.measurements import digest_of
+from kit.model.hyperparameters import read_config
+from kit.model.tokenizer import tokenizer_of
 from kit.model.weights import Weights
 from kit.system.files import replacing
 from kit.system.paths import PACKAGE, models_folder
@@ -111,10 +113,8 @@ def quality(file, names=None, tokens: int = 0, progress: bool = False, others: M
     model = partial(model_of, file, attention="blas")  # kit explain compiles no kernel of attention for one prompt
     exact = model(PRECISIONS[EXACT])
     window = divergence.window_of(exact.tokenizer, exact.config.context, tokens)
-    path = models_folder() / f"quality-{_digest(file, exact.config, window)}.json"
-    known = {}
-    with suppress(OSError, ValueError):  # what cannot be read is measured again
-        known = json.loads(path.read_text(encoding="utf-8"))
+    path = _place(file, exact.config, window)
+    known = _read(path)
     few = weights * len(window) < _FEW  # then no kernel for prompts is compiled
     if missing := [name for name in (*names, *others) if name not in known]:
         truth = _source(exact, len(window), few)
@@ -128,6 +128,26 @@ def quality(file, names=None, tokens: int = 0, progress: bool = False, others: M
     commands = {name: PRECISIONS[name].command for name in names}
     rows = [{"precision": name, **known[name], "command": commands.get(name, "")} for name in (*names, *others)]
     return library("pandas").DataFrame(rows).set_index("precision")
+
+
+def kept(file) -> dict[str, dict[str, float]]:
+    """Name -> the columns of ``quality`` that were measured of an open file before, of
+    precisions and of ``others``; nothing is measured. KitError as of ``quality``."""
+    weights = sum(info.elements for info in file.tensors.values())
+    if not (tokens := divergence.tokens_for(weights)):
+        return {}
+    config = read_config(file)
+    return _read(_place(file, config, divergence.window_of(tokenizer_of(file), config.context, tokens)))
+
+
+def _place(file, config, window):
+    return models_folder() / f"quality-{_digest(file, config, window)}.json"
+
+
+def _read(path) -> dict[str, dict[str, float]]:
+    with suppress(OSError, ValueError):  # what cannot be read is measured again
+        return json.loads(path.read_text(encoding="utf-8"))
+    return {}
 
 
 def from_blocks(file, tokens: int, linear: str = "fused") -> LogitSource:

@@ -1,0 +1,74 @@
+"""kit generate's last line: what int8 activations would give, where it was measured that they gain and what they lose."""
+
+import json
+
+import model_files
+import pytest
+from click.testing import CliRunner
+
+import kit
+from kit.lab import measurements
+from kit.lab.commands.cli import main
+from kit.lab.costs import offer, quality
+from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
+from kit.system.paths import models_folder
+
+KL = {"kl": 0.018, "kl_error": 0.0004}
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """An open file with a tokenizer, and a models folder of its own."""
+    monkeypatch.setenv("KIT_MODELS", str(tmp_path / "models"))
+    return kit.open(model_files.write(tmp_path, "tiny-llama"))
+
+
+def measured(monkeypatch, file, rows, exact=0.05, rounded=0.04, others=0.0):
+    """Qualities and speeds as explain and page 07 keep them."""
+    monkeypatch.setattr(quality, "kept", lambda file: rows)
+    for way, seconds in ((BLOCKS, exact), (BLOCKS_INT8, rounded)):
+        row = measurements.Reading(
+            way.label, measurements.digest_of(file), (seconds,) * 3, "s", measurements.settings(), others
+        )
+        measurements.shared().add(row)
+
+
+BOTH = {"int8 activations": KL, "llama.cpp, mmap 0.3": KL | {"kl": 0.0177}}
+
+
+def test_it_is_said_with_its_measurements(model, monkeypatch):
+    measured(monkeypatch, model, BOTH)
+    said = offer.int8(model)
+    assert said.startswith("--linear fused-int8 decodes 1.25 times as fast here (measured on 20")
+    assert "with KL 0.018 ± 0.0004 nats from exact; llama.cpp has 0.018 ± 0.0004" in said
+    models_folder().mkdir()
+    (models_folder() / "quality-of-any-file.json").write_text("{}")
+    done = CliRunner().invoke(main, ["generate", str(model.path), "--tokens", "1,2", "-n", "3"])
+    assert done.exit_code == 0 and done.stderr.splitlines()[-1] == f"faster       {said}"
+    done = CliRunner().invoke(
+        main, ["generate", str(model.path), "--tokens", "1,2", "-n", "3", "--linear", "fused-int8", "--json"]
+    )
+    assert json.loads(done.stdout)["faster"] == ""
+
+
+@pytest.mark.parametrize(
+    "rows, times",
+    [
+        ({}, {}),
+        ({"int8 activations": KL}, {}),
+        ({"llama.cpp, mmap 0.3": KL}, {}),
+        (BOTH | {"int8 activations": KL | {"kl": 0.03}}, {}),
+        (BOTH, {"rounded": 0.049}),
+        (BOTH, {"others": 1.0}),
+    ],
+    ids=["nothing measured", "no peer", "no int8", "loses more", "gains nothing", "on a busy machine"],
+)
+def test_it_is_not_said(model, monkeypatch, rows, times):
+    measured(monkeypatch, model, rows, **times)
+    assert offer.int8(model) == ""
+
+
+def test_no_speed_is_known_on_another_machine(model, monkeypatch):
+    measured(monkeypatch, model, BOTH)
+    monkeypatch.setattr(measurements, "machine_id", lambda: "another")
+    assert offer.int8(model) == ""
