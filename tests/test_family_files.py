@@ -1,7 +1,9 @@
 """Families of today against llama.cpp: prompt, token by token, exact and int8, recorded and not; each tensor has its use."""
 
 import copy
+import re
 
+import families_page
 import family_files
 import llama_cpp
 import model_files
@@ -15,6 +17,7 @@ import kit
 from kit.errors import ModelError
 from kit.gguf.reader import TensorInfo
 from kit.model import cpu_ops
+from kit.model.architectures import ARCHITECTURES
 from kit.model.hyperparameters import read_config
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 500, 30)]
@@ -148,3 +151,20 @@ def test_every_tensor_is_needed_and_another_is_refused(folder, name):
     with pytest.raises(ModelError, match=r"has the tensor 'blk.9.attn_norm.weight', but .*block_count says \d layers"):
         read_config(changed(file, more=["blk.9.attn_norm.weight"]))
     assert read_config(changed(file, more=["v.blk.0.attn_q.weight", "mm.0.weight", "blk.2.nextn.enorm.weight"])) == config
+
+
+def test_the_page_of_families_has_a_row_for_each_that_runs(folder):
+    """As tests/families_page.py writes it; one row is measured again."""
+    rows = {name: cells for name, cells in families_page.cells().items() if len(cells) == 4}
+    assert list(rows) == [name for name in ARCHITECTURES if name != "mistral"], "llama.cpp does not know it"
+    for name, (_, *errors) in rows.items():
+        prompt, tokens, rounded = map(float, errors)
+        most = 1e-3 if ARCHITECTURES[name].activation == "gelu" else 1e-4
+        assert prompt < most and tokens < most and rounded < 0.05, name
+    files = (families_page.files()["lfm2"](folder, kind) for kind in ("F32", "Q8_0"))
+    mixers, *errors = families_page.row(*files, families_page.TOKENS)
+    assert mixers == rows["lfm2"][0]
+    for now, told in zip(errors, rows["lfm2"][1:], strict=True):
+        assert 0.1 < float(now) / float(told) < 10
+    refused = families_page.PAGE.read_text(encoding="utf-8").partition("## What kit does not run")[2]
+    assert not set(ARCHITECTURES) & set(re.findall(r"`([\w.-]+)`", refused))
