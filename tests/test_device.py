@@ -24,6 +24,7 @@ from kit.lab.claims.runs import changes
 from kit.lab.commands.cli import main
 from kit.lab.doctor import check_device
 from kit.lab.gpu import Limits
+from kit.lab.report import planning
 from kit.lab.report import run as runs
 from kit.lab.report.sweep import spec as specs
 from kit.synthetic.geometry import GEOMETRIES
@@ -88,11 +89,11 @@ def test_interpreted_kernels_are_no_device(monkeypatch):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_device_reaches_the_notebooks_that_take_it(device):
-    jobs = runs.plan(runs.Request("smoke", device=device), NOTEBOOKS)
+    jobs = planning.plan(runs.Request("smoke", device=device), NOTEBOOKS)
     assert {job.name for job in jobs if job.parameters.get("device") == device} == TAKE_DEVICE
     assert {job.name for job in jobs if "device" in job.parameters} == TAKE_DEVICE
     with pytest.raises(kit.KitError, match="use --device"):
-        runs.plan(runs.Request("smoke", texts=("device=cuda",)), NOTEBOOKS)
+        planning.plan(runs.Request("smoke", texts=("device=cuda",)), NOTEBOOKS)
 
 
 def test_a_sweep_takes_it_as_a_parameter(tmp_path):

@@ -12,14 +12,14 @@ import pytest
 from kit.cpu import linear
 from kit.errors import ReportError
 from kit.lab.findings import pressure
-from kit.lab.report import ahead
+from kit.lab.report import ahead, planning
 from kit.lab.report import run as runs
 from kit.system.paths import ROOT
 
 
 def work_of(profile="smoke", **request):
     """{notebook: its work} of the kit's own."""
-    jobs = runs.plan(runs.Request(profile, **request), ROOT / "notebooks")
+    jobs = planning.plan(runs.Request(profile, **request), ROOT / "notebooks")
     return {job.name: ahead.work_of(job.declares, profile, request.get("model", "")) for job in jobs}
 
 

@@ -18,8 +18,8 @@ from kit.errors import ReportError
 from kit.lab.claims import records
 from kit.lab.commands import reproduce as reproducing
 from kit.lab.commands.cli import main
+from kit.lab.report import planning, sources
 from kit.lab.report import run as runs
-from kit.lab.report import sources
 
 from conftest import known_machine, reproduce, wait_until_gone  # isort: skip
 
@@ -48,10 +48,10 @@ def test_parameters_reach_the_notebook_and_its_records(finished):
 
 
 def test_the_time_left_goes_by_the_last_run_of_the_profile(finished, tmp_path):
-    jobs = [runs.Job(name, tmp_path, {}, cells, "") for name, cells in (("04_after", 3), ("01_first_token", 8))]
+    jobs = [planning.Job(name, tmp_path, {}, cells, "") for name, cells in (("04_after", 3), ("01_first_token", 8))]
     rows = state(finished)["notebooks"]
-    assert runs.expected("smoke", jobs, finished.parent) == [rows["04_after"]["seconds"], rows["01_first_token"]["seconds"]]
-    assert runs.expected("full", jobs, finished.parent) == runs.expected("smoke", jobs, tmp_path) == [3, 8]
+    assert planning.expected("smoke", jobs, finished.parent) == [rows["04_after"]["seconds"], rows["01_first_token"]["seconds"]]
+    assert planning.expected("full", jobs, finished.parent) == planning.expected("smoke", jobs, tmp_path) == [3, 8]
 
 
 def test_the_report_opens_at_once_and_reloads_itself_until_the_run_is_over(notebooks, tmp_path, monkeypatch):
@@ -65,7 +65,7 @@ def test_the_report_opens_at_once_and_reloads_itself_until_the_run_is_over(noteb
     assert page == str(out / "index.html") and "01_good" in at_once
     assert 'http-equiv="refresh"' in at_once and "this page reloads itself" in at_once
     assert 'http-equiv="refresh"' not in (out / "index.html").read_text()
-    assert runs.plan(runs.Request(), notebooks.path)[0].headings[2] == "What it does"
+    assert planning.plan(runs.Request(), notebooks.path)[0].headings[2] == "What it does"
 
 
 def test_no_path_of_this_machine_is_in_a_notebook_that_ran(finished):
@@ -158,7 +158,7 @@ def ran(monkeypatch) -> list[str]:
         shutil.copy(source, target)
         return runs.Outcome("ok", "", 1, 1.0, [0])
 
-    monkeypatch.setattr(runs, "execute", execute)
+    monkeypatch.setattr(planning, "execute", execute)
     return stems
 
 

@@ -50,7 +50,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     from kit.gguf.sources import absolute
     from kit.lab.claims import gates, records
     from kit.lab.doctor import check_device
-    from kit.lab.report import index, parameters, runner
+    from kit.lab.report import index, parameters, planning, runner
     from kit.lab.report import run as runs
     from kit.system import paths
 
@@ -71,12 +71,12 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
         kind = request.profile + ("" if request.device == "cpu" else f"-{request.device}")
         folder = out or paths.results_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}"
     check_device(request.device)
-    jobs = runs.plan(request, notebooks)
-    runs.check_model(request.model, jobs)
+    jobs = planning.plan(request, notebooks)
+    planning.check_model(request.model, jobs)
     if not resume:
         run = runs.start(folder, request)
         if not again:
-            runs.reuse(run, jobs)
+            planning.reuse(run, jobs)
     for name, row in run.notebooks.items():
         if row.kept:
             click.echo(f"{name}  copied from {row.kept}: nothing changed (--again runs it)", err=True)
@@ -85,7 +85,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     try:
         with terminate_as_interrupt(), tempfile.TemporaryDirectory(prefix="kit-") as kept:
             bar = sys.stderr.isatty() if progress is None else progress
-            left = jobs if resume and again else runs.pending(run, jobs)
+            left = jobs if resume and again else planning.pending(run, jobs)
             run.plan(left)
             index.write(run, running=True)
             if serve:
@@ -97,7 +97,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
                     f"a later probe found faster memory, so these pages are rendered again from their measurements: {names}",
                     err=True,
                 )
-                again = [job for job in jobs if job.name in outdated or job.name.startswith(runs.READ_ALL)]
+                again = [job for job in jobs if job.name in outdated or job.name.startswith(planning.READ_ALL)]
                 _perform(run, again, timeout, bar, Path(kept))
     except KeyboardInterrupt:
         index.write(run)
@@ -119,12 +119,11 @@ def _perform(run, jobs, timeout, progress, taken):
 
     from tqdm import tqdm
 
-    from kit.lab.report import ahead, html, index
-    from kit.lab.report import run as runs
+    from kit.lab.report import ahead, html, index, planning
     from kit.units import format_seconds
 
     width = max((len(job.name) for job in jobs), default=0)
-    costs = runs.expected(run.request.profile, jobs, run.folder.parent) if progress else []
+    costs = planning.expected(run.request.profile, jobs, run.folder.parent) if progress else []
     bar_format = "{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
     with tqdm(total=sum(costs), desc="starting", bar_format=bar_format, file=sys.stderr, disable=not progress) as bar:
         where = f"1/{len(jobs)} {jobs[0].name}" if jobs else ""
@@ -161,7 +160,7 @@ def _perform(run, jobs, timeout, progress, taken):
                 make(jobs[1:])
 
         make(jobs[:1])
-        runs.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None, taken)
+        planning.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None, taken)
         bar.update(bar.total - bar.n)
     for name in run.notebooks:
         if not (run.folder / f"{name}.html").exists():  # the disk was full when it ended

@@ -7,7 +7,7 @@ from kit.lab import measurements
 from kit.lab.claims import book, evidence, gates
 from kit.lab.claims.book import Entry
 from kit.lab.claims.records import WARNED, Record
-from kit.lab.report import content, html, lead, theme
+from kit.lab.report import content, html, lead, planning, theme
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import checklist
 from kit.lab.report.run import Run
@@ -68,9 +68,9 @@ def busy(rows: list[Record]) -> list[str]:
 
 def one_page(folder: Path, request: runs.Request) -> Path:
     """Run the one notebook of a request in a new folder; the path of its page. ReportError where it fails, too."""
-    jobs = runs.plan(request, paths.notebooks_folder())
+    jobs = planning.plan(request, paths.notebooks_folder())
     run = runs.start(folder, request)
-    runs.perform(run, jobs)
+    planning.perform(run, jobs)
     page = html.write(run, jobs[0].name)
     write(run)
     for name, row in run.failed.items():

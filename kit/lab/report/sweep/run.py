@@ -19,8 +19,8 @@ from distributed.comm import get_address_host_port
 import kit
 from kit.errors import ReportError
 from kit.lab import machine
+from kit.lab.report import planning, sources
 from kit.lab.report import run as runs
-from kit.lab.report import sources
 from kit.lab.report.sweep.spec import Cell
 from kit.synthetic.write import cached_model
 from kit.system.files import sole_writer
@@ -73,13 +73,13 @@ def run_cell(cell: Cell, timeout: float | None = None) -> Answer:
         if cell.model.geometry:
             source = str(cached_model(*generated, models_folder()))
         request = runs.Request(cell.profile, source, (cell.notebook,), texts, device)
-        jobs = runs.plan(request, notebooks)
+        jobs = planning.plan(request, notebooks)
         run = runs.start(folder, request)
         environment = folder / "environment.json"
         if _environment:
             environment.write_bytes(_environment["json"])
         started = time.monotonic()
-        runs.perform(run, jobs, timeout, on_cell=_cancellation())
+        planning.perform(run, jobs, timeout, on_cell=_cancellation())
         if not environment.exists():  # the notebook opened no session
             machine.of_run(folder)
         _environment["json"] = environment.read_bytes()

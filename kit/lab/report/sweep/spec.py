@@ -13,7 +13,7 @@ import kit
 from kit.errors import CacheError, ModelError, ReportError, known
 from kit.lab import profiles
 from kit.lab.report import parameters, sources
-from kit.lab.report.run import RESERVED
+from kit.lab.report.planning import RESERVED
 from kit.lab.report.sweep import decode
 from kit.synthetic.geometry import GEOMETRIES, MIXES
 from kit.synthetic.write import REVISION
