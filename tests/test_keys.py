@@ -30,7 +30,7 @@ KNOWN = sorted(  # the keys of an architecture that gguf-py knows, without its n
 )
 WINDOW = "attention.sliding_window"
 # Keys that the kit reads as transformers does (test_hf), and llama.cpp does not: YaRN's betas, and the window where all layers
-# have it, as in phi3 and Mistral's first models.
+# have it, as in phi3 and Mistral's first models, and in an exaone4 of other than 64 layers.
 UNREAD = {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"}
 CONTEXT, LAST = 256, 12  # of both passes; the positions that are compared
 # llama.cpp runs no llama of which a part of a head is rotated ("partial")
@@ -48,9 +48,14 @@ def variants(metadata, architecture):
             yield f"{key} = {value}", metadata | {key: value}
     for key in KNOWN:
         name = f"{architecture}.{key}"
-        if name not in metadata and key not in UNREAD and (key != WINDOW or ARCHITECTURES[architecture].period):
+        if name not in metadata and key not in UNREAD and (key != WINDOW or _has_windows(architecture)):
             for value in _TYPES if key.endswith("scaling.type") else (2, 0.5, True, False):
                 yield f"with {name} = {value}", metadata | {name: value}
+
+
+def _has_windows(architecture):
+    """Whether llama.cpp reads a small file's window."""
+    return ARCHITECTURES[architecture].period > 0 and architecture != "exaone4"
 
 
 def _others(value, texts):
@@ -82,7 +87,7 @@ def outcomes(path, folder):
     with kit.open(path) as file:
         tensors, blocks = file.tensors, {name: file.blocks(name).tobytes() for name in file.tensors}
         own = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in file.metadata.items()}
-        if not ARCHITECTURES[file.architecture].period:
+        if not _has_windows(file.architecture):
             own.pop(f"{file.architecture}.{WINDOW}", None)
         described = SimpleNamespace(path=path, architecture=file.architecture)
     changed = folder / "variant.gguf"
