@@ -165,6 +165,11 @@ SAID = [  # (file, a key of which no pass of the kit does what it says, its valu
     ("cohere2", "rope.freq_base_swa", 0.5, "does not know what the metadata key .* changes"),
     ("minicpm", "logit_scale", 0.0, "should be a number of more than 0.0, it is 0.0"),
     ("tiny-gemma2", "attn_logit_softcapping", 0.0, "should be a number of more than 0.0, it is 0.0"),
+    ("yarn", "rope.scaling.yarn_beta_fast", 0.0, "should be a number of more than 0.0, it is 0.0"),
+    ("yarn", "rope.freq_base", 1.0, "should be a number of more than 1.0, it is 1.0"),
+    ("yarn", "context_length", 0, "should be a count from 1"),
+    ("tiny-llama", "block_count", True, "should be a count from 1 to .* it is True"),
+    ("tiny-gemma3", "attention.sliding_window_pattern", 2.5, "should be a count from 0 to .* it is 2.5"),
     ("ernie4_5-moe", "interleave_moe_layer_step", 0, "should be a count from 1"),
 ]  # fmt: skip
 
@@ -201,3 +206,47 @@ def test_factors_of_long_contexts_are_applied_whatever_the_file_calls_them(folde
     with kit.open(path) as file:
         got = kit.Transformer(kit.Weights(file), max_context=CONTEXT).logits(TOKENS).numpy()
     assert np.abs(got - right).max() < 1e-3 * right.std()
+
+
+WRONG = (
+    True,
+    -1,
+    0,
+    0.0,
+    2.5,
+    -2.5,
+    float("nan"),
+    float("inf"),
+    1e308,
+    2**31 - 1,
+    2**63,
+    "x",
+    "",
+    [],
+    [0],
+    [2.5],
+    ["x"],
+    [True],
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny-llama", "ernie4_5-moe", "bailingmoe2", "granitehybrid", "tiny-qwen35", "tiny-deepseek2", "gemma4"]
+)
+def test_no_value_of_a_key_is_a_traceback(folder, name):
+    """Each key of an architecture with each type and size of value, and without one: hyperparameters, or one line."""
+    with kit.open(written(folder, name)) as file:
+        described = SimpleNamespace(path=file.path, architecture=file.architecture, tensors=file.tensors)
+        own, refused = {**file.metadata}, 0
+        names = {key for key in own if key.startswith(f"{file.architecture}.")} | {
+            f"{file.architecture}.{key}" for key in KNOWN
+        }
+        for key in sorted(names):
+            for value in WRONG:
+                described.metadata = own | {key: value}
+                try:
+                    read_config(described)
+                except ModelError as error:
+                    assert "\n" not in str(error) and str(file.path) in str(error)
+                    refused += 1
+    assert refused > 10 * len(names)

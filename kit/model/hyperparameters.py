@@ -193,8 +193,8 @@ class Facts:
         grown, multiplier = math.log(rope.factor), self.keys.number("rope.scaling.yarn_log_multiplier", 0)
         if multiplier:
             rope = replace(rope, attention_factor=rope.attention_factor / (1 + 0.1 * grown))
-        length = rope.attention_factor * (1 + 0.1 * grown)
-        return rope, (length * (1 + multiplier * grown)) ** 2
+        length = rope.attention_factor * (1 + 0.1 * grown) * (1 + multiplier * grown)
+        return rope, length * length
 
 
 def _rope(keys, dims, long) -> RopeConfig:
