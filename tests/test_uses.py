@@ -19,7 +19,7 @@ from kit.gguf.reader import TensorInfo
 from kit.gguf.uses import Use, assumed, beyond, bytes_used, draw, uses_of
 from kit.lab.costs import measuring, sentences, tables
 from kit.lab.costs import study as studies
-from kit.lab.costs.measured import _HELD, Cost, measure_costs
+from kit.lab.costs.measured import _HELD, Cost, keep, measure_costs, of_run
 from kit.lab.costs.measured_ways import measure_apart
 from kit.lab.costs.order import Order, order_of
 from kit.lab.costs.study import Study
@@ -311,3 +311,35 @@ def test_a_part_of_a_file_keeps_each_layers_kind(folder, name):
             part = cut.cut(file, chosen)
             assert list(read_config(part).layers) == [whole[layer] for layer in chosen]
             assert read_config(cut.cut(part, [0, 2])).layers == (whole[chosen[0]], whole[chosen[2]]), "a part of a part"
+
+
+def test_a_use_costs_the_same_on_every_page_of_a_run(tmp_path, monkeypatch):
+    """What page 07 kept is what page 09 has; another file, a kind or a type that was not measured is measured."""
+    walks = []
+    monkeypatch.setattr(
+        "kit.lab.costs.measured._walked",
+        lambda file, kinds, dtype, *how: walks.append((dtype, *how)) or dict.fromkeys(kinds.values(), 1.0),
+    )
+    path, seven, nine = model_files.write(tmp_path, "tiny-llama"), tmp_path / "07", ("float32", "float16")
+    seven.mkdir()
+    with kit.open(path) as file:
+        names = order_of(file, 2).names
+        costs = {
+            kind: dataclasses.replace(cost, load=dict.fromkeys(cost.load, 7.0))
+            for kind, cost in measure_costs(file, names, nine).items()
+        }
+        assert keep(seven, file, costs) is costs
+        walks.clear()
+        assert of_run(seven, file, names, nine) == costs and not walks
+        more = of_run(seven, file, names)
+        assert {dtype for dtype, *_ in walks} == {"bfloat16"} and {*more} == {*costs}
+        assert all(cost.load == {"bfloat16": 0.0, "float32": 7.0, "float16": 7.0} for cost in more.values())
+        assert all(cost.fused == costs[kind].fused for kind, cost in more.items())
+        study = Study(file, lambda: MACHINE, memory=2 << 20, tokens=2, folder=seven)
+        assert {cost.load["float32"] for cost in study.costs.values()} == {7.0}
+        keep(seven, file, dict(list(costs.items())[1:]))
+        assert {cost.load["float32"] for cost in of_run(seven, file, names).values()} == {0.0}, "a kind is missing"
+    keep(seven, kit.open(path), costs)
+    with kit.open(model_files.write(tmp_path, "tiny-granite")) as other:
+        assert {cost.load["float32"] for cost in of_run(seven, other, order_of(other, 2).names).values()} == {0.0}
+    assert of_run(tmp_path, kit.open(path), names, nine) != costs

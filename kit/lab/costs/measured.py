@@ -4,11 +4,14 @@ Tensors of one kind cost the same, so only a few of each are measured. They are 
 decode, so that threads, mapped pages, reused memory and CPU caches are in the same state as in a decode.
 """
 
+import json
 import math
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
+from pathlib import Path
 
 import numpy as np
 
@@ -18,12 +21,14 @@ from kit.gguf import formats
 from kit.gguf.cut import fewer_rows
 from kit.lab.costs.order import FUSED, Kind, kind_of, use_of
 from kit.lab.kept import once_a_run
+from kit.lab.measurements import digest_of
 
 DTYPES = tuple(formats.DTYPES)
 _SAMPLES = 3  # tensors of a kind, and walks over them
 _ENOUGH = 0.6  # seconds after which no further walk begins, once one has been counted
 _MOST = 1 << 26  # weights of the samples of a kind
 _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring, give or take a tensor
+_KEPT = "costs.json"  # in the folder of a run
 _PIECE = 1 << 28  # bytes of a matrix that are timed; the time grows with its rows
 
 
@@ -69,6 +74,35 @@ def between(before: dict[Kind, Cost], after: dict[Kind, Cost]) -> dict[Kind, Cos
         return {key: (seconds + other[key]) / 2 for key, seconds in some.items()}
 
     return {kind: Cost(*map(mean, vars(cost).values(), vars(after[kind]).values())) for kind, cost in before.items()}
+
+
+def keep(folder: Path, file, costs: dict[Kind, Cost]) -> dict[Kind, Cost]:
+    """Keep the costs of an open file in the folder of a run, for the other pages (``of_run``); returns them."""
+    rows = [[*kind, *vars(cost).values()] for kind, cost in costs.items()]
+    (folder / _KEPT).write_text(json.dumps({"file": digest_of(file), "costs": rows}) + "\n", encoding="utf-8")
+    return costs
+
+
+def of_run(folder: Path, file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
+    """``measure_costs``, where another page of the run has not kept it: a use of one tensor costs the same on every page. Only
+    the ``dtypes`` that are missing are measured."""
+    kept, plain = _kept(folder, file), kit.Weights(file)
+    if {kind_of(plain, name) for name in names} - kept.keys():
+        return measure_costs(file, names, dtypes)
+    missing = tuple(dtype for dtype in dtypes if any(dtype not in cost.load for cost in kept.values()))
+    if not missing:
+        return kept
+    more = measure_costs(file, names, missing)
+    return {kind: Cost(more[kind].load | cost.load, more[kind].multiply | cost.multiply, cost.fused, cost.cold)
+            for kind, cost in kept.items() if kind in more}  # fmt: skip
+
+
+def _kept(folder: Path, file) -> dict[Kind, Cost]:
+    with suppress(OSError, ValueError):
+        found = json.loads((folder / _KEPT).read_text(encoding="utf-8"))
+        if found["file"] == digest_of(file):
+            return {Kind(qtype, tuple(shape)): Cost(*terms) for qtype, shape, *terms in found["costs"]}
+    return {}
 
 
 _HELD = {  # what a use finds in the cache -> the policy, for tensors of so many bytes that are used in turn

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ from kit.gguf.uses import Use, assumed, bytes_used, draw, uses_of
 from kit.lab import pages
 from kit.lab.costs import depth, measuring, peers, tables
 from kit.lab.costs.divergence import tokens_for
-from kit.lab.costs.measured import Cost, Kind, measure_costs
+from kit.lab.costs.measured import Cost, Kind, measure_costs, of_run
 from kit.lab.costs.measured_ways import Measured
 from kit.lab.costs.order import FUSED, Order, kind_of, order_of
 from kit.lab.costs.quality import quality
@@ -51,7 +52,7 @@ class Study:
     Of a file whose layers would take minutes a sample is run and measured, unless ``thorough``; ``cut``: the layers that
     ``file`` was cut to. ``minute``: seconds after which no further way is measured, the compiling of kernels not counted.
     ``store``: of measurements, read and written; ``again``: measure what it has, too; ``by``: who measures. ``name``: of the
-    file in commands; "": its path.
+    file in commands; "": its path. ``folder``: of a run, whose other pages' costs of single uses are read.
     """
 
     file: object
@@ -74,6 +75,7 @@ class Study:
     again: bool = False
     by: str = "kit explain"
     name: str = ""
+    folder: Path | None = None
 
     def __post_init__(self):
         check_model(self.file)
@@ -191,7 +193,7 @@ class Study:
             return self.part.costs
         names, weights = self.order.names, kit.Weights(self.file)
         self.say(f"measuring the cost of a use of each of {len({kind_of(weights, name) for name in names})} kinds")
-        return measure_costs(self.file, names)
+        return of_run(self.folder, self.file, names) if self.folder else measure_costs(self.file, names)
 
     @cached_property
     def accesses(self) -> Requests:
