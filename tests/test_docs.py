@@ -1,6 +1,7 @@
 """The documentation: links lead somewhere, commands that it shows exist with these options, its policy is one."""
 
 import doctest
+import importlib
 import itertools
 import json
 import os
@@ -16,9 +17,12 @@ from pathlib import Path
 import cells
 import click
 import emulated_commands
+import family_files
 import model_files
 import nbformat
+import numpy as np
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 from invented import MACHINE
@@ -31,6 +35,8 @@ from kit import cache
 from kit.lab import machine
 from kit.lab.claims import table as claims
 from kit.lab.commands import cli
+from kit.model import architectures, layers
+from kit.model.remembered import contexts
 from kit.synthetic.write import synthesize
 from kit.system.paths import ROOT
 
@@ -227,6 +233,50 @@ def test_the_policy_of_the_page_is_one(monkeypatch):
     monkeypatch.setattr(cache, "POLICIES", {"Largest": namespace["Largest"]})
     exec(test, scope := {"cache": cache})
     scope["test_largest_evicts_the_largest"]()
+
+
+def test_the_kind_of_layer_of_the_page_is_right(tmp_path, monkeypatch):
+    """Prompt, recorded tokens and rows of a batch, against float64."""
+    module, rows = blocks("A kind of layer")
+    path = tmp_path / "plain_conv.py"
+    path.write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    kind = importlib.import_module("plain_conv").PlainConv
+    for table, line in zip((layers.MIXERS, architectures.ARCHITECTURES), filter(None, rows.split("\n")), strict=True):
+        made = eval("{" + line + "}", {"PlainConv": kind, "Architecture": architectures.Architecture})
+        monkeypatch.setitem(table, *made.popitem())
+    file = family_files.File("plainconv", 2, conv__width=3, attention__head_count_kv=[0, 0])
+    for layer in range(2):
+        size = file.metadata["plainconv.embedding_length"]
+        file.layer(layer, attn_norm=size, conv_in=(size, size), conv=(size, 3), conv_out=(size, size), ffn_norm=size)
+        file.network(layer)
+    path, tokens = file.ends().write(tmp_path / "plain.gguf"), [5, 9, 7, 300, 4, 8, 21, 3]
+    right = plain_conv_logits(*model_files.plain(path), tokens)
+    model = kit.Transformer(kit.Weights(kit.open(path)), linear="fused")
+    assert model.unplanned == "" and contexts(model.config)[0]["states"] == 2 * 2 * size * 4
+    cache, found = model.new_cache(16), [model.logits(tokens).numpy()]
+    found.append(np.stack([model.step([token], cache).numpy() for token in tokens]))
+    pair = model.batch((tokens, tokens[:5]), [model.new_cache(16) for _ in range(2)], torch.arange(13)).numpy()
+    for got, expected in ((found[0], right), (found[1], right), (pair[:8], right), (pair[8:], right[:5])):
+        assert np.abs(got - expected).max() < 1e-4 * right.std()
+
+
+def plain_conv_logits(metadata, tensors, tokens):
+    """The definition in float64."""
+    normed = lambda x, name: x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-6) * tensors[name]  # noqa: E731
+    silu = lambda x: x / (1 + np.exp(-x))  # noqa: E731
+    x = tensors["token_embd.weight"][tokens]
+    for layer in range(2):
+        own = {
+            name: tensors[f"blk.{layer}.{name}.weight"]
+            for name in ("conv_in", "conv", "conv_out", "ffn_gate", "ffn_up", "ffn_down")
+        }
+        inputs = np.pad(normed(x, f"blk.{layer}.attn_norm.weight") @ own["conv_in"].T, ((2, 0), (0, 0)))
+        mixed = silu(sum(inputs[place : place + len(x)] * own["conv"][:, place] for place in range(3)))
+        x = x + mixed @ own["conv_out"].T
+        y = normed(x, f"blk.{layer}.ffn_norm.weight")
+        x = x + (silu(y @ own["ffn_gate"].T) * (y @ own["ffn_up"].T)) @ own["ffn_down"].T
+    return normed(x, "output_norm.weight") @ tensors["output.weight"].T
 
 
 @pytest.mark.slow

@@ -114,6 +114,13 @@ def test_what_the_states_hold_and_move(folder):
     assert cache.bytes_per_position == 2 * 2 * 64 * 4
 
 
+def test_a_part_without_attention_is_recorded(folder):
+    file = cut.cut(kit.open(model_files.write(folder, "tiny-qwen35")), [0, 1, 2])
+    model, other = (kit.Transformer(kit.Weights(file), linear="fused") for _ in range(2))
+    assert not any(layer.mixer.memory.position for layer in model.config.layers) and model.unplanned == ""
+    assert torch.equal(decode(model, PROMPT, 5), decode(unplanned(other), PROMPT, 5))
+
+
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_a_part_of_a_file_keeps_each_layers_kind(folder, name):
     with kit.open(model_files.write(folder, name)) as file:

@@ -105,7 +105,8 @@ class Recording(threads.Program):
             if new:
                 self._tables[rope] = rope.table(position // _TABLE * _TABLE, _TABLE)
             self.set(steps, table=self._tables[rope][position % _TABLE].data_ptr())
-        self.set(self._appends, position=position)
+        if self._appends:  # no layer attends in a model, or a part of one, whose layers all have a fixed state
+            self.set(self._appends, position=position)
         for window, steps_of in self._attentions.items():
             chunks, tasks, joins = np.transpose(steps_of)
             seen = attention.span(window, position + 1)

@@ -4,14 +4,14 @@ from kit.model.config import Config
 from kit.model.kvcache import KV_TYPES
 from kit.model.layers import MIXERS, Memory
 
-_NAMES = {kind: name for name, kind in MIXERS.items()}
 _QK8_0 = 32
 
 
 def kind_of(mixer) -> str:
     """The kind of a layer in words: "attention", "attention, window 512", "delta net"."""
     window = mixer.memory.window
-    return _NAMES[type(mixer)] + f", window {window}" * bool(window)
+    name = next(name for name, kind in MIXERS.items() if kind is type(mixer))
+    return name + f", window {window}" * bool(window)
 
 
 def by_kind(config: Config) -> dict[str, list[Memory]]:
