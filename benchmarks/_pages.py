@@ -20,7 +20,7 @@ from kit.system.paths import ROOT
 from kit.units import format_seconds
 
 IMAGES = ROOT / "docs" / "images"
-SHORT = 17  # lines of output on the front page
+SHORT = 19  # lines of output on the front page
 VERDICTS = ("impossible", "not reproduced", "undecided here", "reproduced", "reproduced in ratio", "not measurable here")
 MIXTURE = {"mapped": "a token, mapped", "slots": "a token, slots past it, 2", "best": "a token, slots past it, S3FIFO"}
 
@@ -89,13 +89,11 @@ def explained() -> tuple[str, str, str]:
 
 
 def shortened(output: str, most: int) -> str:
-    """Whole sections, as many as fit in ``most`` lines, the first in any case."""
-    text = ""
-    for section in re.split(r"\n\n+", output.strip()):
-        if text and text.count("\n") + section.count("\n") + 3 > most:
-            return f"{text}\n..."
-        text += f"\n{section}\n" if text else f"{section}\n"
-    return text
+    """Whole sections, as many as fit in ``most`` lines; the first two, the file and the answer, in any case."""
+    sections = re.split(r"\n\n+", output.strip())
+    shown = max((n for n in range(1, len(sections) + 1) if len("\n\n".join(sections[:n]).splitlines()) <= most), default=0)
+    shown = max(shown, 2)
+    return "\n\n".join(sections[:shown]) + "\n\n..." * (shown < len(sections))
 
 
 def block(most: int = 10**6) -> str:
