@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pandas as pd
 import psutil
 import pytest
+from invented import MACHINE
 from llama_cpp import needed
 from model_files import write
 
@@ -16,8 +17,10 @@ import kit
 from benchmarks import _engines
 from kit.errors import ModelError, ReportError
 from kit.lab import llama_cpp, measurements, state
-from kit.lab.costs import engines, peers
+from kit.lab.costs import answer, engines, peers
+from kit.lab.costs.study import Study
 from kit.lab.costs.ways import BLOCKS
+from kit.system import usable_cores
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +169,36 @@ def test_a_process_may_say_more_than_a_pipe_holds(tmp_path, monkeypatch):
     process = peers.Process("kit", tmp_path, 8)
     process.close()
     assert process.imports == 0.5
+
+
+def test_a_burner_beside_kit_explain_leaves_llama_cpp_out(path, tmp_path, monkeypatch):
+    """Its threads would spin and starve: it is not run, what the kit's ways took is marked, and the answer says so."""
+    asked = []
+
+    def compared(path, text, engines):
+        asked[:] = engines
+        others = state.watched(lambda: burn(0.3))[1]
+        return pd.DataFrame({"samples": [[20.0, 21.0, 22.0]] * len(engines), "others": others}, engines)
+
+    monkeypatch.setattr(peers, "compare_file", compared)
+    monkeypatch.setattr(peers, "installed", lambda: ["kit", "kit, int8 activations", peers.PEER])
+    monkeypatch.setattr(llama_cpp, "available", lambda: True)
+    monkeypatch.setenv("KIT_PATIENCE", "0")
+    burners = [multiprocessing.get_context("spawn").Process(target=burn, args=(30,)) for _ in range(usable_cores())]
+    for burner in burners:
+        burner.start()
+    try:
+        while min(psutil.Process(burner.pid).cpu_times().user for burner in burners) < 0.2:
+            time.sleep(0.05)
+        with kit.open(path) as file:
+            study = Study(file, lambda: MACHINE, memory=2 << 20, tokens=2)
+            study.store = measurements.of_run(tmp_path)
+            told, digest = answer._beside(study, None, answer.peer(study)), measurements.digest_of(file)
+    finally:
+        for burner in burners:
+            burner.kill()
+    assert asked == ["kit", "kit, int8 activations"]
+    assert {row.busy for row in study.engines.values()} == {True} and answer.peer(study) is None
+    assert told.startswith("llama.cpp is not compared: the machine is busy, other processes used "), told
+    kept = study.store.known(BLOCKS.label, digest, measurements.settings())
+    assert kept is None, "no other page reads what a busy machine gave"
